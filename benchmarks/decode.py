@@ -343,8 +343,8 @@ def start_workers(options: argparse.Namespace, threads: int) -> list[EngineProce
     own += [] if options.read is None else ["--read", str(options.read)]
     workers = [
         EngineProcess(f"Ekiden {format}, {cache}",
-               [*own, "--work", "--formats", format, "--caches", cache],
-               RandomCheckpoint(options.size, format).product_weight_bytes)
+                      [*own, "--work", "--formats", format, "--caches", cache],
+                      RandomCheckpoint(options.size, format).product_weight_bytes)
         for format in options.formats
         for cache in options.caches
     ]  # fmt: skip
@@ -391,7 +391,7 @@ def main() -> None:
     if options.write is not None:
         write_checkpoint(options.write, options.size, options.formats)
         return
-    if options.epilogue_flops:
+    if options.work:
         threads = options.threads[0]
         serve_requests(
             make_engine(options, threads), time.process_time if options.cpu else time.perf_counter

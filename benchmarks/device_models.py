@@ -69,7 +69,7 @@ def _read_results(path: Path) -> list[Line]:
 def _run_in_subprocess(name: str, options: argparse.Namespace) -> Line:
     """Return the result line of a model that is run in a separate process."""
     arguments = ["one", str(options.manifest), "--only", name, "--device", options.device,
-             "--cases", options.cases, "--rounds", str(options.rounds)]  # fmt: skip
+                 "--cases", options.cases, "--rounds", str(options.rounds)]  # fmt: skip
     memory_limit = options.gigabytes << 30
     try:
         done = subprocess.run(

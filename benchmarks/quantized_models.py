@@ -570,7 +570,8 @@ def network_rows(
             yield format_row(np.asarray(measures[variant.name]), name, variant, gains[variant.name])
 
 
-MARKDOWN_HEAD = """| network | way | points lost | ORT | error | changed | ORT | dB | ORT | speed | layers |
+MARKDOWN_HEAD = """\
+| network | way | points lost | ORT | error | changed | ORT | dB | ORT | speed | layers |
 |---|---|---|---|---|---|---|---|---|---|---|"""
 
 

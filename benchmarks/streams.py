@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from decode import LEAST, Random
+from decode import FIRST_ORDINARY_TOKEN, RandomCheckpoint
 
 from ekiden import llm
 
@@ -36,7 +36,7 @@ def random_prompts(options: argparse.Namespace, vocabulary: int) -> list[Text]:
     for _ in range(options.streams):
         prompt, answer = (int(rng.integers(low, high + 1)) for low, high in
                           (options.prompts, options.answers))  # fmt: skip
-        tokens = rng.integers(LEAST, vocabulary, prompt).tolist()
+        tokens = rng.integers(FIRST_ORDINARY_TOKEN, vocabulary, prompt).tolist()
         requests.append((tokens, llm.Sampling(max_tokens=answer, ignore_end=True)))
     return requests
 
@@ -56,9 +56,10 @@ class DecodingStreams:
         engine = llm.Engine(model, sequences=count, chunk=options.chunk, steps=options.steps)
         rng = np.random.default_rng(count)
         sampling = llm.Sampling(max_tokens=2 * STEPS * ROUNDS * options.steps, ignore_end=True)
+        prompt_length = sum(options.prompts) // 2
         self.streams = [
             engine.submit(
-                rng.integers(LEAST, model.config.vocabulary, sum(options.prompts) // 2), sampling
+                rng.integers(FIRST_ORDINARY_TOKEN, model.config.vocabulary, prompt_length), sampling
             )
             for _ in range(count)
         ]
@@ -84,7 +85,7 @@ def prefill_rate(model: llm.Model, options: argparse.Namespace) -> float:
     """Return the tokens per second of a prompt that fills a chunk."""
     engine = llm.Engine(model, sequences=1, chunk=options.chunk)
     rng = np.random.default_rng(time.perf_counter_ns())
-    prompt = rng.integers(LEAST, model.config.vocabulary, options.chunk)
+    prompt = rng.integers(FIRST_ORDINARY_TOKEN, model.config.vocabulary, options.chunk)
     start = time.perf_counter()
     stream = engine.submit(prompt, llm.Sampling(max_tokens=1))
     next(stream)
@@ -123,12 +124,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     model = llm.load(
-        Random(options.size, options.format), sequences=options.streams, context=1024,
+        RandomCheckpoint(options.size, options.format), sequences=options.streams, context=1024,
         cache=options.cache, num_threads=options.threads,
     )  # fmt: skip
     requests = random_prompts(options, model.config.vocabulary)
     warm, *_ = random_prompts(
-        argparse.Namespace(**{**vars(options), "seed": -1 % 2**32}), LEAST + 1
+        argparse.Namespace(**{**vars(options), "seed": -1 % 2**32}), FIRST_ORDINARY_TOKEN + 1
     )
     times, answers = {}, {}
     for count in (1, options.streams):

@@ -32,7 +32,7 @@ NUM_STANDARD_IMPORTS = 5
 TENSOR, ARRAY = 70, 71
 DTYPE_CODES = {"f": 2, "i": 0, "u": 1, "b": 6}
 DTYPE_NAMES = {(2, 32): "float32", (2, 64): "float64", (0, 64): "int64", (0, 32): "int32",
-          (0, 8): "int8", (1, 8): "uint8", (6, 8): "bool"}  # fmt: skip
+               (0, 8): "int8", (1, 8): "uint8", (6, 8): "bool"}  # fmt: skip
 
 
 class WasmRuntime:

@@ -100,7 +100,8 @@ def toolchain(folder: Path, arch: str, headers: Path) -> dict[str, str]:
         # No path of this machine, and nothing for debuggers, of which each library would have
         # more than code. Debian's pyconfig.h includes that of the processor from the folder above,
         # which may have another C library's headers too.
-        "CMAKE_C_FLAGS": f"-g0 -ffile-prefix-map={REPOSITORY_ROOT}=. -ffile-prefix-map={folder.parent}=."
+        "CMAKE_C_FLAGS": f"-g0 -ffile-prefix-map={REPOSITORY_ROOT}=."
+        f" -ffile-prefix-map={folder.parent}=."
         f" -idirafter {headers.parent} -idirafter {prepare_pyconfig(arch, headers, folder)}",
         "CMAKE_SHARED_LINKER_FLAGS": "-s",
         "CMAKE_MODULE_LINKER_FLAGS": "-s",

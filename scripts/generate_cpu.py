@@ -40,7 +40,8 @@ def feature_table(architecture: str) -> str:
     words = DETECTION_WORDS[architecture]
     listed = ", ".join(words)
     rows = [
-        f'    {{"{f.flag}", {words.index(f.place[0])}, {f.place[1]}, {register_state_name(f.state)}}},'
+        f'    {{"{f.flag}", {words.index(f.place[0])}, {f.place[1]},'
+        f" {register_state_name(f.state)}}},"
         for f in FEATURE_TABLE.values()
         if f.architecture == architecture and f.flag
     ]

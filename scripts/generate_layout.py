@@ -44,7 +44,8 @@ SERVICE_TABLES = (
     ("ABI_SERVICES", "And what Armv7 has no instruction for, by the names of its ABI."),
 )
 
-LAYOUT_MODULE_HEAD = '''"""Layouts and numbers of the C runtime, for Python that writes code and reads bytes.
+LAYOUT_MODULE_HEAD = '''\
+"""Layouts and numbers of the C runtime, for Python that writes code and reads bytes.
 
 Generated from the headers by scripts/generate_layout.py, and held by the C compiler in
 runtime/src/ek_layout.c. Do not edit.
@@ -236,9 +237,8 @@ def main(arguments: list[str]) -> int:
     stale = [(path, text) for path, text in pairs if not path.exists() or path.read_text() != text]
     for path, text in stale:
         if "--check" in arguments:
-            print(
-                f"{path.relative_to(REPOSITORY_ROOT)} is out of date: run scripts/generate_layout.py"
-            )
+            name = path.relative_to(REPOSITORY_ROOT)
+            print(f"{name} is out of date: run scripts/generate_layout.py")
         else:
             path.write_text(text)
     return 1 if stale and "--check" in arguments else 0

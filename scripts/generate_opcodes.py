@@ -217,9 +217,8 @@ def main(arguments: list[str]) -> int:
     stale = [(path, text) for path, text in files if not path.exists() or path.read_text() != text]
     for path, text in stale:
         if "--check" in arguments:
-            print(
-                f"{path.relative_to(REPOSITORY_ROOT)} is out of date: run scripts/generate_opcodes.py"
-            )
+            name = path.relative_to(REPOSITORY_ROOT)
+            print(f"{name} is out of date: run scripts/generate_opcodes.py")
         else:
             path.write_text(text)
     return 1 if stale and "--check" in arguments else 0

@@ -4,8 +4,8 @@ src/ekiden/rpc/messages.py: runtime/rpc/ek_rpc_table.h, bindings/web/rpc_table.j
 and of system calls and variables of sessions, from src/ekiden/rpc/calls.py:
 runtime/rpc/ek_rpc_calls.h, runtime/rpc/ek_rpc_variables.h, docs/sandbox-calls.md.
 
-scripts/generate_rpc.py           write the files scripts/generate_rpc.py --check   write nothing;
-fail if a file is out of date
+    scripts/generate_rpc.py           write the files
+    scripts/generate_rpc.py --check   write nothing; fail if a file is out of date
 """
 
 import re
@@ -39,8 +39,19 @@ MESSAGE_TABLE_HEAD = """\
 #ifndef EK_RPC_TABLE_H_
 #define EK_RPC_TABLE_H_
 """
-C_LIMIT_NAMES = "VERSION HELLO_LIMIT LEAST_LIMIT DEPTH_LIMIT CALL_DEPTH".split()
 MESSAGE_TABLE_SCRIPT = REPOSITORY_ROOT / "bindings/web/rpc_table.js"
+LIMITS = {
+    "VERSION": table.PROTOCOL_VERSION,
+    "HEADER": table.FRAME_HEADER_BYTES,
+    "HELLO_LIMIT": table.MAX_HELLO_BYTES,
+    "FRAME_LIMIT": table.DEFAULT_MAX_FRAME_BYTES,
+    "LEAST_LIMIT": table.MIN_FRAME_LIMIT_BYTES,
+    "DEPTH_LIMIT": table.MAX_VALUE_DEPTH,
+    "HANDLE_LIMIT": table.MAX_HANDLES,
+    "CALL_DEPTH": table.MAX_CALL_DEPTH,
+}
+"""Name of a limit in C and JavaScript -> its value."""
+C_LIMIT_NAMES = "VERSION HELLO_LIMIT LEAST_LIMIT DEPTH_LIMIT CALL_DEPTH".split()
 JAVASCRIPT_LIMIT_NAMES = (
     "VERSION HEADER HELLO_LIMIT FRAME_LIMIT LEAST_LIMIT DEPTH_LIMIT HANDLE_LIMIT".split()
 )
@@ -114,7 +125,7 @@ def emit_message_header() -> str:
         f'  ROW({row.kind.name}, {row.kind:d}, "{row.fields}", {row.min_body_bytes})'
         for row in MESSAGES.values()
     ]
-    limits = ", ".join(f"RPC_{name} = {getattr(table, name)}" for name in C_LIMIT_NAMES)
+    limits = ", ".join(f"RPC_{name} = {LIMITS[name]}" for name in C_LIMIT_NAMES)
     numbers = [f"  RPC_{kind.name} = {kind:d}," for kind in Kind]
     tags = [f"  RPC_TAG_{tag.name} = {tag:d}," for tag in ValueTag]
     return "\n".join(
@@ -148,7 +159,7 @@ def emit_message_script() -> str:
         "",
         f"export const MAGIC = {table.PROTOCOL_MAGIC:#x}n;",
     ]
-    lines += [f"export const {name} = {getattr(table, name)};" for name in JAVASCRIPT_LIMIT_NAMES]
+    lines += [f"export const {name} = {LIMITS[name]};" for name in JAVASCRIPT_LIMIT_NAMES]
     for name, numbers in (("KINDS", Kind), ("TAGS", ValueTag)):
         lines += ["", f"export const {name} = {{"]
         lines += [f"  {member.name}: {member:d}," for member in numbers] + ["};"]
@@ -261,10 +272,9 @@ def emit_sandbox_page() -> str:
         limited = [call for call in calls if call.tests]
         if limited:
             lines += ["| call | passes where | |", "|---|---|---|"]
-            lines += [
-                f"| `{call.name}` | {'; '.join(map(_describe_argument_test, call.tests))} | {call.reason} |"
-                for call in limited
-            ]
+            for call in limited:
+                tests = "; ".join(map(_describe_argument_test, call.tests))
+                lines.append(f"| `{call.name}` | {tests} | {call.reason} |")
             lines.append("")
     names = ", ".join(f"`{name}`" for name in ENOSYS_CALLS)
     requests = "; or ".join(map(_describe_argument_test, DEVICE_IOCTLS))

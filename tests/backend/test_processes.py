@@ -212,9 +212,9 @@ ORPHANS = """
 import os, sys, threading, time
 from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.cache import KernelCache
-from ekiden.codegen.parallel import Cancellation, Task, compile_tasks
+from ekiden.codegen.parallel import CancellationToken, CompileTask, compile_tasks
 
-start, cancellation = parallel.start_workers, Cancellation()
+start, cancellation = parallel.start_workers, CancellationToken()
 
 def start_workers(count, setup):
     workers = start(count, setup)
@@ -222,7 +222,7 @@ def start_workers(count, setup):
     return workers
 
 def work():
-    tasks = [Task(str(i), f"kernel {i}", time.sleep, (300,)) for i in range(4)]
+    tasks = [CompileTask(str(i), f"kernel {i}", time.sleep, (300,)) for i in range(4)]
     compile_tasks(tasks, KernelCache(None), cancellation=background)
 
 parallel.start_workers = start_workers

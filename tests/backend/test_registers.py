@@ -144,7 +144,7 @@ class Writer:
             ends.append(len(self.code))
             self.code.append(make_instruction("Goto", offset=1))
             self.code[at] = make_instruction("If", test=test, target=target, true_offset=1,
-                                 false_offset=len(self.code) - at)  # fmt: skip
+                                             false_offset=len(self.code) - at)  # fmt: skip
         self.leave(self.block(known, depth), joined)
         for at in ends:
             self.code[at] = make_instruction("Goto", offset=len(self.code) - at)

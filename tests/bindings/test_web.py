@@ -159,7 +159,7 @@ def test_the_page_of_the_documentation_runs(site: Path, tmp_path: Path) -> None:
 
 def test_a_runtime_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = build_runtime()
-    monkeypatch.setattr("ekiden.compiler.export.web.compile_in", None)
+    monkeypatch.setattr("ekiden.compiler.export.web.run_c_compiler", None)
     assert build_runtime() == first
 
 

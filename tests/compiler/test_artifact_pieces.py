@@ -96,7 +96,7 @@ def test_a_file_that_changes_while_it_is_written_is_an_error(
     """Weights that are packed are read last, when the artifact is written."""
     limited(limit)
     path = saved(tmp_path)
-    for name in ("write_once", "joined"):
+    for name in ("write_seekable", "to_bytes"):
         real = getattr(ArtifactFile, name)
 
         def cut_before(

@@ -287,13 +287,13 @@ def test_a_process_may_end_while_kernels_are_compiled(end: str) -> None:
         import ekiden
         from ekiden import relay
         from ekiden.codegen import parallel
-        from ekiden.codegen.task import Task
+        from ekiden.codegen.task import CompileTask
         workers, start, encode = [], parallel.start_workers, parallel.encode
         def start_workers(count, setup):
             workers.extend(start(count, setup))
             return workers
         parallel.start_workers = start_workers
-        parallel.encode = lambda task: encode(Task("", task.name, time.sleep, ({NEVER},)))
+        parallel.encode = lambda task: encode(CompileTask("", task.name, time.sleep, ({NEVER},)))
         x = relay.var("x", shape=(3,))
         exe = ekiden.compile(ekiden.IRModule.from_expr(relay.Function([x], relay.exp(x))),
                              tier="quick")

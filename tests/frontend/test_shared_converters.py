@@ -27,7 +27,7 @@ def keys(frontend: str) -> set[str]:
     """The operators that a frontend converts, as the shared tables call them."""
     if find_spec(PACKAGES[frontend]) is None:
         pytest.skip(f"the package {PACKAGES[frontend]} is not installed")
-    table = import_module(f"ekiden.frontend.{frontend}.registry").TABLE
+    table = import_module(f"ekiden.frontend.{frontend}.registry").CONVERTER_TABLE
     if frontend == "onnx":
         return {op_type for domain, op_type in table if domain == ""}
     return {str(key).removeprefix("aten::").removeprefix("stablehlo.") for key in table}

@@ -152,7 +152,7 @@ CASES: dict[str, Case] = {
     "gather of StableHLO": ("STABLEHLO_GATHER", [floats(4, 5), ints([1], [9])], [Spec((2, 2, 5))],
                             ("StablehloGatherOptions", {"OffsetDims": [1, 2], "SliceSizes": [2, 5],
                              "CollapsedSliceDims": [], "StartIndexMap": [0],
-                             "IndexVectorDim": 1}), ()),
+                                                        "IndexVectorDim": 1}), ()),
     **{
         f"{word} of StableHLO": (f"STABLEHLO_{word}", [floats(2, 3), floats(2, 3)], [Spec((2, 3))],
                                  None, ())
@@ -231,7 +231,7 @@ BARE: dict[str, tuple[str, list[Array], Array, Any]] = {
                 np.full((2, 3, 5), 8, np.float32),
                 ("StablehloDotGeneralOptions", {"LhsBatchingDimensions": [0],
                  "RhsBatchingDimensions": [0], "LhsContractingDimensions": [2],
-                 "RhsContractingDimensions": [1]})),
+                                                "RhsContractingDimensions": [1]})),
 }  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def _grpc() -> tuple[Any, Loader]:
 
     row = {"name": "x", "datatype": "FP32", "shape": [1, 4]}
     inside = create_message("ModelInferRequest", model_name="m", id="1",
-                     inputs=[{**row, "contents": {"fp32_contents": [1.0] * 4}}])  # fmt: skip
+                            inputs=[{**row, "contents": {"fp32_contents": [1.0] * 4}}])  # fmt: skip
     raw = create_message(
         "ModelInferRequest", model_name="m", inputs=[row], raw_input_contents=[b"\0" * 16]
     )
@@ -217,7 +217,7 @@ def _tls() -> tuple[Any, Loader]:
 
 KINDS = (
     Kind("http", "requests over HTTP (`http_messages.read_request`)", _http),
-    Kind("chat", "requests for text (`chat.read_chat`)", _chat, ("starlette",)),
+    Kind("chat", "requests for text (`chat.parse_chat_request`)", _chat, ("starlette",)),
     Kind("grpc", "requests over gRPC (`grpc_messages.parse_request`)", _grpc, ("google",)),
     Kind("hello", "first messages to a server of sessions", _hello),
     Kind("frames", "frames of a session", _frame_bodies),

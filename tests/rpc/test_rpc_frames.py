@@ -98,7 +98,8 @@ def test_values_that_are_none(name: str) -> None:
     "head",
     [
         bytes(8), b"\1\0\0\0\0\0\0\0", u32(1) + b"\x63\0\0\0", u32(10) + b"\2\0\1\0",
-        u32(2**32 - 1) + b"\2\0\0\0", u32(1) + b"\2\0\0\0", u32(DEFAULT_MAX_FRAME_BYTES + 1) + b"\2\0\0\0",
+        u32(2**32 - 1) + b"\2\0\0\0", u32(1) + b"\2\0\0\0",
+        u32(DEFAULT_MAX_FRAME_BYTES + 1) + b"\2\0\0\0",
     ],
 )  # fmt: skip
 def test_heads_that_are_none(head: bytes) -> None:

@@ -66,8 +66,8 @@ CASES: list[tuple[Callable[..., object], tuple[object, ...], object]] = [
 def test_functions_go_to_another_program_as_data() -> None:
     program = textwrap.dedent("""
         import sys
-        from ekiden.rpc.portable import unpack_function
-        for function, arguments, wanted in unpack_function(sys.stdin.buffer.read())():
+        from ekiden.rpc.portable import deserialize_function
+        for function, arguments, wanted in deserialize_function(sys.stdin.buffer.read())():
             assert function(*arguments) == wanted, function
         print("all")
     """)

@@ -202,13 +202,13 @@ WRONG = [
        f"'sm_80' or 'sm_90a', got {arch!r}")
       for kind in ("cuda", "nvptx") for arch in ("sm_1", "sm_5000", "gfx900", "")),
     ("llvm -l2=big",        "target: option -l2 must be bytes (48K, 2M) or "
-                            "size:ways:line:shared:bandwidth:latency, got 'big'"),
+     "size:ways:line:shared:bandwidth:latency, got 'big'"),
     ("llvm -mattr=-sse2",   "target: 'sse2' is part of every x86-64 and cannot be taken away"),
     ("llvm -mcpu=znver4 -mtriple=aarch64-linux-gnu",
      "target: processor 'znver4' is x86-64, the triple 'aarch64-unknown-linux-gnu' is not"),
     ("llvm -model='a",      'target: wrong text "llvm -model=\'a": No closing quotation'),
     ("{",                   "target: wrong JSON: Expecting property name enclosed in double "
-                            "quotes: line 1 column 2 (char 1)"),
+     "quotes: line 1 column 2 (char 1)"),
     ('{"mcpu": "znver4"}',  "target: expected a 'kind', got {'mcpu': 'znver4'}"),
     ("llvm -system-lib=7",  "target: option -system-lib must be 0 or 1, got '7'"),
 ]

@@ -69,10 +69,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stage", choices=["relay", *SCHEDULING_STAGES, *KERNEL_CODE_FORMATS, "bytecode"]
     )
-    parser.add_argument("--before", metavar="PASS", help="the module before it, such as FuseOps")
-    parser.add_argument("--after", metavar="PASS", help="the module after it")
-    parser.add_argument("--kernel", default="", help="only kernels of nodes whose name holds this")
-    parser.add_argument("--target", help="what to make code for, else this machine")
+    parser.add_argument(
+        "--before", metavar="PASS", help="print the module before this pass, such as FuseOps"
+    )
+    parser.add_argument("--after", metavar="PASS", help="print the module after this pass")
+    parser.add_argument(
+        "--kernel", default="", help="only kernels of nodes whose name contains this text"
+    )
+    parser.add_argument("--target", help="the target to compile for (default: this machine)")
     add_decision_argument(parser)
 
 
@@ -124,9 +128,8 @@ def _validate_options(options: argparse.Namespace) -> None:
     if options.kernel and (
         around or options.stage not in (*SCHEDULING_STAGES, *KERNEL_CODE_FORMATS)
     ):
-        raise InputError(
-            f"--kernel: expected --stage {', '.join((*SCHEDULING_STAGES, *KERNEL_CODE_FORMATS))} with it"
-        )
+        stages = ", ".join((*SCHEDULING_STAGES, *KERNEL_CODE_FORMATS))
+        raise InputError(f"--kernel: expected --stage {stages} with it")
     if around and options.stage:
         raise InputError("--stage: the module before or after a pass has no other stages")
     if options.target and is_artifact(options.file):

@@ -144,7 +144,7 @@ CODE_GENERATORS: dict[str, CodeGenerator] = {
     "llvm": CodeGenerator(llvm.compile_object, _llvm_sources, str, llvm.check_target, _debug_llvm),
     "c":    CodeGenerator(_compile_c, _c_sources, _c_version, _check_c_target, _debug_c),
     **{name: CodeGenerator(_compile_gpu_host, _gpu_sources, _gpu_codegen_version, _check_gpu_target,
-                       _debug_gpu_host)
+                           _debug_gpu_host)
        for name in KERNEL_FORMATS},
 }
 # fmt: on

@@ -228,7 +228,7 @@ def compile_model(model: Model, options: CompileOptions) -> CompiledModel:
     module = _declare_conditions(NameDimensions()(InferType()(module)))
     metadata: dict[str, object] = {"executor": options.executor, "main": describe_main(module)}
     if PassContext.current().config.get(BYOC_ENGINE_OPTION):
-        with_engine = load_module("ekiden.compiler.engines").with_engine
+        with_engine = load_module("ekiden.compiler.engines").partition_for_engine
         module, regions = with_engine(module, options.targets, config)
         metadata |= {"regions": regions} if regions else {}
     metadata |= _artifact_metadata(module, imported, config, options)
@@ -372,8 +372,8 @@ def _check_size(name: str, kind: TensorType) -> None:
     known_dims = [d.value for d in kind.shape if isinstance(d, IntImm)]
     if math.prod(known_dims) * itemsize(kind.dtype) >= 1 << 63:
         raise CompileError(
-            f"compile: '{name}' is a {kind.dtype}{[_describe_dim(d) for d in kind.shape]}: a tensor of more "
-            "than 2**63 bytes"
+            f"compile: '{name}' is a {kind.dtype}{[_describe_dim(d) for d in kind.shape]}: "
+            "a tensor of more than 2**63 bytes"
         )
 
 
@@ -385,5 +385,7 @@ def _progress_bar() -> AbstractContextManager[ProgressCallback | None]:
     """Return a progress bar over kernels where standard error is a terminal."""
     if not stderr_is_terminal():
         return nullcontext()
-    bar: AbstractContextManager[ProgressCallback] = load_module("ekiden.compiler.progress").Bar()
+    bar: AbstractContextManager[ProgressCallback] = load_module(
+        "ekiden.compiler.progress"
+    ).CompileBar()
     return bar

@@ -477,7 +477,7 @@ def _compile_quick(
     raw = frame.executable_of(compiled.to_bytes(), compiled.external_constants)
     compiled.files.check("compile")
     _log_artifact(len(compiled), started)
-    upgrade = load_module("ekiden.compiler.tiers").Upgrade
+    upgrade = load_module("ekiden.compiler.tiers").TierUpgrade
     return raw, upgrade(raw, compiled.general, targets[0], store_final, WORKER_PRELOAD)
 
 

@@ -90,8 +90,8 @@ def _check_memory(infos: Sequence[TensorInfo], bound: Mapping[str, int]) -> None
     if needed > free:
         name = max(sizes, key=lambda n: sizes[n])
         raise MemoryLimitError(
-            f"random inputs: {_format_gigabytes(needed)} of memory asked for, most by input '{name}' of "
-            f"shape {tuple(shapes[name])}; {_format_gigabytes(free)} are free"
+            f"random inputs: {_format_gigabytes(needed)} of memory asked for, most by input "
+            f"'{name}' of shape {tuple(shapes[name])}; {_format_gigabytes(free)} are free"
         )
 
 

@@ -160,7 +160,7 @@ def tuning_record_options(records: RecordsLike) -> dict[str, object]:
         ):
             return {}
         records = list(environment_files)
-    records_by_key = load_module("ekiden.tune.records").records_of(records).by_sizes()
+    records_by_key = load_module("ekiden.tune.records").to_records(records).by_sizes()
     return {TUNING_RECORDS_OPTION: records_by_key} if records_by_key else {}
 
 

@@ -213,8 +213,10 @@ class Frontend:
         if isinstance(as_bytes(model), (str, os.PathLike, bytes)):
             return  # whoever reads it says what it is
         if frontend_of(model) is not self:
-            text = f"expected {self.accepted_forms}, or a path or bytes of one, got {describe_model(model)}"
-            raise CompileError(f"{function}: {text}")
+            raise CompileError(
+                f"{function}: expected {self.accepted_forms}, or a path or bytes of one, "
+                f"got {describe_model(model)}"
+            )
 
 
 def _is_installed(module: str) -> bool:

@@ -446,7 +446,8 @@ def _create_numbered_folder(parent: str, what: str) -> Path:
                 return folder
     except OSError as error:
         raise InputError(
-            f"{CompilationDump._source}: no folder can be made in '{parent}': {os_error_text(error)}"
+            f"{CompilationDump._source}: no folder can be made in '{parent}': "
+            f"{os_error_text(error)}"
         ) from error
 
 

@@ -214,49 +214,50 @@ def _int_or_float_power(base: object, exponent: object) -> object:
 
 # fmt: off
 INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
-    IntrinsicDef("exp",          1, np.exp),
-    IntrinsicDef("log",          1, np.log),
-    IntrinsicDef("sqrt",         1, np.sqrt),
-    IntrinsicDef("rsqrt",        1, lambda x: 1 / np.sqrt(x)),
-    IntrinsicDef("tanh",         1, np.tanh),
-    IntrinsicDef("erf",          1, _erf),
-    IntrinsicDef("sigmoid",      1, lambda x: 1 / (1 + np.exp(-x))),
-    IntrinsicDef("sin",          1, np.sin),
-    IntrinsicDef("cos",          1, np.cos),
-    IntrinsicDef("pow",          2, _int_or_float_power),
-    IntrinsicDef("abs",          1, np.abs, also="fabs"),
-    IntrinsicDef("floor",        1, np.floor),
-    IntrinsicDef("ceil",         1, np.ceil),
-    IntrinsicDef("round",        1, np.round),     # halves to even
-    IntrinsicDef("trunc",        1, np.trunc),
-    IntrinsicDef("isnan",        1, np.isnan, "bool"),
-    IntrinsicDef("isinf",        1, np.isinf, "bool"),
-    IntrinsicDef("fma",          3, lambda a, b, c: a * b + c),
+    IntrinsicDef("exp",         1, np.exp),
+    IntrinsicDef("log",         1, np.log),
+    IntrinsicDef("sqrt",        1, np.sqrt),
+    IntrinsicDef("rsqrt",       1, lambda x: 1 / np.sqrt(x)),
+    IntrinsicDef("tanh",        1, np.tanh),
+    IntrinsicDef("erf",         1, _erf),
+    IntrinsicDef("sigmoid",     1, lambda x: 1 / (1 + np.exp(-x))),
+    IntrinsicDef("sin",         1, np.sin),
+    IntrinsicDef("cos",         1, np.cos),
+    IntrinsicDef("pow",         2, _int_or_float_power),
+    IntrinsicDef("abs",         1, np.abs, also="fabs"),
+    IntrinsicDef("floor",       1, np.floor),
+    IntrinsicDef("ceil",        1, np.ceil),
+    IntrinsicDef("round",       1, np.round),     # halves to even
+    IntrinsicDef("trunc",       1, np.trunc),
+    IntrinsicDef("isnan",       1, np.isnan,            "bool"),
+    IntrinsicDef("isinf",       1, np.isinf,            "bool"),
+    IntrinsicDef("fma",         3, lambda a, b, c: a * b + c),
     IntrinsicDef("if_then_else", 3, np.where),     # evaluates the chosen side alone: guards loads
-    IntrinsicDef("dot4_u8s8",    3, _dot4_u8s8),           # acc + 4 products of bytes in words a, b
-    IntrinsicDef("dot4_s8s8",    3, _dot4_s8s8),    # the same, both with a sign
-    IntrinsicDef("dot4_u8u8",    3, _dot4_u8u8),  # neither
-    IntrinsicDef("madd_u8s8",    3, _dot4_u8s8),           # of bytes whose sums of two fit int16
-    IntrinsicDef("madd_s8s8",    3, _dot4_s8s8),    # the same, both with a sign; a or b not -128
+    IntrinsicDef("dot4_u8s8",   3, _dot4_u8s8),           # acc + 4 products of bytes in words a, b
+    IntrinsicDef("dot4_s8s8",   3, _dot4_s8s8),    # the same, both with a sign
+    IntrinsicDef("dot4_u8u8",   3, _dot4_u8u8),  # neither
+    IntrinsicDef("madd_u8s8",   3, _dot4_u8s8),           # of bytes whose sums of two fit int16
+    IntrinsicDef("madd_s8s8",   3, _dot4_s8s8),    # the same, both with a sign; a or b not -128
     IntrinsicDef("sum2_u8s8",   3, _dot2_u8s8_int16),   # acc int16 + 2 products of bytes, which fit
-    IntrinsicDef("madd_s16",     3, _dot2_int16),          # acc + 2 products of int16 in words a, b
-    IntrinsicDef("dot2_bf16",    3, _dot2_bfloat16),    # acc + 2 products of bfloat16 in words a, b
+    IntrinsicDef("madd_s16",    3, _dot2_int16),          # acc + 2 products of int16 in words a, b
+    IntrinsicDef("dot2_bf16",   3, _dot2_bfloat16),    # acc + 2 products of bfloat16 in words a, b
     # Registers that hold matrices of at most 16 rows of 64 bytes (x86-64's AMX), by number. shape:
     # rows and bytes of each. load: number, address, bytes between rows. dot: the sum, its factors.
     IntrinsicDef("matrix_shape", ANY_ARITY, _raise_no_reference, "int32", effects=True),
-    IntrinsicDef("matrix_zero",  1, _raise_no_reference, "int32", effects=True),
-    IntrinsicDef("matrix_load",  3, _raise_no_reference, "int32", effects=True),
+    IntrinsicDef("matrix_zero", 1, _raise_no_reference, "int32", effects=True),
+    IntrinsicDef("matrix_load", 3, _raise_no_reference, "int32", effects=True),
     IntrinsicDef("matrix_dot4_u8s8", 3, _raise_no_reference, "int32", effects=True),
     IntrinsicDef("matrix_dot2_bf16", 3, _raise_no_reference, "int32", effects=True),
     # of a whole one, to be stored
     IntrinsicDef("matrix_value", 1, _raise_no_reference, effects=True),
-    IntrinsicDef("shuffle",   ANY_ARITY, _shuffle_vectors),    # elements of two vectors, by numbers
-    IntrinsicDef("same_memory",  2, _has_same_address, "bool"),  # of the addresses of two buffers
+    IntrinsicDef("shuffle", ANY_ARITY, _shuffle_vectors),    # elements of two vectors, by numbers
+    IntrinsicDef("same_memory", 2, _has_same_address,   "bool"),  # of the addresses of two buffers
     # the bits as another type; the dtype is given
     IntrinsicDef("reinterpret", 1, _raise_no_reference),
-    IntrinsicDef("call_packed",  ANY_ARITY, _call_packed, "int32", effects=True, calls=True),
+    IntrinsicDef("call_packed", ANY_ARITY, _call_packed, "int32", effects=True, calls=True),
     # of the same module
-    IntrinsicDef("call_function", ANY_ARITY, _raise_no_reference, "int32", effects=True, calls=True),
+    IntrinsicDef("call_function", ANY_ARITY, _raise_no_reference, "int32", effects=True,
+        calls=True),
     # waits for all threads of a block, whose memory of a scope is then as they have written it
     IntrinsicDef("tvm_storage_sync", 1, _raise_no_reference, "int32", True, is_compiled=False),
     # what another thread of the warp has: the threads that take part as bits, all of which call it,
@@ -265,71 +266,79 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
       for name in WARP_SHUFFLES),
     IntrinsicDef("tvm_warp_activemask", 0, _raise_no_reference, "uint32", True, is_compiled=False),
     # of how many times their least width the processor's scalable vectors are
-    IntrinsicDef("vscale",       0, _raise_no_reference, "int64", is_compiled=False),
+    IntrinsicDef("vscale",      0, _raise_no_reference, "int64", is_compiled=False),
     # of a C function by its symbol, which who links or loads the code finds
-    IntrinsicDef("call_extern", ANY_ARITY, _raise_no_reference, "int32", effects=True, calls=True, is_typed=True),
-    IntrinsicDef("call_pure_extern", ANY_ARITY, _raise_no_reference, "int32", calls=True, is_typed=True),
+    IntrinsicDef("call_extern", ANY_ARITY, _raise_no_reference, "int32", effects=True, calls=True,
+        is_typed=True),
+    IntrinsicDef("call_pure_extern", ANY_ARITY, _raise_no_reference, "int32", calls=True,
+        is_typed=True),
     # of an intrinsic of LLVM by its name, then a number of operands, then the operands
-    IntrinsicDef("call_llvm_intrin", ANY_ARITY, _raise_no_reference, effects=True, calls=True, is_typed=True),
-    IntrinsicDef("call_llvm_pure_intrin", ANY_ARITY, _raise_no_reference, calls=True, is_typed=True),
-    IntrinsicDef("ret",          1, lambda x: x, effects=True, is_compiled=False),  # the end
+    IntrinsicDef("call_llvm_intrin", ANY_ARITY, _raise_no_reference, effects=True, calls=True,
+        is_typed=True),
+    IntrinsicDef("call_llvm_pure_intrin", ANY_ARITY, _raise_no_reference, calls=True,
+        is_typed=True),
+    IntrinsicDef("ret",         1, lambda x: x, effects=True, is_compiled=False),  # the end
     # where the first element of a region is, and how far apart its neighbours along an axis, which
     # is known when buffers are laid out: FlattenBuffer
-    IntrinsicDef("region_offset", 1, _raise_no_reference, "int64", is_compiled=False, says_regions=True),
-    IntrinsicDef("region_stride", 2, _raise_no_reference, "int64", is_compiled=False, says_regions=True),
+    IntrinsicDef("region_offset", 1, _raise_no_reference, "int64", is_compiled=False,
+        says_regions=True),
+    IntrinsicDef("region_stride", 2, _raise_no_reference, "int64", is_compiled=False,
+        says_regions=True),
     # matrices that a warp of NVIDIA's holds together (tensor cores): CUDA C has them
-    *(IntrinsicDef(name, ANY_ARITY, _raise_no_reference, "handle", True, is_compiled=False, says_regions=True)
+    *(IntrinsicDef(name, ANY_ARITY, _raise_no_reference, "handle", True, is_compiled=False,
+                   says_regions=True)
       for name in ("tvm_fill_fragment", "tvm_load_matrix_sync", "tvm_mma_sync",
                    "tvm_store_matrix_sync")),
     # what else its threads have: programs hold them, no generator has them
-    *(IntrinsicDef(name, ANY_ARITY, _raise_no_reference, "handle", True, is_compiled=False) for name in (
+    *(IntrinsicDef(name, ANY_ARITY, _raise_no_reference, "handle", True, is_compiled=False)
+      for name in (
         "tvm_bmma_sync", "ptx_mma", "ptx_mma_sp", "ptx_ldmatrix", "mma_store", "mma_fill",
         "ptx_cp_async", "ptx_cp_async_bulk", "ptx_commit_group", "ptx_wait_group",
         "ptx_cp_async_barrier", "ptx_init_barrier_thread_count", "ptx_arrive_barrier",
         "ptx_arrive_barrier_expect_tx", "ptx_wait_barrier", "create_barriers",
         "tvm_thread_allreduce")),
-    IntrinsicDef("likely",       1, lambda x: x),  # a condition that loop partition makes true
+    IntrinsicDef("likely",      1, lambda x: x),  # a condition that loop partition makes true
     # no value in particular: RemoveStoreUndef drops what stores it
-    IntrinsicDef("undef",        0, _raise_no_reference, "int32", is_compiled=False),
+    IntrinsicDef("undef",       0, _raise_no_reference, "int32", is_compiled=False),
     # a promise that a condition holds: Simplify uses it, lowering drops it
-    IntrinsicDef("assume",       1, _check_assumption, "bool", effects=True, is_compiled=False),
-    IntrinsicDef("bitwise_and",  2, np.bitwise_and),
-    IntrinsicDef("bitwise_or",   2, np.bitwise_or),
-    IntrinsicDef("bitwise_xor",  2, np.bitwise_xor),
-    IntrinsicDef("left_shift",   2, np.left_shift, also="shift_left"),
-    IntrinsicDef("right_shift",  2, np.right_shift, also="shift_right"),
+    IntrinsicDef("assume",      1, _check_assumption,   "bool", effects=True, is_compiled=False),
+    IntrinsicDef("bitwise_and", 2, np.bitwise_and),
+    IntrinsicDef("bitwise_or",  2, np.bitwise_or),
+    IntrinsicDef("bitwise_xor", 2, np.bitwise_xor),
+    IntrinsicDef("left_shift",  2, np.left_shift, also="shift_left"),
+    IntrinsicDef("right_shift", 2, np.right_shift, also="shift_right"),
     # Written in terms of those above by tir's LowerIntrin.
-    IntrinsicDef("exp2",         1, np.exp2),
-    IntrinsicDef("exp10",        1, lambda x: np.power(10.0, x)),
-    IntrinsicDef("log2",         1, np.log2),
-    IntrinsicDef("log10",        1, np.log10),
-    IntrinsicDef("log1p",        1, np.log1p),
-    IntrinsicDef("tan",          1, np.tan),
-    IntrinsicDef("asin",         1, np.arcsin),
-    IntrinsicDef("acos",         1, np.arccos),
-    IntrinsicDef("atan",         1, np.arctan),
-    IntrinsicDef("sinh",         1, np.sinh),
-    IntrinsicDef("cosh",         1, np.cosh),
-    IntrinsicDef("asinh",        1, np.arcsinh),
-    IntrinsicDef("acosh",        1, np.arccosh),
-    IntrinsicDef("atanh",        1, np.arctanh),
-    IntrinsicDef("atan2",        2, np.arctan2),
-    IntrinsicDef("hypot",        2, np.hypot),
-    IntrinsicDef("fmod",         2, np.fmod),
-    IntrinsicDef("copysign",     2, np.copysign),
-    IntrinsicDef("ldexp",        2, np.ldexp, DTYPE_OF_FIRST_ARG),
-    IntrinsicDef("nearbyint",    1, np.round),     # halves to even
-    IntrinsicDef("isfinite",     1, np.isfinite, "bool"),
-    IntrinsicDef("bitwise_not",  1, np.invert),
+    IntrinsicDef("exp2",        1, np.exp2),
+    IntrinsicDef("exp10",       1, lambda x: np.power(10.0, x)),
+    IntrinsicDef("log2",        1, np.log2),
+    IntrinsicDef("log10",       1, np.log10),
+    IntrinsicDef("log1p",       1, np.log1p),
+    IntrinsicDef("tan",         1, np.tan),
+    IntrinsicDef("asin",        1, np.arcsin),
+    IntrinsicDef("acos",        1, np.arccos),
+    IntrinsicDef("atan",        1, np.arctan),
+    IntrinsicDef("sinh",        1, np.sinh),
+    IntrinsicDef("cosh",        1, np.cosh),
+    IntrinsicDef("asinh",       1, np.arcsinh),
+    IntrinsicDef("acosh",       1, np.arccosh),
+    IntrinsicDef("atanh",       1, np.arctanh),
+    IntrinsicDef("atan2",       2, np.arctan2),
+    IntrinsicDef("hypot",       2, np.hypot),
+    IntrinsicDef("fmod",        2, np.fmod),
+    IntrinsicDef("copysign",    2, np.copysign),
+    IntrinsicDef("ldexp",       2, np.ldexp,            DTYPE_OF_FIRST_ARG),
+    IntrinsicDef("nearbyint",   1, np.round),     # halves to even
+    IntrinsicDef("isfinite",    1, np.isfinite,         "bool"),
+    IntrinsicDef("bitwise_not", 1, np.invert),
     # x * y * 2**-(q + s)
     IntrinsicDef("q_multiply_shift", 4, _q_multiply_shift, DTYPE_OF_FIRST_ARG),
     # by two shifts
     IntrinsicDef("q_multiply_shift_per_axis", 7, _q_multiply_shift_per_axis, DTYPE_OF_FIRST_ARG),
-    IntrinsicDef("vectorlow",    1, lambda x: np.split(np.asarray(x), 2)[0]),  # its first half
-    IntrinsicDef("vectorhigh",   1, lambda x: np.split(np.asarray(x), 2)[1]),
+    IntrinsicDef("vectorlow",   1, lambda x: np.split(np.asarray(x), 2)[0]),  # its first half
+    IntrinsicDef("vectorhigh",  1, lambda x: np.split(np.asarray(x), 2)[1]),
     IntrinsicDef("vectorcombine", 2, lambda a, b: np.concatenate([a, b])),
-    IntrinsicDef("popcount",     1, _popcount),
-    IntrinsicDef("clz",          1, _clz),         # of 0 the number of bits
+    IntrinsicDef("popcount",    1, _popcount),
+    IntrinsicDef("clz",         1, _clz),         # of 0 the number of bits
 )}
 # fmt: on
 

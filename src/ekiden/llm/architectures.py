@@ -150,8 +150,8 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
     "LlamaForCausalLM":   DecoderArchitecture(biases=_LLAMA_BIASES),
     "MistralForCausalLM": DecoderArchitecture(windows=_uniform_windows),
     "Qwen2ForCausalLM":   DecoderArchitecture(biases={"attention": True}, windows=_qwen_windows),
-    "Qwen3ForCausalLM": DecoderArchitecture(replace(CheckpointNames(), **QK_NORM_NAMES), windows=_qwen_windows,
-                                       biases=_ATTENTION_BIASES),
+    "Qwen3ForCausalLM":   DecoderArchitecture(replace(CheckpointNames(), **QK_NORM_NAMES),
+                                              windows=_qwen_windows, biases=_ATTENTION_BIASES),
     "GemmaForCausalLM":   _GEMMA_ARCHITECTURE,
     "Gemma2ForCausalLM":  replace(_GEMMA_ARCHITECTURE, names=GEMMA_NAMES, windows=_gemma2_windows,
                                   scale="query_pre_attn_scalar"),
@@ -159,14 +159,16 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
                                   windows=_gemma3_windows,
                                   scale="query_pre_attn_scalar", local_rope=True, base=1e6),
     "Phi3ForCausalLM":    DecoderArchitecture(CheckpointNames(attention=("self_attn.qkv_proj",),
-                                             up=("mlp.gate_up_proj",)), windows=_uniform_windows,
-                                       epsilon=("rms_norm_eps", 1e-5)),
-    "GPTNeoXForCausalLM": DecoderArchitecture(NEOX_NAMES, norm="layer", epsilon=("layer_norm_eps", 1e-5),
-                                       activation=("hidden_act", "gelu"), gated=False,
-                                       biases={"attention": "attention_bias",
-                                               "out": "attention_bias", "mlp": True},
-                                       parallel="use_parallel_residual", by_head=True,
-                                       rotary=("partial_rotary_factor", "rotary_pct")),
+                                                              up=("mlp.gate_up_proj",)),
+                                              windows=_uniform_windows,
+                                              epsilon=("rms_norm_eps", 1e-5)),
+    "GPTNeoXForCausalLM": DecoderArchitecture(NEOX_NAMES, norm="layer",
+                                              epsilon=("layer_norm_eps", 1e-5),
+                                              activation=("hidden_act", "gelu"), gated=False,
+                                              biases={"attention": "attention_bias",
+                                                      "out": "attention_bias", "mlp": True},
+                                              parallel="use_parallel_residual", by_head=True,
+                                              rotary=("partial_rotary_factor", "rotary_pct")),
 }
 # fmt: on
 _BIAS_DEFAULTS: Mapping[str, Any] = {"attention_bias": {"GPTNeoXForCausalLM": True}}
@@ -295,7 +297,8 @@ def _known_architecture(config: Mapping[str, Any]) -> str:
             return name
     names_text = ", ".join(map(repr, names)) or "none"
     raise UnsupportedError(
-        f"config: no decoder of the architecture {names_text}; there are {', '.join(DECODER_ARCHITECTURES)}"
+        f"config: no decoder of the architecture {names_text}; "
+        f"there are {', '.join(DECODER_ARCHITECTURES)}"
     )
 
 

@@ -89,9 +89,14 @@ REQUIRED_CONFIG_KEYS = (
 )
 TOKEN_CONFIG_KEYS: Mapping[str, str] = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",
-    "tokenizer.ggml.eos_token_id": "eos_token_id",
     "tokenizer.ggml.padding_token_id": "pad_token_id",
 }
+END_TOKEN_KEYS = (
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.eot_token_id",
+    "tokenizer.ggml.eom_token_id",
+)
+"""Tokens that end a text, a turn and a message: an answer ends at each."""
 
 _GLOBAL_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -183,36 +188,35 @@ def _derive_gptneox(config: Config) -> None:
 
 # fmt: off
 ARCHITECTURE_ROWS = (
-    GGUFArchitecture("llama", "llama", "LlamaForCausalLM", _LLAMA_NAMES, _SILU_CONFIG, has_permuted_qk=True),
-    GGUFArchitecture("mistral3", "mistral", "MistralForCausalLM", _LLAMA_NAMES, _SILU_CONFIG, has_permuted_qk=True),
-    GGUFArchitecture("qwen2", "qwen2", "Qwen2ForCausalLM", _LLAMA_NAMES, _SILU_CONFIG),
-    GGUFArchitecture("qwen3", "qwen3", "Qwen3ForCausalLM", _LLAMA_NAMES, _SILU_CONFIG),
-    GGUFArchitecture("gemma", "gemma", "GemmaForCausalLM", _LLAMA_NAMES, _GELU_CONFIG, has_offset_norms=True),
-    GGUFArchitecture("gemma2", "gemma2", "Gemma2ForCausalLM", _GEMMA_NAMES, _GELU_CONFIG, {**_WINDOW_KEYS,
-        **_SOFTCAP_KEYS},
-                 _derive_gemma2, has_offset_norms=True),
-    GGUFArchitecture("gemma3", "gemma3_text", "Gemma3ForCausalLM", _GEMMA_NAMES,
-                 {**_GELU_CONFIG, "rope_local_base_freq": 10000.0},
-                 {**_WINDOW_KEYS, **_SOFTCAP_KEYS, "rope.freq_base_swa": "rope_local_base_freq"},
-                 _derive_gemma3, has_offset_norms=True),
-    GGUFArchitecture("phi3", "phi3", "Phi3ForCausalLM",
-                 _tensor_names(_GLOBAL_NAMES, "model.layers", _ATTENTION_NAMES, _NORM_NAMES,
-                            {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj",
-                             "ffn_down": "mlp.down_proj"}),
-                 _SILU_CONFIG,
-                 {**_WINDOW_KEYS, "rope.scaling.original_context_length":
-                             "original_max_position_embeddings"}),
-    GGUFArchitecture("gptneox", "gpt_neox", "GPTNeoXForCausalLM",
-                 _tensor_names({"token_embd": "gpt_neox.embed_in",
-                             "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
-                            "gpt_neox.layers", _NORM_NAMES,
-                            {"attn_qkv": "attention.query_key_value",
-                             "attn_output": "attention.dense", "ffn_up": "mlp.dense_h_to_4h",
-                             "ffn_down": "mlp.dense_4h_to_h"}),
-                 {"hidden_act": "gelu"},
-                 {"attention.layer_norm_epsilon": "layer_norm_eps",
-                  "use_parallel_residual": "use_parallel_residual"},
-                 _derive_gptneox, has_fused_qkv=True),
+    GGUFArchitecture("llama",    "llama",       "LlamaForCausalLM",   _LLAMA_NAMES, _SILU_CONFIG,
+        has_permuted_qk=True),
+    GGUFArchitecture("mistral3", "mistral",     "MistralForCausalLM", _LLAMA_NAMES, _SILU_CONFIG,
+        has_permuted_qk=True),
+    GGUFArchitecture("qwen2",    "qwen2",       "Qwen2ForCausalLM",   _LLAMA_NAMES, _SILU_CONFIG),
+    GGUFArchitecture("qwen3",    "qwen3",       "Qwen3ForCausalLM",   _LLAMA_NAMES, _SILU_CONFIG),
+    GGUFArchitecture("gemma",    "gemma",       "GemmaForCausalLM",   _LLAMA_NAMES, _GELU_CONFIG,
+        has_offset_norms=True),
+    GGUFArchitecture("gemma2",   "gemma2",      "Gemma2ForCausalLM",  _GEMMA_NAMES, _GELU_CONFIG,
+        {**_WINDOW_KEYS, **_SOFTCAP_KEYS}, _derive_gemma2, has_offset_norms=True),
+    GGUFArchitecture("gemma3",   "gemma3_text", "Gemma3ForCausalLM",  _GEMMA_NAMES,
+        {**_GELU_CONFIG, "rope_local_base_freq": 10000.0},
+        {**_WINDOW_KEYS, **_SOFTCAP_KEYS, "rope.freq_base_swa": "rope_local_base_freq"},
+        _derive_gemma3, has_offset_norms=True),
+    GGUFArchitecture("phi3",     "phi3",        "Phi3ForCausalLM",
+        _tensor_names(_GLOBAL_NAMES, "model.layers", _ATTENTION_NAMES, _NORM_NAMES,
+                      {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj",
+                       "ffn_down": "mlp.down_proj"}), _SILU_CONFIG,
+        {**_WINDOW_KEYS,
+         "rope.scaling.original_context_length": "original_max_position_embeddings"}),
+    GGUFArchitecture("gptneox",  "gpt_neox",    "GPTNeoXForCausalLM",
+        _tensor_names({"token_embd": "gpt_neox.embed_in",
+                       "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
+                      "gpt_neox.layers", _NORM_NAMES,
+                      {"attn_qkv": "attention.query_key_value",
+                       "attn_output": "attention.dense", "ffn_up": "mlp.dense_h_to_4h",
+                       "ffn_down": "mlp.dense_4h_to_h"}), {"hidden_act": "gelu"},
+        {"attention.layer_norm_epsilon": "layer_norm_eps",
+         "use_parallel_residual": "use_parallel_residual"}, _derive_gptneox, has_fused_qkv=True),
 )
 # fmt: on
 GGUF_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {row.name: row for row in ARCHITECTURE_ROWS}
@@ -321,6 +325,9 @@ def read_gguf_config(row: GGUFArchitecture, file: GGUFFile) -> Config:
     for key, name in TOKEN_CONFIG_KEYS.items():
         if key in file.metadata:
             config[name] = _uniform_integer(file, key)
+    ends = [_uniform_integer(file, key) for key in END_TOKEN_KEYS if key in file.metadata]
+    if ends:
+        config["eos_token_id"] = ends[0] if len(ends) == 1 else ends
     for key, name in COMMON_CONFIG_KEYS.items():
         if name in REQUIRED_CONFIG_KEYS and not isinstance(config.get(name), (int, list)):
             raise LoadError(f"{file.path}: entry '{row.name}.{key}': it is not there")

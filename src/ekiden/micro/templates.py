@@ -53,7 +53,7 @@ class Template:
 
 _HARD_FLOAT_FLAGS = "-mthumb -mfloat-abi=hard"
 _QEMU_OPTIONS = ("-display", "none", "-monitor", "none", "-serial", "stdio", "-semihosting-config",
-         "enable=on,target=native", "-kernel")  # fmt: skip
+                 "enable=on,target=native", "-kernel")  # fmt: skip
 TEMPLATES: dict[str, Template] = {
     row.name: row
     for row in (

@@ -33,10 +33,10 @@ _PRODUCT_OPERATORS = ("Conv", "Gemm", "MatMul")
 KINDS = {row.name: row for row in (
     #    name       activation  bits     operators           meaning
     QuantKind("static",  "data",     (8,),    _PRODUCT_OPERATORS,
-         "ranges from calibration data"),
-    QuantKind("dynamic", "run",     (8,),    ("Gemm", "MatMul"), "ranges of each run's own inputs"),
+              "ranges from calibration data"),
+    QuantKind("dynamic", "run",     (8,),    ("Gemm", "MatMul"), "ranges from the inputs of each run"),
     QuantKind("weight",  "",         (8, 4),  _PRODUCT_OPERATORS,
-         "weights alone; inputs stay floats"),
+              "weights alone; inputs stay floats"),
 )}
 # fmt: on
 

@@ -64,7 +64,8 @@ class CallTypeRules:
         if not isinstance(callee, IncompleteType):
             self.raise_error(
                 expr,
-                f"call of {self._callee_name(expr.op)}: expected a function, got {self.format_type(callee)}",
+                f"call of {self._callee_name(expr.op)}: expected a function, "
+                f"got {self.format_type(callee)}",
             )
         result = self.unifier.fresh_hole()
         self._unify_or_fail(
@@ -84,8 +85,8 @@ class CallTypeRules:
             names = ", ".join(definition.arguments)
             self.raise_error(
                 expr,
-                f"{name}: expected {format_count(len(definition.arguments), 'argument')} ({names}), "
-                f"got {len(expr.args)}",
+                f"{name}: expected {format_count(len(definition.arguments), 'argument')} "
+                f"({names}), got {len(expr.args)}",
             )
         kinds = [self.type_of(a) for a in expr.args]
         if self.unifier.has_holes:
@@ -181,7 +182,8 @@ class CallTypeRules:
             reason = f" ({error})" if str(error) else ""
         self.raise_error(
             at,
-            f"{what}: expected {self.format_type(expected)}, got {self.format_type(actual)}{reason}",
+            f"{what}: expected {self.format_type(expected)}, "
+            f"got {self.format_type(actual)}{reason}",
         )
 
     def raise_error(self, at: Expr, message: str) -> NoReturn:

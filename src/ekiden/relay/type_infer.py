@@ -557,8 +557,8 @@ class _TypeInferencer(CallTypeRules):
         at = self.module.functions.get(expr, expr) if isinstance(expr, GlobalVar) else expr
         self.raise_error(
             at,
-            f"the type of {self._callee_name(expr)}: expected enough to infer it, got {self.format_type(kind)};"
-            " annotate it",
+            f"the type of {self._callee_name(expr)}: expected enough to infer it, "
+            f"got {self.format_type(kind)}; annotate it",
         )
 
 

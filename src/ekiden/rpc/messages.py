@@ -95,38 +95,39 @@ class MessageRow:
 
 # fmt: off
 _MESSAGE_ROWS = (
-    MessageRow(Kind.HELLO, "quuusV", "magic version limit timeout key constructor",
-            "the first message of each side: what it speaks, the largest body it takes,"
-            " milliseconds the session may last (0: any), the name of the device, what makes the"
-            " session"),
+    MessageRow(Kind.HELLO,    "quuusV", "magic version limit timeout key constructor",
+        "the first message of each side: what it speaks, the largest body it takes,"
+        " milliseconds the session may last (0: any), the name of the device, what makes the"
+        " session"),
     MessageRow(Kind.CALL, "hV", "function arguments", "calls a function; RETURN has its result"),
-    MessageRow(Kind.FUNCTION, "hs", "module name",
-            "the function of that name, of a module or (0) of all: RETURN it, or none; without a"
-            " name a module's only one, or main"),
-    MessageRow(Kind.LOAD, "s", "file", "the module in an uploaded file"),
-    MessageRow(Kind.ALLOC, "t", "type", "a new tensor"),
-    MessageRow(Kind.WRITE, "hqb", "tensor offset data", "writes elements of a tensor, as bytes"),
+    MessageRow(Kind.FUNCTION, "hs",  "module name",
+        "the function of that name, of a module or (0) of all: RETURN it, or none; without a"
+        " name a module's only one, or main"),
+    MessageRow(Kind.LOAD,     "s",   "file",               "the module in an uploaded file"),
+    MessageRow(Kind.ALLOC,    "t",   "type",               "a new tensor"),
+    MessageRow(Kind.WRITE,    "hqb", "tensor offset data", "writes elements of a tensor, as bytes"),
     MessageRow(Kind.READ, "hqu", "tensor offset size", "reads elements of a tensor: RETURN bytes"),
-    MessageRow(Kind.COPY, "hh", "source target", "copies a tensor to another of its type"),
+    MessageRow(Kind.COPY,     "hh",  "source target", "copies a tensor to another of its type"),
     MessageRow(Kind.TIME, "hsuuuuuuqsV", "module name number repeat min_repeat_ms limit_zero_time"
-            " cooldown_ms repeats_to_cooldown flush preproc arguments",
-            "measures a function as time_evaluator: RETURN bytes, an f64 of seconds per repeat"),
-    MessageRow(Kind.UPLOAD, "sqqb", "file offset size data",
-            "the next piece of a file of so many bytes, the first at 0: with the last one it is in"
-            " the session's folder, in place of what had its name"),
-    MessageRow(Kind.DOWNLOAD, "squ", "file offset size", "reads from such a file: RETURN bytes"),
-    MessageRow(Kind.SIZE, "s", "file", "how many bytes such a file has: RETURN int"),
-    MessageRow(Kind.REMOVE, "s", "file", "removes such a file"),
-    MessageRow(Kind.LIST, "", "", "the names of such files: RETURN array of str"),
+        " cooldown_ms repeats_to_cooldown flush preproc arguments",
+        "measures a function as time_evaluator: RETURN bytes, an f64 of seconds per repeat"),
+    MessageRow(Kind.UPLOAD,   "sqqb", "file offset size data",
+        "the next piece of a file of so many bytes, the first at 0: with the last one it is in"
+        " the session's folder, in place of what had its name"),
+    MessageRow(Kind.DOWNLOAD, "squ", "file offset size",   "reads from such a file: RETURN bytes"),
+    MessageRow(Kind.SIZE,     "s",   "file", "how many bytes such a file has: RETURN int"),
+    MessageRow(Kind.REMOVE,   "s",   "file",               "removes such a file"),
+    MessageRow(Kind.LIST,     "",    "", "the names of such files: RETURN array of str"),
     MessageRow(Kind.RELEASE, "H", "handles", "drops things of the receiver's; nothing is answered"),
-    MessageRow(Kind.IMPORT, "hh", "module imported", "has a module look for functions in another too"),
-    MessageRow(Kind.RETURN, "v", "value", "the answer to the last request that waits for one"),
-    MessageRow(Kind.ERROR, "sss", "kind message traceback", "the answer where it failed"),
-    MessageRow(Kind.PUT, "ssus", "key host port match", "to a tracker: a device is free"),
-    MessageRow(Kind.REQUEST, "si", "key priority",
-            "to a tracker: RETURN array of host, port and match, once a device is free"),
-    MessageRow(Kind.DROP, "s", "match", "to a tracker: what was put is free no more"),
-    MessageRow(Kind.SUMMARY, "", "", "to a tracker: RETURN str, JSON"),
+    MessageRow(Kind.IMPORT,   "hh",  "module imported",
+        "has a module look for functions in another too"),
+    MessageRow(Kind.RETURN,   "v",   "value", "the answer to the last request that waits for one"),
+    MessageRow(Kind.ERROR,    "sss", "kind message traceback", "the answer where it failed"),
+    MessageRow(Kind.PUT,      "ssus", "key host port match", "to a tracker: a device is free"),
+    MessageRow(Kind.REQUEST,  "si",  "key priority",
+        "to a tracker: RETURN array of host, port and match, once a device is free"),
+    MessageRow(Kind.DROP,     "s",   "match", "to a tracker: what was put is free no more"),
+    MessageRow(Kind.SUMMARY,  "",    "",                   "to a tracker: RETURN str, JSON"),
 )
 # fmt: on
 MESSAGES = {row.kind: row for row in _MESSAGE_ROWS}

@@ -64,13 +64,11 @@ def parse_chat_request(fields: dict[str, Any]) -> ChatRequest:
         "top_p", "seed", "stop", *_IGNORED_KEYS, *_ACCEPTED_DEFAULT_VALUES,
     }  # fmt: skip
     for key, value in fields.items():
+        if value is None:
+            continue  # clients send null for settings that they do not make
         if key not in known_keys:
             raise RequestError(f"'{key[:64]}' is not supported")
-        if (
-            key in _ACCEPTED_DEFAULT_VALUES
-            and value is not None
-            and value not in _ACCEPTED_DEFAULT_VALUES[key]
-        ):
+        if key in _ACCEPTED_DEFAULT_VALUES and value not in _ACCEPTED_DEFAULT_VALUES[key]:
             raise RequestError(f"'{key}': this value is not supported")
     model, messages = fields.get("model"), fields.get("messages")
     if not isinstance(model, str):
@@ -92,14 +90,47 @@ def _parse_message(at: int, entry: object) -> Message:
     """Parse one message. Raises RequestError."""
     if not isinstance(entry, dict) or entry.get("role") not in CHAT_ROLES:
         raise RequestError(f"'messages[{at}]': a role of {', '.join(CHAT_ROLES)} expected")
-    content = entry.get("content")
+    role, content = entry["role"], entry.get("content")
+    if content is None and role == "assistant":  # it may have called functions alone
+        content = ""
     if isinstance(content, list):  # parts, of which only texts are taken
         texts = [p.get("text") for p in content if isinstance(p, dict) and p.get("type") == "text"]
         if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
             content = "".join(map(str, texts))
     if not isinstance(content, str):
         raise RequestError(f"'messages[{at}]': content of text expected")
-    return Message(entry["role"], content)
+    for key in ("tool_call_id", "name"):
+        if not isinstance(entry.get(key) or "", str):
+            raise RequestError(f"'messages[{at}].{key}': a text expected")
+    calls = entry.get("tool_calls") or []
+    if not isinstance(calls, list) or (calls and role != "assistant"):
+        raise RequestError(f"'messages[{at}].tool_calls': calls by an assistant expected")
+    return Message(
+        role,
+        content,
+        tuple(_parse_tool_call(f"messages[{at}].tool_calls[{n}]", c) for n, c in enumerate(calls)),
+        entry.get("tool_call_id") or "",
+        entry.get("name") or "",
+    )
+
+
+def _parse_tool_call(where: str, call: object) -> dict[str, Any]:
+    """Parse a call of a function, decoding its arguments, which templates read as an object.
+    Raises RequestError.
+    """
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"'{where}': a function with a name expected")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except ValueError:
+            arguments = None
+    if not isinstance(arguments, dict):
+        raise RequestError(f"'{where}': an object in JSON expected as arguments")
+    assert isinstance(call, dict)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _parse_sampling(fields: dict[str, Any]) -> Sampling:
@@ -255,7 +286,7 @@ class ChatAnswer:
             yield b"data: [DONE]\n\n"
         except RequestError as error:
             yield _sse_data({"error": {"message": str(error), "type": "server_error", "param": None,
-                                   "code": error.reason}})  # fmt: skip
+                                       "code": error.reason}})  # fmt: skip
 
     def _format_event(self, delta: dict[str, object], finish: str | None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}

@@ -69,7 +69,7 @@ def split_values(name: str, data: memoryview) -> Iterator[tuple[bytes, Structura
             end = int(commas[-1]) + 1
             piece = piece[:end]
             marks = StructuralMarks(marks.opens[:end], marks.closes[:end], marks.commas[:end],
-                          marks.outside[:end], marks.codes[:end])  # fmt: skip
+                                    marks.outside[:end], marks.codes[:end])  # fmt: skip
         yield piece, marks
         at, size = at + len(piece), SCAN_CHUNK_BYTES
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,6 +21,13 @@ class Message:
     role: str
     """"system", "developer", "user", "assistant" or "tool"."""
     content: str
+    """Its text; empty where an assistant's message has tool calls alone."""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """Calls of functions by an assistant, in OpenAI's form, with their arguments as an object."""
+    tool_call_id: str = ""
+    """The call that a message of a tool answers."""
+    name: str = ""
+    """Who says it, where several have a role; the function, of a tool."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,7 +296,7 @@ def _parse_cache(name: str, text: str, row: Cache) -> Cache:
 
 
 FACT_OPTIONS = ("mtriple", "mcpu", "mtune", "mattr", "vector-bits", "registers", "cores",
-           "l1", "l2", "l3", "fma-units", "fma-latency", "loads")  # fmt: skip
+                "l1", "l2", "l3", "fma-units", "fma-latency", "loads")  # fmt: skip
 """The names of facts in text. -mtune= is another processor's core and caches."""
 FACT_OPTION_ALIASES = {"num-cores": "cores"}
 """TVM's names -> ours."""

@@ -140,24 +140,25 @@ _GPU_OPTIONS: dict[str, TargetOption] = {
     "system-lib":                  TargetOption(bool, None),
 }
 _UNKNOWN_GPU_OPTIONS = {**_GPU_OPTIONS, "max_num_threads": TargetOption(int, None, 256, 1),
-               "thread_warp_size": TargetOption(int, None, 1, 1), "vector-bits": TargetOption(int, None, 32, 8)}
+                        "thread_warp_size": TargetOption(int, None, 1, 1),
+                        "vector-bits": TargetOption(int, None, 32, 8)}
 """A device of which nothing is known computes with one number at a time."""
 _CUDA_OPTIONS = {**_GPU_OPTIONS, "cores": TargetOption(int, None, 1),
-         "arch": TargetOption(str, None, form=r"sm_([5-9]\d|1\d\d)[af]?",
+                 "arch": TargetOption(str, None, form=r"sm_([5-9]\d|1\d\d)[af]?",
                         expected="an architecture from 'sm_50' on, as 'sm_80' or 'sm_90a'")}
 _SPIRV_TRIPLES = {f"spirv64{version}": "spirv" for version in ("", *(f"v1.{n}" for n in range(5)))}
 """LLVM's triples of SPIR-V for OpenCL -> the format of the code. One without a version is the
 oldest, which every driver of SPIR-V takes."""
 _OPENCL_OPTIONS = {**_UNKNOWN_GPU_OPTIONS, "cores": TargetOption(int, None, 1, 1),
                    "local_memory": TargetOption(int, None, 1),
-           "mtriple": TargetOption(str, tuple(_SPIRV_TRIPLES), usual="-unknown-unknown")}
+                   "mtriple": TargetOption(str, tuple(_SPIRV_TRIPLES), usual="-unknown-unknown")}
 
 _VULKAN_OPTIONS = {**_UNKNOWN_GPU_OPTIONS, "cores": TargetOption(int, None, 1, 1),
                    "local_memory": TargetOption(int, None, 1)}
 
 _C_ABILITIES = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
-                   "flush_subnormals",
-                   "smlad", "helium"))              # by name, in words that compilers know
+                          "flush_subnormals",
+                          "smlad", "helium"))              # by name, in words that compilers know
 
 _THREAD_ABILITIES = frozenset(("fma", "rounding"))     # functions of the languages of devices
 _DOT_ABILITIES = ("dot4_s8s8", "dot4_u8u8", "dot4_u8s8")

@@ -167,9 +167,10 @@ CORE_MODELS: dict[str, CoreModel] = dict(map(_parse_core, _CORE_TABLE.strip().sp
 _X86_V2_FEATURES = "sse4.2 popcnt"
 _X86_V3_FEATURES = f"{_X86_V2_FEATURES} avx2 fma f16c bmi bmi2 movbe lzcnt"
 _X86_V4_FEATURES = f"{_X86_V3_FEATURES} avx512f avx512bw avx512cd avx512dq avx512vl"
-_ICE_LAKE_FEATURES = (f"{_X86_V4_FEATURES} pclmul gfni avx512ifma avx512vbmi avx512vbmi2 avx512vnni avx512bitalg"
-        " avx512vpopcntdq")
-_SAPPHIRE_RAPIDS_FEATURES = f"{_ICE_LAKE_FEATURES} avxvnni avx512bf16 avx512fp16 amx-tile amx-int8 amx-bf16"
+_ICE_LAKE_FEATURES = (f"{_X86_V4_FEATURES} pclmul gfni avx512ifma avx512vbmi avx512vbmi2 avx512vnni"
+        " avx512bitalg avx512vpopcntdq")
+_SAPPHIRE_RAPIDS_FEATURES = (f"{_ICE_LAKE_FEATURES} avxvnni avx512bf16 avx512fp16"
+        " amx-tile amx-int8 amx-bf16")
 _ALDER_LAKE_FEATURES = f"{_X86_V3_FEATURES} pclmul gfni avxvnni"
 _ARROW_LAKE_FEATURES = f"{_ALDER_LAKE_FEATURES} avxifma avxvnniint8 avxneconvert"
 _ZEN_FEATURES = f"{_X86_V3_FEATURES} pclmul sse4a"

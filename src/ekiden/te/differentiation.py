@@ -87,7 +87,8 @@ _INTRINSIC_ADJOINT_RULES: dict[str, AdjointRule] = {
     "rsqrt":   _unary_adjoint(lambda x, y: y / x * -0.5),
     "tanh":    _unary_adjoint(lambda x, y: 1.0 - y * y),
     "sigmoid": _unary_adjoint(lambda x, y: y * (1.0 - y)),
-    "erf": _unary_adjoint(lambda x, y: _intrinsic_call("exp", x * x * -1.0) * (2 / math.sqrt(math.pi))),
+    "erf":     _unary_adjoint(
+                   lambda x, y: _intrinsic_call("exp", x * x * -1.0) * (2 / math.sqrt(math.pi))),
     "sin":     _unary_adjoint(lambda x, y: _intrinsic_call("cos", x)),
     "cos":     _unary_adjoint(lambda x, y: _intrinsic_call("sin", x) * -1.0),
     "tan":     _unary_adjoint(lambda x, y: 1.0 + y * y),

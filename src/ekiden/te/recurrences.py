@@ -107,8 +107,9 @@ def _validate_scan(
         )
         if not same:
             raise ValueError(
-                f"scan {name!r}: init {_tensor_text(first)} and update {_tensor_text(later)} must have the shape"
-                f" of the state {_tensor_text(state)}, but for the first axis of init"
+                f"scan {name!r}: init {_tensor_text(first)} and update {_tensor_text(later)} must"
+                f" have the shape of the state {_tensor_text(state)}, but for the first axis of"
+                " init"
             )
         if not first.dtype == later.dtype == state.dtype:
             raise ValueError(

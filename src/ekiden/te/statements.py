@@ -14,7 +14,7 @@ def replace_buffers(body: Stmt, new: Mapping[Buffer, Buffer]) -> Stmt:
     """Return the statement with buffers replaced, in expressions (loads, addresses) too."""
 
     class _BufferReplacer(ExprRewriter):
-        def buffer(self, buffer: Buffer) -> Buffer:
+        def rewrite_buffer(self, buffer: Buffer) -> Buffer:
             return new.get(buffer, buffer)
 
     def replace_in_expr(e: PrimExpr) -> PrimExpr:

@@ -82,7 +82,7 @@ class _AlphaRenamer(StmtMutator):
             table[binding] = name
         self._memo = {}  # of other names
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression with the names in scope."""
         if not self._values and not self._buffers:
             return expr
@@ -95,7 +95,7 @@ class _AlphaRenamer(StmtMutator):
             return e.with_fields(buffer=self._buffers[e.buffer])
         return e
 
-    def narrow_buffer(self, buffer: Buffer) -> Buffer:
+    def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         """Return the buffer's name in scope."""
         return self._buffers.get(buffer, buffer)
 
@@ -104,7 +104,7 @@ class _AlphaRenamer(StmtMutator):
 
     def visit_for(self, stmt: For) -> Stmt:
         """Rename in a loop; its bounds are outside its scope."""
-        low, extent = self.mark_addresses(stmt.min), self.mark_addresses(stmt.extent)
+        low, extent = self.rewrite_expr(stmt.min), self.rewrite_expr(stmt.extent)
         with self._fresh_scope(stmt):
             body = self.visit(stmt.body)
             name = self._rename_var(stmt.loop_var)
@@ -112,7 +112,7 @@ class _AlphaRenamer(StmtMutator):
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Rename in a let; its value is outside its scope."""
-        value = self.mark_addresses(stmt.value)
+        value = self.rewrite_expr(stmt.value)
         with self._fresh_scope(stmt):
             body = self.visit(stmt.body)
             return stmt.with_fields(var=self._rename_var(stmt.var), value=value, body=body)
@@ -124,18 +124,18 @@ class _AlphaRenamer(StmtMutator):
 
     def visit_decl(self, stmt: DeclBuffer) -> Stmt:
         """Rename in a view; its source buffer is outside its scope."""
-        source = self.narrow_buffer(stmt.source)
+        source = self.rewrite_buffer(stmt.source)
         mins, extents = self.exprs(stmt.mins), self.exprs(stmt.extents)
         with self._fresh_scope(stmt):
             body = self.visit(stmt.body)
-            view = self.narrow_buffer(stmt.buffer)
+            view = self.rewrite_buffer(stmt.buffer)
             return stmt.with_fields(
                 buffer=view, source=source, mins=mins, extents=extents, body=body
             )
 
     def visit_block(self, stmt: Block) -> Stmt:
         """Rename in a block and its iterators; their extents are outside its scope."""
-        extents = [self.mark_addresses(iter_var.extent) for iter_var in stmt.iter_vars]
+        extents = [self.rewrite_expr(iter_var.extent) for iter_var in stmt.iter_vars]
         with self._fresh_scope(stmt):
             domains = tuple(
                 iter_var.with_fields(var=self._rename_var(iter_var.var), extent=extent)

@@ -334,7 +334,8 @@ class ExpressionPrinter:
 
     def print_dict(self, values: Mapping[str, object]) -> str:
         """Return a dictionary literal."""
-        return f"{{{', '.join(f'{quote_string(k)}: {self.print_attribute(v)}' for k, v in values.items())}}}"
+        items = (f"{quote_string(k)}: {self.print_attribute(v)}" for k, v in values.items())
+        return f"{{{', '.join(items)}}}"
 
     def print_buffer_args(self, b: Buffer) -> str:
         """Return the argument list that constructs a buffer."""

@@ -204,7 +204,7 @@ class _PythonEmitter:
                 values = ", ".join(map(self.emit_expr, s.values))
                 message = f"{s.message!r}.format({values})" if values else repr(s.message)
                 self.emit_line(depth, f"if not {self.emit_expr(s.condition)}:")
-                self.emit_line(depth + 1, f"raise rt.error({s.kind!r})({message})")
+                self.emit_line(depth + 1, f"raise rt.error_class({s.kind!r})({message})")
             case _:
                 raise TypeError(f"interpreter: {type(s).__name__} must be lowered first")
 
@@ -227,10 +227,8 @@ class _PythonEmitter:
         # NaN and 77 are canaries: a program that reads an element it never wrote yields a visibly
         # wrong result.
         fill = "np.nan" if dt.is_float(kind) else "77" if kind != "bool" else "False"
-        self.emit_line(
-            depth,
-            f"{self.name_of(buffer)} = np.full({shape}, {fill}, {self.intern_constant(dt.to_numpy(kind))})",
-        )
+        name, dtype = self.name_of(buffer), self.intern_constant(dt.to_numpy(kind))
+        self.emit_line(depth, f"{name} = np.full({shape}, {fill}, {dtype})")
 
     def intern_constant(self, value: object) -> str:
         """Return a global name of the generated source that holds a value without a literal."""
@@ -284,7 +282,7 @@ class _PythonEmitter:
             case Min() | Max():
                 return f"np.{'minimum' if isinstance(e, Min) else 'maximum'}({x[0]}, {x[1]})"
             case Div():
-                return f"rt.div({x[0]}, {x[1]})"
+                return f"rt.truncating_div({x[0]}, {x[1]})"
             case BinaryExpr():
                 symbol = {"and": "&", "or": "|"}.get(e.symbol, e.symbol)
                 return f"({x[0]} {symbol} {x[1]})"
@@ -332,13 +330,14 @@ class _PythonEmitter:
             call = f"{self.intern_constant(call_c)}({arguments})"
             return call if e.dtype == "handle" else f"rt.cast({call}, {e.dtype!r})"
         if e.op == "reinterpret":
-            return f"rt.view({x[0]}, {e.dtype!r})"
+            return f"rt.bit_cast({x[0]}, {e.dtype!r})"
         if e.op in ("call_llvm_intrin", "call_llvm_pure_intrin"):
             raise errors.RunError(f"interpreter: {e.op} {x[0]}: NumPy has no intrinsics of LLVM")
         if not find_intrinsic(e.op).has_meaning and e.op != "if_then_else":
             raise TypeError(f"interpreter: {e.op} has no meaning without what is around it")
         if e.op != "if_then_else":
-            return f"rt.cast({self.intern_constant(INTRINSICS[e.op].reference)}({', '.join(x)}), {e.dtype!r})"
+            reference = self.intern_constant(INTRINSICS[e.op].reference)
+            return f"rt.cast({reference}({', '.join(x)}), {e.dtype!r})"
         if dt.lanes(e.args[0].dtype) == 1:
             return f"({x[1]} if {x[0]} else {x[2]})"
         return self.emit_masked_select(e, x[0])

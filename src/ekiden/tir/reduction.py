@@ -117,12 +117,12 @@ class _CombinerSubstituter(ExprRewriter):
         """Rebind the let to a fresh variable per use of the combination."""
         new = self._names[stmt.var]
         assert isinstance(new, Var)
-        return LetStmt(new, self.mark_addresses(stmt.value), self.visit(stmt.body))
+        return LetStmt(new, self.rewrite_expr(stmt.value), self.visit(stmt.body))
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Store a result to its substituted element."""
         buffer, indices = self._where[stmt.buffer]
-        return BufferStore(buffer, self.mark_addresses(stmt.value), indices)
+        return BufferStore(buffer, self.rewrite_expr(stmt.value), indices)
 
 
 def match_reduction(block: Block) -> DecomposedReduction | None:

@@ -63,10 +63,10 @@ def _add_offset(index: PrimExpr, by: PrimExpr) -> PrimExpr:
 
 class _ViewResolver(ExprRewriter):
     def __init__(self, view: DeclBuffer) -> None:
-        super().__init__(self._resolve_node)
+        super().__init__(self._rewrite_node)
         self._view = view
 
-    def _resolve_node(self, e: PrimExpr) -> PrimExpr:
+    def _rewrite_node(self, e: PrimExpr) -> PrimExpr:
         view = self._view
         if isinstance(e, BufferLoad) and e.buffer is view.buffer:
             return e.with_fields(buffer=view.source, indices=self._source_indices(e.indices))

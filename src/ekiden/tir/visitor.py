@@ -204,8 +204,8 @@ def uses_var(root: Stmt, var: Var) -> bool:
 
 
 class StmtMutator:
-    """A bottom-up rebuilder of statements. Override `expr` for expressions, `buffer` for buffers,
-    or one `visit_*`.
+    """A bottom-up rebuilder of statements. Override `rewrite_expr` for expressions,
+    `rewrite_buffer` for buffers, or one `visit_*`.
 
     An unchanged statement stays the same object.
     """
@@ -227,11 +227,11 @@ class StmtMutator:
         finally:
             self._depth -= 1
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the replacement of a whole expression of a statement."""
         return expr
 
-    def narrow_buffer(self, buffer: Buffer) -> Buffer:
+    def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         """Return the replacement of a buffer that is stored to, allocated or prefetched (loads:
         `expr`).
         """
@@ -239,27 +239,27 @@ class StmtMutator:
 
     def exprs(self, originals: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
         """Return `expr` of each, the same tuple if nothing changed."""
-        new = tuple(self.mark_addresses(e) for e in originals)
+        new = tuple(self.rewrite_expr(e) for e in originals)
         return originals if all(a is b for a, b in zip(new, originals, strict=True)) else new
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Rebuild a BufferStore."""
         return stmt.with_fields(
-            buffer=self.narrow_buffer(stmt.buffer),
-            value=self.mark_addresses(stmt.value),
+            buffer=self.rewrite_buffer(stmt.buffer),
+            value=self.rewrite_expr(stmt.value),
             indices=self.exprs(stmt.indices),
-            predicate=None if stmt.predicate is None else self.mark_addresses(stmt.predicate),
+            predicate=None if stmt.predicate is None else self.rewrite_expr(stmt.predicate),
         )
 
     def visit_for(self, stmt: For) -> Stmt:
         """Rebuild a For; an empty one is removed."""
-        low, extent = self.mark_addresses(stmt.min), self.mark_addresses(stmt.extent)
+        low, extent = self.rewrite_expr(stmt.min), self.rewrite_expr(stmt.extent)
         body = self.visit(stmt.body)
         return body if is_no_op(body) else stmt.with_fields(min=low, extent=extent, body=body)
 
     def visit_while(self, stmt: While) -> Stmt:
         """Rebuild a While; one with a false condition is removed."""
-        condition = self.mark_addresses(stmt.condition)
+        condition = self.rewrite_expr(stmt.condition)
         if isinstance(condition, IntImm) and not condition.value:
             return NO_OP
         return stmt.with_fields(condition=condition, body=self.visit(stmt.body))
@@ -273,7 +273,7 @@ class StmtMutator:
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
         """Rebuild an IfThenElse; a constant condition leaves one side."""
-        condition = self.mark_addresses(stmt.condition)
+        condition = self.rewrite_expr(stmt.condition)
         if isinstance(condition, IntImm):
             side = stmt.then_case if condition.value else stmt.else_case
             return NO_OP if side is None else self.visit(side)
@@ -284,17 +284,17 @@ class StmtMutator:
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Rebuild a LetStmt."""
-        return stmt.with_fields(value=self.mark_addresses(stmt.value), body=self.visit(stmt.body))
+        return stmt.with_fields(value=self.rewrite_expr(stmt.value), body=self.visit(stmt.body))
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
         """Rebuild an Allocate."""
-        return stmt.with_fields(buffer=self.narrow_buffer(stmt.buffer), body=self.visit(stmt.body))
+        return stmt.with_fields(buffer=self.rewrite_buffer(stmt.buffer), body=self.visit(stmt.body))
 
     def visit_decl(self, stmt: DeclBuffer) -> Stmt:
         """Rebuild a DeclBuffer."""
         return stmt.with_fields(
-            buffer=self.narrow_buffer(stmt.buffer),
-            source=self.narrow_buffer(stmt.source),
+            buffer=self.rewrite_buffer(stmt.buffer),
+            source=self.rewrite_buffer(stmt.source),
             mins=self.exprs(stmt.mins),
             extents=self.exprs(stmt.extents),
             body=self.visit(stmt.body),
@@ -302,25 +302,25 @@ class StmtMutator:
 
     def visit_attr(self, stmt: AttrStmt) -> Stmt:
         """Rebuild an AttrStmt; an attribute of a buffer moves to its replacement."""
-        attr_node = self.narrow_buffer(stmt.node) if isinstance(stmt.node, Buffer) else stmt.node
+        attr_node = self.rewrite_buffer(stmt.node) if isinstance(stmt.node, Buffer) else stmt.node
         return stmt.with_fields(
-            node=attr_node, value=self.mark_addresses(stmt.value), body=self.visit(stmt.body)
+            node=attr_node, value=self.rewrite_expr(stmt.value), body=self.visit(stmt.body)
         )
 
     def visit_evaluate(self, stmt: Evaluate) -> Stmt:
         """Rebuild an Evaluate."""
-        return stmt.with_fields(value=self.mark_addresses(stmt.value))
+        return stmt.with_fields(value=self.rewrite_expr(stmt.value))
 
     def visit_assert(self, stmt: AssertStmt) -> Stmt:
         """Rebuild an AssertStmt."""
         return stmt.with_fields(
-            condition=self.mark_addresses(stmt.condition), values=self.exprs(stmt.values)
+            condition=self.rewrite_expr(stmt.condition), values=self.exprs(stmt.values)
         )
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
         """Rebuild a Prefetch."""
         return stmt.with_fields(
-            buffer=self.narrow_buffer(stmt.buffer), indices=self.exprs(stmt.indices)
+            buffer=self.rewrite_buffer(stmt.buffer), indices=self.exprs(stmt.indices)
         )
 
     def visit_realize(self, stmt: BlockRealize) -> Stmt:
@@ -328,13 +328,13 @@ class StmtMutator:
         block = self.visit(stmt.block)
         return stmt.with_fields(
             iter_values=self.exprs(stmt.iter_values),
-            predicate=self.mark_addresses(stmt.predicate),
+            predicate=self.rewrite_expr(stmt.predicate),
             block=block,
         )
 
     def visit_block(self, stmt: Block) -> Stmt:
         """Rebuild a Block."""
-        domains = tuple(i.with_fields(extent=self.mark_addresses(i.extent)) for i in stmt.iter_vars)
+        domains = tuple(i.with_fields(extent=self.rewrite_expr(i.extent)) for i in stmt.iter_vars)
         same = all(a is b for a, b in zip(domains, stmt.iter_vars, strict=True))
         init = None if stmt.init is None else self.visit(stmt.init)
         return stmt.with_fields(
@@ -366,15 +366,15 @@ class ExprRewriter(StmtMutator):
     """
 
     def __init__(self, change: Callable[[PrimExpr], PrimExpr]) -> None:
-        self._resolve_node = change
+        self._rewrite_node = change
         self._memo: dict[int, PrimExpr] = {}
         self._alive: list[PrimExpr] = []
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Rewrite the expression bottom-up."""
         # The memo is keyed by id: expressions stay referenced so that their ids are not reused.
         self._alive.append(expr)
-        return rewrite(expr, self._resolve_node, self._memo)
+        return rewrite(expr, self._rewrite_node, self._memo)
 
 
 def substitute(stmt: Stmt, values: dict[Var, PrimExpr]) -> Stmt:
@@ -399,7 +399,7 @@ class _DefinitionRenamer(ExprRewriter):
         super().__init__(rename_node)
         self._buffers = buffers
 
-    def narrow_buffer(self, buffer: Buffer) -> Buffer:
+    def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         return self._buffers.get(buffer, buffer)
 
 

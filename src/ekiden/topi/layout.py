@@ -116,7 +116,8 @@ def transform_array(data: Array, source: str, target: str) -> Array:
         for i in (names.index(n), names.index(n.lower()) if n.lower() in names else -1)
         if i >= 0
     ]
-    merged = [data.shape[names.index(n)] * dict(parse_layout(source)).get(n.lower(), 1) for n in plain]
+    factors = dict(parse_layout(source))
+    merged = [data.shape[names.index(n)] * factors.get(n.lower(), 1) for n in plain]
     plain_array = data.transpose(order).reshape(merged)
     cut: list[int] = []
     position: dict[str, int] = {}

@@ -66,7 +66,8 @@ def emit_threefry(
 def _require_generator(name: str, gen: Tensor) -> None:
     if gen.dtype != THREEFRY_WORD_DTYPE or gen.ndim != 1:
         raise ValueError(
-            f"{name}: a generator is {GENERATOR_STATE_WORDS} words of {THREEFRY_WORD_DTYPE}, got {gen.dtype}"
+            f"{name}: a generator is {GENERATOR_STATE_WORDS} words of {THREEFRY_WORD_DTYPE}, "
+            f"got {gen.dtype}"
         )
     require_shape(name, "key", gen.shape, (GENERATOR_STATE_WORDS,))
 

@@ -72,7 +72,7 @@ def constrain_logits(
         (states, "states", 1, "int32"),
     ))  # fmt: skip
     for vector, what in ((rows, "rows"), (lengths, "lengths"), (penalties, "penalties"),
-                       (states, "states")):  # fmt: skip
+                         (states, "states")):  # fmt: skip
         require_shape(name, what, vector.shape, logits.shape[:1])
     require_shape(name, "moves", moves.shape, (None, logits.shape[1]))
     checks = (

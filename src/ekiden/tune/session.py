@@ -190,7 +190,7 @@ class Session:
             if state is None:
                 break
             self._run_batch(state, min(self.measurer.batch * self.measurer.runners,
-                                   trials - self.trials))  # fmt: skip
+                                       trials - self.trials))  # fmt: skip
             if self.progress is not None:
                 self.progress(self)
 

@@ -276,8 +276,8 @@ REFUSED: dict[str, tuple[Callable[[], PrimFunc], Callable[[Schedule], object], s
     "zeros without a remainder": (bordered, lambda s: s.skip_zeros("c"),
                                   "skip_zeros 'c': no remainder says which of its terms are 0"),
     "zeros of fused loops": (spread, lambda s: (s.fuse(*s.get_loops("c")[:2]),
-                                              s.skip_zeros("c")),
-                           "skip_zeros 'c': something was done to its loops before"),
+                                                s.skip_zeros("c")),
+                             "skip_zeros 'c': something was done to its loops before"),
     "zeros of lanes": (spread, lambda s: s.skip_zeros("c", 0), "lanes above 0 expected, got 0"),
     "zeros times what is left out": (
         lambda: spread(out=1), lambda s: s.skip_zeros("c"),

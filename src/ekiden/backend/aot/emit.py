@@ -388,9 +388,8 @@ class _FunctionEmitter:
             b.value(f"icmp eq i32 {self._load_type_word(value)}, {TypeIndex.ADT}"), fast, slow
         )
         b.start(fast)
-        tag = b.value(
-            f"load i32, ptr {self._offset_address(self._load_payload(value, 'ptr'), layout.ADT.TAG)}, align 8"
-        )
+        tag_address = self._offset_address(self._load_payload(value, "ptr"), layout.ADT.TAG)
+        tag = b.value(f"load i32, ptr {tag_address}, align 8")
         cases = " ".join(f"i32 {i}, label %{label}" for i, label in enumerate(labels[:-1]))
         b.append_void(f"switch i32 {tag}, label %{labels[-1]} [ {cases} ]")
         b.start(slow)
@@ -432,9 +431,8 @@ class _FunctionEmitter:
             b.append_void(
                 f"store i64 {head}, ptr {self._offset_address('%args', Value.BYTES * i)}, align 8"
             )
-            b.append_void(
-                f"store i64 {payload}, ptr {self._offset_address('%args', Value.BYTES * i + Value.V)}, align 8"
-            )
+            payload_address = self._offset_address("%args", Value.BYTES * i + Value.V)
+            b.append_void(f"store i64 {payload}, ptr {payload_address}, align 8")
         self._emit_kernel_call(index, _int_operand(instruction["packed_index"]), len(args))
         b.branch(done)
         if tuples:

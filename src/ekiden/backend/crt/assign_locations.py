@@ -125,10 +125,10 @@ class _LocationAssigner:
             capacity = row.lists.root().capacity
             if capacity is None:
                 raise CompileError(
-                    f"{row.source_node}: nothing bounds how many elements of {row.nbytes} bytes a list "
-                    "has, and there is no allocator; let the loop have a constant number of turns, "
-                    "so that what stacks the list says its length, or write into a tensor of a "
-                    "constant shape"
+                    f"{row.source_node}: nothing bounds how many elements of {row.nbytes} bytes a "
+                    "list has, and there is no allocator; let the loop have a constant number of "
+                    "turns, so that what stacks the list says its length, or write into a tensor "
+                    "of a constant shape"
                 )
             row.request.size = const(capacity * row.nbytes)
         for frame in self.reader.frames:

@@ -244,8 +244,8 @@ def _emit_tensor_tables(module: MicroModule, name: str) -> str:
             shape = f"{what}{number}_shape"
             sizes = ", ".join(map(str, t.shape)) or "0"
             definitions.append(f"static const int32_t {shape}[] = {{{sizes}}};\n")
-            row = f"{c_string_literal(t.name)}, {c_string_literal(t.dtype)}, {len(t.shape)}, {shape}, {t.nbytes}"
-            rows.append(f"  {{{row}}},\n")
+            literals = f"{c_string_literal(t.name)}, {c_string_literal(t.dtype)}"
+            rows.append(f"  {{{literals}, {len(t.shape)}, {shape}, {t.nbytes}}},\n")
         text = "".join(rows) or "  {NULL, NULL, 0, NULL, 0},\n"
         definitions.append(f"static const ekiden_micro_tensor {what}s[] = {{\n{text}}};\n")
     pools = [] if module.has_own_memory else module.pools
@@ -256,7 +256,8 @@ def _emit_tensor_tables(module: MicroModule, name: str) -> str:
         table = "pool_table"
     definitions.append(
         f"\nconst ekiden_micro_model ekiden_{name} = {{\n"
-        f"  {c_string_literal(module.name)}, {len(module.inputs)}, inputs, {len(module.outputs)}, outputs,\n"
+        f"  {c_string_literal(module.name)}, {len(module.inputs)}, inputs,"
+        f" {len(module.outputs)}, outputs,\n"
         f"  {len(pools)}, {table}, {module.workspace}, run_arrays,\n}};\n"
     )
     return "\n" + "".join(definitions)

@@ -221,7 +221,8 @@ class _RoutineEmitter:
             homes = (MemoryHome.LOCAL,) if self.is_main else (MemoryHome.LOCAL, MemoryHome.INPUT)
             function = "take" if source.home in homes else "memcpy"
             self.takes |= source.home in homes
-            return f"{function}({self._byte_address(target)}, {self._byte_address(source)}, {step.nbytes});"
+            addresses = f"{self._byte_address(target)}, {self._byte_address(source)}"
+            return f"{function}({addresses}, {step.nbytes});"
         kinds = [f"{'const ' * p.is_read}{p.c_type} *" for p in step.kernel.parameters]
         kinds += ["uint8_t *"] * (len(step.places) - len(kinds))
         arguments = [

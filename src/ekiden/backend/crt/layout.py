@@ -113,7 +113,8 @@ class TypeLayouts:
                     if header in inside:
                         raise CompileError(
                             f"{where}: a value of {format_type(at)} holds values of its own type: "
-                            f"its size has no bound, and there is no allocator; {PARTIAL_EVALUATE_HINT}"
+                            "its size has no bound, and there is no allocator; "
+                            f"{PARTIAL_EVALUATE_HINT}"
                         )
                     leaves.append(LeafType(LeafKind.NUMBER, TAG_BYTES, is_cell))
                     held_types = [f for _, row in self.constructors(at) for f in row]
@@ -148,7 +149,8 @@ class TypeLayouts:
         if _is_tensor_list(kind):
             raise CompileError(
                 f"{where}: a match takes a list apart, whose length has no bound; a list can be "
-                f"grown by Cons, and read by sequence.stack with a constant length; {PARTIAL_EVALUATE_HINT}"
+                "grown by Cons, and read by sequence.stack with a constant length; "
+                f"{PARTIAL_EVALUATE_HINT}"
             )
         start = 1
         for declared, types in self.constructors(kind):
@@ -202,8 +204,8 @@ def unbounded_message(kind: TensorType) -> str:
     verb = "follow" if len(names) > 1 else "follows"
     bounds = f" ({', '.join(limits)})" if limits else ""
     return (
-        f"a tensor {kind.dtype}{format_shape(kind.shape)} has no constant size: {sizes} {verb} from "
-        f"data when it runs{bounds}, and there is no allocator; put it into a tensor of the "
+        f"a tensor {kind.dtype}{format_shape(kind.shape)} has no constant size: {sizes} {verb} "
+        f"from data when it runs{bounds}, and there is no allocator; put it into a tensor of the "
         "largest shape, beside a number that says how much of it counts"
     )
 

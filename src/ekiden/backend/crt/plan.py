@@ -122,7 +122,8 @@ def _check_options() -> None:
     if option(USMP_ALGORITHM_OPTION) not in TVM_PLANNER_NAMES:
         names = ", ".join(filter(None, TVM_PLANNER_NAMES))
         raise CompileError(
-            f"compile: {USMP_ALGORITHM_OPTION!r}: one of {names} expected, got {option(USMP_ALGORITHM_OPTION)!r}"
+            f"compile: {USMP_ALGORITHM_OPTION!r}: one of {names} expected, "
+            f"got {option(USMP_ALGORITHM_OPTION)!r}"
         )
     if not option(USMP_ENABLE_OPTION):
         never = "memory is always planned as a whole"

@@ -90,15 +90,15 @@ class RoutineReader(ValueReader):
             if kind.is_cell or kind.kind is LeafKind.FUNCTION:
                 what = "reference" if kind.is_cell else "function"
                 raise CompileError(
-                    f"{self.error_prefix(function.body)}: its result holds a {what}, which needs memory "
-                    "that outlives the call, and there is no allocator"
+                    f"{self.error_prefix(function.body)}: its result holds a {what}, which needs "
+                    "memory that outlives the call, and there is no allocator"
                 )
 
     def _declare_param(self, param: Var, kind: LeafType, signature: RoutineSignature) -> ValueLeaf:
         if kind.kind is LeafKind.FUNCTION:
             raise CompileError(
-                f"{self.error_prefix(param)}: the parameter '{param.name_hint}' is a function that is "
-                f"known when it runs only; call it by its name, or {PARTIAL_EVALUATE_HINT}"
+                f"{self.error_prefix(param)}: the parameter '{param.name_hint}' is a function that "
+                f"is known when it runs only; call it by its name, or {PARTIAL_EVALUATE_HINT}"
             )
         number = len(self.params)
         self.inputs.append(kind.is_cell)
@@ -242,8 +242,8 @@ class RoutineReader(ValueReader):
             is_same = leaf.home == Location(MemoryHome.LOCAL, number)
             if kind.is_cell and not is_same:
                 raise CompileError(
-                    f"{self.error_prefix(value)}: each turn has another reference, whose memory has no "
-                    "bound; a reference that stays the same can be changed by ref_write"
+                    f"{self.error_prefix(value)}: each turn has another reference, whose memory "
+                    "has no bound; a reference that stays the same can be changed by ref_write"
                 )
             request = self.params[number]
             assert request is not None

@@ -184,8 +184,8 @@ class ValueReader:
                 return ()
             case _:
                 raise CompileError(
-                    f"{self.error_prefix(expr)}: {type(expr).__name__} is no kernel on tensors of known "
-                    "shapes, and needs the runtime"
+                    f"{self.error_prefix(expr)}: {type(expr).__name__} is no kernel on tensors of "
+                    "known shapes, and needs the runtime"
                 )
 
     def _returns_closure(self, name: str) -> bool:
@@ -213,8 +213,9 @@ class ValueReader:
         for kind in kinds:
             if kind.kind is not LeafKind.TENSOR or kind.is_cell:
                 raise CompileError(
-                    f"{self.error_prefix(expr)}: a reference that holds something else than tensors of "
-                    "constant shapes has memory without a bound, and there is no allocator"
+                    f"{self.error_prefix(expr)}: a reference that holds something else than "
+                    "tensors of constant shapes has memory without a bound, and there is no "
+                    "allocator"
                 )
 
     # operators
@@ -244,8 +245,8 @@ class ValueReader:
                 return self._read_reshape(call)
             case _:
                 raise CompileError(
-                    f"{self.error_prefix(call)}: {name} is no kernel on tensors of known shapes, and "
-                    "needs the runtime"
+                    f"{self.error_prefix(call)}: {name} is no kernel on tensors of known shapes, "
+                    "and needs the runtime"
                 )
 
     def _constant_size(self, size: PrimExpr, call: Call) -> PrimExpr:
@@ -376,9 +377,9 @@ class ValueReader:
         if callee.name in self.names:
             again = "itself" if callee.name == self.name else f"'{callee.name}', which calls it"
             raise CompileError(
-                f"{self.error_prefix(call)}: it calls {again} and goes on after that call: nothing bounds "
-                "how many calls wait for each other, each with memory of its own, and there is no "
-                "allocator; a call whose result is the function's own result becomes a loop"
+                f"{self.error_prefix(call)}: it calls {again} and goes on after that call: nothing "
+                "bounds how many calls wait for each other, each with memory of its own, and there "
+                "is no allocator; a call whose result is the function's own result becomes a loop"
             )
         signature = self.program.signatures[callee.name]
         args = self._call_arguments(call, signature)

@@ -104,7 +104,7 @@ class _MainWriter:
             index = self._primitive_index(node.function)
             self.code.append(
                 make_instruction("InvokePacked", packed_index=index, output_size=len(outputs),
-                     args=(*inputs, *outputs))
+                                 args=(*inputs, *outputs))
             )  # fmt: skip
 
     def _emit_shape(self, shape: tuple[int, ...]) -> int:

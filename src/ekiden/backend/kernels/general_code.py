@@ -55,7 +55,7 @@ class NoGeneralFormError(Exception):
 
 # In the order of the enumerations of general.h.
 GENERAL_ELEMENT_DTYPES = ("float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8",
-                  "uint16",
+                          "uint16",
             "uint32", "float16", "bfloat16")  # fmt: skip
 HALF_PRECISION_DTYPES = ("float16", "bfloat16")
 F32, F64, INT = range(3)
@@ -270,7 +270,7 @@ class CodeBuilder:
         instructions = [self.emit_value(result) for result in results]
         registers, count = self._allocate_registers(instructions)
         counts = {"axes": len(self.axes), "loads": len(self.loads), "results": len(results),
-                 "instructions": len(self.rows), "registers": count}  # fmt: skip
+                  "instructions": len(self.rows), "registers": count}  # fmt: skip
         for what, number in counts.items():
             if number > STAGE_LIMITS[what]:
                 raise NoGeneralFormError(f"{number} {what}")

@@ -435,7 +435,9 @@ class ExpressionWriter:
     def element_access(self, buffer: Buffer, index: str) -> str:
         """Return an element access; the current lane of it where the buffer holds vectors."""
         lane = "[lane]" if dt.lanes(buffer.dtype) > 1 else ""
-        return f"{self.name(buffer)}[{self.bounds_checked_index(buffer, strip_parentheses(index))}]{lane}"
+        name = self.name(buffer)
+        checked_index = self.bounds_checked_index(buffer, strip_parentheses(index))
+        return f"{name}[{checked_index}]{lane}"
 
     def bounds_checked_index(self, buffer: Buffer, index: str) -> str:
         """Return the index of an access, bounds-checked if the target asks for it."""

@@ -143,7 +143,8 @@ class StatementWriter(ExpressionWriter):
         if not s.values:
             return self.check(wrong, s.kind, s.message)
         values = ", ".join(self.text(cast(v, "int64")) for v in s.values)
-        arguments = f"{c_string_literal(s.kind)}, {c_string_literal(s.format)}, (const int64_t[]){{{values}}}"
+        kind, format = c_string_literal(s.kind), c_string_literal(s.format)
+        arguments = f"{kind}, {format}, (const int64_t[]){{{values}}}"
         self.emit_line(f"if ({wrong}) {{")
         self.write_failure(f"ek_kernel_error_values({arguments})")
         self.emit_line("}")

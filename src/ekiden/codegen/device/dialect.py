@@ -258,7 +258,8 @@ _CUDA_KEYWORDS = frozenset(
 KERNEL_DIALECTS: dict[str, KernelDialect] = {each.name: each for each in (
     KernelDialect(
         "opencl", OPENCL_PRELUDE, HelperDialect("static inline ", "__constant ", _opencl_bit_cast),
-        kernel_qualifier="__kernel void", pointer_qualifier="__global ", shared_qualifier="__local ", has_byte_offsets=True,
+        kernel_qualifier="__kernel void", pointer_qualifier="__global ",
+        shared_qualifier="__local ", has_byte_offsets=True,
         thread_indices={
             **{f"blockIdx.{a}": f"(int64_t)get_group_id({n})" for n, a in enumerate(GRID_AXES)},
             **{f"threadIdx.{a}": f"(int64_t)get_local_id({n})" for n, a in enumerate(GRID_AXES)},
@@ -273,8 +274,9 @@ KERNEL_DIALECTS: dict[str, KernelDialect] = {each.name: each for each in (
     KernelDialect(
         "cuda", CUDA_PRELUDE,
         HelperDialect("EK_DEVICE ", "EK_TABLE ", lambda target, x: f"ek_bits<{target}>({x})",
-             native_functions=_cuda_dot_helpers()),
-        kernel_qualifier='extern "C" __global__ void', pointer_qualifier="", shared_qualifier="EK_SHARED ", has_byte_offsets=False,
+                      native_functions=_cuda_dot_helpers()),
+        kernel_qualifier='extern "C" __global__ void', pointer_qualifier="",
+        shared_qualifier="EK_SHARED ", has_byte_offsets=False,
         thread_indices={
             **{f"{k}.{a}": f"(int64_t){k}.{a}" for k in ("blockIdx",
                                                          "threadIdx") for a in GRID_AXES},
@@ -286,13 +288,15 @@ KERNEL_DIALECTS: dict[str, KernelDialect] = {each.name: each for each in (
         atomic_min="atomicMin({place}, {value});",
         keywords=_CUDA_KEYWORDS, has_fragments=True, wide_types=CUDA_WIDE_TYPES,
         wide_helpers=CUDA_WIDE_ACCESS_HELPERS,
-        shuffles=CUDA_SHUFFLES, has_shuffle_mask=True, unaligned_word_load=CUDA_UNALIGNED_WORD_HELPER,
+        shuffles=CUDA_SHUFFLES, has_shuffle_mask=True,
+        unaligned_word_load=CUDA_UNALIGNED_WORD_HELPER,
     ),
     KernelDialect(
         "metal", METAL_PRELUDE,
         HelperDialect("static inline ", "constant ", lambda target, x: f"as_type<{target}>({x})",
-             reassociates_sums=True),
-        kernel_qualifier="kernel void", pointer_qualifier="device ", shared_qualifier="threadgroup ", has_byte_offsets=True,
+                      reassociates_sums=True),
+        kernel_qualifier="kernel void", pointer_qualifier="device ",
+        shared_qualifier="threadgroup ", has_byte_offsets=True,
         thread_indices={
             **{f"blockIdx.{a}": f"(int64_t)ek_block.{a}" for a in GRID_AXES},
             **{f"threadIdx.{a}": f"(int64_t)ek_thread.{a}" for a in GRID_AXES},
@@ -304,14 +308,16 @@ KERNEL_DIALECTS: dict[str, KernelDialect] = {each.name: each for each in (
         atomic_min="atomic_fetch_min_explicit((device atomic_int *){place}, {value}, "
               "memory_order_relaxed);",
         keywords=_CUDA_KEYWORDS | _OPENCL_KEYWORDS | {"device", "thread", "threadgroup", "metal"},
-        scalar_parameter="constant int64_t &{name}", extra_parameters=METAL_THREAD_PARAMETERS, missing_dtypes=frozenset(("float64",)),
+        scalar_parameter="constant int64_t &{name}", extra_parameters=METAL_THREAD_PARAMETERS,
+        missing_dtypes=frozenset(("float64",)),
         shuffles=METAL_SHUFFLES, lane_parameter=", uint ek_lane [[thread_index_in_simdgroup]]",
     ),
     KernelDialect(
         "webgpu", wgsl.WGSL_HEADER,
         HelperDialect("", "", lambda target, x: f"bitcast<{target}>({x})", wgsl.WgslSyntax(),
                       reassociates_sums=True),
-        kernel_qualifier="@compute @workgroup_size(ek_x, ek_y, ek_z)\nfn", pointer_qualifier="storage, read_write",
+        kernel_qualifier="@compute @workgroup_size(ek_x, ek_y, ek_z)\nfn",
+        pointer_qualifier="storage, read_write",
         shared_qualifier="var<workgroup> ", has_byte_offsets=True, has_bound_memory=True,
         thread_indices={
             "blockIdx.x": "ek_block % ek_given.blocks_x",

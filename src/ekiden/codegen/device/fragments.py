@@ -114,16 +114,13 @@ def declare_fragment(buffer: Buffer, name: str) -> str:
 
 def fragment_type_helper(buffer: Buffer) -> tuple[str, str]:
     """Return the helper that defines the type of a fragment buffer: (name, text)."""
+    name = _fragment_type(buffer)
     if buffer.scope == "wmma.accumulator":
         product = _mma_type(MMA_BY_ACCUMULATOR, buffer)
-        return (
-            _fragment_type(buffer),
-            f"struct {_fragment_type(buffer)} {{ {product.c_accumulator_type} r[{ACCUMULATOR_REGISTERS}]; }};",
-        )
+        members = f"{product.c_accumulator_type} r[{ACCUMULATOR_REGISTERS}];"
+        return name, f"struct {name} {{ {members} }};"
     product = _mma_type(MMA_BY_FACTOR, buffer)
-    return _fragment_type(
-        buffer
-    ), f"struct {_fragment_type(buffer)} {{ uint32_t r[{product.factor_registers}]; }};"
+    return name, f"struct {name} {{ uint32_t r[{product.factor_registers}]; }};"
 
 
 def _fragment_type(buffer: Buffer) -> str:
@@ -214,7 +211,8 @@ def _lower_load_matrix(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentC
     which = buffer.scope[-1]
     name = f"ek_load_{which}_{row.ptx_factor_type}_{layout}"
     code = f"wmma.load.{which}.sync.aligned.{layout}.m16n16k16.{row.ptx_factor_type} "
-    code += f"{_asm_operands(0, row.factor_registers)}, [%{row.factor_registers}], %{row.factor_registers + 1}"
+    registers = row.factor_registers
+    code += f"{_asm_operands(0, registers)}, [%{registers}], %{registers + 1}"
     text = _asm_helper(
         name,
         f"{_fragment_type(buffer)} *d, const {row.c_factor_type} *p, int64_t stride",
@@ -240,7 +238,8 @@ def _lower_store_matrix(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Fragment
         f"const {_fragment_type(buffer)} *d, {row.c_accumulator_type} *p, int64_t stride",
         code,
         "",
-        f'{_asm_constraints(row.register_constraint, "d", ACCUMULATOR_REGISTERS)}, "l"(p), "r"((int)stride)',
+        f'{_asm_constraints(row.register_constraint, "d", ACCUMULATOR_REGISTERS)}, "l"(p), '
+        '"r"((int)stride)',
     )
     return FragmentCall(name, text, ((buffer, e.args[4]), _address_argument(target), e.args[6]))
 

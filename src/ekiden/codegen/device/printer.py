@@ -273,7 +273,8 @@ def print_kernel(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKern
         offset = f", {number}" if dialect.has_byte_offsets else ""
         parameters.append(f"{dialect.pointer_qualifier}int *ek_status{offset}")
         if dialect.has_byte_offsets:
-            moved = f"({dialect.pointer_qualifier}int *)(({dialect.pointer_qualifier}char *)ek_status + ek_status_at)"
+            qualifier = dialect.pointer_qualifier
+            moved = f"({qualifier}int *)(({qualifier}char *)ek_status + ek_status_at)"
             writer.top.append(f"  ek_status = {moved};")
     body = "\n".join([*writer.top, *writer.lines])
     head = f"/* Made by Ekiden for {target.kind.name}. */\n{dialect.prelude}"

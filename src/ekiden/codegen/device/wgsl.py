@@ -171,7 +171,7 @@ class IndexNarrower(StmtMutator):
             self.variables[var] = kind(var.name, _narrow_dtype(var.dtype))
         return self.variables[var]
 
-    def narrow_buffer(self, buffer: Buffer) -> Buffer:
+    def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         """Return the replacement of a buffer."""
         return self.buffers.get(buffer, buffer)
 
@@ -182,7 +182,7 @@ class IndexNarrower(StmtMutator):
             self.buffers[buffer] = buffer.with_fields(dtype=_narrow_dtype(buffer.dtype))
         return super().visit_allocate(stmt)
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression with int32 in place of int64."""
         self._alive.append(expr)
         for node in post_order(expr):

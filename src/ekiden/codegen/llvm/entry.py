@@ -99,9 +99,8 @@ class EntryEmitter(StatementEmitter):
         rank = self.load_field(tensor, self.dltensor_layout.NDIM, "i32")
         right = b.value(f"icmp eq i32 {rank}, {len(buffer.shape)}")
         self.check(right, "ValueError", f"{name} must have {len(buffer.shape)} dimensions")
-        right = b.value(
-            f"icmp eq i32 {self.load_field(tensor, self.dltensor_layout.DTYPE, 'i32')}, {pack_dtype(buffer.dtype)}"
-        )
+        dtype = self.load_field(tensor, self.dltensor_layout.DTYPE, "i32")
+        right = b.value(f"icmp eq i32 {dtype}, {pack_dtype(buffer.dtype)}")
         self.check(right, "TypeError", f"{name} must have dtype {buffer.dtype}")
         if buffer.shape and not buffer.strides:
             self.check(

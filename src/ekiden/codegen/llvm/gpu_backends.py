@@ -109,10 +109,11 @@ GPU_BACKENDS: dict[str, GpuBackend] = {each.format: each for each in (
     GpuBackend(
         "ptx", "nvptx", "nvptx64-nvidia-cuda",
         data_layout="e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64",
-        calling_convention="ptx_kernel", index_type="int32", has_byte_offsets=False, constant_space=4, is_binary=False,
+        calling_convention="ptx_kernel", index_type="int32", has_byte_offsets=False,
+        constant_space=4, is_binary=False,
         intrinsic_calls={
-            **_thread_index_calls(NVPTX_SPECIAL_REGISTERS, "llvm.nvvm.read.ptx.sreg.{name}.{axis}", "i32",
-                       by_number=False),
+            **_thread_index_calls(NVPTX_SPECIAL_REGISTERS,
+                                  "llvm.nvvm.read.ptx.sreg.{name}.{axis}", "i32", by_number=False),
             "barrier": IntrinsicCall("llvm.nvvm.barrier.cta.sync.aligned.all", "void", ("i32 0",)),
             "tvm_warp_activemask": IntrinsicCall("llvm.nvvm.activemask", "i32"),
             **NVPTX_SHUFFLE_CALLS,
@@ -123,9 +124,11 @@ GPU_BACKENDS: dict[str, GpuBackend] = {each.format: each for each in (
         "spirv", "opencl", "spirv64v1.0-unknown-unknown",
         data_layout="e-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-v512:512-v1024:1024"
                "-n8:16:32:64-G1",
-        calling_convention="spir_kernel", index_type="int64", has_byte_offsets=True, constant_space=2, is_binary=True,
+        calling_convention="spir_kernel", index_type="int64", has_byte_offsets=True,
+        constant_space=2, is_binary=True,
         intrinsic_calls={
-            **_thread_index_calls(OPENCL_WORK_ITEM_FUNCTIONS, "_Z{length}{name}j", "i64", by_number=True),
+            **_thread_index_calls(OPENCL_WORK_ITEM_FUNCTIONS, "_Z{length}{name}j", "i64",
+                                  by_number=True),
             "barrier": IntrinsicCall("_Z7barrierj", "void", (f"i32 {CLK_ALL_FENCES}",),
                                      "convergent nounwind"),
         },

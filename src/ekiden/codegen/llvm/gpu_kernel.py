@@ -266,9 +266,10 @@ class GpuKernelEmitter(WideAccessEmitter):
             return
         mask = None if s.predicate is None else self.value(s.predicate)
         element = register_type(dt.element_dtype(dtype))
+        alignment = dt.itemsize(dt.element_dtype(dtype))
         for lane, address in enumerate(self.lane_addresses(s.buffer, index)):
             one = self.extract_lane(value, dt.element_dtype(dtype), lanes, lane)
-            where = f"{self.pointer_type(s.buffer)} {address}, align {dt.itemsize(dt.element_dtype(dtype))}"
+            where = f"{self.pointer_type(s.buffer)} {address}, align {alignment}"
             store = f"store {element} {one}, {where}{self.alias_metadata(s.buffer)}"
             if mask is None:
                 b.append_void(store)
@@ -364,7 +365,8 @@ class GpuKernelEmitter(WideAccessEmitter):
         if self.checks:
             self.declare_memory_parameter("ek_status", parameters)
         hint = self.vector_width_metadata()
-        head = f"define {self.backend.calling_convention} void @{self.name}({', '.join(parameters)}) #0{hint} {{"
+        signature = f"void @{self.name}({', '.join(parameters)})"
+        head = f"define {self.backend.calling_convention} {signature} #0{hint} {{"
         return "\n".join([head, "entry:", *self.b.entry, *self.b.lines, "}"])
 
     # Intel's compiler for processors makes vectors across threads else, of vectors too: a softmax

@@ -439,10 +439,12 @@ FLOAT_INTRINSICS: dict[str, Callable[..., Operand]] = {
 NONPOSITIVE_INTRINSICS: dict[str, Callable[..., Operand]] = {"exp": exp_nonpositive}
 FLOAT_CLASS_TESTS = ("isnan", "isinf")
 INTEGER_INTRINSICS: dict[str, Callable[..., Operand]] = {
-    "bitwise_and": _bitwise_emitter("and"), "bitwise_or": _bitwise_emitter("or"), "bitwise_xor": _bitwise_emitter("xor"),
+    "bitwise_and": _bitwise_emitter("and"), "bitwise_or": _bitwise_emitter("or"),
+    "bitwise_xor": _bitwise_emitter("xor"),
     "dot4_u8s8": _dot4, "dot4_s8s8": _dot4_emitter("s", "s"), "dot4_u8u8": _dot4_emitter("u", "u"),
     "madd_u8s8": _split_128_bit_halves(_emit_narrow_dot4),
-    "madd_s8s8": _split_128_bit_halves(_emit_signed_dot4), "sum2_u8s8": _split_128_bit_halves(_emit_pair_sums),
+    "madd_s8s8": _split_128_bit_halves(_emit_signed_dot4),
+    "sum2_u8s8": _split_128_bit_halves(_emit_pair_sums),
     "madd_s16": _split_128_bit_halves(_emit_madd), "dot2_bf16": _emit_dot2_bf16,
     "left_shift": _emit_left_shift, "right_shift": _emit_right_shift,
 }

@@ -59,7 +59,7 @@ def _is_artifact(data: bytes) -> bool:
 
 CACHE_KINDS = (
     CacheKind("kernels", re.compile(r"[0-9a-f]{16}/[0-9a-f]{32}\.o"),
-         lambda data: verify_checksum(data) is not None),
+              lambda data: verify_checksum(data) is not None),
     CacheKind("artifacts", re.compile(r"[0-9a-f]{16,64}\.(eki|json)"), _is_artifact),
     CacheKind("device", re.compile(r"[0-9a-f]{32}"), bool),
     CacheKind("known", re.compile(r"[0-9a-f]{32}"), bool, is_portable=False),

@@ -50,8 +50,8 @@ class CacheRequest:
 
     digest: gives one of everything but weights in files of their own; the bytes of the model and of
     the compiler are read when it is first asked for, which raises OSError where the model's cannot
-    be. path: the model's, beside which those files lie. made_at: when it was made, in nanoseconds;
-    whatever has changed since is not what it says. stands_at: where the path led then.
+    be. path: the model's, beside which those files lie. created_ns: when it was created; what
+    changed since is not what the digest is of. folder: where the path led then.
     """
 
     digest: Callable[[], str]

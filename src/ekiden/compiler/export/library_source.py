@@ -110,7 +110,7 @@ def library_source(
     shown = [n for n in names if re.fullmatch(r"[A-Za-z0-9_]+", n)]
     sections = [_SOURCE_HEAD.format(names=", ".join(prefix + n for n in shown))]
     sections.append(_BYTES_DECLARATION.format(size=size) if file is None else
-                 _INCBIN_SECTION.format(size=size, file=file))  # fmt: skip
+                    _INCBIN_SECTION.format(size=size, file=file))  # fmt: skip
     if externs:
         declared = "\n".join(
             f'extern const char ek_extern_{at}[] __asm__("{name}");'

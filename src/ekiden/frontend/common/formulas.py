@@ -86,7 +86,7 @@ def unique_in_order(data: Expr, counts: bool = False) -> list[Expr]:
     unique = op.unique(data, is_sorted=False, return_counts=counts)
     start, size = const(np.zeros(1, np.int64)), op.cast(TupleGetItem(unique, 3), "int64")
     outputs = [op.strided_slice(TupleGetItem(unique, i), start, size, slice_mode="size")
-             for i in ((0, 4) if counts else (0,))]  # fmt: skip
+               for i in ((0, 4) if counts else (0,))]  # fmt: skip
     return [outputs[0], TupleGetItem(unique, 2), *outputs[1:]]
 
 

@@ -32,7 +32,7 @@ class Subgraph(Protocol):
     def names(self) -> Sequence[str]:
         """Return the names of the subgraph's inputs."""
 
-    def print_stmts(self, inputs: Sequence[Value]) -> list[Value]:
+    def import_body(self, inputs: Sequence[Value]) -> list[Value]:
         """Import the subgraph's nodes for these inputs; return its outputs."""
 
 

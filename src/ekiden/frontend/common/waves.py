@@ -105,7 +105,8 @@ def dft_last_axis(
     pair = balanced_factors(extent) if extent <= MAX_DFT_EXTENT else None
     if pair is None:
         raise ValueError(
-            f"fourier: {extent} has a prime factor above {MAX_DFT_MATRIX_EXTENT}, or is above {MAX_DFT_EXTENT}"
+            f"fourier: {extent} has a prime factor above {MAX_DFT_MATRIX_EXTENT}, "
+            f"or is above {MAX_DFT_EXTENT}"
         )
     # Cooley-Tukey: transform the columns, multiply by twiddle factors, transform the rows.
     first, second = pair  # element first_i * second + second_i

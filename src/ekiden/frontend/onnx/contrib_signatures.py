@@ -60,10 +60,11 @@ SIGNATURES: dict[str, dict[str, str]] = {
         "ExpandDims": "1 X axis - Y -",
         "FastGelu": "1 X bias? - Y -",
         "FusedConv": f"1 X W B? Z? - Y - activation:s activation_params:F {_CONV_ATTRIBUTES}",
-        "FusedGemm": f"1 A B C? - Y - activation:s {_ACTIVATION_ARGS} alpha:f beta:f {_TRANSPOSE_FLAGS}",
+        "FusedGemm": f"1 A B C? - Y - activation:s {_ACTIVATION_ARGS} alpha:f beta:f "
+            f"{_TRANSPOSE_FLAGS}",
         "FusedMatMul": f"1 A B - Y - alpha:f {_TRANSPOSE_FLAGS} {_BATCH_FLAGS}",
-        "FusedMatMulActivation": f"1 A B - Y - activation:s! {_ACTIVATION_ARGS} activation_axis:i alpha:f "
-            f"{_TRANSPOSE_FLAGS} {_BATCH_FLAGS}",
+        "FusedMatMulActivation": f"1 A B - Y - activation:s! {_ACTIVATION_ARGS} "
+            f"activation_axis:i alpha:f {_TRANSPOSE_FLAGS} {_BATCH_FLAGS}",
         "GatherBlockQuantized": "1 data indices scales zero_points? - output - bits:i "
             "block_size:i gather_axis:i quantize_axis:i",
         "GatherND": "1 data indices - output -",
@@ -126,11 +127,13 @@ SIGNATURES: dict[str, dict[str, str]] = {
         "SkipGroupNorm": "1 X gamma beta skip bias? - Y S? - activation:i! channels_last:i "
             "epsilon:f groups:i!",
         "SkipLayerNormalization": f"1 input skip gamma beta? bias? - {_SKIP_OUTPUTS} - epsilon:f",
-        "SkipSimplifiedLayerNormalization": f"1 input skip gamma bias? - {_SKIP_OUTPUTS} - epsilon:f",
+        "SkipSimplifiedLayerNormalization": f"1 input skip gamma bias? - {_SKIP_OUTPUTS} - "
+            "epsilon:f",
         "TransposeMatMul": f"1 A B - Y - alpha:f {_TRANSPOSE_FLAGS} {_BATCH_FLAGS}",
         "Trilu": "1 X k? - Y - upper:i",
-        "WhisperBeamSearch": f"1 input_ids max_length min_length? {_BEAM_INPUTS} cross_qk_layer_head? "
-            "extra_decoding_ids? temperature? - sequences sequences_scores? scores? cross_qk? "
+        "WhisperBeamSearch": f"1 input_ids max_length min_length? {_BEAM_INPUTS} "
+            "cross_qk_layer_head? extra_decoding_ids? temperature? - sequences "
+            "sequences_scores? scores? cross_qk? "
             f"non_speech_probs? - {_SEARCH_ATTRIBUTES} beginning_timestamp_token_id:i "
             "decoder_output_cross_qk:i no_speech_token_id:i no_timestamps_token_id:i "
             "start_of_lm_token_id:i transcribe_token_id:i translate_token_id:i",

@@ -102,7 +102,7 @@ class GraphImporter:
         """Return the names of the graph's inputs that have no initializer."""
         return [i.name for i in self.proto.input if i.name not in self.weights]
 
-    def print_stmts(self, inputs: Sequence[Value]) -> list[Value]:
+    def import_body(self, inputs: Sequence[Value]) -> list[Value]:
         """Import the graph for the given inputs and return its outputs.
 
         Raises Unsupported when a node is; NodeError for one that does not fit its inputs.

@@ -234,7 +234,8 @@ def local_functions(model: onnx.ModelProto, label: str) -> Functions:
     # Bound before expansion: nested calls can grow exponentially with the size of the file.
     if functions and size > MAX_INLINED_NODES:
         raise ImportModelError(
-            f"import {label}: its functions stand for {size} nodes, at most {MAX_INLINED_NODES} expected"
+            f"import {label}: its functions stand for {size} nodes, "
+            f"at most {MAX_INLINED_NODES} expected"
         )
     return functions
 
@@ -306,8 +307,8 @@ def model_opsets(model: onnx.ModelProto, label: str, override: int | None) -> di
     )
     if not OLDEST_OPSET <= version <= newest:
         raise UnsupportedError(
-            f"import {label}: expected an opset from {OLDEST_OPSET} to {newest}, which the installed "
-            f"onnx package knows, got {version}"
+            f"import {label}: expected an opset from {OLDEST_OPSET} to {newest}, which the "
+            f"installed onnx package knows, got {version}"
         )
     return versions
 

@@ -44,11 +44,11 @@ class OnnxRow:
     the highest `since` not above the model's opset is used. attributes: the supported names,
     separated by blanks. values: attribute -> its supported values, where not all are. graphs: the
     attributes that are graphs, which the node must have. inputs: the names of those that `convert`
-    reads, where the operator has further ones, which are rejected. may_ignore: inputs without
+    reads, where the operator has further ones, which are rejected. ignorable_inputs: inputs without
     effect beside some attributes or other inputs; any other input that is present and that
-    `convert` did not read is an error. is_users: the row comes from `register`, and its operator
-    may have more than its signature declares. stays: results of constant inputs are not folded at
-    import, because passes match the operators.
+    `convert` did not read is an error. is_extension: the row comes from `register`, and its
+    operator may have more than its signature declares. stays: results of constant inputs are not
+    folded at import, because passes match the operators.
     """
 
     op_type: str

@@ -327,7 +327,8 @@ PREDICATE_OPERATORS = frozenset(name for name, row in _SHARED_ROWS.items() if ro
 
 # fmt: off
 SHAPE_EVALUATORS: Mapping[str, Evaluator] = {
-    **{name: _broadcast_evaluator(row.rule) for name, row in _SHARED_ROWS.items() if row.rule is not None},
+    **{name: _broadcast_evaluator(row.rule)
+       for name, row in _SHARED_ROWS.items() if row.rule is not None},
     "Mod":             _evaluate_mod,
     "Min":             _broadcast_evaluator(rules.minimum),
     "Max":             _broadcast_evaluator(rules.maximum),
@@ -346,6 +347,7 @@ SHAPE_EVALUATORS: Mapping[str, Evaluator] = {
     "Expand":          _evaluate_expand,
     "Tile":            _evaluate_tile,
     "Range":           _evaluate_range,
-    **{name: _reduction_evaluator(row.both) for name, row in reductions("onnx") if row.both is not None},
+    **{name: _reduction_evaluator(row.both)
+       for name, row in reductions("onnx") if row.both is not None},
 }
 # fmt: on

@@ -144,7 +144,7 @@ def inverse_sqrt(data: Expr) -> tuple[Expr, Expr]:
 
 
 _EXP_FACTORS = ((-2, 1672461947), (-1, 1302514674), (0, 790015084), (1, 290630308), (2, 39332535),
-          (3, 720401), (4, 242))  # fmt: skip
+                (3, 720401), (4, 242))  # fmt: skip
 """(k, exp(-2**k) of 31 bits)."""
 _EXP_UNDERFLOW_BITS = 5
 """Bits before the point from which on a number may be below -32, where exp is 0."""

@@ -105,7 +105,7 @@ class SubgraphImporter:
         """Return the names of the graph's inputs."""
         return [self.graph.tensors[i].name for i in self.graph.inputs]
 
-    def print_stmts(self, inputs: Sequence[Value]) -> list[Value]:
+    def import_body(self, inputs: Sequence[Value]) -> list[Value]:
         """Import the subgraph for these inputs; return its outputs."""
         if len(inputs) != len(self.graph.inputs):
             expected, actual = len(inputs), len(self.graph.inputs)
@@ -163,8 +163,8 @@ class SubgraphImporter:
             if self.shared.variables.now != before:
                 self.shared.variables.now = before
                 raise UnsupportedError(
-                    f"import {self.shared.label}: {self._operator_label(operation)}: it gives a variable a "
-                    "value that depends on one whose rank depends on data"
+                    f"import {self.shared.label}: {self._operator_label(operation)}: it gives a "
+                    "variable a value that depends on one whose rank depends on data"
                 )
 
         if self.env.import_in_cases(self._operator_label(operation), ranked, live, import_in_case):

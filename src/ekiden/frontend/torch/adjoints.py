@@ -58,8 +58,8 @@ def _avg_pool_backward(
     windows = _per_axis(kernel, rank)
     maps = []
     for size, out, window, step, side in zip(
-        sizes, grad.shape[-rank:], windows, _per_axis(stride, rank, windows), _per_axis(padding, rank),
-        strict=True,
+        sizes, grad.shape[-rank:], windows,
+        _per_axis(stride, rank, windows), _per_axis(padding, rank), strict=True,
     ):  # fmt: skip
         starts = torch.arange(out).unsqueeze(1) * step - side
         indices = starts + torch.arange(window)

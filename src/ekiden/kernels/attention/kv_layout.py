@@ -130,7 +130,7 @@ class CachePlane:
         return 0 if block_size % self.size else block_size // self.size
 
     def plane_offset(self, cache: Buffer, layer: PrimExpr, page: PrimExpr, group: PrimExpr,
-              values: PrimExpr | int) -> PrimExpr:  # fmt: skip
+                     values: PrimExpr | int) -> PrimExpr:  # fmt: skip
         """Return the offset of a page's keys or values in a cache."""
         count = self.pages(cache.shape[4])
         block, inside = (page // count, page % count) if count > 1 else (page, const(0))
@@ -158,7 +158,7 @@ class CachePlane:
         return (token + group * self.page) * CACHE_SCALE_DTYPE.itemsize + self.num_elements
 
     def load_scales(self, cache: Buffer, base: PrimExpr, token: PrimExpr, lanes: int,
-               group: PrimExpr | int = 0) -> PrimExpr:  # fmt: skip
+                    group: PrimExpr | int = 0) -> PrimExpr:  # fmt: skip
         """Return the scales of consecutive tokens of the plane at `base` as a float32 vector; a
         scalar for one lane.
         """

@@ -36,8 +36,8 @@ TILES_PER_THREAD = 4
 
 
 def create_paged_attention(
-    pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer, lanes: int = DEFAULT_PAGED_LANES,
-    cut: PagedTiling | None = None, dots: Sequence[str] = (),
+    pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer,
+    lanes: int = DEFAULT_PAGED_LANES, cut: PagedTiling | None = None, dots: Sequence[str] = (),
 ) -> PagedAttention:  # fmt: skip
     """Return the attention for the dtype of its cache; `dots`: the target's integer dot-product
     instructions.
@@ -96,7 +96,10 @@ def paged_attention(
 FAMILY = Family(
     name="paged_attention",
     build=paged_attention,
-    why="pages are found in a table as it goes, and a softmax runs along between two products",
+    why=(
+        "pages are looked up in a table inside the loop, with an online softmax between "
+        "the two products"
+    ),
     space=search_space,
     default=default_decision,
     is_whole=True,

@@ -64,8 +64,9 @@ class Int8PagedAttention(PagedAttention):
     has_inner_scales = False
     """Whether scales are within the sums, as there may be several."""
 
-    def __init__(self, pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer, lanes: int,
-                 cut: PagedTiling | None = None, dots: Sequence[str] = ()) -> None:  # fmt: skip
+    def __init__(self, pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer,
+                 lanes: int, cut: PagedTiling | None = None,
+                 dots: Sequence[str] = ()) -> None:  # fmt: skip
         super().__init__(pages, inputs, output, lanes, cut)
         self.key_dot, self.value_dot = (
             next((dot for dot in candidates if dot in dots), "")
@@ -299,7 +300,7 @@ class Int8PagedAttention(PagedAttention):
         words = [Var(f"w{v}", self.whole) for v in range(vectors)]
         values = [unpack(word) for word in words]
         variables = [[Var(f"b{n}_{v}", self.whole) for v in range(vectors)]
-                 for n in range(len(values[0]))]  # fmt: skip
+                     for n in range(len(values[0]))]  # fmt: skip
 
         def wrap_in_loads(body: Stmt) -> Stmt:
             """Wrap the body in its loads: a word, then the numbers unpacked from it."""

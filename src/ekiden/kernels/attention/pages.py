@@ -98,8 +98,8 @@ class PagedAttention:
     and its position.
     """
 
-    def __init__(self, pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer, lanes: int =
-    DEFAULT_PAGED_LANES,
+    def __init__(self, pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer,
+                 lanes: int = DEFAULT_PAGED_LANES,
                  cut: PagedTiling | None = None) -> None:  # fmt: skip
         self.pages, self.output = pages, output
         self.query, self.cache, self.layer, self.tables, self.sequences, self.positions = inputs

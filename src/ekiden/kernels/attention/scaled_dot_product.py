@@ -130,7 +130,7 @@ class AttentionTiling:
 
     rows: int = DEFAULT_ATTENTION_TILE_ROWS
     vectors: int = DEFAULT_PANEL_VECTORS
-    prefetch_distance: int = 0
+    own: int = 0
     unroll: int = 1
     values: str = "direct"
     split: str = "heads"
@@ -310,7 +310,7 @@ class AttentionKernel:
         return simplify(maximum(minimum(row + shift + 1, self.keys), const(0)))
 
     def finish_score(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr, value: PrimExpr,
-              is_last: bool) -> PrimExpr:  # fmt: skip
+                     is_last: bool) -> PrimExpr:  # fmt: skip
         """Return a vector of products as scores before the softmax; -inf for masked keys."""
         scale = self.heads.scale
         if scale is not None:
@@ -333,7 +333,7 @@ class AttentionKernel:
         return value if is_seen is None else Select(is_seen, value, self.splat(-math.inf), vector)
 
     def _load_bias(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr,
-              mask: PrimExpr | None) -> PrimExpr:  # fmt: skip
+                   mask: PrimExpr | None) -> PrimExpr:  # fmt: skip
         assert self.bias is not None
         at: PrimExpr = const(0)
         for index, dim in zip((b, h, row), self.bias.shape, strict=False):
@@ -357,12 +357,12 @@ class AttentionKernel:
         first_narrow = full_panels * (self.wide * self.lanes)
         panel_loops = [self._emit_score_panels(b, h, first, rows, *panel_range)
                  for panel_range in ((visible_panels, const(0), self.wide), (narrow, first_narrow,
-                 1))
-                 if not is_const(panel_range[0], 0)]  # fmt: skip
+                                                                             1))
+                       if not is_const(panel_range[0], 0)]  # fmt: skip
         return seq(*panel_loops)
 
-    def _emit_score_panels(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int, count: PrimExpr,
-                begin: PrimExpr, vectors: int) -> Stmt:  # fmt: skip
+    def _emit_score_panels(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int,
+                           count: PrimExpr, begin: PrimExpr, vectors: int) -> Stmt:  # fmt: skip
         shape = RegisterTile(rows, vectors, self.lanes, vectors * self.lanes)
         panel = Var("p")
         key = simplify(begin + panel * (vectors * self.lanes))
@@ -389,11 +389,11 @@ class AttentionKernel:
 
     def _prefetch_step(self, panel: Buffer, step: PrimExpr, row: int) -> PrefetchStep | None:
         """Return prefetches of the row that a tile reads `own` steps later, or None."""
-        if not self.cut.prefetch_distance:
+        if not self.cut.own:
             return None
 
         def emit_prefetches(origin: PrimExpr, k: PrimExpr, column: int) -> list[Stmt]:
-            at = origin + (k + self.cut.prefetch_distance) * step
+            at = origin + (k + self.cut.own) * step
             return [Prefetch(panel, (simplify(at + n),), 3) for n in range(0, row, CACHE_LINE_F32S)]
 
         return emit_prefetches
@@ -459,7 +459,7 @@ class AttentionKernel:
             shape = RegisterTile(rows, vectors, self.lanes, valid)
 
             def store_normalized(i: PrimExpr, at: PrimExpr, value: PrimExpr, mask: PrimExpr | None,
-                     column: int = column) -> Stmt:  # fmt: skip
+                                 column: int = column) -> Stmt:  # fmt: skip
                 """Scale a vector by the reciprocal of its row's sum, and store it in the result."""
                 # The division by the sum is postponed to the result: one multiplication per output
                 # element instead of one per score.
@@ -644,7 +644,7 @@ def build_attention(
 FAMILY = Family(
     name="attention",
     build=build_attention,
-    why="a softmax that runs along between two products rescales sums that are not whole",
+    why="the online softmax between the two products rescales partial sums",
     space=search_space,
     default=default_decision,
     is_whole=True,

@@ -285,11 +285,13 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
         Knob("k_block", (0, *blocks), "steps of k of a block; 0: all"),
         Knob("own", PREFETCH_DISTANCES,
              "steps by which a panel is brought to the first cache ahead"),
-        Knob("spread", blocking.panel_prefetch_domain(), "tiles that bring the next panel to the second"),
+        Knob("spread", blocking.panel_prefetch_domain(),
+             "tiles that bring the next panel to the second"),
         Knob("unroll", K_UNROLL_FACTORS, "steps of k that stand one after the other"),
         Knob("copy", (0, 1), "whether the rows of a block of k are copied apart"),
         Knob("split", ("panels", "rows"), "what threads share out"),
-        *dot_instruction_knobs(operands_of(anchor)[1], target, "places" in anchor.op.attrs, matrices),
+        *dot_instruction_knobs(operands_of(anchor)[1], target, "places" in anchor.op.attrs,
+                               matrices),
     )
     # fmt: on
 

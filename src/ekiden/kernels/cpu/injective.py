@@ -464,7 +464,7 @@ class _InjectiveNest:
             shifted = bits if n == 0 else call_intrin("left_shift", bits, const(8 * n, word))
             joined = shifted if joined is None else call_intrin("bitwise_or", joined, shifted)
         assert joined is not None
-        wide = broadcast(vectors.mark_addresses(joined), lanes)
+        wide = broadcast(vectors.rewrite_expr(joined), lanes)
         elements = dt.with_lanes(self.buffer.dtype, lanes * count)
         first = substitute(self.index, {pixel.var: run * lanes, channel.var: const(0)})
         store = BufferStore(

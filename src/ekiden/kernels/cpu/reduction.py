@@ -314,7 +314,7 @@ class ReductionNest:
         stream = self.stream
         if stream is None:
             return self._emit_add(sums, n, vectors, lanes, mask)
-        stream_value = broadcast(vectors.mark_addresses(stream.value), lanes)
+        stream_value = broadcast(vectors.rewrite_expr(stream.value), lanes)
         wide = Var(stream.var.name, stream_value.dtype)
         vectors.define(stream.var, wide)
         keep = vectors.visit(BufferStore(stream.buffer, stream.var, (stream.index,)))
@@ -325,7 +325,7 @@ class ReductionNest:
     def _emit_add(
         self, sums: Buffer, n: int, vectors: Vectorizer, lanes: int, mask: PrimExpr | None
     ) -> Stmt:
-        value = broadcast(vectors.mark_addresses(self.source), lanes)
+        value = broadcast(vectors.rewrite_expr(self.source), lanes)
         if mask is not None:
             value = Select(mask, value, self.initial_value(lanes), value.dtype)
         return BufferStore(sums, self.combine(sums[n], value), (const(n),))

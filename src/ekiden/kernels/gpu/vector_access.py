@@ -288,7 +288,7 @@ def _is_contiguous(access: ShapedAccess, at: Mapping[Var, PrimExpr], lane: Var, 
     address = analyzer.simplify(substitute(flat, dict(at)))
     if lane not in free_vars(address):
         return True
-    index = Vectorizer(lane, const(0), lanes).mark_addresses(address)
+    index = Vectorizer(lane, const(0), lanes).rewrite_expr(address)
     if not isinstance(index, Ramp) or not is_const(simplify(index.stride), 1):
         return False
     # An aligned vector access needs the first index to be a multiple of the lanes.

@@ -505,8 +505,8 @@ class PackedPanelKernel(VectorProductKernel):
         super().__init__(group, decision)
         if self.along != ALONG_COLUMNS or not self.band:
             raise CompileError(
-                f"decisions: 'thread_product' {decision}: 'panel' goes with along={ALONG_COLUMNS} and a "
-                "'band' that is not 0"
+                f"decisions: 'thread_product' {decision}: 'panel' goes with along={ALONG_COLUMNS} "
+                "and a 'band' that is not 0"
             )
         axes = ordered_reduce_axes(self.factors)
         at, self.most = split_k_axis(axes, decision.int_value("panel"))

@@ -261,7 +261,7 @@ class RecurrentLayerKernel:
         return Allocate(low, Allocate(high, stmt))
 
     def gate_products(self, products: Buffer, at: PrimExpr, phase: int, unit: PrimExpr,
-                 mask: PrimExpr | None) -> list[PrimExpr]:  # fmt: skip
+                      mask: PrimExpr | None) -> list[PrimExpr]:  # fmt: skip
         """Return the products of a phase's gates for a panel, in float32."""
         gate_values: list[PrimExpr] = []
         for n, gate in enumerate(self.cell.gate_phases[phase]):
@@ -513,7 +513,7 @@ def _static_size(dim: PrimExpr) -> int:
 FAMILY = Family(
     name="recurrent",
     build=build_recurrent,
-    why="steps of a sequence carry a state: blocks of a schedule are in any order",
+    why="the iterations of a sequence carry a state; blocks of a schedule have no order",
     space=search_space,
     default=default_decision,
     is_whole=True,

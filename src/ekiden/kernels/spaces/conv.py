@@ -180,7 +180,8 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
         Knob("k_block", (0, *sizes.k_block_domain()), "steps of k of a block; 0: all"),
         Knob("own", PREFETCH_DISTANCES,
              "steps by which a panel is brought to the first cache ahead"),
-        Knob("spread", blocking.panel_prefetch_domain(), "tiles that bring the next panel to the second"),
+        Knob("spread", blocking.panel_prefetch_domain(),
+             "tiles that bring the next panel to the second"),
         Knob("unroll", K_UNROLL_FACTORS, "steps of k that stand one after the other"),
         *dot_instruction_knobs(weight, target, matrices=matrices),
     )

@@ -47,9 +47,11 @@ def _unary_rules() -> dict[str, Callable[[Expr, Expr, Expr], Expr]]:
         "tanh":     lambda x, y, g: op.multiply(g, op.subtract(scalar_like(1.0, x), _square(y))),
         "sin":      lambda x, y, g: op.multiply(g, op.cos(x)),
         "cos":      lambda x, y, g: op.negative(op.multiply(g, op.sin(x))),
-        "erf":    lambda x, y, g: op.multiply(g, op.multiply(scalar_like(2 / math.sqrt(math.pi), x),
-                                                              op.exp(op.negative(_square(x))))),
-        "nn.relu": lambda x, y, g: op.where(op.greater(x, scalar_like(0.0, x)), g, op.zeros_like(g)),
+        "erf":      lambda x, y, g: op.multiply(
+                        g, op.multiply(scalar_like(2 / math.sqrt(math.pi), x),
+                                       op.exp(op.negative(_square(x))))),
+        "nn.relu":  lambda x, y, g: op.where(
+                        op.greater(x, scalar_like(0.0, x)), g, op.zeros_like(g)),
         "copy":     lambda x, y, g: g,
         # composed where the operator is there
         "tan":      lambda x, y, g: op.multiply(g, op.add(scalar_like(1.0, x), _square(y))),
@@ -76,11 +78,14 @@ def _binary_rules() -> dict[str, Callable[[Expr, Expr, Expr, Expr], tuple[Expr, 
         "multiply": lambda a, b, y, g: (op.multiply(g, b), op.multiply(g, a)),
         "divide":   lambda a, b, y, g: (
                         op.divide(g, b), op.negative(op.divide(op.multiply(g, y), b))),
-        "power": lambda a, b, y, g: (_power_base_gradient(a, b, g), _power_exponent_gradient(a, b, y, g)),
+        "power":    lambda a, b, y, g: (
+                        _power_base_gradient(a, b, g), _power_exponent_gradient(a, b, y, g)),
         "maximum":  lambda a, b, y, g: (
-                        _mask_gradient(op.greater_equal(a, b), g), _mask_gradient(op.less(a, b), g)),
+                        _mask_gradient(op.greater_equal(a, b), g),
+                        _mask_gradient(op.less(a, b), g)),
         "minimum":  lambda a, b, y, g: (
-                        _mask_gradient(op.less_equal(a, b), g), _mask_gradient(op.greater(a, b), g)),
+                        _mask_gradient(op.less_equal(a, b), g),
+                        _mask_gradient(op.greater(a, b), g)),
         "mod":      lambda a, b, y, g: (g, op.divide(op.multiply(g, op.subtract(y, a)), b)),
         "floor_mod": lambda a, b, y, g: (g, op.divide(op.multiply(g, op.subtract(y, a)), b)),
     }

@@ -219,39 +219,46 @@ SCALES, SHIFTS, SHIFTS_BACK = LinearForm.SCALES, LinearForm.SHIFTS, LinearForm.S
 # fmt: off
 add           = declare_binary("add", np.add, topi.add, mixed=FOLLOW, commutes=True, linear=SHIFTS)
 subtract      = declare_binary("subtract", np.subtract, topi.subtract, takes="number", mixed=FOLLOW,
-                       linear=SHIFTS_BACK)
+                               linear=SHIFTS_BACK)
 multiply      = declare_binary("multiply", np.multiply, topi.multiply, mixed=FOLLOW, commutes=True,
-                       linear=SCALES)
-widening_multiply = declare_binary("widening_multiply", lambda a, b: np.multiply(a, b, dtype=np.int64),
-                           topi.widening_multiply, "int64", takes="int32", commutes=True)
-divide = declare_binary("divide", _divide_reference, topi.divide, takes="number", mixed=FOLLOW, costly=True)
-power = declare_binary("power", _power_reference, topi.power, takes="number", mixed=NEVER, costly=True)
+                               linear=SCALES)
+widening_multiply = declare_binary(
+    "widening_multiply", lambda a, b: np.multiply(a, b, dtype=np.int64),
+    topi.widening_multiply, "int64", takes="int32", commutes=True)
+divide        = declare_binary("divide", _divide_reference, topi.divide, takes="number",
+                               mixed=FOLLOW, costly=True)
+power         = declare_binary("power", _power_reference, topi.power, takes="number", mixed=NEVER,
+                               costly=True)
 maximum       = declare_binary("maximum", np.maximum, topi.maximum, mixed=FOLLOW, commutes=True)
 minimum       = declare_binary("minimum", np.minimum, topi.minimum, mixed=FOLLOW, commutes=True)
 mod           = declare_binary("mod", np.fmod, topi.mod, takes="number", costly=True)
-floor_divide = declare_binary("floor_divide", _floor_divide_reference, topi.floor_divide, takes="number",
-                       costly=True)
+floor_divide  = declare_binary("floor_divide", _floor_divide_reference, topi.floor_divide,
+                               takes="number", costly=True)
 floor_mod     = declare_binary("floor_mod", np.mod, topi.floor_mod, takes="number", costly=True)
-trunc_divide = declare_binary("trunc_divide", _trunc_divide_reference, topi.trunc_divide, takes="number",
-                       costly=True)
+trunc_divide  = declare_binary("trunc_divide", _trunc_divide_reference, topi.trunc_divide,
+                               takes="number", costly=True)
 trunc_mod     = declare_binary("trunc_mod", np.fmod, topi.trunc_mod, takes="number", costly=True)
 left_shift    = declare_binary("left_shift", np.left_shift, topi.left_shift, takes="integer")
 right_shift   = declare_binary("right_shift", np.right_shift, topi.right_shift, takes="integer")
 bitwise_and   = declare_binary("bitwise_and", np.bitwise_and, topi.bitwise_and, takes="bits",
-                       commutes=True)
-bitwise_or = declare_binary("bitwise_or", np.bitwise_or, topi.bitwise_or, takes="bits", commutes=True)
+                               commutes=True)
+bitwise_or    = declare_binary("bitwise_or", np.bitwise_or, topi.bitwise_or, takes="bits",
+                               commutes=True)
 bitwise_xor   = declare_binary("bitwise_xor", np.bitwise_xor, topi.bitwise_xor, takes="bits",
-                       commutes=True)
+                               commutes=True)
 equal         = declare_binary("equal", np.equal, topi.equal, "bool", mixed=FOLLOW, commutes=True)
 not_equal     = declare_binary("not_equal", np.not_equal, topi.not_equal, "bool", mixed=FOLLOW,
-                       commutes=True)
+                               commutes=True)
 less          = declare_binary("less", np.less, topi.less, "bool", mixed=FOLLOW)
 less_equal    = declare_binary("less_equal", np.less_equal, topi.less_equal, "bool", mixed=FOLLOW)
 greater       = declare_binary("greater", np.greater, topi.greater, "bool", mixed=FOLLOW)
-greater_equal = declare_binary("greater_equal", np.greater_equal, topi.greater_equal, "bool", mixed=FOLLOW)
-logical_and = declare_binary("logical_and", np.logical_and, topi.logical_and, "bool", commutes=True)
+greater_equal = declare_binary("greater_equal", np.greater_equal, topi.greater_equal, "bool",
+                               mixed=FOLLOW)
+logical_and   = declare_binary("logical_and", np.logical_and, topi.logical_and, "bool",
+                               commutes=True)
 logical_or    = declare_binary("logical_or", np.logical_or, topi.logical_or, "bool", commutes=True)
-logical_xor = declare_binary("logical_xor", np.logical_xor, topi.logical_xor, "bool", commutes=True)
+logical_xor   = declare_binary("logical_xor", np.logical_xor, topi.logical_xor, "bool",
+                               commutes=True)
 # fmt: on
 
 

@@ -153,12 +153,12 @@ def _zero(attrs: Attrs | None) -> float:
 
 # fmt: off
 exp         = declare_unary("exp",         np.exp,       topi.exp, _float_relation, mixed=NEVER,
-                    fast="fast_exp", lowest=_zero)
+                            fast="fast_exp", lowest=_zero)
 log         = declare_unary("log",         np.log,       topi.log, _float_relation, mixed=NEVER)
 sqrt        = declare_unary("sqrt",        np.sqrt,      topi.sqrt, _float_relation, mixed=FOLLOW)
 rsqrt    = declare_unary("rsqrt",    _rsqrt_reference,    topi.rsqrt, _float_relation, mixed=FOLLOW)
 tanh        = declare_unary("tanh",        np.tanh,      topi.tanh, _float_relation, mixed=FOLLOW,
-                    fast="fast_tanh")
+                            fast="fast_tanh")
 fast_exp    = declare_unary("fast_exp",    np.exp,       topi.fast_exp, _float_relation)
 fast_tanh   = declare_unary("fast_tanh",   np.tanh,      topi.fast_tanh, _float_relation)
 fast_erf    = declare_unary("fast_erf",    _erf_reference,         topi.fast_erf, _float_relation)
@@ -174,9 +174,9 @@ atanh       = declare_unary("atanh",       np.arctanh,   topi.atanh, _float_rela
 log2        = declare_unary("log2",        np.log2,      topi.log2, _float_relation)
 log10       = declare_unary("log10",       np.log10,     topi.log10, _float_relation)
 erf       = declare_unary("erf",       _erf_reference,       topi.erf, _float_relation, mixed=NEVER,
-                    fast="fast_erf")
+                          fast="fast_erf")
 sigmoid  = declare_unary("sigmoid", _sigmoid_reference, topi.sigmoid, _float_relation, mixed=FOLLOW,
-                    lowest=_zero)
+                         lowest=_zero)
 sin         = declare_unary("sin",         np.sin,       topi.sin, _float_relation)
 cos         = declare_unary("cos",         np.cos,       topi.cos, _float_relation)
 abs         = declare_unary("abs",         np.abs,       topi.abs, mixed=FOLLOW, lowest=_zero)
@@ -188,7 +188,8 @@ round       = declare_unary("round",       np.round,     topi.round, mixed=FOLLO
 trunc       = declare_unary("trunc",       np.trunc,     topi.trunc)
 bitwise_not = declare_unary("bitwise_not", np.invert,    topi.bitwise_not, _integer_relation)
 copy        = declare_unary("copy",        np.array,     topi.copy, mixed=FOLLOW)
-logical_not = declare_unary("logical_not", np.logical_not,topi.logical_not, _bool_relation, _as_bool)
+logical_not = declare_unary("logical_not", np.logical_not, topi.logical_not, _bool_relation,
+                            _as_bool)
 isnan       = declare_unary("isnan",       np.isnan,     topi.isnan, _bool_relation, _as_bool)
 isfinite    = declare_unary("isfinite",    np.isfinite,  topi.isfinite, _bool_relation, _as_bool)
 isinf       = declare_unary("isinf",       np.isinf,     topi.isinf, _bool_relation, _as_bool)

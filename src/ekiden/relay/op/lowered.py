@@ -64,7 +64,7 @@ class _AddressMarker(StmtMutator):
     def __init__(self, buffers: set[Buffer]) -> None:
         self.buffers = buffers
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression with buffer addresses marked as reads."""
         return rewrite(expr, self._mark_address)
 

@@ -222,22 +222,23 @@ def _declare_sequence_op(
 
 # fmt: off
 _declare_sequence_op("length", "sequence", lambda types, attrs: TensorType((), "int64"),
-         lambda attrs, value: np.asarray(len(elements(value)), np.int64), "an int64 scalar",
-         hands_on=(0,), memory=MemoryAliasing.READS)
-_declare_sequence_op("at", "sequence position", lambda types, attrs: _element_type("sequence.at", types[0]),
-         _at_reference, "one element", hands_on=(0,))
+    lambda attrs, value: np.asarray(len(elements(value)), np.int64), "an int64 scalar",
+    hands_on=(0,), memory=MemoryAliasing.READS)
+_declare_sequence_op("at", "sequence position",
+    lambda types, attrs: _element_type("sequence.at", types[0]),
+    _at_reference, "one element", hands_on=(0,))
 _declare_sequence_op("insert", "sequence value position", lambda types, attrs: types[0],
-         _insert_reference, "the sequence with `value` before that position", hands_on=(0, 1))
+    _insert_reference, "the sequence with `value` before that position", hands_on=(0, 1))
 _declare_sequence_op("erase", "sequence position", lambda types, attrs: types[0],
-         _erase_reference, "the sequence without that element", hands_on=(0,))
+    _erase_reference, "the sequence without that element", hands_on=(0,))
 _declare_sequence_op("stack", "sequence dims like", _stack_type, _stack_reference,
-         "the elements along a new first axis; of shape (0, *dims) where there are none",
-         SequenceStackAttrs)
+    "the elements along a new first axis; of shape (0, *dims) where there are none",
+    SequenceStackAttrs)
 _declare_sequence_op("concat", "sequence", _concat_type,
-         lambda attrs, value: np.concatenate(elements(value), attrs.axis),
-         "the elements one after the other", SequenceConcatAttrs)
+    lambda attrs, value: np.concatenate(elements(value), attrs.axis),
+    "the elements one after the other", SequenceConcatAttrs)
 _declare_sequence_op("split", "data sizes", _split_type, _split_reference,
-         "parts of these extents", SequenceSplitAttrs)
+    "parts of these extents", SequenceSplitAttrs)
 # fmt: on
 
 

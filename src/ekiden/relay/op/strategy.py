@@ -121,8 +121,8 @@ class OpImplementation:
         if len(tensors) != len(kinds) or not all(map(_matches_type, tensors, kinds)):
             actual = ", ".join(f"{t.dtype} of shape {format_shape(t.shape)}" for t in tensors)
             raise CompileError(
-                f"compute '{self.name}': expected {format_type(out_type)}, as the type relation says,"
-                f" got {actual or 'no tensor'}"
+                f"compute '{self.name}': expected {format_type(out_type)}, as the type relation"
+                f" says, got {actual or 'no tensor'}"
             )
         return list(tensors)
 

@@ -155,9 +155,11 @@ declare_topi_op("text.change_case", ("text", "letters", "sizes", "others"),
 declare_topi_op("text.count_parts", ("text",),
         lambda attrs, text: topi.text.count_parts(text, attrs.delimiter, attrs.maxsplit),
         "int64 [n]: how many parts each text has", TextSplitAttrs,
-        reference=lambda attrs, text: np.array([len(p) for p in _split_strings(attrs, text)], np.int64))
+        reference=lambda attrs, text: np.array(
+            [len(p) for p in _split_strings(attrs, text)], np.int64))
 declare_topi_op("text.whole_number", ("text",), lambda attrs, text: topi.text.whole_number(text),
-        "int64 [n]: the whole number that each text is, modulo 2**64", reference=_whole_number_reference)
+        "int64 [n]: the whole number that each text is, modulo 2**64",
+        reference=_whole_number_reference)
 declare_topi_op("text.number_parts", ("text",), lambda attrs, text: topi.text.number_parts(text),
         "int64 [n, 3]: sign, digits and exponent of ten of the number that each text is",
         reference=_number_parts_reference)

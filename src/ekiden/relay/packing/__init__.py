@@ -75,21 +75,28 @@ class PackingRule:
 
 # fmt: off
 PACKING_RULES: Mapping[tuple[str, str, str, str], PackingRule] = {
-    ("nn.dense", *FLOAT32_SIGNATURE):                              PackingRule(pack_dense),
+    ("nn.dense", *FLOAT32_SIGNATURE):                  PackingRule(pack_dense),
     ("nn.dense", "uint8", "int8", "int32"):            PackingRule(pack_int8_dense),
     ("nn.dense", "uint8", "int8", "float32"):          PackingRule(pack_int8_dense),
-    ("nn.batch_matmul", "uint8", "int8", "int32"): PackingRule(pack_int8_batch_matmul, packs_computed_weights=True),
+    ("nn.batch_matmul", "uint8", "int8", "int32"):
+        PackingRule(pack_int8_batch_matmul, packs_computed_weights=True),
     ("nn.dense", "bfloat16", "bfloat16", "float32"):   PackingRule(pack_int8_dense),
-    ("nn.conv2d", *FLOAT32_SIGNATURE):         PackingRule(_pack_conv, packs_computed_weights=True),
-    ("nn.conv3d", *FLOAT32_SIGNATURE):         PackingRule(_pack_conv, packs_computed_weights=True),
+    ("nn.conv2d", *FLOAT32_SIGNATURE):
+        PackingRule(_pack_conv, packs_computed_weights=True),
+    ("nn.conv3d", *FLOAT32_SIGNATURE):
+        PackingRule(_pack_conv, packs_computed_weights=True),
     ("nn.conv2d", "uint8", "int8", "int32"):           PackingRule(_pack_int8_conv),
     ("nn.conv2d", "bfloat16", "bfloat16", "float32"):  PackingRule(_pack_int8_conv),
     ("nn.conv2d", "uint8", "float32", "float32"):      PackingRule(_pack_int8_depthwise),
     ("nn.conv2d", "int8", "float32", "float32"):       PackingRule(_pack_int8_depthwise),
-    ("nn.conv2d_transpose", *FLOAT32_SIGNATURE): PackingRule(_pack_conv_transpose, packs_computed_weights=True),
-    ("nn.conv3d_transpose", *FLOAT32_SIGNATURE): PackingRule(_pack_conv_transpose, packs_computed_weights=True),
-    ("nn.contrib_dense_nibbles", "float32", "uint8", "float32"): PackingRule(_then_pack_dense(_pack_int4_dense)),
-    ("nn.dense_blocks", "float32", "uint8", "float32"): PackingRule(_then_pack_dense(_pack_block_quantized)),
+    ("nn.conv2d_transpose", *FLOAT32_SIGNATURE):
+        PackingRule(_pack_conv_transpose, packs_computed_weights=True),
+    ("nn.conv3d_transpose", *FLOAT32_SIGNATURE):
+        PackingRule(_pack_conv_transpose, packs_computed_weights=True),
+    ("nn.contrib_dense_nibbles", "float32", "uint8", "float32"):
+        PackingRule(_then_pack_dense(_pack_int4_dense)),
+    ("nn.dense_blocks", "float32", "uint8", "float32"):
+        PackingRule(_then_pack_dense(_pack_block_quantized)),
 }
 # fmt: on
 """Operator, dtypes of data, weight and result -> its rule."""

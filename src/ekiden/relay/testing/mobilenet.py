@@ -11,7 +11,7 @@ from ekiden.runtime import Tensor
 
 # fmt: off
 MOBILENET_BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2),
-          (512, 1), (512, 1), (512, 1), (512, 1), (512, 1), (1024, 2), (1024, 1))
+                    (512, 1), (512, 1), (512, 1), (512, 1), (512, 1), (1024, 2), (1024, 1))
 # fmt: on
 """Channels and stride of each block after the first convolution."""
 

@@ -58,7 +58,7 @@ def join_pieces(pieces: Sequence[Piece]) -> memoryview:
 def copy_pieces(copies: Sequence[tuple[np.ndarray, Piece]]) -> None:
     """Copy pieces to their destinations bit for bit, large ones by several threads."""
     large = [(large_destination[a:b], chunk) for large_destination, piece in copies if
-    len(large_destination) >= MIN_THREADED_BYTES
+             len(large_destination) >= MIN_THREADED_BYTES
              for a, b, chunk in _split_rows(piece, len(large_destination))]  # fmt: skip
     jobs = min(len(large), environment.compile_jobs())
     # Small copies cost less than handing them to a thread.

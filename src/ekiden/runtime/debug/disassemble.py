@@ -91,9 +91,8 @@ def disassemble_function(head: str, n_registers: int, code: Sequence[Instruction
     lines = [head, f"  # {n_registers} registers, {len(code)} instructions"]
     width = len(str(max(len(code) - 1, 0)))
     for pc, instruction in enumerate(code):
-        lines.append(
-            f" {pc:>{width}}: {print_instruction(instruction)}{_jump_targets_text(instruction, pc)}"
-        )
+        targets = _jump_targets_text(instruction, pc)
+        lines.append(f"  {pc:>{width}}: {print_instruction(instruction)}{targets}")
     return "\n".join(lines)
 
 

@@ -318,7 +318,7 @@ class Executable:
         if self._kept is None:
             result = machines.run(values, timeout, output_buffers)
         else:
-            result = self._kept.print_stmts(machines.run, values, timeout)
+            result = self._kept.run(machines.run, values, timeout)
         if self._gives_objects:
             result = self._convert_outputs(result)
         if self._gives_functions:
@@ -422,7 +422,7 @@ class Executable:
         compiler = compiler_module("ekiden.backend.aot.jit", "jit")
         executable = self._await_upgrade()
         if calls == 0:
-            compiler.compile_now(executable, executable.globals)
+            compiler.compile_functions(executable, executable.globals)
         else:
             compiler.compile_when_hot(executable, calls)
 

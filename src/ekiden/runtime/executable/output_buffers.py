@@ -31,7 +31,7 @@ Range = tuple[int, int]
 STRAIGHT_LINE_OPCODES = frozenset({"AllocArena", "AllocStorage", "AllocTensor", "AllocTensorReg",
                                    "InvokePacked",
                       "InvokePackedScratch", "KillRegister", "LoadConst", "LoadConsti", "Move",
-                      "Own", "ReadElement", "ReshapeTensor", "ShapeOf"})  # fmt: skip
+                                   "Own", "ReadElement", "ReshapeTensor", "ShapeOf"})  # fmt: skip
 """Instructions that a program may be made of, but for the last ones: they go on to the next one,
 and no value outlives the run by them."""
 

@@ -97,7 +97,8 @@ def _check_destination(info: TensorInfo, candidate: object) -> OutputBuffer:
     )
     if not fits:
         raise InputError(
-            f"{what}: expected shape {_format_shape(info.shape)}, got {_format_shape(destination.shape)}"
+            f"{what}: expected shape {_format_shape(info.shape)}, "
+            f"got {_format_shape(destination.shape)}"
         )
     return destination
 

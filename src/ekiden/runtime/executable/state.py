@@ -22,7 +22,7 @@ class ProgramState:
         self._values: tuple[object, ...] | None = None
         self._lock = ForkSafeLock()
 
-    def print_stmts(
+    def run(
         self,
         invoke: Callable[[Sequence[object], object], object],
         values: Sequence[object],

@@ -337,7 +337,7 @@ class ScheduleLowering:
     def _record_axes(self, stage: Stage) -> None:
         """Record the loops of the stage's own axes, and their ranges."""
         block = self._block_handle(stage)
-        realize = self.sch.get_stmt(block)
+        realize = self.sch.statement(block)
         assert isinstance(realize, BlockRealize)
         axes = _initial_axes(stage)
         loops = self.sch.get_loops(block)
@@ -586,7 +586,7 @@ class _PredicateAndNameRewriter(StmtMutator):
         """Return the changed function."""
         return func.with_fields(body=self.visit(func.body))
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Replace the variables of loops by those of axes."""
         return substitute(expr, dict(self._names))
 
@@ -604,7 +604,7 @@ class _PredicateAndNameRewriter(StmtMutator):
         condition = self._predicates.get(name)
         if condition is None:
             return new
-        return new.with_fields(predicate=logical_and(new.predicate, self.mark_addresses(condition)))
+        return new.with_fields(predicate=logical_and(new.predicate, self.rewrite_expr(condition)))
 
 
 def _attachment_of(stage: Stage) -> tuple[Stage, Axis] | None:

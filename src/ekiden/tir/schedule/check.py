@@ -5,10 +5,10 @@ Proofs are about boxes and digits. What one iteration touches of a buffer is a b
 an over-estimate; what a block writes is only used where it is exactly a box (`box_written_by`).
 `schedule.disjoint_iterations` proves that iterations are disjoint. So:
 
-    check_permutable     each sum's first step stays first; no step sees what another one wrote
-    check_concurrent     steps write elements of their own, or each has a buffer of its own
-    not_covered          the box written in a step holds the box read in it
-    require_final_inputs what is read is not written again later
+    require_permutable    each sum's first step stays first; no step sees what another one wrote
+    require_concurrent    steps write elements of their own, or each has a buffer of its own
+    uncovered_read_fault  the box written in a step holds the box read in it
+    require_final_inputs  what is read is not written again later
 
 What cannot be proved is refused, with the reason.
 """

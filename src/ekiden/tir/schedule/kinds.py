@@ -167,8 +167,8 @@ def require_kind(step: str, realize: BlockRealize, *kinds: str) -> str:
     if block_kind.kind not in kinds:
         reason = f": {block_kind.reason}" if block_kind.reason else ""
         refuse(
-            f"{step} {realize.block.name!r}: expected {' or '.join(map(_with_article, kinds))} block, "
-            f"got {_with_article(block_kind.kind)} one{reason}",
+            f"{step} {realize.block.name!r}: expected {' or '.join(map(_with_article, kinds))} "
+            f"block, got {_with_article(block_kind.kind)} one{reason}",
             realize,
         )
     return block_kind.kind

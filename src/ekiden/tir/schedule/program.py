@@ -367,7 +367,7 @@ class _LoopVarSubstituter(StmtMutator):
         self._change = change
         self._inside = ExprRewriter(lambda e: self._values.get(e, e) if isinstance(e, Var) else e)
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Substitute variables, then apply `change`."""
         if isinstance(expr, IntImm):
             return expr
@@ -419,7 +419,7 @@ class _AccessRewriter(ExprRewriter):
             return e.with_fields(buffer=self._new)
         return e
 
-    def narrow_buffer(self, buffer: Buffer) -> Buffer:
+    def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         return self._new if buffer is self._old else buffer
 
     def visit_store(self, stmt: BufferStore) -> Stmt:

@@ -34,17 +34,17 @@ class _DtypeRewriter(ExprRewriter):
             )
         return e
 
-    def narrow_buffer(self, buffer: Buffer) -> Buffer:
+    def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         return self._new if buffer is self._old else buffer
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Rewrite old[i] = v to new[i] = cast(v)."""
         if stmt.buffer is not self._old:
             return super().visit_store(stmt)
-        value = self.mark_addresses(stmt.value)
+        value = self.rewrite_expr(stmt.value)
         kind = dt.with_lanes(self._new.dtype, dt.lanes_suffix(value.dtype))
         indices = self.exprs(stmt.indices)
-        predicate = None if stmt.predicate is None else self.mark_addresses(stmt.predicate)
+        predicate = None if stmt.predicate is None else self.rewrite_expr(stmt.predicate)
         return BufferStore(self._new, cast(value, kind), indices, predicate)
 
 

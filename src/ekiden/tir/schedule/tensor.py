@@ -233,8 +233,8 @@ class _DescriptionMatcher:
             case For(), For():
                 if not self.analyzer.can_prove_equal(desc.extent, actual.extent):
                     raise _MismatchError(
-                        f"loop {actual.loop_var.name!r} has {_comparable_size(actual.extent)} steps, expected "
-                        f"{_comparable_size(desc.extent)}"
+                        f"loop {actual.loop_var.name!r} has {_comparable_size(actual.extent)} "
+                        f"steps, expected {_comparable_size(desc.extent)}"
                     )
                 self.variables[desc.loop_var] = actual.loop_var
                 self.inside.add(actual.loop_var)

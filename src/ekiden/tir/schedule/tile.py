@@ -131,7 +131,8 @@ def _match_tile(rows: For) -> _MatmulTile:
     reducing = reduce_loops(inner, [rows, columns, *loops])
     if reducing != loops or not is_const(inner.predicate, 1):
         refuse(
-            f"{TENSORIZE_PRIMITIVE}: the loops inside must be all that {inner.block.name!r} sums over",
+            f"{TENSORIZE_PRIMITIVE}: the loops inside must be all that {inner.block.name!r} sums "
+            "over",
             columns,
         )
     return _MatmulTile(rows, columns, tuple(loops), inner, epilogue)
@@ -305,7 +306,7 @@ class _TileBuilder:
         vectors = Vectorizer(self.nest.columns.loop_var, self.begin + column, lanes)
         vectors.define(self.nest.rows.loop_var, self.first + row)
         # of the only column the place may be written without it: its sum in every lane
-        held = vectors.mark_addresses(BufferLoad(self.sums, self.indices, self.sums.dtype))
+        held = vectors.rewrite_expr(BufferLoad(self.sums, self.indices, self.sums.dtype))
         return broadcast(held, lanes)
 
     def match_partial_sums(self) -> PartialSums | None:

@@ -50,8 +50,8 @@ class TensorIntrin:
             if a.dtype != b.dtype or _comparable_shape(a.shape) != _comparable_shape(b.shape):
                 raise ValueError(
                     f"TensorIntrin.register {name!r}: buffer {a.name!r} is {a.dtype}"
-                    f"{_comparable_shape(a.shape)} in the description and {b.dtype}{_comparable_shape(b.shape)} in the "
-                    "implementation"
+                    f"{_comparable_shape(a.shape)} in the description and "
+                    f"{b.dtype}{_comparable_shape(b.shape)} in the implementation"
                 )
         intrin = TensorIntrin._table[name] = TensorIntrin(name, desc, impl)
         return intrin

@@ -1,7 +1,7 @@
 """Tensor intrinsics of horizontal vector reductions; importing this module registers them.
 
-    from ekiden.tir.tensor_intrin.lanes import lanes_intrin
-    schedule.tensorize(loop, lanes_intrin("sum", 16))
+    from ekiden.tir.tensor_intrin.lanes import lane_reduction_name
+    schedule.tensorize(loop, lane_reduction_name("sum", 16))
     for i in range(16): c[0] = c[0] + a[i]   ->   c[0] = c[0] + T.VectorReduce("sum", a[0:16])
 
 A sum adds lanes in another order than left to right.

@@ -20,7 +20,7 @@ class _AssumeRemover(StmtMutator):
     def __init__(self) -> None:
         self.seen = False
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression unchanged: only statements assume."""
         return expr
 

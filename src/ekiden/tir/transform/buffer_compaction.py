@@ -81,7 +81,7 @@ class _OffsetRewriter(ExprRewriter):
             return super().visit_store(stmt)
         indices = self._subtract_offsets(self.exprs(stmt.indices))
         return stmt.with_fields(
-            buffer=self._new, value=self.mark_addresses(stmt.value), indices=indices
+            buffer=self._new, value=self.rewrite_expr(stmt.value), indices=indices
         )
 
 

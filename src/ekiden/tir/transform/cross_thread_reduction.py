@@ -134,8 +134,8 @@ class _CrossThreadReductionLowerer(StmtMutator):
             if stmt.block.init is not None and loop.loop_var in used:
                 self._refuse(
                     stmt,
-                    f"other statements follow it in the loop of {thread_axis_of(loop)}, whose steps are"
-                    " parts of its sum: compute them elsewhere",
+                    f"other statements follow it in the loop of {thread_axis_of(loop)}, whose steps"
+                    " are parts of its sum: compute them elsewhere",
                 )
         return super().visit_realize(stmt)
 

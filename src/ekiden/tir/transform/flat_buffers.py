@@ -65,7 +65,7 @@ class _BufferFlattener(Simplifier):
         self._flat: dict[int, PrimExpr] = {}
         self._kept: list[PrimExpr] = []
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Flatten loads, then simplify; variables are substituted in the same walk."""
         if isinstance(expr, (IntImm, FloatImm)):
             return expr

@@ -58,7 +58,7 @@ class _InvariantNamer(StmtMutator):
         """Mark both branches as conditional: what is in them may be hoisted only if it is safe
         anywhere.
         """
-        condition = self.mark_addresses(stmt.condition)
+        condition = self.rewrite_expr(stmt.condition)
         self._conditional += 1
         else_case = None if stmt.else_case is None else self.visit(stmt.else_case)
         new = stmt.with_fields(
@@ -69,7 +69,7 @@ class _InvariantNamer(StmtMutator):
 
     def visit_while(self, stmt: While) -> Stmt:
         """Mark the body as conditional: the loop may have no iterations."""
-        condition = self.mark_addresses(stmt.condition)
+        condition = self.rewrite_expr(stmt.condition)
         self._conditional += 1
         body = self.visit(stmt.body)
         self._conditional -= 1
@@ -77,13 +77,13 @@ class _InvariantNamer(StmtMutator):
 
     def visit_for(self, stmt: For) -> Stmt:
         """Mark the body of a loop that may have no iterations as conditional."""
-        low, extent = self.mark_addresses(stmt.min), self.mark_addresses(stmt.extent)
+        low, extent = self.rewrite_expr(stmt.min), self.rewrite_expr(stmt.extent)
         self._conditional += not _has_iterations(stmt)
         body = self.visit(stmt.body)
         self._conditional -= not _has_iterations(stmt)
         return stmt.with_fields(min=low, extent=extent, body=body)
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression with its loop invariants replaced by names."""
         if isinstance(expr, (IntImm, FloatImm, Var)):
             return expr

@@ -137,7 +137,7 @@ class _DecisionRewriter(StmtMutator):
         self._guards = guards
         self._memo: dict[int, PrimExpr] = {}
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Substitute the decided conditions of if_then_else."""
         if not self._guards:
             return expr

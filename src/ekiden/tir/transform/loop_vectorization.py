@@ -92,7 +92,7 @@ class Vectorizer(StmtMutator):
         """Bind another scalar variable to a vector."""
         self._values[var] = value
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression, as a vector where it depends on the variable."""
         self._alive.append(expr)
         for node in unvisited_post_order((expr,), self._memo):
@@ -101,7 +101,7 @@ class Vectorizer(StmtMutator):
             )
         return self._memo[id(expr)]
 
-    def narrow_buffer(self, buffer: Buffer) -> Buffer:
+    def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         """Return the vector form of a buffer allocated inside."""
         return self._buffers.get(buffer, buffer)
 
@@ -161,9 +161,9 @@ class Vectorizer(StmtMutator):
         inside stores the vector. Raises ScheduleError where lanes would store different values
         to one element.
         """
-        value, indices = self.mark_addresses(stmt.value), self.exprs(stmt.indices)
+        value, indices = self.rewrite_expr(stmt.value), self.exprs(stmt.indices)
         if stmt.buffer in self._buffers:
-            buffer, wide = self.narrow_buffer(stmt.buffer), broadcast(value, self._lanes)
+            buffer, wide = self.rewrite_buffer(stmt.buffer), broadcast(value, self._lanes)
             if self._has_branched and self._mask is not None:
                 # A lane-private buffer has no masked store: old and new lanes are blended, so the
                 # buffer must be initialised.
@@ -184,7 +184,7 @@ class Vectorizer(StmtMutator):
             )
         predicate = self._mask if lanes else None
         if stmt.predicate is not None:
-            own_predicate = broadcast(self.mark_addresses(stmt.predicate), lanes)
+            own_predicate = broadcast(self.rewrite_expr(stmt.predicate), lanes)
             predicate = (
                 own_predicate if predicate is None else logical_and(predicate, own_predicate)
             )
@@ -194,7 +194,7 @@ class Vectorizer(StmtMutator):
         """Rewrite let x = e in s to let xv = vector e in s[x := xv], where e depends on the
         variable.
         """
-        value = self.mark_addresses(stmt.value)
+        value = self.rewrite_expr(stmt.value)
         if value.dtype == stmt.var.dtype:
             return LetStmt(stmt.var, value, self.visit(stmt.body))
         wide = Var(stmt.var.name, value.dtype)
@@ -205,7 +205,7 @@ class Vectorizer(StmtMutator):
         """Turn a divergent condition into the mask of both sides; its uniform part stays a
         branch.
         """
-        condition = self.mark_addresses(stmt.condition)
+        condition = self.rewrite_expr(stmt.condition)
         if not dt.lanes_suffix(condition.dtype):
             return super().visit_if(stmt)
         if stmt.else_case is None and isinstance(stmt.condition, And):
@@ -228,7 +228,7 @@ class Vectorizer(StmtMutator):
         """
         if stmt.kind in (ForKind.VECTORIZED, ForKind.PARALLEL):
             stmt = stmt.with_fields(kind=ForKind.SERIAL, annotations=None)
-        low, extent = self.mark_addresses(stmt.min), self.mark_addresses(stmt.extent)
+        low, extent = self.rewrite_expr(stmt.min), self.rewrite_expr(stmt.extent)
         if not dt.lanes_suffix(low.dtype) and not dt.lanes_suffix(extent.dtype):
             return super().visit_for(stmt)
         step = Var(stmt.loop_var.name, stmt.loop_var.dtype)
@@ -242,7 +242,7 @@ class Vectorizer(StmtMutator):
 
     def visit_while(self, stmt: While) -> Stmt:
         """Visit a while loop; raise ScheduleError for a divergent condition."""
-        if dt.lanes_suffix(self.mark_addresses(stmt.condition).dtype):
+        if dt.lanes_suffix(self.rewrite_expr(stmt.condition).dtype):
             raise ScheduleError(
                 "vectorize: the condition of a while loop inside differs between lanes"
             )
@@ -347,8 +347,8 @@ class _LoopVectorizer(Simplifier):
         super().__init__()
         self._inside = False
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
-        return super().mark_addresses(expr) if self._inside else expr
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
+        return super().rewrite_expr(expr) if self._inside else expr
 
     def visit_for(self, stmt: For) -> Stmt:
         """Vectorise marked loops; bind the ranges of other loops for the analyzer."""
@@ -369,7 +369,7 @@ class _LoopVectorizer(Simplifier):
     def _vectorize_loop(self, stmt: For) -> Stmt:
         lanes = (stmt.annotations or {}).get("lanes", DEFAULT_VECTOR_LANES)
         assert isinstance(lanes, int)
-        low, extent = self.mark_addresses(stmt.min), self.mark_addresses(stmt.extent)
+        low, extent = self.rewrite_expr(stmt.min), self.rewrite_expr(stmt.extent)
         if isinstance(extent, IntImm):
             return self._vectorize_constant_extent(stmt, low, extent.value, lanes)
         if (factor := _vscale_factor(extent)) is not None:

@@ -43,7 +43,7 @@ class _SmallTypeLowerer(StmtMutator):
         self._memo: dict[int, PrimExpr] = {}
         self._alive: list[PrimExpr] = []
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         # The memo is keyed by id: the expression stays referenced so that its id is not reused.
         self._alive.append(expr)
         return rewrite(expr, self._lower_node, self._memo)

@@ -74,7 +74,7 @@ class _Int32Narrower(StmtMutator):
         self._bounds: dict[int, Interval] = {}
         """Identity of a new expression -> its values."""
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression in its own dtype, with narrow sub-expressions where possible."""
         return self._widen_to(self.narrow(expr), expr.dtype)
 
@@ -159,9 +159,9 @@ class _Int32Narrower(StmtMutator):
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Narrow the indices; the value keeps the buffer's dtype."""
         return stmt.with_fields(
-            value=self.mark_addresses(stmt.value),
+            value=self.rewrite_expr(stmt.value),
             indices=tuple(map(self.narrow, stmt.indices)),
-            predicate=None if stmt.predicate is None else self.mark_addresses(stmt.predicate),
+            predicate=None if stmt.predicate is None else self.rewrite_expr(stmt.predicate),
         )
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:

@@ -22,7 +22,7 @@ class _OpaqueBlockConverter(StmtMutator):
         pairs = zip(block.iter_vars, stmt.iter_values, strict=True)
         body = substitute(block.body, {i.var: value for i, value in pairs})
         opaque = Block(block.name, (), self.visit(body), None, block.annotations)
-        return BlockRealize((), self.mark_addresses(stmt.predicate), opaque)
+        return BlockRealize((), self.rewrite_expr(stmt.predicate), opaque)
 
 
 def convert_blocks_to_opaque(func: PrimFunc) -> PrimFunc:

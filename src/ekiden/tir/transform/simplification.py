@@ -48,7 +48,7 @@ class Simplifier(StmtMutator):
         self.analyzer = Analyzer()
         self.values: dict[Var, PrimExpr] = {}
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the simplified expression."""
         return self.analyzer.simplify(substitute(expr, self.values))
 
@@ -60,7 +60,7 @@ class Simplifier(StmtMutator):
         """Rewrite for i in range(a, a + 1): s to s[i := a], and for i in range(a, a): s to
         nothing.
         """
-        low, extent = self.mark_addresses(stmt.min), self.mark_addresses(stmt.extent)
+        low, extent = self.rewrite_expr(stmt.min), self.rewrite_expr(stmt.extent)
         if isinstance(extent, IntImm) and extent.value <= 0:
             return NO_OP
         if isinstance(extent, IntImm) and extent.value == 1:
@@ -92,7 +92,7 @@ class _ConditionalSimplifier(Simplifier):
         self.conditions: dict[Var, PrimExpr] = {}
         """Variables of type bool that are bound to what no statement changes."""
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression simplified in its context."""
         expr = substitute(expr, self.values)
         if any(_is_conditional_expr(e) or isinstance(e, COMPARISON_OPS) for e in post_order(expr)):
@@ -101,8 +101,8 @@ class _ConditionalSimplifier(Simplifier):
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
         """Simplify the sides under the condition and its negation."""
-        condition = self.mark_addresses(stmt.condition)
-        meaning = self.mark_addresses(substitute(condition, self.conditions))
+        condition = self.rewrite_expr(stmt.condition)
+        meaning = self.rewrite_expr(substitute(condition, self.conditions))
         if isinstance(meaning, IntImm):
             side = stmt.then_case if meaning.value else stmt.else_case
             return NO_OP if side is None else self.visit(side)
@@ -136,7 +136,7 @@ class _ConditionalSimplifier(Simplifier):
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Record a bool binding: let c = i < 3: if i < 3: if c: s -> let c = i < 3: if i < 3: s."""
-        value = self.mark_addresses(stmt.value)
+        value = self.rewrite_expr(stmt.value)
         if value.dtype == "bool" and _reads_no_memory(value):
             self.conditions[stmt.var] = value
         return stmt.with_fields(value=value, body=self.visit(stmt.body))

@@ -31,7 +31,7 @@ class _BufferReplacer(ExprRewriter):
             return e.with_fields(buffer=self._names[e.buffer])
         return e
 
-    def narrow_buffer(self, buffer: Buffer) -> Buffer:
+    def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         return self._names.get(buffer, buffer)
 
 

@@ -27,7 +27,7 @@ class _UndefStoreRemover(StmtMutator):
             e in self.undefined if isinstance(e, Var) else _is_undef(e) for e in post_order(expr)
         )
 
-    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Check an expression that is not stored: it must not contain undefined values."""
         if self._is_undefined(expr):
             raise CompileError(f"remove store undef: T.undef may only be stored, got {expr}")

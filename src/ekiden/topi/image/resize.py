@@ -63,7 +63,7 @@ def nearest_rounding_method(rounding: str, mode: str) -> str:
     above by less than INTEGER_TOLERANCE. Raises ValueError for an unknown mode or method.
     """
     arguments = (("coordinate_transformation_mode", mode, COORDINATE_MODES),
-             ("rounding_method", rounding, ("", *ROUNDING_METHODS)))  # fmt: skip
+                 ("rounding_method", rounding, ("", *ROUNDING_METHODS)))  # fmt: skip
     for what, value, allowed in arguments:
         if value not in allowed:
             raise ValueError(
@@ -339,7 +339,7 @@ def _exclude_outside_weights(
 
 
 RESIZE_METHODS = {"nearest_neighbor": "nearest_neighbor", "linear": "linear", "cubic": "cubic",
-           "bilinear": "linear", "bicubic": "cubic"}  # fmt: skip
+                  "bilinear": "linear", "bicubic": "cubic"}  # fmt: skip
 
 
 def _resize_by_options(
@@ -409,7 +409,7 @@ def resize1d(
     """
     return _resize_by_options(data, roi, size, layout, method, coordinate_transformation_mode,
                     rounding_method, bicubic_alpha, bicubic_exclude, extrapolation_value, out_dtype,
-                    1)  # fmt: skip
+                              1)  # fmt: skip
 
 
 def resize2d(
@@ -429,7 +429,7 @@ def resize2d(
     """Resize images along two axes; see `resize1d`."""
     return _resize_by_options(data, roi, size, layout, method, coordinate_transformation_mode,
                     rounding_method, bicubic_alpha, bicubic_exclude, extrapolation_value, out_dtype,
-                    2)  # fmt: skip
+                              2)  # fmt: skip
 
 
 def resize3d(
@@ -449,7 +449,7 @@ def resize3d(
     """Resize volumes along three axes; see `resize1d`."""
     return _resize_by_options(data, roi, size, layout, method, coordinate_transformation_mode,
                     rounding_method, bicubic_alpha, bicubic_exclude, extrapolation_value, out_dtype,
-                    3)  # fmt: skip
+                              3)  # fmt: skip
 
 
 __all__ = ["resize1d", "resize2d", "resize3d"]

@@ -73,8 +73,8 @@ def _page_checks(
     )
 
 
-def _emit_token_store(plane: CachePlane, source_buffer: Buffer, source: PrimExpr, cache: Buffer, base: PrimExpr,
-             token: PrimExpr, values: int) -> Stmt:  # fmt: skip
+def _emit_token_store(plane: CachePlane, source_buffer: Buffer, source: PrimExpr, cache: Buffer,
+                      base: PrimExpr, token: PrimExpr, values: int) -> Stmt:  # fmt: skip
     """Emit the store of a token's numbers, from `source` on, into the plane at `base`."""
     d, group = Var("d"), Var("group")
     if plane.has_scales:
@@ -87,8 +87,9 @@ def _emit_token_store(plane: CachePlane, source_buffer: Buffer, source: PrimExpr
     return For(d, const(0), const(plane.depth), ForKind.SERIAL, loop)
 
 
-def _emit_quantized_store(plane: CachePlane, source_buffer: Buffer, source: PrimExpr, cache: Buffer, base: PrimExpr,
-            token: PrimExpr, group: PrimExpr, values: int) -> Stmt:  # fmt: skip
+def _emit_quantized_store(plane: CachePlane, source_buffer: Buffer, source: PrimExpr, cache: Buffer,
+                          base: PrimExpr, token: PrimExpr, group: PrimExpr,
+                          values: int) -> Stmt:  # fmt: skip
     """Emit the store of one group's quantised numbers and their scale."""
     row, zero, none = plane.format, const(0), const(0.0, "float32")
     max_scale = Buffer("most", (const(1),), "float32", "register")
@@ -99,7 +100,7 @@ def _emit_quantized_store(plane: CachePlane, source_buffer: Buffer, source: Prim
     low, high = (const(value, "float32") for value in (row.min_value, row.max_value))
     level = cast(maximum(minimum(near, high), low), "int32") + row.zero_point
     put = _emit_bits_store(plane, cache, base + plane.element_offset(token, element, values), level,
-               plane.bit_offset(token, element, values))  # fmt: skip
+                           plane.bit_offset(token, element, values))  # fmt: skip
     halves = [
         BufferStore(
             cache, cast(call_intrin("right_shift", bits, const(8 * n, "int32")), cache.dtype),

@@ -74,7 +74,7 @@ def _require_matching_tiles(
     tile, is_grouped = packed_tile_size(kernel_layout), kernel_layout.startswith("G")
     count, columns = shape[is_grouped], shape[-2 if kernel_layout.endswith("i") else -1]
     expected_dims = [(count, -(-(channels // groups if is_grouped else channels) // tile)),
-              (columns, tile), *([(shape[0], groups)] if is_grouped else ())]  # fmt: skip
+                     (columns, tile), *([(shape[0], groups)] if is_grouped else ())]  # fmt: skip
     if any(unify_dim(d, as_dim(number)) is None for d, number in expected_dims):
         raise ValueError(
             f"a weight in {kernel_layout} of {channels} channels has {expected_dims[0][1]} tiles of"

@@ -84,18 +84,19 @@ def _device_id(node: Node) -> Value:
 
 # fmt: off
 ROWS: tuple[StablehloRow, ...] = (
-    StablehloRow("func.call",             _call,      on_complex=complex_rule(_call)),
+    StablehloRow("func.call",                           _call, on_complex=complex_rule(_call)),
     StablehloRow("stablehlo.composite", _composite, on_complex=complex_rule(_inline_decomposition)),
     StablehloRow("stablehlo.custom_call", _custom_call, on_complex=complex_rule(_custom_call)),
-    StablehloRow("custom_call:shape_assertion",                 _shape_assertion),
+    StablehloRow("custom_call:shape_assertion",         _shape_assertion),
     StablehloRow("custom_call:stablehlo.dynamic_reduce_window", dynamic_reduce_window),
-    StablehloRow("custom_call:stablehlo.dynamic_top_k",         dynamic_top_k),
-    StablehloRow("custom_call:mhlo.topk",                       mhlo_top_k),
-    StablehloRow("custom_call:annotate_device_placement", _identity, on_complex=complex_rule(_identity)),
-    StablehloRow("custom_call:Sharding",             _identity, on_complex=complex_rule(_identity)),
-    StablehloRow("sdy.sharding_constraint",          _identity, on_complex=complex_rule(_identity)),
-    StablehloRow("stablehlo.after_all",                         _token),
-    StablehloRow("stablehlo.replica_id",                        _device_id),
-    StablehloRow("stablehlo.partition_id",                      _device_id),
+    StablehloRow("custom_call:stablehlo.dynamic_top_k", dynamic_top_k),
+    StablehloRow("custom_call:mhlo.topk",               mhlo_top_k),
+    StablehloRow("custom_call:annotate_device_placement", _identity,
+        on_complex=complex_rule(_identity)),
+    StablehloRow("custom_call:Sharding", _identity, on_complex=complex_rule(_identity)),
+    StablehloRow("sdy.sharding_constraint", _identity, on_complex=complex_rule(_identity)),
+    StablehloRow("stablehlo.after_all",                 _token),
+    StablehloRow("stablehlo.replica_id",                _device_id),
+    StablehloRow("stablehlo.partition_id",              _device_id),
 )
 # fmt: on

@@ -637,16 +637,17 @@ _UNSUPPORTED_OPTIONS = {"do_rotary": (0,), "past_present_share_buffer": (0,)}
 
 # fmt: off
 ROWS = (
-    OnnxRow("Attention", _attention, domain=CONTRIB_DOMAIN, values={"do_rotary": (0,)},
+    OnnxRow("Attention",           _attention, domain=CONTRIB_DOMAIN, values={"do_rotary": (0,)},
         ignorable_inputs="past_sequence_length",
         attributes=f"{_COMMON_ATTRIBUTES} do_rotary past_present_share_buffer qkv_hidden_sizes "
         "rotary_embedding_dim"),
-    OnnxRow("QAttention", _q_attention, domain=CONTRIB_DOMAIN, values=_UNSUPPORTED_OPTIONS,
+    OnnxRow("QAttention",          _q_attention, domain=CONTRIB_DOMAIN, values=_UNSUPPORTED_OPTIONS,
         attributes=f"{_COMMON_ATTRIBUTES} do_rotary past_present_share_buffer"),
-    OnnxRow("MultiHeadAttention", _multi_head_attention, domain=CONTRIB_DOMAIN, attributes=_COMMON_ATTRIBUTES),
+    OnnxRow("MultiHeadAttention",  _multi_head_attention, domain=CONTRIB_DOMAIN,
+        attributes=_COMMON_ATTRIBUTES),
     OnnxRow("DecoderMaskedMultiHeadAttention", _decoder_attention, domain=CONTRIB_DOMAIN,
         attributes="mask_filter_value num_heads output_qk past_present_share_buffer scale"),
-    OnnxRow("RotaryEmbedding", _rotary_embedding, domain=CONTRIB_DOMAIN,
+    OnnxRow("RotaryEmbedding",     _rotary_embedding, domain=CONTRIB_DOMAIN,
         values={"is_packed_batching": (0,), "scale": (1.0,)},
         attributes="interleaved is_packed_batching num_heads rotary_embedding_dim scale"),
     OnnxRow("GroupQueryAttention", _group_query_attention, domain=CONTRIB_DOMAIN,

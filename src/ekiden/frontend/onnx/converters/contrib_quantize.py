@@ -363,14 +363,14 @@ ROWS = (
     contrib_row("QLinearGlobalAveragePool", _pool_converter(global_average_pool), "channels_last"),
     contrib_row("QLinearConv",          _conv, _CONV_ATTRIBUTES),
     contrib_row("NhwcMaxPool",          channels_first(max_pool, 0),
-         "auto_pad ceil_mode dilations kernel_shape pads strides"),
+                "auto_pad ceil_mode dilations kernel_shape pads strides"),
     contrib_row("QGemm",                _gemm, "alpha transA transB"),
     contrib_row("DynamicQuantizeMatMul", _dynamic_quantize_mat_mul),
     contrib_row("MatMulIntegerToFloat", _mat_mul_integer_to_float),
     contrib_row("MatMulNBits",          _mat_mul_n_bits,
-         "K N accuracy_level bits block_size weight_prepacked",
-         values={**_BITS_VALUES, "weight_prepacked": (0,)}),
+                "K N accuracy_level bits block_size weight_prepacked",
+                values={**_BITS_VALUES, "weight_prepacked": (0,)}),
     contrib_row("GatherBlockQuantized", _gather_block_quantized,
-         "bits block_size gather_axis quantize_axis", values=_BITS_VALUES),
+                "bits block_size gather_axis quantize_axis", values=_BITS_VALUES),
 )
 # fmt: on

@@ -31,7 +31,7 @@ BRANCHES = ("then_branch", "else_branch")
 def _if(node: Node) -> list[Value]:
     """Convert If: both branches are imported in place."""
     bodies = [node.body(name) for name in BRANCHES]
-    return choose(node, node.value(0), [partial(b.print_stmts, []) for b in bodies], BRANCHES)
+    return choose(node, node.value(0), [partial(b.import_body, []) for b in bodies], BRANCHES)
 
 
 # Loops.
@@ -50,7 +50,7 @@ def _loop(node: Node) -> list[Value]:
         """Import one iteration: (condition, carried values, scan outputs)."""
         pair = zip(inner.input, (index, condition), strict=False)
         head = [_in_declared_rank(node, info, v) for info, v in pair]
-        results = body.print_stmts([*head, *values])
+        results = body.import_body([*head, *values])
         after = 1 + len(carried)
         if len(results) < after:
             node.unsupported(f"expected a body with at least {after} outputs, got {len(results)}")
@@ -127,7 +127,7 @@ def _scan(node: Node) -> list[Value]:
             position = op.subtract(last, at) if is_backwards else at
             slice_ = node.scope.spanned(op.take(node.scope.expr(value), position, axis=axis))
             slices.append(Value(node.typed(slice_), expr=slice_))
-        results = body.print_stmts([*values, *slices])
+        results = body.import_body([*values, *slices])
         return Iteration(go, results[:states], results[states:])
 
     carried = [node.value(i) for i in range(states)]

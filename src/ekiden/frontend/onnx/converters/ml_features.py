@@ -379,26 +379,29 @@ def _weight_counts(node: Node, gram_counts: Sequence[Expr], used: Array, columns
 
 # fmt: off
 ROWS = (
-    OnnxRow("LabelEncoder", _label_encoder_1, domain=ML_DOMAIN,
+    OnnxRow("LabelEncoder",          _label_encoder_1, domain=ML_DOMAIN,
         attributes="classes_strings default_int64 default_string"),
-    OnnxRow("LabelEncoder", _label_encoder, since=2, domain=ML_DOMAIN,
+    OnnxRow("LabelEncoder",          _label_encoder, since=2, domain=ML_DOMAIN,
         attributes="default_float default_int64 default_string default_tensor keys_floats "
         "keys_int64s keys_strings keys_tensor values_floats values_int64s values_strings "
         "values_tensor"),
-    OnnxRow("CategoryMapper", _category_mapper, domain=ML_DOMAIN,
+    OnnxRow("CategoryMapper",        _category_mapper, domain=ML_DOMAIN,
         attributes="cats_int64s cats_strings default_int64 default_string"),
-    OnnxRow("OneHotEncoder", _one_hot, domain=ML_DOMAIN, attributes="cats_int64s cats_strings zeros"),
-    OnnxRow("Scaler", _scaler, domain=ML_DOMAIN, attributes="offset scale"),
-    OnnxRow("Normalizer", _normalizer, domain=ML_DOMAIN, attributes="norm",
+    OnnxRow("OneHotEncoder",         _one_hot, domain=ML_DOMAIN,
+        attributes="cats_int64s cats_strings zeros"),
+    OnnxRow("Scaler",                _scaler, domain=ML_DOMAIN, attributes="offset scale"),
+    OnnxRow("Normalizer",            _normalizer, domain=ML_DOMAIN, attributes="norm",
         values={"norm": ("MAX", "L1", "L2")}),
-    OnnxRow("Binarizer", _binarizer, domain=ML_DOMAIN, attributes="threshold"),
-    OnnxRow("Imputer", _imputer, domain=ML_DOMAIN,
+    OnnxRow("Binarizer",             _binarizer, domain=ML_DOMAIN, attributes="threshold"),
+    OnnxRow("Imputer",               _imputer, domain=ML_DOMAIN,
         attributes="imputed_value_floats imputed_value_int64s replaced_value_float "
         "replaced_value_int64"),
-    OnnxRow("FeatureVectorizer", _feature_vectorizer, domain=ML_DOMAIN, attributes="inputdimensions"),
+    OnnxRow("FeatureVectorizer",     _feature_vectorizer, domain=ML_DOMAIN,
+        attributes="inputdimensions"),
     OnnxRow("ArrayFeatureExtractor", _feature_extractor, domain=ML_DOMAIN),
-    OnnxRow("ZipMap", _zip_map, domain=ML_DOMAIN, attributes="classlabels_int64s classlabels_strings"),
-    OnnxRow("TfIdfVectorizer", _tf_idf, since=9,
+    OnnxRow("ZipMap",                _zip_map, domain=ML_DOMAIN,
+        attributes="classlabels_int64s classlabels_strings"),
+    OnnxRow("TfIdfVectorizer",       _tf_idf, since=9,
         attributes="max_gram_length max_skip_count min_gram_length mode ngram_counts ngram_indexes "
         "pool_int64s pool_strings weights", values={"mode": ("TF", "IDF", "TFIDF")}),
 )

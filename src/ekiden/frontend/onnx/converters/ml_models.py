@@ -614,21 +614,23 @@ ROWS = (
     OnnxRow("LinearClassifier", _linear_classifier, domain=ML_DOMAIN, values=POST_TRANSFORM_VALUES,
         attributes="classlabels_ints classlabels_strings coefficients intercepts multi_class "
         "post_transform"),
-    OnnxRow("LinearRegressor", _linear_regressor, domain=ML_DOMAIN, values=POST_TRANSFORM_VALUES,
-        attributes="coefficients intercepts post_transform targets"),
+    OnnxRow("LinearRegressor",        _linear_regressor, domain=ML_DOMAIN,
+        values=POST_TRANSFORM_VALUES, attributes="coefficients intercepts post_transform targets"),
     OnnxRow("SVMClassifier", _svm_classifier, domain=ML_DOMAIN, values=POST_TRANSFORM_VALUES,
         attributes="classlabels_ints classlabels_strings coefficients kernel_params kernel_type "
         "post_transform prob_a prob_b rho support_vectors vectors_per_class"),
     OnnxRow("SVMRegressor", _svm_regressor, domain=ML_DOMAIN, values=POST_TRANSFORM_VALUES,
         attributes="coefficients kernel_params kernel_type n_supports one_class post_transform rho "
         "support_vectors"),
-    OnnxRow("TreeEnsembleClassifier", _tree_classifier, domain=ML_DOMAIN, values=POST_TRANSFORM_VALUES,
+    OnnxRow("TreeEnsembleClassifier", _tree_classifier, domain=ML_DOMAIN,
+        values=POST_TRANSFORM_VALUES,
         attributes=f"{_TREE_ATTRIBUTES} class_ids class_nodeids class_treeids class_weights "
         "class_weights_as_tensor classlabels_int64s classlabels_strings"),
-    OnnxRow("TreeEnsembleRegressor", _tree_regressor, domain=ML_DOMAIN, values=POST_TRANSFORM_VALUES,
+    OnnxRow("TreeEnsembleRegressor",  _tree_regressor, domain=ML_DOMAIN,
+        values=POST_TRANSFORM_VALUES,
         attributes=f"{_TREE_ATTRIBUTES} aggregate_function n_targets target_ids target_nodeids "
         "target_treeids target_weights target_weights_as_tensor"),
-    OnnxRow("TreeEnsemble", _tree_ensemble, domain=ML_DOMAIN, since=5,
+    OnnxRow("TreeEnsemble",           _tree_ensemble, domain=ML_DOMAIN, since=5,
         attributes="aggregate_function leaf_targetids leaf_weights membership_values n_targets "
         "nodes_falseleafs nodes_falsenodeids nodes_featureids nodes_hitrates "
         "nodes_missing_value_tracks_true nodes_modes nodes_splits nodes_trueleafs "

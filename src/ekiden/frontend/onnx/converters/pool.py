@@ -144,10 +144,11 @@ _POOL_ATTRIBUTES = "auto_pad ceil_mode dilations kernel_shape pads strides"
 
 # fmt: off
 ROWS = (
-    OnnxRow("MaxPool", _max_pool_with_indices, attributes=f"{_POOL_ATTRIBUTES} storage_order", values=_AUTO_PAD_VALUES),
+    OnnxRow("MaxPool",           _max_pool_with_indices,
+        attributes=f"{_POOL_ATTRIBUTES} storage_order", values=_AUTO_PAD_VALUES),
     OnnxRow("AveragePool",       average_pool, attributes=f"{_POOL_ATTRIBUTES} count_include_pad",
         values=_AUTO_PAD_VALUES),
-    OnnxRow("LpPool",        _lp_pool, attributes=f"{_POOL_ATTRIBUTES} p", values=_AUTO_PAD_VALUES),
+    OnnxRow("LpPool", _lp_pool, attributes=f"{_POOL_ATTRIBUTES} p", values=_AUTO_PAD_VALUES),
     OnnxRow("GlobalLpPool",      _global_lp_pool, attributes="p"),
     OnnxRow("GlobalAveragePool", global_average_pool),
     OnnxRow("GlobalMaxPool",     _global_pool_converter(op.nn.global_max_pool2d, op.max)),

@@ -176,14 +176,22 @@ _REDUCTION_ATTRIBUTES = "axes keepdims noop_with_empty_axes"
 
 # fmt: off
 ROWS = (
-    *(OnnxRow(name, _reduction_converter(_without_prologue(row.function)), attributes=_REDUCTION_ATTRIBUTES)
+    *(OnnxRow(name, _reduction_converter(_without_prologue(row.function)),
+              attributes=_REDUCTION_ATTRIBUTES)
       for name, row in reduction_rows("onnx")),
-    OnnxRow("ReduceL1", _reduction_converter(_without_prologue(op.sum), op.abs), attributes=_REDUCTION_ATTRIBUTES),
-    OnnxRow("ReduceL2", _reduction_converter(_without_prologue(op.sum), _square, op.sqrt), attributes=_REDUCTION_ATTRIBUTES),
-    OnnxRow("ReduceSumSquare", _reduction_converter(_without_prologue(op.sum), _square), attributes=_REDUCTION_ATTRIBUTES),
-    OnnxRow("ReduceLogSum", _reduction_converter(_without_prologue(op.sum), None, op.log), attributes=_REDUCTION_ATTRIBUTES),
-    OnnxRow("ReduceLogSumExp", _reduction_converter(_log_sum_exp, floats=True), attributes=_REDUCTION_ATTRIBUTES),
-    OnnxRow("ArgMax", _arg_reduction_converter(op.argmax), attributes="axis keepdims select_last_index"),
-    OnnxRow("ArgMin", _arg_reduction_converter(op.argmin), attributes="axis keepdims select_last_index"),
+    OnnxRow("ReduceL1",        _reduction_converter(_without_prologue(op.sum), op.abs),
+        attributes=_REDUCTION_ATTRIBUTES),
+    OnnxRow("ReduceL2",        _reduction_converter(_without_prologue(op.sum), _square, op.sqrt),
+        attributes=_REDUCTION_ATTRIBUTES),
+    OnnxRow("ReduceSumSquare", _reduction_converter(_without_prologue(op.sum), _square),
+        attributes=_REDUCTION_ATTRIBUTES),
+    OnnxRow("ReduceLogSum",    _reduction_converter(_without_prologue(op.sum), None, op.log),
+        attributes=_REDUCTION_ATTRIBUTES),
+    OnnxRow("ReduceLogSumExp", _reduction_converter(_log_sum_exp, floats=True),
+        attributes=_REDUCTION_ATTRIBUTES),
+    OnnxRow("ArgMax",          _arg_reduction_converter(op.argmax),
+        attributes="axis keepdims select_last_index"),
+    OnnxRow("ArgMin",          _arg_reduction_converter(op.argmin),
+        attributes="axis keepdims select_last_index"),
 )
 # fmt: on

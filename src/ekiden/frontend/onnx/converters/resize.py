@@ -381,11 +381,12 @@ _RESIZE_ATTRIBUTES = (
 
 # fmt: off
 ROWS = (
-    OnnxRow("Upsample",       _upsample_by_attributes, since=7, attributes="mode scales",
+    OnnxRow("Upsample", _upsample_by_attributes, since=7, attributes="mode scales",
         values={"mode": _RESIZE_MODES}),
-    OnnxRow("Upsample",      _upsample, since=9, attributes="mode", values={"mode": _RESIZE_MODES}),
-    OnnxRow("Resize",       _upsample, since=10, attributes="mode", values={"mode": _RESIZE_MODES}),
-    OnnxRow("Resize", _resize, since=11, attributes=_RESIZE_ATTRIBUTES, ignorable_inputs="roi scales",
+    OnnxRow("Upsample", _upsample, since=9, attributes="mode", values={"mode": _RESIZE_MODES}),
+    OnnxRow("Resize",   _upsample, since=10, attributes="mode", values={"mode": _RESIZE_MODES}),
+    OnnxRow("Resize",   _resize, since=11, attributes=_RESIZE_ATTRIBUTES,
+        ignorable_inputs="roi scales",
         values={"mode": _RESIZE_MODES, "coordinate_transformation_mode": _COORDINATE_MODES,
                 "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller")}),
 )

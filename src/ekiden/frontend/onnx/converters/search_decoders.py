@@ -162,7 +162,7 @@ class GptDecoder(SearchDecoder):
             shape, dtype = self._past_shape(past)
             feeds.append(self.value(op.zeros(shape, dtype), past.name))
         feeds += self.first_buffers.buffer_inputs(const(np.int64(0)))
-        logits, *presents = self.node.body(self.first).print_stmts(feeds)
+        logits, *presents = self.node.body(self.first).import_body(feeds)
         if self.buffers.names and not self.first_buffers.names:
             presents = self.buffers.pad_to_buffers(presents)
         return tokens, self.last_logits(logits), [self.value(counts, "positions"), *presents]
@@ -214,7 +214,7 @@ class GptDecoder(SearchDecoder):
             *unify_lengths(self, pasts, 3),
             *self.buffers.buffer_inputs(count),
         ]
-        logits, *presents = self.node.body("decoder").print_stmts(feeds)
+        logits, *presents = self.node.body("decoder").import_body(feeds)
         next_positions = op.add(self.scope.expr(positions), const(np.int32(1)))
         return self.last_logits(logits), [self.value(next_positions, "positions"), *presents]
 
@@ -273,7 +273,7 @@ class EncoderDecoder(SearchDecoder):
         feeds = [self.node.value(0), mask]
         if self.encoder_runs_decoder:
             feeds.append(self.value(first, "ids"))
-        outputs = self.node.body("encoder").print_stmts(feeds)
+        outputs = self.node.body("encoder").import_body(feeds)
         tokens = self.start_tokens(self.search.rows)
         if self.encoder_runs_decoder:
             return self.started(tokens, [mask], outputs)
@@ -285,7 +285,7 @@ class EncoderDecoder(SearchDecoder):
             )
         pasts = [self.value(op.zeros(*self._past_shape(n)), n) for n in self.names]
         feeds = self._decoder_inputs(tokens, pasts, const(np.int64(0)))
-        logits, *presents = self.node.body("decoder").print_stmts(feeds)
+        logits, *presents = self.node.body("decoder").import_body(feeds)
         return tokens, self.last_logits(logits), presents
 
     def start_tokens(self, rows: PrimExpr) -> Expr:
@@ -360,7 +360,7 @@ class EncoderDecoder(SearchDecoder):
             ids = op.take(texts, op.arange(zero, length, one, dtype="int64"), axis=1)
         past = op.subtract(length, const(np.int64(1)))
         feeds = self._decoder_inputs(ids, unify_lengths(self, carried, 2), past)
-        logits, *presents = self.node.body("decoder").print_stmts(feeds)
+        logits, *presents = self.node.body("decoder").import_body(feeds)
         return self.last_logits(logits), presents
 
     def reordered(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
@@ -382,7 +382,7 @@ class WhisperDecoder(EncoderDecoder):
         is_given = self.node.optional(10) is not None
         prompt = self.node.expr(10) if is_given else self.start_tokens(self.search.batch)
         feeds = [self.node.value(0), self.value(self.scope.spanned(prompt), "ids")]
-        outputs = self.node.body("encoder").print_stmts(feeds)
+        outputs = self.node.body("encoder").import_body(feeds)
         return self.started(self.search.expanded(prompt), [], outputs)
 
 

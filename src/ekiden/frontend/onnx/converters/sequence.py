@@ -202,7 +202,7 @@ def _sequence_map(node: Node) -> list[Value]:
     # Of known length: the body is inlined once for each element.
     if all(v.items is not None for v in lists if isinstance(v, SequenceValue)):
         count = len(first.items or ())
-        rows = [body.print_stmts([_list_element(v, i) for v in lists]) for i in range(count)]
+        rows = [body.import_body([_list_element(v, i) for v in lists]) for i in range(count)]
         return [SequenceValue([r[i] for r in rows]) for i in range(len(node.proto.output))]
 
     def map_body(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
@@ -212,7 +212,7 @@ def _sequence_map(node: Node) -> list[Value]:
             scope.bound(sequence.at(scope.expr(v), at)) if isinstance(v, SequenceValue) else v
             for v in lists
         ]
-        return Iteration(go, [], body.print_stmts(elements))
+        return Iteration(go, [], body.import_body(elements))
 
     limit = node.scope.spanned(sequence.length(node.scope.expr(first)))
     _, stacked_outputs, _ = Loop(node, (), (), limit, None, map_body).build()

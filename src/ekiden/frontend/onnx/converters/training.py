@@ -135,7 +135,7 @@ def _gradient(node: Node) -> list[Expr]:
         node.unsupported("'y' depends on values whose shapes are found at run time")
     derivative = differentiate.gradient(Function(tuple(free), y), node.scope.module)
     bindings = {p: node.expr(variables.index(v)) if v in variables else v
-             for p, v in zip(derivative.params, free, strict=True)}  # fmt: skip
+                for p, v in zip(derivative.params, free, strict=True)}  # fmt: skip
     gradients = _tuple_field(bind(derivative.body, bindings), 1)
     return [_tuple_field(gradients, i) for i in range(len(node.get_strings("xs")))]
 
@@ -156,10 +156,11 @@ def _model_input(node: Node, name: str) -> Var:
 # fmt: off
 ROWS = (
     OnnxRow("Gradient", _gradient, domain=_TRAINING_DOMAIN, attributes="xs y zs"),
-    OnnxRow("Adagrad", _adagrad, domain=_TRAINING_DOMAIN, attributes="decay_factor epsilon norm_coefficient"),
+    OnnxRow("Adagrad",  _adagrad, domain=_TRAINING_DOMAIN,
+        attributes="decay_factor epsilon norm_coefficient"),
     OnnxRow("Adam",     _adam, domain=_TRAINING_DOMAIN,
         attributes="alpha beta epsilon norm_coefficient norm_coefficient_post"),
-    OnnxRow("Momentum", _momentum, domain=_TRAINING_DOMAIN, attributes="alpha beta mode norm_coefficient",
-        values={"mode": ("standard", "nesterov")}),
+    OnnxRow("Momentum", _momentum, domain=_TRAINING_DOMAIN,
+        attributes="alpha beta mode norm_coefficient", values={"mode": ("standard", "nesterov")}),
 )
 # fmt: on

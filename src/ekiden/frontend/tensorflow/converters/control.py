@@ -204,7 +204,7 @@ ROWS = (
         "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics", "PlaceholderWithDefault",
         "EnsureShape")),
     *(TensorflowRow(name, _reject_variable) for name in ("VarHandleOp", "VariableV2", "Variable",
-                                          "ReadVariableOp")),
+                                                         "ReadVariableOp")),
     TensorflowRow("NoOp",   _no_outputs),
     TensorflowRow("Assert", _no_outputs),
 )

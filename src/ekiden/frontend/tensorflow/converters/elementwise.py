@@ -84,19 +84,22 @@ def _bucketize(node: Node) -> Expr:
 
 # fmt: off
 ROWS = (
-    *(TensorflowRow(name, row.convert, None if row.rule is None else rules.as_node_rule(row.rule), row.is_predicate)
+    *(TensorflowRow(name, row.convert,
+                    None if row.rule is None else rules.as_node_rule(row.rule), row.is_predicate)
       for name, _, row in elementwise_rows("tensorflow")),
     TensorflowRow("DivNoNan",    _div_no_nan),
     TensorflowRow("MulNoNan",    _multiply_no_nan),
     TensorflowRow("Xlogy",       _xlogy),
-    TensorflowRow("FloorDiv",    _floor_div, floor_div_rule),
+    TensorflowRow("FloorDiv",    _floor_div,                               floor_div_rule),
     *(TensorflowRow(n, _bias_add) for n in ("BiasAdd", "BiasAddV1")),
     TensorflowRow("LeakyRelu",   _leaky_relu),
     TensorflowRow("ClipByValue", _clip),
     TensorflowRow("Bucketize",   _bucketize),
-    TensorflowRow("Cast",        _cast, _cast_rule),
-    TensorflowRow("Select", lambda node: select(node, per_row=True), rules.as_node_rule(rules.where)),
-    TensorflowRow("SelectV2", lambda node: select(node, per_row=False), rules.as_node_rule(rules.where)),
+    TensorflowRow("Cast",        _cast,                                    _cast_rule),
+    TensorflowRow("Select",      lambda node: select(node, per_row=True),
+        rules.as_node_rule(rules.where)),
+    TensorflowRow("SelectV2",    lambda node: select(node, per_row=False),
+        rules.as_node_rule(rules.where)),
     TensorflowRow("IdentityN",   _identity_n),
 )
 # fmt: on

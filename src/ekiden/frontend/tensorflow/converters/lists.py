@@ -95,7 +95,7 @@ def _write_element(node: Node, elements: SequenceValue, position: Value, new: Va
     changed = sequence.insert(sequence.erase(existing, at_), element, at_)
     is_new = op.equal(at_, sequence.length(existing))
     updated = If(scope.spanned(is_new), scope.spanned(sequence.append(existing, element)),
-              scope.spanned(changed), span=scope.span)  # fmt: skip
+                 scope.spanned(changed), span=scope.span)  # fmt: skip
     return scope.bound(updated)
 
 

@@ -218,7 +218,8 @@ ROWS = (
     TensorflowRow("MatMul",                _mat_mul),
     *(TensorflowRow(n, _batch_mat_mul) for n in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")),
     TensorflowRow("Einsum",                _einsum),
-    *(TensorflowRow(n, _batch_norm) for n in ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")),
+    *(TensorflowRow(n, _batch_norm)
+      for n in ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")),
     TensorflowRow("LRN",                   _lrn),
     TensorflowRow("CropAndResize",         _crop_and_resize),
 )

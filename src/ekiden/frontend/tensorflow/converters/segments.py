@@ -122,7 +122,8 @@ def _unravel_index(node: Node) -> Expr:
 
 # fmt: off
 ROWS = (
-    *(TensorflowRow(f"Segment{n}{v}", _segment_reduction(k)) for v in ("", "V2") for n, k in SEGMENT_REDUCTIONS),
+    *(TensorflowRow(f"Segment{n}{v}", _segment_reduction(k))
+      for v in ("", "V2") for n, k in SEGMENT_REDUCTIONS),
     TensorflowRow("SegmentMean",             _segment_mean),
     *(row for how in ("Sum", "Mean", "SqrtN") for row in _sparse_segment_rows(how)),
     TensorflowRow("SparseTensorDenseAdd",    _sparse_dense_add),

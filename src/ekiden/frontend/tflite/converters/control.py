@@ -26,7 +26,7 @@ def _run_subgraph(
     # undone and returned.
     # Branches assign variables in place: their state is restored, and passed as results instead.
     before = dict(current)
-    outputs = node.graph.inside(index).print_stmts(inputs)
+    outputs = node.graph.inside(index).import_body(inputs)
     after = [current[name] for name in variable_names]
     current.clear()
     current.update(before)
@@ -109,7 +109,7 @@ def _call_once(node: Node) -> list[Value]:
         node.unsupported("it stands inside another graph")
     shared.variables.is_initial = True
     try:
-        node.graph.inside(node.option("InitSubgraphIndex")).print_stmts(())
+        node.graph.inside(node.option("InitSubgraphIndex")).import_body(())
     finally:
         shared.variables.is_initial = False
     return []

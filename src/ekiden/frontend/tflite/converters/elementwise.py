@@ -91,8 +91,10 @@ def _shared_row(code: str, convert: Callable[[Node], Expr], rule: rules.Rule | N
 ROWS = (
     *(_shared_row(code, row.convert, row.rule) for code, _, row in elementwise_rows("tflite")),
     TfliteRow("FLOOR_DIV",    _floor_div, rule=floor_div_rule),
-    TfliteRow("RELU_N1_TO_1", _unary_converter(lambda x: op.clip(x, -1.0, 1.0)), integer=integer.clipped_relu(-1, 1)),
-    TfliteRow("RELU_0_TO_1", _unary_converter(lambda x: op.clip(x, 0.0, 1.0)), integer=integer.clipped_relu(0, 1)),
+    TfliteRow("RELU_N1_TO_1", _unary_converter(lambda x: op.clip(x, -1.0, 1.0)),
+        integer=integer.clipped_relu(-1, 1)),
+    TfliteRow("RELU_0_TO_1",  _unary_converter(lambda x: op.clip(x, 0.0, 1.0)),
+        integer=integer.clipped_relu(0, 1)),
     TfliteRow("LEAKY_RELU",   _leaky_relu, integer=integer.leaky_relu, is_wide=True),
     TfliteRow("GELU",         _gelu, integer=integer.gelu),
     TfliteRow("CAST",         _cast, rule=_cast_rule, dtypes=("complex64",)),

@@ -120,7 +120,7 @@ def transpose_conv(node: Node, product: Callable[[Expr, Expr], Expr]) -> Expr:
         return product(op.subtract(op.cast(data, "int32"), points[0]), weight)
 
     return _requantize_sums(node, _accumulate(node, node.expr(2), 2, transpose_conv_8bit), 3,
-                     _requantize_multiplier(node, 2, 1))  # fmt: skip
+                            _requantize_multiplier(node, 2, 1))  # fmt: skip
 
 
 def fully_connected(node: Node) -> Expr:

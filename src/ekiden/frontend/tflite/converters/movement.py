@@ -221,33 +221,36 @@ def _lerp(data: Expr, dtype: str, axis: int, first: Array, second: Array, weight
 
 
 # fmt: off
-_FLOAT_ONLY_OPERATORS = ("WHERE", "BROADCAST_ARGS", *(f"UNSORTED_SEGMENT_{n.upper()}" for n, _ in shared.SEGMENT_REDUCTIONS))
+_FLOAT_ONLY_OPERATORS = (
+    "WHERE", "BROADCAST_ARGS",
+    *(f"UNSORTED_SEGMENT_{n.upper()}" for n, _ in shared.SEGMENT_REDUCTIONS),
+)
 """Operators of the shared table that take no quantised tensors."""
 
 ROWS = (
-    *(TfliteRow(code, row.convert, QuantizedPolicy.REFUSED if code in _FLOAT_ONLY_OPERATORS else MOVED, row.data,
-          rule=row.rule)
+    *(TfliteRow(code, row.convert,
+                QuantizedPolicy.REFUSED if code in _FLOAT_ONLY_OPERATORS else MOVED,
+                row.data, rule=row.rule)
       for code, row in shared.movement_rows("tflite")),
-    TfliteRow("RESHAPE",                 _reshape,        MOVED),
-    TfliteRow("CONCATENATION",           _concatenation,  data=(),
-        integer=_quantized_concatenation, is_wide=True),
-    TfliteRow("PACK",                    _pack,           MOVED, data=()),
-    TfliteRow("UNPACK",                  _unpack,         MOVED),
-    TfliteRow("SPLIT",                   _split,          MOVED, data=(1,)),
-    TfliteRow("STRIDED_SLICE",           shared.strided_slice, MOVED),
-    TfliteRow("GATHER",                  _gather,         MOVED, rule=_gather_rule),
-    TfliteRow("PAD",                     _pad,            MOVED),
-    TfliteRow("PADV2",                   _pad,            MOVED, data=(0, 2)),
-    TfliteRow("MIRROR_PAD",              _mirror_pad,     MOVED),
-    TfliteRow("SQUEEZE",                 _squeeze,        MOVED, rule=_squeeze_rule,
-        dtypes=("complex64",)),
-    TfliteRow("SHAPE",                   _shape,          QuantizedPolicy.OWN),
-    TfliteRow("RANGE",                   _range,          rule=rules.as_node_rule(rules.arange)),
-    TfliteRow("RANK",                    _rank,           QuantizedPolicy.OWN),
-    TfliteRow("SPACE_TO_DEPTH",          _block_converter(op.nn.space_to_depth), MOVED),
-    TfliteRow("DEPTH_TO_SPACE",          _block_converter(op.nn.depth_to_space), MOVED),
-    TfliteRow("SPACE_TO_BATCH_ND",       _space_to_batch, MOVED),
-    TfliteRow("RESIZE_BILINEAR",        shared.resize("linear"), integer=_quantized_resize_bilinear,
+    TfliteRow("RESHAPE",           _reshape,             MOVED),
+    TfliteRow("CONCATENATION",     _concatenation, data=(), integer=_quantized_concatenation,
+        is_wide=True),
+    TfliteRow("PACK",              _pack,                MOVED, data=()),
+    TfliteRow("UNPACK",            _unpack,              MOVED),
+    TfliteRow("SPLIT",             _split,               MOVED, data=(1,)),
+    TfliteRow("STRIDED_SLICE",     shared.strided_slice, MOVED),
+    TfliteRow("GATHER",            _gather,              MOVED, rule=_gather_rule),
+    TfliteRow("PAD",               _pad,                 MOVED),
+    TfliteRow("PADV2",             _pad,                 MOVED, data=(0, 2)),
+    TfliteRow("MIRROR_PAD",        _mirror_pad,          MOVED),
+    TfliteRow("SQUEEZE",           _squeeze, MOVED, rule=_squeeze_rule, dtypes=("complex64",)),
+    TfliteRow("SHAPE",             _shape,               QuantizedPolicy.OWN),
+    TfliteRow("RANGE",             _range, rule=rules.as_node_rule(rules.arange)),
+    TfliteRow("RANK",              _rank,                QuantizedPolicy.OWN),
+    TfliteRow("SPACE_TO_DEPTH",    _block_converter(op.nn.space_to_depth), MOVED),
+    TfliteRow("DEPTH_TO_SPACE",    _block_converter(op.nn.depth_to_space), MOVED),
+    TfliteRow("SPACE_TO_BATCH_ND", _space_to_batch,      MOVED),
+    TfliteRow("RESIZE_BILINEAR",   shared.resize("linear"), integer=_quantized_resize_bilinear,
         is_wide=True),
 )
 # fmt: on

@@ -39,16 +39,17 @@ _SAME_SCALE_REDUCTIONS = ("REDUCE_MAX", "REDUCE_MIN")
 
 # fmt: off
 ROWS = (
-    *(TfliteRow(code, row.convert, MOVED if code in _SAME_SCALE_REDUCTIONS else QuantizedPolicy.REFUSED,
-          integer=_INTEGER_CONVERTERS.get(code), is_wide=code in _INTEGER_CONVERTERS,
-          rule=None if row.both is None else row.rule)
+    *(TfliteRow(code, row.convert,
+                MOVED if code in _SAME_SCALE_REDUCTIONS else QuantizedPolicy.REFUSED,
+                integer=_INTEGER_CONVERTERS.get(code), is_wide=code in _INTEGER_CONVERTERS,
+                rule=None if row.both is None else row.rule)
       for code, row in shared.reduction_rows("tflite")),
-    TfliteRow("ARG_MAX",                      shared.arg_extremum(op.argmax, "int32"), MOVED),
-    TfliteRow("ARG_MIN",                      shared.arg_extremum(op.argmin, "int32"), MOVED),
-    TfliteRow("SOFTMAX",                      _softmax, integer=integer.softmax, is_wide=True),
-    TfliteRow("LOG_SOFTMAX",                  shared.log_softmax, integer=integer.log_softmax),
-    TfliteRow("CUMSUM",                       shared.cumulative_scan(op.cumsum)),
-    TfliteRow("L2_NORMALIZATION",             _l2_normalization, integer=integer.l2_normalization),
+    TfliteRow("ARG_MAX",          shared.arg_extremum(op.argmax, "int32"), MOVED),
+    TfliteRow("ARG_MIN",          shared.arg_extremum(op.argmin, "int32"), MOVED),
+    TfliteRow("SOFTMAX",          _softmax, integer=integer.softmax, is_wide=True),
+    TfliteRow("LOG_SOFTMAX",      shared.log_softmax, integer=integer.log_softmax),
+    TfliteRow("CUMSUM",           shared.cumulative_scan(op.cumsum)),
+    TfliteRow("L2_NORMALIZATION", _l2_normalization, integer=integer.l2_normalization),
     TfliteRow("LOCAL_RESPONSE_NORMALIZATION", _local_response_norm),
 )
 # fmt: on

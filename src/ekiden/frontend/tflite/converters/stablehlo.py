@@ -226,7 +226,7 @@ def _sort(node: Node) -> Expr:
 def _composite(node: Node) -> list[Value]:
     """Convert STABLEHLO_COMPOSITE by its decomposition."""
     index = int(node.option("DecompositionSubgraphIndex"))
-    return node.graph.inside(index).print_stmts([node.value(i) for i in range(len(node.inputs))])
+    return node.graph.inside(index).import_body([node.value(i) for i in range(len(node.inputs))])
 
 
 _SHARED_OPERATIONS = frozenset(
@@ -239,33 +239,33 @@ _SHARED_OPERATIONS = frozenset(
 
 # fmt: off
 ROWS = (
-    *(TfliteRow(f"STABLEHLO_{name.upper()}", row.convert) for name, _, row in elementwise_rows("stablehlo")
-      if name in _SHARED_OPERATIONS),
-    TfliteRow("STABLEHLO_CBRT",              lambda node: shared.cbrt(node.expr(0), node.dtype(0))),
-    TfliteRow("STABLEHLO_DIVIDE",               lambda node: shared.divide(node, *node.exprs())),
-    TfliteRow("STABLEHLO_REMAINDER",            lambda node: shared.remainder(node, *node.exprs())),
-    TfliteRow("STABLEHLO_POWER",                _all_inputs_converter(op.power)),
-    TfliteRow("STABLEHLO_SHIFT_LEFT",           _shift_left),
-    TfliteRow("STABLEHLO_CLAMP",                _all_inputs_converter(shared.clamp)),
-    TfliteRow("STABLEHLO_COMPARE",              _compare),
-    TfliteRow("STABLEHLO_CONVERT",              _convert),
-    TfliteRow("STABLEHLO_SELECT",               _all_inputs_converter(op.where)),
-    TfliteRow("STABLEHLO_BROADCAST_IN_DIM",     _broadcast),
-    TfliteRow("STABLEHLO_CONCATENATE",          _concatenate),
-    TfliteRow("STABLEHLO_RESHAPE",              _reshape),
-    TfliteRow("STABLEHLO_SLICE",                _slice),
-    TfliteRow("STABLEHLO_TRANSPOSE",            _transpose),
-    TfliteRow("STABLEHLO_IOTA",                 _iota),
-    TfliteRow("STABLEHLO_PAD",                  _pad),
-    TfliteRow("STABLEHLO_DYNAMIC_SLICE",        _dynamic_slice),
+    *(TfliteRow(f"STABLEHLO_{name.upper()}", row.convert)
+      for name, _, row in elementwise_rows("stablehlo") if name in _SHARED_OPERATIONS),
+    TfliteRow("STABLEHLO_CBRT",        lambda node: shared.cbrt(node.expr(0), node.dtype(0))),
+    TfliteRow("STABLEHLO_DIVIDE",      lambda node: shared.divide(node, *node.exprs())),
+    TfliteRow("STABLEHLO_REMAINDER",   lambda node: shared.remainder(node, *node.exprs())),
+    TfliteRow("STABLEHLO_POWER",       _all_inputs_converter(op.power)),
+    TfliteRow("STABLEHLO_SHIFT_LEFT",  _shift_left),
+    TfliteRow("STABLEHLO_CLAMP",       _all_inputs_converter(shared.clamp)),
+    TfliteRow("STABLEHLO_COMPARE",     _compare),
+    TfliteRow("STABLEHLO_CONVERT",     _convert),
+    TfliteRow("STABLEHLO_SELECT",      _all_inputs_converter(op.where)),
+    TfliteRow("STABLEHLO_BROADCAST_IN_DIM", _broadcast),
+    TfliteRow("STABLEHLO_CONCATENATE", _concatenate),
+    TfliteRow("STABLEHLO_RESHAPE",     _reshape),
+    TfliteRow("STABLEHLO_SLICE",       _slice),
+    TfliteRow("STABLEHLO_TRANSPOSE",   _transpose),
+    TfliteRow("STABLEHLO_IOTA",        _iota),
+    TfliteRow("STABLEHLO_PAD",         _pad),
+    TfliteRow("STABLEHLO_DYNAMIC_SLICE", _dynamic_slice),
     TfliteRow("STABLEHLO_DYNAMIC_UPDATE_SLICE", _dynamic_update_slice),
-    TfliteRow("STABLEHLO_GATHER",               _gather),
-    TfliteRow("STABLEHLO_SCATTER",              _scatter),
-    TfliteRow("STABLEHLO_REDUCE",               _reduce),
-    TfliteRow("STABLEHLO_REDUCE_WINDOW",        _stablehlo_reduce_window),
-    TfliteRow("REDUCE_WINDOW",                  _reduce_window),
-    TfliteRow("STABLEHLO_SORT",                 _sort),
-    TfliteRow("STABLEHLO_DOT_GENERAL",          _dot_general),
-    TfliteRow("STABLEHLO_COMPOSITE",            _composite),
+    TfliteRow("STABLEHLO_GATHER",      _gather),
+    TfliteRow("STABLEHLO_SCATTER",     _scatter),
+    TfliteRow("STABLEHLO_REDUCE",      _reduce),
+    TfliteRow("STABLEHLO_REDUCE_WINDOW", _stablehlo_reduce_window),
+    TfliteRow("REDUCE_WINDOW",         _reduce_window),
+    TfliteRow("STABLEHLO_SORT",        _sort),
+    TfliteRow("STABLEHLO_DOT_GENERAL", _dot_general),
+    TfliteRow("STABLEHLO_COMPOSITE",   _composite),
 )
 # fmt: on

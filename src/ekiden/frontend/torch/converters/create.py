@@ -114,7 +114,8 @@ ROWS: tuple[ConverterRow, ...] = (
     *((name, _fill_converter(0), complex_rule(of_complex.zeros)) for name in (
         "zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty", "empty_strided",
         "new_empty_strided", "empty_permuted")),
-    *((name, _fill_converter(1), complex_rule(of_complex.ones)) for name in ("ones", "ones_like", "new_ones")),
+    *((name, _fill_converter(1), complex_rule(of_complex.ones)) for name in (
+        "ones", "ones_like", "new_ones")),
     ("arange.start_step", _arange),
     ("arange.start", _arange),
     ("arange.default", _arange_to),

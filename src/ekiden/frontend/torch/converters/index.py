@@ -20,7 +20,7 @@ from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.dimensions import as_dim, broadcast_shape, known_int, product_of_dims
 
 _SCATTER_REDUCTIONS = {"sum": "add", "prod": "mul", "amin": "min", "amax": "max", "add": "add",
-               "multiply": "mul"}  # fmt: skip
+                       "multiply": "mul"}  # fmt: skip
 """PyTorch's name of a reduction -> scatter_elements's."""
 _REDUCER_NAMES = {"sum": "add", "prod": "multiply", "amin": "minimum", "amax": "maximum"}
 """The same -> the name in `combined`."""

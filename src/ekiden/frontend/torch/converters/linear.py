@@ -176,8 +176,8 @@ def _repeat_kv_heads(node: Node, query: Value, x: Value) -> Value:
 
 
 def _flash_attention(node: Node, query: Value, key: Value, value: Value, dropout: float = 0.0,
-           is_causal: bool = False, *, attn_mask: Value | None = None,
-           scale: float | None = None) -> list[Expr | Value | None]:  # fmt: skip
+                     is_causal: bool = False, *, attn_mask: Value | None = None,
+                     scale: float | None = None) -> list[Expr | Value | None]:  # fmt: skip
     if node.wants(1):
         node.unsupported("the logarithms of the sums of attention")
     attended = _scaled_dot_product_attention(

@@ -84,8 +84,8 @@ def _compute_conv_transpose(
     input_channels = data.shape[channel_axis(attrs.data_layout)]
     if unify_dim(input_channels, channels) is None:
         raise ValueError(
-            f"channels of 'data' and 'weight' must agree, got {format_prim_expr(input_channels)} and"
-            f" {format_prim_expr(channels)}"
+            f"channels of 'data' and 'weight' must agree, got {format_prim_expr(input_channels)}"
+            f" and {format_prim_expr(channels)}"
         )
     check_weight(attrs, simplify_dim(per_group * attrs.groups), window)
     require_multiple("channels", input_channels, attrs.groups, "groups")

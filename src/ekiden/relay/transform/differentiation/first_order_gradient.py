@@ -335,7 +335,8 @@ class _ReverseSweep:
         rule = self.rules(call)
         if rule is None:
             raise DifferentiationError(
-                f"gradient: {callee_description(call)} has no gradient{span_suffix(call)}; {_missing_gradient_hint(call)}"
+                f"gradient: {callee_description(call)} has no gradient{span_suffix(call)}; "
+                f"{_missing_gradient_hint(call)}"
             )
         try:
             arg_grads = rule(call, _materialize_gradient(grad, call, call.checked_type))

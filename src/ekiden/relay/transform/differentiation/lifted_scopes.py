@@ -225,8 +225,8 @@ class ScopePlanner:
         if all(k is not None and not self.types.is_lifted(k) for k in kinds):
             return False
         raise DifferentiationError(
-            f"gradient: {callee_description(call)} has no gradient{span_suffix(call)}: it takes or returns "
-            "other values than tensors"
+            f"gradient: {callee_description(call)} has no gradient{span_suffix(call)}: it takes or "
+            "returns other values than tensors"
         )
 
     def _build_operator_call(self, var: Var, call: Call, scope: LiftedScope) -> OperatorCall:

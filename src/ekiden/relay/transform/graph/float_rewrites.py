@@ -32,7 +32,7 @@ class FloatRewrite:
 
 SCALE_FOLDING_PASSES = ("FoldScaleAxis", "ForwardFoldScaleAxis", "BackwardFoldScaleAxis")
 COMBINING_PASSES = ("CombineParallelConv2D", "CombineParallelDense", "CombineParallelBatchMatmul",
-             "CombineFewRows", "BatchingOps")  # fmt: skip
+                    "CombineFewRows", "BatchingOps")  # fmt: skip
 
 # fmt: off
 FLOAT_REWRITES: tuple[FloatRewrite, ...] = (

@@ -352,8 +352,9 @@ class _AttentionFuser:
             return None
         return self.build_attention(product, chain, query, key, value)
 
-    def build_attention(self, product: Call, scores: _ScoreChain, query: _AttentionOperand, key: _AttentionOperand,
-             value: _AttentionOperand) -> RelayExpr | None:  # fmt: skip
+    def build_attention(self, product: Call, scores: _ScoreChain, query: _AttentionOperand,
+                        key: _AttentionOperand,
+                        value: _AttentionOperand) -> RelayExpr | None:  # fmt: skip
         """Build the attention operator, reshaped like the product."""
         operands = (query, key, value)
         total = query.dims["n"]

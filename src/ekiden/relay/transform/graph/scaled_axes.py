@@ -60,7 +60,7 @@ class ChannelScale:
 
 
 ConstantProduct = Callable[[Array, Array], Array | None]
-"""merged_product or scaled_terms."""
+"""fold_product or scale_weights."""
 
 
 def apply_scale(data: RelayExpr, scale: ChannelScale, merge: ConstantProduct) -> RelayExpr | None:

@@ -473,7 +473,8 @@ SHAPE_RULES: tuple[tuple[str, Callable[[_ShapedMatch], RelayExpr | None]], ...] 
         lambda m: m.x if getattr(m.outer.attrs, "axis", 0)
         == getattr(m.inner_call().attrs, "axis", 1) else None),
     ("clip(x, all of its integers) = x",                    _drop_clip),
-    ("layout_transform(layout_transform(x, a, b), b, c) = layout_transform(x, a, c)", _merge_layout_transforms),
+    ("layout_transform(layout_transform(x, a, b), b, c) = layout_transform(x, a, c)",
+        _merge_layout_transforms),
     ("cast_like(x, y) = cast(x, dtype of y)",
         lambda m: op.cast(m.x, _tensor_dtype(m.outer))),
     ("reshape_like(x, y) = reshape(x, shape of y)",
@@ -641,7 +642,8 @@ def _is_single_element(expr: RelayExpr) -> bool:
 # fmt: off
 CALL_RULES: tuple[tuple[str, Callable[[Call], RelayExpr | None]], ...] = (
     ("gather(x, broadcast_to(i), axis) = take(x, i, axis)",            rewrite_gather_as_take),
-    ("scatter_elements(x, broadcast_to(i), u) = scatter_nd(x, i, u)", rewrite_scatter_as_scatter_nd),
+    ("scatter_elements(x, broadcast_to(i), u) = scatter_nd(x, i, u)",
+        rewrite_scatter_as_scatter_nd),
     ("argmax(qnn.dequantize(x, scale, zero)) = argmax(x)",             _drop_dequantize),
     ("argmin(qnn.dequantize(x, scale, zero)) = argmin(x)",             _drop_dequantize),
     ("argsort(qnn.dequantize(x, scale, zero)) = argsort(x)",           _drop_dequantize),

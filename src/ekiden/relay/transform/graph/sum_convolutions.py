@@ -331,7 +331,7 @@ def _channel_magnitude(weight: Array) -> Array:
 
 
 def _sum_constants(constants: Sequence[Array], terms: Array | None) -> list[Array]:
-    """Sum constants of equal shape and dtype; `terms` bounds the other terms, as in merged_sum."""
+    """Sum constants of equal shape and dtype; `terms` bounds the other terms, as in fold_sum."""
     sums: list[Array] = []
     for value in constants:
         for i, partial_sum in enumerate(sums):

@@ -150,8 +150,9 @@ class _Monomorphizer:
         # Polymorphic recursion would need infinitely many instances.
         if not isinstance(function, Function) or value in free_vars(function):
             raise CompileError(
-                f"defunctionalization: {_function_description(value)} is polymorphic, and not a function whose"
-                " types are known where it is used; wrap it into a function of concrete types"
+                f"defunctionalization: {_function_description(value)} is polymorphic, and not a"
+                " function whose types are known where it is used; wrap it into a function"
+                " of concrete types"
             )
         inner = dict(zip(function.type_params, type_args, strict=True))
         return self._specialize_function(function, {**types, **inner}, new)
@@ -174,8 +175,8 @@ class _Monomorphizer:
         # Without the expected type, instances cannot be enumerated at compile time.
         if type_args is None:
             raise CompileError(
-                f"defunctionalization: {_function_description(value)} is used as a value of unknown type; wrap it"
-                " into a function of concrete types"
+                f"defunctionalization: {_function_description(value)} is used as a value of unknown"
+                " type; wrap it into a function of concrete types"
             )
         return self._instantiate_use(value, type_args, types, new)
 

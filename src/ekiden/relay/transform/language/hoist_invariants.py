@@ -67,7 +67,7 @@ def hoist_invariants(function: Function) -> Function:
     # Loops are functions that call themselves, so without functions there are none.
     if not any(isinstance(e, Function) and not is_atom(e) for e in order):
         return function
-    return function.with_fields(body=_Hoister(function, order).print_stmts())
+    return function.with_fields(body=_Hoister(function, order).hoist_all())
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class _Hoister:
                 self.names.setdefault(let.value, []).append(let.var)
         self.visits = 0
 
-    def print_stmts(self) -> RelayExpr:
+    def hoist_all(self) -> RelayExpr:
         """Return the body with invariants hoisted."""
         for expr in self.order:
             if is_scoped(expr):

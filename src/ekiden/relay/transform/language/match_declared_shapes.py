@@ -164,7 +164,7 @@ class _ShapeCheckInserter:
                 branches = {
                     name: self._check_value(getattr(new, name), getattr(old, name),
                     old.checked_type,
-                                        ("if: a branch", old.span))
+                                            ("if: a branch", old.span))
                     for name in ("true_branch", "false_branch")
                 }  # fmt: skip
                 same = all(getattr(new, name) is value for name, value in branches.items())
@@ -197,7 +197,7 @@ class _ShapeCheckInserter:
         name = getattr(old.op, "name_hint", "a function")
         args = tuple(
             self._check_value(arg, before, substitute_dims(kind, dims),
-                          (f"argument {at} of {name}", old.span))
+                              (f"argument {at} of {name}", old.span))
             for at, (arg, before, kind) in enumerate(
                 zip(new.args, old.args, callee.arg_types, strict=True)
             )

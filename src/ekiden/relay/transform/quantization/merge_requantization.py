@@ -51,7 +51,7 @@ from ekiden.relay.transform.language.scopes import (
 
 INT8_DTYPES = ("int8", "uint8")
 ConstantMerge = Callable[[Array, Array], Array | None]
-"""merged_product or merged_quotient."""
+"""fold_product or fold_quotient."""
 
 
 class _RequantizationMerger:
