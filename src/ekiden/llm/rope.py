@@ -21,7 +21,8 @@ __all__ = ["RopeParameters", "read_rope"]
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
     """Rotary position parameters: frequencies in radians per position of each rotated pair, the
-    factor of cosines and sines, and whether pairs are interleaved.
+    factor of cosines and sines, and whether pairs are interleaved (else their elements are half of
+    the rotated part apart).
     """
 
     frequencies: tuple[float, ...]

@@ -174,7 +174,9 @@ class GraphImporter:
         return value
 
     def initializer_value(self, name: str) -> Value:
-        """Return an initializer as a constant value."""
+        """Return an initializer as a constant value. Raises ImportModelError for one whose data do
+        not fit its type and shape, UnsupportedError for an element type that tensors cannot have.
+        """
         label, proto = self.shared.label, self.weights[name]
         try:
             if isinstance(proto, onnx.SparseTensorProto):

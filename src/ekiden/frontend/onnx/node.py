@@ -212,7 +212,8 @@ class Node(common.Node):
 
     def producer(self, index: int) -> onnx.NodeProto | None:
         """Return the node of the same graph that produces an input; None for graph inputs and
-        initializers.
+        initializers. The input counts as read, because callers use the producer's inputs in its
+        place.
         """
         self.inputs.read.add(index)
         names = self.proto.input

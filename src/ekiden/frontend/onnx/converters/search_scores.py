@@ -291,7 +291,9 @@ class SentenceScorer:
     def merge_sentences(
         self, beams: BeamState, scores: Expr, sentences: Expr, are_there: Expr
     ) -> tuple[Expr, Expr, Expr]:
-        """Emit the best of finished and further sentences [batch, beams]: scores, tokens, count."""
+        """Emit the best of finished and further sentences [batch, beams]: scores, tokens, count. Of
+        equal scores the older sentence is kept.
+        """
         search = self.search
         # The older sentences come first, and top-k prefers the lower index among equal scores.
         both = op.concatenate((beams.ended, scores), axis=1)
