@@ -31,7 +31,7 @@ N = TypeVar("N", bound=Node)
 
 
 class TextValue(NonTensorValue):
-    """String tensor, as an expression of bytes [.., width]."""
+    """String tensor, as an expression of bytes [..., width]."""
 
     __slots__ = ("bytes_type",)
     what = "a tensor of strings"

@@ -280,8 +280,8 @@ class GraphImporter:
     def _inline_function(
         self, proto: onnx.NodeProto, function: onnx.FunctionProto, around: Mapping[str, int]
     ) -> InlinedBody | None:
-        """Return the body of a function for a call, or None if it has unsupported nodes. None where
-        there are some that it cannot import, which are noted.
+        """Return the body of a function for a call, or None if it has unsupported nodes, which are
+        recorded.
         """
         nodes, stated = function_body.inlined_body(function, proto, self.shared.label)
         versions = {**around, **stated}

@@ -411,9 +411,9 @@ def _decoder_attention(node: Node) -> Result:
 
 
 def apply_rotary_embedding(node: Node, data: Expr, cos: Expr, sin: Expr, interleaved: bool) -> Expr:
-    """Emit rotary position embedding (Su et al. 2021) of [batch, length, heads, depth]. 2021) to
-    data [batch, length, heads, depth], with the angles' cosines and sines [batch, length, depth
-    / 2], or fewer: further columns are unchanged.
+    """Emit rotary position embedding (Su et al. 2021) of data [batch, length, heads, depth], with
+    the angles' cosines and sines [batch, length, depth / 2], or fewer: further columns are
+    unchanged.
 
     Args:
         node: the node.

@@ -98,7 +98,9 @@ def _search_parameters(
 
 
 def _row_length(node: Node, index: int, name: str) -> PrimExpr:
-    """Return the row length of an input [batch, length]. Raises UnsupportedError for other ranks."""
+    """Return the row length of an input [batch, length]. Raises UnsupportedError for another
+    rank.
+    """
     if node.rank(index) != 2:
         node.unsupported(f"{name!r} must have 2 dimensions, got {node.rank(index)}")
     rows, length = node.shape(index)
@@ -294,7 +296,7 @@ def _greedy_search(node: Node) -> list[Expr | Value | None]:
 
 def _sampling(node: Node) -> list[Expr | Value | None]:
     """Convert Sampling: each token is drawn from the nucleus (top-p sampling, Holtzman et al.
-    2020). 2020).
+    2020).
     """
     if node.wants(1):
         node.unsupported("output 1 ('filtered_logits') is not supported")

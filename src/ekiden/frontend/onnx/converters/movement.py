@@ -172,7 +172,7 @@ def _clamp_runtime_starts(node: Node, starts: Expr, steps: Expr, axes: Sequence[
 
 
 def _vector_input(node: Node, index: int) -> Expr:
-    """Return an input as a vector. PyTorch's exporter writes a scalar for a vector of one element."""
+    """Return an input as a vector: PyTorch's exporter writes a scalar for one of one element."""
     return node.expr(index) if node.rank(index) else op.reshape(node.expr(index), (1,))
 
 

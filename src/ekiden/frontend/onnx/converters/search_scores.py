@@ -134,8 +134,8 @@ def _token_occurrences(search: SearchParameters, tokens: Expr, is_valid: Expr) -
 
 
 def _repetition_penalty(search: SearchParameters, scores: Expr, texts: Expr, length: Expr) -> Expr:
-    """Emit the scores with the repetition penalty of CTRL (Keskar et al. 2019). 2019) applied to
-    tokens that a sequence already has.
+    """Emit the scores with the repetition penalty of CTRL (Keskar et al. 2019) applied to tokens
+    that a sequence already has.
     """
     assert search.penalty is not None
     is_valid = op.less(op.expand_dims(search.positions(search.limit), axis=0), length)
