@@ -156,6 +156,7 @@ def read_rope(
         share: The fraction of a head that rotates.
         context: The context length.
         is_local: Whether it is for layers with a window (Gemma 3).
+
     Raises UnsupportedError for an unknown scaling, and ImportModelError for missing settings.
     """
     settings = _expect_mapping(config.get("rope_parameters") or config.get("rope_scaling") or {})

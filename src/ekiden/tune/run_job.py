@@ -223,7 +223,7 @@ def race_candidates(
     Args:
         calls: The calls, the default's first.
         alive: The indices of the calls to time.
-        turns: The maximum number of rounds.
+        rounds: The maximum number of rounds.
         seconds: The time limit.
         threads: The thread count, which selects the clock.
         is_cold: Whether to evict the caches before each call.

@@ -47,8 +47,8 @@ class OnnxRow:
     reads, where the operator has further ones, which are rejected. ignorable_inputs: inputs without
     effect beside some attributes or other inputs; any other input that is present and that
     `convert` did not read is an error. is_extension: the row comes from `register`, and its
-    operator may have more than its signature declares. stays: results of constant inputs are not
-    folded at import, because passes match the operators.
+    operator may have more than its signature declares. is_unfoldable: results of
+    constant inputs are not folded at import, because passes match the operators.
     """
 
     op_type: str
