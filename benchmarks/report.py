@@ -45,6 +45,15 @@ Feed: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 
 CACHED_COPY_BYTES = (1 << 18, 1 << 22)
 """Bytes of copies that caches of a core, and then of the chip, hold."""
+DARK_STYLE = """
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3 !important }
+  [style*="fill: #ffffff"] { fill: #161b22 !important }
+  [style*="stroke: #000000"], [style*="stroke: #808080"] { stroke: #9aa7b4 !important }
+  [style*="stroke: #b0b0b0"] { stroke: #6a7785 !important }
+}
+"""
+"""Colours on dark pages: matplotlib sets the light ones per element, hence `!important`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,12 +291,20 @@ def plot(rows: Sequence[Record], layers: Sequence[Record], path: Path) -> None:
     axes = grid[0]
     for axis, count in zip(axes, threads, strict=False):
         _peers(axis, [row for row in rows if row["threads"] == count])
-        threads_text = f"{count} thread{'s' * (count > 1)}"
-        axis.set_title(f"time of a peer / ours, {threads_text}: higher is better")
+        axis.set_title(f"{count} thread{'s' * (count > 1)}")
+        axis.set_xlabel("time of the other engine / time of Ekiden")
     if layers:
         _plot_limit_shares(axes[-1], layers)
+    # Two lines: the title of one panel must fit its width.
+    figure.suptitle("Time of other engines, relative to Ekiden\n(right of 1: Ekiden is faster)")
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+    path.write_text(add_dark_style(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def add_dark_style(svg: str) -> str:
+    """Return a picture of matplotlib with a second set of colours for dark pages."""
+    return svg.replace("</style>", f"{DARK_STYLE}</style>", 1)
 
 
 def _peers(axis: Axis, rows: Sequence[Record]) -> None:
@@ -346,7 +363,7 @@ def _plot_limit_shares(axis: Axis, layers: Sequence[Record]) -> None:
         heavy = [row for row in mine if row["bound"] == "flops"]
         shares = sorted((100 * row["share"] for row in heavy), reverse=True)
         axis.plot(np.linspace(0, 100, len(shares)), shares, label=model, linewidth=1)
-    axis.set_title("products, convolutions: % of the peak, higher is better")
+    axis.set_title("matrix products and convolutions: % of peak")
     axis.set_xlabel("% of the layers of a model")
     axis.set_ylim(0, 105)
     if 0 < len(by_model) <= 12:

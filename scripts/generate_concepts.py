@@ -36,6 +36,19 @@ DOCUMENTED_TARGET = "llvm -mcpu=x86-64-v3"
 """Named, so that the pages are the same on every machine."""
 LINE_HEIGHT, GLYPH_WIDTH, INDENT_WIDTH, PADDING = 16, 7.0, 14, 8
 """Pixels of nests: a line, a glyph, a level, room."""
+ARROW_COLOUR = "#6aa67c"
+DARK_COLOURS = {
+    "#1d2733": "#d6dde6",
+    "#1d6b35": "#8fd18f",
+    "#e6f5ea": "#1d3a27",
+    ARROW_COLOUR: "#8fd18f",
+    "#eef3f9": "#1b2733",
+    "#e2ecf6": "#22313f",
+    "#d6e4f2": "#2a3c4e",
+    "#cadded": "#32485d",
+    "#bed5e9": "#3a546d",
+}
+"""Light colour -> the one that replaces it on dark pages."""
 
 
 def example_model() -> onnx.ModelProto:
@@ -171,7 +184,9 @@ def draw_kernel_calls(text: str) -> str:
             end = kernel_y[called[1]] + LINE_HEIGHT / 2
             start = f"M{code_width} {y + 8} C{code_width + 35} {y + 8}"
             path = f"{start} {right - 35} {end} {right - 2} {end}"
-            shown.append(f'<path d="{path}" fill="none" stroke="#6aa67c" stroke-width="1.5"/>')
+            shown.append(
+                f'<path d="{path}" fill="none" stroke="{ARROW_COLOUR}" stroke-width="1.5"/>'
+            )
         colour = ' fill="#1d6b35"' if called else ""
         shown.append(
             f'<text x="{PADDING}" y="{y + LINE_HEIGHT - 5}"{colour}>'
@@ -181,12 +196,25 @@ def draw_kernel_calls(text: str) -> str:
 
 
 def wrap_svg(body: str, width: float, height: float) -> str:
-    """Wrap a body in an SVG file with a white background."""
+    """Wrap a body in an SVG file, with a second set of colours for dark pages."""
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
     font = (
         'font-family="ui-monospace,monospace" font-size="11.5" fill="#1d2733" xml:space="preserve"'
     )
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><g {font}>{body}</g></svg>\n'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{dark_style()}<g {font}>{body}</g></svg>\n'
+    )
+
+
+def dark_style() -> str:
+    """Return the style sheet that replaces each light colour on dark pages."""
+    rules = "".join(
+        f'[{attribute}="{light}"]{{{attribute}:{dark}}}'
+        for light, dark in DARK_COLOURS.items()
+        for attribute in ("fill", "stroke")
+        if attribute == "fill" or light == ARROW_COLOUR
+    )
+    return f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>"
 
 
 def format_nodes(proto: onnx.ModelProto) -> str:

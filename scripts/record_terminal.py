@@ -29,6 +29,14 @@ SECONDS, COLUMNS, ROWS = 20.0, 104, 30
 GLYPH_WIDTH, LINE_HEIGHT, PADDING = 7.25, 16, 14
 SECONDS_PER_GLYPH = 0.03
 """Seconds a glyph that is typed takes."""
+POSTER_SECONDS = 1.5
+"""Seconds at the start that show the last screen: previews and printers show the first frame."""
+TERMINAL_COLOURS = (
+    "text{font:12px ui-monospace,'DejaVu Sans Mono',monospace;fill:#1d2733;white-space:pre}"
+    ".c{fill:#1d6b35;font-weight:600}.screen{fill:#f6f8fa;stroke:#d0d7de}"
+    "@media (prefers-color-scheme:dark){text{fill:#d6dde6}.c{fill:#8fd18f}"
+    ".screen{fill:#1b232d;stroke:#303b47}}"
+)
 
 
 def capture_output(command: str, folder: Path) -> list[str]:
@@ -47,10 +55,10 @@ def record_frames() -> list[tuple[float, str, bool]]:
         folder = Path(name)
         onnx.save(example_model(), folder / "model.onnx")
         transcripts = [(command, capture_output(command, folder)) for command in RECORDED_COMMANDS]
-    command_time = (SECONDS - 1.5) / len(transcripts)
+    command_time = (SECONDS - POSTER_SECONDS - 1.5) / len(transcripts)
     shown: list[tuple[float, str, bool]] = []
     for at, (command, lines) in enumerate(transcripts):
-        begin = 0.3 + at * command_time
+        begin = POSTER_SECONDS + 0.3 + at * command_time
         shown.append((begin, f"$ {command}", True))
         begin += len(command) * SECONDS_PER_GLYPH + 0.3
         shown += [(begin + 0.02 * number, line, False) for number, line in enumerate(lines)]
@@ -60,13 +68,22 @@ def record_frames() -> list[tuple[float, str, bool]]:
 def draw_terminal(shown: list[tuple[float, str, bool]]) -> str:
     """Return an animated SVG in which lines appear at their times, scrolling when the screen is
     full.
+
+    The first frame, and the only one where animations are off, is the last screen.
     """
     width, height = COLUMNS * GLYPH_WIDTH + 2 * PADDING, ROWS * LINE_HEIGHT + 2 * PADDING + 20
-    style, body, scroll = [], [], ["0%{transform:translateY(0)}"]
+    last_offset = -LINE_HEIGHT * max(0, len(shown) - ROWS)
+    poster = 100 * POSTER_SECONDS / SECONDS
+    style, body = [], []
+    scroll = [
+        f"0%,{poster:.2f}%{{transform:translateY({last_offset}px)}}",
+        f"{poster + 0.01:.2f}%{{transform:translateY(0)}}",
+    ]
     for at, (second, line, typed) in enumerate(shown):
         share = 100 * second / SECONDS
         style.append(
-            f"@keyframes l{at}{{0%,{share:.2f}%{{opacity:0}}{share + 0.01:.2f}%,100%{{opacity:1}}}}"
+            f"@keyframes l{at}{{0%,{poster:.2f}%{{opacity:1}}"
+            f"{poster + 0.01:.2f}%,{share:.2f}%{{opacity:0}}{share + 0.01:.2f}%,100%{{opacity:1}}}}"
             f"#l{at}{{animation:l{at} {SECONDS:g}s infinite}}"
         )
         mark = ' class="c"' if typed else ""
@@ -78,9 +95,12 @@ def draw_terminal(shown: list[tuple[float, str, bool]]) -> str:
             scroll.append(
                 f"{share:.2f}%{{transform:{before}}}{share + 0.01:.2f}%{{transform:{up}}}"
             )
-    if len(shown) > ROWS:
-        scroll.append(f"100%{{transform:translateY(-{LINE_HEIGHT * (len(shown) - ROWS)}px)}}")
-    style.append(f"@keyframes s{{{''.join(scroll)}}}#s{{animation:s {SECONDS:g}s infinite}}")
+    scroll.append(f"100%{{transform:translateY({last_offset}px)}}")
+    style.append(
+        f"#s{{transform:translateY({last_offset}px);animation:s {SECONDS:g}s infinite}}"
+        f"@keyframes s{{{''.join(scroll)}}}"
+        "@media (prefers-reduced-motion:reduce){text,#s{animation:none!important}}"
+    )
     dots = "".join(
         f'<circle cx="{PADDING + 4 + 18 * n}" cy="15" r="5.5" fill="{colour}"/>'
         for n, colour in enumerate(("#ff5f57", "#febc2e", "#28c840"))
@@ -88,9 +108,9 @@ def draw_terminal(shown: list[tuple[float, str, bool]]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}" '
         f'viewBox="0 0 {width:.0f} {height}">'
-        f"<style>text{{font:12px ui-monospace,'DejaVu Sans Mono',monospace;fill:#d6dde6;"
-        f"white-space:pre}}.c{{fill:#8fd18f;font-weight:600}}{''.join(style)}</style>"
-        f'<rect width="100%" height="100%" rx="8" fill="#1b232d"/>{dots}'
+        f"<style>{TERMINAL_COLOURS}{''.join(style)}</style>"
+        f'<rect class="screen" x="0.5" y="0.5" width="{width - 1:.0f}" height="{height - 1}" '
+        f'rx="8"/>{dots}'
         f'<clipPath id="w"><rect x="0" y="32" width="100%" height="{height - 38}"/></clipPath>'
         f'<g clip-path="url(#w)"><g id="s">{"".join(body)}</g></g></svg>\n'
     )

@@ -7,7 +7,8 @@ without tests promises nothing: it explains, or says what is not held.
 from __future__ import annotations
 
 CLAIMS: dict[str, tuple[str, ...]] = {
-    "What may be trusted": (),
+    "This page states which inputs": (),
+    "Untrusted model files can": (),  # the rows of the table below have the tests
     "| an artifact (`.eki`)": (
         "tests/end_to_end/test_artifact.py::test_every_proper_prefix_is_refused",
         "tests/compiler/test_executable.py::test_every_corrupted_byte_of_a_sample_is_refused",
@@ -23,7 +24,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "| requests to `ekiden serve`": (
         "tests/security/test_serving.py::test_control_needs_a_token_or_to_be_allowed",
     ),
-    "| sizes that a model's attributes": (
+    "| sizes in a model's attributes": (
         "tests/fuzz/test_fuzz_inputs.py::test_changed_inputs_are_refused_or_accepted",
         "tests/relay/op/test_extreme_finds.py",
         "tests/relay/op/test_refused_shapes.py",
@@ -41,7 +42,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/compiler/test_cache_files.py::test_a_damaged_file_of_a_layer_is_a_miss_and_stays",
     ),
     # Memory
-    "What a caller writes to a result": (
+    "Writing to a result": (
         "tests/compiler/test_results_apart.py::test_results_of_the_machine_are_apart",
         "tests/compiler/test_results_apart.py::test_results_of_the_graph_executor_are_apart",
         "tests/compiler/test_results_apart.py::test_results_of_a_shared_library_are_apart",
@@ -57,18 +58,18 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "A server without a key": (
         "tests/rpc/test_rpc_sessions.py::test_others_may_not_connect_without_a_key",
     ),
-    "(which needs the command": (
+    "The command needs `openssl`": (
         "tests/rpc/test_rpc_security.py::test_with_the_key_all_works",
         "tests/rpc/test_rpc_security.py::test_without_the_key_nothing_does",
         "tests/rpc/test_rpc_security.py::test_a_token_of_another_channel_is_worth_nothing",
         "tests/rpc/test_rpc_security.py::test_the_servers_own_token_is_worth_nothing",
         "tests/rpc/test_rpc_security.py::test_older_tls_is_refused",
     ),
-    "Who connects is heard": (
+    "Before a session starts": (
         "tests/security/test_session_walls.py::test_handshakes_that_trickle_stop_no_server",
         "tests/security/test_session_walls.py::test_clients_that_say_nothing_stop_no_server",
     ),
-    "Each session is a program": (
+    "Each session is a separate process": (
         "tests/security/test_session_walls.py::test_nothing_of_the_server_is_in_a_session",
         "tests/security/test_session_walls.py::test_a_session_has_not_the_key_of_its_server",
         "tests/security/test_session_walls.py"
@@ -88,7 +89,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "* **Capabilities**": (
         "tests/security/test_session_walls.py::test_every_attack_from_inside_is_refused",
     ),
-    "The server holds `rpc.Limits`": (
+    "The server enforces `rpc.Limits`": (
         "tests/security/test_session_walls.py::test_a_session_that_fills_the_disk_is_ended",
         "tests/security/test_session_walls.py::test_a_session_has_not_more_threads_than_it_may",
         "tests/security/test_session_walls.py"
@@ -98,18 +99,18 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "A server refuses to start": (
         "tests/security/test_session_walls.py::test_a_server_that_lacks_a_wall_refuses_to_start",
     ),
-    "Devices stay in reach": (
+    "Devices remain usable": (
         "tests/rpc/test_rpc_devices.py::test_a_device_is_there_in_a_session",
     ),
     "`ekiden-rpc` has no TLS": (),
-    "It does not hide the machine": (),
+    "The sandbox does not hide the machine": (),
     "A proxy with `web_port`": (
         "tests/rpc/test_rpc_web.py::test_pages_of_other_places_are_refused",
         "tests/rpc/test_rpc_web.py::test_a_page_that_says_what_is_no_message_is_left_alone",
         "tests/rpc/test_rpc_web.py::test_a_proxy_with_a_key_takes_no_pages",
     ),
     # Compiling
-    "A model file can take time": (
+    "Compiling a model file": (
         "tests/security/test_compiling.py"
         "::test_functions_that_stand_for_too_many_nodes_are_refused",
         "tests/security/test_compiling.py::test_a_tensor_of_too_many_dimensions_is_refused",
@@ -153,7 +154,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/security/test_serving.py::test_bodies_that_arrive_have_a_bound_together",
     ),
     "| `connections`": ("benchmarks/serving_load.py",),
-    "An output is not asked for twice": (
+    "A request may name each output once": (
         "tests/security/test_serving.py::test_an_output_is_not_asked_for_twice",
         "tests/security/test_serving.py::test_a_body_of_many_values_is_refused",
         "tests/security/test_serving.py::test_long_arrays_are_no_more_than_json",
@@ -166,6 +167,6 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/security/test_bounded_patterns.py::test_a_pattern_that_is_catastrophic_is_refused",
     ),
     # Reporting
-    "Report what breaks": (),
+    "Report a violation": (),
 }
 """First words of a block -> files and functions of tests."""

@@ -22,16 +22,16 @@ COMMANDS = {
     "debug": "step through an artifact's run",
     "tune": "search for faster kernels of a model",
     "inspect": "print a stage of the compilation of a model, or an artifact",
-    "check": "say what a model contains and whether it can be compiled",
+    "check": "list a model's operators and check that it can be compiled",
     "verify": "compare a compiled model with ONNX Runtime or ONNX's reference",
-    "generate": "go on with a text by a language model, token by token",
-    "quantize": "make a model small: integers by calibration data, where they are worth it",
+    "generate": "generate text with a language model, token by token",
+    "quantize": "quantise a model: replace floats by integers where little accuracy is lost",
     "serve": "serve models over HTTP and gRPC, and text over OpenAI's protocol",
-    "cache": "count, pack, take or remove what was compiled and is kept",
-    "web": "write a model with all that a page needs to run it",
-    "rpc": "serve sessions with other machines: server, tracker, proxy, keygen",
-    "doctor": "say what works on this machine, and what mends what does not",
-    "demo": "compile a trained model from PyPI and show what it says about real files",
+    "cache": "show, export, import or prune the compilation cache",
+    "web": "write a model with all files that a web page needs to run it",
+    "rpc": "run programs on other machines: server, tracker, proxy, keygen, build",
+    "doctor": "check the installation and print how to fix what does not work",
+    "demo": "compile a trained model from PyPI and identify files with it",
 }
 """Command -> help; each is a module here with `arguments(parser)` and `run(options)`."""
 
@@ -76,14 +76,14 @@ def build_parser(selected: str | None) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"ekiden {__version__}")
     top.add_argument(
         "--completion", choices=COMPLETION_SHELLS, action=CompletionAction,
-        help="print what completes commands: eval \"$(ekiden --completion bash)\"",
+        help="print a shell completion script: eval \"$(ekiden --completion bash)\"",
     )  # fmt: skip
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument(
             "-v", "--verbose", action="count", default=0,
-            help="say on standard error what is being done; twice: each pass and kernel",
+            help="log progress to standard error; twice (-vv): each pass and kernel",
         )  # fmt: skip
         # Only the selected command's module is imported: the others would double the start-up time.
         if name == selected:

@@ -36,12 +36,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help=MODEL_FILE_HELP)
     add_dim_argument(parser)
     parser.add_argument(
-        "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=array.npy",
+        help="the array of an input (default: random numbers)",
     )
     parser.add_argument(
-        "--seconds", type=positive_float, default=2.0, help="how long to measure (2)"
+        "--seconds", type=positive_float, default=2.0, help="seconds to measure (2)"
     )
-    parser.add_argument("--threads", type=thread_count, help="of the pool, else one for each core")
+    parser.add_argument(
+        "--threads", type=thread_count, help="threads of the pool (default: one per core)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--log", metavar="FILE", help="add a line in TVM's Benchmark Performance Log Format"

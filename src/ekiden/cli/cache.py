@@ -20,14 +20,18 @@ from ekiden.runtime.errors import InputError
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    stats = actions.add_parser("stats", help="count files and bytes by folder and kind")
+    stats = actions.add_parser(
+        "stats", help="print the number of files and bytes by folder and kind"
+    )
     stats.add_argument("--json", action="store_true", help="as JSON")
-    export = actions.add_parser("export", help="pack what this Ekiden can use into a file")
+    export = actions.add_parser(
+        "export", help="pack all entries that this version can use into a file"
+    )
     export.add_argument("file", help="the file to write")
     export.add_argument("--all", action="store_true", help="kernels of other versions too")
-    take = actions.add_parser("import", help="take the files of a packed cache, which you trust")
+    take = actions.add_parser("import", help="import a packed cache, which you trust")
     take.add_argument("file", help="a file that `ekiden cache export` wrote")
-    prune = actions.add_parser("prune", help="remove what is not needed")
+    prune = actions.add_parser("prune", help="remove entries that are not needed")
     prune.add_argument("--limit", metavar="BYTES", help="keep at most so many, such as 500M")
     prune.add_argument("--stale", action="store_true", help="remove kernels of other versions")
 

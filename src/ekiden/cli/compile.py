@@ -40,7 +40,7 @@ from ekiden.target.virtual_device import DeviceLike, Targets
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "model", help="a model: a file, or a folder, that a frontend takes (docs/frontends.md)"
+        "model", help="a model file or folder of a supported format (docs/frontends.md)"
     )
     add_output_arguments(parser)
     add_target_arguments(parser)
@@ -48,26 +48,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=("float32", "bfloat16"),
         default="float32",
-        help="of the operands of dense layers, where the processor multiplies it",
+        help="precision of dense layers' operands, where the processor supports it",
     )
     parser.add_argument(
         "--bounds",
         choices=("check",),
         default="",
-        help="compare every access of a buffer with its extent: slow, to find faults of kernels",
+        help="check every buffer access against the buffer's size; slow, for debugging kernels",
     )
     add_decision_argument(parser)
     parser.add_argument(
         "--records",
         action="append",
         metavar="FILE",
-        help="what `ekiden tune` has found, else the files of EKIDEN_RECORDS",
+        help="tuning records of `ekiden tune` (default: the files in EKIDEN_RECORDS)",
     )
     parser.add_argument(
         "--size",
         choices=("small",),
         default="",
-        help="keep weights as large as they are in the model; loading takes a little longer",
+        help="store weights at their size in the model; loading takes a little longer",
     )
     parser.add_argument(
         "--denormals",
@@ -79,20 +79,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--float-rewrites",
         choices=FLOAT_REWRITES_KINDS,
         default="rounded",
-        help="how far rewrites may change results: equal bits, rounding of terms, without bound",
+        help="how far rewrites may change results: not at all, by rounding, or without bound",
     )
     parser.add_argument(
         "--executor",
         choices=EXECUTOR_KINDS,
         default="vm",
-        help="how the artifact runs: bytecode, native code of it, independent kernels at once",
+        help="how the artifact runs: native code (aot), independent kernels at once (async),"
+        " bytecode (vm)",
     )
     parser.add_argument(
         "--byoc",
         default="",
         metavar="ENGINE",
-        help="the engine that takes regions of the model: onnxruntime, openvino; auto: where one "
-        "is faster than Ekiden, as measured here",
+        help="the engine that runs regions of the model: onnxruntime, openvino; auto: the "
+        "regions where an engine measures faster than Ekiden on this machine",
     )
     parser.add_argument(
         "--devices",
@@ -105,12 +106,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timings",
         action="store_true",
-        help="say what each phase and pass took, the processes that compile kernels included",
+        help="print the time of each phase and pass, including the processes that compile kernels",
     )
     parser.add_argument(
         "--timings-file",
         metavar="FILE",
-        help="write that as JSON, or as a flame chart for speedscope.app (.speedscope.json)",
+        help="write these times as JSON, or as a flame chart for speedscope.app (.speedscope.json)",
     )
 
 

@@ -45,9 +45,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help=MODEL_FILE_HELP)
     add_dim_argument(parser)
     parser.add_argument(
-        "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=array.npy",
+        help="the array of an input (default: random numbers)",
     )
-    parser.add_argument("--state", metavar="FILE", help="go on from a state that `save` wrote")
+    parser.add_argument(
+        "--state", metavar="FILE", help="resume from a state that the command `save` wrote"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -44,7 +44,7 @@ class CheckResult:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="measure nothing")
+    parser.add_argument("--quick", action="store_true", help="skip the measurements")
 
 
 def run(options: argparse.Namespace) -> int:

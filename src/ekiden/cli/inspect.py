@@ -69,10 +69,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stage", choices=["relay", *SCHEDULING_STAGES, *KERNEL_CODE_FORMATS, "bytecode"]
     )
-    parser.add_argument("--before", metavar="PASS", help="the module before it, such as FuseOps")
-    parser.add_argument("--after", metavar="PASS", help="the module after it")
-    parser.add_argument("--kernel", default="", help="only kernels of nodes whose name holds this")
-    parser.add_argument("--target", help="what to make code for, else this machine")
+    parser.add_argument(
+        "--before", metavar="PASS", help="print the module before this pass, such as FuseOps"
+    )
+    parser.add_argument("--after", metavar="PASS", help="print the module after this pass")
+    parser.add_argument(
+        "--kernel", default="", help="only kernels of nodes whose name contains this text"
+    )
+    parser.add_argument("--target", help="the target to compile for (default: this machine)")
     add_decision_argument(parser)
 
 

@@ -35,7 +35,7 @@ def add_model_library_arguments(parser: argparse.ArgumentParser) -> None:
         "--runtime",
         choices=("cpp", "crt"),
         default="cpp",
-        help="what the code needs: Ekiden's runtime, or (crt) nothing, for microcontrollers",
+        help="the runtime that the code needs: Ekiden's (cpp), or none (crt), for microcontrollers",
     )
     parser.add_argument(
         "-f",
@@ -44,18 +44,19 @@ def add_model_library_arguments(parser: argparse.ArgumentParser) -> None:
         help="Model Library Format, a tar of C: with --runtime crt and --executor aot",
     )
     parser.add_argument(
-        "--module-name", default=DEFAULT_MODULE_NAME, help="with it: what names in C begin with"
+        "--module-name", default=DEFAULT_MODULE_NAME, help="with mlf: the prefix of C names"
     )
     parser.add_argument(
         "--workspace-pools",
         default="",
         metavar="NAME[=BYTES],...",
-        help="with it: memories that the caller gives, the first preferred, and how large they are",
+        help="with mlf: memory pools that the caller provides, in order of preference, and "
+        "their sizes",
     )
     parser.add_argument(
         "--footprint",
         action="store_true",
-        help="with it: compile the C for the target, and say the bytes of code and of the stack",
+        help="with mlf: compile the C code for the target and print the bytes of code and stack",
     )
 
 

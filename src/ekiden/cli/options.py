@@ -29,7 +29,7 @@ from ekiden.runtime.files import rewrite_os_errors
 Number = TypeVar("Number", int, float)
 MAX_NUM_THREADS = 256
 """EK_MAX_THREADS of the runtime."""
-MODEL_FILE_HELP = "an artifact that `ekiden compile` wrote, or a model to compile first"
+MODEL_FILE_HELP = "an artifact of `ekiden compile`, or a model to compile first"
 """The help of an argument that `open_executable` takes."""
 
 
@@ -66,9 +66,9 @@ def open_executable(path: str, target: str | None = None) -> Executable:
 
 def add_rpc_session_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of an RPC session."""
-    parser.add_argument("--remote", metavar="HOST:PORT", help="run in a session with this server")
-    parser.add_argument("--key", default="", help="the name of the device there")
-    parser.add_argument("--credentials", metavar="FILE", help="the key file both sides have")
+    parser.add_argument("--remote", metavar="HOST:PORT", help="run on this RPC server")
+    parser.add_argument("--key", default="", help="the name of the device on the server")
+    parser.add_argument("--credentials", metavar="FILE", help="the key file that both sides share")
 
 
 def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +77,7 @@ def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         metavar="'llvm -mcpu=...'",
-        help="what to compile a model for, else this machine",
+        help="the target to compile a model for (default: this machine)",
     )
 
 
@@ -173,7 +173,7 @@ def add_dim_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SYMBOL=4",
-        help="a dimension (else 1, or more where the model needs it)",
+        help="the size of a symbolic dimension (default: 1, or more where the model needs it)",
     )
 
 
@@ -233,10 +233,10 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         required=True,
         metavar="FILE",
-        help="what to write; its suffix decides: "
+        help="the file to write; its suffix decides: "
         + ", ".join(f"{suffix} {row.description}" for suffix, row in EXPORT_FORMATS.items()),
     )
-    parser.add_argument("--cc", help="the C compiler that makes .so and .o, else the system's")
+    parser.add_argument("--cc", help="the C compiler for .so and .o (default: the system's)")
 
 
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
@@ -245,7 +245,8 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         action="append",
         metavar="'llvm -mcpu=...'",
-        help="what to make code for, else this machine; several give variants, the best first",
+        help="the target to compile for (default: this machine); several targets give "
+        "variants, the best first",
     )
     parser.add_argument(
         "--shape",
@@ -263,7 +264,7 @@ def add_decision_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="'dense_pack: rows=6'",
-        help="fix what is chosen about kernels, by family, kernel or node",
+        help="override decisions of kernels, by family, kernel or node",
     )
 
 

@@ -26,12 +26,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help=MODEL_FILE_HELP)
     add_dim_argument(parser)
     parser.add_argument(
-        "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=array.npy",
+        help="the array of an input (default: random numbers)",
     )
-    parser.add_argument("--calls", action="store_true", help="a line for each call, in order")
-    parser.add_argument("--top", type=positive_int, default=30, help="most lines of the table (30)")
-    parser.add_argument("--long", action="store_true", help="the names of the kernels' symbols")
-    parser.add_argument("--json", metavar="FILE", help="write all there is as JSON")
+    parser.add_argument("--calls", action="store_true", help="print one line per call, in order")
+    parser.add_argument(
+        "--top", type=positive_int, default=30, help="maximum number of lines of the table (30)"
+    )
+    parser.add_argument("--long", action="store_true", help="print the symbol names of kernels")
+    parser.add_argument("--json", metavar="FILE", help="write the whole report as JSON")
     add_remote_arguments(parser)
     parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev")
 

@@ -27,9 +27,11 @@ _DEFAULT_RECIPE = Recipe()
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", help="an ONNX model of floats")
+    parser.add_argument("model", help="an ONNX model in floating point")
     parser.add_argument(
-        "--calibrate", metavar="data.npz", help="inputs by name, samples along the first axis"
+        "--calibrate",
+        metavar="data.npz",
+        help="calibration data: inputs by name, samples along the first axis",
     )
     add_output_arguments(parser)
     kinds = "; ".join(f"{row.name}: {row.meaning}" for row in KINDS.values())
@@ -37,14 +39,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     methods = "; ".join(f"{row.name}: {row.meaning}" for row in METHODS.values())
     parser.add_argument("--method", choices=tuple(METHODS), default=_DEFAULT_RECIPE.method,
                         help=methods.replace("%", "%%"))  # fmt: skip
-    parser.add_argument("--bits", type=int, default=_DEFAULT_RECIPE.bits, help="of weights (8)")
-    parser.add_argument("--group", type=int, default=0, help="elements of a weight with one scale")
     parser.add_argument(
-        "--per-tensor", action="store_true", help="one scale for a whole weight, not a channel"
+        "--bits", type=int, default=_DEFAULT_RECIPE.bits, help="bits of a weight (8)"
+    )
+    parser.add_argument(
+        "--group", type=int, default=0, help="number of elements of a weight that share a scale"
+    )
+    parser.add_argument(
+        "--per-tensor",
+        action="store_true",
+        help="use one scale per weight instead of one per channel",
     )
     parser.add_argument(
         "--smooth", type=float, default=0.0, metavar="A",
-        help="how much of the inputs' range goes into the weights, 0 to 1 (0)",
+        help="how much of the inputs' range moves into the weights (SmoothQuant), 0 to 1 (0)",
     )  # fmt: skip
     roundings = "; ".join(f"{row.name}: {row.meaning}" for row in ROUNDING_METHODS.values())
     parser.add_argument(
@@ -53,28 +61,31 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--awq", action="store_true",
-        help="finer steps for weights that multiply large inputs; of the kind weight",
+        help="with --kind weight: finer steps for weights that multiply large inputs (AWQ)",
     )  # fmt: skip
     parser.add_argument(
         "--bias-correction", action="store_true",
-        help="biases take back what rounding weights shifts on average",
+        help="correct biases for the mean error of rounded weights",
     )  # fmt: skip
     parser.add_argument(
-        "--skip", action="append", default=[], metavar="LAYER", help="a layer that stays as it is"
+        "--skip", action="append", default=[], metavar="LAYER", help="do not quantise this layer"
     )
     parser.add_argument(
         "--least-snr", type=float, default=_DEFAULT_RECIPE.least_snr, metavar="DB",
-        help=f"leave layers alone whose result is worse ({_DEFAULT_RECIPE.least_snr:g} dB)",
+        help="do not quantise layers with a lower signal-to-noise ratio"
+        f" ({_DEFAULT_RECIPE.least_snr:g} dB)",
     )  # fmt: skip
     parser.add_argument(
-        "--faster", action="store_true", help="leave layers alone that are not faster here"
+        "--faster",
+        action="store_true",
+        help="do not quantise layers that are not faster on this machine",
     )
     parser.add_argument(
         "--gain", type=float, default=_DEFAULT_RECIPE.gain, metavar="TIMES",
-        help=f"with --faster: leave all alone if the whole is not so many times as fast"
+        help="with --faster: leave the model as it is unless it becomes this many times as fast"
         f" ({_DEFAULT_RECIPE.gain:g})",
     )  # fmt: skip
-    parser.add_argument("--plan", metavar="FILE", help="follow the plan that --plan-out wrote")
+    parser.add_argument("--plan", metavar="FILE", help="apply the plan that --plan-out wrote")
     parser.add_argument("--plan-out", metavar="FILE", help="write the decisions as JSON")
 
 

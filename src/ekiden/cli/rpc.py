@@ -23,17 +23,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="write a file, or serve until interrupted",
     )
     parser.add_argument(
-        "file", nargs="?", help="what keygen (a key file) or build (ekiden-rpc) writes"
+        "file", nargs="?", help="the file to write: a key file (keygen) or ekiden-rpc (build)"
     )
-    parser.add_argument("--machine", default="", help="what to build for: aarch64, armv7, ...")
-    parser.add_argument("--cc", help="the C compiler that builds, else one for the machine")
-    parser.add_argument("--static", action="store_true", help="build without need of a libc")
+    parser.add_argument(
+        "--machine", default="", help="the machine to build for: aarch64, armv7, ..."
+    )
+    parser.add_argument("--cc", help="the C compiler (default: one for the machine)")
+    parser.add_argument("--static", action="store_true", help="link libc statically")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, default=9090, help="its port, 0 for any (9090)")
     parser.add_argument("--key", default="", help="the name of the device")
-    parser.add_argument("--tracker", metavar="HOST:PORT", help="the tracker to tell of it")
-    parser.add_argument("--via", metavar="HOST:PORT", help="the proxy to wait at")
-    parser.add_argument("--credentials", metavar="FILE", help="the key file both sides have")
+    parser.add_argument("--tracker", metavar="HOST:PORT", help="the tracker to register at")
+    parser.add_argument("--via", metavar="HOST:PORT", help="the proxy to wait at for clients")
+    parser.add_argument("--credentials", metavar="FILE", help="the key file that both sides share")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -26,11 +26,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("file", help=MODEL_FILE_HELP)
     parser.add_argument(
-        "--input", action="append", default=[], metavar="NAME=array.npy", help="one for each input"
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=array.npy",
+        help="the array of an input; repeat for each input",
     )
     parser.add_argument(
         "--output-dir",
-        help="write each output here as output0.npy, ..., of a sequence output0_0.npy, ...",
+        help="folder for the outputs: output0.npy, ...; for a sequence output0_0.npy, ...",
     )
     add_remote_arguments(parser)
 

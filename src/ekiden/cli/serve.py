@@ -11,17 +11,17 @@ from ekiden.serve.config import LOG_LEVELS, ServerConfig
 
 _STRING_FIELDS: dict[str, str] = {
     "host": "the address to listen on (127.0.0.1)",
-    "token-file": "bearer tokens, one a line, of which a request carries one",
-    "control-token-file": "bearer tokens that may load and unload models",
+    "token-file": "file of bearer tokens, one per line; a request must carry one",
+    "control-token-file": "file of bearer tokens that may load and unload models",
     "tls-certificate": "the server's certificate, PEM",
-    "tls-key": "its key, PEM",
-    "tls-client-ca": "the certificate that signs those of clients, which they must have",
+    "tls-key": "the certificate's key, PEM",
+    "tls-client-ca": "require client certificates signed by this one",
 }
 _NUMERIC_FIELDS: dict[str, tuple[type, str]] = {
     "port": (int, "HTTP's port, 0 for any (8000)"),
     "grpc-port": (int, "gRPC's port (one above HTTP's)"),
-    "memory": (int, "the most bytes that models may hold (what is free at the start)"),
-    "poll-seconds": (float, "how often to look for new versions (only when asked)"),
+    "memory": (int, "maximum bytes of memory for models (default: the memory free at the start)"),
+    "poll-seconds": (float, "seconds between checks for new versions (default: only on request)"),
 }
 
 
@@ -43,9 +43,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="let programs of this machine load and unload models without a token",
     )  # fmt: skip
     parser.add_argument(
-        "--traces", action="store_true", default=None, help="make spans for OpenTelemetry"
+        "--traces", action="store_true", default=None, help="export spans to OpenTelemetry"
     )
-    parser.add_argument("--log", choices=LOG_LEVELS, help="the least level to write (info)")
+    parser.add_argument("--log", choices=LOG_LEVELS, help="the lowest level to log (info)")
 
 
 def run(options: argparse.Namespace) -> int:

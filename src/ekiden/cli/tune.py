@@ -37,25 +37,42 @@ ProgressDisplay: TypeAlias = AbstractContextManager[Progress | None]
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "model", help="a model: a file, or a folder, that a frontend takes (docs/frontends.md)"
+        "model", help="a model file or folder of a supported format (docs/frontends.md)"
     )
-    parser.add_argument("-o", "--output", required=True, metavar="FILE",
-                        help="records, which are appended to: a second run goes on")  # fmt: skip
-    parser.add_argument("--trials", type=positive_int, default=200,
-                        help="candidates in all, earlier runs' included (200)")  # fmt: skip
     parser.add_argument(
-        "--seconds", type=positive_float, default=math.inf, help="end after so many"
+        "-o",
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="the file of records; a second run appends to it and continues",
     )
-    parser.add_argument("--target", help="what to make code for: this machine's, or --remote's")
+    parser.add_argument(
+        "--trials",
+        type=positive_int,
+        default=200,
+        help="number of candidates in all, including earlier runs (200)",
+    )
+    parser.add_argument(
+        "--seconds", type=positive_float, default=math.inf, help="stop after this many seconds"
+    )
+    parser.add_argument(
+        "--target", help="the target to compile for (default: this machine, or that of --remote)"
+    )
     parser.add_argument("--shape", action="append", default=[], metavar="NAME=1,3,H,W",
                         help="fix dimensions of an input")  # fmt: skip
     parser.add_argument("--dim", action="append", default=[], metavar="SYMBOL=4",
-                        help="the size to tune for of a dimension that is not fixed")  # fmt: skip
-    parser.add_argument("--threads", type=thread_count, default=1, help="that a kernel runs on (1)")
-    parser.add_argument("--cold", action="store_true", help="empty the caches before each call")
+                        help="the size to tune for, of a dimension that is not fixed")  # fmt: skip
+    parser.add_argument(
+        "--threads", type=thread_count, default=1, help="number of threads of a kernel (1)"
+    )
+    parser.add_argument(
+        "--cold", action="store_true", help="flush the processor's caches before each call"
+    )
     parser.add_argument("--search", choices=tuple(SEARCH_STRATEGIES), default="evolution")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kernel", default="", help="only kernels whose name or node holds this")
+    parser.add_argument(
+        "--kernel", default="", help="only kernels whose name or node contains this text"
+    )
     add_rpc_session_arguments(parser)
     parser.add_argument("--report", metavar="FILE.html", help="write a page with plots")
 

@@ -26,17 +26,23 @@ MISMATCH_EXIT_STATUS = 3
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", help="an ONNX model, or an artifact of the one that --model names")
+    parser.add_argument(
+        "file", help="an ONNX model, or an artifact compiled from the model of --model"
+    )
     parser.add_argument("--model", help="the ONNX model that an artifact was compiled from")
     parser.add_argument(
         "--against",
         metavar=f"{{{','.join(REFERENCE_ENGINES)},MODEL}}",
-        help="an engine to compare with, or the model that this one was made of, such as by"
-        " `ekiden quantize`: then by signal to noise",
+        help="the engine to compare with, or the original of a quantised model; the latter "
+        "compares by signal-to-noise ratio",
     )
     parser.add_argument("--layers", action="store_true", help="compare the result of every node")
     parser.add_argument(
-        "--input", action="append", default=[], metavar="NAME=array.npy", help="else random"
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=array.npy",
+        help="the array of an input (default: random numbers)",
     )
     add_dim_argument(parser)
     add_remote_arguments(parser)
@@ -48,11 +54,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 TOLERANCE_OPTIONS = (
     ("--rtol", ComparisonTolerance().rtol, "relative tolerance"),
     ("--atol", ComparisonTolerance().atol, "absolute tolerance"),
-    ("--of-range", ComparisonTolerance().of_range, "tolerance as a share of the largest"),
+    ("--of-range", ComparisonTolerance().of_range, "tolerance as a share of the largest value"),
     (
         "--snr",
         ComparisonTolerance().snr,
-        "the least signal to noise beside another model, in decibels",
+        "the minimum signal-to-noise ratio against another model, in decibels",
     ),
 )
 

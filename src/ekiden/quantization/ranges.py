@@ -152,7 +152,7 @@ class RangeMethod:
 # fmt: off
 METHODS = {row.name: row for row in (
     #      name          range                      meaning
-    RangeMethod("minmax",     _minmax_range,                   "all that was seen"),
+    RangeMethod("minmax",     _minmax_range,                   "all values"),
     RangeMethod("percentile", _percentile_range,               "the middle 99.99 % of it"),
     RangeMethod("entropy", _make_range_search(_kl_divergence), "least Kullback-Leibler divergence"),
     RangeMethod("mse",       _make_range_search(_quantization_error),   "least mean squared error"),

@@ -115,7 +115,7 @@ class RoundingMethod:
 ROUNDING_METHODS = {row.name: row for row in (
     #        name       levels    data   meaning
     RoundingMethod("nearest", _round_to_nearest,         False, "each by itself"),
-    RoundingMethod("gptq",    _round_gptq, True, "errors are made up for by the columns behind"),
+    RoundingMethod("gptq",    _round_gptq, True, "later columns compensate for errors"),
     RoundingMethod("learned", _round_coordinate_descent, True,
         "gptq's, moved one by one while the error falls"),
 )}

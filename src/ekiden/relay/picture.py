@@ -29,6 +29,9 @@ SVG_STYLE = """
 .ekg rect{stroke:#7f93a8;stroke-width:1}.ekg .op{fill:#e9f1fa}.ekg .in{fill:#fdf3e1}
 .ekg .fused{fill:#e6f5ea;stroke:#6aa67c}.ekg .out{fill:#fdf3e1}.ekg .other{fill:#f3eef9}
 .ekg path{fill:none;stroke:#7f93a8;stroke-width:1.3}
+@media (prefers-color-scheme:dark){.ekg text{fill:#d6dde6}.ekg .t{fill:#9aa7b4}
+.ekg .op{fill:#1b2c3d}.ekg .in,.ekg .out{fill:#3a2f1a}.ekg .fused{fill:#1d3a27}
+.ekg .other{fill:#2d2540}}
 """
 
 

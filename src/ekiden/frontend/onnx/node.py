@@ -64,15 +64,19 @@ class OnnxRow:
     is_unfoldable: bool = False
 
 
+def node_label(proto: onnx.NodeProto) -> str:
+    """Return a node's name, or that of its first output where it has none."""
+    return proto.name or next(filter(None, proto.output), "")
+
+
 def describe_node(proto: onnx.NodeProto) -> str:
     """Return a node's name for messages, such as `Conv 'layer1/conv'`. A node without a name goes
     by its first output.
     """
-    name = proto.name or next(filter(None, proto.output), "")
     kind = (
         f"{proto.domain}::{proto.op_type}" if proto.domain not in ("", "ai.onnx") else proto.op_type
     )
-    return f"{kind} '{name}'"
+    return f"{kind} '{node_label(proto)}'"
 
 
 def parse_attribute(proto: onnx.AttributeProto) -> Attribute:

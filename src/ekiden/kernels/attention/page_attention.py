@@ -96,7 +96,10 @@ def paged_attention(
 FAMILY = Family(
     name="paged_attention",
     build=paged_attention,
-    why="pages are found in a table as it goes, and a softmax runs along between two products",
+    why=(
+        "pages are looked up in a table inside the loop, with an online softmax between "
+        "the two products"
+    ),
     space=search_space,
     default=default_decision,
     is_whole=True,

@@ -644,7 +644,7 @@ def build_attention(
 FAMILY = Family(
     name="attention",
     build=build_attention,
-    why="a softmax that runs along between two products rescales sums that are not whole",
+    why="the online softmax between the two products rescales partial sums",
     space=search_space,
     default=default_decision,
     is_whole=True,

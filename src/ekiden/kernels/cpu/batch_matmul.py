@@ -532,7 +532,10 @@ def _matmul_family(tag: str) -> Family:
         space=search_space,
         default=default_decision,
         build=build_function_of(partial(_MatmulKernel, tag=tag)),
-        why="the first tile of a panel copies it while it computes: a copy is a block before",
+        why=(
+            "the first tile of a panel copies the panel while it computes; a schedule "
+            "copies in an earlier block"
+        ),
     )
 
 

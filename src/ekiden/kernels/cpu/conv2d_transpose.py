@@ -365,7 +365,7 @@ FAMILIES = (
         space=search_space,
         default=default_decision,
         build=build_conv_transpose,
-        why="pixels of each phase take taps of their own, and some at borders none",
+        why="each phase of pixels has its own taps, and border pixels may have none",
         panel=choose_panel_width,
         panels=panel_width_knob,
     ),
@@ -375,6 +375,6 @@ FAMILIES = (
         space=depthwise_space,
         default=depthwise_default,
         build=build_depthwise_conv_transpose,
-        why="pixels of each phase take taps of their own, and some at borders none",
+        why="each phase of pixels has its own taps, and border pixels may have none",
     ),
 )

@@ -477,7 +477,10 @@ def schedule_default(
 FAMILY = Family(
     name="default",
     accepts=lambda anchor, target: True,
-    why="stages of a row share its loops; of axes joined and cut in chunks no index is one",
+    why=(
+        "the stages of a row share its loops; indices of axes that were fused and split "
+        "do not simplify"
+    ),
     build=lambda inputs, outputs, target, name, _: schedule_default(inputs, outputs, target, name),
     writes_rows=True,
 )

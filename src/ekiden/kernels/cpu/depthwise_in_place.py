@@ -446,6 +446,6 @@ FAMILY = Family(
     space=search_space,
     default=default_decision,
     build=build_depthwise_conv,
-    why="pixels at borders leave out taps: no step cuts a nest by which of its terms there are",
+    why="border pixels skip taps; no primitive splits a nest by which of its terms exist",
     writes_rows=True,
 )

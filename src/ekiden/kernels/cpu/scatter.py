@@ -219,7 +219,7 @@ def build_scatter(
 FAMILY = Family(
     name="scatter",
     build=build_scatter,
-    why="rows may meet: they take in updates in order, and blocks of a schedule are in any order",
+    why="several updates may write one row, in order; blocks of a schedule have no order",
     space=search_space,
     default=default_decision,
     is_whole=True,

@@ -215,5 +215,5 @@ FAMILY = Family(
     space=search_space,
     default=default_decision,
     build=build_function_of(_UpsampleKernel),
-    why="pixels of each phase take taps of their own, and some at borders none",
+    why="each phase of pixels has its own taps, and border pixels may have none",
 )

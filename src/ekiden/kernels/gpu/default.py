@@ -223,10 +223,7 @@ class _WorkspaceRewriter(ExprRewriter):
 FAMILY = Family(
     name="threads",
     on_threads=True,
-    why=(
-        "each computation is a launch of its own, with statements of extern operations among "
-        "them, which have no blocks to bind"
-    ),
+    why="each computation is its own launch; extern operations between them have no blocks to bind",
     accepts=lambda anchor, target: False,
     build=lambda inputs, outputs, target, name, _: build_default_kernels(
         inputs, outputs, target, name

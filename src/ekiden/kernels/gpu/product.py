@@ -248,9 +248,8 @@ FAMILY = Family(
     name="thread_product",
     on_threads=True,
     why=(
-        "axes of any number are counted through as rows, columns and k, and threads bring "
-        "what others read: tiles of fused axes, some of sizes that a run tells, are not "
-        "proven yet"
+        "any number of axes is fused into rows, columns and k, and threads load what "
+        "others read; the checks do not yet prove tiles of fused axes with dynamic sizes"
     ),
     accepts=lambda anchor, target: match_product(anchor) is not None,
     space=_search_space,

@@ -523,5 +523,5 @@ FAMILY = Family(
     build=build_function_of(_BlockDenseKernel),
     panel=panel_columns,
     panels=panel_knob,
-    why="each group of k is scaled on its way into the sums, which are of two types",
+    why="each group of k is scaled as it is accumulated, and the accumulators have two types",
 )

@@ -219,7 +219,10 @@ FAMILY = replace(
     dense.FAMILY,
     build=build_function_of(_ListedDenseKernel),
     by_hand=has_word_list,
-    why="sums go on over words of data that a list says: no step cuts a sum by where its terms lie",
+    why=(
+        "the summed axis runs over words of data given by a list; no primitive splits a "
+        "sum by the address of its terms"
+    ),
 )
 
 __all__ = ["FAMILY"]

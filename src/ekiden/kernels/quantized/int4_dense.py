@@ -148,5 +148,5 @@ FAMILY = Family(
     space=search_space,
     default=default_decision,
     build=build_function_of(_Int4DenseKernel),
-    why="each block of k is scaled on its way into the sums, which are of two types",
+    why="each block of k is scaled as it is accumulated, and the accumulators have two types",
 )

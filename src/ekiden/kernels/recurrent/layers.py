@@ -513,7 +513,7 @@ def _static_size(dim: PrimExpr) -> int:
 FAMILY = Family(
     name="recurrent",
     build=build_recurrent,
-    why="steps of a sequence carry a state: blocks of a schedule are in any order",
+    why="the iterations of a sequence carry a state; blocks of a schedule have no order",
     space=search_space,
     default=default_decision,
     is_whole=True,

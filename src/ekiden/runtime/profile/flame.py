@@ -20,6 +20,10 @@ BAR_COLOURS = (
     "#74c2bd",
     "#e0907f",
 )
+SCALE_STYLE = (
+    "<style>.scale{fill:#59636e}@media (prefers-color-scheme:dark){.scale{fill:#9aa7b4}}</style>"
+)
+"""Colours of the time scale alone: bars carry dark text on light fills, readable on any page."""
 
 
 class FlameBar(NamedTuple):
@@ -60,12 +64,12 @@ def flame_chart(bars: Sequence[FlameBar]) -> str:
     size = (
         f'viewBox="0 0 {CHART_WIDTH_PX} {height}" style="width:100%;max-width:{CHART_WIDTH_PX}px"'
     )
-    foot = f'<text x="0" y="{height - 5}" fill="#888">0</text>' + (
-        f'<text x="{CHART_WIDTH_PX}" y="{height - 5}" fill="#888" text-anchor="end">'
+    foot = f'<text x="0" y="{height - 5}" class="scale">0</text>' + (
+        f'<text x="{CHART_WIDTH_PX}" y="{height - 5}" class="scale" text-anchor="end">'
         f"{(end - begin) / 1e3:.1f} us</text>"
     )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="monospace" font-size="11">'
-    return f"{head}{''.join(drawn)}{foot}</svg>"
+    return f"{head}{SCALE_STYLE}{''.join(drawn)}{foot}</svg>"
 
 
 def _draw_bar(bar: FlameBar, x: float, y: float, width: float, fill: str) -> str:
