@@ -140,8 +140,10 @@ def _write_expr(writer: GraphWriter, expr: Expr, values: Mapping[Expr, Sequence[
 
 def _label(expr: Expr) -> str:
     """Return what a message calls an expression."""
-    is_operator_call = isinstance(expr, Call) and isinstance(expr.op, Op)
-    return expr.op.name if is_operator_call else type(expr).__name__
+    match expr:
+        case Call(op=Op() as operator):
+            return str(operator.name)
+    return type(expr).__name__
 
 
 def _unique_names(hints: Sequence[str]) -> list[str]:

@@ -58,8 +58,8 @@ def from_onnx(
     """
     if isinstance(opset, (str, Mapping)):
         raise CompileError(
-            f"from_onnx: opset: expected a number, got {opset!r}; TVM's third argument is the dtype, "
-            f"which is given by name here: dtype={opset!r}"
+            f"from_onnx: opset: expected a number, got {opset!r}; TVM's third argument is the "
+            f"dtype, which is given by name here: dtype={opset!r}"
         )
     check_convert_config("from_onnx", convert_config, _CONVERT_CONFIG_KEYS)
     frontend("onnx").check_model(model, "from_onnx")
