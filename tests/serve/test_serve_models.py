@@ -258,6 +258,27 @@ def test_chat_as_events(echo: Running) -> None:
         ({"n": 2}, 400, "'n': this value is not supported"),
         ({"tools": [{}]}, 400, "'tools': this value is not supported"),
         ({"nonsense": 1}, 400, "'nonsense' is not supported"),
+        ({"response_format": {"type": "json_object"}}, 400, "'response_format': 'text', or"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"type": "string", "pattern": "a"}},
+                }
+            },
+            400,
+            "'response_format': schema: 'pattern' is not supported here",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"type": "null"}},
+                }
+            },
+            400,
+            "'response_format': model 'echo' gives texts of any form alone",
+        ),
         ({"messages": [{"role": "user", "content": None}]}, 400, "'messages[0]': content of text"),
         (
             {"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]},

@@ -49,11 +49,8 @@ from_paddle = _refusing_importer("from_paddle", "PaddlePaddle", "export it by pa
 
 _FRONTEND_BY_FUNCTION = {name: row for row in FRONTENDS for name in row.relay}
 
-__all__ = [
-    "from_caffe", "from_caffe2", "from_coreml", "from_darknet", "from_jax", "from_keras",
-    "from_mxnet", "from_oneflow", "from_onnx", "from_paddle", "from_pytorch", "from_tensorflow",
-    "from_tflite",
-]  # fmt: skip
+__all__ = ["from_jax", "from_keras", "from_onnx", "from_pytorch", "from_tensorflow", "from_tflite"]
+__all__ += sorted(_EXPORTERS)
 
 
 def __getattr__(name: str) -> object:

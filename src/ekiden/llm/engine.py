@@ -71,12 +71,6 @@ class Stream:
     """Tokens of the prompt that were in the cache already."""
     read: int = 0
     """Tokens that the cache holds."""
-    ends: frozenset[int] = frozenset()
-    """Tokens that end it."""
-    stop_texts: tuple[str, ...] = ()
-    """Texts that end it, special tokens aside."""
-    text: Detokenizer | None = None
-    """Its text, where a text may end it."""
     grammar: Grammar | None = None
     state: int = 0
     """Of the grammar."""
@@ -85,6 +79,12 @@ class Stream:
     pages: list[int] = field(default_factory=list)
     given: int = 0
     """How many of them were taken."""
+    ends: frozenset[int] = frozenset()
+    """Tokens that end it."""
+    stop_texts: tuple[str, ...] = ()
+    """Texts that end it, special tokens aside."""
+    text: Detokenizer | None = None
+    """Its text, where a text may end it."""
 
     @property
     def limit(self) -> int:

@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ekiden.runtime.errors import RequestError
+from ekiden.llm.json_schema import json_schema_pattern
+from ekiden.runtime.errors import InputError, RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.connections import CancelOnDisconnect
 from ekiden.serve.engine import ServingEngine
@@ -40,7 +41,6 @@ _ACCEPTED_DEFAULT_VALUES: dict[str, tuple[object, ...]] = {
     "presence_penalty": (0,),
     "logit_bias": ({},),
     "tools": ([],),
-    "response_format": ({"type": "text"},),
 }
 """What is not there, and the values that ask for nothing."""
 
@@ -61,7 +61,7 @@ def parse_chat_request(fields: dict[str, Any]) -> ChatRequest:
     """Parse a request body. Raises RequestError for what is invalid or unsupported."""
     known_keys = {
         "model", "messages", "stream", "max_tokens", "max_completion_tokens", "temperature",
-        "top_p", "seed", "stop", *_IGNORED_KEYS, *_ACCEPTED_DEFAULT_VALUES,
+        "top_p", "seed", "stop", "response_format", *_IGNORED_KEYS, *_ACCEPTED_DEFAULT_VALUES,
     }  # fmt: skip
     for key, value in fields.items():
         if value is None:
@@ -157,7 +157,24 @@ def _parse_sampling(fields: dict[str, Any]) -> Sampling:
         if fields.get("seed") is None
         else int(_check_number("seed", fields["seed"], -(2**63), 2**63 - 1, is_integer=True)),
         tuple(stop),
+        _parse_response_format(fields.get("response_format") or {"type": "text"}),
     )
+
+
+def _parse_response_format(form: object) -> str:
+    """Return the pattern of the answers that a "response_format" allows; empty for any. Raises
+    RequestError.
+    """
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "text":
+        return ""
+    described = form.get("json_schema") if isinstance(form, dict) else None
+    if kind != "json_schema" or not isinstance(described, dict) or "schema" not in described:
+        raise RequestError("'response_format': 'text', or 'json_schema' with a schema, expected")
+    try:
+        return json_schema_pattern(described["schema"])
+    except InputError as error:
+        raise RequestError(f"'response_format': {error}") from error
 
 
 def _parse_optional_number(

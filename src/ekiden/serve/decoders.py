@@ -59,6 +59,9 @@ class DecoderTextModel:
     engine, whose loop makes each step for all of them.
     """
 
+    constrains_answers = True
+    """Patterns are honoured; see `Sampling.pattern`."""
+
     def __init__(self, model: llm.Model) -> None:
         if model.tokenizer is None:
             raise LoadError(
@@ -118,6 +121,7 @@ class DecoderTextModel:
             max_tokens=sampling.max_tokens or self._model.context - prompt,
             seed=secrets.randbits(62) if sampling.seed is None else sampling.seed,
             stop=sampling.stop,
+            grammar=sampling.pattern or None,
         )
 
 

@@ -10,7 +10,8 @@ from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [
-    "Message", "Piece", "Sampling", "TextAnswer", "TextEngine", "TextModel", "find_text_model",
+    "Message", "Piece", "Sampling", "TextAnswer", "TextEngine", "TextModel", "constrains_answers",
+    "find_text_model",
 ]  # fmt: skip
 
 
@@ -40,6 +41,9 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     """The server cuts the answer before the first of these, and asks for no more pieces then."""
+    pattern: str = ""
+    """The regular expression that the whole answer matches; empty for any answer. Models without
+    `constrains_answers` are not asked for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,11 @@ class TextModel(Protocol):
         """Yield the answer piece by piece. The iterator is closed if the client disconnects or time
         runs out; it is used by one thread at a time, while several answers run concurrently.
         """
+
+
+def constrains_answers(model: TextModel) -> bool:
+    """Return whether a model honours `Sampling.pattern`: it has a true `constrains_answers`."""
+    return getattr(model, "constrains_answers", False) is True
 
 
 class TextAnswer(Protocol):

@@ -140,9 +140,8 @@ def _write_expr(writer: GraphWriter, expr: Expr, values: Mapping[Expr, Sequence[
 
 def _label(expr: Expr) -> str:
     """Return what a message calls an expression."""
-    match expr:
-        case Call(op=Op() as operator):
-            return str(operator.name)
+    if isinstance(expr, Call) and isinstance(expr.op, Op):
+        return expr.op.name
     return type(expr).__name__
 
 

@@ -71,7 +71,7 @@ class ImportedModule:
         attrs = {**self.module.attrs, **attributes}
         functions: dict[GlobalVar | str, BaseFunc] = dict(self.module.functions.items())
         if not PassContext.current().option(FILL_SPAN_OPTION):
-            functions.update(drop_spans(self.module.functions).items())
+            functions = dict(drop_spans(self.module.functions).items())
         return IRModule(functions, self.module.type_definitions, attrs)
 
     @staticmethod

@@ -47,8 +47,8 @@ class OnnxRow:
     reads, where the operator has further ones, which are rejected. ignorable_inputs: inputs without
     effect beside some attributes or other inputs; any other input that is present and that
     `convert` did not read is an error. is_extension: the row comes from `register`, and its
-    operator may have more than its signature declares. stays: results of constant inputs are not
-    folded at import, because passes match the operators.
+    operator may have more than its signature declares. is_unfoldable: results of
+    constant inputs are not folded at import, because passes match the operators.
     """
 
     op_type: str
@@ -216,7 +216,8 @@ class Node(common.Node):
 
     def producer(self, index: int) -> onnx.NodeProto | None:
         """Return the node of the same graph that produces an input; None for graph inputs and
-        initializers.
+        initializers. The input counts as read, because callers use the producer's inputs in its
+        place.
         """
         self.inputs.read.add(index)
         names = self.proto.input

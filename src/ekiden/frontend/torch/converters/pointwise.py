@@ -38,6 +38,10 @@ def _unary_converter(function: Callable[[Expr], Expr]) -> Converter:
     return lambda node, x: function(node.as_expr(x))
 
 
+def _multiply_add(a: Expr, b: Expr, c: Expr) -> Expr:
+    return op.add(op.multiply(a, b), c)
+
+
 def _float_unary_converter(row: Elementwise) -> Converter:
     def convert(node: Node, x: Value) -> Expr:
         dtype = _float_dtype(node)
@@ -392,7 +396,7 @@ ROWS: tuple[ConverterRow, ...] = (
     ("threshold_backward", _threshold_backward),
     ("_to_copy", _to_copy, complex_rule(of_complex.cast)),
     ("prims::convert_element_type", _convert),
-    ("prims::fma", lambda node, a, b, c: op.add(op.multiply(node.as_expr(a), node.as_expr(b)), node.as_expr(c))),
+    ("prims::fma", lambda node, *abc: _multiply_add(*map(node.as_expr, abc))),
     *((name, identity_cast, per_part) for name in (
         "alias", "clone", "contiguous", "detach", "lift_fresh_copy", "lift_fresh", "resolve_neg",
         "resolve_conj", "prims::copy_strided")),
