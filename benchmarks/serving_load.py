@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -268,6 +269,15 @@ def send_slowly(target: ServerProcess, count: int = 200) -> tuple[str, int]:
     return "sent", 0
 
 
+def upload_at_once(target: ServerProcess, count: int = 100) -> tuple[str, int]:
+    """Send 8 MB of numbers over each of many connections at the same time."""
+    body = (INFER_PATH, infer_request_body("FP32", b"1.5", 8 << 20), {})
+    with ThreadPoolExecutor(count) as pool:
+        answers = list(pool.map(lambda _: post_body(target.port, body), range(count)))
+    statuses = sorted({status for status, _ in answers})
+    return ", ".join(statuses), sum(size for _, size in answers)
+
+
 def read_slowly(target: ServerProcess, count: int = 50) -> tuple[str, int]:
     """Request 4 MB answers, and read nothing for a while."""
     rows = 1 << 18
@@ -322,6 +332,7 @@ def main() -> None:
         for form, data in grpc_messages(min(options.bytes, MAX_GRPC_BYTES)):
             measure_one(form, len(data), lambda data=data: call_grpc(target.grpc_port, data))
         measure_one("200 slow writers", 1, lambda: send_slowly(target))
+        measure_one("100 uploads at once", 100 * (8 << 20), lambda: upload_at_once(target))
         measure_one("50 slow readers", 50 * (8 << 20), lambda: read_slowly(target))
         idle: list[socket.socket] = []
 

@@ -8,6 +8,9 @@ are, of each build, the median of the first call of a session (from `rpc.connect
 server being ready), in ms, and of the requests a second of one client to a model server, and the
 ratio of this build to the other with its 95 % interval (of the ratios of the rounds, by the order
 of their signs). A ratio whose interval holds 1.03 or 0.97 decides nothing: take more rounds.
+
+On a machine with other work run it by `chrt -r 5`: a session of this server is a session of the
+system's, too, so that no priority of the autogroup of this program is its own.
 """
 
 from __future__ import annotations

@@ -14,7 +14,14 @@ import pytest
 
 import ekiden
 from ekiden import _lazy
-from ekiden._lazy import LazyModule, defer, exported_names, load_deferred, load_module
+from ekiden._lazy import (
+    LazyModule,
+    _running_modules,
+    defer,
+    exported_names,
+    load_deferred,
+    load_module,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -105,6 +112,13 @@ def test_a_module_that_uses_a_package_is_loaded_while_another_thread_loads_the_p
         assert events["begun"].wait(20)
         assert load_module("ekiden.late_guest").whole
         assert house.result().room.whole
+
+
+def test_code_that_exec_runs_waits_for_other_threads_imports() -> None:
+    """Programs that run tests or notebooks execute code in a namespace that is no module."""
+    names: dict[str, Any] = {"__name__": "no_module", "running": _running_modules}
+    exec("found = running()", names)
+    assert "no_module" not in names["found"]
 
 
 PACKAGE = """

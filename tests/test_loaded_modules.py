@@ -23,7 +23,8 @@ CACHED_ANSWER = {
         _lazy _locks
         compiler compiler.cache compiler.cache.artifacts compiler.cache.keys compiler.compile
         compiler.options compiler.time_limit
-        frontend frontend.common frontend.common.options frontend.table
+        frontend frontend.common frontend.common.options frontend.packages
+        frontend.rejected_kinds frontend.table
         ir ir.cache_layers ir.compiler_digest ir.extensions ir.hashes ir.installed ir.known
         ir.pass_context
         runtime runtime.artifact runtime.artifact.archive runtime.artifact.engine_artifact

@@ -953,20 +953,50 @@ static int link_primitive(ek_executable *e, int32_t index, ek_object *image, ek_
   return status;
 }
 
+/* Whether the executable's file, or a constant on the host, lies at a guarded place. */
+static bool is_at_guard(const ek_executable *e, int32_t place) {
+  bool found = ek_guard_at(e->data) == place;
+  for (int32_t i = 0; i < e->n_constants && !found; i++) {
+    const ek_dltensor *data = &((ek_tensor *)(void *)e->constants[i])->dl;
+    found = data->device.type == EK_CPU && ek_guard_at(data->data) == place;
+  }
+  return found;
+}
+
+/* Forgets the guards of what has moved to devices: its places are free for other files. */
+static void drop_guards(ek_executable *e) {
+  int32_t n = 0;
+  for (int32_t i = 0; i < e->n_guarded; i++) {
+    if (is_at_guard(e, e->guarded[i])) e->guarded[n++] = e->guarded[i];
+  }
+  e->n_guarded = n;
+}
+
+static int place_constant(ek_executable *e, int32_t index) {
+  const ek_dltensor *data = &((ek_tensor *)(void *)e->constants[index])->dl;
+  ek_device device = e->devices[e->places[index]];
+  ek_object *copy, *made;
+  if (ek_device_same(data->device, device)) return 0;
+  if (ek_tensor_copied(data, device, &copy) != 0) return -1;
+  int status = ek_tensor_strided(copy, &((ek_tensor *)(void *)copy)->dl, EK_DLPACK_READ_ONLY, &made);
+  ek_release(copy);
+  /* The file that it was copied from has been whole until now. */
+  if (status == 0 && ek_executable_check_files(e) != 0) {
+    ek_release(made);
+    status = -1;
+  }
+  if (status != 0) return -1;
+  ek_release(e->constants[index]);
+  e->constants[index] = made;
+  drop_guards(e);
+  return 0;
+}
+
 /* Moves the constants that other devices have to these, once. Under the lock. If that fails half
 ** way, those that moved stay: linking again finds them where they should be. */
 static int place_constants(ek_executable *e) {
   for (int32_t i = 0; e->places != NULL && i < e->n_constants; i++) {
-    const ek_dltensor *data = &((ek_tensor *)(void *)e->constants[i])->dl;
-    ek_device device = e->devices[e->places[i]];
-    ek_object *copy, *made;
-    if (ek_device_same(data->device, device)) continue;
-    if (ek_tensor_copied(data, device, &copy) != 0) return -1;
-    int status = ek_tensor_strided(copy, &((ek_tensor *)(void *)copy)->dl, EK_DLPACK_READ_ONLY, &made);
-    ek_release(copy);
-    if (status != 0) return -1;
-    ek_release(e->constants[i]);
-    e->constants[i] = made;
+    if (place_constant(e, i) != 0) return -1;
   }
   return 0;
 }

@@ -15,6 +15,7 @@
 **     REFERENCE  nothing: its value stands at the end
 **     TEXT       u32 type (EK_STR or EK_BYTES), u32 size, bytes
 **     ARRAY      u32 size, items
+**     DEVICE_MEMORY  u32 device, by its number in the executable, u64 size, bytes
 **   u32       number of frames, and each of them, the outermost first: u32 function, u32 word of
 **             the next instruction, u32 register of its caller for its result, its registers
 **   values of the references, in the order of the objects
@@ -26,7 +27,9 @@
 
 enum { VERSION = 1, EXECUTABLE_HEADER = 32, PREFIX = 16 };
 
-typedef enum kind { MEMORY, TENSOR, CONSTANT, ADT, CLOSURE, REFERENCE, TEXT, ARRAY, KINDS } kind;
+typedef enum kind {
+  MEMORY, TENSOR, CONSTANT, ADT, CLOSURE, REFERENCE, TEXT, ARRAY, DEVICE_MEMORY, KINDS
+} kind;
 
 static const char magic[] = "EKSTATE\n";
 
@@ -105,7 +108,11 @@ static ek_object *root_of(ek_object *tensor) {
 static int32_t constant_of(const writer *w, const ek_object *root) {
   const ek_executable *e = w->vm->executable;
   for (int32_t i = 0; i < e->n_constants; i++) {
-    if (e->constants[i] == root) return i;
+    ek_object *constant = e->constants[i];
+    if (constant == root) return i;
+    /* Where it was copied to a device, it is a read-only view of the copy. */
+    bool is_copy = ((ek_tensor *)(void *)constant)->dl.device.type != EK_CPU;
+    if (is_copy && root_of(constant) == root) return i;
   }
   return -1;
 }
@@ -244,13 +251,26 @@ static int write_values(writer *w, const ek_value *values, int64_t n) {
   return 0;
 }
 
+/* The number of a device in the executable, or -1. */
+static int32_t number_of_device(const ek_executable *e, ek_device device) {
+  for (int32_t i = 0; i < e->n_devices; i++) {
+    if (e->devices[i].type == device.type && e->devices[i].id == device.id) return i;
+  }
+  return -1;
+}
+
 static int write_memory(writer *w, const void *data, size_t size, ek_device device) {
-  if (device.type != EK_CPU)
-    return ek_error("RunError", "save state: memory of the host expected, got device type %d",
-                    device.type);
-  if (append_u32(&w->out, MEMORY) != 0 || append_u32(&w->out, device.id) != 0) return -1;
-  if (append(&w->out, &(uint64_t){size}, 8) != 0) return -1;
-  return append(&w->out, data, size);
+  bool is_host = device.type == EK_CPU;
+  int32_t number = is_host ? device.id : number_of_device(w->vm->executable, device);
+  if (number < 0)
+    return ek_error("RunError", "save state: memory of a device of the program expected, got "
+                    "device type %d", device.type);
+  if (append_u32(&w->out, is_host ? MEMORY : DEVICE_MEMORY) != 0) return -1;
+  if (append_u32(&w->out, number) != 0 || append(&w->out, &(uint64_t){size}, 8) != 0) return -1;
+  if (is_host) return append(&w->out, data, size);
+  void *bytes = extend(&w->out, size);
+  if (bytes == NULL) return -1;
+  return size == 0 ? 0 : ek_device_fetch(data, device, bytes, (ek_device){EK_CPU, 0}, size);
 }
 
 static int write_tensor(writer *w, ek_object *object) {
@@ -438,18 +458,31 @@ static void take_values(reader *r, ek_value *to, int64_t n, uint32_t limit) {
   }
 }
 
-static ek_object *take_memory(reader *r) {
-  uint32_t device = take_u32(r);
+static ek_object *take_memory(reader *r, kind k) {
+  const ek_executable *e = r->vm->executable;
+  uint32_t number = take_u32(r);
   uint64_t size = take_u64(r);
   const unsigned char *bytes = take(r, size);
   ek_object *storage;
   if (bytes == NULL) return NULL;
-  if (device > INT32_MAX) return fail(r, "a device has a negative number");
-  if (ek_storage_new((size_t)size, 0, (ek_device){EK_CPU, (int32_t)device}, &storage) != 0) {
+  if (number > INT32_MAX) return fail(r, "a device has a negative number");
+  if (k == DEVICE_MEMORY && (number >= (uint32_t)e->n_devices || e->devices[number].type == EK_CPU))
+    return fail(r, "a device is none of the executable's");
+  ek_device host = {EK_CPU, (int32_t)number};
+  ek_device device = k == MEMORY ? host : e->devices[number];
+  if (ek_storage_new((size_t)size, 0, device, &storage) != 0) {
     r->failed = true;
     return NULL;
   }
-  if (size != 0) memcpy(((ek_storage *)(void *)storage)->data, bytes, (size_t)size);
+  void *data = ((ek_storage *)(void *)storage)->data;
+  if (size == 0) return storage;
+  if (k == MEMORY) {
+    memcpy(data, bytes, (size_t)size);
+  } else if (ek_device_upload(bytes, (ek_device){EK_CPU, 0}, data, device, (size_t)size) != 0) {
+    ek_release(storage);
+    r->failed = true;
+    return NULL;
+  }
   return storage;
 }
 
@@ -478,7 +511,7 @@ static ek_object *take_owner(reader *r, kind k, const char **start, size_t *size
 static ek_object *take_tensor(reader *r, kind k) {
   const char *start = NULL;
   size_t size = 0, nbytes;
-  ek_device device = {EK_CPU, 0};
+  ek_device device;
   ek_dtype dtype = {0, 0, 0};
   ek_object *owner = take_owner(r, k, &start, &size), *tensor;
   uint64_t offset = take_u64(r);
@@ -499,7 +532,8 @@ static ek_object *take_tensor(reader *r, kind k) {
   }
   if (offset > size || nbytes > size - offset || offset % ((dtype.bits + 7u) / 8) != 0)
     return fail(r, "a tensor does not lie in its memory");
-  if (k == TENSOR) device = ((const ek_storage *)(const void *)owner)->device;
+  device = k == TENSOR ? ((const ek_storage *)(const void *)owner)->device
+                       : ((const ek_tensor *)(const void *)owner)->dl.device;
   void *data = (void *)(uintptr_t)(start + offset);
   if (ek_tensor_view(owner, data, shape, (int32_t)ndim, dtype, device,
                      flags & EK_DLPACK_READ_ONLY, &tensor) != 0) {
@@ -573,7 +607,8 @@ static ek_object *take_object(reader *r) {
   uint32_t number = take_u32(r);
   ek_adt *adt;
   switch (r->failed ? KINDS : (kind)number) {
-    case MEMORY: return take_memory(r);
+    case MEMORY:
+    case DEVICE_MEMORY: return take_memory(r, (kind)number);
     case TENSOR:
     case CONSTANT: return take_tensor(r, (kind)number);
     case ADT:

@@ -37,13 +37,15 @@ _COMPLETE_MODULES: set[str] = set()
 
 def _running_modules() -> set[str]:
     """Return the names of the modules whose bodies this thread runs: of each it holds importlib's
-    lock, for which other threads may wait.
+    lock, for which other threads may wait. Code that `exec` runs is no module.
     """
     names: set[str] = set()
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "<module>":
-            names.add(frame.f_globals.get("__name__", ""))
+            name = frame.f_globals.get("__name__", "")
+            if getattr(sys.modules.get(name), "__dict__", None) is frame.f_globals:
+                names.add(name)
         frame = frame.f_back
     return names - {"__main__"}
 

@@ -37,7 +37,7 @@ def test_nothing_is_known_of_unknown_dimensions() -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(_SHARED_ANALYZER), "LIMIT", 50)
+    monkeypatch.setattr(type(_SHARED_ANALYZER), "MAX_CACHED_EXPRS", 50)
     for number in range(100):
         n = SizeVar(f"n{number}")
         assert prove_equal(n + n, n * 2) and format_prim_expr(simplify(n + n)) == f"n{number} * 2"

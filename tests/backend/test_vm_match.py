@@ -12,7 +12,7 @@ from ekiden.backend.vm.decision_tree import (
     tuple_paths,
 )
 from ekiden.relay import Match, parse
-from ekiden.relay.analysis.matches import format_pattern
+from ekiden.relay.analysis.matches import pattern_text
 from ekiden.relay.transform.language.scopes import evaluation_order
 
 pytestmark = pytest.mark.quick
@@ -76,7 +76,7 @@ def test_a_value_is_shown_as_far_as_it_is_known() -> None:
     cons, nil = module.get_type("List")[1:]
     places = tuple_paths(found.clauses)
     assert places == {(): 2}
-    assert format_pattern(pattern_at({(0,): cons, (0, 1): nil}, places)) == "(Cons(_, Nil), _)"
-    assert format_pattern(pattern_at({}, {})) == "_"
+    assert pattern_text(pattern_at({(0,): cons, (0, 1): nil}, places)) == "(Cons(_, Nil), _)"
+    assert pattern_text(pattern_at({}, {})) == "_"
     deep = {(1,) * n: cons for n in range(9)}
-    assert format_pattern(pattern_at(deep, {})) == "Cons(_, Cons(_, Cons(_, Cons(_, _))))"
+    assert pattern_text(pattern_at(deep, {})) == "Cons(_, Cons(_, Cons(_, Cons(_, _))))"

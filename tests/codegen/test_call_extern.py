@@ -241,8 +241,9 @@ def test_two_models_are_linked_into_one_program(suffix: str, tmp_path: Path) -> 
         files += [tmp_path / f"{name}{suffix}", micro_object(tmp_path, micro)]
     (tmp_path / "program.c").write_text(PROGRAM)
     linked = [*files, static_library_path().resolve(), "-pthread", "-ldl", "-lm"]
-    command = ["cc", "-DEK_STATIC", f"-I{include_dir()}", "program.c", *map(str, linked)]
-    command += ["-o", "program"]
+    warnings = ["-Wall", "-Wextra", "-Werror"]
+    command = ["cc", *warnings, "-DEK_STATIC", f"-I{include_dir()}", "program.c"]
+    command += [*map(str, linked), "-o", "program"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
     done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["1 2 4 6", "-1 -2 -4 -6", "1 2 4 6"]

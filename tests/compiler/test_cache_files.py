@@ -153,7 +153,8 @@ def test_the_folder_is_looked_at_as_its_limit_is_filled(
 ) -> None:
     """A look reads the names of all kernels; those here have 109 KB together."""
     found: list[int] = []
-    monkeypatch.setattr("ekiden.codegen.cache.shrink", lambda _, limit: found.append(limit))
+    evict = "ekiden.codegen.cache.evict_least_recent"
+    monkeypatch.setattr(evict, lambda _, limit: found.append(limit))
     monkeypatch.setenv("EKIDEN_KERNEL_LIMIT", limit)
     filled(*range(400))
     assert looks / 2 <= len(found) <= looks * 2

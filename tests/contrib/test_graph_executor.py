@@ -130,6 +130,31 @@ def test_a_graph_and_its_constants_go_out_and_in(lib: ExecutorFactoryModule) -> 
     check(other)
 
 
+def test_a_graph_keeps_the_numbers_of_its_devices() -> None:
+    x = relay.var("x", shape=(4, 3))
+    second = relay.annotation.on_device(relay.tanh(x), runtime.cpu(1))
+    body = relay.annotation.on_device(relay.exp(second), runtime.cpu(0))
+    function = relay.Function([x], body)
+    lib = relay.build(ekiden.IRModule.from_expr(function), [runtime.cpu(0), runtime.cpu(1)])
+    attrs = json.loads(lib.get_graph_json())["attrs"]
+    assert set(attrs["device_index"][1]) == {1}
+    assert set(attrs["device_number"][1]) == {0, 1}
+    module = graph_executor.create(lib.get_graph_json(), lib, [runtime.cpu(0), runtime.cpu(1)])
+    data = np.ones((4, 3), "float32")
+    module.run(x=data)
+    np.testing.assert_allclose(module.get_output(0).numpy(), np.exp(np.tanh(data)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("numbers", [[-1], [2**31], ["cpu"], []])
+def test_wrong_devices_of_a_graph_are_refused(numbers: list[object]) -> None:
+    x = relay.var("x", shape=(3,))
+    lib = relay.build(ekiden.IRModule.from_expr(relay.Function([x], relay.exp(x))), "llvm")
+    document = json.loads(lib.get_graph_json())
+    document["attrs"]["device_index"][1][:1] = numbers
+    with pytest.raises(LoadError, match="read graph"):
+        ExecutorGraph.from_json(json.dumps(document))
+
+
 def test_a_loaded_library_has_its_graph(lib: ExecutorFactoryModule, tmp_path: Path) -> None:
     lib.export_library(tmp_path / "net.so")
     loaded = runtime.load_module(tmp_path / "net.so")

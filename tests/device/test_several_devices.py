@@ -5,7 +5,12 @@ equals the host alone, and moves what was planned and no more.
 from __future__ import annotations
 
 import ctypes
+import json
 import re
+import struct
+import subprocess
+import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, rpc, runtime
+from ekiden.backend.graph.graph import ExecutorGraph
 from ekiden.cli import main
 from ekiden.compiler import auto_devices
 from ekiden.contrib import graph_executor
@@ -22,6 +28,7 @@ from ekiden.contrib.debugger import debug_executor
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import RelayExpr
 from ekiden.runtime import Device, cpu, vm
+from ekiden.runtime.debug.debugger import Stepper
 from ekiden.runtime.errors import CompileError, InputError, LoadError
 from ekiden.target import Target
 from ekiden.target.virtual_device import compilation_config
@@ -30,6 +37,8 @@ from stand_ins import GPU
 
 RNG = np.random.default_rng(7)
 ROUNDS = (0, 1, 5)
+DEVICE_MEMORY = 8
+"""The kind of an object in a state, as runtime/src/ek_vm_state.c numbers them."""
 T = relay.TensorType((4, 8), "float32")
 
 
@@ -249,13 +258,13 @@ def test_what_is_made_for_a_device_runs_on_no_other(fibres: Device) -> None:
     module = IRModule.from_expr(relay.Function([x], relay.exp(x)))
     lib = relay.build(module, "cuda")
     exe = relay.vm.compile(module, "cuda")
-    json, far = lib.get_graph_json(), lib.get_lib()
+    graph, far = lib.get_graph_json(), lib.get_lib()
     faces = (
         lambda device: vm.VirtualMachine(exe, device),
         lambda device: lib["default"](device),
         lambda device: lib["debug_create"]("default", device),
-        lambda device: graph_executor.create(json, far, device),
-        lambda device: debug_executor.create(json, far, device),
+        lambda device: graph_executor.create(graph, far, device),
+        lambda device: debug_executor.create(graph, far, device),
     )
     for face in faces:
         face(fibres)
@@ -264,6 +273,114 @@ def test_what_is_made_for_a_device_runs_on_no_other(fibres: Device) -> None:
                 face(other)
     with pytest.raises(InputError, match=r"'debug' interprets on the host: .* got cuda\(0\)"):
         relay.create_executor("debug", module, target="cuda")
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+def test_a_graph_created_from_its_text_runs_on_its_devices(
+    place: Device, is_half: bool, tmp_path: Path
+) -> None:
+    """Inputs and constants are there, the text names devices, and the debugger runs each node."""
+    x = relay.var("x", T)
+    kind = str(place).partition("(")[0]
+    body = layers(x, place, cpu(0)) if is_half else layers(x, None, None)
+    target = {cpu(0): "llvm", place: kind} if is_half else kind
+    lib = relay.build(IRModule.from_expr(relay.Function([x], body)), target)
+    lib.export_library(tmp_path / "far.so")
+    library, text = runtime.load_module(tmp_path / "far.so"), lib.get_graph_json()
+    types = set(json.loads(text)["attrs"]["device_index"][1])
+    assert types == {place.device_type, *([cpu(0).device_type] if is_half else [])}
+    assert ExecutorGraph.from_json(text).to_json() == text
+    wanted = np.maximum(np.tanh(X @ W1.T) @ W2.T, 0)
+    devices = [cpu(0), place] if is_half else place
+    for create in (graph_executor.create, debug_executor.create):
+        for kernels in (lib, library):
+            module = create(text, kernels, devices)
+            module.set_input("x", X)
+            module.run()
+            np.testing.assert_allclose(module.get_output(0).numpy(), wanted, rtol=1e-4, atol=1e-5)
+            assert module.get_output(0).device == (cpu(0) if is_half else place)
+
+
+@pytest.mark.parametrize("suffix", [".eki", ".so"])
+def test_late_bound_constants_move_to_their_device(
+    place: Device, suffix: str, tmp_path: Path
+) -> None:
+    """The file that they came from is let go; runs check the files that are left."""
+    x = relay.var("x", T)
+    kind = str(place).partition("(")[0]
+    module = IRModule.from_expr(relay.Function([x], layers(x, place, cpu(0))))
+    exe = ekiden.compile(module, {place: kind, cpu(0): "llvm"})
+    exe.move_late_bound_consts(tmp_path / "weights", byte_limit=64)
+    write = exe.save if suffix == ".eki" else exe.export_library
+    write(tmp_path / f"model{suffix}")
+    wanted = np.maximum(np.tanh(X @ W1.T) @ W2.T, 0)
+    for program in (exe, ekiden.load(tmp_path / f"model{suffix}")):
+        program.load_late_bound_consts(tmp_path / "weights")
+        for _ in range(2):
+            np.testing.assert_allclose(program(X).numpy(), wanted, rtol=1e-4, atol=1e-5)
+
+
+RESUME_STATES = """
+import sys
+import numpy as np
+import ekiden
+from ekiden.runtime.debug.debugger import Stepper
+for state in sys.argv[2:]:
+    stepper = Stepper(ekiden.load(sys.argv[1]).raw)
+    stepper.load_state(state)
+    assert stepper.resume()
+    np.save(state, stepper.result.numpy())
+"""
+
+
+@pytest.mark.parametrize("executor", ["vm", "aot", "async"])
+def test_a_state_with_memory_of_a_device_goes_on(
+    place: Device, executor: str, wanted: list[np.ndarray]
+) -> None:
+    """From each instruction of a loop that is half on the device."""
+    kind = str(place).partition("(")[0]
+    exe = ekiden.compile(loop(place, cpu(0)), {place: kind, cpu(0): "llvm"}, executor=executor)
+    first, second = Stepper(exe.raw), Stepper(exe.raw)
+    first.start("main", X, np.array(1, "int32"))
+    saved = 0
+    while not first.step():
+        second.set_state(first.state())
+        assert second.resume()
+        np.testing.assert_allclose(second.result.numpy(), wanted[1], rtol=1e-4, atol=1e-5)
+        saved += 1
+    assert saved > 5
+
+
+def test_another_process_goes_on_from_memory_of_a_device(opencl: Device, tmp_path: Path) -> None:
+    x = relay.var("x", T)
+    module = IRModule.from_expr(relay.Function([x], layers(x, None, None)))
+    exe = ekiden.compile(module, "opencl")
+    exe.save(tmp_path / "model.eki")
+    stepper, states = Stepper(exe.raw), []
+    stepper.start("main", X)
+    while not stepper.step():
+        states.append(tmp_path / f"state{len(states)}")
+        stepper.save_state(states[-1])
+    command = [sys.executable, "-c", RESUME_STATES, tmp_path / "model.eki", *states]
+    subprocess.run(command, check=True, timeout=100)
+    for state in states:
+        result = np.load(state.with_suffix(".npy"))
+        np.testing.assert_allclose(result, exe(X).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_state_names_devices_of_its_executable(opencl: Device) -> None:
+    x = relay.var("x", T)
+    module = IRModule.from_expr(relay.Function([x], relay.tanh(relay.exp(x))))
+    stepper = Stepper(ekiden.compile(module, "opencl").raw)
+    stepper.start("main", X)
+    stepper.step(4)
+    state = stepper.state()
+    memory = struct.pack("<II", DEVICE_MEMORY, 1)
+    assert memory in state
+    for number in (0, 2, 2**32 - 1):
+        body = state[16:].replace(memory, struct.pack("<II", DEVICE_MEMORY, number))
+        with pytest.raises(LoadError, match="resume state: a device"):
+            stepper.set_state(state[:12] + struct.pack("<I", zlib.crc32(body)) + body)
 
 
 def test_a_session_has_devices(place: Device, wanted: list[np.ndarray], tmp_path: Path) -> None:

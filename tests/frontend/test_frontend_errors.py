@@ -21,7 +21,8 @@ import ekiden
 from ekiden import relay
 from ekiden.compiler.build import import_model
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.frontend.table import REJECTED_KINDS, frontend_of
+from ekiden.frontend.rejected_kinds import REJECTED_KINDS
+from ekiden.frontend.table import frontend_of
 from ekiden.runtime.errors import EkidenError
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit")  # deprecated, and imported

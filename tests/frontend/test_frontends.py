@@ -19,7 +19,8 @@ import ekiden
 from ekiden import relay
 from ekiden.frontend import table
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.frontend.table import FRONTENDS, Package, frontend, frontend_of, is_model_file
+from ekiden.frontend.packages import Package
+from ekiden.frontend.table import FRONTENDS, frontend, frontend_of, is_model_file
 from ekiden.runtime.errors import CompileError, ImportModelError
 
 pytestmark = pytest.mark.quick

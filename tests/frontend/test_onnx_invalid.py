@@ -111,6 +111,7 @@ CASES: dict[str, tuple[onnx.ModelProto, str]] = {
     "LpPool": (model("LpPool", "x", X, p=0, kernel_shape=[2, 2]), "LpPool 'y': attribute 'p' must be at least 1, got 0"),
     "constants": (model("Add", "a b", {}, {"a": ints(1, 2, 3), "b": ints(1, 2)}), "Add 'y': shapes (3,) and (2,) do not broadcast"),
     "Col2Im": (model("Col2Im", "x i b", {"x": (1, 8, 4)}, {"i": ints(4, 4), "b": ints(2, 2)}, strides=[2, 2], pads=[0, 0, -2, 0]), "Col2Im 'y': attribute 'pads' must not be negative, got -2"),
+    "Col2Im of a negative image": (model("Col2Im", "x i b", {"x": (1, 8, 4)}, {"i": ints(-3, 4), "b": ints(2, 2)}, strides=[2, 2], pads=[4, 0, 4, 0]), "Col2Im 'y': 'image_shape' must not be negative, got -3"),
     "QuantizeLinear": (model("QuantizeLinear", "x s", {"x": (1, 2, 6)}, {"s": np.ones(2, np.float32)}, axis=0), "QuantizeLinear 'y': a scale or zero point of an axis must have 1 elements, got 2"),
     "DequantizeLinear": (model("DequantizeLinear", "x s", {}, {"x": np.ones((1, 3), np.uint8), "s": np.ones(2, np.float32)}, axis=0), "DequantizeLinear 'y': a scale or zero point of an axis must have 1 elements, got 2"),
     "MatMulInteger": (model("MatMulInteger", "a b z", {}, {"a": np.ones((1, 3), np.uint8), "b": np.ones((3, 2), np.uint8), "z": np.ones(2, np.uint8)}), "MatMulInteger 'y': a scale or zero point of an axis must have 1 elements, got 2"),

@@ -11,6 +11,7 @@ from tflite_models import Array, Op, Spec, litert, model
 
 import ekiden
 from ekiden import relay
+from ekiden.relay.frontend.tflite import OperatorConverter
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
 from long_runs import share
 
@@ -417,6 +418,8 @@ def test_tvms_signature() -> None:
         relay.frontend.from_tflite(data, dtype_dict={"t0": "int8"})
     with pytest.raises(CompileError, match="op_converter: classes of converters are not taken"):
         relay.frontend.from_tflite(data, op_converter=int)
+    same, _ = relay.frontend.from_tflite(data, op_converter=OperatorConverter)
+    assert ekiden.structural_equal(same, module)
 
 
 def test_tvms_names_of_inputs_are_their_tensors() -> None:

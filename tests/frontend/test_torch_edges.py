@@ -129,6 +129,22 @@ def test_running_extremes() -> None:
     )
 
 
+def test_running_extremes_of_any_extent() -> None:
+    shapes = {"x": {0: torch.export.Dim("n")}}
+
+    class Running(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            values, indices = x.cummax(0)
+            return values, indices
+
+    example = torch.ones(4, 2)
+    exe = ekiden.compile(torch.export.export(Running(), (example,), dynamic_shapes=shapes))
+    for size in (1, 7):
+        x = torch.randn(size, 2)
+        for mine, theirs in zip(exe(x), x.cummax(0), strict=True):
+            assert torch.equal(torch.from_dlpack(mine), theirs)
+
+
 def test_places_of_maxima_are_places_of_data() -> None:
     x = torch.full((1, 2, 5, 6), -INF)
     x[0, 1, 2:, 3:] = torch.arange(9.0).reshape(3, 3)

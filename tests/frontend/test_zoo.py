@@ -220,7 +220,7 @@ def test_a_choice_among_equal_numbers_is_unstable(
     zoo: ModuleType, monkeypatch: pytest.MonkeyPatch, theirs: float, state: str
 ) -> None:
     torch = pytest.importorskip("torch", reason="the package torch is not installed")
-    monkeypatch.setattr(zoo, "_moves", lambda model, wanted: False)  # they stay equal
+    monkeypatch.setattr(zoo, "_is_unstable", lambda model, wanted: False)  # they stay equal
     marks = torch.arange(4.0)
 
     def chosen(x: Any) -> Any:  # noqa: ANN401

@@ -269,6 +269,14 @@ def test_the_ends_of_temperature_and_penalty_keep_to_a_grammar(
             assert len(found) == 4 and all(48 <= token < 58 for token in found)
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1.0, 1e4, 1e30, np.inf])
+def test_top_k_of_one_is_greedy_at_every_temperature(model: llm.Model, temperature: float) -> None:
+    for penalty in (1.0, 1.3):
+        greedy = llm.Sampling(max_tokens=12, repetition_penalty=penalty)
+        drawn = replace(greedy, temperature=temperature, top_k=1, seed=5)
+        assert model.engine.run(PROMPTS[:3], drawn) == model.engine.run(PROMPTS[:3], greedy)
+
+
 def test_the_least_temperature_takes_the_likeliest(model: llm.Model) -> None:
     expected = model.engine.run([PROMPTS[0]], llm.Sampling(max_tokens=4))
     for heat in (1e-40, 1e-30, 1e-50):
@@ -428,7 +436,8 @@ def test_wrong_requests_are_refused(model: llm.Model) -> None:
         ({"repetition_penalty": "1"}, "repetition_penalty: a number above 0 expected, got '1'"),
         ({"top_k": 1.5}, "top_k: a whole number from 0 to 16777216 expected, got 1.5"),
         ({"seed": True}, "seed: a whole number from -9223372036854775808 to "),
-        ({"stop": "a"}, "stop: texts expected, got 'a'"),
+        ({"stop": 5}, "stop: texts expected, got 5"),
+        ({"stop": ""}, "stop: texts expected, got ''"),
         ({"stop": ("",)}, "stop: texts expected, got ('',)"),
         ({"stop": ("a", 5)}, "stop: texts expected, got ('a', 5)"),
         ({"heat": 1}, "generate: 'heat' is none of max_tokens, temperature,"),
@@ -447,6 +456,59 @@ class Letters:
 
     def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
         return bytes(tokens).decode(errors="replace")
+
+
+class SpecialLetters(Letters):
+    """Bytes, of which 200 and beyond are special tokens."""
+
+    def get_added_tokens_decoder(self) -> dict[int, object]:
+        added = {n: f"<|{n}|>" for n in range(200, 256)}
+        kind = type("AddedToken", (), {"special": True})
+        return {n: type("Token", (kind,), {"content": name})() for n, name in added.items()}
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
+        return super().decode([token for token in tokens if token < 200])
+
+
+def test_submitted_texts_end_at_stop_texts_and_at_special_tokens() -> None:
+    model = llm.load(tiny("llama", vocab_size=256), page=16, tokenizer=SpecialLetters())
+    sampling = llm.Sampling(max_tokens=60, temperature=1.5, seed=3)
+    free = model.engine.run([[1, 2, 3]], sampling)[0]
+    text_at = next(n for n in range(5, 60) if free[n] < 128 and free[n] not in free[:n])
+    token_at = next(n for n in range(5, 60) if free[n] >= 200 and free[n] not in free[:n])
+    letter, special = chr(free[text_at]), f"<|{free[token_at]}|>"
+    for stop, expected in (
+        (letter, free[: text_at + 1]),
+        ([letter], free[: text_at + 1]),
+        (special, free[:token_at]),
+        (["never this", special], free[:token_at]),
+        ((letter, special), free[: min(text_at + 1, token_at)]),
+    ):
+        chosen = replace(sampling, stop=stop)
+        stream = model.engine.submit([1, 2, 3], chosen)
+        assert (list(stream), stream.finish) == (expected, "stop")
+        pieces = list(model.generate([1, 2, 3], chosen))
+        assert pieces[-1].finish == "stop"
+        shown_text = model.tokenizer.decode(expected)  # type: ignore[union-attr]
+        assert "".join(piece.text for piece in pieces) == shown_text.removesuffix(letter)
+    assert model.engine.pages.num_available == model.sequences * model.most_pages
+
+
+def test_a_decoder_error_of_a_stop_text_ends_its_text_alone() -> None:
+    class Refusing(Letters):
+        def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
+            if len(tokens) > 5:
+                raise ValueError("no such letters")
+            return "?"
+
+    model = llm.load(tiny("llama", vocab_size=256), page=16, tokenizer=Refusing())
+    sampling = llm.Sampling(max_tokens=12)
+    expected = model.engine.run([[4, 5]], sampling)[0]
+    refused = model.engine.submit([1, 2, 3], replace(sampling, stop="x"))
+    beside = model.engine.submit([4, 5], sampling)
+    assert list(beside) == expected
+    with pytest.raises(RunError, match="the tokenizer refuses it: no such letters"):
+        list(refused)
 
 
 class ByteRuns(Letters):

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ekiden.llm import gguf_file
+from ekiden.llm.generation_config import read_sampling_defaults
 from ekiden.llm.gguf import GGUFCheckpoint, GGUFFile, write_gguf
 from ekiden.llm.gguf_architectures import ARCHITECTURE_ROWS, GGUFArchitecture
 from ekiden.llm.weights import Weight
@@ -142,6 +143,34 @@ def test_names_and_sizes_are_those_of_transformers(tmp_path: Path, row: GGUFArch
     }  # fmt: skip
     assert expected.items() <= config.items()
     assert checkpoint.tokenizer["chat_template"] == "{{ text }}"
+
+
+def test_ends_and_sampling_defaults(tmp_path: Path) -> None:
+    ends = {"tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 4}
+    sampling = {"general.sampling.temp": 0.5, "general.sampling.penalty_repeat": 1.25}
+    model(tmp_path / "a.gguf", ARCHITECTURE_ROWS[0], **ends, **sampling)
+    checkpoint = GGUFCheckpoint(tmp_path / "a.gguf")
+    assert checkpoint.config["eos_token_id"] == [3, 5, 4]
+    defaults = read_sampling_defaults(checkpoint.generation)
+    assert defaults == {"temperature": 0.5, "repetition_penalty": 1.25}
+
+
+@pytest.mark.parametrize(
+    ("generation", "defaults"),
+    [
+        ({}, {}),
+        ({"temperature": None, "eos_token_id": 3}, {}),
+        ({"do_sample": False, "temperature": 0.7, "top_k": 5}, {"temperature": 0.0}),
+        ({"temperature": 0.7, "top_k": -1, "min_p": 0.1},
+         {"temperature": 0.7, "top_k": 0, "min_p": 0.1}),
+    ],
+)  # fmt: skip
+def test_sampling_defaults_are_those_of_the_generation_config(
+    generation: dict[str, object], defaults: dict[str, float]
+) -> None:
+    assert read_sampling_defaults(generation) == defaults
+    with pytest.raises(LoadError, match=r"generation_config\.json: temperature: a number from"):
+        read_sampling_defaults({"temperature": "hot"})
 
 
 def test_names_of_a_layer(tmp_path: Path) -> None:

@@ -78,6 +78,14 @@ def test_pairs_of_bytes(tmp_path: Path, text: str) -> None:
     assert b"".join(kept[n] or b"" for n in tokens) == text.replace("<|end|>", "").encode()
 
 
+def test_templates_by_names(tmp_path: Path) -> None:
+    entries = {"ggml__model": "gpt2", "ggml__pre": "gpt-2", **listed(byte_level(GPT2))}
+    named = {"chat_template__tool_use": "T", "chat_template": "D", "chat_templates": ["tool_use"]}
+    tokenizer = made(tmp_path / "a.gguf", **entries, **named)
+    assert tokenizer is not None
+    assert tokenizer.settings["chat_template"] == {"default": "D", "tool_use": "T"}
+
+
 PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256))]
 PARTS = "▁ t h e r n d o ▁t ▁th the ▁the re er here there ▁there nd ▁o one ▁one on en ▁▁".split()
 

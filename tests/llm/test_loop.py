@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from test_chat import Bytes
+from test_chat import lines
 from tiny_models import tiny
 
 from ekiden import llm
@@ -24,7 +24,7 @@ WAIT = 60
 
 @pytest.fixture(scope="module")
 def model() -> llm.Model:
-    return llm.load(tiny("llama", vocab_size=256), page=16, sequences=2, tokenizer=Bytes())
+    return llm.load(tiny("llama", vocab_size=256), page=16, sequences=2, tokenizer=lines())
 
 
 class Gated:

@@ -125,6 +125,32 @@ def test_a_broken_file_is_refused(tmp_path: Path, header: object, message: str) 
         SafetensorsFile(path)["x"]
 
 
+def test_tensors_that_do_not_tile_the_data_are_refused(tmp_path: Path) -> None:
+    """The package safetensors refuses the same files: bytes with two owners, or with none."""
+    package = pytest.importorskip("safetensors", reason="needs the package safetensors")
+
+    def entry(begin: int, end: int) -> dict[str, object]:
+        return {"dtype": "F32", "shape": [(end - begin) // 4], "data_offsets": [begin, end]}
+
+    twice = b'{"x": %s, "x": %s}' % ((json.dumps(entry(0, 8)).encode(),) * 2)
+    for header, message in (
+        ({"x": entry(0, 8), "y": entry(4, 8)}, "tensor 'y': begins at byte 4 of the data, after 8"),
+        ({"x": entry(0, 4), "y": entry(0, 8)}, "tensor 'y': begins at byte 0 of the data, after 4"),
+        ({"x": entry(4, 8)}, "tensor 'x': begins at byte 4 of the data, after 0"),
+        ({"x": entry(0, 4)}, "4 bytes of data belong to no tensor"),
+        ({}, "8 bytes of data belong to no tensor"),
+        (twice, "the header: no JSON: 'x' is there twice"),
+    ):
+        path = written(tmp_path / "a.safetensors", header, bytes(8))
+        with pytest.raises(LoadError, match=f"a.safetensors: .*{message}"):
+            SafetensorsFile(path)
+        if header != twice:  # of which the package reads the last
+            with pytest.raises(package.SafetensorError):
+                package.deserialize(path.read_bytes())
+    tiled = {"y": entry(4, 8), "empty": entry(4, 4), "x": entry(0, 4)}
+    assert set(SafetensorsFile(written(tmp_path / "a.safetensors", tiled, bytes(8)))) == set(tiled)
+
+
 def test_broken_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="a folder with model.safetensors or .* expected"):
         SafetensorsCheckpoint(tmp_path)

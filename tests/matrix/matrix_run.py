@@ -35,7 +35,7 @@ from matrix_worker import Worker  # noqa: E402
 from ekiden.tune.records import processor  # noqa: E402
 
 SHRINK_ATTEMPTS = 150
-SAVE_INTERVAL_CELLS = 200
+SAVE_INTERVAL_CELLS = 25
 """Cells between two writings of the record: a run that is ended has its counts up to the last."""
 Task = tuple[str, Cell]
 """The seed of a program, and a cell to run it in."""

@@ -9,6 +9,7 @@ import pickle
 import struct
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -25,12 +26,14 @@ from agreement import Array, flatten
 from ekiden import rpc, runtime
 from ekiden.ir.dtype import to_numpy
 from ekiden.runtime.devices.engines import engine_folder
+from ekiden.runtime.errors import RPCSessionTimeoutError
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 200
 """Seconds after which another process hangs: a kernel of OpenCL takes seconds to compile."""
 SESSION_USES = 50
 """Cells that share a session: its server holds what they loaded until it ends."""
+SESSION_ATTEMPTS = 3
 Calls = Sequence[Sequence[Argument]]
 Results = list[list[Array]]
 
@@ -64,8 +67,10 @@ class Resources:
             self._servers.append(rpc.Server(port=0))
         if self._sessions and self._uses % SESSION_USES == 0:
             self.end_session()
-        if not self._sessions:
-            self._sessions.append(rpc.connect("127.0.0.1", self._servers[0].port))
+        for _ in range(SESSION_ATTEMPTS):
+            if not self._sessions:
+                with suppress(RPCSessionTimeoutError):  # of a machine that has no time for it
+                    self._sessions.append(rpc.connect("127.0.0.1", self._servers[0].port))
         return self._sessions[0]
 
     def end_session(self) -> None:

@@ -31,7 +31,8 @@ COMMAND = "python tests/public_names/public_names.py --record"
 
 TVM_PLACES = """
 container contrib.cc contrib.debugger.debug_executor contrib.debugger.debug_result
-contrib.graph_executor contrib.utils driver.build_module error instrument ir ir.affine_type
+contrib.download contrib.graph_executor contrib.ndk contrib.target.onnx contrib.utils
+driver.build_module error instrument ir ir.affine_type
 ir.attrs ir.base ir.container ir.diagnostics ir.expr ir.instrument ir.memory_pools ir.module ir.op
 ir.transform ir.type micro.project micro.session micro.testing parser relay.adt relay.backend
 relay.backend.executor relay.backend.interpreter relay.backend.name_transforms

@@ -26,10 +26,10 @@ from ekiden.relay.analysis import (
     detect_feature,
     extract_fused_functions,
     find_errors,
-    format_pattern,
     free_type_vars,
     get_total_mac_number,
     last_uses,
+    pattern_text,
     post_order_visit,
     unmatched_cases,
 )
@@ -131,7 +131,7 @@ def test_missing_cases_of_a_list(clauses: str, expected: list[str]) -> None:
     main = module["main"]
     assert isinstance(main, Function)
     assert isinstance(main.body, relay.Match)
-    assert [format_pattern(p) for p in unmatched_cases(main.body, module)] == expected
+    assert [pattern_text(p) for p in unmatched_cases(main.body, module)] == expected
 
 
 def test_missing_cases_of_tuples_and_two_types() -> None:
@@ -146,7 +146,7 @@ def test_missing_cases_of_tuples_and_two_types() -> None:
     )
     main = module["main"]
     assert isinstance(main, Function) and isinstance(main.body, relay.Match)
-    assert [format_pattern(p) for p in unmatched_cases(main.body, module)] == [
+    assert [pattern_text(p) for p in unmatched_cases(main.body, module)] == [
         "Both((One, One), Zero)",
         "Both((Zero, One), _)",
         "Both((Zero, Zero), One)",

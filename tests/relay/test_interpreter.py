@@ -149,7 +149,7 @@ def test_error_in_an_operator_names_it() -> None:
     call = op.add(const(np.zeros((2, 3))), const(np.zeros((4, 5)))).with_fields(
         span=Span("Add 'sum'")
     )
-    with pytest.raises(ValueError, match="broadcast") as caught:
+    with pytest.raises(RunError, match="broadcast") as caught:
         Interpreter().evaluate(call)
     assert caught.value.__notes__ == ["while interpreting add, at Add 'sum'"]
 

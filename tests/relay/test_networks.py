@@ -15,6 +15,9 @@ SMALL = {
     "mlp": (testing.mlp, (2,), {}),
     "resnet": (testing.resnet, (1, 10, 8, (3, 16, 16)), {}),
     "resnet of bottlenecks": (testing.resnet, (1, 10, 50, (3, 64, 64)), {}),
+    "resnet in NHWC": (testing.resnet, (1, 10, 8, (16, 16, 3), "float32", "NHWC"), {}),
+    "inception v3": (testing.inception_v3, (1, 10, (3, 75, 75)), {}),
+    "mobilenet in NHWC": (testing.mobilenet, (1, 10, (32, 32, 3), "float32", "NHWC"), {}),
     "mobilenet": (testing.mobilenet, (1, 10, (3, 32, 32)), {}),
     "dqn": (testing.dqn, (1,), {}),
     "squeezenet 1.0": (testing.squeezenet, (1, 10, "1.0", (3, 64, 64)), {}),
@@ -45,6 +48,44 @@ def test_network_runs_alike_in_both_executors(name: str) -> None:
         for kind in ("debug", "vm")
     ]
     np.testing.assert_allclose(results[0].numpy(), results[1].numpy(), rtol=1e-4, atol=1e-5)
+
+
+def _in_nhwc(name: str, value: np.ndarray) -> np.ndarray:
+    """Return a value of an NCHW network as its NHWC network takes it."""
+    if value.ndim != 4:
+        return value
+    if name == "data":
+        return value.transpose(0, 2, 3, 1)
+    is_depthwise = "depthwise" in name
+    return value.transpose(2, 3, 0, 1) if is_depthwise else value.transpose(2, 3, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("home", "args", "shape"),
+    [(testing.resnet, (1, 10, 8), (3, 16, 16)), (testing.mobilenet, (1, 10), (3, 32, 32))],
+    ids=["resnet", "mobilenet"],
+)
+def test_network_computes_the_same_in_both_layouts(
+    home: object, args: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    module, params = home.get_workload(*args, shape)
+    other, other_params = home.get_workload(*args, (*shape[1:], shape[0]), layout="NHWC")
+    feed = {name: param.numpy() for name, param in params.items()}
+    feed["data"] = np.random.default_rng(1).standard_normal((1, *shape)).astype("float32")
+    moved = {name: np.ascontiguousarray(_in_nhwc(name, value)) for name, value in feed.items()}
+    shapes = {name: value.shape for name, value in moved.items() if name != "data"}
+    assert shapes == {name: param.shape for name, param in other_params.items()}
+    run = relay.create_executor("vm", module).evaluate()
+    run_other = relay.create_executor("vm", other).evaluate()
+    np.testing.assert_allclose(run_other(**moved).numpy(), run(**feed).numpy(), rtol=1e-4)
+
+
+def test_inception_v3_has_its_layers() -> None:
+    counts = testing.count_ops(testing.inception_v3.get_net(1, 1000, (3, 299, 299), "float32"))
+    assert counts["nn.conv2d"] == 94 and counts["concatenate"] == 11
+    # Its published size: 23.8 million parameters; here the scales of normalisations count too.
+    _, params = testing.inception_v3.get_workload()
+    assert 23.8e6 < sum(param.numpy().size for param in params.values()) < 23.9e6
 
 
 def test_vgg_has_its_layers() -> None:

@@ -101,6 +101,16 @@ def test_devices() -> None:
         runtime.device("tpu")
 
 
+def test_text_of_a_target_names_the_device_of_its_kind() -> None:
+    assert runtime.device("llvm -mcpu=haswell") == runtime.cpu()
+    assert runtime.device("cuda -arch=sm_80", 1) == runtime.device("cuda:1")
+    assert runtime.device(dev_type="cuda", dev_id=2) == runtime.device(2, 2)
+    with pytest.raises(ValueError, match="device: expected one of cpu, .* got 'tpu -x'"):
+        runtime.device("tpu -x")
+    with pytest.raises(TypeError, match="expected a name, a number or a device, got NoneType"):
+        runtime.device()
+
+
 def test_views_share_memory() -> None:
     tensor = runtime.tensor(np.arange(6.0))
     view = tensor.view((2, 3))

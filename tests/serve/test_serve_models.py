@@ -17,6 +17,7 @@ from toy_text import Echo
 
 from ekiden.runtime.artifact.metadata import ANY_RANK_SHAPE, TensorInfo
 from ekiden.runtime.errors import LoadError
+from ekiden.serve.chat import parse_chat_request
 from ekiden.serve.signature import read_signature
 
 NEGATIVE = "def @main(%x: Tensor[(n, 4), float32]) { negative(%x) }"
@@ -210,6 +211,35 @@ def test_chat(echo: Running) -> None:
     assert echo.ask("GET", "/v1/models").json["data"][0]["id"] == "echo"
 
 
+def test_settings_that_are_null_ask_for_nothing(echo: Running) -> None:
+    names = (
+        "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop", "stream",
+        "stream_options", "n", "logprobs", "top_logprobs", "tools", "tool_choice", "logit_bias",
+        "response_format", "frequency_penalty", "presence_penalty", "parallel_tool_calls",
+        "reasoning_effort", "user", "metadata",
+    )  # fmt: skip
+    answer = chat(echo, "one two", **dict.fromkeys(names)).json
+    assert answer["choices"][0]["message"]["content"] == "one two"
+
+
+def test_turns_of_assistants_may_have_calls_and_no_content(echo: Running) -> None:
+    function = {"name": "f", "arguments": '{"x": [1]}'}
+    call = {"id": "c1", "type": "function", "function": function}
+    messages = [
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "c1", "name": None},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "user", "content": "go on", "name": "me"},
+    ]
+    answer = chat(echo, "", messages=messages).json
+    assert answer["choices"][0]["message"]["content"] == "go on"
+    parsed = parse_chat_request({"model": "echo", "messages": messages}).messages
+    assert parsed[1].content == ""
+    assert parsed[1].tool_calls[0]["function"] == {"name": "f", "arguments": {"x": [1]}}
+    assert (parsed[2].tool_call_id, parsed[2].name, parsed[4].name) == ("c1", "", "me")
+
+
 def test_chat_as_events(echo: Running) -> None:
     found = chat(echo, "one two", stream=True, stream_options={"include_usage": True})
     assert found.headers["content-type"].startswith("text/event-stream")
@@ -228,6 +258,50 @@ def test_chat_as_events(echo: Running) -> None:
         ({"n": 2}, 400, "'n': this value is not supported"),
         ({"tools": [{}]}, 400, "'tools': this value is not supported"),
         ({"nonsense": 1}, 400, "'nonsense' is not supported"),
+        ({"response_format": {"type": "json_object"}}, 400, "'response_format': 'text', or"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"type": "string", "pattern": "a"}},
+                }
+            },
+            400,
+            "'response_format': schema: 'pattern' is not supported here",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"type": "null"}},
+                }
+            },
+            400,
+            "'response_format': model 'echo' gives texts of any form alone",
+        ),
+        ({"messages": [{"role": "user", "content": None}]}, 400, "'messages[0]': content of text"),
+        (
+            {"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]},
+            400,
+            "'messages[0].tool_calls': calls by an assistant expected",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+            400,
+            "'messages[0].tool_calls[0]': a function with a name expected",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}],
+                    }
+                ]
+            },
+            400,
+            "'messages[0].tool_calls[0]': an object in JSON expected as arguments",
+        ),
         ({"temperature": 9}, 400, "'temperature': a number from 0 to 2 expected"),
         ({"max_tokens": 0}, 400, "'max_tokens': a number from 1"),
         ({"messages": []}, 400, "'messages': a list of messages expected"),

@@ -42,7 +42,7 @@ def test_vectors_and_small_types() -> None:
 
 def test_one_object_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     walked: list[Stmt] = []
-    real = module.walk
+    real = module.pre_order_stmts
     monkeypatch.setattr(module, "pre_order_stmts", lambda root: walked.append(root) or real(root))
     body = seq(program().body, program("exp2").body)
     assert summarize_stmt(body) is summarize_stmt(body) and walked == [body]

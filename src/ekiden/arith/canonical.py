@@ -266,7 +266,7 @@ class CanonicalForm(PolynomialProver):
         return poly.multiply(self._form_of(e.a), self._form_of(e.b))
 
     def _recombine_divmod(self, p: Poly) -> Poly:
-        """Recombine quotient and remainder terms: (x // c) * c + x % c = x.
+        """Recombine quotient and remainder terms.
 
         (x // c) * c + x % c -> x;  (x // c) % d * c + x % c -> x % (c * d);  (x // c) * c -> x for
         a multiple x of c
@@ -598,8 +598,8 @@ class CanonicalForm(PolynomialProver):
     def _canonicalize_cast(self, e: PrimExpr) -> Poly:
         """Canonicalise a cast; value-preserving ones are dropped.
 
-        That is one of a number that fits, and from int32 to int64 of a sum whose terms are int64
-        already and that fits int32.
+        These are casts of a number that fits, and casts from int32 to int64 of a sum whose terms
+        are int64 already and that fits int32.
         """
         assert isinstance(e, Cast)
         value = self._form_of(e.value)

@@ -26,13 +26,15 @@ def build_log_entry(
     threads: int | None,
     hardware: str = "",
 ) -> dict[str, object]:
-    """Return the fields of a log entry for the measured `seconds` of whole calls. Args:
-    workload: The name of the model.
-    inputs: The dtype and shape of each input, as text.
-    seconds: The time of each call.
-    target: The target of the code.
-    threads: The number of threads.
-    hardware: The machine; by default this one's processor.
+    """Return the fields of a log entry for the measured `seconds` of whole calls.
+
+    Args:
+        workload: The name of the model.
+        inputs: The dtype and shape of each input, as text.
+        seconds: The time of each call.
+        target: The target of the code.
+        threads: The number of threads.
+        hardware: The machine; by default this one's processor.
     """
     times = [run_seconds * 1e3 for run_seconds in seconds]
     environment = {"os": platform.platform(), "python": platform.python_version()}

@@ -154,7 +154,7 @@ def _print_device_code(options: argparse.Namespace) -> None:
 
 
 def _disassemble_kernel(code: bytes, form: str) -> str:
-    """Return a kernel's code as text."""
+    """Return a kernel's code as text. Raises InputError if its disassembler is missing or fails."""
     if form not in BINARY_DISASSEMBLERS:
         return code.decode()
     tool, source = BINARY_DISASSEMBLERS[form]

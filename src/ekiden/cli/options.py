@@ -143,8 +143,8 @@ def parse_key_values(texts: Iterable[str], example: str) -> dict[str, str]:
 
 
 def parse_dim_sizes(texts: Iterable[str]) -> dict[str, int]:
-    """Parse `--dim NAME=SIZE` arguments into sizes by symbol name. into sizes by name. Raises
-    InputError unless they are positive.
+    """Parse `--dim NAME=SIZE` arguments into sizes by symbol name. Raises InputError unless they
+    are positive.
     """
     return {
         name: _parse_dim_size(name, text)

@@ -437,7 +437,7 @@ def compile_fastest(model: Model, options: CompileOptions) -> runtime.Executable
             artifact if isinstance(artifact, runtime.Executable) else frame.executable_of(artifact)
         )
 
-    fastest = auto.fastest(auto.candidates(options.target, model), compile_for)
+    fastest = auto.compile_fastest_plan(auto.candidate_plans(options.target, model), compile_for)
     assert isinstance(fastest, runtime.Executable)
     return fastest
 

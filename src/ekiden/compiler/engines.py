@@ -28,7 +28,7 @@ def partition_for_engine(
 
     Args:
         module: the module.
-        asked: the targets of the compilation.
+        requested: the targets of the compilation.
         config: their resolved configuration.
 
     Raises:

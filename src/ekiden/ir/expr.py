@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar, cast
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Self, cast
 
 from ekiden.ir.node import NODE_TYPES, Node, ignored_field, node
 from ekiden.ir.span import Span
@@ -94,6 +94,19 @@ class BaseFunc(RelayExpr):
     def attr(self, key: str) -> object:
         """Return a function attribute, or None if it is not set."""
         return (getattr(self, "attrs", None) or {}).get(key)
+
+    def with_attr(
+        self, attr_key_or_dict: str | Mapping[str, object], attr_value: object = None
+    ) -> Self:
+        """Return a copy with one attribute set, or all of a mapping."""
+        key = attr_key_or_dict
+        new = {key: attr_value} if isinstance(key, str) else dict(key)
+        return self.with_fields(attrs={**(getattr(self, "attrs", None) or {}), **new})
+
+    def without_attr(self, attr_key: str) -> Self:
+        """Return a copy without an attribute."""
+        attrs = getattr(self, "attrs", None) or {}
+        return self.with_fields(attrs={k: v for k, v in attrs.items() if k != attr_key} or None)
 
 
 @node("ir.GlobalVar")

@@ -62,7 +62,7 @@ def fold_size_constants(
 
 
 def cast_constant(value: float, source: str, dtype: str) -> int | float | None:
-    """Cast a constant between dtypes with wrap-around for integers; None for a float out of range.
+    """Cast a constant between dtypes with wrap-around for integers.
 
     None for a float that an integer dtype does not hold (a NaN, an infinity, 3e10 as int32): it has
     no value there in C, and the machine decides.

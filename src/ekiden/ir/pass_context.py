@@ -150,6 +150,13 @@ def register_option(
 MAX_FUSE_DEPTH_OPTION = register_option(
     "relay.FuseOps.max_depth", int, 256, "how many operators one kernel may hold"
 )
+FILL_SPAN_OPTION = register_option(
+    "relay.frontend.fill_span",
+    bool,
+    True,
+    "whether expressions of an imported module say which node of the model they come from; without "
+    "that, messages cannot name it",
+)
 FALLBACK_DEVICE_OPTION = register_option(
     "relay.fallback_device_type",
     int,

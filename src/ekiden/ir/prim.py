@@ -494,7 +494,7 @@ class Not(PrimExpr):
 class Select(PrimExpr):
     """Ternary select `true_value if condition else false_value`; both sides may be evaluated.
 
-    Both sides may be evaluated. For guarded loads use Intrinsic if_then_else. The dtype may be left
+    For guarded loads use Intrinsic if_then_else. The dtype may be left
     out, and one of the values be a number.
     """
 

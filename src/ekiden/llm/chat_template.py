@@ -1,9 +1,11 @@
 """Chat templates: Jinja with what transformers gives to templates.
 
-    tools and documents, which are None; tojson, which leaves letters as they are; raise_exception,
-    strftime_now; {% break %} and {% continue %}; {% generation %}, which marks an answer
+    tools and documents, None where there are none; tojson, which leaves letters as they are;
+    raise_exception, strftime_now; {% break %} and {% continue %}; {% generation %}, which marks an
+    answer
 
-A model has one template, or several by names, of which "default" is that of conversations.
+A model has one template, or several by names, of which "default" is that of conversations and
+"tool_use", where there is one, that of conversations with tools.
 """
 
 from __future__ import annotations
@@ -20,15 +22,26 @@ from ekiden.runtime.errors import InputError, LoadError
 __all__ = ["find_chat_template", "render_chat"]
 
 
-def find_chat_template(settings: Mapping[str, Any]) -> str | None:
-    """Return the chat template of a tokenizer's settings; None if there is none. Raises InputError
-    for several templates without one named "default".
+NO_TEMPLATE_MESSAGE = (
+    "messages: the model has no chat template: that takes a chat_template.jinja beside its"
+    " tokenizer, or 'chat_template' in tokenizer_config.json"
+)
+
+
+def find_chat_template(settings: Mapping[str, Any], has_tools: bool = False) -> str:
+    """Return the chat template of a tokenizer's settings. Raises InputError if there is none, or
+    several without one named "default".
     """
     value = settings.get("chat_template")
     if isinstance(value, list):
         value = {t.get("name"): t.get("template") for t in value if isinstance(t, Mapping)}
+    if isinstance(value, str):
+        return value
     if not isinstance(value, Mapping):
-        return value if isinstance(value, str) else None
+        # Invented role markers would be answered, but not by what the model was trained for.
+        raise InputError(NO_TEMPLATE_MESSAGE)
+    if has_tools and isinstance(value.get("tool_use"), str):
+        return str(value["tool_use"])
     if not isinstance(value.get("default"), str):
         names = ", ".join(map(repr, value)) or "none"
         raise InputError(f"messages: expected a template named 'default', the model has {names}")
@@ -36,20 +49,33 @@ def find_chat_template(settings: Mapping[str, Any]) -> str | None:
 
 
 def render_chat(
-    template: str, settings: Mapping[str, Any], messages: Sequence[Mapping[str, str]]
+    template: str,
+    settings: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
     """Render messages up to where the answer begins. Special tokens of the settings ("eos_token")
-    are variables. Raises InputError for messages that the template rejects or cannot render,
-    LoadError without the package jinja2.
+    are variables.
+    Args:
+        template: The Jinja source.
+        settings: Those of the tokenizer.
+        messages: "role" and "content", and what else a template reads ("tool_calls").
+        tools: JSON schemas of functions that the model may call.
+    Raises InputError for messages that the template rejects or cannot render, LoadError without the
+    package jinja2.
     """
-    tokens = {k: _token_content(v) for k, v in settings.items() if k.endswith("_token")}
+    texts = {k: _token_text(v) for k, v in settings.items() if k.endswith("_token")}
+    # What has no text stays undefined, as templates may ask ("bos_token is defined"); settings such
+    # as "add_bos_token" are no tokens.
+    tokens = {name: text for name, text in texts.items() if text is not None}
     try:
         compiled_template = _jinja_environment().from_string(template)
         return str(
             compiled_template.render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=True,
-                **{"tools": None, "documents": None, **tokens},
+                **{"documents": None, **tokens},
+                tools=None if tools is None else list(tools),
             )
         )
     except LoadError:
@@ -73,9 +99,10 @@ def _jinja_environment() -> Any:  # noqa: ANN401  # of a package that is loaded 
         tags = frozenset(("generation",))
 
         def parse(self, parser: Any) -> Any:  # noqa: ANN401
-            """Return the statements inside the tag."""
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            """Return the statements inside the tag, with a scope of their own."""
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body, lineno=line)
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -107,6 +134,9 @@ def _tojson(
     )
 
 
-def _token_content(token: object) -> str:
-    """Return the text of a special token, which may be wrapped in a mapping."""
-    return str(token.get("content", "")) if isinstance(token, Mapping) else str(token or "")
+def _token_text(token: object) -> str | None:
+    """Return the text of a special token, which may be wrapped in a mapping; None if it has
+    none.
+    """
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else None

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ekiden.llm.grammar import Grammar
 from ekiden.llm.pages import Key, PageAllocator
 from ekiden.llm.sampling import Sampling
+from ekiden.llm.text import Detokenizer
 from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -62,7 +63,7 @@ class Stream:
     tokens: list[int] = field(default_factory=list)
     """Those made so far."""
     finish: str = ""
-    """Why it is over: "stop" at a token that ends a text, "length", "closed", or "failed" where
+    """Why it is over: "stop" at a token or text that ends it, "length", "closed", or "failed" where
     the run failed that it was in, or its logits are no numbers: its next token is a RunError."""
     reason: str = ""
     """What failed."""
@@ -78,6 +79,12 @@ class Stream:
     pages: list[int] = field(default_factory=list)
     given: int = 0
     """How many of them were taken."""
+    ends: frozenset[int] = frozenset()
+    """Tokens that end it."""
+    stop_texts: tuple[str, ...] = ()
+    """Texts that end it, special tokens aside."""
+    text: Detokenizer | None = None
+    """Its text, where a text may end it."""
 
     @property
     def limit(self) -> int:
@@ -161,12 +168,25 @@ class Engine:
         """Return a prompt's text without queueing it; `add` does. Raises as `submit`."""
         stream = Stream(self, tuple(to_token_ids(prompt)), sampling or Sampling())
         self.model.check_prompt(stream.prompt)
+        self._set_ends(stream)
         stream.grammar = self.model.grammar(stream.sampling.grammar)
         if stream.grammar is not None and stream.grammar.is_over(stream.state):
             stream.finish = "stop"  # the empty text is all that the form has
             return stream
         stream.keys = self.pages.prefix_keys(stream.prompt)
         return stream
+
+    def _set_ends(self, stream: Stream) -> None:
+        """Set the tokens and texts that end a text. Raises InputError for stop texts without a
+        tokenizer.
+        """
+        sampling = stream.sampling
+        stop_tokens = self.model.stop_tokens(sampling.stop)
+        ends = () if sampling.ignore_end else self.model.ends
+        stream.ends = frozenset((*ends, *stop_tokens.values()))
+        stream.stop_texts = tuple(text for text in sampling.stop if text not in stop_tokens)
+        if stream.stop_texts:
+            stream.text = Detokenizer(self.model.tokenizer, stream.prompt, stream.stop_texts)
 
     def add(self, stream: Stream) -> None:
         """Queue a text without waiting for a step: any thread may append to the deque, and only the
@@ -342,9 +362,8 @@ class Engine:
 
     def _append_tokens(self, stream: Stream, tokens: Sequence[int]) -> None:
         """Append tokens to a text, ending it where it must end."""
-        ends = () if stream.sampling.ignore_end else self.model.ends
         for token in tokens:
-            if token in ends:
+            if token in stream.ends:
                 return self._finish_stream(stream, "stop")
             if token < 0:  # as `choose` of the program says
                 token_number = len(stream.tokens) + 1
@@ -355,6 +374,11 @@ class Engine:
                 stream.state = int(stream.grammar.moves[stream.state, token])
                 assert stream.state >= 0, "tokens that a form forbids have no weight"
             stream.tokens.append(token)
+            try:
+                if stream.text is not None and stream.text.adds_stop(token):
+                    return self._finish_stream(stream, "stop")
+            except InputError as error:  # of the tokenizer's decoder: those beside it go on
+                return self._finish_stream(stream, "failed", str(error))
             if stream.grammar is not None and stream.grammar.is_over(stream.state):
                 return self._finish_stream(stream, "stop")
             if stream.length >= stream.limit:

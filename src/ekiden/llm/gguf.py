@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ekiden.llm.generation_config import GGUF_SAMPLING_KEYS
 from ekiden.llm.gguf_architectures import (
     architecture_of,
     read_gguf_config,
@@ -51,6 +52,13 @@ class GGUFCheckpoint(Mapping[str, Weight]):
         LoadError.
         """
         return read_gguf_config(self._architecture, self.file)
+
+    @property
+    def generation(self) -> Mapping[str, object]:
+        """Return the file's sampling defaults in the form of `generation_config.json`."""
+        metadata = self.file.metadata
+        keys = {key: name for key, name in GGUF_SAMPLING_KEYS.items() if key in metadata}
+        return {name: metadata[key] for key, name in keys.items()}
 
     @property
     def tokenizer(self) -> Mapping[str, Entry]:

@@ -89,9 +89,14 @@ REQUIRED_CONFIG_KEYS = (
 )
 TOKEN_CONFIG_KEYS: Mapping[str, str] = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",
-    "tokenizer.ggml.eos_token_id": "eos_token_id",
     "tokenizer.ggml.padding_token_id": "pad_token_id",
 }
+END_TOKEN_KEYS = (
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.eot_token_id",
+    "tokenizer.ggml.eom_token_id",
+)
+"""Tokens that end a text, a turn and a message: an answer ends at each."""
 
 _GLOBAL_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -320,6 +325,9 @@ def read_gguf_config(row: GGUFArchitecture, file: GGUFFile) -> Config:
     for key, name in TOKEN_CONFIG_KEYS.items():
         if key in file.metadata:
             config[name] = _uniform_integer(file, key)
+    ends = [_uniform_integer(file, key) for key in END_TOKEN_KEYS if key in file.metadata]
+    if ends:
+        config["eos_token_id"] = ends[0] if len(ends) == 1 else ends
     for key, name in COMMON_CONFIG_KEYS.items():
         if name in REQUIRED_CONFIG_KEYS and not isinstance(config.get(name), (int, list)):
             raise LoadError(f"{file.path}: entry '{row.name}.{key}': it is not there")

@@ -241,6 +241,18 @@ def build_gguf_tokenizer(checkpoint: GGUFCheckpoint) -> Tokenizer | None:
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown"}
     numbers = {name: entries.token_id(key_name) for name, key_name in names.items()}
     settings = {name: entries.tokens[n] for name, n in numbers.items() if n is not None}
-    if template := entries.string("chat_template"):
-        settings["chat_template"] = template
-    return Tokenizer(inner, settings)
+    return Tokenizer(inner, {**settings, **_chat_template_settings(entries)})
+
+
+def _chat_template_settings(entries: _TokenizerEntries) -> dict[str, object]:
+    """Return a file's chat template: a text, or several by names, of which the unnamed one is
+    "default".
+    """
+    prefix = "chat_template"
+    keys = [key for key in entries.given if key == prefix or key.startswith(f"{prefix}.")]
+    templates = {key[len(prefix) + 1 :] or "default": entries.string(key) for key in keys}
+    templates = {name: template for name, template in templates.items() if template}
+    if not templates:
+        return {}
+    is_single = list(templates) == ["default"]
+    return {"chat_template": templates["default"] if is_single else templates}

@@ -43,6 +43,7 @@ class Grammar:
             pattern: The regular expression that the whole answer matches.
             tokens: The bytes of each token; None for one that is no text.
             ends: The end tokens, allowed where the pattern matches.
+
         Raises InputError for an invalid pattern, one that matches no text of these tokens, or one
         that needs too large a table.
         """

@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from ekiden.llm.config_numbers import read_integer
 from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape
 from ekiden.llm.engine import Engine, Stream, to_token_ids
 from ekiden.llm.files import find_tokenizer, open_checkpoint
+from ekiden.llm.generation_config import read_sampling_defaults
 from ekiden.llm.grammar import MAX_TABLE_BYTES, Grammar
 from ekiden.llm.program import (
     DECODE,
@@ -32,7 +33,7 @@ from ekiden.llm.program import (
 )
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.text import Detokenizer, Tokenizer
-from ekiden.llm.weights import Checkpoint, FileBacked
+from ekiden.llm.weights import Checkpoint, FileBacked, HasGenerationConfig
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.vm import VirtualMachine
@@ -110,6 +111,10 @@ def load(
         if draft_checkpoint is None
         else _open_draft(draft_checkpoint, decoder, context, proposals)
     )
+    generation = (
+        opened_checkpoint.generation if isinstance(opened_checkpoint, HasGenerationConfig) else {}
+    )
+    defaults = read_sampling_defaults(generation)
     exe = ekiden.compile(
         build_generation_program(opened_checkpoint, decoder, layout, small),
         num_threads=num_threads,
@@ -121,7 +126,7 @@ def load(
             # A file changed during the compilation would leave torn weights in the program.
             opened_file.check()
     _trim_heap()
-    return Model(exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer), small)
+    return Model(exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer), small, defaults)
 
 
 def _cache_layout(page: int, cache: str, config: DecoderConfig) -> CacheLayout:
@@ -192,9 +197,12 @@ class Model:
         sequences: int,
         tokenizer: Tokenizer | None,
         draft: DraftModel | None = None,
+        sampling_defaults: Mapping[str, float] | None = None,
     ) -> None:
         self.exe, self.config, self.layout, self.context = exe, config, layout, context
         self.sequences, self.tokenizer = sequences, tokenizer
+        self.sampling_defaults = sampling_defaults or {}
+        """Fields of `Sampling` that the checkpoint sets for answers whose request does not."""
         self._drafts = None if draft is None else draft.config
         self.spare = 0 if draft is None else draft.count
         """Tokens behind the end of a text that the cache holds for a while: proposals."""
@@ -241,6 +249,15 @@ class Model:
             raise InputError(
                 f"prompt: token {worst} is none of the {self.config.vocabulary} of the model"
             )
+
+    def stop_tokens(self, stops: Sequence[str]) -> Mapping[str, int]:
+        """Return those of stop texts that are special tokens, with their numbers. Raises InputError
+        for stop texts without a tokenizer.
+        """
+        if stops and self.tokenizer is None:
+            raise InputError("stop: tokens only, as the model has no tokenizer")
+        special_tokens = {} if self.tokenizer is None else self.tokenizer.special_tokens
+        return {text: special_tokens[text] for text in stops if text in special_tokens}
 
     # Calls of the program.
 
@@ -426,8 +443,6 @@ class Model:
             if unknown:
                 raise InputError(f"generate: '{unknown[0]}' is none of {', '.join(fields)}")
             options = Sampling(**{**fields, **changes})
-        if options.stop and self.tokenizer is None:
-            raise InputError("stop: tokens only, as the model has no tokenizer")
         stream = self.engine.submit(self.encode(prompt), options)
         pieces = self._iter_pieces(stream)
         # A generator that never starts does not reach its finally clause.
@@ -435,7 +450,7 @@ class Model:
         return pieces
 
     def _iter_pieces(self, stream: Stream) -> Iterator[Piece]:
-        pieces = Detokenizer(self.tokenizer, stream.prompt, stream.sampling.stop)
+        pieces = Detokenizer(self.tokenizer, stream.prompt, stream.stop_texts)
         try:
             for token in stream:
                 text = pieces.add(token)

@@ -21,7 +21,8 @@ __all__ = ["RopeParameters", "read_rope"]
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
     """Rotary position parameters: frequencies in radians per position of each rotated pair, the
-    factor of cosines and sines, and whether pairs are interleaved.
+    factor of cosines and sines, and whether pairs are interleaved (else their elements are half of
+    the rotated part apart).
     """
 
     frequencies: tuple[float, ...]
@@ -155,6 +156,7 @@ def read_rope(
         share: The fraction of a head that rotates.
         context: The context length.
         is_local: Whether it is for layers with a window (Gemma 3).
+
     Raises UnsupportedError for an unknown scaling, and ImportModelError for missing settings.
     """
     settings = _expect_mapping(config.get("rope_parameters") or config.get("rope_scaling") or {})

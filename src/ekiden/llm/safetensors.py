@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -69,6 +70,7 @@ class SafetensorsFile(Mapping[str, Weight]):
             name: _parse_tensor_entry(f"{self.path}: tensor '{name}'", entry, begin, data_bytes)
             for name, entry in header.items()
         }
+        _check_tiling(self.path, self._tensors, begin, data_bytes)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -113,19 +115,29 @@ def _read_header(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], i
         raise LoadError(
             f"{path}: the header: {length} bytes expected, the file has {len(data) - 8} more"
         )
-    header = _parse_json_object(path, data[8 : 8 + length].tobytes(), "the header")
+    raw = data[8 : 8 + length].tobytes()
+    header = _parse_json_object(path, raw, "the header", object_pairs_hook=_unique_keys)
     return header, 8 + length
 
 
-def _parse_json_object(path: Path, raw: bytes, what: str) -> dict[str, Any]:
-    """Parse a JSON object. Raises LoadError."""
+def _parse_json_object(path: Path, raw: bytes, what: str, **options: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Parse a JSON object; `options` are those of `json.loads`. Raises LoadError."""
     try:
-        value = json.loads(raw)
+        value = json.loads(raw, **options)
     except (ValueError, RecursionError) as error:
         raise LoadError(f"{path}: {what}: no JSON: {error}") from error
     if not isinstance(value, dict):
         raise LoadError(f"{path}: {what}: an object expected, got {type(value).__name__}")
     return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these pairs. Raises ValueError for a key that is there twice."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"'{key}' is there twice")
+    return fields
 
 
 def _parse_tensor_entry(where: str, entry: object, begin: int, data_bytes: int) -> _TensorEntry:
@@ -137,6 +149,25 @@ def _parse_tensor_entry(where: str, entry: object, begin: int, data_bytes: int) 
     if len(offsets) != 2 or not offsets[0] <= offsets[1] <= data_bytes:
         raise LoadError(f"{where}: lies at {offsets} of {data_bytes} bytes of data")
     return _TensorEntry(dtype, tuple(shape), begin + offsets[0], begin + offsets[1])
+
+
+def _check_tiling(
+    path: Path, tensors: Mapping[str, _TensorEntry], begin: int, data_bytes: int
+) -> None:
+    """Raise LoadError unless each of the `data_bytes` from `begin` on belongs to one tensor."""
+    # Overlaps and holes carry what other readers of the format do not see (polyglot files).
+    position = begin
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin != position:
+            raise LoadError(
+                f"{path}: tensor '{name}': begins at byte {tensor.begin - begin} of the data, after"
+                f" {position - begin} that belong to those before it"
+            )
+        position = tensor.end
+    if position != begin + data_bytes:
+        raise LoadError(
+            f"{path}: {begin + data_bytes - position} bytes of data belong to no tensor"
+        )
 
 
 def _is_size_list(value: object) -> TypeGuard[list[int]]:
@@ -164,10 +195,14 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
         Raises LoadError.
         """
         config = self._read_json(CONFIG_FILE)
-        if not (self.path / GENERATION_CONFIG_FILE).is_file():
-            return config
-        ends = self._read_json(GENERATION_CONFIG_FILE).get("eos_token_id")
+        ends = self.generation.get("eos_token_id")
         return config if ends is None else {**config, "eos_token_id": ends}
+
+    @cached_property
+    def generation(self) -> Mapping[str, object]:
+        """Return `generation_config.json`, empty if it does not exist. Raises LoadError."""
+        exists = (self.path / GENERATION_CONFIG_FILE).is_file()
+        return self._read_json(GENERATION_CONFIG_FILE) if exists else {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

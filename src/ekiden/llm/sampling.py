@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ekiden.llm.grammar import Grammar
 from ekiden.runtime.errors import InputError
@@ -24,7 +25,7 @@ class Sampling:
     temperature: float = 0.0
     """What logits are divided by; 0 takes the likeliest token."""
     top_k: int = 0
-    """Only so many of the likeliest tokens; 0 for any."""
+    """Only so many of the likeliest tokens; 0 for any, 1 for the likeliest at any temperature."""
     top_p: float = 1.0
     """Only the likeliest that make up this share together."""
     min_p: float = 0.0
@@ -33,8 +34,9 @@ class Sampling:
     """What logits of tokens that came before are made smaller by; 1 changes nothing."""
     seed: int = 0
     """Equal seeds give equal texts, whatever is generated beside them."""
-    stop: tuple[str, ...] = ()
-    """The text ends before the first of these."""
+    stop: Sequence[str] = ()
+    """The text ends before the first of these: one text or several, which are stored as a tuple. A
+    special token is one too, though it has no text."""
     ignore_end: bool = False
     """Whether tokens that end a text are as others."""
     grammar: Grammar | str | None = None
@@ -58,18 +60,27 @@ class Sampling:
         penalty = self.repetition_penalty
         if not _is_number_of(penalty, (int, float)) or not 0 < penalty < math.inf:
             raise InputError(f"repetition_penalty: a number above 0 expected, got {penalty!r}")
-        if type(self.stop) is not tuple or not all(type(s) is str and s for s in self.stop):
+        stops = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stops, (tuple, list)) or not all(type(s) is str and s for s in stops):
             raise InputError(f"stop: texts expected, got {self.stop!r}")
+        object.__setattr__(self, "stop", tuple(stops))
 
     @property
     def is_greedy(self) -> bool:
         """Return whether the most likely token is chosen."""
-        return self.temperature == 0 and self.repetition_penalty == 1 and self.grammar is None
+        return self._takes_likeliest and self.repetition_penalty == 1 and self.grammar is None
+
+    @property
+    def _takes_likeliest(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1
 
     def settings(self) -> tuple[float, ...]:
         """Return the settings as the program takes them (program.SETTINGS)."""
+        # Divided by a large temperature, unequal logits become equal floats, and all of them are
+        # the likeliest: one likeliest token is chosen from logits that are not divided.
+        temperature = 0.0 if self._takes_likeliest else min(self.temperature, MAX_LOGIT_FACTOR)
         return (
-            min(self.temperature, MAX_LOGIT_FACTOR), float(self.top_k), self.top_p, self.min_p,
+            temperature, float(self.top_k), self.top_p, self.min_p,
             min(max(self.repetition_penalty, 1 / MAX_LOGIT_FACTOR), MAX_LOGIT_FACTOR),
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ekiden.llm.chat_template import find_chat_template, render_chat
 from ekiden.llm.stops import StopFilter
+from ekiden.runtime.cached import cached_property
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
 
 __all__ = ["FILE", "Detokenizer", "Tokenizer", "convert_tokenizer_errors"]
@@ -23,6 +24,7 @@ REPLACEMENT_CHAR = "\ufffd"
 PROMPT_TAIL_TOKENS = 8
 """Tokens of a prompt on which the look of an answer's first letters may depend."""
 FILE, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+SPECIAL_TOKENS, NAMED_TEMPLATES = "special_tokens_map.json", "additional_chat_templates"
 
 
 class Tokenizer:
@@ -38,14 +40,17 @@ class Tokenizer:
         self.inner, self.settings = inner, settings or {}
 
     @staticmethod
-    def of(source: object) -> Tokenizer | None:
+    def of(source: Any) -> Tokenizer | None:  # noqa: ANN401  # of packages without types
         """Convert a user's tokenizer: one of the package, or its file. Raises LoadError."""
         if source is None or isinstance(source, Tokenizer):
             return source
         if isinstance(source, (str, os.PathLike)):
             return Tokenizer.read(Path(source))
         if hasattr(source, "backend_tokenizer"):  # of transformers
-            return Tokenizer(source.backend_tokenizer)
+            template = getattr(source, "chat_template", None)
+            return Tokenizer(
+                source.backend_tokenizer, {**source.special_tokens_map, "chat_template": template}
+            )
         if not (hasattr(source, "encode") and hasattr(source, "decode")):
             raise LoadError(f"tokenizer: one of the package tokenizers expected, got {source!r}")
         return Tokenizer(source)
@@ -74,16 +79,17 @@ class Tokenizer:
             raise InputError(f"prompt: no text: {error}") from error
         return self._encode_text(text)
 
-    def conversation(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def conversation(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """Return the tokens of messages ("role", "content") up to where the answer begins, by the
-        model's template, or else one line per message. Raises InputError for messages that the
-        template rejects, LoadError for a template without the package jinja2.
+        model's template. Raises InputError without a template, and for messages that it rejects,
+        LoadError without the package jinja2.
         """
-        template = find_chat_template(self.settings)
-        if template is None:
-            lines = [f"{message['role']}: {message['content']}\n" for message in messages]
-            return self.encode("".join([*lines, "assistant:"]))
-        text = render_chat(template, self.settings, messages)
+        template = find_chat_template(self.settings, tools is not None)
+        text = render_chat(template, self.settings, messages, tools)
         return self._encode_text(text, add_special_tokens=False)
 
     def _encode_text(self, text: str, **options: bool) -> list[int]:
@@ -94,9 +100,16 @@ class Tokenizer:
                 return list(self.inner.encode(text, **options).ids)
             return list(batch([text], **options)[0].ids)
 
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Return the numbers of special tokens, which texts of answers do not show."""
+        list_added_tokens = getattr(self.inner, "get_added_tokens_decoder", None)
+        added_tokens: Mapping[int, Any] = {} if list_added_tokens is None else list_added_tokens()
+        return {str(added.content): n for n, added in added_tokens.items() if added.special}
+
     def token_bytes(self, count: int) -> list[bytes | None]:
         """Return the bytes of each token; None for special tokens."""
-        special = {n for n, added in self.inner.get_added_tokens_decoder().items() if added.special}
+        special = set(self.special_tokens.values())
         decoder = self.inner.decoder
         has_letters = decoder is not None and b"ByteLevel" in decoder.__getstate__()
         to_bytes = _byte_level_to_bytes if has_letters else _sentencepiece_to_bytes
@@ -156,15 +169,39 @@ BYTE_LEVEL_CHARS = _byte_alphabet()
 
 def _load_settings(folder: Path) -> dict[str, Any]:
     """Load a tokenizer's settings and chat template. Raises LoadError."""
-    path = folder / SETTINGS
-    try:
-        settings = json.loads(path.read_text()) if path.is_file() else {}
-    except ValueError as error:
-        raise LoadError(f"{path}: {error}") from error
+    settings: dict[str, Any] = {}
+    for path in (folder / SPECIAL_TOKENS, folder / SETTINGS):  # the second prevails
+        fields = _read_json_object(path) if path.is_file() else {}
+        settings |= {name: value for name, value in fields.items() if value is not None}
     template = folder / TEMPLATE
     if template.is_file():
-        settings["chat_template"] = template.read_text()
-    return dict(settings)
+        settings["chat_template"] = _read_text(template)
+    named = sorted((folder / NAMED_TEMPLATES).glob("*.jinja"))
+    if named and isinstance(settings.get("chat_template", ""), str):
+        templates = {path.stem: _read_text(path) for path in named}
+        if "chat_template" in settings:
+            templates["default"] = settings["chat_template"]
+        settings["chat_template"] = templates
+    return settings
+
+
+def _read_text(path: Path) -> str:
+    """Read a text file. Raises LoadError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadError(f"{path}: {error}") from error
+
+
+def _read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises LoadError."""
+    try:
+        fields = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise LoadError(f"{path}: {error}") from error
+    if not isinstance(fields, dict):
+        raise LoadError(f"{path}: an object expected, got {type(fields).__name__}")
+    return fields
 
 
 def _prompt_tail(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> list[int]:
@@ -201,6 +238,11 @@ class Detokenizer:
         """Add a token, and return the text that can be shown."""
         self._tokens.append(token)
         return self._filter.feed(self._decode_new(is_last=False))
+
+    def adds_stop(self, token: int) -> bool:
+        """Add a token, and return whether a stop text has ended the answer."""
+        self.add(token)
+        return self.has_stopped
 
     def _decode_new(self, is_last: bool) -> str:
         """Return the text that the newest tokens add, holding back incomplete characters unless

@@ -20,6 +20,7 @@ __all__ = [
     "UNQUANTIZED_DTYPES",
     "Checkpoint",
     "FileBacked",
+    "HasGenerationConfig",
     "MappedBytes",
     "Weight",
     "tensor_bytes",
@@ -128,6 +129,15 @@ class Checkpoint(Protocol):
 
     def __getitem__(self, name: str) -> Weight:
         """Return a tensor. Raises KeyError."""
+
+
+@runtime_checkable
+class HasGenerationConfig(Protocol):
+    """Checkpoint that says how answers are generated."""
+
+    @property
+    def generation(self) -> Mapping[str, object]:
+        """Return what says so under the names of transformers' `generation_config.json`."""
 
 
 @runtime_checkable

@@ -71,10 +71,13 @@ class ElfSection:
 
 
 def footprint(program: MicroProgram, cc: str | None = None, cflags: str = "-O2") -> Footprint:
-    """Compile a program's C code with GCC for its target, and return its memory footprint. Args:
+    """Compile a program's C code with GCC for its target, and return its memory footprint.
+
+    Args:
         program: The program.
         cc: Another compiler command than arm-none-eabi-gcc for a Cortex-M, or cc for this machine.
         cflags: Options besides those the C code needs.
+
     Raises ExportError if there is no such compiler, if it fails, and for recursive calls.
     """
     words = _compiler_command(program, cc)

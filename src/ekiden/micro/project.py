@@ -176,6 +176,7 @@ def generate_project(
         library: The path of a model library, or a program of `micro.compile`.
         folder: The folder to create.
         options: Options listed in OPTIONS.
+
     Raises InputError for an unknown template or option, FileExistsError if the folder exists,
     LoadError for a file that is no model library of version 7 (docs/guides/micro.md).
     """

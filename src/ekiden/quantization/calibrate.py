@@ -133,11 +133,14 @@ def expose_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelPr
 def collect_stats(
     model: onnx.ModelProto, tensors: Mapping[str, int], feeds: Feeds, compile: ModelCompiler
 ) -> dict[str, TensorStats]:
-    """Collect the statistics of tensors over all calibration runs. Args:
+    """Collect the statistics of tensors over all calibration runs.
+
+    Args:
         model: The float model.
         tensors: The channel axis of each tensor, by name.
         feeds: The inputs of each run.
         compile: Compiles a model to a function of its inputs.
+
     Raises InputError for values that are not finite, and what compiling and running raise.
     """
     inputs = {i.name for i in model.graph.input}

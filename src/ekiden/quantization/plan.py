@@ -34,7 +34,8 @@ KINDS = {row.name: row for row in (
     #    name       activation  bits     operators           meaning
     QuantKind("static",  "data",     (8,),    _PRODUCT_OPERATORS,
               "ranges from calibration data"),
-    QuantKind("dynamic", "run",     (8,),    ("Gemm", "MatMul"), "ranges from the inputs of each run"),
+    QuantKind("dynamic", "run",      (8,),    ("Gemm", "MatMul"),
+              "ranges from the inputs of each run"),
     QuantKind("weight",  "",         (8, 4),  _PRODUCT_OPERATORS,
               "weights alone; inputs stay floats"),
 )}

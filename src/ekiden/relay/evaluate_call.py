@@ -9,7 +9,7 @@ import numpy as np
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import OPS, Array, Op
 from ekiden.relay.op._interpreted import InterpretedReference
-from ekiden.runtime.errors import RunError
+from ekiden.runtime.errors import EkidenError, RunError
 from ekiden.tir.step_budget import StepBudget
 
 
@@ -28,7 +28,7 @@ def evaluate_call(
         budget: What a loop program may take that is interpreted; None for no limit.
 
     Raises:
-        RunError: The operator has no reference semantics.
+        RunError: The operator has no reference semantics, or the shapes of the arrays do not fit.
         StepLimitError: The budget is too small.
     """
     name = op if isinstance(op, str) else op.name
@@ -40,10 +40,16 @@ def evaluate_call(
     # A variadic operator gets its tuple as one value; references take the fields.
     if OPS[name].variadic and len(arrays) == 1 and isinstance(arrays[0], tuple):
         arrays = arrays[0]
-    if budget is not None and isinstance(reference, InterpretedReference):
-        result = reference.within(budget, attrs, *arrays)
-    else:
-        result = reference(attrs, *arrays)
+    try:
+        if budget is not None and isinstance(reference, InterpretedReference):
+            result = reference.within(budget, attrs, *arrays)
+        else:
+            result = reference(attrs, *arrays)
+    except EkidenError:
+        raise
+    # NumPy's words where sizes that types leave open do not fit; a compiled program checks them.
+    except (ValueError, IndexError) as error:
+        raise RunError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from error
     return (
         tuple(map(np.asarray, result)) if isinstance(result, (tuple, list)) else np.asarray(result)
     )

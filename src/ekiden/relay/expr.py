@@ -358,27 +358,10 @@ class Function(BaseFunc):
             plain = {k: getattr(v, "value", v) for k, v in self.attrs.items()}
             set_frozen_fields(self, attrs=plain)
 
-    def attr(self, key: str) -> object:
-        """Return an attribute of the function, or None."""
-        return (self.attrs or {}).get(key)
-
     @property
     def virtual_device_(self) -> object:
         """Return the device of the result set by PlanDevices, or None (TVM's name)."""
         return self.attr(RESULT_PLACE)
-
-    def with_attr(
-        self, attr_key_or_dict: str | Mapping[str, object], attr_value: object = None
-    ) -> Function:
-        """Return a copy with an attribute, or a mapping of attributes, set."""
-        key = attr_key_or_dict
-        new = {key: attr_value} if isinstance(key, str) else dict(key)
-        return self.with_fields(attrs={**(self.attrs or {}), **new})
-
-    def without_attr(self, attr_key: str) -> Function:
-        """Return a copy without an attribute."""
-        remaining = {k: v for k, v in (self.attrs or {}).items() if k != attr_key}
-        return self.with_fields(attrs=remaining or None)
 
 
 @node("relay.RefCreate")

@@ -532,13 +532,18 @@ class _TypeInferencer(CallTypeRules):
             TypeInferenceError: A type is still unknown.
         """
         self._solve_deferred()
-        resolve, is_open = self.unifier.resolve, self.unifier.is_open
-        holes = self.unifier.has_holes
+        resolve, holes = self.unifier.resolve, self.unifier.has_holes
+        # Expressions share types: each is resolved once. `self.types` keeps them alive.
+        resolved_types: dict[int, Type] = {}
         for expr, kind in self.types.items():
             if holes:
-                kind = resolve(kind)
-                if is_open(kind):
-                    self._raise_unsolved(expr, kind)
+                resolved = resolved_types.get(id(kind))
+                if resolved is None:
+                    resolved = resolve(kind)
+                    if has_holes(resolved):
+                        self._raise_unsolved(expr, resolved)
+                    resolved_types[id(kind)] = resolved
+                kind = resolved
             # Setting equal types again would touch every expression of the module.
             if expr.checked_type_or_none() is not kind:
                 expr.set_checked_type(kind)

@@ -437,6 +437,8 @@ def substitute_type(kind: Type, mapping: Mapping[TypeVar, Type]) -> Type:
 
 def has_holes(kind: Type) -> bool:
     """Return whether a type contains an IncompleteType."""
+    if type(kind) is TensorType:
+        return False
     return any(isinstance(t, IncompleteType) for t in type_post_order(kind))
 
 

@@ -137,10 +137,13 @@ class Endpoint:
         take: Callable[[object], object],
         buffer: Callable[[], memoryview | None] = lambda: None,
     ) -> None:
-        """Send many requests, pipelined; none of them may cause callbacks. Args:
+        """Send many requests, pipelined; none of them may cause callbacks.
+
+        Args:
             requests: The requests.
             take: Called with each answer in turn; bytes are a view, valid until it returns.
-            place: Returns a buffer to receive the next answer into, if it has exactly that size.
+            buffer: Returns a buffer to receive the next answer into, if it has exactly that size.
+
         Raises what `request`, `take` or `requests` raise; the session continues.
         """
         with self._lock:

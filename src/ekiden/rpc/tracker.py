@@ -276,6 +276,7 @@ class TrackerSession:
             session_timeout: The time limit of the session in seconds, 0 for none.
             max_retry: How many devices to try if one cannot be reached.
             session_constructor_args: The arguments of the session's constructor.
+
         Raises RPCError, and RPCSessionTimeoutError if the session's time is over before it opens.
         """
         last: RPCError | None = None

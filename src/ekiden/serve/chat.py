@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ekiden.runtime.errors import RequestError
+from ekiden.llm.json_schema import json_schema_pattern
+from ekiden.runtime.errors import InputError, RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.connections import CancelOnDisconnect
 from ekiden.serve.engine import ServingEngine
@@ -40,7 +41,6 @@ _ACCEPTED_DEFAULT_VALUES: dict[str, tuple[object, ...]] = {
     "presence_penalty": (0,),
     "logit_bias": ({},),
     "tools": ([],),
-    "response_format": ({"type": "text"},),
 }
 """What is not there, and the values that ask for nothing."""
 
@@ -61,16 +61,14 @@ def parse_chat_request(fields: dict[str, Any]) -> ChatRequest:
     """Parse a request body. Raises RequestError for what is invalid or unsupported."""
     known_keys = {
         "model", "messages", "stream", "max_tokens", "max_completion_tokens", "temperature",
-        "top_p", "seed", "stop", *_IGNORED_KEYS, *_ACCEPTED_DEFAULT_VALUES,
+        "top_p", "seed", "stop", "response_format", *_IGNORED_KEYS, *_ACCEPTED_DEFAULT_VALUES,
     }  # fmt: skip
     for key, value in fields.items():
+        if value is None:
+            continue  # clients send null for settings that they do not make
         if key not in known_keys:
             raise RequestError(f"'{key[:64]}' is not supported")
-        if (
-            key in _ACCEPTED_DEFAULT_VALUES
-            and value is not None
-            and value not in _ACCEPTED_DEFAULT_VALUES[key]
-        ):
+        if key in _ACCEPTED_DEFAULT_VALUES and value not in _ACCEPTED_DEFAULT_VALUES[key]:
             raise RequestError(f"'{key}': this value is not supported")
     model, messages = fields.get("model"), fields.get("messages")
     if not isinstance(model, str):
@@ -92,14 +90,47 @@ def _parse_message(at: int, entry: object) -> Message:
     """Parse one message. Raises RequestError."""
     if not isinstance(entry, dict) or entry.get("role") not in CHAT_ROLES:
         raise RequestError(f"'messages[{at}]': a role of {', '.join(CHAT_ROLES)} expected")
-    content = entry.get("content")
+    role, content = entry["role"], entry.get("content")
+    if content is None and role == "assistant":  # it may have called functions alone
+        content = ""
     if isinstance(content, list):  # parts, of which only texts are taken
         texts = [p.get("text") for p in content if isinstance(p, dict) and p.get("type") == "text"]
         if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
             content = "".join(map(str, texts))
     if not isinstance(content, str):
         raise RequestError(f"'messages[{at}]': content of text expected")
-    return Message(entry["role"], content)
+    for key in ("tool_call_id", "name"):
+        if not isinstance(entry.get(key) or "", str):
+            raise RequestError(f"'messages[{at}].{key}': a text expected")
+    calls = entry.get("tool_calls") or []
+    if not isinstance(calls, list) or (calls and role != "assistant"):
+        raise RequestError(f"'messages[{at}].tool_calls': calls by an assistant expected")
+    return Message(
+        role,
+        content,
+        tuple(_parse_tool_call(f"messages[{at}].tool_calls[{n}]", c) for n, c in enumerate(calls)),
+        entry.get("tool_call_id") or "",
+        entry.get("name") or "",
+    )
+
+
+def _parse_tool_call(where: str, call: object) -> dict[str, Any]:
+    """Parse a call of a function, decoding its arguments, which templates read as an object.
+    Raises RequestError.
+    """
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"'{where}': a function with a name expected")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except ValueError:
+            arguments = None
+    if not isinstance(arguments, dict):
+        raise RequestError(f"'{where}': an object in JSON expected as arguments")
+    assert isinstance(call, dict)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _parse_sampling(fields: dict[str, Any]) -> Sampling:
@@ -126,7 +157,24 @@ def _parse_sampling(fields: dict[str, Any]) -> Sampling:
         if fields.get("seed") is None
         else int(_check_number("seed", fields["seed"], -(2**63), 2**63 - 1, is_integer=True)),
         tuple(stop),
+        _parse_response_format(fields.get("response_format") or {"type": "text"}),
     )
+
+
+def _parse_response_format(form: object) -> str:
+    """Return the pattern of the answers that a "response_format" allows; empty for any. Raises
+    RequestError.
+    """
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "text":
+        return ""
+    described = form.get("json_schema") if isinstance(form, dict) else None
+    if kind != "json_schema" or not isinstance(described, dict) or "schema" not in described:
+        raise RequestError("'response_format': 'text', or 'json_schema' with a schema, expected")
+    try:
+        return json_schema_pattern(described["schema"])
+    except InputError as error:
+        raise RequestError(f"'response_format': {error}") from error
 
 
 def _parse_optional_number(

@@ -114,9 +114,16 @@ def convert_values(name: str, kind: Datatype, flat: list[Any]) -> Array:
             array = np.array(flat, kind.numpy)
     except OverflowError:
         raise RequestError(out_of_range) from None
-    if kind.numpy.kind == "f" and not np.isfinite(array).all():
+    if kind.numpy.kind == "f" and not _is_finite(array):
         raise RequestError(out_of_range)
     return array
+
+
+def _is_finite(array: Array) -> bool:
+    """Return whether all of at most some thousand elements are finite: by their bytes, as a
+    reduction of NumPy's takes 2 us for the fewest.
+    """
+    return b"\0" not in np.isfinite(array).tobytes()
 
 
 def tensor_to_json(name: str, kind: Datatype, array: Array) -> object:
@@ -129,7 +136,7 @@ def tensor_to_json(name: str, kind: Datatype, array: Array) -> object:
     if not kind.values:
         raise RequestError(f"output '{name}': {kind.name} has no form in JSON: {hint}")
     if kind.numpy.kind == "f":
-        if not np.isfinite(array).all():
+        if not _is_finite(array):
             raise RequestError(f"output '{name}': it has infinities or NaN, no JSON: {hint}")
         if kind.numpy.itemsize == 2:
             array = array.astype(np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ekiden import llm
 from ekiden.llm.loop import EngineLoop, TokenUpdate
@@ -20,7 +21,7 @@ class DecoderAnswer:
 
     def __init__(self, loop: EngineLoop, tokenizer: Tokenizer, stream: llm.Stream) -> None:
         self._loop, self._stream = loop, stream
-        self._texts = Detokenizer(tokenizer, stream.prompt, stream.sampling.stop)
+        self._texts = Detokenizer(tokenizer, stream.prompt, stream.stop_texts)
         self.prompt = len(stream.prompt)
 
     def start(self, deadline: float, deliver: Callable[[TokenUpdate], None]) -> None:
@@ -58,6 +59,9 @@ class DecoderTextModel:
     engine, whose loop makes each step for all of them.
     """
 
+    constrains_answers = True
+    """Patterns are honoured; see `Sampling.pattern`."""
+
     def __init__(self, model: llm.Model) -> None:
         if model.tokenizer is None:
             raise LoadError(
@@ -86,7 +90,7 @@ class DecoderTextModel:
 
     def _tokenize_messages(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a conversation. Raises InputError if there are too many."""
-        dictionaries = [{"role": entry.role, "content": entry.content} for entry in messages]
+        dictionaries = [_to_template_message(message) for message in messages]
         assert self._model.tokenizer is not None
         tokens = self._model.tokenizer.conversation(dictionaries)
         self._model.check_prompt(tokens)
@@ -106,14 +110,30 @@ class DecoderTextModel:
             yield Piece(piece.text, int(piece.token is not None), piece.finish)
 
     def _to_llm_sampling(self, prompt: int, sampling: Sampling) -> llm.Sampling:
-        heat, share = sampling.temperature, sampling.top_p
+        requested = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        settings: dict[str, Any] = {
+            "temperature": 1.0,
+            **self._model.sampling_defaults,
+            **{name: value for name, value in requested.items() if value is not None},
+        }
         return llm.Sampling(
+            **settings,
             max_tokens=sampling.max_tokens or self._model.context - prompt,
-            temperature=1.0 if heat is None else heat,
-            top_p=1.0 if share is None else share,
             seed=secrets.randbits(62) if sampling.seed is None else sampling.seed,
             stop=sampling.stop,
+            grammar=sampling.pattern or None,
         )
+
+
+def _to_template_message(message: Message) -> dict[str, object]:
+    """Return the message that a chat template reads: absent fields are undefined there."""
+    fields: dict[str, object] = {"role": message.role, "content": message.content}
+    optional_fields = {
+        "tool_calls": [dict(call) for call in message.tool_calls],
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+    }
+    return fields | {key: value for key, value in optional_fields.items() if value}
 
 
 def open_decoder(path: str, context: int, sequences: int) -> DecoderTextModel:

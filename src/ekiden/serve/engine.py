@@ -221,7 +221,7 @@ class ServingEngine:
         try:
             return read()
         except RequestError as error:
-            self._count_rejected(model, error)
+            self.count_rejected(model, error)
             raise
 
     async def parse_on_reader(self, model: str, read: Callable[[], Result]) -> Result:
@@ -229,10 +229,10 @@ class ServingEngine:
         try:
             return await self.run_on_reader(read)
         except RequestError as error:
-            self._count_rejected(model, error)
+            self.count_rejected(model, error)
             raise
 
-    def _count_rejected(self, model: str, error: RequestError) -> None:
+    def count_rejected(self, model: str, error: RequestError) -> None:
         """Count a request that was refused."""
         known_model = model if model in self.repository.models else ""
         self.metrics.count_request(known_model, error.reason, 0.0)

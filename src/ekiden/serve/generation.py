@@ -18,7 +18,15 @@ from ekiden.runtime.errors import RequestError
 from ekiden.serve.engine import ServingEngine
 from ekiden.serve.reasons import to_request_error
 from ekiden.serve.repository import ModelVersion
-from ekiden.serve.text import Message, Piece, Sampling, TextAnswer, TextEngine, TextModel
+from ekiden.serve.text import (
+    Message,
+    Piece,
+    Sampling,
+    TextAnswer,
+    TextEngine,
+    TextModel,
+    constrains_answers,
+)
 
 __all__ = ["Generation"]
 
@@ -143,6 +151,8 @@ class Generation:
         text = version.program.text
         if text is None:
             raise RequestError(f"model '{name}' is none of text: ask for /v2/models/{name}/infer")
+        if sampling.pattern and not constrains_answers(text):
+            raise RequestError(f"'response_format': model '{name}' gives texts of any form alone")
         # An answer holds its slot for its whole duration, so the queue bounds concurrent answers.
         if version.users >= version.config.queue:
             raise RequestError(f"{version.users} answers are under way already", "busy", 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
@@ -184,7 +184,7 @@ class HttpApplication:
         response = error_response(error, is_openai=scope["path"].startswith("/v1/"))
         await response(scope, _no_message, send)
 
-    async def _read_body(self, request: Request, max_bytes: int = 0) -> bytes | bytearray:
+    def _read_body(self, request: Request, max_bytes: int = 0) -> Awaitable[bytes | bytearray]:
         """Read the body of a request within the limits."""
 
         def hold_bytes(count: int) -> None:
@@ -192,9 +192,7 @@ class HttpApplication:
             request.scope[HELD_BYTES_KEY] = request.scope.get(HELD_BYTES_KEY, 0) + count
 
         limits = self._limits
-        return await read_body(
-            request, max_bytes or limits.body_bytes, limits.body_seconds, hold_bytes
-        )
+        return read_body(request, max_bytes or limits.body_bytes, limits.body_seconds, hold_bytes)
 
     async def _read_text_body(self, request: Request) -> bytes | bytearray:
         return await self._read_body(request, min(self._limits.text_bytes, self._limits.body_bytes))
@@ -202,7 +200,12 @@ class HttpApplication:
     async def infer(self, request: Request) -> Response:
         """Run a model on the inputs in the body."""
         engine = self._engine
-        infer_request = await self._parse_infer(request)
+        body = await self._read_body(request)
+        if is_short_body(body):
+            infer_request = self._parse_short(request, body)
+        else:
+            infer_request = await self._parse_long(request, body)
+        del body  # the request has what it needs of it
         if infer_request.parameters.sequence is not None:  # which goes on, whoever has gone
             reject_form_types(request.scope[REQUEST_HEADERS_KEY])
             response = await engine.infer(infer_request)
@@ -224,18 +227,20 @@ class HttpApplication:
             return ChunkedResponse(pieces, kind, headers)
         return Response(b"".join(pieces), media_type=kind, headers=headers)
 
-    async def _parse_infer(self, request: Request) -> InferRequest:
-        """Parse the request in a body, and drop all other references to the body."""
-        body = await self._read_body(request)
-        header = request.scope[REQUEST_HEADERS_KEY].get(_HEADER_LENGTH, b"").decode("latin-1")
-        model, version = request.path_params["model"], request.path_params.get("version", "")
-
-        def parse_body() -> InferRequest:
+    def _parse_short(self, request: Request, body: bytes | bytearray) -> InferRequest:
+        model, version, header = _infer_fields(request)
+        try:
             return parse_infer_request(model, version, body, header, self._limits.body_bytes)
+        except RequestError as error:
+            self._engine.count_rejected(model, error)
+            raise
 
-        if is_short_body(body):
-            return self._engine.read(model, parse_body)
-        return await self._engine.parse_on_reader(model, parse_body)
+    async def _parse_long(self, request: Request, body: bytes | bytearray) -> InferRequest:
+        model, version, header = _infer_fields(request)
+        limit = self._limits.body_bytes
+        return await self._engine.parse_on_reader(
+            model, lambda: parse_infer_request(model, version, body, header, limit)
+        )
 
     async def server_metadata(self, request: Request) -> Response:
         """Return the server's name, version and extensions."""
@@ -316,6 +321,13 @@ class HttpApplication:
         return Response(
             self._engine.metrics.exposition(), headers={"content-type": PROMETHEUS_CONTENT_TYPE}
         )
+
+
+def _infer_fields(request: Request) -> tuple[str, str, str]:
+    """Return the model, its version and the length of the JSON that a request names."""
+    names = request.path_params
+    header = request.scope[REQUEST_HEADERS_KEY].get(_HEADER_LENGTH, b"")
+    return names["model"], names.get("version", ""), header.decode("latin-1")
 
 
 def error_response(error: RequestError, is_openai: bool) -> Response:

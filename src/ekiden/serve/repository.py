@@ -144,6 +144,7 @@ class ModelVersion:
             priority: The request's priority; 0 for the model's.
             run: A sequence's run function, which is not batched.
             is_last: As in `Batcher.put`.
+
         Raises RequestError: "busy" if too many requests wait, "deadline" if the time is over.
         """
         loop = self.batcher.loop

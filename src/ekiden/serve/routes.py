@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +16,10 @@ __all__ = ["DEFAULT_ROUTE_METHODS", "Route", "RoutingTable"]
 Endpoint = Callable[[Request], Awaitable[Response]]
 DEFAULT_ROUTE_METHODS = ("GET", "HEAD")
 """Who may read may ask for the head alone."""
+
+
+MAX_KNOWN_PATHS, MAX_KNOWN_LENGTH = 1024, 256
+"""Paths whose endpoints are cached at once, and letters of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +38,33 @@ class RoutingTable:
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._by_length: dict[int, list[tuple[list[str], Route]]] = {}
+        self._known: dict[tuple[str, str], tuple[Endpoint, Mapping[str, str]]] = {}
         for route in routes:
             segments = route.path.split("/")
             self._by_length.setdefault(len(segments), []).append((segments, route))
 
-    def match(self, method: str, path: str) -> tuple[Endpoint, dict[str, str]]:
+    def match(self, method: str, path: str) -> tuple[Endpoint, Mapping[str, str]]:
         """Return the endpoint of a request, and the named segments of its path. Raises RequestError
         if the path or method is unknown.
         """
+        known = self._known.get((method, path))
+        if known is not None:
+            return known
+        found = self._search(method, path)
+        if len(self._known) >= MAX_KNOWN_PATHS:
+            self._known.clear()
+        if len(path) <= MAX_KNOWN_LENGTH:
+            self._known[method, path] = found
+        return found
+
+    def _search(self, method: str, path: str) -> tuple[Endpoint, Mapping[str, str]]:
         segments = path.removesuffix("/").split("/")
         for pattern, route in self._by_length.get(len(segments), ()):
             names = _match_segments(pattern, segments)
             if names is not None:
                 if method not in route.methods:
                     raise RequestError("method not allowed", "method")
-                return route.endpoint, names
+                return route.endpoint, MappingProxyType(names)
         raise RequestError("not found", "unknown")
 
 

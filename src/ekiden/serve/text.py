@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,7 +10,8 @@ from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [
-    "Message", "Piece", "Sampling", "TextAnswer", "TextEngine", "TextModel", "find_text_model",
+    "Message", "Piece", "Sampling", "TextAnswer", "TextEngine", "TextModel", "constrains_answers",
+    "find_text_model",
 ]  # fmt: skip
 
 
@@ -21,6 +22,13 @@ class Message:
     role: str
     """"system", "developer", "user", "assistant" or "tool"."""
     content: str
+    """Its text; empty where an assistant's message has tool calls alone."""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """Calls of functions by an assistant, in OpenAI's form, with their arguments as an object."""
+    tool_call_id: str = ""
+    """The call that a message of a tool answers."""
+    name: str = ""
+    """Who says it, where several have a role; the function, of a tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,9 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     """The server cuts the answer before the first of these, and asks for no more pieces then."""
+    pattern: str = ""
+    """The regular expression that the whole answer matches; empty for any answer. Models without
+    `constrains_answers` are not asked for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,11 @@ class TextModel(Protocol):
         """Yield the answer piece by piece. The iterator is closed if the client disconnects or time
         runs out; it is used by one thread at a time, while several answers run concurrently.
         """
+
+
+def constrains_answers(model: TextModel) -> bool:
+    """Return whether a model honours `Sampling.pattern`: it has a true `constrains_answers`."""
+    return getattr(model, "constrains_answers", False) is True
 
 
 class TextAnswer(Protocol):

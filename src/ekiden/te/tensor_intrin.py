@@ -184,7 +184,7 @@ def _update_description(desc: PrimFunc) -> PrimFunc:
     sch = Schedule(desc)
     name = _single_block(desc).name
     init = sch.decompose_reduction(name, sch.get_loops(name)[0])
-    update_loop = sch.get_stmt(sch.get_loops(name)[0])
+    update_loop = sch.statement(sch.get_loops(name)[0])
     del init
     return desc.with_fields(body=update_loop)
 
@@ -194,7 +194,7 @@ def _init_description(desc: PrimFunc) -> PrimFunc:
     sch = Schedule(desc)
     name = _single_block(desc).name
     init = sch.decompose_reduction(name, sch.get_loops(name)[0])
-    init_loop = sch.get_stmt(sch.get_loops(init)[0])
+    init_loop = sch.statement(sch.get_loops(init)[0])
     outputs = desc.attr("num_outputs")
     assert isinstance(outputs, int)
     return desc.with_fields(body=init_loop, params=desc.params[len(desc.params) - outputs :])

@@ -229,9 +229,9 @@ def assume(cond: ExprLike) -> PrimExpr:
 
 
 def undef(dtype: str = "int32") -> PrimExpr:
-    """Return an undefined value: storing it declares that nobody reads the element; storing it says
-    that nobody reads what is there. `transform.RemoveStoreUndef` drops such stores; code
-    generators refuse what is left.
+    """Return an undefined value: storing it declares that nobody reads the element.
+
+    `transform.RemoveStoreUndef` drops such stores; code generators refuse what is left.
 
     TVM: tir.undef, an int32.
     """

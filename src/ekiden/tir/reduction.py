@@ -74,7 +74,7 @@ class DecomposedReduction:
 
         Args:
             places: a buffer and indices per result.
-            left: the values of the first partial result.
+            left_values: the values of the first partial result.
             right: the values of the second, or the terms of a step.
         """
         target_elements = {t: p for (t, _), p in zip(self.targets, places, strict=True)}

@@ -441,19 +441,6 @@ class PrimFunc(BaseFunc):
         """
         return type(self).specializer(self, param_map)
 
-    def with_attr(
-        self, attr_key_or_dict: str | Mapping[str, object], attr_value: object = None
-    ) -> PrimFunc:
-        """Return a copy with one attribute set, or all of a mapping."""
-        key = attr_key_or_dict
-        new = {key: attr_value} if isinstance(key, str) else dict(key)
-        return self.with_fields(attrs={**(self.attrs or {}), **new})
-
-    def without_attr(self, attr_key: str) -> PrimFunc:
-        """Return a copy without an attribute."""
-        remaining = {k: v for k, v in (self.attrs or {}).items() if k != attr_key}
-        return self.with_fields(attrs=remaining or None)
-
 
 def seq(*statements: Stmt) -> Stmt:
     """Return statements in order; nested sequences are flattened, a single statement is returned

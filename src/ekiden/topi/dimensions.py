@@ -36,9 +36,11 @@ Dim = int | PrimExpr
 Dims = tuple[Dim, ...]
 Shape = tuple[PrimExpr, ...]
 
-OPEN_SLICE_END = 2**30
-"""A slice bound of at least this size means "to the end" (the largest int32 and int64 are spelled
-so in models)."""
+OPEN_SLICE_END = 2**31 - 1
+"""A slice bound of at least this size means "to the end" of an axis whose extent is not known (the
+largest int32 and int64 are spelled so in models); known extents clip any bound."""
+NO_BOUND = 2**63 - 1
+"""The slice bound in place of one that is left out, beyond every extent."""
 
 
 MAX_RANK = 64
@@ -481,7 +483,8 @@ def slice_range(begin: Dim, end: Dim, stride: int, size: PrimExpr) -> tuple[Prim
     """
     if is_unknown_dim(size):
         return as_dim(0), AnyDim()
-    first, last = known_int(begin), known_int(end)
+    is_exact = known_int(size) is not None
+    first, last = (None if is_exact else known_int(bound) for bound in (begin, end))
     if stride > 0:
         # Larger than any axis: no clamping to the size is needed, which keeps the extent a constant
         # expression.

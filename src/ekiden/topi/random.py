@@ -41,7 +41,7 @@ def emit_threefry(
     ib: IRBuilder, key: Sequence[PrimExpr], counter: Sequence[PrimExpr]
 ) -> list[PrimExpr]:
     """Emit the encryption of a counter by Threefry-4x64-20; return the four words (Salmon et al.
-    2011). 2011).
+    2011).
     """
     last: PrimExpr = const(THREEFRY_PARITY, THREEFRY_WORD_DTYPE)
     for key_word in key:

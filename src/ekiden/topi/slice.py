@@ -12,7 +12,7 @@ from ekiden.arith import prove_equal
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, maximum, minimum
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import (
-    OPEN_SLICE_END,
+    NO_BOUND,
     Dim,
     Shape,
     as_dim,
@@ -54,14 +54,12 @@ def slice_ranges(
             raise ValueError("a stride must not be 0")
         if slice_mode == "size":
             stride = 1
-            start, extent = slice_range(
-                begin[i] if i < len(begin) else 0, OPEN_SLICE_END, 1, shape[at]
-            )
+            start, extent = slice_range(begin[i] if i < len(begin) else 0, NO_BOUND, 1, shape[at])
             if i < len(end) and known_int(end[i]) != -1 and not is_unknown_dim(extent):
                 extent = simplify_dim(minimum(extent, maximum(as_dim(end[i]), 0)))
         else:
-            first = begin[i] if i < len(begin) else 0 if stride > 0 else OPEN_SLICE_END
-            last = end[i] if i < len(end) else OPEN_SLICE_END if stride > 0 else -OPEN_SLICE_END
+            first = begin[i] if i < len(begin) else 0 if stride > 0 else NO_BOUND
+            last = end[i] if i < len(end) else NO_BOUND if stride > 0 else -NO_BOUND
             start, extent = slice_range(first, last, stride, shape[at])
         ranges[at] = (start, stride, extent)
     return ranges
@@ -115,9 +113,9 @@ def strided_slice(
 ) -> Tensor:
     """Return begin:end:stride along axes (the leading ones by default), as NumPy slices.
 
-    Bounds may be symbolic; one of at least 2**30 means the end. See `slice_ranges` for lists of
-    different lengths and for slice_mode "size". `assume_inbound` is TVM's: bounds are always
-    clipped here.
+    Bounds may be symbolic; one of at least 2**31 - 1 means the end of an axis of unknown extent.
+    See `slice_ranges` for lists of different lengths and for slice_mode "size". `assume_inbound` is
+    TVM's: bounds are always clipped here.
     """
     return take_ranges(a, slice_ranges(a.shape, begin, end, strides, axes, slice_mode))
 

@@ -126,6 +126,7 @@ class Measurer:
             candidates: The candidates, in the order of the results.
             incumbent: The best candidate so far, rerun in every process for comparison.
             seed: The seed of the input data.
+
         Raises RunError if the default itself cannot be built or run.
         """
         default = task.space.default

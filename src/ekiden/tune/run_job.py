@@ -218,10 +218,12 @@ def race_candidates(
     first: Sequence[float] = (),
 ) -> list[list[float]]:  # fmt: skip
     """Time candidates in interleaved rounds and return the seconds per call, by candidate and
-    round; slow candidates are eliminated, the first never. Args:
+    round; slow candidates are eliminated, the first never.
+
+    Args:
         calls: The calls, the default's first.
         alive: The indices of the calls to time.
-        turns: The maximum number of rounds.
+        rounds: The maximum number of rounds.
         seconds: The time limit.
         threads: The thread count, which selects the clock.
         is_cold: Whether to evict the caches before each call.

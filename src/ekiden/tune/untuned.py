@@ -275,9 +275,10 @@ class _TiledReduction:
         return copy_cost <= MAX_PACKING_SHARE * tiles * step_cycles(rows, vectors, self.target)
 
     def block_steps(self, vectors: int, rows: int) -> int:
-        """Return the reduction steps of a block; 0 where blocking does not pay off. 0 where blocks
-        do not pay. Of a second factor that no second-level cache holds every tile brings its
-        columns from the third one again, whose lines lie apart. Whole rows of it come once, in
+        """Return the reduction steps of a block; 0 where blocking does not pay off.
+
+        A second factor that exceeds the second-level cache is loaded from the third one again by
+        every tile, in lines that lie apart. Whole rows of it come once, in
         order, with the next ones on their way; what that costs is to add sums up in memory (Zen
         3, 16 rows, depth 2048, 256 columns: 130 to 250 GFLOP/s). More steps add up less often,
         but what a quarter of the first-level cache does not hold comes from the second for every

@@ -212,7 +212,7 @@ def parts() -> Iterator[Case]:
     yield case(lambda x: op.vm.prefix(x, _dims(2, 3)), normal(4, 5))
     yield case(lambda x: op.vm.part(x, _dims(4, 9)), normal(4, 5), symbolic=False)
     yield case(op.annotation.stop_fusion, normal(4, 5))
-    yield case(op.empty_with_dims, np.array([3, 0, 2]), symbolic=False)
+    yield case(op.extents, np.array([3, 0, 2]), symbolic=False)
     size = np.array([5, 3])
     for method in ("nearest_neighbor", "linear", "cubic"):
         yield case(

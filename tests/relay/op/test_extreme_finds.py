@@ -60,3 +60,26 @@ def test_a_transposed_convolution_visits_no_phase_without_results(
     values = third if groups == 2 else np.full(2, third.sum())
     expected[(0, slice(None), *[slice(5, 8)] * rank)] = values.reshape(2, *[1] * rank)
     np.testing.assert_array_equal(result, expected)
+
+
+EXTENT = 2**31 + 8
+"""Of an axis that int32 does not index."""
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "stride", "count"),
+    [
+        ((0,), (2**30,), 1, 2**30),
+        ((2**30,), (2**31,), 1, 2**30),
+        ((2**31,), (), 1, 8),
+        ((2**31 + 4,), (2**31,), -1, 4),
+        ((), (), -1, EXTENT),
+    ],
+)
+def test_slice_of_a_long_axis_ends_at_its_bound(
+    begin: tuple[int, ...], end: tuple[int, ...], stride: int, count: int
+) -> None:
+    x = relay.var("x", shape=(EXTENT,), dtype="int8")
+    call = op.strided_slice(x, begin, end, (stride,))
+    module = InferType()(ekiden.IRModule.from_expr(relay.Function([x], call)))
+    assert module["main"].ret_type.concrete_shape == (count,)

@@ -14,7 +14,7 @@ from ekiden import relay, te
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.relay.transform import InferType
-from ekiden.runtime.errors import IndexRangeError, InputError, TypeInferenceError
+from ekiden.runtime.errors import IndexRangeError, InputError, RunError, TypeInferenceError
 
 pytestmark = pytest.mark.quick
 Build = Callable[..., Expr]
@@ -144,3 +144,21 @@ def test_convolutions_of_no_channels(kind: str) -> None:
         out = weight[1] if build is op.nn.conv1d_transpose else weight[0]
         assert found.shape == (5, out, size)
         assert not found.any()
+
+
+def test_interpreter_refuses_shapes_that_do_not_fit_as_a_run_does() -> None:
+    """Of an operator that is interpreted as loops, and of one that NumPy computes."""
+    x = relay.var("x", shape=(te.size_var("n"), te.size_var("k")))
+    indices = relay.var("i", shape=(3, 1), dtype="int64")
+    updates = relay.var("u", shape=(3, 1))
+    positions = np.zeros((3, 1), "int64")
+    ones = np.ones((3, 1), "float32")
+    for call, data, message in (
+        (op.scatter_elements(x, indices, updates, axis=1), ones[:1], "must not be longer"),
+        (op.gather(x, 0, indices), ones[:, :0], "out of bounds"),
+    ):
+        params = [x, indices, updates]
+        module = ekiden.IRModule.from_expr(relay.Function(params, call))
+        run = relay.create_executor("debug", module).evaluate()
+        with pytest.raises(RunError, match=message):
+            run(data, positions, ones)

@@ -161,7 +161,7 @@ def test_an_unknown_tier_is_refused() -> None:
 
 def test_every_row_is_asked_for_by_a_pass() -> None:
     text = "\n".join(p.read_text() for p in (SOURCES / "relay").rglob("*.py"))
-    asked = set(re.findall(r'allows\("([^"]+)"', text))
+    asked = set(re.findall(r'is_rewrite_allowed\("([^"]+)"', text))
     asked |= set(re.findall(r'call_pass\(\s*"[^"]+",[^"]*lambda: {[^}]*}, "([^"]+)"', text))
     by_name = {"approximate functions"}  # FastMath runs for who names it, or at opt level 4
     assert asked | by_name == {row.name for row in FLOAT_REWRITES}

@@ -156,7 +156,7 @@ INTERPRETED = {
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_results_of_long_interpretation_are_left_to_the_run(name: str) -> None:
     text, key = INTERPRETED[name], np.arange(10, dtype=np.uint64)
-    for count, is_folded in ((8, True), (130_000, False)):
+    for count, is_folded in ((8, True), (250_000, False)):
         values = {"k": key} if "%k" in text else {}
         body = main_of(FoldConstant()(program(text.format(n=count), **values))).body
         assert isinstance(body, Constant) == is_folded

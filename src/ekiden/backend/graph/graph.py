@@ -23,13 +23,19 @@ GraphEntry = tuple[int, int]
 """The number of a node, and which of its outputs."""
 
 
+GraphDevice = tuple[int, int]
+"""A device: DLPack's type and number."""
+HOST: GraphDevice = (1, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class GraphOutput:
-    """Output of a node: a tensor and the number of its storage."""
+    """Output of a node: a tensor, the number of its storage, and the device of both."""
 
     shape: tuple[int, ...]
     dtype: str
     storage: int
+    device: GraphDevice = HOST
 
     @property
     def nbytes(self) -> int:
@@ -75,10 +81,12 @@ class ExecutorGraph:
         outputs = [output for node in self.nodes for output in node.outputs]
         attrs = {
             "dltype": ["list_str", [output.dtype for output in outputs]],
-            "device_index": ["list_int", [1 for _ in outputs]],
+            "device_index": ["list_int", [output.device[0] for output in outputs]],
             "storage_id": ["list_int", [output.storage for output in outputs]],
             "shape": ["list_shape", [list(output.shape) for output in outputs]],
         }
+        if any(output.device[1] for output in outputs):  # TVM's format tells types alone
+            attrs["device_number"] = ["list_int", [output.device[1] for output in outputs]]
         document = {
             "nodes": [_node_json(node) for node in self.nodes],
             "arg_nodes": self.argument_nodes,
@@ -121,7 +129,11 @@ def _node_json(node: GraphNode) -> dict[str, object]:
 def _parse_document(document: Mapping[str, Any]) -> ExecutorGraph:
     attrs = document["attrs"]
     lists = [attrs[key][1] for key in ("shape", "dltype", "storage_id")]
-    rows = [_parse_output(row) for row in zip(*lists, strict=True)]
+    types, numbers = (
+        attrs[key][1] if key in attrs else [default] * len(lists[0])
+        for key, default in zip(("device_index", "device_number"), HOST, strict=True)
+    )
+    rows = [_parse_output(row) for row in zip(*lists, types, numbers, strict=True)]
     graph = ExecutorGraph()
     at = 0
     for entry in document["nodes"]:
@@ -135,14 +147,17 @@ def _parse_document(document: Mapping[str, Any]) -> ExecutorGraph:
 
 
 def _parse_output(row: Sequence[Any]) -> GraphOutput:
-    shape, dtype, storage = row
+    shape, dtype, storage, *device = row
+    if any(type(d) is not int or not 0 <= d < 2**31 for d in device):
+        raise LoadError(f"read graph: numbers of a device expected, got {device}")
     if any(type(d) is not int or not 0 <= d < 2**63 for d in (*shape, storage)):
         raise LoadError(
             "read graph: numbers from 0 to 2**63 - 1 expected, got shape "
             f"{shape}, storage {storage}"
         )
     code, bits, _ = dtype_code(dtype)
-    return GraphOutput(tuple(shape), dtype_name(code, bits, 1), storage)
+    device_type, number = device
+    return GraphOutput(tuple(shape), dtype_name(code, bits, 1), storage, (device_type, number))
 
 
 def _parse_node(

@@ -9,7 +9,7 @@ the instruction's name: graphs are straight lines of static shapes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ekiden.backend.graph.graph import (
     COPY_FUNCTION,
     RESHAPE_FUNCTION,
     ExecutorGraph,
+    GraphDevice,
     GraphEntry,
     GraphNode,
     GraphOutput,
@@ -28,6 +29,9 @@ from ekiden.runtime.debug.instructions import Instruction, decode, dtype_name
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
+HOST_PLACE = 0
+"""The host's number among an executable's devices."""
+
 
 @dataclass(slots=True)
 class _GraphTensor:
@@ -36,6 +40,8 @@ class _GraphTensor:
     shape: tuple[int, ...]
     dtype: str
     storage: int
+    place: int
+    """The number of its device in the executable; of an argument, the host's until it is read."""
     entry: GraphEntry | None = None
 
 
@@ -69,6 +75,15 @@ class _BytecodeReader:
     _made: dict[int, _GraphTensor] = field(default_factory=dict)
     _names: dict[str, int] = field(default_factory=dict)
     _allocated: int = 0
+    _places: dict[object, int] = field(default_factory=dict)
+    """The number of an allocated storage -> that of its device."""
+    _read: set[int] = field(default_factory=set)
+    """Arguments that a node has read: they lie on the device of the first one."""
+
+    def device(self, place: int) -> GraphDevice:
+        """Return the device of a number in the executable."""
+        device = self.executable.devices[place]
+        return device.device_type, device.device_id
 
     def storage(self, owner: object, offset: int) -> int:
         """Return the storage number of a memory location."""
@@ -93,7 +108,7 @@ class _BytecodeReader:
         self.graph.nodes.append(
             GraphNode(self.unique_name(name), outputs=outputs, constant=constant)
         )
-        return _GraphTensor(shape, dtype, storage, (number, 0))
+        return _GraphTensor(shape, dtype, storage, HOST_PLACE, (number, 0))
 
     def load_constant(self, number: int) -> Tensor:
         """Return a constant of the executable. Raises CompileError if it is bound late and has no
@@ -129,10 +144,12 @@ class _BytecodeReader:
                 yield self.to_tensor(at)
 
     def add_node(
-        self, name: str, inputs: Sequence[_GraphTensor], outputs: Sequence[_GraphTensor]
+        self, name: str, inputs: Sequence[_GraphTensor], outputs: Sequence[_GraphTensor], place: int
     ) -> None:
-        """Add a function call that computes its outputs."""
+        """Add a function call that computes its outputs from inputs on a device."""
         number = len(self.graph.nodes)
+        for operand in inputs:
+            self._read_argument(operand, place)
         for index, output in enumerate(outputs):
             output.entry = (number, index)
         entries = tuple(operand.entry for operand in inputs if operand.entry is not None)
@@ -141,8 +158,21 @@ class _BytecodeReader:
                 f"graph: {name} reads a tensor that no node gives: several kernels write its parts;"
                 " relay.build makes executables without such tensors"
             )
-        output_rows = tuple(GraphOutput(o.shape, o.dtype, o.storage) for o in outputs)
+        output_rows = tuple(
+            GraphOutput(o.shape, o.dtype, o.storage, self.device(o.place)) for o in outputs
+        )
         self.graph.nodes.append(GraphNode(self.unique_name(name), name, entries, output_rows))
+
+    def _read_argument(self, operand: _GraphTensor, place: int) -> None:
+        """Move an argument that no node has read to the device of the node that reads it."""
+        number = -1 if operand.entry is None else operand.entry[0]
+        if number < 0 or self.graph.nodes[number].function or number in self._read:
+            return
+        self._read.add(number)
+        operand.place = place
+        node = self.graph.nodes[number]
+        outputs = tuple(replace(output, device=self.device(place)) for output in node.outputs)
+        self.graph.nodes[number] = replace(node, outputs=outputs)
 
     def register_value(self, operand: int) -> _Value:
         """Return a register's value; the operand -1 - r is register r at its last use."""
@@ -159,14 +189,17 @@ class _BytecodeReader:
                 registers[dst] = _GraphConstant(number)
             case "LoadConsti", (int(dst), int(number)):
                 registers[dst] = number
-            case "AllocStorage" | "AllocArena", (int(dst), *_):
+            case "AllocStorage" | "AllocArena", (int(dst), *_, int(place)):
                 self._allocated += 1
                 registers[dst] = self._allocated
+                self._places[self._allocated] = place
             case "AllocTensor", (int(dst), int(of), int(offset), tuple(dtype), tuple(shape)):
                 storage = self.storage(registers.get(of), offset)
-                registers[dst] = _GraphTensor(shape, dtype_name(*dtype), storage)
+                place = self._places.get(registers.get(of), HOST_PLACE)
+                registers[dst] = _GraphTensor(shape, dtype_name(*dtype), storage, place)
             case "Own", (int(dst), int(of), _):
-                registers[dst] = self.interpret_copy(self.to_tensor(self.register_value(of)))
+                source = self.to_tensor(self.register_value(of))
+                registers[dst] = self.interpret_copy(source, source.place, source.place)
             case "AllocADT", (int(dst), 0, tuple(fields)):
                 registers[dst] = _GraphTuple(tuple(map(self.register_value, fields)))
             case "GetField", (int(dst), int(of), int(index)):
@@ -178,9 +211,9 @@ class _BytecodeReader:
                 self.interpret_invoke(self.primitives[number], count, args)
             case "ReshapeTensor", (int(dst), int(of), int(shape_register), int(index), int(ndim)):
                 registers[dst] = self.reshape(registers.get(of), shape_register, index, ndim)
-            case "DeviceCopy", (int(dst), int(of), *_):
+            case "DeviceCopy", (int(dst), int(of), int(to_place), int(from_place)):
                 source = self.to_tensor(registers.get(of))
-                registers[dst] = self.interpret_copy(source)
+                registers[dst] = self.interpret_copy(source, to_place, from_place)
             case "KillRegister", (int(dst),):
                 registers[dst] = None
             case "Ret", (int(src),):
@@ -202,7 +235,7 @@ class _BytecodeReader:
             for r in args[len(args) - count :]
             for t in self.flatten_tensors(self.registers.get(r))
         ]
-        self.add_node(name, inputs, outputs)
+        self.add_node(name, inputs, outputs, outputs[0].place if outputs else HOST_PLACE)
 
     def reshape(self, value: _Value, register: int, index: int, ndim: int) -> _GraphTensor:
         """Interpret ReshapeTensor: a node that shares the storage of its input."""
@@ -211,16 +244,15 @@ class _BytecodeReader:
             raise CompileError(_no_graph_reason("ReshapeTensor"))
         dims = np.asarray(self.load_constant(shape.number).numpy())[index : index + ndim]
         source = self.to_tensor(value)
-        reshaped = _GraphTensor(tuple(int(d) for d in dims), source.dtype, source.storage)
-        self.add_node(RESHAPE_FUNCTION, [source], [reshaped])
+        reshaped = _GraphTensor(tuple(map(int, dims)), source.dtype, source.storage, source.place)
+        self.add_node(RESHAPE_FUNCTION, [source], [reshaped], source.place)
         return reshaped
 
-    def interpret_copy(self, source: _GraphTensor) -> _GraphTensor:
+    def interpret_copy(self, source: _GraphTensor, to_place: int, from_place: int) -> _GraphTensor:
         """Interpret DeviceCopy."""
-        copied = _GraphTensor(
-            source.shape, source.dtype, self.storage(("copy", len(self.graph.nodes)), 0)
-        )
-        self.add_node(COPY_FUNCTION, [source], [copied])
+        storage = self.storage(("copy", len(self.graph.nodes)), 0)
+        copied = _GraphTensor(source.shape, source.dtype, storage, to_place)
+        self.add_node(COPY_FUNCTION, [source], [copied], from_place)
         return copied
 
 

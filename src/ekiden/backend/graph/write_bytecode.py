@@ -15,19 +15,20 @@ import numpy as np
 from ekiden import runtime
 from ekiden.backend.graph.graph import (
     COPY_FUNCTION,
+    HOST,
     RESHAPE_FUNCTION,
     ExecutorGraph,
+    GraphDevice,
     GraphEntry,
     GraphNode,
     GraphOutput,
 )
-from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.backend.vm.write import DeviceTable, VMFunction, write_executable
 from ekiden.ir.type import tensor_type
 from ekiden.runtime import Module
 from ekiden.runtime.debug.instructions import Instruction, Operand, make_instruction
 from ekiden.runtime.executor import ExecutorModule
 
-HOST_DEVICE_INDEX = 0
 KernelLibrary = TypeVar("KernelLibrary", bound=ExecutorModule)
 """A module, of this machine or of another, which makes modules of its own kind."""
 
@@ -48,6 +49,10 @@ class _MainWriter:
         self.registers: dict[GraphEntry, int] = {(n, 0): i for i, n in enumerate(arguments)}
         self.count = len(arguments)
         self.storages: dict[object, int] = {}
+        outputs = [output for node in graph.nodes for output in node.outputs]
+        self.devices = list(dict.fromkeys([HOST, *(output.device for output in outputs)]))
+        self.places: list[int] = []
+        """Of each primitive, the number of the device whose memory it writes."""
         self.sizes = self._storage_sizes()
 
     def _storage_sizes(self) -> dict[object, int]:
@@ -61,6 +66,16 @@ class _MainWriter:
 
     def _storage_key(self, entry: GraphEntry, output: GraphOutput) -> object:
         return output.storage if self.is_shared else entry
+
+    def _place(self, device: GraphDevice) -> int:
+        return self.devices.index(device)
+
+    def device_table(self) -> DeviceTable:
+        """Return where arguments, constants and kernels are."""
+        arguments = [self.graph.nodes[number].outputs[0] for number in self.graph.argument_nodes]
+        params = tuple(self._place(argument.device) for argument in arguments)
+        constants = (self._place(HOST),) * len(self.constants)
+        return DeviceTable(tuple(self.devices), constants, tuple(self.places), (params,))
 
     def build_function(self) -> VMFunction:
         """Return the whole function."""
@@ -91,17 +106,17 @@ class _MainWriter:
                 ndim=len(shape)
             )  # fmt: skip
         elif node.function == COPY_FUNCTION:
+            source_node, source_index = node.inputs[0]
+            source = self.graph.nodes[source_node].outputs[source_index]
+            to_place, from_place = (self._place(o.device) for o in (node.outputs[0], source))
             self.registers[number, 0] = self._emit_into(
-                "DeviceCopy",
-                src=inputs[0],
-                dst_device=HOST_DEVICE_INDEX,
-                src_device=HOST_DEVICE_INDEX,
+                "DeviceCopy", src=inputs[0], dst_device=to_place, src_device=from_place
             )
         else:
             outputs = tuple(
                 self._emit_alloc_tensor((number, i), o) for i, o in enumerate(node.outputs)
             )
-            index = self._primitive_index(node.function)
+            index = self._primitive_index(node)
             self.code.append(
                 make_instruction("InvokePacked", packed_index=index, output_size=len(outputs),
                                  args=(*inputs, *outputs))
@@ -111,16 +126,20 @@ class _MainWriter:
         self.constants.append(np.array(shape, np.int64))
         return self._emit_into("LoadConst", const_index=len(self.constants) - 1)
 
-    def _primitive_index(self, name: str) -> int:
-        return self.primitives.setdefault(name, len(self.primitives))
+    def _primitive_index(self, node: GraphNode) -> int:
+        index = self.primitives.setdefault(node.function, len(self.primitives))
+        if index == len(self.places):
+            self.places.append(self._place(node.outputs[0].device) if node.outputs else -1)
+        return index
 
     def _emit_alloc_tensor(self, entry: GraphEntry, output: GraphOutput) -> int:
         key = self._storage_key(entry, output)
         if key not in self.storages:
             size = self._emit_into("LoadConsti", value=self.sizes[key])
             self.storages[key] = self._emit_into(
-                "AllocStorage", size=size, size_index=0, alignment=64, device=HOST_DEVICE_INDEX
-            )
+                "AllocStorage", size=size, size_index=0, alignment=64,
+                device=self._place(output.device)
+            )  # fmt: skip
         self.registers[entry] = self._emit_into(
             "AllocTensor",
             storage=self.storages[key],
@@ -148,7 +167,8 @@ def write_graph(graph: ExecutorGraph, *, every_entry: bool = False) -> bytes:
             "limits": {},
         }
     }
-    return write_executable([main], writer.constants, list(writer.primitives), b"", metadata)
+    primitives, table = list(writer.primitives), writer.device_table()
+    return write_executable([main], writer.constants, primitives, b"", metadata, table)
 
 
 def _describe_entry(graph: ExecutorGraph, entry: GraphEntry) -> dict[str, object]:

@@ -249,7 +249,7 @@ def schedule_primitive(
         function: the function.
         name: the kernel's name.
         target: the target.
-        given: schedule overrides, by family or by one of the kernel's names.
+        overrides: schedule overrides, by family or by one of the kernel's names.
 
     Returns:
         The program and its trace.

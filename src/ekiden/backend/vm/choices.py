@@ -116,7 +116,7 @@ class ChoiceEmitter(BytecodeEmitter):
             message = str(match.span)
         for label, heads in ends.failure_labels:
             self.bind_label(label)
-            shown = matches.format_pattern(pattern_at(heads, ends.tuples))
+            shown = matches.pattern_text(pattern_at(heads, ends.tuples))
             self.source = f"no clause{where} is for {shown}"
             self.emit("Fatal")
         self.bind_label(ends.fallback_label)

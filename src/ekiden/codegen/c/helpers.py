@@ -199,8 +199,9 @@ def asm_label(name: str) -> str:
 @dataclass(frozen=True, slots=True)
 class HelperDialect:
     """Dialect in which C helper functions are written: function and table qualifiers, the bit-cast
-    expression (None: C's union form), syntax, whether compilers reassociate sums, and native
-    functions by name.
+    expression (None: C's union form), syntax, whether compilers reassociate sums, and the texts of
+    native functions by name. With a table qualifier, tables of constants are global; without one
+    they are inside functions, as in C.
     """
 
     function_qualifier: str = "static inline "

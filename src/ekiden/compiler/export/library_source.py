@@ -43,7 +43,8 @@ __asm__(".section .rodata.ekiden,\\"a\\",%progbits\\n"
 """
 _BYTES_DECLARATION = """
 static const unsigned char ek_bytes[{size}];
-SHOWN extern const unsigned char __ek_executable[] __attribute__((weak, alias("ek_bytes")));
+SHOWN extern const unsigned char __ek_executable[{size}]
+    __attribute__((weak, alias("ek_bytes")));
 """
 _EXTERN_TABLE = """
 /* C functions that its kernels call. */

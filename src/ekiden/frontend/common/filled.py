@@ -19,7 +19,7 @@ number in a file."""
 
 
 def iota(count: int, dtype: str = "int64") -> Expr:
-    """Emit the int vector 0, 1, ..., count - 1."""
+    """Emit the int vector 0, 1, ..., count - 1; it is empty for a negative count, as in NumPy."""
     if count <= MAX_CONSTANT_ELEMENTS:
         return const(np.arange(count, dtype=to_numpy(dtype)))
     return op.arange(0, count, 1, dtype)

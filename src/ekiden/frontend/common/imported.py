@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any
 
+from ekiden.frontend.common.spans import drop_spans
+from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
+from ekiden.ir.pass_context import FILL_SPAN_OPTION, PassContext
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay.transform.language.remove_unused_functions import ENTRY_FUNCTIONS_ATTR
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -66,7 +69,10 @@ class ImportedModule:
         if self.states:
             attributes[ENTRY_FUNCTIONS_ATTR] = (INITIAL_STATE_FUNCTION,)
         attrs = {**self.module.attrs, **attributes}
-        return IRModule(dict(self.module.functions.items()), self.module.type_definitions, attrs)
+        functions: dict[GlobalVar | str, BaseFunc] = dict(self.module.functions.items())
+        if not PassContext.current().option(FILL_SPAN_OPTION):
+            functions = dict(drop_spans(self.module.functions).items())
+        return IRModule(functions, self.module.type_definitions, attrs)
 
     @staticmethod
     def of(module: IRModule) -> ImportedModule:

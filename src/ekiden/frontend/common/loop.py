@@ -179,7 +179,7 @@ class Loop:
         return last, collected, endless
 
     def unroll(self) -> tuple[list[Value], list[list[Value]]] | None:
-        """Unroll a loop of constant trip count; return None above MAX_UNROLLED_ITERATIONS.
+        """Unroll a loop of constant trip count.
 
         None where the trip count is unknown or above MAX_UNROLLED_ITERATIONS.
         """

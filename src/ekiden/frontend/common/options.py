@@ -5,11 +5,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from ekiden._lazy import LazyModule
 from ekiden.runtime.debug.shown import short_repr
-from ekiden.runtime.errors import ImportModelError
+from ekiden.runtime.errors import CompileError, ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from ekiden.ir import prim
+else:
+    # An answer from the cache parses no shape, and must not load the compiler.
+    prim = LazyModule("ekiden.ir.prim")
 
 Dims: TypeAlias = Sequence[int | str | None]
 Shapes: TypeAlias = Mapping[str, Dims | Sequence[Dims] | None]
@@ -50,13 +57,33 @@ class ImportOptions:
         return {name: getattr(self, name) for name in self.given()}
 
 
+def check_convert_config(
+    function: str, config: Mapping[str, object] | None, known_keys: Sequence[str]
+) -> None:
+    """Check TVM's `convert_config`, whose entries choose between forms of a product that are one
+    kernel here.
+
+    Args:
+        function: the importer, for the message.
+        config: what the user states.
+        known_keys: the entries that TVM's importer has; each is True or False.
+
+    Raises:
+        CompileError: an entry is unknown or no bool.
+    """
+    for key, value in (config or {}).items():
+        if key not in known_keys or not isinstance(value, bool):
+            expected = f"expected {' or '.join(known_keys)}, True or False"
+            raise CompileError(f"{function}: convert_config: {expected}; got {key!r}: {value!r}")
+
+
 NO_OPTIONS = ImportOptions()
 """A model as it stands."""
 
 
 def parse_stated_shape(name: str, shape: object) -> list[int | str | None]:
-    """Parse the shape that the option `shape` states for an input: non-negative numbers, names, or
-    None (-1) for dynamic.
+    """Parse the shape that the option `shape` states for an input: non-negative numbers, names
+    (`relay.SizeVar` as well), or None (-1, `relay.Any()`) for dynamic.
 
     Raises ImportModelError for anything else.
     """
@@ -75,7 +102,11 @@ def _parse_dim(name: str, dim: object) -> int | str | None:
     try:
         number = -2 if isinstance(dim, bool) else operator.index(dim)  # type: ignore[arg-type]
     except TypeError:
-        number = -2
+        if isinstance(dim, prim.AnyDim):
+            return None
+        if isinstance(dim, prim.SizeVar):
+            return dim.name
+        number = dim.value if isinstance(dim, prim.IntImm) else -2
     if number >= -1:
         return None if number == -1 else number
     expected = "a number from 0 on, a name, or None or -1 for any expected"

@@ -83,7 +83,7 @@ def named_dims(scope: Scope, value: Value) -> tuple[Dim, ...] | None:
     vector = op.reshape(op.cast(scope.expr(value), "int64"), (len(flat),))
     # The first extent is 0: the variable carries the sizes in its type and occupies no memory.
     var = scope.variable("sizes", TensorType((const(0), *shape), "uint8"))
-    scope.bind(var, op.empty_with_dims(vector))
+    scope.bind(var, op.extents(vector))
     for element, name in zip(flat, scope.typed(var).shape[1:], strict=True):
         if isinstance(element, Var) and isinstance(name, SizeVar):
             scope.name_size(element, name)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.op import Op
 from ekiden.ir.span import Span
-from ekiden.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem
+from ekiden.relay.expr import (
+    Call,
+    Constant,
+    Constructor,
+    Expr,
+    Function,
+    Tuple,
+    TupleGetItem,
+)
 from ekiden.relay.type_infer import infer_expr_type
+from ekiden.relay.visitor import ExprMutator
 
 
 def with_span(roots: Sequence[Expr], span: Span) -> list[Expr]:
@@ -27,6 +37,31 @@ def with_span(roots: Sequence[Expr], span: Span) -> list[Expr]:
             stack.append((expr, True))
             stack.extend((c, False) for c in _operands(expr))
     return [done[id(r)] for r in roots]
+
+
+class _SpanRemover(ExprMutator):
+    """Mutator that rebuilds every expression without its span, with its checked type."""
+
+    def rewrite(self, old: Expr, new: Expr) -> Expr:
+        """Return `new` without a span."""
+        if isinstance(new, (Op, GlobalVar, Constructor)) or new.span is None:
+            return new
+        bare = new.with_fields(span=None)
+        checked = old.checked_type_or_none()
+        if checked is not None:
+            bare.set_checked_type(checked)
+        return bare
+
+
+def drop_spans(functions: Mapping[GlobalVar, BaseFunc]) -> dict[GlobalVar, BaseFunc]:
+    """Return the functions of a module with no span in the Relay functions."""
+    bare = dict(functions)
+    for variable, function in functions.items():
+        if isinstance(function, Function):
+            body = _SpanRemover().visit(function)
+            assert isinstance(body, Function), "a function stays one"
+            bare[variable] = body
+    return bare
 
 
 def _operands(expr: Expr) -> Sequence[Expr]:

@@ -23,8 +23,8 @@ from ekiden.topi.dimensions import are_equal_dims
 
 
 def drop_axes(data: Expr, is_gone: Expr, count: int) -> Expr:
-    """Emit a reshape of data to the `count` extents that are not masked by `is_gone`, in their
-    order.
+    """Emit a reshape of data to the `count` extents that are not masked by `is_gone`, a run-time
+    bool [rank], in their order.
     """
     extents = op.shape_of(data, dtype="int64")
     # Axes that stay come first: false is before true, and equal ones keep their order.

@@ -83,7 +83,9 @@ def match_sum(value: Expr, arms: Sequence[tuple[Var, Expr]]) -> Match:
 
 
 def payload_var(kinds: Sequence[Type], span: Span) -> Var:
-    """Return a variable for the payload tuple of an alternative."""
+    """Return a variable for the payload tuple of an alternative. It has a span: an expression
+    without one is copied where it becomes part of a node.
+    """
     kind = TupleType(tuple(kinds))
     var = Var("held", kind, span=span)
     var.set_checked_type(kind)

@@ -31,7 +31,7 @@ N = TypeVar("N", bound=Node)
 
 
 class TextValue(NonTensorValue):
-    """String tensor, as an expression of bytes [.., width]."""
+    """String tensor, as an expression of bytes [..., width]."""
 
     __slots__ = ("bytes_type",)
     what = "a tensor of strings"
@@ -135,7 +135,9 @@ def apply_to_indices(node: N, apply: Callable[[N], Result]) -> Result:
 
 
 def _gather_text(scope: Scope, table: Expr, indices: Expr | Value) -> TextValue:
-    """Gather the strings of a table at these indices."""
+    """Gather the strings of a table at these indices. Raises UnsupportedError for indices of
+    several ranks.
+    """
     if isinstance(indices, SumMember):
         raise Unsupported("strings whose rank depends on data are not supported")
     at = scope.expr(indices) if isinstance(indices, Value) else indices

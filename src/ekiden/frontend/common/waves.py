@@ -64,7 +64,7 @@ def apply_dft_matrix(data: Expr, matrix: Array, shape: Shape) -> Expr:
 
 @cache
 def balanced_factors(extent: int) -> tuple[int, int] | None:
-    """Return the two most balanced factors of an extent; None for a prime.
+    """Return the two most balanced factors of an extent.
 
     None for an extent that has a matrix itself, or with a prime factor that has none.
     """

@@ -77,12 +77,12 @@ def _import_keras(model: object, options: ImportOptions) -> ImportedModule:
         is_path = not isinstance(model, bytes)
         label = f"model {os.path.basename(os.fspath(model))!r}" if is_path else "a model of Keras"
         model = keras_models.load(model, label)
-    label = keras_models.label_of(model)
+    label = keras_models.model_label(model)
     _reject_options(options, label, ("example_inputs", "dynamic_shapes"))
     if options.example_inputs is None:
-        function, inputs, names = keras_models.inputs_of(model, label)
+        function, inputs, names = keras_models.traced_inputs(model, label)
         return import_program(export_function(function, inputs, None, None, label), label, names)
-    function = keras_models.function_of(model)
+    function = keras_models.inference_function(model)
     examples = options.example_inputs
     inputs = examples if isinstance(examples, (list, tuple)) else (examples,)
     program = export_function(function, inputs, None, options.dynamic_shapes, label)

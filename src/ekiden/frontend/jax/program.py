@@ -177,7 +177,7 @@ class _ProgramImport:
         return [constant(np.array(platforms.index("cpu"), np.int32))]
 
     def _real_outputs(self, block: ir.Block, results: Many) -> list[Value]:
-        """Return the outputs; reject complex ones."""
+        """Return the outputs. Raises UnsupportedError for complex ones and those without data."""
         *_, end = block.operations
         kinds = [value.type for value in end.operation.operands]
         for name, kind, result in zip(self.signature.outputs, kinds, results, strict=True):

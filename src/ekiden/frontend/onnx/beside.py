@@ -28,9 +28,9 @@ _FILE_OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 def external_location(tensor: onnx.TensorProto) -> tuple[str, int, int] | None:
     """Return (location, offset, length in bytes) of a tensor's external data; None if it cannot be
-    mapped in place. The length follows from the shape and the element type where the model
-    states none. Return None for element types that are not stored as plain bytes, for unknown
-    keys and for malformed numbers.
+    mapped in place. The length follows from the shape and the element type where the model states
+    none. None also for element types that are not stored as plain bytes, for unknown keys and for
+    malformed numbers.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     is_known = entries.keys() <= _LOCATION_KEYS and len(entries) == len(tensor.external_data)
@@ -67,9 +67,9 @@ def _is_size(text: str) -> bool:
 
 
 def open_below(folder: str, location: str) -> int | None:
-    """Open a regular file below a folder, component by component, and return its descriptor; None
-    if a link leads outside. Return the file descriptor, which the caller owns; None for what is
-    not a regular file with a single hard link, or cannot be opened.
+    """Open a regular file below a folder, component by component, and return its descriptor, which
+    the caller owns. None if a component is a link, for what is not a regular file with a single
+    hard link, and for what cannot be opened.
     """
     *folders, name = location.split("/")
     if location.startswith("/") or ".." in folders or name in ("", ".", ".."):

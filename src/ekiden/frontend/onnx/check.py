@@ -96,7 +96,8 @@ def imported_opset(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
 
 def find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> OnnxRow | None:
     """Return the converter row with the highest `since` not above the node's opset; None if there
-    is none.
+    is none. Rows begin where an operator's meaning changed, so the schema registry need not be
+    queried for `since_version`.
     """
     # Newer rows describe changed semantics, so the latest one not above the stated version holds.
     version = imported_opset(node, versions)

@@ -58,7 +58,8 @@ def inlined_body(
     function: onnx.FunctionProto, proto: onnx.NodeProto, label: str
 ) -> tuple[list[onnx.NodeProto], dict[str, int]]:
     """Inline a function for a calling node; return its nodes in topological order and their opset
-    versions.
+    versions. Tensors inside are prefixed with the node's name; absent inputs and outputs stay
+    absent.
     """
     prefix = _name_prefix(describe_node(proto))
     names = dict(zip(function.input, proto.input, strict=False))
@@ -84,7 +85,7 @@ def inlined_body(
 
 def _name_prefix(call: str) -> str:
     """Return the prefix of the names inside a call, shortened by a hash where the call's name is
-    long.
+    long: in deep chains of calls, whole names would grow by the square of the depth.
     """
     if len(call) <= MAX_PREFIX_LENGTH:
         return f"{call}/"

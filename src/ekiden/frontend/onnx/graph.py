@@ -174,7 +174,9 @@ class GraphImporter:
         return value
 
     def initializer_value(self, name: str) -> Value:
-        """Return an initializer as a constant value."""
+        """Return an initializer as a constant value. Raises ImportModelError for one whose data do
+        not fit its type and shape, UnsupportedError for an element type that tensors cannot have.
+        """
         label, proto = self.shared.label, self.weights[name]
         try:
             if isinstance(proto, onnx.SparseTensorProto):
@@ -278,8 +280,8 @@ class GraphImporter:
     def _inline_function(
         self, proto: onnx.NodeProto, function: onnx.FunctionProto, around: Mapping[str, int]
     ) -> InlinedBody | None:
-        """Return the body of a function for a call, or None if it has unsupported nodes. None where
-        there are some that it cannot import, which are noted.
+        """Return the body of a function for a call, or None if it has unsupported nodes, which are
+        recorded.
         """
         nodes, stated = function_body.inlined_body(function, proto, self.shared.label)
         versions = {**around, **stated}

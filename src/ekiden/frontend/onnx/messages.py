@@ -28,7 +28,10 @@ _PURE_PYTHON_MODULE = "python_message"
 
 
 def _load_messages() -> ModuleType:
-    """Load the module of ONNX's protobuf messages without importing the package around it."""
+    """Load the module of ONNX's protobuf messages without importing the package around it. It stays
+    out of sys.modules, as its package is not loaded: a later import of onnx runs it again, and
+    protobuf returns the same classes for the same messages.
+    """
     package = find_spec("onnx")
     search_paths = package.submodule_search_locations if package is not None else None
     spec = (

@@ -47,8 +47,8 @@ class OnnxRow:
     reads, where the operator has further ones, which are rejected. ignorable_inputs: inputs without
     effect beside some attributes or other inputs; any other input that is present and that
     `convert` did not read is an error. is_extension: the row comes from `register`, and its
-    operator may have more than its signature declares. stays: results of constant inputs are not
-    folded at import, because passes match the operators.
+    operator may have more than its signature declares. is_unfoldable: results of
+    constant inputs are not folded at import, because passes match the operators.
     """
 
     op_type: str
@@ -64,15 +64,19 @@ class OnnxRow:
     is_unfoldable: bool = False
 
 
+def node_label(proto: onnx.NodeProto) -> str:
+    """Return a node's name, or that of its first output where it has none."""
+    return proto.name or next(filter(None, proto.output), "")
+
+
 def describe_node(proto: onnx.NodeProto) -> str:
     """Return a node's name for messages, such as `Conv 'layer1/conv'`. A node without a name goes
     by its first output.
     """
-    name = proto.name or next(filter(None, proto.output), "")
     kind = (
         f"{proto.domain}::{proto.op_type}" if proto.domain not in ("", "ai.onnx") else proto.op_type
     )
-    return f"{kind} '{name}'"
+    return f"{kind} '{node_label(proto)}'"
 
 
 def parse_attribute(proto: onnx.AttributeProto) -> Attribute:
@@ -212,7 +216,8 @@ class Node(common.Node):
 
     def producer(self, index: int) -> onnx.NodeProto | None:
         """Return the node of the same graph that produces an input; None for graph inputs and
-        initializers.
+        initializers. The input counts as read, because callers use the producer's inputs in its
+        place.
         """
         self.inputs.read.add(index)
         names = self.proto.input

@@ -364,7 +364,9 @@ class _Nfa:
         return len(self.epsilon_moves) - 1
 
     def add_tree(self, tree: Tree, start: int) -> int:
-        """Append the automaton of a tree to a state; return its final state."""
+        """Append the automaton of a tree to a state; return its final state. Recursion depth is
+        bounded by MAX_GROUP_DEPTH.
+        """
         match tree:
             case ("set", ranges):
                 return self._add_set(ranges, start)  # type: ignore[arg-type]

@@ -27,7 +27,9 @@ class ConverterTable(LazyRegistry[tuple[str, str], tuple[OnnxRow, ...]]):
         }
 
     def load(self, home: str) -> None:
-        """Import a family's module and add its rows."""
+        """Import a family's module and add its rows, except where a user has registered one.
+        Several threads may do so at once.
+        """
         by_operator: dict[tuple[str, str], tuple[OnnxRow, ...]] = {}
         for row in load_module(f"{FAMILY_PACKAGE}.{home}").ROWS:
             key = (row.domain, row.op_type)

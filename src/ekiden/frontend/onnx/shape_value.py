@@ -240,7 +240,9 @@ def _evaluate_flatten(node: Node, inputs: Sequence[Array]) -> Array | None:
 
 
 def scalar_fill(node: Node) -> Array:
-    """Return the scalar of the attribute `value`; float32 0 where it is absent."""
+    """Return the scalar of the attribute `value`; float32 0 where it is absent. Raises
+    UnsupportedError for a tensor of another number of elements.
+    """
     fill = node.get_tensor("value")
     if fill is not None and fill.size != 1:
         node.unsupported(f"attribute 'value' must have 1 element, got {fill.size}")
@@ -305,7 +307,9 @@ def _reduction_evaluator(both: Scalar) -> Evaluator:
     """Return an evaluator that reduces a shape vector by a scalar operator."""
 
     def evaluate_reduction(node: Node, inputs: Sequence[Array]) -> Array | None:
-        """Reduce a vector of sizes over its axis; None for other tensors."""
+        """Reduce a vector of sizes over its axis; None for other tensors, for axes that are not
+        known and for no elements.
+        """
         if any(i.dtype == np.object_ for i in inputs[1:]):
             return None
         data, axes = inputs[0], _constant_axes(node, inputs)

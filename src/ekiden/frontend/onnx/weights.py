@@ -82,7 +82,9 @@ class WeightRegistry:
             return mapped_files.read_whole(file)
 
     def array(self, number: int, kind: type[np.generic]) -> Array:
-        """Return a registered weight as a vector of a dtype."""
+        """Return a registered weight as a vector of a dtype. Raises ValueError where its size is
+        not a multiple of the element's.
+        """
         elements = np.frombuffer(self._parts[number], kind)
         # Without lent files the model's file may go after the import, so arrays must own their
         # memory.
@@ -110,7 +112,9 @@ def weight_number(proto: onnx.TensorProto) -> int | None:
 
 
 def registered_elements(proto: onnx.TensorProto, kind: type[np.generic]) -> Array | None:
-    """Return the elements of a cut-out tensor from the active registry; None for other tensors."""
+    """Return the elements of a cut-out tensor from the active registry, as a vector; None for other
+    tensors. Raises ValueError where its bytes are not a whole number of elements.
+    """
     number = weight_number(proto)
     return None if number is None else _ACTIVE_WEIGHTS.get().array(number, kind)
 

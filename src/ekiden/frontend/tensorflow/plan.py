@@ -33,7 +33,9 @@ class LoopVariable:
 
 @dataclass(frozen=True, slots=True)
 class LoopFrame:
-    """While loop of control flow version 1 (TensorFlow's frame)."""
+    """While loop of control flow version 1 (TensorFlow's frame): the tensor of its condition, and
+    as invariants the tensors that the body reads from outside.
+    """
 
     variables: Sequence[LoopVariable]
     condition: str

@@ -7,6 +7,7 @@ from itertools import takewhile
 
 import tensorflow as tf
 
+from ekiden.frontend.common.options import check_convert_config
 from ekiden.frontend.table import describe_model, frontend
 from ekiden.frontend.tensorflow.importer import import_tensorflow
 from ekiden.frontend.tensorflow.load import Proto
@@ -47,10 +48,7 @@ def from_tensorflow(
     if layout not in ("NHWC", None):
         text = "the graph's layouts stay; relay.transform.ConvertLayout gives others"
         raise CompileError(f"from_tensorflow: layout {layout!r}: {text}")
-    for name, value in (convert_config or {}).items():
-        if name not in _CONVERT_CONFIG_KEYS or not isinstance(value, bool):
-            text = f"convert_config: {' and '.join(_CONVERT_CONFIG_KEYS)} are taken, True or False"
-            raise CompileError(f"from_tensorflow: {text}; got {name!r}: {value!r}")
+    check_convert_config("from_tensorflow", convert_config, _CONVERT_CONFIG_KEYS)
     if not isinstance(graph, tf.compat.v1.GraphDef):
         raise CompileError(
             f"from_tensorflow: a frozen GraphDef expected, got {describe_model(graph)}"

@@ -59,7 +59,9 @@ class VariableTable:
         return self.now[name]
 
     def read(self, name: str) -> Value:
-        """Return the value of a variable at this point of the import."""
+        """Return the value of a variable at this point of the import. Raises UnsupportedError where
+        none was assigned before.
+        """
         if name not in self.now:
             raise Unsupported(f"the variable {name!r} is read before it has a value")
         return self.now[name]
@@ -95,7 +97,9 @@ class SubgraphImporter:
         """Tensors of operators that are not supported, and of what comes after them."""
 
     def inside(self, index: int) -> SubgraphImporter:
-        """Return an importer of another subgraph of the model."""
+        """Return an importer of another subgraph of the model. Raises ImportModelError if there is
+        none.
+        """
         if not 0 <= index < len(self.shared.model.graphs):
             raise ImportModelError(f"there is no subgraph {index}")
         return SubgraphImporter(self.shared.model.graphs[index], self.shared)
@@ -106,7 +110,9 @@ class SubgraphImporter:
         return [self.graph.tensors[i].name for i in self.graph.inputs]
 
     def import_body(self, inputs: Sequence[Value]) -> list[Value]:
-        """Import the subgraph for these inputs; return its outputs."""
+        """Import the subgraph for these inputs; return its outputs. Raises UnsupportedError for an
+        operator without a converter.
+        """
         if len(inputs) != len(self.graph.inputs):
             expected, actual = len(inputs), len(self.graph.inputs)
             raise Unsupported(f"expected a graph of {expected} inputs, got one of {actual}")

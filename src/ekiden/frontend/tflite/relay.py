@@ -15,6 +15,13 @@ from ekiden.runtime.errors import CompileError
 Dim = int | str
 
 
+class OperatorConverter:
+    """Marker of the converters of this frontend, which `op_converter` takes: TVM's default.
+
+    TVM's class of this name converts operators by its methods. Here they are rows of a table.
+    """
+
+
 def from_tflite(
     model: object,
     shape_dict: Mapping[str, Sequence[Dim]] | None = None,
@@ -32,16 +39,16 @@ def from_tflite(
             bytes.
         shape_dict: replaces the declared shapes by name.
         dtype_dict: must agree with the model's dtypes.
-        op_converter: not supported.
+        op_converter: `OperatorConverter` or None, which are one: the converters of Ekiden.
 
     Returns:
         The module, and no parameters.
 
     Raises:
-        CompileError: for an `op_converter`, or other dtypes than the model's.
+        CompileError: for a class of converters of the user's, or other dtypes than the model's.
         UnsupportedError: as `ekiden.compile`.
     """
-    if op_converter is not None:
+    if op_converter not in (None, OperatorConverter):
         raise CompileError("from_tflite: op_converter: classes of converters are not taken")
     source = _model_bytes(model)
     frontend("tflite").check_model(source, "from_tflite")
@@ -68,4 +75,4 @@ def _model_bytes(model: object) -> object:
     return model if table is None else bytes(table.Bytes)
 
 
-__all__ = ["from_tflite"]
+__all__ = ["OperatorConverter", "from_tflite"]

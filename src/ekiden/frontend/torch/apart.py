@@ -132,7 +132,9 @@ def embedding_bag_backward_dispatch(
     num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool,
     per_sample_weights: Tensor | None, padding_idx: int = -1,
 ) -> Tensor:  # fmt: skip
-    """Return `aten::_embedding_bag_backward`, for dense gradients."""
+    """Return `aten::_embedding_bag_backward`, for dense gradients; sparse ones and those scaled by
+    frequency are left to PyTorch.
+    """
     if sparse or scale_grad_by_freq:
         return NotImplemented  # type: ignore[no-any-return]  # as a decomposition refuses
     return embedding_bag_dense_backward(

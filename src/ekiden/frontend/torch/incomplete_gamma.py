@@ -87,7 +87,7 @@ def _smaller_half(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def igamma(a: Tensor, x: Tensor) -> Tensor:
-    """Return P(a, x), the regularized lower function."""
+    """Return P(a, x), the regularized lower function; NaN for negative arguments, as in PyTorch."""
     value, is_upper = _smaller_half(a, x)
     return torch.where(is_upper, 1 - value, value).to(torch.result_type(a, x))
 

@@ -166,7 +166,7 @@ def register(name: str, *, override: bool = False) -> Callable[[Converter], Conv
 
         @ekiden.frontend.torch.register("mylib::scale")
         def scale(node, x, factor):
-            return node.of(x) * relay.const(factor)
+            return node.as_expr(x) * relay.const(factor)
 
     The function gets a Node (see ekiden.frontend.torch.node) and the operator's arguments, and
     returns a Relay expression, or a list with one for each output. A name may end with an overload.

@@ -7,17 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 
+from ekiden.frontend.common.options import parse_stated_shape
 from ekiden.frontend.table import frontend
 from ekiden.frontend.torch.dtype import TORCH_DTYPES
 from ekiden.frontend.torch.export import export_module, import_exported, model_label
 from ekiden.ir.module import IRModule
+from ekiden.ir.prim import PrimExpr
 from ekiden.runtime import Tensor, tensor
 from ekiden.runtime.errors import CompileError, UnsupportedError
 
-Info = tuple[str, Sequence[int] | tuple[Sequence[int], str]]
+Extent = int | PrimExpr
+"""A number, `relay.Any()` or `relay.SizeVar(name)`."""
+Info = tuple[str, Sequence[Extent] | tuple[Sequence[Extent], str]]
 """(name, shape) or (name, (shape, dtype))."""
+EXAMPLE_EXTENT = 64
+"""Extent that an open dimension is traced with: networks halve images up to five times."""
 
 
 def from_pytorch(
@@ -28,6 +34,7 @@ def from_pytorch(
     use_parser_friendly_name: bool = False,
     keep_quantized_weight: bool = False,
     export_renamed_c_graph_path: str | None = None,
+    preserve_pytorch_scopes: bool = False,
 ) -> tuple[IRModule, dict[str, Tensor]]:
     """Import a module as a Relay module and its parameters, by its inputs' names, shapes and
     dtypes.
@@ -37,12 +44,14 @@ def from_pytorch(
 
     Args:
         script_module: The module, or an exported program.
-        input_infos: (name, shape) or (name, (shape, dtype)) of each input.
+        input_infos: (name, shape) or (name, (shape, dtype)) of each input. A dimension may be
+            `relay.Any()`, or `relay.SizeVar(name)` where several are equal.
         custom_convert_map: Rejected: ekiden.frontend.torch.register adds an operator.
         default_dtype: Dtype of inputs for which no trace has one.
         use_parser_friendly_name: Ignored: names are always parser friendly.
         keep_quantized_weight: Rejected.
         export_renamed_c_graph_path: Rejected.
+        preserve_pytorch_scopes: Rejected: spans have the node's name.
 
     Returns:
         The module, and the parameters by name.
@@ -55,8 +64,9 @@ def from_pytorch(
     if custom_convert_map:
         text = "custom_convert_map: use ekiden.frontend.torch.register"
         raise CompileError(f"from_pytorch: {text}")
-    if keep_quantized_weight or export_renamed_c_graph_path:
-        raise UnsupportedError("from_pytorch: quantised and renamed graphs are not supported")
+    if keep_quantized_weight or export_renamed_c_graph_path or preserve_pytorch_scopes:
+        text = "keep_quantized_weight, export_renamed_c_graph_path and preserve_pytorch_scopes"
+        raise UnsupportedError(f"from_pytorch: {text} are not supported")
     frontend("torch").check_model(script_module, "from_pytorch")
     if isinstance(script_module, (str, bytes)):
         raise CompileError("from_pytorch: a module or a program expected, got a file of one")
@@ -69,7 +79,7 @@ def from_pytorch(
     label = model_label(script_module)
     program = script_module
     if not isinstance(program, ExportedProgram):
-        program = export_module(program, inputs)
+        program = export_module(program, inputs, dynamic_shapes=_dynamic_shapes(infos))
     names = [name for name, _ in input_infos]
     imported = import_exported(program, label, freeze_params=False, input_names=names)
     params = {name: tensor(array) for name, array in imported.params.items()}
@@ -102,13 +112,36 @@ def _traced_dtypes(module: object, count: int) -> list[str | None]:
     return [*names, *[None] * count][:count]
 
 
-def _example_input(info: Info, default_dtype: str) -> torch.Tensor:
+def _stated_shape(info: Info) -> list[int | str | None]:
+    """Return the shape of an input: numbers, names, and None for any extent."""
     name, spec = info
     is_pair = len(spec) == 2 and isinstance(spec[1], str)
-    shape: Any
-    shape, dtype = spec if is_pair else (spec, default_dtype)
+    return parse_stated_shape(name, spec[0] if is_pair else spec)
+
+
+def _dynamic_shapes(infos: Sequence[Info]) -> list[dict[int, Any]] | None:
+    """Return the open dimensions of the inputs as torch.export takes them; None if all are
+    numbers.
+    """
+    shapes = [_stated_shape(info) for info in infos]
+    names = {dim for shape in shapes for dim in shape if isinstance(dim, str)}
+    dims: dict[object, Any] = {name: Dim(name) for name in names}
+    # DYNAMIC, as AUTO would let PyTorch fix the dimension to the extent of the example.
+    dims[None] = Dim.DYNAMIC
+    specs = [
+        {axis: dims[dim] for axis, dim in enumerate(shape) if not isinstance(dim, int)}
+        for shape in shapes
+    ]
+    return specs if any(specs) else None
+
+
+def _example_input(info: Info, default_dtype: str) -> torch.Tensor:
+    """Return zeros of the shape and dtype of an input."""
+    name, spec = info
+    dtype = spec[1] if len(spec) == 2 and isinstance(spec[1], str) else default_dtype
+    shape = [dim if isinstance(dim, int) else EXAMPLE_EXTENT for dim in _stated_shape(info)]
     kinds = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
     if str(dtype) not in kinds:
         text = f"{name!r} has the dtype {str(dtype)!r}: one of {', '.join(kinds)} expected"
         raise CompileError(f"from_pytorch: input_infos: {text}")
-    return torch.zeros(tuple(shape), dtype=kinds[str(dtype)])
+    return torch.zeros(shape, dtype=kinds[str(dtype)])

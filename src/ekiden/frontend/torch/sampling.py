@@ -1,4 +1,6 @@
-"""Gradient of grid sampling, which PyTorch does not decompose."""
+"""Gradient of grid sampling, which PyTorch does not decompose. A sample is a sum over taps, the
+products of those of each axis. Semantics: aten/src/ATen/native/GridSampler (PyTorch 2).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Decompositions of selection, ordering and placement operators, and of legacy linear algebra
-names.
+names. Semantics: aten/src/ATen/native (PyTorch 2); arguments are those of the operators.
 """
 
 from __future__ import annotations

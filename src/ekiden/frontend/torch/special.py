@@ -282,8 +282,9 @@ _ZETA_DIRECT_TERMS = 12
 
 
 def zeta(x: Tensor | float, q: Tensor | float) -> Tensor:
-    """Return the Hurwitz zeta function, the sum of (n + q)**-x, by Euler-Maclaurin (DLMF
-    25.11.5).
+    """Return the Hurwitz zeta function, the sum of (n + q)**-x, by Euler-Maclaurin (DLMF 25.11.5).
+    As in PyTorch it is infinite at x = 1 and at q = 0, -1, ..., and NaN for x < 1 and where a
+    negative base would be raised to a fraction.
     """
     order, first = broadcast_tensors(_to_float64(x, q), _to_float64(q, x))
     total = first.pow(-order)

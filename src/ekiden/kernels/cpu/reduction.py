@@ -177,7 +177,7 @@ class ReductionNest:
 
         Args:
             inner: The axis of the columns.
-            many: Vectors of a group.
+            group_size: Vectors of a group.
             work: The estimated elements of one result.
             top: Whether the nest is at the top of a function, where its loops may be parallel.
         """

@@ -72,7 +72,7 @@ def is_unit_stride(value: PrimExpr, positions: Mapping[Var, PrimExpr], step: Var
 
     Args:
         value: An expression over tensors.
-        places: Its variables in terms of `step`.
+        positions: Its variables in terms of `step`.
         step: The variable.
     """
     reads = [e for e in post_order(value) if isinstance(e, ProducerLoad)]

@@ -363,7 +363,7 @@ class _RowEmitter:
         Args:
             group: The reduction.
             at: The coordinates of the row.
-            known: Whether each thread stores the result, in memory of its own.
+            is_private: Whether each thread stores the result, in memory of its own.
 
         Returns:
             The statement, and the memory that threads share.

@@ -167,7 +167,7 @@ class TiledProductKernel:
         Args:
             factors: The sum of products.
             target: The device.
-            found: The values of the other knobs, and overrides.
+            values: The values of the other knobs, and overrides.
         """
         completed = {"near": 1, "buffers": 1, **values}
         if not values["shared"] or target.thread_warp_size == 1:

@@ -60,7 +60,7 @@ class VectorAxes:
         Args:
             block: The computation.
             target: The device.
-            least: The first axis that may be taken.
+            min_axis: The first axis that may be taken.
 
         Returns:
             None where there are no such axes, or the target's threads have no vectors.
@@ -132,9 +132,9 @@ def are_contiguous(
 
     Args:
         accesses: Buffers and indices.
-        places: The variables of the indices in terms of `step`.
+        positions: The variables of the indices in terms of `step`.
         step: The variable.
-        most: The largest distance.
+        limit: The largest distance.
     """
     return all(
         isinstance(d, IntImm) and 0 <= d.value <= limit
@@ -197,7 +197,7 @@ def read_width(
         value: The expression.
         axes: The axes that are counted through.
         extents: Their extents.
-        most: The upper limit of the lanes.
+        limit: The upper limit of the lanes.
 
     Returns:
         The lanes; 1 where no read is one access, or where a condition differs between lanes.
@@ -263,7 +263,7 @@ def access_width(
         accesses: Shapes and indices.
         axes: The axes that are counted through.
         extents: Their extents.
-        most: The upper limit of the lanes.
+        limit: The upper limit of the lanes.
         conditions: Expressions that must be the same for all lanes.
     """
     size = simplify(product_of_extents(extents)) if extents else const(1)

@@ -419,7 +419,7 @@ def choose_panel(
         target: The device.
         factors: The sum of products.
         plain: The decision without panels.
-        most: The most lanes of a vector.
+        max_vector: The most lanes of a vector.
     """
     m, n = (
         known_extent(factors.num_elements(factors.rows)),
@@ -475,7 +475,7 @@ def _are_panels_cheaper(
     Args:
         target: The device.
         factors: The sum of products.
-        made: The decision with panels.
+        paneled: The decision with panels.
         plain: The decision without.
         tiles: Tiles of rows.
         bands: Bands of tiles.

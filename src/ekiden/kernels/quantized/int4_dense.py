@@ -67,7 +67,7 @@ class _Int4DenseKernel(WordPanelKernel):
             sums: The sums of the block.
             rows: Rows of the tile.
             first: The first row.
-            place: The offset of the words.
+            word_offset: The offset of the words.
             at: The first k of the words.
             vectors: Vectors of columns.
         """

@@ -323,7 +323,7 @@ class RecurrentLayerKernel:
 
         Args:
             when: The step and the phase.
-            part: The gates.
+            gates: The gates.
             tile: The number of rows, and the first.
             panel: The panel's number, and the weight.
             products: Where they are stored.

@@ -65,17 +65,17 @@ def unmatched_cases(match: Match, mod: IRModule | None = None) -> list[Pattern]:
     return [row[0] for row in _unmatched_rows(rows, 1, mod or IRModule())]
 
 
-def format_pattern(pattern: Pattern) -> str:
+def pattern_text(pattern: Pattern) -> str:
     """Format a pattern for messages; variables print as wildcards."""
     match pattern:
         case PatternTuple(patterns=(only,)):
-            return f"({format_pattern(only)},)"
+            return f"({pattern_text(only)},)"
         case PatternTuple(patterns=inner):
-            return f"({', '.join(map(format_pattern, inner))})"
+            return f"({', '.join(map(pattern_text, inner))})"
         case PatternConstructor(constructor=constructor, patterns=()):
             return constructor.name_hint
         case PatternConstructor(constructor=constructor, patterns=inner):
-            return f"{constructor.name_hint}({', '.join(map(format_pattern, inner))})"
+            return f"{constructor.name_hint}({', '.join(map(pattern_text, inner))})"
         case _:
             return "_"
 

@@ -15,7 +15,7 @@ from ekiden.relay.analysis.fake_quantized import list_fake_quantized_op_freqs
 from ekiden.relay.analysis.feature import Feature, detect_feature
 from ekiden.relay.analysis.kind import check_kind
 from ekiden.relay.analysis.liveness import dead_bindings, last_uses
-from ekiden.relay.analysis.matches import format_pattern, unmatched_cases
+from ekiden.relay.analysis.matches import pattern_text, unmatched_cases
 from ekiden.relay.analysis.search import extract_intermdeiate_expr, search_fc_transpose
 from ekiden.relay.analysis.variables import (
     all_dtypes,
@@ -57,7 +57,6 @@ __all__ = [
     "extract_fused_functions",
     "extract_intermdeiate_expr",
     "find_errors",
-    "format_pattern",
     "free_type_vars",
     "free_vars",
     "get_total_mac_number",
@@ -65,6 +64,7 @@ __all__ = [
     "last_uses",
     "list_fake_quantized_op_freqs",
     "list_op_freqs",
+    "pattern_text",
     "post_order_visit",
     "search_fc_transpose",
     "shape_conditions",

@@ -9,7 +9,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS, Op
 from ekiden.ir.type import TypeVar
 from ekiden.relay.analysis.kind import kind_errors
-from ekiden.relay.analysis.matches import format_pattern, unmatched_cases
+from ekiden.relay.analysis.matches import pattern_text, unmatched_cases
 from ekiden.relay.analysis.variables import free_type_vars
 from ekiden.relay.expr import Call, Expr, Function, If, Let, Match, Var
 from ekiden.relay.visitor import (
@@ -163,7 +163,7 @@ def find_match_error(match: Match, module: IRModule) -> str | None:
     if not missing:
         return None
     # A type of many constructors may have more missing cases than a message should list.
-    shown = [format_pattern(p) for p in missing[:3]] + ["..."] * (len(missing) > 3)
+    shown = [pattern_text(p) for p in missing[:3]] + ["..."] * (len(missing) > 3)
     return f"match: expected a clause for every value, got none for {', '.join(shown)}"
 
 

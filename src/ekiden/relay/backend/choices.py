@@ -75,7 +75,7 @@ class RegisteredChoice:
         options = cls.list_registered_options_of(name).items()
         return {key: TVM_TYPE_NAMES[kind] for key, (kind, _) in options}
 
-    def first_unsupported_option(self) -> str:
+    def refused(self) -> str:
         """Return the first set option that has no effect here, or ""."""
         table = self.TABLE[self.name]
         for key, value in (self.options or {}).items():
@@ -135,7 +135,7 @@ class Runtime(RegisteredChoice):
 def combination_error(how: Executor, on: Runtime) -> str:
     """Return why an executor is unsupported on a runtime, or ""."""
     if on.name == "crt":
-        return on.first_unsupported_option() or _micro_executor_error(how)
+        return on.refused() or _micro_executor_error(how)
     unpacked, interface = how.name == "aot" and how["unpacked-api"], "packed"
     if how.name == "aot":
         interface = str(how["interface-api"])
@@ -144,7 +144,7 @@ def combination_error(how: Executor, on: Runtime) -> str:
             f"Need unpacked-api == false (got: {int(bool(unpacked))}) and interface-api =="
             f' "packed" (got: {interface}) when targeting c++ runtime'
         )
-    return how.first_unsupported_option() or on.first_unsupported_option()
+    return how.refused() or on.refused()
 
 
 def _micro_executor_error(how: Executor) -> str:

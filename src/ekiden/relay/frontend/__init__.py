@@ -5,7 +5,9 @@ in ekiden.frontend.relay, and are loaded when one is used.
 from ekiden._lazy import attach
 
 __all__ = [
-    "from_jax", "from_keras", "from_onnx", "from_pytorch", "from_tensorflow", "from_tflite",
+    "from_caffe", "from_caffe2", "from_coreml", "from_darknet", "from_jax", "from_keras",
+    "from_mxnet", "from_oneflow", "from_onnx", "from_paddle", "from_pytorch", "from_tensorflow",
+    "from_tflite",
 ]  # fmt: skip
 
 __getattr__, __dir__ = attach(__name__, {"ekiden.frontend.relay": " ".join(__all__)})

@@ -89,7 +89,9 @@ def divide_by_extent(value: Expr, x: Expr, axes: Sequence[int], less: int = 0) -
 
 
 def divide_by_mask_count(value: Expr, mask: Expr, axes: Sequence[int], dtype: str) -> Expr:
-    """Divide a value by the number of set mask elements along axes, which keep extent 1."""
+    """Divide a value by the number of set mask elements along axes, which keep extent 1; in float32
+    where the dtype has 16 bits.
+    """
     wide = "float32" if itemsize(dtype) < 4 else dtype
     return _divide(value, op.sum(op.cast(mask, wide), axis=axes, keepdims=True), dtype)
 

@@ -112,3 +112,4 @@ __all__ += [name for name in exported_names(EXPORTS) if name not in __all__]
 if not TYPE_CHECKING:
     __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
     __getattr__ = make_documenting_getattr("", __getattr__)
+    defer(["ekiden.relay.op._module_descriptions"])

@@ -26,7 +26,7 @@ EXPORTS = {
         widening_multiply
     """,
     "create": """
-        arange empty_with_dims full ndarray_size ones ones_like shape_of zeros zeros_like
+        arange extents full ndarray_size ones ones_like shape_of zeros zeros_like
     """,
     "debugging": """
         debug

@@ -330,7 +330,7 @@ def ndarray_size(data: Expr, dtype: str = "int32") -> Call:
     return call_op("ndarray_size", data, attrs=NdarraySizeAttrs(dtype))
 
 
-def empty_with_dims(sizes: Expr) -> Call:
+def extents(sizes: Expr) -> Call:
     """Return an empty tensor of shape (0, *sizes), which carries the elements of a vector as
     dimensions.
     """
@@ -339,6 +339,6 @@ def empty_with_dims(sizes: Expr) -> Call:
 
 
 __all__ = [
-    "arange", "empty_with_dims", "full", "ndarray_size", "ones", "ones_like", "shape_of", "zeros",
+    "arange", "extents", "full", "ndarray_size", "ones", "ones_like", "shape_of", "zeros",
     "zeros_like",
 ]  # fmt: skip

@@ -277,7 +277,7 @@ class ClipAttrs(Attrs):
 
 def _clip_reference(attrs: ClipAttrs, data: Array) -> Array:
     """Clip by float bounds; for integer data they are first limited to the dtype's range, as inf
-    has no integer value.
+    has no integer value. NaN stays NaN; where a_min > a_max the result is a_max.
     """
     if data.dtype.kind == "b":
         # False is 0 and True is 1: bounds either force a value or leave it.

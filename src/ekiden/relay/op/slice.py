@@ -31,8 +31,8 @@ class StridedSliceAttrs(Attrs):
     """Attributes of strided_slice: begin:end:stride per axis as in NumPy; axes None means the
     leading ones.
 
-    Bounds may be symbolic, strides are numbers. A bound of at least 2**30 in size means "to the
-    end".
+    Bounds may be symbolic, strides are numbers. A bound of at least 2**31 - 1 in size means "to the
+    end" of an axis of unknown extent.
     """
 
     begin: Dims = ()

@@ -17,6 +17,7 @@ from ekiden.relay.op.reshaping import reshape
 from ekiden.relay.op.scan import cumprod
 from ekiden.relay.op.slice import strided_slice
 from ekiden.relay.op.sorting import argsort, argwhere
+from ekiden.topi.dimensions import OPEN_SLICE_END
 
 
 def sparse_reshape(sparse_indices: Expr, prev_shape: Expr, new_shape: Expr) -> TupleWrapper:
@@ -37,10 +38,10 @@ def sparse_reshape(sparse_indices: Expr, prev_shape: Expr, new_shape: Expr) -> T
 
 def _row_major_strides(shape: Expr) -> Expr:
     """Return the row-major strides of a shape, in elements."""
-    backwards = strided_slice(shape, [-1], [-(1 << 30)], [-1])
+    backwards = strided_slice(shape, [-1], [-OPEN_SLICE_END], [-1])
     # Row-major strides: the product of all later extents.
     products = cumprod(backwards, 0, exclusive=True)
-    return strided_slice(products, [-1], [-(1 << 30)], [-1])
+    return strided_slice(products, [-1], [-OPEN_SLICE_END], [-1])
 
 
 def sparse_fill_empty_rows(

@@ -1,4 +1,6 @@
-"""Object detection operators: box filtering, NMS, anchors, ROI pooling."""
+"""Object detection operators: box filtering, NMS, anchors, ROI pooling. Where the number of boxes
+depends on data, results are padded and a count is returned.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ekiden.relay.expr import Call, Constant, Tuple
 from ekiden.relay.op.nn.recurrent_layers import (
     PackRecurrentAttrs,
     RecurrentAttrs,
-    pack_recurrent_weight,
+    packed_recurrent,
 )
 from ekiden.target import Target
 
@@ -36,7 +36,7 @@ def pack_recurrent(call: Call, target: Target) -> RelayExpr:
     gates = attrs.cell.gates
     lanes = target.lanes("float32")
     if weight.data.dtype == np.int8:
-        words = pack_recurrent_weight(PackRecurrentAttrs(gates, lanes), weight.data)
+        words = packed_recurrent(PackRecurrentAttrs(gates, lanes), weight.data)
         depth = words.shape[1]
         words, word_indices = split_large_pairs(words)
         if pays_int16_sums(word_indices.shape[1], depth, target):

@@ -45,7 +45,7 @@ from ekiden.runtime.errors import TypeInferenceError
 
 
 class RelayScript:
-    """Python function parsed to Relay."""
+    """Python function parsed to Relay. Inside another one it is called like any function."""
 
     def __init__(self, function: FunctionType, base: IRModule) -> None:
         """Read the source of `function`, which may call the functions of `base`."""

@@ -16,6 +16,7 @@ from ekiden.relay.prelude import Prelude
 from ekiden.relay.testing import (
     densenet,
     dqn,
+    inception_v3,
     init,
     layers,
     lstm,
@@ -66,6 +67,7 @@ __all__ = [
     "densenet",
     "dqn",
     "gradient",
+    "inception_v3",
     "init",
     "layers",
     "lstm",

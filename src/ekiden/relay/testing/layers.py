@@ -29,6 +29,23 @@ def _layer_param(name: str, shape: Sequence[int], data: Expr) -> Var:
     return var(name, shape=shape, dtype=dtype_of(data))
 
 
+def channel_axis(layout: str) -> int:
+    """Return the axis of the channels of a layout of images."""
+    return layout.index("C")
+
+
+def conv_kernel_layout(data_layout: str, is_depthwise: bool = False) -> str:
+    """Return the layout of the weights of a convolution over images of a layout.
+
+    Raises ValueError for a layout other than NCHW and NHWC.
+    """
+    if data_layout not in ("NCHW", "NHWC"):
+        raise ValueError(f"conv2d: layout: expected NCHW or NHWC, got {data_layout!r}")
+    if data_layout == "NCHW":
+        return "OIHW"
+    return "HWOI" if is_depthwise else "HWIO"
+
+
 def conv2d(
     data: Expr,
     channels: int,
@@ -38,10 +55,16 @@ def conv2d(
     padding: tuple[int, int] = (0, 0),
     groups: int = 1,
     weight: Expr | None = None,
+    layout: str = "NCHW",
 ) -> Expr:
-    """Return an NCHW convolution with weight `{name}_weight`."""
-    inputs = shape_of(data)[1]
-    new_weight = _layer_param(f"{name}_weight", (channels, inputs // groups, *kernel_size), data)
+    """Return a convolution with weight `{name}_weight`.
+
+    The weight is OIHW beside NCHW, and HWIO or, of a depthwise convolution, HWOI beside NHWC.
+    """
+    inputs = shape_of(data)[channel_axis(layout)]
+    kernel_layout = conv_kernel_layout(layout, is_depthwise=1 < groups == inputs)
+    sizes = dict(zip("OIHW", (channels, inputs // groups, *kernel_size), strict=True))
+    new_weight = _layer_param(f"{name}_weight", [sizes[axis] for axis in kernel_layout], data)
     return nn.conv2d(
         data,
         new_weight if weight is None else weight,
@@ -50,6 +73,8 @@ def conv2d(
         groups=groups,
         channels=channels,
         kernel_size=kernel_size,
+        data_layout=layout,
+        kernel_layout=kernel_layout,
     )
 
 
@@ -98,4 +123,7 @@ def closed(net: Expr) -> Function:
     return Function(tuple(free_vars(net)), net)
 
 
-__all__ = ["add_bias", "batch_norm_infer", "closed", "conv2d", "conv2d_transpose", "dense_add_bias"]
+__all__ = [
+    "add_bias", "batch_norm_infer", "channel_axis", "closed", "conv2d", "conv2d_transpose",
+    "conv_kernel_layout", "dense_add_bias",
+]  # fmt: skip

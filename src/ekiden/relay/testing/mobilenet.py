@@ -16,21 +16,24 @@ MOBILENET_BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2),
 """Channels and stride of each block after the first convolution."""
 
 
-def _bn_relu(data: Expr, name: str) -> Expr:
-    return nn.relu(layers.batch_norm_infer(data, name))
+def _bn_relu(data: Expr, name: str, layout: str) -> Expr:
+    return nn.relu(layers.batch_norm_infer(data, name, axis=layers.channel_axis(layout)))
 
 
-def separable_block(data: Expr, name: str, channels: int, stride: int) -> Expr:
+def separable_block(
+    data: Expr, name: str, channels: int, stride: int, layout: str = "NCHW"
+) -> Expr:
     """Return a depthwise separable convolution: 3x3 depthwise and 1x1 pointwise, each with BN and
     ReLU.
     """
-    inputs = layers.shape_of(data)[1]
+    inputs = layers.shape_of(data)[layers.channel_axis(layout)]
     step = (stride, stride)
     body = layers.conv2d(
-        data, inputs, (3, 3), f"{name}_depthwise_conv1", step, (1, 1), groups=inputs
+        data, inputs, (3, 3), f"{name}_depthwise_conv1", step, (1, 1), groups=inputs, layout=layout
     )
-    body = _bn_relu(body, f"{name}_bn1")
-    return _bn_relu(layers.conv2d(body, channels, (1, 1), f"{name}_conv2"), f"{name}_bn2")
+    body = _bn_relu(body, f"{name}_bn1", layout)
+    body = layers.conv2d(body, channels, (1, 1), f"{name}_conv2", layout=layout)
+    return _bn_relu(body, f"{name}_bn2", layout)
 
 
 def mobile_net(
@@ -38,15 +41,18 @@ def mobile_net(
     data_shape: tuple[int, ...] = (1, 3, 224, 224),
     dtype: str = "float32",
     alpha: float = 1.0,
+    layout: str = "NCHW",
 ) -> Function:
-    """Return the network with width multiplier `alpha`."""
+    """Return the network with width multiplier `alpha`; `data_shape` is in `layout`."""
     body: Expr = var("data", shape=data_shape, dtype=dtype)
-    body = layers.conv2d(body, int(32 * alpha), (3, 3), "conv_block_1_conv", (2, 2), (1, 1))
-    body = _bn_relu(body, "conv_block_1_bn")
+    body = layers.conv2d(
+        body, int(32 * alpha), (3, 3), "conv_block_1_conv", (2, 2), (1, 1), layout=layout
+    )
+    body = _bn_relu(body, "conv_block_1_bn", layout)
     for number, (channels, stride) in enumerate(MOBILENET_BLOCKS, 1):
         name = f"separable_conv_block_{number}"
-        body = separable_block(body, name, int(channels * alpha), stride)
-    body = nn.batch_flatten(nn.global_avg_pool2d(body))
+        body = separable_block(body, name, int(channels * alpha), stride, layout)
+    body = nn.batch_flatten(nn.global_avg_pool2d(body, layout=layout))
     return layers.closed(nn.softmax(layers.dense_add_bias(body, num_classes, "fc")))
 
 
@@ -55,9 +61,11 @@ def get_workload(
     num_classes: int = 1000,
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
+    layout: str = "NCHW",
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return the network as a module with initialised parameters."""
-    return create_workload(mobile_net(num_classes, (batch_size, *image_shape), dtype))
+    """Return the network as a module with initialised parameters; `image_shape` is in `layout`."""
+    shape = (batch_size, *image_shape)
+    return create_workload(mobile_net(num_classes, shape, dtype, layout=layout))
 
 
 __all__ = ["get_workload", "mobile_net"]

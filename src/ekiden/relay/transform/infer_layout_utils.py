@@ -29,6 +29,7 @@ from ekiden.ir.prim import IntImm, is_const
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.data_layout import parse_layout
+from ekiden.topi.dimensions import OPEN_SLICE_END
 
 Layout = str | None
 Layouts = Sequence[Layout]
@@ -541,7 +542,7 @@ def _infer_strided_slice(
         for at, (letter, size) in enumerate(parse_layout(new[0])):
             extent = _static_ints([kind.shape[axis_index(layout, letter.upper())]])
             if at not in bounds and (extent is None or letter.islower()):
-                bounds[at] = (0, size, 1) if extent is not None else (0, 1 << 30, 1)
+                bounds[at] = (0, size, 1) if extent is not None else (0, OPEN_SLICE_END, 1)
             elif at not in bounds:
                 assert extent is not None
                 bounds[at] = (0, extent[0] // (block_factor(new[0], letter) or 1), 1)

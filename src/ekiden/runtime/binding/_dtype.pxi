@@ -254,16 +254,22 @@ class Device(NamedTuple):
         return f"{_DEVICE_NAMES.get(self.type, self.type)}({self.id})"
 
 
-def device(dev, int index=0):
-    """The device of a name with an optional number ("cpu", "cuda:1"), or of DLPack's number.
+def device(dev=None, int index=0, *, dev_type=None, dev_id=None):
+    """Return the device of a name with an optional number ("cpu", "cuda:1"), or of DLPack's number.
 
-    An unknown name is a ValueError that lists the known ones.
+    The text of a target names the device of its kind: "llvm -mcpu=haswell" is the host. `dev_type`
+    and `dev_id` are TVM's names of the two arguments. Raises ValueError for an unknown name, with
+    the known ones.
     """
+    dev = dev_type if dev is None else dev
+    index = index if dev_id is None else dev_id
     if isinstance(dev, Device):
         return dev
     if isinstance(dev, int):
         return Device(dev, index)
-    name, _, number = dev.partition(":")
+    if not isinstance(dev, str):
+        raise TypeError(f"device: expected a name, a number or a device, got {type(dev).__name__}")
+    name, _, number = (dev.split() or [""])[0].partition(":")
     if name not in _DEVICE_TYPES:
         raise ValueError(f"device: expected one of {', '.join(_DEVICE_TYPES)}, got {dev!r}")
     return Device(_DEVICE_TYPES[name], int(number) if number else index)

@@ -424,7 +424,7 @@ class Executable:
         compiler = compiler_module("ekiden.backend.aot.jit", "jit")
         executable = self._await_upgrade()
         if calls == 0:
-            compiler.compile_now(executable, executable.globals)
+            compiler.compile_functions(executable, executable.globals)
         else:
             compiler.compile_when_hot(executable, calls)
 

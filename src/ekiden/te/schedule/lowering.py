@@ -337,7 +337,7 @@ class ScheduleLowering:
     def _record_axes(self, stage: Stage) -> None:
         """Record the loops of the stage's own axes, and their ranges."""
         block = self._block_handle(stage)
-        realize = self.sch.get_stmt(block)
+        realize = self.sch.statement(block)
         assert isinstance(realize, BlockRealize)
         axes = _initial_axes(stage)
         loops = self.sch.get_loops(block)

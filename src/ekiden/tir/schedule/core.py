@@ -171,12 +171,12 @@ class ScheduleState:
 
     def get_sref(self, rand_var_or_stmt: Handle) -> StmtSRef:
         """Return a reference to a block or loop in the current program."""
-        resolved = self.get_stmt(rand_var_or_stmt)
+        resolved = self.statement(rand_var_or_stmt)
         stmt = resolved.block if isinstance(resolved, BlockRealize) else resolved
         assert isinstance(stmt, (Block, For))
         return StmtSRef(stmt)
 
-    def get_stmt(self, rand_var: Handle) -> Stmt:
+    def statement(self, rand_var: Handle) -> Stmt:
         """Return the statement of a block (its BlockRealize) or of a loop."""
         resolved = self._resolve_handles(rand_var)
         assert isinstance(resolved, Stmt)

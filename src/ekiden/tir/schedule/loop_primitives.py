@@ -167,8 +167,7 @@ class LoopPrimitives(ScheduleState):
     def tile(
         self, x: LoopLike, y: LoopLike, x_factor: int, y_factor: int
     ) -> tuple[LoopRV, LoopRV, LoopRV, LoopRV]:
-        """Tile two neighbouring loops; return (x_outer, y_outer, x_inner, y_inner). (x_outer,
-        y_outer, x_inner, y_inner).
+        """Tile two neighbouring loops; return (x_outer, y_outer, x_inner, y_inner).
 
             for x, y in grid(n, m): s
             -> tile(x, y, a, b)

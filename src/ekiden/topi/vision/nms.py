@@ -256,7 +256,7 @@ def emit_greedy_nms(
     Args:
         ib: the builder.
         sizes: number of boxes, and capacity of the result.
-        most: maximum number of kept boxes.
+        max_kept: maximum number of kept boxes.
         ranked: ranked(n) is the n-th box.
         meets: meets(box, other) tells whether a kept box suppresses another.
         keep: keep(n, slot, box) is called for a kept box.

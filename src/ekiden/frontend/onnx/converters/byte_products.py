@@ -61,7 +61,9 @@ def _zero_point(node: Node, side: QuantizedTensor) -> Expr:
 
 
 def as_scalar_if_single(node: Node, value: Value) -> Expr:
-    """Return a value of one element as a scalar; others are unchanged."""
+    """Return a value of one element as a scalar; others are unchanged. A constant stays a constant,
+    because a zero point known to be 0 needs no correction sums.
+    """
     expr = node.scope.expr(value)
     if not value.type.shape or not _is_one_element(value):
         return expr

@@ -42,7 +42,9 @@ def max_finite(dtype: str) -> np.float32:
 
 
 def _cast_to_e8m0(node: Node, data: Expr) -> Expr:
-    """Emit a cast to float8_e8m0fnu: the biased exponent, rounded as `round_mode` says."""
+    """Emit a cast to float8_e8m0fnu, a power of two: the biased exponent, rounded as `round_mode`
+    says. 0 and values below the range become the smallest number; NaN is preserved.
+    """
     # float32 layout: 8 exponent bits above 23 mantissa bits; e8m0 stores the biased exponent alone,
     # 255 is NaN.
     bits = op.reinterpret(op.cast(data, "float32"), "uint32")

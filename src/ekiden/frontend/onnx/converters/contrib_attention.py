@@ -57,7 +57,9 @@ def _split_heads(node: Node, data: Expr, heads: int) -> Expr:
 def _emit_attention(
     node: Node, q: Expr, k: Expr, v: Expr, layouts: Sequence[str], scores: ScoreModifiers
 ) -> Expr:
-    """Emit nn.attention of query, key and value in float32: [batch, length, heads * depth]."""
+    """Emit nn.attention of query, key and value: [batch, length, heads * depth], computed in
+    float32 and cast to the query's dtype.
+    """
     dtype = node.typed(q).dtype
     q, k, v = (op.cast(t, "float32") if dtype != "float32" else t for t in (q, k, v))
     bias = scores.bias
@@ -285,7 +287,10 @@ def _project_heads(node: Node, data: Expr, index: int) -> Expr:
 
 
 def _multi_head_attention(node: Node) -> Result:
-    """Convert MultiHeadAttention, with past keys and values ahead of the new ones."""
+    """Convert MultiHeadAttention, with past keys and values ahead of the new ones. With
+    `past_sequence_length`, `past_key` is a buffer with room after that many keys, which the new
+    ones fill.
+    """
     heads = node.get_int("num_heads")
     if heads < 1:
         node.unsupported(f"attribute 'num_heads' must be at least 1, got {heads}")
@@ -327,8 +332,8 @@ class _BufferRange:
 
 
 def _buffer_range(node: Node, index: int, length: PrimExpr, new: PrimExpr) -> _BufferRange:
-    """Return the range that new keys take in a buffer; input `index` holds the number of
-    past keys.
+    """Return the range that new keys take in a buffer of this length; input `index` holds the
+    number of past keys. The program raises at run time where the buffer is too short.
     """
     begin = as_dim(node.dims(index, "past_sequence_length", 1)[0])
     end = simplify_dim(begin + new)
@@ -354,8 +359,8 @@ def _write_to_buffer(node: Node, buffer: Expr, new: Expr, room: _BufferRange) ->
 
 
 def _concat_past(node: Node, index: int, new: Expr, room: _BufferRange | None) -> Expr:
-    """Emit past and new keys or values, concatenated; `cache_indirection` selects the past beam of
-    each row.
+    """Emit past and new keys or values, concatenated; `cache_indirection` [batch, beams, positions]
+    selects for each past key the beam of its batch that it comes from.
     """
     past = _filled_part(node.expr(index), room)
     if node.optional(9) is not None:
@@ -406,9 +411,9 @@ def _decoder_attention(node: Node) -> Result:
 
 
 def apply_rotary_embedding(node: Node, data: Expr, cos: Expr, sin: Expr, interleaved: bool) -> Expr:
-    """Emit rotary position embedding (Su et al. 2021) of [batch, length, heads, depth]. 2021) to
-    data [batch, length, heads, depth], with the angles' cosines and sines [batch, length, depth
-    / 2], or fewer: further columns are unchanged.
+    """Emit rotary position embedding (Su et al. 2021) of data [batch, length, heads, depth], with
+    the angles' cosines and sines [batch, length, depth / 2], or fewer: further columns are
+    unchanged.
 
     Args:
         node: the node.

@@ -76,7 +76,7 @@ def _search_parameters(
     node: Node, beams: PrimExpr, first: int, further: Sequence[Processor] = ()
 ) -> SearchParameters:
     """Return the search parameters; inputs from `first` on are the repetition penalty and the
-    vocabulary masks.
+    vocabulary masks. Raises UnsupportedError for unknown kinds of models.
     """
     kind = _model_type(node)
     (limit,) = (as_dim(d) for d in node.dims(1, "max_length", 1))
@@ -98,7 +98,9 @@ def _search_parameters(
 
 
 def _row_length(node: Node, index: int, name: str) -> PrimExpr:
-    """Return the row length of an input [batch, length]."""
+    """Return the row length of an input [batch, length]. Raises UnsupportedError for another
+    rank.
+    """
     if node.rank(index) != 2:
         node.unsupported(f"{name!r} must have 2 dimensions, got {node.rank(index)}")
     rows, length = node.shape(index)
@@ -294,7 +296,7 @@ def _greedy_search(node: Node) -> list[Expr | Value | None]:
 
 def _sampling(node: Node) -> list[Expr | Value | None]:
     """Convert Sampling: each token is drawn from the nucleus (top-p sampling, Holtzman et al.
-    2020). 2020).
+    2020).
     """
     if node.wants(1):
         node.unsupported("output 1 ('filtered_logits') is not supported")

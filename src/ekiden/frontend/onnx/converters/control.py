@@ -47,7 +47,9 @@ def _loop(node: Node) -> list[Value]:
         node.unsupported(f"expected a body with {2 + len(carried)} inputs, got {len(body.names)}")
 
     def loop_body(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
-        """Import one iteration: (condition, carried values, scan outputs)."""
+        """Import one iteration: (condition, carried values, scan outputs). Raises UnsupportedError
+        for a body with fewer outputs than carried values.
+        """
         pair = zip(inner.input, (index, condition), strict=False)
         head = [_in_declared_rank(node, info, v) for info, v in pair]
         results = body.import_body([*head, *values])

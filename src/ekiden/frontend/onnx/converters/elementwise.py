@@ -143,7 +143,10 @@ def _clip_by_attributes(node: Node) -> Expr:
 
 
 def _clip(node: Node) -> Expr | Value:
-    """Convert Clip since opset 11, whose bounds are inputs."""
+    """Convert Clip since opset 11, whose bounds are inputs. Integers and run-time bounds use
+    maximum and minimum: an int64 bound has digits that a float attribute lacks. Where min > max,
+    max wins.
+    """
     low, high = node.optional(1), node.optional(2)
     if low is None and high is None:
         return node.value(0)

@@ -186,6 +186,10 @@ def _col2im(node: Node) -> Expr:
     node.check_declared_count("the number of elements of a patch", max(math.prod(block), *block))
     window = Window(block, strides, dilations, pads[:rank], pads[rank:])
     padded = [simplify_dim(d + pads[i] + pads[i + rank]) for i, d in enumerate(image)]
+    for extent in image:  # padding may hide one below 0
+        if (number := known_int(extent)) is not None and number < 0:
+            node.unsupported(f"'image_shape' must not be negative, got {number}")
+        node.scope.require(fold_binary(GE, extent, as_dim(0)), " with 'image_shape'")
     for extent, span in zip(padded, window.reach, strict=True):
         if (number := known_int(extent)) is not None:
             node.check_declared_count("an extent of the padded image", number)

@@ -21,7 +21,9 @@ from ekiden.topi.dimensions import known_int
 
 
 def _dense_weight(matrix: Array) -> Expr:
-    """Return a constant right operand [k, n] as nn.dense's weight [n, k]."""
+    """Return a constant right operand [k, n] as nn.dense's weight [n, k]: a view, as packing
+    transposes it back.
+    """
     return const(matrix.T)
 
 

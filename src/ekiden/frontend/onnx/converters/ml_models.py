@@ -409,7 +409,9 @@ def _forest_before_v5(node: Node, dtype: type) -> _ParsedForest:
     number = np.where(is_leaf, -1 - leaf, np.cumsum(~is_leaf) - 1)
 
     def branch_targets(side: Array) -> Array:
-        """Return the row of each branch's target on one side."""
+        """Return the row of each branch's target on one side. Raises UnsupportedError for a target
+        that no node has.
+        """
         target_ids = side[~is_leaf]
         at = names.find(trees[~is_leaf], target_ids)
         if (at < 0).any():

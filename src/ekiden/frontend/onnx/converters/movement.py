@@ -60,7 +60,9 @@ def _drop_axis(shape: Shape, axis: int) -> Shape:
 
 
 def _split(node: Node) -> Expr | Value:
-    """Convert Split: sizes from the attribute (to opset 12) or an input, or equal parts."""
+    """Convert Split: sizes from the attribute (to opset 12) or an input, or equal parts. That sizes
+    add up to the axis is proved, or checked at run time.
+    """
     axis = node.axis(node.get_int("axis", 0), node.rank(0))
     count = len(node.proto.output)
     if node.has("split"):
@@ -170,7 +172,7 @@ def _clamp_runtime_starts(node: Node, starts: Expr, steps: Expr, axes: Sequence[
 
 
 def _vector_input(node: Node, index: int) -> Expr:
-    """Return an input as a vector."""
+    """Return an input as a vector: PyTorch's exporter writes a scalar for one of one element."""
     return node.expr(index) if node.rank(index) else op.reshape(node.expr(index), (1,))
 
 

@@ -140,7 +140,9 @@ def _constrain_zero_point(node: Node, index: int, extent: PrimExpr) -> None:
 
 
 def _without_zero_point(node: Node, data: int, zero: int, rows: bool = False) -> Expr:
-    """Emit an input as int32 minus its zero point."""
+    """Emit an input as int32 minus its zero point. A vector of zero points has one for each row
+    (`rows`), or column, of a matrix.
+    """
     wide = op.cast(node.expr(data), "int32")
     point = node.optional(zero)
     if point is None:

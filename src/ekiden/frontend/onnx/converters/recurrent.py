@@ -106,7 +106,9 @@ def _split_bias(node: Node, kind: RecurrentCell, direction: int) -> tuple[Expr |
 
 
 def _activation_options(node: Node, kind: RecurrentCell, directions: int) -> list[LayerOptions]:
-    """Return the activation options of each direction."""
+    """Return the activation options of each direction. `activation_alpha` and `activation_beta`
+    list values only for activations that need one.
+    """
     names = [n.lower() for n in node.get_strings("activations")]
     names = names or [n.lower() for n in kind.activations] * directions
     if unknown := [n for n in names if n not in RNN_ACTIVATIONS]:
@@ -289,7 +291,9 @@ def _int8_weight(node: Node, index: int, direction: int, order: Sequence[int]) -
 
 
 def _row_scales(node: Node, index: int, direction: int, rows: int, order: Sequence[int]) -> Expr:
-    """Return per-tensor or per-row scales as one float32 per row, in our gate order."""
+    """Return per-tensor or per-row scales as one float32 per row, in our gate order. Raises
+    UnsupportedError for nonzero zero points.
+    """
     scale: Array = node.numbers(index, "a scale")[direction]
     # Symmetric weights: the kernel has no correction term for a zero point.
     points = node.optional(index + 1)

@@ -142,7 +142,9 @@ def _square(data: Expr) -> Expr:
 
 
 def _log_sum_exp(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
-    """Emit max + log(sum(exp(x - max))), which cannot overflow."""
+    """Emit max + log(sum(exp(x - max))), which cannot overflow. An infinite maximum is not
+    subtracted, as inf - inf is NaN: the sum is then 0 or inf, whose logarithms are -inf and inf.
+    """
     largest = op.max(data, axis=axes, keepdims=True)
     # inf - inf would be NaN: an infinite maximum is not subtracted.
     largest = op.where(op.isfinite(largest), largest, op.zeros_like(largest))

@@ -53,7 +53,10 @@ def _upsample_by_attributes(node: Node) -> Expr | Value:
 
 
 def _upsample(node: Node) -> Expr | Value:
-    """Convert Upsample 9 and Resize 10: the scales are an input, coordinates are asymmetric."""
+    """Convert Upsample 9 and Resize 10: the scales are an input, coordinates are asymmetric.
+    Nearest rounds down where an axis grows and up where it shrinks, as ONNX Runtime does for these
+    versions.
+    """
     if node.value(1).array is None:
         return _resize_by_runtime_scales(node, 1, "asymmetric", LEGACY_NEAREST)
     scales = _constant_scales(node, 1)

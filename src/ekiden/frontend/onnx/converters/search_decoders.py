@@ -169,7 +169,7 @@ class GptDecoder(SearchDecoder):
 
     def _prompt_mask_and_positions(self, tokens: Expr) -> tuple[Expr, Expr, Expr]:
         """Return the prompts' mask int32 [batch, length], positions, and number of tokens int32
-        [batch, 1].
+        [batch, 1]. Padding has no position, also where the mask is an input.
         """
         padding = const(np.int32(self.search.padding))
         is_token = op.cast(op.not_equal(tokens, padding), "int32")

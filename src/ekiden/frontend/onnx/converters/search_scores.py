@@ -134,8 +134,8 @@ def _token_occurrences(search: SearchParameters, tokens: Expr, is_valid: Expr) -
 
 
 def _repetition_penalty(search: SearchParameters, scores: Expr, texts: Expr, length: Expr) -> Expr:
-    """Emit the scores with the repetition penalty of CTRL (Keskar et al. 2019). 2019) applied to
-    tokens that a sequence already has.
+    """Emit the scores with the repetition penalty of CTRL (Keskar et al. 2019) applied to tokens
+    that a sequence already has.
     """
     assert search.penalty is not None
     is_valid = op.less(op.expand_dims(search.positions(search.limit), axis=0), length)
@@ -291,7 +291,9 @@ class SentenceScorer:
     def merge_sentences(
         self, beams: BeamState, scores: Expr, sentences: Expr, are_there: Expr
     ) -> tuple[Expr, Expr, Expr]:
-        """Emit the best of finished and further sentences [batch, beams]: scores, tokens, count."""
+        """Emit the best of finished and further sentences [batch, beams]: scores, tokens, count. Of
+        equal scores the older sentence is kept.
+        """
         search = self.search
         # The older sentences come first, and top-k prefers the lower index among equal scores.
         both = op.concatenate((beams.ended, scores), axis=1)

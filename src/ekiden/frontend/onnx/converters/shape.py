@@ -172,7 +172,9 @@ def _unsqueeze_runtime_axes(node: Node) -> Expr:
 
 
 def _num_axes(node: Node) -> int:
-    """Return the number of axes in input 1."""
+    """Return the number of axes in input 1. Raises UnsupportedError where it is known at run time
+    only.
+    """
     shape = node.shape(1)
     count = 1 if not shape else known_int(shape[0])
     if count is None:
@@ -181,7 +183,9 @@ def _num_axes(node: Node) -> int:
 
 
 def _axis_mask(node: Node, rank: int) -> Expr:
-    """Emit which of `rank` axes are among the run-time axes, bool [rank]."""
+    """Emit which of `rank` axes are among the run-time axes, bool [rank]. Axes out of range or
+    repeated are a run-time error.
+    """
     count = _num_axes(node)
     axis_input = op.reshape(op.cast(node.expr(1), "int64"), (count,))
     axes = op.take(const(np.arange(rank)), axis_input, axis=0, mode="raise")
@@ -218,7 +222,9 @@ def _expand(node: Node) -> Expr | Value:
 
 
 def _expand_to_runtime_shape(node: Node) -> Value:
-    """Emit an expansion to a run-time shape."""
+    """Emit an expansion to a run-time shape. Broadcasting is bidirectional: an extent of 1 in the
+    shape keeps that of the data.
+    """
     count = known_int(node.shape(1)[0])
     if count is None:
         node.unsupported("the number of dimensions of 'shape' must be constant")

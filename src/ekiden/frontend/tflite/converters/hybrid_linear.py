@@ -64,7 +64,7 @@ def fully_connected(node: Node) -> Expr:
 def batch_matmul(
     node: Node, product: Callable[[Expr, Expr], Expr], sides: tuple[Expr, Expr]
 ) -> Expr:
-    """Convert hybrid BATCH_MATMUL_RULE; each row of each matrix is quantized by itself.
+    """Convert hybrid BATCH_MATMUL; each row of each matrix is quantized by itself.
 
     sides: [.., m, k], [.., k, n]; product: of int32.
     """

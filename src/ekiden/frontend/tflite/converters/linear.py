@@ -133,7 +133,7 @@ def _fully_connected(node: Node) -> Expr:
 
 
 def _batch_matmul(node: Node) -> Expr:
-    """Convert BATCH_MATMUL_RULE over the last two axes with broadcast leading ones; inputs are cast
+    """Convert BATCH_MATMUL over the last two axes with broadcast leading ones; inputs are cast
     to
     the output's dtype.
     """

@@ -20,7 +20,9 @@ def assign_state(node: Node, index: int, value: Value) -> None:
 
 
 def read_state(node: Node, index: int) -> Value:
-    """Return the current value of a state tensor."""
+    """Return the current value of a state tensor. Raises UnsupportedError where the input is no
+    variable.
+    """
     tensor = node.ins[index] if index < len(node.ins) else None
     if tensor is None or not tensor.is_variable:
         node.unsupported(f"input {index}, a state, is no variable")

@@ -54,7 +54,9 @@ def pool_window(node: Node) -> Window:
 
 
 def static_padding(node: Node, window: Window) -> tuple[int, ...]:
-    """Return the padding (top, left, bottom, right); reject symbolic padding."""
+    """Return the padding (top, left, bottom, right). Raises UnsupportedError where it depends on
+    symbolic extents: no operator pads with zero points by symbolic amounts.
+    """
     if window.padding is None:
         node.unsupported(f"padding SAME with strides needs a known extent of {node.ins[0]}")
     return window.padding

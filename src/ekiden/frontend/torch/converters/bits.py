@@ -100,7 +100,7 @@ def _view_complex(node: Node, x: Value | ComplexValue, dtype: object) -> Complex
 
 
 def _identity_complex(node: Node, x: ComplexValue) -> ComplexResult:
-    """Return complex numbers of the same size unchanged."""
+    """Return complex numbers unchanged. Raises UnsupportedError for parts of another size."""
     source = node.fx.all_input_nodes[0].meta["val"].dtype
     if from_torch_dtype(COMPLEX_PART_DTYPES[source]) != node.part_dtype:
         node.unsupported("complex numbers as those of another size")

@@ -113,7 +113,7 @@ def _one_based(pivots: Expr) -> Expr:
 
 def _lu_in_memory_order(node: Node, x: Value) -> LuFactors:
     """Return the LU of the transpose for row-contiguous matrices, as PyTorch computes determinants:
-    det(A') = det(A).
+    det(A') = det(A). The gradient, which PyTorch traces, solves with these factors.
     """
     source = node.fx.args[0]
     meta = source.meta.get("val") if isinstance(source, torch.fx.Node) else None

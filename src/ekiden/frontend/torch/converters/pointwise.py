@@ -35,7 +35,11 @@ def _float_dtype(node: Node) -> str:
 
 
 def _unary_converter(function: Callable[[Expr], Expr]) -> Converter:
-    return lambda node, x: function(node.of(x))
+    return lambda node, x: function(node.as_expr(x))
+
+
+def _multiply_add(a: Expr, b: Expr, c: Expr) -> Expr:
+    return op.add(op.multiply(a, b), c)
 
 
 def _float_unary_converter(row: Elementwise) -> Converter:
@@ -47,7 +51,7 @@ def _float_unary_converter(row: Elementwise) -> Converter:
 
 
 def _rounding_converter(row: Elementwise) -> Converter:
-    return lambda node, x: row.on(x.type.dtype, node.of(x))
+    return lambda node, x: row.on(x.type.dtype, node.as_expr(x))
 
 
 def _round(node: Node, x: Value, *, decimals: int = 0) -> Result:
@@ -216,7 +220,7 @@ def _abs(node: Node, x: Value) -> Result:
 
 
 def _logical_converter(row: Elementwise) -> Converter:
-    return lambda node, *values: row.function(*(node.of(v, "bool") for v in values))
+    return lambda node, *values: row.function(*(node.as_expr(v, "bool") for v in values))
 
 
 def _float_test(function: Callable[[Expr], Expr], otherwise: bool) -> Converter:
@@ -364,12 +368,12 @@ ROWS: tuple[ConverterRow, ...] = (
     ("clamp_min", lambda node, x, low: _clamp(node, x, low)),
     ("clamp_max", lambda node, x, high: _clamp(node, x, None, high)),
     ("bitwise_not", lambda node, x: (
-        op.logical_not if x.type.dtype == "bool" else op.bitwise_not)(node.of(x))),
+        op.logical_not if x.type.dtype == "bool" else op.bitwise_not)(node.as_expr(x))),
     ("bitwise_left_shift", _binary_converter(lambda _, x, y: op.left_shift(x, y))),
     ("bitwise_right_shift", _binary_converter(lambda _, x, y: op.right_shift(x, y))),
     ("exp2", _exp2),
-    ("log2", lambda node, x: op.log2(node.of(x, _float_dtype(node)))),
-    ("log10", lambda node, x: op.log10(node.of(x, _float_dtype(node)))),
+    ("log2", lambda node, x: op.log2(node.as_expr(x, _float_dtype(node)))),
+    ("log10", lambda node, x: op.log10(node.as_expr(x, _float_dtype(node)))),
     ("round", _round),
     ("neg", _unary_converter(op.negative), per_part),
     ("abs", _abs, complex_rule(of_complex.absolute)),
@@ -392,11 +396,11 @@ ROWS: tuple[ConverterRow, ...] = (
     ("threshold_backward", _threshold_backward),
     ("_to_copy", _to_copy, complex_rule(of_complex.cast)),
     ("prims::convert_element_type", _convert),
-    ("prims::fma", lambda node, a, b, c: op.add(op.multiply(node.of(a), node.of(b)), node.of(c))),
+    ("prims::fma", lambda node, *abc: _multiply_add(*map(node.as_expr, abc))),
     *((name, identity_cast, per_part) for name in (
         "alias", "clone", "contiguous", "detach", "lift_fresh_copy", "lift_fresh", "resolve_neg",
         "resolve_conj", "prims::copy_strided")),
     ("copy", lambda node, to, source, non_blocking=False: op.broadcast_to(
-        node.of(source, node.out_dtype), to.type.shape)),
+        node.as_expr(source, node.out_dtype), to.type.shape)),
 )
 # fmt: on

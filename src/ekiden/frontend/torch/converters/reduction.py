@@ -211,50 +211,29 @@ def _topk(
     return [TupleGetItem(largest_k, 0), TupleGetItem(largest_k, 1)]
 
 
-def _cumulative_extremum(beyond: Callable[[Expr, Expr], Expr]) -> Converter:
-    """Return the converter of a running extremum and its last index; `beyond` tests for at least as
-    extreme.
-    """
+def _cumulative_extremum(scan: Callable[..., Expr]) -> Converter:
+    """Return the converter of a running extreme and its last index."""
 
     def convert(node: Node, x: Value, dim: int) -> list[Expr | Value | None]:
-        """Emit a Hillis-Steele scan: combine each element with those 1, 2, 4, ... before it. before
-        it (Hillis-Steele scan) over a constant extent.
-
-        A NaN is the extreme of every prefix that contains one.
+        """Return the extremes of all prefixes and where they are: the last element that is equal to
+        the extreme up to it. A NaN is the extreme of every prefix that contains one.
         """
         if not x.type.shape:
             return [x, constant(np.zeros((), np.int64))]
         axis = node.axis(dim, len(x.type.shape))
-        (extent,) = node.static(x.type.shape[axis : axis + 1], "the axis")
-        values = node.scope.spanned(_numeric(node, x))
-        behind = (1,) * (len(x.type.shape) - axis - 1)
-        numbers = const(np.arange(extent).reshape(-1, *behind))
-        indices = node.scope.spanned(op.broadcast_to(numbers, x.type.shape))
-        step = 1
-        while step < extent:
-            pairs = [(_slice_axis(e, axis, 0, extent - step), _slice_axis(e, axis, step, extent))
-                     for e in (values, indices)]  # fmt: skip
-            (earlier, later), _ = pairs
-            is_later = beyond(later, earlier)
-            if is_float(x.type.dtype):
-                is_later = op.logical_and(is_later, op.logical_not(op.isnan(earlier)))
-                # NaN propagates: it counts as the extreme, and the latest one gives the index.
-                is_later = op.logical_or(op.isnan(later), is_later)
-            is_later = node.scope.spanned(is_later)
-            values, indices = (
-                op.concatenate(
-                    [_slice_axis(e, axis, 0, step), op.where(is_later, new, old)], axis=axis
-                )
-                for e, (old, new) in zip((values, indices), pairs, strict=True)
-            )
-            step *= 2
-        return [values, indices]
+        data = node.scope.spanned(_numeric(node, x))
+        is_extreme = op.equal(data, scan(data, axis=axis))
+        if is_float(x.type.dtype):
+            is_extreme = op.logical_or(is_extreme, op.isnan(data))
+        numbers: Expr = op.arange(0, x.type.shape[axis], 1, dtype="int64")
+        behind = len(x.type.shape) - axis - 1
+        if behind:
+            numbers = op.expand_dims(numbers, axis=1, num_newaxis=behind)
+        positions = op.where(is_extreme, numbers, const(0, "int64"))
+        indices = node.scope.spanned(op.cummax(positions, axis=axis))
+        return [op.gather(data, axis, indices), indices]
 
     return convert
-
-
-def _slice_axis(data: Expr, axis: int, begin: int, end: int) -> Expr:
-    return op.strided_slice(data, [begin], [end], axes=[axis])
 
 
 def _histc(
@@ -308,8 +287,8 @@ ROWS: tuple[ConverterRow, ...] = (
     ("var_mean", _var_mean),
     ("cumsum", _cumulative_converter(op.cumsum), per_part),
     ("cumprod", _cumulative_converter(op.cumprod)),
-    ("cummax", _cumulative_extremum(op.greater_equal)),
-    ("cummin", _cumulative_extremum(op.less_equal)),
+    ("cummax", _cumulative_extremum(op.cummax)),
+    ("cummin", _cumulative_extremum(op.cummin)),
     ("sort", _sort),
     ("topk", _topk),
     ("histc", _histc),

@@ -46,7 +46,7 @@ EXPORTS = {
         max_pool2d max_pool3d
     """,
     "recurrent_layers": """
-        contrib_pack_recurrent gru lstm pack_recurrent_weight recurrent rnn
+        contrib_pack_recurrent gru lstm packed_recurrent recurrent rnn
     """,
     "space": """
         adaptive_avg_pool1d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d

@@ -1,4 +1,6 @@
-"""Backward operators of pooling and convolution (TVM's names), for training programs."""
+"""Backward operators of pooling and convolution (TVM's names), for training programs. The pass
+ExpandOps rewrites them in terms of other operators.
+"""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ def _pack_recurrent_relation(types: Sequence[Type], attrs: Attrs | None) -> Type
     return TensorType(shape, weight.dtype)
 
 
-def pack_recurrent_weight(attrs: PackRecurrentAttrs, weight: Array) -> Array:
+def packed_recurrent(attrs: PackRecurrentAttrs, weight: Array) -> Array:
     """Return a recurrent weight packed as by `contrib_pack_recurrent`."""
     hidden, lanes = weight.shape[1], attrs.lanes
     panels, word = -(-hidden // lanes), DOT_WORD_CHANNELS if weight.dtype == np.int8 else 1
@@ -341,7 +341,7 @@ register_op(
         arguments=("weight",),
         attrs=PackRecurrentAttrs,
         relation=_pack_recurrent_relation,
-        reference=pack_recurrent_weight,
+        reference=packed_recurrent,
         lower=lambda attrs, inputs, out: [pack_recurrent(inputs[0], attrs.gates, attrs.lanes)],
         pattern=OpPattern.INJECTIVE,
         result="[ceil(hidden / lanes), hidden, gates * lanes]",
@@ -488,4 +488,4 @@ def rnn(
     return _build_layer("rnn", data, weight_i, weight_h, bias_i, bias_h, extras, **options)
 
 
-__all__ = ["contrib_pack_recurrent", "gru", "lstm", "pack_recurrent_weight", "recurrent", "rnn"]
+__all__ = ["contrib_pack_recurrent", "gru", "lstm", "packed_recurrent", "recurrent", "rnn"]

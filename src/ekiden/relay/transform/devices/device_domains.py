@@ -266,8 +266,7 @@ class DeviceDomains:
     def location_attribute(self, domain: Domain, kind: Type, functions: bool = False) -> object:
         """Return a value's location as a function attribute: a virtual device, or a tuple of them.
 
-        That is a virtual device, or a tuple of such; None for functions unless they are asked for,
-        as their results say it.
+        None for functions unless `functions` is set: their results declare it.
         """
         if isinstance(kind, FuncType) and not functions:
             return None

@@ -149,7 +149,7 @@ def _foldable_types(
         call: The call.
         kind: The type of its result.
         is_passing: Whether the result is an intermediate, which may be larger.
-        given: The bytes of the constants that it is made of; None for those of its arguments.
+        origin_bytes: The bytes of the constants it is made of; None for those of its arguments.
     """
     if not isinstance(call.op, Op):
         return None

@@ -64,10 +64,9 @@ ConstantProduct = Callable[[Array, Array], Array | None]
 
 
 def apply_scale(data: RelayExpr, scale: ChannelScale, merge: ConstantProduct) -> RelayExpr | None:
-    """Multiply data by a scale that broadcasts to it; constants are folded, None where that leaves
-    the range.
+    """Multiply data by a scale that broadcasts to it; constants are folded.
 
-    It is a constant where both are, None where that leaves the range of its dtype.
+    None where a folded constant would leave the range of its dtype.
     """
     if isinstance(data, Constant) and scale.value is not None:
         product = merge(data.data, scale.value.astype(data.data.dtype))

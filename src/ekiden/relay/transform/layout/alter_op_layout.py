@@ -98,7 +98,7 @@ def _equal_constants(weight: Constant, expr: RelayExpr) -> bool:
     if not isinstance(expr, Constant):
         return False
     data_a, data_b = weight.data, expr.data
-    # Frontends copy a weight for each of its uses.
+    # Equal weights may be separate constants, one for each use.
     return weight is expr or (data_a.shape == data_b.shape and np.array_equal(data_a, data_b))
 
 

@@ -100,7 +100,7 @@ def _rewrite_chain(
     Args:
         chain: The chain.
         updated: Returns the input that a kernel updates.
-        kept: Variables whose values someone outside has.
+        user_params: Variables whose values someone outside has.
         shared: Storages that other tensors are in as well.
     """
     values = dict(chain.bindings)

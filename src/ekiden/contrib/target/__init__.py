@@ -1,0 +1,7 @@
+"""Modules at TVM's `contrib.target` path: the writer of ONNX models."""
+
+from ekiden._lazy import attach
+
+__all__: list[str] = []
+
+__getattr__, __dir__ = attach(__name__, {})

@@ -1,0 +1,106 @@
+"""Python packages that frontends need: whether one is installed, recent, and can be imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from warnings import catch_warnings, simplefilter
+
+from ekiden.ir.installed import version_of
+from ekiden.runtime.lazy_dataclass import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A Python package that a frontend or a converter needs.
+
+    It has the module's name, its distributions' names, the oldest supported version, the first
+    unsupported one, and a function that the module must have.
+    """
+
+    module: str
+    distributions: tuple[str, ...]
+    oldest: str = ""
+    below: str = ""
+    function: str = ""
+
+    def installed(self) -> str:
+        """Return the installed version; "" if it is unknown."""
+        return next(filter(None, map(version_of, self.distributions)), "")
+
+    @property
+    def distribution(self) -> str:
+        """Return the name of the installed distribution, otherwise of the one to install."""
+        return next(filter(version_of, self.distributions), self.distributions[0])
+
+    def problem(self) -> PackageProblem | None:
+        """Return the problem of a missing package or an unsupported version; None if there
+        is none.
+        """
+        if not _is_installed(self.module):
+            return PackageProblem(
+                f"the package {self.distributions[0]!r} is missing", "pip install"
+            )
+        actual = self.installed()
+        too_old = actual and self.oldest and _parse_version(actual) < _parse_version(self.oldest)
+        too_new = actual and self.below and _parse_version(actual) >= _parse_version(self.below)
+        if not too_old and not too_new:
+            return None
+        bounds = ("from", self.oldest), ("below", self.below)
+        expected = " ".join(f"{word} {number}" for word, number in bounds if number)
+        text = f"expected {self.distributions[0]} {expected}, got {actual}"
+        return PackageProblem(text, "pip install --upgrade")
+
+    def unusable_reason(self) -> str:
+        """Import the package and return why it cannot be used, with the pip command that helps; ""
+        if it can.
+        """
+        problem = self.problem()
+        if problem is None:
+            try:
+                with catch_warnings():
+                    simplefilter("ignore")
+                    module = import_module(self.module)
+                if self.function:
+                    getattr(module, self.function)
+            except IMPORT_ERRORS as error:
+                problem = broken_import((self,), error)
+        return "" if problem is None else problem.as_text(self.distribution)
+
+
+@dataclass(frozen=True, slots=True)
+class PackageProblem:
+    """A problem with a package and the pip command that solves it."""
+
+    what: str
+    command: str
+
+    def as_text(self, install: str) -> str:
+        """Format problem and command as text. `install` is what pip is to install."""
+        return f"{self.what}; {self.command} {install}"
+
+
+IMPORT_ERRORS = (Exception, SystemExit)
+"""What importing a package may raise."""
+
+
+def broken_import(packages: Sequence[Package], error: BaseException) -> PackageProblem:
+    """Return the problem of packages whose import raised, which pip must reinstall."""
+    have = ", ".join(f"{p.distribution} {p.installed()}".strip() for p in packages)
+    message = str(error) or type(error).__name__
+    return PackageProblem(f"{have} cannot be imported: {message}", "pip install --force-reinstall")
+
+
+def _is_installed(module: str) -> bool:
+    """Return whether a module can be found without importing it."""
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # where something stands in the way of importing it
+        return False
+
+
+def _parse_version(text: str) -> tuple[int, ...]:
+    """Parse a version into numbers: "2.13.0+cpu" is (2, 13, 0)."""
+    components = text.partition("+")[0].split(".")
+    return tuple(int(p) for p in components if p.isdigit())

@@ -1,0 +1,15 @@
+"""Descriptions of the operators that functions of a module call, such as `relay.op.linalg.svd`.
+
+Python makes a submodule an attribute of its package when anything imports it, without a call of the
+package's `__getattr__`; so the modules are documented here, once all operators are loaded.
+"""
+
+from __future__ import annotations
+
+from ekiden._lazy import load_module
+from ekiden.relay.op._document import attach_descriptions
+from ekiden.relay.op._exports import EXPORTS
+
+for _entry in EXPORTS[""].split():
+    _name, _, _module = _entry.partition(":")
+    attach_descriptions(f"{_name}.", vars(load_module(f"ekiden.relay.op.{_module or _name}")))
