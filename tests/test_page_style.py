@@ -25,7 +25,7 @@ AMERICAN_SPELLING = re.compile(
 )
 CODE = re.compile(
     r"^(?P<fence>`{3,}|~~~).*?^(?P=fence)[ \t]*$|^## ekiden .*?$|(?P<tick>`+).+?(?P=tick)"
-    r"|\]\([^)]*\)|\*[^*\n]+\*|<!--.*?-->",
+    r"|\]\([^)]*\)|\*[^*\n`]+\*|<!--.*?-->",
     re.MULTILINE | re.DOTALL,
 )
 """Code, targets of links, comments, and emphasised words, which quote the other spelling."""
