@@ -118,7 +118,7 @@ def test_a_model_is_compiled_for_the_target_that_is_said(
     assert main(["verify", str(onnx_file), "--dim", "n=3", *target]) == 0
     for command in (["run", str(artifact)], ["verify", str(artifact), "--model", str(onnx_file)]):
         assert main([*command, *target]) == 1
-        assert "is an artifact: it has its targets" in capsys.readouterr().err
+        assert "is an artifact, which already has its targets" in capsys.readouterr().err
     assert main(["run", str(onnx_file), "--target", "rocm"]) == 1
     assert "no code generator for target kind 'rocm'" in capsys.readouterr().err
 

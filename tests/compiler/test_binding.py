@@ -166,7 +166,7 @@ WRONG = [
         np.empty((3, 4), np.float32),
         "out 'y': expected shape (2, 4), as it is of this run, got (3, 4)",
     ),
-    (READ_ONLY, "out 'y': expected an array that may be written, got a read-only one"),
+    (READ_ONLY, "out 'y': expected a writable array, got a read-only one"),
     ("y", "out 'y': expected an array of float32 to write to, got str"),
     ([READ_ONLY, READ_ONLY], "out: expected 1 arrays ('y'), got 2"),
     ({"z": READ_ONLY}, "out: no output is named 'z'; there are 'y'"),
@@ -263,7 +263,7 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     path, no = tmp_path / "model.onnx", tmp_path / "no"
     onnx.save(model(), path)
     for source, error, message in (
-        (path, LoadError, f"load '{path}': it is a model, which ekiden.compile takes"),
+        (path, LoadError, f"load '{path}': it is a model, not an artifact: compile it by ekiden.compile"),
         (no, FileNotFoundError, f"load '{no}': no such file or directory"),
         (tmp_path, IsADirectoryError, f"load '{tmp_path}': is a directory"),
         (io.StringIO("x"), TypeError, "load: expected a path, bytes or a file open for bytes, got "

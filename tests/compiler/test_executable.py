@@ -259,7 +259,9 @@ def test_every_corrupted_byte_of_a_sample_is_refused(artifact: Path, tmp_path: P
 def test_foreign_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(model(), path)
-    with pytest.raises(ekiden.LoadError, match="it is a model, which ekiden.compile takes$"):
+    with pytest.raises(
+        ekiden.LoadError, match="it is a model, not an artifact: compile it by ekiden.compile$"
+    ):
         ekiden.load(path)
     (tmp_path / "text.eki").write_text("not an executable" * 4)
     with pytest.raises(ekiden.LoadError, match="not an Ekiden executable"):

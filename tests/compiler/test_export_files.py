@@ -175,7 +175,7 @@ def test_an_artifact_is_not_compiled_again(
     given = ["export", str(artifact), "-o", str(tmp_path / "a.so"), "--target", FOREIGN]
     assert main(given) == 1
     assert capsys.readouterr().err == (
-        "ekiden export: an artifact is compiled already: --target and --shape are for models\n"
+        "ekiden export: an artifact is already compiled: --target and --shape apply to models\n"
     )
 
 

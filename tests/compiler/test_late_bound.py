@@ -119,17 +119,17 @@ def test_names_must_fit() -> None:
     exe = model()
     moved = exe.get_late_bound_consts(0)
     first, *others = moved
-    with pytest.raises(LoadError, match=f"missing are {first}"):
+    with pytest.raises(LoadError, match=f"missing: {first}"):
         exe.load_late_bound_consts_from_map({n: moved[n] for n in others})
-    with pytest.raises(LoadError, match="does not wait for 'bias'"):
+    with pytest.raises(LoadError, match="has no late-bound constant 'bias'"):
         exe.load_late_bound_consts_from_map({**moved, "bias": SMALL})
-    with pytest.raises(LoadError, match="they are moved already"):
+    with pytest.raises(LoadError, match="already moved out"):
         exe.get_late_bound_consts(0)
     wrong = {n: np.zeros((2, 2), np.float32) for n in moved}
     with pytest.raises(ValueError, match="its shape and dtype expected"):
         exe.load_late_bound_consts_from_map(wrong)
     exe.load_late_bound_consts_from_map(moved)
-    with pytest.raises(LoadError, match=f"does not wait for '{first}'"):
+    with pytest.raises(LoadError, match=f"has no late-bound constant '{first}'"):
         exe.load_late_bound_consts_from_map(moved)
 
 

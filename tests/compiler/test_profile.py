@@ -361,10 +361,10 @@ def test_the_command_line_debugs_by_names_of_the_model(
     assert main(["debug", str(path), "--input", f"x={tmp_path / 'x.npy'}"]) == 0
     shown = capsys.readouterr().out
     assert "[[2. 2. 2. 2.]]" in shown and "[[0.25 0.25 0.25 0.25]]" in shown
-    assert "print: 'soft' is not there yet; it is made by main:" in shown
-    assert "print: no tensor 'hiden' is kept outside of kernels; there are " in shown
-    assert "print: no tensor 'hidden' is kept outside of kernels; there are " in shown
-    assert "print: 'soft' is not there any more: its memory is used again" in shown
+    assert "print: 'soft' is not computed yet; it is made by main:" in shown
+    assert "print: no tensor 'hiden' is stored outside of kernels; there are " in shown
+    assert "print: no tensor 'hidden' is stored outside of kernels; there are " in shown
+    assert "print: 'soft' is no longer available: its memory has been reused" in shown
     assert shown.count("[[0.25 0.25 0.25 0.25]]") == 2, "soft, and y"
 
 

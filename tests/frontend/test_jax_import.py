@@ -202,7 +202,7 @@ def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ImportModelError, match="program 'broken.jax': no program of jax.export"):
         ekiden.compile(tmp_path / "broken.jax")
     made = export.export(jax.jit(doubled))(ROW)
-    with pytest.raises(CompileError, match="is exported already: it takes no 'example_inputs'"):
+    with pytest.raises(CompileError, match="is already exported: it takes no 'example_inputs'"):
         ekiden.compile(made, (ROW,))
     with pytest.raises(CompileError, match="a JAX program takes no 'shape'"):
         ekiden.compile(doubled, (ROW,), shape={"x": (2, 4)})

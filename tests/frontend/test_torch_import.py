@@ -206,7 +206,7 @@ def test_buffers_keep_their_values_between_runs(tmp_path: Path) -> None:
         exe.set_state({})
     exe.reset_state()
     agree(exe(x), Counting()(x))
-    with pytest.raises(ekiden.InputError, match="keeps values between runs"):
+    with pytest.raises(ekiden.InputError, match="keeps state between runs"):
         exe.bind(x)
     assert exe.profile(x) is not None
 
@@ -276,7 +276,7 @@ def test_examples_and_a_target_in_places_or_by_name() -> None:
 
 def test_a_program_takes_no_more_options() -> None:
     program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))
-    with pytest.raises(CompileError, match="is exported already: it takes no 'dynamic_shapes'"):
+    with pytest.raises(CompileError, match="is already exported: it takes no 'dynamic_shapes'"):
         ekiden.compile(program, dynamic_shapes=({0: Dim("n")},))
 
 

@@ -71,8 +71,8 @@ ILL_FORMED = [
     (too_late, "@main: %y is used where it is not bound"),
     (twice, "@main: %x is bound more than once"),
     (nowhere, "@main: @g is not a function of the module"),
-    (marked, "@main is marked 'Primitive', as functions are that it calls"),
-    (for_others, "@main is marked 'Compiler', as functions are that it calls"),
+    (marked, "@main is marked 'Primitive', which is only for functions that @main calls"),
+    (for_others, "@main is marked 'Compiler', which is only for functions that @main calls"),
 ]
 
 

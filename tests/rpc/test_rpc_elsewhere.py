@@ -116,15 +116,15 @@ def test_run_bench_and_verify_with_a_server(
     assert main(["compile", model, "-o", "both.eki", *both]) == 0
     for wrong, said in (
         (["run", "model.eki", *there, "--target", "llvm"], "is an artifact"),
-        (["run", model, "--key", "x"], "are for --remote"),
+        (["run", model, "--key", "x"], "need --remote"),
         (["verify", "model.eki", "--model", model, "--target", "llvm"], "is an artifact"),
-        (["verify", model, "--key", "x"], "are for --remote"),
+        (["verify", model, "--key", "x"], "need --remote"),
         (["bench", model, "--threads", "1", *there], "--threads"),
         (["run", model, "--remote", "127.0.0.1:1"], "connect to"),
         (["run", model, *there], "expected the inputs 'x'"),
         (["profile", "both.eki", *there], "an artifact for one target expected"),
-        (["profile", model, "--key", "x"], "are for --remote"),
-        (["tune", model, "-o", "r.json", "--dim", "n=8", "--key", "x"], "are for --remote"),
+        (["profile", model, "--key", "x"], "need --remote"),
+        (["tune", model, "-o", "r.json", "--dim", "n=8", "--key", "x"], "need --remote"),
         (["tune", model, "-o", "r.json", "--dim", "n=8", "--cold", *there], "neither threads="),
     ):
         assert main(wrong) == 1

@@ -122,7 +122,7 @@ def test_archives_that_are_none(tmp_path: Path) -> None:
         path.write_bytes(data[:end])
         with pytest.raises(LoadError, match=r"load module '.*some\.tar': "):
             runtime.load_module(path)
-    with pytest.raises(LoadError, match=r"load '.*whole\.tar': it holds no model"):
+    with pytest.raises(LoadError, match=r"load '.*whole\.tar': it contains no model"):
         ekiden.load(tmp_path / "whole.tar")
     for size in (b"77777777777\0", b"\x80" + b"\xff" * 11, b"-0000000001\0", b"no number!!\0"):
         path.write_bytes(rewritten(data, size))

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     percentile. Raises InputError for `--threads` with a server, which has its own setting.
     """
     if options.threads is not None and options.remote is not None:
-        raise InputError("--threads: the server's own number counts: EKIDEN_NUM_THREADS there")
+        raise InputError("--threads: the server chooses its threads: set EKIDEN_NUM_THREADS there")
     if options.threads is not None:
         runtime.num_threads(options.threads)
     if options.log is not None:

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 def _survey_model(file: str) -> Survey:
     row = frontend_of(file)
     if row is None or not row.has_survey:
-        raise InputError(f"'{file}': what it contains is only known once it is imported")
+        raise InputError(f"'{file}': only ONNX models can be listed without importing them")
     return row.entry().survey(file)
 
 

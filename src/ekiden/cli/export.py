@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         target = options.target or "llvm"
         ekiden.export(options.file, options.output, target, shape=shape, cc=options.cc)
     elif options.target or options.shape:
-        raise InputError("an artifact is compiled already: --target and --shape are for models")
+        raise InputError("an artifact is already compiled: --target and --shape apply to models")
     else:
         ekiden.export(ekiden.load(options.file), options.output, cc=options.cc)
     size = os.path.getsize(options.file)

@@ -43,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the answer as it is generated. Raises InputError for two prompts."""
     if options.tokens is not None and options.text is not None:
-        raise InputError("--tokens: there is a text beside it, and a prompt is one of both")
+        raise InputError("--tokens: give a prompt as text or as tokens, not both")
     option_values = {
         name.replace("-", "_"): getattr(options, name.replace("-", "_"))
         for name in _SAMPLING_OPTIONS

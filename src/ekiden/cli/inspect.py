@@ -131,9 +131,11 @@ def _validate_options(options: argparse.Namespace) -> None:
         stages = ", ".join((*SCHEDULING_STAGES, *KERNEL_CODE_FORMATS))
         raise InputError(f"--kernel: expected --stage {stages} with it")
     if around and options.stage:
-        raise InputError("--stage: the module before or after a pass has no other stages")
+        raise InputError(
+            "--stage: --before and --after print Relay modules, which have no other stages"
+        )
     if options.target and is_artifact(options.file):
-        raise InputError("--target: an artifact is compiled already")
+        raise InputError("--target: an artifact is already compiled")
 
 
 def _print_device_code(options: argparse.Namespace) -> None:

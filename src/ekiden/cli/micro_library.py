@@ -70,10 +70,10 @@ def is_model_library(options: argparse.Namespace) -> bool:
             or options.workspace_pools
             or options.footprint
         ):
-            raise InputError("--module-name, --workspace-pools and --footprint are for -f mlf")
+            raise InputError("--module-name, --workspace-pools and --footprint need -f mlf")
         return False
     if options.runtime != "crt" or options.output_format != "mlf" or options.executor != "aot":
-        raise InputError("a model library takes --executor aot --runtime crt -f mlf, all three")
+        raise InputError("a model library needs all three of --executor aot --runtime crt -f mlf")
     return True
 
 
@@ -86,7 +86,7 @@ def write_model_library(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     targets = options.target or ["c"]
     if len(targets) > 1:
-        raise InputError("--target: a model library has one")
+        raise InputError("--target: a model library has one target")
     with PassContext(config=decisions_config(options)):
         program = load_module("ekiden.compiler.export.micro").compile(
             options.model,
@@ -115,7 +115,7 @@ def _validate_options(options: argparse.Namespace) -> None:
     used += ["denormals"] if options.denormals != "keep" else []
     used += ["float_rewrites"] if options.float_rewrites != "rounded" else []
     if used:
-        raise InputError(f"--{used[0].replace('_', '-')}: a model library has no such thing")
+        raise InputError(f"--{used[0].replace('_', '-')}: not supported for a model library")
 
 
 def _parse_workspace_pools(text: str) -> list[Pool]:

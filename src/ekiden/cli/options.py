@@ -51,7 +51,7 @@ def is_uncompiled_model(path: str, target: str | None) -> bool:
     if is_model_file(path) and not is_artifact(path):
         return True
     if target:
-        raise InputError(f"--target: '{path}' is an artifact: it has its targets")
+        raise InputError(f"--target: '{path}' is an artifact, which already has its targets")
     return False
 
 
@@ -94,7 +94,7 @@ def open_local_or_remote(options: argparse.Namespace) -> Executable | RemoteMode
 def check_rpc_options(options: argparse.Namespace) -> None:
     """Raise InputError for RPC session options without `--remote`."""
     if options.remote is None and (options.key or options.credentials):
-        raise InputError("--key and --credentials are for --remote")
+        raise InputError("--key and --credentials need --remote")
 
 
 def open_remote(options: argparse.Namespace, path: str) -> RemoteModel:

@@ -123,16 +123,16 @@ def run(options: argparse.Namespace) -> int:
 def _validate_options(options: argparse.Namespace, is_onnx: bool) -> None:
     """Raise InputError for an option that this kind of model would ignore."""
     if is_onnx and options.cc is not None:
-        raise InputError("--cc: no C compiler makes .onnx")
+        raise InputError("--cc: an .onnx file needs no C compiler")
     recipe_options = _parse_recipe(options)
     changed = [
         name for name, value in recipe_options.items() if value != getattr(_DEFAULT_RECIPE, name)
     ]
     if options.plan is not None and changed:
         option = _NEGATED_OPTION_NAMES.get(changed[0], changed[0].replace("_", "-"))
-        raise InputError(f"--{option}: the plan of --plan has its recipe: give one of both")
+        raise InputError(f"--{option}: --plan already sets the recipe: give one of them")
     if "gain" in changed and not options.faster:
-        raise InputError("--gain is for --faster")
+        raise InputError("--gain needs --faster")
 
 
 _NEGATED_OPTION_NAMES = {"per_channel": "per-tensor"}

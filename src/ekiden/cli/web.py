@@ -47,7 +47,9 @@ def run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     if is_artifact(options.file):
         if options.target or options.shape:
-            raise InputError("an artifact is compiled already: --target and --shape are for models")
+            raise InputError(
+                "an artifact is already compiled: --target and --shape apply to models"
+            )
         with rewrite_os_errors("read", options.file):
             data = memoryview(Path(options.file).read_bytes())
     else:

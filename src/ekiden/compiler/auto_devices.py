@@ -92,7 +92,10 @@ def candidate_plans(targets: Targets, model: object = None) -> list[DevicePlan]:
         }
     for device in accelerators:
         if not device.exist:
-            raise CompileError(f"compile: devices 'auto' measures, and {device} is not here")
+            raise CompileError(
+                "compile: devices 'auto' measures on devices of this machine, and "
+                f"{device} is not here"
+            )
     fixed_targets = {
         fixed_one: by_kind[fixed_one.type] for fixed_one in accelerators if fixed_one in fixed
     }

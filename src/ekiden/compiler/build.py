@@ -103,7 +103,9 @@ def _check_module(module: IRModule) -> IRModule:
         raise CompileError(f"compile: {'; '.join(errors[:3])}{more}")
     for mark in ("Primitive", "Compiler"):
         if "main" in module and module["main"].attr(mark):
-            raise CompileError(f"compile: @main is marked {mark!r}, as functions are that it calls")
+            raise CompileError(
+                f"compile: @main is marked {mark!r}, which is only for functions that @main calls"
+            )
     return module
 
 

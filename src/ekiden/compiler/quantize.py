@@ -78,7 +78,7 @@ def quantize(
     proto, label, _ = read_model(model)
     requested = Recipe(**recipe) if plan is None else plan.recipe  # type: ignore[arg-type]  # checked
     if plan is not None and recipe:
-        raise InputError("quantize: a plan has its recipe: give one of both")
+        raise InputError("quantize: a plan already contains its recipe: give one of them")
     if calibrate is None and (requested.needs_data or requested.faster):
         raise InputError(f"quantize: '{requested.kind}' as asked for needs calibration data")
     feeds = [] if calibrate is None else parse_calibration_data(proto, calibrate)

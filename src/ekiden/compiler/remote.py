@@ -46,7 +46,9 @@ class RemoteModel:
         self.inputs, self.outputs = tensor_infos(metadata, _ARTIFACT_NAME)
         self.target = str(metadata.get("target", "llvm"))
         if "states" in metadata:
-            raise InputError("remote: the model keeps values between runs: run it where they are")
+            raise InputError(
+                "remote: the model keeps state between runs: run it in the process that has the state"
+            )
         for info in (*self.inputs, *self.outputs):
             if not _is_tensor(info):
                 raise InputError(f"remote: '{info.name}': a tensor expected, got {info.dtype}")

@@ -42,7 +42,7 @@ def find_tensor(
         if source == node:
             register = _output_register(code[function][at], output)
             return _live_register(code, frames, function, at, register, name)
-    raise InputError(f"'{name}' is made inside a kernel, of {node}")
+    raise InputError(f"'{name}' is computed inside a kernel, of {node}")
 
 
 def _tensor_node(
@@ -53,7 +53,7 @@ def _tensor_node(
         return table[name]
     near = difflib.get_close_matches(name, [*inputs, *table], n=5, cutoff=0.4)
     suggestions = ", ".join(f"'{n}'" for n in near or [*inputs, *table][:8])
-    raise InputError(f"no tensor '{name}' is kept outside of kernels; there are {suggestions}")
+    raise InputError(f"no tensor '{name}' is stored outside of kernels; there are {suggestions}")
 
 
 def _output_register(instruction: Instruction, number: int) -> int:
@@ -78,12 +78,12 @@ def _live_register(
         current, body = location.instruction, code[function]
         if current <= at:
             text = f'it is made by {function}:{at}: break "{name}", continue, step'
-            raise InputError(f"'{name}' is not there yet; {text}")
+            raise InputError(f"'{name}' is not computed yet; {text}")
         gone = any(register in written_registers(i) for i in body[at + 1 : current])
         if gone or not any(register in _read_registers(i) for i in body[current:]):
-            raise InputError(f"'{name}' is not there any more: its memory is used again")
+            raise InputError(f"'{name}' is no longer available: its memory has been reused")
         return RegisterLocation(frame, register)
-    raise InputError(f"'{name}' is made by the function '{function}', which is not under way")
+    raise InputError(f"'{name}' is made by the function '{function}', which is not running")
 
 
 def _read_registers(instruction: Instruction) -> list[int]:

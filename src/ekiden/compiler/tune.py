@@ -168,7 +168,7 @@ def _tasks_of(
         reasons = (
             "; ".join(f"{name}: {why}" for name, why in extracted.skipped) or "it has no kernels"
         )
-        raise InputError(f"tune: there is no kernel to tune: {reasons}")
+        raise InputError(f"tune: no kernel of the model can be tuned: {reasons}")
     return extracted.tasks
 
 

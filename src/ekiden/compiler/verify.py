@@ -160,12 +160,14 @@ def verify(
     proto, label, _ = read_model(model)
     makers = {o: describe_node(n) for n in proto.graph.node for o in n.output if o}
     if target is not None and executable is not None:
-        raise InputError("verify: an artifact has its targets: name none beside it")
+        raise InputError("verify: an artifact already has its targets: omit the target")
     if layers and executable is not None:
         raise InputError("verify: layers are outputs of their own, which an artifact does not have")
     if against is not None and against not in REFERENCE_ENGINES:
         if executable is not None:
-            raise InputError("verify: beside another model, name models, not artifacts")
+            raise InputError(
+                "verify: only models can be compared with another model, not artifacts"
+            )
         feeder = partial(random_inputs, dims=dims or {}, arrays=inputs or {})
         return _compare_layers(proto, label, against, target, feeder, layers, tolerance)
     if layers:

@@ -143,7 +143,7 @@ class _ProgramImport:
             raise reported
         outputs = self._real_outputs(block, results)
         if not outputs:
-            raise ImportModelError(f"import {self.walk.label}: it gives no tensor")
+            raise ImportModelError(f"import {self.walk.label}: it returns no tensor")
         functions: dict[GlobalVar | str, BaseFunc] = {"main": self.main.function(outputs)}
         return ImportedModule(
             IRModule(functions, self.scope.module.type_definitions),

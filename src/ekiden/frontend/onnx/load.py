@@ -157,7 +157,7 @@ def _load_external_data(weight: onnx.TensorProto, folder: str, label: str) -> No
         onnx.external_data_helper.load_external_data_for_tensor(weight, folder)
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise ImportModelError(
-            f"import {label}: cannot read the weights that lie beside it: {error}"
+            f"import {label}: cannot read the weights stored beside it: {error}"
         ) from error
     weight.data_location = onnx.TensorProto.DEFAULT
     del weight.external_data[:]

@@ -74,7 +74,7 @@ class _ModelImport:
             self.shared.finish()
             raise ImportModelError(f"import {self.label}: {error}") from error
         if not values:
-            raise ImportModelError(f"import {self.label}: it gives no tensor")
+            raise ImportModelError(f"import {self.label}: it returns no tensor")
         self.shared.finish()
         values = [as_program_output(self.scope, value) for value in values]
         return ImportedModule(

@@ -89,7 +89,7 @@ class _ModelImport:
         self.shared.finish()
         outputs = [as_program_output(self.scope, value) for value in graph.outputs()]
         if not outputs:
-            raise ImportModelError(f"import {self.label}: it gives no tensor")
+            raise ImportModelError(f"import {self.label}: it returns no tensor")
         variables = self.shared.variables
         after = [self._final_value(name) for name in variables.initial]
         functions: dict[GlobalVar | str, BaseFunc] = {

@@ -37,7 +37,7 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
     if isinstance(model, ExportedProgram):
         label = "program" if label.startswith("module") else label
         for name in options.given():
-            raise CompileError(f"compile: {label} is exported already: it takes no '{name}'")
+            raise CompileError(f"compile: {label} is already exported: it takes no '{name}'")
         program = model
     else:
         assert isinstance(model, (torch.nn.Module, torch.jit.ScriptFunction))

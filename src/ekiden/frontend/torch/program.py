@@ -255,7 +255,7 @@ class _ProgramImport(FxImportAttempt):
         self.walk.finish()
         outputs = self._collect_outputs()
         if not outputs:
-            raise ImportModelError(f"import {self.walk.label}: it gives no tensor")
+            raise ImportModelError(f"import {self.walk.label}: it returns no tensor")
         functions: dict[GlobalVar | str, BaseFunc] = {
             "main": self.main.function([value for _, value in outputs])
         }

@@ -41,7 +41,7 @@ def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str
     them, and their values by name. Raises LoadError if the executable waits for some already.
     """
     if waiting := missing_constants(executable):
-        raise LoadError(f"late-bound constants: they are moved already: {', '.join(waiting)}")
+        raise LoadError(f"late-bound constants: already moved out: {', '.join(waiting)}")
     data = frame.artifact_bytes(executable)
     constants = frame.read_constants(data)
     values = executable.constants
@@ -63,9 +63,11 @@ def bind_constants(executable: Executable, constants: Mapping[str, object]) -> N
     """
     waiting = missing_constants(executable)
     if absent := [name for name in waiting if name not in constants]:
-        raise LoadError(f"late-bound constants: missing are {', '.join(absent)}")
+        raise LoadError(f"late-bound constants: missing: {', '.join(absent)}")
     if unused := [name for name in constants if name not in waiting]:
-        raise LoadError(f"late-bound constants: the executable does not wait for {unused[0]!r}")
+        raise LoadError(
+            f"late-bound constants: the executable has no late-bound constant {unused[0]!r}"
+        )
     set_constant = get_global_func("ek.executable.bind_constant")
     assert set_constant is not None
     for name in waiting:

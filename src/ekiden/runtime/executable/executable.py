@@ -254,7 +254,9 @@ class Executable:
         cannot be read in place: not contiguous or not aligned.
         """
         if self._kept is not None:
-            raise InputError("bind: the program keeps values between runs: call it")
+            raise InputError(
+                "bind: the program keeps state between runs: call the executable instead"
+            )
         read = self._check_arguments(args, named)
         values = [runtime.tensor(v) if isinstance(v, np.ndarray) else v for v in read]
         sources = self._order_inputs(args, named)
@@ -337,7 +339,7 @@ class Executable:
         if self._kept is not None:
             self._kept.restore(values)
         elif values:
-            raise InputError("state: the program keeps nothing between runs")
+            raise InputError("state: the program keeps no state between runs")
 
     def session(self) -> Executable:
         """Return the same program with state of its own: its runs and those of this one do not see

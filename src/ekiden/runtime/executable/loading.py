@@ -77,12 +77,14 @@ def _load_path(path: Path) -> runtime.Executable:
     if start.startswith(b"\x7fELF") or path.suffix == ".tar":
         module = runtime.load_module(path)
         if "get_executable" not in module:
-            raise LoadError(f"load '{path}': it holds no model that Ekiden exported")
+            raise LoadError(f"load '{path}': it contains no model that Ekiden exported")
         executable = module["get_executable"]()
         assert isinstance(executable, runtime.Executable)
         return executable
     if start != frame.ARTIFACT_MAGIC and _is_importable_model(path):
-        raise LoadError(f"load '{path}': it is a model, which ekiden.compile takes")
+        raise LoadError(
+            f"load '{path}': it is a model, not an artifact: compile it by ekiden.compile"
+        )
     return runtime.Executable.load(os.fspath(path))
 
 

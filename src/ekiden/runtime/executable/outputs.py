@@ -72,9 +72,7 @@ def _check_destination(info: TensorInfo, candidate: object) -> OutputBuffer:
     if info.dtype in (OBJECT_DTYPE, STRING_DTYPE) or info.dtype.startswith(
         (SEQUENCE_PREFIX, SEQUENCE_OF_MAPS_PREFIX, ANY_RANK_PREFIX)
     ):
-        raise InputError(
-            f"{what}: the output is a {info.dtype}, not a tensor that could be written"
-        )
+        raise InputError(f"{what}: the output is a {info.dtype}, not a tensor that can be written")
     if isinstance(candidate, (runtime.Tensor, np.ndarray)):
         destination: OutputBuffer = candidate
     elif hasattr(candidate, "__dlpack__"):
@@ -91,7 +89,7 @@ def _check_destination(info: TensorInfo, candidate: object) -> OutputBuffer:
         else not destination.flags.writeable
     )
     if readonly:
-        raise InputError(f"{what}: expected an array that may be written, got a read-only one")
+        raise InputError(f"{what}: expected a writable array, got a read-only one")
     fits = len(destination.shape) == len(info.shape) and all(
         isinstance(d, str) or d == dim for d, dim in zip(info.shape, destination.shape, strict=True)
     )
