@@ -4,8 +4,8 @@ src/ekiden/rpc/messages.py: runtime/rpc/ek_rpc_table.h, bindings/web/rpc_table.j
 and of system calls and variables of sessions, from src/ekiden/rpc/calls.py:
 runtime/rpc/ek_rpc_calls.h, runtime/rpc/ek_rpc_variables.h, docs/sandbox-calls.md.
 
-    scripts/generate_rpc.py           write the files
-    scripts/generate_rpc.py --check   write nothing; fail if a file is out of date
+    scripts/generate_rpc.py           write the files scripts/generate_rpc.py --check   write nothing;
+    fail if a file is out of date
 """
 
 import re

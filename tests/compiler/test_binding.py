@@ -262,8 +262,9 @@ def test_a_library_is_loaded_too(exe: ekiden.Executable, tmp_path: Path) -> None
 def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     path, no = tmp_path / "model.onnx", tmp_path / "no"
     onnx.save(model(), path)
+    advice = "it is a model, not an artifact: compile it by ekiden.compile"
     for source, error, message in (
-        (path, LoadError, f"load '{path}': it is a model, not an artifact: compile it by ekiden.compile"),
+        (path, LoadError, f"load '{path}': {advice}"),
         (no, FileNotFoundError, f"load '{no}': no such file or directory"),
         (tmp_path, IsADirectoryError, f"load '{tmp_path}': is a directory"),
         (io.StringIO("x"), TypeError, "load: expected a path, bytes or a file open for bytes, got "

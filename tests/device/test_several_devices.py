@@ -442,7 +442,10 @@ def test_the_fastest_devices(
     assert exe.raw.devices == [cpu(0), opencl]  # what the program places stays there
     np.testing.assert_allclose(exe(X).numpy(), ekiden.compile(straight(cpu(0)))(X).numpy(), 1e-4)
     assert "devices: the rest on cpu(0): " in "\n".join(r.getMessage() for r in caplog.records)
-    with pytest.raises(CompileError, match=r"devices 'auto' measures on devices of this machine, and opencl\(9\) is not here"):
+    with pytest.raises(
+        CompileError,
+        match=r"devices 'auto' measures on devices of this machine, and opencl\(9\) is not here",
+    ):
         ekiden.compile(module, [runtime.device("opencl", 9), cpu(0)], devices="auto")
     with pytest.raises(CompileError, match="devices 'auto' or '' expected, got 'best'"):
         ekiden.compile(module, devices="best")

@@ -47,7 +47,8 @@ def partition_for_engine(
     for virtual_device in config.devices:
         if not virtual_device.device.exist:
             raise CompileError(
-                f"compile: byoc 'auto' measures on devices of this machine, and {virtual_device.device} is not here"
+                "compile: byoc 'auto' measures on devices of this machine, and "
+                f"{virtual_device.device} is not here"
             )
     default = config.default_primitive_virtual_device.device
     partitioned, measurements = choose(module, _region_compiler(requested, default))

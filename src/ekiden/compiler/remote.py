@@ -47,7 +47,8 @@ class RemoteModel:
         self.target = str(metadata.get("target", "llvm"))
         if "states" in metadata:
             raise InputError(
-                "remote: the model keeps state between runs: run it in the process that has the state"
+                "remote: the model keeps state between runs: run it in the process that has the "
+                "state"
             )
         for info in (*self.inputs, *self.outputs):
             if not _is_tensor(info):

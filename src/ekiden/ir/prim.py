@@ -156,8 +156,8 @@ class DeferredComparison:
     """Result of `==` and `!=`: an expression where one is expected, identity where a bool is (TVM's
     EqualOp and NotEqualOp).
 
-    te.if_then_else(i == 0, x, y)     the expression `i == 0` {i: 1}[i]; i in variables         the
-    same object, as for all nodes
+    te.if_then_else(i == 0, x, y)     the expression `i == 0`
+    {i: 1}[i]; i in variables         the same object, as for all nodes
     """
 
     __slots__ = ("a", "b", "kind")
@@ -696,7 +696,6 @@ def logical_and(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """Return `a and b`, folding constant operands."""
     a, b = convert(a), convert(b)
     if is_const(a):
-        # False absorbs, True is neutral.
         return b if a.value else a  # type: ignore[attr-defined]
     if is_const(b):
         return a if b.value else b  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """Annotate a program with the types that inference found.
 
-def @f(%x: _) { %x + 1f }   ->   def @f(%x: float32) -> float32 { %x + 1f } @id(1)
-->   @id[int32](1)
+def @f(%x: _) { %x + 1f }   ->   def @f(%x: float32) -> float32 { %x + 1f }
+@id(1)                      ->   @id[int32](1)
 
 A variable of a Let has a type where one is written with a hole, and none where none is written:
 passes may give it another value.

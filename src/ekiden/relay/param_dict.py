@@ -1,7 +1,7 @@
 """Parameter dictionaries in TVM's binary format.
 
-u64 magic   u64 0   u64 number of names   (u64 length, characters) per name u64 number of arrays
-one array per name (`ekiden.ir.nd_format`)
+u64 magic   u64 0   u64 number of names   (u64 length, characters) per name
+u64 number of arrays   one array per name (`ekiden.ir.nd_format`)
 """
 
 from __future__ import annotations

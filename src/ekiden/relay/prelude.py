@@ -1,8 +1,9 @@
 """Relay standard library: .rly files in `relay/library`, imported into modules.
 
-module.import_from_std("nat.rly") p = Prelude(module)                       # functions on lists,
-options and trees p.map, p.mod.get_type("List") p.get_global_var("tensor_array", "int64") # tensor
-arrays of a dtype, added when asked for
+module.import_from_std("nat.rly")
+p = Prelude(module)                       # functions on lists, options and trees
+p.map, p.mod.get_type("List")
+p.get_global_var("tensor_array", "int64") # tensor arrays of a dtype, added when asked for
 """
 
 from __future__ import annotations

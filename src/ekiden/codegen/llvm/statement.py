@@ -49,9 +49,8 @@ from ekiden.tir.stmt import (
 
 
 def is_first_lane_mask(mask: PrimExpr) -> bool:
-    """Return whether a mask is known to select the first lane alone: LLVM 22 stores four bytes for
-    masked vectors that it narrows to one or two bytes.
-    """
+    """Return whether a mask is known to select the first lane alone."""
+    # LLVM 22 stores four bytes for masked vectors that it narrows to one or two bytes.
     match mask:
         case LT(
             a=Ramp(base=IntImm(value=first), stride=IntImm(value=1)),

@@ -24,14 +24,14 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, Mul, PrimExpr, Select, Var, cast, const
 from ekiden.kernels.attention.kv_layout import CACHE_WORD_BYTES
-from ekiden.kernels.attention.pages import (
-    PagedAttention,
+from ekiden.kernels.attention.paged_tiling import (
     PagedAttentionConfig,
     PagedTile,
     PagedTiling,
     const_int,
     serial_loop,
 )
+from ekiden.kernels.attention.pages import PagedAttention
 from ekiden.kernels.attention.quantized_probabilities import ByteProbabilities, Int16Probabilities
 from ekiden.kernels.quantized.dynamic_quantization import DynamicQuantization
 from ekiden.kernels.quantized.int8_dot import DOT4_FEATURE, MADD_FEATURE

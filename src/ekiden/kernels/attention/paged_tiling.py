@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from ekiden.ir.prim import PrimExpr
+from collections.abc import Sequence
+
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, maximum, minimum
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import For, ForKind, Stmt
 
 EFFICIENT_TILE_ROWS = 6
 """Rows of a tile beyond which more save little."""
@@ -60,3 +63,33 @@ class PagedTile:
     slot: PrimExpr
     scores: Buffer
     part: Buffer
+
+
+def const_int(dim: PrimExpr) -> int:
+    """Return the value of a constant dimension."""
+    assert isinstance(dim, IntImm), dim
+    return dim.value
+
+
+def serial_loop(var: Var, extent: PrimExpr, body: Stmt, begin: PrimExpr | None = None) -> Stmt:
+    """Return a serial loop."""
+    return For(var, const(0) if begin is None else begin, extent, ForKind.SERIAL, body)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSplit:
+    """Whether threads share the chunks of a tile, the maximum of pieces of a tile, and the buffer
+    of partial results.
+    """
+
+    pieces: PrimExpr
+    is_shared: PrimExpr
+    kept: Buffer
+
+
+def min_and_max(positions: Sequence[PrimExpr]) -> tuple[PrimExpr, PrimExpr]:
+    """Return the minimum and maximum of some positions."""
+    lowest, last = positions[0], positions[0]
+    for position in positions[1:]:
+        lowest, last = minimum(lowest, position), maximum(last, position)
+    return lowest, last

@@ -33,7 +33,6 @@ from ekiden.ir.prim import (
     EQ,
     Add,
     Cast,
-    IntImm,
     Mul,
     PrimExpr,
     Select,
@@ -50,14 +49,17 @@ from ekiden.kernels.attention.paged_tiling import (
     DEFAULT_CHUNK_KEYS,
     DEFAULT_SPLIT_BELOW_TILES,
     EFFICIENT_TILE_ROWS,
+    ChunkSplit,
     PagedAttentionConfig,
     PagedTile,
     PagedTiling,
+    const_int,
+    min_and_max,
+    serial_loop,
 )
 from ekiden.kernels.attention.partial_softmax import INITIAL_MAX_SCORE, PartialSoftmax
 from ekiden.kernels.attention.row_values import exp_of_nonpositive
 from ekiden.kernels.cost_model import CACHE_LINE_BYTES
-from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import (
     Allocate,
@@ -79,17 +81,6 @@ PREFETCHED_LINES_PER_VECTOR = 2
 """Lines that are brought near beside the power of a vector."""
 MIN_MERGE_ELEMENTS = 1 << 13
 """Numbers of parts from which a thread of its own is worth having."""
-
-
-def const_int(dim: PrimExpr) -> int:
-    """Return the value of a constant dimension."""
-    assert isinstance(dim, IntImm), dim
-    return dim.value
-
-
-def serial_loop(var: Var, extent: PrimExpr, body: Stmt, begin: PrimExpr | None = None) -> Stmt:
-    """Return a serial loop."""
-    return For(var, const(0) if begin is None else begin, extent, ForKind.SERIAL, body)
 
 
 class PagedAttention:
@@ -234,9 +225,7 @@ class PagedAttention:
         return Select(is_visible, value, self.splat(-math.inf), vector)
 
     def mask_below(self, count: PrimExpr) -> PrimExpr:
-        """Return the mask of the first `count` lanes, compared as int32, which has one element per
-        lane.
-        """
+        """Return the mask of the first `count` lanes, compared as int32: one element per lane."""
         lanes = ramp(const(0, "int32"), const(1, "int32"), self.lanes)
         return lanes < broadcast(cast(count, "int32"), self.lanes)
 
@@ -248,7 +237,7 @@ class PagedAttention:
         rows = span * self.together
         positions = tuple(Var(f"place{i}", "int64") for i in range(span))
         sequence, begin, end = (Var(n, "int64") for n in ("sequence", "begin", "end"))
-        first_position, last = _min_and_max(positions)
+        first_position, last = min_and_max(positions)
         scores = Buffer("scores", (simplify(self.stride * rows),))
         partial = Buffer("part", (const(rows * self.parts.row_size),))
         group = simplify(head // self.share)
@@ -352,9 +341,7 @@ class PagedAttention:
         return Buffer("acc", (const(count),), f"float32x{self.lanes}", "register")
 
     def emit_scores(self, tile: PagedTile) -> Stmt:
-        """Emit the scores of all visible pages, and the per-lane maximum of each row in its partial
-        result.
-        """
+        """Emit the scores of all visible pages, and the per-lane maximum of each row."""
         row = Var("row")
         top = row * self.parts.row_size + self.parts.max_offset
         reset = self.store(tile.part, top, self.splat(INITIAL_MAX_SCORE))
@@ -398,9 +385,7 @@ class PagedAttention:
         return Allocate(acc, seq(products, *ends))
 
     def emit_max(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
-        """Return the maximum of two vectors in one instruction; NaN handling is irrelevant: a NaN
-        score stays a NaN probability.
-        """
+        """Return the maximum of two vectors; NaN is irrelevant: its probability stays NaN."""
         return Select(b < a, a, b, a.dtype)
 
     def emit_score_products(
@@ -554,7 +539,7 @@ class PagedAttention:
         )
 
     def emit_piece(
-        self, tile: PagedTile, split: _ChunkSplit, piece: PrimExpr, unit: PrimExpr
+        self, tile: PagedTile, split: ChunkSplit, piece: PrimExpr, unit: PrimExpr
     ) -> Stmt:
         """Emit all chunks of a tile and their merge or, where threads share chunks, one of them and
         its copy to the shared buffer.
@@ -588,7 +573,7 @@ class PagedAttention:
         )
         return Allocate(tile.scores, Allocate(tile.part, Allocate(merged, stmt)))
 
-    def emit_merge(self, tile: PagedTile, split: _ChunkSplit, unit: PrimExpr) -> Stmt:
+    def emit_merge(self, tile: PagedTile, split: ChunkSplit, unit: PrimExpr) -> Stmt:
         """Emit the merge, in order, of the chunks of a tile that threads shared."""
         rows, chunk = tile.span * self.together, Var("chunk", "int64")
         first, stop = self.chunk_range(tile.begin, tile.end)
@@ -601,7 +586,7 @@ class PagedAttention:
         ))  # fmt: skip
 
     def partial_result_offset(
-        self, tile: PagedTile, split: _ChunkSplit, unit: PrimExpr, piece: PrimExpr
+        self, tile: PagedTile, split: ChunkSplit, unit: PrimExpr, piece: PrimExpr
     ) -> PrimExpr:
         """Return the offset of a unit's partial result for a piece."""
         row = (unit * split.pieces + piece) * (self.span * self.together) + tile.slot
@@ -642,7 +627,7 @@ class PagedAttention:
         """
         n, first, limit = Var("n"), Var("first", "int64"), self.tokens - 1
         positions = tuple(Var(f"place{i}", "int64") for i in range(self.span))
-        visible = self.visible_pages(*_min_and_max(positions))
+        visible = self.visible_pages(*min_and_max(positions))
         low, high = self.chunk_range(*visible)
         half = max(1, self.chunk // 2)
         halves = (visible[1] - low * self.chunk + (half - 1)) // half
@@ -671,7 +656,7 @@ class PagedAttention:
         size = units * pieces * (rows * self.parts.row_size)
         # No partial results are stored where each tile has its own thread.
         size = Select(is_shared, size, const(1, "int64"), "int64")
-        split = _ChunkSplit(pieces, is_shared, Buffer("kept", (size,)))
+        split = ChunkSplit(pieces, is_shared, Buffer("kept", (size,)))
         unit_index, piece = Var("each", "int64"), Var("piece", "int64")
         halves_per_piece = 2 if self.chunk > 1 else 1
         work = self.emit_unit(
@@ -703,25 +688,6 @@ class PagedAttention:
         return Allocate(maxima, seq(count_pieces, stmt))
 
 
-@dataclass(frozen=True, slots=True)
-class _ChunkSplit:
-    """Whether threads share the chunks of a tile, the maximum of pieces of a tile, and the buffer
-    of partial results.
-    """
-
-    pieces: PrimExpr
-    is_shared: PrimExpr
-    kept: Buffer
-
-
-def _min_and_max(positions: Sequence[PrimExpr]) -> tuple[PrimExpr, PrimExpr]:
-    """Return the minimum and maximum of some positions."""
-    lowest, last = positions[0], positions[0]
-    for position in positions[1:]:
-        lowest, last = minimum(lowest, position), maximum(last, position)
-    return lowest, last
-
-
 __all__ = [
     "DEFAULT_CHUNK_KEYS",
     "DEFAULT_SPLIT_BELOW_TILES",
@@ -730,6 +696,4 @@ __all__ = [
     "PagedAttentionConfig",
     "PagedTile",
     "PagedTiling",
-    "const_int",
-    "serial_loop",
 ]

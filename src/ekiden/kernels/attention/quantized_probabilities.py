@@ -37,7 +37,7 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.kernels.attention.kv_layout import CACHE_WORD_BYTES
-from ekiden.kernels.attention.pages import PagedTile, serial_loop
+from ekiden.kernels.attention.paged_tiling import PagedTile, serial_loop
 from ekiden.kernels.quantized.dynamic_quantization import MIN_MAGNITUDE
 from ekiden.kernels.quantized.int8_dot import (
     INT16_ONES,

@@ -1,8 +1,8 @@
 """Packing of block-quantised weights.
 
-nn.dense_blocks(%x, W), bytes multiplied  ->  nn.contrib_dense_blocks_pack(%x, packed W) ...
-elsewhere                             ->  nn.dense(%x, W as numbers) nn.take_blocks(W, %i) beside
-the first     ->  nn.contrib_take_blocks_pack(packed W, %i)
+nn.dense_blocks(%x, W), bytes multiplied  ->  nn.contrib_dense_blocks_pack(%x, packed W)
+... elsewhere                             ->  nn.dense(%x, W as numbers)
+nn.take_blocks(W, %i) beside the first     ->  nn.contrib_take_blocks_pack(packed W, %i)
 """
 
 from __future__ import annotations

@@ -70,9 +70,10 @@ MIN_PLANNED_WORKSPACE_BYTES = 1 << 16
 class KernelMemoryInfo:
     """Memory properties of a kernel that the plan uses.
 
-    workspace   bytes that it needs at once beside its arguments in_place    numbers of the inputs
-    that may share the bytes of its output vectors     whether its code has any updates     whether
-    the one input that may share them needs no copy then
+    workspace   bytes that it needs at once beside its arguments
+    in_place    numbers of the inputs that may share the bytes of its output
+    vectors     whether its code has any
+    updates     whether the one input that may share them needs no copy then
     """
 
     workspace: PrimExpr

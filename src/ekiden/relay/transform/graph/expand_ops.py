@@ -1,9 +1,10 @@
 """Expand operators without kernels of their own: gradient operators and hints.
 
-nn.max_pool2d_grad(%g, %x)            ->  the gradient of nn.max_pool2d(%x) nn.avg_pool2d_grad(%g,
-%x)            ->  the gradient of nn.avg_pool2d(%x) nn.conv2d_backward_weight(%g, %x)     ->  that
-of nn.conv2d(%x, %w) for %w annotation.checkpoint(%x)             ->  %x annotation.cast_hint(%x)
-->  %x
+nn.max_pool2d_grad(%g, %x)            ->  the gradient of nn.max_pool2d(%x)
+nn.avg_pool2d_grad(%g, %x)            ->  the gradient of nn.avg_pool2d(%x)
+nn.conv2d_backward_weight(%g, %x)     ->  that of nn.conv2d(%x, %w) for %w
+annotation.checkpoint(%x)             ->  %x
+annotation.cast_hint(%x)              ->  %x
 """
 
 from __future__ import annotations
