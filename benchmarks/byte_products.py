@@ -32,7 +32,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link_image
-from ekiden.compiler.peak import dot_product_loop
+from ekiden.compiler.machine_peak import dot_product_loop
 from ekiden.kernels import choose, schedule
 from ekiden.kernels.cost_model import pays_int16_sums
 from ekiden.kernels.cpu.dense import FAMILY

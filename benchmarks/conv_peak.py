@@ -22,7 +22,7 @@ from matmul_peak import (
 from peers import mean_call_seconds, select_clock
 
 from ekiden import te
-from ekiden.compiler.peak import peak_loop_flops
+from ekiden.compiler.machine_peak import peak_loop_flops
 from ekiden.kernels import FAMILIES, choose, schedule
 from ekiden.kernels.family import MatmulSizes
 from ekiden.runtime import Tensor, num_threads, tensor

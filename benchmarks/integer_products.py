@@ -30,7 +30,7 @@ import onnx
 import onnxruntime
 
 import ekiden
-from ekiden.compiler.peak import dot_product_loop
+from ekiden.compiler.machine_peak import dot_product_loop
 from ekiden.runtime import num_threads
 from ekiden.target import Target
 

@@ -25,7 +25,7 @@ from peers import PEER_ENGINES, mean_call_seconds, select_clock
 
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link_image
-from ekiden.compiler.peak import num_fma_chains, peak_loop, peak_loop_flops
+from ekiden.compiler.machine_peak import num_fma_chains, peak_loop, peak_loop_flops
 from ekiden.ir.prim import Var, const
 from ekiden.kernels import FAMILIES, choose, schedule
 from ekiden.kernels.family import MatmulSizes

@@ -54,7 +54,7 @@ from torch import nn
 
 import ekiden
 from ekiden.quantization import QuantPlan
-from ekiden.quantization.judge import signal_to_noise_db
+from ekiden.quantization.sensitivity import signal_to_noise_db
 from ekiden.runtime import num_threads
 from ekiden.runtime.profile.timing import min_times_interleaved
 

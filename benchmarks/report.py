@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 import ekiden
-from ekiden.compiler.peak import measure_peak
+from ekiden.compiler.machine_peak import measure_peak
 from ekiden.runtime import num_threads
 from ekiden.runtime.profile.report import MachinePeak, Report, ReportRow
 

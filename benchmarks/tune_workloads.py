@@ -24,7 +24,7 @@ import torch
 import ekiden
 from ekiden.target import Target
 from ekiden.tune import Candidate, Records, Session, Task, te_task
-from ekiden.tune.code import load_candidate_code
+from ekiden.tune.candidate_code import load_candidate_code
 from ekiden.tune.cost_model import BoostedTrees
 from ekiden.tune.program import CANDIDATE_KERNEL_NAME, build_candidate
 from ekiden.tune.run_job import make_arrays

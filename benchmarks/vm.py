@@ -19,7 +19,7 @@ import numpy as np
 
 import ekiden
 from ekiden import relay
-from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.backend.vm.write_executable import VMFunction, write_executable
 from ekiden.compiler.build import compile_to_bytes
 from ekiden.ir.pass_context import PassContext
 from ekiden.runtime import Executable, VirtualMachine, load_image, num_threads

@@ -9,7 +9,7 @@ from timeit import repeat
 import numpy as np
 
 from ekiden import runtime
-from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.backend.vm.write_executable import VMFunction, write_executable
 from ekiden.runtime.debug.instructions import make_instruction
 
 CALLS_PER_ROUND = 100_000

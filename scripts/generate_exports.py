@@ -1,5 +1,6 @@
 """Write the tables of what loads late: the module of each name of a package (`attach` reads it), of
-each operator of Relay, and of each converter of ONNX (rows of `ekiden.ir.table.LazyRegistry`).
+each operator of Relay, and of each converter of ONNX (rows of
+`ekiden.ir.lazy_registry.LazyRegistry`).
 
     python scripts/generate_exports.py [--check]
 

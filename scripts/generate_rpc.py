@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Generate the message tables in C, JavaScript and the documentation from
 src/ekiden/rpc/messages.py: runtime/rpc/ek_rpc_table.h, bindings/web/rpc_table.js, docs/rpc.md;
-and of system calls and variables of sessions, from src/ekiden/rpc/calls.py:
+and of system calls and variables of sessions, from src/ekiden/rpc/syscall_filter.py:
 runtime/rpc/ek_rpc_calls.h, runtime/rpc/ek_rpc_variables.h, docs/sandbox-calls.md.
 
-    scripts/generate_rpc.py           write the files scripts/generate_rpc.py --check   write nothing;
+    scripts/generate_rpc.py           write the files scripts/generate_rpc.py --check   write
+    nothing;
     fail if a file is out of date
 """
 
@@ -18,7 +19,8 @@ REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY_ROOT / "src"))
 
 from ekiden.rpc import messages as table  # noqa: E402
-from ekiden.rpc.calls import (  # noqa: E402
+from ekiden.rpc.messages import FIELD_TYPES, MESSAGES, VALUE_TYPES, Kind, ValueTag  # noqa: E402
+from ekiden.rpc.syscall_filter import (  # noqa: E402
     ALLOWED_CALLS,
     CALL_GROUPS,
     DEVICE_IOCTLS,
@@ -29,7 +31,6 @@ from ekiden.rpc.calls import (  # noqa: E402
     ArgumentTest,
     Call,
 )
-from ekiden.rpc.messages import FIELD_TYPES, MESSAGES, VALUE_TYPES, Kind, ValueTag  # noqa: E402
 
 MESSAGE_TABLE_HEADER = REPOSITORY_ROOT / "runtime/rpc/ek_rpc_table.h"
 MESSAGE_TABLE_HEAD = """\
@@ -60,7 +61,7 @@ SYSCALL_TABLE_HEADER = REPOSITORY_ROOT / "runtime/rpc/ek_rpc_calls.h"
 SYSCALL_TABLE_HEAD = """\
 /* The system calls of sessions, as docs/sandbox-calls.md has them.
 **
-** Generated from src/ekiden/rpc/calls.py by scripts/generate_rpc.py. Do not edit. */
+** Generated from src/ekiden/rpc/syscall_filter.py by scripts/generate_rpc.py. Do not edit. */
 #ifndef EK_RPC_CALLS_H_
 #define EK_RPC_CALLS_H_
 
@@ -83,7 +84,7 @@ SANDBOX_PAGE = REPOSITORY_ROOT / "docs/sandbox-calls.md"
 SANDBOX_PAGE_HEAD = """\
 # System calls of a session
 
-<!-- Generated from src/ekiden/rpc/calls.py by scripts/generate_rpc.py. Do not edit. -->
+<!-- Generated from src/ekiden/rpc/syscall_filter.py by scripts/generate_rpc.py. Do not edit. -->
 
 A session of either server, in Python or C, may make these calls of Linux and no others: what is
 not listed fails with EPERM. A row with a condition passes where all of its conditions hold;
@@ -233,7 +234,7 @@ def emit_environment_header() -> str:
         (
             "/* Of the environment of its server a session has these variables.",
             "**",
-            "** Generated from src/ekiden/rpc/calls.py by scripts/generate_rpc.py. Do not edit. */",
+            "** Generated from src/ekiden/rpc/syscall_filter.py by scripts/generate_rpc.py. Do not edit. */",
             "#ifndef EK_RPC_VARIABLES_H_",
             "#define EK_RPC_VARIABLES_H_\n",
             "/* The first are of folders of libraries, which a session may read. */",

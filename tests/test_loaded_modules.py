@@ -25,18 +25,18 @@ CACHED_ANSWER = {
         compiler.options compiler.time_limit
         frontend frontend.common frontend.common.options frontend.packages
         frontend.rejected_kinds frontend.table
-        ir ir.cache_layers ir.compiler_digest ir.extensions ir.hashes ir.installed ir.known
+        ir ir.cache_layers ir.compiler_digest ir.extensions ir.hashes ir.package_versions ir.digest_cache
         ir.pass_context
-        runtime runtime.artifact runtime.artifact.archive runtime.artifact.engine_artifact
+        runtime runtime.artifact runtime.artifact.archive runtime.artifact.external_region
         runtime.artifact.late_bound runtime.artifact.metadata
         runtime.binding runtime.binding._core runtime.binding.dtypes runtime.binding.layout
-        runtime.binding.objects runtime.compiler runtime.debug runtime.debug.shown
+        runtime.binding.objects runtime.compiler_import runtime.debug runtime.debug.short_repr
         runtime.devices runtime.devices.engines runtime.devices.named
         runtime.environment runtime.errors
         runtime.executable runtime.executable.vm_pool
         runtime.executable.executable runtime.executable.formats runtime.executable.loading
         runtime.executable.state
-        runtime.cached runtime.files runtime.lazy_dataclass runtime.logs
+        runtime.cached_property runtime.files runtime.lazy_dataclass runtime.lazy_logger
     """.split()),
 }  # fmt: skip
 """By a program that compiles a file whose artifact is in the cache, and runs it."""

@@ -97,9 +97,9 @@ def test_the_page_on_frontends_runs() -> None:
     try:
         code = section(DOCS / "frontends.md", "JAX", without=True)
         exec(compile(code, "frontends.md", "exec"), {"__name__": "page"})
-        assert "mylib::scale" in registry.TABLE
+        assert "mylib::scale" in registry.CONVERTER_TABLE
     finally:
-        registry.TABLE.pop("mylib::scale", None)
+        registry.CONVERTER_TABLE.pop("mylib::scale", None)
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch warns of its own deprecations

@@ -1,6 +1,6 @@
 /* The system calls of sessions, as docs/sandbox-calls.md has them.
 **
-** Generated from src/ekiden/rpc/calls.py by scripts/generate_rpc.py. Do not edit. */
+** Generated from src/ekiden/rpc/syscall_filter.py by scripts/generate_rpc.py. Do not edit. */
 #ifndef EK_RPC_CALLS_H_
 #define EK_RPC_CALLS_H_
 

@@ -1,6 +1,6 @@
 /* Of the environment of its server a session has these variables.
 **
-** Generated from src/ekiden/rpc/calls.py by scripts/generate_rpc.py. Do not edit. */
+** Generated from src/ekiden/rpc/syscall_filter.py by scripts/generate_rpc.py. Do not edit. */
 #ifndef EK_RPC_VARIABLES_H_
 #define EK_RPC_VARIABLES_H_
 

@@ -1,6 +1,6 @@
 /* Executables: read from a file or bytes, proven, taken apart for tools, linked.
 **
-** The format is docs/artifact-format.md, and src/ekiden/backend/vm/write.py writes it. There is
+** The format is docs/artifact-format.md, and src/ekiden/backend/vm/write_executable.py writes it. There is
 ** exactly one file for a given content: sections in order, without gaps but zeros up to the next
 ** multiple of 64.
 ** The reader is a cursor that fails once and stays failed: reads after that give zeros, and the

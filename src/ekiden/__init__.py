@@ -198,7 +198,9 @@ def _module(home: str, name: str) -> object:
     try:
         return import_module("ekiden._lazy").load_module(home)
     except ModuleNotFoundError:
-        return import_module("ekiden.runtime.compiler").compiler_module(home, f"ekiden.{name}")
+        return import_module("ekiden.runtime.compiler_import").compiler_module(
+            home, f"ekiden.{name}"
+        )
 
 
 def __dir__() -> list[str]:

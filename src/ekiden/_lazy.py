@@ -2,7 +2,7 @@
 
 - `LazyModule(name)` stands for a module in the globals of another.
 - `attach(__name__, {module: names})` gives a package the names of its modules (PEP 562).
-- `defer(modules)` notes modules that add rows to registries (`ekiden.ir.table`).
+- `defer(modules)` notes modules that add rows to registries (`ekiden.ir.lazy_registry`).
 
 An answer from the cache loads 54 of Ekiden's modules, a first compilation some 530 of 1100.
 """

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ekiden.arith import Analyzer
-from ekiden.arith.forms import REWRITE_FORMS
-from ekiden.arith.rewrite import build_expr, parse_side
+from ekiden.arith.rewrite_forms import REWRITE_FORMS
+from ekiden.arith.rule_engine import build_expr, parse_side
 from ekiden.arith.rules import CANONICAL_FORM_EQUATIONS, NORMALIZE_RULES, REWRITE_RULES, RewriteRule
 from ekiden.ir.prim import IntImm, Not, PrimExpr, Var, const
 

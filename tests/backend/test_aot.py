@@ -11,7 +11,7 @@ import pytest
 import ekiden
 from ekiden import relay, runtime
 from ekiden.backend.aot.jit import compile_functions
-from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.backend.vm.write_executable import VMFunction, write_executable
 from ekiden.codegen.llvm import parse_image
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule

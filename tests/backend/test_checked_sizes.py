@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 import ekiden
 from ekiden import relay
 from ekiden.arith import evaluate
-from ekiden.backend.kernels.checked_sizes import MAX_EXTENT, MAX_PRODUCT, size_conditions
+from ekiden.backend.kernels.overflow_checks import MAX_EXTENT, MAX_PRODUCT, size_conditions
 from ekiden.ir.prim import Select, SizeVar, const, maximum, minimum
 from ekiden.ir.type import MAX_ELEMENTS, TensorType
 from ekiden.runtime.errors import CompileError, InputError, TypeInferenceError

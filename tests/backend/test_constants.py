@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ekiden import relay
-from ekiden.backend.vm.constants import ConstantPool
-from ekiden.backend.vm.write import write_executable
-from ekiden.runtime.artifact.frame import read_constants
+from ekiden.backend.vm.constant_pool import ConstantPool
+from ekiden.backend.vm.write_executable import write_executable
+from ekiden.runtime.artifact.container_format import read_constants
 
 pytestmark = pytest.mark.quick
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ekiden
 from ekiden import IRModule, relay, runtime
-from ekiden.backend.vm.write import DeviceTable, VMFunction, write_executable
+from ekiden.backend.vm.write_executable import DeviceTable, VMFunction, write_executable
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.op.annotation import on_device
 from ekiden.runtime import cpu

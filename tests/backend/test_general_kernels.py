@@ -18,7 +18,7 @@ from ekiden.relay.expr import Expr, Function
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.transform import InferType
 from ekiden.runtime import empty, load_image, num_threads
-from ekiden.runtime.artifact.frame import is_constant_memory
+from ekiden.runtime.artifact.container_format import is_constant_memory
 from ekiden.runtime.errors import IndexRangeError, InputError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer

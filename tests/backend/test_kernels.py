@@ -14,14 +14,14 @@ from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.codegen import llvm, parallel
 from ekiden.codegen.build import CODE_GENERATORS
 from ekiden.codegen.cache import KernelCache
-from ekiden.codegen.task import CompileTask
+from ekiden.codegen.compile_task import CompileTask
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.process_transfer import encode
 from ekiden.ir.span import Span
 from ekiden.ir.structural import structural_equal
-from ekiden.ir.transfer import encode
 from ekiden.ir.type import tensor_type
 from ekiden.relay import infer_type, op
 from ekiden.relay.expr import Expr, Function, const, var

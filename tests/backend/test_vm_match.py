@@ -12,7 +12,7 @@ from ekiden.backend.vm.decision_tree import (
     tuple_paths,
 )
 from ekiden.relay import Match, parse
-from ekiden.relay.analysis.matches import pattern_text
+from ekiden.relay.analysis.match_exhaustion import pattern_text
 from ekiden.relay.transform.language.scopes import evaluation_order
 
 pytestmark = pytest.mark.quick

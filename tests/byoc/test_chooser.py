@@ -43,7 +43,7 @@ def times(monkeypatch: pytest.MonkeyPatch, *its: float) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-6)
         return [left.pop(0), 10e-6]
 
-    monkeypatch.setattr("ekiden.byoc.chooser.min_times_interleaved", seconds)
+    monkeypatch.setattr("ekiden.byoc.backend_selection.min_times_interleaved", seconds)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_region_that_does_not_run_stays_with_ekiden(
     def broken(*given: object) -> list[float]:
         raise RunError("it is broken")
 
-    monkeypatch.setattr("ekiden.byoc.chooser.min_times_interleaved", broken)
+    monkeypatch.setattr("ekiden.byoc.backend_selection.min_times_interleaved", broken)
     exe = ekiden.compile(relay.parse(TEXT), byoc="auto")
     assert "external" not in exe.raw.metadata
     assert "stays with Ekiden: it is broken" in caplog.text

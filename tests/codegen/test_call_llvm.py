@@ -14,7 +14,7 @@ from ekiden import IRModule, relay, runtime, te, tir
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_equal
 from ekiden.relay.backend.executors import create_executor
-from ekiden.relay.op.lowered import call_lowered
+from ekiden.relay.op.prim_func_call import call_lowered
 from ekiden.runtime.errors import CompileError, ExpressionError, RunError
 from ekiden.script import from_source
 from ekiden.script import tir as T

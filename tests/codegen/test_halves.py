@@ -11,7 +11,7 @@ import pytest
 from codegen_kernels import map_kernel, run_map
 
 from ekiden.codegen import llvm
-from ekiden.codegen.llvm.halves import split_even_odd
+from ekiden.codegen.llvm.even_odd_multiply import split_even_odd
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, PrimExpr, Var, cast, const
 from ekiden.target import Target

@@ -10,7 +10,7 @@ from codegen_kernels import map_kernel
 from ekiden import compile as compile_model
 from ekiden import relay
 from ekiden.codegen import c
-from ekiden.codegen.c.lanes import scalarize_vector_loop
+from ekiden.codegen.c.scalarize import scalarize_vector_loop
 from ekiden.codegen.llvm import link_image
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, cast, const

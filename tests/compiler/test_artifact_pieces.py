@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ekiden
 from ekiden.ir import extensions
 from ekiden.runtime.artifact import late_bound
-from ekiden.runtime.artifact.frame import ArtifactFile, artifact_bytes
+from ekiden.runtime.artifact.container_format import ArtifactFile, artifact_bytes
 from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.files import Writer
 

@@ -11,7 +11,7 @@ import pytest
 
 import ekiden
 from ekiden import LoadError, relay
-from ekiden.backend.graph.graph import ExecutorGraph
+from ekiden.backend.graph.executor_graph import ExecutorGraph
 from ekiden.codegen.cache import KernelCache
 from ekiden.compiler.cache.artifacts import ArtifactCache
 from ekiden.compiler.cache.keys import request

@@ -11,9 +11,9 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.frontend.common.imported import ImportedModule
+from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.executable.nested import PytreeInputs, PytreeLeaf
+from ekiden.runtime.executable.pytree import PytreeInputs, PytreeLeaf
 
 NAMES = ("params['n'][2]", "params['w'][0]", "params['w'][1]", "x", "state.step", "state.w")
 

@@ -14,9 +14,9 @@ from onnx import helper
 import ekiden
 from ekiden import IRModule, relay
 from ekiden.cli import main
-from ekiden.compiler.peak import measure_peak
+from ekiden.compiler.machine_peak import measure_peak
 from ekiden.ir.span import Span
-from ekiden.runtime.artifact.expression import evaluate_dim
+from ekiden.runtime.artifact.dim_expression import evaluate_dim
 from ekiden.runtime.debug.debugger import Place, Stepper
 from ekiden.runtime.errors import InputError, LoadError, RunError
 from ekiden.runtime.profile.report import (
@@ -142,7 +142,7 @@ def test_kernels_without_vectors_are_marked(monkeypatch: pytest.MonkeyPatch) -> 
     given = np.ones(512, np.float32)
     report = ekiden.compile(relay.parse(program)).profile(given, peak=False)
     assert not any("scalar" in report.cells(row)[7] for row in report.rows())
-    monkeypatch.setattr("ekiden.backend.kernels.facts._has_vectors", lambda lowered: False)
+    monkeypatch.setattr("ekiden.backend.kernels.kernel_facts._has_vectors", lambda lowered: False)
     monkeypatch.setenv("EKIDEN_CACHE_DIR", "")
     report = ekiden.compile(relay.parse(program)).profile(given, peak=False)
     assert [report.cells(row)[7] for row in report.rows()] == ["scalar"]

@@ -14,7 +14,11 @@ import ekiden
 from ekiden import relay
 from ekiden.cli import main
 from ekiden.relay import op
-from ekiden.runtime.artifact.frame import SectionSource, assemble_in_memory, read_sections
+from ekiden.runtime.artifact.container_format import (
+    SectionSource,
+    assemble_in_memory,
+    read_sections,
+)
 from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.errors import CompileError
 

@@ -21,12 +21,12 @@ import ekiden
 from ekiden import relay
 from ekiden.backend.kernels import build as kernels_build
 from ekiden.codegen import parallel, worker_process
-from ekiden.codegen.task import CompileTask
+from ekiden.codegen.compile_task import CompileTask
 from ekiden.codegen.worker_process import WorkerProcess
 from ekiden.compiler import tiers
 from ekiden.compiler.build import GeneralProgram
 from ekiden.ir import IRModule
-from ekiden.ir.transfer import encode
+from ekiden.ir.process_transfer import encode
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.executable.executable import Executable
@@ -287,7 +287,7 @@ def test_a_process_may_end_while_kernels_are_compiled(end: str) -> None:
         import ekiden
         from ekiden import relay
         from ekiden.codegen import parallel
-        from ekiden.codegen.task import CompileTask
+        from ekiden.codegen.compile_task import CompileTask
         workers, start, encode = [], parallel.start_workers, parallel.encode
         def start_workers(count, setup):
             workers.extend(start(count, setup))

@@ -12,7 +12,7 @@ from onnx import helper
 
 import ekiden
 from ekiden.backend.kernels.lower import Overrides
-from ekiden.backend.kernels.ranges import SizeRange, tuned_size_ranges
+from ekiden.backend.kernels.size_ranges import SizeRange, tuned_size_ranges
 from ekiden.cli import main
 from ekiden.compiler.build import compile_to_bytes
 from ekiden.compiler.options import tuning_record_options

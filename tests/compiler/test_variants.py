@@ -19,7 +19,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.runtime import cpu
 from ekiden.runtime.artifact import late_bound
-from ekiden.runtime.artifact.frame import read_sections
+from ekiden.runtime.artifact.container_format import read_sections
 from ekiden.runtime.binding.layout import Section
 from ekiden.target import Target, probe
 from ekiden.target.features import FEATURE_TABLE, unused_features

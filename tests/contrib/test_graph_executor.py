@@ -9,7 +9,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, runtime
-from ekiden.backend.graph.graph import ExecutorGraph
+from ekiden.backend.graph.executor_graph import ExecutorGraph
 from ekiden.backend.graph.read_bytecode import read_graph
 from ekiden.contrib import graph_executor
 from ekiden.contrib.debugger import debug_executor

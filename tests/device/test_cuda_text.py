@@ -21,7 +21,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Var, const
 from ekiden.kernels.gpu.launch import thread_loop
 from ekiden.runtime import Device
-from ekiden.runtime.artifact.frame import read_sections
+from ekiden.runtime.artifact.container_format import read_sections
 from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.errors import DeviceError
 from ekiden.target import Target

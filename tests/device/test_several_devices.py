@@ -20,7 +20,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, rpc, runtime
-from ekiden.backend.graph.graph import ExecutorGraph
+from ekiden.backend.graph.executor_graph import ExecutorGraph
 from ekiden.cli import main
 from ekiden.compiler import auto_devices
 from ekiden.contrib import graph_executor

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import ekiden
-from ekiden.frontend.common.facts import RestartImport
+from ekiden.frontend.common.dim_facts import RestartImport
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.onnx import from_onnx
 from ekiden.ir.prim import PrimExpr, SizeVar

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ekiden
-from ekiden.frontend.onnx import beside
+from ekiden.frontend.onnx import external_data
 from ekiden.frontend.onnx.importer import import_onnx
 from ekiden.frontend.onnx.load import read_model
 from ekiden.frontend.onnx.tensor import to_array
@@ -208,12 +208,12 @@ def test_what_is_opened_is_a_file_below_the_folder(tmp_path: Path) -> None:
     os.link(tmp_path / "a" / "b" / "w.bin", tmp_path / "hard")
     for folder in (tmp_path, tmp_path / "linked"):
         location = "b/w.bin" if folder.name == "linked" else "a/b/w.bin"
-        assert beside.open_below(str(folder), location) is None, "it has two names"
+        assert external_data.open_below(str(folder), location) is None, "it has two names"
     (tmp_path / "hard").unlink()
     for folder, location in (
         (tmp_path, "a/b/w.bin"), (tmp_path, "a/.//b/w.bin"), (tmp_path / "linked", "b/w.bin"),
     ):  # fmt: skip
-        handle = beside.open_below(str(folder), location)
+        handle = external_data.open_below(str(folder), location)
         assert handle is not None and os.read(handle, 9) == b"1"
         os.close(handle)
     for location in (
@@ -228,8 +228,8 @@ def test_what_is_opened_is_a_file_below_the_folder(tmp_path: Path) -> None:
         "..",
         "/etc/hosts",
     ):
-        assert beside.open_below(str(tmp_path), location) is None
-    assert beside.open_below(str(tmp_path / "none"), "w.bin") is None
+        assert external_data.open_below(str(tmp_path), location) is None
+    assert external_data.open_below(str(tmp_path / "none"), "w.bin") is None
 
 
 def test_an_imported_module_needs_nothing_of_its_files(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from onnx_models import Array, Feed, expected, graph_model, ints, normal
 
 import ekiden
-from ekiden.frontend.common.facts import DimFacts, RestartImport
+from ekiden.frontend.common.dim_facts import DimFacts, RestartImport
 from ekiden.frontend.onnx import from_onnx
 from ekiden.frontend.onnx.graph import GraphImporter
 from ekiden.relay.interpreter import Interpreter

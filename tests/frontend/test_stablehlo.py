@@ -393,7 +393,7 @@ def test_narrow_integers_wrap_and_shift_in_their_width(name: str) -> None:
     "kind", ["f8E4M3FN", "f8E5M2", "f8E3M4", "f8E4M3B11FNUZ", "f6E2M3FN", "f4E2M1FN"]
 )
 def test_small_floats_are_rounded_after_each_operation(kind: str) -> None:
-    from ekiden.frontend.jax.narrow import NARROW_DTYPES as TABLE
+    from ekiden.frontend.jax.narrow_dtypes import NARROW_DTYPES as TABLE
 
     dtype = getattr(ml_dtypes, TABLE[kind].name)
     x, y = (RNG.standard_normal(64).astype(np.float32) * 2 for _ in range(2))

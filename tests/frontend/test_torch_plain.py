@@ -16,7 +16,7 @@ import ekiden
 from ekiden import relay
 from ekiden.frontend.torch import registry
 from ekiden.frontend.torch.export import export_module, import_exported
-from ekiden.frontend.torch.plain import is_directly_importable
+from ekiden.frontend.torch.functionalization import is_directly_importable
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import UnsupportedError
 from long_runs import sizes

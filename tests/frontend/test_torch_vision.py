@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ekiden
-from ekiden.frontend.torch.sampling import grid_sample_backward
+from ekiden.frontend.torch.grid_sample_backward import grid_sample_backward
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

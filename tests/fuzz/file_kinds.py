@@ -25,7 +25,7 @@ from ekiden.llm.gguf_file import write_gguf
 from ekiden.llm.gguf_tokenizer import build_gguf_tokenizer
 from ekiden.llm.grammar import Grammar
 from ekiden.llm.safetensors import SafetensorsFile, write_safetensors
-from ekiden.llm.stops import StopFilter
+from ekiden.llm.stop_filter import StopFilter
 from ekiden.llm.weights import Weight
 from ekiden.micro import generate_project
 from ekiden.tune.records import Records

@@ -17,7 +17,6 @@ from case_kinds import Kind, Loader
 from mutation import json_text, mutate_bytes, mutate_json
 
 from ekiden import rpc
-from ekiden.rpc.keys import Key, wrap_server_socket
 from ekiden.rpc.messages import (
     DEFAULT_MAX_FRAME_BYTES,
     FRAME_HEADER_BYTES,
@@ -28,7 +27,8 @@ from ekiden.rpc.messages import (
 from ekiden.rpc.messages import Kind as Message
 from ekiden.rpc.pool import HubPeer
 from ekiden.rpc.services import receive_hello
-from ekiden.rpc.wire import NoHandles, parse_body, parse_header, serialize_frame
+from ekiden.rpc.tls_keys import Key, wrap_server_socket
+from ekiden.rpc.wire_format import NoHandles, parse_body, parse_header, serialize_frame
 
 MOST = 1 << 26
 
@@ -63,8 +63,8 @@ CHAT = {
 
 
 def _chat() -> tuple[Any, Loader]:
+    from ekiden.serve.bounded_json import parse_bounded_object
     from ekiden.serve.chat import parse_chat_request
-    from ekiden.serve.json_scan import parse_bounded_object
 
     def make(rng: Random) -> bytes:
         body = json_text(mutate_json(CHAT, rng)).encode("utf-8", "surrogatepass")

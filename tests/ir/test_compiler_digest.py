@@ -14,9 +14,9 @@ from ekiden.codegen import cache
 from ekiden.compiler.cache import keys as artifact_key
 from ekiden.compiler.cache.keys import file_digest
 from ekiden.compiler.options import CompileOptions
-from ekiden.ir import extensions, known
+from ekiden.ir import digest_cache, extensions
 from ekiden.ir.compiler_digest import compiler_digest, package_digest, sources
-from ekiden.ir.installed import version_of
+from ekiden.ir.package_versions import version_of
 from ekiden.target import Target
 
 pytestmark = pytest.mark.quick
@@ -107,7 +107,7 @@ def test_a_file_that_is_written_again_is_read_again(
     first = file_digest(path)
     assert not (tmp_path / "cache").exists()  # it has changed a moment ago
 
-    monkeypatch.setattr(known, "MIN_FILE_AGE_NS", 0)
+    monkeypatch.setattr(digest_cache, "MIN_FILE_AGE_NS", 0)
     assert file_digest(path) == first
     monkeypatch.setattr(artifact_key, "_hash_leaf", lambda *_: pytest.fail("it is read again"))
     assert file_digest(path) == first
@@ -122,15 +122,15 @@ def test_a_file_that_is_written_again_is_read_again(
 def test_a_damaged_fact_is_found_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path))
     assert (
-        known.memoize_on_disk("a", 0, lambda: "1")
-        == known.memoize_on_disk("a", 0, lambda: "2")
+        digest_cache.memoize_on_disk("a", 0, lambda: "1")
+        == digest_cache.memoize_on_disk("a", 0, lambda: "2")
         == "1"
     )
     [kept] = (tmp_path / "known").iterdir()
     kept.write_bytes(kept.read_bytes()[:-1])
     assert (
-        known.memoize_on_disk("a", 0, lambda: "3")
-        == known.memoize_on_disk("a", 0, lambda: "4")
+        digest_cache.memoize_on_disk("a", 0, lambda: "3")
+        == digest_cache.memoize_on_disk("a", 0, lambda: "4")
         == "3"
     )
 

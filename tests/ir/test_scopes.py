@@ -24,7 +24,7 @@ from ekiden.relay import (
     tensor_type,
     var,
 )
-from ekiden.relay.op.lowered import call_lowered
+from ekiden.relay.op.prim_func_call import call_lowered
 from ekiden.script import tir as T
 from ekiden.tir.distinct import renew_defs
 

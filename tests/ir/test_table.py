@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ekiden.ir.table import LazyRegistry
+from ekiden.ir.lazy_registry import LazyRegistry
 
 pytestmark = pytest.mark.quick
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ekiden import relay
-from ekiden.backend.kernels.ranges import SizeRange
+from ekiden.backend.kernels.size_ranges import SizeRange
 from ekiden.ir import IRModule
+from ekiden.ir.process_transfer import NotTransferableError, decode, encode
 from ekiden.ir.structural import structural_equal
-from ekiden.ir.transfer import NotTransferableError, decode, encode
 from ekiden.relay.expr import Call, Function, Let
 from ekiden.target import Target
 

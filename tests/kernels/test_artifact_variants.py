@@ -8,7 +8,7 @@ from ekiden import relay, runtime
 from ekiden.codegen.llvm import compile_ir, link_image, parse_image
 from ekiden.compiler.build import compile_to_bytes
 from ekiden.ir.module import IRModule
-from ekiden.runtime.artifact.frame import read_sections
+from ekiden.runtime.artifact.container_format import read_sections
 from ekiden.runtime.binding.layout import Section
 from ekiden.target import Target
 from emulator import Emulator

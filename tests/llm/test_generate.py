@@ -17,7 +17,7 @@ from reference_decoder import Reference
 from tiny_models import Memory, config_of, plain, tiny
 
 from ekiden import cli, llm
-from ekiden.llm.pages import PageAllocator
+from ekiden.llm.page_allocator import PageAllocator
 from ekiden.llm.safetensors import write_safetensors
 from ekiden.llm.text import Detokenizer, Tokenizer
 from ekiden.runtime.errors import InputError, RunError

@@ -13,7 +13,7 @@ from test_chat import lines
 from tiny_models import tiny
 
 from ekiden import llm
-from ekiden.llm.loop import EngineLoop, TokenUpdate
+from ekiden.llm.engine_loop import EngineLoop, TokenUpdate
 from ekiden.runtime.errors import RequestError, RunError
 from ekiden.serve.decoders import DecoderTextModel
 from ekiden.serve.text import Message, Sampling, TextEngine

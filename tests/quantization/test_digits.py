@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import ekiden
-from ekiden.quantization.judge import signal_to_noise_db
+from ekiden.quantization.sensitivity import signal_to_noise_db
 from onnx_runtime import session
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ekiden
 from ekiden.cli import main
 from ekiden.quantization import LayerPlan, QuantPlan, Recipe
-from ekiden.quantization.judge import signal_to_noise_db
+from ekiden.quantization.sensitivity import signal_to_noise_db
 from long_runs import alike
 from onnx_runtime import session
 

@@ -13,7 +13,7 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.ir.module import IRModule
-from ekiden.quantization.judge import signal_to_noise_db
+from ekiden.quantization.sensitivity import signal_to_noise_db
 from ekiden.relay.expr import Call
 from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from long_runs import alike

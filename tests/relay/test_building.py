@@ -11,7 +11,7 @@ import pytest
 import ekiden as tvm
 from ekiden import relay
 from ekiden.ir import assert_structural_equal, make_node
-from ekiden.ir.nd_format import array_to_bytes
+from ekiden.ir.ndarray_format import array_to_bytes
 from ekiden.ir.structural import structural_equal
 from ekiden.relay import parse_expr
 from ekiden.relay.param_dict import PARAM_DICT_MAGIC

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ekiden import IRModule, ir, relay, structural_equal, tir
-from ekiden.ir.nd_format import array_to_bytes
+from ekiden.ir.ndarray_format import array_to_bytes
 from ekiden.relay.transform import InferType
 from ekiden.runtime.errors import LoadError
 

@@ -8,8 +8,8 @@ import pytest
 from ekiden import relay, te
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
+from ekiden.ir.name_supply import GlobalVarSupply, NameSupply
 from ekiden.ir.op import Array
-from ekiden.ir.supply import GlobalVarSupply, NameSupply
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.qnn.op import canonicalizations, dequantize, quantize
 from ekiden.topi.utils import get_const_int, get_const_tuple

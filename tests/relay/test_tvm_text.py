@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ekiden import relay
-from ekiden.ir.nd_format import array_from_bytes, array_to_bytes
+from ekiden.ir.ndarray_format import array_from_bytes, array_to_bytes
 from ekiden.ir.structural import structural_equal
 from ekiden.relay import astext, parse, parse_expr
 from ekiden.relay.metadata import read_metadata

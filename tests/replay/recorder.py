@@ -24,7 +24,7 @@ from ekiden.compiler.build import compile_to_bytes, import_model
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext
 from ekiden.runtime import Executable
-from ekiden.runtime.artifact import frame
+from ekiden.runtime.artifact import container_format
 from ekiden.runtime.debug.disassemble import disassemble
 from ekiden.target import Target, facts
 from ekiden.target import target as target_module
@@ -77,7 +77,7 @@ def record(module: IRModule, target: Target, executor: str = "vm") -> dict[str, 
     """
     with _recording() as notes, PassContext():
         data = compile_to_bytes(module, target, executor=executor)
-    executable = frame.executable_of(memoryview(data))
+    executable = container_format.executable_of(memoryview(data))
     names = _short_names([f.name for f in notes.funcs])
     texts = {}
     for func in notes.funcs:

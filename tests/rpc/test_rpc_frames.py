@@ -22,7 +22,13 @@ from ekiden.rpc.messages import (
     Kind,
     ValueTag,
 )  # fmt: skip
-from ekiden.rpc.wire import NoHandles, RemoteTensorType, parse_body, parse_header, serialize_frame
+from ekiden.rpc.wire_format import (
+    NoHandles,
+    RemoteTensorType,
+    parse_body,
+    parse_header,
+    serialize_frame,
+)
 from ekiden.runtime import ADT, DataType, Shape
 
 ONE_OF_EACH = [

@@ -13,7 +13,7 @@ import pytest
 
 import ekiden
 from ekiden import rpc
-from ekiden.rpc.portable import deserialize_function, serialize_function
+from ekiden.rpc.function_pickle import deserialize_function, serialize_function
 
 FACTOR = 3
 TABLE = {"a": [1, 2], "b": {"c": (3,)}}
@@ -66,7 +66,7 @@ CASES: list[tuple[Callable[..., object], tuple[object, ...], object]] = [
 def test_functions_go_to_another_program_as_data() -> None:
     program = textwrap.dedent("""
         import sys
-        from ekiden.rpc.portable import deserialize_function
+        from ekiden.rpc.function_pickle import deserialize_function
         for function, arguments, wanted in deserialize_function(sys.stdin.buffer.read())():
             assert function(*arguments) == wanted, function
         print("all")

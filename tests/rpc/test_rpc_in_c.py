@@ -14,7 +14,7 @@ from c_builds import ADDRESS, Objects
 from ekiden import rpc
 from ekiden.rpc.messages import SESSION_KINDS, Kind
 from ekiden.rpc.sandbox import missing_facilities
-from ekiden.rpc.wire import NoHandles, serialize_frame
+from ekiden.rpc.wire_format import NoHandles, serialize_frame
 from ekiden.runtime.paths import include_dir, server_source_dir, source_dir
 
 LIMIT = 170 * 1024

@@ -17,8 +17,8 @@ import pytest
 
 import ekiden
 from ekiden import relay, rpc
-from ekiden.rpc.keys import Key
 from ekiden.rpc.sandbox import missing_facilities
+from ekiden.rpc.tls_keys import Key
 
 
 @pytest.fixture(scope="module")

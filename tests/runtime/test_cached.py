@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ekiden.runtime.cached import cached_property
+from ekiden.runtime.cached_property import cached_property
 
 pytestmark = pytest.mark.quick
 

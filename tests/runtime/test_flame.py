@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ekiden.runtime.profile.flame import CHART_WIDTH_PX, ROW_HEIGHT_PX, FlameBar, flame_chart
+from ekiden.runtime.profile.flame_chart import CHART_WIDTH_PX, ROW_HEIGHT_PX, FlameBar, flame_chart
 
 pytestmark = pytest.mark.quick
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.backend.vm.write_executable import VMFunction, write_executable
 from ekiden.runtime import Executable, Tensor, VirtualMachine, register_func
 from ekiden.runtime.binding.opcodes import OPCODES, Opcode
 from ekiden.runtime.debug.disassemble import disassemble, print_instruction

@@ -15,7 +15,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, runtime
-from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.backend.vm.write_executable import VMFunction, write_executable
 from ekiden.runtime.debug.instructions import make_instruction
 from ekiden.runtime.errors import RunError, RunLimitError
 

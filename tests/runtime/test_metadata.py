@@ -16,10 +16,14 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.backend.vm.write_executable import VMFunction, write_executable
 from ekiden.ir.prim import SizeVar
 from ekiden.relay import op
-from ekiden.runtime.artifact.frame import SectionSource, assemble_in_memory, read_sections
+from ekiden.runtime.artifact.container_format import (
+    SectionSource,
+    assemble_in_memory,
+    read_sections,
+)
 from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.debug.instructions import make_instruction
 from ekiden.runtime.profile.report import instruction_sources

@@ -9,10 +9,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ekiden.backend.vm.write import ExecutableProgram, VMFunction, write_programs
+from ekiden.backend.vm.write_executable import ExecutableProgram, VMFunction, write_programs
 from ekiden.runtime import Executable
 from ekiden.runtime.artifact import chunks, mapped_files
-from ekiden.runtime.artifact.frame import ArtifactFile, SectionSource, artifact_bytes, assemble
+from ekiden.runtime.artifact.container_format import (
+    ArtifactFile,
+    SectionSource,
+    artifact_bytes,
+    assemble,
+)
 from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.debug.instructions import make_instruction
 from ekiden.runtime.files import write_to

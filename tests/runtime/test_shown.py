@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ekiden
-from ekiden.runtime.debug.shown import short_repr
+from ekiden.runtime.debug.short_repr import short_repr
 from ekiden.runtime.errors import CompileError
 
 

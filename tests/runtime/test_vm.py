@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ekiden import runtime
-from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.backend.vm.write_executable import VMFunction, write_executable
 from ekiden.runtime.debug.instructions import Instruction, encode, make_instruction
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
 

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ekiden
 from ekiden import relay
-from ekiden.frontend.common import waves
+from ekiden.frontend.common import dft
 from ekiden.frontend.onnx import from_onnx
 from ekiden.frontend.onnx.converters import resample
 from ekiden.frontend.onnx.regex import compile_dfa
@@ -61,8 +61,8 @@ PRIME = 2**61 - 1
 
 
 def test_a_transform_of_a_huge_extent_is_not_taken_apart() -> None:
-    assert not waves.has_dft(PRIME) and not waves.has_dft(2 * PRIME)
-    assert waves.has_dft(1 << 20) and waves.has_dft(1024 * 1009) and not waves.has_dft(65537)
+    assert not dft.has_dft(PRIME) and not dft.has_dft(2 * PRIME)
+    assert dft.has_dft(1 << 20) and dft.has_dft(1024 * 1009) and not dft.has_dft(65537)
     node = helper.make_node("DFT", ["x", "n"], ["y"])
     info = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 1])
     out = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)

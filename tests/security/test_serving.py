@@ -16,11 +16,11 @@ import pytest
 from chromium import chromium, served
 from ekiden.runtime.errors import RequestError, ServeError
 from ekiden.serve import Message, Piece, Sampling, Server
+from ekiden.serve.bounded_json import SCAN_CHUNK_BYTES, parse_bounded_object
 from ekiden.serve.datatypes import DATATYPE_BY_NAME
 from ekiden.serve.grpc_messages import create_message, parse_request
 from ekiden.serve.grpc_scan import encode_varint
 from ekiden.serve.http_messages import parse_infer_request
-from ekiden.serve.json_scan import SCAN_CHUNK_BYTES, parse_bounded_object
 from ekiden.serve.json_tensors import parse_tensor
 from ekiden.serve.security import exposure_warnings
 

@@ -21,10 +21,10 @@ from walls import (
 )
 
 from ekiden import rpc
-from ekiden.rpc.calls import ALLOWED_CALLS, ENOSYS_CALLS
 from ekiden.rpc.fresh import FIRST_PASSED_DESCRIPTOR
-from ekiden.rpc.keys import Key
 from ekiden.rpc.sandbox import missing_facilities
+from ekiden.rpc.syscall_filter import ALLOWED_CALLS, ENOSYS_CALLS
+from ekiden.rpc.tls_keys import Key
 from long_runs import alike
 
 pytestmark = [

@@ -14,7 +14,7 @@ from seed_blocks import described_instructions, flat, proposed_instructions, see
 
 import ekiden as tvm
 from ekiden import arith, micro, relay, rpc, runtime, te, tir, topi, tune
-from ekiden.backend.vm.choices import MAX_JUMP_TABLE_CASES
+from ekiden.backend.vm.control_flow import MAX_JUMP_TABLE_CASES
 from ekiden.cli import main
 from ekiden.contrib.graph_executor import GraphModule
 from ekiden.ir import register_op_attr
@@ -22,7 +22,7 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.op import OP_ATTRS
 from ekiden.relay import transform
 from ekiden.runtime import Device, Module, Object, PackedFunc, vm
-from ekiden.runtime.artifact.frame import read_sections
+from ekiden.runtime.artifact.container_format import read_sections
 from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.binding.opcodes import OPCODES
 from ekiden.runtime.errors import DeviceError

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from ekiden.serve import grpc_scan, json_scan, json_tensors, loop_turns
+from ekiden.serve import bounded_json, grpc_scan, json_tensors, loop_turns
 from ekiden.serve.config import ServerConfig
 from ekiden.serve.datatypes import DATATYPE_BY_NAME
 from ekiden.serve.engine import ServingEngine
@@ -44,7 +44,7 @@ def _written() -> bytes:
 
 LONG_TEXT = _written()
 LONG_WORK: dict[str, Callable[[], object]] = {
-    "scan": lambda: json_scan.check_values(b"[" + b"1," * COUNT + b"1]", COUNT + 2),
+    "scan": lambda: bounded_json.check_values(b"[" + b"1," * COUNT + b"1]", COUNT + 2),
     "JSON to tensor": lambda: json_tensors.parse_tensor("x", FP32, [COUNT], memoryview(LONG_TEXT)),
     "tensor to JSON": _written,
     "varints to tensor": lambda: grpc_scan.PackedContents(

@@ -4,7 +4,7 @@ import numpy as np
 
 import ekiden
 from ekiden import te, tir
-from ekiden.codegen.c.bare import emit_freestanding
+from ekiden.codegen.c.freestanding import emit_freestanding
 from ekiden.codegen.c.helpers import HelperFunctions
 from ekiden.target import Target
 from ekiden.tir.transform import lower

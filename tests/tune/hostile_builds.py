@@ -9,7 +9,7 @@ import random
 from hostile_jobs import Tell, ill, suffer
 
 from ekiden.tune import build_job
-from ekiden.tune.wire import Head, Message
+from ekiden.tune.job_messages import Head, Message
 
 prepare = build_job.prepare
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from ekiden.tune import run_job
-from ekiden.tune.wire import Head, Message
+from ekiden.tune.job_messages import Head, Message
 
 Tell = Callable[[Head], None]
 SECONDS = 1e-4

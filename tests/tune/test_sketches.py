@@ -19,10 +19,10 @@ from ekiden.tir.schedule.trace import Trace
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune import Candidate, Measurer, Session, Task, schedule_task, te_task
 from ekiden.tune import te_workload as of
+from ekiden.tune.model_schedule import model_schedule
 from ekiden.tune.program import DEFAULT_RULE_NAME
 from ekiden.tune.rules import DEFAULT_RULES
 from ekiden.tune.sketch import Sketch, TraceSpace, block_names, generate_sketches
-from ekiden.tune.untuned import model_schedule
 from long_runs import alike
 
 SMALL: dict[str, Callable[[], of.Tensors]] = {

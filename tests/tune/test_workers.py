@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ekiden.tune import workers
-from ekiden.tune.wire import MessageReader, encode_message, send_message
+from ekiden.tune.job_messages import MessageReader, encode_message, send_message
 from ekiden.tune.workers import TuneWorker, WorkerJob, run_in_worker
 
 LONG = 120.0

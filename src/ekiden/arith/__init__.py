@@ -24,13 +24,13 @@ if TYPE_CHECKING:
         estimate_region_strict_bound,
         estimate_region_upper_bound,
     )
-    from ekiden.arith.determine import determines, image_box
     from ekiden.arith.equations import (
         IntConstraints,
         IntConstraintsTransform,
         solve_linear_equations,
     )
     from ekiden.arith.evaluation import evaluate, substitute
+    from ekiden.arith.injectivity import determines, image_box
     from ekiden.arith.int_set import IntervalSet, IntSet, eval_set
     from ekiden.arith.iter_map import (
         IterMapLevel,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         solve_linear_inequalities,
     )
     from ekiden.arith.modular import ModularSet
-    from ekiden.arith.narrow import narrow_predicate_expression
+    from ekiden.arith.narrow_predicate import narrow_predicate_expression
 
 __all__ = [
     "Analyzer",

@@ -8,14 +8,14 @@ EXPORTS = {
         detect_clip_bound detect_common_subexpr detect_linear_equation
         estimate_region_lower_bound estimate_region_strict_bound estimate_region_upper_bound
     """,
-    "determine": """
-        determines image_box
-    """,
     "equations": """
         IntConstraints IntConstraintsTransform solve_linear_equations
     """,
     "evaluation": """
         evaluate substitute
+    """,
+    "injectivity": """
+        determines image_box
     """,
     "int_set": """
         IntSet IntervalSet eval_set
@@ -34,7 +34,7 @@ EXPORTS = {
     "modular": """
         ModularSet
     """,
-    "narrow": """
+    "narrow_predicate": """
         narrow_predicate_expression
     """,
 }

@@ -1,5 +1,5 @@
 """TVM arith functions that its Python exposes under no other name."""
 
-from ekiden.arith.narrow import narrow_predicate_expression as NarrowPredicateExpression  # noqa: N812
+from ekiden.arith.narrow_predicate import narrow_predicate_expression as NarrowPredicateExpression  # noqa: N812
 
 __all__ = ["NarrowPredicateExpression"]

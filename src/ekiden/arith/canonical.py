@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ekiden.arith import poly, rewrite
+from ekiden.arith import poly, rule_engine
 from ekiden.arith.interval import UNBOUNDED_INTERVAL, Interval, divide_intervals, floordiv_bound
 from ekiden.arith.poly import CONSTANT_MONOMIAL, Poly, PolyKey
 from ekiden.arith.proofs import MAX_PROOF_DEPTH, Atom, PolynomialProver
 from ekiden.ir import dtype as dt
+from ekiden.ir.constant_arithmetic import trunc_div
 from ekiden.ir.dtype import int_range
-from ekiden.ir.number_arithmetic import trunc_div
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -239,7 +239,7 @@ class CanonicalForm(PolynomialProver):
         # Rules apply to what rules made: a search that branches, cut off here.
         if self._rewrite_depth == MAX_PROOF_DEPTH:
             return None
-        changed = rewrite.CANONICAL_RULES.apply(simplified, self.can_prove)
+        changed = rule_engine.CANONICAL_RULES.apply(simplified, self.can_prove)
         if changed is None:
             return None
         # What the rule made may have parts that rules fit in turn: `_poly` comes back here.

@@ -8,9 +8,9 @@ from typing import Any
 
 from ekiden.arith.analyzer import simplify
 from ekiden.ir import prim_visitor
+from ekiden.ir.constant_arithmetic import fold_in_dtype
 from ekiden.ir.dtype import is_float, to_numpy, wrap_to_dtype
 from ekiden.ir.intrinsic import INTRINSICS
-from ekiden.ir.number_arithmetic import fold_in_dtype
 from ekiden.ir.prim import (
     And,
     BinaryExpr,

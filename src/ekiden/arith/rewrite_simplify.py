@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ekiden.arith import poly, rewrite, vectors
+from ekiden.arith import poly, ramp_broadcast, rule_engine
 from ekiden.arith.canonical import is_index_dtype
-from ekiden.arith.forms import REWRITE_FORMS
 from ekiden.arith.poly import CONSTANT_MONOMIAL
+from ekiden.arith.rewrite_forms import REWRITE_FORMS
 from ekiden.arith.rules import REWRITE_RULES
 from ekiden.ir import prim
 from ekiden.ir.prim import (
@@ -35,7 +35,7 @@ from ekiden.ir.prim_visitor import children, is_same_expr, post_order, rebuild, 
 if TYPE_CHECKING:
     from ekiden.arith.analyzer import Analyzer
 
-REWRITE_SIMPLIFY_RULES = rewrite.RuleSet(*REWRITE_FORMS, *REWRITE_RULES, written_first=True)
+REWRITE_SIMPLIFY_RULES = rule_engine.RuleSet(*REWRITE_FORMS, *REWRITE_RULES, written_first=True)
 MAX_REWRITE_DEPTH, MAX_RULE_APPLICATIONS = 32, 2_000
 """How deep what rules made is formed again, and how many rules are applied to one expression: rules
 that undo each other come to an end."""
@@ -85,9 +85,9 @@ class RewriteSimplifier:
             self._applied += 1
             rewritten, rule = applied
             return rewritten if rule.final else self.simplify_expr(rewritten, depth + 1)
-        changed = rewrite.fold_constant_call(e)
+        changed = rule_engine.fold_constant_call(e)
         if changed is None:
-            changed = vectors.fold_vector_op(e, self._known.modular_set)
+            changed = ramp_broadcast.fold_vector_op(e, self._known.modular_set)
         if changed is None and (not ruled or isinstance(e, _COMPARISONS)):
             changed = self._shorter_canonical_form(e)
         return e if changed is None else self.simplify_expr(changed, depth + 1)

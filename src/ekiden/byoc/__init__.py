@@ -7,6 +7,6 @@ ekiden.compile(model, byoc="auto") # the regions that an engine runs faster than
 
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden.byoc.backend import Backend, partition, register
-from ekiden.byoc.chooser import Choice, choose
+from ekiden.byoc.backend_selection import Choice, choose
 
 __all__ = ["Backend", "Choice", "choose", "partition", "register"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ekiden.byoc.regions import (
+from ekiden.byoc.region_conversion import (
     OperatorMapping,
     RegionConverter,
     floor_mode_pool_padding,

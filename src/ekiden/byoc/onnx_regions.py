@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from ekiden.byoc.regions import (
+from ekiden.byoc.region_conversion import (
     ENGINE_DTYPE,
     OperatorMapping,
     RegionConverter,

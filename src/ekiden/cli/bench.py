@@ -23,8 +23,8 @@ from ekiden.cli.options import (
     positive_float,
     thread_count,
 )
-from ekiden.compiler.inputs import random_inputs
-from ekiden.compiler.remote import RemoteModel
+from ekiden.compiler.remote_model import RemoteModel
+from ekiden.compiler.sample_inputs import random_inputs
 from ekiden.ir.op import Array
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.executable.executable import Executable

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ekiden.ir.installed import version_of
+from ekiden.ir.package_versions import version_of
 from ekiden.runtime.files import check_folder
 
 LOG_SCHEMA_VERSION = "0.1"

@@ -15,7 +15,7 @@ from ekiden.backend.vm.compile import check_module, host_functions
 from ekiden.backend.vm.pipeline import optimize_module
 from ekiden.cli.options import add_dim_argument, parse_dim_sizes
 from ekiden.compiler.build import import_model
-from ekiden.compiler.inputs import trial_dims
+from ekiden.compiler.sample_inputs import trial_dims
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.common.survey import Survey
 from ekiden.frontend.table import frontend_of

@@ -29,7 +29,7 @@ from ekiden.ir.pass_context import DENORMALS_KINDS, FLOAT_REWRITES_KINDS
 from ekiden.ir.timings import Timings
 from ekiden.ir.transform import PassContext
 from ekiden.runtime import Device
-from ekiden.runtime.artifact.frame import artifact_bytes, metadata_of
+from ekiden.runtime.artifact.container_format import artifact_bytes, metadata_of
 from ekiden.runtime.artifact.metadata import EXECUTOR_KINDS, placement_text, tensor_infos
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import check_folder, write_text

@@ -16,8 +16,8 @@ from ekiden.cli.options import (
     parse_decimal,
     parse_dim_sizes,
 )
-from ekiden.compiler.inputs import random_inputs
-from ekiden.compiler.tensors import find_tensor
+from ekiden.compiler.locate_tensor import find_tensor
+from ekiden.compiler.sample_inputs import random_inputs
 from ekiden.runtime import Tensor
 from ekiden.runtime.debug.debugger import Place, Stepper
 from ekiden.runtime.debug.disassemble import print_instruction

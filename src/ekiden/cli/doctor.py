@@ -23,7 +23,7 @@ from ekiden import relay, runtime
 from ekiden.codegen.cache import KernelCache
 from ekiden.compiler.device_peak import measure_device
 from ekiden.compiler.export.library import export_library
-from ekiden.compiler.peak import measure_peak
+from ekiden.compiler.machine_peak import measure_peak
 from ekiden.runtime.files import make_private_folder
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target

@@ -38,8 +38,8 @@ from ekiden.kernels.names import decision_text, schedule_text
 from ekiden.relay.expr import Function
 from ekiden.relay.printer import astext
 from ekiden.relay.transform.devices.plan_devices import device_table
+from ekiden.runtime.artifact.container_format import read_sections
 from ekiden.runtime.artifact.device_code import unpack_kernels
-from ekiden.runtime.artifact.frame import read_sections
 from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.target import Target, target_or_current

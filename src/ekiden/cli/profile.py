@@ -16,7 +16,7 @@ from ekiden.cli.options import (
     parse_dim_sizes,
     positive_int,
 )
-from ekiden.compiler.inputs import random_inputs
+from ekiden.compiler.sample_inputs import random_inputs
 from ekiden.runtime.files import check_folder, write_text
 from ekiden.runtime.profile.report import COLUMN_HEADERS, TEXT_COLUMNS, Report
 

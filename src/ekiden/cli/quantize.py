@@ -18,7 +18,7 @@ from ekiden.ir.op import Array
 from ekiden.quantization.plan import KINDS, QuantPlan, Recipe
 from ekiden.quantization.ranges import METHODS
 from ekiden.quantization.rounding import ROUNDING_METHODS
-from ekiden.runtime.artifact.frame import artifact_bytes
+from ekiden.runtime.artifact.container_format import artifact_bytes
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import check_folder, write_text
 

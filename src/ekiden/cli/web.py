@@ -17,7 +17,7 @@ from ekiden.compiler.export.web import (
 )
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.runtime.artifact.frame import artifact_bytes
+from ekiden.runtime.artifact.container_format import artifact_bytes
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import rewrite_os_errors
 

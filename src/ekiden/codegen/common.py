@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from ekiden.codegen.shuffles import is_warp_shuffle
+from ekiden.codegen.warp_shuffle import is_warp_shuffle
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.prim import (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import LazyModule
 from ekiden._locks import ForkSafeLock
 from ekiden.codegen.cache import KernelCache
-from ekiden.codegen.task import CompileTask
+from ekiden.codegen.compile_task import CompileTask
 from ekiden.codegen.worker_process import (
     WorkerEndedError,
     WorkerProcess,
@@ -25,11 +25,11 @@ from ekiden.codegen.worker_process import (
     start_workers,
 )
 from ekiden.ir.pass_context import PassContext, notify_product
-from ekiden.ir.transfer import NotTransferableError, encode
+from ekiden.ir.process_transfer import NotTransferableError, encode
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.runtime.logs import LazyLogger
+from ekiden.runtime.lazy_logger import LazyLogger
 
 if TYPE_CHECKING:
     import logging

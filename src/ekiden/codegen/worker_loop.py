@@ -2,7 +2,7 @@
 the other.
 
 Messages on the task socket are frames: the length, then the bytes. The first is a Setup, each
-further one a Task (`ekiden.ir.transfer` makes bytes of it). The answer to each is a Reply.
+further one a Task (`ekiden.ir.process_transfer` makes bytes of it). The answer to each is a Reply.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import field
 from typing import cast
 
 from ekiden.codegen import worker_process
-from ekiden.codegen.task import CompileTask
+from ekiden.codegen.compile_task import CompileTask
 from ekiden.ir.pass_context import PassContext, PassInstrument
-from ekiden.ir.transfer import decode
+from ekiden.ir.process_transfer import decode
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 

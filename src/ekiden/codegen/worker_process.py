@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, cast
 from ekiden._lazy import LazyModule
 from ekiden._locks import ForkSafeLock
 from ekiden.ir.pass_context import DENORMALS_OPTION, PassContext, PassInstrument
-from ekiden.ir.transfer import NotTransferableError, encode
+from ekiden.ir.process_transfer import NotTransferableError, encode
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.fresh_python import fresh_python_command
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import tempfile
 
     from ekiden.codegen import worker_loop, worker_server
-    from ekiden.codegen.task import CompileTask
+    from ekiden.codegen.compile_task import CompileTask
 else:  # a program that answers from the cache starts no process
     logging = LazyModule("logging")
     select = LazyModule("select")

@@ -13,8 +13,8 @@ from ekiden import runtime
 from ekiden.backend.vm.place_by_cost import DeviceCosts
 from ekiden.compiler.build import module_of
 from ekiden.compiler.device_peak import DeviceFigures, measure_device
-from ekiden.compiler.inputs import random_inputs
-from ekiden.compiler.peak import measure_peak
+from ekiden.compiler.machine_peak import measure_peak
+from ekiden.compiler.sample_inputs import random_inputs
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import PLACEMENT_COSTS_OPTION, with_options

@@ -17,15 +17,15 @@ from ekiden.backend.vm.pipeline import LoweredModule, lower, lower_full_tier
 from ekiden.codegen.build import get_code_generator
 from ekiden.codegen.parallel import CancellationToken, ProgressCallback
 from ekiden.compiler.options import CompileOptions
-from ekiden.frontend.common.imported import ImportedModule
+from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.frontend.common.sum_value import is_sum
 from ekiden.frontend.table import accepted_models, as_bytes, describe_model, frontend_of
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import BaseFunc, GlobalVar
-from ekiden.ir.installed import version_of
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
+from ekiden.ir.package_versions import version_of
 from ekiden.ir.pass_context import (
     BYOC_ENGINE_OPTION,
     PassContext,
@@ -45,7 +45,7 @@ from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.shapes.name_dimensions import NameDimensions
 from ekiden.relay.visitor import bound_vars, fresh_copy, post_order
 from ekiden.runtime.artifact import mapped_files
-from ekiden.runtime.artifact.frame import ArtifactFile, Seekable
+from ekiden.runtime.artifact.container_format import ArtifactFile, Seekable
 from ekiden.runtime.artifact.metadata import (
     ANY_RANK_PREFIX,
     ANY_RANK_SHAPE,
@@ -75,7 +75,8 @@ def module_of(program: IRModule | Function) -> IRModule:
 @time_phase("import")
 def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
     """Import a module from anything that `compile` accepts, with what the frontend declares as its
-    attributes (see ekiden.frontend.common.imported). Raises CompileError for anything else, and
+    attributes (see ekiden.frontend.common.imported_module). Raises CompileError for anything
+    else, and
     for options that the model does not know.
     """
     if isinstance(model, (IRModule, Function)):

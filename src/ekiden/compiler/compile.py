@@ -26,12 +26,12 @@ from ekiden.ir.pass_context import DEBUG_LEVEL, INFO_LEVEL, time_phase
 from ekiden.runtime import Device, environment
 from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.metadata import placement_text
-from ekiden.runtime.debug.shown import short_repr
+from ekiden.runtime.debug.short_repr import short_repr
 from ekiden.runtime.devices.named import check_devices_present
 from ekiden.runtime.errors import CompileError, UnrankedInputError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.files import PathName, check_folder
-from ekiden.runtime.logs import LazyLogger
+from ekiden.runtime.lazy_logger import LazyLogger
 
 _LOG = LazyLogger(__name__)
 
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from ekiden.compiler.export import library
     from ekiden.compiler.tiers import TierUpgrade
     from ekiden.frontend.common.options import Shapes
-    from ekiden.runtime.artifact import frame
+    from ekiden.runtime.artifact import container_format
     from ekiden.runtime.artifact.chunks import Bytes
     from ekiden.target import virtual_device
     from ekiden.target.virtual_device import Targets
     from ekiden.tune.records import RecordsLike
 else:
-    frame = LazyModule("ekiden.runtime.artifact.frame")
+    container_format = LazyModule("ekiden.runtime.artifact.container_format")
     worker_process = LazyModule("ekiden.codegen.worker_process")
     library = LazyModule("ekiden.compiler.export.library")
     time_limit = LazyModule("ekiden.compiler.time_limit")
@@ -192,7 +192,9 @@ def _compile_executable(model: Model, options: CompileOptions) -> Executable:
         else:
             artifact = compile_artifact(model, options)
     program = (
-        artifact if isinstance(artifact, runtime.Executable) else frame.executable_of(artifact)
+        artifact
+        if isinstance(artifact, runtime.Executable)
+        else container_format.executable_of(artifact)
     )
     try:
         if options.num_threads is not None:
@@ -247,9 +249,11 @@ def export(
         with compile_options.context():
             artifact = compile_artifact(model, compile_options)
         data = (
-            frame.artifact_bytes(artifact) if isinstance(artifact, runtime.Executable) else artifact
+            container_format.artifact_bytes(artifact)
+            if isinstance(artifact, runtime.Executable)
+            else artifact
         )
-        if placement := placement_text(frame.metadata_of(data)):
+        if placement := placement_text(container_format.metadata_of(data)):
             _LOG.log(INFO_LEVEL, "compile: %s", placement)
     library.write_artifact(data, path, cc=cc, options=options)
 
@@ -434,7 +438,9 @@ def compile_fastest(model: Model, options: CompileOptions) -> runtime.Executable
         one = replace(options, target=targets, devices="", timeout_s=None)
         artifact = compile_artifact(model, one)
         return (
-            artifact if isinstance(artifact, runtime.Executable) else frame.executable_of(artifact)
+            artifact
+            if isinstance(artifact, runtime.Executable)
+            else container_format.executable_of(artifact)
         )
 
     fastest = auto.compile_fastest_plan(auto.candidate_plans(options.target, model), compile_for)
@@ -472,9 +478,13 @@ def _compile_quick(
             if cache_request is None
             else cache.put(cache_request, final, compiled.weight_files)
         )
-        return frame.executable_of(final.to_bytes()) if cached_program is None else cached_program
+        return (
+            container_format.executable_of(final.to_bytes())
+            if cached_program is None
+            else cached_program
+        )
 
-    raw = frame.executable_of(compiled.to_bytes(), compiled.external_constants)
+    raw = container_format.executable_of(compiled.to_bytes(), compiled.external_constants)
     compiled.files.check("compile")
     _log_artifact(len(compiled), started)
     upgrade = load_module("ekiden.compiler.tiers").TierUpgrade

@@ -22,7 +22,7 @@ from ekiden.ir.pass_context import (
     with_options,
 )
 from ekiden.runtime import environment
-from ekiden.runtime.debug.shown import short_repr
+from ekiden.runtime.debug.short_repr import short_repr
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.progress import Progress
 from rich.table import Table
 
-from ekiden.compiler.peak import measure_peak
+from ekiden.compiler.machine_peak import measure_peak
 from ekiden.runtime import num_threads
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ekiden.codegen.parallel import CancellationToken, CancelledError
 from ekiden.ir.pass_context import PassContext
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.logs import LazyLogger
+from ekiden.runtime.lazy_logger import LazyLogger
 from ekiden.target import Target
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ import numpy as np
 import onnx
 
 from ekiden.compiler.compile import compile
-from ekiden.compiler.inputs import random_inputs
-from ekiden.compiler.remote import RemoteModel
+from ekiden.compiler.remote_model import RemoteModel
+from ekiden.compiler.sample_inputs import random_inputs
 from ekiden.frontend.onnx.load import read_model, topological_order
 from ekiden.frontend.onnx.node import describe_node
 from ekiden.ir.op import Array
 from ekiden.quantization.calibrate import expose_outputs
-from ekiden.quantization.judge import signal_to_noise_db
+from ekiden.quantization.sensitivity import signal_to_noise_db
 from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.executable.loading import load

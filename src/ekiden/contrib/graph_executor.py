@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from ekiden import runtime
-from ekiden.backend.graph.graph import ExecutorGraph
+from ekiden.backend.graph.executor_graph import ExecutorGraph
 from ekiden.backend.graph.read_bytecode import read_graph
 from ekiden.backend.graph.write_bytecode import create_graph_module
 from ekiden.runtime import Module, Tensor

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden.runtime.artifact.metadata import TensorInfo
-from ekiden.runtime.compiler import compiler_module
+from ekiden.runtime.compiler_import import compiler_module
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.executable.loading import load
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from warnings import catch_warnings, simplefilter
 
-from ekiden.ir.installed import version_of
+from ekiden.ir.package_versions import version_of
 from ekiden.runtime.lazy_dataclass import dataclass
 
 

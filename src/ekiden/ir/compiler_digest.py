@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from ekiden import IMPORTED_NS
 from ekiden._lazy import LazyModule
+from ekiden.ir.digest_cache import memoize_on_disk
 from ekiden.ir.hashes import sha256
-from ekiden.ir.installed import version_of
-from ekiden.ir.known import memoize_on_disk
+from ekiden.ir.package_versions import version_of
 from ekiden.runtime.files import states_below
 
 if TYPE_CHECKING:

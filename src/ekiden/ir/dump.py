@@ -24,8 +24,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ekiden.ir.hashes import blake2b
-from ekiden.ir.installed import version_of
 from ekiden.ir.module import IRModule
+from ekiden.ir.package_versions import version_of
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, with_instruments
 from ekiden.runtime.environment import DumpRequest
 from ekiden.runtime.errors import InputError

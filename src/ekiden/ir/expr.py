@@ -21,7 +21,7 @@ class RelayExpr(Node):
     printer: ClassVar[Callable[..., str] | None] = None
     """How an expression becomes text.
 
-    Set by `ekiden.relay.texts`, which stands on a higher floor.
+    Set by `ekiden.relay.text_hooks`, which stands on a higher floor.
     """
 
     html_printer: ClassVar[Callable[[RelayExpr], str] | None] = None

@@ -21,13 +21,15 @@ class IRModule:
     __slots__ = ("_by_name", "attrs", "functions", "type_definitions")
     type_key = "IRModule"
     printer: ClassVar[Callable[..., str] | None] = None
-    """How a module becomes text: set by `ekiden.relay.texts`, which stands on a higher floor."""
+    """How a module becomes text: set by `ekiden.relay.text_hooks`, which stands on a higher
+    floor.
+    """
     script_printer: ClassVar[Callable[[IRModule, str], str] | None] = None
     """How a module becomes Python text: set by `ekiden.tir.printer`."""
     relay_reader: ClassVar[Callable[[str], IRModule] | None] = None
     """How Relay text in a script is read: set by `ekiden.relay.parser`."""
     html_printer: ClassVar[Callable[[IRModule], str] | None] = None
-    """How it becomes HTML: set by `ekiden.relay.texts`, and by `ekiden.tir.printer_hooks`."""
+    """How it becomes HTML: set by `ekiden.relay.text_hooks`, and by `ekiden.tir.printer_hooks`."""
     wrapper: ClassVar[Callable[[object], BaseFunc] | None] = None
     """How an expression becomes a function of its free variables: set by `ekiden.relay`."""
     library: ClassVar[Callable[[IRModule, str], None] | None] = None

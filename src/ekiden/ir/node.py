@@ -23,7 +23,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
-from ekiden.ir.table import LazyRegistry
+from ekiden.ir.lazy_registry import LazyRegistry
 from ekiden.runtime import Object, define_node_class, set_node_hooks
 from ekiden.runtime.lazy_dataclass import (
     apply_dataclass,

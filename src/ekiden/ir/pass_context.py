@@ -18,7 +18,7 @@ from ekiden._lazy import LazyModule
 from ekiden.runtime import Object, environment
 from ekiden.runtime.errors import PassError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.runtime.logs import LazyLogger
+from ekiden.runtime.lazy_logger import LazyLogger
 
 if TYPE_CHECKING:
     import difflib

@@ -15,16 +15,16 @@ from typing import ClassVar, Union
 
 import numpy as np
 
+from ekiden.ir import arithmetic_identities
 from ekiden.ir import dtype as dt
-from ekiden.ir import identities
-from ekiden.ir.node import NODE_TYPES, Node, as_untyped, ignored_field, node, set_frozen_fields
-from ekiden.ir.number_arithmetic import (
+from ekiden.ir.constant_arithmetic import (
     cast_constant,
     fold_size_constants,
     nan_max,
     nan_min,
     trunc_div,
 )
+from ekiden.ir.node import NODE_TYPES, Node, as_untyped, ignored_field, node, set_frozen_fields
 from ekiden.ir.op_name import OpName
 from ekiden.runtime.errors import ExpressionError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -295,7 +295,9 @@ class BinaryExpr(PrimExpr):
     dtype: str = ""
     symbol: ClassVar[str]
     fold: ClassVar[Callable[..., int | float]]
-    _identity: ClassVar[identities.Identity] = staticmethod(identities.no_identity)
+    _identity: ClassVar[arithmetic_identities.Identity] = staticmethod(
+        arithmetic_identities.no_identity
+    )
 
     def __init__(self, a: ExprLike, b: ExprLike, dtype: str = "") -> None:
         raise TypeError(f"{type(self).__name__} is abstract")
@@ -346,7 +348,7 @@ class Add(BinaryExpr):
 
     symbol = "+"
     fold = staticmethod(operator.add)
-    _identity = staticmethod(identities.add_identity)
+    _identity = staticmethod(arithmetic_identities.add_identity)
 
 
 @node("tir.Sub")
@@ -355,7 +357,7 @@ class Sub(BinaryExpr):
 
     symbol = "-"
     fold = staticmethod(operator.sub)
-    _identity = staticmethod(identities.sub_identity)
+    _identity = staticmethod(arithmetic_identities.sub_identity)
 
 
 @node("tir.Mul")
@@ -364,7 +366,7 @@ class Mul(BinaryExpr):
 
     symbol = "*"
     fold = staticmethod(operator.mul)
-    _identity = staticmethod(identities.mul_identity)
+    _identity = staticmethod(arithmetic_identities.mul_identity)
 
 
 @node("tir.Div")
@@ -373,7 +375,7 @@ class Div(BinaryExpr):
 
     symbol = "/"
     fold = staticmethod(trunc_div)
-    _identity = staticmethod(identities.div_identity)
+    _identity = staticmethod(arithmetic_identities.div_identity)
 
 
 @node("tir.FloorDiv")
@@ -382,7 +384,7 @@ class FloorDiv(BinaryExpr):
 
     symbol = "//"
     fold = staticmethod(operator.floordiv)
-    _identity = staticmethod(identities.floordiv_identity)
+    _identity = staticmethod(arithmetic_identities.floordiv_identity)
 
 
 @node("tir.FloorMod")
@@ -391,7 +393,7 @@ class FloorMod(BinaryExpr):
 
     symbol = "%"
     fold = staticmethod(operator.mod)
-    _identity = staticmethod(identities.floormod_identity)
+    _identity = staticmethod(arithmetic_identities.floormod_identity)
 
 
 @node("tir.Min")
@@ -679,7 +681,9 @@ def _apply_identity(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExp
         return None
     operand = kind._identity(lhs, rhs, a.dtype)
     # x % 1 is 0, and neither operand.
-    return const(0, a.dtype) if operand == identities.ZERO_RESULT else (a, b, None)[operand]
+    return (
+        const(0, a.dtype) if operand == arithmetic_identities.ZERO_RESULT else (a, b, None)[operand]
+    )
 
 
 def minimum(a: ExprLike, b: ExprLike) -> PrimExpr:

@@ -27,7 +27,12 @@ from ekiden.ir.prim import const as dim
 from ekiden.ir.type import TensorType, TupleType
 from ekiden.kernels.attention.kv_layout import CachePlane
 from ekiden.llm.architectures import DecoderConfig
-from ekiden.llm.parts import ACTIVATION_FUNCTIONS, DecoderLayers, embedding_lookup, matmul_weight
+from ekiden.llm.decoder_layers import (
+    ACTIVATION_FUNCTIONS,
+    DecoderLayers,
+    embedding_lookup,
+    matmul_weight,
+)
 from ekiden.llm.rope import RopeParameters
 from ekiden.llm.weights import Checkpoint
 from ekiden.relay import op

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.llm.grammar import Grammar
-from ekiden.llm.pages import Key, PageAllocator
+from ekiden.llm.page_allocator import Key, PageAllocator
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.text import Detokenizer
 from ekiden.runtime.errors import InputError, RunError

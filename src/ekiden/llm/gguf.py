@@ -15,7 +15,7 @@ from ekiden.llm.gguf_architectures import (
 )
 from ekiden.llm.gguf_file import Entry, GGUFFile, write_gguf
 from ekiden.llm.weights import Weight
-from ekiden.runtime.cached import cached_property
+from ekiden.runtime.cached_property import cached_property
 from ekiden.runtime.errors import LoadError
 
 __all__ = ["GGUFCheckpoint", "GGUFFile", "write_gguf"]

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.llm.weights import UNQUANTIZED_DTYPES, MappedBytes, Weight, tensor_bytes
-from ekiden.runtime.cached import cached_property
+from ekiden.runtime.cached_property import cached_property
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.llm.chat_template import find_chat_template, render_chat
-from ekiden.llm.stops import StopFilter
-from ekiden.runtime.cached import cached_property
+from ekiden.llm.stop_filter import StopFilter
+from ekiden.runtime.cached_property import cached_property
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
 
 __all__ = ["FILE", "Detokenizer", "Tokenizer", "convert_tokenizer_errors"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-import ekiden.relay.texts  # noqa: F401  # how expressions show themselves
+import ekiden.relay.text_hooks  # noqa: F401  # how expressions show themselves
 from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float, to_numpy

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import Function
-from ekiden.relay.picture import MAX_BOXES, draw
 from ekiden.relay.printer import astext
+from ekiden.relay.svg_graph import MAX_BOXES, draw
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.profile.html import colour_tokens, details_html, program_html
 

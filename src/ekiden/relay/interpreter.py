@@ -48,7 +48,7 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
-from ekiden.relay.op.lowered import wrap_prim_func
+from ekiden.relay.op.prim_func_call import wrap_prim_func
 from ekiden.relay.op.vm import MatchShapeAttrs
 from ekiden.relay.values import ActivationFrame, Closure, ConstructorValue, RefValue, Symbols, Value
 from ekiden.runtime.errors import IndexRangeError, InputError, LinAlgError, RunError

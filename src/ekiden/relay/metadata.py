@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from ekiden.ir.nd_format import array_to_bytes
+from ekiden.ir.ndarray_format import array_to_bytes
 from ekiden.relay.expr import Constant
 from ekiden.relay.tvm_json import TvmJsonReader
 from ekiden.runtime.errors import LoadError

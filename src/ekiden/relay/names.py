@@ -68,11 +68,11 @@ from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.loops import while_loop
 from ekiden.relay.param_dict import load_param_dict, save_param_dict
 from ekiden.relay.parser import fromtext, parse, parse_expr
-from ekiden.relay.picture import draw
 from ekiden.relay.prelude import Prelude
 from ekiden.relay.printer import astext
 from ekiden.relay.qnn import names as _dialect  # noqa: F401  declares operators
 from ekiden.relay.scope_builder import ScopeBuilder
+from ekiden.relay.svg_graph import draw
 from ekiden.relay.transform.language.span_check import SpanCheck
 from ekiden.relay.ty import RefType, ShapeVar, scalar_type
 from ekiden.relay.type_functor import TypeFunctor, TypeMutator, TypeVisitor

@@ -1,7 +1,7 @@
 """Parameter dictionaries in TVM's binary format.
 
 u64 magic   u64 0   u64 number of names   (u64 length, characters) per name
-u64 number of arrays   one array per name (`ekiden.ir.nd_format`)
+u64 number of arrays   one array per name (`ekiden.ir.ndarray_format`)
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 
 from ekiden import runtime
-from ekiden.ir.nd_format import array_from_bytes
+from ekiden.ir.ndarray_format import array_from_bytes
 from ekiden.runtime import Tensor, save_param_dict
 from ekiden.runtime.errors import LoadError
 

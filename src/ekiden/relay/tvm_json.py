@@ -22,7 +22,7 @@ from typing import Any, cast
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.ir.nd_format import array_from_bytes
+from ekiden.ir.ndarray_format import array_from_bytes
 from ekiden.ir.node import NODE_TYPES, Node, node_fields
 from ekiden.ir.op import Array, Op, get
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, SizeVar

@@ -75,10 +75,10 @@ from ekiden.tir.stmt import PrimFunc
 
 if TYPE_CHECKING:
     import ekiden.relay.analysis.well_formedness as well_formedness
-    import ekiden.relay.op.lowered as lowered
+    import ekiden.relay.op.prim_func_call as lowered
 else:
     well_formedness = LazyModule("ekiden.relay.analysis.well_formedness")
-    lowered = LazyModule("ekiden.relay.op.lowered")
+    lowered = LazyModule("ekiden.relay.op.prim_func_call")
 
 _UNIT_TYPE = TupleType(())
 _BOOL_SCALAR_TYPE = TensorType((), "bool")

@@ -11,11 +11,11 @@ docs/rpc.md has the messages, docs/security.md what is trusted. Needs `ekiden.ru
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden.rpc.client import LocalSession, PopenSession, RPCSession, connect
 from ekiden.rpc.errors import FrameError, RPCError, RPCSessionTimeoutError
-from ekiden.rpc.keys import make_key
 from ekiden.rpc.proxy import Proxy
 from ekiden.rpc.remote import RemoteDevice, RemoteFunction, RemoteModule, RemoteObject, RemoteTensor
 from ekiden.rpc.sandbox import Limits
 from ekiden.rpc.server import Server
+from ekiden.rpc.tls_keys import make_key
 from ekiden.rpc.tracker import Tracker, TrackerSession, connect_tracker
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ekiden.rpc.errors import RPCError, RPCSessionTimeoutError
 from ekiden.rpc.messages import FRAME_HEADER_BYTES, MAX_HELLO_BYTES, RETURN_PREFIX_BYTES, Kind
-from ekiden.rpc.wire import parse_header
+from ekiden.rpc.wire_format import parse_header
 
 __all__ = ["FrameChannel", "PipeStream", "Stream"]
 

@@ -24,7 +24,6 @@ from typing import Self, cast, overload
 from ekiden.rpc.channel import FrameChannel, PipeStream
 from ekiden.rpc.endpoint import Endpoint, Request
 from ekiden.rpc.errors import RPCError
-from ekiden.rpc.keys import Key, wrap_client_socket
 from ekiden.rpc.messages import Kind
 from ekiden.rpc.remote import (
     TRANSFER_CHUNK_BYTES,
@@ -35,6 +34,7 @@ from ekiden.rpc.remote import (
     SessionProxies,
 )
 from ekiden.rpc.services import receive_hello, serve_client
+from ekiden.rpc.tls_keys import Key, wrap_client_socket
 from ekiden.runtime import device
 from ekiden.runtime.files import PathName, rewrite_os_errors
 

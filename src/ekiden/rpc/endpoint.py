@@ -31,7 +31,7 @@ from ekiden.rpc.messages import (
     Kind,
     ValueTag,
 )
-from ekiden.rpc.wire import check_lent_size, parse_body, serialize_parts
+from ekiden.rpc.wire_format import check_lent_size, parse_body, serialize_parts
 from ekiden.runtime import kind_of_error
 
 __all__ = ["Endpoint", "Progress", "RemoteProxies", "Request"]

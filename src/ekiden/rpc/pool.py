@@ -14,7 +14,6 @@ from importlib import import_module
 
 from ekiden.rpc.errors import FrameError, RPCError
 from ekiden.rpc.fresh import FIRST_PASSED_DESCRIPTOR, Background, has_parent, start_task
-from ekiden.rpc.keys import Key
 from ekiden.rpc.messages import (
     FRAME_HEADER_BYTES,
     MAX_HELLO_BYTES,
@@ -23,7 +22,8 @@ from ekiden.rpc.messages import (
     Kind,
 )
 from ekiden.rpc.server import listen
-from ekiden.rpc.wire import NoHandles, parse_body, parse_header, serialize_frame
+from ekiden.rpc.tls_keys import Key
+from ekiden.rpc.wire_format import NoHandles, parse_body, parse_header, serialize_frame
 from ekiden.runtime.files import PathName
 
 __all__ = ["Hub", "HubPeer"]

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ekiden.rpc.endpoint import Endpoint, Progress, Request
 from ekiden.rpc.errors import FrameError, RPCError
 from ekiden.rpc.messages import Kind, ValueTag
-from ekiden.rpc.wire import MAX_TENSOR_RANK, RemoteTensorType
+from ekiden.rpc.wire_format import MAX_TENSOR_RANK, RemoteTensorType
 from ekiden.runtime import BenchmarkResult, DataType, Device, Tensor, cpu, empty, tensor
 from ekiden.runtime.devices.named import ForeignDevice
 

@@ -1,7 +1,7 @@
 """The sandbox of a session's process: limits, the walls around it, and its environment.
 
 The walls are runtime/rpc/ek_rpc_start.c and ek_rpc_sandbox.c, which `ekiden-rpc` has too, and the
-system calls are those of calls.py.
+system calls are those of syscall_filter.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import ekiden
-from ekiden.rpc.calls import FOLDER_VARIABLES, INHERITED_VARIABLES
 from ekiden.rpc.errors import RPCError
+from ekiden.rpc.syscall_filter import FOLDER_VARIABLES, INHERITED_VARIABLES
 from ekiden.runtime import close_sandbox, library_path, sandbox_lack, start_session
 from ekiden.runtime.lazy_dataclass import dataclass
 

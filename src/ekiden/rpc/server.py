@@ -23,18 +23,18 @@ from functools import partial
 from typing import NoReturn
 
 from ekiden.rpc.client import open_channel, open_session
-from ekiden.rpc.door import HandshakenClient, HandshakeServer, relay, run_in_thread
 from ekiden.rpc.endpoint import Endpoint
 from ekiden.rpc.errors import RPCError
 from ekiden.rpc.folders import remove_stale_folders
 from ekiden.rpc.fresh import FIRST_PASSED_DESCRIPTOR, Background, has_parent, start_task
-from ekiden.rpc.keys import Key, is_loopback
+from ekiden.rpc.function_pickle import serialize_function
+from ekiden.rpc.handshake import HandshakenClient, HandshakeServer, relay, run_in_thread
 from ekiden.rpc.messages import MAX_HELLO_BYTES, PROTOCOL_MAGIC, PROTOCOL_VERSION, Kind
-from ekiden.rpc.portable import serialize_function
 from ekiden.rpc.sandbox import Limits, missing_facilities
 from ekiden.rpc.session import SessionTask
-from ekiden.rpc.spares import SessionProgram, start_session_program
-from ekiden.rpc.wire import NoHandles, serialize_frame
+from ekiden.rpc.session_programs import SessionProgram, start_session_program
+from ekiden.rpc.tls_keys import Key, is_loopback
+from ekiden.rpc.wire_format import NoHandles, serialize_frame
 from ekiden.runtime import registered_callables
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ekiden.rpc.errors import RPCError
-from ekiden.rpc.portable import deserialize_function
+from ekiden.rpc.function_pickle import deserialize_function
 from ekiden.rpc.sandbox import Limits, restrict_process
 from ekiden.rpc.services import serve_client
 from ekiden.runtime import device, load_module, memory_limit, register_func

@@ -19,7 +19,7 @@ from ekiden.rpc.messages import (
     Kind,
 )
 from ekiden.rpc.pool import HubPeer
-from ekiden.rpc.wire import parse_header
+from ekiden.rpc.wire_format import parse_header
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from ekiden._lazy import LazyModule
 from ekiden.runtime.binding._core import _states_below
-from ekiden.runtime.logs import LazyLogger
+from ekiden.runtime.lazy_logger import LazyLogger
 
 if TYPE_CHECKING:
     import pathlib

@@ -15,7 +15,7 @@ import numpy as np
 from ekiden.runtime.artifact.metadata import tensor_infos
 from ekiden.runtime.binding._core import Executable, Module, Object, Tensor, cpu, tensor, wait_for
 from ekiden.runtime.binding._core import VirtualMachine as Machine
-from ekiden.runtime.cached import cached_property
+from ekiden.runtime.cached_property import cached_property
 from ekiden.runtime.debug.debugger import Place, Stepper
 from ekiden.runtime.devices.named import check_devices
 from ekiden.runtime.errors import InputError, UnsupportedError

@@ -19,11 +19,11 @@ from starlette.types import Receive, Scope, Send
 from ekiden.llm.json_schema import json_schema_pattern
 from ekiden.runtime.errors import InputError, RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.serve.bounded_json import parse_bounded_object
 from ekiden.serve.connections import CancelOnDisconnect
 from ekiden.serve.engine import ServingEngine
 from ekiden.serve.generation import Generation
 from ekiden.serve.http_messages import is_short_body
-from ekiden.serve.json_scan import parse_bounded_object
 from ekiden.serve.routes import Route
 from ekiden.serve.text import Message, Sampling
 

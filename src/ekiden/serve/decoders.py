@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ekiden import llm
-from ekiden.llm.loop import EngineLoop, TokenUpdate
+from ekiden.llm.engine_loop import EngineLoop, TokenUpdate
 from ekiden.llm.text import Detokenizer, Tokenizer
 from ekiden.runtime.errors import LoadError, RequestError, RunError
 from ekiden.serve.text import Message, Piece, Sampling

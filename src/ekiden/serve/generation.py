@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from ekiden.llm.stops import StopFilter
+from ekiden.llm.stop_filter import StopFilter
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.engine import ServingEngine
 from ekiden.serve.reasons import to_request_error

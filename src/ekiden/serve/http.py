@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ekiden.runtime.errors import RequestError
-from ekiden.serve.browsers import OriginChecker, reject_form_types, require_json
+from ekiden.serve.bounded_json import parse_bounded_object
 from ekiden.serve.chat import ChatRoutes
 from ekiden.serve.connections import ABORT_KEY, CancelOnDisconnect, has_body
 from ekiden.serve.engine import ServingEngine
@@ -23,8 +23,8 @@ from ekiden.serve.http_messages import (
     parse_infer_request,
     serialize_infer_response,
 )
-from ekiden.serve.json_scan import parse_bounded_object
 from ekiden.serve.metrics import PROMETHEUS_CONTENT_TYPE
+from ekiden.serve.origin_check import OriginChecker, reject_form_types, require_json
 from ekiden.serve.reasons import FAILURE_REASONS, to_request_error
 from ekiden.serve.requests import InferRequest
 from ekiden.serve.routes import DEFAULT_ROUTE_METHODS, Route, RoutingTable

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from ekiden.runtime.errors import RequestError
+from ekiden.serve.bounded_json import SCAN_CHUNK_BYTES, LongArrays, parse_bounded, parse_object
 from ekiden.serve.datatypes import (
     DATATYPE_BY_NAME,
     Array,
@@ -17,7 +18,6 @@ from ekiden.serve.datatypes import (
     tensor_to_bytes,
     tensor_to_json,
 )
-from ekiden.serve.json_scan import SCAN_CHUNK_BYTES, LongArrays, parse_bounded, parse_object
 from ekiden.serve.json_tensors import MIN_CHUNKED_ELEMENTS, format_tensor, parse_tensor
 from ekiden.serve.requests import (
     InferRequest,

@@ -15,8 +15,13 @@ import numpy.typing as npt
 import orjson
 
 from ekiden.runtime.errors import RequestError
+from ekiden.serve.bounded_json import (
+    SCAN_CHUNK_BYTES,
+    StringState,
+    StructuralMarks,
+    structural_marks,
+)
 from ekiden.serve.datatypes import Array, Datatype, convert_values, element_count, tensor_to_json
-from ekiden.serve.json_scan import SCAN_CHUNK_BYTES, StringState, StructuralMarks, structural_marks
 from ekiden.serve.loop_turns import give_turn
 
 __all__ = ["MIN_CHUNKED_ELEMENTS", "format_tensor", "parse_tensor"]

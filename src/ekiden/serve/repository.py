@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import ekiden
-from ekiden.compiler.inputs import random_inputs
+from ekiden.compiler.sample_inputs import random_inputs
 from ekiden.frontend.table import is_model_file
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
 from ekiden.runtime.executable.executable import Executable

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from ekiden.runtime.debug.shown import short_repr
+from ekiden.runtime.debug.short_repr import short_repr
 from ekiden.runtime.errors import CompileError
 from ekiden.target.facts import FACT_OPTION_ALIASES, FACT_OPTIONS
 from ekiden.target.kinds import KINDS, TargetKind

@@ -10,7 +10,7 @@ from ekiden.ir.node import Node, ignored_field, node, set_frozen_fields
 from ekiden.ir.pass_context import BOUND_CHECKERS_OPTION, FALLBACK_DEVICE_OPTION, PassContext
 from ekiden.ir.prim import IntImm
 from ekiden.runtime import Device, device
-from ekiden.runtime.debug.shown import short_repr
+from ekiden.runtime.debug.short_repr import short_repr
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.kinds import KINDS

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeGuard
 
-from ekiden.ir.deep import MAX_RECURSION_LEVELS, call_on_fresh_stack
+from ekiden.ir.fresh_stack import MAX_RECURSION_LEVELS, call_on_fresh_stack
 from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import children, post_order, rebuild, rewrite

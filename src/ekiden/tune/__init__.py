@@ -27,7 +27,6 @@ from ekiden._lazy import attach, load_module
 if TYPE_CHECKING:
     from ekiden.tune.candidate import Candidate
     from ekiden.tune.clusters import RayExecutor
-    from ekiden.tune.foreign import read_autotvm, read_metaschedule
     from ekiden.tune.measure import Measurer, Outcome
     from ekiden.tune.records import Best, Records, Trial
     from ekiden.tune.remote import Remote
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from ekiden.tune.sketch import TraceSpace
     from ekiden.tune.space import FamilySpace, Space
     from ekiden.tune.task import Task, schedule_task, te_task
+    from ekiden.tune.tvm_records import read_autotvm, read_metaschedule
 
 __all__ = [
     "Best",
@@ -83,7 +83,7 @@ if not TYPE_CHECKING:  # reading records needs no compiler
             "task": "Task schedule_task te_task",
             "sketch": "TraceSpace",
             "schedule_templates": "get_config template template_task",
-            "foreign": "read_autotvm read_metaschedule",
+            "tvm_records": "read_autotvm read_metaschedule",
             "ekiden.compiler.tune": "extract_tasks profile_sizes",
         },
     )

@@ -9,8 +9,8 @@ from ekiden import te
 from ekiden.runtime.errors import EkidenError
 from ekiden.target import Target
 from ekiden.tune.candidate import Candidate
+from ekiden.tune.job_messages import Head, Message
 from ekiden.tune.program import DEFAULT_RULE_NAME, TaskSource, build_candidate
-from ekiden.tune.wire import Head, Message
 
 
 def job(head: Head, blobs: list[bytes], tell: Callable[[Head], None]) -> Message:

@@ -13,11 +13,11 @@ from ekiden.runtime import environment
 from ekiden.runtime.errors import EkidenError, InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tune.candidate import Candidate
+from ekiden.tune.job_messages import Head, Message
 from ekiden.tune.program import CANDIDATE_KERNEL_NAME
 from ekiden.tune.records import processor
 from ekiden.tune.remote import Remote
 from ekiden.tune.task import Task
-from ekiden.tune.wire import Head, Message
 from ekiden.tune.workers import WorkerJob, close_workers, run_in_worker
 
 OUTCOME_STATUSES: Mapping[str, str] = {

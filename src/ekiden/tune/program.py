@@ -25,7 +25,7 @@ from ekiden.target import Target
 from ekiden.tir.schedule.trace import Trace
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune.candidate import Candidate
-from ekiden.tune.code import pack_code
+from ekiden.tune.candidate_code import pack_code
 
 CANDIDATE_KERNEL_NAME = "candidate"
 """Of the function of every candidate's code."""

@@ -23,6 +23,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.target.virtual_device import compilation_config
 from ekiden.tune.candidate import Candidate
+from ekiden.tune.job_messages import Head, Message
 from ekiden.tune.program import TaskSource, argument_shapes, num_outputs
 from ekiden.tune.run_job import (
     Array,
@@ -32,7 +33,6 @@ from ekiden.tune.run_job import (
     surviving_candidates,
     time_ratio,
 )
-from ekiden.tune.wire import Head, Message
 
 __all__ = ["Remote", "build", "run"]
 

@@ -21,8 +21,8 @@ from ekiden import runtime
 from ekiden.ir.dtype import to_numpy
 from ekiden.runtime.errors import EkidenError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tune.code import load_candidate_code
-from ekiden.tune.wire import Head, Message
+from ekiden.tune.candidate_code import load_candidate_code
+from ekiden.tune.job_messages import Head, Message
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 GUARD_ZONE_BYTES = 4096

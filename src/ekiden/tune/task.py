@@ -20,7 +20,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, Var
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.structural import structural_digest
-from ekiden.kernels.attention.row_values import tensors_with_row_bounds
+from ekiden.kernels.attention.softmax_bounds import tensors_with_row_bounds
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.devices.plan_devices import device_table
@@ -36,11 +36,11 @@ from ekiden.tir.schedule.schedule import Schedule
 from ekiden.tir.stmt import IterKind, PrimFunc
 from ekiden.tune.blocks import block_of
 from ekiden.tune.candidate import Candidate
+from ekiden.tune.model_schedule import model_schedule
 from ekiden.tune.program import CANDIDATE_KERNEL_NAME, DEFAULT_RULE_NAME, TaskSource
 from ekiden.tune.records import Records
 from ekiden.tune.sketch import TraceSpace, block_names, generate_sketches
 from ekiden.tune.space import FamilySpace, Space
-from ekiden.tune.untuned import model_schedule
 
 Sizes = Mapping[str, int]
 SizesLike = Mapping[str, int | Sequence[int] | Mapping[int, float]] | Sequence[tuple[Sizes, float]]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ekiden.rpc.sandbox import set_parent_death_signal
-from ekiden.tune.wire import Head, Message, MessageReader, send_message
+from ekiden.tune.job_messages import Head, Message, MessageReader, send_message
 
 Tell: TypeAlias = Callable[[Head], None]
 Job: TypeAlias = Callable[[Head, list[bytes], Tell], Message]

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from ekiden._locks import ForkSafeLock
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tune.wire import Head, Message, MessageReader, send_message
+from ekiden.tune.job_messages import Head, Message, MessageReader, send_message
 
 WORKER_START_TIMEOUT_S = 120.0
 """Seconds that a worker may take to start, on a machine that has other things to do."""

@@ -51,8 +51,8 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, Function
 from ekiden.relay.interpreter import Interpreter
-from ekiden.relay.op.lowered import call_lowered
 from ekiden.relay.op.nn import backward
+from ekiden.relay.op.prim_func_call import call_lowered
 from ekiden.relay.transform import InferType
 from ekiden.relay.values import ConstructorValue
 from ekiden.relay.visitor import bind

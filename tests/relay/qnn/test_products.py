@@ -10,7 +10,7 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.relay.qnn import products as qnn
+from ekiden.relay.qnn import int8_lowering as qnn
 from long_runs import alike
 from processor import processors
 

@@ -19,7 +19,7 @@ from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.transform import ManifestAlloc, MemoryPlan
 from ekiden.relay.transform.language.chains import build_lets
 from ekiden.relay.transform.language.scopes import evaluation_order
-from ekiden.relay.transform.memory import storage_places
+from ekiden.relay.transform.memory import offset_assignment
 from ekiden.relay.transform.memory.manifest_alloc import size_in_bytes
 from ekiden.relay.transform.memory_plan import KernelInfoMap
 
@@ -273,7 +273,7 @@ def test_sizes_that_cannot_be_compared_share_bytes() -> None:
 
 def test_offsets_do_not_become_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then sizes that are equal follow each other."""
-    monkeypatch.setattr(storage_places, "MAX_OFFSET_NODES", 10)
+    monkeypatch.setattr(offset_assignment, "MAX_OFFSET_NODES", 10)
     module = _chain([(N, N), (N, 8), (M, M), (N, 8), (N, N), (M, M), (N, 8)])
     planned = main_of(MemoryPlan()(module)).body
     arena = next(a.size for a in _allocations(planned) if a.arena)

@@ -7,7 +7,7 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.relay.transform.memory.own_results import OWNS_RESULTS_ATTR
+from ekiden.relay.transform.memory.unalias_results import OWNS_RESULTS_ATTR
 
 PROGRAMS = {
     "an input": "def @main(%x: Tensor[(3), float32]) { %x }",

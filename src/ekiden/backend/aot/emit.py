@@ -12,9 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ekiden.backend.aot.facts import RegisterFact, RegisterFacts, entry_facts, transfer_facts
+from ekiden.backend.aot.register_facts import (
+    RegisterFact,
+    RegisterFacts,
+    entry_facts,
+    transfer_facts,
+)
 from ekiden.backend.vm.operands import jump_offsets
-from ekiden.backend.vm.write import VMFunction
+from ekiden.backend.vm.write_executable import VMFunction
 from ekiden.codegen.llvm.builder import FunctionBuilder, LlvmModule
 from ekiden.codegen.llvm.quoting import quoted
 from ekiden.runtime.binding import layout

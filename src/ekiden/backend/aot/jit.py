@@ -8,7 +8,7 @@ from weakref import ref
 
 from ekiden import runtime
 from ekiden.backend.aot.build import compile_native
-from ekiden.backend.vm.write import VMFunction
+from ekiden.backend.vm.write_executable import VMFunction
 from ekiden.codegen import llvm
 from ekiden.runtime import Executable
 from ekiden.runtime.debug.instructions import decode

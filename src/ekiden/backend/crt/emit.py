@@ -2,9 +2,10 @@
 
 include/tvmgen_NAME.h   inputs, outputs and memories as structures, and the function that runs
 include/ekiden_NAME.h   the same as a table: names, dtypes, shapes, for programs of any model
-src/NAME_lib0.c         the functions of the model (emit_code.py), and the memory src/NAME_lib1.c
+src/NAME_lib0.c         the functions of the model (emit_routines.py), and the memory
+src/NAME_lib1.c
 the kernels src/NAME_lib2.c         the constants src/NAME_lib3.c         where it is asked for, the
-function of the open C ABI (packed.py)
+function of the open C ABI (packed_entry.py)
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.backend.crt.emit_code import emit_routines
+from ekiden.backend.crt.emit_routines import emit_routines
 from ekiden.backend.crt.kernels import c_identifier
 from ekiden.backend.crt.module import POOL_ALIGNMENT_BYTES, MicroKernel, MicroModule, MicroTensor
-from ekiden.backend.crt.packed import emit_packed
+from ekiden.backend.crt.packed_entry import emit_packed
 from ekiden.codegen.c.helpers import c_string_literal
 from ekiden.codegen.c.types import C_KEYWORDS, constant, memory_type
 from ekiden.ir import dtype as dt

@@ -9,9 +9,9 @@ from dataclasses import field
 from ekiden.backend.crt.module import KernelParameter, MicroKernel
 from ekiden.backend.external import is_external_function
 from ekiden.backend.kernels.canonical import canonicalize
-from ekiden.backend.kernels.facts import kernel_facts
+from ekiden.backend.kernels.kernel_facts import kernel_facts
 from ekiden.backend.kernels.lower import describe_kernel_name, display_name, lower_primitive
-from ekiden.codegen.c.bare import emit_freestanding, remove_prefetches
+from ekiden.codegen.c.freestanding import emit_freestanding, remove_prefetches
 from ekiden.codegen.c.helpers import HelperFunctions
 from ekiden.codegen.cache import kernel_key
 from ekiden.ir.expr import RelayExpr

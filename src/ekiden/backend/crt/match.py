@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from ekiden.backend.crt import module as crt
 from ekiden.backend.crt.values import Value
+from ekiden.backend.vm.bytecode_emitter import ScopeIterator
 from ekiden.backend.vm.decision_tree import MatchLeaf, Path, TagTest, decision_tree
-from ekiden.backend.vm.emit import ScopeIterator
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.type import Type
 from ekiden.relay.expr import (

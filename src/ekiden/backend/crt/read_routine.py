@@ -33,7 +33,7 @@ from ekiden.backend.crt.values import (
     Value,
     ValueLeaf,
 )
-from ekiden.backend.vm.emit import ScopeIterator, emit_scope
+from ekiden.backend.vm.bytecode_emitter import ScopeIterator, emit_scope
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.ir.prim import const

@@ -13,7 +13,7 @@ from dataclasses import field, replace
 
 import numpy as np
 
-from ekiden.backend.graph.graph import (
+from ekiden.backend.graph.executor_graph import (
     COPY_FUNCTION,
     RESHAPE_FUNCTION,
     ExecutorGraph,

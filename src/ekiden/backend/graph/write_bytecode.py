@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from ekiden import runtime
-from ekiden.backend.graph.graph import (
+from ekiden.backend.graph.executor_graph import (
     COPY_FUNCTION,
     HOST,
     RESHAPE_FUNCTION,
@@ -23,7 +23,7 @@ from ekiden.backend.graph.graph import (
     GraphNode,
     GraphOutput,
 )
-from ekiden.backend.vm.write import DeviceTable, VMFunction, write_executable
+from ekiden.backend.vm.write_executable import DeviceTable, VMFunction, write_executable
 from ekiden.ir.type import tensor_type
 from ekiden.runtime import Module
 from ekiden.runtime.debug.instructions import Instruction, Operand, make_instruction

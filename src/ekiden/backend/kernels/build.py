@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 from ekiden.backend.kernels.canonical import canonicalize
-from ekiden.backend.kernels.facts import (
+from ekiden.backend.kernels.kernel_facts import (
     deserialize_entry,
     kernel_facts,
     rename_facts,
@@ -27,8 +27,7 @@ from ekiden.backend.kernels.lower import (
     lower_primitive,
     operator_calls,
 )
-from ekiden.backend.kernels.ranges import SizeRange, dispatch_on_size, tuned_size_ranges
-from ekiden.backend.kernels.recorded import TuningRecords
+from ekiden.backend.kernels.size_ranges import SizeRange, dispatch_on_size, tuned_size_ranges
 from ekiden.backend.kernels.tiers import (
     FullTierRequest,
     QuickTierCode,
@@ -36,6 +35,7 @@ from ekiden.backend.kernels.tiers import (
     compile_quick_tier,
     general_shape_forms,
 )
+from ekiden.backend.kernels.tuning_records import TuningRecords
 from ekiden.codegen import llvm
 from ekiden.codegen.build import (
     CODE_GENERATORS,

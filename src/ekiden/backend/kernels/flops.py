@@ -17,7 +17,7 @@ from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType
 from ekiden.relay.analysis.count import call_macs
 from ekiden.relay.expr import Call, Expr, Function
-from ekiden.relay.op.nn._work import multiply_dims
+from ekiden.relay.op.nn._macs import multiply_dims
 from ekiden.relay.transform.language.scopes import evaluation_order
 
 __all__ = ["count_flops", "describe_kernel"]

@@ -31,7 +31,7 @@ from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType
 from ekiden.kernels.decision import Fixed
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
-from ekiden.relay.op.lowered import CallLoweredAttrs
+from ekiden.relay.op.prim_func_call import CallLoweredAttrs
 from ekiden.relay.op.strategy import implementation_of
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.relay.transform.memory.manifest_alloc import flatten_tensor_types

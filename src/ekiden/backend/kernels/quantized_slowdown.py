@@ -22,7 +22,7 @@ from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.language.scopes import evaluation_order
-from ekiden.runtime.logs import LazyLogger
+from ekiden.runtime.lazy_logger import LazyLogger
 from ekiden.runtime.profile.slowdown import MIN_SLOWDOWN, quantized_slowdown
 from ekiden.target import Target
 

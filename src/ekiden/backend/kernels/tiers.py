@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from ekiden.arith import simplify
-from ekiden.backend.kernels.facts import deserialize_entry
 from ekiden.backend.kernels.flops import count_flops
 from ekiden.backend.kernels.general import general_form
 from ekiden.backend.kernels.general_shapes import general_shape_form
+from ekiden.backend.kernels.kernel_facts import deserialize_entry
 from ekiden.codegen.build import deserialize_kernel
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.parallel import CancellationToken, CompileTask, ProgressCallback, compile_tasks
@@ -28,7 +28,7 @@ from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.memory.manifest_alloc import flatten_tensor_types
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.runtime.logs import LazyLogger
+from ekiden.runtime.lazy_logger import LazyLogger
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 

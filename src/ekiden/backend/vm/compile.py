@@ -20,7 +20,8 @@ so that their numbers are known (primitives.py).
 Sizes that are not constants are elements of int64 vectors on the host. A *stage* is a point of a
 function at which some become known: its entry, or behind a binding that names sizes which were not
 known before. Each stage has one kernel that computes its vector from shapes, elements and the
-vectors of stages before it (dims.py); allocations and reshapes name a vector and where to begin.
+vectors of stages before it (dim_plan.py); allocations and reshapes name a vector and where to
+begin.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint
 from ekiden.backend.kernels.quantized_slowdown import cost_over_floats, warn_of_slower
-from ekiden.backend.vm.constants import ConstantPool
-from ekiden.backend.vm.dims import DimPlan
+from ekiden.backend.vm.constant_pool import ConstantPool
+from ekiden.backend.vm.dim_plan import DimPlan
 from ekiden.backend.vm.function_compiler import FunctionCompiler, ProgramTables, param_devices
 from ekiden.backend.vm.module_kernels import (
     ModuleKernels,
@@ -47,8 +48,13 @@ from ekiden.backend.vm.module_kernels import (
 )
 from ekiden.backend.vm.pipeline import LoweredModule
 from ekiden.backend.vm.primitives import PrimitiveTable
-from ekiden.backend.vm.stages import stage_kernel
-from ekiden.backend.vm.write import DeviceTable, ExecutableProgram, VMFunction, write_programs
+from ekiden.backend.vm.stage_kernels import stage_kernel
+from ekiden.backend.vm.write_executable import (
+    DeviceTable,
+    ExecutableProgram,
+    VMFunction,
+    write_programs,
+)
 from ekiden.codegen.parallel import ProgressCallback
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS, Array, Op
@@ -64,8 +70,8 @@ from ekiden.relay.transform.memory.peak_memory import predict_peak
 from ekiden.relay.transform.memory_plan import KernelMemoryInfo
 from ekiden.relay.visitor import type_post_order
 from ekiden.runtime.artifact.chunks import MIN_THREADED_BYTES
+from ekiden.runtime.artifact.container_format import ArtifactFile
 from ekiden.runtime.artifact.device_code import pack_kernels
-from ekiden.runtime.artifact.frame import ArtifactFile
 from ekiden.runtime.artifact.metadata import CALL_CLOSURE_FUNCTION
 from ekiden.runtime.debug.instructions import make_instruction
 from ekiden.runtime.lazy_dataclass import dataclass

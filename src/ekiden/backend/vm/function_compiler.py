@@ -1,6 +1,7 @@
 """The compiler of one function: from A-normal form with explicit memory to instructions.
 
-Each value gets a register of its own; registers.py makes few of them. The tables of an executable
+Each value gets a register of its own; register_allocation.py makes few of them. The tables of
+an executable
 that all its functions share (`ProgramTables`) are made before, by compile.py.
 """
 
@@ -13,14 +14,14 @@ from typing import TypeAlias
 import numpy as np
 
 from ekiden.backend.kernels.lower import index_check_names
-from ekiden.backend.vm.choices import ChoiceEmitter, ValueParts
-from ekiden.backend.vm.constants import ConstantPool
-from ekiden.backend.vm.dims import DimPlan, DimStage, constant_values, is_static
-from ekiden.backend.vm.emit import ScopeIterator, emit_scope
+from ekiden.backend.vm.bytecode_emitter import ScopeIterator, emit_scope
+from ekiden.backend.vm.constant_pool import ConstantPool
+from ekiden.backend.vm.control_flow import ChoiceEmitter, ValueParts
+from ekiden.backend.vm.dim_plan import DimPlan, DimStage, constant_values, is_static
 from ekiden.backend.vm.primitives import HOST_DEVICE_INDEX
-from ekiden.backend.vm.registers import allocate_registers
-from ekiden.backend.vm.stages import arguments, entry_sources
-from ekiden.backend.vm.write import VMFunction
+from ekiden.backend.vm.register_allocation import allocate_registers
+from ekiden.backend.vm.stage_kernels import arguments, entry_sources
+from ekiden.backend.vm.write_executable import VMFunction
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.node import Node, node_fields
 from ekiden.ir.op import OPS, Array, Op
@@ -344,7 +345,7 @@ class FunctionCompiler(ChoiceEmitter):
             case "device_copy", DeviceCopyAttrs():
                 return self._emit_device_copy(call.args[0], call.attrs)
             case "memory.kill", _:
-                return -1  # registers.py knows when values die
+                return -1  # register_allocation.py knows when values die
             case _ if OPS[name].host:
                 return self._emit_host_call(OPS[name].host, call)
             case _:

@@ -18,19 +18,20 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import LazyModule
 from ekiden.backend.kernels.tiers import FullTierRequest
 from ekiden.backend.vm.module_kernels import ModuleKernels, compile_kernels
-from ekiden.backend.vm.unsupported import unsupported_on_device
+from ekiden.backend.vm.unsupported_operators import unsupported_on_device
 from ekiden.codegen.parallel import ProgressCallback
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PLACEMENT_COSTS_OPTION, PassContext
 from ekiden.ir.transform import Pass, Sequential, required_member
 from ekiden.relay.qnn import transform as qnn
-from ekiden.relay.transform.devices.devices_first import DevicesFirst
 from ekiden.relay.transform.devices.plan_devices import PlanDevices
+from ekiden.relay.transform.devices.schedule_device_work import DevicesFirst
 from ekiden.relay.transform.fusion.fuse_ops import FuseOps
 from ekiden.relay.transform.fusion.rematerialize import Rematerialize
 from ekiden.relay.transform.fusion.split_args import SplitArgs
 from ekiden.relay.transform.graph.combine_parallel import CombineFewRows
 from ekiden.relay.transform.graph.constant_evaluation_cache import cache_results
+from ekiden.relay.transform.graph.einsum_to_matmul import MultiplyEinsums
 from ekiden.relay.transform.graph.eliminate_common_subexpr import EliminateCommonSubexpr
 from ekiden.relay.transform.graph.expand_ops import ExpandOps
 from ekiden.relay.transform.graph.fast_math import FastMath
@@ -40,7 +41,6 @@ from ekiden.relay.transform.graph.fold_explicit_padding import FoldExplicitPaddi
 from ekiden.relay.transform.graph.fold_scale_axis import FoldScaleAxis
 from ekiden.relay.transform.graph.fuse_attention import FuseAttention
 from ekiden.relay.transform.graph.legalize import Legalize
-from ekiden.relay.transform.graph.multiply_einsums import MultiplyEinsums
 from ekiden.relay.transform.graph.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.graph.simplify_inference import SimplifyInference
 from ekiden.relay.transform.graph.sum_convolutions import SumConvolutions
@@ -59,8 +59,8 @@ from ekiden.relay.transform.layout.alter_op_layout import AlterOpLayout
 from ekiden.relay.transform.layout.convert_layout import ConvertLayout
 from ekiden.relay.transform.memory.concatenate_in_place import ConcatenateInPlace
 from ekiden.relay.transform.memory.manifest_alloc import ManifestAlloc
-from ekiden.relay.transform.memory.own_results import OwnResults
 from ekiden.relay.transform.memory.slice_in_place import SliceInPlace
+from ekiden.relay.transform.memory.unalias_results import OwnResults
 from ekiden.relay.transform.memory.update_in_place import UpdateInPlace
 from ekiden.relay.transform.memory_plan import MemoryPlan
 from ekiden.relay.transform.precision.product_precision import ProductPrecision

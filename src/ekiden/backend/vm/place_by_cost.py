@@ -20,7 +20,7 @@ from dataclasses import field
 from math import prod
 
 from ekiden.backend.kernels.flops import count_flops
-from ekiden.backend.vm.unsupported import UnsupportedOperators
+from ekiden.backend.vm.unsupported_operators import UnsupportedOperators
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule

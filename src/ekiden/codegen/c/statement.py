@@ -12,7 +12,7 @@ from typing import ClassVar
 from ekiden.arith import simplify
 from ekiden.codegen.c.expression import ExpressionWriter
 from ekiden.codegen.c.helpers import FLUSH_SUBNORMALS_HELPERS, HelperFunctions, c_string_literal
-from ekiden.codegen.c.lanes import scalarize_vector_loop
+from ekiden.codegen.c.scalarize import scalarize_vector_loop
 from ekiden.codegen.c.types import c_type, memory_type
 from ekiden.codegen.common import (
     DEVICE_ID_VAR,

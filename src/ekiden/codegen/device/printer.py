@@ -14,7 +14,7 @@ from ekiden.codegen.c.types import memory_type
 from ekiden.codegen.device import fragments
 from ekiden.codegen.device.dialect import KERNEL_DIALECTS, KernelDialect
 from ekiden.codegen.device.wide_access import WideAccessWriter
-from ekiden.codegen.shuffles import (
+from ekiden.codegen.warp_shuffle import (
     ACTIVE_MASK_OP,
     evaluated_operands,
     is_full_warp,

@@ -16,8 +16,8 @@ from itertools import chain
 
 from ekiden.arith import prove_equal
 from ekiden.codegen.common import DEVICE_ID_VAR, DEVICE_TYPE_ATTR
+from ekiden.codegen.device.kernel_codegen import generate_kernel
 from ekiden.codegen.device.printer import kernel_parameters
-from ekiden.codegen.device.texts import generate_kernel
 from ekiden.ir import dtype as dt
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule

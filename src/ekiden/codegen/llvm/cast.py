@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
-from ekiden.codegen.llvm.half import float16_to_float32, float32_to_float16
+from ekiden.codegen.llvm.float16_conversion import float16_to_float32, float32_to_float16
 from ekiden.codegen.llvm.types import intrinsic_suffix
 from ekiden.ir import dtype as dt
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
 from ekiden._locks import hold_at_forks
-from ekiden.codegen.task import CompileTask
+from ekiden.codegen.compile_task import CompileTask
 from ekiden.codegen.worker_process import compile_isolated
-from ekiden.ir.installed import version_of
+from ekiden.ir.package_versions import version_of
 from ekiden.ir.pass_context import DEBUG_LEVEL, time_phase
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InternalError

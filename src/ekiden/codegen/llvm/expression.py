@@ -20,7 +20,7 @@ from ekiden.codegen.common import (
 from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import FunctionBuilder, LlvmModule, Operand
 from ekiden.codegen.llvm.cast import emit_cast, emit_round_to_int
-from ekiden.codegen.llvm.halves import split_even_odd
+from ekiden.codegen.llvm.even_odd_multiply import split_even_odd
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
 from ekiden.codegen.llvm.operations import emit_binary, emit_lane_reduction
 from ekiden.codegen.llvm.strided import emit_shuffle, emit_strided, is_shufflable

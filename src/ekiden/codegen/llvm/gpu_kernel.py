@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import LazyModule
 from ekiden.arith import simplify
 from ekiden.codegen.common import flat_buffer_extent
+from ekiden.codegen.compile_task import CompileTask
 from ekiden.codegen.llvm.builder import LlvmModule, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.compiler import (
@@ -31,13 +32,12 @@ from ekiden.codegen.llvm.expression import DemoteRegisterError, is_contiguous
 from ekiden.codegen.llvm.gpu_backends import GLOBAL_SPACE, SHARED_SPACE, GpuBackend
 from ekiden.codegen.llvm.types import memory_type, register_type
 from ekiden.codegen.llvm.wide_access import WideAccessEmitter
-from ekiden.codegen.shuffles import (
+from ekiden.codegen.warp_shuffle import (
     ACTIVE_MASK_OP,
     evaluated_operands,
     is_warp_shuffle,
     parse_warp_shuffle,
 )
-from ekiden.codegen.task import CompileTask
 from ekiden.codegen.worker_process import compile_isolated
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import WARP_SIZE

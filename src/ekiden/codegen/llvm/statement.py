@@ -19,7 +19,7 @@ from ekiden.codegen.common import (
     contract_fma,
     flat_buffer_extent,
 )
-from ekiden.codegen.llvm import matrix, subnormals
+from ekiden.codegen.llvm import amx, subnormals
 from ekiden.codegen.llvm.builder import LlvmModule, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import DebugLocations
@@ -80,7 +80,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         """DLPack's number of the kind of device that it launches kernels on; buffers lie there."""
         self._sizes: dict[Operand, Operand] = {}
         self.failures: list[str] = []
-        self.shapes: matrix.TileConfig | None = None
+        self.shapes: amx.TileConfig | None = None
         """Of registers that hold matrices, if it has set any."""
         self.flushed: subnormals.FlushToZeroMode | None = None
         """What was set before subnormal numbers were flushed, if they are."""
@@ -123,17 +123,17 @@ class StatementEmitter(IntrinsicCallEmitter):
         assert isinstance(e, Intrinsic)
         if e.op == "matrix_shape":
             if self.shapes is None:
-                self.shapes = matrix.TileConfig(self.b)
+                self.shapes = amx.TileConfig(self.b)
             return self.shapes.load_config([self.value(cast(a, "int64")) for a in e.args])
         numbers = [a.value for a in e.args if isinstance(a, IntImm)]
         if e.op == "matrix_zero":
-            return matrix.tile_zero(self.b, numbers[0])
-        if e.op in matrix.TILE_DOT_INTRINSICS:
-            return matrix.tile_dot_product(self.b, e.op, numbers)
+            return amx.tile_zero(self.b, numbers[0])
+        if e.op in amx.TILE_DOT_INTRINSICS:
+            return amx.tile_dot_product(self.b, e.op, numbers)
         _, region, stride = e.args
         assert isinstance(region, BufferAddress)
         address, _ = self.address(region.buffer, region.indices[0])
-        return matrix.tile_load(self.b, numbers[0], address, self.value(cast(stride, "int64")))
+        return amx.tile_load(self.b, numbers[0], address, self.value(cast(stride, "int64")))
 
     # variables and buffers
 
@@ -205,7 +205,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         if self.flushed is not None:
             self.flushed.leave(self.b)
         if self.shapes is not None:
-            matrix.tile_release(self.b)
+            amx.tile_release(self.b)
         self.b.append_void(f"ret i32 {code}")
 
     # failing
@@ -332,7 +332,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         (number,) = s.value.args
         assert isinstance(number, IntImm)
         address, _ = self.address(s.buffer, s.indices[0])
-        matrix.tile_store(self.b, number.value, address)
+        amx.tile_store(self.b, number.value, address)
         self.b.touch_memory(self.memory_id(s.buffer))
 
     def emit_memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:

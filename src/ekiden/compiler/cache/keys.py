@@ -19,9 +19,9 @@ from ekiden._lazy import LazyModule
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.table import as_bytes, frontend_of
 from ekiden.ir.compiler_digest import compiler_digest
+from ekiden.ir.digest_cache import file_identity, memoize_on_disk
 from ekiden.ir.extensions import has_extensions
 from ekiden.ir.hashes import sha256
-from ekiden.ir.known import file_identity, memoize_on_disk
 from ekiden.ir.pass_context import BYOC_ENGINE_OPTION, PLACEMENT_COSTS_OPTION, PassContext
 from ekiden.runtime import environment
 from ekiden.runtime.files import PathName

@@ -33,7 +33,11 @@ from ekiden.compiler.export.library_source import (
 )
 from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.chunks import Bytes
-from ekiden.runtime.artifact.frame import SECTION_ALIGNMENT_BYTES, function_names, metadata_of
+from ekiden.runtime.artifact.container_format import (
+    SECTION_ALIGNMENT_BYTES,
+    function_names,
+    metadata_of,
+)
 from ekiden.runtime.artifact.metadata import variants
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.executable.formats import ARTIFACT_SUFFIX, MODEL_FILE_KINDS

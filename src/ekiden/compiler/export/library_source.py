@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from ekiden.codegen.llvm.image import EXTERN_PREFIX, IMAGE_MAGIC, parse_image
 from ekiden.runtime.artifact.chunks import Bytes
-from ekiden.runtime.artifact.frame import ARTIFACT_MAGIC as ARTIFACT
-from ekiden.runtime.artifact.frame import read_sections
+from ekiden.runtime.artifact.container_format import ARTIFACT_MAGIC as ARTIFACT
+from ekiden.runtime.artifact.container_format import read_sections
 from ekiden.runtime.binding.layout import Section
 
 _SOURCE_HEAD = """\

@@ -10,12 +10,12 @@ from ekiden.backend.crt.emit import tvmgen_prefix
 from ekiden.backend.crt.kernels import MicroKernels
 from ekiden.backend.crt.layout import unbounded_message
 from ekiden.backend.crt.module import POOL_ALIGNMENT_BYTES, MicroModule, MicroTensor, Pool
-from ekiden.backend.crt.plan import plan_module
+from ekiden.backend.crt.plan_memory import plan_module
 from ekiden.backend.crt.program import CRT_ERROR_PREFIX
 from ekiden.backend.vm.pipeline import vm_pipeline
 from ekiden.byoc.backend import inline_regions
 from ekiden.compiler.build import Model, describe_main, import_model
-from ekiden.frontend.common.imported import ImportedModule
+from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.options import ImportOptions, Shapes
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule

@@ -18,7 +18,7 @@ from ekiden.codegen.llvm import wasm
 from ekiden.compiler.export.library import run_c_compiler
 from ekiden.ir.cache_layers import cache_layers
 from ekiden.runtime.artifact.chunks import Bytes
-from ekiden.runtime.artifact.frame import metadata_of
+from ekiden.runtime.artifact.container_format import metadata_of
 from ekiden.runtime.artifact.metadata import variants
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.files import PathName, make_private_folder, rewrite_os_errors, write_atomic

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ekiden.backend.graph.graph import (
+from ekiden.backend.graph.executor_graph import (
     COPY_FUNCTION,
     RESHAPE_FUNCTION,
     ExecutorGraph,

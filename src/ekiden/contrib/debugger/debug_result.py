@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ekiden import runtime
-from ekiden.backend.graph.graph import ExecutorGraph, GraphNode
+from ekiden.backend.graph.executor_graph import ExecutorGraph, GraphNode
 from ekiden.runtime import Tensor
 from ekiden.runtime.files import write_atomic, write_text
 

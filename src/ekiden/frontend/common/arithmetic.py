@@ -16,13 +16,13 @@ import numpy as np
 
 from ekiden._lazy import LazyModule
 from ekiden.arith import Analyzer, simplify
-from ekiden.frontend.common import sizes
+from ekiden.frontend.common import data_dependent_dims
+from ekiden.frontend.common.exact_integers import exact_floor, whole
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant, known
-from ekiden.frontend.common.whole import exact_floor, whole
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float, is_int, to_numpy
 from ekiden.ir.intrinsic import call_intrin
@@ -78,7 +78,7 @@ def propagate_elements(
         return result
     if not all(_is_trackable(v) for v in present):
         return result
-    input_elements = [sizes.elements(scope, v) for v in present]
+    input_elements = [data_dependent_dims.elements(scope, v) for v in present]
     known_inputs = [e for e in input_elements if e is not None]
     if len(known_inputs) < len(input_elements):
         return result
@@ -90,7 +90,7 @@ def propagate_elements(
     if elements is None or elements.dtype != np.object_:
         return result
     tidy = np.asarray(np.frompyfunc(simplify, 1, 1)(elements), object)
-    if all(map(sizes.is_dim, tidy.ravel())):
+    if all(map(data_dependent_dims.is_dim, tidy.ravel())):
         return known(tidy, result.type.dtype)
     result.hint = tidy
     return result

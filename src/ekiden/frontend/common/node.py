@@ -8,7 +8,7 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn, Protocol, Self, SupportsIndex, TypeAlias, overload
 
-from ekiden.frontend.common import sizes
+from ekiden.frontend.common import data_dependent_dims
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
@@ -89,14 +89,15 @@ class Node:
     ) -> None:
         self.name, self.scope, self.output_names = name, scope, output_names
         self.inputs = TrackedInputs(
-            None if v is None else sizes.resolve_named_sizes(scope, v) for v in inputs
+            None if v is None else data_dependent_dims.resolve_named_sizes(scope, v) for v in inputs
         )
 
     def with_inputs(self, inputs: Sequence[Value | None]) -> Self:
         """Return a copy of the node with other inputs, for converters composed of others."""
         copied = copy.copy(self)
         copied.inputs = TrackedInputs(
-            None if v is None else sizes.resolve_named_sizes(self.scope, v) for v in inputs
+            None if v is None else data_dependent_dims.resolve_named_sizes(self.scope, v)
+            for v in inputs
         )
         return copied
 
@@ -176,7 +177,7 @@ class Node:
             # The operator fixes the length of this vector: a dynamic extent can only be `count`.
             self.scope.same(operand.type.shape, (as_dim(count),))
             operand = self.as_value(op.reshape(self.expr(index), (count,)))
-        extents = sizes.named_dims(self.scope, operand)
+        extents = data_dependent_dims.named_dims(self.scope, operand)
         if extents is None:
             self.needs(index, f"{what!r} must be a vector of known length")
         return extents
@@ -194,11 +195,11 @@ class Node:
         """Return the elements of an integer input as shape expressions, None for those that depend
         on data.
         """
-        elements = sizes.elements(self.scope, self.value(index))
+        elements = data_dependent_dims.elements(self.scope, self.value(index))
         if elements is None:
             self.needs(index, "expected a vector of known length")
         dims = [as_dim(e if isinstance(e, PrimExpr) else int(e)) for e in elements.ravel()]
-        return [e if sizes.is_dim(e) else None for e in dims]
+        return [e if data_dependent_dims.is_dim(e) else None for e in dims]
 
     def check_declared_count(self, what: str, count: int) -> int:
         """Return a count that the model declares; reject it above MAX_DECLARED_ELEMENTS, before

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, TypeAlias
 
 from ekiden._lazy import LazyModule
-from ekiden.runtime.debug.shown import short_repr
+from ekiden.runtime.debug.short_repr import short_repr
 from ekiden.runtime.errors import CompileError, ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
 

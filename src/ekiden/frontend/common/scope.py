@@ -14,7 +14,7 @@ from ekiden.arith import Analyzer
 from ekiden.frontend.common.block import ImportBlock
 from ekiden.frontend.common.captures import bind_captured
 from ekiden.frontend.common.dim_arithmetic import lower_dim
-from ekiden.frontend.common.facts import DimFacts, RestartImport
+from ekiden.frontend.common.dim_facts import DimFacts, RestartImport
 from ekiden.frontend.common.sequence_value import SequenceValue
 from ekiden.frontend.common.spans import with_span
 from ekiden.frontend.common.sum_value import sum_type_definition, value_of_type_call

@@ -9,7 +9,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.jax.narrow import NARROW_DTYPES, NarrowDtype
+from ekiden.frontend.jax.narrow_dtypes import NARROW_DTYPES, NarrowDtype
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from jax import export
 
-from ekiden.frontend.common.libraries import translate_errors
-from ekiden.runtime.debug.shown import short_repr
+from ekiden.frontend.common.library_errors import translate_errors
+from ekiden.runtime.debug.short_repr import short_repr
 from ekiden.runtime.errors import ImportModelError
 
 

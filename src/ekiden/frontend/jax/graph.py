@@ -15,7 +15,7 @@ from ekiden.frontend.common.arithmetic import (
     fold_results,
     propagate_elements,
 )
-from ekiden.frontend.common.complex import ComplexValue
+from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant

@@ -12,11 +12,11 @@ from jaxlib.mlir import ir
 
 from ekiden.frontend.common import node as common
 from ekiden.frontend.common.arithmetic import Rule
-from ekiden.frontend.common.complex import ComplexValue
+from ekiden.frontend.common.complex_arithmetic import ComplexValue
+from ekiden.frontend.common.dft import Parts
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.waves import Parts
 from ekiden.frontend.jax.dtype import (
     decode_constant,
     element_bits,

@@ -10,10 +10,10 @@ import numpy as np
 from jax import export
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.complex import ComplexValue
-from ekiden.frontend.common.facts import DimFacts, import_to_fixpoint
-from ekiden.frontend.common.imported import ImportedModule
-from ekiden.frontend.common.main import MainBuilder
+from ekiden.frontend.common.complex_arithmetic import ComplexValue
+from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
+from ekiden.frontend.common.imported_module import ImportedModule
+from ekiden.frontend.common.main_builder import MainBuilder
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant, sanitize_name

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ekiden.frontend.common.cases import as_program_output
-from ekiden.frontend.common.facts import DimFacts, import_to_fixpoint
-from ekiden.frontend.common.imported import ImportedModule
-from ekiden.frontend.common.main import MainBuilder
+from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
+from ekiden.frontend.common.imported_module import ImportedModule
+from ekiden.frontend.common.main_builder import MainBuilder
 from ekiden.frontend.common.options import Shapes, parse_stated_shape
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import (
@@ -67,7 +67,7 @@ def from_onnx(
         freeze_params: whether floating-point weights become constants.
 
     Returns:
-        The module; its attributes are described in ekiden.frontend.common.imported.
+        The module; its attributes are described in ekiden.frontend.common.imported_module.
 
     Raises:
         ImportModelError: the model is broken.

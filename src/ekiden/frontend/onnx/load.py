@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from ekiden.frontend.onnx.beside import tensor_nbytes
+from ekiden.frontend.onnx.external_data import tensor_nbytes
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe_node
 from ekiden.frontend.onnx.weights import WeightRegistry, weight_number

@@ -8,7 +8,7 @@ from ekiden._lazy import load_module
 from ekiden.frontend.onnx.converters._exports import ROWS
 from ekiden.frontend.onnx.node import Converter, OnnxRow
 from ekiden.ir.extensions import record_extension
-from ekiden.ir.table import LazyRegistry
+from ekiden.ir.lazy_registry import LazyRegistry
 
 FAMILY_PACKAGE = "ekiden.frontend.onnx.converters"
 

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 
 import numpy as np
 
-from ekiden.frontend.onnx.beside import external_location, open_below
+from ekiden.frontend.onnx.external_data import external_location, open_below
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.wire import CUT_LOCATION, cut_weights, mark_cut
 from ekiden.ir.op import Array

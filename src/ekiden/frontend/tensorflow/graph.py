@@ -11,16 +11,21 @@ from functools import partial
 
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.case_values import CaseValues
-from ekiden.frontend.common.misfits import reject_malformed
+from ekiden.frontend.common.malformed import reject_malformed
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.walk import Walk
+from ekiden.frontend.tensorflow.graph_analysis import (
+    SWITCH_OPS,
+    GraphAnalysis,
+    data_inputs,
+    producer_name,
+)
 from ekiden.frontend.tensorflow.load import Model, Proto
 from ekiden.frontend.tensorflow.node import Node, TensorflowRow
-from ekiden.frontend.tensorflow.plan import SWITCH_OPS, GraphAnalysis, data_inputs, producer_name
 from ekiden.frontend.tensorflow.registry import find_row
 from ekiden.runtime.errors import ImportModelError
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common.cases import as_program_output
-from ekiden.frontend.common.facts import DimFacts, import_to_fixpoint
-from ekiden.frontend.common.imported import ImportedModule
-from ekiden.frontend.common.main import MainBuilder
+from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
+from ekiden.frontend.common.imported_module import ImportedModule
+from ekiden.frontend.common.main_builder import MainBuilder
 from ekiden.frontend.common.options import Dims, Shapes, parse_stated_shape
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unranked import StatedInput, check_ranks, stated_shape

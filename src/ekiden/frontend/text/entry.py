@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import cast
 
-from ekiden.frontend.common.imported import ImportedModule
+from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.relay.parser import parse
 from ekiden.runtime.errors import ImportModelError

@@ -10,16 +10,16 @@ import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.case_values import CaseValues
-from ekiden.frontend.common.main import MainBuilder
-from ekiden.frontend.common.misfits import reject_malformed
+from ekiden.frontend.common.main_builder import MainBuilder
+from ekiden.frontend.common.malformed import reject_malformed
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.walk import Walk
-from ekiden.frontend.tflite.hybrid import is_hybrid
-from ekiden.frontend.tflite.integer import is_quantized
+from ekiden.frontend.tflite.hybrid_quantization import is_hybrid
+from ekiden.frontend.tflite.integer_arithmetic import is_quantized
 from ekiden.frontend.tflite.load import (
     NUMERIC_DTYPES,
     Model,

@@ -152,7 +152,7 @@ class TfliteRow:
     """Whether `integer` takes int16 too, whose kernels round by rules of their own."""
     hybrid: Converter | None = None
     """Of data of float32 and weights of int8, the second input, which its kernel multiplies as
-    integers (hybrid.py)."""
+    integers (hybrid_quantization.py)."""
     rule: Evaluator | None = None
     dtypes: tuple[str, ...] = ()
     """What it takes beside tensors of numbers: "complex64", "resource", "sparse", "variable"."""

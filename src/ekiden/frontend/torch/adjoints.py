@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.frontend.torch.sampling import grid_sample_backward
+from ekiden.frontend.torch.grid_sample_backward import grid_sample_backward
 
 
 class SparseAxisMap(NamedTuple):

@@ -9,21 +9,21 @@ from collections.abc import Mapping, Sequence
 import sympy
 import torch
 
-from ekiden.frontend.common.complex import ComplexValue
-from ekiden.frontend.common.facts import DimFacts, import_to_fixpoint
-from ekiden.frontend.common.imported import ImportedModule
+from ekiden.frontend.common.complex_arithmetic import ComplexValue
+from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
+from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.draws import RandomDraw, is_shape_only_draw
 from ekiden.frontend.torch.effects import is_token
-from ekiden.frontend.torch.program import FxImportAttempt, as_value
-from ekiden.frontend.torch.results import (
+from ekiden.frontend.torch.graph_results import (
     ComputedTensor,
     GraphResults,
     SizeResult,
     dense_memory_order,
     view_base,
 )
+from ekiden.frontend.torch.program import FxImportAttempt, as_value
+from ekiden.frontend.torch.rng import RandomDraw, is_shape_only_draw
 from ekiden.frontend.torch.run_sizes import SymbolSources, symbol_names_of, symbol_sources_of
 from ekiden.ir.module import IRModule
 from ekiden.relay import op

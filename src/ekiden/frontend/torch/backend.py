@@ -27,13 +27,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ekiden import runtime
 from ekiden._lazy import load_module
 from ekiden.frontend.torch.aot import ImportedGraph, import_graph
-from ekiden.frontend.torch.draws import without_foreign_draws
 from ekiden.frontend.torch.export import decomposition_table
-from ekiden.frontend.torch.layers import (
+from ekiden.frontend.torch.recurrent_layers import (
     remove_idle_dropouts,
     replace_recurrent_layers,
     wants_gradients,
 )
+from ekiden.frontend.torch.rng import without_foreign_draws
 from ekiden.frontend.torch.run_sizes import RunSizes
 from ekiden.runtime.errors import CompileError, InternalError, LinAlgError
 

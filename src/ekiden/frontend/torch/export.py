@@ -12,17 +12,21 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from ekiden.frontend.common.imported import ImportedModule
-from ekiden.frontend.common.libraries import translate_errors
-from ekiden.frontend.torch.apart import DECOMPOSITIONS
+from ekiden.frontend.common.imported_module import ImportedModule
+from ekiden.frontend.common.library_errors import translate_errors
+from ekiden.frontend.torch.decompositions import DECOMPOSITIONS
 from ekiden.frontend.torch.examples import check_examples, check_module, input_specs, spec_dims
-from ekiden.frontend.torch.layers import keep_whole_layers
-from ekiden.frontend.torch.plain import functional_variant, is_directly_importable, same_as
+from ekiden.frontend.torch.functionalization import (
+    functional_variant,
+    is_directly_importable,
+    same_as,
+)
 from ekiden.frontend.torch.program import import_program
+from ekiden.frontend.torch.recurrent_layers import keep_whole_layers
 from ekiden.frontend.torch.registry import should_decompose
 from ekiden.frontend.torch.symbols import sole_symbol_name
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
-from ekiden.runtime.logs import LazyLogger
+from ekiden.runtime.lazy_logger import LazyLogger
 
 LOG = LazyLogger(__name__)
 LIBRARY_PACKAGES = ("torch", "sympy")

@@ -9,15 +9,15 @@ from typing import cast
 import numpy as np
 import torch
 
-from ekiden.frontend.common.complex import ComplexValue
+from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.walk import Walk
 from ekiden.frontend.torch.dtype import COMPLEX_PART_DTYPES, array_of, from_torch_dtype
+from ekiden.frontend.torch.functionalization import functional_variant, same_as
 from ekiden.frontend.torch.node import ComplexResult, Converter, Node, describe
-from ekiden.frontend.torch.plain import functional_variant, same_as
 from ekiden.frontend.torch.registry import (
     converter_signature,
     require_complex_rule,

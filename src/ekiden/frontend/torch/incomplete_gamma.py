@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.frontend.torch.selections import broadcast_tensors
-from ekiden.frontend.torch.special import lgamma, stirling_remainder
+from ekiden.frontend.torch.selection_decompositions import broadcast_tensors
+from ekiden.frontend.torch.special_functions import lgamma, stirling_remainder
 
 _MAX_SERIES_ORDER = 30.0
 _SERIES_TERMS = 60

@@ -18,9 +18,9 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from ekiden.frontend.common import data_dependent_dims
 from ekiden.frontend.common import node as common
-from ekiden.frontend.common import sizes
-from ekiden.frontend.common.libraries import format_source_line
+from ekiden.frontend.common.library_errors import format_source_line
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.value import Value
@@ -42,7 +42,7 @@ ConverterRow: TypeAlias = (
     tuple[str, Converter] | tuple[str, Converter, Callable[[Converter], ComplexRule]]
 )
 """(name and overload, "add.Tensor"; converter; what it does to complex numbers, if it takes them:
-see `ekiden.frontend.torch.complex`): the name alone for all overloads."""
+see `ekiden.frontend.torch.complex_rules`): the name alone for all overloads."""
 
 
 def target_name(target: object) -> str:
@@ -171,7 +171,7 @@ class Node(common.Node):
 
     def dims_of(self, value: Value) -> tuple[Dim, ...]:
         """Return the elements of a tensor of known length as dimensions."""
-        dims = sizes.named_dims(self.scope, value)
+        dims = data_dependent_dims.named_dims(self.scope, value)
         return self.unsupported("a vector of known length expected") if dims is None else dims
 
     def number(self, value: Scalar | None, what: str) -> int | float:

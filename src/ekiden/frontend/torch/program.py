@@ -10,19 +10,19 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from ekiden.frontend.common import sizes
-from ekiden.frontend.common.complex import ComplexValue
-from ekiden.frontend.common.facts import DimFacts, import_to_fixpoint
-from ekiden.frontend.common.imported import INITIAL_STATE_FUNCTION, ImportedModule
-from ekiden.frontend.common.main import MainBuilder, initial_state
+from ekiden.frontend.common import data_dependent_dims
+from ekiden.frontend.common.complex_arithmetic import ComplexValue
+from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
+from ekiden.frontend.common.imported_module import INITIAL_STATE_FUNCTION, ImportedModule
+from ekiden.frontend.common.main_builder import MainBuilder, initial_state
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.spans import with_span
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant, known, sanitize_name
 from ekiden.frontend.common.walk import Walk
-from ekiden.frontend.torch.draws import draws_random
 from ekiden.frontend.torch.dtype import COMPLEX_PART_DTYPES, array_of, from_torch_dtype
 from ekiden.frontend.torch.graph import FxImporter, tensor_constant
+from ekiden.frontend.torch.rng import draws_random
 from ekiden.frontend.torch.symbols import SymbolTable, sole_symbol_name, symbol_name
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
@@ -188,7 +188,9 @@ class FxImportAttempt:
         if not self.symbols.has(meta):
             value = self.main.tensor(name, TensorType((), "int64"))
             vector = self.scope.spanned(op.reshape(self.scope.expr(value), (1,)))
-            dims = sizes.named_dims(self.scope, Value(self.scope.typed(vector), expr=vector))
+            dims = data_dependent_dims.named_dims(
+                self.scope, Value(self.scope.typed(vector), expr=vector)
+            )
             assert dims is not None
             self.symbols.name(meta, name, as_dim(dims[0]))
             self.of_data.update(free_vars(as_dim(dims[0])))

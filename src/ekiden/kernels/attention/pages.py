@@ -58,7 +58,7 @@ from ekiden.kernels.attention.paged_tiling import (
     serial_loop,
 )
 from ekiden.kernels.attention.partial_softmax import INITIAL_MAX_SCORE, PartialSoftmax
-from ekiden.kernels.attention.row_values import exp_of_nonpositive
+from ekiden.kernels.attention.softmax_bounds import exp_of_nonpositive
 from ekiden.kernels.cost_model import CACHE_LINE_BYTES
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import (

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Div, Max, Mul, PrimExpr, Sub, Var, const
-from ekiden.kernels.attention.row_values import exp_of_nonpositive
+from ekiden.kernels.attention.softmax_bounds import exp_of_nonpositive
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, LetStmt, Stmt, seq

@@ -33,7 +33,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )  # fmt: skip
-from ekiden.kernels.attention.row_values import exp_of_nonpositive
+from ekiden.kernels.attention.softmax_bounds import exp_of_nonpositive
 from ekiden.kernels.cost_model import (
     MAX_PANEL_VECTORS,
     PREFETCH_DISTANCES,

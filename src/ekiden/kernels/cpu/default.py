@@ -18,7 +18,7 @@ from ekiden.arith import Analyzer, prove_equal, simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, minimum
 from ekiden.ir.prim_visitor import rewrite, substitute
-from ekiden.kernels.attention.row_values import with_row_bounds
+from ekiden.kernels.attention.softmax_bounds import with_row_bounds
 from ekiden.kernels.cost_model import cache_levels
 from ekiden.kernels.cpu.injective import emit_injective_nest
 from ekiden.kernels.cpu.loops import (

@@ -15,7 +15,7 @@ from ekiden.relay.analysis.fake_quantized import list_fake_quantized_op_freqs
 from ekiden.relay.analysis.feature import Feature, detect_feature
 from ekiden.relay.analysis.kind import check_kind
 from ekiden.relay.analysis.liveness import dead_bindings, last_uses
-from ekiden.relay.analysis.matches import pattern_text, unmatched_cases
+from ekiden.relay.analysis.match_exhaustion import pattern_text, unmatched_cases
 from ekiden.relay.analysis.search import extract_intermdeiate_expr, search_fc_transpose
 from ekiden.relay.analysis.variables import (
     all_dtypes,

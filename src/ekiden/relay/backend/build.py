@@ -21,7 +21,7 @@ from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.runtime import Executable as Compiled
 from ekiden.runtime import Module, register_func
-from ekiden.runtime.artifact.frame import executable_of
+from ekiden.runtime.artifact.container_format import executable_of
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.target import TargetLike

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ekiden.backend.graph.graph import ExecutorGraph
+from ekiden.backend.graph.executor_graph import ExecutorGraph
 from ekiden.backend.graph.read_bytecode import read_graph
 from ekiden.backend.graph.write_bytecode import create_graph_module
 from ekiden.runtime import Executable as RawExecutable
 from ekiden.runtime import Module, Tensor, check_devices
-from ekiden.runtime.compiler import compiler_module
+from ekiden.runtime.compiler_import import compiler_module
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.files import File, PathName

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ekiden.relay.op.gradient import register_gradient
     from ekiden.relay.op.index import *  # noqa: F403
     from ekiden.relay.op.join import *  # noqa: F403
-    from ekiden.relay.op.likeness import *  # noqa: F403
     from ekiden.relay.op.op import (
         register_alter_op_layout,
         register_convert_op_layout,
@@ -47,12 +46,13 @@ if TYPE_CHECKING:
         register_optional_fake_quantization_to_integer,
         register_reference,
     )
-    from ekiden.relay.op.placing import *  # noqa: F403
     from ekiden.relay.op.reduce import *  # noqa: F403
     from ekiden.relay.op.reshaping import *  # noqa: F403
     from ekiden.relay.op.reshaping import reshape
     from ekiden.relay.op.scan import *  # noqa: F403
+    from ekiden.relay.op.scatter_ops import *  # noqa: F403
     from ekiden.relay.op.shape_func import register_shape_func
+    from ekiden.relay.op.shape_like import *  # noqa: F403
     from ekiden.relay.op.slice import *  # noqa: F403
     from ekiden.relay.op.sorting import *  # noqa: F403
     from ekiden.relay.op.sparse import *  # noqa: F403

@@ -45,18 +45,11 @@ EXPORTS = {
     "join": """
         concatenate split stack
     """,
-    "likeness": """
-        cast_like reshape_like reverse_reshape segment_sum sliding_window
-    """,
     "op": """
         register_alter_op_layout register_convert_op_layout
         register_fake_quantization_to_integer register_infer_correct_layout
         register_mixed_precision_conversion register_optional_fake_quantization_to_integer
         register_reference
-    """,
-    "placing": """
-        adv_index reverse_sequence scatter_elements scatter_nd sequence_mask sparse_to_dense
-        strided_set
     """,
     "reduce": """
         all any argmax argmin max mean min prod sum
@@ -67,8 +60,15 @@ EXPORTS = {
     "scan": """
         cummax cummin cumprod cumsum
     """,
+    "scatter_ops": """
+        adv_index reverse_sequence scatter_elements scatter_nd sequence_mask sparse_to_dense
+        strided_set
+    """,
     "shape_func": """
         register_shape_func
+    """,
+    "shape_like": """
+        cast_like reshape_like reverse_reshape segment_sum sliding_window
     """,
     "slice": """
         strided_slice
@@ -148,15 +148,9 @@ OPERATORS = {
     "ekiden.relay.op.join": """
         concatenate split stack
     """,
-    "ekiden.relay.op.likeness": """
-        cast_like contrib_reverse_reshape reshape_like sliding_window
-    """,
     "ekiden.relay.op.linalg": """
         linalg.checked linalg.cholesky linalg.eigh linalg.geqrf linalg.householder_product
         linalg.lu_factor linalg.matrix_exp linalg.solve_triangular linalg.svd
-    """,
-    "ekiden.relay.op.lowered": """
-        call_lowered
     """,
     "ekiden.relay.op.memory": """
         memory.alloc_storage memory.alloc_tensor memory.kill memory.own
@@ -171,26 +165,27 @@ OPERATORS = {
     "ekiden.relay.op.nn.backward": """
         nn.avg_pool2d_grad nn.conv2d_backward_weight nn.max_pool2d_grad
     """,
-    "ekiden.relay.op.nn.bits": """
+    "ekiden.relay.op.nn.bitserial": """
         nn.bitpack
     """,
-    "ekiden.relay.op.nn.blocks": """
+    "ekiden.relay.op.nn.block_quantized": """
         nn.contrib_dense_blocks_pack nn.contrib_take_blocks_pack nn.dense_blocks nn.take_blocks
     """,
     "ekiden.relay.op.nn.conv": """
         nn.conv1d nn.conv2d nn.conv2d_transpose
     """,
+    "ekiden.relay.op.nn.conv_variants": """
+        nn.conv1d_transpose nn.conv3d nn.conv3d_transpose nn.correlation nn.deformable_conv2d
+        nn.modulated_deformable_conv2d
+    """,
+    "ekiden.relay.op.nn.dense_int4": """
+        nn.contrib_dense_nibbles nn.contrib_dense_nibbles_pack
+    """,
     "ekiden.relay.op.nn.dot_product_attention": """
         nn.attention
     """,
-    "ekiden.relay.op.nn.enlarge": """
-        dyn.image.resize3d
-    """,
     "ekiden.relay.op.nn.matrix_products": """
         nn.batch_matmul nn.contrib_dense_pack nn.contrib_pack_weight nn.dense nn.matmul
-    """,
-    "ekiden.relay.op.nn.nibbles": """
-        nn.contrib_dense_nibbles nn.contrib_dense_nibbles_pack
     """,
     "ekiden.relay.op.nn.norm": """
         nn.batch_norm nn.group_norm nn.instance_norm nn.layer_norm nn.lrn nn.rms_norm
@@ -198,7 +193,7 @@ OPERATORS = {
     "ekiden.relay.op.nn.padding": """
         nn.pad
     """,
-    "ekiden.relay.op.nn.pages": """
+    "ekiden.relay.op.nn.paged_attention": """
         nn.contrib_paged_attention nn.contrib_write_pages
     """,
     "ekiden.relay.op.nn.pool": """
@@ -208,7 +203,7 @@ OPERATORS = {
     "ekiden.relay.op.nn.recurrent_layers": """
         nn.contrib_pack_recurrent nn.recurrent
     """,
-    "ekiden.relay.op.nn.space": """
+    "ekiden.relay.op.nn.space_to_batch": """
         nn.adaptive_avg_pool1d nn.adaptive_avg_pool3d nn.adaptive_max_pool1d
         nn.adaptive_max_pool2d nn.adaptive_max_pool3d nn.batch_to_space_nd nn.cross_entropy
         nn.cross_entropy_with_logits nn.depth_to_space nn.dilate nn.fifo_buffer nn.l2_normalize
@@ -217,17 +212,15 @@ OPERATORS = {
     "ekiden.relay.op.nn.sparse": """
         nn.sparse_add nn.sparse_conv2d nn.sparse_dense nn.sparse_transpose
     """,
-    "ekiden.relay.op.nn.volume": """
-        nn.conv1d_transpose nn.conv3d nn.conv3d_transpose nn.correlation nn.deformable_conv2d
-        nn.modulated_deformable_conv2d
+    "ekiden.relay.op.nn.volume_resize": """
+        dyn.image.resize3d
     """,
     "ekiden.relay.op.nn.winograd": """
         nn.contrib_conv2d_winograd_weight_transform
         nn.contrib_conv2d_winograd_without_weight_transform
     """,
-    "ekiden.relay.op.placing": """
-        adv_index dyn.sparse_to_dense reverse_sequence scatter_elements scatter_nd sequence_mask
-        sparse_to_dense strided_set
+    "ekiden.relay.op.prim_func_call": """
+        call_lowered
     """,
     "ekiden.relay.op.random": """
         random.contrib_constrain random.contrib_draw random.multinomial random.normal
@@ -242,9 +235,16 @@ OPERATORS = {
     "ekiden.relay.op.scan": """
         cummax cummin cumprod cumsum
     """,
+    "ekiden.relay.op.scatter_ops": """
+        adv_index dyn.sparse_to_dense reverse_sequence scatter_elements scatter_nd sequence_mask
+        sparse_to_dense strided_set
+    """,
     "ekiden.relay.op.sequence": """
         sequence.at sequence.concat sequence.erase sequence.insert sequence.length
         sequence.split sequence.stack
+    """,
+    "ekiden.relay.op.shape_like": """
+        cast_like contrib_reverse_reshape reshape_like sliding_window
     """,
     "ekiden.relay.op.slice": """
         strided_slice
@@ -268,6 +268,9 @@ OPERATORS = {
         vm.bind_dims vm.forget_shape vm.invoke_tvm_op vm.match_shape vm.part vm.prefix
         vm.reshape_tensor vm.shape_of
     """,
+    "ekiden.relay.qnn.concat_pool_softmax": """
+        qnn.avg_pool2d qnn.concatenate qnn.softmax
+    """,
     "ekiden.relay.qnn.elementwise": """
         qnn.abs qnn.add qnn.erf qnn.exp qnn.hardswish qnn.leaky_relu qnn.log qnn.mul qnn.rsqrt
         qnn.sigmoid qnn.sqrt qnn.subtract qnn.tanh
@@ -277,9 +280,6 @@ OPERATORS = {
     """,
     "ekiden.relay.qnn.rescale": """
         qnn.dequantize qnn.quantize qnn.requantize
-    """,
-    "ekiden.relay.qnn.shaping": """
-        qnn.avg_pool2d qnn.concatenate qnn.softmax
     """,
     "ekiden.relay.qnn.simulated": """
         qnn.simulated_dequantize qnn.simulated_quantize

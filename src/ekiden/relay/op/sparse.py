@@ -9,12 +9,12 @@ from ekiden.relay.op.create import arange, full, shape_of
 from ekiden.relay.op.elementwise import cast
 from ekiden.relay.op.index import take
 from ekiden.relay.op.join import concatenate
-from ekiden.relay.op.likeness import cast_like
-from ekiden.relay.op.placing import scatter_elements
 from ekiden.relay.op.reduce import prod
 from ekiden.relay.op.reduce import sum as total
 from ekiden.relay.op.reshaping import reshape
 from ekiden.relay.op.scan import cumprod
+from ekiden.relay.op.scatter_ops import scatter_elements
+from ekiden.relay.op.shape_like import cast_like
 from ekiden.relay.op.slice import strided_slice
 from ekiden.relay.op.sorting import argsort, argwhere
 from ekiden.topi.dimensions import OPEN_SLICE_END

@@ -12,7 +12,7 @@ from ekiden.kernels.families import FAMILIES
 from ekiden.kernels.family import MatmulSizes
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.op.nn.blocks import BlocksAttrs, DenseBlocksAttrs, DenseBlocksPackAttrs
+from ekiden.relay.op.nn.block_quantized import BlocksAttrs, DenseBlocksAttrs, DenseBlocksPackAttrs
 from ekiden.relay.packing.common import num_rows, panel_width, static_last_dim
 from ekiden.relay.transform.graph.calls import infer_new_types
 from ekiden.target import Target

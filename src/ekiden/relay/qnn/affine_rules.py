@@ -23,7 +23,7 @@ from ekiden.relay.op.op import (
     register_fake_quantization_to_integer,
     register_optional_fake_quantization_to_integer,
 )
-from ekiden.relay.qnn import elementwise, product, rescale, shaping
+from ekiden.relay.qnn import concat_pool_softmax, elementwise, product, rescale
 from ekiden.relay.qnn._declare import broadcast_qparam, call_qnn_op
 from ekiden.relay.transform.graph.calls import infer_new_types
 
@@ -463,7 +463,7 @@ def _convert_concatenate(expr: Call, types: Types) -> Made:
     points = Tuple(tuple(t.zero_point for t in tuple_type.types))
     axis = int(getattr(expr.attrs, "axis", 0))
     operands = expr.args[0], scales, points, result.scale, result.zero_point
-    return shaping.concatenate(*operands, axis), result
+    return concat_pool_softmax.concatenate(*operands, axis), result
 
 
 # --- functions of one tensor ----------------------------------------------------------------------
@@ -501,4 +501,4 @@ def _convert_softmax(expr: Call, types: Types) -> Made:
     result = _lossless_type(_required_type(expr, types), data_type.dtype)
     steps = data_type.scale, data_type.zero_point, result.scale, result.zero_point
     axis = int(getattr(expr.attrs, "axis", -1))
-    return shaping.softmax(expr.args[0], *steps, axis), result
+    return concat_pool_softmax.softmax(expr.args[0], *steps, axis), result

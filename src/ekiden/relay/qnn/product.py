@@ -32,7 +32,7 @@ from ekiden.relay.op.nn.geometry import (
     expand_per_axis,
 )
 from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs, DenseAttrs
-from ekiden.relay.qnn import products
+from ekiden.relay.qnn import int8_lowering
 from ekiden.relay.qnn._declare import (
     INT8_DTYPES,
     UP_TO_16_BIT_DTYPES,
@@ -166,7 +166,7 @@ def _expand_dense(attrs: DenseAttrs, args: Sequence[Expr], types: Sequence[Type]
         weight, Constant
     ):
         return _DENSE_PRODUCT.expand_general(attrs, args, types)
-    return products.dense(args[0], weight, args[2], point, as_tensor_type(types[0]).dtype)
+    return int8_lowering.dense(args[0], weight, args[2], point, as_tensor_type(types[0]).dtype)
 
 
 _DENSE_PRODUCT.declare_op(_expand_dense)
@@ -252,7 +252,7 @@ def _expand_conv(attrs: Conv2DAttrs, args: Sequence[Expr], types: Sequence[Type]
     channels = data.shape[attrs.data_layout.index("C")]
     if not is_const(channels, kernel.shape[1] * attrs.groups):  # I is a multiplier
         return _CONV2D_PRODUCT.expand_general(attrs, args, types)
-    result = products.conv2d(
+    result = int8_lowering.conv2d(
         _transpose_layout(args[0], attrs.data_layout, "NCHW"),
         Constant(np.ascontiguousarray(kernel), span=weight.span),
         args[2],
@@ -279,7 +279,7 @@ def _expand_conv_transpose(
     if attrs.groups == 1 and _CONV2D_TRANSPOSE_PRODUCT.can_use_int8_kernel(attrs, args, types):
         terms, channels = (attrs.kernel_layout.index(axis) for axis in "IO")
         wide = attrs.with_fields(out_dtype="float32")
-        exact = products.product_in_float32(
+        exact = int8_lowering.product_in_float32(
             args[0], args[1], (args[2], args[3]),
             (attrs.data_layout.index("C"), terms, channels),
             lambda data, weight: call_qnn_op("nn.conv2d_transpose", data, weight, attrs=wide),

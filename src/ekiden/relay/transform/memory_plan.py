@@ -50,6 +50,7 @@ from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.fusion.kernel_order import KernelOrder
 from ekiden.relay.transform.language.chains import LetBinding, LetChain, called_op_name, map_chains
 from ekiden.relay.transform.language.scopes import bodies, lift_body_rewrite, replace_children
+from ekiden.relay.transform.memory.offset_assignment import ARENA_ALIGNMENT_BYTES, assign_offsets
 from ekiden.relay.transform.memory.storage_in_place import merge_in_place
 from ekiden.relay.transform.memory.storage_lifetimes import (
     LifetimeBlock,
@@ -57,7 +58,6 @@ from ekiden.relay.transform.memory.storage_lifetimes import (
     StorageRequest,
     barrier_free_region,
 )
-from ekiden.relay.transform.memory.storage_places import ARENA_ALIGNMENT_BYTES, assign_offsets
 from ekiden.runtime.lazy_dataclass import dataclass
 
 ArenaRegion = tuple[LifetimeBlock, int, int]

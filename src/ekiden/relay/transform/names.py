@@ -43,6 +43,7 @@ from ekiden.relay.transform.graph.combine_parallel import (
     CombineParallelDense,
 )
 from ekiden.relay.transform.graph.div_to_mul import DivToMul
+from ekiden.relay.transform.graph.einsum_to_matmul import MultiplyEinsums
 from ekiden.relay.transform.graph.eliminate_common_subexpr import EliminateCommonSubexpr
 from ekiden.relay.transform.graph.expand_ops import ExpandOps
 from ekiden.relay.transform.graph.fast_math import FastMath
@@ -53,7 +54,6 @@ from ekiden.relay.transform.graph.fold_scale_axis import FoldScaleAxis
 from ekiden.relay.transform.graph.forward_fold_scale_axis import ForwardFoldScaleAxis
 from ekiden.relay.transform.graph.fuse_attention import FuseAttention
 from ekiden.relay.transform.graph.legalize import Legalize, register_legalize
-from ekiden.relay.transform.graph.multiply_einsums import MultiplyEinsums
 from ekiden.relay.transform.graph.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.graph.simplify_inference import SimplifyInference
 from ekiden.relay.transform.graph.sparse_weights import (
@@ -88,8 +88,8 @@ from ekiden.relay.transform.memory.annotate_used_memory import AnnotateUsedMemor
 from ekiden.relay.transform.memory.concatenate_in_place import ConcatenateInPlace
 from ekiden.relay.transform.memory.manifest_alloc import ManifestAlloc
 from ekiden.relay.transform.memory.manifest_lifetimes import ManifestLifetimes
-from ekiden.relay.transform.memory.own_results import OwnResults
 from ekiden.relay.transform.memory.slice_in_place import SliceInPlace
+from ekiden.relay.transform.memory.unalias_results import OwnResults
 from ekiden.relay.transform.memory.update_in_place import UpdateInPlace
 from ekiden.relay.transform.memory_plan import MemoryPlan
 from ekiden.relay.transform.precision.product_precision import ProductPrecision

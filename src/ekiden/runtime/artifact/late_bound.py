@@ -19,9 +19,9 @@ from ekiden.runtime.files import Writer
 
 if TYPE_CHECKING:
     from ekiden.runtime import params
-    from ekiden.runtime.artifact import frame
+    from ekiden.runtime.artifact import container_format
 else:
-    frame = LazyModule("ekiden.runtime.artifact.frame")
+    container_format = LazyModule("ekiden.runtime.artifact.container_format")
     params = LazyModule("ekiden.runtime.params")
 
 LATE_BOUND_PREFIX = "const_"
@@ -32,7 +32,7 @@ def missing_constants(executable: Executable) -> list[str]:
     unknown = [i for i, c in enumerate(executable.constants) if c is None]
     if not unknown:
         return []
-    kinds = frame.read_constants(frame.artifact_bytes(executable))
+    kinds = container_format.read_constants(container_format.artifact_bytes(executable))
     return [f"{LATE_BOUND_PREFIX}{i}" for i in unknown if not kinds[i].is_made]
 
 
@@ -42,8 +42,8 @@ def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str
     """
     if waiting := missing_constants(executable):
         raise LoadError(f"late-bound constants: already moved out: {', '.join(waiting)}")
-    data = frame.artifact_bytes(executable)
-    constants = frame.read_constants(data)
+    data = container_format.artifact_bytes(executable)
+    constants = container_format.read_constants(data)
     values = executable.constants
     chosen = {i for i, c in enumerate(constants) if c.nbytes >= byte_limit and not c.is_made}
     remaining = [
@@ -51,7 +51,9 @@ def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str
         for i, (c, v) in enumerate(zip(constants, values, strict=True))
     ]
     moved = {f"{LATE_BOUND_PREFIX}{i}": v for i in sorted(chosen) if (v := values[i]) is not None}
-    return frame.executable_of(frame.with_constants(data, remaining).to_bytes()), moved
+    return container_format.executable_of(
+        container_format.with_constants(data, remaining).to_bytes()
+    ), moved
 
 
 def bind_constants(executable: Executable, constants: Mapping[str, object]) -> None:
@@ -93,31 +95,33 @@ def complete_artifact_bytes(executable: Executable) -> memoryview:
     bound.
     """
     rebuilt = _file_with_bound(executable)
-    return frame.artifact_bytes(executable) if rebuilt is None else rebuilt.to_bytes()
+    return container_format.artifact_bytes(executable) if rebuilt is None else rebuilt.to_bytes()
 
 
 def write(executable: Executable, file: Writer) -> None:
     """Write an executable with all bound constants to a file, without a copy in memory."""
     rebuilt = _file_with_bound(executable)
     if rebuilt is None:
-        file.write(frame.artifact_bytes(executable))
+        file.write(container_format.artifact_bytes(executable))
     else:
         rebuilt.write(file)
 
 
-def _file_with_bound(executable: Executable) -> frame.ArtifactFile | None:
+def _file_with_bound(executable: Executable) -> container_format.ArtifactFile | None:
     """Return the file with the bound constants, or None where it is complete."""
-    data = frame.artifact_bytes(executable)
-    constants = frame.read_constants(data)
+    data = container_format.artifact_bytes(executable)
+    constants = container_format.read_constants(data)
     if all(c.data is not None or c.is_made for c in constants):
         return None
     values = executable.constants
-    return frame.with_constants(
+    return container_format.with_constants(
         data, [_filled_record(c, v) for c, v in zip(constants, values, strict=True)]
     )
 
 
-def _filled_record(constant: frame.ConstantRecord, value: Tensor | None) -> frame.ConstantRecord:
+def _filled_record(
+    constant: container_format.ConstantRecord, value: Tensor | None
+) -> container_format.ConstantRecord:
     if constant.data is not None or constant.is_made or value is None:
         return constant
     elements = value.reinterpret("uint8", (value.nbytes,)).numpy()

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
 from ekiden._lazy import LazyModule
-from ekiden.runtime.artifact import engine_artifact
+from ekiden.runtime.artifact import external_region
 from ekiden.runtime.binding._core import get_global_func, register_func
 from ekiden.runtime.errors import EkidenError, LoadError, RunError
 
@@ -147,4 +147,4 @@ def load_region(engine: str, symbol: str, code: bytes) -> Callable[..., None]:
 
 for _name in ENGINE_FOLDERS:
     register_loader(_name, partial(load_region, _name))
-register_loader("ccompiler", engine_artifact.load)
+register_loader("ccompiler", external_region.load)

@@ -28,8 +28,8 @@ from ekiden.runtime.artifact.metadata import (
     tensor_infos,
     variants,
 )
-from ekiden.runtime.cached import cached_property
-from ekiden.runtime.compiler import compiler_module
+from ekiden.runtime.cached_property import cached_property
+from ekiden.runtime.compiler_import import compiler_module
 from ekiden.runtime.devices.named import devices_without_driver
 from ekiden.runtime.errors import ExportError, InputError, MissingSymbolError, RunError
 from ekiden.runtime.executable.formats import ARTIFACT_SUFFIX, MODEL_FILE_KINDS
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     import pathlib
     from concurrent.futures import Future
 
-    from ekiden.runtime.artifact import frame
+    from ekiden.runtime.artifact import container_format
     from ekiden.runtime.debug import disassemble
-    from ekiden.runtime.executable import closures, conversions, nested, output_buffers, outputs
+    from ekiden.runtime.executable import closures, conversions, output_buffers, outputs, pytree
     from ekiden.runtime.executable.output_buffers import OutputBuffer
     from ekiden.runtime.executable.outputs import BoundRun
     from ekiden.runtime.executable.upgrade import Upgrade
@@ -53,10 +53,10 @@ else:
     disassemble = LazyModule("ekiden.runtime.debug.disassemble")
     closures = LazyModule("ekiden.runtime.executable.closures")
     conversions = LazyModule("ekiden.runtime.executable.conversions")
-    nested = LazyModule("ekiden.runtime.executable.nested")
+    pytree = LazyModule("ekiden.runtime.executable.pytree")
     outputs = LazyModule("ekiden.runtime.executable.outputs")
     output_buffers = LazyModule("ekiden.runtime.executable.output_buffers")
-    frame = LazyModule("ekiden.runtime.artifact.frame")
+    container_format = LazyModule("ekiden.runtime.artifact.container_format")
     pathlib = LazyModule("pathlib")
     html = LazyModule("ekiden.runtime.profile.html")
     profiling = LazyModule("ekiden.runtime.profile.report")
@@ -143,7 +143,7 @@ class Executable:
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         names = [info.name for info in self.inputs]
         has_steps = any(mark in name for name in names for mark in ".[")
-        self._nesting = nested.PytreeInputs.of(names) if has_steps else None
+        self._nesting = pytree.PytreeInputs.of(names) if has_steps else None
         self._takes_tensors = not any(
             _is_object_input(i) or i.dtype == OBJECT_DTYPE for i in self.inputs
         )
@@ -444,7 +444,7 @@ class Executable:
         if path is None:
             complete = late_bound.complete_artifact_bytes(self._await_upgrade())
             number = self.variants.index(self.target) + 1 if len(self.variants) > 1 else 0
-            return bytearray(frame.without_kernels(complete, number)), self.module
+            return bytearray(container_format.without_kernels(complete, number)), self.module
         suffix = pathlib.Path(path).suffix if isinstance(path, (str, os.PathLike)) else ""
         if suffix in MODEL_FILE_KINDS and suffix != ARTIFACT_SUFFIX:
             kinds = (
@@ -549,7 +549,9 @@ class Executable:
         """Return the bytes of the constants in the artifact; with `size="small"` others are derived
         from them when it is loaded.
         """
-        constants = frame.read_constants(frame.artifact_bytes(self._await_upgrade()))
+        constants = container_format.read_constants(
+            container_format.artifact_bytes(self._await_upgrade())
+        )
         return sum(c.nbytes for c in constants if not c.is_made)
 
     @property
@@ -638,7 +640,7 @@ class Executable:
 @cache
 def _measured_peak() -> profiling.MachinePeak | None:
     try:
-        module = load_module("ekiden.compiler.peak")
+        module = load_module("ekiden.compiler.machine_peak")
     except ImportError:  # a machine that only runs models
         return None
     return cast("profiling.MachinePeak", module.measure_peak())

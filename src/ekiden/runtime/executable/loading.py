@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import pathlib
     from pathlib import Path
 
-    from ekiden.runtime.artifact import frame
+    from ekiden.runtime.artifact import container_format
 else:
     pathlib = LazyModule("pathlib")
-    frame = LazyModule("ekiden.runtime.artifact.frame")
+    container_format = LazyModule("ekiden.runtime.artifact.container_format")
 
 __all__ = ["BinaryReader", "load"]
 
@@ -73,7 +73,7 @@ def _read_all(file: object) -> bytes:
 
 def _load_path(path: Path) -> runtime.Executable:
     with rewrite_os_errors("load", path), open(path, "rb") as file:
-        start = file.read(len(frame.ARTIFACT_MAGIC))
+        start = file.read(len(container_format.ARTIFACT_MAGIC))
     if start.startswith(b"\x7fELF") or path.suffix == ".tar":
         module = runtime.load_module(path)
         if "get_executable" not in module:
@@ -81,7 +81,7 @@ def _load_path(path: Path) -> runtime.Executable:
         executable = module["get_executable"]()
         assert isinstance(executable, runtime.Executable)
         return executable
-    if start != frame.ARTIFACT_MAGIC and _is_importable_model(path):
+    if start != container_format.ARTIFACT_MAGIC and _is_importable_model(path):
         raise LoadError(
             f"load '{path}': it is a model, not an artifact: compile it by ekiden.compile"
         )

@@ -17,12 +17,12 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from ekiden.runtime.artifact.expression import evaluate_dim
+from ekiden.runtime.artifact.dim_expression import evaluate_dim
 from ekiden.runtime.binding._core import Executable, Module, get_global_func, num_threads
 from ekiden.runtime.binding.layout import Event
 from ekiden.runtime.binding.opcodes import OPCODES, Opcode, operand_words
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.runtime.profile.flame import FlameBar, flame_chart
+from ekiden.runtime.profile.flame_chart import FlameBar, flame_chart
 from ekiden.runtime.profile.html import details_html, table_html
 from ekiden.runtime.profile.slowdown import cycles_of, quantized_slowdown
 

@@ -21,7 +21,7 @@ from ekiden.tir.schedule.program import (
     serial_loop,
     uses_any_var,
 )
-from ekiden.tir.schedule.tile import tensorize_tile
+from ekiden.tir.schedule.tensorize_matmul import tensorize_tile
 from ekiden.tir.stmt import (
     Block,
     BlockRealize,

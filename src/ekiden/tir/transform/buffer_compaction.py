@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ekiden.arith import prove_equal
-from ekiden.arith.determine import image_box
+from ekiden.arith.injectivity import image_box
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden.arith import Analyzer
-from ekiden.arith.vectors import fold_vector_op
+from ekiden.arith.ramp_broadcast import fold_vector_op
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.pass_context import DISABLE_VECTORIZE_OPTION, PassContext

@@ -22,7 +22,7 @@ import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.arithmetic import Rule
-from ekiden.frontend.common.functions import (
+from ekiden.frontend.common.float_functions import (
     atan2,
     clamped_shift,
     elu,

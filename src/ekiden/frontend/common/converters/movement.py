@@ -13,14 +13,14 @@ from typing import Literal
 import numpy as np
 
 from ekiden.frontend.common.arithmetic import MAX_FOLDED_ELEMENTS
-from ekiden.frontend.common.formulas import broadcast_args
+from ekiden.frontend.common.composite_ops import broadcast_args
+from ekiden.frontend.common.dynamic_reshape import may_infer_extent, reshape_to_data
+from ekiden.frontend.common.dynamic_squeeze import squeezed
+from ekiden.frontend.common.matmul import batched_take
 from ekiden.frontend.common.node import AttributeNode, Result
-from ekiden.frontend.common.products import batched_take
-from ekiden.frontend.common.reshaping import may_infer_extent, reshape_to_data
-from ekiden.frontend.common.segments import segment_reduce
-from ekiden.frontend.common.squeezing import squeezed
+from ekiden.frontend.common.non_max_suppression import non_max_suppression, pad_selected
+from ekiden.frontend.common.segment_reduce import segment_reduce
 from ekiden.frontend.common.subscript import MASK_NAMES, Subscript
-from ekiden.frontend.common.suppression import non_max_suppression, pad_selected
 from ekiden.frontend.common.value import known
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
-from ekiden.frontend.common.formulas import mean
+from ekiden.frontend.common.composite_ops import mean
 from ekiden.frontend.common.node import AttributeNode
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float

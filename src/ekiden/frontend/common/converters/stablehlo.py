@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common import places
+from ekiden.frontend.common import gather_scatter
 from ekiden.frontend.common.arithmetic import MAX_FOLDED_ELEMENTS
-from ekiden.frontend.common.combined import REDUCTION_OPS, is_reduction_identity
-from ekiden.frontend.common.functions import fmod, whole
+from ekiden.frontend.common.dynamic_slices import clamp_start, take_window, update_window
+from ekiden.frontend.common.float_functions import fmod, whole
+from ekiden.frontend.common.gather_scatter import WindowPositions
 from ekiden.frontend.common.node import Node
-from ekiden.frontend.common.places import WindowPositions
-from ekiden.frontend.common.slices import clamp_start, take_window, update_window
+from ekiden.frontend.common.reducers import REDUCTION_OPS, is_reduction_identity
+from ekiden.frontend.common.sliding_window import Window, pad_and_dilate, tap_values
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.common.windows import Window, pad_and_dilate, tap_values
 from ekiden.ir.dtype import int_range, is_float, itemsize, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -220,10 +220,10 @@ def gather(
 
     Axis `vector` of the indices holds the positions along the axes of `start_map`.
     """
-    at = places.window_positions(
+    at = gather_scatter.window_positions(
         node, 0, 1, vector, sizes, collapsed, batching, index_batching, start_map
     )
-    return places.gather_windows(node, places.clamp_positions(node, at), offsets)
+    return gather_scatter.gather_windows(node, gather_scatter.clamp_positions(node, at), offsets)
 
 
 def scatter_positions(
@@ -240,7 +240,7 @@ def scatter_positions(
         1 if axis in (*inserted, *batching) else node.shape(count + 1)[next(extents)]
         for axis in range(node.rank(0))
     ]
-    return places.window_positions(
+    return gather_scatter.window_positions(
         node, 0, count, vector, sizes, inserted, batching, index_batching, start_map
     )
 

@@ -13,11 +13,11 @@ from functools import reduce
 
 import numpy as np
 
-from ekiden.frontend.common.combined import reduction_identity
-from ekiden.frontend.common.formulas import append_unit_axes
+from ekiden.frontend.common.composite_ops import append_unit_axes
 from ekiden.frontend.common.node import AttributeNode, Node
+from ekiden.frontend.common.reducers import reduction_identity
+from ekiden.frontend.common.sliding_window import Window, pad_window, window_taps
 from ekiden.frontend.common.value import constant
-from ekiden.frontend.common.windows import Window, pad_window, window_taps
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const
 from ekiden.topi.dimensions import Dim, Shape, as_dim, known_int

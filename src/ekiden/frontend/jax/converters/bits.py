@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.complex import ComplexValue
+from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.jax.dtype import lookup_narrow
 from ekiden.frontend.jax.node import Many, Node, StablehloRow, complex_rule

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.complex import ComplexValue
+from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.node import Many, Node, StablehloRow, complex_rule
 from ekiden.relay import op

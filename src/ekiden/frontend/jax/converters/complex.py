@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ekiden.frontend.common.complex import (
+from ekiden.frontend.common.complex_arithmetic import (
     complex_abs,
     complex_divide,
     complex_multiply,
     polar_power,
 )
-from ekiden.frontend.common.functions import atan2, expm1
+from ekiden.frontend.common.dft import Parts, dft_axis, expand_hermitian
+from ekiden.frontend.common.float_functions import atan2, expm1
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.waves import Parts, dft_axis, expand_hermitian
 from ekiden.frontend.jax.node import (
     ComplexRule,
     Converter,

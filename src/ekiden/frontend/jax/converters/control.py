@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.choice import choose, emit_switch
+from ekiden.frontend.common.conditional import choose, emit_switch
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.converters.bodies import list_operations

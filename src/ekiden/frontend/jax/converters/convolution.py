@@ -8,9 +8,9 @@ from typing import Any
 from jaxlib.mlir.dialects import stablehlo
 
 from ekiden.frontend.common.converters.window import convolution
-from ekiden.frontend.common.slices import pad
+from ekiden.frontend.common.dynamic_slices import pad
+from ekiden.frontend.common.sliding_window import Window
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.common.windows import Window
 from ekiden.frontend.jax.converters.complex import bilinear_rule
 from ekiden.frontend.jax.node import Node, StablehloRow
 from ekiden.relay import op

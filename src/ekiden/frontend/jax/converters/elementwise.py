@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ekiden.frontend.common import arithmetic
-from ekiden.frontend.common import complex as complexes
+from ekiden.frontend.common import complex_arithmetic as complexes
 from ekiden.frontend.common.arithmetic import Rule
-from ekiden.frontend.common.complex import complex_divide, complex_multiply, exponential
+from ekiden.frontend.common.complex_arithmetic import complex_divide, complex_multiply, exponential
 from ekiden.frontend.common.converters import stablehlo as shared
 from ekiden.frontend.common.converters.elementwise import ElementwiseRow as Elementwise
 from ekiden.frontend.common.converters.elementwise import elementwise_rows

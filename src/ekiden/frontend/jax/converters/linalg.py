@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.complex import complex_divide
+from ekiden.frontend.common.complex_arithmetic import complex_divide
 from ekiden.frontend.common.matrices import transpose_matrix
 from ekiden.frontend.jax.node import Converter, Node, Pair, StablehloRow, complex_rule
 from ekiden.relay import op

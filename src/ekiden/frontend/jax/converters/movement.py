@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common import arithmetic, sizes
+from ekiden.frontend.common import arithmetic, data_dependent_dims
 from ekiden.frontend.common.arithmetic import MAX_FOLDED_ELEMENTS, Rule
 from ekiden.frontend.common.converters import stablehlo as shared
+from ekiden.frontend.common.dynamic_slices import pad, take_window
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.slices import pad, take_window
 from ekiden.frontend.common.value import Value, known
 from ekiden.frontend.jax.dtype import static_extents
 from ekiden.frontend.jax.node import (
@@ -173,7 +173,7 @@ def _real_dynamic_slice(node: Node) -> Expr:
     """
     steps = tuple(int(s) for s in node.numbers(3, "strides").ravel())
     first, last = node.partial(1), node.partial(2)
-    begins, ends = (sizes.elements(node.scope, node.value(i)) for i in (1, 2))
+    begins, ends = (data_dependent_dims.elements(node.scope, node.value(i)) for i in (1, 2))
     assert begins is not None and ends is not None, "bounds are vectors of known length"
     extents = [simplify_dim(as_dim(e) - as_dim(b)) for b, e in zip(begins, ends, strict=True)]
     sliced, shape = node.expr(0), node.shape(0)
@@ -185,7 +185,7 @@ def _real_dynamic_slice(node: Node) -> Expr:
             if not is_whole:
                 bounds = as_attr((begin,)), as_attr((end,))
                 sliced = op.strided_slice(sliced, *bounds, strides=(steps[axis],), axes=(axis,))
-        elif sizes.is_dim(extent) and steps[axis] == 1:
+        elif data_dependent_dims.is_dim(extent) and steps[axis] == 1:
             start = op.take(op.cast(node.expr(1), "int64"), const(axis, "int64"), axis=0)
             sliced = take_window(sliced, start, extent, axis)
         else:

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.combined import REDUCTION_OPS
-from ekiden.frontend.common.complex import ComplexValue
+from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.converters.stablehlo import reduce
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.reducers import REDUCTION_OPS
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.converters.bodies import apply_body, canonical_text, match_reducer
 from ekiden.frontend.jax.node import (

@@ -11,13 +11,13 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from ekiden.frontend.common.complex import ComplexValue
+from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.converters.stablehlo import scatter_positions
+from ekiden.frontend.common.dynamic_slices import take_window, update_window
+from ekiden.frontend.common.gather_scatter import WindowPositions, max_start
 from ekiden.frontend.common.loop import Iteration, Loop
-from ekiden.frontend.common.places import WindowPositions, max_start
-from ekiden.frontend.common.scattered import SCATTER_MODES, xla_scatter
-from ekiden.frontend.common.slices import take_window, update_window
 from ekiden.frontend.common.value import Value
+from ekiden.frontend.common.xla_scatter import SCATTER_MODES, xla_scatter
 from ekiden.frontend.jax.converters.bodies import apply_body, list_operations, match_reducer
 from ekiden.frontend.jax.node import Many, Node, StablehloRow, complex_rule, flatten_parts, whole
 from ekiden.relay import op

@@ -8,14 +8,14 @@ from itertools import product
 
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.combined import REDUCTION_OPS, is_reduction_identity
-from ekiden.frontend.common.complex import ComplexValue
+from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.converters.stablehlo import MAX_WINDOW_ELEMENTS
 from ekiden.frontend.common.converters.window import pool
+from ekiden.frontend.common.dynamic_slices import pad
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.slices import pad
+from ekiden.frontend.common.reducers import REDUCTION_OPS, is_reduction_identity
+from ekiden.frontend.common.sliding_window import Window, pad_and_dilate, tap_values
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.windows import Window, pad_and_dilate, tap_values
 from ekiden.frontend.jax.converters.bodies import apply_body, apply_real_body, match_reducer
 from ekiden.frontend.jax.node import (
     ComplexRule,

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common.choice import emit_switch
+from ekiden.frontend.common.conditional import emit_switch
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.node import Node
 from ekiden.relay import op

@@ -13,7 +13,7 @@ from ekiden.frontend.onnx.node import Node
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const
-from ekiden.relay.qnn import products as qnn
+from ekiden.relay.qnn import int8_lowering as qnn
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import known_int
 

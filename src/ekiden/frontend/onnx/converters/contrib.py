@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ekiden.frontend.common.formulas import mean_and_rstd
-from ekiden.frontend.common.functions import gelu, scaled_hard_sigmoid, swish
+from ekiden.frontend.common.composite_ops import mean_and_rstd
+from ekiden.frontend.common.float_functions import gelu, scaled_hard_sigmoid, swish
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.converters import image, linear, movement, placing, shape

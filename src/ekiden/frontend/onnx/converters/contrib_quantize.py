@@ -29,7 +29,7 @@ from ekiden.frontend.onnx.node import Attribute, Node
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.relay.qnn import products as qnn
+from ekiden.relay.qnn import int8_lowering as qnn
 from ekiden.runtime.errors import ImportModelError
 from ekiden.topi.dimensions import known_int
 

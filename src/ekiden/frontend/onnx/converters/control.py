@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common.choice import choose
+from ekiden.frontend.common.conditional import choose
 from ekiden.frontend.common.loop import (
     CarriedRankChange,
     Iteration,
@@ -16,7 +16,7 @@ from ekiden.frontend.common.loop import (
     is_constant_true,
     stacked,
 )
-from ekiden.frontend.common.ranked_loop import build_ranked
+from ekiden.frontend.common.rank_polymorphic_loop import build_ranked
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Node, OnnxRow

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common.converters.window import convolution
-from ekiden.frontend.common.windows import Window
+from ekiden.frontend.common.sliding_window import Window
 from ekiden.frontend.onnx.converters.byte_products import QuantizedConv2d
 from ekiden.frontend.onnx.converters.window import (
     AUTO_PAD_MODES,

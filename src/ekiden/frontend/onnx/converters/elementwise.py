@@ -12,9 +12,17 @@ from functools import reduce
 
 import numpy as np
 
-from ekiden.frontend.common import functions
+from ekiden.frontend.common import float_functions
 from ekiden.frontend.common.converters.elementwise import elementwise_rows
-from ekiden.frontend.common.functions import elu, expm1, fmod, gelu, prelu, python_mod, softplus
+from ekiden.frontend.common.float_functions import (
+    elu,
+    expm1,
+    fmod,
+    gelu,
+    prelu,
+    python_mod,
+    softplus,
+)
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.node import Converter, Node, OnnxRow
@@ -169,13 +177,13 @@ def _bound(value: Value | None, default: float) -> float:
 
 def _hard_sigmoid(node: Node) -> Expr:
     alpha, beta = node.get_float("alpha", np.float32(0.2)), node.get_float("beta", 0.5)
-    return functions.scaled_hard_sigmoid(node.expr(0), node.dtype(0), alpha, beta)
+    return float_functions.scaled_hard_sigmoid(node.expr(0), node.dtype(0), alpha, beta)
 
 
 def _hard_swish(node: Node) -> Expr:
     x = node.expr(0)
     # ONNX HardSwish 14: x * max(0, min(1, x / 6 + 0.5)).
-    return op.multiply(x, functions.scaled_hard_sigmoid(x, node.dtype(0), 1 / 6, 0.5))
+    return op.multiply(x, float_functions.scaled_hard_sigmoid(x, node.dtype(0), 1 / 6, 0.5))
 
 
 def _leaky_relu(node: Node) -> Expr:
@@ -219,7 +227,7 @@ def _gelu(node: Node) -> Expr:
 
 
 def _swish(node: Node) -> Expr:
-    return functions.swish(node.expr(0), node.dtype(0), node.get_float("alpha", 1.0))
+    return float_functions.swish(node.expr(0), node.dtype(0), node.get_float("alpha", 1.0))
 
 
 def _thresholded_relu(node: Node) -> Expr:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.common.functions import softplus
+from ekiden.frontend.common.float_functions import softplus
 from ekiden.frontend.onnx.converters.elementwise import const_like_input
 from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.ir.prim import GE, fold_binary

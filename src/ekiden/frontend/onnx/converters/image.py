@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.formulas import append_unit_axes
-from ekiden.frontend.common.windows import Window
+from ekiden.frontend.common.composite_ops import append_unit_axes
+from ekiden.frontend.common.sliding_window import Window
 from ekiden.frontend.onnx.converters.resample import fold_table
 from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.ir.prim import EQ, GE, PrimExpr, fold_binary

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.common.products import batched_matmul
+from ekiden.frontend.common.matmul import batched_matmul
 from ekiden.frontend.common.value import constant
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, OnnxRow

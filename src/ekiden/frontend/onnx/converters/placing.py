@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.common.formulas import append_unit_axes
+from ekiden.frontend.common.composite_ops import append_unit_axes
 from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ekiden.frontend.common.converters import window as shared
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.windows import Window, pad_window
+from ekiden.frontend.common.sliding_window import Window, pad_window
 from ekiden.frontend.onnx.converters.window import AUTO_PAD_MODES, check_spatial_rank, read_window
 from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.relay import op

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.formulas import append_unit_axes
+from ekiden.frontend.common.composite_ops import append_unit_axes
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.byte_products import (
     QuantizedConv2d,

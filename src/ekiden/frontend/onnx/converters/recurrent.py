@@ -20,13 +20,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ekiden.frontend.common.cells import recurrent_layer
+from ekiden.frontend.common.recurrent_cells import recurrent_layer
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, TupleGetItem, const
-from ekiden.relay.qnn import products as qnn
+from ekiden.relay.qnn import int8_lowering as qnn
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import Shape, known_int
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ekiden.frontend.common.converters.reduction import reduction_rows
-from ekiden.frontend.common.sizes import named_dims
+from ekiden.frontend.common.data_dependent_dims import named_dims
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.axis import is_runtime_input, normalize_runtime_axes
 from ekiden.frontend.onnx.node import Converter, Node, OnnxRow

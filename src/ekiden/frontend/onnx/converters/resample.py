@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ekiden.frontend.common.sizes import named_dims
+from ekiden.frontend.common.data_dependent_dims import named_dims
 from ekiden.frontend.onnx.node import Node
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import EQ, GE, Or, PrimExpr, fold_binary

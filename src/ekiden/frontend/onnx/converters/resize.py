@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 
-from ekiden.frontend.common.sizes import named_dims
+from ekiden.frontend.common.data_dependent_dims import named_dims
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.resample import (
     LEGACY_NEAREST,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.frontend.common import sizes
+from ekiden.frontend.common import data_dependent_dims
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.search_scores import SearchParameters
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
@@ -88,7 +88,7 @@ class SharedPastBuffers:
     def size(self, count: Expr) -> PrimExpr:
         """Return a number of tokens, an int64 scalar, as a dimension."""
         vector = self.decoder.value(op.reshape(count, (1,)), "past")
-        dims = sizes.named_dims(self.decoder.scope, vector)
+        dims = data_dependent_dims.named_dims(self.decoder.scope, vector)
         assert dims is not None, "a vector of known length has dimensions"
         return as_dim(dims[0])
 

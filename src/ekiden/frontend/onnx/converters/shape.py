@@ -11,12 +11,12 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.arith import simplify
+from ekiden.frontend.common.dynamic_reshape import reshape_to_data
+from ekiden.frontend.common.dynamic_squeeze import drop_axes, squeezed
+from ekiden.frontend.common.exact_integers import whole
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.reshaping import reshape_to_data
-from ekiden.frontend.common.squeezing import drop_axes, squeezed
 from ekiden.frontend.common.text_value import text_constant
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.common.whole import whole
 from ekiden.frontend.onnx.converters.axis import is_runtime_input
 from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.frontend.onnx.shape_value import (

@@ -10,9 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common.filled import full, iota
-from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.waves import (
+from ekiden.frontend.common.constant_fill import full, iota
+from ekiden.frontend.common.dft import (
     MAX_DFT_MATRIX_EXTENT,
     Parts,
     apply_dft_matrix,
@@ -20,6 +19,7 @@ from ekiden.frontend.common.waves import (
     dft_matrix,
     has_dft,
 )
+from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.axis import is_runtime_input, switch_on_axis
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, OnnxRow

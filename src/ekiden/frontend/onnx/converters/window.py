@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common.windows import Window, same_window
+from ekiden.frontend.common.sliding_window import Window, same_window
 from ekiden.frontend.onnx.node import Node
 from ekiden.topi.dimensions import Dim, known_int, windows_fit_condition
 

@@ -1,7 +1,7 @@
 """Control flow of TensorFlow: functions, branches and loops of versions 1 and 2.
 
 Version 2 has nodes that call functions. Version 1 has Switch, Merge and the nodes of a loop (see
-ekiden.frontend.tensorflow.plan); its Merge, or Exit, stands for the whole construct.
+ekiden.frontend.tensorflow.graph_analysis); its Merge, or Exit, stands for the whole construct.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common.choice import choose, emit_switch
+from ekiden.frontend.common.conditional import choose, emit_switch
 from ekiden.frontend.common.loop import Iteration, Loop
-from ekiden.frontend.common.ranked_loop import build_any_rank
+from ekiden.frontend.common.rank_polymorphic_loop import build_any_rank
 from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.tensorflow.graph_analysis import SWITCH_OPS, LoopFrame, data_inputs
 from ekiden.frontend.tensorflow.node import Node, TensorflowRow
-from ekiden.frontend.tensorflow.plan import SWITCH_OPS, LoopFrame, data_inputs
 from ekiden.relay import op
 from ekiden.relay.expr import const
 

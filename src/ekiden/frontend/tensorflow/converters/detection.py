@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden.frontend.common.converters.movement import convert_non_max_suppression
-from ekiden.frontend.common.products import batched_take
-from ekiden.frontend.common.suppression import non_max_suppression_indices
+from ekiden.frontend.common.matmul import batched_take
+from ekiden.frontend.common.non_max_suppression import non_max_suppression_indices
 from ekiden.frontend.tensorflow.node import Node, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const

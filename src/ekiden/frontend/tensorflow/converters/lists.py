@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.filled import MAX_CONSTANT_ELEMENTS
+from ekiden.frontend.common.constant_fill import MAX_CONSTANT_ELEMENTS
 from ekiden.frontend.common.loop import CollectedSlices, as_scalar, stacked
 from ekiden.frontend.common.sequence_value import SequenceValue
 from ekiden.frontend.common.value import Value, constant

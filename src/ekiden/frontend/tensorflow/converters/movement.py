@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ekiden.frontend.common.composite_ops import unique_in_order
+from ekiden.frontend.common.constant_fill import iota
 from ekiden.frontend.common.converters import movement as shared
-from ekiden.frontend.common.filled import iota
-from ekiden.frontend.common.formulas import unique_in_order
 from ekiden.frontend.tensorflow.node import Converter, Node, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const

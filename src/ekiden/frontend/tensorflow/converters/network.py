@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.cells import lstm, lstm_gate
 from ekiden.frontend.common.converters import window as shared
 from ekiden.frontend.common.converters.reduction import local_response_norm
+from ekiden.frontend.common.matmul import broadcast_matmul
 from ekiden.frontend.common.matrices import transpose_matrix
-from ekiden.frontend.common.products import broadcast_matmul
-from ekiden.frontend.common.windows import Window, pad_window, same_window
+from ekiden.frontend.common.recurrent_cells import lstm, lstm_gate
+from ekiden.frontend.common.sliding_window import Window, pad_window, same_window
 from ekiden.frontend.tensorflow.node import Converter, Node, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const

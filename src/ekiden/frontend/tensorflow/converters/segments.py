@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.common.combined import reduction_identity
 from ekiden.frontend.common.converters.movement import SEGMENT_REDUCTIONS
+from ekiden.frontend.common.matmul import batched_take
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.products import batched_take
-from ekiden.frontend.common.segments import num_segments, segment_reduce, segment_sizes
+from ekiden.frontend.common.reducers import reduction_identity
+from ekiden.frontend.common.segment_reduce import num_segments, segment_reduce, segment_sizes
 from ekiden.frontend.tensorflow.node import Converter, Node, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const

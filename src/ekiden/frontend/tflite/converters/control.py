@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from ekiden.frontend.common.choice import choose
+from ekiden.frontend.common.conditional import choose
 from ekiden.frontend.common.loop import Iteration, Loop
-from ekiden.frontend.common.ranked_loop import build_any_rank
+from ekiden.frontend.common.rank_polymorphic_loop import build_any_rank
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tflite.node import Node, QuantizedPolicy, Resource, TfliteRow
 

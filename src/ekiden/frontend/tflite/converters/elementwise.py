@@ -9,7 +9,7 @@ import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.converters.elementwise import elementwise_rows, floor_div_rule, select
-from ekiden.frontend.common.functions import gelu, whole
+from ekiden.frontend.common.float_functions import gelu, whole
 from ekiden.frontend.tflite.converters import integer_elementwise as integer
 from ekiden.frontend.tflite.load import TENSOR_DTYPES
 from ekiden.frontend.tflite.node import Converter, Node, QuantizedPolicy, TfliteRow

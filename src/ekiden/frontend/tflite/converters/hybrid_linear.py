@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ekiden.frontend.common.windows import pad_window
+from ekiden.frontend.common.sliding_window import pad_window
 from ekiden.frontend.tflite.converters.rows import (
     add_bias_and_activate,
     flatten_rows,
     restore_leading_axes,
 )
 from ekiden.frontend.tflite.converters.window import ConvGeometry
-from ekiden.frontend.tflite.hybrid import (
+from ekiden.frontend.tflite.hybrid_quantization import (
     UNIT_QUANTIZATION,
     HybridOperand,
     QuantizedRows,

@@ -12,7 +12,7 @@ import numpy as np
 
 from ekiden.frontend.common.converters.elementwise import PromotionKind, elementwise_rows
 from ekiden.frontend.tflite import gemmlowp
-from ekiden.frontend.tflite.integer import (
+from ekiden.frontend.tflite.integer_arithmetic import (
     QuantParams,
     activation_limits,
     apply_lookup_table,

@@ -9,7 +9,7 @@ import numpy as np
 from ekiden.frontend.common.converters import window as shared
 from ekiden.frontend.tflite.converters.rows import flatten_rows, restore_leading_axes
 from ekiden.frontend.tflite.converters.window import ConvGeometry, pool_window, static_padding
-from ekiden.frontend.tflite.integer import (
+from ekiden.frontend.tflite.integer_arithmetic import (
     quant_params,
     quantization_of,
     rescale,
@@ -24,7 +24,7 @@ from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
-from ekiden.relay.qnn.products import product_in_float32
+from ekiden.relay.qnn.int8_lowering import product_in_float32
 from ekiden.relay.qnn.rescale import round_half_away
 
 Scaled = Callable[[Expr, Array], Expr]

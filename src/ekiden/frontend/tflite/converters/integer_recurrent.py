@@ -25,7 +25,12 @@ from ekiden.frontend.tflite.converters.states import (
     to_operator_order,
     update_svdf_memory,
 )
-from ekiden.frontend.tflite.integer import QuantParams, quant_params, rescale, rescale_half_up
+from ekiden.frontend.tflite.integer_arithmetic import (
+    QuantParams,
+    quant_params,
+    rescale,
+    rescale_half_up,
+)
 from ekiden.frontend.tflite.node import Node
 from ekiden.ir.op import Array
 from ekiden.relay import op

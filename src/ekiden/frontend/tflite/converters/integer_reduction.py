@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.cells import scan_steps
+from ekiden.frontend.common.recurrent_cells import scan_steps
 from ekiden.frontend.tflite import gemmlowp
-from ekiden.frontend.tflite.integer import (
+from ekiden.frontend.tflite.integer_arithmetic import (
     QuantParams,
     quant_params,
     rescale,

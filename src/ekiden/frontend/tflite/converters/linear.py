@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ekiden.frontend.common.converters import window as shared
+from ekiden.frontend.common.matmul import broadcast_matmul
 from ekiden.frontend.common.matrices import transpose_matrix
-from ekiden.frontend.common.products import broadcast_matmul
-from ekiden.frontend.common.windows import Window
+from ekiden.frontend.common.sliding_window import Window
 from ekiden.frontend.tflite.converters import hybrid_linear as hybrid
 from ekiden.frontend.tflite.converters import integer_linear as integer
 from ekiden.frontend.tflite.converters.rows import (

@@ -11,7 +11,7 @@ from ekiden.frontend.common.arithmetic import concat_elements
 from ekiden.frontend.common.converters import movement as shared
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, known
-from ekiden.frontend.tflite.integer import quant_params
+from ekiden.frontend.tflite.integer_arithmetic import quant_params
 from ekiden.frontend.tflite.load import TENSOR_DTYPES
 from ekiden.frontend.tflite.node import Converter, Node, QuantizedPolicy, TfliteRow
 from ekiden.ir.op import Array

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.tflite.integer import QuantParams, quant_params, requantize_by_table, rescale
+from ekiden.frontend.tflite.integer_arithmetic import (
+    QuantParams,
+    quant_params,
+    requantize_by_table,
+    rescale,
+)
 from ekiden.frontend.tflite.load import Tensor
 from ekiden.frontend.tflite.node import Node, QuantizedPolicy, TfliteRow
 from ekiden.ir.dtype import is_float

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ekiden.frontend.common.cells import (
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.recurrent_cells import (
     Gate,
     Step,
     clip_symmetric,
@@ -21,7 +22,6 @@ from ekiden.frontend.common.cells import (
     lstm_gate,
     normalize_last_axis,
 )
-from ekiden.frontend.common.node import Result
 from ekiden.frontend.tflite.converters import integer_recurrent as integers
 from ekiden.frontend.tflite.converters.states import (
     optional_expr,
@@ -30,7 +30,7 @@ from ekiden.frontend.tflite.converters.states import (
     to_operator_order,
     update_svdf_memory,
 )
-from ekiden.frontend.tflite.hybrid import HybridOperand, float_input
+from ekiden.frontend.tflite.hybrid_quantization import HybridOperand, float_input
 from ekiden.frontend.tflite.node import Converter, Node, QuantizedPolicy, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden.frontend.common.composite_ops import append_unit_axes, bucketize, unique_in_order
 from ekiden.frontend.common.converters.movement import convert_non_max_suppression
 from ekiden.frontend.common.converters.stablehlo import dynamic_update_slice
-from ekiden.frontend.common.formulas import append_unit_axes, bucketize, unique_in_order
-from ekiden.frontend.common.products import batched_take
-from ekiden.frontend.common.segments import num_segments, segment_reduce
-from ekiden.frontend.tflite.integer import is_quantized, quant_params
+from ekiden.frontend.common.matmul import batched_take
+from ekiden.frontend.common.segment_reduce import num_segments, segment_reduce
+from ekiden.frontend.tflite.integer_arithmetic import is_quantized, quant_params
 from ekiden.frontend.tflite.load import TENSOR_DTYPES
 from ekiden.frontend.tflite.node import Node, QuantizedPolicy, TfliteRow
 from ekiden.ir.dtype import itemsize

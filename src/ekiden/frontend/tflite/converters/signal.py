@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.common.waves import apply_dft_matrix, dft_matrix
+from ekiden.frontend.common.dft import apply_dft_matrix, dft_matrix
 from ekiden.frontend.tflite.node import Node, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const

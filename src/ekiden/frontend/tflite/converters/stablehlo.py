@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.combined import REDUCTION_OPS
 from ekiden.frontend.common.converters import stablehlo as shared
 from ekiden.frontend.common.converters.elementwise import elementwise_rows
-from ekiden.frontend.common.scattered import SCATTER_MODES, xla_scatter
-from ekiden.frontend.common.slices import pad
+from ekiden.frontend.common.dynamic_slices import pad
+from ekiden.frontend.common.reducers import REDUCTION_OPS
+from ekiden.frontend.common.sliding_window import Window
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.windows import Window
+from ekiden.frontend.common.xla_scatter import SCATTER_MODES, xla_scatter
 from ekiden.frontend.tflite.node import Converter, Node, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common.cells import Step, scan_steps
+from ekiden.frontend.common.recurrent_cells import Step, scan_steps
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tflite.node import Node
 from ekiden.relay import op

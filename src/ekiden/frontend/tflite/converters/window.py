@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden.frontend.common.converters.window import known_weight_shape
-from ekiden.frontend.common.windows import Window, same_window
+from ekiden.frontend.common.sliding_window import Window, same_window
 from ekiden.frontend.tflite.node import Node
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import Dim, known_int

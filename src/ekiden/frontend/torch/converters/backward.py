@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ekiden.frontend.common.sliding_window import Window, pad_window, window_taps
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.windows import Window, pad_window, window_taps
 from ekiden.frontend.torch.converters.convolution import convolution, expand_per_axis
 from ekiden.frontend.torch.converters.reduction import normalize_axes
 from ekiden.frontend.torch.node import Converter, ConverterRow, Node

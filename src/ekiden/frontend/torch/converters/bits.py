@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import reduce
 
-from ekiden.frontend.common.complex import ComplexValue
+from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.complex import complex_rule
+from ekiden.frontend.torch.complex_rules import complex_rule
 from ekiden.frontend.torch.dtype import COMPLEX_PART_DTYPES, from_torch_dtype
 from ekiden.frontend.torch.node import ComplexResult, ConverterRow, Node
 from ekiden.ir.dtype import itemsize

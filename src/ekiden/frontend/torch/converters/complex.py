@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ekiden.frontend.common.complex import (
+from ekiden.frontend.common.complex_arithmetic import (
     ComplexValue,
     complex_abs,
     complex_divide,
     complex_multiply,
     exponential,
 )
-from ekiden.frontend.common.functions import atan2
+from ekiden.frontend.common.dft import Parts
+from ekiden.frontend.common.float_functions import atan2
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.waves import Parts
-from ekiden.frontend.torch.complex import complex_rule, parts_of, reject_real
+from ekiden.frontend.torch.complex_rules import complex_rule, parts_of, reject_real
 from ekiden.frontend.torch.node import ComplexResult, ComplexRule, ConverterRow, Node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ekiden.frontend.common.functions import log1p
+from ekiden.frontend.common.float_functions import log1p
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.complex import per_part
+from ekiden.frontend.torch.complex_rules import per_part
 from ekiden.frontend.torch.converters import convolution, movement, norm, pointwise
 from ekiden.frontend.torch.node import Converter, ConverterRow, Node, Operand
 from ekiden.ir.dtype import is_float

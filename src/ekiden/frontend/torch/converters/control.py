@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from ekiden.frontend.common.choice import choose
+from ekiden.frontend.common.conditional import choose
 from ekiden.frontend.common.loop import Iteration, Loop, stacked
 from ekiden.frontend.common.value import Value, constant, known
 from ekiden.frontend.torch.node import ConverterRow, Node, Operand

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ekiden.frontend.common.combined import reduction_identity
+from ekiden.frontend.common.composite_ops import append_unit_axes
 from ekiden.frontend.common.converters import window as shared
-from ekiden.frontend.common.formulas import append_unit_axes
 from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.reducers import reduction_identity
+from ekiden.frontend.common.sliding_window import Window, pad_window
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.windows import Window, pad_window
 from ekiden.frontend.torch.node import Converter, ConverterRow, Node
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.complex import complex_rule
+from ekiden.frontend.torch.complex_rules import complex_rule
 from ekiden.frontend.torch.converters import complex as of_complex
 from ekiden.frontend.torch.node import Converter, ConverterRow, Node, Operand
 from ekiden.frontend.torch.symbols import Scalar

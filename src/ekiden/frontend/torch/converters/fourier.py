@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common.complex import ComplexValue
+from ekiden.frontend.common.complex_arithmetic import ComplexValue
+from ekiden.frontend.common.dft import Parts, dft_axis, expand_hermitian
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.waves import Parts, dft_axis, expand_hermitian
-from ekiden.frontend.torch.complex import complex_rule, reject_real
+from ekiden.frontend.torch.complex_rules import complex_rule, reject_real
 from ekiden.frontend.torch.node import ComplexResult, ConverterRow, Node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ekiden.frontend.common.combined import reduction_identity
 from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.reducers import reduction_identity
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.complex import per_part
+from ekiden.frontend.torch.complex_rules import per_part
 from ekiden.frontend.torch.node import ConverterRow, Node, Operand
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float

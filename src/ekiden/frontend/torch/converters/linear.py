@@ -7,10 +7,10 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from ekiden.frontend.common import products
-from ekiden.frontend.common.complex import ComplexValue
+from ekiden.frontend.common import matmul
+from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.torch.complex import bilinear, complex_rule
+from ekiden.frontend.torch.complex_rules import bilinear, complex_rule
 from ekiden.frontend.torch.node import ComplexResult, Converter, ConverterRow, Node, Operand
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -101,7 +101,7 @@ def _matmul(node: Node, a: Value, b: Value) -> Expr:
 
 def batched_product(node: Node, a: Value, b: Value, transpose_b: bool = False) -> Expr:
     """Emit the product of two tensors of rank 2 or more; leading axes broadcast."""
-    return products.batched_matmul(node, node.as_expr(a), node.as_expr(b), transpose_b)
+    return matmul.batched_matmul(node, node.as_expr(a), node.as_expr(b), transpose_b)
 
 
 def _scaled_dot_product_attention(

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from ekiden.frontend.common.formulas import append_unit_axes
+from ekiden.frontend.common.composite_ops import append_unit_axes
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.torch.complex import per_part
+from ekiden.frontend.torch.complex_rules import per_part
 from ekiden.frontend.torch.node import Converter, ConverterRow, Node, Operand
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir import prim

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common import formulas
+from ekiden.frontend.common import composite_ops
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Converter, ConverterRow, Node
 from ekiden.ir.dtype import to_numpy
@@ -28,10 +28,12 @@ def _layer_norm(
     if extent is None:
         node.unsupported("normalised axes must have constant extents")
     scale, shift = _scale_and_shift(node, weight, bias, extent, dtype)
-    outputs: Many = [formulas.layer_norm(node, node.as_expr(x), scale, shift, first, eps)]
+    outputs: Many = [composite_ops.layer_norm(node, node.as_expr(x), scale, shift, first, eps)]
     # Mean and reciprocal deviation are results for backward graphs.
     if node.wants(1) or node.wants(2):
-        outputs += formulas.mean_and_rstd(node.as_expr(x), dtype, range(first, len(shape)), eps)
+        outputs += composite_ops.mean_and_rstd(
+            node.as_expr(x), dtype, range(first, len(shape)), eps
+        )
     return outputs
 
 
@@ -59,7 +61,9 @@ def _group_norm(
     outputs: Many = [op.nn.group_norm(data, scale, shift, num_groups=groups, axis=1, epsilon=eps)]
     if node.wants(1) or node.wants(2):
         rows = op.reshape(data, (shape[0], groups, -1), allowzero=False)
-        outputs += [op.squeeze(e, axis=[2]) for e in formulas.mean_and_rstd(rows, dtype, [2], eps)]
+        outputs += [
+            op.squeeze(e, axis=[2]) for e in composite_ops.mean_and_rstd(rows, dtype, [2], eps)
+        ]
     return outputs
 
 
@@ -83,7 +87,7 @@ def _emit_batch_norm(
     shape = node.typed(mean).shape
     scale = op.full(const(1, dtype), shape, dtype=dtype) if weight is None else node.as_expr(weight)
     shift = op.full(const(0, dtype), shape, dtype=dtype) if bias is None else node.as_expr(bias)
-    return formulas.batch_norm(node.as_expr(x), scale, shift, mean, variance, eps)
+    return composite_ops.batch_norm(node.as_expr(x), scale, shift, mean, variance, eps)
 
 
 def _batch_norm_training(
@@ -100,7 +104,7 @@ def _batch_norm_training(
     assert isinstance(momentum, float) and isinstance(eps, float)
     if not training:
         node.unsupported("running statistics that are not used for the result")
-    shape, dtype = x.type.shape, formulas.accumulation_dtype(x.type.dtype)
+    shape, dtype = x.type.shape, composite_ops.accumulation_dtype(x.type.dtype)
     axes = [0, *range(2, len(shape))]
     # Statistics of 16-bit data accumulate in float32, as in ATen.
     if dtype != x.type.dtype:
@@ -122,7 +126,9 @@ def _batch_norm_training(
         factor = _bessel_correction(node, size, dtype)
         news = (mean, op.multiply(variance, factor))
         for old, new in zip(running, news, strict=True):
-            outputs.append(formulas.moving_average(node.as_expr(old, dtype), new, momentum, dtype))
+            outputs.append(
+                composite_ops.moving_average(node.as_expr(old, dtype), new, momentum, dtype)
+            )
     return outputs
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ekiden.frontend.common import functions
+from ekiden.frontend.common import float_functions
 from ekiden.frontend.common.converters.elementwise import ElementwiseRow as Elementwise
 from ekiden.frontend.common.converters.elementwise import PromotionKind, elementwise_rows
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.complex import bilinear, complex_rule, per_part
+from ekiden.frontend.torch.complex_rules import bilinear, complex_rule, per_part
 from ekiden.frontend.torch.converters import complex as of_complex
 from ekiden.frontend.torch.node import ComplexRule, Converter, ConverterRow, Node, Operand
 from ekiden.frontend.torch.symbols import Scalar
@@ -133,10 +133,10 @@ def _floor_divide(dtype: str, x: Expr, y: Expr) -> Expr:
     """
     if not is_float(dtype):
         return op.floor_divide(x, y)
-    remainder, zero, one = functions.fmod(x, y, dtype), const(0, dtype), const(1, dtype)
+    remainder, zero, one = float_functions.fmod(x, y, dtype), const(0, dtype), const(1, dtype)
     quotient = op.divide(op.subtract(x, remainder), y)
     quotient = op.where(
-        functions.signs_differ(remainder, y, dtype), op.subtract(quotient, one), quotient
+        float_functions.signs_differ(remainder, y, dtype), op.subtract(quotient, one), quotient
     )
     down = op.floor(quotient)
     is_next = op.greater(op.subtract(quotient, down), const(0.5, dtype))
@@ -198,13 +198,13 @@ def _signbit(node: Node, x: Value) -> Expr:
     dtype = x.type.dtype
     if not is_float(dtype):
         return op.less(node.as_expr(x), const(0, dtype))
-    return functions.signbit(node.as_expr(x), dtype)
+    return float_functions.signbit(node.as_expr(x), dtype)
 
 
 def _copysign(dtype: str, x: Expr, y: Expr) -> Expr:
     size = op.abs(x)
     # The sign bit decides, not a comparison: -0.0 counts as negative.
-    return op.where(functions.signbit(y, dtype), op.negative(size), size)
+    return op.where(float_functions.signbit(y, dtype), op.negative(size), size)
 
 
 def _sign(node: Node, x: Value) -> Result:
@@ -259,13 +259,13 @@ def _relu(node: Node, x: Value) -> Expr:
 
 
 def _gelu(node: Node, x: Value, approximate: str = "none") -> Expr:
-    return functions.gelu(node.as_expr(x), node.out_dtype, approximate == "tanh")
+    return float_functions.gelu(node.as_expr(x), node.out_dtype, approximate == "tanh")
 
 
 def _elu(
     node: Node, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
 ) -> Expr:
-    return functions.elu(node.as_expr(x), node.out_dtype, alpha, scale, input_scale)
+    return float_functions.elu(node.as_expr(x), node.out_dtype, alpha, scale, input_scale)
 
 
 def _leaky_relu(node: Node, x: Value, negative_slope: float = 0.01) -> Expr:
@@ -285,7 +285,7 @@ def _rrelu(
 def _softplus(node: Node, x: Value, beta: float = 1, threshold: float = 20) -> Expr:
     dtype, data = node.out_dtype, node.as_expr(x)
     scaled = op.multiply(data, const(beta, dtype))
-    soft = op.divide(functions.softplus(scaled, dtype), const(beta, dtype))
+    soft = op.divide(float_functions.softplus(scaled, dtype), const(beta, dtype))
     # Above the threshold softplus is the identity to within rounding, and exp would overflow.
     return op.where(op.greater(scaled, const(threshold, dtype)), data, soft)
 
@@ -295,7 +295,7 @@ def _hardtanh(node: Node, x: Value, low: Scalar = -1.0, high: Scalar = 1.0) -> E
 
 
 def _hardsigmoid(node: Node, x: Value) -> Expr:
-    return functions.hard_sigmoid(node.as_expr(x), node.out_dtype)
+    return float_functions.hard_sigmoid(node.as_expr(x), node.out_dtype)
 
 
 def _threshold(node: Node, x: Value, threshold: float, value: float) -> Expr:

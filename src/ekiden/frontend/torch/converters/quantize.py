@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from ekiden.frontend.common.formulas import append_unit_axes
+from ekiden.frontend.common.composite_ops import append_unit_axes
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.dtype import from_torch_dtype
 from ekiden.frontend.torch.node import ConverterRow, Node, Operand

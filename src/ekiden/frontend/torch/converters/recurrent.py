@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from ekiden.frontend.common.cells import (
+from ekiden.frontend.common.recurrent_cells import (
     gru,
     lstm,
     lstm_gate,
@@ -169,4 +169,6 @@ ROWS: tuple[ConverterRow, ...] = tuple(
     for name in RECURRENT_OPERATORS
     for operator in (f"{name}.input", f"ekiden::{name}")
 )
-"""Those of PyTorch, and those that stay whole while it traces (ekiden.frontend.torch.layers)."""
+"""Those of PyTorch, and those that stay whole while it traces
+(ekiden.frontend.torch.recurrent_layers).
+"""

@@ -9,7 +9,7 @@ import torch
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.torch.complex import per_part
+from ekiden.frontend.torch.complex_rules import per_part
 from ekiden.frontend.torch.dtype import array_of
 from ekiden.frontend.torch.node import Converter, ConverterRow, Node
 from ekiden.frontend.torch.symbols import Scalar

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ekiden.frontend.common.suppression import non_max_suppression_indices
+from ekiden.frontend.common.non_max_suppression import non_max_suppression_indices
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import ConverterRow, Node
 from ekiden.relay import op

@@ -10,25 +10,25 @@ if TYPE_CHECKING:
     from ekiden.relay.op.image import upsampling
     from ekiden.relay.op.nn.activation import *  # noqa: F403
     from ekiden.relay.op.nn.backward import *  # noqa: F403
-    from ekiden.relay.op.nn.bits import *  # noqa: F403
-    from ekiden.relay.op.nn.blocks import *  # noqa: F403
+    from ekiden.relay.op.nn.bitserial import *  # noqa: F403
+    from ekiden.relay.op.nn.block_quantized import *  # noqa: F403
     from ekiden.relay.op.nn.conv import *  # noqa: F403
+    from ekiden.relay.op.nn.conv_variants import *  # noqa: F403
+    from ekiden.relay.op.nn.dense_int4 import *  # noqa: F403
     from ekiden.relay.op.nn.dot_product_attention import *  # noqa: F403
     from ekiden.relay.op.nn.dot_product_attention import attention
-    from ekiden.relay.op.nn.enlarge import *  # noqa: F403
     from ekiden.relay.op.nn.matrix_products import *  # noqa: F403
     from ekiden.relay.op.nn.matrix_products import dense
-    from ekiden.relay.op.nn.nibbles import *  # noqa: F403
     from ekiden.relay.op.nn.norm import *  # noqa: F403
     from ekiden.relay.op.nn.padding import *  # noqa: F403
     from ekiden.relay.op.nn.padding import pad
-    from ekiden.relay.op.nn.pages import *  # noqa: F403
+    from ekiden.relay.op.nn.paged_attention import *  # noqa: F403
     from ekiden.relay.op.nn.pool import *  # noqa: F403
     from ekiden.relay.op.nn.recurrent_layers import *  # noqa: F403
     from ekiden.relay.op.nn.recurrent_layers import recurrent
-    from ekiden.relay.op.nn.space import *  # noqa: F403
+    from ekiden.relay.op.nn.space_to_batch import *  # noqa: F403
     from ekiden.relay.op.nn.sparse import *  # noqa: F403
-    from ekiden.relay.op.nn.volume import *  # noqa: F403
+    from ekiden.relay.op.nn.volume_resize import *  # noqa: F403
     from ekiden.relay.op.nn.winograd import *  # noqa: F403
     from ekiden.relay.op.reshaping import batch_flatten
 

@@ -10,26 +10,26 @@ EXPORTS = {
     "backward": """
         avg_pool2d_grad conv2d_backward_weight max_pool2d_grad
     """,
-    "bits": """
+    "bitserial": """
         bitpack bitserial_conv2d bitserial_dense
     """,
-    "blocks": """
+    "block_quantized": """
         contrib_dense_blocks_pack contrib_take_blocks_pack dense_blocks take_blocks
     """,
     "conv": """
         contrib_conv2d_nchwc contrib_depthwise_conv2d_nchwc conv1d conv2d conv2d_transpose
     """,
+    "conv_variants": """
+        conv1d_transpose conv3d conv3d_transpose correlation deformable_conv2d
+    """,
+    "dense_int4": """
+        contrib_dense_nibbles contrib_dense_nibbles_pack
+    """,
     "dot_product_attention": """
         attention
     """,
-    "enlarge": """
-        upsampling3d
-    """,
     "matrix_products": """
         batch_matmul contrib_dense_pack contrib_pack_weight dense matmul
-    """,
-    "nibbles": """
-        contrib_dense_nibbles contrib_dense_nibbles_pack
     """,
     "norm": """
         batch_norm group_norm instance_norm layer_norm lrn rms_norm
@@ -37,7 +37,7 @@ EXPORTS = {
     "padding": """
         pad
     """,
-    "pages": """
+    "paged_attention": """
         contrib_paged_attention contrib_write_pages
     """,
     "pool": """
@@ -48,7 +48,7 @@ EXPORTS = {
     "recurrent_layers": """
         contrib_pack_recurrent gru lstm packed_recurrent recurrent rnn
     """,
-    "space": """
+    "space_to_batch": """
         adaptive_avg_pool1d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
         adaptive_max_pool3d batch_to_space_nd cross_entropy cross_entropy_with_logits
         depth_to_space dilate fifo_buffer l2_normalize mirror_pad nll_loss space_to_batch_nd
@@ -57,8 +57,8 @@ EXPORTS = {
     "sparse": """
         sparse_add sparse_conv2d sparse_dense sparse_transpose
     """,
-    "volume": """
-        conv1d_transpose conv3d conv3d_transpose correlation deformable_conv2d
+    "volume_resize": """
+        upsampling3d
     """,
     "winograd": """
         contrib_conv2d_winograd_weight_transform

@@ -37,7 +37,7 @@ from ekiden.relay.op._declare import (
     identity_relation,
     unify_vector_axis,
 )
-from ekiden.relay.op.nn._solve import infer_channel_vectors
+from ekiden.relay.op.nn._infer_params import infer_channel_vectors
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import normalize_axis
 

@@ -23,7 +23,7 @@ from ekiden.relay.op._declare import (
     raise_type_error,
     unify_dims,
 )
-from ekiden.relay.op.nn._work import multiply_dims
+from ekiden.relay.op.nn._macs import multiply_dims
 from ekiden.topi.nn.dot_product_attention import attention as attend
 from ekiden.topi.nn.dot_product_attention import attention_shape
 

@@ -38,8 +38,8 @@ from ekiden.relay.op._declare import (
     unify_dims,
 )
 from ekiden.relay.op.broadcast import infer_broadcast_shape
-from ekiden.relay.op.nn._solve import infer_dense_weight
-from ekiden.relay.op.nn._work import count_matmul_macs
+from ekiden.relay.op.nn._infer_params import infer_dense_weight
+from ekiden.relay.op.nn._macs import count_matmul_macs
 from ekiden.topi.dimensions import as_dim, simplify_dim
 from ekiden.topi.nn.weights import (
     DOT_WORD_BY_DTYPE,

@@ -39,7 +39,7 @@ from ekiden.relay.op._declare import (
     raise_type_error,
     unify_vector_axis,
 )
-from ekiden.relay.op.nn._solve import infer_channel_vectors
+from ekiden.relay.op.nn._infer_params import infer_channel_vectors
 from ekiden.relay.op.nn.activation import reshape_along_axis
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import known_int, normalize_axis

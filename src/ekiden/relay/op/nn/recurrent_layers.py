@@ -36,7 +36,7 @@ from ekiden.relay.op._declare import (
     unify_dims,
 )
 from ekiden.relay.op.broadcast import add
-from ekiden.relay.op.nn._work import multiply_dims
+from ekiden.relay.op.nn._macs import multiply_dims
 from ekiden.relay.op.nn.matrix_products import dense
 from ekiden.topi.cells import (
     CELL_ACTIVATIONS,

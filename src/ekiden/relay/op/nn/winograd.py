@@ -20,7 +20,7 @@ from ekiden.relay.op._declare import (
     unify_dims,
 )
 from ekiden.relay.op._window import WindowAttrs
-from ekiden.relay.op.nn._work import multiply_dims
+from ekiden.relay.op.nn._macs import multiply_dims
 from ekiden.topi.dimensions import as_dim, ceil_div, simplify_dim
 from ekiden.topi.nn.winograd import (
     CHANNELS_PER_PAIR,

@@ -3,6 +3,7 @@
 import sys
 
 from ekiden.relay.op._document import attach_descriptions
+from ekiden.relay.qnn.concat_pool_softmax import avg_pool2d, concatenate, softmax
 from ekiden.relay.qnn.config import current_requantize_config, requantize_config
 from ekiden.relay.qnn.elementwise import (
     abs,
@@ -22,7 +23,6 @@ from ekiden.relay.qnn.elementwise import (
 from ekiden.relay.qnn.op import canonicalizations, legalizations
 from ekiden.relay.qnn.product import batch_matmul, conv2d, conv2d_transpose, dense
 from ekiden.relay.qnn.rescale import dequantize, quantize, requantize
-from ekiden.relay.qnn.shaping import avg_pool2d, concatenate, softmax
 from ekiden.relay.qnn.simulated import simulated_dequantize, simulated_quantize
 
 attach_descriptions("qnn.", globals())

@@ -51,7 +51,7 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
 from ekiden.relay.op.vm import BindDimsAttrs
-from ekiden.relay.transform.devices.device_generics import uncopyable_type_variables
+from ekiden.relay.transform.devices.uncopyable_type_vars import uncopyable_type_variables
 from ekiden.relay.transform.devices.unification import (
     CompositeDomain,
     DeviceDomain,

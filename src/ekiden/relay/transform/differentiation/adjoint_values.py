@@ -38,7 +38,7 @@ from ekiden.relay.expr import (
 from ekiden.relay.transform.differentiation.higher_order_gradient import new_adjoint_cell
 from ekiden.relay.transform.differentiation.lifted_types import LiftedTypes, is_float_tensor
 from ekiden.relay.transform.differentiation.segment_gradient import gradient_or_zeros
-from ekiden.relay.transform.language.free_names import unique_name
+from ekiden.relay.transform.language.unique_names import unique_name
 from ekiden.relay.visitor import substitute_type, type_post_order
 from ekiden.runtime.errors import DifferentiationError
 

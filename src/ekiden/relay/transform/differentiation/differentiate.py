@@ -22,7 +22,7 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Function, RefCreate, RefRead, RefWrite, Tuple, TupleGetItem, Var
 from ekiden.relay.gradient import GRADIENTS, Gradient
-from ekiden.relay.op.lowered import CallLoweredAttrs
+from ekiden.relay.op.prim_func_call import CallLoweredAttrs
 from ekiden.relay.transform.differentiation.adjoint_values import (
     AdjointConversion,
     AdjointConverter,
@@ -45,9 +45,9 @@ from ekiden.relay.transform.differentiation.segment_gradient import accumulate_g
 from ekiden.relay.transform.fusion.defuse_ops import DefuseOps
 from ekiden.relay.transform.language.chains import LetBinding, build_lets
 from ekiden.relay.transform.language.eta_expand import EtaExpand
-from ekiden.relay.transform.language.free_names import unique_name
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import map_functions
+from ekiden.relay.transform.language.unique_names import unique_name
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import DifferentiationError
 from ekiden.tir.stmt import PrimFunc

@@ -49,7 +49,6 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.gradient import Gradient
-from ekiden.relay.transform.language.free_names import unique_name
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.inline import inline, inline_application
 from ekiden.relay.transform.language.scopes import (
@@ -61,6 +60,7 @@ from ekiden.relay.transform.language.scopes import (
     rewrite_graph,
 )
 from ekiden.relay.transform.language.to_graph_normal_form import to_graph_normal_form
+from ekiden.relay.transform.language.unique_names import unique_name
 from ekiden.relay.visitor import REBUILDERS, bind, children, post_order
 from ekiden.runtime.errors import DifferentiationError
 

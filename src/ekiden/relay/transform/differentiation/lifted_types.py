@@ -29,7 +29,7 @@ from ekiden.ir.type import (
 )
 from ekiden.relay.adjoint_type import ADJOINT_TYPE_DATA
 from ekiden.relay.expr import Constructor, TypeData
-from ekiden.relay.transform.language.free_names import unique_name
+from ekiden.relay.transform.language.unique_names import unique_name
 from ekiden.relay.visitor import map_type, type_post_order
 
 UNIT_TYPE = TupleType(())

@@ -29,9 +29,9 @@ from ekiden.relay.transform.graph.fold_scale_axis import op_definition_of, op_na
 from ekiden.topi.dimensions import as_dim, simplify_dim
 
 if TYPE_CHECKING:
-    import ekiden.relay.op.nn.space as space
+    import ekiden.relay.op.nn.space_to_batch as space
 else:
-    space = LazyModule("ekiden.relay.op.nn.space")
+    space = LazyModule("ekiden.relay.op.nn.space_to_batch")
 
 CONV2D_OP_NAME = "nn.conv2d"
 SPATIAL_LAYOUTS = ("NHWC",)

@@ -34,7 +34,7 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.evaluate_call import evaluate_call
 from ekiden.relay.expr import Call, Constant, ConstantData, Function, If, Tuple, TupleGetItem
-from ekiden.relay.op.lowered import CallLoweredAttrs
+from ekiden.relay.op.prim_func_call import CallLoweredAttrs
 from ekiden.relay.transform.graph.constant_evaluation_cache import (
     MIN_CACHED_BYTES,
     cached_evaluation,

@@ -48,11 +48,11 @@ from ekiden.relay.dataflow_pattern.pattern import (
 )
 from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.op.transform import TransposeAttrs, normalize_transpose_axes
-from ekiden.relay.transform.graph.merged_constants import fold_factors, fold_sum
-from ekiden.relay.transform.graph.row_indices import (
+from ekiden.relay.transform.graph.gather_scatter_rows import (
     rewrite_gather_as_take,
     rewrite_scatter_as_scatter_nd,
 )
+from ekiden.relay.transform.graph.merged_constants import fold_factors, fold_sum
 from ekiden.topi.dimensions import as_dim, as_shape
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
-from ekiden.relay.op.lowered import wrap_prim_func
+from ekiden.relay.op.prim_func_call import wrap_prim_func
 from ekiden.tir.stmt import PrimFunc
 
 

@@ -40,8 +40,8 @@ from ekiden.ir.type import TensorType, TupleType, tensor_type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple, TupleGetItem
 from ekiden.relay.transform.graph.canonicalize_ops import CanonicalizeOps
+from ekiden.relay.transform.graph.conv1d_to_conv2d import conv1d_to_conv2d, squeeze_height
 from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
-from ekiden.relay.transform.graph.one_axis import conv1d_to_conv2d, squeeze_height
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     infer_local_type,

@@ -18,8 +18,8 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Constructor, Function
 from ekiden.relay.transform.devices.plan_devices import device_table
+from ekiden.relay.transform.memory.offset_assignment import round_up
 from ekiden.relay.transform.memory.storage_lifetimes import StorageLifetimes
-from ekiden.relay.transform.memory.storage_places import round_up
 from ekiden.runtime.lazy_dataclass import dataclass
 
 

@@ -39,11 +39,11 @@ from ekiden.runtime.errors import PassError
 from ekiden.target import Target
 
 if TYPE_CHECKING:
-    from ekiden.relay.transform.quantization import byte_products
+    from ekiden.relay.transform.quantization import int8_products
     from ekiden.topi.nn import winograd
 else:
     winograd = LazyModule("ekiden.topi.nn.winograd")
-    byte_products = LazyModule("ekiden.relay.transform.quantization.byte_products")
+    int8_products = LazyModule("ekiden.relay.transform.quantization.int8_products")
 
 WIDE_FLOAT_DTYPE, BFLOAT16_DTYPE = "float32", "bfloat16"
 HALF_PRECISION_DTYPES = ("float16", BFLOAT16_DTYPE)
@@ -111,7 +111,7 @@ def _make_precision_rewrite(target: Target, option: str) -> CallRewrite:
         dtypes = {_tensor_dtype(data), _tensor_dtype(weight)}
         # Products of integers have rules of their own.
         if _tensor_dtype(call) not in (*HALF_PRECISION_DTYPES, WIDE_FLOAT_DTYPE):
-            return byte_products.select_int8_product(call, target)
+            return int8_products.select_int8_product(call, target)
         if is_brief and dtypes == {BFLOAT16_DTYPE}:
             return (
                 None

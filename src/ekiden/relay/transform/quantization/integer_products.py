@@ -5,7 +5,8 @@
     nn.conv2d(cast(%x u8, i32) - p, W i32)                                in int32
 ->  qnn.conv2d(%x, W s8, p, 0)
 
-However a program writes it (levels.py), there is one integer product, which the dialect computes as
+However a program writes it (match_quantized.py), there is one integer product, which the
+dialect computes as
 the target does best; of bytes, which constants are folded to. Its sums are exact, those of float32
 are rounded. What a scale varies along has to be an axis of the result: rows of data, channels of
 weights. A zero point of data is one for all.
@@ -30,7 +31,7 @@ from ekiden.relay.transform.graph.calls import infer_new_types, rewrite_calls
 from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
-from ekiden.relay.transform.quantization.levels import (
+from ekiden.relay.transform.quantization.match_quantized import (
     QuantizedTensor,
     match_quantized_tensor,
     tensor_type_of,
