@@ -116,7 +116,7 @@ def _build_torch_model(torch: Foreign) -> Foreign:
     return Bert().eval()
 
 
-def run_onnxruntime(threads: int) -> Run:
+def make_onnxruntime_run(threads: int) -> Run:
     """Return a run of operators as exporters write them; ONNX Runtime fuses what it knows."""
     graph = _OnnxBertBuilder()
     hidden, pooled = graph.build_bert()
@@ -204,6 +204,6 @@ BERT_ENGINES = {
     "ekiden": run_ekiden,
     "torch": run_torch,
     "torch.compile": run_torch_compile,
-    "onnxruntime": run_onnxruntime,
+    "onnxruntime": make_onnxruntime_run,
 }
 """Each engine's workload, ours first."""

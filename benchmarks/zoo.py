@@ -42,8 +42,8 @@ from typing import Any
 
 import zoo_transformers
 from zoo_models import (
-    Model,
     TooLargeError,
+    ZooModel,
     timm_families,
     timm_model,
     timm_names,
@@ -62,7 +62,7 @@ class Package:
     """A package: its model names, and how to build one of at most so many parameters."""
 
     names: Callable[[], list[str]]
-    build: Callable[[str, int], Model]
+    build: Callable[[str, int], ZooModel]
     families: Callable[[], list[list[str]]] | None = None
     """Names that are variants of each other, the smallest first."""
 
@@ -134,7 +134,7 @@ def _compile_ekiden(model: Any) -> Any:  # noqa: ANN401
     return executable
 
 
-def _torch_export_engines(model: Model, is_dynamic: bool, folder: Path) -> Engines:
+def _torch_export_engines(model: ZooModel, is_dynamic: bool, folder: Path) -> Engines:
     """Return the engines on the torch.export frontend."""
     import torch
 
@@ -153,7 +153,7 @@ def _compile_tier() -> str:
     return os.environ.get("ZOO_TIER", "full")
 
 
-def _example_inputs(model: Model, is_dynamic: bool) -> tuple[tuple[Any, ...], Any]:
+def _example_inputs(model: ZooModel, is_dynamic: bool) -> tuple[tuple[Any, ...], Any]:
     """Return an exporter's example inputs and dynamic shapes; a size of 1 would be specialized as a
     constant.
     """
@@ -168,7 +168,7 @@ def _example_inputs(model: Model, is_dynamic: bool) -> tuple[tuple[Any, ...], An
     return tuple(_enlarge_inputs(model, {"batch": 1})), (shapes,) if is_variadic else shapes
 
 
-def _enlarge_inputs(model: Model, by: Mapping[str, int]) -> list[Any]:
+def _enlarge_inputs(model: ZooModel, by: Mapping[str, int]) -> list[Any]:
     """Return the inputs with the named axes enlarged by repeating their contents."""
     import torch
 
@@ -181,7 +181,7 @@ def _enlarge_inputs(model: Model, by: Mapping[str, int]) -> list[Any]:
     return inputs
 
 
-def _torch_compile_engines(model: Model, is_dynamic: bool, folder: Path) -> Engines:
+def _torch_compile_engines(model: ZooModel, is_dynamic: bool, folder: Path) -> Engines:
     import torch
 
     from ekiden.frontend.torch.backend import counters
@@ -208,8 +208,8 @@ def _torch_compile_engines(model: Model, is_dynamic: bool, folder: Path) -> Engi
     return {**peers, "ekiden": of_ekiden}
 
 
-def _make_onnx_frontend(uses_dynamo: bool) -> Callable[[Model, bool, Path], Engines]:
-    def onnx_engines(model: Model, is_dynamic: bool, folder: Path) -> Engines:
+def _make_onnx_frontend(uses_dynamo: bool) -> Callable[[ZooModel, bool, Path], Engines]:
+    def onnx_engines(model: ZooModel, is_dynamic: bool, folder: Path) -> Engines:
         """Return the engines for an ONNX export."""
         import numpy as np
         import torch
@@ -235,7 +235,7 @@ def _make_onnx_frontend(uses_dynamo: bool) -> Callable[[Model, bool, Path], Engi
     return onnx_engines
 
 
-def _onnx_engines_with_fallback(model: Model, is_dynamic: bool, folder: Path) -> Engines:
+def _onnx_engines_with_fallback(model: ZooModel, is_dynamic: bool, folder: Path) -> Engines:
     """Return the engines on the fast tracing ONNX exporter, or on the dynamo exporter if its file
     is invalid.
     """
@@ -307,7 +307,7 @@ def _make_onnxruntime_call(path: Path, names: Sequence[str]) -> Call:
     )
 
 
-FRONTENDS: dict[str, Callable[[Model, bool, Path], Engines]] = {
+FRONTENDS: dict[str, Callable[[ZooModel, bool, Path], Engines]] = {
     "export": _torch_export_engines,
     "compile": _torch_compile_engines,
     "onnx": _make_onnx_frontend(uses_dynamo=True),
@@ -412,7 +412,7 @@ def _model_folder(name: str) -> Iterator[Path]:
 
 
 def _ran(
-    model: Model,
+    model: ZooModel,
     engines: Engines,
     expected: Sequence[Any],
     is_dynamic: bool,
@@ -477,7 +477,7 @@ NOT_COMPARABLE = ("exported differently", "unstable")
 
 
 def _classify_mismatch(
-    error: float, calls: Mapping[str, Call], model: Model, expected: Sequence[Any]
+    error: float, calls: Mapping[str, Call], model: ZooModel, expected: Sequence[Any]
 ) -> str:
     """Classify a difference from PyTorch. It is the exporter's if ONNX Runtime gives the same
     result as Ekiden for the file, or the model's if PyTorch itself varies as much, or chooses
@@ -500,7 +500,7 @@ INPUT_PERTURBATION = 3e-7
 twice what one makes of a number in float32, up or down at random."""
 
 
-def _is_unstable(model: Model, expected: Sequence[Any]) -> bool:
+def _is_unstable(model: ZooModel, expected: Sequence[Any]) -> bool:
     """Return whether PyTorch's results change by more than the tolerance under a perturbation of
     rounding size, or from run to run.
     """
@@ -521,7 +521,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _compare_with_torch(
-    model: Model, calls: Mapping[str, Call], expected: Sequence[Any], is_dynamic: bool
+    model: ZooModel, calls: Mapping[str, Call], expected: Sequence[Any], is_dynamic: bool
 ) -> dict[str, Any]:
     """Return the largest difference from PyTorch, relative to its results' magnitude."""
     inputs = list(model.inputs.values())
@@ -558,7 +558,7 @@ def _error(actual: Sequence[Any], expected: Sequence[Any]) -> float:
     return worst
 
 
-def _time_engines(model: Model, calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
+def _time_engines(model: ZooModel, calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
     """Return the other engines' times relative to Ekiden's: medians of thread CPU time, measured
     alternately.
     """

@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Model:
+class ZooModel:
     """A module, its inputs by name, and their extensible axes with names; the first axis of other
     inputs is a batch.
     """
@@ -105,7 +105,7 @@ _REGISTERED_LIBRARIES: list[object] = []
 _VIDEO_MODELS = ("mc3", "mvit", "r2plus1d", "r3d", "s3d", "swin3d")
 
 
-def torchvision_model(name: str, max_parameters: int) -> Model:
+def torchvision_model(name: str, max_parameters: int) -> ZooModel:
     """Return a torchvision model. Raises TooLargeError."""
     import torch
 
@@ -116,12 +116,12 @@ def torchvision_model(name: str, max_parameters: int) -> Model:
     module = build_within_limit(max_parameters, lambda: models.get_model(name, **options))
     family = name.split("_")[0]
     if family == "raft":
-        return Model(module, {n: torch.randn(1, 3, 128, 128) for n in ("image1", "image2")})
+        return ZooModel(module, {n: torch.randn(1, 3, 128, 128) for n in ("image1", "image2")})
     extent = 299 if name == "inception_v3" else 224
     if family in _VIDEO_MODELS:
         extent = 224 if family in ("mvit", "s3d") else 112
-        return Model(module, {"x": torch.randn(1, 3, 16, extent, extent)})
-    return Model(module, {"x": torch.randn(1, 3, extent, extent)})
+        return ZooModel(module, {"x": torch.randn(1, 3, 16, extent, extent)})
+    return ZooModel(module, {"x": torch.randn(1, 3, extent, extent)})
 
 
 def timm_names() -> list[str]:
@@ -153,7 +153,7 @@ def timm_families() -> list[list[str]]:
     return [[name for _, name in sorted(family)] for _, family in sorted(families.items())]
 
 
-def timm_model(name: str, max_parameters: int) -> Model:
+def timm_model(name: str, max_parameters: int) -> ZooModel:
     """Return a timm model. Raises TooLargeError."""
     import torch
 
@@ -162,4 +162,4 @@ def timm_model(name: str, max_parameters: int) -> Model:
 
     module = build_within_limit(max_parameters, lambda: timm.create_model(name, pretrained=False))
     extents = module.pretrained_cfg["input_size"]
-    return Model(module, {"x": torch.randn(1, *extents)})
+    return ZooModel(module, {"x": torch.randn(1, *extents)})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from zoo_models import Model
+from zoo_models import ZooModel
 
 _SELECTION_ARGS = {"topk": ("k", "dim", "largest"), "sort": ("dim", "descending")}
 """Operators that choose -> the names of their arguments behind the data."""
 
 
-def has_ties(model: Model) -> bool:
+def has_ties(model: ZooModel) -> bool:
     """Return whether PyTorch selected or sorted adjacent equal numbers, whose order is unspecified:
     random weights saturate box scores.
     """

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import gcd
 from typing import Any
 
-from zoo_models import Model, TooLargeError, build_within_limit, import_torchvision
+from zoo_models import TooLargeError, ZooModel, build_within_limit, import_torchvision
 
 Sizes = dict[str, Any]
 """Names of a configuration's fields -> what they shall be."""
@@ -467,7 +467,7 @@ def architecture_names() -> list[str]:
     return list(MODEL_MAPPING_NAMES)
 
 
-def build_architecture(name: str, max_parameters: int) -> Model:
+def build_architecture(name: str, max_parameters: int) -> ZooModel:
     """Return a small model of an architecture, with positional inputs and tensor outputs. Raises
     TooLargeError if no shrinker makes it small enough, else the first shrinker's error.
     """
@@ -507,7 +507,7 @@ def _module_from_config(config: Any) -> Any:  # noqa: ANN401
         return AutoModel.from_config(config).eval()
 
 
-def _find_accepted_inputs(module: Any, config: Any) -> Model:  # noqa: ANN401
+def _find_accepted_inputs(module: Any, config: Any) -> ZooModel:  # noqa: ANN401
     """Return the module with the first set of inputs that it accepts. Raises the last error."""
     why: Exception = TypeError("no inputs are known for it")
     for candidate_inputs in _iter_input_sets(module, config):
@@ -516,7 +516,9 @@ def _find_accepted_inputs(module: Any, config: Any) -> Model:  # noqa: ANN401
         plain = wrap_positional(module, list(inputs), size_inputs)
         try:
             if plain(*inputs.values()):
-                return Model(plain, inputs, {n: _extensible_axes(n, v) for n, v in inputs.items()})
+                return ZooModel(
+                    plain, inputs, {n: _extensible_axes(n, v) for n, v in inputs.items()}
+                )
             why = ValueError("it gives no tensors")
         except Exception as error:
             why = error

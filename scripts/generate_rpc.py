@@ -4,9 +4,8 @@ src/ekiden/rpc/messages.py: runtime/rpc/ek_rpc_table.h, bindings/web/rpc_table.j
 and of system calls and variables of sessions, from src/ekiden/rpc/syscall_filter.py:
 runtime/rpc/ek_rpc_calls.h, runtime/rpc/ek_rpc_variables.h, docs/sandbox-calls.md.
 
-    scripts/generate_rpc.py           write the files scripts/generate_rpc.py --check   write
-    nothing;
-    fail if a file is out of date
+    scripts/generate_rpc.py           write the files
+    scripts/generate_rpc.py --check   write nothing; fail if a file is out of date
 """
 
 import re
@@ -234,7 +233,8 @@ def emit_environment_header() -> str:
         (
             "/* Of the environment of its server a session has these variables.",
             "**",
-            "** Generated from src/ekiden/rpc/syscall_filter.py by scripts/generate_rpc.py. Do not edit. */",
+            "** Generated from src/ekiden/rpc/syscall_filter.py by scripts/generate_rpc.py. "
+            "Do not edit. */",
             "#ifndef EK_RPC_VARIABLES_H_",
             "#define EK_RPC_VARIABLES_H_\n",
             "/* The first are of folders of libraries, which a session may read. */",

@@ -19,14 +19,16 @@ IMPORTED = {"ekiden"}
 """By `import ekiden`."""
 CACHED_ANSWER = {
     "ekiden",
-    *(f"ekiden.{name}" for name in """
+    *(
+        f"ekiden.{name}"
+        for name in """
         _lazy _locks
         compiler compiler.cache compiler.cache.artifacts compiler.cache.keys compiler.compile
         compiler.options compiler.time_limit
         frontend frontend.common frontend.common.options frontend.packages
         frontend.rejected_kinds frontend.table
-        ir ir.cache_layers ir.compiler_digest ir.extensions ir.hashes ir.package_versions ir.digest_cache
-        ir.pass_context
+        ir ir.cache_layers ir.compiler_digest ir.extensions ir.hashes ir.digest_cache
+        ir.package_versions ir.pass_context
         runtime runtime.artifact runtime.artifact.archive runtime.artifact.external_region
         runtime.artifact.late_bound runtime.artifact.metadata
         runtime.binding runtime.binding._core runtime.binding.dtypes runtime.binding.layout
@@ -37,8 +39,9 @@ CACHED_ANSWER = {
         runtime.executable.executable runtime.executable.formats runtime.executable.loading
         runtime.executable.state
         runtime.cached_property runtime.files runtime.lazy_dataclass runtime.lazy_logger
-    """.split()),
-}  # fmt: skip
+    """.split()
+    ),
+}
 """By a program that compiles a file whose artifact is in the cache, and runs it."""
 OF_PYTHON = 40
 """Modules of Python that such a program loads besides, at most, after NumPy: 20 in Python 3.11, and

@@ -130,7 +130,7 @@ def test_what_matches_nothing(
         (["inspect", small, *stage, "--kernel", "nokernel"],
          "no kernel is of a node 'nokernel'; there are "),
         (["inspect", small, "--kernel", "last"], "--kernel: expected --stage decisions, schedule,"),
-        (["inspect", small, *stage, "--after", "FuseOps"], "--stage: the module before or after a"),
+        (["inspect", small, *stage, "--after", "FuseOps"], "--stage: --before and --after print Relay"),
         (["inspect", str(artifact), "--target", "llvm"], "--target: an artifact is compiled"),
         (["profile", str(artifact), "--input", f"z={one}"],
          "no input is named 'z'; there are 'x', 'b'"),

@@ -15,7 +15,7 @@ from test_onnx_control import BOOL, branch, graph, model, node, value
 
 import ekiden
 from ekiden.frontend.onnx import from_onnx, register, survey
-from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.frontend.onnx.registry import CONVERTER_TABLE
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -109,7 +109,7 @@ def test_an_operator_is_registered_from_python() -> None:
     try:
 
         @register(OWN, "Scale", attributes="factor")
-        def scale(at: Node) -> Expr:
+        def scale(at: OnnxNode) -> Expr:
             return op.multiply(at.expr(0), const(at.get_float("factor", 1.0)))
 
         found = ekiden.compile(made)(normal(4))

@@ -17,7 +17,7 @@ from onnx.backend.test.case.node import collect_testcases
 from onnx_models import Array
 
 from ekiden.frontend.onnx import from_onnx
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.frontend.onnx.registry import CONVERTER_TABLE
 from ekiden.frontend.onnx.signature_table import OPSETS
 from ekiden.frontend.onnx.signatures import ATTRIBUTE_KINDS, find_signature
@@ -201,11 +201,11 @@ def test_declared_sizes_are_not_allocated() -> None:
 def test_an_input_that_a_converter_does_not_read_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def first(node: Node) -> Expr:
+    def first(node: OnnxNode) -> Expr:
         """Ignore the second input."""
         return node.expr(0)
 
-    def all_of(node: Node) -> Expr:
+    def all_of(node: OnnxNode) -> Expr:
         """Read both."""
         return node.exprs()[0]
 

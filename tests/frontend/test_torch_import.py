@@ -15,7 +15,7 @@ from torch.export import Dim
 import ekiden
 from ekiden import relay
 from ekiden.frontend.torch import register
-from ekiden.frontend.torch.node import Node
+from ekiden.frontend.torch.node import FxNode
 from ekiden.frontend.torch.registry import CONVERTER_TABLE
 from ekiden.relay.expr import Constant
 from ekiden.relay.visitor import post_order
@@ -240,7 +240,7 @@ def test_a_custom_operator_is_taught() -> None:
     assert "unknown operator" in message
 
     @register("ekiden_test::twice")
-    def convert(node: Node, value: object) -> object:
+    def convert(node: FxNode, value: object) -> object:
         return relay.op.multiply(node.as_expr(value), relay.const(2.0))  # type: ignore[arg-type]
 
     try:

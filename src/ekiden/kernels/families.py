@@ -15,7 +15,7 @@ _FAMILY_MODULES: Mapping[str, str] = {
     "paged_attention": "attention.page_attention",
     "recurrent": "recurrent.layers",
     "scatter": "cpu.scatter",
-    "dense_pack": "quantized.dense_listed",
+    "dense_pack": "quantized.dense_int8_split_words",
     "conv_nhwc_pack": "cpu.conv2d",
     "conv2d_transpose": "cpu.upsample",
     "conv_transpose_pack": "cpu.conv2d_transpose",

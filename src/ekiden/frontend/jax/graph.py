@@ -28,7 +28,14 @@ from ekiden.frontend.jax.dtype import (
     lookup_narrow,
     part_dtype_of,
 )
-from ekiden.frontend.jax.node import Many, Node, Pair, StablehloRow, describe, user_source_line
+from ekiden.frontend.jax.node import (
+    Many,
+    Pair,
+    StablehloNode,
+    StablehloRow,
+    describe,
+    user_source_line,
+)
 from ekiden.frontend.jax.registry import CONVERTER_TABLE, find_row
 from ekiden.frontend.jax.stablehlo import decompose_operation, defined_functions
 from ekiden.ir.op import Array
@@ -193,7 +200,7 @@ class StablehloImporter:
         if decomposed_results is not None:
             return decomposed_results
         row = find_row(operation.name)
-        node = Node(operation, inputs, self.scope, names, self, str(self.scope.span))
+        node = StablehloNode(operation, inputs, self.scope, names, self, str(self.scope.span))
         if _has_complex(operation):
             if row.on_complex is None:
                 raise Unsupported("complex numbers are not supported here")
@@ -220,12 +227,12 @@ class StablehloImporter:
         (function,) = defined_functions(module)
         return self.results(function.regions[0].blocks[0], inputs)
 
-    def _convert_and_fold(self, node: Node, row: StablehloRow) -> Result:
+    def _convert_and_fold(self, node: StablehloNode, row: StablehloRow) -> Result:
         """Convert by a row, and fold the result where all inputs are small constants."""
         result = row.convert(node)
         return fold_results(self.scope, node.inputs, result)  # type: ignore[arg-type]  # none is complex
 
-    def _evaluate_or_convert(self, node: Node, row: StablehloRow, rule: Rule) -> Result:
+    def _evaluate_or_convert(self, node: StablehloNode, row: StablehloRow, rule: Rule) -> Result:
         dtype = node.out_dtype()
         known_result = evaluate_rule(node.inputs, rule, dtype, row.is_view)
         if known_result is not None:
@@ -237,7 +244,7 @@ class StablehloImporter:
             return result
         return propagate_elements(self.scope, node.inputs, rule, result)
 
-    def _cast_to_declared(self, node: Node, result: Result) -> Result:
+    def _cast_to_declared(self, node: StablehloNode, result: Result) -> Result:
         """Cast outputs to their declared dtypes, and round them to narrow ones."""
         if node.operation.name in _UNROUNDED_OPERATIONS:
             return result
@@ -253,7 +260,9 @@ class StablehloImporter:
             ]
         return result
 
-    def _round_to_declared(self, node: Node, index: int, result: Expr | Value) -> Expr | Value:
+    def _round_to_declared(
+        self, node: StablehloNode, index: int, result: Expr | Value
+    ) -> Expr | Value:
         if is_token(node.operation.results[index].type):
             return result
         dtype, narrow = node.out_dtype(index), lookup_narrow(node.operation.results[index].type)

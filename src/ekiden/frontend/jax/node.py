@@ -58,7 +58,7 @@ def user_source_line(location: str) -> str:
     return f"{os.path.basename(file)}:{line}" + (f": {code}" if code else "")
 
 
-class Node(common.Node):
+class StablehloNode(common.Node):
     """StableHLO operation as converters see it."""
 
     def __init__(
@@ -266,11 +266,11 @@ _BROADCAST_OP = op.get("broadcast_to")
 
 Many: TypeAlias = list[Value | ComplexValue]
 """What a function gives."""
-Converter: TypeAlias = Callable[[Node], "Result | Many"]
+Converter: TypeAlias = Callable[[StablehloNode], "Result | Many"]
 Pair: TypeAlias = tuple[Expr, Expr]
 """The two parts of what is complex."""
-PairRule: TypeAlias = Callable[[Node], Pair]
-ComplexRule: TypeAlias = Callable[[Node], "Pair | Result | Many"]
+PairRule: TypeAlias = Callable[[StablehloNode], Pair]
+ComplexRule: TypeAlias = Callable[[StablehloNode], "Pair | Result | Many"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class StablehloRow:
     name: str
     """With its dialect: "stablehlo.add"."""
     convert: Converter
-    rule: Callable[[Node], Rule] | None = None
+    rule: Callable[[StablehloNode], Rule] | None = None
     """What it gives of inputs whose elements are known, numbers or sizes."""
     is_view: bool = False
     """Whether it copies no elements."""
@@ -302,7 +302,7 @@ def per_part(convert: Converter) -> PairRule:
     and sums.
     """
 
-    def rule(node: Node) -> Pair:
+    def rule(node: StablehloNode) -> Pair:
         """Convert the real and the imaginary parts of all inputs."""
         component_results = []
         for which in range(2):

@@ -34,7 +34,7 @@ from ekiden.frontend.onnx.load import (
     topological_order,
 )
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import LazyAttributes, Node, OnnxRow, describe_node
+from ekiden.frontend.onnx.node import LazyAttributes, OnnxNode, OnnxRow, describe_node
 from ekiden.frontend.onnx.signatures import OperatorSignature, check_shape_limits, find_signature
 from ekiden.frontend.onnx.tensor import dense, to_array
 from ekiden.ir.span import Span
@@ -245,7 +245,7 @@ class GraphImporter:
         if local is not None:
             return self._inline_function(proto, local, versions)
         row = find_row(proto, versions)
-        node = Node(
+        node = OnnxNode(
             proto,
             imported_opset(proto, versions),
             LazyAttributes(proto.attribute),
@@ -308,7 +308,7 @@ class GraphImporter:
         return list(descriptions)
 
 
-def _apply_converter(row: OnnxRow, node: Node, declared: OperatorSignature | None) -> Result:
+def _apply_converter(row: OnnxRow, node: OnnxNode, declared: OperatorSignature | None) -> Result:
     """Apply a converter to a node after constant evaluation; raise Unsupported for an input that
     stays unread.
     """

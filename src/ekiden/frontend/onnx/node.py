@@ -32,7 +32,7 @@ Attribute: TypeAlias = (
     | onnx.GraphProto
     | onnx.TypeProto
 )
-Converter: TypeAlias = Callable[["Node"], Result]
+Converter: TypeAlias = Callable[["OnnxNode"], Result]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class LazyAttributes(Mapping[str, Attribute]):
         return self._protos[name].strings  # type: ignore[no-any-return]
 
 
-class Node(common.Node):
+class OnnxNode(common.Node):
     """An ONNX node with its attributes, subgraphs and visible names."""
 
     def __init__(

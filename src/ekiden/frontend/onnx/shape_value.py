@@ -28,17 +28,17 @@ from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, dtype_name, known
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.ir import prim
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
 from ekiden.runtime.errors import ImportModelError
 from ekiden.topi.dimensions import infer_reshape
 
-Evaluator = Callable[[Node, Sequence[Array]], Array | None]
+Evaluator = Callable[[OnnxNode, Sequence[Array]], Array | None]
 
 
-def evaluate_node(node: Node) -> Value | None:
+def evaluate_node(node: OnnxNode) -> Value | None:
     """Evaluate a node whose inputs are known at import; return None if it must run."""
     if node.op_type == "Shape":
         return rules.known_shape(node.shape(0)[node.get_int("start", 0) : _shape_end(node)])
@@ -59,7 +59,7 @@ def evaluate_node(node: Node) -> Value | None:
     )
 
 
-def annotate_result(node: Node, result: Value) -> Value:
+def annotate_result(node: OnnxNode, result: Value) -> Value:
     """Annotate a run-time result with the known values of its elements."""
     evaluator = SHAPE_EVALUATORS.get(node.op_type)
     if evaluator is None or result.is_text:
@@ -67,12 +67,12 @@ def annotate_result(node: Node, result: Value) -> Value:
     return rules.propagate_elements(node.scope, node.inputs, partial(evaluator, node), result)
 
 
-def fold_result(node: Node, result: Result) -> Result:
+def fold_result(node: OnnxNode, result: Result) -> Result:
     """Fold a converter's result whose operands are small constants; others are unchanged."""
     return rules.fold_results(node.scope, node.inputs, result)
 
 
-def _result_dtype(node: Node, inputs: Sequence[Value]) -> str:
+def _result_dtype(node: OnnxNode, inputs: Sequence[Value]) -> str:
     """Return the dtype of an evaluated node's result."""
     if node.op_type in PREDICATE_OPERATORS:
         return "bool"
@@ -83,12 +83,12 @@ def _result_dtype(node: Node, inputs: Sequence[Value]) -> str:
     return inputs[1 if node.op_type == "Where" else 0].type.dtype
 
 
-def _shape_end(node: Node) -> int | None:
+def _shape_end(node: OnnxNode) -> int | None:
     """Return the attribute `end` of Shape; None where it is absent."""
     return node.get_int("end") if node.has("end") else None
 
 
-def _evaluate_size(node: Node) -> Value | None:
+def _evaluate_size(node: OnnxNode) -> Value | None:
     """Return the number of elements as an expression; None where a dimension is unknown."""
     total: PrimExpr = prim.const(1)
     for extent in node.shape(0):
@@ -102,7 +102,7 @@ def _evaluate_size(node: Node) -> Value | None:
 def _broadcast_evaluator(rule: Rule) -> Evaluator:
     """Return an evaluator that applies a rule to inputs that broadcast."""
 
-    def evaluate_broadcast(node: Node, inputs: Sequence[Array]) -> Array | None:
+    def evaluate_broadcast(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
         """Apply the rule; raise ImportModelError for shapes that do not broadcast."""
         try:
             np.broadcast_shapes(*(i.shape for i in inputs))
@@ -114,25 +114,25 @@ def _broadcast_evaluator(rule: Rule) -> Evaluator:
     return evaluate_broadcast
 
 
-def _evaluate_mod(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _evaluate_mod(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
     """Evaluate Mod on integers with Python's sign; None for `fmod` and floats."""
     if node.get_int("fmod", 0) or any(i.dtype.kind == "f" for i in inputs):
         return None
     return rules.floor_mod(inputs)
 
 
-def _evaluate_cast(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _evaluate_cast(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
     return rules.cast(from_onnx_dtype(node.get_int("to")))(inputs)
 
 
 # Moving elements.
 
 
-def _axis_attribute(node: Node, rank: int) -> int:
+def _axis_attribute(node: OnnxNode, rank: int) -> int:
     return node.axis(node.get_int("axis", 0), rank)
 
 
-def _constant_axes(node: Node, inputs: Sequence[Array]) -> tuple[int, ...] | None:
+def _constant_axes(node: OnnxNode, inputs: Sequence[Array]) -> tuple[int, ...] | None:
     """Return the axes of the attribute (before opset 13) or of the second input; None without
     either.
     """
@@ -145,7 +145,7 @@ def _constant_axes(node: Node, inputs: Sequence[Array]) -> tuple[int, ...] | Non
     return tuple(int(a) for a in inputs[1].ravel())
 
 
-def _evaluate_gather(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _evaluate_gather(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
     data, indices = inputs
     if indices.dtype == np.object_:
         return None
@@ -157,7 +157,7 @@ def _evaluate_gather(node: Node, inputs: Sequence[Array]) -> Array | None:
     return np.asarray(np.take(data, indices.astype(np.int64), axis=axis))
 
 
-def _evaluate_slice(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _evaluate_slice(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
     if any(i.dtype == np.object_ for i in inputs[1:]):
         return None
     data = inputs[0]
@@ -181,18 +181,18 @@ def _evaluate_slice(node: Node, inputs: Sequence[Array]) -> Array | None:
     return data[tuple(windows)]
 
 
-def _evaluate_concat(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _evaluate_concat(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
     return concat_elements(inputs, _axis_attribute(node, inputs[0].ndim))
 
 
-def _evaluate_unsqueeze(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _evaluate_unsqueeze(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
     axes = _constant_axes(node, inputs)
     if axes is None:
         return None
     return np.expand_dims(inputs[0], normalize_axes(node, axes, inputs[0].ndim + len(axes)))
 
 
-def normalize_axes(node: Node, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+def normalize_axes(node: OnnxNode, axes: Sequence[int], rank: int) -> tuple[int, ...]:
     """Return axes counted from the front; raise Unsupported for duplicates."""
     at = tuple(node.axis(a, rank) for a in axes)
     if len(set(at)) < len(at):
@@ -200,7 +200,7 @@ def normalize_axes(node: Node, axes: Sequence[int], rank: int) -> tuple[int, ...
     return at
 
 
-def _evaluate_squeeze(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _evaluate_squeeze(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
     """Evaluate Squeeze; without axes all axes of extent 1 go."""
     return np.squeeze(inputs[0], _constant_axes(node, inputs) or None)  # as of no axes: of all
 
@@ -213,7 +213,7 @@ def check_reshape_target(target: Sequence[int | PrimExpr]) -> None:
             raise ImportModelError(f"a dimension of the shape must be at least -1, got {number}")
 
 
-def _evaluate_reshape(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _evaluate_reshape(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
     data = inputs[0]
     if not node.has("shape") and len(inputs) < 2:
         return None
@@ -227,11 +227,11 @@ def _evaluate_reshape(node: Node, inputs: Sequence[Array]) -> Array | None:
     return data.reshape([d.value for d in inferred if isinstance(d, prim.IntImm)])
 
 
-def _evaluate_transpose(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _evaluate_transpose(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
     return inputs[0].transpose(node.get_ints("perm", tuple(reversed(range(inputs[0].ndim)))))
 
 
-def _evaluate_flatten(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _evaluate_flatten(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
     axis = node.get_int("axis", 1)
     rows = int(
         np.prod(inputs[0].shape[: axis + inputs[0].ndim if axis < 0 else axis], dtype=np.int64)
@@ -239,7 +239,7 @@ def _evaluate_flatten(node: Node, inputs: Sequence[Array]) -> Array | None:
     return inputs[0].reshape(rows, inputs[0].size // rows if rows else 0)
 
 
-def scalar_fill(node: Node) -> Array:
+def scalar_fill(node: OnnxNode) -> Array:
     """Return the scalar of the attribute `value`; float32 0 where it is absent. Raises
     UnsupportedError for a tensor of another number of elements.
     """
@@ -254,7 +254,7 @@ MAX_FILLED = 1 << 20
 """Elements of one value that are made at import; more is left to the program."""
 
 
-def _evaluate_constant_of_shape(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _evaluate_constant_of_shape(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
     if inputs[0].dtype == np.object_:
         return None
     shape = [int(d) for d in inputs[0]]
@@ -263,7 +263,7 @@ def _evaluate_constant_of_shape(node: Node, inputs: Sequence[Array]) -> Array | 
     return np.full(shape, scalar_fill(node)) if math.prod(shape) <= MAX_FILLED else None
 
 
-def _evaluate_expand(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _evaluate_expand(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
     data, target = inputs
     if target.dtype == np.object_:
         return None
@@ -273,7 +273,7 @@ def _evaluate_expand(node: Node, inputs: Sequence[Array]) -> Array | None:
     )
 
 
-def _evaluate_tile(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _evaluate_tile(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
     data, times = inputs
     if times.dtype == np.object_:
         return None
@@ -289,7 +289,7 @@ def check_range_step(step: object) -> None:
         raise ImportModelError("'delta' must not be 0")
 
 
-def _evaluate_range(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _evaluate_range(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
     if any(i.dtype == np.object_ for i in inputs):
         return None
     start, limit, step = (i.item() for i in inputs)
@@ -306,7 +306,7 @@ def _reduction_evaluator(both: Scalar) -> Evaluator:
     # Only shape vectors are reduced at import; other tensors are left to the run.
     """Return an evaluator that reduces a shape vector by a scalar operator."""
 
-    def evaluate_reduction(node: Node, inputs: Sequence[Array]) -> Array | None:
+    def evaluate_reduction(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
         """Reduce a vector of sizes over its axis; None for other tensors, for axes that are not
         known and for no elements.
         """

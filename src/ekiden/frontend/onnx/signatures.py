@@ -17,7 +17,7 @@ from ekiden.frontend.common.text_value import TextValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import known_int
 
@@ -152,7 +152,7 @@ def _arity_errors(
 # What needs the types of inputs.
 
 
-def check_shape_limits(node: Node, known_signature: OperatorSignature) -> None:
+def check_shape_limits(node: OnnxNode, known_signature: OperatorSignature) -> None:
     """Raise Unsupported for an input or attribute whose rank or length the operator forbids."""
     rules = limits.SHAPE_LIMITS.get((_operator_domain(node), node.op_type))
     if rules is not None:
@@ -161,7 +161,7 @@ def check_shape_limits(node: Node, known_signature: OperatorSignature) -> None:
             operands.check(rule)
 
 
-def _operator_domain(node: Node) -> str:
+def _operator_domain(node: OnnxNode) -> str:
     """Return the domain of a node's operator, with "ai.onnx" written as ""."""
     return "" if node.proto.domain == "ai.onnx" else str(node.proto.domain)
 
@@ -169,7 +169,7 @@ def _operator_domain(node: Node) -> str:
 class _OperandShapes:
     """Ranks and lengths of a node's inputs and attributes, looked up by name."""
 
-    def __init__(self, node: Node, known_signature: OperatorSignature) -> None:
+    def __init__(self, node: OnnxNode, known_signature: OperatorSignature) -> None:
         self._node = node
         self._places = {p.name: i for i, p in enumerate(known_signature.inputs)}
 

@@ -24,8 +24,8 @@ from ekiden.frontend.tensorflow.graph_analysis import (
     data_inputs,
     producer_name,
 )
-from ekiden.frontend.tensorflow.load import Model, Proto
-from ekiden.frontend.tensorflow.node import Node, TensorflowRow
+from ekiden.frontend.tensorflow.load import Proto, TensorflowModel
+from ekiden.frontend.tensorflow.node import TensorflowNode, TensorflowRow
 from ekiden.frontend.tensorflow.registry import find_row
 from ekiden.runtime.errors import ImportModelError
 
@@ -33,7 +33,7 @@ from ekiden.runtime.errors import ImportModelError
 class ImportState(Walk):
     """Import state that all graphs of one model share."""
 
-    def __init__(self, model: Model, scope: Scope) -> None:
+    def __init__(self, model: TensorflowModel, scope: Scope) -> None:
         super().__init__(model.label, scope)
         self.model = model
         self._plans: dict[str, GraphAnalysis] = {}
@@ -207,7 +207,7 @@ class GraphImporter:
         self.failed.add(proto.name)  # until it is made
         with self.shared.at(f"{proto.op} {proto.name!r}", named):
             row = find_row(str(proto.op))
-            node = Node(proto, inputs, self, names)
+            node = TensorflowNode(proto, inputs, self, names)
             if row.binds_outputs:
                 row.convert(node)
                 self.failed.discard(proto.name)
@@ -221,7 +221,7 @@ class GraphImporter:
             self.failed.discard(proto.name)
 
 
-def _convert_or_fold(row: TensorflowRow, node: Node) -> Result:
+def _convert_or_fold(row: TensorflowRow, node: TensorflowNode) -> Result:
     rule = row.rule
     if rule is not None and not any(isinstance(v, NonTensorValue) for v in node.inputs):
         folded = rules.evaluate_rule(
@@ -235,7 +235,7 @@ def _convert_or_fold(row: TensorflowRow, node: Node) -> Result:
     return rules.fold_results(node.scope, node.inputs, converted)
 
 
-def _rule_dtype(row: TensorflowRow, node: Node) -> str:
+def _rule_dtype(row: TensorflowRow, node: TensorflowNode) -> str:
     """Return the dtype of an evaluation rule's result."""
     if row.is_predicate:
         return "bool"
@@ -245,7 +245,7 @@ def _rule_dtype(row: TensorflowRow, node: Node) -> str:
     return node.dtype(0)
 
 
-def _propagate_elements(row: TensorflowRow, node: Node, value: Value) -> Value:
+def _propagate_elements(row: TensorflowRow, node: TensorflowNode, value: Value) -> Value:
     rule = row.rule
     assert rule is not None
     return rules.propagate_elements(

@@ -14,7 +14,7 @@ from ekiden.frontend.common.unranked import StatedInput, check_ranks, stated_sha
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tensorflow.graph import GraphImporter, ImportState
-from ekiden.frontend.tensorflow.load import GraphInput, Model, output_dtype, read_model
+from ekiden.frontend.tensorflow.load import GraphInput, TensorflowModel, output_dtype, read_model
 from ekiden.ir.module import IRModule
 from ekiden.ir.type import tensor_type
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
@@ -49,7 +49,7 @@ def import_tensorflow(
 class _ModelImport:
     """Import attempt of one model, under the dimension facts known so far."""
 
-    def __init__(self, model: Model, facts: DimFacts) -> None:
+    def __init__(self, model: TensorflowModel, facts: DimFacts) -> None:
         self.model, self.label = model, model.label
         self.scope = Scope(facts, set())
         self.main = MainBuilder(self.scope)

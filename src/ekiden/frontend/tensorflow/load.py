@@ -55,7 +55,7 @@ class TensorflowGraph:
 
 
 @dataclass(slots=True)
-class Model:
+class TensorflowModel:
     """Loaded model: its main graph and a library of functions, which become graphs when first used.
 
     label: the model's name in messages.
@@ -109,7 +109,7 @@ def output_dtype(graph: TensorflowGraph, tensor: str) -> str:
     return dtype_name(node.attr["T" if node.op == "Identity" else "dtype"].type)
 
 
-def read_model(source: object, signature: str = "", outputs: Sequence[str] = ()) -> Model:
+def read_model(source: object, signature: str = "", outputs: Sequence[str] = ()) -> TensorflowModel:
     """Load a path, bytes, or an object of TensorFlow or Keras.
 
     Args:
@@ -146,7 +146,7 @@ def _check_no_signature(signature: str, label: str) -> None:
         raise CompileError(f"import {label}: {text}")
 
 
-def _read_keras_bytes(data: bytes, signature: str) -> Model:
+def _read_keras_bytes(data: bytes, signature: str) -> TensorflowModel:
     """Load the bytes of a .keras file through a temporary file, as Keras reads paths only."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
@@ -154,7 +154,7 @@ def _read_keras_bytes(data: bytes, signature: str) -> Model:
         return _read_path(path, signature, ())
 
 
-def _read_path(path: Path, signature: str, outputs: Sequence[str]) -> Model:
+def _read_path(path: Path, signature: str, outputs: Sequence[str]) -> TensorflowModel:
     label = f"model {path.name!r}"
     if path.is_dir():
         return _load_saved_model(path, label, signature)
@@ -192,7 +192,7 @@ def _parse_graph_def(data: bytes, label: str) -> Proto:
     return graph
 
 
-def _load_saved_model(path: Path, label: str, signature: str) -> Model:
+def _load_saved_model(path: Path, label: str, signature: str) -> TensorflowModel:
     with translate_errors("TensorFlow cannot load it", label, None):
         for meta_graph in parse_saved_model(str(path)).meta_graphs:
             # TensorFlow itself allocates declared counts: check them before it loads the graph.
@@ -211,7 +211,7 @@ def _load_saved_model(path: Path, label: str, signature: str) -> Model:
     return model
 
 
-def _from_keras_model(model: Any, label: str) -> Model:  # noqa: ANN401
+def _from_keras_model(model: Any, label: str) -> TensorflowModel:  # noqa: ANN401
     """Load a Keras model as a graph.
 
     A subclassed model declares no inputs but can be exported once it has been called; Keras decides
@@ -260,7 +260,11 @@ def _keras_input_names(model: Any) -> list[str]:  # noqa: ANN401
     return [str(i.name) for i in model.inputs]
 
 
-def _from_concrete_function(function: Any, label: str, names: Sequence[str] = ()) -> Model:  # noqa: ANN401
+def _from_concrete_function(
+    function: Any,  # noqa: ANN401
+    label: str,
+    names: Sequence[str] = (),
+) -> TensorflowModel:
     """Freeze a concrete function into a graph with constant weights."""
     with translate_errors("TensorFlow cannot freeze it", label, None):
         # Without lowering, control flow stays v2 calls of functions, which import as Relay branches
@@ -278,7 +282,7 @@ def _from_concrete_function(function: Any, label: str, names: Sequence[str] = ()
     outputs = [(n, t.name) for n, t in zip(results, frozen.outputs, strict=True)]
     nodes = {n.name: n for n in graph.node}
     library = {f.signature.name: f for f in graph.library.function}
-    return Model(label, TensorflowGraph(nodes, inputs, outputs), library, graph.versions)
+    return TensorflowModel(label, TensorflowGraph(nodes, inputs, outputs), library, graph.versions)
 
 
 def _result_names(function: Any, frozen: Any) -> list[str]:  # noqa: ANN401
@@ -289,7 +293,7 @@ def _result_names(function: Any, frozen: Any) -> list[str]:  # noqa: ANN401
     return [t.name.partition(":")[0] for t in frozen.outputs]
 
 
-def _from_graph_def(graph: Proto, label: str, outputs: Sequence[str]) -> Model:
+def _from_graph_def(graph: Proto, label: str, outputs: Sequence[str]) -> TensorflowModel:
     nodes = {n.name: n for n in graph.node}
     if not nodes:
         raise ImportModelError(f"import {label}: it has no nodes")
@@ -308,7 +312,7 @@ def _from_graph_def(graph: Proto, label: str, outputs: Sequence[str]) -> Model:
         for name in output_names
     ]
     library = {f.signature.name: f for f in graph.library.function}
-    return Model(label, TensorflowGraph(nodes, inputs, pairs), library, graph.versions)
+    return TensorflowModel(label, TensorflowGraph(nodes, inputs, pairs), library, graph.versions)
 
 
 def _resolve_tensor_name(name: str, nodes: Mapping[str, Proto], label: str) -> str:

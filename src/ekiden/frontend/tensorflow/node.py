@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ekiden.frontend.tensorflow.graph import GraphImporter
 
 
-class Node(common.AttributeNode):
+class TensorflowNode(common.AttributeNode):
     """Node of a GraphDef as converters see it; `graph` is its importer."""
 
     def __init__(
@@ -79,8 +79,8 @@ class Node(common.AttributeNode):
         return [str(f.name) for f in self.proto.attr[name].list.func]
 
 
-Converter: TypeAlias = Callable[[Node], Result]
-Evaluator: TypeAlias = Callable[[Node, Sequence[Array]], Array | None]
+Converter: TypeAlias = Callable[[TensorflowNode], Result]
+Evaluator: TypeAlias = Callable[[TensorflowNode, Sequence[Array]], Array | None]
 """The elements of the output from those of the inputs, numbers or expressions of dimensions (see
 ekiden.frontend.common.arithmetic); None to leave it to the converter."""
 

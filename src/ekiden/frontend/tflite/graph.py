@@ -22,12 +22,12 @@ from ekiden.frontend.tflite.hybrid_quantization import is_hybrid
 from ekiden.frontend.tflite.integer_arithmetic import is_quantized
 from ekiden.frontend.tflite.load import (
     NUMERIC_DTYPES,
-    Model,
     Tensor,
+    TfliteModel,
     TfliteOperator,
     TfliteSubgraph,
 )
-from ekiden.frontend.tflite.node import Node, QuantizedPolicy, TfliteRow
+from ekiden.frontend.tflite.node import QuantizedPolicy, TfliteNode, TfliteRow
 from ekiden.frontend.tflite.registry import find_row
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
@@ -79,7 +79,7 @@ class VariableTable:
 class ImportState(Walk):
     """Import state that all subgraphs of one model share."""
 
-    def __init__(self, model: Model, scope: Scope, main: MainBuilder) -> None:
+    def __init__(self, model: TfliteModel, scope: Scope, main: MainBuilder) -> None:
         super().__init__(model.label, scope)
         self.model, self.variables = model, VariableTable(main)
         self.is_nested = False
@@ -96,7 +96,7 @@ class SubgraphImporter:
         self.failed: set[int] = set()
         """Tensors of operators that are not supported, and of what comes after them."""
 
-    def inside(self, index: int) -> SubgraphImporter:
+    def subgraph_importer(self, index: int) -> SubgraphImporter:
         """Return an importer of another subgraph of the model. Raises ImportModelError if there is
         none.
         """
@@ -234,7 +234,7 @@ class SubgraphImporter:
             row = find_row(operation.code)
             _check_tensors(row, ins, outs)
             values = [None if t is None else self.value(t.index) for t in ins]
-            node = Node(operation, name, values, self, ins, outs)
+            node = TfliteNode(operation, name, values, self, ins, outs)
             with reject_malformed("its tensors or options do not fit the operator"):
                 results = _convert_or_fold(row, node)
             outputs = self.shared.outputs(results, node.output_names)
@@ -247,7 +247,7 @@ class SubgraphImporter:
             self.failed.difference_update(operation.outputs or [-2])
 
 
-def _propagate_elements(row: TfliteRow, node: Node, value: Value) -> Value:
+def _propagate_elements(row: TfliteRow, node: TfliteNode, value: Value) -> Value:
     """Annotate an output computed from data with the elements that its rule proves."""
     rule = row.rule
     assert rule is not None
@@ -256,7 +256,7 @@ def _propagate_elements(row: TfliteRow, node: Node, value: Value) -> Value:
     )
 
 
-def _convert_or_fold(row: TfliteRow, node: Node) -> Result:
+def _convert_or_fold(row: TfliteRow, node: TfliteNode) -> Result:
     rule = row.rule
     if rule is not None:
         known_result = rules.evaluate_rule(

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden.frontend.tflite.integer_arithmetic import quantization_of
-from ekiden.frontend.tflite.node import Node
+from ekiden.frontend.tflite.node import TfliteNode
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
@@ -39,7 +39,7 @@ _UINT8_OFFSET = 128
 """Between the numbers of uint8 and those of int8."""
 
 
-def is_hybrid(node: Node) -> bool:
+def is_hybrid(node: TfliteNode) -> bool:
     """Return whether an operator has float32 data and int8 weights."""
     return [t.dtype for t in node.ins[:2] if t is not None] == ["float32", "int8"]
 
@@ -77,7 +77,7 @@ def quantize_rows(data: Expr, rank: int, asymmetric: bool) -> QuantizedRows:
 class HybridOperand:
     """Float operand of several products with float or int8 weights; it is quantized once."""
 
-    def __init__(self, node: Node, data: Expr) -> None:
+    def __init__(self, node: TfliteNode, data: Expr) -> None:
         self.node, self.data = node, data
         self._rows: QuantizedRows | None = None
 
@@ -93,7 +93,7 @@ class HybridOperand:
         return self._rows.numbers(sums, weight_sums(values, (1,)), weight_scales(self.node, weight))
 
 
-def float_input(node: Node, index: int) -> Expr:
+def float_input(node: TfliteNode, index: int) -> Expr:
     """Return a float input, or an int8 one dequantized as the kernels do first."""
     tensor = node.ins[index]
     if tensor is None or tensor.dtype != "int8":
@@ -127,7 +127,7 @@ def _symmetric_params(low: Expr, high: Expr) -> tuple[Expr, Expr]:
     return scale, const(np.float32(0))
 
 
-def weight_scales(node: Node, weight: int) -> Expr:
+def weight_scales(node: TfliteNode, weight: int) -> Expr:
     """Return the scale of the weights, or one per output channel."""
     quantization = quantization_of(node, node.ins[weight])
     if any(quantization.zero_point):

@@ -13,7 +13,13 @@ from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unranked import StatedInput, check_ranks, stated_shape
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.tflite.graph import ImportState, SubgraphImporter
-from ekiden.frontend.tflite.load import Model, Tensor, TfliteSignature, TfliteSubgraph, read_model
+from ekiden.frontend.tflite.load import (
+    Tensor,
+    TfliteModel,
+    TfliteSignature,
+    TfliteSubgraph,
+    read_model,
+)
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.text import format_type
@@ -46,7 +52,7 @@ def import_tflite(
     return import_to_fixpoint(lambda facts: _ModelImport(model, chosen, facts).run(shape or {}))
 
 
-def _select_signature(model: Model, name: str | None) -> TfliteSignature:
+def _select_signature(model: TfliteModel, name: str | None) -> TfliteSignature:
     if name is None:
         return TfliteSignature(0, {}, {})
     available = ", ".join(map(repr, model.signatures)) or "none"
@@ -63,7 +69,7 @@ def _select_signature(model: Model, name: str | None) -> TfliteSignature:
 class _ModelImport:
     """Import attempt of one model, under the dimension facts known so far."""
 
-    def __init__(self, model: Model, signature: TfliteSignature, facts: DimFacts) -> None:
+    def __init__(self, model: TfliteModel, signature: TfliteSignature, facts: DimFacts) -> None:
         self.label, self.signature = model.label, signature
         self.subgraph = model.graphs[signature.graph]
         self.scope = Scope(facts, {name for g in model.graphs for name in _used_tensors(g)})

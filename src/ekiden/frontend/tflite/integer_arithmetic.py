@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ekiden.frontend.tflite.load import Tensor, TensorQuantization
-from ekiden.frontend.tflite.node import Node
+from ekiden.frontend.tflite.node import TfliteNode
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
@@ -51,7 +51,7 @@ class QuantParams:
         return self.point + int(np.trunc(steps + np.copysign(np.float32(0.5), steps)))
 
 
-def is_quantized(node: Node) -> bool:
+def is_quantized(node: TfliteNode) -> bool:
     """Return whether one of an operator's tensors is quantized."""
     candidates = [
         t for t in (*node.ins, *node.outs) if t is not None and t.quantization is not None
@@ -59,7 +59,7 @@ def is_quantized(node: Node) -> bool:
     return any(t.dtype in ("int8", "uint8", "int16", "int4") for t in candidates)
 
 
-def quantization_of(node: Node, tensor: Tensor | None) -> TensorQuantization:
+def quantization_of(node: TfliteNode, tensor: Tensor | None) -> TensorQuantization:
     """Return the quantization of a tensor of INTEGER_KERNEL_DTYPES; reject any other."""
     if tensor is None or tensor.quantization is None or tensor.dtype not in INTEGER_KERNEL_DTYPES:
         kind = "missing" if tensor is None else tensor.dtype
@@ -67,7 +67,7 @@ def quantization_of(node: Node, tensor: Tensor | None) -> TensorQuantization:
     return tensor.quantization
 
 
-def quant_params(node: Node, tensor: Tensor | None) -> QuantParams:
+def quant_params(node: TfliteNode, tensor: Tensor | None) -> QuantParams:
     """Return the parameters of a per-tensor quantized tensor."""
     quantization = quantization_of(node, tensor)
     assert tensor is not None
@@ -136,14 +136,14 @@ def rescale_by_q31(data: Expr, multiplier: float | Array) -> Expr:
     return op.cast(op.right_shift(products, const(shift - 16)), "int32")
 
 
-def store_quantized(node: Node, data: Expr) -> Expr:
+def store_quantized(node: TfliteNode, data: Expr) -> Expr:
     """Add the output's zero point to int32 numbers, and clip to its dtype and fused activation."""
     result = quant_params(node, node.outs[0])
     moved = op.add(data, const(np.int32(result.point))) if result.point else data
     return op.cast(op.clip(moved, *activation_limits(node)), result.dtype)
 
 
-def activation_limits(node: Node) -> tuple[int, int]:
+def activation_limits(node: TfliteNode) -> tuple[int, int]:
     """Return the least and the largest level that the output's dtype and fused activation admit."""
     result = quant_params(node, node.outs[0])
     kind = node.option("FusedActivationFunction") if _has_fused_activation(node) else 0
@@ -155,7 +155,7 @@ def activation_limits(node: Node) -> tuple[int, int]:
     return low, high if real_high is None else min(high, result.quantize_value(real_high))
 
 
-def _has_fused_activation(node: Node) -> bool:
+def _has_fused_activation(node: TfliteNode) -> bool:
     return hasattr(node.operation.options, "FusedActivationFunction")
 
 
@@ -165,7 +165,7 @@ ACTIVATION_LIMITS: dict[int, tuple[float | None, float | None]] = {
 """What a fused activation leaves."""
 
 
-def apply_lookup_table(node: Node, function: Callable[[Array], Array]) -> Expr:
+def apply_lookup_table(node: TfliteNode, function: Callable[[Array], Array]) -> Expr:
     """Emit a lookup table of a function of one level, clipped to the output's limits."""
     source, result = quant_params(node, node.ins[0]), quant_params(node, node.outs[0])
     first, last = source.limits
@@ -178,10 +178,10 @@ def apply_lookup_table(node: Node, function: Callable[[Array], Array]) -> Expr:
     return op.take(const(table), index, mode="fast")
 
 
-def tabulate_real(function: Callable[[Array], Array]) -> Callable[[Node], Expr]:
+def tabulate_real(function: Callable[[Array], Array]) -> Callable[[TfliteNode], Expr]:
     """Return the converter of a real function, which the kernels tabulate in single precision."""
 
-    def convert(node: Node) -> Expr:
+    def convert(node: TfliteNode) -> Expr:
         """Convert the operator to a table of all levels of the input's dtype."""
         source, result = quant_params(node, node.ins[0]), quant_params(node, node.outs[0])
 
@@ -200,7 +200,7 @@ def tabulate_real(function: Callable[[Array], Array]) -> Callable[[Node], Expr]:
     return convert
 
 
-def requantize_by_table(node: Node, source: QuantParams, result: QuantParams) -> Expr:
+def requantize_by_table(node: TfliteNode, source: QuantParams, result: QuantParams) -> Expr:
     """Emit a table that maps the first input's levels to another scale."""
     multiplier = np.float64(source.scale) / np.float64(result.scale)
     return apply_lookup_table(

@@ -134,7 +134,7 @@ class TfliteSignature:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class TfliteModel:
     """Parsed model file."""
 
     label: str
@@ -142,7 +142,7 @@ class Model:
     signatures: Mapping[str, TfliteSignature]
 
 
-def read_model(source: object) -> Model:
+def read_model(source: object) -> TfliteModel:
     """Read and parse a model from a path or bytes. Raises ImportModelError for a missing, broken or
     foreign file.
     """
@@ -158,7 +158,7 @@ def read_model(source: object) -> Model:
         raise ImportModelError(f"import {label}: {text}") from error
 
 
-def _parse_model(data: bytes, label: str) -> Model:
+def _parse_model(data: bytes, label: str) -> TfliteModel:
     if data[4:8] != FILE_IDENTIFIER:
         text = f"expected a TensorFlow Lite model, got {len(data)} bytes that are none"
         raise ImportModelError(f"import {label}: {text}")
@@ -178,7 +178,7 @@ class _FlatbufferReader:
         self.root: Any = tflite.Model.GetRootAs(data, 0)
         self._states_ranks = self._writes_has_rank()
 
-    def model(self, label: str) -> Model:
+    def model(self, label: str) -> TfliteModel:
         """Read the whole model."""
         root = self.root
         graphs = [self._read_subgraph(root.Subgraphs(i)) for i in range(root.SubgraphsLength())]
@@ -195,7 +195,7 @@ class _FlatbufferReader:
                 {m.TensorIndex(): _decode_text(m.Name()) for m in outputs},
             )
             graphs[definition.SubgraphIndex()]  # IndexError where there is none
-        return Model(label, graphs, signatures)
+        return TfliteModel(label, graphs, signatures)
 
     def _writes_has_rank(self) -> bool:
         """Return whether the model's writer sets `has_rank` at all; older ones never do."""

@@ -42,7 +42,7 @@ class Resource(NonTensorValue):
         self.array = self.symbols = self.expr = self.hint = None
 
 
-class Node(common.AttributeNode):
+class TfliteNode(common.AttributeNode):
     """TensorFlow Lite operator as converters see it. graph: where it stands; ins, outs: its tensors
     as the model declares them.
     """
@@ -131,8 +131,8 @@ _ACTIVATIONS: dict[int, Callable[[Expr], Expr]] = {
 }
 """ActivationFunctionType of the schema; SIGN_BIT has no kernel."""
 
-Converter: TypeAlias = Callable[[Node], Result]
-Evaluator: TypeAlias = Callable[[Node, Sequence[Array]], Array | None]
+Converter: TypeAlias = Callable[[TfliteNode], Result]
+Evaluator: TypeAlias = Callable[[TfliteNode, Sequence[Array]], Array | None]
 """The elements of the output from those of the inputs, numbers or expressions of dimensions (see
 ekiden.frontend.common.arithmetic); None to leave it to the converter."""
 

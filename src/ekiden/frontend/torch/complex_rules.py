@@ -19,13 +19,13 @@ from typing import NoReturn
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.dft import Parts
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.node import ComplexResult, ComplexRule, Converter, Node
+from ekiden.frontend.torch.node import ComplexResult, ComplexRule, Converter, FxNode
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
 
-def parts_of(node: Node, value: object) -> Parts:
+def parts_of(node: FxNode, value: object) -> Parts:
     """Return the real and imaginary part of an argument in the node's part dtype."""
     dtype = node.part_dtype
     if isinstance(value, ComplexValue):
@@ -53,7 +53,7 @@ def select_part(value: object, index: int, zero: Callable[[Value], Value]) -> ob
 def per_part(convert: Converter) -> ComplexRule:
     """Return the rule that applies a converter to the real and imaginary part separately."""
 
-    def rule(node: Node, *args: object, **kwargs: object) -> ComplexResult:
+    def rule(node: FxNode, *args: object, **kwargs: object) -> ComplexResult:
         """Convert the operator on both parts; a real argument has an imaginary part of zeros."""
 
         def zero(value: Value) -> Value:
@@ -75,7 +75,7 @@ def per_part(convert: Converter) -> ComplexRule:
 def bilinear(convert: Converter) -> ComplexRule:
     """Return the rule of an operator that is linear in each of two arguments."""
 
-    def rule(node: Node, a: object, b: object, **kwargs: object) -> ComplexResult:
+    def rule(node: FxNode, a: object, b: object, **kwargs: object) -> ComplexResult:
         """Emit (p + qi)(r + si) = (pr - qs) + (ps + qr)i by four real products; two where a factor
         is real.
         """
@@ -114,7 +114,7 @@ def complex_rule(rule: ComplexRule) -> Callable[[Converter], ComplexRule]:
     return lambda convert: rule
 
 
-def reject_real(node: Node, *_: object, **__: object) -> NoReturn:
+def reject_real(node: FxNode, *_: object, **__: object) -> NoReturn:
     """Reject an operator that has complex arguments or results only."""
     # A NoReturn converter lets the row exist for its complex rule alone.
     node.unsupported("it is of complex numbers")

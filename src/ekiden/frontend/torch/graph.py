@@ -17,7 +17,7 @@ from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.walk import Walk
 from ekiden.frontend.torch.dtype import COMPLEX_PART_DTYPES, array_of, from_torch_dtype
 from ekiden.frontend.torch.functionalization import functional_variant, same_as
-from ekiden.frontend.torch.node import ComplexResult, Converter, Node, describe
+from ekiden.frontend.torch.node import ComplexResult, Converter, FxNode, describe
 from ekiden.frontend.torch.registry import (
     converter_signature,
     require_complex_rule,
@@ -153,7 +153,7 @@ class FxImporter:
         if is_scalar and self.symbols.has(meta):
             return self.symbols.scalar(meta)
         inputs = [v for v in flat if isinstance(v, Value)]
-        view = Node(node, inputs, self.scope, self.symbols, names, self)
+        view = FxNode(node, inputs, self.scope, self.symbols, names, self)
         if any(isinstance(v, ComplexValue) for v in flat) or _has_complex_result(meta):
             plain = [_complex_argument(view, at, arg) for at, arg in enumerate(args)]
             return self._bind_complex(
@@ -166,7 +166,7 @@ class FxImporter:
             return result
         return self._bind_outputs(node, cast(Result, result), names)
 
-    def _bind_complex(self, node: Node, converted: ComplexResult) -> object:
+    def _bind_complex(self, node: FxNode, converted: ComplexResult) -> object:
         """Bind the results of a complex rule: pairs (real, imaginary), or something real."""
         names = list(node.output_names)
         if not isinstance(converted, tuple):
@@ -211,7 +211,7 @@ class FxImporter:
         values = [bound.get(name) for name in names]
         for value, output_meta in zip(values, metas, strict=False):
             if value is not None and isinstance(output_meta, torch.Tensor):
-                self.learn(value, output_meta)
+                self.bind_symbols(value, output_meta)
         return values if isinstance(meta, (list, tuple)) else values[0]
 
     def _cast_to_inferred(self, expr: Expr, meta: object) -> Expr:
@@ -223,7 +223,7 @@ class FxImporter:
             return op.cast(expr, dtype)
         return expr
 
-    def learn(self, value: Value, meta: torch.Tensor) -> None:
+    def bind_symbols(self, value: Value, meta: torch.Tensor) -> None:
         """Bind the symbols of a shape to dimensions where they occur first."""
         # A scalar graph run on whole tensors has other shapes than it was traced with.
         if self.is_vectorized:
@@ -257,7 +257,7 @@ def tensor_constant(tensor: torch.Tensor) -> Value | ComplexValue:
 
 
 def _check_arguments(
-    convert: Converter, node: Node, args: Sequence[object], kwargs: Mapping[str, object]
+    convert: Converter, node: FxNode, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> None:
     """Raise Unsupported for an argument that a converter lacks."""
     try:
@@ -266,7 +266,7 @@ def _check_arguments(
         node.unsupported(f"it is given what is not known here: {error}")
 
 
-def _complex_argument(node: Node, at: int, arg: object) -> object:
+def _complex_argument(node: FxNode, at: int, arg: object) -> object:
     """Return a complex number in the place of a tensor (`_conj(1j)`) as a tensor."""
     target = node.fx.target
     if not isinstance(arg, complex) or not isinstance(target, torch._ops.OpOverload):

@@ -82,7 +82,7 @@ def user_source_line(node: torch.fx.Node) -> str:
     return format_source_line(file, line, code)
 
 
-class Node(common.Node):
+class FxNode(common.Node):
     """FX node as converters see it."""
 
     def __init__(

@@ -88,7 +88,7 @@ class QuantizedProbabilities:
             stmt = LetStmt(scale, kernel.value_scales(tile, base, number, v, group), stmt)
         return stmt
 
-    def emit_steps_of_maxima(
+    def emit_row_scales(
         self, tile: PagedTile, find: Callable[[LineBody], Stmt], body: Callable[[list[Var]],
         Stmt],
         first: PrimExpr = FIRST_ELEMENT,
@@ -197,7 +197,7 @@ class Int16Probabilities(QuantizedProbabilities):
             none = [BufferStore(total, kernel.splat_int(0), (const(n),)) for n in range(count)]
             return Allocate(total, seq(*none, stmt)) if has_total else stmt
 
-        return self.emit_steps_of_maxima(
+        return self.emit_row_scales(
             tile,
             lambda grown: self._emit_vector_loop(tile, lambda _: grown),
             store_levels_and_begin,
@@ -377,7 +377,7 @@ class ByteProbabilities(QuantizedProbabilities):
             ))  # fmt: skip
 
         vectors = const(kernel.pages.page // kernel.lanes)
-        stmt = self.emit_steps_of_maxima(
+        stmt = self.emit_row_scales(
             tile,
             lambda grown: serial_loop(v, vectors, self.emit_scaled(tile, page, base, v, grown)),
             store_steps,

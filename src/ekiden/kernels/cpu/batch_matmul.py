@@ -413,12 +413,12 @@ class _MatmulKernel:
         column = simplify(begin + panel * width)
         packed = Buffer("packed", (simplify(self.k * width),), self.dtype)
         if self.transpose_b or vectors != self.wide:
-            body = self.emit_copied_panel(packed, image, column, vectors)
+            body = self.emit_packed_panel(packed, image, column, vectors)
         else:
             body = self.emit_read_panel(packed, image, column)
         return For(panel, const(0), count, kind, Allocate(packed, body), {"grain": 1})
 
-    def emit_copied_panel(
+    def emit_packed_panel(
         self, packed: Buffer, image: PrimExpr, column: PrimExpr, vectors: int
     ) -> Stmt:
         """Emit the packing of a panel, then the product of all rows with it."""

@@ -10,7 +10,7 @@ import numpy as np
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.jax.dtype import lookup_narrow
-from ekiden.frontend.jax.node import Many, Node, StablehloRow, complex_rule
+from ekiden.frontend.jax.node import Many, StablehloNode, StablehloRow, complex_rule
 from ekiden.ir.dtype import itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -18,7 +18,7 @@ from ekiden.relay.expr import Expr, const
 # Bitcasts.
 
 
-def _bitcast(node: Node) -> Result:
+def _bitcast(node: StablehloNode) -> Result:
     dtype, target = node.dtype(0), node.out_dtype()
     operand, result = node.operation.operands[0], node.operation.results[0]
     if operand.type.element_type == result.type.element_type:
@@ -33,7 +33,7 @@ def _bitcast(node: Node) -> Result:
     return result_expr
 
 
-def _complex_bitcast(node: Node) -> Many | Expr | tuple[Expr, Expr]:
+def _complex_bitcast(node: StablehloNode) -> Many | Expr | tuple[Expr, Expr]:
     """Bitcast between complex and real numbers of any width; the real part is the low half of the
     bits.
     """
@@ -47,7 +47,7 @@ def _complex_bitcast(node: Node) -> Many | Expr | tuple[Expr, Expr]:
 
 
 def _bitcast_parts(
-    node: Node, operand_parts: Sequence[Expr], width: int, result_bits: int, count: int
+    node: StablehloNode, operand_parts: Sequence[Expr], width: int, result_bits: int, count: int
 ) -> list[Expr]:
     """Regroup the bits of elements: operand parts of `width` bits become `count` parts of
     `result_bits` each.
@@ -74,7 +74,7 @@ def _bitcast_parts(
     ]
 
 
-def _split_words(node: Node, data: Expr, width: int, word: int) -> Expr:
+def _split_words(node: StablehloNode, data: Expr, width: int, word: int) -> Expr:
     """Split elements into unsigned words: [...] becomes [..., width / word]."""
     plain = _bitcast_to_unsigned(node, data, width)
     dtype, target = _unsigned_dtype(width), _unsigned_dtype(word)
@@ -86,7 +86,7 @@ def _split_words(node: Node, data: Expr, width: int, word: int) -> Expr:
     return op.stack(rows, axis=-1)
 
 
-def _bitcast_to_unsigned(node: Node, data: Expr, width: int) -> Expr:
+def _bitcast_to_unsigned(node: StablehloNode, data: Expr, width: int) -> Expr:
     """Bitcast elements to unsigned integers of the same width."""
     narrow = lookup_narrow(node.operation.operands[0].type)
     dtype = node.scope.typed(data).dtype
@@ -100,7 +100,7 @@ def _bitcast_to_unsigned(node: Node, data: Expr, width: int) -> Expr:
     return node.emit_once(data if dtype == plain else op.reinterpret(data, plain))
 
 
-def _join_words(node: Node, words: Expr, first: int, count: int, word: int) -> Expr:
+def _join_words(node: StablehloNode, words: Expr, first: int, count: int, word: int) -> Expr:
     """Join `count` words from `first` on, along the last axis, into elements of the
     result's dtype.
     """
@@ -140,7 +140,7 @@ _FLOAT_FORMATS: Mapping[str, tuple[int, int]] = {
 """Dtype -> bits of exponent and of mantissa."""
 
 
-def _reduce_precision(node: Node) -> Result:
+def _reduce_precision(node: StablehloNode) -> Result:
     """Round floats to a number of exponent and mantissa bits, as XLA does.
 
     Halves round to even, overflow becomes infinity, and subnormals become zero of the same sign.
@@ -156,7 +156,7 @@ def _reduce_precision(node: Node) -> Result:
     return _round_float_bits(node, node.expr(0), dtype, bits)
 
 
-def _round_float_bits(node: Node, data: Expr, dtype: str, bits: tuple[int, int]) -> Expr:
+def _round_float_bits(node: StablehloNode, data: Expr, dtype: str, bits: tuple[int, int]) -> Expr:
     exponent, mantissa = _FLOAT_FORMATS[dtype]
     plain = f"uint{8 * itemsize(dtype)}"
 

@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.jax.node import Many, Node, StablehloRow, complex_rule
+from ekiden.frontend.jax.node import Many, StablehloNode, StablehloRow, complex_rule
 from ekiden.relay import op
 from ekiden.topi.dimensions import as_attr
 
@@ -29,7 +29,7 @@ def list_operations(block: ir.Block) -> list[ir.Operation]:
     return [operation.operation for operation in block.operations]
 
 
-def match_reducer(node: Node, block: ir.Block) -> str:
+def match_reducer(node: StablehloNode, block: ir.Block) -> str:
     """Match a body of two arguments; return a name of BODY_KINDS, "first" or "second", or "" where
     nothing matches.
 
@@ -89,7 +89,7 @@ def is_total_order(comparison: ir.Operation) -> bool:
 
 
 def apply_body(
-    node: Node,
+    node: StablehloNode,
     block: ir.Block,
     first: Sequence[Value | ComplexValue],
     second: Sequence[Value | ComplexValue],
@@ -107,7 +107,7 @@ def apply_body(
 
 
 def apply_real_body(
-    node: Node,
+    node: StablehloNode,
     block: ir.Block,
     first: Sequence[Value | ComplexValue],
     second: Sequence[Value | ComplexValue],
@@ -120,7 +120,7 @@ def apply_real_body(
     return real
 
 
-def _map(node: Node) -> Many:
+def _map(node: StablehloNode) -> Many:
     """Convert map: apply a body to each element of tensors of one shape."""
     return apply_body(node, node.region(), node.whole, [])
 

@@ -12,15 +12,15 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.jax.converters.sorting import dynamic_top_k, mhlo_top_k
 from ekiden.frontend.jax.converters.windows import dynamic_reduce_window
-from ekiden.frontend.jax.node import Many, Node, StablehloRow, complex_rule
+from ekiden.frontend.jax.node import Many, StablehloNode, StablehloRow, complex_rule
 from ekiden.ir.prim import PrimExpr
 
 
-def _call(node: Node) -> Many:
+def _call(node: StablehloNode) -> Many:
     return node.graph.results(node.graph.function(node.text("callee")), node.whole)
 
 
-def _composite(node: Node) -> Result | Many:
+def _composite(node: StablehloNode) -> Result | Many:
     """Convert a composite by the converter of its name if there is one, else inline its
     decomposition.
     """
@@ -32,18 +32,18 @@ def _composite(node: Node) -> Result | Many:
     return row.convert(inner)
 
 
-def _inline_decomposition(node: Node) -> Many:
+def _inline_decomposition(node: StablehloNode) -> Many:
     return node.graph.results(node.graph.function(node.text("decomposition")), node.whole)
 
 
-def _composite_attributes(node: Node) -> dict[str, Any]:
+def _composite_attributes(node: StablehloNode) -> dict[str, Any]:
     if not node.has("composite_attributes"):
         return {}
     attributes = ir.DictAttr(node.attribute("composite_attributes"))
     return {entry.name: entry.attr.value for entry in attributes if hasattr(entry.attr, "value")}
 
 
-def _custom_call(node: Node) -> Result | Many:
+def _custom_call(node: StablehloNode) -> Result | Many:
     name = node.text("call_target_name")
     row = node.graph.row(f"custom_call:{name}")
     if row is None:
@@ -54,7 +54,7 @@ def _custom_call(node: Node) -> Result | Many:
     return row.convert(node)
 
 
-def _shape_assertion(node: Node) -> Result:
+def _shape_assertion(node: StablehloNode) -> Result:
     """Convert shape_assertion: require the condition on input sizes."""
     condition_value = node.value(0)
     if condition_value.array is not None and not condition_value.array.all():
@@ -68,16 +68,16 @@ def _shape_assertion(node: Node) -> Result:
     return []
 
 
-def _identity(node: Node) -> Many:
+def _identity(node: StablehloNode) -> Many:
     return list(node.whole)
 
 
-def _token(node: Node) -> Value:
+def _token(node: StablehloNode) -> Value:
     """Return a dummy value for a token; tokens carry no data, as programs run in order anyway."""
     return constant(np.zeros((), np.bool_))
 
 
-def _device_id(node: Node) -> Value:
+def _device_id(node: StablehloNode) -> Value:
     """Return the replica or partition id, which is 0: a program runs on one device."""
     return constant(np.zeros((), np.uint32))
 

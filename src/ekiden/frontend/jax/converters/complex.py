@@ -18,8 +18,8 @@ from ekiden.frontend.jax.node import (
     ComplexRule,
     Converter,
     Many,
-    Node,
     Pair,
+    StablehloNode,
     StablehloRow,
     complex_rule,
 )
@@ -40,18 +40,18 @@ def unary_rule(function: Callable[[Expr, Expr], Parts]) -> Rule:
     return complex_rule(lambda node: function(*node.parts(0)))
 
 
-def absolute(node: Node) -> Expr:
+def absolute(node: StablehloNode) -> Expr:
     """Emit the modulus |z|."""
     return complex_abs(*node.parts(0))
 
 
-def log(node: Node) -> Pair:
+def log(node: StablehloNode) -> Pair:
     """Emit log |z| + i arg z."""
     a, b = node.parts(0)
     return op.log(complex_abs(a, b)), atan2(b, a, node.out_dtype())
 
 
-def compare(node: Node) -> Expr:
+def compare(node: StablehloNode) -> Expr:
     """Compare complex numbers for equality; StableHLO defines no order for them."""
     (p, q), (r, s) = node.parts(0), node.parts(1)
     if node.enum_keyword("comparison_direction") == "NE":
@@ -62,7 +62,7 @@ def compare(node: Node) -> Expr:
 def convert(plain: Converter) -> ComplexRule:
     """Return the complex rule of convert; a conversion to real drops the imaginary part."""
 
-    def rule(node: Node) -> Pair | Result | Many:
+    def rule(node: StablehloNode) -> Pair | Result | Many:
         if not node.is_complex_out():
             return plain(node.with_inputs([node.part(0, 0)]))
         real, imaginary = node.parts(0)
@@ -76,7 +76,7 @@ def lexicographic_extremum(precedes: Callable[[Expr, Expr], Expr]) -> Rule:
     in XLA.
     """
 
-    def rule(node: Node) -> Pair:
+    def rule(node: StablehloNode) -> Pair:
         (p, q), (r, s) = node.parts(0), node.parts(1)
         tie = op.logical_and(op.equal(p, r), precedes(q, s))
         first = node.emit_once(op.logical_or(precedes(p, r), tie))
@@ -85,25 +85,25 @@ def lexicographic_extremum(precedes: Callable[[Expr, Expr], Expr]) -> Rule:
     return complex_rule(rule)
 
 
-def _to_polar(node: Node, index: int) -> tuple[Expr, Expr]:
+def _to_polar(node: StablehloNode, index: int) -> tuple[Expr, Expr]:
     """Emit the modulus and argument of an input."""
     a, b = node.parts(index)
     return node.emit_once(complex_abs(a, b)), node.emit_once(atan2(b, a, node.part_dtype(index)))
 
 
-def rsqrt(node: Node) -> Pair:
+def rsqrt(node: StablehloNode) -> Pair:
     """Emit 1 / sqrt(z), in polar form."""
     size, angle = _to_polar(node, 0)
     return polar_power(size, angle, -0.5, node.out_dtype())
 
 
-def cbrt(node: Node) -> Pair:
+def cbrt(node: StablehloNode) -> Pair:
     """Emit the principal cube root, in polar form."""
     size, angle = _to_polar(node, 0)
     return polar_power(size, angle, 1 / 3, node.out_dtype())
 
 
-def sign(node: Node) -> Pair:
+def sign(node: StablehloNode) -> Pair:
     """Emit z / |z|, and 0 for 0."""
     a, b = node.parts(0)
     size = node.emit_once(complex_abs(a, b))
@@ -113,7 +113,7 @@ def sign(node: Node) -> Pair:
     return real, imaginary
 
 
-def complex_expm1(node: Node) -> Pair:
+def complex_expm1(node: StablehloNode) -> Pair:
     """Emit expm1(a) cos b - 2 sin(b / 2)^2 + i exp(a) sin b, which is accurate for small
     numbers.
     """
@@ -125,7 +125,7 @@ def complex_expm1(node: Node) -> Pair:
     return real, op.multiply(op.exp(a), op.sin(b))
 
 
-def power(node: Node) -> Pair:
+def power(node: StablehloNode) -> Pair:
     """Emit x^y = r^c e^(-d t) (cos q + i sin q) for y = c + di, x = r e^(it) and q = c t + d ln r.
 
     For x = 0 it is 1 where y is 0, else 0.
@@ -144,7 +144,7 @@ def power(node: Node) -> Pair:
     return real, op.where(is_zero, zero, op.multiply(length, op.sin(turned)))
 
 
-def complex_atan2(node: Node) -> Pair:
+def complex_atan2(node: StablehloNode) -> Pair:
     """Emit -i log((x + iy) / sqrt(x x + y y))."""
     y, x = node.parts(0), node.parts(1)
     dtype = node.out_dtype()
@@ -156,7 +156,7 @@ def complex_atan2(node: Node) -> Pair:
     return atan2(imaginary, real, dtype), op.negative(op.log(complex_abs(real, imaginary)))
 
 
-def is_finite(node: Node) -> Expr:
+def is_finite(node: StablehloNode) -> Expr:
     """Emit whether both parts are finite."""
     a, b = node.parts(0)
     return op.logical_and(op.isfinite(a), op.isfinite(b))
@@ -167,7 +167,7 @@ def bilinear_rule(product: Converter) -> ComplexRule:
     ones.
     """
 
-    def rule(node: Node) -> Pair:
+    def rule(node: StablehloNode) -> Pair:
         """Emit (p + qi)(r + si) = (pr - qs) + (ps + qr)i."""
 
         def part_product(i: int, j: int) -> Expr:
@@ -183,19 +183,19 @@ def bilinear_rule(product: Converter) -> ComplexRule:
     return rule
 
 
-def _real(node: Node) -> Expr:
+def _real(node: StablehloNode) -> Expr:
     return node.parts(0)[0]
 
 
-def _imaginary(node: Node) -> Expr:
+def _imaginary(node: StablehloNode) -> Expr:
     return node.parts(0)[1]
 
 
-def _make_complex(node: Node) -> Pair:
+def _make_complex(node: StablehloNode) -> Pair:
     return node.expr(0), node.expr(1)
 
 
-def _fft(node: Node) -> Pair | Expr:
+def _fft(node: StablehloNode) -> Pair | Expr:
     """Convert fft: FFT, IFFT, RFFT or IRFFT along the last axes, one per element of
     `fft_length`.
     """

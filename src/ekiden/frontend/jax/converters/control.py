@@ -12,7 +12,14 @@ from ekiden.frontend.common.conditional import choose, emit_switch
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.converters.bodies import list_operations
-from ekiden.frontend.jax.node import Many, Node, StablehloRow, complex_rule, flatten_parts, whole
+from ekiden.frontend.jax.node import (
+    Many,
+    StablehloNode,
+    StablehloRow,
+    complex_rule,
+    flatten_parts,
+    whole,
+)
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 
@@ -20,7 +27,7 @@ MAX_UNROLLED_OPERATIONS = 256
 """The most operations that a loop of a few known turns is written out to."""
 
 
-def _while(node: Node) -> Many:
+def _while(node: StablehloNode) -> Many:
     test, body = node.region(0), node.region(1)
     start = flatten_parts(node.whole)
     trip_count = _trip_count(node, test, body)
@@ -48,7 +55,7 @@ def _while(node: Node) -> Many:
     return whole(node.operation.results, last)
 
 
-def _trip_count(node: Node, test: ir.Block, body: ir.Block) -> int | None:
+def _trip_count(node: StablehloNode, test: ir.Block, body: ir.Block) -> int | None:
     """Return the trip count of a loop that counts by 1 between two constants; None for any
     other.
     """
@@ -83,7 +90,7 @@ def _splat_int(operation: ir.Operation | None) -> int | None:
     return int(np.array(attribute).item()) if attribute.is_splat else None
 
 
-def _is_unit_increment(node: Node, body: ir.Block, at: int) -> bool:
+def _is_unit_increment(node: StablehloNode, body: ir.Block, at: int) -> bool:
     """Return whether a loop body adds 1 to its argument."""
     *body_operations, end = list_operations(body)
     added = next(
@@ -98,7 +105,7 @@ def _is_unit_increment(node: Node, body: ir.Block, at: int) -> bool:
     return _constant_int(node.graph.real(added.operands[1])) == 1
 
 
-def _count_operations(node: Node, block: ir.Block) -> int:
+def _count_operations(node: StablehloNode, block: ir.Block) -> int:
     """Count the operations of a block and of the functions it calls, up to the unrolling limit."""
     total, waiting = 0, [block]
     while waiting and total <= MAX_UNROLLED_OPERATIONS:
@@ -110,7 +117,7 @@ def _count_operations(node: Node, block: ir.Block) -> int:
     return total
 
 
-def _if(node: Node) -> Many:
+def _if(node: StablehloNode) -> Many:
     runs = [partial(node.run_flat, node.region(i), []) for i in (0, 1)]
     if node.rank(0):  # in a body that is run on tensors
         return _select_elementwise(node, node.expr(0), [run() for run in runs])
@@ -118,7 +125,7 @@ def _if(node: Node) -> Many:
     return whole(node.operation.results, results)
 
 
-def _select_elementwise(node: Node, test: Expr, sides: Sequence[Sequence[Value]]) -> Many:
+def _select_elementwise(node: StablehloNode, test: Expr, sides: Sequence[Sequence[Value]]) -> Many:
     """Select between the results of both branches elementwise."""
     pairs = zip(*([node.scope.expr(v) for v in side] for side in sides), strict=True)
     # Inside a body evaluated on tensors, elements take different branches; both are pure.
@@ -126,7 +133,7 @@ def _select_elementwise(node: Node, test: Expr, sides: Sequence[Sequence[Value]]
     return whole(node.operation.results, chosen)
 
 
-def _case(node: Node) -> Many:
+def _case(node: StablehloNode) -> Many:
     """Convert case; an index out of range selects the last branch (StableHLO)."""
     count = len(node.operation.regions)
     runs = [partial(node.run_flat, node.region(at), []) for at in range(count)]

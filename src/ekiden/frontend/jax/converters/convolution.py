@@ -12,7 +12,7 @@ from ekiden.frontend.common.dynamic_slices import pad
 from ekiden.frontend.common.sliding_window import Window
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.jax.converters.complex import bilinear_rule
-from ekiden.frontend.jax.node import Node, StablehloRow
+from ekiden.frontend.jax.node import StablehloNode, StablehloRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -30,7 +30,7 @@ class _ConvAxes:
     out: list[int]
 
     @staticmethod
-    def of(node: Node) -> _ConvAxes:
+    def of(node: StablehloNode) -> _ConvAxes:
         """Decode the attribute `dimension_numbers`."""
         at: Any = stablehlo.ConvDimensionNumbers(node.attribute("dimension_numbers"))
         return _ConvAxes(
@@ -41,7 +41,7 @@ class _ConvAxes:
         )  # fmt: skip
 
 
-def _transpose_to(node: Node, value: Value, order: Sequence[int]) -> Value:
+def _transpose_to(node: StablehloNode, value: Value, order: Sequence[int]) -> Value:
     """Transpose a value to an order of axes; a constant is transposed at import."""
     if list(order) == list(range(len(order))):
         return value
@@ -50,19 +50,19 @@ def _transpose_to(node: Node, value: Value, order: Sequence[int]) -> Value:
     return node.given(op.transpose(node.scope.expr(value), order))
 
 
-def _convolution(node: Node) -> Expr:
+def _convolution(node: StablehloNode) -> Expr:
     rank = node.rank(0) - 2
     padding = node.ints("padding", (0,) * (2 * rank))
     return _emit_convolution(node, [(padding[2 * i], padding[2 * i + 1]) for i in range(rank)])
 
 
-def _dynamic_convolution(node: Node) -> Expr:
+def _dynamic_convolution(node: StablehloNode) -> Expr:
     """Convert dynamic_conv, whose padding is an input: numbers or shape expressions."""
     flat = node.signed_sizes(2)
     return _emit_convolution(node, [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)])
 
 
-def _emit_convolution(node: Node, padding: Sequence[tuple[Dim, Dim]]) -> Expr:
+def _emit_convolution(node: StablehloNode, padding: Sequence[tuple[Dim, Dim]]) -> Expr:
     rank, axes = len(padding), _ConvAxes.of(node)
     if rank not in (1, 2, 3):
         node.unsupported(f"expected 1 to 3 spatial axes, got {rank}")
@@ -96,17 +96,17 @@ def _emit_convolution(node: Node, padding: Sequence[tuple[Dim, Dim]]) -> Expr:
     return convolved if order == list(range(rank + 2)) else op.transpose(convolved, order)
 
 
-def _cast_to_output(node: Node, value: Value) -> Expr:
+def _cast_to_output(node: StablehloNode, value: Value) -> Expr:
     """Cast an input to the dtype of the output."""
     expr, dtype = node.scope.expr(value), node.out_dtype()
     return expr if value.type.dtype == dtype else op.cast(expr, dtype)
 
 
-def _bool_attribute(node: Node, name: str) -> list[bool]:
+def _bool_attribute(node: StablehloNode, name: str) -> list[bool]:
     return [bool(v) for v in node.attribute(name)] if node.has(name) else []
 
 
-def _fold_batch_groups(node: Node, data: Value, count: int) -> Value:
+def _fold_batch_groups(node: StablehloNode, data: Value, count: int) -> Value:
     """Regroup [count * n, c, ...] to [n, count * c, ...] (batch_group_count): each batch group has
     features of its own.
     """

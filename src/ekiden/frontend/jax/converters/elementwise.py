@@ -33,7 +33,7 @@ from ekiden.frontend.jax.converters.complex import (
 from ekiden.frontend.jax.node import (
     ComplexRule,
     Converter,
-    Node,
+    StablehloNode,
     StablehloRow,
     complex_rule,
     per_part,
@@ -47,7 +47,7 @@ from ekiden.relay.expr import Expr, const
 Binary = Callable[[Expr, Expr], Expr]
 
 
-def _constant_rule(rule: Rule) -> Callable[[Node], Rule]:
+def _constant_rule(rule: Rule) -> Callable[[StablehloNode], Rule]:
     return lambda node: rule
 
 
@@ -55,7 +55,7 @@ def _unary_converter(function: Callable[[Expr, str], Expr]) -> Converter:
     return lambda node: function(node.expr(0), node.dtype(0))
 
 
-def broadcast_operands(node: Node) -> tuple[Expr, Expr]:
+def broadcast_operands(node: StablehloNode) -> tuple[Expr, Expr]:
     """Return two operands of one shape; a broadcast is replaced by its source, as Relay operators
     broadcast themselves.
 
@@ -71,12 +71,12 @@ def broadcast_operands(node: Node) -> tuple[Expr, Expr]:
     return node.broadcast_source(0), y
 
 
-def _binary_converter(function: Callable[[Node, Expr, Expr], Expr]) -> Converter:
+def _binary_converter(function: Callable[[StablehloNode, Expr, Expr], Expr]) -> Converter:
     return lambda node: function(node, *broadcast_operands(node))
 
 
 def _shared_converter(row: Elementwise) -> Converter:
-    def convert(node: Node) -> Expr:
+    def convert(node: StablehloNode) -> Expr:
         """Emit the call of the shared table's operator on one or two operands of one dtype."""
         sides = [node.expr(0)] if len(node.inputs) == 1 else broadcast_operands(node)
         return row.on(node.dtype(0), *sides)
@@ -93,19 +93,19 @@ def _shift(function: Binary, is_logical: bool = True, keeps_sign: bool = False) 
     )
 
 
-def _popcount(node: Node) -> Expr:
+def _popcount(node: StablehloNode) -> Expr:
     """Emit the population count; a narrow integer counts only its own bits."""
     return _count_bits(_mask_carrier_bits(node, 0), node.dtype(0))
 
 
-def _count_leading_zeros(node: Node) -> Expr:
+def _count_leading_zeros(node: StablehloNode) -> Expr:
     dtype, width = node.dtype(0), node.bits(0)
     zeros = _leading_zeros(_mask_carrier_bits(node, 0), dtype)
     beyond = shared.bits(dtype) - width
     return op.subtract(zeros, const(beyond, dtype)) if beyond else zeros
 
 
-def _mask_carrier_bits(node: Node, index: int) -> Expr:
+def _mask_carrier_bits(node: StablehloNode, index: int) -> Expr:
     """Mask an integer input to the bits of its narrow dtype."""
     dtype, width = node.dtype(index), node.bits(index)
     if width == shared.bits(dtype):
@@ -140,7 +140,7 @@ def _leading_zeros(x: Expr, dtype: str) -> Expr:
     return op.cast(_count_bits(op.bitwise_not(smeared), plain), dtype)
 
 
-def _convert(node: Node) -> Result:
+def _convert(node: StablehloNode) -> Result:
     dtype, target = node.dtype(0), node.out_dtype()
     if dtype == target:
         return node.value(0)
@@ -180,18 +180,18 @@ def total_order_key(x: Expr, dtype: str) -> Expr:
     return op.where(op.less(bits, const(0, int_dtype)), op.bitwise_xor(bits, largest), bits)
 
 
-def _compare(node: Node) -> Expr:
+def _compare(node: StablehloNode) -> Expr:
     x, y = broadcast_operands(node)
     if node.enum_keyword("compare_type") == "TOTALORDER" and is_float(node.dtype(0)):
         x, y = total_order_key(x, node.dtype(0)), total_order_key(y, node.dtype(0))
     return _COMPARISONS[node.enum_keyword("comparison_direction")][0](x, y)
 
 
-def _compare_rule(node: Node) -> Rule:
+def _compare_rule(node: StablehloNode) -> Rule:
     return _COMPARISONS[node.enum_keyword("comparison_direction")][1]
 
 
-def _select(node: Node) -> Expr:
+def _select(node: StablehloNode) -> Expr:
     if 0 in (node.rank(1), node.rank(2)):
         return op.where(node.expr(0), node.expr(1), node.expr(2))
     node.scope.same(node.shape(1), node.shape(2))
@@ -205,7 +205,7 @@ def _select(node: Node) -> Expr:
     return op.where(test, node.broadcast_source(1), node.expr(2))
 
 
-def _clamp(node: Node) -> Expr:
+def _clamp(node: StablehloNode) -> Expr:
     low, high = (node.broadcast_source(i) if node.rank(1) else node.expr(i) for i in (0, 2))
     return shared.clamp(low, node.expr(1), high)
 

@@ -7,11 +7,11 @@ from typing import Any
 from jaxlib.mlir.dialects import stablehlo
 
 from ekiden.frontend.common.converters.stablehlo import gather
-from ekiden.frontend.jax.node import Node, StablehloRow, per_part
+from ekiden.frontend.jax.node import StablehloNode, StablehloRow, per_part
 from ekiden.relay.expr import Expr
 
 
-def _gather(node: Node) -> Expr:
+def _gather(node: StablehloNode) -> Expr:
     sizes = node.ints("slice_sizes") if node.has("slice_sizes") else node.sizes(2)
     numbers: Any = stablehlo.GatherDimensionNumbers(node.attribute("dimension_numbers"))
     return gather(

@@ -9,19 +9,19 @@ from jaxlib.mlir import ir
 
 from ekiden.frontend.common.complex_arithmetic import complex_divide
 from ekiden.frontend.common.matrices import transpose_matrix
-from ekiden.frontend.jax.node import Converter, Node, Pair, StablehloRow, complex_rule
+from ekiden.frontend.jax.node import Converter, Pair, StablehloNode, StablehloRow, complex_rule
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, TupleGetItem, const
 from ekiden.topi.dimensions import as_attr, as_dim, simplify_dim
 
 
-def _lapack_option(node: Node, name: str) -> str:
+def _lapack_option(node: StablehloNode, name: str) -> str:
     """Return a LAPACK option letter, such as "U" or "N", from the call's backend config."""
     config = ir.DictAttr(node.attribute("mhlo.backend_config"))
     return chr(ir.IntegerAttr(config[name]).value & 0xFF)
 
 
-def _rank(node: Node) -> int:
+def _rank(node: StablehloNode) -> int:
     return len(node.value(0).type.shape)
 
 
@@ -29,20 +29,20 @@ def _tuple_fields(outputs: Call, count: int) -> list[Expr]:
     return [TupleGetItem(outputs, at) for at in range(count)]
 
 
-def _getrf(node: Node) -> list[Expr]:
+def _getrf(node: StablehloNode) -> list[Expr]:
     factors, pivots, _, info = _tuple_fields(op.linalg.lu_factor(node.expr(0)), 4)
     # LAPACK's pivots count from 1.
     return [factors, op.add(pivots, const(1, "int32")), info]
 
 
-def _potrf(node: Node) -> list[Expr]:
+def _potrf(node: StablehloNode) -> list[Expr]:
     is_lower = _lapack_option(node, "uplo") == "L"
     data = node.expr(0) if is_lower else transpose_matrix(node.expr(0), _rank(node))
     factor, info = _tuple_fields(op.linalg.cholesky(data), 2)
     return [factor if is_lower else transpose_matrix(factor, _rank(node)), info]
 
 
-def _cholesky(node: Node) -> Expr:
+def _cholesky(node: StablehloNode) -> Expr:
     """Convert stablehlo.cholesky: the lower or the upper factor."""
     data, rank = _promote_half(node, 0), _rank(node)
     if node.flag("lower"):
@@ -50,13 +50,13 @@ def _cholesky(node: Node) -> Expr:
     return transpose_matrix(TupleGetItem(op.linalg.cholesky(transpose_matrix(data, rank)), 0), rank)
 
 
-def _promote_half(node: Node, index: int) -> Expr:
+def _promote_half(node: StablehloNode, index: int) -> Expr:
     """Cast a half-precision input to float32, the narrowest dtype of decompositions."""
     is_half = node.dtype(index) in ("float16", "bfloat16")
     return op.cast(node.expr(index), "float32") if is_half else node.expr(index)
 
 
-def _trsm(node: Node) -> Expr:
+def _trsm(node: StablehloNode) -> Expr:
     sides = {"side": "L", "trans_x": "N", "uplo": "L", "diag": "N"}
     side, transpose_option, uplo, diagonal = (_lapack_option(node, name) for name in sides)
     return _solve_triangular(
@@ -64,7 +64,7 @@ def _trsm(node: Node) -> Expr:
     )
 
 
-def _triangular_solve(node: Node) -> Expr:
+def _triangular_solve(node: StablehloNode) -> Expr:
     """Convert stablehlo.triangular_solve: op(a) x = b or x op(a) = b."""
     is_transposed = node.enum_keyword("transpose_a") != "NO_TRANSPOSE"
     left_side, lower, unit = map(node.flag, ("left_side", "lower", "unit_diagonal"))
@@ -72,7 +72,7 @@ def _triangular_solve(node: Node) -> Expr:
 
 
 def _solve_triangular(
-    node: Node, left_side: bool, lower: bool, is_transposed: bool, unit: bool
+    node: StablehloNode, left_side: bool, lower: bool, is_transposed: bool, unit: bool
 ) -> Expr:
     """Solve op(a) x = b; x op(a) = b is solved by transposing both sides."""
     a, b, rank = _promote_half(node, 0), _promote_half(node, 1), _rank(node)
@@ -85,7 +85,7 @@ def _solve_triangular(
     )
 
 
-def _complex_triangular_solve(node: Node) -> Pair:
+def _complex_triangular_solve(node: StablehloNode) -> Pair:
     """Solve a complex triangular system as a real one of twice the size.
 
     Its rows are divided by the diagonal, so that the 2 x 2 blocks (re, -im; im, re) of the diagonal
@@ -137,28 +137,28 @@ def _complex_triangular_solve(node: Node) -> Pair:
     return transpose_matrix(real, rank), transpose_matrix(imaginary, rank)
 
 
-def _geqrf(node: Node) -> list[Expr]:
+def _geqrf(node: StablehloNode) -> list[Expr]:
     return _tuple_fields(op.linalg.geqrf(node.expr(0)), 2)
 
 
-def _orgqr(node: Node) -> Expr:
+def _orgqr(node: StablehloNode) -> Expr:
     return op.linalg.householder_product(node.expr(0), node.expr(1))
 
 
-def _zero_info(node: Node) -> Expr:
+def _zero_info(node: StablehloNode) -> Expr:
     """Emit info = 0 for each matrix: Jacobi iterations always converge."""
     batch = node.value(0).type.shape[:-2]
     return op.zeros(batch, "int32")
 
 
-def _syevd(node: Node) -> list[Expr]:
+def _syevd(node: StablehloNode) -> list[Expr]:
     values, vectors = _tuple_fields(
         op.linalg.eigh(node.expr(0), _lapack_option(node, "uplo") == "L"), 2
     )
     return [vectors, values, _zero_info(node)]
 
 
-def _gesdd(node: Node) -> list[Expr]:
+def _gesdd(node: StablehloNode) -> list[Expr]:
     left_vectors, values, right_vectors = _tuple_fields(
         op.linalg.svd(node.expr(0), _lapack_option(node, "mode") == "A"), 3
     )

@@ -6,11 +6,11 @@ from jaxlib.mlir.dialects import stablehlo
 
 from ekiden.frontend.common.converters.stablehlo import dot_general
 from ekiden.frontend.jax.converters.complex import bilinear_rule
-from ekiden.frontend.jax.node import Node, StablehloRow
+from ekiden.frontend.jax.node import StablehloNode, StablehloRow
 from ekiden.relay.expr import Expr
 
 
-def _dot_general(node: Node) -> Expr:
+def _dot_general(node: StablehloNode) -> Expr:
     numbers = stablehlo.DotDimensionNumbers(node.attribute("dot_dimension_numbers"))
     lhs_axes, rhs_axes = (_dot_axes(numbers, side) for side in ("lhs", "rhs"))
     dtype = node.out_dtype()

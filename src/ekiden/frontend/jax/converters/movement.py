@@ -19,8 +19,8 @@ from ekiden.frontend.jax.node import (
     ComplexRule,
     Converter,
     Many,
-    Node,
     Pair,
+    StablehloNode,
     StablehloRow,
     complex_rule,
     per_part,
@@ -37,7 +37,7 @@ Dims = Sequence[Dim]
 # Shapes.
 
 
-def _is_scalar_identity(node: Node) -> bool:
+def _is_scalar_identity(node: StablehloNode) -> bool:
     """Return whether a scalar stays a scalar: in a body evaluated on tensors it keeps the tensors'
     shape.
     """
@@ -45,7 +45,7 @@ def _is_scalar_identity(node: Node) -> bool:
     return rank == 0 and not node.out_extents()
 
 
-def _broadcast(node: Node) -> Result:
+def _broadcast(node: StablehloNode) -> Result:
     if _is_scalar_identity(node):
         return node.value(0)
     return shared.broadcast_in_dim(
@@ -53,17 +53,17 @@ def _broadcast(node: Node) -> Result:
     )
 
 
-def _static_output_shape(node: Node) -> tuple[int, ...]:
+def _static_output_shape(node: StablehloNode) -> tuple[int, ...]:
     return node.static_dims([-1 if d is None else d for d in node.out_extents()], "the output")
 
 
-def _dynamic_broadcast(node: Node) -> Expr:
+def _dynamic_broadcast(node: StablehloNode) -> Expr:
     return shared.broadcast_in_dim(
         node, node.value(0), node.ints("broadcast_dimensions"), node.sizes(1)
     )
 
 
-def _broadcast_rule(node: Node) -> Rule:
+def _broadcast_rule(node: StablehloNode) -> Rule:
     """Return the rule that broadcasts known elements to a known shape."""
 
     def rule(inputs: Sequence[Array]) -> Array | None:
@@ -89,13 +89,13 @@ def _static_shape(extents: Sequence[int | None]) -> tuple[int, ...] | None:
     return known_extents if len(known_extents) == len(extents) else None
 
 
-def _reshape(node: Node) -> Result:
+def _reshape(node: StablehloNode) -> Result:
     if _is_scalar_identity(node):
         return node.value(0)
     return op.reshape(node.expr(0), _static_output_shape(node), allowzero=True)
 
 
-def _reshape_rule(node: Node) -> Rule:
+def _reshape_rule(node: StablehloNode) -> Rule:
     def rule(inputs: Sequence[Array]) -> Array | None:
         shape = _static_shape(node.out_extents())
         return None if shape is None else inputs[0].reshape(shape)
@@ -103,36 +103,36 @@ def _reshape_rule(node: Node) -> Rule:
     return rule
 
 
-def _dynamic_reshape(node: Node) -> Expr:
+def _dynamic_reshape(node: StablehloNode) -> Expr:
     return op.reshape(node.expr(0), node.sizes(1), allowzero=True)
 
 
-def _transpose(node: Node) -> Expr:
+def _transpose(node: StablehloNode) -> Expr:
     return op.transpose(node.expr(0), node.ints("permutation"))
 
 
-def _transpose_rule(node: Node) -> Rule:
+def _transpose_rule(node: StablehloNode) -> Rule:
     return lambda inputs: inputs[0].transpose(node.ints("permutation"))
 
 
-def _reverse(node: Node) -> Expr:
+def _reverse(node: StablehloNode) -> Expr:
     return op.reverse(node.expr(0), node.ints("dimensions"))
 
 
-def _concatenate(node: Node) -> Expr:
+def _concatenate(node: StablehloNode) -> Expr:
     return op.concatenate(node.exprs(), axis=node.integer("dimension"))
 
 
-def _concatenate_rule(node: Node) -> Rule:
+def _concatenate_rule(node: StablehloNode) -> Rule:
     return partial(arithmetic.concat_elements, axis=node.integer("dimension"))
 
 
-def _get_dimension_size(node: Node) -> Result:
+def _get_dimension_size(node: StablehloNode) -> Result:
     dim = node.shape(0)[node.integer("dimension")]
     return known(np.array(dim, object), node.out_dtype())
 
 
-def _iota(node: Node, shape: Dims) -> Result:
+def _iota(node: StablehloNode, shape: Dims) -> Result:
     axis, dtype = node.integer("iota_dimension"), node.out_dtype()
     return shared.iota(node, shape, axis, dtype)
 
@@ -140,7 +140,7 @@ def _iota(node: Node, shape: Dims) -> Result:
 def _complex_iota(convert: Converter) -> ComplexRule:
     """Return the complex rule of iota, with imaginary part 0."""
 
-    def rule(node: Node) -> Pair:
+    def rule(node: StablehloNode) -> Pair:
         positions = convert(node)
         assert isinstance(positions, Value), "it gives one tensor"
         real = node.scope.expr(positions)
@@ -152,7 +152,7 @@ def _complex_iota(convert: Converter) -> ComplexRule:
 # Slices.
 
 
-def _slice(node: Node) -> Expr:
+def _slice(node: StablehloNode) -> Expr:
     return op.strided_slice(
         node.expr(0),
         node.ints("start_indices"),
@@ -161,13 +161,13 @@ def _slice(node: Node) -> Expr:
     )
 
 
-def _slice_rule(node: Node) -> Rule:
+def _slice_rule(node: StablehloNode) -> Rule:
     bounds = (node.ints(n) for n in ("start_indices", "limit_indices", "strides"))
     cut = tuple(slice(*b) for b in zip(*bounds, strict=True))
     return lambda inputs: inputs[0][cut]
 
 
-def _real_dynamic_slice(node: Node) -> Expr:
+def _real_dynamic_slice(node: StablehloNode) -> Expr:
     """Convert real_dynamic_slice, whose bounds are inputs; extents are the differences of the
     bounds, even where these are data.
     """
@@ -193,50 +193,50 @@ def _real_dynamic_slice(node: Node) -> Expr:
     return sliced
 
 
-def _dynamic_slice(node: Node) -> Expr:
+def _dynamic_slice(node: StablehloNode) -> Expr:
     return shared.dynamic_slice(node, node.ints("slice_sizes"))
 
 
-def _dynamic_update_slice(node: Node) -> Expr:
+def _dynamic_update_slice(node: StablehloNode) -> Expr:
     return shared.dynamic_update_slice(node, [node.value(axis + 2) for axis in range(node.rank(0))])
 
 
 # Padding.
 
 
-def _pad(node: Node) -> Expr:
+def _pad(node: StablehloNode) -> Expr:
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     low, high, inner = (node.ints(n) for n in names)
     return pad(node, node.value(0), node.expr(1), low, high, inner)
 
 
-def _dynamic_pad(node: Node) -> Expr:
+def _dynamic_pad(node: StablehloNode) -> Expr:
     inner = node.static_dims(node.sizes(4), "interior padding")
     return pad(
         node, node.value(0), node.expr(1), _padding_dims(node, 2), _padding_dims(node, 3), inner
     )
 
 
-def _padding_dims(node: Node, index: int) -> list[Dim]:
+def _padding_dims(node: StablehloNode, index: int) -> list[Dim]:
     numbers = [as_attr((e,))[0] for e in node.partial(index) if e is not None]
     if len(numbers) < len(node.partial(index)):
         node.needs(index, "padding must follow from shapes")
     return numbers
 
 
-def _static_iota(node: Node) -> Result:
+def _static_iota(node: StablehloNode) -> Result:
     return _iota(node, _static_output_shape(node))
 
 
-def _dynamic_iota(node: Node) -> Result:
+def _dynamic_iota(node: StablehloNode) -> Result:
     return _iota(node, node.sizes(0))
 
 
-def _identity(node: Node) -> Many:
+def _identity(node: StablehloNode) -> Many:
     return list(node.whole)
 
 
-def _shape_of(node: Node) -> Result:
+def _shape_of(node: StablehloNode) -> Result:
     """Return the extents of a tensor (shape.shape_of), which CHLO operations read where they are
     symbolic.
     """

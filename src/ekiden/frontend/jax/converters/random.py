@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.jax.node import Node, StablehloRow
+from ekiden.frontend.jax.node import StablehloNode, StablehloRow
 from ekiden.ir.dtype import is_float, itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -26,7 +26,9 @@ def _rotate_left(x: Expr, count: int) -> Expr:
     return op.bitwise_or(op.left_shift(x, _u32(count)), op.right_shift(x, _u32(32 - count)))
 
 
-def threefry(node: Node, key: Sequence[Expr], counter: Sequence[Expr]) -> tuple[Expr, Expr]:
+def threefry(
+    node: StablehloNode, key: Sequence[Expr], counter: Sequence[Expr]
+) -> tuple[Expr, Expr]:
     """Emit Threefry-2x32 with 20 rounds (Salmon et al., 2011): two output words per pair of counter
     words.
     """
@@ -45,7 +47,7 @@ def threefry(node: Node, key: Sequence[Expr], counter: Sequence[Expr]) -> tuple[
     return x, y
 
 
-def _split_u64(node: Node, value: Expr) -> tuple[Expr, Expr]:
+def _split_u64(node: StablehloNode, value: Expr) -> tuple[Expr, Expr]:
     """Split 64-bit numbers into their low and high 32-bit words."""
     low = op.cast(op.bitwise_and(value, const(np.array(0xFFFFFFFF, np.uint64))), "uint32")
     high = op.cast(op.right_shift(value, const(np.array(32, np.uint64))), "uint32")
@@ -63,7 +65,7 @@ def _half_shape(shape: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     return axis, (*shape[:axis], (shape[axis] + 1) // 2, *shape[axis + 1 :])
 
 
-def _rng_bit_generator(node: Node) -> Result:
+def _rng_bit_generator(node: StablehloNode) -> Result:
     """Convert rng_bit_generator: return the next state and random bits.
 
     The state is a 64-bit key and a 64-bit counter, which Philox may extend by 64 bits; integers
@@ -85,16 +87,16 @@ def _rng_bit_generator(node: Node) -> Result:
     return [state, bits if dtype == plain else op.reinterpret(bits, dtype)]
 
 
-def _state_word(node: Node, index: int) -> Expr:
+def _state_word(node: StablehloNode, index: int) -> Expr:
     return node.emit_once(op.take(node.expr(0), const(index, "int64"), axis=0))
 
 
-def _counter_range(node: Node, start: Expr, count: int) -> Expr:
+def _counter_range(node: StablehloNode, start: Expr, count: int) -> Expr:
     """Emit `count` consecutive 64-bit counters from `start`."""
     return node.emit_once(op.add(const(np.arange(count, dtype=np.uint64)), start))
 
 
-def _threefry_bits(node: Node, extents: Sequence[int], width: int) -> tuple[Expr, Expr]:
+def _threefry_bits(node: StablehloNode, extents: Sequence[int], width: int) -> tuple[Expr, Expr]:
     """Emit the next state and random integers of `width` bytes: Threefry words in XLA's layout."""
     shape = tuple(extents) or (1,)
     axis, half = _half_shape(shape) if width == 4 else (0, shape)
@@ -127,7 +129,7 @@ _PHILOX_KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 _PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 
 
-def _philox_bits(node: Node, extents: Sequence[int], width: int) -> tuple[Expr, Expr]:
+def _philox_bits(node: StablehloNode, extents: Sequence[int], width: int) -> tuple[Expr, Expr]:
     """Emit the next state and random integers of `width` bytes by Philox-4x32 with 10 rounds
     (Salmon et al., 2011).
 
@@ -158,7 +160,7 @@ def _philox_bits(node: Node, extents: Sequence[int], width: int) -> tuple[Expr, 
     return op.stack(state, axis=0), op.reshape(bits, shape, allowzero=True)
 
 
-def _philox_4x32(node: Node, key: Sequence[Expr], counter: Sequence[Expr]) -> list[Expr]:
+def _philox_4x32(node: StablehloNode, key: Sequence[Expr], counter: Sequence[Expr]) -> list[Expr]:
     """Emit the four output words of each counter."""
     words, keys = list(counter), list(key)
     for _ in range(_PHILOX_ROUNDS):
@@ -177,13 +179,13 @@ def _philox_4x32(node: Node, key: Sequence[Expr], counter: Sequence[Expr]) -> li
     return words
 
 
-def _mulhilo(node: Node, word: Expr, factor: int) -> tuple[Expr, Expr]:
+def _mulhilo(node: StablehloNode, word: Expr, factor: int) -> tuple[Expr, Expr]:
     """Emit the low and high word of the 64-bit product of a word and a constant."""
     wide = op.multiply(op.cast(word, "uint64"), const(np.array(factor, np.uint64)))
     return _split_u64(node, node.emit_once(wide))
 
 
-def _rng(node: Node) -> Expr:
+def _rng(node: StablehloNode) -> Expr:
     """Convert rng: draw from a distribution with Threefry, seeded by the operation's position in
     its program.
 

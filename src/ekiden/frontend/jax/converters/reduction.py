@@ -20,8 +20,8 @@ from ekiden.frontend.jax.node import (
     ComplexRule,
     Converter,
     Many,
-    Node,
     Pair,
+    StablehloNode,
     StablehloRow,
     flatten_parts,
     per_part,
@@ -34,7 +34,7 @@ from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import as_attr, known_int
 
 
-def _reduce(node: Node) -> Result | Many:
+def _reduce(node: StablehloNode) -> Result | Many:
     axes, block = list(node.ints("dimensions")), node.region()
     count = len(node.inputs) // 2
     kind = match_reducer(node, block) if count == 1 else ""
@@ -61,7 +61,9 @@ _ARG_REDUCTION_BODIES: Mapping[str, str] = {
 """The bodies of jnp.argmax and jnp.argmin, of integers and of floats: what they compare by."""
 
 
-def _match_arg_reduction(node: Node, block: ir.Block, axes: Sequence[int]) -> list[Expr] | None:
+def _match_arg_reduction(
+    node: StablehloNode, block: ir.Block, axes: Sequence[int]
+) -> list[Expr] | None:
     """Match the body of jnp.argmax or jnp.argmin; return the extremum and its index, or None."""
     if len(axes) != 1 or not _is_iota(node, axes[0]):
         return None
@@ -83,7 +85,7 @@ def _match_arg_reduction(node: Node, block: ir.Block, axes: Sequence[int]) -> li
     return [op.where(any_nan, const(np.nan, node.dtype(0)), extremum), index]
 
 
-def _is_iota(node: Node, axis: int) -> bool:
+def _is_iota(node: StablehloNode, axis: int) -> bool:
     """Return whether the second input is an iota along an axis."""
     owner = node.operation.operands[1].owner
     producer = getattr(owner, "operation", None)
@@ -92,7 +94,7 @@ def _is_iota(node: Node, axis: int) -> bool:
     return int(producer.attributes["iota_dimension"].value) == axis
 
 
-def _tree_reduce(node: Node, block: ir.Block, axes: Sequence[int], count: int) -> Many:
+def _tree_reduce(node: StablehloNode, block: ir.Block, axes: Sequence[int], count: int) -> Many:
     """Reduce with any body as a tree: halves of an axis are combined until one element is left."""
     values = list(node.whole[:count])
     shape = [d for axis, d in enumerate(node.shape(0)) if axis not in axes]
@@ -108,7 +110,7 @@ def _tree_reduce(node: Node, block: ir.Block, axes: Sequence[int], count: int) -
     return apply_body(node, block, start, values)
 
 
-def _tree_reduce_axis(node: Node, block: ir.Block, values: Many, axis: int) -> Many:
+def _tree_reduce_axis(node: StablehloNode, block: ir.Block, values: Many, axis: int) -> Many:
     first = values[0].real if isinstance(values[0], ComplexValue) else values[0]
     extent = known_int(first.type.shape[axis])
     if extent is None:
@@ -127,7 +129,7 @@ def _tree_reduce_axis(node: Node, block: ir.Block, values: Many, axis: int) -> M
     return [node.per_part(v, lambda expr: op.squeeze(expr, axis=[axis])) for v in values]
 
 
-def concat_values(node: Node, values: Many, axis: int) -> Value | ComplexValue:
+def concat_values(node: StablehloNode, values: Many, axis: int) -> Value | ComplexValue:
     """Concatenate tensors along an axis, complex ones part by part."""
     sides = zip(*(flatten_parts([value]) for value in values), strict=True)
     concatenated = [
@@ -137,14 +139,16 @@ def concat_values(node: Node, values: Many, axis: int) -> Value | ComplexValue:
     return ComplexValue(*concatenated) if len(concatenated) > 1 else concatenated[0]
 
 
-def _slice_axis(node: Node, values: Many, axis: int, begin: int, end: int) -> Many:
+def _slice_axis(node: StablehloNode, values: Many, axis: int, begin: int, end: int) -> Many:
     return [
         node.per_part(v, lambda expr: op.strided_slice(expr, (begin,), (end,), axes=(axis,)))
         for v in values
     ]
 
 
-def _reduce_by_loop(node: Node, block: ir.Block, values: Many, axis: int, extent: PrimExpr) -> Many:
+def _reduce_by_loop(
+    node: StablehloNode, block: ir.Block, values: Many, axis: int, extent: PrimExpr
+) -> Many:
     """Reduce an axis of symbolic extent by a loop over its elements."""
     scope = node.scope
     kinds = node.operation.results
@@ -165,7 +169,7 @@ def _reduce_by_loop(node: Node, block: ir.Block, values: Many, axis: int, extent
 
 
 def _complex_reduce(convert: Converter) -> ComplexRule:
-    def rule(node: Node) -> Pair | Many:
+    def rule(node: StablehloNode) -> Pair | Many:
         """Sum each part by itself; other complex reductions evaluate their bodies."""
         count = len(node.whole) // 2
         if count == 1 and match_reducer(node, node.region()) == "add":

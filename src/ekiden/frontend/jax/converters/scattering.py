@@ -19,13 +19,20 @@ from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.xla_scatter import SCATTER_MODES, xla_scatter
 from ekiden.frontend.jax.converters.bodies import apply_body, list_operations, match_reducer
-from ekiden.frontend.jax.node import Many, Node, StablehloRow, complex_rule, flatten_parts, whole
+from ekiden.frontend.jax.node import (
+    Many,
+    StablehloNode,
+    StablehloRow,
+    complex_rule,
+    flatten_parts,
+    whole,
+)
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import Dim, as_attr, known_int, product_of_dims
 
 
-def _scatter(node: Node) -> Many:
+def _scatter(node: StablehloNode) -> Many:
     """Convert scatter (operands, indices, updates): by scatter_nd where its body is an operator,
     else window by window.
     """
@@ -43,7 +50,7 @@ def _scatter(node: Node) -> Many:
     return _scatter_by_body(node, at, block, window_axes, count)
 
 
-def _match_update(node: Node, block: ir.Block, count: int) -> str:
+def _match_update(node: StablehloNode, block: ir.Block, count: int) -> str:
     """Match the body's update of each operand; return a name of SCATTER_MODES, "" for any other
     body.
     """
@@ -57,7 +64,12 @@ def _match_update(node: Node, block: ir.Block, count: int) -> str:
 
 
 def _scatter_by_operator(
-    node: Node, at: WindowPositions, kind: str, window: Sequence[int], index: int, count: int
+    node: StablehloNode,
+    at: WindowPositions,
+    kind: str,
+    window: Sequence[int],
+    index: int,
+    count: int,
 ) -> Value | ComplexValue:
     """Scatter the updates of one operand by scatter_nd, a complex one part by part."""
     pairs = zip(
@@ -79,7 +91,7 @@ MAX_UNROLLED_WINDOWS = 8
 
 
 def _scatter_by_body(
-    node: Node, at: WindowPositions, block: ir.Block, window: Sequence[int], count: int
+    node: StablehloNode, at: WindowPositions, block: ir.Block, window: Sequence[int], count: int
 ) -> Many:
     """Apply the updates window by window: read, combine by the body, write back."""
     scope, kinds = node.scope, node.operation.results
@@ -131,7 +143,9 @@ def _scatter_by_body(
     return whole(kinds, last)
 
 
-def _read_window(node: Node, at: WindowPositions, value: Value, where: Sequence[Value]) -> Expr:
+def _read_window(
+    node: StablehloNode, at: WindowPositions, value: Value, where: Sequence[Value]
+) -> Expr:
     """Emit the window of a tensor that begins at the given start indices."""
     data = node.scope.expr(value)
     for axis in at.partial_axes:
@@ -139,7 +153,7 @@ def _read_window(node: Node, at: WindowPositions, value: Value, where: Sequence[
     return data
 
 
-def _start_indices(node: Node, at: WindowPositions) -> Expr:
+def _start_indices(node: StablehloNode, at: WindowPositions) -> Expr:
     """Emit the start indices of all windows: [windows, axes]."""
     scope, rank = node.scope, len(at.batch)
     batch, total = as_attr(at.batch), as_attr((product_of_dims(at.batch),))
@@ -161,7 +175,9 @@ def _start_indices(node: Node, at: WindowPositions) -> Expr:
     return op.stack(columns, axis=1)
 
 
-def _update_rows(node: Node, at: WindowPositions, update: Value, window: Sequence[int]) -> Expr:
+def _update_rows(
+    node: StablehloNode, at: WindowPositions, update: Value, window: Sequence[int]
+) -> Expr:
     """Emit the updates by window: [windows, extents of a window in all axes...]."""
     rank = len(update.type.shape)
     order = [*(i for i in range(rank) if i not in window), *window]

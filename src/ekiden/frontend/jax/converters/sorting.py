@@ -16,14 +16,14 @@ from ekiden.frontend.jax.converters.bodies import (
     list_operations,
 )
 from ekiden.frontend.jax.converters.elementwise import total_order_key
-from ekiden.frontend.jax.node import Many, Node, StablehloRow, complex_rule
+from ekiden.frontend.jax.node import Many, StablehloNode, StablehloRow, complex_rule
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.topi.dimensions import Dim, as_attr, as_dim
 
 
-def _sort(node: Node) -> Many:
+def _sort(node: StablehloNode) -> Many:
     axis = node.axis(node.integer("dimension"), node.rank(0))
     block = node.region()
     keys = _match_sort_keys(node, block)
@@ -40,7 +40,7 @@ SortKey = tuple[Expr, bool]
 """(integers or floats, whether the smallest comes first)."""
 
 
-def _match_sort_keys(node: Node, block: ir.Block) -> list[SortKey] | None:
+def _match_sort_keys(node: StablehloNode, block: ir.Block) -> list[SortKey] | None:
     """Match a comparator that compares sort keys lexicographically; return the keys, most
     significant first, or None.
 
@@ -85,7 +85,7 @@ def _match_lexicographic(
 
 
 def _match_sort_key(
-    node: Node, block: ir.Block, makers: dict[ir.Value, ir.Operation], maker: ir.Operation
+    node: StablehloNode, block: ir.Block, makers: dict[ir.Value, ir.Operation], maker: ir.Operation
 ) -> SortKey | None:
     """Match a comparison of one function of both elements; return that function of the whole tensor
     as a key.
@@ -142,7 +142,7 @@ def _attribute_names(operation: ir.Operation) -> list[str]:
     return [a if isinstance(a, str) else a.name for a in operation.attributes]
 
 
-def _argsort_by_keys(node: Node, keys: Sequence[SortKey], axis: int) -> Expr:
+def _argsort_by_keys(node: StablehloNode, keys: Sequence[SortKey], axis: int) -> Expr:
     """Emit the sorting permutation by stable sorts, least significant key first (LSD radix
     order).
     """
@@ -160,7 +160,7 @@ def _argsort_by_keys(node: Node, keys: Sequence[SortKey], axis: int) -> Expr:
     return permutation
 
 
-def _argsort_by_ranks(node: Node, block: ir.Block, axis: int) -> Expr:
+def _argsort_by_ranks(node: StablehloNode, block: ir.Block, axis: int) -> Expr:
     """Emit the sorting permutation under any comparator: the rank of each element by comparison
     with all others.
     """
@@ -196,12 +196,12 @@ def _broadcast_new_axis(expr: Expr, axis: int, shape: Sequence[Dim]) -> Expr:
     return op.broadcast_to(op.expand_dims(expr, axis=axis), shape)
 
 
-def _top_k(node: Node) -> Result:
+def _top_k(node: StablehloNode) -> Result:
     k = int(node.composite["k"]) if node.composite else node.integer("k")
     return largest(node, k)
 
 
-def largest(node: Node, k: object) -> list[Expr]:
+def largest(node: StablehloNode, k: object) -> list[Expr]:
     """Emit the k largest elements along the last axis and their int32 indices; NaN ranks
     above all.
     """
@@ -212,7 +212,7 @@ def largest(node: Node, k: object) -> list[Expr]:
     return [op.gather(data, node.rank(0) - 1, op.cast(at, "int64")), at]
 
 
-def mhlo_top_k(node: Node) -> list[Expr]:
+def mhlo_top_k(node: StablehloNode) -> list[Expr]:
     """Convert the custom call `mhlo.topk`, which JAX before 0.7 emits."""
     options = ir.DictAttr(node.attribute("mhlo.attributes"))
     if "largest" in options and not options["largest"].value:
@@ -220,7 +220,7 @@ def mhlo_top_k(node: Node) -> list[Expr]:
     return largest(node, int(options["k"].value))
 
 
-def dynamic_top_k(node: Node) -> Result:
+def dynamic_top_k(node: StablehloNode) -> Result:
     """Convert the custom call `stablehlo.dynamic_top_k`."""
     (k,) = node.sizes(1)
     return largest(node, k)

@@ -21,8 +21,8 @@ from ekiden.frontend.jax.node import (
     ComplexRule,
     Converter,
     Many,
-    Node,
     Pair,
+    StablehloNode,
     StablehloRow,
     flatten_parts,
     per_part,
@@ -34,7 +34,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import Dim, are_equal_dims, as_attr, as_dim, known_int, simplify_dim
 
 
-def _window_geometry(node: Node) -> Window:
+def _window_geometry(node: StablehloNode) -> Window:
     rank = len(node.ints("window_dimensions"))
     ones = (1,) * rank
     padding = node.ints("padding", (0,) * (2 * rank))
@@ -45,11 +45,11 @@ def _window_geometry(node: Node) -> Window:
     )  # fmt: skip
 
 
-def _reduce_window(node: Node) -> Result | Many:
+def _reduce_window(node: StablehloNode) -> Result | Many:
     return reduce_window(node, _window_geometry(node), len(node.inputs) // 2)
 
 
-def dynamic_reduce_window(node: Node) -> Result | Many:
+def dynamic_reduce_window(node: StablehloNode) -> Result | Many:
     """Convert the custom call `stablehlo.dynamic_reduce_window`.
 
     Behind the tensors and their initial values stand extents, strides, dilations of the tensor and
@@ -67,7 +67,7 @@ def dynamic_reduce_window(node: Node) -> Result | Many:
 
 
 def _reduce_complex_window(convert: Converter) -> ComplexRule:
-    def rule(node: Node) -> Pair | Many:
+    def rule(node: StablehloNode) -> Pair | Many:
         """Sum each part by itself; other complex window reductions evaluate their bodies."""
         count = len(node.whole) // 2
         if count == 1 and match_reducer(node, node.region()) == "add":
@@ -77,7 +77,7 @@ def _reduce_complex_window(convert: Converter) -> ComplexRule:
     return rule
 
 
-def reduce_window(node: Node, windows: Window, count: int) -> Result | Many:
+def reduce_window(node: StablehloNode, windows: Window, count: int) -> Result | Many:
     """Convert a window reduction of `count` tensors, which their initial values follow."""
     block = node.region()
     kind = match_reducer(node, block) if count == 1 else ""
@@ -88,7 +88,7 @@ def reduce_window(node: Node, windows: Window, count: int) -> Result | Many:
     return _reduce_by_taps(node, windows, count, kind)
 
 
-def _reduce_by_taps(node: Node, windows: Window, count: int, kind: str) -> Many:
+def _reduce_by_taps(node: StablehloNode, windows: Window, count: int, kind: str) -> Many:
     """Reduce windows tap by tap: one whole-tensor step per window element."""
     block = node.region()
     prefixes = _prefixes(node, windows)
@@ -108,7 +108,7 @@ def _reduce_by_taps(node: Node, windows: Window, count: int, kind: str) -> Many:
     return _combine(node, block, start, accumulated, kind)
 
 
-def _combine(node: Node, block: ir.Block, first: Many, second: Many, kind: str) -> Many:
+def _combine(node: StablehloNode, block: ir.Block, first: Many, second: Many, kind: str) -> Many:
     """Combine two tensors by the body, by its operator where it is one."""
     (x, *_), (y, *_) = first, second
     if kind in REDUCTION_OPS and isinstance(x, Value) and isinstance(y, Value):
@@ -117,7 +117,7 @@ def _combine(node: Node, block: ir.Block, first: Many, second: Many, kind: str) 
 
 
 def _pad_value(
-    node: Node, windows: Window, value: Value | ComplexValue, init: Value | ComplexValue
+    node: StablehloNode, windows: Window, value: Value | ComplexValue, init: Value | ComplexValue
 ) -> Value | ComplexValue:
     """Pad a tensor by the window's padding, a complex one part by part."""
     pairs = zip(flatten_parts([value]), flatten_parts([init]), strict=True)
@@ -128,7 +128,7 @@ def _pad_value(
 
 
 def _value_taps(
-    node: Node, windows: Window, wide: Value | ComplexValue
+    node: StablehloNode, windows: Window, wide: Value | ComplexValue
 ) -> Iterator[Value | ComplexValue]:
     """Yield the taps of a padded tensor, complex ones part by part."""
     for tap_parts in zip(
@@ -138,7 +138,7 @@ def _value_taps(
 
 
 def _per_pair(
-    node: Node, function: Callable[[Expr, Expr], Expr], first: Many, second: Many
+    node: StablehloNode, function: Callable[[Expr, Expr], Expr], first: Many, second: Many
 ) -> Many:
     """Apply a function to pairs of tensors, to complex ones part by part."""
     results: Many = []
@@ -160,7 +160,7 @@ class _Prefixes:
     is_forward: bool
 
 
-def _prefixes(node: Node, windows: Window) -> _Prefixes | None:
+def _prefixes(node: StablehloNode, windows: Window) -> _Prefixes | None:
     """Return which prefixes windows are; None for others."""
     if any(windows.inner) or any(s != 1 for s in (*windows.strides, *windows.dilations)):
         return None
@@ -195,7 +195,7 @@ _SCAN_OPS: Mapping[str, Callable[..., Expr]] = {
 """What a body is -> the operator of its prefixes; those of booleans are extremes."""
 
 
-def _scan(node: Node, windows: Window, kind: str) -> Expr | None:
+def _scan(node: StablehloNode, windows: Window, kind: str) -> Expr | None:
     """Convert prefixes to the operator of their kind; None for other windows."""
     prefixes = _prefixes(node, windows)
     if prefixes is None:
@@ -206,7 +206,7 @@ def _scan(node: Node, windows: Window, kind: str) -> Expr | None:
     return op.reverse(_SCAN_OPS[kind](op.reverse(data, axis), axis=axis), axis)
 
 
-def _scan_by_pairs(node: Node, prefixes: _Prefixes, tensors: Many, kind: str) -> Many:
+def _scan_by_pairs(node: StablehloNode, prefixes: _Prefixes, tensors: Many, kind: str) -> Many:
     """Combine all prefixes along an axis of constant extent by an associative body.
 
     The prefixes of pairs are those that end at odd elements; each of the others is one more
@@ -270,7 +270,7 @@ def _scan_by_pairs(node: Node, prefixes: _Prefixes, tensors: Many, kind: str) ->
 # Pooling.
 
 
-def _match_pooling(node: Node, windows: Window, kind: str) -> Expr | None:
+def _match_pooling(node: StablehloNode, windows: Window, kind: str) -> Expr | None:
     """Match windows over two of four axes; emit pooling, or None."""
     if kind not in ("add", "maximum") or len(windows.strides) != 4 or any(windows.inner):
         return None
@@ -297,7 +297,7 @@ def _match_pooling(node: Node, windows: Window, kind: str) -> Expr | None:
 _POOL_LAYOUTS = (("NHWC", (1, 2)), ("NCHW", (2, 3)))
 
 
-def _select_and_scatter(node: Node) -> Expr:
+def _select_and_scatter(node: StablehloNode) -> Expr:
     """Convert select_and_scatter (tensor, source, initial value), the gradient of max pooling.
 
     Each source element is combined, by the second body, with the result's element that the first
@@ -314,7 +314,7 @@ def _select_and_scatter(node: Node) -> Expr:
     return op.strided_slice(node.scope.expr(scattered), begin, end)
 
 
-def _data_mask(node: Node, windows: Window) -> Value | None:
+def _data_mask(node: StablehloNode, windows: Window) -> Value | None:
     """Emit the mask of a padded tensor's own elements; None without padding."""
     if all(known_int(as_dim(p)) == 0 for p in (*windows.before, *windows.after)):
         return None
@@ -323,7 +323,7 @@ def _data_mask(node: Node, windows: Window) -> Value | None:
 
 
 def _select_taps(
-    node: Node, windows: Window, chosen: ir.Block, wide: Value, inside: Value | None
+    node: StablehloNode, windows: Window, chosen: ir.Block, wide: Value, inside: Value | None
 ) -> tuple[Value, Value]:
     """Emit the selected element of each window and its tap number, -1 for none."""
     tap_iterator = tap_values(node, windows, wide)
@@ -349,7 +349,7 @@ def _select_taps(
 
 
 def _scatter_source(
-    node: Node, windows: Window, best: Value, selected_tap: Value, shape: Sequence[Dim]
+    node: StablehloNode, windows: Window, best: Value, selected_tap: Value, shape: Sequence[Dim]
 ) -> Value:
     """Scatter the source onto the padded tensor, one tap at a time."""
     block = node.region(1)

@@ -9,25 +9,25 @@ import numpy as np
 
 from ekiden.frontend.common.conditional import emit_switch
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
 
-def is_runtime_input(node: Node, index: int) -> bool:
+def is_runtime_input(node: OnnxNode, index: int) -> bool:
     """Return whether an input is present and known at run time only."""
     value = node.optional(index)
     return value is not None and value.array is None
 
 
-def normalize_runtime_axes(node: Node, index: int) -> Expr:
+def normalize_runtime_axes(node: OnnxNode, index: int) -> Expr:
     """Emit run-time axes as non-negative int64; one out of range is a run-time error."""
     axes = op.cast(node.expr(index), "int64")
     # take with mode "raise" maps negative axes to positive ones and rejects those out of range.
     return op.take(const(np.arange(node.rank(0))), axes, axis=0, mode="raise")
 
 
-def switch_on_axis(node: Node, index: int, count: int, along: Callable[[int], Expr]) -> Value:
+def switch_on_axis(node: OnnxNode, index: int, count: int, along: Callable[[int], Expr]) -> Value:
     """Emit a switch over the axis that input `index` holds at run time, one branch per axis below
     `count`.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.window import auto_pad
-from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const
@@ -53,14 +53,14 @@ def is_byte_product(data: QuantizedTensor, weight: QuantizedTensor) -> bool:
     )
 
 
-def _zero_point(node: Node, side: QuantizedTensor) -> Expr:
+def _zero_point(node: OnnxNode, side: QuantizedTensor) -> Expr:
     """Return the zero point of an operand as a scalar; 0 where it has none."""
     if side.point is None:
         return const(np.zeros((), side.value.type.dtype))
     return as_scalar_if_single(node, side.point)
 
 
-def as_scalar_if_single(node: Node, value: Value) -> Expr:
+def as_scalar_if_single(node: OnnxNode, value: Value) -> Expr:
     """Return a value of one element as a scalar; others are unchanged. A constant stays a constant,
     because a zero point known to be 0 needs no correction sums.
     """
@@ -73,14 +73,14 @@ def as_scalar_if_single(node: Node, value: Value) -> Expr:
 
 
 def quantized_dense(
-    node: Node, data: QuantizedTensor, weight: QuantizedTensor, rows: Array
+    node: OnnxNode, data: QuantizedTensor, weight: QuantizedTensor, rows: Array
 ) -> Expr:
     """Emit qnn.dense of data and the weight's elements as `rows` [n, k], in int32."""
     points = _zero_point(node, data), _zero_point(node, weight)
     return qnn.dense(node.scope.expr(data.value), const(rows), *points, data.value.type.dtype)
 
 
-def is_byte_convolution(node: Node, data: QuantizedTensor, weight: QuantizedTensor) -> bool:
+def is_byte_convolution(node: OnnxNode, data: QuantizedTensor, weight: QuantizedTensor) -> bool:
     """Return whether qnn.conv2d takes a convolution: one or two axes, padding known at import."""
     shape = data.value.type.shape
     same = auto_pad(node) in ("SAME_UPPER", "SAME_LOWER")
@@ -92,7 +92,7 @@ def is_byte_convolution(node: Node, data: QuantizedTensor, weight: QuantizedTens
 class QuantizedConv2d:
     """A stand-in for nn.conv2d that emits qnn.conv2d with int32 sums."""
 
-    def __init__(self, node: Node, data: QuantizedTensor, weight: QuantizedTensor) -> None:
+    def __init__(self, node: OnnxNode, data: QuantizedTensor, weight: QuantizedTensor) -> None:
         self.node, self.data, self.weight = node, data, weight
 
     def __call__(

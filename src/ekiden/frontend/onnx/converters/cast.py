@@ -10,7 +10,7 @@ from ekiden._lazy import LazyModule
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.dtype import SMALL_FLOATS, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -22,7 +22,7 @@ else:
     text_numbers = LazyModule("ekiden.frontend.onnx.converters.text_numbers")
 
 
-def saturating_cast(node: Node, data: Expr, dtype: str) -> Expr:
+def saturating_cast(node: OnnxNode, data: Expr, dtype: str) -> Expr:
     """Emit a saturating cast to a small float: values beyond its range become the largest finite
     number.
     """
@@ -41,7 +41,7 @@ def max_finite(dtype: str) -> np.float32:
     return np.float32(codes[np.isfinite(codes)].max())
 
 
-def _cast_to_e8m0(node: Node, data: Expr) -> Expr:
+def _cast_to_e8m0(node: OnnxNode, data: Expr) -> Expr:
     """Emit a cast to float8_e8m0fnu, a power of two: the biased exponent, rounded as `round_mode`
     says. 0 and values below the range become the smallest number; NaN is preserved.
     """
@@ -71,7 +71,7 @@ def _uint32_const(value: int) -> Expr:
     return const(np.uint32(value))
 
 
-def _convert_dtype(node: Node, dtype: str) -> Expr | Value:
+def _convert_dtype(node: OnnxNode, dtype: str) -> Expr | Value:
     """Emit the cast of input 0 to a dtype, saturating for small floats unless `saturate` is 0."""
     if dtype == node.dtype(0):
         return node.value(0)
@@ -81,18 +81,18 @@ def _convert_dtype(node: Node, dtype: str) -> Expr | Value:
     return op.cast(node.expr(0), dtype)
 
 
-def _cast(node: Node) -> Expr | Value:
+def _cast(node: OnnxNode) -> Expr | Value:
     if node.get_int("to") == onnx.TensorProto.STRING:
         return text_numbers.format_numbers(node)
     return _convert_dtype(node, from_onnx_dtype(node.get_int("to")))
 
 
-def _cast_like(node: Node) -> Expr | Value:
+def _cast_like(node: OnnxNode) -> Expr | Value:
     """Convert CastLike: cast to the dtype of input 1."""
     return _convert_dtype(node, node.dtype(1))
 
 
-def _bit_cast(node: Node) -> Expr | Value:
+def _bit_cast(node: OnnxNode) -> Expr | Value:
     """Convert BitCast: reinterpret the bits in a dtype of the same width."""
     dtype = from_onnx_dtype(node.get_int("to"))
     if dtype == node.dtype(0):

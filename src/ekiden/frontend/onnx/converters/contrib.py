@@ -18,7 +18,7 @@ from ekiden.frontend.onnx.converters.convolution import convolve
 from ekiden.frontend.onnx.converters.elementwise import const_like_input, constrain_broadcast
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
 from ekiden.frontend.onnx.converters.norm import broadcast_input
-from ekiden.frontend.onnx.node import Attribute, Converter, Node, OnnxRow
+from ekiden.frontend.onnx.node import Attribute, Converter, OnnxNode, OnnxRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import as_ints, known_int
@@ -28,12 +28,12 @@ CONTRIB_DOMAIN = "com.microsoft"
 # Activations.
 
 
-def _fast_gelu(node: Node) -> Expr:
+def _fast_gelu(node: OnnxNode) -> Expr:
     """Convert FastGelu: the tanh approximation of GELU, after an optional bias."""
     return gelu(_add_bias(node), node.dtype(0), by_tanh=True)
 
 
-def _add_bias(node: Node) -> Expr:
+def _add_bias(node: OnnxNode) -> Expr:
     """Emit input 0 plus the bias in input 1, if present."""
     if node.optional(1) is None:
         return node.expr(0)
@@ -41,12 +41,12 @@ def _add_bias(node: Node) -> Expr:
     return op.add(node.expr(0), node.expr(1))
 
 
-def _quick_gelu(node: Node) -> Expr:
+def _quick_gelu(node: OnnxNode) -> Expr:
     """Convert QuickGelu: x * sigmoid(alpha * x)."""
     return swish(node.expr(0), node.dtype(0), node.get_float("alpha", np.float32(1.702)))
 
 
-def _bias_split_gelu(node: Node) -> Expr:
+def _bias_split_gelu(node: OnnxNode) -> Expr:
     """Convert BiasSplitGelu: the first half of the channels times GELU of the second (GEGLU)."""
     linear, gate = (
         op.strided_slice(_add_bias(node), begin=[b], end=[e], axes=[node.rank(0) - 1])
@@ -55,7 +55,7 @@ def _bias_split_gelu(node: Node) -> Expr:
     return op.multiply(linear, gelu(gate, node.dtype(0)))
 
 
-def _gate_slices(node: Node) -> list[tuple[int, int]]:
+def _gate_slices(node: OnnxNode) -> list[tuple[int, int]]:
     """Return the bounds of the two halves of the last axis."""
     width = known_int(node.shape(0)[-1])
     # The halves are static slices: a symbolic width cannot be cut in the middle.
@@ -64,7 +64,7 @@ def _gate_slices(node: Node) -> list[tuple[int, int]]:
     return [(0, width // 2), (width // 2, width)]
 
 
-def _bias_softmax(node: Node) -> Expr:
+def _bias_softmax(node: OnnxNode) -> Expr:
     """Convert BiasSoftmax: softmax(data + bias) over the last axis."""
     axis = node.axis(node.get_int("axis", 1), node.rank(0))
     if axis != node.rank(0) - 1:
@@ -72,12 +72,12 @@ def _bias_softmax(node: Node) -> Expr:
     return op.nn.softmax(_add_bias(node), axis=axis)
 
 
-def _clip_by_params(node: Node, x: Expr, params: Sequence[float]) -> Expr:
+def _clip_by_params(node: OnnxNode, x: Expr, params: Sequence[float]) -> Expr:
     """Emit a clip to the bounds in `params`, by default those of float32."""
     return op.clip(x, *(params or (-float(np.finfo(np.float32).max), np.inf)))
 
 
-_FUSED_ACTIVATIONS: Mapping[str, Callable[[Node, Expr, Sequence[float]], Expr]] = {
+_FUSED_ACTIVATIONS: Mapping[str, Callable[[OnnxNode, Expr, Sequence[float]], Expr]] = {
     "": lambda node, x, params: x,
     "Relu": lambda node, x, params: op.nn.relu(x),
     "Tanh": lambda node, x, params: op.tanh(x),
@@ -93,7 +93,7 @@ _FUSED_ACTIVATIONS: Mapping[str, Callable[[Node, Expr, Sequence[float]], Expr]] 
 _ACTIVATION_VALUES = {"activation": tuple(_FUSED_ACTIVATIONS)}
 
 
-def _apply_activation(node: Node, x: Expr) -> Expr:
+def _apply_activation(node: OnnxNode, x: Expr) -> Expr:
     """Emit the activation that is fused into the node, with its parameters."""
     params: tuple[float, ...] = ()
     if node.has("activation_params"):
@@ -108,14 +108,14 @@ def _apply_activation(node: Node, x: Expr) -> Expr:
 _DEFAULT_EPSILON = np.float32(1e-12)
 
 
-def _add_skip(node: Node, bias: int) -> Expr:
+def _add_skip(node: OnnxNode, bias: int) -> Expr:
     """Emit input 0 plus the skip connection in input 1, plus the bias if present."""
     node.scope.require_broadcastable(node.shape(0), node.shape(1))
     total: Expr = op.add(node.expr(0), node.expr(1))
     return total if node.optional(bias) is None else op.add(total, node.expr(bias))
 
 
-def _skip_layer_norm(node: Node) -> Result:
+def _skip_layer_norm(node: OnnxNode) -> Result:
     """Convert SkipLayerNormalization, with mean, inverse deviation and sum as further outputs."""
     total = _add_skip(node, 4)
     normalized = _layer_norm(node, total, 2, 3)
@@ -125,7 +125,7 @@ def _skip_layer_norm(node: Node) -> Result:
     return [normalized, *mean_and_rstd(total, node.typed(total).dtype, [-1], epsilon), total]
 
 
-def _layer_norm(node: Node, data: Expr, scale: int, bias: int) -> Expr:
+def _layer_norm(node: OnnxNode, data: Expr, scale: int, bias: int) -> Expr:
     """Emit layer normalisation over the last axis; an absent bias is 0."""
     gamma = node.value(scale)
     beta: Expr = op.zeros_like(node.expr(scale))
@@ -136,7 +136,7 @@ def _layer_norm(node: Node, data: Expr, scale: int, bias: int) -> Expr:
 
 
 def _rms_norm(
-    node: Node, data: Expr, scale: Expr, epsilon: float, axes: Sequence[int] = (-1,)
+    node: OnnxNode, data: Expr, scale: Expr, epsilon: float, axes: Sequence[int] = (-1,)
 ) -> tuple[Expr, Expr]:
     """Emit RMS normalisation over axes and its factor 1 / sqrt(mean(data²) + epsilon), in
     float32.
@@ -149,12 +149,12 @@ def _rms_norm(
     return op.cast(scaled, node.typed(data).dtype), factor
 
 
-def rms_normalize(node: Node, data: Expr, scale: Expr, epsilon: float) -> Expr:
+def rms_normalize(node: OnnxNode, data: Expr, scale: Expr, epsilon: float) -> Expr:
     """Emit RMS normalisation over the last axis (Zhang and Sennrich 2019)."""
     return _rms_norm(node, data, scale, epsilon)[0]
 
 
-def _skip_rms_norm(node: Node) -> Result:
+def _skip_rms_norm(node: OnnxNode) -> Result:
     """Convert SkipSimplifiedLayerNormalization, with the factor and the sum as further outputs."""
     total = _add_skip(node, 3)
     epsilon = node.get_float("epsilon", _DEFAULT_EPSILON)
@@ -162,7 +162,7 @@ def _skip_rms_norm(node: Node) -> Result:
     return [normalized, None, factor, total]
 
 
-def _simplified_layer_norm(node: Node) -> Result:
+def _simplified_layer_norm(node: OnnxNode) -> Result:
     """Convert SimplifiedLayerNormalization: RMS normalisation over the axes from `axis` on."""
     epsilon = node.get_float("epsilon", np.float32(1e-5))
     axis = node.axis(node.get_int("axis", -1), node.rank(0))
@@ -176,7 +176,7 @@ def _simplified_layer_norm(node: Node) -> Result:
     return [normalized, None, factor]
 
 
-def _embed_layer_norm(node: Node) -> Result:
+def _embed_layer_norm(node: OnnxNode) -> Result:
     """Convert EmbedLayerNormalization: layer normalisation of word, position and segment
     embeddings.
     """
@@ -198,7 +198,7 @@ def _embed_layer_norm(node: Node) -> Result:
     return [_layer_norm(node, total, 5, 6), counts, total]
 
 
-def _group_norm(node: Node) -> Result:
+def _group_norm(node: OnnxNode) -> Result:
     """Convert GroupNorm and SkipGroupNorm."""
     data = node.expr(0)
     if node.optional(3) is not None:
@@ -224,7 +224,7 @@ def _group_norm(node: Node) -> Result:
 # Products and convolutions.
 
 
-def _transposed_operand(node: Node, index: int, swap: bool, batch: bool) -> Value:
+def _transposed_operand(node: OnnxNode, index: int, swap: bool, batch: bool) -> Value:
     """Return a matrix operand with its last two axes swapped (`swap`) or its first axis moved
     behind the batch (`batch`).
     """
@@ -242,7 +242,7 @@ def _transposed_operand(node: Node, index: int, swap: bool, batch: bool) -> Valu
     return node.as_value(op.transpose(node.expr(index), axes=axes))
 
 
-def _fused_mat_mul(node: Node) -> Expr:
+def _fused_mat_mul(node: OnnxNode) -> Expr:
     """Convert FusedMatMul: alpha * op(A) @ op(B), then the activation."""
     sides = [
         _transposed_operand(
@@ -257,7 +257,7 @@ def _fused_mat_mul(node: Node) -> Expr:
     )
 
 
-def _fused_gemm(node: Node) -> Expr:
+def _fused_gemm(node: OnnxNode) -> Expr:
     """Convert FusedGemm: alpha * op(A) @ op(B) + beta * C, then the activation."""
     sides = [
         _transposed_operand(node, i, bool(node.get_int(f"trans{n}")), False)
@@ -274,7 +274,7 @@ def _fused_gemm(node: Node) -> Expr:
     return _apply_activation(node, product)
 
 
-def _fused_conv(node: Node) -> Expr:
+def _fused_conv(node: OnnxNode) -> Expr:
     """Convert FusedConv: Conv, plus input 3, then the activation."""
     convolved = convolve(node.with_inputs([node.optional(i) for i in range(3)]))
     if node.optional(3) is not None:
@@ -288,7 +288,7 @@ def channels_first(convert: Converter, *images: int) -> Converter:
     channels-first one.
     """
 
-    def convert_transposed(node: Node) -> Result:
+    def convert_transposed(node: OnnxNode) -> Result:
         """Convert the node between a transpose to NCHW and one back."""
         inputs = list(node.inputs)
         for at in images:
@@ -307,12 +307,12 @@ def channels_first(convert: Converter, *images: int) -> Converter:
 # What ONNX has too, under another name or with inputs instead of attributes.
 
 
-def _expand_dims(node: Node) -> Expr:
+def _expand_dims(node: OnnxNode) -> Expr:
     (axis,) = node.axes(1, "axis")
     return op.expand_dims(node.expr(0), axis=node.axis(axis, node.rank(0) + 1))
 
 
-def _pairwise_distances(node: Node) -> Expr:
+def _pairwise_distances(node: OnnxNode) -> Expr:
     """Convert CDist: the (squared) Euclidean distances between the rows of two matrices."""
     a, b = op.expand_dims(node.expr(0), axis=1), op.expand_dims(node.expr(1), axis=0)
     node.scope.same(node.shape(0)[1:], node.shape(1)[1:])
@@ -322,7 +322,7 @@ def _pairwise_distances(node: Node) -> Expr:
     return op.sqrt(squared) if node.get_string("metric", "sqeuclidean") == "euclidean" else squared
 
 
-def _relative_position_bias(node: Node) -> Expr:
+def _relative_position_bias(node: OnnxNode) -> Expr:
     """Convert RelativePositionBias: T5's bias [1, heads, queries, keys] from a table [buckets,
     heads].
     """

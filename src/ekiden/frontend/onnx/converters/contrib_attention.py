@@ -16,7 +16,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.onnx.converters.contrib import CONTRIB_DOMAIN, rms_normalize
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
 from ekiden.frontend.onnx.converters.quantize import integer_matmul
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.prim import LE, PrimExpr, fold_binary, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -45,7 +45,7 @@ class ScoreModifiers:
         return ScoreModifiers(op.add(self.bias, bias), self.causal, self.softcap)
 
 
-def _split_heads(node: Node, data: Expr, heads: int) -> Expr:
+def _split_heads(node: OnnxNode, data: Expr, heads: int) -> Expr:
     """Emit a reshape [batch, length, heads * depth] -> [batch, length, heads, depth]."""
     batch, length, width = node.typed(data).shape
     extent = known_int(width)
@@ -55,7 +55,7 @@ def _split_heads(node: Node, data: Expr, heads: int) -> Expr:
 
 
 def _emit_attention(
-    node: Node, q: Expr, k: Expr, v: Expr, layouts: Sequence[str], scores: ScoreModifiers
+    node: OnnxNode, q: Expr, k: Expr, v: Expr, layouts: Sequence[str], scores: ScoreModifiers
 ) -> Expr:
     """Emit nn.attention of query, key and value: [batch, length, heads * depth], computed in
     float32 and cast to the query's dtype.
@@ -83,14 +83,14 @@ def _swap_heads_axis(t: Expr) -> Expr:
 # Masks.
 
 
-def _additive_mask(node: Node, allowed: Expr, axes: int) -> Expr:
+def _additive_mask(node: OnnxNode, allowed: Expr, axes: int) -> Expr:
     """Emit the additive mask: 0 where a key is visible, `mask_filter_value` elsewhere."""
     value = node.get_float("mask_filter_value", -10000.0)
     bias = op.where(allowed, const(0.0, "float32"), const(value, "float32"))
     return op.expand_dims(bias, axis=1, num_newaxis=axes) if axes else bias
 
 
-def _key_length_mask(node: Node, index: int, batch: PrimExpr, total: PrimExpr) -> Expr:
+def _key_length_mask(node: OnnxNode, index: int, batch: PrimExpr, total: PrimExpr) -> Expr:
     """Emit the visibility [batch, total] of keys from their ends, or ends and starts, per
     sequence.
     """
@@ -109,7 +109,7 @@ def _key_length_mask(node: Node, index: int, batch: PrimExpr, total: PrimExpr) -
 
 
 def _mask_bias(
-    node: Node, index: int, batch: PrimExpr, rows: PrimExpr, total: PrimExpr
+    node: OnnxNode, index: int, batch: PrimExpr, rows: PrimExpr, total: PrimExpr
 ) -> Expr | None:
     """Emit the additive bias of a mask input of rank 1 to 4; None if it is absent."""
     if node.optional(index) is None:
@@ -149,7 +149,7 @@ def _causal_scores(rows: PrimExpr, new: PrimExpr, total: PrimExpr) -> ScoreModif
 
 
 def _score_modifiers(
-    node: Node, mask: int, bias: int, dims: tuple[PrimExpr, PrimExpr, PrimExpr, PrimExpr]
+    node: OnnxNode, mask: int, bias: int, dims: tuple[PrimExpr, PrimExpr, PrimExpr, PrimExpr]
 ) -> ScoreModifiers:
     """Return a node's score modifiers; dims: (batch, queries, new keys, all keys)."""
     batch, rows, new, total = dims
@@ -166,7 +166,7 @@ def _score_modifiers(
 # Attention with its projection.
 
 
-def _qkv_widths(node: Node, total: PrimExpr) -> tuple[int, int]:
+def _qkv_widths(node: OnnxNode, total: PrimExpr) -> tuple[int, int]:
     """Return the widths of query and key, and of value."""
     if node.has("qkv_hidden_sizes"):
         q, k, v = node.get_ints("qkv_hidden_sizes")
@@ -179,7 +179,7 @@ def _qkv_widths(node: Node, total: PrimExpr) -> tuple[int, int]:
     return columns // 3, columns // 3
 
 
-def _self_attention(node: Node, projected: Expr, mask: int, past: int, bias: int) -> Result:
+def _self_attention(node: OnnxNode, projected: Expr, mask: int, past: int, bias: int) -> Result:
     """Emit self-attention of projections [batch, length, query + key + value]; output 1 holds the
     present keys and values.
     """
@@ -209,7 +209,7 @@ def _self_attention(node: Node, projected: Expr, mask: int, past: int, bias: int
     return [attended, op.stack(present or [k, v], axis=0) if node.wants(1) else None]
 
 
-def _attention(node: Node) -> Result:
+def _attention(node: OnnxNode) -> Result:
     """Convert com.microsoft.Attention. Where past and present share a buffer, the buffer has room
     behind `past_sequence_length`.
     """
@@ -221,7 +221,7 @@ def _attention(node: Node) -> Result:
     return _self_attention(node, projected, mask=3, past=4, bias=5)
 
 
-def _q_attention(node: Node) -> Result:
+def _q_attention(node: OnnxNode) -> Result:
     """Convert QAttention, with 8-bit input and weights."""
     sides = [node.value(0), node.value(1), node.optional(6), node.optional(7)]
     total = integer_matmul(node.with_inputs(sides))
@@ -230,7 +230,7 @@ def _q_attention(node: Node) -> Result:
     return _self_attention(node, op.add(projected, node.expr(2)), mask=5, past=8, bias=9)
 
 
-def _scalar_scale(node: Node, index: int) -> Expr:
+def _scalar_scale(node: OnnxNode, index: int) -> Expr:
     """Return a scale as a scalar where it has one element."""
     shape = node.shape(index)
     return (
@@ -241,7 +241,7 @@ def _scalar_scale(node: Node, index: int) -> Expr:
 # Attention of given queries, keys and values.
 
 
-def _unpack_qkv(node: Node, heads: int) -> list[tuple[Expr, str]]:
+def _unpack_qkv(node: OnnxNode, heads: int) -> list[tuple[Expr, str]]:
     """Return (expression, layout) of query, key and value, unpacked where inputs hold several of
     them.
     """
@@ -262,7 +262,7 @@ def _unpack_qkv(node: Node, heads: int) -> list[tuple[Expr, str]]:
     return [query, *(_key_or_value(node, i) for i in (1, 2))]
 
 
-def _key_or_value(node: Node, index: int) -> tuple[Expr, str]:
+def _key_or_value(node: OnnxNode, index: int) -> tuple[Expr, str]:
     """Return a key or value with its layout: [batch, length, width], or head-first as in a
     cache.
     """
@@ -271,7 +271,7 @@ def _key_or_value(node: Node, index: int) -> tuple[Expr, str]:
     return _project_heads(node, node.expr(index), index), HEADS_LAST
 
 
-def _project_heads(node: Node, data: Expr, index: int) -> Expr:
+def _project_heads(node: OnnxNode, data: Expr, index: int) -> Expr:
     """Add the query, key or value part of the bias (input 3), and split into heads."""
     heads = node.get_int("num_heads")
     if node.optional(3) is not None:
@@ -286,7 +286,7 @@ def _project_heads(node: Node, data: Expr, index: int) -> Expr:
     return _split_heads(node, data, heads)
 
 
-def _multi_head_attention(node: Node) -> Result:
+def _multi_head_attention(node: OnnxNode) -> Result:
     """Convert MultiHeadAttention, with past keys and values ahead of the new ones. With
     `past_sequence_length`, `past_key` is a buffer with room after that many keys, which the new
     ones fill.
@@ -331,7 +331,7 @@ class _BufferRange:
     end: PrimExpr
 
 
-def _buffer_range(node: Node, index: int, length: PrimExpr, new: PrimExpr) -> _BufferRange:
+def _buffer_range(node: OnnxNode, index: int, length: PrimExpr, new: PrimExpr) -> _BufferRange:
     """Return the range that new keys take in a buffer of this length; input `index` holds the
     number of past keys. The program raises at run time where the buffer is too short.
     """
@@ -348,7 +348,7 @@ def _filled_part(buffer: Expr, room: _BufferRange | None) -> Expr:
     return op.strided_slice(buffer, begin=[0], end=[room.begin], axes=[2])
 
 
-def _write_to_buffer(node: Node, buffer: Expr, new: Expr, room: _BufferRange) -> Expr:
+def _write_to_buffer(node: OnnxNode, buffer: Expr, new: Expr, room: _BufferRange) -> Expr:
     """Emit a buffer with the new keys or values written behind the past ones."""
     shape = node.typed(buffer).shape
     behind = op.strided_slice(buffer, begin=[room.end], end=[shape[2]], axes=[2])
@@ -358,7 +358,7 @@ def _write_to_buffer(node: Node, buffer: Expr, new: Expr, room: _BufferRange) ->
     return op.reshape(filled, shape, allowzero=True)
 
 
-def _concat_past(node: Node, index: int, new: Expr, room: _BufferRange | None) -> Expr:
+def _concat_past(node: OnnxNode, index: int, new: Expr, room: _BufferRange | None) -> Expr:
     """Emit past and new keys or values, concatenated; `cache_indirection` [batch, beams, positions]
     selects for each past key the beam of its batch that it comes from.
     """
@@ -377,7 +377,7 @@ def _concat_past(node: Node, index: int, new: Expr, room: _BufferRange | None) -
 
 
 def _scaled_products(
-    node: Node, q: Expr, k: Expr, layouts: Sequence[str], scores: ScoreModifiers
+    node: OnnxNode, q: Expr, k: Expr, layouts: Sequence[str], scores: ScoreModifiers
 ) -> Expr:
     """Emit the scores before the softmax, [batch, heads, queries, keys]."""
     if scores.causal:
@@ -393,7 +393,7 @@ def _scaled_products(
     return products if scores.bias is None else op.add(products, scores.bias)
 
 
-def _decoder_attention(node: Node) -> Result:
+def _decoder_attention(node: OnnxNode) -> Result:
     """Convert DecoderMaskedMultiHeadAttention, one decoding step, as MultiHeadAttention."""
     # The input order of MultiHeadAttention: query, key, value, bias, masks, past, past length,
     # indirection.
@@ -410,7 +410,9 @@ def _decoder_attention(node: Node) -> Result:
 # Rotary positions.
 
 
-def apply_rotary_embedding(node: Node, data: Expr, cos: Expr, sin: Expr, interleaved: bool) -> Expr:
+def apply_rotary_embedding(
+    node: OnnxNode, data: Expr, cos: Expr, sin: Expr, interleaved: bool
+) -> Expr:
     """Emit rotary position embedding (Su et al. 2021) of data [batch, length, heads, depth], with
     the angles' cosines and sines [batch, length, depth / 2], or fewer: further columns are
     unchanged.
@@ -452,7 +454,7 @@ def _slice_depth(data: Expr, begin: int, end: int, step: int = 1) -> Expr:
     return op.strided_slice(data, begin=[begin], end=[end], strides=[step], axes=[3])
 
 
-def _rotary_embedding(node: Node) -> Expr:
+def _rotary_embedding(node: OnnxNode) -> Expr:
     """Convert RotaryEmbedding."""
     data, heads = node.expr(0), node.get_int("num_heads", 0)
     is_first = node.rank(0) == 4
@@ -497,7 +499,7 @@ class _KeyCacheLayout:
     total: PrimExpr
 
 
-def _key_cache_layout(node: Node, batch: PrimExpr, rows: PrimExpr) -> _KeyCacheLayout:
+def _key_cache_layout(node: OnnxNode, batch: PrimExpr, rows: PrimExpr) -> _KeyCacheLayout:
     """Return the cache layout: a prompt begins at 0, later calls after the previous keys."""
     # Input 5, seqlens_k, is the length less 1.
     lengths = op.add(op.reshape(node.expr(5), (batch,)), const(1, "int32"))
@@ -510,7 +512,7 @@ def _key_cache_layout(node: Node, batch: PrimExpr, rows: PrimExpr) -> _KeyCacheL
     return _KeyCacheLayout(op.reshape(before, (batch,)), lengths, rows, total)
 
 
-def _update_cache(node: Node, past: int, new: Expr, cache: _KeyCacheLayout) -> Expr:
+def _update_cache(node: OnnxNode, past: int, new: Expr, cache: _KeyCacheLayout) -> Expr:
     """Emit the updated cache [batch, heads, total, depth], with `new` written from each sequence's
     length on.
     """
@@ -534,12 +536,12 @@ def _update_cache(node: Node, past: int, new: Expr, cache: _KeyCacheLayout) -> E
     return op.where(is_new, fresh, old)
 
 
-def _int32_dim(node: Node, dim: PrimExpr) -> Expr:
+def _int32_dim(node: OnnxNode, dim: PrimExpr) -> Expr:
     """Emit a dimension as an int32 scalar."""
     return op.cast(node.scope.scalar(dim), "int32")
 
 
-def _grouped_query_mask(node: Node, cache: _KeyCacheLayout, batch: PrimExpr) -> Expr:
+def _grouped_query_mask(node: OnnxNode, cache: _KeyCacheLayout, batch: PrimExpr) -> Expr:
     """Emit the mask [batch, 1, rows, total]: causal, within the local window, and without
     padding.
     """
@@ -560,7 +562,7 @@ def _grouped_query_mask(node: Node, cache: _KeyCacheLayout, batch: PrimExpr) -> 
     return op.where(is_visible, const(0.0, "float32"), const(_MIN_FLOAT32, "float32"))
 
 
-def _split_query_key_value(node: Node) -> tuple[Expr, Expr, Expr]:
+def _split_query_key_value(node: OnnxNode) -> tuple[Expr, Expr, Expr]:
     """Return query, key and value, split into heads; packed ones are slices of input 0."""
     query_heads, kv_heads = node.get_int("num_heads"), node.get_int("kv_num_heads")
     if node.optional(1) is not None:
@@ -575,7 +577,7 @@ def _split_query_key_value(node: Node) -> tuple[Expr, Expr, Expr]:
     return q, k, v
 
 
-def _group_query_attention(node: Node) -> Result:
+def _group_query_attention(node: OnnxNode) -> Result:
     """Convert GroupQueryAttention."""
     for index, what in ((12, "k_scale"), (13, "v_scale")):
         if node.optional(index) is not None:
@@ -607,12 +609,12 @@ def _group_query_attention(node: Node) -> Result:
     return [attended, keys, values]
 
 
-def _append_zero_key(node: Node, data: Expr) -> Expr:
+def _append_zero_key(node: OnnxNode, data: Expr) -> Expr:
     """Emit a key or value of zeros appended to [batch, heads, total, depth]."""
     return op.nn.pad(data, [(0, 0), (0, 0), (0, 1), (0, 0)], const(0.0, node.typed(data).dtype))
 
 
-def _append_sink_score(node: Node, bias: Expr | None, batch: PrimExpr) -> Expr:
+def _append_sink_score(node: OnnxNode, bias: Expr | None, batch: PrimExpr) -> Expr:
     """Emit the bias with a column for the attention sink, whose score is 0 (smooth softmax) or per
     head.
     """
@@ -627,7 +629,7 @@ def _append_sink_score(node: Node, bias: Expr | None, batch: PrimExpr) -> Expr:
     return op.concatenate([op.broadcast_to(bias, (batch, heads, rows, total)), sink], axis=3)
 
 
-def _rotary_cos_sin(node: Node, cache: _KeyCacheLayout) -> list[Expr]:
+def _rotary_cos_sin(node: OnnxNode, cache: _KeyCacheLayout) -> list[Expr]:
     """Emit the cosines and sines at each row's position."""
     if node.optional(9) is not None:
         positions = node.expr(9)

@@ -25,7 +25,7 @@ from ekiden.frontend.onnx.converters.quantize import (
     quantize,
     quantized_conv,
 )
-from ekiden.frontend.onnx.node import Attribute, Node
+from ekiden.frontend.onnx.node import Attribute, OnnxNode
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -37,14 +37,14 @@ _NO_ATTRIBUTES: Mapping[str, Attribute] = {}
 
 
 def _dequantized(
-    node: Node, data: int, attributes: Mapping[str, Attribute] = _NO_ATTRIBUTES
+    node: OnnxNode, data: int, attributes: Mapping[str, Attribute] = _NO_ATTRIBUTES
 ) -> Value:
     """Emit a quantised input dequantised by the scale and zero point in the next two inputs."""
     inputs = [node.optional(data + i) for i in range(3)]
     return node.as_value(dequantize(node.with_inputs(inputs, attributes)))
 
 
-def _quantized(node: Node, real_values: Expr, scale: int) -> Expr:
+def _quantized(node: OnnxNode, real_values: Expr, scale: int) -> Expr:
     """Emit an expression quantised to input 0's dtype by the scale in input `scale` and the zero
     point after it.
     """
@@ -55,10 +55,10 @@ def _quantized(node: Node, real_values: Expr, scale: int) -> Expr:
     return quantize(node.with_inputs(inputs, _NO_ATTRIBUTES))
 
 
-def _binary_converter(function: Callable[[Expr, Expr], Expr]) -> Callable[[Node], Expr]:
+def _binary_converter(function: Callable[[Expr, Expr], Expr]) -> Callable[[OnnxNode], Expr]:
     """Return a converter of a binary operator on quantised tensors."""
 
-    def convert_binary(node: Node) -> Expr:
+    def convert_binary(node: OnnxNode) -> Expr:
         """Dequantise both operands, apply the operator, and quantise by inputs 6 and 7."""
         both = node.with_inputs([_dequantized(node, 0), _dequantized(node, 3)])
         constrain_broadcast(both)
@@ -67,20 +67,20 @@ def _binary_converter(function: Callable[[Expr, Expr], Expr]) -> Callable[[Node]
     return convert_binary
 
 
-def _unary_converter(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
+def _unary_converter(function: Callable[[OnnxNode], Expr]) -> Callable[[OnnxNode], Expr]:
     """Return a converter of a unary operator on a quantised tensor."""
 
-    def convert_unary(node: Node) -> Expr:
+    def convert_unary(node: OnnxNode) -> Expr:
         """Dequantise the operand, apply the operator, and quantise by inputs 3 and 4."""
         return _quantized(node, function(node.with_inputs([_dequantized(node, 0)])), 3)
 
     return convert_unary
 
 
-def _pool_converter(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
+def _pool_converter(function: Callable[[OnnxNode], Expr]) -> Callable[[OnnxNode], Expr]:
     """Return a converter of a quantised pooling operator in either layout."""
 
-    def convert_pool(node: Node) -> Expr:
+    def convert_pool(node: OnnxNode) -> Expr:
         """Convert the pooling; with `channels_last` between two transposes."""
         if not node.get_int("channels_last", 0):
             return _unary_converter(function)(node)
@@ -91,7 +91,7 @@ def _pool_converter(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
     return convert_pool
 
 
-def _conv(node: Node) -> Expr:
+def _conv(node: OnnxNode) -> Expr:
     """Convert QLinearConv in either layout."""
     if not node.get_int("channels_last", 0):
         return quantized_conv(node)
@@ -100,16 +100,16 @@ def _conv(node: Node) -> Expr:
     return convolved
 
 
-def _leaky_relu(node: Node) -> Expr:
+def _leaky_relu(node: OnnxNode) -> Expr:
     return op.nn.leaky_relu(node.expr(0), alpha=node.get_float("alpha", np.float32(0.01)))
 
 
-def _mean(node: Node) -> Expr:
+def _mean(node: OnnxNode) -> Expr:
     axes = node.get_ints("axes", tuple(range(node.rank(0))))
     return op.mean(node.expr(0), axis=list(axes), keepdims=bool(node.get_int("keepdims", 1)))
 
 
-def _softmax(node: Node) -> Expr:
+def _softmax(node: OnnxNode) -> Expr:
     """Convert QLinearSoftmax with the semantics of Softmax at the opset in its attribute."""
     opset = node.get_int("opset")
     rows = [r for r in NORMS if r.op_type == "Softmax" and r.since <= opset]
@@ -121,7 +121,7 @@ def _softmax(node: Node) -> Expr:
     return _quantized(node, normalized, 3)
 
 
-def _concat(node: Node) -> Expr:
+def _concat(node: OnnxNode) -> Expr:
     """Convert QLinearConcat: inputs are the result's scale and zero point, then (tensor, scale,
     zero point) triples.
     """
@@ -134,7 +134,7 @@ def _concat(node: Node) -> Expr:
     return quantize(node.with_inputs(inputs, _NO_ATTRIBUTES))
 
 
-def _where(node: Node) -> Expr:
+def _where(node: OnnxNode) -> Expr:
     """Convert QLinearWhere."""
     inner = node.with_inputs([node.value(0), _dequantized(node, 1), _dequantized(node, 4)])
     constrain_broadcast(inner)
@@ -145,20 +145,20 @@ def _where(node: Node) -> Expr:
 # Products.
 
 
-def _scale_product(node: Node, total: Expr, scales: Sequence[Expr], bias: int) -> Expr:
+def _scale_product(node: OnnxNode, total: Expr, scales: Sequence[Expr], bias: int) -> Expr:
     """Emit an int32 product scaled to float32, plus the bias if present."""
     factor = op.multiply(*scales)
     product = op.multiply(op.cast(total, "float32"), factor)
     return product if node.optional(bias) is None else op.add(product, node.expr(bias))
 
 
-def _scale_input(node: Node, index: int) -> Expr:
+def _scale_input(node: OnnxNode, index: int) -> Expr:
     """Return a scale input as a scalar or as one number per column."""
     shape = node.shape(index)
     return as_scalar_input(node, index) if shape and known_int(shape[0]) == 1 else node.expr(index)
 
 
-def _dynamic_quantize_mat_mul(node: Node) -> Expr:
+def _dynamic_quantize_mat_mul(node: OnnxNode) -> Expr:
     """Convert DynamicQuantizeMatMul: the left operand is quantised at run time."""
     # ONNX's DynamicQuantizeLinear: uint8 over the range of the data, which includes 0.
     levels, scale, point = qnn.dynamic_quantize(node.expr(0))
@@ -167,14 +167,14 @@ def _dynamic_quantize_mat_mul(node: Node) -> Expr:
     return _scale_product(node, total, (scale, _scale_input(node, 2)), 4)
 
 
-def _mat_mul_integer_to_float(node: Node) -> Expr:
+def _mat_mul_integer_to_float(node: OnnxNode) -> Expr:
     """Convert MatMulIntegerToFloat."""
     sides = [node.value(0), node.value(1), node.optional(4), node.optional(5)]
     total = integer_matmul(node.with_inputs(sides))
     return _scale_product(node, total, (_scale_input(node, 2), _scale_input(node, 3)), 6)
 
 
-def _gemm(node: Node) -> Expr:
+def _gemm(node: OnnxNode) -> Expr:
     """Convert QGemm: alpha * A @ B + C, quantised if the result has a scale."""
     sides = [
         _transposed(node, i) if node.get_int(f"trans{n}") else node.value(i)
@@ -189,7 +189,7 @@ def _gemm(node: Node) -> Expr:
     return product if node.optional(7) is None else _quantized(node, product, 7)
 
 
-def _transposed(node: Node, index: int) -> Value:
+def _transposed(node: OnnxNode, index: int) -> Value:
     """Return an input's transpose, of constants at import."""
     array = node.value(index).array
     if array is not None:
@@ -209,7 +209,7 @@ def _unpack_bits(packed: Array, bits: int) -> Array:
     return unpacked
 
 
-def _block_zero_points(node: Node, index: int, rows: int, blocks: int, bits: int) -> Array:
+def _block_zero_points(node: OnnxNode, index: int, rows: int, blocks: int, bits: int) -> Array:
     """Return the zero point of each block as float32 [rows, blocks]; the middle of the range by
     default.
     """
@@ -225,7 +225,7 @@ INT8_ACCURACY_LEVEL = 4
 """The accuracy level that lets data be rounded to bytes."""
 
 
-def _int4_product(node: Node, rows: int, blocks: int, bits: int) -> Expr | None:
+def _int4_product(node: OnnxNode, rows: int, blocks: int, bits: int) -> Expr | None:
     """Emit the product with the packed 4-bit weight and data quantised to 8 bits; None unless
     `accuracy_level` allows it.
     """
@@ -251,7 +251,9 @@ def _column_groups(numbers: Array, columns: int, blocks: int) -> Array:
     return groups
 
 
-def _dequantize_at_run_time(node: Node, rows: int, columns: int, blocks: int, bits: int) -> Expr:
+def _dequantize_at_run_time(
+    node: OnnxNode, rows: int, columns: int, blocks: int, bits: int
+) -> Expr:
     """Emit the weight [N, K] dequantised at run time."""
 
     def unpack_input(index: int) -> Expr:
@@ -278,7 +280,7 @@ def _dequantize_at_run_time(node: Node, rows: int, columns: int, blocks: int, bi
     return op.cast(weight, node.dtype(0))
 
 
-def _mat_mul_n_bits(node: Node) -> Expr:
+def _mat_mul_n_bits(node: OnnxNode) -> Expr:
     """Convert MatMulNBits: a product with a weight [N, blocks, bytes per block] quantised in
     blocks.
     """
@@ -298,13 +300,13 @@ def _mat_mul_n_bits(node: Node) -> Expr:
     return _matmul_with_bias(node, right)
 
 
-def _matmul_with_bias(node: Node, right: Value) -> Expr:
+def _matmul_with_bias(node: OnnxNode, right: Value) -> Expr:
     """Emit the product with a weight [K, N], plus the bias if present."""
     product = multiply_matrices(node.with_inputs([node.value(0), right]))
     return product if node.optional(5) is None else op.add(product, node.expr(5))
 
 
-def _dequantize_constant(node: Node, rows: int, columns: int, blocks: int, bits: int) -> Array:
+def _dequantize_constant(node: OnnxNode, rows: int, columns: int, blocks: int, bits: int) -> Array:
     """Return the dequantised weight [K, N] of constant inputs."""
     levels = _unpack_bits(node.numbers(1, "B").reshape(rows, blocks, -1), bits).astype(np.float32)
     points = _block_zero_points(node, 3, rows, blocks, bits)
@@ -320,7 +322,7 @@ def _dequantize_constant(node: Node, rows: int, columns: int, blocks: int, bits:
     return turned
 
 
-def _gather_block_quantized(node: Node) -> Expr:
+def _gather_block_quantized(node: OnnxNode) -> Expr:
     """Convert GatherBlockQuantized: rows of a table whose last axis is quantised in blocks."""
     table, bits = node.numbers(0, "data"), node.get_int("bits", 4)
     rank = table.ndim

@@ -39,7 +39,7 @@ from ekiden.frontend.onnx.converters.search_scores import (
     initial_beams,
     process_scores,
 )
-from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.ir.prim import GE, GT, PrimExpr, fold_binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
@@ -51,7 +51,7 @@ TIMESTAMP_PROCESSOR = 1
 """The value of `logits_processor` that asks for rules of timestamps."""
 
 
-def _vocab_size(node: Node) -> int:
+def _vocab_size(node: OnnxNode) -> int:
     """Return the vocabulary size: the attribute, or the extent of the decoder's logits."""
     if (size := node.get_int("vocab_size", -1)) > 0:
         return node.check_declared_count("'vocab_size'", size)
@@ -62,7 +62,7 @@ def _vocab_size(node: Node) -> int:
     return node.check_declared_count("the vocabulary", dims[2])
 
 
-def _scalar_input(node: Node, index: int, dtype: str, neutral: float) -> Expr | None:
+def _scalar_input(node: OnnxNode, index: int, dtype: str, neutral: float) -> Expr | None:
     """Return an input of one number as a scalar; None if it is absent or equals the neutral
     element.
     """
@@ -73,7 +73,7 @@ def _scalar_input(node: Node, index: int, dtype: str, neutral: float) -> Expr | 
 
 
 def _search_parameters(
-    node: Node, beams: PrimExpr, first: int, further: Sequence[Processor] = ()
+    node: OnnxNode, beams: PrimExpr, first: int, further: Sequence[Processor] = ()
 ) -> SearchParameters:
     """Return the search parameters; inputs from `first` on are the repetition penalty and the
     vocabulary masks. Raises UnsupportedError for unknown kinds of models.
@@ -97,7 +97,7 @@ def _search_parameters(
     return search
 
 
-def _row_length(node: Node, index: int, name: str) -> PrimExpr:
+def _row_length(node: OnnxNode, index: int, name: str) -> PrimExpr:
     """Return the row length of an input [batch, length]. Raises UnsupportedError for another
     rank.
     """
@@ -108,7 +108,7 @@ def _row_length(node: Node, index: int, name: str) -> PrimExpr:
     return length
 
 
-def _model_type(node: Node) -> int:
+def _model_type(node: OnnxNode) -> int:
     """Return the `model_type`: GPT, T5 or WHISPER."""
     return node.get_int("model_type", WHISPER if node.op_type == "WhisperBeamSearch" else GPT)
 
@@ -118,12 +118,12 @@ _DECODER_OF_MODEL_TYPE: dict[int, Callable[[SearchParameters], SearchDecoder]] =
 }  # fmt: skip
 
 
-def _beam_search(node: Node) -> list[Expr | Value | None]:
+def _beam_search(node: OnnxNode) -> list[Expr | Value | None]:
     """Convert BeamSearch: the best sequences of each prompt, their scores, and all token scores."""
     return _emit_beam_search(node, ())[0]
 
 
-def _whisper_beam_search(node: Node) -> list[Expr | Value | None]:
+def _whisper_beam_search(node: OnnxNode) -> list[Expr | Value | None]:
     """Convert WhisperBeamSearch over audio features, with the probability of no speech."""
     if node.wants(3) or node.get_int("decoder_output_cross_qk", 0):
         node.unsupported("output 3 ('cross_qk'), the scores of cross attention, is not supported")
@@ -148,12 +148,12 @@ def _whisper_beam_search(node: Node) -> list[Expr | Value | None]:
     return [*results, None, op.cast(first, _score_dtype(node))]
 
 
-def _score_dtype(node: Node) -> str:
+def _score_dtype(node: OnnxNode) -> str:
     """Return the dtype of scores: that of the length penalty."""
     return "float32" if node.optional(5) is None else node.dtype(5)
 
 
-def _timestamp_rules(node: Node) -> TimestampRules | None:
+def _timestamp_rules(node: OnnxNode) -> TimestampRules | None:
     """Return Whisper's timestamp rules if `logits_processor` may ask for them."""
     value = node.optional(11)
     if value is None or (
@@ -175,7 +175,7 @@ def _timestamp_rules(node: Node) -> TimestampRules | None:
 
 
 def _emit_beam_search(
-    node: Node, further: Sequence[Processor]
+    node: OnnxNode, further: Sequence[Processor]
 ) -> tuple[list[Expr | Value | None], SearchParameters, Expr]:
     """Emit a beam search; return its outputs, its parameters, and the logits after the prompts
     [rows, vocabulary].
@@ -241,7 +241,7 @@ def _emit_beam_search(
     return [texts, op.cast(best, dtype), all_scores], search, logits
 
 
-def _is_unfinished(node: Node, done: Value) -> Value:
+def _is_unfinished(node: OnnxNode, done: Value) -> Value:
     """Emit whether any sequence is unfinished."""
     return node.given(op.logical_not(op.all(node.scope.expr(done), axis=[0])))
 
@@ -284,7 +284,7 @@ TokenChooser = Callable[[Expr, Expr | None], tuple[Expr, Expr | None]]
 """(scores, float32 [batch, vocabulary]; random generator) -> (tokens, int32 [batch]; generator)."""
 
 
-def _greedy_search(node: Node) -> list[Expr | Value | None]:
+def _greedy_search(node: OnnxNode) -> list[Expr | Value | None]:
     """Convert GreedySearch: the token of the highest score at each step."""
 
     def choose_argmax(scores: Expr, key: Expr | None) -> tuple[Expr, Expr | None]:
@@ -294,7 +294,7 @@ def _greedy_search(node: Node) -> list[Expr | Value | None]:
     return [_emit_sequential_search(_search_parameters(node, as_dim(1), 3), choose_argmax, None)]
 
 
-def _sampling(node: Node) -> list[Expr | Value | None]:
+def _sampling(node: OnnxNode) -> list[Expr | Value | None]:
     """Convert Sampling: each token is drawn from the nucleus (top-p sampling, Holtzman et al.
     2020).
     """
@@ -319,7 +319,7 @@ def _sampling(node: Node) -> list[Expr | Value | None]:
     return [_emit_sequential_search(search, sample_token, _seeded_generator(node))]
 
 
-def _seeded_generator(node: Node) -> Expr:
+def _seeded_generator(node: OnnxNode) -> Expr:
     """Emit the random generator, seeded by the input `seed` or the node's name."""
     if node.optional(8) is None:
         return seeded_generator(node)
@@ -327,7 +327,7 @@ def _seeded_generator(node: Node) -> Expr:
     return op.random.threefry_key(int(seed))
 
 
-def _top_p_filter(node: Node, scores: Expr, vocabulary: int) -> Expr:
+def _top_p_filter(node: OnnxNode, scores: Expr, vocabulary: int) -> Expr:
     """Emit the scores [batch, vocabulary] with `filter_value` for tokens outside of the top-p
     nucleus.
     """

@@ -19,7 +19,7 @@ from ekiden.frontend.common.loop import (
 from ekiden.frontend.common.rank_polymorphic_loop import build_ranked
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.prim import IntImm, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -28,7 +28,7 @@ from ekiden.topi.dimensions import as_dim
 BRANCHES = ("then_branch", "else_branch")
 
 
-def _if(node: Node) -> list[Value]:
+def _if(node: OnnxNode) -> list[Value]:
     """Convert If: both branches are imported in place."""
     bodies = [node.body(name) for name in BRANCHES]
     return choose(node, node.value(0), [partial(b.import_body, []) for b in bodies], BRANCHES)
@@ -37,7 +37,7 @@ def _if(node: Node) -> list[Value]:
 # Loops.
 
 
-def _loop(node: Node) -> list[Value]:
+def _loop(node: OnnxNode) -> list[Value]:
     """Convert Loop: trip count, condition, carried values and stacked scan outputs."""
     body = node.body("body")
     (inner,) = (a.g for a in node.proto.attribute if a.name == "body")
@@ -83,7 +83,7 @@ def _loop(node: Node) -> list[Value]:
     ]
 
 
-def _in_declared_rank(node: Node, info: onnx.ValueInfoProto, value: Value) -> Value:
+def _in_declared_rank(node: OnnxNode, info: onnx.ValueInfoProto, value: Value) -> Value:
     """Reshape the iteration number or condition to the rank that the body declares: 0, or 1 from
     older exporters.
     """
@@ -95,13 +95,15 @@ def _in_declared_rank(node: Node, info: onnx.ValueInfoProto, value: Value) -> Va
     return node.as_value(op.reshape(node.scope.expr(value), (1,)))
 
 
-def _stack_iterations(node: Node, last: list[Value], iterations: list[list[Value]]) -> list[Value]:
+def _stack_iterations(
+    node: OnnxNode, last: list[Value], iterations: list[list[Value]]
+) -> list[Value]:
     """Return the outputs of an unrolled loop, with its scan outputs stacked."""
     rows = [[node.scope.expr(v) for v in column] for column in zip(*iterations, strict=True)]
     return last + [node.as_value(op.stack(column_values, axis=0)) for column_values in rows]
 
 
-def _scan(node: Node) -> list[Value]:
+def _scan(node: OnnxNode) -> list[Value]:
     """Convert Scan: the body runs over slices of the scan inputs."""
     body, count = node.body("body"), node.get_int("num_scan_inputs")
     states = len(node.inputs) - count
@@ -145,7 +147,7 @@ def _scan(node: Node) -> list[Value]:
     ]
 
 
-def _scan_8(node: Node) -> list[Value | Expr]:
+def _scan_8(node: OnnxNode) -> list[Value | Expr]:
     """Convert Scan of opset 8, whose first axis is the batch: each sample is scanned on its own."""
     if node.optional(0) is not None:
         node.unsupported("input 0 (the lengths of sequences) is only supported since opset 9")
@@ -163,7 +165,7 @@ def _scan_8(node: Node) -> list[Value | Expr]:
     return [op.stack(column, axis=0) for column in rows]
 
 
-def _per_scan_value(node: Node, name: str, count: int) -> list[int]:
+def _per_scan_value(node: OnnxNode, name: str, count: int) -> list[int]:
     """Return an attribute with one number per scan input or output; zeros where it is not set."""
     values = node.get_ints(name, (0,) * count)
     if len(values) != count:

@@ -18,14 +18,14 @@ from ekiden.frontend.onnx.converters.window import (
     check_spatial_rank,
     read_window,
 )
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.prim import maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import Dim, as_attr, as_dim, known_int, simplify_dim
 
 
-def _kernel_extents(node: Node) -> tuple[Dim, ...]:
+def _kernel_extents(node: OnnxNode) -> tuple[Dim, ...]:
     """Return the kernel's extents from the attribute, otherwise from the weight's shape."""
     if node.has("kernel_shape"):
         kernel: tuple[Dim, ...] = node.get_ints("kernel_shape")
@@ -42,11 +42,11 @@ def _kernel_extents(node: Node) -> tuple[Dim, ...]:
     return kernel
 
 
-def _optional_bias(node: Node) -> Expr | None:
+def _optional_bias(node: OnnxNode) -> Expr | None:
     return None if node.optional(2) is None else node.expr(2)
 
 
-def convolve(node: Node, conv2d: QuantizedConv2d | None = None) -> Expr:
+def convolve(node: OnnxNode, conv2d: QuantizedConv2d | None = None) -> Expr:
     """Convert Conv; `conv2d` replaces nn.conv2d for quantised operands."""
     # nn.conv1d to conv3d cover one to three spatial axes.
     check_spatial_rank(node)
@@ -57,7 +57,7 @@ def convolve(node: Node, conv2d: QuantizedConv2d | None = None) -> Expr:
     )  # fmt: skip
 
 
-def _conv_transpose(node: Node) -> Expr:
+def _conv_transpose(node: OnnxNode) -> Expr:
     """Convert ConvTranspose. Where its padding or its extra output extent is symbolic, the result
     is cropped or extended before the bias is added.
     """
@@ -87,7 +87,7 @@ def _conv_transpose(node: Node) -> Expr:
     )
 
 
-def _crop_padding(node: Node, unpadded: Expr, window: Window, room: Sequence[Dim]) -> Expr:
+def _crop_padding(node: OnnxNode, unpadded: Expr, window: Window, room: Sequence[Dim]) -> Expr:
     """Emit an unpadded result cropped by its symbolic padding and extended by `room` at the end of
     each axis.
     """
@@ -104,7 +104,7 @@ def _crop_padding(node: Node, unpadded: Expr, window: Window, room: Sequence[Dim
 
 
 def _transposed_window(
-    node: Node, kernel: tuple[Dim, ...], extra: tuple[int, ...]
+    node: OnnxNode, kernel: tuple[Dim, ...], extra: tuple[int, ...]
 ) -> tuple[Window, tuple[Dim, ...]]:
     """Return the window of ConvTranspose, and the trailing elements of each axis that no input
     reaches.

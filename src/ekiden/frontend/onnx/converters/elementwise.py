@@ -25,19 +25,19 @@ from ekiden.frontend.common.float_functions import (
 )
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.node import Converter, Node, OnnxRow
+from ekiden.frontend.onnx.node import Converter, OnnxNode, OnnxRow
 from ekiden.ir.dtype import is_float, is_int
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const
 from ekiden.topi.dimensions import known_int
 
 
-def const_like_input(node: Node, value: float) -> Constant:
+def const_like_input(node: OnnxNode, value: float) -> Constant:
     """Return a scalar constant of input 0's dtype."""
     return const(value, node.dtype(0))
 
 
-def constrain_broadcast(node: Node) -> None:
+def constrain_broadcast(node: OnnxNode) -> None:
     """Record the dimension constraints of inputs that broadcast together."""
     if len(node.inputs) < 2:
         return
@@ -48,10 +48,10 @@ def constrain_broadcast(node: Node) -> None:
             node.scope.require_broadcastable(first, second)
 
 
-def _broadcast_converter(function: Callable[[Node], Expr]) -> Converter:
+def _broadcast_converter(function: Callable[[OnnxNode], Expr]) -> Converter:
     """Return a converter that records the broadcast constraints first."""
 
-    def convert_broadcast(node: Node) -> Expr:
+    def convert_broadcast(node: OnnxNode) -> Expr:
         constrain_broadcast(node)
         return function(node)
 
@@ -61,7 +61,7 @@ def _broadcast_converter(function: Callable[[Node], Expr]) -> Converter:
 def _variadic_converter(function: Callable[[Expr, Expr], Expr]) -> Converter:
     """Return a converter of a variadic operator."""
 
-    def convert_variadic(node: Node) -> Expr | Value:
+    def convert_variadic(node: OnnxNode) -> Expr | Value:
         """Fold the operator over all inputs from the left."""
         if len(node.inputs) == 1:
             return node.value(0)
@@ -71,7 +71,7 @@ def _variadic_converter(function: Callable[[Expr, Expr], Expr]) -> Converter:
     return convert_variadic
 
 
-def _mean(node: Node) -> Expr | Value:
+def _mean(node: OnnxNode) -> Expr | Value:
     """Convert Mean of any number of tensors."""
     if len(node.inputs) == 1:
         return node.value(0)
@@ -79,14 +79,14 @@ def _mean(node: Node) -> Expr | Value:
     return op.divide(reduce(op.add, node.exprs()), const_like_input(node, len(node.inputs)))
 
 
-def _mod(node: Node) -> Expr:
+def _mod(node: OnnxNode) -> Expr:
     """Convert Mod: the sign of the divisor (Python's %), with `fmod` that of the dividend (C's)."""
     constrain_broadcast(node)
     a, b = node.exprs()
     return (fmod if node.get_int("fmod", 0) else python_mod)(a, b, node.dtype(0))
 
 
-def _bit_shift(node: Node) -> Expr:
+def _bit_shift(node: OnnxNode) -> Expr:
     constrain_broadcast(node)
     is_left = node.get_string("direction", "LEFT") == "LEFT"
     return (op.left_shift if is_left else op.right_shift)(*node.exprs())
@@ -97,7 +97,7 @@ def _align_second_input(function: Converter) -> Converter:
     first's.
     """
 
-    def convert_aligned(node: Node) -> Result:
+    def convert_aligned(node: OnnxNode) -> Result:
         """Append unit axes that align the second input at `axis`, and convert."""
         if node.has("axis"):
             extra = node.rank(0) - node.get_int("axis") - node.rank(1)
@@ -108,7 +108,7 @@ def _align_second_input(function: Converter) -> Converter:
     return convert_aligned
 
 
-def append_unit_axes(node: Node, index: int, count: int) -> None:
+def append_unit_axes(node: OnnxNode, index: int, count: int) -> None:
     """Append `count` axes of extent 1 to an input."""
     wide = op.expand_dims(node.expr(index), axis=node.rank(index), num_newaxis=count)
     node.inputs[index] = Value(node.typed(wide), expr=wide)
@@ -118,7 +118,7 @@ _ROUNDING_TOLERANCE = const(1e-12, "float64")
 """What is as near to a whole number is one that was rounded."""
 
 
-def _pow(node: Node) -> Expr:
+def _pow(node: OnnxNode) -> Expr:
     """Convert Pow in the dtype of the base. Squares and square roots, which exporters write as
     powers, become a product and sqrt; the square root of -inf is then NaN, where pow returns
     inf.
@@ -144,13 +144,13 @@ def _pow(node: Node) -> Expr:
     return op.power(base, exponent)
 
 
-def _clip_by_attributes(node: Node) -> Expr:
+def _clip_by_attributes(node: OnnxNode) -> Expr:
     """Convert Clip before opset 11, whose bounds are attributes."""
     lowest = float(np.finfo(np.float32).min)
     return op.clip(node.expr(0), node.get_float("min", lowest), node.get_float("max", -lowest))
 
 
-def _clip(node: Node) -> Expr | Value:
+def _clip(node: OnnxNode) -> Expr | Value:
     """Convert Clip since opset 11, whose bounds are inputs. Integers and run-time bounds use
     maximum and minimum: an int64 bound has digits that a float attribute lacks. Where min > max,
     max wins.
@@ -175,22 +175,22 @@ def _bound(value: Value | None, default: float) -> float:
 # Activations.
 
 
-def _hard_sigmoid(node: Node) -> Expr:
+def _hard_sigmoid(node: OnnxNode) -> Expr:
     alpha, beta = node.get_float("alpha", np.float32(0.2)), node.get_float("beta", 0.5)
     return float_functions.scaled_hard_sigmoid(node.expr(0), node.dtype(0), alpha, beta)
 
 
-def _hard_swish(node: Node) -> Expr:
+def _hard_swish(node: OnnxNode) -> Expr:
     x = node.expr(0)
     # ONNX HardSwish 14: x * max(0, min(1, x / 6 + 0.5)).
     return op.multiply(x, float_functions.scaled_hard_sigmoid(x, node.dtype(0), 1 / 6, 0.5))
 
 
-def _leaky_relu(node: Node) -> Expr:
+def _leaky_relu(node: OnnxNode) -> Expr:
     return op.nn.leaky_relu(node.expr(0), alpha=node.get_float("alpha", np.float32(0.01)))
 
 
-def _prelu_per_channel(node: Node) -> Expr:
+def _prelu_per_channel(node: OnnxNode) -> Expr:
     """Convert PRelu before opset 7, with one slope per channel."""
     if node.rank(1) == 1 and node.rank(0) > 2 and known_int(node.shape(1)[0]) != 1:
         append_unit_axes(node, 1, node.rank(0) - 2)
@@ -198,11 +198,11 @@ def _prelu_per_channel(node: Node) -> Expr:
     return prelu(node.expr(0), node.expr(1), node.dtype(0))
 
 
-def _elu(node: Node) -> Expr:
+def _elu(node: OnnxNode) -> Expr:
     return elu(node.expr(0), node.dtype(0), node.get_float("alpha", 1.0))
 
 
-def _selu(node: Node) -> Expr:
+def _selu(node: OnnxNode) -> Expr:
     alpha, gamma = (
         node.get_float("alpha", 1.67326319217681884765625),
         node.get_float("gamma", 1.05070102214813232421875),
@@ -210,27 +210,27 @@ def _selu(node: Node) -> Expr:
     return elu(node.expr(0), node.dtype(0), alpha, gamma)
 
 
-def _celu(node: Node) -> Expr:
+def _celu(node: OnnxNode) -> Expr:
     x, zero = node.expr(0), const_like_input(node, 0)
     alpha = const_like_input(node, node.get_float("alpha", 1.0))
     below = expm1(op.divide(op.minimum(x, zero), alpha), node.dtype(0))
     return op.add(op.maximum(x, zero), op.multiply(alpha, below))
 
 
-def _mish(node: Node) -> Expr:
+def _mish(node: OnnxNode) -> Expr:
     return op.multiply(node.expr(0), op.tanh(softplus(node.expr(0), node.dtype(0))))
 
 
-def _gelu(node: Node) -> Expr:
+def _gelu(node: OnnxNode) -> Expr:
     by_tanh = node.get_string("approximate", "none") == "tanh"
     return gelu(node.expr(0), node.dtype(0), by_tanh)
 
 
-def _swish(node: Node) -> Expr:
+def _swish(node: OnnxNode) -> Expr:
     return float_functions.swish(node.expr(0), node.dtype(0), node.get_float("alpha", 1.0))
 
 
-def _thresholded_relu(node: Node) -> Expr:
+def _thresholded_relu(node: OnnxNode) -> Expr:
     x = node.expr(0)
     return op.where(
         op.greater(x, const_like_input(node, node.get_float("alpha", 1.0))),
@@ -239,7 +239,7 @@ def _thresholded_relu(node: Node) -> Expr:
     )
 
 
-def _shrink(node: Node) -> Expr:
+def _shrink(node: OnnxNode) -> Expr:
     """Convert Shrink: soft or hard shrinkage by `bias` and `lambd`. For integers too the bias and
     the limit are floats; the result is truncated.
     """
@@ -253,7 +253,7 @@ def _shrink(node: Node) -> Expr:
     return shrunk if wide == kind else op.cast(shrunk, kind)
 
 
-def _is_inf(node: Node) -> Expr:
+def _is_inf(node: OnnxNode) -> Expr:
     x, zero = node.expr(0), const_like_input(node, 0)
     # Both attributes 0 is legal and gives all false.
     is_infinite = op.isinf(x)

@@ -8,26 +8,26 @@ import numpy as np
 
 from ekiden.frontend.common.float_functions import softplus
 from ekiden.frontend.onnx.converters.elementwise import const_like_input
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.prim import GE, fold_binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import as_dim, known_int, simplify_dim
 
 
-def _affine(node: Node) -> Expr:
+def _affine(node: OnnxNode) -> Expr:
     """Convert Affine: alpha * x + beta."""
     scaled = op.multiply(node.expr(0), const_like_input(node, node.get_float("alpha", 1.0)))
     return op.add(scaled, const_like_input(node, node.get_float("beta", 0.0)))
 
 
-def _scaled_tanh(node: Node) -> Expr:
+def _scaled_tanh(node: OnnxNode) -> Expr:
     """Convert ScaledTanh: alpha * tanh(beta * x)."""
     inner = op.multiply(node.expr(0), const_like_input(node, node.get_float("beta", 0.0)))
     return op.multiply(op.tanh(inner), const_like_input(node, node.get_float("alpha", 0.0)))
 
 
-def _parametric_softplus(node: Node) -> Expr:
+def _parametric_softplus(node: OnnxNode) -> Expr:
     """Convert ParametricSoftplus: alpha * softplus(beta * x)."""
     inner = op.multiply(node.expr(0), const_like_input(node, node.get_float("beta", 0.0)))
     return op.multiply(
@@ -35,7 +35,7 @@ def _parametric_softplus(node: Node) -> Expr:
     )
 
 
-def _image_scaler(node: Node) -> Expr:
+def _image_scaler(node: OnnxNode) -> Expr:
     """Convert ImageScaler: x * scale + one bias per channel, on [batch, channels, height,
     width].
     """
@@ -48,7 +48,7 @@ def _image_scaler(node: Node) -> Expr:
     return op.add(scaled, op.cast(offset, node.dtype(0)))
 
 
-def _crop(node: Node) -> Expr:
+def _crop(node: OnnxNode) -> Expr:
     """Convert Crop by `border` (left, top, right, bottom) or to the size `scale`."""
     left_border, top_border, right_border, bottom_border = node.get_ints("border", (0, 0, 0, 0))
     height, width = node.shape(0)[2:]

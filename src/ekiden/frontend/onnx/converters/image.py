@@ -10,7 +10,7 @@ import numpy as np
 from ekiden.frontend.common.composite_ops import append_unit_axes
 from ekiden.frontend.common.sliding_window import Window
 from ekiden.frontend.onnx.converters.resample import fold_table
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.prim import EQ, GE, PrimExpr, fold_binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
@@ -23,7 +23,7 @@ _SAMPLE_METHODS = {
 }  # fmt: skip
 
 
-def _grid_sample(node: Node) -> Expr:
+def _grid_sample(node: OnnxNode) -> Expr:
     rank = node.rank(0)
     if rank not in (4, 5):
         node.unsupported(f"expected an input of rank 4 or 5, got {rank}")
@@ -38,7 +38,7 @@ def _grid_sample(node: Node) -> Expr:
     )
 
 
-def _affine_grid(node: Node) -> Expr:
+def _affine_grid(node: OnnxNode) -> Expr:
     """Convert AffineGrid: the sampling grid of an image under affine maps of [-1, 1]."""
     maps, rank = node.expr(0), (known_int(node.shape(1)[0]) or 0) - 2
     if rank not in (2, 3):
@@ -60,7 +60,7 @@ def _affine_grid(node: Node) -> Expr:
     return grid
 
 
-def _axis_coordinates(node: Node, axis: int) -> Expr:
+def _axis_coordinates(node: OnnxNode, axis: int) -> Expr:
     """Emit the normalised pixel coordinates along an axis of the image."""
     size, dtype = node.value(1), node.dtype(0)
     one, two = const(1.0, dtype), const(2.0, dtype)
@@ -80,7 +80,7 @@ def _axis_coordinates(node: Node, axis: int) -> Expr:
     return op.subtract(op.divide(op.add(at, one), count), one)
 
 
-def _roi_align(node: Node) -> Expr:
+def _roi_align(node: OnnxNode) -> Expr:
     rois = node.expr(1)
     image = op.expand_dims(op.cast(node.expr(2), node.dtype(1)), axis=1)
     # The attribute came with opset 16; earlier versions did not shift by half a pixel.
@@ -96,7 +96,7 @@ def _roi_align(node: Node) -> Expr:
     )
 
 
-def _non_max_suppression(node: Node) -> Expr:
+def _non_max_suppression(node: OnnxNode) -> Expr:
     """Convert NonMaxSuppression: rows (batch, class, box) of the selected boxes."""
     boxes = node.expr(0)
     if node.get_int("center_point_box", 0):
@@ -125,7 +125,7 @@ def _non_max_suppression(node: Node) -> Expr:
     return op.strided_slice(rows, const(np.array([0])), count, axes=[0])
 
 
-def _deform_conv(node: Node) -> Expr:
+def _deform_conv(node: OnnxNode) -> Expr:
     kernel = as_ints(node.shape(1)[2:])
     if len(kernel) != 2:
         node.unsupported(f"expected a kernel of 2 spatial axes, got {len(kernel)}")
@@ -166,7 +166,7 @@ def _deform_conv(node: Node) -> Expr:
     )
 
 
-def _col2im_pads(node: Node, rank: int) -> tuple[int, ...]:
+def _col2im_pads(node: OnnxNode, rank: int) -> tuple[int, ...]:
     """Return the padding of Col2Im; raise Unsupported for negative numbers."""
     pads = tuple(node.get_ints("pads", (0,) * 2 * rank))
     if min(pads, default=0) < 0:
@@ -174,7 +174,7 @@ def _col2im_pads(node: Node, rank: int) -> tuple[int, ...]:
     return pads
 
 
-def _col2im(node: Node) -> Expr:
+def _col2im(node: OnnxNode) -> Expr:
     """Convert Col2Im: scatter-add the patches into the padded image, and crop it. The positions are
     a constant where the extents are known.
     """
@@ -216,7 +216,7 @@ def _col2im(node: Node) -> Expr:
 
 
 def _patch_indices(
-    node: Node, window: Window, padded: Sequence[PrimExpr], steps: Sequence[PrimExpr]
+    node: OnnxNode, window: Window, padded: Sequence[PrimExpr], steps: Sequence[PrimExpr]
 ) -> Expr:
     """Emit the flat index in the padded image of each element of each patch, [taps, *steps]."""
     rank = len(steps)

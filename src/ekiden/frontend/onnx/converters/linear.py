@@ -12,7 +12,7 @@ import numpy as np
 from ekiden.frontend.common.matmul import batched_matmul
 from ekiden.frontend.common.value import constant
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -27,7 +27,7 @@ def _dense_weight(matrix: Array) -> Expr:
     return const(matrix.T)
 
 
-def multiply_matrices(node: Node) -> Expr:
+def multiply_matrices(node: OnnxNode) -> Expr:
     """Convert MatMul with NumPy's rules for vectors and batches."""
     b = node.value(1)
     if not node.rank(0) or not node.rank(1):
@@ -47,7 +47,7 @@ def multiply_matrices(node: Node) -> Expr:
     return batched_matmul(node, node.expr(0), node.expr(1))
 
 
-def _check_contraction(node: Node) -> None:
+def _check_contraction(node: OnnxNode) -> None:
     """Raise ImportModelError if the contracted dimensions differ."""
     left_extent, right_extent = node.shape(0)[-1], node.shape(1)[-2:][0]
     if (
@@ -62,14 +62,14 @@ def _check_contraction(node: Node) -> None:
         )
 
 
-def _matrix_vector_product(node: Node) -> Expr:
+def _matrix_vector_product(node: OnnxNode) -> Expr:
     """Emit the product with a vector as nn.dense of one row."""
     return op.squeeze(
         op.nn.dense(node.expr(0), op.expand_dims(node.expr(1), axis=0), units=1), axis=-1
     )
 
 
-def _gemm(node: Node) -> Expr:
+def _gemm(node: OnnxNode) -> Expr:
     """Convert Gemm: alpha * op(A) @ op(B) + beta * C."""
     data = op.transpose(node.expr(0), axes=[1, 0]) if node.get_int("transA", 0) else node.expr(0)
     transposed = bool(node.get_int("transB", 0))
@@ -94,12 +94,12 @@ def _gemm(node: Node) -> Expr:
     return op.add(product, _scale_by(node, node.scope.expr(bias), beta))
 
 
-def _scale_by(node: Node, expr: Expr, factor: float) -> Expr:
+def _scale_by(node: OnnxNode, expr: Expr, factor: float) -> Expr:
     """Emit a product with a factor; the expression itself for 1."""
     return expr if factor == 1 else op.multiply(expr, const(factor, node.dtype(0)))
 
 
-def _einsum(node: Node) -> Expr:
+def _einsum(node: OnnxNode) -> Expr:
     equation = node.get_string("equation", "")
     operands, arrow, result_axes = equation.partition("->")
     # NumPy rejects this form; ONNX does not say that the axes are summed.
@@ -108,12 +108,12 @@ def _einsum(node: Node) -> Expr:
     return op.einsum(node.exprs(), equation)
 
 
-def _trilu(node: Node) -> Expr:
+def _trilu(node: OnnxNode) -> Expr:
     k = const(0, "int64") if node.optional(1) is None else op.reshape(node.expr(1), ())
     return op.trilu(node.expr(0), k, upper=bool(node.get_int("upper", 1)))
 
 
-def _eye_like(node: Node) -> Expr:
+def _eye_like(node: OnnxNode) -> Expr:
     """Convert EyeLike: ones on diagonal `k`, zeros elsewhere."""
     rows, columns = node.shape(0)
     dtype = from_onnx_dtype(node.get_int("dtype")) if node.has("dtype") else node.dtype(0)
@@ -123,7 +123,7 @@ def _eye_like(node: Node) -> Expr:
     return op.cast(op.equal(op.add(row, const(node.get_int("k", 0), "int64")), column), dtype)
 
 
-def _det(node: Node) -> Expr:
+def _det(node: OnnxNode) -> Expr:
     rows, columns = node.shape(0)[-2:-1], node.shape(0)[-1:]
     node.scope.same(rows, columns)
     return op.det(node.expr(0))

@@ -12,7 +12,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.sequence_value import MapValue
 from ekiden.frontend.common.text_value import TextValue, as_text_value, flatten_text
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.dtype import int_range, is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
@@ -30,7 +30,9 @@ def value_shape(value: Value) -> Shape:
     return value.shape if isinstance(value, TextValue) else value.type.shape
 
 
-def find_key_index(node: Node, elements: Value, keys: Array | Sequence[int | float | str]) -> Expr:
+def find_key_index(
+    node: OnnxNode, elements: Value, keys: Array | Sequence[int | float | str]
+) -> Expr:
     """Emit the int64 index of each element among the keys, -1 for none; of equal keys the last.
 
     Args:
@@ -81,7 +83,7 @@ def _default_last(indices: Expr, last: int) -> Expr:
 
 
 def gather_or_default(
-    node: Node, indices: Expr, values: Array, default: object
+    node: OnnxNode, indices: Expr, values: Array, default: object
 ) -> Expr | TextValue:
     """Emit values by index; -1 gives the default.
 
@@ -106,7 +108,7 @@ _DEFAULTS = {"tensor": None, "floats": -0.0, "int64s": -1, "strings": "_Unused"}
 _LIST_DTYPES = {"floats": np.float32, "int64s": np.int64, "strings": object}
 
 
-def attribute_list(node: Node, prefix: str) -> tuple[str, Array]:
+def attribute_list(node: OnnxNode, prefix: str) -> tuple[str, Array]:
     """Return (type, values) of the list attribute `prefix`_floats, _int64s, _encode_strings or
     _tensor.
     """
@@ -120,7 +122,7 @@ def attribute_list(node: Node, prefix: str) -> tuple[str, Array]:
     node.unsupported(f"attribute '{prefix}_...' is missing")
 
 
-def _default(node: Node, kind: str, values: Array) -> object:
+def _default(node: OnnxNode, kind: str, values: Array) -> object:
     """Return the default value of a lookup for its type."""
     name = f"default_{kind.removesuffix('s')}"
     if kind == "tensor":
@@ -132,7 +134,7 @@ def _default(node: Node, kind: str, values: Array) -> object:
     return node.get_int(name, -1) if kind == "int64s" else node.get_float(name, -0.0)
 
 
-def _label_encoder(node: Node) -> Result:
+def _label_encoder(node: OnnxNode) -> Result:
     """Convert LabelEncoder since version 2: keys to values of any type."""
     _, keys = attribute_list(node, "keys")
     kind, values = attribute_list(node, "values")
@@ -142,7 +144,7 @@ def _label_encoder(node: Node) -> Result:
     return gather_or_default(node, indices, values, _default(node, kind, values))
 
 
-def _map_either_way(node: Node, words: Sequence[str], numbers: Sequence[int]) -> Result:
+def _map_either_way(node: OnnxNode, words: Sequence[str], numbers: Sequence[int]) -> Result:
     """Map strings to numbers or numbers to strings, by the type of the input."""
     if isinstance(node.value(0), TextValue):
         indices = find_key_index(node, node.value(0), words)
@@ -153,16 +155,16 @@ def _map_either_way(node: Node, words: Sequence[str], numbers: Sequence[int]) ->
     return gather_or_default(node, indices, values, node.get_string("default_string", "_Unused"))
 
 
-def _label_encoder_1(node: Node) -> Result:
+def _label_encoder_1(node: OnnxNode) -> Result:
     words = node.get_strings("classes_strings")
     return _map_either_way(node, words, range(len(words)))
 
 
-def _category_mapper(node: Node) -> Result:
+def _category_mapper(node: OnnxNode) -> Result:
     return _map_either_way(node, node.get_strings("cats_strings"), node.get_ints("cats_int64s"))
 
 
-def _one_hot(node: Node) -> Expr:
+def _one_hot(node: OnnxNode) -> Expr:
     """Convert OneHotEncoder to float32 of one more axis. Unknown categories are rows of zeros,
     whatever the attribute `zeros` is.
     """
@@ -179,25 +181,25 @@ def _one_hot(node: Node) -> Expr:
 # Numbers.
 
 
-def as_matrix(node: Node, index: int = 0) -> Expr:
+def as_matrix(node: OnnxNode, index: int = 0) -> Expr:
     """Return an input as a matrix [n, c]; a vector [c] is one row."""
     data = node.expr(index)
     return op.expand_dims(data, axis=0) if node.rank(index) == 1 else data
 
 
-def as_float_matrix(node: Node, index: int = 0) -> Expr:
+def as_float_matrix(node: OnnxNode, index: int = 0) -> Expr:
     """Return an input as a matrix of float32, or of its own float dtype."""
     data = as_matrix(node, index)
     return data if is_float(node.dtype(index)) else op.cast(data, "float32")
 
 
-def _scaler(node: Node) -> Expr:
+def _scaler(node: OnnxNode) -> Expr:
     data = op.cast(node.expr(0), "float32")
     offset, scale = (np.array(node.get_floats(n), np.float32) for n in ("offset", "scale"))
     return op.multiply(op.subtract(data, const(offset)), const(scale))
 
 
-def _normalizer(node: Node) -> Expr:
+def _normalizer(node: OnnxNode) -> Expr:
     data = op.cast(node.expr(0), "float32")
     norm, axis = node.get_string("norm", "MAX"), node.rank(0) - 1
     if norm == "L2":
@@ -208,12 +210,12 @@ def _normalizer(node: Node) -> Expr:
     return op.divide(data, op.maximum(size, const(np.float32(1e-30))))
 
 
-def _binarizer(node: Node) -> Expr:
+def _binarizer(node: OnnxNode) -> Expr:
     limit = const(node.get_float("threshold", 0.0), node.dtype(0))
     return op.cast(op.greater(node.expr(0), limit), node.dtype(0))
 
 
-def _imputer(node: Node) -> Expr:
+def _imputer(node: OnnxNode) -> Expr:
     """Convert Imputer: replaced values become the imputed ones."""
     floats, dtype = node.has("imputed_value_floats"), node.dtype(0)
     name = "imputed_value_floats" if floats else "imputed_value_int64s"
@@ -228,7 +230,7 @@ def _imputer(node: Node) -> Expr:
     return op.where(missing, const(values), data)
 
 
-def _feature_vectorizer(node: Node) -> Expr:
+def _feature_vectorizer(node: OnnxNode) -> Expr:
     """Convert FeatureVectorizer: each input cut or zero-padded to its width, and concatenated."""
     columns = []
     widths = node.get_ints("inputdimensions")
@@ -250,7 +252,7 @@ def _feature_vectorizer(node: Node) -> Expr:
     return columns[0] if len(columns) == 1 else op.concatenate(Tuple(tuple(columns)), axis=1)
 
 
-def _feature_extractor(node: Node) -> Expr | TextValue:
+def _feature_extractor(node: OnnxNode) -> Expr | TextValue:
     """Convert ArrayFeatureExtractor: columns by index."""
     features = node.value(0)
     rank = len(value_shape(features))
@@ -265,7 +267,7 @@ def _feature_extractor(node: Node) -> Expr | TextValue:
     )
 
 
-def _zip_map(node: Node) -> MapValue:
+def _zip_map(node: OnnxNode) -> MapValue:
     """Convert ZipMap: columns become values of a map by class label."""
     strings = node.has("classlabels_strings")
     names = (
@@ -278,7 +280,7 @@ def _zip_map(node: Node) -> MapValue:
 # Counts of n-grams.
 
 
-def _ngram_sections(node: Node, count: int) -> list[tuple[int, int, int]]:
+def _ngram_sections(node: OnnxNode, count: int) -> list[tuple[int, int, int]]:
     """Return (length, first pool index, count) per n-gram length; length 0 for lengths that are not
     counted.
     """
@@ -296,7 +298,7 @@ MAX_SKIPS = 1000
 """Tokens that may be left out between two of an n-gram, in rows of unknown length."""
 
 
-def _max_skips(node: Node, length: int | None, size: int) -> int:
+def _max_skips(node: OnnxNode, length: int | None, size: int) -> int:
     """Return the largest skip between two tokens of an n-gram, bounded by the row length. Raises
     Unsupported for a number that is negative, or huge where rows have any length.
     """
@@ -308,7 +310,7 @@ def _max_skips(node: Node, length: int | None, size: int) -> int:
     return skips if length is None else max(0, min(skips, (length - 1) // (size - 1) - 1))
 
 
-def _count_ngrams(node: Node, ids: Expr, pool: Array, size: int) -> Expr:
+def _count_ngrams(node: OnnxNode, ids: Expr, pool: Array, size: int) -> Expr:
     """Count each n-gram of a pool [count, size] in each row of ids [batch, length]."""
     length = node.typed(ids).shape[1]
     skips = _max_skips(node, known_int(length), size)
@@ -328,7 +330,7 @@ def _count_ngrams(node: Node, ids: Expr, pool: Array, size: int) -> Expr:
     return reduce(op.add, counts)
 
 
-def _tf_idf(node: Node) -> Expr:
+def _tf_idf(node: OnnxNode) -> Expr:
     """Convert TfIdfVectorizer: one column per n-gram of the pool."""
     strings = node.has("pool_strings")
     pool: list[int | float | str] = []
@@ -353,7 +355,9 @@ def _tf_idf(node: Node) -> Expr:
     return op.squeeze(weighted, axis=[0]) if rank == 1 else weighted
 
 
-def _weight_counts(node: Node, gram_counts: Sequence[Expr], used: Array, columns: Array) -> Expr:
+def _weight_counts(
+    node: OnnxNode, gram_counts: Sequence[Expr], used: Array, columns: Array
+) -> Expr:
     """Weight the n-gram counts and scatter them to their columns; other columns are 0."""
     if not gram_counts:
         node.unsupported("no n-gram has a length that is counted")

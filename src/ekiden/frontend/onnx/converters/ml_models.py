@@ -16,7 +16,7 @@ from ekiden.frontend.onnx.converters.ml_features import (
     as_matrix,
     gather_or_default,
 )
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.frontend.onnx.trees import BRANCH_MODES, MEMBER, BranchNodes, ForestTables, build_forest
 from ekiden.ir.op import Array
 from ekiden.ir.prim import GT, IntImm, fold_binary
@@ -31,7 +31,7 @@ POST_TRANSFORM_VALUES = {
 }
 
 
-def _const_like(node: Node, like: Expr, value: float) -> Expr:
+def _const_like(node: OnnxNode, like: Expr, value: float) -> Expr:
     """Return a scalar constant of an expression's dtype."""
     return const(value, node.typed(like).dtype)
 
@@ -44,7 +44,7 @@ def _concat_columns(first: Expr, second: Expr) -> Expr:
 # What becomes of scores.
 
 
-def _softmax_zero(node: Node, scores: Expr) -> Expr:
+def _softmax_zero(node: OnnxNode, scores: Expr) -> Expr:
     """Emit the softmax in which scores of 0 stay 0."""
 
     def const_like_scores(value: float) -> Expr:
@@ -65,7 +65,7 @@ def _softmax_zero(node: Node, scores: Expr) -> Expr:
     )
 
 
-def _probit(node: Node, scores: Expr) -> Expr:
+def _probit(node: OnnxNode, scores: Expr) -> Expr:
     """Emit the inverse normal CDF by Winitzki's approximation of the inverse error function."""
 
     def const_like_scores(value: float) -> Expr:
@@ -84,7 +84,7 @@ def _probit(node: Node, scores: Expr) -> Expr:
     return op.multiply(const_like_scores(1.41421356), signed)
 
 
-def post_transform(node: Node, scores: Expr) -> Expr:
+def post_transform(node: OnnxNode, scores: Expr) -> Expr:
     """Emit the `post_transform` of scores [n, k]."""
     match node.get_string("post_transform", "NONE"):
         case "SOFTMAX":
@@ -98,7 +98,7 @@ def post_transform(node: Node, scores: Expr) -> Expr:
     return scores
 
 
-def class_labels(node: Node) -> Array | None:
+def class_labels(node: OnnxNode) -> Array | None:
     """Return the class labels, int64 or strings; None if the node declares none."""
     if node.has("classlabels_strings") and node.get_strings("classlabels_strings"):
         return np.array(node.get_strings("classlabels_strings"), object)
@@ -108,7 +108,7 @@ def class_labels(node: Node) -> Array | None:
     return None
 
 
-def _class_labels_by_index(node: Node, class_indices: Expr) -> Result:
+def _class_labels_by_index(node: OnnxNode, class_indices: Expr) -> Result:
     """Emit class labels by index."""
     labels = class_labels(node)
     if labels is None:
@@ -121,7 +121,7 @@ def _argmax_class(scores: Expr) -> Expr:
     return op.cast(op.argmax(scores, axis=1), "int64")
 
 
-def _threshold_labels(node: Node, scores: Expr, limit: float) -> Result:
+def _threshold_labels(node: OnnxNode, scores: Expr, limit: float) -> Result:
     """Emit the labels of one score column: the class above the limit, otherwise none."""
     above = op.greater_equal(op.squeeze(scores, axis=[1]), _const_like(node, scores, limit))
     labels = class_labels(node)
@@ -140,13 +140,13 @@ def _coefficient_matrix(values: Sequence[float], rows: int, width: int = -1) -> 
     return np.array(values, np.float32).reshape(rows, width)
 
 
-def _row_products(node: Node, data: Expr, weights: Array) -> Expr:
+def _row_products(node: OnnxNode, data: Expr, weights: Array) -> Expr:
     """Emit the products of rows [n, k] with the rows of `weights` [m, k]: [n, m]."""
     node.scope.same(node.typed(data).shape[1:], (as_dim(weights.shape[1]),))
     return op.nn.dense(data, const(weights), units=len(weights))
 
 
-def _linear_scores(node: Node, columns: int) -> Expr:
+def _linear_scores(node: OnnxNode, columns: int) -> Expr:
     data = as_float_matrix(node)
     dtype = node.typed(data).dtype
     weights = _coefficient_matrix(node.get_floats("coefficients"), columns).astype(dtype)
@@ -156,7 +156,7 @@ def _linear_scores(node: Node, columns: int) -> Expr:
     return op.add(scores, const(np.array(node.get_floats("intercepts"), dtype)))
 
 
-def _linear_classifier(node: Node) -> Result:
+def _linear_classifier(node: OnnxNode) -> Result:
     labels = class_labels(node)
     count = 1 if labels is None else len(labels)
     columns = len(node.get_floats("intercepts")) if node.has("intercepts") else count
@@ -176,7 +176,7 @@ def _as_expr(result: Result) -> Expr:
     return result  # type: ignore[return-value]
 
 
-def _linear_regressor(node: Node) -> Expr:
+def _linear_regressor(node: OnnxNode) -> Expr:
     scores = _linear_scores(node, node.get_int("targets", 1))
     return op.cast(post_transform(node, scores), "float32")
 
@@ -184,7 +184,7 @@ def _linear_regressor(node: Node) -> Expr:
 # Support vector machines.
 
 
-def _svm_kernel(node: Node, data: Expr, vectors: Array) -> Expr:
+def _svm_kernel(node: OnnxNode, data: Expr, vectors: Array) -> Expr:
     """Emit the SVM kernel of each row with each support vector, [n, vectors]."""
     params = node.get_floats("kernel_params") if node.has("kernel_params") else ()
     gamma, coef0, degree = (*params, 0.0, 0.0, 0.0)[:3]
@@ -205,12 +205,12 @@ def _svm_kernel(node: Node, data: Expr, vectors: Array) -> Expr:
     return op.power(scaled, const(np.float32(int(degree))))
 
 
-def _svm_offsets(node: Node, count: int) -> Expr:
+def _svm_offsets(node: OnnxNode, count: int) -> Expr:
     """Return the SVM's offsets as a constant."""
     return const(np.array(node.get_floats("rho"), np.float32)[:count])
 
 
-def _svm_regressor(node: Node) -> Expr:
+def _svm_regressor(node: OnnxNode) -> Expr:
     count = node.get_int("n_supports", 0)
     data: Expr = op.cast(as_matrix(node), "float32")
     if count:
@@ -225,7 +225,7 @@ def _svm_regressor(node: Node) -> Expr:
     return post_transform(node, scores)
 
 
-def _svm_classifier(node: Node) -> Result:
+def _svm_classifier(node: OnnxNode) -> Result:
     data, labels = op.cast(as_matrix(node), "float32"), class_labels(node)
     classes = 1 if labels is None else len(labels)
     per_class = node.get_ints("vectors_per_class", ())
@@ -241,7 +241,7 @@ def _svm_classifier(node: Node) -> Result:
     return _svm_result(node, votes, _platt_probabilities(node, pairs, classes), True, positive)
 
 
-def _pair_scores(node: Node, data: Expr, per_class: Sequence[int]) -> Expr:
+def _pair_scores(node: OnnxNode, data: Expr, per_class: Sequence[int]) -> Expr:
     """Emit the decision value of each pair of classes, above 0 for the first: [n, pairs]."""
     total = sum(per_class)
     vectors = _coefficient_matrix(node.get_floats("support_vectors"), total)
@@ -260,7 +260,7 @@ def _pair_scores(node: Node, data: Expr, per_class: Sequence[int]) -> Expr:
     )
 
 
-def _one_vs_one_votes(node: Node, pairs: Expr, classes: int) -> Expr:
+def _one_vs_one_votes(node: OnnxNode, pairs: Expr, classes: int) -> Expr:
     """Emit the number of pairs that each class wins (one-against-one voting)."""
     wins = np.zeros((2, classes, classes * (classes - 1) // 2), np.float32)
     for row, (i, j) in enumerate(combinations(range(classes), 2)):
@@ -270,7 +270,7 @@ def _one_vs_one_votes(node: Node, pairs: Expr, classes: int) -> Expr:
     return op.add(*(_row_products(node, g, w) for g, w in zip(outcomes, wins, strict=True)))
 
 
-def _platt_probabilities(node: Node, pairs: Expr, classes: int) -> Expr:
+def _platt_probabilities(node: OnnxNode, pairs: Expr, classes: int) -> Expr:
     """Emit class probabilities [n, classes] by pairwise coupling of Platt-scaled decisions (Wu, Lin
     and Weng 2004).
     """
@@ -291,7 +291,7 @@ def _platt_probabilities(node: Node, pairs: Expr, classes: int) -> Expr:
     return op.ml.couple(pair_probabilities)
 
 
-def _svm_result(node: Node, votes: Expr, scores: Expr, proba: bool, positive: bool) -> Result:
+def _svm_result(node: OnnxNode, votes: Expr, scores: Expr, proba: bool, positive: bool) -> Result:
     """Emit labels and scores; with two classes and one score, the first class gets its negative."""
     labels = class_labels(node)
     count = node.typed(scores).shape[1]
@@ -318,7 +318,7 @@ def _svm_result(node: Node, votes: Expr, scores: Expr, proba: bool, positive: bo
 # Trees.
 
 
-def _float_list(node: Node, name: str, dtype: type) -> Array | None:
+def _float_list(node: OnnxNode, name: str, dtype: type) -> Array | None:
     """Return a list of floats, or its tensor form `*_complex_argument`; None where both are absent
     or
     empty.
@@ -329,7 +329,7 @@ def _float_list(node: Node, name: str, dtype: type) -> Array | None:
     return None if values is None or not values.size else values.ravel().astype(dtype)
 
 
-def _find_leaves(node: Node, data: Expr, tables: ForestTables) -> Expr:
+def _find_leaves(node: OnnxNode, data: Expr, tables: ForestTables) -> Expr:
     """Emit the leaf of each row in each tree, int64 [n, trees]."""
     max_column, columns = int(tables.features.max(initial=0)), node.typed(data).shape[-1]
     if isinstance(columns, IntImm) and columns.value <= max_column:
@@ -387,7 +387,7 @@ class _ParsedForest:
 _BRANCH_MODE_OF_NAME = {"LEAF": -1, **{f"BRANCH_{m}": n for n, m in enumerate(BRANCH_MODES)}}
 
 
-def _forest_before_v5(node: Node, dtype: type) -> _ParsedForest:
+def _forest_before_v5(node: OnnxNode, dtype: type) -> _ParsedForest:
     """Parse the trees of an ensemble before ai.onnx.ml 5."""
     trees, ids = node.get_int_array("nodes_treeids"), node.get_int_array("nodes_nodeids")
     modes = node.get_string_indices("nodes_modes", _BRANCH_MODE_OF_NAME)
@@ -431,7 +431,7 @@ def _forest_before_v5(node: Node, dtype: type) -> _ParsedForest:
 
 
 def _leaf_weights(
-    node: Node, prefix: str, trees: _ParsedForest, columns: int, empty: float, dtype: type
+    node: OnnxNode, prefix: str, trees: _ParsedForest, columns: int, empty: float, dtype: type
 ) -> Array:
     """Return the weight that each leaf adds to each target, [leaves, columns]; `empty` where it has
     none.
@@ -465,7 +465,7 @@ def _leaf_weights(
 _NEUTRAL_OF_AGGREGATE = {"SUM": 0.0, "AVERAGE": 0.0, "MIN": np.inf, "MAX": -np.inf}
 
 
-def _aggregate_leaves(node: Node, leaves: Expr, table: Array, how: str, trees: int) -> Expr:
+def _aggregate_leaves(node: OnnxNode, leaves: Expr, table: Array, how: str, trees: int) -> Expr:
     """Emit the aggregate of the leaves of all trees, [n, columns]."""
     leaf_values = op.take(const(table), leaves, axis=0)
     if how in ("MIN", "MAX"):
@@ -479,15 +479,15 @@ def _aggregate_leaves(node: Node, leaves: Expr, table: Array, how: str, trees: i
     return op.divide(total, const(np.array(trees, table.dtype))) if how == "AVERAGE" else total
 
 
-def _tree_dtype(node: Node) -> type:
+def _tree_dtype(node: OnnxNode) -> type:
     return np.float64 if node.dtype(0) == "float64" else np.float32
 
 
-def _tree_data(node: Node) -> Expr:
+def _tree_data(node: OnnxNode) -> Expr:
     return op.cast(as_matrix(node), str(np.dtype(_tree_dtype(node))))
 
 
-def _tree_regressor(node: Node) -> Expr:
+def _tree_regressor(node: OnnxNode) -> Expr:
     dtype, how = _tree_dtype(node), node.get_string("aggregate_function", "SUM")
     trees, columns = _forest_before_v5(node, dtype), node.get_int("n_targets", 1)
     table = _leaf_weights(node, "target", trees, columns, _NEUTRAL_OF_AGGREGATE[how], dtype)
@@ -499,7 +499,7 @@ def _tree_regressor(node: Node) -> Expr:
     return op.cast(post_transform(node, scores), "float32")
 
 
-def _tree_classifier(node: Node) -> Result:
+def _tree_classifier(node: OnnxNode) -> Result:
     dtype, labels = _tree_dtype(node), class_labels(node)
     if labels is None:
         node.unsupported("attribute 'classlabels_...' is missing")
@@ -521,7 +521,7 @@ def _tree_classifier(node: Node) -> Result:
     return [_as_expr(_class_labels_by_index(node, class_indices)), scores]
 
 
-def _two_classes(node: Node, scores: Expr) -> Expr:
+def _two_classes(node: OnnxNode, scores: Expr) -> Expr:
     """Emit the scores of both classes from that of one."""
     score = op.strided_slice(scores, [0], [1], axes=[1])
     plain = node.get_string("post_transform", "NONE") in ("NONE", "PROBIT")
@@ -529,7 +529,7 @@ def _two_classes(node: Node, scores: Expr) -> Expr:
     return _concat_columns(complement, score)
 
 
-def _tree_ensemble(node: Node) -> Expr:
+def _tree_ensemble(node: OnnxNode) -> Expr:
     """Convert TreeEnsemble (ai.onnx.ml 5), which numbers branches and leaves separately."""
     splits = node.get_tensor("nodes_splits")
     weights = node.get_tensor("leaf_weights")
@@ -558,7 +558,7 @@ def _tree_ensemble(node: Node) -> Expr:
     return op.cast(scores, node.dtype(0))
 
 
-def _enum_attribute(node: Node, name: str, default: int, choices: Sequence[object]) -> str:
+def _enum_attribute(node: OnnxNode, name: str, default: int, choices: Sequence[object]) -> str:
     """Return the enumerator that an integer attribute selects."""
     number = node.get_int(name, default)
     if not 0 <= number < len(choices):
@@ -570,7 +570,7 @@ AGGREGATE_FUNCTIONS = ("AVERAGE", "SUM", "MIN", "MAX")
 """How the numbers of leaves become one, by the number that TreeEnsemble gives it."""
 
 
-def _branch_nodes(node: Node, splits: Array, modes: Array) -> BranchNodes:
+def _branch_nodes(node: OnnxNode, splits: Array, modes: Array) -> BranchNodes:
     """Return the branch nodes of TreeEnsemble."""
     kinds, features = modes.ravel().astype(np.int64), node.get_int_array("nodes_featureids")
     missing = node.get_int_array("nodes_missing_value_tracks_true")

@@ -21,7 +21,7 @@ from ekiden.frontend.onnx.converters.axis import (
     normalize_runtime_axes,
     switch_on_axis,
 )
-from ekiden.frontend.onnx.node import Converter, Node, OnnxRow
+from ekiden.frontend.onnx.node import Converter, OnnxNode, OnnxRow
 from ekiden.ir import prim
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
@@ -35,13 +35,13 @@ such numbers.
 _OPEN_BOUND = 2**62
 
 
-def _transpose(node: Node) -> Expr:
+def _transpose(node: OnnxNode) -> Expr:
     return op.transpose(
         node.expr(0), axes=node.get_ints("perm", tuple(reversed(range(node.rank(0)))))
     )
 
 
-def _concat(node: Node) -> Expr | Value:
+def _concat(node: OnnxNode) -> Expr | Value:
     if len(node.inputs) == 1:
         return node.value(0)
     axis = node.axis(node.get_int("axis", 1), node.rank(0))
@@ -59,7 +59,7 @@ def _drop_axis(shape: Shape, axis: int) -> Shape:
     return shape[:axis] + shape[axis + 1 :]
 
 
-def _split(node: Node) -> Expr | Value:
+def _split(node: OnnxNode) -> Expr | Value:
     """Convert Split: sizes from the attribute (to opset 12) or an input, or equal parts. That sizes
     add up to the axis is proved, or checked at run time.
     """
@@ -88,7 +88,7 @@ def _split(node: Node) -> Expr | Value:
     return op.split(node.expr(0), cuts, axis=axis)
 
 
-def _equal_split_sizes(node: Node, extent: PrimExpr) -> list[Dim]:
+def _equal_split_sizes(node: OnnxNode, extent: PrimExpr) -> list[Dim]:
     """Return the sizes of equal parts; with `num_outputs` (opset 18) the last may be smaller."""
     outputs = len(node.proto.output)
     count = node.get_int("num_outputs", outputs)
@@ -104,13 +104,13 @@ def _equal_split_sizes(node: Node, extent: PrimExpr) -> list[Dim]:
     return [*[part_size] * (count - 1), last]
 
 
-def _slice_by_attributes(node: Node) -> Expr | Value:
+def _slice_by_attributes(node: OnnxNode) -> Expr | Value:
     starts, ends = node.get_ints("starts"), node.get_ints("ends")
     axes = node.get_ints("axes", tuple(range(len(starts))))
     return _strided_slice(node, starts, ends, axes, (1,) * len(starts))
 
 
-def _slice(node: Node) -> Expr | Value:
+def _slice(node: OnnxNode) -> Expr | Value:
     bounds = node.value(1).is_known and node.value(2).is_known
     if not bounds or any(is_runtime_input(node, i) for i in (3, 4)):
         return _slice_by_data(node)
@@ -120,7 +120,7 @@ def _slice(node: Node) -> Expr | Value:
     return _strided_slice(node, starts, ends, axes, steps)
 
 
-def _slice_by_axes(node: Node, axes: Expr) -> Expr:
+def _slice_by_axes(node: OnnxNode, axes: Expr) -> Expr:
     """Emit a slice along run-time axes, with open bounds on the others."""
     rank = node.rank(0)
 
@@ -140,7 +140,7 @@ def _slice_by_axes(node: Node, axes: Expr) -> Expr:
     return op.strided_slice(node.expr(0), first, last, steps, axes=list(range(rank)))
 
 
-def _slice_by_data(node: Node) -> Expr:
+def _slice_by_data(node: OnnxNode) -> Expr:
     """Convert Slice with run-time bounds."""
     if is_runtime_input(node, 3):
         return _slice_by_axes(node, normalize_runtime_axes(node, 3))
@@ -163,7 +163,7 @@ def _slice_by_data(node: Node) -> Expr:
     return op.strided_slice(node.expr(0), first, last, steps, axes=at)
 
 
-def _clamp_runtime_starts(node: Node, starts: Expr, steps: Expr, axes: Sequence[int]) -> Expr:
+def _clamp_runtime_starts(node: OnnxNode, starts: Expr, steps: Expr, axes: Sequence[int]) -> Expr:
     """Emit run-time starts of backward slices clamped to the axis."""
     extents = op.take(op.shape_of(node.expr(0), "int64"), const(np.array(axes)), axis=0)
     # With negative steps ONNX clamps a start before the axis to its first element; NumPy does not.
@@ -171,13 +171,13 @@ def _clamp_runtime_starts(node: Node, starts: Expr, steps: Expr, axes: Sequence[
     return op.where(op.less(steps, const(np.int64(0))), moved, starts)
 
 
-def _vector_input(node: Node, index: int) -> Expr:
+def _vector_input(node: OnnxNode, index: int) -> Expr:
     """Return an input as a vector: PyTorch's exporter writes a scalar for one of one element."""
     return node.expr(index) if node.rank(index) else op.reshape(node.expr(index), (1,))
 
 
 def _strided_slice(
-    node: Node,
+    node: OnnxNode,
     starts: Sequence[Dim],
     ends: Sequence[Dim],
     axes: Sequence[int],
@@ -215,7 +215,7 @@ def _clamp_bound(bound: Dim) -> Dim:
     return _OPEN_BOUND if number > 0 else -_OPEN_BOUND
 
 
-def _gather(node: Node) -> Expr:
+def _gather(node: OnnxNode) -> Expr:
     """Convert Gather. An index is in [-extent, extent - 1]; others are a run-time error with the
     node's name, as in the specification and ONNX Runtime.
     """
@@ -229,17 +229,17 @@ def _cast_from_int64(scalar: Expr, dtype: str) -> Expr:
     return scalar if dtype == "int64" else op.cast(scalar, dtype)
 
 
-def _gather_elements(node: Node) -> Expr:
+def _gather_elements(node: OnnxNode) -> Expr:
     axis = node.axis(node.get_int("axis", 0), node.rank(0))
     return op.gather(node.expr(0), axis, node.expr(1))
 
 
-def _pad_by_attributes(node: Node) -> Expr | Value:
+def _pad_by_attributes(node: OnnxNode) -> Expr | Value:
     fill = const(node.get_float("value", 0.0), node.dtype(0))
     return _pad_axes(node, node.get_ints("pads"), tuple(range(node.rank(0))), fill)
 
 
-def _pad(node: Node) -> Expr | Value:
+def _pad(node: OnnxNode) -> Expr | Value:
     fill = const(0, node.dtype(0)) if node.optional(2) is None else node.expr(2)
     # Some exporters write the fill value as a vector of one element.
     if node.optional(2) is not None and node.rank(2):
@@ -252,7 +252,7 @@ def _pad(node: Node) -> Expr | Value:
     return _pad_axes(node, node.dims(1, "pads"), axes, fill)
 
 
-def _pad_by_runtime_widths(node: Node, axes: Sequence[int], fill: Expr) -> Expr:
+def _pad_by_runtime_widths(node: OnnxNode, axes: Sequence[int], fill: Expr) -> Expr:
     """Emit padding by run-time widths, which may be negative."""
     rank = node.rank(0)
     zero, pads = const(np.zeros(2, np.int64)), op.cast(node.expr(1), "int64")
@@ -267,7 +267,7 @@ def _pad_by_runtime_widths(node: Node, axes: Sequence[int], fill: Expr) -> Expr:
     return op.nn.pad(node.expr(0), widths, fill, pad_mode=node.get_string("mode", "constant"))
 
 
-def _pad_runtime_axes(node: Node, fill: Expr) -> Expr:
+def _pad_runtime_axes(node: OnnxNode, fill: Expr) -> Expr:
     """Emit padding along run-time axes."""
     pairs = op.transpose(op.reshape(op.cast(node.expr(1), "int64"), (2, -1)), axes=[1, 0])
     at = op.expand_dims(normalize_runtime_axes(node, 3), axis=0)
@@ -275,7 +275,7 @@ def _pad_runtime_axes(node: Node, fill: Expr) -> Expr:
     return op.nn.pad(node.expr(0), widths, fill, pad_mode=node.get_string("mode", "constant"))
 
 
-def _pad_axes(node: Node, pads: Sequence[Dim], axes: Sequence[int], fill: Expr) -> Expr | Value:
+def _pad_axes(node: OnnxNode, pads: Sequence[Dim], axes: Sequence[int], fill: Expr) -> Expr | Value:
     """Emit padding by static widths; the input itself if all are 0."""
     if all(known_int(p) == 0 for p in pads):
         return node.value(0)
@@ -285,7 +285,7 @@ def _pad_axes(node: Node, pads: Sequence[Dim], axes: Sequence[int], fill: Expr) 
     return op.nn.pad(node.expr(0), widths, fill, pad_mode=node.get_string("mode", "constant"))
 
 
-def _one_hot(node: Node) -> Expr:
+def _one_hot(node: OnnxNode) -> Expr:
     """Convert OneHot: `values` are [off, on]; negative indices count from `depth`. Indices that are
     floats are truncated.
     """
@@ -312,7 +312,7 @@ def _one_hot(node: Node) -> Expr:
     )
 
 
-def _depth_to_space(node: Node) -> Expr:
+def _depth_to_space(node: OnnxNode) -> Expr:
     """Convert DepthToSpace: DCR orders channels as (row, column, channel), CRD as (channel, row,
     column).
     """
@@ -331,7 +331,7 @@ def _depth_to_space(node: Node) -> Expr:
     )
 
 
-def _space_to_depth(node: Node) -> Expr:
+def _space_to_depth(node: OnnxNode) -> Expr:
     n, c, h, w = node.shape(0)
     size = node.get_int("blocksize")
     rows, columns = simplify_dim(h // size), simplify_dim(w // size)
@@ -347,14 +347,14 @@ def _space_to_depth(node: Node) -> Expr:
 def _cumulative_converter(function: Callable[..., Expr]) -> Converter:
     """Return a converter of CumSum or CumProd."""
 
-    def cumulate_axis(node: Node, axis: int) -> Expr:
+    def cumulate_axis(node: OnnxNode, axis: int) -> Expr:
         """Emit the cumulative result along a constant axis."""
         backwards, exclusive = bool(node.get_int("reverse", 0)), bool(node.get_int("exclusive", 0))
         data = op.reverse(node.expr(0), axis=axis) if backwards else node.expr(0)
         total = function(data, axis=axis, exclusive=exclusive)
         return op.reverse(total, axis=axis) if backwards else total
 
-    def convert_cumulative(node: Node) -> Expr | Value:
+    def convert_cumulative(node: OnnxNode) -> Expr | Value:
         """Convert the node; a run-time axis becomes a switch over all axes."""
         if is_runtime_input(node, 1):
             return switch_on_axis(node, 1, node.rank(0), partial(cumulate_axis, node))

@@ -17,7 +17,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.elementwise import const_like_input
 from ekiden.frontend.onnx.converters.random import seeded_generator
-from ekiden.frontend.onnx.node import Converter, Node, OnnxRow
+from ekiden.frontend.onnx.node import Converter, OnnxNode, OnnxRow
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import EQ, fold_binary
 from ekiden.relay import op
@@ -32,14 +32,14 @@ from ekiden.topi.dimensions import (
 )
 
 
-def _constrain_channels(node: Node) -> None:
+def _constrain_channels(node: OnnxNode) -> None:
     """Constrain parameter vectors to the data's number of channels."""
     if node.rank(0) > 1:
         for index in range(1, len(node.inputs)):
             node.learn(index, 0, node.shape(0)[1])
 
 
-def _batch_norm(node: Node) -> Expr:
+def _batch_norm(node: OnnxNode) -> Expr:
     """Convert BatchNormalization for inference."""
     if node.rank(0) == 1:  # a batch of one channel
         column = op.expand_dims(node.expr(0), axis=1)
@@ -50,12 +50,12 @@ def _batch_norm(node: Node) -> Expr:
     return composite_ops.batch_norm(data, scale, bias, mean, variance, _epsilon_attribute(node))
 
 
-def _epsilon_attribute(node: Node) -> float:
+def _epsilon_attribute(node: OnnxNode) -> float:
     """Return the attribute `epsilon`, 1e-5 by default."""
     return node.get_float("epsilon", np.float32(1e-5))
 
 
-def _batch_norm_training(node: Node) -> Result:
+def _batch_norm_training(node: OnnxNode) -> Result:
     """Convert BatchNormalization since opset 14; `training_mode` normalises by batch statistics and
     updates the running ones. ONNX's momentum is the weight of the old values.
     """
@@ -75,7 +75,7 @@ def _batch_norm_training(node: Node) -> Result:
     ]
 
 
-def _layer_norm(node: Node) -> Result:
+def _layer_norm(node: OnnxNode) -> Result:
     """Convert LayerNormalization, with mean and inverse deviation as further outputs."""
     shape = node.shape(0)
     axis = node.axis(node.get_int("axis", -1), len(shape))
@@ -88,7 +88,7 @@ def _layer_norm(node: Node) -> Result:
     return outputs
 
 
-def _layer_normalize(node: Node, shape: Shape, axis: int, epsilon: float) -> Expr:
+def _layer_normalize(node: OnnxNode, shape: Shape, axis: int, epsilon: float) -> Expr:
     """Emit nn.layer_norm over the axes from `axis` on, flattened to one. A scale or bias that also
     differs along the other axes is applied after it, before the result is rounded.
     """
@@ -114,7 +114,7 @@ def _varies_before(shape: Shape, count: int) -> bool:
     return any(known_int(extent) != 1 for extent in shape[: max(len(shape) - count, 0)])
 
 
-def broadcast_input(node: Node, index: int, shape: Shape) -> Expr:
+def broadcast_input(node: OnnxNode, index: int, shape: Shape) -> Expr:
     """Return an input after constraining it to broadcast to a shape (unidirectional broadcasting).
 
     Raises Unsupported for one that has more axes, or an extent that differs and is not 1.
@@ -128,7 +128,7 @@ def broadcast_input(node: Node, index: int, shape: Shape) -> Expr:
     return node.expr(index)
 
 
-def _broadcast_parameter(node: Node, index: int, shape: Shape, fill: float) -> Expr:
+def _broadcast_parameter(node: OnnxNode, index: int, shape: Shape, fill: float) -> Expr:
     """Emit scale or bias in the shape of the normalised axes; `fill` where it is absent."""
     value = node.optional(index)
     if value is None:
@@ -155,13 +155,13 @@ def _broadcast_parameter(node: Node, index: int, shape: Shape, fill: float) -> E
     return op.broadcast_to(node.scope.expr(value), shape)
 
 
-def _instance_norm(node: Node) -> Expr:
+def _instance_norm(node: OnnxNode) -> Expr:
     _constrain_channels(node)
     data, scale, bias = node.exprs()
     return op.nn.instance_norm(data, scale, bias, axis=1, epsilon=_epsilon_attribute(node))
 
 
-def _group_norm_per_group(node: Node) -> Expr:
+def _group_norm_per_group(node: OnnxNode) -> Expr:
     """Convert GroupNormalization before opset 21, whose scale and bias are per group."""
     channels, groups = node.shape(0)[1], node.get_int("num_groups")
     for index in (1, 2):
@@ -177,19 +177,19 @@ def _group_norm_per_group(node: Node) -> Expr:
     return _emit_group_norm(node, data, scale, bias)
 
 
-def _group_norm(node: Node) -> Expr:
+def _group_norm(node: OnnxNode) -> Expr:
     _constrain_channels(node)
     return _emit_group_norm(node, *node.exprs())
 
 
-def _emit_group_norm(node: Node, data: Expr, scale: Expr, bias: Expr) -> Expr:
+def _emit_group_norm(node: OnnxNode, data: Expr, scale: Expr, bias: Expr) -> Expr:
     groups = node.get_int("num_groups")
     return op.nn.group_norm(
         data, scale, bias, num_groups=groups, axis=1, epsilon=_epsilon_attribute(node)
     )
 
 
-def _lrn(node: Node) -> Expr:
+def _lrn(node: OnnxNode) -> Expr:
     return op.nn.lrn(
         node.expr(0), size=node.get_int("size"), axis=1, bias=node.get_float("bias", 1.0),
         alpha=node.get_float("alpha", np.float32(1e-4)), beta=node.get_float("beta", 0.75),
@@ -203,7 +203,7 @@ def _softmax(function: Callable[..., Expr]) -> Converter:
     )
 
 
-def _hardmax(node: Node) -> Expr:
+def _hardmax(node: OnnxNode) -> Expr:
     """Convert Hardmax: 1 at the first largest element of an axis, 0 elsewhere."""
     axis = node.axis(node.get_int("axis", -1), node.rank(0))
     dtype, extent = node.dtype(0), node.shape(0)[axis]
@@ -215,7 +215,7 @@ def _hardmax(node: Node) -> Expr:
     return op.one_hot(at, const(1, dtype), const(0, dtype), extent, axis=axis, dtype=dtype)
 
 
-def _hardmax_symbolic(node: Node, axis: int) -> Expr:
+def _hardmax_symbolic(node: OnnxNode, axis: int) -> Expr:
     """Emit Hardmax along an axis of symbolic extent."""
     data, extent = node.expr(0), node.shape(0)[axis]
     at = op.arange(0, extent, 1, "int64")
@@ -231,16 +231,18 @@ def _hardmax_symbolic(node: Node, axis: int) -> Expr:
 def _flatten_from_axis(convert: Converter) -> Converter:
     """Return a converter for opset < 13, which treats all axes from `axis` on as one."""
 
-    def convert_flattened(node: Node) -> Result:
+    def convert_flattened(node: OnnxNode) -> Result:
         """Convert the node on flattened data and restore the shape."""
         shape = node.shape(0)
         axis = node.axis(node.get_int("axis", 1), len(shape))
         if all(known_int(d) == 1 for d in shape[axis + 1 :]):
-            return convert(Node(node.proto, node.opset, {"axis": axis}, node.inputs, node.scope))
+            return convert(
+                OnnxNode(node.proto, node.opset, {"axis": axis}, node.inputs, node.scope)
+            )
         joined = op.reshape(
             node.expr(0), (*shape[:axis], product_of_dims(shape[axis:])), allowzero=True
         )
-        inner = Node(
+        inner = OnnxNode(
             node.proto, node.opset, {"axis": -1}, [Value(node.typed(joined), expr=joined)],
             node.scope,
         )  # fmt: skip
@@ -251,7 +253,7 @@ def _flatten_from_axis(convert: Converter) -> Converter:
     return convert_flattened
 
 
-def _dropout(node: Node) -> Result:
+def _dropout(node: OnnxNode) -> Result:
     """Convert Dropout; without training mode it is the identity."""
     training = node.optional(2)
     if training is None or (training.array is not None and not training.array.any()):
@@ -265,7 +267,7 @@ def _dropout(node: Node) -> Result:
     return [data, op.logical_or(drawn, op.logical_not(chosen))]
 
 
-def _random_dropout(node: Node) -> tuple[Expr, Expr]:
+def _random_dropout(node: OnnxNode) -> tuple[Expr, Expr]:
     """Emit the data with random elements dropped and the rest scaled by 1 / (1 - ratio), and the
     mask.
     """
@@ -279,7 +281,7 @@ def _random_dropout(node: Node) -> tuple[Expr, Expr]:
     return op.where(mask, op.multiply(node.expr(0), scale), const_like_input(node, 0)), mask
 
 
-def _lp_normalization(node: Node) -> Expr:
+def _lp_normalization(node: OnnxNode) -> Expr:
     data, axis = node.expr(0), [node.axis(node.get_int("axis", -1), node.rank(0))]
     if node.get_int("p", 2) == 1:
         norm: Expr = op.sum(op.abs(data), axis=axis, keepdims=True)
@@ -290,7 +292,7 @@ def _lp_normalization(node: Node) -> Expr:
     )
 
 
-def _rms_norm(node: Node) -> Expr:
+def _rms_norm(node: OnnxNode) -> Expr:
     """Convert RMSNormalization: x / sqrt(mean(x^2) + epsilon) in float32, rounded, times the scale.
     The square of a float16 above 255 would overflow.
     """
@@ -305,12 +307,12 @@ def _rms_norm(node: Node) -> Expr:
     return op.multiply(rounded, broadcast_input(node, 1, node.shape(0)))
 
 
-def _mean_variance_norm(node: Node) -> Expr:
+def _mean_variance_norm(node: OnnxNode) -> Expr:
     axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", (0, 2, 3))]
     return _normalize_mean_variance(node, axes)
 
 
-def _normalize_mean_variance(node: Node, axes: Sequence[int], by_variance: bool = True) -> Expr:
+def _normalize_mean_variance(node: OnnxNode, axes: Sequence[int], by_variance: bool = True) -> Expr:
     """Emit input 0 minus its mean, divided by the standard deviation if `by_variance`."""
     data = node.expr(0)
     centred = op.subtract(data, op.mean(data, axis=list(axes), keepdims=True))
@@ -321,7 +323,7 @@ def _normalize_mean_variance(node: Node, axes: Sequence[int], by_variance: bool 
     return op.divide(centred, op.add(deviation, const_like_input(node, 1e-9)))
 
 
-def _mean_variance_norm_1(node: Node) -> Expr:
+def _mean_variance_norm_1(node: OnnxNode) -> Expr:
     """Convert MeanVarianceNormalization of opset 1, over each channel or over everything."""
     axes = [0, *range(2, node.rank(0))]
     if node.get_int("across_channels", 0):

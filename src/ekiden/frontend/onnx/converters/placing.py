@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.frontend.common.composite_ops import append_unit_axes
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
@@ -20,7 +20,7 @@ from ekiden.topi.dimensions import Dim, as_dim, as_shape, known_int, product_of_
 _SCATTER_REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}
 
 
-def _scatter_elements(node: Node) -> Expr:
+def _scatter_elements(node: OnnxNode) -> Expr:
     axis = node.axis(node.get_int("axis", 0), node.rank(0))
     return op.scatter_elements(
         node.expr(0),
@@ -31,13 +31,13 @@ def _scatter_elements(node: Node) -> Expr:
     )
 
 
-def _coordinates_first(node: Node, batch: int) -> Expr:
+def _coordinates_first(node: OnnxNode, batch: int) -> Expr:
     """Emit input 1 with its last axis, the coordinates, first."""
     last = node.rank(1) - 1
     return op.transpose(node.expr(1), axes=[last, *range(last)])
 
 
-def _scatter_nd(node: Node) -> Expr:
+def _scatter_nd(node: OnnxNode) -> Expr:
     """Convert ScatterND. The number of coordinates of an update follows from the ranks; with none,
     an update replaces all of the data, as one row.
     """
@@ -54,7 +54,7 @@ def _scatter_nd(node: Node) -> Expr:
     return op.squeeze(op.scatter_nd(rows, first, node.expr(2), mode=mode), axis=[0])
 
 
-def _gather_nd(node: Node) -> Expr:
+def _gather_nd(node: OnnxNode) -> Expr:
     batch = node.get_int("batch_dims", 0)
     count = known_int(node.shape(1)[-1])
     if count is None:
@@ -64,7 +64,7 @@ def _gather_nd(node: Node) -> Expr:
     )
 
 
-def _tensor_scatter(node: Node) -> Expr:
+def _tensor_scatter(node: OnnxNode) -> Expr:
     """Convert TensorScatter: write an update into a cache at each batch's position; "circular"
     wraps around.
 
@@ -89,13 +89,13 @@ def _tensor_scatter(node: Node) -> Expr:
     return op.where(inside, op.gather(node.expr(1), axis, source), node.expr(0))
 
 
-def _int64_dim(node: Node, dim: PrimExpr) -> Expr:
+def _int64_dim(node: OnnxNode, dim: PrimExpr) -> Expr:
     """Emit a dimension as an int64 scalar."""
     number = known_int(dim)
     return node.scope.scalar(dim) if number is None else const(number, "int64")
 
 
-def _top_k(node: Node) -> list[Expr]:
+def _top_k(node: OnnxNode) -> list[Expr]:
     """Convert TopK. For k = 0, which means all in Relay, return empty slices."""
     count: Dim = node.get_int("k") if node.has("k") else node.dims(1, "K", 1)[0]
     axis = node.axis(node.get_int("axis", -1), node.rank(0))
@@ -117,7 +117,7 @@ def _top_k(node: Node) -> list[Expr]:
     return [TupleGetItem(top, 0), TupleGetItem(top, 1)]
 
 
-def _reverse_sequence(node: Node) -> Expr:
+def _reverse_sequence(node: OnnxNode) -> Expr:
     return op.reverse_sequence(
         node.expr(0),
         node.expr(1),
@@ -126,18 +126,18 @@ def _reverse_sequence(node: Node) -> Expr:
     )
 
 
-def _non_zero(node: Node) -> Expr:
+def _non_zero(node: OnnxNode) -> Expr:
     """Convert NonZero: int64 [rank, count], one column per nonzero element."""
     coordinates = op.argwhere(node.expr(0)) if node.rank(0) else _argwhere_scalar(node)
     return op.transpose(op.cast(coordinates, "int64"), axes=[1, 0])
 
 
-def _argwhere_scalar(node: Node) -> Expr:
+def _argwhere_scalar(node: OnnxNode) -> Expr:
     """Emit argwhere of a scalar as of a vector of one element."""
     return op.argwhere(op.reshape(node.expr(0), (1,)))
 
 
-def _compress(node: Node) -> Expr:
+def _compress(node: OnnxNode) -> Expr:
     """Convert Compress: slices along an axis, or elements of the flat tensor, where a condition
     holds.
     """
@@ -148,7 +148,7 @@ def _compress(node: Node) -> Expr:
     return op.take(data, op.cast(where, "int64"), axis=axis, mode="raise")
 
 
-def _unique(node: Node) -> list[Expr]:
+def _unique(node: OnnxNode) -> list[Expr]:
     """Convert Unique: distinct elements, first positions, inverse indices and counts."""
     is_sliced = node.has("axis") and node.rank(0) > 1
     axis = node.axis(node.get_int("axis", 0), node.rank(0)) if is_sliced else 0
@@ -168,7 +168,7 @@ def _unique(node: Node) -> list[Expr]:
     return [valid_part(values), *wide]
 
 
-def _slice_ranks(node: Node, axis: int) -> Expr:
+def _slice_ranks(node: OnnxNode, axis: int) -> Expr:
     """Emit the lexicographic rank of each slice along an axis."""
     order = [axis, *(i for i in range(node.rank(0)) if i != axis)]
     shape = node.shape(0)
@@ -180,7 +180,7 @@ def _slice_ranks(node: Node, axis: int) -> Expr:
     return op.row_ranks(rows)
 
 
-def _max_unpool(node: Node) -> Expr:
+def _max_unpool(node: OnnxNode) -> Expr:
     """Convert MaxUnpool: scatter each element to its flat position in an image of zeros.
 
     Positions are those of the unpadded image that the pooling saw; a given shape may be larger.

@@ -15,19 +15,19 @@ from ekiden.frontend.common.converters import window as shared
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.sliding_window import Window, pad_window
 from ekiden.frontend.onnx.converters.window import AUTO_PAD_MODES, check_spatial_rank, read_window
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import Dim, Shape, known_int, product_of_dims, window_extent_ceil
 
 
-def _pool_window(node: Node) -> Window:
+def _pool_window(node: OnnxNode) -> Window:
     """Return the pooling window of a node."""
     check_spatial_rank(node)
     return read_window(node, node.get_ints("kernel_shape"))
 
 
-def _max_pool_with_indices(node: Node) -> Result:
+def _max_pool_with_indices(node: OnnxNode) -> Result:
     """Convert MaxPool; output 1 holds the flat index of each maximum."""
     maxima = max_pool(node)
     if not node.wants(1):
@@ -35,7 +35,7 @@ def _max_pool_with_indices(node: Node) -> Result:
     return [maxima, _max_indices(node, _pool_window(node), node.typed(maxima).shape[2:])]
 
 
-def _max_indices(node: Node, window: Window, counts: Shape) -> Expr:
+def _max_indices(node: OnnxNode, window: Window, counts: Shape) -> Expr:
     """Emit the flat indices of maxima in the data; `counts` are the output extents."""
     extents, rank = node.shape(0)[2:], len(counts)
     axis_positions = shared.max_pool_indices(node, node.expr(0), window, counts)
@@ -47,12 +47,12 @@ def _max_indices(node: Node, window: Window, counts: Shape) -> Expr:
     return op.add(flat, op.reshape(first, (*node.shape(0)[:2], *[1] * rank), allowzero=True))
 
 
-def _has_ceil_mode(node: Node) -> bool:
+def _has_ceil_mode(node: OnnxNode) -> bool:
     """Return the attribute `ceil_mode`."""
     return bool(node.get_int("ceil_mode", 0))
 
 
-def _lp_pool(node: Node) -> Expr:
+def _lp_pool(node: OnnxNode) -> Expr:
     """Convert LpPool: the p-norm of each window, from the mean of the powers."""
     window, power, kind = _pool_window(node), _norm_exponent(node), node.dtype(0)
     raised: Expr = op.power(op.abs(node.expr(0)), const(power, kind))
@@ -66,7 +66,7 @@ def _lp_pool(node: Node) -> Expr:
     return op.power(total, const(1 / power, kind))
 
 
-def _norm_exponent(node: Node) -> int:
+def _norm_exponent(node: OnnxNode) -> int:
     """Return the exponent `p` of a norm."""
     power = node.get_int("p", 2)
     if power < 1:
@@ -74,19 +74,19 @@ def _norm_exponent(node: Node) -> int:
     return power
 
 
-def _global_lp_pool(node: Node) -> Expr:
+def _global_lp_pool(node: OnnxNode) -> Expr:
     power, kind = _norm_exponent(node), node.dtype(0)
     raised = op.power(op.abs(node.expr(0)), const(power, kind))
     total = op.sum(raised, axis=list(range(2, node.rank(0))), keepdims=True)
     return op.power(total, const(1 / power, kind))
 
 
-def max_pool(node: Node) -> Expr:
+def max_pool(node: OnnxNode) -> Expr:
     """Emit the maxima of MaxPool without their indices."""
     return shared.max_pool(node, node.expr(0), _pool_window(node), ceil_mode=_has_ceil_mode(node))
 
 
-def average_pool(node: Node) -> Expr:
+def average_pool(node: OnnxNode) -> Expr:
     """Convert AveragePool."""
     counts_padding = bool(node.get_int("count_include_pad", 0))
     return shared.average_pool(
@@ -94,14 +94,14 @@ def average_pool(node: Node) -> Expr:
     )
 
 
-def average_pool_full_windows(node: Node) -> Expr:
+def average_pool_full_windows(node: OnnxNode) -> Expr:
     """Convert QLinearAveragePool, which divides windows beyond the padding by their full size."""
     if not (_has_ceil_mode(node) and node.get_int("count_include_pad", 0)):
         return average_pool(node)
     return _full_window_means(node, node.expr(0))
 
 
-def _full_window_means(node: Node, data: Expr) -> Expr:
+def _full_window_means(node: OnnxNode, data: Expr) -> Expr:
     """Emit window means with ceil_mode, where positions beyond the padding count as 0."""
     window, extents = _pool_window(node), node.shape(0)[2:]
     before, after = _constant_padding(node, window.before), _constant_padding(node, window.after)
@@ -115,7 +115,7 @@ def _full_window_means(node: Node, data: Expr) -> Expr:
     return op.strided_slice(means, begin=[0] * len(counts), end=counts, axes=axes)
 
 
-def _constant_padding(node: Node, padding: Sequence[Dim]) -> list[int]:
+def _constant_padding(node: OnnxNode, padding: Sequence[Dim]) -> list[int]:
     """Return padding as integers; raise Unsupported where it is symbolic."""
     constants = [known_int(p) for p in padding]
     if None in constants:
@@ -125,10 +125,10 @@ def _constant_padding(node: Node, padding: Sequence[Dim]) -> list[int]:
 
 def _global_pool_converter(
     images: Callable[[Expr], Expr], reduction: Callable[..., Expr]
-) -> Callable[[Node], Expr]:
+) -> Callable[[OnnxNode], Expr]:
     """Return a converter of a global pooling operator."""
 
-    def convert_global_pool(node: Node) -> Expr:
+    def convert_global_pool(node: OnnxNode) -> Expr:
         """Emit the layout-specific operator for rank 4, a reduction for other ranks."""
         if node.rank(0) == 4:
             return images(node.expr(0))

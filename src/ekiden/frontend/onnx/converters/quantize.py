@@ -28,7 +28,7 @@ from ekiden.frontend.onnx.converters.cast import saturating_cast
 from ekiden.frontend.onnx.converters.convolution import convolve
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.dtype import SCALAR_BITS, SMALL_FLOATS, is_unsigned
 from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.relay import op
@@ -42,7 +42,7 @@ def integer_limits(dtype: str) -> tuple[int, int]:
     return (0, 2 * half - 1) if is_unsigned(dtype) else (-half, half - 1)
 
 
-def _constrain_length(node: Node, value: Value, extent: PrimExpr) -> None:
+def _constrain_length(node: OnnxNode, value: Value, extent: PrimExpr) -> None:
     """Constrain a scale or zero point of an axis to the axis's extent."""
     length = value.type.shape[0]
     numbers = known_int(length), known_int(extent)
@@ -52,7 +52,7 @@ def _constrain_length(node: Node, value: Value, extent: PrimExpr) -> None:
     node.scope.same((length,), (extent,))
 
 
-def _broadcast_parameter(node: Node, value: Value) -> Expr:
+def _broadcast_parameter(node: OnnxNode, value: Value) -> Expr:
     """Emit a scale or zero point in a shape that broadcasts with input 0."""
     shape, parameter = value.type.shape, node.scope.expr(value)
     if not shape or (len(shape) == 1 and known_int(shape[0]) == 1):
@@ -73,7 +73,7 @@ def _broadcast_parameter(node: Node, value: Value) -> Expr:
     return op.strided_slice(repeated, begin=[0], end=[extent], axes=[axis])
 
 
-def _quantized_dtype(node: Node) -> str:
+def _quantized_dtype(node: OnnxNode) -> str:
     """Return the quantised dtype: the zero point's, `output_dtype`, or uint8."""
     zero = node.optional(2)
     if zero is not None:
@@ -82,7 +82,7 @@ def _quantized_dtype(node: Node) -> str:
     return from_onnx_dtype(stated) if stated else "uint8"
 
 
-def quantize(node: Node) -> Expr:
+def quantize(node: OnnxNode) -> Expr:
     """Convert QuantizeLinear."""
     dtype = _quantized_dtype(node)
     stated = node.get_int("precision", 0)
@@ -104,7 +104,7 @@ def quantize(node: Node) -> Expr:
     return op.cast(op.clip(rounded, *integer_limits(dtype)), dtype)
 
 
-def _cast_small_float(node: Node, scaled: Expr, dtype: str) -> Expr:
+def _cast_small_float(node: OnnxNode, scaled: Expr, dtype: str) -> Expr:
     """Emit a cast to a small float, saturating by default."""
     return (
         saturating_cast(node, scaled, dtype)
@@ -113,7 +113,7 @@ def _cast_small_float(node: Node, scaled: Expr, dtype: str) -> Expr:
     )
 
 
-def dequantize(node: Node) -> Expr:
+def dequantize(node: OnnxNode) -> Expr:
     """Convert DequantizeLinear."""
     scale = _broadcast_parameter(node, node.value(1))
     stated = node.get_int("output_dtype", 0)
@@ -132,14 +132,14 @@ def dequantize(node: Node) -> Expr:
 # Products of integers.
 
 
-def _constrain_zero_point(node: Node, index: int, extent: PrimExpr) -> None:
+def _constrain_zero_point(node: OnnxNode, index: int, extent: PrimExpr) -> None:
     """Constrain a per-axis zero point to the axis's extent."""
     point = node.peek(index)
     if point is not None and len(point.type.shape) == 1 and known_int(point.type.shape[0]) != 1:
         _constrain_length(node, point, extent)
 
 
-def _without_zero_point(node: Node, data: int, zero: int, rows: bool = False) -> Expr:
+def _without_zero_point(node: OnnxNode, data: int, zero: int, rows: bool = False) -> Expr:
     """Emit an input as int32 minus its zero point. A vector of zero points has one for each row
     (`rows`), or column, of a matrix.
     """
@@ -156,7 +156,7 @@ def _without_zero_point(node: Node, data: int, zero: int, rows: bool = False) ->
     return op.subtract(wide, shift)
 
 
-def _kernel_without_zero_point(node: Node, data: int, zero: int) -> Expr:
+def _kernel_without_zero_point(node: OnnxNode, data: int, zero: int) -> Expr:
     """Emit a convolution weight as int32 minus its zero point per output channel."""
     wide = op.cast(node.expr(data), "int32")
     point = node.optional(zero)
@@ -169,13 +169,13 @@ def _kernel_without_zero_point(node: Node, data: int, zero: int) -> Expr:
 
 
 def _convert_with_inputs(
-    node: Node, inputs: list[Value | None], convert: Callable[[Node], Expr]
+    node: OnnxNode, inputs: list[Value | None], convert: Callable[[OnnxNode], Expr]
 ) -> Expr:
     """Apply a converter to other inputs of this node."""
     return convert(node.with_inputs(inputs))
 
 
-def integer_matmul(node: Node) -> Expr:
+def integer_matmul(node: OnnxNode) -> Expr:
     """Convert MatMulInteger; inputs 2 and 3 are zero points."""
     for index, axis in ((0, -2), (1, -1)):
         if node.rank(index) >= -axis:
@@ -199,7 +199,7 @@ def integer_matmul(node: Node) -> Expr:
     return _convert_with_inputs(node, [a, b], multiply_matrices)
 
 
-def _integer_conv(node: Node, inputs: Sequence[int], bias: Value | None = None) -> Expr:
+def _integer_conv(node: OnnxNode, inputs: Sequence[int], bias: Value | None = None) -> Expr:
     """Emit the int32 convolution of inputs (data, weight, their zero points)."""
     data, weight, point, kernel_point = inputs
     _constrain_zero_point(node, kernel_point, node.shape(weight)[0])
@@ -215,11 +215,11 @@ def _integer_conv(node: Node, inputs: Sequence[int], bias: Value | None = None) 
     return _convert_with_inputs(node, [wide, flat, bias], convolve)
 
 
-def _conv_integer(node: Node) -> Expr:
+def _conv_integer(node: OnnxNode) -> Expr:
     return _integer_conv(node, (0, 1, 2, 3))
 
 
-def _requantize(node: Node, total: Expr, factor: Expr, zero: int) -> Expr:
+def _requantize(node: OnnxNode, total: Expr, factor: Expr, zero: int) -> Expr:
     """Emit round(total * factor) + zero point, saturated to the zero point's dtype."""
     dtype = node.dtype(zero)
     rounded = op.round(op.multiply(op.cast(total, "float32"), factor))
@@ -228,19 +228,23 @@ def _requantize(node: Node, total: Expr, factor: Expr, zero: int) -> Expr:
 
 
 def _requantize_factor(
-    node: Node, left_scale: int, right_scale: int, result_scale: int, spread: Callable[[int], Expr]
+    node: OnnxNode,
+    left_scale: int,
+    right_scale: int,
+    result_scale: int,
+    spread: Callable[[int], Expr],
 ) -> Expr:
     """Emit the requantisation factor: left scale * right scale / result scale."""
     a, b, c = (op.cast(spread(i), "float32") for i in (left_scale, right_scale, result_scale))
     return op.divide(op.multiply(a, b), c)
 
 
-def as_scalar_input(node: Node, index: int) -> Expr:
+def as_scalar_input(node: OnnxNode, index: int) -> Expr:
     """Return an input of one element as a scalar."""
     return op.reshape(node.expr(index), ()) if node.rank(index) else node.expr(index)
 
 
-def _q_linear_mat_mul(node: Node) -> Expr:
+def _q_linear_mat_mul(node: OnnxNode) -> Expr:
     sides = [node.value(0), node.value(3), node.optional(2), node.optional(5)]
     total = integer_matmul(node.with_inputs(sides))
 
@@ -257,7 +261,7 @@ def _q_linear_mat_mul(node: Node) -> Expr:
     return _requantize(node, total, _requantize_factor(node, 1, 4, 6, broadcast_scale), 7)
 
 
-def quantized_conv(node: Node) -> Expr:
+def quantized_conv(node: OnnxNode) -> Expr:
     """Convert QLinearConv."""
     total = _integer_conv(node, (0, 3, 2, 5), node.optional(8))
 

@@ -8,13 +8,13 @@ import struct
 import zlib
 
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.node import Node, OnnxRow, describe_node
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow, describe_node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem
 from ekiden.topi.dimensions import Dim
 
 
-def seeded_generator(node: Node) -> Expr:
+def seeded_generator(node: OnnxNode) -> Expr:
     """Emit a node's random generator, seeded by its attribute or its name."""
     if node.has("seed"):
         # ONNX's seed is a float; its bit pattern keeps distinct seeds distinct.
@@ -24,7 +24,7 @@ def seeded_generator(node: Node) -> Expr:
     return op.random.threefry_key(int(seed))
 
 
-def _random_dtype(node: Node, like: bool) -> str:
+def _random_dtype(node: OnnxNode, like: bool) -> str:
     """Return the dtype to draw: the attribute's, input 0's, or float32."""
     stated = node.get_int("dtype", 0)
     if stated:
@@ -32,7 +32,7 @@ def _random_dtype(node: Node, like: bool) -> str:
     return node.dtype(0) if like else "float32"
 
 
-def _draw(node: Node, shape: tuple[Dim, ...], dtype: str, normal: bool) -> Expr:
+def _draw(node: OnnxNode, shape: tuple[Dim, ...], dtype: str, normal: bool) -> Expr:
     """Emit normal or uniform random numbers of a shape."""
     wide = dtype if dtype in ("float32", "float64") else "float32"
     if normal:
@@ -45,15 +45,15 @@ def _draw(node: Node, shape: tuple[Dim, ...], dtype: str, normal: bool) -> Expr:
     return values if wide == dtype else op.cast(values, dtype)
 
 
-def _random_of_shape(node: Node, normal: bool) -> Expr:
+def _random_of_shape(node: OnnxNode, normal: bool) -> Expr:
     return _draw(node, node.get_ints("shape"), _random_dtype(node, like=False), normal)
 
 
-def _random_like(node: Node, normal: bool) -> Expr:
+def _random_like(node: OnnxNode, normal: bool) -> Expr:
     return _draw(node, node.shape(0), _random_dtype(node, like=True), normal)
 
 
-def _multinomial(node: Node) -> Expr:
+def _multinomial(node: OnnxNode) -> Expr:
     """Convert Multinomial: sample classes by unnormalised log-probabilities."""
     weights = op.nn.softmax(op.cast(node.expr(0), "float32"), axis=-1)
     count = node.get_int("sample_size", 1)

@@ -22,7 +22,7 @@ import numpy as np
 
 from ekiden.frontend.common.recurrent_cells import recurrent_layer
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, TupleGetItem, const
@@ -65,7 +65,7 @@ LayerOptions: TypeAlias = dict[str, Any]
 REVERSED_BY_DIRECTION = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
-def _reorder_gates(node: Node, value: Value, direction: int, order: Sequence[int]) -> Expr:
+def _reorder_gates(node: OnnxNode, value: Value, direction: int, order: Sequence[int]) -> Expr:
     """Emit one direction of a weight [blocks * n, ...] with its gate blocks reordered."""
     if value.array is not None:
         blocks_of_array = np.split(value.array[direction], len(order))
@@ -88,7 +88,9 @@ def _take_direction(expr: Expr, direction: int) -> Expr:
     return op.take(expr, const(np.int64(direction)), axis=0)
 
 
-def _split_bias(node: Node, kind: RecurrentCell, direction: int) -> tuple[Expr | None, Expr | None]:
+def _split_bias(
+    node: OnnxNode, kind: RecurrentCell, direction: int
+) -> tuple[Expr | None, Expr | None]:
     """Return the input bias and the state bias; None where they are absent."""
     value, count = node.optional(3), len(kind.gates)
     if value is None:
@@ -105,7 +107,7 @@ def _split_bias(node: Node, kind: RecurrentCell, direction: int) -> tuple[Expr |
     return first, second
 
 
-def _activation_options(node: Node, kind: RecurrentCell, directions: int) -> list[LayerOptions]:
+def _activation_options(node: OnnxNode, kind: RecurrentCell, directions: int) -> list[LayerOptions]:
     """Return the activation options of each direction. `activation_alpha` and `activation_beta`
     list values only for activations that need one.
     """
@@ -137,12 +139,12 @@ def _activation_options(node: Node, kind: RecurrentCell, directions: int) -> lis
     ]
 
 
-def _sequence_lengths(node: Node) -> Expr | None:
+def _sequence_lengths(node: OnnxNode) -> Expr | None:
     """Return the sequence lengths as int32; None where they are absent."""
     return None if node.optional(4) is None else op.cast(node.expr(4), "int32")
 
 
-def _initial_state(node: Node, index: int, direction: int, batch_first: bool) -> Expr | None:
+def _initial_state(node: OnnxNode, index: int, direction: int, batch_first: bool) -> Expr | None:
     """Emit one direction's initial state; None where it is absent."""
     if node.optional(index) is None:
         return None
@@ -151,7 +153,9 @@ def _initial_state(node: Node, index: int, direction: int, batch_first: bool) ->
     return _take_direction(op.transpose(expr, (1, 0, 2)) if batch_first else expr, direction)
 
 
-def _layer_options(node: Node, kind: RecurrentCell) -> tuple[bool, list[tuple[bool, LayerOptions]]]:
+def _layer_options(
+    node: OnnxNode, kind: RecurrentCell
+) -> tuple[bool, list[tuple[bool, LayerOptions]]]:
     """Return whether the batch comes first, and per direction (reversed, layer options)."""
     batch_first = node.get_int("layout", 0) == 1
     directions = REVERSED_BY_DIRECTION.get(node.get_string("direction", "forward"))
@@ -182,19 +186,19 @@ def _stack_directions(layers: Sequence[Sequence[Expr]], batch_first: bool) -> li
     return [op.transpose(stacked, (2, 0, 1, 3)), *(op.transpose(e, (1, 0, 2)) for e in last)]
 
 
-def _time_major_input(node: Node, batch_first: bool) -> Expr:
+def _time_major_input(node: OnnxNode, batch_first: bool) -> Expr:
     """Emit input 0 with the steps first."""
     return op.transpose(node.expr(0), (1, 0, 2)) if batch_first else node.expr(0)
 
 
-def _constrain_batch(node: Node, axis: int) -> None:
+def _constrain_batch(node: OnnxNode, axis: int) -> None:
     """Constrain the initial states to the batch of the input."""
     for state in (5, 6):
         if node.optional(state) is not None and node.rank(state) == node.rank(0) == 3:
             node.scope.same(node.shape(0)[axis : axis + 1], node.shape(state)[axis : axis + 1])
 
 
-def _constrain_hidden(node: Node, kind: RecurrentCell) -> None:
+def _constrain_hidden(node: OnnxNode, kind: RecurrentCell) -> None:
     """Constrain weights and biases to `hidden_size` rows per gate."""
     hidden, gates = node.get_int("hidden_size", 0), len(kind.gates)
     if hidden < 1:
@@ -211,7 +215,7 @@ def _constrain_hidden(node: Node, kind: RecurrentCell) -> None:
         node.learn(1, 2, node.shape(0)[2])
 
 
-def _recurrent(node: Node) -> list[Expr]:
+def _recurrent(node: OnnxNode) -> list[Expr]:
     kind = RECURRENT_CELLS[node.op_type]
     _constrain_hidden(node, kind)
     batch_first, layers = _layer_options(node, kind)
@@ -238,7 +242,7 @@ def _recurrent(node: Node) -> list[Expr]:
     )
 
 
-def _empty_results(node: Node, shape: Shape, directions: int, batch_first: bool) -> list[Expr]:
+def _empty_results(node: OnnxNode, shape: Shape, directions: int, batch_first: bool) -> list[Expr]:
     """Emit the zero results of a layer without steps or without a batch. All inputs must have been
     checked before.
     """
@@ -253,7 +257,7 @@ def _empty_results(node: Node, shape: Shape, directions: int, batch_first: bool)
     return [op.full(zero, extent, dtype=node.dtype(0)) for extent in extents[:count]]
 
 
-def _zero_empty_states(node: Node, data: Expr, outputs: Sequence[Expr]) -> list[Expr]:
+def _zero_empty_states(node: OnnxNode, data: Expr, outputs: Sequence[Expr]) -> list[Expr]:
     """Emit last states that are 0 for sequences without steps, if the layer has initial states."""
     if node.optional(5) is None and node.optional(6) is None:
         return list(outputs)
@@ -272,7 +276,7 @@ def _zero_empty_states(node: Node, data: Expr, outputs: Sequence[Expr]) -> list[
 
 
 def _lstm_options(
-    node: Node, kind: RecurrentCell, direction: int, batch_first: bool
+    node: OnnxNode, kind: RecurrentCell, direction: int, batch_first: bool
 ) -> LayerOptions:
     peephole = node.optional(7)
     rows = None if peephole is None else _reorder_gates(node, peephole, direction, kind.peepholes)
@@ -283,14 +287,16 @@ def _lstm_options(
     }
 
 
-def _int8_weight(node: Node, index: int, direction: int, order: Sequence[int]) -> Constant:
+def _int8_weight(node: OnnxNode, index: int, direction: int, order: Sequence[int]) -> Constant:
     """Return an int8 weight [directions, n, 4 * hidden] as [4 * hidden, n] in our gate order."""
     weight = node.numbers(index, "a weight")[direction].T
     gate_blocks = np.split(weight, len(order))
     return Constant(np.ascontiguousarray(np.concatenate([gate_blocks[i] for i in order])))
 
 
-def _row_scales(node: Node, index: int, direction: int, rows: int, order: Sequence[int]) -> Expr:
+def _row_scales(
+    node: OnnxNode, index: int, direction: int, rows: int, order: Sequence[int]
+) -> Expr:
     """Return per-tensor or per-row scales as one float32 per row, in our gate order. Raises
     UnsupportedError for nonzero zero points.
     """
@@ -303,7 +309,7 @@ def _row_scales(node: Node, index: int, direction: int, rows: int, order: Sequen
     return const(np.concatenate([gate_blocks[i] for i in order]).astype(np.float32))
 
 
-def _dynamic_quantize_lstm(node: Node) -> list[Expr]:
+def _dynamic_quantize_lstm(node: OnnxNode) -> list[Expr]:
     kind = RECURRENT_CELLS["LSTM"]
     batch_first, layers = _layer_options(node, kind)
     data = _time_major_input(node, batch_first)

@@ -17,7 +17,7 @@ from ekiden.frontend.common.converters.reduction import reduction_rows
 from ekiden.frontend.common.data_dependent_dims import named_dims
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.axis import is_runtime_input, normalize_runtime_axes
-from ekiden.frontend.onnx.node import Converter, Node, OnnxRow
+from ekiden.frontend.onnx.node import Converter, OnnxNode, OnnxRow
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import EQ, fold_binary
 from ekiden.relay import op
@@ -27,7 +27,7 @@ from ekiden.topi.dimensions import Dim, as_dim, known_int
 ReduceFunction = Callable[[Expr, tuple[int, ...], bool], Expr]
 
 
-def reduced_axes(node: Node) -> tuple[int, ...] | None:
+def reduced_axes(node: OnnxNode) -> tuple[int, ...] | None:
     """Return the reduced axes counted from the front; None for a node that reduces nothing."""
     rank = node.rank(0)
     if node.has("axes"):
@@ -41,12 +41,12 @@ def reduced_axes(node: Node) -> tuple[int, ...] | None:
     return None if node.get_int("noop_with_empty_axes", 0) else tuple(range(rank))
 
 
-def _has_runtime_axes(node: Node) -> bool:
+def _has_runtime_axes(node: OnnxNode) -> bool:
     """Return whether the reduced axes are run-time data."""
     return not node.has("axes") and is_runtime_input(node, 1) and known_int(node.shape(1)[0]) != 0
 
 
-def _reduced_axes_mask(node: Node) -> Expr:
+def _reduced_axes_mask(node: OnnxNode) -> Expr:
     """Emit which axes are reduced, int64 [rank] of 0 and 1."""
     rank = node.rank(0)
     axes = op.expand_dims(normalize_runtime_axes(node, 1), axis=0)
@@ -58,14 +58,14 @@ def _reduced_axes_mask(node: Node) -> Expr:
     return op.where(op.equal(count, const(0, "int64")), op.ones_like(mask), mask)
 
 
-def _vector_dims(node: Node, numbers: Expr) -> tuple[Dim, ...]:
+def _vector_dims(node: OnnxNode, numbers: Expr) -> tuple[Dim, ...]:
     """Return a vector of known length as dimensions with new symbolic names."""
     extents = named_dims(node.scope, node.as_value(numbers))
     assert extents is not None, "a vector of known length"
     return extents
 
 
-def _remaining_extents(node: Node, mask: Expr, extents: Expr) -> tuple[Dim, ...]:
+def _remaining_extents(node: OnnxNode, mask: Expr, extents: Expr) -> tuple[Dim, ...]:
     """Return the extents of the axes that remain, where their number is known."""
     count = known_int(node.shape(1)[0])
     if count is None:
@@ -81,7 +81,7 @@ def _remaining_extents(node: Node, mask: Expr, extents: Expr) -> tuple[Dim, ...]
     return _vector_dims(node, op.sum(op.multiply(chosen, extents), axis=[1]))
 
 
-def _reduce_runtime_axes(node: Node, function: ReduceFunction, data: Expr) -> Expr:
+def _reduce_runtime_axes(node: OnnxNode, function: ReduceFunction, data: Expr) -> Expr:
     """Emit the reduction of `data` over run-time axes."""
     rank, mask = node.rank(0), node.given(_reduced_axes_mask(node)).expr
     assert mask is not None
@@ -110,7 +110,7 @@ def _reduction_converter(
     reduced. floats: integers are computed in float64 throughout and truncated at the end.
     """
 
-    def convert_reduction(node: Node) -> Expr | Value:
+    def convert_reduction(node: OnnxNode) -> Expr | Value:
         """Emit the reduction between its elementwise steps."""
         is_by_data = _has_runtime_axes(node)
         axes = None if is_by_data else reduced_axes(node)
@@ -157,7 +157,7 @@ def _log_sum_exp(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
 def _arg_reduction_converter(function: Callable[..., Expr]) -> Converter:
     """Return a converter of ArgMax or ArgMin."""
 
-    def convert_arg_reduction(node: Node) -> Expr:
+    def convert_arg_reduction(node: OnnxNode) -> Expr:
         """Emit the int64 position of the extreme, of equal ones the first unless
         `select_last_index`.
         """

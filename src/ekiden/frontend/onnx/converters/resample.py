@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ekiden.frontend.common.data_dependent_dims import named_dims
-from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import EQ, GE, Or, PrimExpr, fold_binary
 from ekiden.relay import op
@@ -42,7 +42,7 @@ class _ResizeAxis:
     at import is a constant and is folded.
     """
 
-    node: Node
+    node: OnnxNode
     at: int
     size: PrimExpr
     extent: PrimExpr
@@ -66,7 +66,7 @@ def _float64_const(value: float) -> Constant:
     return const(float(value), "float64")
 
 
-def extent_as_float64(node: Node, extent: PrimExpr) -> ScalarExpr:
+def extent_as_float64(node: OnnxNode, extent: PrimExpr) -> ScalarExpr:
     """Emit an extent as a float64 scalar."""
     number = known_int(extent)
     return (
@@ -111,7 +111,7 @@ def _source_coordinates(axis: _ResizeAxis) -> Expr:
     return (x + half) / scale - half
 
 
-def _crop_region(node: Node, axis: int) -> tuple[ScalarExpr, ScalarExpr]:
+def _crop_region(node: OnnxNode, axis: int) -> tuple[ScalarExpr, ScalarExpr]:
     """Return the resized region of an axis as fractions (tf_crop_and_resize); (0, 1) by default."""
     axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", tuple(range(node.rank(0))))]
     if axis not in axes:
@@ -190,7 +190,7 @@ def _interpolation_matrix(axis: _ResizeAxis, coordinates: Expr) -> Expr:
     return op.scatter_nd(zeros, at, values, "add")
 
 
-def vector_as_dims(node: Node, numbers: Expr) -> tuple[Dim, ...]:
+def vector_as_dims(node: OnnxNode, numbers: Expr) -> tuple[Dim, ...]:
     """Return a vector of sizes as dimensions, as integers where they are known."""
     # Constant sizes are computed at import by the interpreter, so that extents stay static.
     if not free_vars(numbers):
@@ -207,7 +207,7 @@ def _is_outside(axis: _ResizeAxis, coordinates: Expr) -> Expr:
 
 
 def resample(
-    node: Node,
+    node: OnnxNode,
     extents: Sequence[PrimExpr],
     scales: Sequence[ScalarExpr],
     mode: str = "half_pixel",
@@ -259,7 +259,7 @@ def resample(
     return op.cast(resized if is_float(kind) else op.round(resized), kind)
 
 
-def fold_table(node: Node, table: Expr) -> Expr:
+def fold_table(node: OnnxNode, table: Expr) -> Expr:
     """Evaluate a table of positions or weights at import, unless it depends on run-time data or is
     too long.
     """
@@ -272,7 +272,7 @@ def fold_table(node: Node, table: Expr) -> Expr:
     return computed
 
 
-def _multiply_axis(node: Node, data: Expr, matrix: Expr, axis: int) -> Expr:
+def _multiply_axis(node: OnnxNode, data: Expr, matrix: Expr, axis: int) -> Expr:
     """Emit the product of one axis with a matrix."""
     rank = len(node.typed(data).shape)
     order = [i for i in range(rank) if i != axis] + [axis]

@@ -22,7 +22,7 @@ from ekiden.frontend.onnx.converters.resample import (
     resample,
     vector_as_dims,
 )
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float
 from ekiden.ir.intrinsic import call_intrin
@@ -47,12 +47,12 @@ _RESIZE_METHODS = {
 }
 
 
-def _upsample_by_attributes(node: Node) -> Expr | Value:
+def _upsample_by_attributes(node: OnnxNode) -> Expr | Value:
     """Convert Upsample 7, whose scales are an attribute."""
     return _emit_resize(node, node.get_floats("scales"), None, "asymmetric", LEGACY_NEAREST)
 
 
-def _upsample(node: Node) -> Expr | Value:
+def _upsample(node: OnnxNode) -> Expr | Value:
     """Convert Upsample 9 and Resize 10: the scales are an input, coordinates are asymmetric.
     Nearest rounds down where an axis grows and up where it shrinks, as ONNX Runtime does for these
     versions.
@@ -65,12 +65,12 @@ def _upsample(node: Node) -> Expr | Value:
     return _emit_resize(node, scales, None, "asymmetric", LEGACY_NEAREST)
 
 
-def _constant_scales(node: Node, index: int) -> tuple[float, ...]:
+def _constant_scales(node: OnnxNode, index: int) -> tuple[float, ...]:
     """Return the constant scales of an input."""
     return tuple(float(s) for s in node.numbers(index, "scales").ravel())
 
 
-def _resize(node: Node) -> Expr | Value:
+def _resize(node: OnnxNode) -> Expr | Value:
     """Convert Resize since opset 11, by scales or to sizes. Empty scales count as absent, as older
     exporters wrote them beside sizes.
     """
@@ -91,7 +91,7 @@ def _resize(node: Node) -> Expr | Value:
     return _emit_resize(node, factors, extents, mode, rounding)
 
 
-def _resize_by_runtime_scales(node: Node, index: int, mode: str, rounding: str) -> Expr | Value:
+def _resize_by_runtime_scales(node: OnnxNode, index: int, mode: str, rounding: str) -> Expr | Value:
     """Emit a resize by run-time scales, whose extents get symbolic names."""
     axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", tuple(range(node.rank(0))))]
     scales = op.reshape(op.cast(node.expr(index), "float32"), (len(axes),))
@@ -113,7 +113,7 @@ def _resize_by_runtime_scales(node: Node, index: int, mode: str, rounding: str) 
 
 
 def _expand_to_all_axes(
-    node: Node, values: Sequence[Dim | float], fill: float | None
+    node: OnnxNode, values: Sequence[Dim | float], fill: float | None
 ) -> Sequence[Dim | float]:
     """Expand values of the axes in attribute `axes` to all axes."""
     axes = node.get_ints("axes", tuple(range(node.rank(0))))
@@ -128,7 +128,7 @@ def _expand_to_all_axes(
 
 
 def _emit_resize(
-    node: Node,
+    node: OnnxNode,
     scales: Sequence[Dim | float] | None,
     sizes: Sequence[Dim | float] | None,
     mode: str,
@@ -165,7 +165,7 @@ def _emit_resize(
     return resized
 
 
-def _keeps_batch_and_channels(node: Node, by: Sequence[Expr]) -> bool:
+def _keeps_batch_and_channels(node: OnnxNode, by: Sequence[Expr]) -> bool:
     """Return whether batch and channels provably keep their extents."""
     if all(isinstance(s, Constant) for s in by[:2]):
         return True
@@ -186,7 +186,7 @@ def _float64_scale(scale: Expr) -> ScalarExpr:
 
 
 def _resize_spatial_axes(
-    node: Node,
+    node: OnnxNode,
     extents: Sequence[PrimExpr],
     factors: Sequence[float] | None,
     mode: str,
@@ -207,7 +207,7 @@ def _resize_spatial_axes(
     return op.squeeze(resized, axis=[2])
 
 
-def _uniform_rounding(node: Node, factors: Sequence[float] | None) -> str:
+def _uniform_rounding(node: OnnxNode, factors: Sequence[float] | None) -> str:
     """Return the rounding that LEGACY_NEAREST means on all axes; itself where axes differ."""
     if node.get_string("mode", "nearest") != "nearest":
         return "floor"
@@ -230,7 +230,7 @@ def _scale_exprs(
 
 
 def _resize_image(
-    node: Node,
+    node: OnnxNode,
     mode: str,
     rounding: str,
     data: Expr,
@@ -257,7 +257,7 @@ def _resize_image(
     )
 
 
-def _resize_in_float32(node: Node, resize: Callable[[Expr], Expr]) -> Expr:
+def _resize_in_float32(node: OnnxNode, resize: Callable[[Expr], Expr]) -> Expr:
     """Emit a multi-pass resize in float32 that is rounded to the data's dtype once."""
     data, kind = node.expr(0), node.dtype(0)
     if kind in ("float32", "float64") or node.get_string("mode", "nearest") == "nearest":
@@ -288,7 +288,7 @@ def _resize_volume(
     return op.reshape(resized, (batch, channels, *size), allowzero=True)
 
 
-def _needs_resampler(node: Node, shape: Shape, extents: Sequence[PrimExpr]) -> bool:
+def _needs_resampler(node: OnnxNode, shape: Shape, extents: Sequence[PrimExpr]) -> bool:
     """Return whether the resize needs the general resampler."""
     mode = node.get_string("coordinate_transformation_mode", "half_pixel")
     if (
@@ -305,7 +305,7 @@ def _needs_resampler(node: Node, shape: Shape, extents: Sequence[PrimExpr]) -> b
 
 
 def _emit_resample(
-    node: Node,
+    node: OnnxNode,
     shape: Shape,
     extents_wanted: Sequence[PrimExpr],
     factors: Sequence[ScalarExpr] | None,

@@ -15,7 +15,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.search_scores import SearchParameters
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -409,7 +409,7 @@ def bind_shared(decoder: SearchDecoder, exprs: Sequence[Expr], names: Sequence[s
     return [scope.bound(expr, name) for expr, name in pairs]
 
 
-def required_subgraph(node: Node, name: str) -> onnx.GraphProto:
+def required_subgraph(node: OnnxNode, name: str) -> onnx.GraphProto:
     """Return a graph attribute that the node must have."""
     for attribute in node.proto.attribute:
         if attribute.name == name and attribute.type == onnx.AttributeProto.GRAPH:
@@ -417,7 +417,7 @@ def required_subgraph(node: Node, name: str) -> onnx.GraphProto:
     node.unsupported(f"attribute {name!r} is missing")
 
 
-def check_input_names(node: Node, graph: onnx.GraphProto, names: Sequence[str]) -> None:
+def check_input_names(node: OnnxNode, graph: onnx.GraphProto, names: Sequence[str]) -> None:
     """Raise Unsupported for a graph whose first inputs have other names than expected."""
     present = [i.name for i in graph.input][: len(names)]
     if present != list(names):

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.ir.prim import GE, PrimExpr, fold_binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
@@ -32,7 +32,7 @@ class SearchParameters:
     node. further: score processors that run after these, in order.
     """
 
-    node: Node
+    node: OnnxNode
     batch: PrimExpr
     beams: PrimExpr
     prompt: PrimExpr

@@ -16,7 +16,7 @@ from ekiden.frontend.common.sequence_value import AbsentValue, SequenceValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.op import Op
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
@@ -25,7 +25,7 @@ from ekiden.relay.op import sequence
 from ekiden.topi.dimensions import as_dim, known_int
 
 
-def _sequence_input(node: Node, index: int) -> SequenceValue:
+def _sequence_input(node: OnnxNode, index: int) -> SequenceValue:
     """Return an input that must be a sequence."""
     value = node.value(index)
     if not isinstance(value, SequenceValue):
@@ -33,7 +33,7 @@ def _sequence_input(node: Node, index: int) -> SequenceValue:
     return value
 
 
-def _constant_position(node: Node, index: int, length: int, end: int) -> int | None:
+def _constant_position(node: OnnxNode, index: int, length: int, end: int) -> int | None:
     """Return a constant position in a sequence of known length; None for run-time data."""
     position_input = node.optional(index)
     if position_input is None:
@@ -47,21 +47,21 @@ def _constant_position(node: Node, index: int, length: int, end: int) -> int | N
     return position + length if position < 0 else position
 
 
-def _runtime_position(node: Node, index: int) -> Expr:
+def _runtime_position(node: OnnxNode, index: int) -> Expr:
     """Emit a run-time position as int64."""
     position = as_scalar(node.scope, node.value(index))
     return position if node.dtype(index) == "int64" else op.cast(position, "int64")
 
 
-def _sequence_empty(node: Node) -> Value:
+def _sequence_empty(node: OnnxNode) -> Value:
     return SequenceValue((), dtype=from_onnx_dtype(node.get_int("dtype", 1)))
 
 
-def _sequence_construct(node: Node) -> Value:
+def _sequence_construct(node: OnnxNode) -> Value:
     return SequenceValue([node.value(i) for i in range(len(node.inputs))])
 
 
-def _sequence_insert(node: Node) -> Value:
+def _sequence_insert(node: OnnxNode) -> Value:
     source, new = _sequence_input(node, 0), node.value(1)
     if source.items is not None:
         count = len(source.items)
@@ -78,7 +78,7 @@ def _sequence_insert(node: Node) -> Value:
     return node.scope.bound(sequence.insert(typed_list, element, _runtime_position(node, 2)))
 
 
-def _sequence_erase(node: Node) -> Value:
+def _sequence_erase(node: OnnxNode) -> Value:
     source = _sequence_input(node, 0)
     if source.items is not None:
         position = _constant_position(node, 1, len(source.items), len(source.items) - 1)
@@ -92,7 +92,7 @@ def _sequence_erase(node: Node) -> Value:
     return node.scope.bound(sequence.erase(node.expr(0), at))
 
 
-def _sequence_at(node: Node) -> Value:
+def _sequence_at(node: OnnxNode) -> Value:
     source = _sequence_input(node, 0)
     if source.items is not None:
         position = _constant_position(node, 1, len(source.items), len(source.items) - 1)
@@ -103,14 +103,14 @@ def _sequence_at(node: Node) -> Value:
     )
 
 
-def _sequence_length(node: Node) -> Value:
+def _sequence_length(node: OnnxNode) -> Value:
     source = _sequence_input(node, 0)
     if source.items is not None:
         return constant(np.asarray(len(source.items), np.int64))
     return node.scope.bound(sequence.length(node.expr(0)))
 
 
-def _concat_from_sequence(node: Node) -> Value:
+def _concat_from_sequence(node: OnnxNode) -> Value:
     source, is_new = _sequence_input(node, 0), bool(node.get_int("new_axis", 0))
     axis = node.get_int("axis")
     if source.items is not None:
@@ -129,7 +129,7 @@ def _concat_from_sequence(node: Node) -> Value:
     return node.scope.bound(sequence.concat(node.scope.expr(source), at))
 
 
-def _split_to_sequence(node: Node) -> Value:
+def _split_to_sequence(node: OnnxNode) -> Value:
     axis, shape = node.axis(node.get_int("axis", 0), node.rank(0)), node.shape(0)
     # `keepdims` is ignored where sizes are given (ONNX SplitToSequence).
     extent, split_input = known_int(shape[axis]), node.optional(1)
@@ -166,7 +166,7 @@ def _part_sizes(split_input: Value | None, extent: int) -> list[int]:
     return [min(size, extent - first) for first in range(0, extent, size)]
 
 
-def _split_statically(node: Node, axis: int, sizes: Sequence[int], keepdims: bool) -> Value:
+def _split_statically(node: OnnxNode, axis: int, sizes: Sequence[int], keepdims: bool) -> Value:
     """Return the slices of a tensor as a sequence of known length."""
     items, first = [], 0
     for size in sizes:
@@ -181,7 +181,7 @@ def _split_statically(node: Node, axis: int, sizes: Sequence[int], keepdims: boo
     return SequenceValue(items, dtype=node.dtype(0))
 
 
-def _runtime_part_sizes(node: Node, axis: int, split_input: Value | None) -> Expr:
+def _runtime_part_sizes(node: OnnxNode, axis: int, split_input: Value | None) -> Expr:
     """Emit the sizes of the parts, int64 vector."""
     if split_input is not None and split_input.type.shape:
         return op.cast(node.scope.expr(split_input), "int64")
@@ -195,7 +195,7 @@ def _runtime_part_sizes(node: Node, axis: int, split_input: Value | None) -> Exp
     return op.minimum(op.subtract(extent, starts), size)
 
 
-def _sequence_map(node: Node) -> list[Value]:
+def _sequence_map(node: OnnxNode) -> list[Value]:
     """Convert SequenceMap: inlined for known lengths, otherwise a loop."""
     body, lists = node.body("body"), [node.value(i) for i in range(len(node.inputs))]
     first = _sequence_input(node, 0)
@@ -227,18 +227,18 @@ def _list_element(value: Value, index: int) -> Value:
     return value.items[index]
 
 
-def _optional(node: Node) -> Value:
+def _optional(node: OnnxNode) -> Value:
     """Convert Optional."""
     return AbsentValue() if node.optional(0) is None else node.value(0)
 
 
-def _optional_has_element(node: Node) -> Value:
+def _optional_has_element(node: OnnxNode) -> Value:
     """Convert OptionalHasElement: known at import."""
     value = node.optional(0)
     return constant(np.array(value is not None and not isinstance(value, AbsentValue)))
 
 
-def _optional_get_element(node: Node) -> Value:
+def _optional_get_element(node: OnnxNode) -> Value:
     """Convert OptionalGetElement; raise Unsupported for an absent value."""
     value = node.value(0)
     if isinstance(value, AbsentValue):

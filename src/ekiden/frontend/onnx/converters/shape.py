@@ -18,7 +18,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.text_value import text_constant
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.converters.axis import is_runtime_input
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.frontend.onnx.shape_value import (
     check_range_step,
     check_reshape_target,
@@ -39,11 +39,11 @@ from ekiden.topi.dimensions import (
 )
 
 
-def _identity(node: Node) -> Value:
+def _identity(node: OnnxNode) -> Value:
     return node.value(0)
 
 
-def _constant(node: Node) -> Value:
+def _constant(node: OnnxNode) -> Value:
     """Convert Constant in any of its attribute forms."""
     if node.has("sparse_value"):
         sparse = node.get_tensor("sparse_value")
@@ -69,18 +69,18 @@ def _constant(node: Node) -> Value:
     return constant(np.asarray(node.get_ints("value_ints"), np.int64))
 
 
-def _shape(node: Node) -> Expr:
+def _shape(node: OnnxNode) -> Expr:
     """Convert Shape of run-time dimensions."""
     dims = op.shape_of(node.expr(0), dtype="int64")
     end = node.get_int("end") if node.has("end") else node.rank(0)
     return op.strided_slice(dims, begin=[node.get_int("start", 0)], end=[end], axes=[0])
 
 
-def _num_elements(node: Node) -> Expr:
+def _num_elements(node: OnnxNode) -> Expr:
     return op.ndarray_size(node.expr(0), dtype="int64")
 
 
-def _reshape(node: Node) -> Expr | Value:
+def _reshape(node: OnnxNode) -> Expr | Value:
     allow_zero = bool(node.get_int("allowzero", 0))
     if not node.value(1).is_known:
         return reshape_to_data(node, allow_zero)
@@ -90,7 +90,7 @@ def _reshape(node: Node) -> Expr | Value:
     return op.reshape(node.expr(0), target, allowzero=allow_zero)
 
 
-def _reshape_1(node: Node) -> Expr | Value:
+def _reshape_1(node: OnnxNode) -> Expr | Value:
     """Convert Reshape before opset 5, whose shape is an attribute."""
     if not node.has("shape"):
         node.unsupported("attribute 'shape' is missing")
@@ -100,7 +100,7 @@ def _reshape_1(node: Node) -> Expr | Value:
     return op.reshape(node.expr(0), target)
 
 
-def _require_same_size(node: Node, target: tuple[Dim, ...], allow_zero: bool) -> None:
+def _require_same_size(node: OnnxNode, target: tuple[Dim, ...], allow_zero: bool) -> None:
     """Require equal numbers of elements, or divisibility where one extent is -1."""
     shape = node.shape(0)
     # ONNX Reshape: 0 copies the input's extent, unless allowzero is set.
@@ -119,7 +119,7 @@ def _require_same_size(node: Node, target: tuple[Dim, ...], allow_zero: bool) ->
         node.scope.require(fold_binary(EQ, total % count, 0))
 
 
-def _flatten(node: Node) -> Expr:
+def _flatten(node: OnnxNode) -> Expr:
     shape = node.shape(0)
     axis = node.get_int("axis", 1)
     at = axis + len(shape) if axis < 0 else axis
@@ -130,14 +130,14 @@ def _flatten(node: Node) -> Expr:
     )
 
 
-def _axes_input(node: Node) -> tuple[int, ...] | None:
+def _axes_input(node: OnnxNode) -> tuple[int, ...] | None:
     """Return the constant axes of the attribute or of input 1; None without either."""
     if node.has("axes"):
         return node.get_ints("axes")
     return None if node.optional(1) is None else node.axes(1)
 
 
-def _squeeze(node: Node) -> Result:
+def _squeeze(node: OnnxNode) -> Result:
     """Convert Squeeze; without axes, all axes of extent 1 go."""
     if not node.has("axes") and is_runtime_input(node, 1):
         return _squeeze_runtime_axes(node)
@@ -147,7 +147,7 @@ def _squeeze(node: Node) -> Result:
     return op.squeeze(node.expr(0), axis=[node.axis(a, node.rank(0)) for a in axes])
 
 
-def _squeeze_runtime_axes(node: Node) -> Expr:
+def _squeeze_runtime_axes(node: OnnxNode) -> Expr:
     """Emit Squeeze along run-time axes of known number."""
     rank = node.rank(0)
     is_gone = _axis_mask(node, rank)
@@ -158,7 +158,7 @@ def _squeeze_runtime_axes(node: Node) -> Expr:
     return drop_axes(node.expr(0), is_gone, rank - _num_axes(node))
 
 
-def _unsqueeze_runtime_axes(node: Node) -> Expr:
+def _unsqueeze_runtime_axes(node: OnnxNode) -> Expr:
     """Emit Unsqueeze along run-time axes of known number."""
     rank = node.rank(0) + _num_axes(node)
     is_new = _axis_mask(node, rank)
@@ -171,7 +171,7 @@ def _unsqueeze_runtime_axes(node: Node) -> Expr:
     return op.reshape(node.expr(0), shape, allowzero=True)
 
 
-def _num_axes(node: Node) -> int:
+def _num_axes(node: OnnxNode) -> int:
     """Return the number of axes in input 1. Raises UnsupportedError where it is known at run time
     only.
     """
@@ -182,7 +182,7 @@ def _num_axes(node: Node) -> int:
     return count
 
 
-def _axis_mask(node: Node, rank: int) -> Expr:
+def _axis_mask(node: OnnxNode, rank: int) -> Expr:
     """Emit which of `rank` axes are among the run-time axes, bool [rank]. Axes out of range or
     repeated are a run-time error.
     """
@@ -196,7 +196,7 @@ def _axis_mask(node: Node, rank: int) -> Expr:
     return op.equal(times, one)
 
 
-def _unsqueeze(node: Node) -> Expr:
+def _unsqueeze(node: OnnxNode) -> Expr:
     if not node.has("axes") and is_runtime_input(node, 1):
         return _unsqueeze_runtime_axes(node)
     axes = _axes_input(node)
@@ -209,7 +209,7 @@ def _unsqueeze(node: Node) -> Expr:
     return data
 
 
-def _expand(node: Node) -> Expr | Value:
+def _expand(node: OnnxNode) -> Expr | Value:
     if not node.value(1).is_known:
         return _expand_to_runtime_shape(node)
     target = as_shape(node.dims(1, "shape"))
@@ -221,7 +221,7 @@ def _expand(node: Node) -> Expr | Value:
     return broadcast(node.value(0), node, broadcasted)
 
 
-def _expand_to_runtime_shape(node: Node) -> Value:
+def _expand_to_runtime_shape(node: OnnxNode) -> Value:
     """Emit an expansion to a run-time shape. Broadcasting is bidirectional: an extent of 1 in the
     shape keeps that of the data.
     """
@@ -244,7 +244,7 @@ def _expand_to_runtime_shape(node: Node) -> Value:
     return node.scope.bound(expanded, node.proto.output[0], shape)
 
 
-def broadcast(value: Value, node: Node, shape: tuple[PrimExpr, ...]) -> Expr | Value:
+def broadcast(value: Value, node: OnnxNode, shape: tuple[PrimExpr, ...]) -> Expr | Value:
     """Emit a broadcast of `value` to a shape; the value itself if it has that shape."""
     have = value.type.shape
     if len(have) == len(shape) and all(
@@ -254,7 +254,7 @@ def broadcast(value: Value, node: Node, shape: tuple[PrimExpr, ...]) -> Expr | V
     return op.broadcast_to(node.scope.expr(value), shape)
 
 
-def _constant_of_shape(node: Node) -> Expr:
+def _constant_of_shape(node: OnnxNode) -> Expr:
     number = scalar_fill(node)
     shape = node.dims(0, "input")
     return op.full(
@@ -270,7 +270,7 @@ def _range_bound(value: Value) -> int | float | PrimExpr | None:
     return whole(element) if isinstance(element, PrimExpr) else element
 
 
-def _range(node: Node) -> Expr:
+def _range(node: OnnxNode) -> Expr:
     """Convert Range: static, symbolic or at run time."""
     bounds = [_range_bound(node.value(i)) for i in range(3)]
     check_range_step(bounds[2])
@@ -296,7 +296,7 @@ def _as_dim_or_none(bound: int | float | PrimExpr | None) -> Dim | None:
     return bound
 
 
-def _symbolic_range(node: Node, start: Dim, limit: Dim, step: PrimExpr) -> Expr:
+def _symbolic_range(node: OnnxNode, start: Dim, limit: Dim, step: PrimExpr) -> Expr:
     """Emit a range with a symbolic, positive step."""
     node.scope.require(fold_binary(GE, step, 1))
     # ceil((limit - start) / step), ONNX Range's number of elements.
@@ -305,7 +305,7 @@ def _symbolic_range(node: Node, start: Dim, limit: Dim, step: PrimExpr) -> Expr:
     return op.cast(op.add(offsets, node.scope.scalar(as_dim(start))), node.dtype(0))
 
 
-def _tile(node: Node) -> Expr:
+def _tile(node: OnnxNode) -> Expr:
     return op.tile(node.expr(0), node.dims(1, "repeats", node.rank(0)))
 
 

@@ -22,7 +22,7 @@ from ekiden.frontend.common.dft import (
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.axis import is_runtime_input, switch_on_axis
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.op import Array
 from ekiden.ir.prim import GE, fold_binary
 from ekiden.relay import op
@@ -30,12 +30,12 @@ from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.dimensions import as_dim, known_int, simplify_dim
 
 
-def _fits_dft_matrix(node: Node, extent: int | None) -> bool:
+def _fits_dft_matrix(node: OnnxNode, extent: int | None) -> bool:
     """Return whether a float32 DFT is short enough for a constant matrix."""
     return node.dtype(0) == "float32" and extent is not None and 0 < extent <= MAX_DFT_MATRIX_EXTENT
 
 
-def _dft_by_matmul(node: Node, axis: int, extent: int, inverse: bool, onesided: bool) -> Expr:
+def _dft_by_matmul(node: OnnxNode, axis: int, extent: int, inverse: bool, onesided: bool) -> Expr:
     """Emit the DFT of an axis as a product with the DFT matrix."""
     rank, is_complex = node.rank(0) - 1, known_int(node.shape(0)[-1]) != 1
     components = [
@@ -51,7 +51,7 @@ def _dft_by_matmul(node: Node, axis: int, extent: int, inverse: bool, onesided: 
     return spectrum if axis == rank - 1 else op.transpose(spectrum, axes=order)
 
 
-def _complex_parts(node: Node) -> tuple[Expr, Expr]:
+def _complex_parts(node: OnnxNode) -> tuple[Expr, Expr]:
     """Emit the real and imaginary parts of input 0 in float64."""
     data, last = op.cast(node.expr(0), "float64"), node.rank(0) - 1
     real = op.squeeze(op.strided_slice(data, begin=[0], end=[1], axes=[last]), axis=[last])
@@ -61,7 +61,7 @@ def _complex_parts(node: Node) -> tuple[Expr, Expr]:
     return real, op.squeeze(imaginary, axis=[last])
 
 
-def _dft(node: Node) -> Expr | Value:
+def _dft(node: OnnxNode) -> Expr | Value:
     """Convert DFT."""
     axis = node.get_int("axis", 1)
     if node.opset >= 20:
@@ -73,7 +73,7 @@ def _dft(node: Node) -> Expr | Value:
     return _dft_along_axis(node, node.axis(axis, node.rank(0)))
 
 
-def _dft_along_axis(node: Node, axis: int) -> Expr:
+def _dft_along_axis(node: OnnxNode, axis: int) -> Expr:
     """Emit the DFT along a constant axis."""
     inverse, onesided = bool(node.get_int("inverse", 0)), bool(node.get_int("onesided", 0))
     length = None if node.optional(1) is None else int(node.numbers(1, "dft_length").item())
@@ -104,7 +104,7 @@ def _dft_along_axis(node: Node, axis: int) -> Expr:
     )
 
 
-def _dft_float64(node: Node, real: Expr, imaginary: Expr, inverse: bool) -> Parts:
+def _dft_float64(node: OnnxNode, real: Expr, imaginary: Expr, inverse: bool) -> Parts:
     """Emit the DFT of the last axis in float64 as real and imaginary parts."""
     shape = node.typed(real).shape
     extent = known_int(shape[-1])
@@ -114,7 +114,7 @@ def _dft_float64(node: Node, real: Expr, imaginary: Expr, inverse: bool) -> Part
     return TupleGetItem(spectrum, 0), TupleGetItem(spectrum, 1)
 
 
-def _inverse_real_dft(node: Node, axis: int, length: int | None) -> Expr:
+def _inverse_real_dft(node: OnnxNode, axis: int, length: int | None) -> Expr:
     """Emit the real signal of a one-sided spectrum (inverse real DFT)."""
     half = known_int(node.shape(0)[axis])
     if half is None:
@@ -136,14 +136,14 @@ def _inverse_real_dft(node: Node, axis: int, length: int | None) -> Expr:
     return op.cast(op.expand_dims(_axis_from_end(node, signal, axis), axis=rank), node.dtype(0))
 
 
-def _axis_to_end(node: Node, component: Expr, axis: int) -> Expr:
+def _axis_to_end(node: OnnxNode, component: Expr, axis: int) -> Expr:
     """Emit a transpose that moves an axis to the end."""
     rank = node.rank(0) - 1
     order = [i for i in range(rank) if i != axis] + [axis]
     return component if axis == rank - 1 else op.transpose(component, axes=order)
 
 
-def _axis_from_end(node: Node, component: Expr, axis: int) -> Expr:
+def _axis_from_end(node: OnnxNode, component: Expr, axis: int) -> Expr:
     """Emit a transpose that moves the last axis back."""
     rank = node.rank(0) - 1
     order = list(range(rank - 1))
@@ -156,7 +156,7 @@ def _slice_front(component: Expr, count: int, axis: int) -> Expr:
     return op.strided_slice(component, begin=[0], end=[count], axes=[axis])
 
 
-def _resize_last_axis(node: Node, component: Expr, length: int | None) -> Expr:
+def _resize_last_axis(node: OnnxNode, component: Expr, length: int | None) -> Expr:
     """Emit the last axis truncated or zero-padded to a length."""
     shape = node.typed(component).shape
     extent = known_int(shape[-1])
@@ -170,7 +170,7 @@ def _resize_last_axis(node: Node, component: Expr, length: int | None) -> Expr:
     return op.nn.pad(component, widths, const(0.0, node.typed(component).dtype))
 
 
-def _frame_length(node: Node) -> int:
+def _frame_length(node: OnnxNode) -> int:
     """Return the frame length from its input or the window."""
     if node.optional(3) is not None:
         length = int(node.numbers(3, "frame_length").item())
@@ -186,7 +186,7 @@ def _frame_length(node: Node) -> int:
     )
 
 
-def _stft_by_frames(node: Node) -> Expr:
+def _stft_by_frames(node: OnnxNode) -> Expr:
     """Emit STFT with a run-time frame step: gathered frames, each transformed."""
     (step,) = (as_dim(d) for d in node.dims(1, "frame_step", 1))
     length, one_sided = _frame_length(node), bool(node.get_int("onesided", 1))
@@ -209,7 +209,7 @@ def _stft_by_frames(node: Node) -> Expr:
     return op.cast(op.stack(components, axis=-1), node.dtype(0))
 
 
-def _stft(node: Node) -> Expr:
+def _stft(node: OnnxNode) -> Expr:
     """Convert STFT."""
     if is_runtime_input(node, 1):
         return _stft_by_frames(node)
@@ -248,7 +248,7 @@ def _stft(node: Node) -> Expr:
     return cast_to_input(op.add(x, turned))
 
 
-def _stft_by_convolution(node: Node, window: Array, step: int, one_sided: bool) -> Expr:
+def _stft_by_convolution(node: OnnxNode, window: Array, step: int, one_sided: bool) -> Expr:
     """Emit the STFT as a convolution with the windowed DFT matrix."""
     length = len(window)
     channels = (known_int(node.shape(0)[2]) or 1) if node.rank(0) == 3 else 1
@@ -273,7 +273,7 @@ def _complex_component(data: Expr, index: int) -> Expr:
     return op.take(data, const(index, "int64"), axis=3)
 
 
-def _mel_weights(node: Node) -> Expr:
+def _mel_weights(node: OnnxNode) -> Expr:
     """Convert MelWeightMatrix: triangular filters between points evenly spaced in mels."""
     bands, length = (int(node.numbers(i, n).item()) for i, n in enumerate(_MEL_SIZE_INPUTS))
     rate, low, high = (op.cast(op.reshape(node.expr(i), ()), "float64") for i in (2, 3, 4))

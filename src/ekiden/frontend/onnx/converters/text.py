@@ -20,7 +20,7 @@ from ekiden.frontend.common.text_value import (
     text,
 )
 from ekiden.frontend.onnx.converters.text_numbers import cast_text
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.frontend.onnx.regex import RegexError, compile_dfa
 from ekiden.frontend.onnx.shape_value import evaluate_node, fold_result
 from ekiden.ir.op import Array
@@ -39,10 +39,10 @@ SHAPE_OPERATORS = frozenset(("Shape", "Size"))
 """Operators that look at the shape alone."""
 
 
-def convert_text(node: Node, row: OnnxRow) -> Result:
+def convert_text(node: OnnxNode, row: OnnxRow) -> Result:
     """Convert a node with string inputs."""
 
-    def convert_numbers(numbers: Node) -> Result:
+    def convert_numbers(numbers: OnnxNode) -> Result:
         """Convert the node on row numbers in place of strings."""
         return evaluate_node(numbers) or fold_result(numbers, row.convert(numbers))
 
@@ -54,7 +54,7 @@ def convert_text(node: Node, row: OnnxRow) -> Result:
     return STRING_CONVERTERS.get(node.op_type, row.convert)(node)
 
 
-def _broadcast_pair(node: Node) -> tuple[TextValue, TextValue]:
+def _broadcast_pair(node: OnnxNode) -> tuple[TextValue, TextValue]:
     """Return two string inputs broadcast to one shape."""
     first, second = text(node, 0), text(node, 1)
     node.scope.require_broadcastable(first.shape, second.shape)
@@ -70,13 +70,13 @@ def _broadcast_pair(node: Node) -> tuple[TextValue, TextValue]:
     return wide[0], wide[1]
 
 
-def _reshape_strings(node: Node, data: Expr, shape: Sequence[PrimExpr]) -> TextValue:
+def _reshape_strings(node: OnnxNode, data: Expr, shape: Sequence[PrimExpr]) -> TextValue:
     """Reshape rows of strings."""
     width = node.typed(data).shape[-1]
     return as_text_value(node.scope, op.reshape(data, (*shape, width), allowzero=True))
 
 
-def _string_concat(node: Node) -> TextValue:
+def _string_concat(node: OnnxNode) -> TextValue:
     """Convert StringConcat."""
     first, second = _broadcast_pair(node)
     return _reshape_strings(
@@ -84,14 +84,14 @@ def _string_concat(node: Node) -> TextValue:
     )
 
 
-def _string_equal(node: Node) -> Expr:
+def _string_equal(node: OnnxNode) -> Expr:
     """Convert Equal of strings: equal bytes at a common width."""
     first, second = _broadcast_pair(node)
     width = max_text_width([first, second])
     return op.all(op.equal(pad_text_width(first, width), pad_text_width(second, width)), axis=-1)
 
 
-def _regex_full_match(node: Node) -> Expr:
+def _regex_full_match(node: OnnxNode) -> Expr:
     """Convert RegexFullMatch by the pattern's DFA."""
     try:
         tables = compile_dfa(node.get_string("pattern", ""))
@@ -101,7 +101,7 @@ def _regex_full_match(node: Node) -> Expr:
     return op.reshape(is_match, text(node, 0).shape, allowzero=True)
 
 
-def _string_split(node: Node) -> list[TextValue | Expr]:
+def _string_split(node: OnnxNode) -> list[TextValue | Expr]:
     """Convert StringSplit: substrings, padded with empty ones, and their counts."""
     strings = text(node, 0)
     delimiter, max_split = node.get_string("delimiter", ""), node.get_int("maxsplit", -1)
@@ -135,7 +135,7 @@ def change_case(data: Expr, upper: bool) -> Expr:
     return op.text.change_case(data, *map(const, case_table(upper)))
 
 
-def _string_normalizer(node: Node) -> TextValue:
+def _string_normalizer(node: OnnxNode) -> TextValue:
     """Convert StringNormalizer: remove stop words, then change case."""
     strings = text(node, 0)
     rank, action = len(strings.shape), node.get_string("case_change_action", "NONE")
@@ -150,7 +150,7 @@ def _string_normalizer(node: Node) -> TextValue:
     return _reshape_strings(node, data, (as_dim(1), count) if rank == 2 else (count,))
 
 
-def _without_stopwords(node: Node, data: Expr, stop: Sequence[str], exact: bool) -> Expr:
+def _without_stopwords(node: OnnxNode, data: Expr, stop: Sequence[str], exact: bool) -> Expr:
     """Emit the strings that are no stop words; one empty string if none is left."""
     probe = data if exact else change_case(data, upper=False)
     keys = sorted_texts({w if exact else w.lower() for w in stop})
@@ -165,7 +165,7 @@ def _without_stopwords(node: Node, data: Expr, stop: Sequence[str], exact: bool)
 
 
 # fmt: off
-STRING_CONVERTERS: Mapping[str, Callable[[Node], Result]] = {
+STRING_CONVERTERS: Mapping[str, Callable[[OnnxNode], Result]] = {
     "Equal": _string_equal, "Cast": cast_text, "CastLike": cast_text,
 }
 """Operators that have another meaning for strings."""

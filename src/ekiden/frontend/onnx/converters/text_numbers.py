@@ -13,7 +13,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.text_value import TextValue, as_text_value, flatten_text
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.frontend.onnx.regex import compile_dfa
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
@@ -28,7 +28,7 @@ SIGNIFICANT_DIGITS = 8
 MAX_DECIMAL_EXPONENT = 308
 
 
-def parse_numbers(node: Node, strings: TextValue, dtype: str) -> Expr:
+def parse_numbers(node: OnnxNode, strings: TextValue, dtype: str) -> Expr:
     """Emit strings parsed as numbers of a dtype; another text is a run-time error."""
     data = flatten_text(strings)
     tables = compile_dfa(FLOAT_PATTERN if is_float(dtype) else INTEGER_PATTERN)
@@ -86,7 +86,7 @@ def _int64_const(value: int) -> Expr:
     return const(np.int64(value))
 
 
-def format_numbers(node: Node, index: int = 0) -> TextValue:
+def format_numbers(node: OnnxNode, index: int = 0) -> TextValue:
     """Emit the numbers of an input as strings."""
     shape, dtype = node.shape(index), node.dtype(index)
     data = op.reshape(node.expr(index), (product_of_dims(shape),), allowzero=True)
@@ -128,7 +128,7 @@ def _decimal_digits(data: Expr) -> tuple[Expr, Expr, Expr]:
     return op.where(op.isnan(data), _int64_const(NAN_SIGN), infinite), digits, last
 
 
-def cast_text(node: Node) -> Result:
+def cast_text(node: OnnxNode) -> Result:
     """Convert Cast and CastLike from or to strings."""
     data = node.value(0)
     if node.op_type == "CastLike":

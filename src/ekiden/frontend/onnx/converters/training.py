@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ekiden._lazy import LazyModule
-from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Function, Tuple, TupleGetItem, Var, const
 from ekiden.relay.visitor import bind, free_vars
@@ -19,7 +19,7 @@ else:
     differentiate = LazyModule("ekiden.relay.transform.differentiation.differentiate")
 
 
-def _group_operands(node: Node, states: int) -> list[list[Expr]]:
+def _group_operands(node: OnnxNode, states: int) -> list[list[Expr]]:
     """Return [tensor, gradient, states...] per trained tensor."""
     operands = [node.expr(i) for i in range(2, len(node.inputs))]
     if len(operands) % (states + 2):
@@ -34,23 +34,23 @@ def _flatten_by_column(rows: Sequence[Sequence[Expr]]) -> list[Expr]:
     return [result for column in zip(*rows, strict=True) for result in column]
 
 
-def _const_like(node: Node, value: float, like: Expr) -> Expr:
+def _const_like(node: OnnxNode, value: float, like: Expr) -> Expr:
     """Return a scalar constant of an expression's dtype."""
     return const(value, node.typed(like).dtype)
 
 
-def _regularised(node: Node, x: Expr, gradient: Expr) -> Expr:
+def _regularised(node: OnnxNode, x: Expr, gradient: Expr) -> Expr:
     """Emit the gradient with L2 regularisation: norm_coefficient * x added."""
     share = node.get_float("norm_coefficient", 0.0)
     return op.add(op.multiply(_const_like(node, share, x), x), gradient)
 
 
-def _step_number(node: Node) -> Expr:
+def _step_number(node: OnnxNode) -> Expr:
     """Emit the step number in the dtype of the learning rate."""
     return op.cast(node.expr(1), node.dtype(0))
 
 
-def _adagrad(node: Node) -> list[Expr]:
+def _adagrad(node: OnnxNode) -> list[Expr]:
     one = const(1, node.dtype(0))
     decay = op.multiply(
         _step_number(node), const(node.get_float("decay_factor", 0.0), node.dtype(0))
@@ -66,7 +66,7 @@ def _adagrad(node: Node) -> list[Expr]:
     return _flatten_by_column(rows)
 
 
-def _adam(node: Node) -> list[Expr]:
+def _adam(node: OnnxNode) -> list[Expr]:
     alpha, beta = (
         node.get_float("alpha", np.float32(0.9)),
         node.get_float("beta", np.float32(0.999)),
@@ -104,7 +104,7 @@ def _adam(node: Node) -> list[Expr]:
     return _flatten_by_column(rows)
 
 
-def _momentum(node: Node) -> list[Expr]:
+def _momentum(node: OnnxNode) -> list[Expr]:
     kind, rate = node.dtype(0), node.expr(0)
     alpha = const(node.get_float("alpha", 0.0), kind)
     beta = const(node.get_float("beta", 0.0), kind)
@@ -124,7 +124,7 @@ def _momentum(node: Node) -> list[Expr]:
 _TRAINING_DOMAIN = "ai.onnx.preview.training"
 
 
-def _gradient(node: Node) -> list[Expr]:
+def _gradient(node: OnnxNode) -> list[Expr]:
     """Convert Gradient: derivatives of `y` by `xs`, at the node's inputs."""
     names = (*node.get_strings("xs"), *node.get_strings("zs"))
     y = node.scope.expr(node.named(node.get_string("y", "")))
@@ -145,7 +145,7 @@ def _tuple_field(value: Expr, index: int) -> Expr:
     return value.fields[index] if isinstance(value, Tuple) else TupleGetItem(value, index)
 
 
-def _model_input(node: Node, name: str) -> Var:
+def _model_input(node: OnnxNode, name: str) -> Var:
     """Return the variable of a model input; raise Unsupported for other tensors."""
     variable = node.scope.expr(node.named(name))
     if not isinstance(variable, Var) or variable not in node.scope.param_names:

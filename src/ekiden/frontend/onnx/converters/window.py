@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common.sliding_window import Window, same_window
-from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.topi.dimensions import Dim, known_int, windows_fit_condition
 
 AUTO_PAD_MODES = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER", "")
 """What `auto_pad` may be; nothing is NOTSET, as ONNX Runtime reads it."""
 
 
-def auto_pad(node: Node) -> str:
+def auto_pad(node: OnnxNode) -> str:
     """Return the attribute `auto_pad`, NOTSET where it is absent or empty."""
     return node.get_string("auto_pad", "NOTSET") or "NOTSET"
 
 
-def check_spatial_rank(node: Node) -> None:
+def check_spatial_rank(node: OnnxNode) -> None:
     """Raise Unsupported unless input 0 has one to three spatial axes."""
     if node.rank(0) not in (3, 4, 5):
         node.unsupported(f"expected an input of rank 3, 4 or 5, got {node.rank(0)}")
 
 
-def read_window(node: Node, kernel: Sequence[Dim]) -> Window:
+def read_window(node: OnnxNode, kernel: Sequence[Dim]) -> Window:
     """Return the window of a node over the spatial axes of input 0."""
     rank, extents = len(kernel), node.shape(0)[2:]
     if node.rank(0) != rank + 2:
@@ -41,7 +41,7 @@ def read_window(node: Node, kernel: Sequence[Dim]) -> Window:
     return window
 
 
-def _require_fit(node: Node, window: Window, pads: Sequence[int]) -> None:
+def _require_fit(node: OnnxNode, window: Window, pads: Sequence[int]) -> None:
     """Require symbolic extents to be at least as large as the window."""
     rounds_up, rank = node.get_int("ceil_mode", 0), len(window.strides)
     for i, extent in enumerate(node.shape(0)[2:]):

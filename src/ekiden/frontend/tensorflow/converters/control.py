@@ -16,14 +16,14 @@ from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.rank_polymorphic_loop import build_any_rank
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.tensorflow.graph_analysis import SWITCH_OPS, LoopFrame, data_inputs
-from ekiden.frontend.tensorflow.node import Node, TensorflowRow
+from ekiden.frontend.tensorflow.node import TensorflowNode, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import const
 
 Run = Callable[[Sequence[Value]], list[Value]]
 
 
-def _condition(node: Node, index: int = 0) -> Value:
+def _condition(node: TensorflowNode, index: int = 0) -> Value:
     """Return a value as bool: whether it differs from zero."""
     value = node.value(index)
     if value.type.dtype == "bool":
@@ -38,11 +38,11 @@ def _condition(node: Node, index: int = 0) -> Value:
 # Version 2.
 
 
-def _call(node: Node) -> list[Value]:
+def _call(node: TensorflowNode) -> list[Value]:
     return node.graph.call(node.function("f"), [node.value(i) for i in range(len(node.inputs))])
 
 
-def _if(node: Node) -> list[Value]:
+def _if(node: TensorflowNode) -> list[Value]:
     inputs = [node.value(i) for i in range(1, len(node.inputs))]
     # Control flow of version 2 keeps its branches as functions of the library.
     names = [node.function("then_branch"), node.function("else_branch")]
@@ -50,7 +50,7 @@ def _if(node: Node) -> list[Value]:
     return choose(node, _condition(node), runs, ("the true branch", "the false branch"))
 
 
-def _case(node: Node) -> list[Value]:
+def _case(node: TensorflowNode) -> list[Value]:
     """Convert Case; an index out of range selects the last branch."""
     inputs = [node.value(i) for i in range(1, len(node.inputs))]
     names = node.functions("branches")
@@ -58,7 +58,7 @@ def _case(node: Node) -> list[Value]:
     return emit_switch(node, node.value(0), runs)
 
 
-def _while(node: Node) -> list[Value]:
+def _while(node: TensorflowNode) -> list[Value]:
     start = [node.value(i) for i in range(len(node.inputs))]
     test, body = node.function("cond"), node.function("body")
     plan = node.graph.shared.plan(body)
@@ -75,9 +75,13 @@ def _while(node: Node) -> list[Value]:
 
 
 def _emit_loop(
-    node: Node, start: Sequence[Value], moving: Sequence[int], names: Sequence[str], test: Run,
+    node: TensorflowNode,
+    start: Sequence[Value],
+    moving: Sequence[int],
+    names: Sequence[str],
+    test: Run,
     body: Run,
-) -> list[Value]:  # fmt: skip
+) -> list[Value]:
     """Emit a loop that carries the values numbered `moving`; the others are loop invariant."""
 
     def with_invariants(values: Sequence[Value]) -> list[Value]:
@@ -102,11 +106,11 @@ def _emit_loop(
 # Version 1.
 
 
-def _identity(node: Node) -> Value:
+def _identity(node: TensorflowNode) -> Value:
     return node.value(0)
 
 
-def _switch(node: Node) -> list[Value]:
+def _switch(node: TensorflowNode) -> list[Value]:
     """Convert Switch: bind the data to the output that the condition selects; the other output
     stays unbound.
     """
@@ -122,7 +126,7 @@ def _switch(node: Node) -> list[Value]:
     return []
 
 
-def _merge(node: Node) -> list[Value]:
+def _merge(node: TensorflowNode) -> list[Value]:
     """Convert Merge to a conditional whose branches import each side with the condition decided."""
     plan = node.graph.plan
     if plan.is_loop_merge(node.proto):
@@ -146,7 +150,7 @@ def _merge(node: Node) -> list[Value]:
     return []
 
 
-def _exit(node: Node) -> Value:
+def _exit(node: TensorflowNode) -> Value:
     """Convert the whole loop that ends at this Exit; its other exits are bound as well."""
     graph, frame = node.graph, node.graph.plan.frame(node.proto)
     variables = frame.variables
@@ -177,16 +181,16 @@ def _exit(node: Node) -> Value:
     return graph.env[f"{node.proto.name}:0"]
 
 
-def _is_loop_variant(node: Node, frame: LoopFrame, index: int) -> bool:
+def _is_loop_variant(node: TensorflowNode, frame: LoopFrame, index: int) -> bool:
     variable = frame.variables[index]
     return node.graph.plan.source(variable.after) != f"{variable.switch}:1"
 
 
-def _no_outputs(node: Node) -> list[Value]:
+def _no_outputs(node: TensorflowNode) -> list[Value]:
     return []
 
 
-def _reject_variable(node: Node) -> Value:
+def _reject_variable(node: TensorflowNode) -> Value:
     node.unsupported("the graph holds a variable: freeze it first, or give the SavedModel")
 
 

@@ -9,13 +9,13 @@ import numpy as np
 from ekiden.frontend.common.converters.movement import convert_non_max_suppression
 from ekiden.frontend.common.matmul import batched_take
 from ekiden.frontend.common.non_max_suppression import non_max_suppression_indices
-from ekiden.frontend.tensorflow.node import Node, TensorflowRow
+from ekiden.frontend.tensorflow.node import TensorflowNode, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.dimensions import known_int
 
 
-def _non_max_suppression(node: Node) -> Expr:
+def _non_max_suppression(node: TensorflowNode) -> Expr:
     """Convert NonMaxSuppression up to V3: the indices of the selected boxes, whose number depends
     on data.
     """
@@ -27,7 +27,7 @@ def _non_max_suppression(node: Node) -> Expr:
     )
 
 
-def _non_max_suppression_v4(node: Node) -> Sequence[Expr]:
+def _non_max_suppression_v4(node: TensorflowNode) -> Sequence[Expr]:
     """Convert NonMaxSuppression V4 and V5; the results are zero-padded if
     `pad_to_max_output_size`.
     """
@@ -36,7 +36,7 @@ def _non_max_suppression_v4(node: Node) -> Sequence[Expr]:
     )
 
 
-def _combined_non_max_suppression(node: Node) -> list[Expr]:
+def _combined_non_max_suppression(node: TensorflowNode) -> list[Expr]:
     """Convert CombinedNonMaxSuppression to (boxes, scores, classes, number of boxes per image).
 
     Inputs: boxes [batch, n, 1, 4], scores [batch, n, classes], limit per class, limit per image,

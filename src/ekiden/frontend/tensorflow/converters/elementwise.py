@@ -8,18 +8,18 @@ from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.composite_ops import bucketize
 from ekiden.frontend.common.converters.elementwise import elementwise_rows, floor_div_rule, select
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.tensorflow.node import Node, TensorflowRow
+from ekiden.frontend.tensorflow.node import TensorflowNode, TensorflowRow
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
 
-def _const_like_input(node: Node, value: float) -> Expr:
+def _const_like_input(node: TensorflowNode, value: float) -> Expr:
     return const(value, node.dtype(0))
 
 
-def _div_no_nan(node: Node) -> Expr:
+def _div_no_nan(node: TensorflowNode) -> Expr:
     """Emit the quotient, 0 where the divisor is 0."""
     zero = _const_like_input(node, 0)
     is_zero = op.equal(node.expr(1), zero)
@@ -28,41 +28,41 @@ def _div_no_nan(node: Node) -> Expr:
     return op.where(is_zero, zero, op.divide(node.expr(0), divisor))
 
 
-def _multiply_no_nan(node: Node) -> Expr:
+def _multiply_no_nan(node: TensorflowNode) -> Expr:
     zero = _const_like_input(node, 0)
     product = op.multiply(node.expr(0), node.expr(1))
     # 0 wins over infinities and NaN of the first factor.
     return op.where(op.equal(node.expr(1), zero), zero, product)
 
 
-def _xlogy(node: Node) -> Expr:
+def _xlogy(node: TensorflowNode) -> Expr:
     zero = _const_like_input(node, 0)
     # 0 * log(0) is NaN and must be 0.
     product = op.multiply(node.expr(0), op.log(node.expr(1)))
     return op.where(op.equal(node.expr(0), zero), zero, product)
 
 
-def _bias_add(node: Node) -> Expr:
+def _bias_add(node: TensorflowNode) -> Expr:
     """Add the bias along the channel axis."""
     axis = 1 if node.text("data_format", "NHWC").startswith("NC") else node.rank(0) - 1
     return op.nn.bias_add(node.expr(0), node.expr(1), axis=axis)
 
 
-def _floor_div(node: Node) -> Expr:
+def _floor_div(node: TensorflowNode) -> Expr:
     """Emit floor division; floats floor the rounded quotient, so 1 // 0.1 is 10."""
     x, y = node.expr(0), node.expr(1)
     return op.floor(op.divide(x, y)) if is_float(node.dtype(0)) else op.floor_divide(x, y)
 
 
-def _leaky_relu(node: Node) -> Expr:
+def _leaky_relu(node: TensorflowNode) -> Expr:
     return op.nn.leaky_relu(node.expr(0), node.real("alpha", 0.2))
 
 
-def _clip(node: Node) -> Expr:
+def _clip(node: TensorflowNode) -> Expr:
     return op.minimum(op.maximum(node.expr(0), node.expr(1)), node.expr(2))
 
 
-def _cast(node: Node) -> Expr:
+def _cast(node: TensorflowNode) -> Expr:
     dtype = node.dtype_of("DstT")
     # A cast would truncate 0.5 to 0 first; TensorFlow compares with 0.
     if is_float(node.dtype(0)) and dtype == "bool":
@@ -70,15 +70,15 @@ def _cast(node: Node) -> Expr:
     return op.cast(node.expr(0), dtype)
 
 
-def _identity_n(node: Node) -> Result:
+def _identity_n(node: TensorflowNode) -> Result:
     return node.exprs()
 
 
-def _cast_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _cast_rule(node: TensorflowNode, inputs: Sequence[Array]) -> Array | None:
     return rules.cast(node.dtype_of("DstT"))(inputs)
 
 
-def _bucketize(node: Node) -> Expr:
+def _bucketize(node: TensorflowNode) -> Expr:
     return bucketize(node.expr(0), node.dtype(0), node.floats("boundaries"))
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from ekiden.frontend.common import matrices
 from ekiden.frontend.common.matrices import LuFactors, transpose_matrix
-from ekiden.frontend.tensorflow.node import Node, TensorflowRow
+from ekiden.frontend.tensorflow.node import TensorflowNode, TensorflowRow
 from ekiden.ir.prim import minimum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.dimensions import Shape, are_equal_dims, as_attr, simplify_dim
 
 
-def _matrix_input(node: Node) -> tuple[Expr, Shape, str]:
+def _matrix_input(node: TensorflowNode) -> tuple[Expr, Shape, str]:
     kind = node.value(0).type
     return node.expr(0), kind.shape, kind.dtype
 
 
-def _system_inputs(node: Node) -> tuple[Expr, Expr, Shape]:
+def _system_inputs(node: TensorflowNode) -> tuple[Expr, Expr, Shape]:
     """Return a matrix, right-hand sides of the same batch, and the shape of the solution."""
     matrix_shape, sides_shape = node.shape(0), node.shape(1)
     node.scope.same(matrix_shape[:-2], sides_shape[:-2])
@@ -27,24 +27,24 @@ def _system_inputs(node: Node) -> tuple[Expr, Expr, Shape]:
     return node.expr(0), sides, shape
 
 
-def _factor_nonsingular(node: Node, matrix: Expr) -> LuFactors:
+def _factor_nonsingular(node: TensorflowNode, matrix: Expr) -> LuFactors:
     return LuFactors.of(matrix).checked(f"{node.op}: pivot")
 
 
-def _inverse(node: Node) -> Expr:
+def _inverse(node: TensorflowNode) -> Expr:
     matrix, shape, dtype = _matrix_input(node)
     if node.flag("adjoint"):
         matrix = transpose_matrix(matrix, len(shape))
     return _factor_nonsingular(node, matrix).solve(matrices.identity_matrix(shape, dtype), shape)
 
 
-def _solve(node: Node) -> Expr:
+def _solve(node: TensorflowNode) -> Expr:
     matrix, right, shape = _system_inputs(node)
     factors = _factor_nonsingular(node, matrix)
     return (factors.solve_transposed if node.flag("adjoint") else factors.solve)(right, shape)
 
 
-def _triangular_solve(node: Node) -> Expr:
+def _triangular_solve(node: TensorflowNode) -> Expr:
     matrix, right, shape = _system_inputs(node)
     # The attribute's default is true.
     lower = node.flag("lower") or not node.has("lower")
@@ -53,7 +53,7 @@ def _triangular_solve(node: Node) -> Expr:
     return op.linalg.solve_triangular(matrix, right, lower)
 
 
-def _cholesky(node: Node) -> Expr:
+def _cholesky(node: TensorflowNode) -> Expr:
     decomposition = op.linalg.cholesky(node.expr(0))
     # TensorFlow raises for a matrix that is not positive definite; LAPACK's info tells the minor.
     factor, info = TupleGetItem(decomposition, 0), TupleGetItem(decomposition, 1)
@@ -61,12 +61,12 @@ def _cholesky(node: Node) -> Expr:
     return op.linalg.checked(factor, info, subject, matrices.NOT_POSITIVE_DEFINITE_MESSAGE)
 
 
-def _qr(node: Node) -> list[Expr]:
+def _qr(node: TensorflowNode) -> list[Expr]:
     matrix, shape, _ = _matrix_input(node)
     return list(matrices.qr(matrix, shape, node.flag("full_matrices")))
 
 
-def _svd(node: Node) -> list[Expr]:
+def _svd(node: TensorflowNode) -> list[Expr]:
     """Convert Svd: singular values, U, and V, which TensorFlow returns untransposed."""
     matrix, shape, _ = _matrix_input(node)
     decomposition = op.linalg.svd(matrix, node.flag("full_matrices"))
@@ -75,29 +75,29 @@ def _svd(node: Node) -> list[Expr]:
     return [values, u, transpose_matrix(v_transposed, len(shape))]
 
 
-def _eigh(node: Node) -> list[Expr]:
+def _eigh(node: TensorflowNode) -> list[Expr]:
     decomposition = op.linalg.eigh(node.expr(0))
     return [TupleGetItem(decomposition, 0), TupleGetItem(decomposition, 1)]
 
 
-def _determinant(node: Node) -> Expr:
+def _determinant(node: TensorflowNode) -> Expr:
     matrix, shape, dtype = _matrix_input(node)
     return matrices.determinant(LuFactors.of(matrix), shape, dtype)
 
 
-def _log_determinant(node: Node) -> list[Expr]:
+def _log_determinant(node: TensorflowNode) -> list[Expr]:
     matrix, shape, dtype = _matrix_input(node)
     return list(matrices.slogdet(LuFactors.of(matrix), shape, dtype))
 
 
-def _single_diagonal(node: Node) -> int:
+def _single_diagonal(node: TensorflowNode) -> int:
     diagonals = set(node.axes(1, "k"))
     if len(diagonals) != 1:
         node.unsupported(f"one diagonal is supported, not the band {sorted(diagonals)}")
     return diagonals.pop()
 
 
-def _diag(node: Node) -> Expr:
+def _diag(node: TensorflowNode) -> Expr:
     """Convert MatrixDiag: matrices of padding with diagonal k, square or of the given size.
 
     An extent that is not given is as small as the diagonal allows.
@@ -114,14 +114,14 @@ def _diag(node: Node) -> Expr:
     return op.matrix_set_diag(empty, node.expr(0), k)
 
 
-def _set_diag(node: Node) -> Expr:
+def _set_diag(node: TensorflowNode) -> Expr:
     k = set(node.axes(2, "k")) if len(node.inputs) > 2 else {0}
     if len(k) != 1:
         node.unsupported(f"one diagonal is supported, not the band {sorted(k)}")
     return op.matrix_set_diag(node.expr(0), node.expr(1), k.pop())
 
 
-def _diag_part(node: Node) -> Expr:
+def _diag_part(node: TensorflowNode) -> Expr:
     """Convert MatrixDiagPart for the main diagonal; a non-square matrix is cut to its leading
     square.
     """

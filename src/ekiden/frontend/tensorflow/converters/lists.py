@@ -16,7 +16,7 @@ from ekiden.frontend.common.constant_fill import MAX_CONSTANT_ELEMENTS
 from ekiden.frontend.common.loop import CollectedSlices, as_scalar, stacked
 from ekiden.frontend.common.sequence_value import SequenceValue
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.tensorflow.node import Node, TensorflowRow
+from ekiden.frontend.tensorflow.node import TensorflowNode, TensorflowRow
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
@@ -29,7 +29,7 @@ MAX_PREFILLED_LENGTH = 4096
 """The longest list that begins with zeros."""
 
 
-def _list_input(node: Node, index: int = 0) -> SequenceValue:
+def _list_input(node: TensorflowNode, index: int = 0) -> SequenceValue:
     value = node.value(index)
     if not isinstance(value, SequenceValue):
         node.unsupported(f"input {index} must be a list of tensors")
@@ -47,28 +47,28 @@ def _zero_list(dims: Sequence[int] | None, count: int | None, dtype: str) -> Seq
     return SequenceValue([zero] * count, dtype=dtype)
 
 
-def _declared_element_shape(node: Node, index: int) -> list[int] | None:
+def _declared_element_shape(node: TensorflowNode, index: int) -> list[int] | None:
     """Return the element shape that an input declares; None unless it is complete."""
     dims_array = node.value(index).array
     dims = None if dims_array is None or dims_array.ndim == 0 else [int(d) for d in dims_array]
     return None if dims is None or -1 in dims else dims
 
 
-def _constant_count(node: Node, index: int) -> int | None:
+def _constant_count(node: TensorflowNode, index: int) -> int | None:
     count_array = node.value(index).array
     return None if count_array is None else int(count_array.item())
 
 
-def _reserve(node: Node) -> Value:
+def _reserve(node: TensorflowNode) -> Value:
     dtype = node.dtype_of("element_dtype")
     return _zero_list(_declared_element_shape(node, 0), _constant_count(node, 1), dtype)
 
 
-def _empty_list(node: Node) -> Value:
+def _empty_list(node: TensorflowNode) -> Value:
     return SequenceValue((), dtype=node.dtype_of("element_dtype"))
 
 
-def _tensor_array(node: Node) -> list[Value]:
+def _tensor_array(node: TensorflowNode) -> list[Value]:
     """Convert TensorArrayV3 to (handle, flow), which are the same list."""
     # The flow output only orders side effects; carrying the list in it gives every reader the
     # newest one.
@@ -78,7 +78,9 @@ def _tensor_array(node: Node) -> list[Value]:
     return [reserved, reserved]
 
 
-def _write_element(node: Node, elements: SequenceValue, position: Value, new: Value) -> Value:
+def _write_element(
+    node: TensorflowNode, elements: SequenceValue, position: Value, new: Value
+) -> Value:
     """Replace element `position` of a list, or append where it is one past the end."""
     if elements.items is not None and position.array is not None:
         at, items = int(position.array.item()), list(elements.items)
@@ -99,16 +101,16 @@ def _write_element(node: Node, elements: SequenceValue, position: Value, new: Va
     return scope.bound(updated)
 
 
-def _set_item(node: Node) -> Value:
+def _set_item(node: TensorflowNode) -> Value:
     return _write_element(node, _list_input(node), node.value(1), node.value(2))
 
 
-def _array_write(node: Node) -> Value:
+def _array_write(node: TensorflowNode) -> Value:
     """Convert TensorArrayWriteV3 (handle, index, value, flow)."""
     return _write_element(node, _list_input(node, 3), node.value(1), node.value(2))
 
 
-def _read_element(node: Node, elements: SequenceValue, position: Value) -> Value:
+def _read_element(node: TensorflowNode, elements: SequenceValue, position: Value) -> Value:
     if elements.items is not None and position.array is not None:
         at = int(position.array.item())
         if not 0 <= at < len(elements.items):
@@ -122,16 +124,16 @@ def _read_element(node: Node, elements: SequenceValue, position: Value) -> Value
     return node.scope.bound(node.scope.spanned(element))
 
 
-def _get_item(node: Node) -> Value:
+def _get_item(node: TensorflowNode) -> Value:
     return _read_element(node, _list_input(node), node.value(1))
 
 
-def _array_read(node: Node) -> Value:
+def _array_read(node: TensorflowNode) -> Value:
     """Convert TensorArrayReadV3 (handle, index, flow)."""
     return _read_element(node, _list_input(node, 2), node.value(1))
 
 
-def _push_back(node: Node) -> Value:
+def _push_back(node: TensorflowNode) -> Value:
     elements, new = _list_input(node), node.value(1)
     if elements.items is not None and elements.items:
         return SequenceValue([*elements.items, new], dtype=elements.dtype)
@@ -142,7 +144,7 @@ def _push_back(node: Node) -> Value:
     return node.scope.bound(sequence.append(existing, node.scope.relax_type(node.expr(1), both)))
 
 
-def _pop_back(node: Node) -> list[Value]:
+def _pop_back(node: TensorflowNode) -> list[Value]:
     """Convert TensorListPopBack: (the list without its last element, that element)."""
     elements = _list_input(node)
     if elements.items is not None:
@@ -154,14 +156,16 @@ def _pop_back(node: Node) -> list[Value]:
     return [remaining, node.scope.bound(node.scope.spanned(sequence.at(existing, last)))]
 
 
-def _length(node: Node, elements: SequenceValue) -> Value:
+def _length(node: TensorflowNode, elements: SequenceValue) -> Value:
     if elements.items is not None:
         return constant(np.asarray(len(elements.items), np.int32))
     length = sequence.length(node.scope.expr(elements))
     return node.scope.bound(node.scope.spanned(op.cast(length, "int32")))
 
 
-def _stack_elements(node: Node, elements: SequenceValue, length: PrimExpr | None) -> Value:
+def _stack_elements(
+    node: TensorflowNode, elements: SequenceValue, length: PrimExpr | None
+) -> Value:
     """Stack all elements along a new first axis."""
     if elements.items:
         tensors = [node.scope.expr(v) for v in elements.items]
@@ -171,12 +175,12 @@ def _stack_elements(node: Node, elements: SequenceValue, length: PrimExpr | None
     return stacked(node.scope, CollectedSlices(existing, element), "stacked", length)
 
 
-def _list_stack(node: Node) -> Value:
+def _list_stack(node: TensorflowNode) -> Value:
     count = node.number("num_elements", -1)
     return _stack_elements(node, _list_input(node), as_dim(count) if count >= 0 else None)
 
 
-def _array_gather(node: Node) -> Value:
+def _array_gather(node: TensorflowNode) -> Value:
     """Convert TensorArrayGatherV3 (handle, indices, flow)."""
     elements, indices = _list_input(node, 2), node.value(1)
     every = _stack_elements(node, elements, _index_count(indices))
@@ -200,7 +204,7 @@ def _is_arange(indices: Value) -> bool:
     return bool(called.rpartition(".")[2] == "arange")
 
 
-def _unstack(node: Node, index: int) -> Value:
+def _unstack(node: TensorflowNode, index: int) -> Value:
     """Unstack a tensor into the list of its rows."""
     extent, kind = number(node.shape(index)[0]), node.type(index)
     if extent is not None and extent <= MAX_PREFILLED_LENGTH:
@@ -212,18 +216,18 @@ def _unstack(node: Node, index: int) -> Value:
     return node.scope.bound(node.scope.spanned(split_rows))
 
 
-def _from_tensor(node: Node) -> Value:
+def _from_tensor(node: TensorflowNode) -> Value:
     return _unstack(node, 0)
 
 
-def _array_scatter(node: Node) -> Value:
+def _array_scatter(node: TensorflowNode) -> Value:
     """Convert TensorArrayScatterV3 (handle, indices, value, flow) of all indices in order."""
     if not _is_arange(node.value(1)):
         node.unsupported("the indices must be 0, 1, 2, ...")
     return _unstack(node, 2)
 
 
-def _array_split(node: Node) -> Value:
+def _array_split(node: TensorflowNode) -> Value:
     """Convert TensorArraySplitV3 (handle, value, lengths, flow): slices of these lengths along axis
     0.
     """
@@ -234,7 +238,7 @@ def _array_split(node: Node) -> Value:
     return SequenceValue(rows, dtype=node.dtype(1))
 
 
-def _resize(node: Node) -> Value:
+def _resize(node: TensorflowNode) -> Value:
     """Convert TensorListResize to the list's own length, or of an empty list, which is filled from
     the front.
     """
@@ -244,7 +248,7 @@ def _resize(node: Node) -> Value:
     node.unsupported("a list that has elements is not resized")
 
 
-def _concat_elements(node: Node, index: int, lengths: bool = True) -> list[Value]:
+def _concat_elements(node: TensorflowNode, index: int, lengths: bool = True) -> list[Value]:
     """Concatenate the elements along the first axis; return the result and their extents
     if known.
     """

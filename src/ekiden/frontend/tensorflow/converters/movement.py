@@ -9,7 +9,7 @@ import numpy as np
 from ekiden.frontend.common.composite_ops import unique_in_order
 from ekiden.frontend.common.constant_fill import iota
 from ekiden.frontend.common.converters import movement as shared
-from ekiden.frontend.tensorflow.node import Converter, Node, TensorflowRow
+from ekiden.frontend.tensorflow.node import Converter, TensorflowNode, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import known_int as number
@@ -19,7 +19,7 @@ def _tensor_scatter(mode: str) -> TensorflowRow:
     """Return the row of TensorScatter{mode} (data, indices, updates)."""
     name = f"TensorScatter{mode.title()}"
 
-    def convert(node: Node) -> Expr:
+    def convert(node: TensorflowNode) -> Expr:
         return op.scatter_nd(
             node.expr(0), shared.transpose_coordinates(node, 1), node.expr(2), mode
         )
@@ -27,7 +27,7 @@ def _tensor_scatter(mode: str) -> TensorflowRow:
     return TensorflowRow(name, convert)
 
 
-def _bin_count(node: Node) -> Expr:
+def _bin_count(node: TensorflowNode) -> Expr:
     """Convert DenseBincount: count each number below `size` in a row, or sum its weights."""
     (size,), dtype = node.axes(1, "size"), node.dtype(2)
     one, none = const(1, dtype), const(0, dtype)
@@ -40,11 +40,11 @@ def _bin_count(node: Node) -> Expr:
     return op.sum(met, axis=[-2])
 
 
-def _invert_permutation(node: Node) -> Expr:
+def _invert_permutation(node: TensorflowNode) -> Expr:
     return op.invert_permutation(node.expr(0))
 
 
-def _roll(node: Node) -> Expr:
+def _roll(node: TensorflowNode) -> Expr:
     """Convert Roll: rotate elements along axes."""
     rolled = node.expr(0)
     for shift, axis in zip(node.axes(1, "shift"), node.axes(2, "axis"), strict=True):
@@ -61,7 +61,7 @@ def _roll(node: Node) -> Expr:
     return rolled
 
 
-def _band_part(node: Node) -> Expr:
+def _band_part(node: TensorflowNode) -> Expr:
     """Convert MatrixBandPart: keep `num_lower` sub-diagonals and `num_upper` super-diagonals; -1
     keeps all.
     """
@@ -78,7 +78,7 @@ def _band_part(node: Node) -> Expr:
     return banded
 
 
-def _lin_space(node: Node) -> Expr:
+def _lin_space(node: TensorflowNode) -> Expr:
     (count,) = node.axes(2, "num")
     start, stop = node.expr(0), node.expr(1)
     last = max(count - 1, 1)
@@ -89,14 +89,14 @@ def _lin_space(node: Node) -> Expr:
     return op.where(op.equal(iota(count), const(np.int64(last))), stop, values)
 
 
-def _unique(node: Node) -> list[Expr]:
+def _unique(node: TensorflowNode) -> list[Expr]:
     """Convert Unique and UniqueWithCounts: values, inverse indices, and for the latter counts."""
     dtype = node.dtype_of("out_idx", "int32")
     values, *index_outputs = unique_in_order(node.expr(0), node.op == "UniqueWithCounts")
     return [values, *(op.cast(e, dtype) for e in index_outputs)]
 
 
-def _space_to_batch(node: Node) -> Expr:
+def _space_to_batch(node: TensorflowNode) -> Expr:
     return op.nn.space_to_batch_nd(
         node.expr(0), node.axes(1, "block_shape"), shared.padding_pairs(node, 2)
     )

@@ -12,7 +12,7 @@ from ekiden.frontend.common.matmul import broadcast_matmul
 from ekiden.frontend.common.matrices import transpose_matrix
 from ekiden.frontend.common.recurrent_cells import lstm, lstm_gate
 from ekiden.frontend.common.sliding_window import Window, pad_window, same_window
-from ekiden.frontend.tensorflow.node import Converter, Node, TensorflowRow
+from ekiden.frontend.tensorflow.node import Converter, TensorflowNode, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import known_int
@@ -22,14 +22,14 @@ _WEIGHT_LAYOUTS = {2: "HWIO", 3: "DHWIO"}
 """Number of spatial axes -> layout of a convolution's weight."""
 
 
-def _data_format(node: Node) -> str:
+def _data_format(node: TensorflowNode) -> str:
     layout = node.text("data_format", "NDHWC" if "3D" in node.op else "NHWC")
     if layout not in _SPATIAL_AXES:
         node.unsupported(f"the data format {layout!r} is not supported")
     return layout
 
 
-def _spatial_attribute(node: Node, name: str, layout: str) -> tuple[int, ...]:
+def _spatial_attribute(node: TensorflowNode, name: str, layout: str) -> tuple[int, ...]:
     """Return an attribute's values for the spatial axes, 1 where it is absent; other axes must be
     1.
 
@@ -43,7 +43,9 @@ def _spatial_attribute(node: Node, name: str, layout: str) -> tuple[int, ...]:
     return tuple(numbers[a] for a in _SPATIAL_AXES[layout]) if numbers else (1,) * (len(layout) - 2)
 
 
-def _window(node: Node, layout: str, kernel: Sequence[int], gaps: str = "dilations") -> Window:
+def _window(
+    node: TensorflowNode, layout: str, kernel: Sequence[int], gaps: str = "dilations"
+) -> Window:
     """Return the window over the first input; `gaps` names the attribute of its dilations."""
     strides, dilations = (
         _spatial_attribute(node, "strides", layout),
@@ -62,7 +64,7 @@ def _window(node: Node, layout: str, kernel: Sequence[int], gaps: str = "dilatio
     return Window(tuple(kernel), strides, dilations, before, after)
 
 
-def _conv(node: Node) -> Expr:
+def _conv(node: TensorflowNode) -> Expr:
     """Convert Conv2D and Conv3D; fewer weight input channels than data channels make groups."""
     layout = _data_format(node)
     *kernel, depth, out = shared.known_weight_shape(node, 1, len(layout))
@@ -75,7 +77,7 @@ def _conv(node: Node) -> Expr:
     )  # fmt: skip
 
 
-def _depthwise(node: Node) -> Expr:
+def _depthwise(node: TensorflowNode) -> Expr:
     """Convert DepthwiseConv2dNative, whose weights are [height, width, in, multiplier]."""
     layout = _data_format(node)
     *kernel, depth, times = shared.known_weight_shape(node, 1, 4)
@@ -87,7 +89,7 @@ def _depthwise(node: Node) -> Expr:
     )  # fmt: skip
 
 
-def _conv_transpose(node: Node) -> Expr:
+def _conv_transpose(node: TensorflowNode) -> Expr:
     """Convert Conv2DBackpropInput: (result shape, weights [..., out, in], data)."""
     layout = _data_format(node)
     shape = shared.known_weight_shape(node, 1, len(layout))
@@ -102,7 +104,7 @@ def _conv_transpose(node: Node) -> Expr:
 
 
 def _pool(pool: Callable[..., Expr]) -> Converter:
-    def convert(node: Node) -> Expr:
+    def convert(node: TensorflowNode) -> Expr:
         """Convert 2D or 3D pooling in the operator's data format."""
         layout = _data_format(node)
         window = _window(node, layout, _spatial_attribute(node, "ksize", layout))
@@ -111,15 +113,15 @@ def _pool(pool: Callable[..., Expr]) -> Converter:
     return convert
 
 
-def _mat_mul(node: Node) -> Expr:
+def _mat_mul(node: TensorflowNode) -> Expr:
     return _emit_matmul(node, node.flag("transpose_a"), node.flag("transpose_b"))
 
 
-def _batch_mat_mul(node: Node) -> Expr:
+def _batch_mat_mul(node: TensorflowNode) -> Expr:
     return _emit_matmul(node, node.flag("adj_x"), node.flag("adj_y"))
 
 
-def _emit_matmul(node: Node, turns_a: bool, turns_b: bool) -> Expr:
+def _emit_matmul(node: TensorflowNode, turns_a: bool, turns_b: bool) -> Expr:
     a, weight = node.expr(0), node.value(1).array
     a = transpose_matrix(a, node.rank(0)) if turns_a else a
     # A constant weight makes it nn.dense, whose kernels pack the weight when compiling.
@@ -129,12 +131,12 @@ def _emit_matmul(node: Node, turns_a: bool, turns_b: bool) -> Expr:
     return broadcast_matmul(node, a, b)
 
 
-def _einsum(node: Node) -> Expr:
+def _einsum(node: TensorflowNode) -> Expr:
     equation = node.text("equation").replace(" ", "")
     return op.einsum(node.exprs(), equation)
 
 
-def _batch_norm(node: Node) -> list[Expr]:
+def _batch_norm(node: TensorflowNode) -> list[Expr]:
     """Convert FusedBatchNorm in inference; statistics of the batch are for training and
     unsupported.
     """
@@ -148,7 +150,7 @@ def _batch_norm(node: Node) -> list[Expr]:
     return [normalised[0], mean, variance]
 
 
-def _global_norm(node: Node) -> Expr:
+def _global_norm(node: TensorflowNode) -> Expr:
     """Convert BatchNormWithGlobalNormalization (data, mean, variance, shift, scale)."""
     data, mean, variance, shift, scale = node.exprs()
     width = op.rsqrt(op.add(variance, const(node.real("variance_epsilon"), node.dtype(0))))
@@ -156,7 +158,7 @@ def _global_norm(node: Node) -> Expr:
     return op.add(op.multiply(op.subtract(data, mean), width), shift)
 
 
-def _dilation2d(node: Node) -> Expr:
+def _dilation2d(node: TensorflowNode) -> Expr:
     """Convert Dilation2D: maxima over windows of NHWC data plus weights [height, width, in]."""
     height, width, _ = shared.known_weight_shape(node, 1, 3)
     window = _window(node, "NHWC", (height, width), "rates")
@@ -170,7 +172,7 @@ def _dilation2d(node: Node) -> Expr:
     )
 
 
-def _lstm_block_cell(node: Node) -> list[Expr]:
+def _lstm_block_cell(node: TensorflowNode) -> list[Expr]:
     """Convert LSTMBlockCell to (i, cell, f, o, g, cell output, output).
 
     Inputs: (data, cell, output, weights of both, peepholes of i, f, o, bias); gates in the order i,
@@ -193,12 +195,12 @@ def _lstm_block_cell(node: Node) -> list[Expr]:
     return [state.take, state.cell, state.keep, state.show, state.new, state.shown, state.hidden]
 
 
-def _lrn(node: Node) -> Expr:
+def _lrn(node: TensorflowNode) -> Expr:
     bias, alpha, beta = node.real("bias", 1.0), node.real("alpha", 1.0), node.real("beta", 0.5)
     return local_response_norm(node, node.number("depth_radius", 5), bias, alpha, beta)
 
 
-def _crop_and_resize(node: Node) -> Expr:
+def _crop_and_resize(node: TensorflowNode) -> Expr:
     return op.image.crop_and_resize(
         node.expr(0), node.expr(1), node.expr(2), node.axes(3, "crop_size"), "NHWC",
         node.text("method", "bilinear"), node.real("extrapolation_value"),

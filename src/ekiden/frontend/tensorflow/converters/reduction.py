@@ -8,23 +8,23 @@ from ekiden.frontend.common.converters.reduction import (
     log_softmax,
     reduction_rows,
 )
-from ekiden.frontend.tensorflow.node import Node, TensorflowRow
+from ekiden.frontend.tensorflow.node import TensorflowNode, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import as_attr
 
 
-def _softmax(node: Node) -> Expr:
+def _softmax(node: TensorflowNode) -> Expr:
     return op.nn.softmax(node.expr(0), axis=-1)
 
 
-def _l2_loss(node: Node) -> Expr:
+def _l2_loss(node: TensorflowNode) -> Expr:
     """Convert L2Loss: half the sum of squares."""
     total = op.sum(op.multiply(node.expr(0), node.expr(0)))
     return op.multiply(total, const(0.5, node.dtype(0)))
 
 
-def _cross_entropy(node: Node) -> list[Expr]:
+def _cross_entropy(node: TensorflowNode) -> list[Expr]:
     """Convert SoftmaxCrossEntropyWithLogits: the loss of each row, and its gradient."""
     scores, labels = node.exprs()
     node.scope.same(node.shape(0), node.shape(1))
@@ -33,7 +33,7 @@ def _cross_entropy(node: Node) -> list[Expr]:
     return [loss, op.subtract(op.nn.softmax(scores, axis=-1), labels)]
 
 
-def _sparse_cross_entropy(node: Node) -> list[Expr]:
+def _sparse_cross_entropy(node: TensorflowNode) -> list[Expr]:
     """Convert SparseSoftmaxCrossEntropyWithLogits (logits [rows, classes], class of each row): loss
     and gradient.
     """

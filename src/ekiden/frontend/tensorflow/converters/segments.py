@@ -9,13 +9,13 @@ from ekiden.frontend.common.matmul import batched_take
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.reducers import reduction_identity
 from ekiden.frontend.common.segment_reduce import num_segments, segment_reduce, segment_sizes
-from ekiden.frontend.tensorflow.node import Converter, Node, TensorflowRow
+from ekiden.frontend.tensorflow.node import Converter, TensorflowNode, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import Dim, known_int
 
 
-def _num_segments(node: Node, index: int, ids: Expr) -> Dim:
+def _num_segments(node: TensorflowNode, index: int, ids: Expr) -> Dim:
     """Return the number of segments: an input's value, else the largest id plus 1."""
     return (
         node.dims(index, "num_segments")[0] if len(node.inputs) > index else num_segments(node, ids)
@@ -23,7 +23,7 @@ def _num_segments(node: Node, index: int, ids: Expr) -> Dim:
 
 
 def _segment_reduction(kind: str) -> Converter:
-    def convert(node: Node) -> Expr:
+    def convert(node: TensorflowNode) -> Expr:
         """Convert a segment reduction (data, segment ids); an empty segment is 1 for products, else
         0.
         """
@@ -37,11 +37,11 @@ def _segment_reduction(kind: str) -> Converter:
     return convert
 
 
-def _segment_mean(node: Node) -> Expr:
+def _segment_mean(node: TensorflowNode) -> Expr:
     return _average_segments(node, node.expr(0), node.expr(1), 2, roots=False)
 
 
-def _average_segments(node: Node, data: Expr, ids: Expr, at: int, roots: bool) -> Expr:
+def _average_segments(node: TensorflowNode, data: Expr, ids: Expr, at: int, roots: bool) -> Expr:
     """Divide segment sums by the number of rows or its square root; empty segments are 0."""
     kind = node.typed(data)
     count = _num_segments(node, at, ids)
@@ -53,7 +53,7 @@ def _average_segments(node: Node, data: Expr, ids: Expr, at: int, roots: bool) -
 
 
 def _sparse_segment_rows(how: str) -> list[TensorflowRow]:
-    def convert_sparse(node: Node) -> Expr:
+    def convert_sparse(node: TensorflowNode) -> Expr:
         """Convert a sparse segment reduction (data, row indices, segment ids, number of
         segments).
         """
@@ -70,13 +70,13 @@ def _sparse_segment_rows(how: str) -> list[TensorflowRow]:
 # Sparse tensors: coordinates [n, rank], values [n], a shape.
 
 
-def _sparse_dense_add(node: Node) -> Expr:
+def _sparse_dense_add(node: TensorflowNode) -> Expr:
     """Convert SparseTensorDenseAdd (coordinates, values, shape, dense tensor)."""
     coordinates = op.transpose(node.expr(0), (1, 0))
     return op.scatter_nd(node.expr(3), coordinates, node.expr(1), "add")
 
 
-def _sparse_dense_matmul(node: Node) -> Expr:
+def _sparse_dense_matmul(node: TensorflowNode) -> Expr:
     """Convert SparseTensorDenseMatMul (coordinates, values, shape, dense matrix): scaled rows,
     summed by segment.
     """
@@ -90,13 +90,13 @@ def _sparse_dense_matmul(node: Node) -> Expr:
     return segment_reduce(node, "add", scaled_rows, row, shape[1 if flipped else 0])
 
 
-def _sparse_fill_empty_rows(node: Node) -> Result:
+def _sparse_fill_empty_rows(node: TensorflowNode) -> Result:
     """Convert SparseFillEmptyRows; its reverse index map is not supported."""
     filled = op.sparse_fill_empty_rows(*node.exprs())
     return [filled[0], filled[1], filled[2], None]
 
 
-def _sparse_reshape(node: Node) -> list[Expr]:
+def _sparse_reshape(node: TensorflowNode) -> list[Expr]:
     reshaped = op.sparse_reshape(*node.exprs())
     return [reshaped[0], reshaped[1]]
 
@@ -104,7 +104,7 @@ def _sparse_reshape(node: Node) -> list[Expr]:
 # Counts and places.
 
 
-def _bin_count(node: Node) -> Expr:
+def _bin_count(node: TensorflowNode) -> Expr:
     """Convert Bincount (numbers, number of bins, weights); numbers beyond the bins are ignored."""
     (size,), dtype = node.dims(1, "size"), node.dtype(2)
     flat = op.reshape(node.expr(0), (-1,))
@@ -116,7 +116,7 @@ def _bin_count(node: Node) -> Expr:
     return segment_reduce(node, "add", weights, bin_index, size)
 
 
-def _unravel_index(node: Node) -> Expr:
+def _unravel_index(node: TensorflowNode) -> Expr:
     return op.unravel_index(node.expr(0), node.expr(1))
 
 

@@ -11,44 +11,44 @@ from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.converters import movement as shared
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.tensorflow.node import Node, TensorflowRow
+from ekiden.frontend.tensorflow.node import TensorflowNode, TensorflowRow
 from ekiden.ir import prim
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 
 
-def _const(node: Node) -> Value:
+def _const(node: TensorflowNode) -> Value:
     node.dtype_of("dtype")  # refused where it is none of a tensor
     return constant(np.asarray(tensor_util.MakeNdarray(node.proto.attr["value"].tensor)))
 
 
-def _shape(node: Node) -> Result:
+def _shape(node: TensorflowNode) -> Result:
     dtype = node.dtype_of("out_type", "int32")
     constant_shape = rules.known_shape(node.shape(0), dtype)
     return op.shape_of(node.expr(0), dtype=dtype) if constant_shape is None else constant_shape
 
 
-def _shape_n(node: Node) -> list[Value | None]:
+def _shape_n(node: TensorflowNode) -> list[Value | None]:
     dtype = node.dtype_of("out_type", "int32")
     return [rules.known_shape(node.shape(i), dtype) for i in range(len(node.inputs))]
 
 
-def _size(node: Node) -> Expr:
+def _size(node: TensorflowNode) -> Expr:
     return op.ndarray_size(node.expr(0), dtype=node.dtype_of("out_type", "int32"))
 
 
-def _rank(node: Node) -> Value:
+def _rank(node: TensorflowNode) -> Value:
     return constant(np.array(node.rank(0), np.int32))
 
 
-def _strided_slice(node: Node) -> Result:
+def _strided_slice(node: TensorflowNode) -> Result:
     if node.number("shrink_axis_mask") and node.value(1).array is None:
         return _dynamic_element(node)
     return shared.strided_slice(node)
 
 
-def _dynamic_element(node: Node) -> Expr:
+def _dynamic_element(node: TensorflowNode) -> Expr:
     """Emit x[i] for a data-dependent index along the first axis."""
     count = node.shape(1)[0]
     has_others = node.number("new_axis_mask") or node.number("ellipsis_mask")
@@ -57,54 +57,54 @@ def _dynamic_element(node: Node) -> Expr:
     return op.take(node.expr(0), op.reshape(node.expr(1), ()), axis=0)
 
 
-def _pack_rule(node: Node, inputs: Sequence[Array]) -> Array:
+def _pack_rule(node: TensorflowNode, inputs: Sequence[Array]) -> Array:
     axis = node.number("axis")
     return rules.concat_elements([np.expand_dims(i, axis) for i in inputs], axis)
 
 
-def _pack(node: Node) -> Result:
+def _pack(node: TensorflowNode) -> Result:
     axis = node.axis(node.number("axis"), node.rank(0) + 1)
     return op.stack(node.exprs(), axis=axis)
 
 
-def _concat_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _concat_rule(node: TensorflowNode, inputs: Sequence[Array]) -> Array | None:
     axis = inputs[-1]
     return None if axis.dtype == np.object_ else rules.concat_elements(inputs[:-1], int(axis))
 
 
-def _concat(node: Node) -> Result:
+def _concat(node: TensorflowNode) -> Result:
     (axis,) = node.axes(len(node.inputs) - 1, "axis")
     operands = [node.expr(i) for i in range(len(node.inputs) - 1)]
     return op.concatenate(operands, axis=node.axis(axis, node.rank(0)))
 
 
-def _concat_v1(node: Node) -> Result:
+def _concat_v1(node: TensorflowNode) -> Result:
     (axis,) = node.axes(0, "concat_dim")
     return op.concatenate(node.exprs()[1:], axis=node.axis(axis, node.rank(1)))
 
 
-def _gather_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _gather_rule(node: TensorflowNode, inputs: Sequence[Array]) -> Array | None:
     return shared.fold_gather(node, inputs, int(inputs[2]) if len(inputs) > 2 else 0)
 
 
-def _gather(node: Node) -> Expr:
+def _gather(node: TensorflowNode) -> Expr:
     return shared.gather(node, node.axes(2, "axis")[0] if len(node.inputs) > 2 else 0)
 
 
-def _axes_to_squeeze(node: Node) -> list[int]:
+def _axes_to_squeeze(node: TensorflowNode) -> list[int]:
     """Return the normalized axes to remove; none if all of extent 1 are meant."""
     return [node.axis(a, node.rank(0)) for a in node.ints("squeeze_dims") or node.ints("axis")]
 
 
-def _squeeze_rule(node: Node, inputs: Sequence[Array]) -> Array:
+def _squeeze_rule(node: TensorflowNode, inputs: Sequence[Array]) -> Array:
     return np.squeeze(inputs[0], tuple(_axes_to_squeeze(node)) or None)
 
 
-def _squeeze(node: Node) -> Result:
+def _squeeze(node: TensorflowNode) -> Result:
     return shared.squeeze(node, _axes_to_squeeze(node))
 
 
-def _range(node: Node) -> Expr:
+def _range(node: TensorflowNode) -> Expr:
     return shared.arange(node, node.dtype_of("Tidx", "int32"))
 
 

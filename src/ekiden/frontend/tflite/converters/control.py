@@ -9,14 +9,14 @@ from ekiden.frontend.common.conditional import choose
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.rank_polymorphic_loop import build_any_rank
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.tflite.node import Node, QuantizedPolicy, Resource, TfliteRow
+from ekiden.frontend.tflite.node import QuantizedPolicy, Resource, TfliteNode, TfliteRow
 
 OWN = QuantizedPolicy.OWN
 _RESOURCE_DTYPES = ("resource",)
 
 
 def _run_subgraph(
-    node: Node, index: int, inputs: Sequence[Value], variable_names: Sequence[str]
+    node: TfliteNode, index: int, inputs: Sequence[Value], variable_names: Sequence[str]
 ) -> list[Value]:
     """Import a subgraph without its side effects; return its outputs, then the new values of these
     variables.
@@ -26,7 +26,7 @@ def _run_subgraph(
     # undone and returned.
     # Branches assign variables in place: their state is restored, and passed as results instead.
     before = dict(current)
-    outputs = node.graph.inside(index).import_body(inputs)
+    outputs = node.graph.subgraph_importer(index).import_body(inputs)
     after = [current[name] for name in variable_names]
     current.clear()
     current.update(before)
@@ -34,7 +34,7 @@ def _run_subgraph(
 
 
 def _assign_variables(
-    node: Node, variable_names: Sequence[str], values: Sequence[Value]
+    node: TfliteNode, variable_names: Sequence[str], values: Sequence[Value]
 ) -> list[Value]:
     """Assign the variables that follow a branch's outputs; return the outputs."""
     count = len(values) - len(variable_names)
@@ -42,7 +42,7 @@ def _assign_variables(
     return list(values[:count])
 
 
-def _if(node: Node) -> list[Value]:
+def _if(node: TfliteNode) -> list[Value]:
     inputs, variable_names = (
         [node.value(i) for i in range(1, len(node.inputs))],
         _variable_names(node),
@@ -54,7 +54,7 @@ def _if(node: Node) -> list[Value]:
     )
 
 
-def _while(node: Node) -> list[Value]:
+def _while(node: TfliteNode) -> list[Value]:
     """Convert WHILE; variables are carried like other values, resource handles are loop
     invariant.
     """
@@ -85,7 +85,7 @@ def _while(node: Node) -> list[Value]:
     # A condition that is false at once runs no iteration, so no loop is emitted.
     if go.array is not None and not go.array.item():
         return operands
-    inner = node.graph.inside(body).names
+    inner = node.graph.subgraph_importer(body).names
     names = [*(inner[i] for i in carried_indices), *variable_names]
     last, _, _ = build_any_rank(Loop(node, names, start, None, go, loop_body))
     current.update(before)
@@ -96,12 +96,12 @@ def _while(node: Node) -> list[Value]:
     )
 
 
-def _variable_names(node: Node) -> list[str]:
+def _variable_names(node: TfliteNode) -> list[str]:
     """Return the names of the initialized variables, any of which a subgraph may assign."""
     return list(node.graph.shared.variables.now)
 
 
-def _call_once(node: Node) -> list[Value]:
+def _call_once(node: TfliteNode) -> list[Value]:
     """Convert CALL_ONCE: the assignments of its subgraph are the variables' initial values."""
     shared = node.graph.shared
     # Initial values are set once per program, not per run of a branch or body.
@@ -109,29 +109,29 @@ def _call_once(node: Node) -> list[Value]:
         node.unsupported("it stands inside another graph")
     shared.variables.is_initial = True
     try:
-        node.graph.inside(node.option("InitSubgraphIndex")).import_body(())
+        node.graph.subgraph_importer(node.option("InitSubgraphIndex")).import_body(())
     finally:
         shared.variables.is_initial = False
     return []
 
 
-def _var_handle(node: Node) -> Value:
+def _var_handle(node: TfliteNode) -> Value:
     names = [node.operation.options.Container(), node.operation.options.SharedName()]
     return Resource("/".join(n.decode() for n in names if n))
 
 
-def _resource_name(node: Node) -> str:
+def _resource_name(node: TfliteNode) -> str:
     operand = node.value(0)
     if not isinstance(operand, Resource):
         node.unsupported(f"{node.ins[0]} is no variable")
     return operand.name
 
 
-def _read_variable(node: Node) -> Value:
+def _read_variable(node: TfliteNode) -> Value:
     return node.graph.shared.variables.read(_resource_name(node))
 
 
-def _assign_variable(node: Node) -> list[Value]:
+def _assign_variable(node: TfliteNode) -> list[Value]:
     node.graph.shared.variables.assign(_resource_name(node), node.value(1))
     return []
 

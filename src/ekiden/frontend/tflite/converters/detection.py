@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from flatbuffers import flexbuffers
 
-from ekiden.frontend.tflite.node import Node, TfliteRow
+from ekiden.frontend.tflite.node import TfliteNode, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.dimensions import known_int
 
 
-def _flexbuffer_options(node: Node) -> Mapping[str, Any]:
+def _flexbuffer_options(node: TfliteNode) -> Mapping[str, Any]:
     try:
         options: Mapping[str, Any] = flexbuffers.Loads(node.operation.custom)
     except Exception as error:  # flexbuffers raises whatever the bytes lead it to
@@ -26,7 +26,7 @@ def _split_columns(data: Expr, axis: int) -> list[Expr]:
     return [op.take(data, const(np.int32(i)), axis=axis) for i in range(4)]
 
 
-def _decode_boxes(node: Node, options: Mapping[str, Any]) -> Expr:
+def _decode_boxes(node: TfliteNode, options: Mapping[str, Any]) -> Expr:
     """Decode box offsets relative to their anchors: [boxes, (top, left, bottom, right)]."""
     y, x, height, width = _split_columns(op.reshape(node.expr(0), (-1, 4)), 1)
     at_y, at_x, tall, wide = _split_columns(op.reshape(node.expr(2), (-1, 4)), 1)
@@ -49,7 +49,7 @@ def _f32(value: float) -> Expr:
     return const(np.float32(value))
 
 
-def _detection_postprocess(node: Node) -> list[Expr]:
+def _detection_postprocess(node: TfliteNode) -> list[Expr]:
     """Convert the operator to boxes [1, n, 4], classes [1, n], scores [1, n] and count [1],
     zero-padded.
     """

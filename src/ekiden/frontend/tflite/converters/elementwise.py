@@ -12,7 +12,7 @@ from ekiden.frontend.common.converters.elementwise import elementwise_rows, floo
 from ekiden.frontend.common.float_functions import gelu, whole
 from ekiden.frontend.tflite.converters import integer_elementwise as integer
 from ekiden.frontend.tflite.load import TENSOR_DTYPES
-from ekiden.frontend.tflite.node import Converter, Node, QuantizedPolicy, TfliteRow
+from ekiden.frontend.tflite.node import Converter, QuantizedPolicy, TfliteNode, TfliteRow
 from ekiden.ir.dtype import int_range, is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
@@ -23,11 +23,11 @@ def _unary_converter(function: Callable[[Expr], Expr]) -> Converter:
     return lambda node: function(node.expr(0))
 
 
-def _with_fused_activation(convert: Callable[[Node], Expr]) -> Converter:
+def _with_fused_activation(convert: Callable[[TfliteNode], Expr]) -> Converter:
     return lambda node: node.activated(convert(node))
 
 
-def _floor_div(node: Node) -> Expr:
+def _floor_div(node: TfliteNode) -> Expr:
     """Convert FLOOR_DIV; floats divide in float64 and round down, so that -1 / inf is -0."""
     x, y = node.exprs()
     if not is_float(node.dtype(0)):
@@ -36,15 +36,15 @@ def _floor_div(node: Node) -> Expr:
     return op.cast(op.floor(op.divide(op.cast(x, "float64"), op.cast(y, "float64"))), node.dtype(0))
 
 
-def _gelu(node: Node) -> Expr:
+def _gelu(node: TfliteNode) -> Expr:
     return gelu(node.expr(0), node.dtype(0), bool(node.option("Approximate")))
 
 
-def _leaky_relu(node: Node) -> Expr:
+def _leaky_relu(node: TfliteNode) -> Expr:
     return op.nn.leaky_relu(node.expr(0), float(node.option("Alpha")))
 
 
-def _cast(node: Node) -> Expr:
+def _cast(node: TfliteNode) -> Expr:
     target = node.outs[0].dtype
     if node.operation.options is not None:
         stated = TENSOR_DTYPES.get(node.option("OutDataType"), target)
@@ -67,7 +67,7 @@ def _cast(node: Node) -> Expr:
     return op.cast(node.expr(0), target)
 
 
-def _cast_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _cast_rule(node: TfliteNode, inputs: Sequence[Array]) -> Array | None:
     if "complex64" in (node.outs[0].dtype, node.ins[0] and node.ins[0].dtype):
         return None
     return rules.cast(node.outs[0].dtype)(inputs)
@@ -77,7 +77,9 @@ OPERATORS_WITH_FUSED_ACTIVATION = frozenset(("ADD", "SUB", "MUL", "DIV"))
 """Operators that have an activation in them."""
 
 
-def _shared_row(code: str, convert: Callable[[Node], Expr], rule: rules.Rule | None) -> TfliteRow:
+def _shared_row(
+    code: str, convert: Callable[[TfliteNode], Expr], rule: rules.Rule | None
+) -> TfliteRow:
     return TfliteRow(
         code,
         _with_fused_activation(convert) if code in OPERATORS_WITH_FUSED_ACTIVATION else convert,

@@ -19,13 +19,13 @@ from ekiden.frontend.tflite.hybrid_quantization import (
     weight_scales,
     weight_sums,
 )
-from ekiden.frontend.tflite.node import Node
+from ekiden.frontend.tflite.node import TfliteNode
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.relay.qnn import op as qnn
 
 
-def convolution(node: Node, at: ConvGeometry, asymmetric: bool) -> Expr:
+def convolution(node: TfliteNode, at: ConvGeometry, asymmetric: bool) -> Expr:
     """Convert a hybrid convolution of NHWC data.
 
     The data are zero-padded before they are quantised: their zero points differ by image.
@@ -44,7 +44,7 @@ def convolution(node: Node, at: ConvGeometry, asymmetric: bool) -> Expr:
     return add_bias_and_activate(node, products)
 
 
-def conv2d(node: Node, at: ConvGeometry) -> Expr:
+def conv2d(node: TfliteNode, at: ConvGeometry) -> Expr:
     """Convert hybrid CONV_2D, whose kernel for per-tensor weights quantizes the data
     symmetrically.
     """
@@ -54,7 +54,7 @@ def conv2d(node: Node, at: ConvGeometry) -> Expr:
     return convolution(node, at, is_per_channel)
 
 
-def fully_connected(node: Node) -> Expr:
+def fully_connected(node: TfliteNode) -> Expr:
     """Convert hybrid FULLY_CONNECTED; its options state whether data rows have zero points."""
     return add_bias_and_activate(
         node, restore_leading_axes(node, HybridOperand(node, flatten_rows(node)).times(1))
@@ -62,7 +62,7 @@ def fully_connected(node: Node) -> Expr:
 
 
 def batch_matmul(
-    node: Node, product: Callable[[Expr, Expr], Expr], sides: tuple[Expr, Expr]
+    node: TfliteNode, product: Callable[[Expr, Expr], Expr], sides: tuple[Expr, Expr]
 ) -> Expr:
     """Convert hybrid BATCH_MATMUL; each row of each matrix is quantized by itself.
 

@@ -23,7 +23,7 @@ from ekiden.frontend.tflite.integer_arithmetic import (
     subtract_zero_point,
     tabulate_real,
 )
-from ekiden.frontend.tflite.node import Converter, Node
+from ekiden.frontend.tflite.node import Converter, TfliteNode
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
@@ -36,7 +36,7 @@ def _left_shift_bits(result: QuantParams) -> int:
     return 15 if result.dtype == "int16" else 20
 
 
-def _binary_params(node: Node) -> tuple[QuantParams, QuantParams, QuantParams]:
+def _binary_params(node: TfliteNode) -> tuple[QuantParams, QuantParams, QuantParams]:
     return (
         quant_params(node, node.ins[0]),
         quant_params(node, node.ins[1]),
@@ -47,7 +47,7 @@ def _binary_params(node: Node) -> tuple[QuantParams, QuantParams, QuantParams]:
 def rescaled_sum(function: Callable[[Expr, Expr], Expr]) -> Converter:
     """Return the converter of a quantized sum or difference at twice the larger operand scale."""
 
-    def convert(node: Node) -> Expr:
+    def convert(node: TfliteNode) -> Expr:
         """Rescale both sides to twice the larger scale with extra fraction bits, as the reference
         kernel does; then to the result.
         """
@@ -73,7 +73,7 @@ def rescaled_sum(function: Callable[[Expr, Expr], Expr]) -> Converter:
     return convert
 
 
-def multiply(node: Node) -> Expr:
+def multiply(node: TfliteNode) -> Expr:
     """Convert MUL: the product less zero points, rescaled by the product of the scales."""
     a, b, result = _binary_params(node)
     products = op.multiply(
@@ -82,7 +82,7 @@ def multiply(node: Node) -> Expr:
     return store_quantized(node, rescale(products, np.float64(a.scale * b.scale / result.scale)))
 
 
-def divide(node: Node) -> Expr:
+def divide(node: TfliteNode) -> Expr:
     """Convert 8-bit DIV to a table of all 65,536 quotients; division by 0 saturates with the
     dividend's sign.
 
@@ -113,7 +113,7 @@ def divide(node: Node) -> Expr:
     return op.take(const(table.reshape(-1)), index, mode="fast")
 
 
-def squared_difference(node: Node) -> Expr:
+def squared_difference(node: TfliteNode) -> Expr:
     """Convert SQUARED_DIFFERENCE: both sides at twice the larger scale with 7 fraction bits, then
     squared.
     """
@@ -132,7 +132,7 @@ def squared_difference(node: Node) -> Expr:
 def equal_scale_converter(function: Callable[[Expr, Expr], Expr]) -> Converter:
     """Return the converter of a minimum or maximum, whose tensors share one scale."""
 
-    def convert(node: Node) -> Expr:
+    def convert(node: TfliteNode) -> Expr:
         """Convert the operator; reject different scales, as the kernel compares the stored
         numbers.
         """
@@ -149,7 +149,7 @@ def fixed_point_compare(function: Callable[[Expr, Expr], Expr]) -> Converter:
     Kernels of int16 compare the stored numbers, which is the same where the scales are equal.
     """
 
-    def convert(node: Node) -> Expr:
+    def convert(node: TfliteNode) -> Expr:
         """Compare both sides as real values with 8 fraction bits."""
         sides = [quant_params(node, node.ins[index]) for index in (0, 1)]
         if sides[0].dtype == "int16":
@@ -167,14 +167,14 @@ def fixed_point_compare(function: Callable[[Expr, Expr], Expr]) -> Converter:
     return convert
 
 
-def _unary_params(node: Node) -> tuple[QuantParams, QuantParams]:
+def _unary_params(node: TfliteNode) -> tuple[QuantParams, QuantParams]:
     return quant_params(node, node.ins[0]), quant_params(node, node.outs[0])
 
 
 def clipped_relu(low: float | None, high: float | None) -> Converter:
     """Return the converter of RELU and its variants: rescale, then clip to real limits."""
 
-    def convert(node: Node) -> Expr:
+    def convert(node: TfliteNode) -> Expr:
         """Convert the operator to a table of all 256 levels."""
         source, result = _unary_params(node)
         factor = np.float64(source.scale / result.scale)
@@ -191,7 +191,7 @@ def clipped_relu(low: float | None, high: float | None) -> Converter:
     return convert
 
 
-def leaky_relu(node: Node) -> Expr:
+def leaky_relu(node: TfliteNode) -> Expr:
     """Convert LEAKY_RELU with one multiplier per sign."""
     source, result = _unary_params(node)
     alpha = np.float32(node.option("Alpha"))
@@ -206,7 +206,7 @@ def leaky_relu(node: Node) -> Expr:
     return apply_lookup_table(node, rescale_by_sign)
 
 
-def absolute(node: Node) -> Expr:
+def absolute(node: TfliteNode) -> Expr:
     """Convert ABS, rescaled where the scales differ."""
     source, result = _unary_params(node)
     factor = np.float64(source.scale / result.scale)
@@ -220,7 +220,7 @@ def absolute(node: Node) -> Expr:
     return apply_lookup_table(node, rescaled_distance)
 
 
-def prelu(node: Node) -> Expr:
+def prelu(node: TfliteNode) -> Expr:
     """Convert PRELU, whose slopes are a tensor."""
     data, alpha, result = _binary_params(node)
     x = subtract_zero_point(node.expr(0), data.point)
@@ -230,7 +230,7 @@ def prelu(node: Node) -> Expr:
     return store_quantized(node, op.where(op.greater_equal(x, const(np.int32(0))), above, below))
 
 
-def hard_swish(node: Node) -> Expr:
+def hard_swish(node: TfliteNode) -> Expr:
     """Convert HARD_SWISH: x * relu6(x + 3) / 6 in 16 bits, as the reference kernel computes it."""
     source, result = _unary_params(node)
     fine = np.float32(1 / 128) * source.scale
@@ -277,7 +277,7 @@ def _rounding_shift_right(data: Array, by: int) -> Array:
     return (data + (1 << by >> 1) - (data < 0)) >> by
 
 
-def rsqrt(node: Node) -> Expr:
+def rsqrt(node: TfliteNode) -> Expr:
     """Convert RSQRT with 20 fraction bits, rescaled to the result; 0 yields the largest level."""
     source, result = _unary_params(node)
     factor = 1 / (np.sqrt(np.float32(source.scale)) * result.scale)
@@ -293,7 +293,7 @@ def rsqrt(node: Node) -> Expr:
     return apply_lookup_table(node, inverse_roots)
 
 
-def gelu(node: Node) -> Expr:
+def gelu(node: TfliteNode) -> Expr:
     """Convert GELU, by either formula, to a table."""
     if node.option("Approximate"):
         inner = np.sqrt(2 / np.pi)
@@ -331,7 +331,7 @@ def _rescale_to_sigmoid_input(source: QuantParams, max_power: int) -> Callable[[
     return lambda numbers: (numbers * int(factor) + half) >> shift
 
 
-def logistic(node: Node) -> Expr:
+def logistic(node: TfliteNode) -> Expr:
     """Convert LOGISTIC: a float table for 8 bits, the kernel's interpolation for int16."""
     source = quant_params(node, node.ins[0])
     if source.dtype != "int16":
@@ -347,7 +347,7 @@ def logistic(node: Node) -> Expr:
     return apply_lookup_table(node, sigmoid_q15)
 
 
-def tanh(node: Node) -> Expr:
+def tanh(node: TfliteNode) -> Expr:
     """Convert TANH: 2 sigmoid(2 x) - 1."""
     source = quant_params(node, node.ins[0])
     if source.dtype != "int16":

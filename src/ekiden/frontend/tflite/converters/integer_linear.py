@@ -19,7 +19,7 @@ from ekiden.frontend.tflite.integer_arithmetic import (
     store_quantized,
     subtract_zero_point,
 )
-from ekiden.frontend.tflite.node import Node
+from ekiden.frontend.tflite.node import TfliteNode
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -32,7 +32,7 @@ Scaled = Callable[[Expr, Array], Expr]
 SINGLE_ROUNDING = rescale_single_rounding, rescale_by_q31
 
 
-def _qnn_params(node: Node, data: int, weight: int) -> tuple[Expr, Expr, Expr, Expr]:
+def _qnn_params(node: TfliteNode, data: int, weight: int) -> tuple[Expr, Expr, Expr, Expr]:
     """Return zero points and scales of data and weights as qnn operators take them."""
     quantization = quantization_of(node, node.ins[weight])
     if len(set(quantization.zero_point)) > 1:
@@ -42,7 +42,7 @@ def _qnn_params(node: Node, data: int, weight: int) -> tuple[Expr, Expr, Expr, E
     return *points, const(source.scale), const(np.float32(1))
 
 
-def _requantize_multiplier(node: Node, data: int = 0, weight: int = 1) -> Array:
+def _requantize_multiplier(node: TfliteNode, data: int = 0, weight: int = 1) -> Array:
     """Return the requantization multiplier of accumulated sums: per tensor in float32, per channel
     in float64, as the kernels do.
     """
@@ -61,7 +61,7 @@ def _requantize_multiplier(node: Node, data: int = 0, weight: int = 1) -> Array:
 
 
 def _requantize_sums(
-    node: Node, sums: Expr, bias: int, multiplier: Array,
+    node: TfliteNode, sums: Expr, bias: int, multiplier: Array,
     scales: tuple[Scaled, Scaled] = (rescale, rescale_by_q15),
 ) -> Expr:  # fmt: skip
     """Add the bias to accumulated sums, requantize and store them.
@@ -75,7 +75,7 @@ def _requantize_sums(
     return store_quantized(node, scales[kind == "int64"](sums, multiplier))
 
 
-def _accumulate(node: Node, data: Expr, index: int, product: Callable[[Expr], Expr]) -> Expr:
+def _accumulate(node: TfliteNode, data: Expr, index: int, product: Callable[[Expr], Expr]) -> Expr:
     """Accumulate products with int8 weights; int16 data are split into two bytes, and the sums are
     int64.
     """
@@ -90,7 +90,7 @@ def _accumulate(node: Node, data: Expr, index: int, product: Callable[[Expr], Ex
     return op.add(op.left_shift(high, const(np.int64(8))), low)
 
 
-def convolution(node: Node, at: ConvGeometry) -> Expr:
+def convolution(node: TfliteNode, at: ConvGeometry) -> Expr:
     """Convert a convolution over NHWC: plain, grouped or depthwise."""
     weight, points = op.transpose(node.expr(1), at.order), _qnn_params(node, 0, 1)
     window, sides = at.window, static_padding(node, at.window)
@@ -107,7 +107,7 @@ def convolution(node: Node, at: ConvGeometry) -> Expr:
     )
 
 
-def transpose_conv(node: Node, product: Callable[[Expr, Expr], Expr]) -> Expr:
+def transpose_conv(node: TfliteNode, product: Callable[[Expr, Expr], Expr]) -> Expr:
     """Convert TRANSPOSE_CONV of data less zero points, in floats where they are exact."""
     points = _qnn_params(node, 2, 1)[:2]
 
@@ -123,7 +123,7 @@ def transpose_conv(node: Node, product: Callable[[Expr, Expr], Expr]) -> Expr:
                             _requantize_multiplier(node, 2, 1))  # fmt: skip
 
 
-def fully_connected(node: Node) -> Expr:
+def fully_connected(node: TfliteNode) -> Expr:
     """Convert FULLY_CONNECTED, whose kernel rounds once."""
     points = _qnn_params(node, 0, 1)
     sums = _accumulate(
@@ -134,7 +134,7 @@ def fully_connected(node: Node) -> Expr:
     )
 
 
-def average_pool(node: Node) -> Expr:
+def average_pool(node: TfliteNode) -> Expr:
     """Convert AVERAGE_POOL_2D through float arithmetic.
 
     Sums of up to 65,536 bytes are exact in float32, and so is the rounding; those of int16 in
@@ -151,14 +151,14 @@ def average_pool(node: Node) -> Expr:
     return store_quantized(node, op.subtract(steps, const(np.int32(point))))
 
 
-def max_pool(node: Node) -> Expr:
+def max_pool(node: TfliteNode) -> Expr:
     """Convert MAX_POOL_2D, clipped to the fused activation's limits."""
     # Quantisation is monotonic, so the maximum of the stored numbers is that of the real ones.
     maxima = shared.max_pool(node, node.expr(0), pool_window(node), "NHWC")
     return store_quantized(node, subtract_zero_point(maxima, quant_params(node, node.ins[0]).point))
 
 
-def quantized_matmul(node: Node, multiplied: Callable[[Expr, Expr], Expr]) -> Expr:
+def quantized_matmul(node: TfliteNode, multiplied: Callable[[Expr, Expr], Expr]) -> Expr:
     """Emit the requantized product of tensors less their zero points; int16 sums are int64."""
     wide = node.dtype(0) == "int16"
     sides = [

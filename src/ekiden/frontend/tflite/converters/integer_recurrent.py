@@ -31,7 +31,7 @@ from ekiden.frontend.tflite.integer_arithmetic import (
     rescale,
     rescale_half_up,
 )
-from ekiden.frontend.tflite.node import Node
+from ekiden.frontend.tflite.node import TfliteNode
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -71,7 +71,7 @@ def _rounding_shift_right(data: Expr, bits: int) -> Expr:
     return op.right_shift(moved, const(np.int32(bits)))
 
 
-def _scale_exponent(node: Node, index: int) -> int:
+def _scale_exponent(node: TfliteNode, index: int) -> int:
     """Return the exponent of the cell state's power-of-two scale."""
     exponent = float(np.log2(quant_params(node, node.ins[index]).scale))
     if abs(exponent - round(exponent)) > 1e-3 or not -15 <= round(exponent) <= -9:
@@ -96,14 +96,14 @@ class _IntegerLstmCell:
     projection.
     """
 
-    node: Node
+    node: TfliteNode
     gates: tuple[int, ...]
     intermediate_scales: tuple[np.float32, ...]
     hidden: QuantParams
     power: int
 
     @staticmethod
-    def of(node: Node) -> _IntegerLstmCell:
+    def of(node: TfliteNode) -> _IntegerLstmCell:
         """Read a cell from its node. Raises Unsupported for what has no kernel."""
         if node.dtype(0) != "int8":
             node.unsupported(
@@ -246,7 +246,7 @@ def _clip_bound(bound: float, steps: QuantParams) -> int:
     return int(np.clip(np.float32(bound) / steps.scale, low, high)) if bound > 0 else 0
 
 
-def _integer_layer_norm(node: Node, sums: Expr, units: int, guard: int) -> Expr:
+def _integer_layer_norm(node: TfliteNode, sums: Expr, units: int, guard: int) -> Expr:
     """Normalize numbers to mean 0 and variance 1 with 10 fraction bits; a variance below 1 becomes
     `guard`.
 
@@ -272,7 +272,7 @@ def _integer_layer_norm(node: Node, sums: Expr, units: int, guard: int) -> Expr:
     )
 
 
-def sequence_lstm(node: Node) -> Expr:
+def sequence_lstm(node: TfliteNode) -> Expr:
     """Convert UNIDIRECTIONAL_SEQUENCE_LSTM; the input products of all steps are one matrix
     product.
     """
@@ -282,7 +282,7 @@ def sequence_lstm(node: Node) -> Expr:
     return to_operator_order(node, every)
 
 
-def lstm(node: Node) -> list[Expr] | Expr:
+def lstm(node: TfliteNode) -> list[Expr] | Expr:
     """Convert one LSTM step; KernelType 1 is the basic kernel."""
     if node.option("KernelType"):
         return _basic_lstm(node)
@@ -298,7 +298,7 @@ _CELL_INTEGER_BITS = 4
 """Bits before the point of the older LSTM's cell."""
 
 
-def _basic_lstm(node: Node) -> list[Expr]:
+def _basic_lstm(node: TfliteNode) -> list[Expr]:
     """Convert the basic LSTM (data, output, weights, bias, cell) to output, cell, concatenated
     inputs and gates (i, g, f, o).
 
@@ -339,7 +339,7 @@ def _round_to_q15(product: Expr) -> Expr:
 # SVDF.
 
 
-def svdf(node: Node) -> Expr:
+def svdf(node: TfliteNode) -> Expr:
     """Convert SVDF (data, features [filters, inputs], int16 time weights, bias, int16 state).
 
     The kernel leaves the activation to the limits of the output.

@@ -17,7 +17,7 @@ from ekiden.frontend.tflite.integer_arithmetic import (
     store_quantized,
     subtract_zero_point,
 )
-from ekiden.frontend.tflite.node import Node
+from ekiden.frontend.tflite.node import TfliteNode
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
@@ -31,7 +31,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import known_int
 
 
-def _reduced_axes(node: Node) -> tuple[tuple[int, ...], int]:
+def _reduced_axes(node: TfliteNode) -> tuple[tuple[int, ...], int]:
     """Return the reduced axes and the number of elements that are reduced to one."""
     axes = tuple(dict.fromkeys(node.axis(a, node.rank(0)) for a in node.axes(1)))
     extents = [known_int(node.shape(0)[a]) for a in axes]
@@ -45,7 +45,7 @@ def _scale_ratio(source: QuantParams, result: QuantParams) -> float:
     return float(source.scale) / float(result.scale)
 
 
-def _sum_less_zero_point(node: Node, source: QuantParams) -> tuple[Expr, int]:
+def _sum_less_zero_point(node: TfliteNode, source: QuantParams) -> tuple[Expr, int]:
     """Emit the int32 sum less zero points, and return the element count."""
     axes, count = _reduced_axes(node)
     # 65,535 * 32,768 is the largest such sum within int32.
@@ -57,7 +57,7 @@ def _sum_less_zero_point(node: Node, source: QuantParams) -> tuple[Expr, int]:
     return op.subtract(data, const(np.int32(source.point * count))), count
 
 
-def mean(node: Node) -> Expr:
+def mean(node: TfliteNode) -> Expr:
     """Convert MEAN: the sum times a multiplier that includes the element count."""
     source, result = quant_params(node, node.ins[0]), quant_params(node, node.outs[0])
     moved, count = _sum_less_zero_point(node, source)
@@ -70,14 +70,14 @@ def mean(node: Node) -> Expr:
     )
 
 
-def quantized_sum(node: Node) -> Expr:
+def quantized_sum(node: TfliteNode) -> Expr:
     """Convert SUM: the sum less zero points, rescaled."""
     source, result = quant_params(node, node.ins[0]), quant_params(node, node.outs[0])
     moved, _ = _sum_less_zero_point(node, source)
     return store_quantized(node, rescale(moved, _scale_ratio(source, result)))
 
 
-def quantized_prod(node: Node) -> Expr:
+def quantized_prod(node: TfliteNode) -> Expr:
     """Convert REDUCE_PROD, element by element in memory order as the kernel rounds.
 
     Each step is rescaled by the total multiplier to the power of 1 / steps, and so is the last
@@ -108,7 +108,7 @@ def quantized_prod(node: Node) -> Expr:
     return reduced
 
 
-def _flatten_reduced(node: Node, data: Expr, axes: Sequence[int]) -> tuple[Expr, Expr]:
+def _flatten_reduced(node: TfliteNode, data: Expr, axes: Sequence[int]) -> tuple[Expr, Expr]:
     """Return the first, and the remaining elements of the reduced axes, moved to a first axis in
     memory order.
     """
@@ -137,7 +137,7 @@ def _interpolation_table(function: Callable[[Array], Array], low: float, high: f
     return np.asarray(table[interval] + ((np.diff(table)[interval] * offset + 64) >> 7))
 
 
-def _softmax_int16(node: Node) -> Expr:
+def _softmax_int16(node: TfliteNode) -> Expr:
     """Convert int16 SOFTMAX by interpolated tables: exp on [-10, 0], then 1 / (1 + x) of the
     normalized sum.
     """
@@ -162,7 +162,7 @@ def _softmax_int16(node: Node) -> Expr:
     return op.cast(op.clip(op.right_shift(op.add(exponentials, half), shift), 0, 32767), "int16")
 
 
-def l2_normalization(node: Node) -> Expr:
+def l2_normalization(node: TfliteNode) -> Expr:
     """Convert L2_NORMALIZATION: each row over its length, at scale 1 / 128."""
     source, result = quant_params(node, node.ins[0]), quant_params(node, node.outs[0])
     if result.scale != np.float32(1 / 128):
@@ -182,7 +182,7 @@ def l2_normalization(node: Node) -> Expr:
     return store_quantized(node, op.cast(gemmlowp.rounding_divide_by_pot(products, shift), "int32"))
 
 
-def softmax(node: Node) -> Expr:
+def softmax(node: TfliteNode) -> Expr:
     """Convert SOFTMAX: 8 bits by gemmlowp's functions, int16 by tables."""
     is_wide = quant_params(node, node.ins[0]).dtype == "int16"
     return _softmax_int16(node) if is_wide else _softmax_8bit(node)
@@ -204,7 +204,7 @@ class _RowExponentials:
     table: Array
 
     @staticmethod
-    def of(node: Node, beta: float) -> _RowExponentials:
+    def of(node: TfliteNode, beta: float) -> _RowExponentials:
         """Compute the exponentials of the operator's first input."""
         scale = float(quant_params(node, node.ins[0]).scale)
         factor = min(beta * scale * (1 << 26), float((1 << 31) - 1))
@@ -229,7 +229,7 @@ class _RowExponentials:
         return op.cast(op.sum(self.look_up(shifted), axis=-1, keepdims=True), "int64")
 
 
-def _softmax_8bit(node: Node) -> Expr:
+def _softmax_8bit(node: TfliteNode) -> Expr:
     """Convert 8-bit SOFTMAX as gemmlowp does: a table of exponentials times the reciprocal of their
     sum by three Newton steps.
     """
@@ -246,7 +246,7 @@ def _softmax_8bit(node: Node) -> Expr:
     return op.where(outside, const(low, result.dtype), op.cast(quotients, result.dtype))
 
 
-def log_softmax(node: Node) -> Expr:
+def log_softmax(node: TfliteNode) -> Expr:
     """Convert LOG_SOFTMAX: distances less the log of the exponentials' sum, at scale 1 / 16."""
     result = quant_params(node, node.outs[0])
     low, high = result.limits

@@ -24,14 +24,14 @@ from ekiden.frontend.tflite.converters.window import (
     kernel_window,
     pool_window,
 )
-from ekiden.frontend.tflite.node import Converter, Node, TfliteRow
+from ekiden.frontend.tflite.node import Converter, TfliteNode, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.topi.dimensions import Dim, known_int, simplify_dim
 
 
 def _convolution(read: GeometryReader) -> Converter:
-    def convert(node: Node) -> Expr:
+    def convert(node: TfliteNode) -> Expr:
         """Convert a convolution of NHWC data; the weight is transposed to HWIO."""
         at = read(node)
         weight = op.transpose(node.expr(1), at.order)
@@ -43,22 +43,22 @@ def _convolution(read: GeometryReader) -> Converter:
     return convert
 
 
-def _transpose_conv_of(node: Node, data: Expr, weight: Expr) -> Expr:
+def _transpose_conv_of(node: TfliteNode, data: Expr, weight: Expr) -> Expr:
     """Emit TRANSPOSE_CONV (output shape, weights [out, height, width, in], data)."""
     window = kernel_window(node, shared.known_weight_shape(node, 1, 4)[1:3], 2, False)
     return _emit_conv_transpose(node, data, weight, window, node.axes(0, "output shape")[1:3])
 
 
-def _transpose_conv(node: Node) -> Expr:
+def _transpose_conv(node: TfliteNode) -> Expr:
     """Convert TRANSPOSE_CONV (output shape, weights [out, height, width, in], data, bias)."""
     return add_bias_and_activate(node, _transpose_conv_of(node, node.expr(2), node.expr(1)), 3)
 
 
-def _quantized_transpose_conv(node: Node) -> Expr:
+def _quantized_transpose_conv(node: TfliteNode) -> Expr:
     return integer.transpose_conv(node, partial(_transpose_conv_of, node))
 
 
-def _transpose_conv_bias(node: Node) -> Expr:
+def _transpose_conv_bias(node: TfliteNode) -> Expr:
     """Convert MediaPipe's Convolution2DTransposeBias (data, weights, bias), whose output shape
     follows from the padding.
     """
@@ -78,7 +78,7 @@ def _transpose_conv_bias(node: Node) -> Expr:
 
 
 def _emit_conv_transpose(
-    node: Node, data: Expr, weight: Expr, window: Window, output_extents: Sequence[Dim]
+    node: TfliteNode, data: Expr, weight: Expr, window: Window, output_extents: Sequence[Dim]
 ) -> Expr:
     is_same, turned = node.option("Padding") == PADDING_SAME, op.transpose(weight, (3, 0, 1, 2))
     return shared.transposed_convolution(
@@ -87,20 +87,20 @@ def _emit_conv_transpose(
 
 
 def _pool(pool: Callable[..., Expr]) -> Converter:
-    def convert(node: Node) -> Expr:
+    def convert(node: TfliteNode) -> Expr:
         """Convert pooling with its fused activation."""
         return node.activated(pool(node, node.expr(0), pool_window(node), "NHWC"))
 
     return convert
 
 
-def _l2_pool(node: Node) -> Expr:
+def _l2_pool(node: TfliteNode) -> Expr:
     """Convert L2_POOL_2D: the root mean square of each window."""
     square = op.multiply(node.expr(0), node.expr(0))
     return node.activated(op.sqrt(shared.average_pool(node, square, pool_window(node), "NHWC")))
 
 
-def _conv3d(node: Node) -> Expr:
+def _conv3d(node: TfliteNode) -> Expr:
     """Convert CONV_3D of NDHWC data by weights [depth, height, width, in, out]."""
     *kernel, depth, out = shared.known_weight_shape(node, 1, 5)
     channels = known_int(node.shape(0)[4]) or depth
@@ -110,7 +110,7 @@ def _conv3d(node: Node) -> Expr:
     ))  # fmt: skip
 
 
-def _conv3d_transpose(node: Node) -> Expr:
+def _conv3d_transpose(node: TfliteNode) -> Expr:
     """Convert CONV_3D_TRANSPOSE (output shape, weights [depth, height, width, out, in], data,
     bias).
     """
@@ -126,13 +126,13 @@ def _conv3d_transpose(node: Node) -> Expr:
     return add_bias_and_activate(node, convolved, 3)
 
 
-def _fully_connected(node: Node) -> Expr:
+def _fully_connected(node: TfliteNode) -> Expr:
     return add_bias_and_activate(
         node, restore_leading_axes(node, op.nn.dense(flatten_rows(node), node.expr(1)))
     )
 
 
-def _batch_matmul(node: Node) -> Expr:
+def _batch_matmul(node: TfliteNode) -> Expr:
     """Convert BATCH_MATMUL over the last two axes with broadcast leading ones; inputs are cast
     to
     the output's dtype.
@@ -142,18 +142,18 @@ def _batch_matmul(node: Node) -> Expr:
     return broadcast_matmul(node, *_matmul_operands(node, a, b))
 
 
-def _quantized_batch_matmul(node: Node) -> Expr:
+def _quantized_batch_matmul(node: TfliteNode) -> Expr:
     return integer.quantized_matmul(
         node, lambda a, b: broadcast_matmul(node, *_matmul_operands(node, a, b))
     )
 
 
-def _hybrid_batch_matmul(node: Node) -> Expr:
+def _hybrid_batch_matmul(node: TfliteNode) -> Expr:
     sides = _matmul_operands(node, node.expr(0), node.expr(1))
     return hybrid.batch_matmul(node, lambda a, b: broadcast_matmul(node, a, b), sides)
 
 
-def _matmul_operands(node: Node, a: Expr, b: Expr) -> tuple[Expr, Expr]:
+def _matmul_operands(node: TfliteNode, a: Expr, b: Expr) -> tuple[Expr, Expr]:
     a = transpose_matrix(a, node.rank(0)) if node.option("AdjX") else a
     return a, transpose_matrix(b, node.rank(1)) if node.option("AdjY") else b
 

@@ -13,7 +13,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, known
 from ekiden.frontend.tflite.integer_arithmetic import quant_params
 from ekiden.frontend.tflite.load import TENSOR_DTYPES
-from ekiden.frontend.tflite.node import Converter, Node, QuantizedPolicy, TfliteRow
+from ekiden.frontend.tflite.node import Converter, QuantizedPolicy, TfliteNode, TfliteRow
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -22,7 +22,7 @@ from ekiden.topi.dimensions import known_int as number
 MOVED = QuantizedPolicy.MOVED
 
 
-def _reshape(node: Node) -> Result:
+def _reshape(node: TfliteNode) -> Result:
     if node.optional(1) is not None:
         return shared.reshape(node)
     options = node.operation.options
@@ -31,7 +31,7 @@ def _reshape(node: Node) -> Result:
     )
 
 
-def _concatenation(node: Node) -> Result:
+def _concatenation(node: TfliteNode) -> Result:
     axis = node.axis(node.option("Axis"), node.rank(0))
     values = [node.value(i) for i in range(len(node.inputs))]
     if all(v.is_known for v in values):
@@ -39,7 +39,7 @@ def _concatenation(node: Node) -> Result:
     return node.activated(op.concatenate(node.exprs(), axis=axis))
 
 
-def _quantized_concatenation(node: Node) -> Result:
+def _quantized_concatenation(node: TfliteNode) -> Result:
     """Convert CONCATENATION of quantized tensors; only the uint8 kernel requantizes, in float32,
     the others copy.
     """
@@ -61,7 +61,7 @@ def _quantized_concatenation(node: Node) -> Result:
     return op.concatenate(operands, axis=node.axis(node.option("Axis"), node.rank(0)))
 
 
-def _pack(node: Node) -> Result:
+def _pack(node: TfliteNode) -> Result:
     axis = node.axis(node.option("Axis"), node.rank(0) + 1)
     values = [node.value(i) for i in range(len(node.inputs))]
     if all(v.is_known for v in values):
@@ -70,49 +70,49 @@ def _pack(node: Node) -> Result:
     return op.stack(node.exprs(), axis=axis)
 
 
-def _unpack(node: Node) -> Result:
+def _unpack(node: TfliteNode) -> Result:
     axis = node.axis(node.option("Axis"), node.rank(0))
     if number(node.shape(0)[axis]) != len(node.outs):
         node.unsupported(f"axis {axis} of {node.ins[0]} must be {len(node.outs)} long")
     return shared.unpack(node, len(node.outs))
 
 
-def _split(node: Node) -> Result:
+def _split(node: TfliteNode) -> Result:
     return shared.split(node, len(node.outs))
 
 
-def _range(node: Node) -> Expr:
+def _range(node: TfliteNode) -> Expr:
     return shared.arange(node, node.outs[0].dtype)
 
 
-def _gather_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+def _gather_rule(node: TfliteNode, inputs: Sequence[Array]) -> Array | None:
     return shared.fold_gather(node, inputs, int(node.option("Axis")))
 
 
-def _gather(node: Node) -> Expr:
+def _gather(node: TfliteNode) -> Expr:
     return shared.gather(node, int(node.option("Axis")))
 
 
-def _squeeze_rule(node: Node, inputs: Sequence[Array]) -> Array:
+def _squeeze_rule(node: TfliteNode, inputs: Sequence[Array]) -> Array:
     return np.squeeze(inputs[0], tuple(_axes_to_squeeze(node)) or None)
 
 
-def _stored_zero(node: Node) -> float:
+def _stored_zero(node: TfliteNode) -> float:
     """Return the stored level that represents zero in the output."""
     steps = node.outs[0].quantization
     return float(steps.zero_point[0]) if steps else 0.0
 
 
-def _pad(node: Node) -> Expr:
+def _pad(node: TfliteNode) -> Expr:
     """Convert PAD and PADV2; without a value it pads with the stored zero."""
     return shared.pad(node, node.expr(2) if node.optional(2) is not None else _stored_zero(node))
 
 
-def _mirror_pad(node: Node) -> Expr:
+def _mirror_pad(node: TfliteNode) -> Expr:
     return shared.mirror_pad(node, ("REFLECT", "SYMMETRIC")[node.option("Mode")])
 
 
-def _axes_to_squeeze(node: Node) -> list[int]:
+def _axes_to_squeeze(node: TfliteNode) -> list[int]:
     """Return the normalized axes to squeeze; none where all of extent 1 are meant."""
     options = node.operation.options
     has = options is not None and options.SqueezeDimsLength()
@@ -120,21 +120,21 @@ def _axes_to_squeeze(node: Node) -> list[int]:
     return [node.axis(int(a), _logical_rank(node)) for a in axes]
 
 
-def _logical_rank(node: Node) -> int:
+def _logical_rank(node: TfliteNode) -> int:
     """Return the rank of an input without the (real, imaginary) axis of complex numbers."""
     is_complex = node.ins[0] is not None and node.ins[0].dtype == "complex64"
     return node.rank(0) - is_complex
 
 
-def _squeeze(node: Node) -> Result:
+def _squeeze(node: TfliteNode) -> Result:
     return shared.squeeze(node, _axes_to_squeeze(node), _logical_rank(node))
 
 
-def _shape(node: Node) -> Value:
+def _shape(node: TfliteNode) -> Value:
     return known(np.array(node.shape(0), object), TENSOR_DTYPES[node.option("OutType", 2)])
 
 
-def _rank(node: Node) -> Value:
+def _rank(node: TfliteNode) -> Value:
     return known(np.array(node.rank(0)), "int32")
 
 
@@ -142,12 +142,12 @@ def _block_converter(function: Callable[..., Expr]) -> Converter:
     return lambda node: function(node.expr(0), int(node.option("BlockSize")), "NHWC")
 
 
-def _space_to_batch(node: Node) -> Expr:
+def _space_to_batch(node: TfliteNode) -> Expr:
     block, widths = node.axes(1, "block"), node.numbers(2, "paddings").astype(np.int64)
     return op.nn.space_to_batch_nd(node.expr(0), block, widths.tolist(), _stored_zero(node))
 
 
-def _quantized_resize_bilinear(node: Node) -> Expr:
+def _quantized_resize_bilinear(node: TfliteNode) -> Expr:
     """Convert quantized RESIZE_BILINEAR with 10 fraction bits per coordinate, as the reference
     kernel; uint8 computes in floats.
     """
@@ -171,7 +171,7 @@ def _quantized_resize_bilinear(node: Node) -> Expr:
     return op.cast(op.trunc_divide(op.add(interpolated, half), const(1 << 20, wide)), kind)
 
 
-def _resize_bilinear_uint8(node: Node, sizes: Sequence[tuple[int, int]]) -> Expr:
+def _resize_bilinear_uint8(node: TfliteNode, sizes: Sequence[tuple[int, int]]) -> Expr:
     """Interpolate the four corners in the reference kernel's order, add one half and truncate."""
     down, right = (_float_sample_points(node, *size) for size in sizes)
     data, one = op.cast(node.expr(0), "float32"), np.float32(1)
@@ -184,7 +184,7 @@ def _resize_bilinear_uint8(node: Node, sizes: Sequence[tuple[int, int]]) -> Expr
     return op.cast(op.add(total, const(np.float32(0.5))), "uint8")
 
 
-def _float_sample_points(node: Node, extent: int, target: int) -> tuple[Array, Array, Array]:
+def _float_sample_points(node: TfliteNode, extent: int, target: int) -> tuple[Array, Array, Array]:
     """Return (first index, second index, weight of the second) per output position of an axis."""
     more = int(bool(node.option("AlignCorners")) and target > 1)
     step, half = np.float32(extent - more) / np.float32(target - more), np.float32(0.5)
@@ -195,7 +195,7 @@ def _float_sample_points(node: Node, extent: int, target: int) -> tuple[Array, A
     return first, second, (at - first.astype(np.float32)).astype(np.float32)
 
 
-def _fixed_sample_points(node: Node, extent: int, target: int) -> tuple[Array, Array, Array]:
+def _fixed_sample_points(node: TfliteNode, extent: int, target: int) -> tuple[Array, Array, Array]:
     """Return (first index, second index, weight of the second in 1 / 1024) per output position of
     an axis.
     """

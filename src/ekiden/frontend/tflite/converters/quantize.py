@@ -11,14 +11,14 @@ from ekiden.frontend.tflite.integer_arithmetic import (
     rescale,
 )
 from ekiden.frontend.tflite.load import Tensor
-from ekiden.frontend.tflite.node import Node, QuantizedPolicy, TfliteRow
+from ekiden.frontend.tflite.node import QuantizedPolicy, TfliteNode, TfliteRow
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
 
 
-def _scale_and_zero_point(node: Node, tensor: Tensor | None) -> tuple[np.float32, int]:
+def _scale_and_zero_point(node: TfliteNode, tensor: Tensor | None) -> tuple[np.float32, int]:
     """Return the scale and zero point of a per-tensor quantized tensor."""
     if tensor is None or tensor.quantization is None or len(tensor.quantization.scale) != 1:
         node.unsupported(f"{tensor} has not one scale")
@@ -26,7 +26,7 @@ def _scale_and_zero_point(node: Node, tensor: Tensor | None) -> tuple[np.float32
     return np.float32(quantization.scale[0]), quantization.zero_point[0]
 
 
-def _quantization_params(node: Node, tensor: Tensor | None) -> tuple[Expr, Expr, int]:
+def _quantization_params(node: TfliteNode, tensor: Tensor | None) -> tuple[Expr, Expr, int]:
     """Return the scale, zero point and axis of a quantized tensor as qnn operators take them."""
     if tensor is None or tensor.quantization is None:
         node.unsupported(f"{tensor} has no scale")
@@ -40,7 +40,7 @@ def _quantization_params(node: Node, tensor: Tensor | None) -> tuple[Expr, Expr,
     return const(scale), const(point), quantization.axis
 
 
-def _quantize(node: Node) -> Expr:
+def _quantize(node: TfliteNode) -> Expr:
     if "int32" in (node.dtype(0), node.outs[0].dtype) and not is_float(node.dtype(0)):
         return _requantize_wide(node)
     if not is_float(node.dtype(0)):
@@ -51,7 +51,7 @@ def _quantize(node: Node) -> Expr:
     return qnn.quantize(node.expr(0), scale, point, axis=axis, out_dtype=node.outs[0].dtype)
 
 
-def _requantize_wide(node: Node) -> Expr:
+def _requantize_wide(node: TfliteNode) -> Expr:
     """Requantize from or to int32, which has too many levels for a table; the kernels do not clip
     int32.
     """
@@ -67,19 +67,19 @@ def _requantize_wide(node: Node) -> Expr:
     return op.cast(op.clip(rescaled, *QuantParams(step, zero, kind).limits), kind)
 
 
-def _dequantize(node: Node) -> Expr:
+def _dequantize(node: TfliteNode) -> Expr:
     if is_float(node.dtype(0)):  # weights that are stored as float16
         return op.cast(node.expr(0), "float32")
     scale, point, axis = _quantization_params(node, node.ins[0])
     return qnn.dequantize(node.expr(0), scale, point, axis=axis)
 
 
-def _densify(node: Node) -> Expr:
+def _densify(node: TfliteNode) -> Expr:
     """Convert DENSIFY to its input, which the reader has densified."""
     return node.expr(0)
 
 
-def _fake_quant(node: Node) -> Expr:
+def _fake_quant(node: TfliteNode) -> Expr:
     """Convert FAKE_QUANT: quantize and dequantize; the range is nudged so that zero is a level."""
     low, high = float(node.option("Min")), float(node.option("Max"))
     lowest_level = 1 if node.option("NarrowRange") else 0

@@ -7,29 +7,29 @@ from __future__ import annotations
 
 import zlib
 
-from ekiden.frontend.tflite.node import Node, TfliteRow
+from ekiden.frontend.tflite.node import TfliteNode, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem
 
 
-def _random_key(node: Node) -> Expr:
+def _random_key(node: TfliteNode) -> Expr:
     seeds = int(node.option("Seed")), int(node.option("Seed2"))
     # Two zero seeds mean a random seed; the node's name keeps runs reproducible.
     number = zlib.crc32(node.name.encode() if seeds == (0, 0) else repr(seeds).encode())
     return op.random.threefry_key(number)
 
 
-def _uniform(node: Node) -> Expr:
+def _uniform(node: TfliteNode) -> Expr:
     shape = node.dims(0, "shape")
     return TupleGetItem(op.random.uniform(_random_key(node), shape, node.outs[0].dtype), 1)
 
 
-def _normal(node: Node) -> Expr:
+def _normal(node: TfliteNode) -> Expr:
     shape = node.dims(0, "shape")
     return TupleGetItem(op.random.normal(_random_key(node), shape, node.outs[0].dtype), 1)
 
 
-def _multinomial(node: Node) -> Expr:
+def _multinomial(node: TfliteNode) -> Expr:
     """Convert MULTINOMIAL (logits [rows, classes], count)."""
     (count,) = node.axes(1, "num_samples")
     weights = op.nn.softmax(node.expr(0), axis=-1)

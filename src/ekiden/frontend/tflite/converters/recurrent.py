@@ -31,7 +31,7 @@ from ekiden.frontend.tflite.converters.states import (
     update_svdf_memory,
 )
 from ekiden.frontend.tflite.hybrid_quantization import HybridOperand, float_input
-from ekiden.frontend.tflite.node import Converter, Node, QuantizedPolicy, TfliteRow
+from ekiden.frontend.tflite.node import Converter, QuantizedPolicy, TfliteNode, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -50,7 +50,7 @@ def _add_present(terms: Sequence[Expr | None]) -> Expr:
 # RNN.
 
 
-def _rnn_step(node: Node, weights: Sequence[int], bias: Expr) -> Step:
+def _rnn_step(node: TfliteNode, weights: Sequence[int], bias: Expr) -> Step:
     """Return the step function of an RNN; `weights` are the inputs that hold each operand's
     weights, then the state's.
     """
@@ -67,19 +67,19 @@ def _rnn_step(node: Node, weights: Sequence[int], bias: Expr) -> Step:
     return step
 
 
-def _rnn(node: Node) -> Expr:
+def _rnn(node: TfliteNode) -> Expr:
     """Convert RNN (data [batch, inputs], weights, recurrent weights, bias, state)."""
     step = _rnn_step(node, [1, 2], node.expr(3))
     outputs = run_steps(node, [op.expand_dims(node.expr(0), 0)], [4], step)
     return op.squeeze(outputs, axis=[0])
 
 
-def _sequence_rnn(node: Node) -> Expr:
+def _sequence_rnn(node: TfliteNode) -> Expr:
     step = _rnn_step(node, [1, 2], node.expr(3))
     return to_operator_order(node, run_steps(node, [time_major(node, 0)], [4], step))
 
 
-def _bidirectional_rnn(node: Node) -> list[Expr]:
+def _bidirectional_rnn(node: TfliteNode) -> list[Expr]:
     """Convert BIDIRECTIONAL_SEQUENCE_RNN (data; weights, recurrent weights, bias, state per
     direction; auxiliary data, weights).
     """
@@ -92,7 +92,7 @@ def _bidirectional_rnn(node: Node) -> list[Expr]:
 
 
 def _direction_inputs(
-    node: Node, backwards: bool, weight: int, auxiliary: int, auxiliary_weight: int
+    node: TfliteNode, backwards: bool, weight: int, auxiliary: int, auxiliary_weight: int
 ) -> tuple[list[Expr], list[int]]:
     """Return the data of a direction, and the inputs that hold their weights.
 
@@ -106,7 +106,7 @@ def _direction_inputs(
     return [time_major(node, auxiliary if backwards else 0)], [weight]
 
 
-def _merge_outputs(node: Node, outputs: Sequence[Expr]) -> list[Expr]:
+def _merge_outputs(node: TfliteNode, outputs: Sequence[Expr]) -> list[Expr]:
     return [op.concatenate(outputs, axis=2)] if node.option("MergeOutputs") else list(outputs)
 
 
@@ -128,7 +128,7 @@ class _LstmLayout:
     beside: int = -1
     norms: int = -1
 
-    def step(self, node: Node, count: int) -> Step:
+    def step(self, node: TfliteNode, count: int) -> Step:
         """Return the step function of a cell with `count` data inputs."""
         makers = [self._gate_builder(node, i, count) for i in range(4)]
         cell_clip, clip = (float(node.option(n)) for n in ("CellClip", "ProjClip"))
@@ -151,7 +151,7 @@ class _LstmLayout:
         return step
 
     def _gate_builder(
-        self, node: Node, at: int, count: int
+        self, node: TfliteNode, at: int, count: int
     ) -> Callable[[Sequence[HybridOperand]], Gate] | None:
         """Return a function from a step's operands to a gate's pre-activation; None for an absent
         gate.
@@ -186,14 +186,14 @@ _FORWARD_LAYOUT = _LstmLayout(1, 5, 9, 12, 16, 35, beside=40)
 _BACKWARD_LAYOUT = _LstmLayout(18, 22, 26, 29, 33, 37, beside=44)
 
 
-def _sequence_lstm(node: Node) -> Expr:
+def _sequence_lstm(node: TfliteNode) -> Expr:
     states = [_UNIDIRECTIONAL.output, _UNIDIRECTIONAL.output + 1]
     return to_operator_order(
         node, run_steps(node, [time_major(node, 0)], states, _UNIDIRECTIONAL.step(node, 1))
     )
 
 
-def _bidirectional_lstm(node: Node) -> list[Expr]:
+def _bidirectional_lstm(node: TfliteNode) -> list[Expr]:
     outputs = []
     for cell in (_FORWARD_LAYOUT, _BACKWARD_LAYOUT):
         backwards = cell is _BACKWARD_LAYOUT
@@ -204,7 +204,7 @@ def _bidirectional_lstm(node: Node) -> list[Expr]:
     return _merge_outputs(node, outputs)
 
 
-def _lstm(node: Node) -> list[Expr] | Expr:
+def _lstm(node: TfliteNode) -> list[Expr] | Expr:
     if node.option("KernelType"):
         return _basic_lstm(node)
     outputs = run_steps(
@@ -213,7 +213,7 @@ def _lstm(node: Node) -> list[Expr] | Expr:
     return op.squeeze(outputs, axis=[0])
 
 
-def _basic_lstm(node: Node) -> list[Expr]:
+def _basic_lstm(node: TfliteNode) -> list[Expr]:
     """Convert the basic LSTM (data, output, weights, bias, cell) to output, cell, concatenated
     inputs and gates (i, g, f, o).
     """
@@ -228,7 +228,7 @@ def _basic_lstm(node: Node) -> list[Expr]:
 # SVDF.
 
 
-def _svdf(node: Node) -> Expr:
+def _svdf(node: TfliteNode) -> Expr:
     """Convert SVDF (data [batch, inputs], features [filters, inputs], time weights [filters,
     memory], bias, state).
     """
@@ -241,7 +241,7 @@ def _svdf(node: Node) -> Expr:
 def _float_or_integer_row(
     code: str, convert: Converter, integer: Converter | None = None
 ) -> TfliteRow:
-    def convert_by_dtype(node: Node) -> Result:
+    def convert_by_dtype(node: TfliteNode) -> Result:
         """Convert a float layer, or an integer one where there is a kernel for it."""
         if node.dtype(0) == "float32":
             return convert(node)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from ekiden.frontend.common.converters import reduction as shared
 from ekiden.frontend.tflite.converters import integer_reduction as integer
-from ekiden.frontend.tflite.node import Node, QuantizedPolicy, TfliteRow
+from ekiden.frontend.tflite.node import QuantizedPolicy, TfliteNode, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
 MOVED = QuantizedPolicy.MOVED
 
 
-def _softmax(node: Node) -> Expr:
+def _softmax(node: TfliteNode) -> Expr:
     beta = float(node.option("Beta", 1))
     x = node.expr(0)
     return op.nn.softmax(x if beta == 1 else op.multiply(x, const(beta, node.dtype(0))), axis=-1)
 
 
-def _l2_normalization(node: Node) -> Expr:
+def _l2_normalization(node: TfliteNode) -> Expr:
     """Convert L2_NORMALIZATION: x / max(sqrt(sum(x**2)), 1e-6) over the last axis."""
     x = node.expr(0)
     length = op.sqrt(op.sum(op.multiply(x, x), axis=-1, keepdims=True))
     return node.activated(op.divide(x, op.maximum(length, const(1e-6, node.dtype(0)))))
 
 
-def _local_response_norm(node: Node) -> Expr:
+def _local_response_norm(node: TfliteNode) -> Expr:
     bias, alpha, beta = (float(node.option(n)) for n in ("Bias", "Alpha", "Beta"))
     return shared.local_response_norm(node, int(node.option("Radius")), bias, alpha, beta)
 

@@ -13,7 +13,7 @@ from ekiden.frontend.common.matmul import batched_take
 from ekiden.frontend.common.segment_reduce import num_segments, segment_reduce
 from ekiden.frontend.tflite.integer_arithmetic import is_quantized, quant_params
 from ekiden.frontend.tflite.load import TENSOR_DTYPES
-from ekiden.frontend.tflite.node import Node, QuantizedPolicy, TfliteRow
+from ekiden.frontend.tflite.node import QuantizedPolicy, TfliteNode, TfliteRow
 from ekiden.ir.dtype import itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -22,28 +22,28 @@ from ekiden.topi.dimensions import as_attr, as_dim, product_of_dims
 MOVED = QuantizedPolicy.MOVED
 
 
-def _unique(node: Node) -> list[Expr]:
+def _unique(node: TfliteNode) -> list[Expr]:
     values, which = unique_in_order(node.expr(0))
     return [values, op.cast(which, TENSOR_DTYPES[node.option("IdxOutType", 2)])]
 
 
-def _matrix_diag(node: Node) -> Expr:
+def _matrix_diag(node: TfliteNode) -> Expr:
     shape = node.shape(0)
     empty = op.zeros(as_attr((*shape, shape[-1])), node.dtype(0))
     return op.matrix_set_diag(empty, node.expr(0))
 
 
-def _matrix_set_diag(node: Node) -> Expr:
+def _matrix_set_diag(node: TfliteNode) -> Expr:
     return op.matrix_set_diag(node.expr(0), node.expr(1))
 
 
-def _dynamic_update_slice(node: Node) -> Expr:
+def _dynamic_update_slice(node: TfliteNode) -> Expr:
     """Convert DYNAMIC_UPDATE_SLICE (data, update, starts), clamped so that the update fits."""
     starts = (op.take(node.expr(2), const(np.int32(i)), axis=0) for i in range(node.rank(0)))
     return dynamic_update_slice(node, [node.given(start) for start in starts])
 
 
-def _bitcast(node: Node) -> Expr:
+def _bitcast(node: TfliteNode) -> Expr:
     """Convert BITCAST; a last axis is added or removed where element sizes differ."""
     data, source, target = node.expr(0), node.dtype(0), node.outs[0].dtype
     have, want = itemsize(source), itemsize(target)
@@ -65,13 +65,13 @@ def _bitcast(node: Node) -> Expr:
     return integers if target == target_bits else op.reinterpret(integers, target)
 
 
-def _dilate(node: Node) -> Expr:
+def _dilate(node: TfliteNode) -> Expr:
     """Convert DILATE (data, dilations, value): base dilation with a fill value."""
     value = node.numbers(2, "padding value").item()
     return op.nn.dilate(node.expr(0), node.axes(1, "dilations"), float(value))
 
 
-def _bucketize(node: Node) -> Expr:
+def _bucketize(node: TfliteNode) -> Expr:
     edges = [float(b) for b in node.operation.options.BoundariesAsNumpy()]
     return bucketize(node.expr(0), node.dtype(0), edges)
 
@@ -79,14 +79,14 @@ def _bucketize(node: Node) -> Expr:
 # Segments.
 
 
-def _segment_sum(node: Node) -> Expr:
+def _segment_sum(node: TfliteNode) -> Expr:
     return segment_reduce(node, "add", node.expr(0), node.expr(1), num_segments(node, node.expr(1)))
 
 
 # Tables.
 
 
-def _embedding_lookup(node: Node) -> Expr:
+def _embedding_lookup(node: TfliteNode) -> Expr:
     """Convert EMBEDDING_LOOKUP: rows of a table; a quantized table is dequantized."""
     rows = batched_take(node, node.expr(1), node.expr(0), 0, 0)
     if not is_quantized(node) or node.outs[0].dtype != "float32":
@@ -97,7 +97,7 @@ def _embedding_lookup(node: Node) -> Expr:
     return op.multiply(op.cast(rows, "float32"), const(quant_params(node, table).scale))
 
 
-def _hashtable_lookup(node: Node) -> list[Expr]:
+def _hashtable_lookup(node: TfliteNode) -> list[Expr]:
     """Convert HASHTABLE_LOOKUP (queries, sorted keys, values) to the rows, zero on a miss, and a
     hit mask.
     """
@@ -112,7 +112,7 @@ def _hashtable_lookup(node: Node) -> list[Expr]:
     return [op.where(shown, rows, op.zeros_like(rows)), op.cast(hits, "uint8")]
 
 
-def _embedding_lookup_sparse(node: Node) -> Expr:
+def _embedding_lookup_sparse(node: TfliteNode) -> Expr:
     """Convert EMBEDDING_LOOKUP_SPARSE (ids, coordinates, shape, weights, table): combine weighted
     rows over the last axis.
     """
@@ -141,7 +141,7 @@ def _embedding_lookup_sparse(node: Node) -> Expr:
 # Boxes.
 
 
-def _non_max_suppression(node: Node) -> Sequence[Expr]:
+def _non_max_suppression(node: TfliteNode) -> Sequence[Expr]:
     return convert_non_max_suppression(node, node.operation.code.endswith("V5"), is_padded=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.frontend.common.dft import apply_dft_matrix, dft_matrix
-from ekiden.frontend.tflite.node import Node, TfliteRow
+from ekiden.frontend.tflite.node import TfliteNode, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import known_int
@@ -13,7 +13,7 @@ from ekiden.topi.dimensions import known_int
 COMPLEX_DTYPES = ("complex64",)
 
 
-def _rfft2d(node: Node) -> Expr:
+def _rfft2d(node: TfliteNode) -> Expr:
     """Convert RFFT2D over the last two axes, the first of extent 1: a real DFT of rows."""
     lengths = node.axes(1, "fft_length")
     rows, columns = (known_int(d) for d in node.shape(0)[-2:])
@@ -32,7 +32,7 @@ def _complex_part_row(index: int) -> TfliteRow:
     )
 
 
-def _complex_abs(node: Node) -> Expr:
+def _complex_abs(node: TfliteNode) -> Expr:
     return op.sqrt(op.sum(op.multiply(node.expr(0), node.expr(0)), axis=-1))
 
 

@@ -14,19 +14,19 @@ from ekiden.frontend.common.reducers import REDUCTION_OPS
 from ekiden.frontend.common.sliding_window import Window
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.xla_scatter import SCATTER_MODES, xla_scatter
-from ekiden.frontend.tflite.node import Converter, Node, TfliteRow
+from ekiden.frontend.tflite.node import Converter, TfliteNode, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 
 
-def _int_list_option(node: Node, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
+def _int_list_option(node: TfliteNode, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
     options = node.operation.options
     numbers = () if options is None else np.ravel(getattr(options, f"{name}AsNumpy")())
     has = options is not None and getattr(options, f"{name}Length")()
     return tuple(int(i) for i in numbers) if has else tuple(default)
 
 
-def _static_output_shape(node: Node) -> tuple[int, ...]:
+def _static_output_shape(node: TfliteNode) -> tuple[int, ...]:
     shape = node.outs[0].shape
     if -1 in shape:
         node.unsupported(f"{node.outs[0]} must have constant extents")
@@ -45,16 +45,16 @@ _COMPARISONS = (op.equal, op.not_equal, op.greater_equal, op.greater, op.less_eq
 """By StablehloComparisonDirection."""
 
 
-def _compare(node: Node) -> Expr:
+def _compare(node: TfliteNode) -> Expr:
     return _COMPARISONS[node.option("ComparisonDirection")](*node.exprs())
 
 
-def _convert(node: Node) -> Expr:
+def _convert(node: TfliteNode) -> Expr:
     target = node.outs[0].dtype
     return shared.convert(node.expr(0), node.dtype(0), target, shared.bits(target))
 
 
-def _shift_left(node: Node) -> Expr:
+def _shift_left(node: TfliteNode) -> Expr:
     x, count = node.exprs()
     return shared.shift(node, x, count, op.left_shift, shared.bits(node.dtype(0)))
 
@@ -62,52 +62,52 @@ def _shift_left(node: Node) -> Expr:
 # Movement.
 
 
-def _broadcast(node: Node) -> Expr:
+def _broadcast(node: TfliteNode) -> Expr:
     axes = _int_list_option(node, "BroadcastDimensions")
     return shared.broadcast_in_dim(node, node.value(0), axes, _static_output_shape(node))
 
 
-def _concatenate(node: Node) -> Expr:
+def _concatenate(node: TfliteNode) -> Expr:
     return op.concatenate(node.exprs(), axis=int(node.option("Dimension")))
 
 
-def _reshape(node: Node) -> Expr:
+def _reshape(node: TfliteNode) -> Expr:
     return op.reshape(node.expr(0), _static_output_shape(node), allowzero=True)
 
 
-def _slice(node: Node) -> Expr:
+def _slice(node: TfliteNode) -> Expr:
     begin, end, steps = (
         _int_list_option(node, n) for n in ("StartIndices", "LimitIndices", "Strides")
     )
     return op.strided_slice(node.expr(0), begin, end, strides=steps or (1,) * len(begin))
 
 
-def _transpose(node: Node) -> Expr:
+def _transpose(node: TfliteNode) -> Expr:
     return op.transpose(node.expr(0), _int_list_option(node, "Permutation"))
 
 
-def _iota(node: Node) -> Value:
+def _iota(node: TfliteNode) -> Value:
     return shared.iota(
         node, _static_output_shape(node), int(node.option("IotaDimension")), node.outs[0].dtype
     )
 
 
-def _pad(node: Node) -> Expr:
+def _pad(node: TfliteNode) -> Expr:
     names = ("EdgePaddingLow", "EdgePaddingHigh", "InteriorPadding")
     none = (0,) * node.rank(0)
     low, high, inner = (_int_list_option(node, n, none) for n in names)
     return pad(node, node.value(0), node.expr(1), low, high, inner)
 
 
-def _dynamic_slice(node: Node) -> Expr:
+def _dynamic_slice(node: TfliteNode) -> Expr:
     return shared.dynamic_slice(node, _int_list_option(node, "SliceSizes"))
 
 
-def _dynamic_update_slice(node: Node) -> Expr:
+def _dynamic_update_slice(node: TfliteNode) -> Expr:
     return shared.dynamic_update_slice(node, [node.value(axis + 2) for axis in range(node.rank(0))])
 
 
-def _gather(node: Node) -> Expr:
+def _gather(node: TfliteNode) -> Expr:
     return shared.gather(
         node,
         int(node.option("IndexVectorDim")),
@@ -121,12 +121,12 @@ def _gather(node: Node) -> Expr:
 # Bodies.
 
 
-def _match_reducer(node: Node, index: int) -> str:
+def _match_reducer(node: TfliteNode, index: int) -> str:
     """Match a two-argument subgraph with a single operator; "second" returns its second argument.
 
     Raises Unsupported for another body.
     """
-    graph = node.graph.inside(index).graph
+    graph = node.graph.subgraph_importer(index).graph
     if not graph.operations and graph.outputs == graph.inputs[1:2]:
         return "second"
     if len(graph.operations) == 1 and set(graph.operations[0].inputs) == set(graph.inputs[:2]):
@@ -143,7 +143,7 @@ _REDUCER_KINDS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def _scatter(node: Node) -> Expr:
+def _scatter(node: TfliteNode) -> Expr:
     kind = _match_reducer(node, int(node.option("UpdateComputationSubgraphIndex")))
     if kind not in SCATTER_MODES:
         node.unsupported(f"a body that is {kind!r}")
@@ -159,7 +159,7 @@ def _scatter(node: Node) -> Expr:
     return xla_scatter(node, at, kind, list(window))
 
 
-def _reduce(node: Node) -> Expr:
+def _reduce(node: TfliteNode) -> Expr:
     if len(node.inputs) != 2:
         node.unsupported("several tensors at once")
     kind = _match_reducer(node, int(node.option("BodySubgraphIndex")))
@@ -168,13 +168,13 @@ def _reduce(node: Node) -> Expr:
     return shared.reduce(node, _int_list_option(node, "Dimensions"), kind)
 
 
-def _reduce_windows(node: Node, window: Window, kind: str) -> Expr:
+def _reduce_windows(node: TfliteNode, window: Window, kind: str) -> Expr:
     if kind not in REDUCTION_OPS or math.prod(window.kernel) > shared.MAX_WINDOW_ELEMENTS:
         node.unsupported(f"windows of {window.kernel} elements by {kind!r}")
     return shared.reduce_window(node, window, kind)
 
 
-def _stablehlo_reduce_window(node: Node) -> Expr:
+def _stablehlo_reduce_window(node: TfliteNode) -> Expr:
     size = _int_list_option(node, "WindowDimensions")
     ones, sides = (1,) * len(size), _int_list_option(node, "Padding", (0,) * 2 * len(size))
     steps, inner, apart = (
@@ -191,7 +191,7 @@ _REDUCE_FUNCTIONS = ("", "add", "multiply", "minimum", "maximum", "and", "or")
 """By ReduceWindowFunction."""
 
 
-def _reduce_window(node: Node) -> Expr:
+def _reduce_window(node: TfliteNode) -> Expr:
     """Convert REDUCE_WINDOW (data, initial value, extents, strides, dilations)."""
     size, steps, apart = (node.axes(i, "windows") for i in (2, 3, 4))
     none = (0,) * len(size)
@@ -199,7 +199,7 @@ def _reduce_window(node: Node) -> Expr:
     return _reduce_windows(node, window, _REDUCE_FUNCTIONS[node.option("ReduceFunction")])
 
 
-def _dot_general(node: Node) -> Expr:
+def _dot_general(node: TfliteNode) -> Expr:
     lhs_axes, rhs_axes = (
         [_int_list_option(node, f"{side}{kind}Dimensions") for kind in ("Batching", "Contracting")]
         for side in ("Lhs", "Rhs")
@@ -209,9 +209,9 @@ def _dot_general(node: Node) -> Expr:
     )
 
 
-def _sort(node: Node) -> Expr:
+def _sort(node: TfliteNode) -> Expr:
     """Convert STABLEHLO_SORT of one tensor with the comparator < or >."""
-    body = node.graph.inside(int(node.option("ComparatorSubgraphIndex"))).graph
+    body = node.graph.subgraph_importer(int(node.option("ComparatorSubgraphIndex"))).graph
     tests = body.operations
     if len(node.inputs) != 1 or len(tests) != 1 or tests[0].inputs != body.inputs:
         node.unsupported("several tensors, or an order of its own; known are < and >")
@@ -223,10 +223,12 @@ def _sort(node: Node) -> Expr:
     return op.sort(node.expr(0), axis=int(node.option("Dimension")), is_ascend=kind == "LESS")
 
 
-def _composite(node: Node) -> list[Value]:
+def _composite(node: TfliteNode) -> list[Value]:
     """Convert STABLEHLO_COMPOSITE by its decomposition."""
     index = int(node.option("DecompositionSubgraphIndex"))
-    return node.graph.inside(index).import_body([node.value(i) for i in range(len(node.inputs))])
+    return node.graph.subgraph_importer(index).import_body(
+        [node.value(i) for i in range(len(node.inputs))]
+    )
 
 
 _SHARED_OPERATIONS = frozenset(

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from ekiden.frontend.common.recurrent_cells import Step, scan_steps
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.tflite.node import Node
+from ekiden.frontend.tflite.node import TfliteNode
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.topi.dimensions import known_int
 
 
-def assign_state(node: Node, index: int, value: Value) -> None:
+def assign_state(node: TfliteNode, index: int, value: Value) -> None:
     """Assign a new value to a state tensor."""
     tensor = node.ins[index]
     assert tensor is not None, "a state is there"
     node.graph.shared.variables.assign(tensor.name, value)
 
 
-def read_state(node: Node, index: int) -> Value:
+def read_state(node: TfliteNode, index: int) -> Value:
     """Return the current value of a state tensor. Raises UnsupportedError where the input is no
     variable.
     """
@@ -30,7 +30,11 @@ def read_state(node: Node, index: int) -> Value:
 
 
 def run_steps(
-    node: Node, data: Sequence[Expr], states: Sequence[int], step: Step, backwards: bool = False
+    node: TfliteNode,
+    data: Sequence[Expr],
+    states: Sequence[int],
+    step: Step,
+    backwards: bool = False,
 ) -> Expr:
     """Run all steps over data [steps, ...]; return the outputs [steps, ...] and assign the
     states.
@@ -41,23 +45,23 @@ def run_steps(
     return every
 
 
-def time_major(node: Node, index: int) -> Expr:
+def time_major(node: TfliteNode, index: int) -> Expr:
     """Return an input [time, batch, features]."""
     is_first = bool(node.option("TimeMajor"))
     return node.expr(index) if is_first else op.transpose(node.expr(index), (1, 0, 2))
 
 
-def to_operator_order(node: Node, outputs: Expr) -> Expr:
+def to_operator_order(node: TfliteNode, outputs: Expr) -> Expr:
     """Transpose time-major outputs to the operator's order."""
     return outputs if node.option("TimeMajor") else op.transpose(outputs, (1, 0, 2))
 
 
-def optional_expr(node: Node, index: int) -> Expr | None:
+def optional_expr(node: TfliteNode, index: int) -> Expr | None:
     """Return an optional input, or None."""
     return None if node.optional(index) is None else node.expr(index)
 
 
-def update_svdf_memory(node: Node, activations: Expr, times: Expr) -> Expr:
+def update_svdf_memory(node: TfliteNode, activations: Expr, times: Expr) -> Expr:
     """Emit SVDF's sums per unit and update its memory of the last activations, weighted by `times`
     [filters, memory].
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ekiden.frontend.common.converters.window import known_weight_shape
 from ekiden.frontend.common.sliding_window import Window, same_window
-from ekiden.frontend.tflite.node import Node
+from ekiden.frontend.tflite.node import TfliteNode
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import Dim, known_int
 
@@ -26,17 +26,19 @@ class ConvGeometry:
     order: tuple[int, ...]
 
 
-GeometryReader = Callable[[Node], ConvGeometry]
+GeometryReader = Callable[[TfliteNode], ConvGeometry]
 """Reads the geometry of a node."""
 
 
-def sizes(node: Node, start: str, axes: str, end: str = "", default: int = 1) -> tuple[int, ...]:
+def sizes(
+    node: TfliteNode, start: str, axes: str, end: str = "", default: int = 1
+) -> tuple[int, ...]:
     """Return an option of each axis of "HW" or "DHW": for H "StrideH"."""
     return tuple(int(node.option(f"{start}{axis}{end}", default)) for axis in axes)
 
 
 def kernel_window(
-    node: Node, kernel: Sequence[Dim], data: int = 0, is_dilated: bool = True
+    node: TfliteNode, kernel: Sequence[Dim], data: int = 0, is_dilated: bool = True
 ) -> Window:
     """Return the window of a kernel over input `data`."""
     axes = "DHW"[-len(kernel) :]
@@ -48,12 +50,12 @@ def kernel_window(
     return Window(tuple(kernel), strides, gaps, none, none)
 
 
-def pool_window(node: Node) -> Window:
+def pool_window(node: TfliteNode) -> Window:
     """Return the window of a pooling operator."""
     return kernel_window(node, (node.option("FilterHeight"), node.option("FilterWidth")), 0, False)
 
 
-def static_padding(node: Node, window: Window) -> tuple[int, ...]:
+def static_padding(node: TfliteNode, window: Window) -> tuple[int, ...]:
     """Return the padding (top, left, bottom, right). Raises UnsupportedError where it depends on
     symbolic extents: no operator pads with zero points by symbolic amounts.
     """
@@ -62,7 +64,7 @@ def static_padding(node: Node, window: Window) -> tuple[int, ...]:
     return window.padding
 
 
-def conv_geometry(node: Node) -> ConvGeometry:
+def conv_geometry(node: TfliteNode) -> ConvGeometry:
     """Return the geometry of CONV_2D weights [out, height, width, in]; fewer inputs than data
     channels make groups.
     """
@@ -73,7 +75,7 @@ def conv_geometry(node: Node) -> ConvGeometry:
     return ConvGeometry(kernel_window(node, (height, width)), out, channels // depth, (1, 2, 3, 0))
 
 
-def depthwise_geometry(node: Node) -> ConvGeometry:
+def depthwise_geometry(node: TfliteNode) -> ConvGeometry:
     """Return the geometry of depthwise weights [1, height, width, out]."""
     _, height, width, out = known_weight_shape(node, 1, 4)
     channels = known_int(node.shape(0)[3])

@@ -8,7 +8,7 @@ from ekiden.frontend.common.sliding_window import Window, pad_window, window_tap
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.converters.convolution import convolution, expand_per_axis
 from ekiden.frontend.torch.converters.reduction import normalize_axes
-from ekiden.frontend.torch.node import Converter, ConverterRow, Node
+from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import Shape, are_equal_dims, as_dim, product_of_dims, simplify_dim
@@ -18,7 +18,7 @@ Many = list[Expr | Value | None]
 
 
 def _convolution_backward(
-    node: Node, grad: Value, x: Value, weight: Value, bias_sizes: object, stride: Ints,
+    node: FxNode, grad: Value, x: Value, weight: Value, bias_sizes: object, stride: Ints,
     padding: Ints, dilation: Ints, transposed: bool, output_padding: Ints, groups: int,
     mask: Sequence[bool],
 ) -> Many:  # fmt: skip
@@ -45,7 +45,7 @@ def _convolution_backward(
 
 
 def _input_gradient(
-    node: Node, grad: Value, x: Value, weight: Value, stride: Ints, padding: Ints, dilation: Ints,
+    node: FxNode, grad: Value, x: Value, weight: Value, stride: Ints, padding: Ints, dilation: Ints,
     transposed: bool, groups: int,
 ) -> Expr:  # fmt: skip
     """Emit the input's gradient: the transposed convolution of the output's gradient.
@@ -70,7 +70,7 @@ def _input_gradient(
 
 
 def _tap_windows(
-    node: Node, large: Value, small: Value, weight: Value, stride: Ints, padding: Ints,
+    node: FxNode, large: Value, small: Value, weight: Value, stride: Ints, padding: Ints,
     dilation: Ints,
 ) -> list[Expr]:  # fmt: skip
     """Return, per kernel tap, the elements of the larger side that it meets: [batch, channels,
@@ -83,7 +83,7 @@ def _tap_windows(
 
 
 def _weight_gradient(
-    node: Node, windows: Sequence[Expr], small: Value, weight: Value, groups: int
+    node: FxNode, windows: Sequence[Expr], small: Value, weight: Value, groups: int
 ) -> Expr:
     """Emit the weight's gradient: per group, a matrix product over batch and positions.
 
@@ -112,7 +112,7 @@ def _weight_gradient(
 
 
 def _depthwise_weight_gradient(
-    node: Node, windows: Sequence[Expr], small: Value, shape: Sequence[int], groups: int
+    node: FxNode, windows: Sequence[Expr], small: Value, shape: Sequence[int], groups: int
 ) -> Expr:
     """Emit the gradient of a depthwise weight: per tap, a sum of products with the smaller side.
 
@@ -126,7 +126,7 @@ def _depthwise_weight_gradient(
     return op.reshape(op.stack(sums, axis=-1), tuple(shape))
 
 
-def _flatten_positions(node: Node, data: Expr, shape: Shape) -> Expr:
+def _flatten_positions(node: FxNode, data: Expr, shape: Shape) -> Expr:
     """Reshape data to [batch, channels, positions]."""
     return op.reshape(data, (*shape[:2], product_of_dims(shape[2:])), allowzero=True)
 
@@ -136,7 +136,7 @@ def _max_pool_backward(rank: int) -> Converter:
     argument.
     """
 
-    def convert(node: Node, grad: Value, x: Value, *settings: object) -> Expr:
+    def convert(node: FxNode, grad: Value, x: Value, *settings: object) -> Expr:
         """Scatter-add the gradients into zeros; overlapping windows may share a maximum."""
         indices = settings[-1]
         assert isinstance(indices, Value)
@@ -155,7 +155,7 @@ def _max_pool_backward(rank: int) -> Converter:
 
 
 def _embedding_backward(
-    node: Node, grad: Value, indices: Value, rows: int, padding: int, scaled: bool
+    node: FxNode, grad: Value, indices: Value, rows: int, padding: int, scaled: bool
 ) -> Expr:
     """Convert embedding_dense_backward: gradients added to the rows of their indices, without the
     padding row.
@@ -176,7 +176,7 @@ def _embedding_backward(
     return op.scatter_nd(zeros, op.expand_dims(flat, axis=0), updates, mode="add")
 
 
-def _softmax_backward(node: Node, grad: Value, output: Value, dim: int, dtype: object) -> Expr:
+def _softmax_backward(node: FxNode, grad: Value, output: Value, dim: int, dtype: object) -> Expr:
     axis = normalize_axes(node, output, dim)
     gradient, probabilities = node.as_expr(grad), node.as_expr(output)
     # dx = y * dy - y * sum(y * dy), the Jacobian-vector product of softmax.
@@ -184,7 +184,9 @@ def _softmax_backward(node: Node, grad: Value, output: Value, dim: int, dtype: o
     return op.subtract(both, op.multiply(probabilities, op.sum(both, axis=axis, keepdims=True)))
 
 
-def _log_softmax_backward(node: Node, grad: Value, output: Value, dim: int, dtype: object) -> Expr:
+def _log_softmax_backward(
+    node: FxNode, grad: Value, output: Value, dim: int, dtype: object
+) -> Expr:
     axis = normalize_axes(node, output, dim)
     gradient = node.as_expr(grad)
     # dx = dy - exp(y) * sum(dy).

@@ -9,7 +9,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex_rules import complex_rule
 from ekiden.frontend.torch.dtype import COMPLEX_PART_DTYPES, from_torch_dtype
-from ekiden.frontend.torch.node import ComplexResult, ConverterRow, Node
+from ekiden.frontend.torch.node import ComplexResult, ConverterRow, FxNode
 from ekiden.ir.dtype import itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -31,7 +31,7 @@ def _bitcast(data: Expr, dtype: str, target: str) -> Expr:
     return op.reinterpret(data, target)
 
 
-def _split_words(node: Node, data: Expr, large: str, small: str) -> Expr:
+def _split_words(node: FxNode, data: Expr, large: str, small: str) -> Expr:
     """Split unsigned integers [..., n] into [..., n * r] of an r-th of their size, lowest bits
     first, as in memory.
     """
@@ -47,7 +47,7 @@ def _split_words(node: Node, data: Expr, large: str, small: str) -> Expr:
     return op.reshape(op.stack(pieces, axis=-1), as_attr(out_shape), allowzero=True)
 
 
-def _join_words(node: Node, data: Expr, small: str, large: str) -> Expr:
+def _join_words(node: FxNode, data: Expr, small: str, large: str) -> Expr:
     """Join unsigned integers [..., n * r] into [..., n] of r times their size."""
     shape: Shape = node.typed(data).shape
     count = itemsize(large) // itemsize(small)
@@ -64,7 +64,7 @@ def _join_words(node: Node, data: Expr, small: str, large: str) -> Expr:
     return reduce(op.bitwise_or, shifted)
 
 
-def _view_bits(node: Node, data: Expr, dtype: str, target: str) -> Expr:
+def _view_bits(node: FxNode, data: Expr, dtype: str, target: str) -> Expr:
     """Reinterpret the bits of [..., n] elements as another dtype."""
     small, large = _unsigned_dtype(dtype), _unsigned_dtype(target)
     if small == large:
@@ -74,13 +74,13 @@ def _view_bits(node: Node, data: Expr, dtype: str, target: str) -> Expr:
     return _bitcast(change(node, bits, small, large), large, target)
 
 
-def _view_dtype(node: Node, x: Value, dtype: object) -> Result:
+def _view_dtype(node: FxNode, x: Value, dtype: object) -> Result:
     """Convert aten::view.dtype; the last axis scales with the ratio of element sizes."""
     del dtype  # which PyTorch says of the result
     return _view_bits(node, node.as_expr(x), x.type.dtype, node.out_dtype)
 
 
-def _view_complex(node: Node, x: Value | ComplexValue, dtype: object) -> ComplexResult:
+def _view_complex(node: FxNode, x: Value | ComplexValue, dtype: object) -> ComplexResult:
     """Convert view.dtype from or to complex numbers, which memory holds as pairs."""
     del dtype
     if isinstance(x, ComplexValue):
@@ -99,7 +99,7 @@ def _view_complex(node: Node, x: Value | ComplexValue, dtype: object) -> Complex
     return real, imaginary
 
 
-def _identity_complex(node: Node, x: ComplexValue) -> ComplexResult:
+def _identity_complex(node: FxNode, x: ComplexValue) -> ComplexResult:
     """Return complex numbers unchanged. Raises UnsupportedError for parts of another size."""
     source = node.fx.all_input_nodes[0].meta["val"].dtype
     if from_torch_dtype(COMPLEX_PART_DTYPES[source]) != node.part_dtype:

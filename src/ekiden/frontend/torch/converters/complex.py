@@ -18,7 +18,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex_rules import complex_rule, parts_of, reject_real
-from ekiden.frontend.torch.node import ComplexResult, ComplexRule, ConverterRow, Node
+from ekiden.frontend.torch.node import ComplexResult, ComplexRule, ConverterRow, FxNode
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import Dim
@@ -27,7 +27,7 @@ from ekiden.topi.dimensions import Dim
 def add_rule(function: Callable[[Expr, Expr], Expr]) -> ComplexRule:
     """Return the rule of a + alpha * b or a - alpha * b."""
 
-    def rule(node: Node, a: object, b: object, alpha: object = 1) -> ComplexResult:
+    def rule(node: FxNode, a: object, b: object, alpha: object = 1) -> ComplexResult:
         """Emit a op (alpha * b) part by part, in the result's shape."""
         left_parts, right_parts = parts_of(node, a), parts_of(node, b)
         if alpha != 1:
@@ -39,12 +39,12 @@ def add_rule(function: Callable[[Expr, Expr], Expr]) -> ComplexRule:
     return rule
 
 
-def _broadcast_part(node: Node, value: Expr, shape: Sequence[Dim]) -> Expr:
+def _broadcast_part(node: FxNode, value: Expr, shape: Sequence[Dim]) -> Expr:
     same = len(node.typed(value).shape) == len(shape)
     return value if same else op.broadcast_to(value, tuple(shape))
 
 
-def div(node: Node, a: object, b: object) -> ComplexResult:
+def div(node: FxNode, a: object, b: object) -> ComplexResult:
     """Emit a / b; a real divisor divides each part."""
     numerator, (c, d) = parts_of(node, a), parts_of(node, b)
     if not isinstance(b, (ComplexValue, complex)):
@@ -52,22 +52,22 @@ def div(node: Node, a: object, b: object) -> ComplexResult:
     return complex_divide(numerator, (c, d))
 
 
-def reciprocal(node: Node, x: ComplexValue) -> ComplexResult:
+def reciprocal(node: FxNode, x: ComplexValue) -> ComplexResult:
     """Emit 1 / x."""
     return div(node, 1.0, x)
 
 
-def absolute(node: Node, x: ComplexValue) -> Result:
+def absolute(node: FxNode, x: ComplexValue) -> Result:
     """Emit the modulus of each element."""
     return complex_abs(node.as_expr(x.real), node.as_expr(x.imaginary))
 
 
-def angle(node: Node, x: ComplexValue) -> Result:
+def angle(node: FxNode, x: ComplexValue) -> Result:
     """Emit the argument of each element, in [-pi, pi]."""
     return atan2(node.as_expr(x.imaginary), node.as_expr(x.real), node.part_dtype)
 
 
-def sgn(node: Node, x: ComplexValue) -> ComplexResult:
+def sgn(node: FxNode, x: ComplexValue) -> ComplexResult:
     """Emit each element over its modulus; 0 for 0."""
     size = complex_abs(node.as_expr(x.real), node.as_expr(x.imaginary))
     # Division by 1 instead of 0: sgn(0) is 0, not NaN.
@@ -76,23 +76,23 @@ def sgn(node: Node, x: ComplexValue) -> ComplexResult:
     return op.divide(node.as_expr(x.real), by), op.divide(node.as_expr(x.imaginary), by)
 
 
-def _polar(node: Node, size: Value, angle: Value) -> ComplexResult:
+def _polar(node: FxNode, size: Value, angle: Value) -> ComplexResult:
     r, t = node.as_expr(size), node.as_expr(angle)
     return op.multiply(r, op.cos(t)), op.multiply(r, op.sin(t))
 
 
-def exp(node: Node, x: ComplexValue) -> ComplexResult:
+def exp(node: FxNode, x: ComplexValue) -> ComplexResult:
     """Emit exp(a) (cos b + i sin b)."""
     return exponential(node.as_expr(x.real), node.as_expr(x.imaginary))
 
 
-def log(node: Node, x: ComplexValue) -> ComplexResult:
+def log(node: FxNode, x: ComplexValue) -> ComplexResult:
     """Emit log |x| + i arg(x)."""
     a, b = node.as_expr(x.real), node.as_expr(x.imaginary)
     return op.log(complex_abs(a, b)), atan2(b, a, node.part_dtype)
 
 
-def sqrt(node: Node, x: ComplexValue) -> ComplexResult:
+def sqrt(node: FxNode, x: ComplexValue) -> ComplexResult:
     """Emit the principal square root, in polar form."""
     a, b = node.as_expr(x.real), node.as_expr(x.imaginary)
     half = const(0.5, node.part_dtype)
@@ -100,7 +100,7 @@ def sqrt(node: Node, x: ComplexValue) -> ComplexResult:
     return op.multiply(r, op.cos(t)), op.multiply(r, op.sin(t))
 
 
-def power(node: Node, x: ComplexValue, exponent: object) -> ComplexResult:
+def power(node: FxNode, x: ComplexValue, exponent: object) -> ComplexResult:
     """Emit a positive integer power by binary exponentiation."""
     if not isinstance(exponent, (int, float)) or exponent != int(exponent) or exponent < 1:
         raise Unsupported(f"a complex number to the power of {exponent!r}")
@@ -116,39 +116,39 @@ def power(node: Node, x: ComplexValue, exponent: object) -> ComplexResult:
     return result
 
 
-def _conj(node: Node, x: ComplexValue) -> ComplexResult:
+def _conj(node: FxNode, x: ComplexValue) -> ComplexResult:
     return x.real, op.negative(node.as_expr(x.imaginary))
 
 
-def equal(node: Node, a: object, b: object) -> Result:
+def equal(node: FxNode, a: object, b: object) -> Result:
     """Emit whether both parts are equal."""
     (p, q), (r, s) = parts_of(node, a), parts_of(node, b)
     return op.logical_and(op.equal(p, r), op.equal(q, s))
 
 
-def unequal(node: Node, a: object, b: object) -> Result:
+def unequal(node: FxNode, a: object, b: object) -> Result:
     """Emit whether either part differs."""
     (p, q), (r, s) = parts_of(node, a), parts_of(node, b)
     return op.logical_or(op.not_equal(p, r), op.not_equal(q, s))
 
 
-def _make_complex(node: Node, real: Value, imaginary: Value) -> ComplexResult:
+def _make_complex(node: FxNode, real: Value, imaginary: Value) -> ComplexResult:
     shape = node.out_shape
     x, y = (op.broadcast_to(node.as_expr(v), tuple(shape)) for v in (real, imaginary))
     return x, y
 
 
-def _as_real(node: Node, x: ComplexValue) -> Result:
+def _as_real(node: FxNode, x: ComplexValue) -> Result:
     return op.stack([node.as_expr(x.real), node.as_expr(x.imaginary)], axis=-1)
 
 
-def _as_complex(node: Node, x: Value) -> ComplexResult:
+def _as_complex(node: FxNode, x: Value) -> ComplexResult:
     axis = len(x.type.shape) - 1
     real, imaginary = (op.take(node.as_expr(x), const(i, "int64"), axis=axis) for i in range(2))
     return real, imaginary
 
 
-def cast(node: Node, x: object, *_: object, **__: object) -> ComplexResult:
+def cast(node: FxNode, x: object, *_: object, **__: object) -> ComplexResult:
     """Convert to another dtype; a real dtype keeps the real part."""
     real, imaginary = parts_of(node, x)
     if not node.is_complex:
@@ -157,24 +157,24 @@ def cast(node: Node, x: object, *_: object, **__: object) -> ComplexResult:
     return real, op.broadcast_to(imaginary, shape) if not isinstance(x, ComplexValue) else imaginary
 
 
-def full(node: Node, *args: object, **__: object) -> ComplexResult:
+def full(node: FxNode, *args: object, **__: object) -> ComplexResult:
     """Convert `full` and its relatives, whose fill value is the last argument."""
     number = complex(args[-1])  # type: ignore[call-overload]
     shape, dtype = tuple(node.out_shape), node.part_dtype
     return op.full(const(number.real, dtype), shape), op.full(const(number.imag, dtype), shape)
 
 
-def zeros(node: Node, *_: object, **__: object) -> ComplexResult:
+def zeros(node: FxNode, *_: object, **__: object) -> ComplexResult:
     """Emit complex zeros."""
     return full(node, 0.0)
 
 
-def ones(node: Node, *_: object, **__: object) -> ComplexResult:
+def ones(node: FxNode, *_: object, **__: object) -> ComplexResult:
     """Emit complex ones."""
     return full(node, 1.0)
 
 
-def _angle_of_real(node: Node, x: Value) -> Result:
+def _angle_of_real(node: FxNode, x: Value) -> Result:
     """Emit pi below 0 and 0 above; NaN is propagated."""
     data = node.as_expr(x, node.out_dtype)
     zero = op.zeros_like(data)
@@ -183,11 +183,11 @@ def _angle_of_real(node: Node, x: Value) -> Result:
     return op.where(op.isnan(data), data, angle_value)
 
 
-def _sign(node: Node, x: Value) -> Result:
+def _sign(node: FxNode, x: Value) -> Result:
     return op.sign(node.as_expr(x))
 
 
-def _identity(node: Node, x: Value) -> Result:
+def _identity(node: FxNode, x: Value) -> Result:
     return x
 
 

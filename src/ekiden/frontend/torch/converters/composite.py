@@ -13,7 +13,7 @@ from ekiden.frontend.common.float_functions import log1p
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex_rules import per_part
 from ekiden.frontend.torch.converters import convolution, movement, norm, pointwise
-from ekiden.frontend.torch.node import Converter, ConverterRow, Node, Operand
+from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode, Operand
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -31,7 +31,7 @@ PRIMITIVE_CONVERTERS: dict[str, Callable[..., Found]] = {
 
 
 def _conv(
-    node: Node, x: Value, weight: Value, bias: Value | None = None, stride: Ints = (1,),
+    node: FxNode, x: Value, weight: Value, bias: Value | None = None, stride: Ints = (1,),
     padding: Ints = (0,), dilation: Ints = (1,), groups: int = 1,
 ) -> Found:  # fmt: skip
     sizes = (stride, padding, dilation, False, (), groups)
@@ -39,7 +39,7 @@ def _conv(
 
 
 def _conv_transpose(
-    node: Node, x: Value, weight: Value, bias: Value | None = None, stride: Ints = (1,),
+    node: FxNode, x: Value, weight: Value, bias: Value | None = None, stride: Ints = (1,),
     padding: Ints = (0,), output_padding: Ints = (0,), groups: int = 1, dilation: Ints = (1,),
 ) -> Found:  # fmt: skip
     sizes = (stride, padding, dilation, True, output_padding, groups)
@@ -52,7 +52,7 @@ def _first_result_of(name: str) -> Converter:
 
 
 def _batch_norm(
-    node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
+    node: FxNode, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
     variance: Value | None, training: bool, momentum: float, eps: float, *_: object,
 ) -> Found:  # fmt: skip
     """Convert aten::batch_norm in inference, by the running statistics."""
@@ -64,14 +64,14 @@ def _batch_norm(
 
 
 def _layer_norm(
-    node: Node, x: Value, normalized: Sequence[object], weight: Value | None = None,
+    node: FxNode, x: Value, normalized: Sequence[object], weight: Value | None = None,
     bias: Value | None = None, eps: float = 1e-5, *_: object,
 ) -> Found:  # fmt: skip
     return PRIMITIVE_CONVERTERS["native_layer_norm"](node, x, normalized, weight, bias, eps)[0]
 
 
 def _group_norm(
-    node: Node, x: Value, groups: int, weight: Value | None = None, bias: Value | None = None,
+    node: FxNode, x: Value, groups: int, weight: Value | None = None, bias: Value | None = None,
     eps: float = 1e-5, *_: object,
 ) -> Found:  # fmt: skip
     sizes = (None, None, None)  # which the shape says
@@ -79,7 +79,11 @@ def _group_norm(
 
 
 def _pad(
-    node: Node, x: Value, pad: Sequence[object], mode: str = "constant", value: float | None = None
+    node: FxNode,
+    x: Value,
+    pad: Sequence[object],
+    mode: str = "constant",
+    value: float | None = None,
 ) -> Found:
     if mode == "constant":
         return PRIMITIVE_CONVERTERS["constant_pad_nd"](node, x, pad, 0 if value is None else value)
@@ -89,7 +93,7 @@ def _pad(
     return PRIMITIVE_CONVERTERS[f"{kinds[mode]}_pad{len(pad) // 2}d"](node, x, pad)
 
 
-def _unbind(node: Node, x: Value, dim: int = 0) -> Many:
+def _unbind(node: FxNode, x: Value, dim: int = 0) -> Many:
     axis = node.axis(dim, len(x.type.shape))
     count = known_int(x.type.shape[axis])
     if count is None:
@@ -99,7 +103,7 @@ def _unbind(node: Node, x: Value, dim: int = 0) -> Many:
 
 
 def _repeat_interleave(
-    node: Node, x: Value, repeats: Operand, dim: int | None = None, *, output_size: object = None
+    node: FxNode, x: Value, repeats: Operand, dim: int | None = None, *, output_size: object = None
 ) -> Expr:
     """Convert repeat_interleave with a constant count, along an axis or of the flattened tensor."""
     # A tensor of repeats makes the result's extent data dependent; the decomposition handles it.
@@ -110,13 +114,13 @@ def _repeat_interleave(
     return op.repeat(node.as_expr(x), repeats, axis=node.axis(dim, len(x.type.shape)))
 
 
-def _tile(node: Node, x: Value, dims: Sequence[object]) -> Found:
+def _tile(node: FxNode, x: Value, dims: Sequence[object]) -> Found:
     """Convert tile: `repeat` with 1 for leading axes without a count."""
     missing = max(len(x.type.shape) - len(dims), 0)
     return PRIMITIVE_CONVERTERS["repeat"](node, x, (*(1,) * missing, *dims))
 
 
-def _diff(node: Node, x: Value, n: int = 1, dim: int = -1, *more: Value | None) -> Expr:
+def _diff(node: FxNode, x: Value, n: int = 1, dim: int = -1, *more: Value | None) -> Expr:
     if n != 1 or any(extra is not None for extra in more) or x.type.dtype == "bool":
         node.unsupported("another difference than that of neighbours")
     axis = node.axis(dim, len(x.type.shape))
@@ -125,7 +129,7 @@ def _diff(node: Node, x: Value, n: int = 1, dim: int = -1, *more: Value | None) 
     return op.subtract(after, op.strided_slice(data, [0], [count - 1], axes=[axis]))
 
 
-def _glu(node: Node, x: Value, dim: int = -1) -> Expr:
+def _glu(node: FxNode, x: Value, dim: int = -1) -> Expr:
     axis = node.axis(dim, len(x.type.shape))
     size = known_int(x.type.shape[axis])
     if size is None:
@@ -136,25 +140,25 @@ def _glu(node: Node, x: Value, dim: int = -1) -> Expr:
     return op.multiply(op.strided_slice(data, [0], [half], axes=[axis]), gate)
 
 
-def _rsub(node: Node, a: Operand, b: Operand, alpha: float = 1) -> Found:
+def _rsub(node: FxNode, a: Operand, b: Operand, alpha: float = 1) -> Found:
     """Convert rsub: b - alpha * a."""
     if alpha != 1:
         node.unsupported("'alpha' must be 1")
     return PRIMITIVE_CONVERTERS["sub"](node, b, a)
 
 
-def _to(node: Node, x: Value, *_: object, **__: object) -> Found:
+def _to(node: FxNode, x: Value, *_: object, **__: object) -> Found:
     """Convert `to`: a cast to the dtype that PyTorch inferred."""
     return PRIMITIVE_CONVERTERS["_to_copy"](node, x)
 
 
-def _square(node: Node, x: Value) -> Expr:
+def _square(node: FxNode, x: Value) -> Expr:
     data = node.as_expr(x, node.out_dtype)
     return op.multiply(data, data)
 
 
 def _vector_norm(
-    node: Node, x: Value, ord: float = 2, dim: Ints | None = None,
+    node: FxNode, x: Value, ord: float = 2, dim: Ints | None = None,
     keepdim: bool = False, *, dtype: object = None,
 ) -> Expr:  # fmt: skip
     """Convert linalg_vector_norm of order 2."""
@@ -166,7 +170,7 @@ def _vector_norm(
     return op.sqrt(op.sum(op.multiply(data, data), axis=axes, keepdims=keepdim))
 
 
-def _log_sigmoid(node: Node, x: Value) -> Expr:
+def _log_sigmoid(node: FxNode, x: Value) -> Expr:
     dtype, data = node.out_dtype, node.as_expr(x)
     # min(x, 0) - log1p(exp(-|x|)) never overflows.
     tail = log1p(op.exp(op.negative(op.abs(data))), dtype)

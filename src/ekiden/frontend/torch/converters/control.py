@@ -12,7 +12,7 @@ import torch
 from ekiden.frontend.common.conditional import choose
 from ekiden.frontend.common.loop import Iteration, Loop, stacked
 from ekiden.frontend.common.value import Value, constant, known
-from ekiden.frontend.torch.node import ConverterRow, Node, Operand
+from ekiden.frontend.torch.node import ConverterRow, FxNode, Operand
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Many = list[Value]
 
 
-def _as_tensor_value(node: Node, operand: object) -> Value:
+def _as_tensor_value(node: FxNode, operand: object) -> Value:
     """Return an operand as a value; a size becomes a tensor of rank 0."""
     if isinstance(operand, Value):
         return operand
@@ -31,14 +31,14 @@ def _as_tensor_value(node: Node, operand: object) -> Value:
     return constant(np.asarray(operand))
 
 
-def _import_subgraph(node: Node, module: torch.fx.GraphModule, inputs: Sequence[object]) -> Many:
+def _import_subgraph(node: FxNode, module: torch.fx.GraphModule, inputs: Sequence[object]) -> Many:
     """Import a subgraph of the node for these inputs; return its outputs."""
     inner = cast("FxImporter", node.graph).inside(module)
     return [_as_tensor_value(node, output) for output in inner.run(inputs)]
 
 
 def _cond(
-    node: Node, condition: Operand, yes: torch.fx.GraphModule, no: torch.fx.GraphModule,
+    node: FxNode, condition: Operand, yes: torch.fx.GraphModule, no: torch.fx.GraphModule,
     operands: Sequence[object] = (),
 ) -> Many:  # fmt: skip
     runs = [partial(_import_subgraph, node, branch, operands) for branch in (yes, no)]
@@ -48,7 +48,7 @@ def _cond(
 
 
 def _while_loop(
-    node: Node, test: torch.fx.GraphModule, body: torch.fx.GraphModule,
+    node: FxNode, test: torch.fx.GraphModule, body: torch.fx.GraphModule,
     carried: Sequence[object], extra: Sequence[object] = (),
 ) -> Many:  # fmt: skip
     start = [_as_tensor_value(node, operand) for operand in carried]
@@ -69,7 +69,7 @@ def _while_loop(
 
 
 def _scan(
-    node: Node, body: torch.fx.GraphModule, carried: Sequence[object], xs: Sequence[Value],
+    node: FxNode, body: torch.fx.GraphModule, carried: Sequence[object], xs: Sequence[Value],
     additional: Sequence[object] = (),
 ) -> Many:  # fmt: skip
     """Convert scan along the first axis of all `xs`; results beyond the carried ones are
@@ -100,7 +100,7 @@ def _scan(
 
 
 def _map(
-    node: Node, body: torch.fx.GraphModule, xs: Sequence[Value], additional: Sequence[object] = ()
+    node: FxNode, body: torch.fx.GraphModule, xs: Sequence[Value], additional: Sequence[object] = ()
 ) -> Many:
     return _scan(node, body, (), xs, additional)
 

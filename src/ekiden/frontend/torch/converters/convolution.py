@@ -13,7 +13,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.reducers import reduction_identity
 from ekiden.frontend.common.sliding_window import Window, pad_window
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.node import Converter, ConverterRow, Node
+from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -51,7 +51,7 @@ def _window(kernel: Sequence[Dim], stride: Ints, padding: Ints, dilation: Ints =
 
 
 def convolution(
-    node: Node, x: Value, weight: Value, bias: Value | None, stride: Ints, padding: Ints,
+    node: FxNode, x: Value, weight: Value, bias: Value | None, stride: Ints, padding: Ints,
     dilation: Ints, transposed: bool, output_padding: Ints, groups: int, *_: object,
 ) -> Expr:  # fmt: skip
     """Convert aten::convolution over one to three spatial axes, with or without a batch."""
@@ -71,7 +71,7 @@ def convolution(
     ))  # fmt: skip
 
 
-def _with_batch_axis(node: Node, x: Value, rank: int, pool: Callable[[Expr], Expr]) -> Expr:
+def _with_batch_axis(node: FxNode, x: Value, rank: int, pool: Callable[[Expr], Expr]) -> Expr:
     """Apply a function to data with a batch axis, which is added and dropped where it is
     missing.
     """
@@ -83,7 +83,7 @@ def _with_batch_axis(node: Node, x: Value, rank: int, pool: Callable[[Expr], Exp
 
 def _max_pool(rank: int) -> Converter:
     def convert(
-        node: Node, x: Value, kernel: Ints, stride: Ints = (), padding: Ints = (0,),
+        node: FxNode, x: Value, kernel: Ints, stride: Ints = (), padding: Ints = (0,),
         dilation: Ints = (1,), ceil_mode: bool = False,
     ) -> list[Expr | Value | None]:  # fmt: skip
         """Convert max_pool{n}d_with_indices; the flat indices take a second pass and are emitted
@@ -98,7 +98,7 @@ def _max_pool(rank: int) -> Converter:
     return convert
 
 
-def _max_indices(node: Node, x: Value, window: Window) -> Expr:
+def _max_indices(node: FxNode, x: Value, window: Window) -> Expr:
     """Emit the flat index of each window's maximum within its plane."""
     lead, meta = len(x.type.shape) - len(window.strides), node.meta
     assert isinstance(meta, (list, tuple))
@@ -112,7 +112,7 @@ def _max_indices(node: Node, x: Value, window: Window) -> Expr:
 
 def _avg_pool(rank: int) -> Converter:
     def convert(
-        node: Node, x: Value, kernel: Ints, stride: Ints = (), padding: Ints = (0,),
+        node: FxNode, x: Value, kernel: Ints, stride: Ints = (), padding: Ints = (0,),
         ceil_mode: bool = False, count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Expr:  # fmt: skip
@@ -158,7 +158,7 @@ def _adaptive_avg_pool(rank: int) -> Converter:
         1: op.nn.adaptive_avg_pool1d, 2: op.nn.adaptive_avg_pool2d, 3: op.nn.adaptive_avg_pool3d,
     }  # fmt: skip
 
-    def convert(node: Node, x: Value, size: Sequence[object]) -> Result:
+    def convert(node: FxNode, x: Value, size: Sequence[object]) -> Result:
         """Emit the mean of each bin; one bin per axis is a plain reduction."""
         counts = node.sizes(size)
         if all(known_int(d) == 1 for d in counts):
@@ -176,7 +176,7 @@ def _adaptive_max_pool(rank: int) -> Converter:
         1: op.nn.adaptive_max_pool1d, 2: op.nn.adaptive_max_pool2d, 3: op.nn.adaptive_max_pool3d,
     }  # fmt: skip
 
-    def convert(node: Node, x: Value, size: Sequence[object]) -> list[Expr | Value | None]:
+    def convert(node: FxNode, x: Value, size: Sequence[object]) -> list[Expr | Value | None]:
         """Emit the maxima of the bins, and their flat indices if used."""
         # Indices cost a gather of every bin, so they are made only if something reads them.
         counts = node.sizes(size)
@@ -186,7 +186,7 @@ def _adaptive_max_pool(rank: int) -> Converter:
     return convert
 
 
-def _adaptive_max_indices(node: Node, x: Value, rank: int) -> Expr:
+def _adaptive_max_indices(node: FxNode, x: Value, rank: int) -> Expr:
     """Emit the flat indices of the maxima of bins of different lengths.
 
     All taps of a bin stand side by side, those beyond its end at the lowest value; the first of the
@@ -218,7 +218,7 @@ def _adaptive_max_indices(node: Node, x: Value, rank: int) -> Expr:
 
 
 def _flat_bin_indices(
-    node: Node, data: Expr, extents: Shape, starts: Sequence[Expr], lengths: Shape, lead: int
+    node: FxNode, data: Expr, extents: Shape, starts: Sequence[Expr], lengths: Shape, lead: int
 ) -> Expr:
     """Emit the flat index of the maximum in each bin of [..., count, length, count, length]."""
     rank = len(starts)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex_rules import complex_rule
 from ekiden.frontend.torch.converters import complex as of_complex
-from ekiden.frontend.torch.node import Converter, ConverterRow, Node, Operand
+from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode, Operand
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr
@@ -16,31 +16,31 @@ from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import as_dim, simplify_dim
 
 
-def _full(node: Node, size: Sequence[object], value: Operand, **_: object) -> Expr:
+def _full(node: FxNode, size: Sequence[object], value: Operand, **_: object) -> Expr:
     dtype = node.out_dtype
     return op.full(node.as_expr(value, dtype), node.out_shape, dtype=dtype)
 
 
-def _full_like(node: Node, x: Value, value: Operand, **_: object) -> Expr:
+def _full_like(node: FxNode, x: Value, value: Operand, **_: object) -> Expr:
     dtype = node.out_dtype
     return op.full(node.as_expr(value, dtype), x.type.shape, dtype=dtype)
 
 
-def _fill(node: Node, x: Value, value: Operand) -> Expr:
+def _fill(node: FxNode, x: Value, value: Operand) -> Expr:
     return _full_like(node, x, value)
 
 
 def _fill_converter(value: int) -> Converter:
     """Return the converter of tensors of one number; uninitialized ones hold 0."""
 
-    def convert(node: Node, *_: object, **__: object) -> Expr:
+    def convert(node: FxNode, *_: object, **__: object) -> Expr:
         dtype = node.out_dtype
         return op.full(const(value, dtype), node.out_shape, dtype=dtype)
 
     return convert
 
 
-def _arange(node: Node, start: Operand, end: Operand, step: Operand = 1, **_: object) -> Expr:
+def _arange(node: FxNode, start: Operand, end: Operand, step: Operand = 1, **_: object) -> Expr:
     dtype = node.out_dtype
     # start + i * step with the extent that PyTorch inferred: summing steps would round differently.
     if any(isinstance(v, float) for v in (start, end, step)) or is_float(dtype):
@@ -55,11 +55,11 @@ def _arange(node: Node, start: Operand, end: Operand, step: Operand = 1, **_: ob
     return op.arange(node.size(start), node.size(end), node.size(step), dtype=dtype)
 
 
-def _arange_to(node: Node, end: Operand, **named: object) -> Expr:
+def _arange_to(node: FxNode, end: Operand, **named: object) -> Expr:
     return _arange(node, 0, end, 1, **named)
 
 
-def _iota(node: Node, length: Operand, *, start: Operand, step: Operand, **_: object) -> Expr:
+def _iota(node: FxNode, length: Operand, *, start: Operand, step: Operand, **_: object) -> Expr:
     # prims.iota states a length, aten.arange an end.
     stop = simplify_dim(
         as_dim(node.size(start)) + as_dim(node.size(length)) * as_dim(node.size(step))
@@ -67,7 +67,7 @@ def _iota(node: Node, length: Operand, *, start: Operand, step: Operand, **_: ob
     return _arange(node, start, stop, step)
 
 
-def _linspace(node: Node, start: Operand, end: Operand, steps: int, **_: object) -> Expr:
+def _linspace(node: FxNode, start: Operand, end: Operand, steps: int, **_: object) -> Expr:
     """Convert linspace; each half is counted from its own end, so that both ends are exact."""
     dtype = node.out_dtype
     wide = dtype if is_float(dtype) else "float64"
@@ -84,22 +84,22 @@ def _linspace(node: Node, start: Operand, end: Operand, steps: int, **_: object)
     return values if wide == dtype else op.cast(values, dtype)
 
 
-def _eye(node: Node, rows: int, columns: int | None = None, **_: object) -> Expr:
+def _eye(node: FxNode, rows: int, columns: int | None = None, **_: object) -> Expr:
     m, n = node.out_shape
     row = op.expand_dims(op.arange(0, m, 1, dtype="int64"), axis=1)
     return op.cast(op.equal(row, op.arange(0, n, 1, dtype="int64")), node.out_dtype)
 
 
-def _scalar_tensor(node: Node, value: Operand, **_: object) -> Expr:
+def _scalar_tensor(node: FxNode, value: Operand, **_: object) -> Expr:
     return node.as_expr(value, node.out_dtype)
 
 
-def _ignore_assertion(node: Node, *_: object, **__: object) -> None:
+def _ignore_assertion(node: FxNode, *_: object, **__: object) -> None:
     """Ignore an assertion on sizes, which torch.export also lists among its constraints."""
     return
 
 
-def _size(node: Node, x: Value, dim: int | None = None) -> Scalar | list[PrimExpr]:
+def _size(node: FxNode, x: Value, dim: int | None = None) -> Scalar | list[PrimExpr]:
     if dim is None:
         return list(x.type.shape)
     return x.type.shape[node.axis(dim, len(x.type.shape))]

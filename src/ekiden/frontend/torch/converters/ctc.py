@@ -18,7 +18,7 @@ from functools import reduce
 
 from ekiden.frontend.common.loop import Iteration, Loop, stacked
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.node import ConverterRow, Node
+from ekiden.frontend.torch.node import ConverterRow, FxNode
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -28,12 +28,12 @@ from ekiden.topi.dimensions import Dim, as_dim, simplify_dim
 Lengths = Value | Sequence[int]
 
 
-def _as_int64(node: Node, lengths: Lengths) -> Expr:
+def _as_int64(node: FxNode, lengths: Lengths) -> Expr:
     """Return the lengths as an int64 tensor [batch]."""
     return node.as_expr(lengths, "int64") if isinstance(lengths, Value) else const(lengths, "int64")
 
 
-def _padded_labels(node: Node, targets: Value, lengths: Expr, max_length: Dim) -> Expr:
+def _padded_labels(node: FxNode, targets: Value, lengths: Expr, max_length: Dim) -> Expr:
     """Emit the labels [batch, max_length], from padded rows or from a concatenation.
 
     Those beyond a target's length are arbitrary.
@@ -51,7 +51,7 @@ def _padded_labels(node: Node, targets: Value, lengths: Expr, max_length: Dim) -
     return op.take(data, op.minimum(at, last), axis=0)
 
 
-def _logsumexp(node: Node, terms: Sequence[Expr], dtype: str) -> Expr:
+def _logsumexp(node: FxNode, terms: Sequence[Expr], dtype: str) -> Expr:
     """Emit the log of a sum of exponentials; -inf where all terms are -inf."""
     largest = reduce(op.maximum, terms)
     none = op.equal(largest, const(float("-inf"), dtype))
@@ -70,7 +70,7 @@ class _CtcStates:
     two before it. spans, counts: lengths of inputs and targets.
     """
 
-    node: Node
+    node: FxNode
     path: Expr
     places: Value
     seen: Value
@@ -111,7 +111,7 @@ class _CtcStates:
 
 
 def _build_states(
-    node: Node, log_probs: Value, targets: Value, input_lengths: Lengths, target_lengths: Lengths,
+    node: FxNode, log_probs: Value, targets: Value, input_lengths: Lengths, target_lengths: Lengths,
     blank: int,
 ) -> _CtcStates:  # fmt: skip
     steps, batch, _ = log_probs.type.shape
@@ -140,7 +140,7 @@ def _build_states(
 
 
 def _ctc_loss(
-    node: Node, log_probs: Value, targets: Value, input_lengths: Lengths, target_lengths: Lengths,
+    node: FxNode, log_probs: Value, targets: Value, input_lengths: Lengths, target_lengths: Lengths,
     blank: int = 0, zero_infinity: bool = False,
 ) -> list[Expr | None]:  # fmt: skip
     """Convert _ctc_loss: the loss of each batch element, and log_alpha if the gradient needs it."""
@@ -224,7 +224,7 @@ def _log_beta(of: _CtcStates, steps: Dim) -> Expr:
 
 
 def _ctc_loss_backward(
-    node: Node, grad: Value, log_probs: Value, targets: Value, input_lengths: Lengths,
+    node: FxNode, grad: Value, log_probs: Value, targets: Value, input_lengths: Lengths,
     target_lengths: Lengths, loss: Value, log_alpha: Value, blank: int,
     zero_infinity: bool = False,
 ) -> Expr:  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.converters.linear import batched_product
-from ekiden.frontend.torch.node import ConverterRow, Node
+from ekiden.frontend.torch.node import ConverterRow, FxNode
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -27,7 +27,7 @@ MASKED_SCORE = float("-inf")
 
 
 def _flex_attention(
-    node: Node, query: Value, key: Value, value: Value, change: torch.fx.GraphModule,
+    node: FxNode, query: Value, key: Value, value: Value, change: torch.fx.GraphModule,
     blocks: Sequence[object], scale: float, options: object, of_change: Sequence[object] = (),
     of_mask: Sequence[object] = (),
 ) -> list[Expr | Value | None]:  # fmt: skip
@@ -63,11 +63,11 @@ def _flex_attention(
     return [attended, None, None]
 
 
-def _as_value(node: Node, expr: Expr) -> Value:
+def _as_value(node: FxNode, expr: Expr) -> Value:
     return node.as_value(node.scope.spanned(expr))
 
 
-def _repeat_kv_heads(node: Node, x: Value, heads: PrimExpr) -> Expr:
+def _repeat_kv_heads(node: FxNode, x: Value, heads: PrimExpr) -> Expr:
     """Repeat keys or values for each query head of their group (grouped-query attention)."""
     batch, groups, rows, columns = x.type.shape
     if are_equal_dims(groups, heads):
@@ -79,7 +79,7 @@ def _repeat_kv_heads(node: Node, x: Value, heads: PrimExpr) -> Expr:
     return op.reshape(wide, (batch, heads, rows, columns), allowzero=True)
 
 
-def _position_grid(node: Node, shape: Sequence[PrimExpr]) -> list[Value]:
+def _position_grid(node: FxNode, shape: Sequence[PrimExpr]) -> list[Value]:
     """Return the batch, head, query and key index of each score, shaped to broadcast."""
     indices = []
     for axis, extent in enumerate(shape):
@@ -89,7 +89,7 @@ def _position_grid(node: Node, shape: Sequence[PrimExpr]) -> list[Value]:
     return indices
 
 
-def _run_vectorized(node: Node, module: torch.fx.GraphModule, inputs: Sequence[object]) -> Value:
+def _run_vectorized(node: FxNode, module: torch.fx.GraphModule, inputs: Sequence[object]) -> Value:
     inner = cast("FxImporter", node.graph).inside(module)
     inner.is_vectorized = True
     (result,) = inner.run(inputs)
@@ -98,7 +98,7 @@ def _run_vectorized(node: Node, module: torch.fx.GraphModule, inputs: Sequence[o
 
 
 def _visibility_mask(
-    node: Node, blocks: Sequence[object], positions: Sequence[Value], of_mask: Sequence[object]
+    node: FxNode, blocks: Sequence[object], positions: Sequence[Value], of_mask: Sequence[object]
 ) -> Expr:
     """Emit which keys are visible: those of full blocks, and those of partial blocks that the mask
     admits.
@@ -117,7 +117,7 @@ def _visibility_mask(
 
 
 def _block_mask(
-    node: Node, counts: object, which: object, positions: Sequence[Value], steps: Sequence[Dim]
+    node: FxNode, counts: object, which: object, positions: Sequence[Value], steps: Sequence[Dim]
 ) -> Expr:
     """Emit whether the block of a query and key is among the first `counts` entries of the block
     list.

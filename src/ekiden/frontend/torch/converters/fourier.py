@@ -10,7 +10,7 @@ from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.dft import Parts, dft_axis, expand_hermitian
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex_rules import complex_rule, reject_real
-from ekiden.frontend.torch.node import ComplexResult, ConverterRow, Node
+from ekiden.frontend.torch.node import ComplexResult, ConverterRow, FxNode
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import known_int, simplify_dim
@@ -18,7 +18,7 @@ from ekiden.topi.dimensions import known_int, simplify_dim
 _NORM_EXPONENTS = (0.0, 0.5, 1.0)
 
 
-def _normalize_spectrum(node: Node, spectrum: Parts, axes: Sequence[int], how: int) -> Parts:
+def _normalize_spectrum(node: FxNode, spectrum: Parts, axes: Sequence[int], how: int) -> Parts:
     if not _NORM_EXPONENTS[how]:
         return spectrum
     shape, dtype = node.typed(spectrum[0]).shape, node.part_dtype
@@ -31,7 +31,7 @@ def _normalize_spectrum(node: Node, spectrum: Parts, axes: Sequence[int], how: i
 
 
 def _fft_c2c(
-    node: Node, x: ComplexValue, dim: Sequence[int], how: int, forward: bool
+    node: FxNode, x: ComplexValue, dim: Sequence[int], how: int, forward: bool
 ) -> ComplexResult:
     signal: Parts = node.as_expr(x.real), node.as_expr(x.imaginary)
     axes = [node.axis(d, len(x.real.type.shape)) for d in dim]
@@ -40,7 +40,7 @@ def _fft_c2c(
     return _normalize_spectrum(node, signal, axes, how)
 
 
-def _fft_r2c(node: Node, x: Value, dim: Sequence[int], how: int, onesided: bool) -> ComplexResult:
+def _fft_r2c(node: FxNode, x: Value, dim: Sequence[int], how: int, onesided: bool) -> ComplexResult:
     """Convert _fft_r2c; one-sided, the last axis keeps the non-redundant half of the spectrum."""
     axes = [node.axis(d, len(x.type.shape)) for d in dim]
     last = axes[-1]
@@ -57,7 +57,7 @@ def _fft_r2c(node: Node, x: Value, dim: Sequence[int], how: int, onesided: bool)
 
 
 def _fft_c2r(
-    node: Node, x: ComplexValue, dim: Sequence[int], how: int, size: object
+    node: FxNode, x: ComplexValue, dim: Sequence[int], how: int, size: object
 ) -> ComplexResult:
     """Convert _fft_c2r; the half spectrum of the last axis is mirrored to `size` elements."""
     del size  # as the shape of the output has it

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.node import Converter, ConverterRow, Node
+from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.topi.dimensions import are_equal_dims, simplify_dim
@@ -20,7 +20,7 @@ def _nearest_resize(rank: int, exact: bool) -> Converter:
     centres if exact.
     """
 
-    def convert(node: Node, x: Value, *settings: object) -> Expr:
+    def convert(node: FxNode, x: Value, *settings: object) -> Expr:
         """Resize to the nearest pixel; `settings` ends with the scales, if the program has them."""
         scales = _stated_scales(rank, settings)
         mode = "half_pixel" if exact else "asymmetric"
@@ -31,7 +31,9 @@ def _nearest_resize(rank: int, exact: bool) -> Converter:
 
 
 def _interpolated_resize(rank: int, method: str = "linear") -> Converter:
-    def convert(node: Node, x: Value, size: object, align_corners: bool, *settings: object) -> Expr:
+    def convert(
+        node: FxNode, x: Value, size: object, align_corners: bool, *settings: object
+    ) -> Expr:
         """Resize by interpolation; aligned corners ignore the scales."""
         mode = "align_corners" if align_corners else "half_pixel"
         # With align_corners ATen computes coordinates from the sizes and ignores given scales.
@@ -53,7 +55,7 @@ def _stated_scales(rank: int, settings: Sequence[object]) -> list[float] | None:
 
 
 def _emit_resize(
-    node: Node, x: Value, rank: int, method: str, mode: str, rounding: str,
+    node: FxNode, x: Value, rank: int, method: str, mode: str, rounding: str,
     scales: Sequence[float] | None,
 ) -> Expr:  # fmt: skip
     def resize_axes(data: Expr, axes: int, size: Any, **more: Any) -> Expr:  # noqa: ANN401
@@ -91,7 +93,7 @@ _PADDING_MODES = ("zeros", "border", "reflection")
 
 
 def _grid_sample(
-    node: Node, x: Value, grid: Value, mode: int, padding: int, align_corners: bool
+    node: FxNode, x: Value, grid: Value, mode: int, padding: int, align_corners: bool
 ) -> Expr:
     rank = len(x.type.shape) - 2
     order = [0, rank + 1, *range(1, rank + 1)]

@@ -11,7 +11,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.reducers import reduction_identity
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex_rules import per_part
-from ekiden.frontend.torch.node import ConverterRow, Node, Operand
+from ekiden.frontend.torch.node import ConverterRow, FxNode, Operand
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr
@@ -26,11 +26,11 @@ _REDUCER_NAMES = {"sum": "add", "prod": "multiply", "amin": "minimum", "amax": "
 """The same -> the name in `combined`."""
 
 
-def _embedding(node: Node, weight: Value, indices: Value, *_: object) -> Expr:
+def _embedding(node: FxNode, weight: Value, indices: Value, *_: object) -> Expr:
     return op.take(node.as_expr(weight), node.as_expr(indices), axis=0, mode="raise")
 
 
-def _index_select(node: Node, x: Value, dim: int, index: Value) -> Expr:
+def _index_select(node: FxNode, x: Value, dim: int, index: Value) -> Expr:
     at = node.as_expr(index, "int64")
     if not x.type.shape:
         return node.as_expr(x)
@@ -39,7 +39,7 @@ def _index_select(node: Node, x: Value, dim: int, index: Value) -> Expr:
     return op.take(node.as_expr(x), at, axis=node.axis(dim, len(x.type.shape)), mode="raise")
 
 
-def _gather(node: Node, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Expr:
+def _gather(node: FxNode, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Expr:
     if not x.type.shape:
         return (
             op.broadcast_to(node.as_expr(x), index.type.shape)
@@ -66,17 +66,17 @@ def _same_extent(a: PrimExpr, b: PrimExpr) -> bool:
 
 
 def _scatter(
-    node: Node, x: Value, dim: int, index: Value, source: Operand, *, reduce: str = ""
+    node: FxNode, x: Value, dim: int, index: Value, source: Operand, *, reduce: str = ""
 ) -> Expr:
     return _scatter_elements(node, x, dim, index, source, _SCATTER_REDUCTIONS.get(reduce, "update"))
 
 
-def _scatter_add(node: Node, x: Value, dim: int, index: Value, source: Value) -> Expr:
+def _scatter_add(node: FxNode, x: Value, dim: int, index: Value, source: Value) -> Expr:
     return _scatter_elements(node, x, dim, index, source, "add")
 
 
 def _scatter_elements(
-    node: Node, x: Value, dim: int, index: Value, source: Operand, reduction: str
+    node: FxNode, x: Value, dim: int, index: Value, source: Operand, reduction: str
 ) -> Expr:
     dtype = x.type.dtype
     if known_int(product_of_dims(index.type.shape)) == 0:
@@ -105,7 +105,7 @@ def _scatter_elements(
 
 
 def _scatter_reduce(
-    node: Node, x: Value, dim: int, index: Value, source: Value, reduce: str, *,
+    node: FxNode, x: Value, dim: int, index: Value, source: Value, reduce: str, *,
     include_self: bool = True,
 ) -> Expr:  # fmt: skip
     if reduce == "mean":
@@ -120,7 +120,7 @@ def _scatter_reduce(
 
 
 def _scatter_mean(
-    node: Node, x: Value, dim: int, index: Value, source: Value, include_self: bool
+    node: FxNode, x: Value, dim: int, index: Value, source: Value, include_self: bool
 ) -> Expr:
     """Emit the scattered sum over the number of contributions, at least 1; integers round down."""
     dtype = x.type.dtype
@@ -133,7 +133,7 @@ def _scatter_mean(
     return divide(total, count)
 
 
-def _split_masks(node: Node, x: Value, indices: Sequence[Value | None]) -> list[Value | None]:
+def _split_masks(node: FxNode, x: Value, indices: Sequence[Value | None]) -> list[Value | None]:
     """Replace each mask by the index vectors of its true elements, one per axis."""
     expanded: list[Value | None] = []
     for index in indices:
@@ -151,7 +151,7 @@ def _split_masks(node: Node, x: Value, indices: Sequence[Value | None]) -> list[
     return expanded
 
 
-def _index(node: Node, x: Value, indices: Sequence[Value | None]) -> Result:
+def _index(node: FxNode, x: Value, indices: Sequence[Value | None]) -> Result:
     """Convert x[indices]: the indexed axes come first, or stay in place where they are adjacent."""
     expanded = _split_masks(node, x, indices)
     at = [i for i, v in enumerate(expanded) if v is not None]
@@ -180,7 +180,7 @@ def _index(node: Node, x: Value, indices: Sequence[Value | None]) -> Result:
     return gathered
 
 
-def _index_broadcast_shape(node: Node, tensors: Sequence[Value]) -> tuple[PrimExpr, ...]:
+def _index_broadcast_shape(node: FxNode, tensors: Sequence[Value]) -> tuple[PrimExpr, ...]:
     shape: tuple[PrimExpr, ...] = ()
     for index in tensors:
         node.scope.require_broadcastable(shape, index.type.shape)
@@ -191,7 +191,7 @@ def _index_broadcast_shape(node: Node, tensors: Sequence[Value]) -> tuple[PrimEx
     return shape
 
 
-def _broadcast_index(node: Node, value: Value, shape: tuple[PrimExpr, ...]) -> Expr:
+def _broadcast_index(node: FxNode, value: Value, shape: tuple[PrimExpr, ...]) -> Expr:
     data = node.as_expr(value, "int64")
     same = len(shape) == len(value.type.shape)
     if same and all(_same_extent(a, b) for a, b in zip(shape, value.type.shape, strict=True)):
@@ -200,7 +200,7 @@ def _broadcast_index(node: Node, value: Value, shape: tuple[PrimExpr, ...]) -> E
 
 
 def _index_put(
-    node: Node,
+    node: FxNode,
     x: Value,
     indices: Sequence[Value | None],
     values: Value,
@@ -263,7 +263,7 @@ def _index_put(
 
 
 def _wrap_negative(
-    node: Node, x: Value, index: Value, axis: int, shape: tuple[PrimExpr, ...]
+    node: FxNode, x: Value, index: Value, axis: int, shape: tuple[PrimExpr, ...]
 ) -> Expr:
     """Emit indices with negative ones counted from the end."""
     at = _broadcast_index(node, index, shape)
@@ -272,7 +272,7 @@ def _wrap_negative(
     return op.where(op.less(at, const(0, "int64")), op.add(at, extent), at)
 
 
-def _index_put_mask(node: Node, x: Value, mask: Value, value: Operand) -> Expr:
+def _index_put_mask(node: FxNode, x: Value, mask: Value, value: Operand) -> Expr:
     where = node.as_expr(mask, "bool")
     extra = len(x.type.shape) - len(mask.type.shape)
     if extra > 0:
@@ -283,12 +283,12 @@ def _index_put_mask(node: Node, x: Value, mask: Value, value: Operand) -> Expr:
     return op.where(where, fill, node.as_expr(x))
 
 
-def _masked_fill(node: Node, x: Value, mask: Value, value: Operand) -> Expr:
+def _masked_fill(node: FxNode, x: Value, mask: Value, value: Operand) -> Expr:
     node.scope.require_broadcastable(x.type.shape, mask.type.shape)
     return op.where(node.as_expr(mask, "bool"), node.as_expr(value, x.type.dtype), node.as_expr(x))
 
 
-def _masked_scatter(node: Node, x: Value, mask: Value, source: Value) -> Expr:
+def _masked_scatter(node: FxNode, x: Value, mask: Value, source: Value) -> Expr:
     """Convert masked_scatter: the n-th true element of the mask takes the n-th element of the
     source.
     """
@@ -303,7 +303,7 @@ def _masked_scatter(node: Node, x: Value, mask: Value, source: Value) -> Expr:
     return op.reshape(op.where(where, chosen, data), shape, allowzero=True)
 
 
-def _nonzero(node: Node, x: Value) -> Result:
+def _nonzero(node: FxNode, x: Value) -> Result:
     data = node.as_expr(x)
     if not x.type.shape:
         coordinates = op.argwhere(op.reshape(data, (1,)))
@@ -312,7 +312,7 @@ def _nonzero(node: Node, x: Value) -> Result:
 
 
 def _unique(
-    node: Node, x: Value, sorted: bool = True, return_inverse: bool = False,
+    node: FxNode, x: Value, sorted: bool = True, return_inverse: bool = False,
     return_counts: bool = False,
 ) -> Result:  # fmt: skip
     """Convert _unique2: sorted distinct elements, inverse indices and counts."""
@@ -327,7 +327,7 @@ def _unique(
     return [strip_padding(values), where, op.cast(strip_padding(counts), "int64")]
 
 
-def _item(node: Node, x: Value) -> Scalar:
+def _item(node: FxNode, x: Value) -> Scalar:
     """Convert item: a constant number, or a size that is named from here on."""
     meta = node.meta
     # An element of a constant is a number: sizes computed from it become static.
@@ -343,7 +343,7 @@ def _item(node: Node, x: Value) -> Scalar:
     return as_dim(dim)
 
 
-def _one_hot(node: Node, indices: Value, count: int = -1) -> Expr:
+def _one_hot(node: FxNode, indices: Value, count: int = -1) -> Expr:
     if count < 0:
         node.unsupported("the number of classes must be given")
     at = node.as_expr(indices, "int64")
@@ -351,7 +351,7 @@ def _one_hot(node: Node, indices: Value, count: int = -1) -> Expr:
 
 
 def _bucketize(
-    node: Node, x: Operand, boundaries: Value, *, out_int32: bool = False, right: bool = False
+    node: FxNode, x: Operand, boundaries: Value, *, out_int32: bool = False, right: bool = False
 ) -> Expr:
     values = node.as_expr(x)
     shape = x.type.shape if isinstance(x, Value) else ()
@@ -361,7 +361,7 @@ def _bucketize(
 
 
 def _searchsorted(
-    node: Node, rows: Value, x: Operand, *, out_int32: bool = False, right: bool = False,
+    node: FxNode, rows: Value, x: Operand, *, out_int32: bool = False, right: bool = False,
     side: str | None = None, sorter: Value | None = None,
 ) -> Expr:  # fmt: skip
     table = node.as_expr(rows)
@@ -374,7 +374,7 @@ def _searchsorted(
     return op.reshape(op.searchsorted(table, values, right=is_right, dtype="int64"), ())
 
 
-def _repeat_interleave(node: Node, repeats: Value, *, output_size: object = None) -> Result:
+def _repeat_interleave(node: FxNode, repeats: Value, *, output_size: object = None) -> Result:
     """Convert repeat_interleave: the first index whose running total exceeds each position."""
     ends = op.cumsum(node.as_expr(repeats, "int64"), axis=0)
     count = known_int(repeats.type.shape[0])
@@ -388,7 +388,7 @@ def _repeat_interleave(node: Node, repeats: Value, *, output_size: object = None
     return op.searchsorted(ends, positions, right=True, dtype="int64")
 
 
-def _bincount(node: Node, x: Value, weights: Value | None = None, minlength: int = 0) -> Result:
+def _bincount(node: FxNode, x: Value, weights: Value | None = None, minlength: int = 0) -> Result:
     """Convert bincount: the counts of 0 to the maximum, at least `minlength` many; negative
     elements are an error.
     """

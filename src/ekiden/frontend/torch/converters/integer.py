@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from ekiden.frontend.common.float_functions import fmod
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.node import ConverterRow, Node
+from ekiden.frontend.torch.node import ConverterRow, FxNode
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
 
-def _gcd(node: Node, x: Value, y: Value) -> Expr:
+def _gcd(node: FxNode, x: Value, y: Value) -> Expr:
     """Convert gcd by Euclid's algorithm on all elements, until no remainder is left."""
     dtype = node.out_dtype
     zero, one = const(0, dtype), const(1, dtype)

@@ -9,14 +9,14 @@ from ekiden.frontend.common.matrices import LuFactors, transpose_matrix
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.converters.linear import batched_product
 from ekiden.frontend.torch.effects import LINALG_CHECK
-from ekiden.frontend.torch.node import ConverterRow, Node, target_name
+from ekiden.frontend.torch.node import ConverterRow, FxNode, target_name
 from ekiden.ir.prim import maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.dimensions import Shape, are_equal_dims, as_attr, broadcast_shape, simplify_dim
 
 
-def _checked_function(node: Node, at: int) -> str:
+def _checked_function(node: FxNode, at: int) -> str:
     """Return the function, such as "linalg.inv", that must fail where output `at` of a node reports
     an error; "" if none.
 
@@ -31,7 +31,7 @@ def _checked_function(node: Node, at: int) -> str:
     return ""
 
 
-def _lu_factors(node: Node, matrix: Expr, info: int | None = None) -> LuFactors:
+def _lu_factors(node: FxNode, matrix: Expr, info: int | None = None) -> LuFactors:
     """Return the LU factors; singular matrices raise if the program checks output `info`."""
     factors = LuFactors.of(matrix)
     name = "" if info is None else _checked_function(node, info)
@@ -43,7 +43,7 @@ def _shape_dtype_rank(x: Value) -> tuple[Shape, str, int]:
     return x.type.shape, x.type.dtype, len(x.type.shape)
 
 
-def _broadcast_batches(node: Node, a: Value, b: Value) -> tuple[Expr, Expr, Shape]:
+def _broadcast_batches(node: FxNode, a: Value, b: Value) -> tuple[Expr, Expr, Shape]:
     """Broadcast two stacks of matrices to one batch; return its shape too."""
     left_shape, right_shape = a.type.shape, b.type.shape
     node.scope.require_broadcastable(left_shape[:-2], right_shape[:-2])
@@ -59,7 +59,7 @@ def _broadcast_batches(node: Node, a: Value, b: Value) -> tuple[Expr, Expr, Shap
     return first, second, batch
 
 
-def _require_rows(node: Node, a: Value, b: Value, axis: int) -> Value:
+def _require_rows(node: FxNode, a: Value, b: Value, axis: int) -> Value:
     """Require an axis of the right-hand side to have as many elements as the matrices have rows."""
     rows, shape = a.type.shape[-1], list(b.type.shape)
     if are_equal_dims(rows, shape[axis]):
@@ -73,14 +73,14 @@ def _require_rows(node: Node, a: Value, b: Value, axis: int) -> Value:
     )
 
 
-def _inv_ex(node: Node, x: Value, *, check_errors: bool = False) -> list[Expr]:
+def _inv_ex(node: FxNode, x: Value, *, check_errors: bool = False) -> list[Expr]:
     shape, dtype, _ = _shape_dtype_rank(x)
     factors = _lu_factors(node, node.as_expr(x), 1)
     return [factors.solve(matrices.identity_matrix(shape, dtype), shape), factors.info]
 
 
 def _solve_ex(
-    node: Node, a: Value, b: Value, *, left: bool = True, check_errors: bool = False
+    node: FxNode, a: Value, b: Value, *, left: bool = True, check_errors: bool = False
 ) -> list[Expr]:
     """Convert _linalg_solve_ex: a x = b, or x a = b as a' x' = b' where `left` is false."""
     outer, inner = a.type.shape[:-1], b.type.shape
@@ -111,7 +111,7 @@ def _one_based(pivots: Expr) -> Expr:
     return op.add(pivots, const(1, "int32"))
 
 
-def _lu_in_memory_order(node: Node, x: Value) -> LuFactors:
+def _lu_in_memory_order(node: FxNode, x: Value) -> LuFactors:
     """Return the LU of the transpose for row-contiguous matrices, as PyTorch computes determinants:
     det(A') = det(A). The gradient, which PyTorch traces, solves with these factors.
     """
@@ -123,13 +123,13 @@ def _lu_in_memory_order(node: Node, x: Value) -> LuFactors:
     return LuFactors.of(transpose_matrix(data, len(x.type.shape)) if is_stored_by_rows else data)
 
 
-def _det(node: Node, x: Value) -> list[Expr]:
+def _det(node: FxNode, x: Value) -> list[Expr]:
     shape, dtype, _ = _shape_dtype_rank(x)
     factors = _lu_in_memory_order(node, x)
     return [matrices.determinant(factors, shape, dtype), factors.packed, _one_based(factors.pivots)]
 
 
-def _slogdet(node: Node, x: Value) -> list[Expr]:
+def _slogdet(node: FxNode, x: Value) -> list[Expr]:
     shape, dtype, _ = _shape_dtype_rank(x)
     factors = _lu_in_memory_order(node, x)
     signs, logs = matrices.slogdet(factors, shape, dtype)
@@ -137,7 +137,7 @@ def _slogdet(node: Node, x: Value) -> list[Expr]:
 
 
 def _lu_factor_ex(
-    node: Node, x: Value, *, pivot: bool = True, check_errors: bool = False
+    node: FxNode, x: Value, *, pivot: bool = True, check_errors: bool = False
 ) -> list[Expr]:
     if not pivot:
         # Without pivoting LU is not backward stable, and PyTorch has it on GPUs only.
@@ -146,7 +146,7 @@ def _lu_factor_ex(
     return [factors.packed, _one_based(factors.pivots), factors.info]
 
 
-def _lu(node: Node, x: Value, *, pivot: bool = True) -> list[Expr]:
+def _lu(node: FxNode, x: Value, *, pivot: bool = True) -> list[Expr]:
     if not pivot:
         node.unsupported("LU without pivots")
     shape, dtype = x.type.shape, x.type.dtype
@@ -156,7 +156,7 @@ def _lu(node: Node, x: Value, *, pivot: bool = True) -> list[Expr]:
 
 
 def _cholesky_ex(
-    node: Node, x: Value, *, upper: bool = False, check_errors: bool = False
+    node: FxNode, x: Value, *, upper: bool = False, check_errors: bool = False
 ) -> list[Expr]:
     rank, data = len(x.type.shape), node.as_expr(x)
     decomposition = op.linalg.cholesky(transpose_matrix(data, rank) if upper else data)
@@ -169,7 +169,7 @@ def _cholesky_ex(
     return [transpose_matrix(factor, rank) if upper else factor, info]
 
 
-def _cholesky_solve(node: Node, b: Value, factor: Value, upper: bool = False) -> Expr:
+def _cholesky_solve(node: FxNode, b: Value, factor: Value, upper: bool = False) -> Expr:
     lhs, rhs, batch = _broadcast_batches(node, factor, _require_rows(node, factor, b, -2))
     rank = len(batch) + 2
     lower, higher = (
@@ -179,14 +179,14 @@ def _cholesky_solve(node: Node, b: Value, factor: Value, upper: bool = False) ->
     return op.linalg.solve_triangular(higher, half, lower=False)
 
 
-def _cholesky_inverse(node: Node, factor: Value, upper: bool = False) -> Expr:
+def _cholesky_inverse(node: FxNode, factor: Value, upper: bool = False) -> Expr:
     shape, dtype, _ = _shape_dtype_rank(factor)
     ones = node.as_value(node.scope.spanned(matrices.identity_matrix(shape, dtype)))
     return _cholesky_solve(node, ones, factor, upper)
 
 
 def _solve_triangular(
-    node: Node, a: Value, b: Value, *, upper: bool, left: bool = True, unitriangular: bool = False
+    node: FxNode, a: Value, b: Value, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Expr:
     first, second, batch = _broadcast_batches(
         node, a, _require_rows(node, a, b, -2 if left else -1)
@@ -198,7 +198,7 @@ def _solve_triangular(
     return transpose_matrix(op.linalg.solve_triangular(*turned, upper, unitriangular), rank)
 
 
-def _qr(node: Node, x: Value, mode: str = "reduced") -> list[Expr | None]:
+def _qr(node: FxNode, x: Value, mode: str = "reduced") -> list[Expr | None]:
     """Convert linalg_qr: (Q, R), Q empty in mode "r"."""
     q, r = matrices.qr(node.as_expr(x), x.type.shape, mode == "complete")
     # PyTorch returns an empty Q in this mode.
@@ -207,17 +207,17 @@ def _qr(node: Node, x: Value, mode: str = "reduced") -> list[Expr | None]:
     return [q, r]
 
 
-def _householder_product(node: Node, x: Value, tau: Value) -> Expr:
+def _householder_product(node: FxNode, x: Value, tau: Value) -> Expr:
     return op.linalg.householder_product(node.as_expr(x), node.as_expr(tau))
 
 
-def _eigh(node: Node, x: Value, uplo: str = "L", compute_v: bool = True) -> list[Expr]:
+def _eigh(node: FxNode, x: Value, uplo: str = "L", compute_v: bool = True) -> list[Expr]:
     decomposition = op.linalg.eigh(node.as_expr(x), lower=uplo.upper() == "L")
     return [TupleGetItem(decomposition, 0), TupleGetItem(decomposition, 1)]
 
 
 def _svd(
-    node: Node,
+    node: FxNode,
     x: Value,
     full_matrices: bool = False,
     compute_uv: bool = True,
@@ -228,12 +228,12 @@ def _svd(
     return [TupleGetItem(decomposition, at) for at in range(3)]
 
 
-def _matrix_exp(node: Node, x: Value) -> Expr:
+def _matrix_exp(node: FxNode, x: Value) -> Expr:
     return op.linalg.matrix_exp(node.as_expr(x))
 
 
 def _pinv(
-    node: Node, x: Value, *, atol: Value | None = None, rtol: Value | None = None,
+    node: FxNode, x: Value, *, atol: Value | None = None, rtol: Value | None = None,
     hermitian: bool = False,
 ) -> Expr:  # fmt: skip
     """Convert linalg_pinv: V S^-1 U' over the singular values above both tolerances.
@@ -257,7 +257,7 @@ def _pinv(
 
 
 def _singular_value_limit(
-    node: Node, x: Value, largest: Expr, atol: Value | None, rtol: Value | None
+    node: FxNode, x: Value, largest: Expr, atol: Value | None, rtol: Value | None
 ) -> Expr:
     """Emit the limit above which singular values count.
 
@@ -287,11 +287,11 @@ def _singular_value_limit(
     return limit if atol is None else op.maximum(limit, per_matrix(atol))
 
 
-def _ignore_check(node: Node, *args: object, **kwargs: object) -> None:
+def _ignore_check(node: FxNode, *args: object, **kwargs: object) -> None:
     """Ignore an error check: the decomposition that it reads raises by itself."""
 
 
-def _with_effects(node: Node, token: None, *args: object, **kwargs: object) -> None:
+def _with_effects(node: FxNode, token: None, *args: object, **kwargs: object) -> None:
     """Ignore an error check with effect tokens; decompositions raise by themselves."""
     # Other effects (prints, custom operators) must not be dropped silently.
     if not any(LINALG_CHECK in str(arg) for arg in node.fx.args):

@@ -11,13 +11,13 @@ from ekiden.frontend.common import matmul
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.torch.complex_rules import bilinear, complex_rule
-from ekiden.frontend.torch.node import ComplexResult, Converter, ConverterRow, Node, Operand
+from ekiden.frontend.torch.node import ComplexResult, Converter, ConverterRow, FxNode, Operand
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import are_equal_dims, known_int
 
 
-def matmul_by_weight(node: Node, a: Value, b: Value) -> Expr:
+def matmul_by_weight(node: FxNode, a: Value, b: Value) -> Expr:
     """Emit [..., m, k] @ [k, n]; a constant right side becomes the weight [n, k] of nn.dense."""
     dtype = a.type.dtype
     if b.array is not None and b.array.ndim == 2:
@@ -27,12 +27,12 @@ def matmul_by_weight(node: Node, a: Value, b: Value) -> Expr:
     return op.nn.matmul(node.as_expr(a), node.as_expr(b, dtype))
 
 
-def _mm(node: Node, a: Value, b: Value) -> Expr:
+def _mm(node: FxNode, a: Value, b: Value) -> Expr:
     node.scope.same(a.type.shape[1:], b.type.shape[:1])
     return matmul_by_weight(node, a, b)
 
 
-def _int_mm(node: Node, a: Value, b: Value) -> Expr:
+def _int_mm(node: FxNode, a: Value, b: Value) -> Expr:
     """Convert _int_mm: int8 products accumulated in int32."""
     node.scope.same(a.type.shape[1:], b.type.shape[:1])
     if b.array is not None:
@@ -42,21 +42,21 @@ def _int_mm(node: Node, a: Value, b: Value) -> Expr:
     return op.nn.dense(node.as_expr(a), weight, out_dtype="int32")
 
 
-def _bmm(node: Node, a: Value, b: Value) -> Expr:
+def _bmm(node: FxNode, a: Value, b: Value) -> Expr:
     node.scope.same((a.type.shape[0], a.type.shape[2]), b.type.shape[:2])
     return op.nn.batch_matmul(node.as_expr(a), node.as_expr(b), transpose_b=False)
 
 
-def _mv(node: Node, a: Value, b: Value) -> Expr:
+def _mv(node: FxNode, a: Value, b: Value) -> Expr:
     row = op.expand_dims(node.as_expr(b), axis=0)
     return op.squeeze(op.nn.dense(node.as_expr(a), row, units=1), axis=[-1])
 
 
-def _dot(node: Node, a: Value, b: Value) -> Expr:
+def _dot(node: FxNode, a: Value, b: Value) -> Expr:
     return op.sum(op.multiply(node.as_expr(a), node.as_expr(b)), axis=[0], keepdims=False)
 
 
-def _scale_and_add(node: Node, product: Expr, bias: Value, beta: Operand, alpha: Operand) -> Expr:
+def _scale_and_add(node: FxNode, product: Expr, bias: Value, beta: Operand, alpha: Operand) -> Expr:
     dtype = node.out_dtype
     if alpha != 1:
         product = op.multiply(product, node.as_expr(alpha, dtype))
@@ -69,23 +69,23 @@ def _scale_and_add(node: Node, product: Expr, bias: Value, beta: Operand, alpha:
     return op.add(product, extra)
 
 
-def _addmm_converter(product: Callable[[Node, Value, Value], Expr]) -> Converter:
+def _addmm_converter(product: Callable[[FxNode, Value, Value], Expr]) -> Converter:
     """Return the converter of beta * bias + alpha * product (addmm and relatives)."""
 
     def convert(
-        node: Node, bias: Value, a: Value, b: Value, *, beta: Operand = 1, alpha: Operand = 1
+        node: FxNode, bias: Value, a: Value, b: Value, *, beta: Operand = 1, alpha: Operand = 1
     ) -> Expr:
         return _scale_and_add(node, product(node, a, b), bias, beta, alpha)
 
     return convert
 
 
-def _linear(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Expr:
+def _linear(node: FxNode, x: Value, weight: Value, bias: Value | None = None) -> Expr:
     product: Expr = op.nn.dense(node.as_expr(x), node.as_expr(weight))
     return product if bias is None else op.add(product, node.as_expr(bias))
 
 
-def _matmul(node: Node, a: Value, b: Value) -> Expr:
+def _matmul(node: FxNode, a: Value, b: Value) -> Expr:
     left_shape, right_shape = a.type.shape, b.type.shape
     if len(left_shape) == 1 and len(right_shape) == 1:
         return _dot(node, a, b)
@@ -99,13 +99,13 @@ def _matmul(node: Node, a: Value, b: Value) -> Expr:
     return batched_product(node, a, b)
 
 
-def batched_product(node: Node, a: Value, b: Value, transpose_b: bool = False) -> Expr:
+def batched_product(node: FxNode, a: Value, b: Value, transpose_b: bool = False) -> Expr:
     """Emit the product of two tensors of rank 2 or more; leading axes broadcast."""
     return matmul.batched_matmul(node, node.as_expr(a), node.as_expr(b), transpose_b)
 
 
 def _scaled_dot_product_attention(
-    node: Node,
+    node: FxNode,
     query: Value,
     key: Value,
     value: Value,
@@ -150,7 +150,7 @@ def _scaled_dot_product_attention(
     return attended if is_seen is None else op.where(is_seen, attended, const(0, dtype))
 
 
-def _visible_queries(node: Node, mask: Value) -> Expr | None:
+def _visible_queries(node: FxNode, mask: Value) -> Expr | None:
     """Emit [..., queries, 1]: whether a query has a visible key; None if all are known to.
 
     Only the mask is read, not infinities in the scores, so that scores need not be stored.
@@ -165,7 +165,7 @@ def _visible_queries(node: Node, mask: Value) -> Expr | None:
     return op.any(visible, axis=[-1], keepdims=True)
 
 
-def _repeat_kv_heads(node: Node, query: Value, x: Value) -> Value:
+def _repeat_kv_heads(node: FxNode, query: Value, x: Value) -> Value:
     heads, own = known_int(query.type.shape[-3]), known_int(x.type.shape[-3])
     if heads is None or own is None or heads % own:
         node.unsupported("the numbers of heads must be constant and divide")
@@ -175,7 +175,7 @@ def _repeat_kv_heads(node: Node, query: Value, x: Value) -> Value:
     return node.as_value(node.scope.spanned(op.repeat(node.as_expr(x), heads // own, axis=axis)))
 
 
-def _flash_attention(node: Node, query: Value, key: Value, value: Value, dropout: float = 0.0,
+def _flash_attention(node: FxNode, query: Value, key: Value, value: Value, dropout: float = 0.0,
                      is_causal: bool = False, *, attn_mask: Value | None = None,
                      scale: float | None = None) -> list[Expr | Value | None]:  # fmt: skip
     if node.wants(1):
@@ -187,17 +187,17 @@ def _flash_attention(node: Node, query: Value, key: Value, value: Value, dropout
     return [attended, None]
 
 
-def _einsum(node: Node, equation: str, operands: Sequence[Value], *, path: object = None) -> Expr:
+def _einsum(node: FxNode, equation: str, operands: Sequence[Value], *, path: object = None) -> Expr:
     return op.einsum([node.as_expr(v) for v in operands], equation.replace(" ", ""))
 
 
-def _outer(node: Node, a: Value, b: Value) -> Expr:
+def _outer(node: FxNode, a: Value, b: Value) -> Expr:
     column = op.expand_dims(node.as_expr(a, node.out_dtype), axis=1)
     return op.multiply(column, op.expand_dims(node.as_expr(b, node.out_dtype), axis=0))
 
 
 def _trilinear(
-    node: Node, a: Value, b: Value, c: Value, expand1: Sequence[int], expand2: Sequence[int],
+    node: FxNode, a: Value, b: Value, c: Value, expand1: Sequence[int], expand2: Sequence[int],
     expand3: Sequence[int], sums: Sequence[int], unroll: int = 1,
 ) -> Expr:  # fmt: skip
     """Emit the product of three expanded tensors, summed over some axes."""
@@ -212,7 +212,7 @@ def _trilinear(
 
 
 def _grouped_mm(
-    node: Node, x: Value, weights: Value, ends: Value, bias: Value | None = None, *_: object
+    node: FxNode, x: Value, weights: Value, ends: Value, bias: Value | None = None, *_: object
 ) -> Expr:
     """Convert _grouped_mm: rows [rows, k] times the matrix [k, n] of their group, which ends at
     `ends`.
@@ -230,7 +230,7 @@ def _grouped_mm(
     return total
 
 
-def _group_masks(node: Node, x: Value, weights: Value, ends: Value) -> list[Expr]:
+def _group_masks(node: FxNode, x: Value, weights: Value, ends: Value) -> list[Expr]:
     """Emit, per group, the mask [rows, 1] of its rows."""
     (count,) = node.static(weights.type.shape[:1], "the groups")
     rows = op.arange(0, x.type.shape[0], 1, dtype="int64")
@@ -240,7 +240,7 @@ def _group_masks(node: Node, x: Value, weights: Value, ends: Value) -> list[Expr
 
 
 def _grouped_mm_backward(
-    node: Node, x: Value, weights: Value, ends: Value, grad: Value
+    node: FxNode, x: Value, weights: Value, ends: Value, grad: Value
 ) -> list[Expr]:
     """Emit the gradients of the rows and of the weights."""
     total: Expr = const(0, x.type.dtype)
@@ -254,7 +254,7 @@ def _grouped_mm_backward(
     return [total, op.stack(weight_grads, axis=0)]
 
 
-def _group_weight(node: Node, weights: Value, index: int) -> Value:
+def _group_weight(node: FxNode, weights: Value, index: int) -> Value:
     if weights.array is not None:
         return constant(weights.array[index])
     weight = op.take(node.as_expr(weights), const(index, "int64"), axis=0)
@@ -262,7 +262,7 @@ def _group_weight(node: Node, weights: Value, index: int) -> Value:
 
 
 def _complex_einsum(
-    node: Node, equation: str, operands: Sequence[Value | ComplexValue], *, path: object = None
+    node: FxNode, equation: str, operands: Sequence[Value | ComplexValue], *, path: object = None
 ) -> ComplexResult:
     """Convert a complex einsum: real products of all combinations of parts, summed with their
     signs.

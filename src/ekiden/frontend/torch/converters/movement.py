@@ -11,7 +11,7 @@ from ekiden.frontend.common.composite_ops import append_unit_axes
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.torch.complex_rules import per_part
-from ekiden.frontend.torch.node import Converter, ConverterRow, Node, Operand
+from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode, Operand
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir import prim
 from ekiden.ir.prim import PrimExpr
@@ -22,7 +22,7 @@ from ekiden.topi.dimensions import Dim, Shape, are_equal_dims, as_dim, known_int
 Many = list[Expr | Value | None]
 
 
-def reshape_to(node: Node, x: Value, shape: Sequence[PrimExpr]) -> Result:
+def reshape_to(node: FxNode, x: Value, shape: Sequence[PrimExpr]) -> Result:
     """Reshape elements; return `x` itself if its shape is unchanged."""
     if x.array is not None and all(known_int(d) is not None for d in shape):
         return constant(x.array.reshape([known_int(d) or 0 for d in shape]))
@@ -34,23 +34,23 @@ def reshape_to(node: Node, x: Value, shape: Sequence[PrimExpr]) -> Result:
     return op.reshape(node.as_expr(x), tuple(shape), allowzero=True)
 
 
-def _view(node: Node, x: Value, size: Sequence[object]) -> Result:
+def _view(node: FxNode, x: Value, size: Sequence[object]) -> Result:
     """Convert a view; PyTorch's inferred shape resolves a size of -1."""
     del size
     return reshape_to(node, x, node.out_shape)
 
 
-def _reshape_to_output(node: Node, x: Value, *_: object, **__: object) -> Result:
+def _reshape_to_output(node: FxNode, x: Value, *_: object, **__: object) -> Result:
     """Convert an operator that only reshapes: squeeze, unsqueeze, flatten."""
     return reshape_to(node, x, node.out_shape)
 
 
-def _permute(node: Node, x: Value, dims: Sequence[int]) -> Result:
+def _permute(node: FxNode, x: Value, dims: Sequence[int]) -> Result:
     axes = [node.axis(d, len(x.type.shape)) for d in dims]
     return permute_axes(node, x, axes)
 
 
-def permute_axes(node: Node, x: Value, axes: Sequence[int]) -> Result:
+def permute_axes(node: FxNode, x: Value, axes: Sequence[int]) -> Result:
     """Permute axes; a constant is viewed."""
     if list(axes) == list(range(len(axes))):
         return x
@@ -59,7 +59,7 @@ def permute_axes(node: Node, x: Value, axes: Sequence[int]) -> Result:
     return op.transpose(node.as_expr(x), axes=list(axes))
 
 
-def _transpose(node: Node, x: Value, a: int, b: int) -> Result:
+def _transpose(node: FxNode, x: Value, a: int, b: int) -> Result:
     rank = len(x.type.shape)
     if not rank:
         return x
@@ -69,11 +69,11 @@ def _transpose(node: Node, x: Value, a: int, b: int) -> Result:
     return permute_axes(node, x, axes)
 
 
-def _transpose_all(node: Node, x: Value) -> Result:
+def _transpose_all(node: FxNode, x: Value) -> Result:
     return permute_axes(node, x, list(reversed(range(len(x.type.shape)))))
 
 
-def _expand(node: Node, x: Value, size: Sequence[object], *, implicit: bool = False) -> Result:
+def _expand(node: FxNode, x: Value, size: Sequence[object], *, implicit: bool = False) -> Result:
     shape = node.out_shape
     have = x.type.shape
     if len(have) == len(shape) and all(
@@ -83,7 +83,7 @@ def _expand(node: Node, x: Value, size: Sequence[object], *, implicit: bool = Fa
     return op.broadcast_to(node.as_expr(x), shape)
 
 
-def _cat(node: Node, tensors: Sequence[Value], dim: int = 0) -> Result:
+def _cat(node: FxNode, tensors: Sequence[Value], dim: int = 0) -> Result:
     # aten::cat ignores legacy empty tensors of shape (0,), whatever the rank of the others.
     operands = [
         t for t in tensors if not (len(t.type.shape) == 1 and known_int(t.type.shape[0]) == 0)
@@ -101,7 +101,7 @@ def _drop_axis(shape: Shape, axis: int) -> Shape:
     return shape[:axis] + shape[axis + 1 :]
 
 
-def _stack(node: Node, tensors: Sequence[Value], dim: int = 0) -> Expr:
+def _stack(node: FxNode, tensors: Sequence[Value], dim: int = 0) -> Expr:
     axis = node.axis(dim, len(tensors[0].type.shape) + 1)
     return op.stack([node.as_expr(t, node.out_dtype) for t in tensors], axis=axis)
 
@@ -124,7 +124,7 @@ def _bound(extent: PrimExpr, bound: object, default: int) -> Dim:
 
 
 def _slice(
-    node: Node,
+    node: FxNode,
     x: Value,
     dim: int = 0,
     start: object = None,
@@ -139,7 +139,7 @@ def _slice(
     return op.strided_slice(data, [first], [last], strides=[int(step)], axes=[axis])
 
 
-def _select(node: Node, x: Value, dim: int, index: Operand) -> Result:
+def _select(node: FxNode, x: Value, dim: int, index: Operand) -> Result:
     rank = len(x.type.shape)
     axis = node.axis(dim, rank)
     if isinstance(index, int):
@@ -155,7 +155,7 @@ def _select(node: Node, x: Value, dim: int, index: Operand) -> Result:
     return op.take(node.as_expr(x), node.as_expr(index, "int64"), axis=axis, mode="raise")
 
 
-def _split_sizes(node: Node, x: Value, sizes: Sequence[object], dim: int = 0) -> Many:
+def _split_sizes(node: FxNode, x: Value, sizes: Sequence[object], dim: int = 0) -> Many:
     axis = node.axis(dim, len(x.type.shape))
     pieces: Many = []
     first: PrimExpr = as_dim(0)
@@ -166,7 +166,7 @@ def _split_sizes(node: Node, x: Value, sizes: Sequence[object], dim: int = 0) ->
     return pieces
 
 
-def _split(node: Node, x: Value, size: int, dim: int = 0) -> Many:
+def _split(node: FxNode, x: Value, size: int, dim: int = 0) -> Many:
     meta = node.meta
     assert isinstance(meta, (list, tuple))
     axis = node.axis(dim, len(x.type.shape))
@@ -174,14 +174,14 @@ def _split(node: Node, x: Value, size: int, dim: int = 0) -> Many:
     return _split_sizes(node, x, [node.symbols.scalar(m.shape[axis]) for m in meta], dim)
 
 
-def _flip(node: Node, x: Value, dims: Sequence[int]) -> Result:
+def _flip(node: FxNode, x: Value, dims: Sequence[int]) -> Result:
     flipped: Expr = node.as_expr(x)
     for axis in {node.axis(d, len(x.type.shape)) for d in dims} if x.type.shape else ():
         flipped = op.reverse(flipped, axis=axis)
     return flipped
 
 
-def _roll(node: Node, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Result:
+def _roll(node: FxNode, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Result:
     if not dims:
         flat = op.reshape(node.as_expr(x), (-1,))
         return op.reshape(_roll_axis(node, flat, shifts[0], 0), x.type.shape, allowzero=True)
@@ -191,7 +191,7 @@ def _roll(node: Node, x: Value, shifts: Sequence[int], dims: Sequence[int] = ())
     return rolled
 
 
-def _roll_axis(node: Node, x: Expr, shift: Scalar, axis: int) -> Expr:
+def _roll_axis(node: FxNode, x: Expr, shift: Scalar, axis: int) -> Expr:
     extent = node.typed(x).shape[axis]
     if known_int(extent) == 0:
         return x
@@ -201,7 +201,7 @@ def _roll_axis(node: Node, x: Expr, shift: Scalar, axis: int) -> Expr:
     return op.concatenate([back, op.strided_slice(x, [0], [cut], axes=[axis])], axis=axis)
 
 
-def _repeat(node: Node, x: Value, repeats: Sequence[object]) -> Result:
+def _repeat(node: FxNode, x: Value, repeats: Sequence[object]) -> Result:
     extra = len(repeats) - len(x.type.shape)
     data = node.as_expr(x)
     if extra:
@@ -209,7 +209,7 @@ def _repeat(node: Node, x: Value, repeats: Sequence[object]) -> Result:
     return op.tile(data, node.sizes(repeats)) if repeats else data
 
 
-def _pad(node: Node, x: Value, pad: Sequence[object], value: Operand = 0) -> Result:
+def _pad(node: FxNode, x: Value, pad: Sequence[object], value: Operand = 0) -> Result:
     widths = padding_pairs(node, len(x.type.shape), pad)
     data, grown = _crop(node.as_expr(x), widths), _nonnegative_widths(widths)
     if all(known_int(w) == 0 for pair in grown for w in pair):
@@ -235,7 +235,7 @@ def _nonnegative_widths(widths: Sequence[tuple[Dim, Dim]]) -> list[tuple[Dim, Di
     return [(clip_width(a), clip_width(b)) for a, b in widths]
 
 
-def padding_pairs(node: Node, rank: int, pad: Sequence[object]) -> list[tuple[Dim, Dim]]:
+def padding_pairs(node: FxNode, rank: int, pad: Sequence[object]) -> list[tuple[Dim, Dim]]:
     """Return PyTorch's padding, last axis first, as (before, after) per axis."""
     widths = node.sizes(pad)
     pairs: list[tuple[Dim, Dim]] = [(0, 0)] * rank
@@ -245,7 +245,7 @@ def padding_pairs(node: Node, rank: int, pad: Sequence[object]) -> list[tuple[Di
 
 
 def _border_pad(mode: str) -> Converter:
-    def convert(node: Node, x: Value, pad: Sequence[object]) -> Result:
+    def convert(node: FxNode, x: Value, pad: Sequence[object]) -> Result:
         """Pad in this mode, then crop by negative widths."""
         widths = padding_pairs(node, len(x.type.shape), pad)
         zero = const(0, x.type.dtype)
@@ -257,7 +257,7 @@ def _border_pad(mode: str) -> Converter:
     return convert
 
 
-def _diagonal(node: Node, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Expr:
+def _diagonal(node: FxNode, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Expr:
     """Convert diagonal by flat indices: every (columns + 1)-th element of the two axes joined."""
     shape = x.type.shape
     rank = len(shape)
@@ -276,7 +276,7 @@ def _diagonal(node: Node, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 
     return op.take(flat, flat_indices, axis=len(lead), mode="raise")
 
 
-def _unfold(node: Node, x: Value, dim: int, size: int, step: int) -> Expr:
+def _unfold(node: FxNode, x: Value, dim: int, size: int, step: int) -> Expr:
     """Convert unfold: windows along an axis, whose elements become the last axis."""
     rank = len(x.type.shape)
     if not rank:
@@ -291,7 +291,7 @@ def _unfold(node: Node, x: Value, dim: int, size: int, step: int) -> Expr:
     return op.transpose(windows, axes=[*order, axis + 1])
 
 
-def _memory_layout(node: Node, rank: int) -> tuple[list[int], int]:
+def _memory_layout(node: FxNode, rank: int) -> tuple[list[int], int]:
     """Return the axes of the first input from slowest to fastest in memory, and its storage offset.
 
     Raises:
@@ -318,7 +318,7 @@ def _transpose_to(data: Expr, order: Sequence[int]) -> Expr:
 
 
 def _as_strided(
-    node: Node, x: Value, size: Sequence[object], stride: Sequence[object], offset: object = None
+    node: FxNode, x: Value, size: Sequence[object], stride: Sequence[object], offset: object = None
 ) -> Expr:
     """Convert as_strided by flat indices into the storage that PyTorch has for the input.
 
@@ -343,7 +343,7 @@ def _as_strided(
 
 
 def _slice_scatter(
-    node: Node,
+    node: FxNode,
     x: Value,
     source: Value,
     dim: int = 0,
@@ -391,7 +391,7 @@ def _clamp_bound(bound: Dim, extent: PrimExpr) -> Dim:
     return simplify_dim(prim.minimum(prim.maximum(value, 0), extent))
 
 
-def _select_scatter(node: Node, x: Value, source: Value, dim: int, index: Scalar) -> Expr:
+def _select_scatter(node: FxNode, x: Value, source: Value, dim: int, index: Scalar) -> Expr:
     shape = x.type.shape
     axis = node.axis(dim, len(shape))
     at = op.arange(0, shape[axis], 1, dtype="int64")
@@ -403,7 +403,7 @@ def _select_scatter(node: Node, x: Value, source: Value, dim: int, index: Scalar
 
 
 def _diagonal_scatter(
-    node: Node, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+    node: FxNode, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Expr:
     """Convert diagonal_scatter: the diagonal column - row = offset replaced by the source."""
     shape = x.type.shape
@@ -428,7 +428,7 @@ def _diagonal_scatter(
 
 
 def _triangle_converter(upper: bool) -> Converter:
-    def convert(node: Node, x: Value, diagonal: int = 0) -> Expr:
+    def convert(node: FxNode, x: Value, diagonal: int = 0) -> Expr:
         k = const(int(diagonal), "int64")
         return op.trilu(node.as_expr(x), k, upper=upper)
 

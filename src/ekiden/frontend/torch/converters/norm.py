@@ -8,7 +8,7 @@ import numpy as np
 
 from ekiden.frontend.common import composite_ops
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.node import Converter, ConverterRow, Node
+from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
@@ -19,7 +19,7 @@ Many = list[Expr | Value | None]
 
 
 def _layer_norm(
-    node: Node, x: Value, normalized: Sequence[object], weight: Value | None, bias: Value | None,
+    node: FxNode, x: Value, normalized: Sequence[object], weight: Value | None, bias: Value | None,
     eps: float,
 ) -> Many:  # fmt: skip
     shape, dtype = x.type.shape, x.type.dtype
@@ -38,7 +38,7 @@ def _layer_norm(
 
 
 def _scale_and_shift(
-    node: Node, weight: Value | None, bias: Value | None, extent: int, dtype: str
+    node: FxNode, weight: Value | None, bias: Value | None, extent: int, dtype: str
 ) -> tuple[Expr, Expr]:
     """Return scale and shift, ones and zeros where they are missing."""
     scale, shift = (
@@ -49,7 +49,7 @@ def _scale_and_shift(
 
 
 def _group_norm(
-    node: Node, x: Value, weight: Value | None, bias: Value | None, n: object, c: object,
+    node: FxNode, x: Value, weight: Value | None, bias: Value | None, n: object, c: object,
     hxw: object, groups: int, eps: float,
 ) -> Many:  # fmt: skip
     shape, dtype = x.type.shape, x.type.dtype
@@ -68,7 +68,7 @@ def _group_norm(
 
 
 def _batch_norm(
-    node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
+    node: FxNode, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
     momentum: float, eps: float,
 ) -> Many:  # fmt: skip
     """Convert batch normalization in inference."""
@@ -80,7 +80,7 @@ def _batch_norm(
 
 
 def _emit_batch_norm(
-    node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Expr, variance: Expr,
+    node: FxNode, x: Value, weight: Value | None, bias: Value | None, mean: Expr, variance: Expr,
     eps: float,
 ) -> Expr:  # fmt: skip
     dtype = x.type.dtype
@@ -91,7 +91,7 @@ def _emit_batch_norm(
 
 
 def _batch_norm_training(
-    node: Node, x: Value, weight: Value | None, bias: Value | None, *settings: object
+    node: FxNode, x: Value, weight: Value | None, bias: Value | None, *settings: object
 ) -> Many:
     """Convert batch normalization in training: by the batch's statistics, which move the running
     ones.
@@ -132,7 +132,7 @@ def _batch_norm_training(
     return outputs
 
 
-def _bessel_correction(node: Node, size: PrimExpr, dtype: str) -> Expr:
+def _bessel_correction(node: FxNode, size: PrimExpr, dtype: str) -> Expr:
     """Return Bessel's correction n / (n - 1) of the running variance."""
     count = known_int(size)
     if count is not None:
@@ -142,7 +142,7 @@ def _bessel_correction(node: Node, size: PrimExpr, dtype: str) -> Expr:
 
 
 def _softmax(function: Callable[..., Expr]) -> Converter:
-    def convert(node: Node, x: Value, dim: int, to_float: object = False, **_: object) -> Expr:
+    def convert(node: FxNode, x: Value, dim: int, to_float: object = False, **_: object) -> Expr:
         """Apply along `dim` in the result's dtype; a tensor of rank 0 is a row of one."""
         rank = len(x.type.shape)
         data = node.as_expr(x, node.out_dtype)

@@ -13,14 +13,14 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex_rules import bilinear, complex_rule, per_part
 from ekiden.frontend.torch.converters import complex as of_complex
-from ekiden.frontend.torch.node import ComplexRule, Converter, ConverterRow, Node, Operand
+from ekiden.frontend.torch.node import ComplexRule, Converter, ConverterRow, FxNode, Operand
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float, is_int
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
 
-def identity_cast(node: Node, value: Value, *_: object, **__: object) -> Result:
+def identity_cast(node: FxNode, value: Value, *_: object, **__: object) -> Result:
     """Return the input, cast to the output's dtype."""
     return (
         value
@@ -29,7 +29,7 @@ def identity_cast(node: Node, value: Value, *_: object, **__: object) -> Result:
     )
 
 
-def _float_dtype(node: Node) -> str:
+def _float_dtype(node: FxNode) -> str:
     """Return the dtype that float functions compute in; integers convert to the output's."""
     return node.out_dtype if is_float(node.out_dtype) else "float32"
 
@@ -43,7 +43,7 @@ def _multiply_add(a: Expr, b: Expr, c: Expr) -> Expr:
 
 
 def _float_unary_converter(row: Elementwise) -> Converter:
-    def convert(node: Node, x: Value) -> Expr:
+    def convert(node: FxNode, x: Value) -> Expr:
         dtype = _float_dtype(node)
         return row.on(dtype, node.as_expr(x, dtype))
 
@@ -54,7 +54,7 @@ def _rounding_converter(row: Elementwise) -> Converter:
     return lambda node, x: row.on(x.type.dtype, node.as_expr(x))
 
 
-def _round(node: Node, x: Value, *, decimals: int = 0) -> Result:
+def _round(node: FxNode, x: Value, *, decimals: int = 0) -> Result:
     """Convert round, half to even; `decimals` scales by powers of ten, as in PyTorch."""
     if not is_float(x.type.dtype):
         return x
@@ -66,7 +66,7 @@ def _round(node: Node, x: Value, *, decimals: int = 0) -> Result:
     return op.multiply(op.round(op.divide(data, scale)), scale)
 
 
-def require_broadcast(node: Node, *values: Operand) -> None:
+def require_broadcast(node: FxNode, *values: Operand) -> None:
     """Require the shapes of all inputs to broadcast, which may refine their dimensions."""
     shapes = [v.type.shape for v in values if isinstance(v, Value)]
     for at, first in enumerate(shapes):
@@ -77,7 +77,7 @@ def require_broadcast(node: Node, *values: Operand) -> None:
 def _binary_converter(function: Callable[[str, Expr, Expr], Expr]) -> Converter:
     """Return the converter of a function of a dtype and two operands."""
 
-    def convert(node: Node, a: Operand, b: Operand) -> Expr:
+    def convert(node: FxNode, a: Operand, b: Operand) -> Expr:
         """Convert both operands in the result's dtype, to which PyTorch promotes them first."""
         require_broadcast(node, a, b)
         dtype = node.out_dtype
@@ -87,7 +87,7 @@ def _binary_converter(function: Callable[[str, Expr, Expr], Expr]) -> Converter:
 
 
 def _alpha_converter(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    def convert(node: Node, a: Operand, b: Operand, alpha: Scalar = 1) -> Expr:
+    def convert(node: FxNode, a: Operand, b: Operand, alpha: Scalar = 1) -> Expr:
         """Emit function(a, alpha * b); for bools logical or."""
         require_broadcast(node, a, b)
         dtype = node.out_dtype
@@ -103,7 +103,7 @@ def _alpha_converter(function: Callable[[Expr, Expr], Expr]) -> Converter:
 
 
 def _compare_converter(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    def convert(node: Node, a: Operand, b: Operand) -> Expr:
+    def convert(node: FxNode, a: Operand, b: Operand) -> Expr:
         """Compare in the promoted dtype; bools as bytes."""
         require_broadcast(node, a, b)
         # Comparing in the output's dtype, bool, would lose the values.
@@ -115,7 +115,7 @@ def _compare_converter(function: Callable[[Expr, Expr], Expr]) -> Converter:
     return convert
 
 
-def _divide(node: Node, a: Operand, b: Operand, rounding_mode: str | None = None) -> Expr:
+def _divide(node: FxNode, a: Operand, b: Operand, rounding_mode: str | None = None) -> Expr:
     require_broadcast(node, a, b)
     dtype = node.out_dtype
     x, y = node.as_expr(a, dtype), node.as_expr(b, dtype)
@@ -145,7 +145,7 @@ def _floor_divide(dtype: str, x: Expr, y: Expr) -> Expr:
     return op.where(op.equal(y, zero), op.divide(x, y), near)
 
 
-def _power(node: Node, a: Operand, b: Operand) -> Expr:
+def _power(node: FxNode, a: Operand, b: Operand) -> Expr:
     require_broadcast(node, a, b)
     dtype = node.out_dtype
     x = node.as_expr(a, dtype)
@@ -160,13 +160,13 @@ def _power(node: Node, a: Operand, b: Operand) -> Expr:
     return op.power(x, node.as_expr(b, dtype))
 
 
-def _where(node: Node, condition: Value, a: Operand, b: Operand) -> Expr:
+def _where(node: FxNode, condition: Value, a: Operand, b: Operand) -> Expr:
     require_broadcast(node, condition, a, b)
     dtype = node.out_dtype
     return op.where(node.as_expr(condition, "bool"), node.as_expr(a, dtype), node.as_expr(b, dtype))
 
 
-def _clamp(node: Node, x: Value, low: Operand | None = None, high: Operand | None = None) -> Expr:
+def _clamp(node: FxNode, x: Value, low: Operand | None = None, high: Operand | None = None) -> Expr:
     dtype = node.out_dtype
     clamped = node.as_expr(x, dtype)
     # The lower bound first: where min > max, PyTorch returns max.
@@ -194,7 +194,7 @@ def _nan_ignoring_extremum(
 # Functions that are made of others.
 
 
-def _signbit(node: Node, x: Value) -> Expr:
+def _signbit(node: FxNode, x: Value) -> Expr:
     dtype = x.type.dtype
     if not is_float(dtype):
         return op.less(node.as_expr(x), const(0, dtype))
@@ -207,7 +207,7 @@ def _copysign(dtype: str, x: Expr, y: Expr) -> Expr:
     return op.where(float_functions.signbit(y, dtype), op.negative(size), size)
 
 
-def _sign(node: Node, x: Value) -> Result:
+def _sign(node: FxNode, x: Value) -> Result:
     """Convert sign; NaN has the sign 0, as in PyTorch."""
     dtype = x.type.dtype
     if not is_float(dtype):
@@ -215,7 +215,7 @@ def _sign(node: Node, x: Value) -> Result:
     return op.where(op.isnan(node.as_expr(x)), const(0, dtype), op.sign(node.as_expr(x)))
 
 
-def _abs(node: Node, x: Value) -> Result:
+def _abs(node: FxNode, x: Value) -> Result:
     return x if x.type.dtype == "bool" else op.abs(node.as_expr(x))
 
 
@@ -224,7 +224,7 @@ def _logical_converter(row: Elementwise) -> Converter:
 
 
 def _float_test(function: Callable[[Expr], Expr], otherwise: bool) -> Converter:
-    def convert(node: Node, x: Value) -> Expr:
+    def convert(node: FxNode, x: Value) -> Expr:
         """Test float elements; for other dtypes the answer is constant."""
         if is_float(x.type.dtype):
             return function(node.as_expr(x))
@@ -234,7 +234,7 @@ def _float_test(function: Callable[[Expr], Expr], otherwise: bool) -> Converter:
 
 
 def _signed_isinf(greater: bool) -> Converter:
-    def convert(node: Node, x: Value) -> Expr:
+    def convert(node: FxNode, x: Value) -> Expr:
         """Emit whether an element is the infinity of that sign; integers never are."""
         if not is_float(x.type.dtype):
             return op.full(const(False), x.type.shape, dtype="bool")
@@ -247,33 +247,33 @@ def _signed_isinf(greater: bool) -> Converter:
 # Activations.
 
 
-def _exp2(node: Node, x: Value) -> Expr:
+def _exp2(node: FxNode, x: Value) -> Expr:
     data = node.as_expr(x, _float_dtype(node))
     return op.power(op.full_like(data, const(2.0)), data)
 
 
-def _relu(node: Node, x: Value) -> Expr:
+def _relu(node: FxNode, x: Value) -> Expr:
     if is_float(x.type.dtype):
         return op.nn.relu(node.as_expr(x))
     return op.maximum(node.as_expr(x), const(0, x.type.dtype))
 
 
-def _gelu(node: Node, x: Value, approximate: str = "none") -> Expr:
+def _gelu(node: FxNode, x: Value, approximate: str = "none") -> Expr:
     return float_functions.gelu(node.as_expr(x), node.out_dtype, approximate == "tanh")
 
 
 def _elu(
-    node: Node, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+    node: FxNode, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
 ) -> Expr:
     return float_functions.elu(node.as_expr(x), node.out_dtype, alpha, scale, input_scale)
 
 
-def _leaky_relu(node: Node, x: Value, negative_slope: float = 0.01) -> Expr:
+def _leaky_relu(node: FxNode, x: Value, negative_slope: float = 0.01) -> Expr:
     return op.nn.leaky_relu(node.as_expr(x), alpha=float(negative_slope))
 
 
 def _rrelu(
-    node: Node, x: Value, noise: Value, lower: float = 1 / 8, upper: float = 1 / 3,
+    node: FxNode, x: Value, noise: Value, lower: float = 1 / 8, upper: float = 1 / 3,
     training: bool = False, generator: object = None,
 ) -> list[Expr | Value | None]:  # fmt: skip
     """Convert rrelu in inference: the slope is the mean of the training range."""
@@ -282,7 +282,7 @@ def _rrelu(
     return [op.nn.leaky_relu(node.as_expr(x), alpha=(float(lower) + float(upper)) / 2), noise]
 
 
-def _softplus(node: Node, x: Value, beta: float = 1, threshold: float = 20) -> Expr:
+def _softplus(node: FxNode, x: Value, beta: float = 1, threshold: float = 20) -> Expr:
     dtype, data = node.out_dtype, node.as_expr(x)
     scaled = op.multiply(data, const(beta, dtype))
     soft = op.divide(float_functions.softplus(scaled, dtype), const(beta, dtype))
@@ -290,28 +290,28 @@ def _softplus(node: Node, x: Value, beta: float = 1, threshold: float = 20) -> E
     return op.where(op.greater(scaled, const(threshold, dtype)), data, soft)
 
 
-def _hardtanh(node: Node, x: Value, low: Scalar = -1.0, high: Scalar = 1.0) -> Expr:
+def _hardtanh(node: FxNode, x: Value, low: Scalar = -1.0, high: Scalar = 1.0) -> Expr:
     return _clamp(node, x, low, high)
 
 
-def _hardsigmoid(node: Node, x: Value) -> Expr:
+def _hardsigmoid(node: FxNode, x: Value) -> Expr:
     return float_functions.hard_sigmoid(node.as_expr(x), node.out_dtype)
 
 
-def _threshold(node: Node, x: Value, threshold: float, value: float) -> Expr:
+def _threshold(node: FxNode, x: Value, threshold: float, value: float) -> Expr:
     dtype, data = node.out_dtype, node.as_expr(x)
     return op.where(
         op.less_equal(data, node.as_expr(threshold, dtype)), node.as_expr(value, dtype), data
     )
 
 
-def _threshold_backward(node: Node, grad: Value, x: Value, threshold: float) -> Expr:
+def _threshold_backward(node: FxNode, grad: Value, x: Value, threshold: float) -> Expr:
     dtype = node.out_dtype
     below = op.less_equal(node.as_expr(x), node.as_expr(threshold, x.type.dtype))
     return op.where(below, const(0, dtype), node.as_expr(grad, dtype))
 
 
-def _to_copy(node: Node, x: Value, **_: object) -> Result:
+def _to_copy(node: FxNode, x: Value, **_: object) -> Result:
     dtype = node.out_dtype
     if x.type.dtype == dtype:
         return x
@@ -322,7 +322,7 @@ def _to_copy(node: Node, x: Value, **_: object) -> Result:
     return op.cast(data, dtype)
 
 
-def _convert(node: Node, x: Value, dtype: object) -> Result:
+def _convert(node: FxNode, x: Value, dtype: object) -> Result:
     return _to_copy(node, x)
 
 

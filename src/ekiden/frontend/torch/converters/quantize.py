@@ -16,7 +16,7 @@ import torch
 from ekiden.frontend.common.composite_ops import append_unit_axes
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.dtype import from_torch_dtype
-from ekiden.frontend.torch.node import ConverterRow, Node, Operand
+from ekiden.frontend.torch.node import ConverterRow, FxNode, Operand
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
@@ -25,7 +25,7 @@ from ekiden.relay.expr import Expr, const
 Made = TypeVar("Made")
 
 
-def _broadcast_param(node: Node, parameter: Operand, rank: int, axis: int | None) -> Expr:
+def _broadcast_param(node: FxNode, parameter: Operand, rank: int, axis: int | None) -> Expr:
     """Return a scale or zero point shaped to broadcast: one number, or one per channel of
     an axis.
     """
@@ -41,7 +41,7 @@ class _QuantParams:
     """Quantization parameters of a tensor: per tensor if the axis is None, else per channel."""
 
     def __init__(
-        self, node: Node, data: Value, scale: Operand, point: Operand, axis: int | None
+        self, node: FxNode, data: Value, scale: Operand, point: Operand, axis: int | None
     ) -> None:
         self.node, self.data = node, data
         rank = len(data.type.shape)
@@ -91,7 +91,7 @@ def _fake_quantize_values(steps: _QuantParams, quant_min: int, quant_max: int) -
 
 
 def _fake_quantize_switched(
-    node: Node, x: Value, scale: Operand, point: Operand, enabled: Value, quant_min: int,
+    node: FxNode, x: Value, scale: Operand, point: Operand, enabled: Value, quant_min: int,
     quant_max: int,
 ) -> list[Expr]:  # fmt: skip
     """Emit fake-quantized values where the tensor `enabled` is set, else the data; and the mask."""

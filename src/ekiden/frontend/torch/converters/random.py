@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.node import Converter, ConverterRow, Node, Operand
+from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode, Operand
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem
 from ekiden.topi.dimensions import Shape, as_attr, known_int
@@ -22,7 +22,7 @@ DRAWN_DTYPES = ("float32", "float64")
 """What is drawn; other dtypes are made of the first."""
 
 
-def _draw(node: Node, draw: Callable[[Expr], Expr]) -> Expr:
+def _draw(node: FxNode, draw: Callable[[Expr], Expr]) -> Expr:
     """Draw random numbers from the generator and advance its state."""
     graph = cast("FxImporter", node.graph)
     if graph.generator is None:
@@ -35,25 +35,25 @@ def _draw(node: Node, draw: Callable[[Expr], Expr]) -> Expr:
     return TupleGetItem(pair, 1)
 
 
-def _unit_uniform(node: Node, shape: Shape, dtype: str) -> Expr:
+def _unit_uniform(node: FxNode, shape: Shape, dtype: str) -> Expr:
     """Draw uniform numbers in [0, 1)."""
     return _draw(node, lambda key: op.random.uniform(key, as_attr(shape), dtype))
 
 
-def _drawn_dtype(node: Node) -> str:
+def _drawn_dtype(node: FxNode) -> str:
     return node.out_dtype if node.out_dtype in DRAWN_DTYPES else DRAWN_DTYPES[0]
 
 
-def _uniform(node: Node, *_: object, **__: object) -> Expr:
+def _uniform(node: FxNode, *_: object, **__: object) -> Expr:
     return _unit_uniform(node, node.out_shape, _drawn_dtype(node))
 
 
-def _normal(node: Node, *_: object, **__: object) -> Expr:
+def _normal(node: FxNode, *_: object, **__: object) -> Expr:
     shape, dtype = as_attr(node.out_shape), _drawn_dtype(node)
     return _draw(node, lambda key: op.random.normal(key, shape, dtype))
 
 
-def _uniform_integers(node: Node, low: Operand, high: Operand) -> Expr:
+def _uniform_integers(node: FxNode, low: Operand, high: Operand) -> Expr:
     """Draw integers in [low, high)."""
     # float64 is exact for ranges below 2**53.
     first = node.as_expr(low, "float64")
@@ -62,19 +62,19 @@ def _uniform_integers(node: Node, low: Operand, high: Operand) -> Expr:
     return op.cast(op.add(op.floor(drawn), first), node.out_dtype)
 
 
-def _permutation(node: Node, *_: object, **__: object) -> Expr:
+def _permutation(node: FxNode, *_: object, **__: object) -> Expr:
     """Draw a random permutation: the argsort of uniform numbers."""
     return op.argsort(_unit_uniform(node, node.out_shape, "float64"), axis=0, dtype="int64")
 
 
-def _bernoulli(node: Node, x: Value, p: Operand | None = None, **_: object) -> Expr:
+def _bernoulli(node: FxNode, x: Value, p: Operand | None = None, **_: object) -> Expr:
     """Draw 1 with probability `p`, or with each element as its own probability."""
     chance = node.as_expr(x if p is None else p, "float64")
     return op.cast(op.less(_unit_uniform(node, node.out_shape, "float64"), chance), node.out_dtype)
 
 
 def _multinomial(
-    node: Node, weights: Value, count: Operand, replacement: bool = False, **_: object
+    node: FxNode, weights: Value, count: Operand, replacement: bool = False, **_: object
 ) -> Expr:
     """Draw indices of the last axis by weight; without replacement by the Gumbel top-k trick.
 
@@ -97,7 +97,7 @@ def _multinomial(
     return op.strided_slice(order, [0], as_attr([count_dim]), axes=[len(shape) - 1])
 
 
-def _randint_range(node: Node, low: Operand, high: Operand, *_: object, **__: object) -> Expr:
+def _randint_range(node: FxNode, low: Operand, high: Operand, *_: object, **__: object) -> Expr:
     return _uniform_integers(node, low, high)
 
 
@@ -106,7 +106,7 @@ def _shape_like(convert: Converter) -> Converter:
     return lambda node, x, *args, **named: convert(node, *args, **named)
 
 
-def _randint_below(node: Node, high: Operand, *_: object, **__: object) -> Expr:
+def _randint_below(node: FxNode, high: Operand, *_: object, **__: object) -> Expr:
     return _uniform_integers(node, 0, high)
 
 

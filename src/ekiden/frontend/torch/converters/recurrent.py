@@ -19,7 +19,7 @@ from ekiden.frontend.common.recurrent_cells import (
     scan_steps,
 )
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.node import ConverterRow, Node
+from ekiden.frontend.torch.node import ConverterRow, FxNode
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -77,7 +77,7 @@ class _RecurrentLayer:
             activations=activations, **initial,
         )  # fmt: skip
 
-    def emit_steps(self, node: Node, data: Expr, states: Sequence[Expr]) -> list[Expr]:
+    def emit_steps(self, node: FxNode, data: Expr, states: Sequence[Expr]) -> list[Expr]:
         """Emit the layer step by step, for projections and float64, which the operator lacks."""
         into, again, *biases = self.weights
         sides = [biases[0], biases[1]] if self.biased else [None, None]
@@ -108,7 +108,7 @@ class _RecurrentLayer:
 
 
 def _run_layers(
-    node: Node,
+    node: FxNode,
     name: str,
     x: Value,
     states: Sequence[Value],
@@ -154,7 +154,7 @@ def _run_layers(
 
 
 def _recurrent(
-    name: str, node: Node, x: Value, hx: Value | Sequence[Value], params: Sequence[Value],
+    name: str, node: FxNode, x: Value, hx: Value | Sequence[Value], params: Sequence[Value],
     has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
     batch_first: bool, lengths: Value | None = None,
 ) -> list[Expr | Value | None]:  # fmt: skip

@@ -11,7 +11,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.torch.complex_rules import per_part
 from ekiden.frontend.torch.dtype import array_of
-from ekiden.frontend.torch.node import Converter, ConverterRow, Node
+from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float, itemsize, to_numpy
 from ekiden.relay import op
@@ -21,7 +21,7 @@ from ekiden.topi.dimensions import known_int, product_of_dims
 Axes = Sequence[int] | int | None
 
 
-def normalize_axes(node: Node, x: Value, dim: Axes) -> list[int]:
+def normalize_axes(node: FxNode, x: Value, dim: Axes) -> list[int]:
     """Return the normalized axes that `dim` names; all axes if it names none."""
     rank = len(x.type.shape)
     named = [dim] if isinstance(dim, int) else list(dim or ())
@@ -29,7 +29,7 @@ def normalize_axes(node: Node, x: Value, dim: Axes) -> list[int]:
 
 
 def _emit_reduction(
-    node: Node, function: Callable[..., Expr], x: Value, data: Expr, dim: Axes, keepdim: bool
+    node: FxNode, function: Callable[..., Expr], x: Value, data: Expr, dim: Axes, keepdim: bool
 ) -> Expr:
     axes = normalize_axes(node, x, dim)
     return function(data, axis=axes, keepdims=keepdim) if axes else data
@@ -37,7 +37,7 @@ def _emit_reduction(
 
 def _reduction_converter(function: Callable[..., Expr]) -> Converter:
     def convert(
-        node: Node, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: object = None
+        node: FxNode, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: object = None
     ) -> Expr:
         """Reduce in the result's dtype, to which integers are widened before summation."""
         return _emit_reduction(node, function, x, node.as_expr(x, node.out_dtype), dim, keepdim)
@@ -48,7 +48,7 @@ def _reduction_converter(function: Callable[..., Expr]) -> Converter:
 def _extremum_converter(function: Callable[..., Expr], truths: Callable[..., Expr]) -> Converter:
     """Return the converter of amax or amin, and of max and min without an axis."""
 
-    def convert(node: Node, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
+    def convert(node: FxNode, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
         """Emit the extremum; for bools any or all."""
         if x.type.dtype == "bool":
             return _emit_reduction(node, truths, x, node.as_expr(x), dim, keepdim)
@@ -58,7 +58,7 @@ def _extremum_converter(function: Callable[..., Expr], truths: Callable[..., Exp
 
 
 def _bool_reduction_converter(function: Callable[..., Expr]) -> Converter:
-    def convert(node: Node, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
+    def convert(node: FxNode, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
         """Emit whether all or any elements differ from 0."""
         data = node.as_expr(x)
         if x.type.dtype != "bool":
@@ -72,7 +72,7 @@ def _bool_dims_converter(function: Callable[..., Expr]) -> Converter:
     """Return the converter of any.dims or all.dims, for which an empty list reduces no axis."""
 
     def convert(
-        node: Node, x: Value, dim: Sequence[int] | None = None, keepdim: bool = False
+        node: FxNode, x: Value, dim: Sequence[int] | None = None, keepdim: bool = False
     ) -> Result:
         """Emit whether all or any elements along the axes differ from 0; over all axes if dim is
         None.
@@ -85,18 +85,18 @@ def _bool_dims_converter(function: Callable[..., Expr]) -> Converter:
 
 
 def _arg_converter(function: Callable[..., Expr]) -> Converter:
-    def convert(node: Node, x: Value, dim: int | None = None, keepdim: bool = False) -> Result:
+    def convert(node: FxNode, x: Value, dim: int | None = None, keepdim: bool = False) -> Result:
         return _arg_extremum(node, function, x, dim, keepdim)
 
     return convert
 
 
-def _numeric(node: Node, x: Value) -> Expr:
+def _numeric(node: FxNode, x: Value) -> Expr:
     return node.as_expr(x, "uint8" if x.type.dtype == "bool" else x.type.dtype)
 
 
 def _arg_extremum(
-    node: Node, function: Callable[..., Expr], x: Value, dim: int | None, keepdim: bool
+    node: FxNode, function: Callable[..., Expr], x: Value, dim: int | None, keepdim: bool
 ) -> Result:
     rank = len(x.type.shape)
     if not rank:
@@ -112,7 +112,9 @@ def _arg_extremum(
 def _with_indices(largest: Callable[..., Expr], argument: Callable[..., Expr]) -> Converter:
     """Return the converter of max.dim or min.dim: values and indices."""
 
-    def convert(node: Node, x: Value, dim: int, keepdim: bool = False) -> list[Expr | Value | None]:
+    def convert(
+        node: FxNode, x: Value, dim: int, keepdim: bool = False
+    ) -> list[Expr | Value | None]:
         """Emit values and indices; a tensor of rank 0 is its own extremum, at index 0."""
         if not x.type.shape:
             return [x, constant(np.zeros((), np.int64))]
@@ -126,19 +128,19 @@ def _with_indices(largest: Callable[..., Expr], argument: Callable[..., Expr]) -
 
 
 def _variance(
-    node: Node, x: Value, dim: Axes = None, correction: object = 1, keepdim: bool = False
+    node: FxNode, x: Value, dim: Axes = None, correction: object = 1, keepdim: bool = False
 ) -> Expr:
     return _moments(node, x, dim, correction, keepdim)[0]
 
 
 def _var_mean(
-    node: Node, x: Value, dim: Axes = None, correction: object = 1, keepdim: bool = False
+    node: FxNode, x: Value, dim: Axes = None, correction: object = 1, keepdim: bool = False
 ) -> list[Expr | Value | None]:
     return list(_moments(node, x, dim, correction, keepdim))
 
 
 def _moments(
-    node: Node, x: Value, dim: Axes, correction: object, keepdim: bool
+    node: FxNode, x: Value, dim: Axes, correction: object, keepdim: bool
 ) -> tuple[Expr, Expr]:
     """Emit variance and mean; the variance divides by n - correction.
 
@@ -169,7 +171,7 @@ def _moments(
 
 
 def _cumulative_converter(function: Callable[..., Expr]) -> Converter:
-    def convert(node: Node, x: Value, dim: int, *, dtype: object = None) -> Expr:
+    def convert(node: FxNode, x: Value, dim: int, *, dtype: object = None) -> Expr:
         """Accumulate in the result's dtype; a tensor of rank 0 is its own total."""
         data = node.as_expr(x, node.out_dtype)
         if not x.type.shape:
@@ -180,7 +182,7 @@ def _cumulative_converter(function: Callable[..., Expr]) -> Converter:
 
 
 def _sort(
-    node: Node,
+    node: FxNode,
     x: Value,
     *args: object,
     dim: int = -1,
@@ -199,7 +201,7 @@ def _sort(
 
 
 def _topk(
-    node: Node, x: Value, k: Scalar, dim: int = -1, largest: bool = True, is_sorted: bool = True
+    node: FxNode, x: Value, k: Scalar, dim: int = -1, largest: bool = True, is_sorted: bool = True
 ) -> list[Expr | Value | None]:
     if not x.type.shape:
         return [x, constant(np.zeros((), np.int64))]
@@ -214,7 +216,7 @@ def _topk(
 def _cumulative_extremum(scan: Callable[..., Expr]) -> Converter:
     """Return the converter of a running extreme and its last index."""
 
-    def convert(node: Node, x: Value, dim: int) -> list[Expr | Value | None]:
+    def convert(node: FxNode, x: Value, dim: int) -> list[Expr | Value | None]:
         """Return the extremes of all prefixes and where they are: the last element that is equal to
         the extreme up to it. A NaN is the extreme of every prefix that contains one.
         """
@@ -237,7 +239,7 @@ def _cumulative_extremum(scan: Callable[..., Expr]) -> Converter:
 
 
 def _histc(
-    node: Node,
+    node: FxNode,
     x: Value,
     bins: int = 100,
     min: Scalar = 0,

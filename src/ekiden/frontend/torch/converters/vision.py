@@ -8,7 +8,7 @@ import numpy as np
 
 from ekiden.frontend.common.non_max_suppression import non_max_suppression_indices
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.node import ConverterRow, Node
+from ekiden.frontend.torch.node import ConverterRow, FxNode
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import known_int
@@ -17,7 +17,7 @@ Size: TypeAlias = object
 """A size of an argument: see `Node.size`."""
 
 
-def _nms(node: Node, boxes: Value, scores: Value, threshold: float) -> Expr:
+def _nms(node: FxNode, boxes: Value, scores: Value, threshold: float) -> Expr:
     """Convert torchvision::nms: the indices of the surviving boxes, by descending score."""
     max_boxes = node.scope.scalar(boxes.type.shape[0])
     limits = max_boxes, const(threshold, "float32"), const(-np.inf, "float32")
@@ -27,13 +27,13 @@ def _nms(node: Node, boxes: Value, scores: Value, threshold: float) -> Expr:
     return op.cast(indices, "int64")
 
 
-def _pooled_size(node: Node, height: Size, width: Size) -> tuple[int, int]:
+def _pooled_size(node: FxNode, height: Size, width: Size) -> tuple[int, int]:
     first, second = node.static(node.sizes([height, width]), "the regions")  # type: ignore[arg-type]
     return first, second
 
 
 def _roi_align(
-    node: Node, x: Value, rois: Value, scale: float, height: Size, width: Size, ratio: int,
+    node: FxNode, x: Value, rois: Value, scale: float, height: Size, width: Size, ratio: int,
     aligned: bool,
 ) -> Expr:  # fmt: skip
     return op.vision.roi_align(
@@ -43,7 +43,7 @@ def _roi_align(
 
 
 def _roi_pool(
-    node: Node, x: Value, rois: Value, scale: float, height: Size, width: Size
+    node: FxNode, x: Value, rois: Value, scale: float, height: Size, width: Size
 ) -> list[Expr | Value | None]:
     """Convert roi_pool; the indices of the maxima, which only gradients read, are not computed."""
     size = _pooled_size(node, height, width)
@@ -54,7 +54,7 @@ def _roi_pool(
 
 
 def _deform_conv2d(
-    node: Node, x: Value, weight: Value, offset: Value, mask: Value, bias: Value,
+    node: FxNode, x: Value, weight: Value, offset: Value, mask: Value, bias: Value,
     stride_h: int, stride_w: int, pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
     groups: int, offset_groups: int, use_mask: bool,
 ) -> Expr:  # fmt: skip
