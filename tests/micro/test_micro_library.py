@@ -167,7 +167,7 @@ def test_what_a_library_cannot_be_made_of(model: Path) -> None:
     [
         (["--runtime", "crt"], "all three"),
         (["-f", "mlf"], "all three"),
-        (["--workspace-pools", "a"], "are for -f mlf"),
+        (["--workspace-pools", "a"], "need -f mlf"),
         (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--size", "small"], "--size"),
         (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--workspace-pools", "a=x"], "a=x"),
         (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--denormals", "flush"], "denorm"),

@@ -45,7 +45,7 @@ def lists_of_operators(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 TABLES = frozenset((
-    "relay/transform/infer_layout_utils.py", "relay/transform/quantization/levels.py",
+    "relay/transform/infer_layout_utils.py", "relay/transform/quantization/match_quantized.py",
     "relay/transform/quantization/integer_products.py",
 ))  # fmt: skip
 """Files that hold a table of rules by operator, where that is the idea and no property of one: what
@@ -57,14 +57,14 @@ the rules of FakeQuantizationToInteger (relay/qnn/affine_rules.py), which are re
 """
 
 SOURCES = frozenset((
-    "backend/kernels/general_code.py",
-    "frontend/common/combined.py",
+    "backend/kernels/general_code.py", "contrib/target/onnx_emitters.py",
+    "frontend/common/reducers.py",
     "frontend/jax/converters/bodies.py", "frontend/jax/converters/elementwise.py",
     "frontend/jax/converters/windows.py",
     "frontend/tensorflow/converters/movement.py",
 ))  # fmt: skip
-"""Files whose words are those of what they read, StableHLO's operations, TensorFlow's modes of
-ScatterNd and the intrinsics of loop programs, of which some are Relay's too.
+"""Files whose words are those of what they read or write: operations of ONNX and StableHLO,
+TensorFlow's modes of ScatterNd and intrinsics of loop programs; some are Relay's too.
 """
 
 

@@ -18,7 +18,7 @@ from itertools import pairwise
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import EXPENSIVE_INTRINSICS, call_intrin
-from ekiden.ir.prim import Cast, IntImm, Intrinsic, PrimExpr, Var, cast, const, minimum
+from ekiden.ir.prim import Cast, IntImm, Intrinsic, PrimExpr, Var, cast, const, is_const, minimum
 from ekiden.ir.prim_visitor import post_order, rewrite, substitute
 from ekiden.kernels.cpu.loops import (
     PARALLEL_CHUNK_ELEMENTS,
@@ -495,7 +495,8 @@ class _InjectiveNest:
         overlap those before, whose elements they compute once more; of others the remainders at two
         sides are transposed element by element.
         """
-        if isinstance(inner.extent, IntImm) and isinstance(walked.extent, IntImm):
+        is_known = isinstance(inner.extent, IntImm) and isinstance(walked.extent, IntImm)
+        if is_known and self._can_recompute(load):
             return self._overlapping_tiles(inner, walked, begin, count, load, size)
         strip, tile, row, column = Var("strip"), Var("tile"), Var("row"), Var("column")
         strips, tiles = simplify(inner.extent // size), simplify(count // size)
@@ -524,6 +525,15 @@ class _InjectiveNest:
             For(row, const(0), count, serially,
                 For(column, const(0), simplify(inner.extent - across), serially, beside)),
         )  # fmt: skip
+
+    def _can_recompute(self, transposed: BufferLoad) -> bool:
+        """Return whether elements can be computed once more after they were stored."""
+        # An input that is read at the output's own indices may have its bytes (kernels.in_place):
+        # the first computation has overwritten it.
+        return all(
+            load.buffer is transposed.buffer or all(map(is_const, load.indices))
+            for load in self.loads.loads
+        )
 
     def _overlapping_tiles(
         self,
