@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import ekiden
-from ekiden.cli.demo import MAGIKA_MODEL_FOLDER, extract_features, download_model
+from ekiden.cli.demo import MAGIKA_MODEL_FOLDER, download_model, extract_features
 
 
 def prepare(folder: Path, wheel: Path | None = None) -> None:
