@@ -569,7 +569,7 @@ def test_the_command_prints_tokens_as_they_come(
         cli.main([*given, "--threads", "0"])
     assert "--threads: expected a whole number above 0, got '0'" in capsys.readouterr().err
     assert cli.main([*given[:2], "text", *given[2:]]) == 1
-    assert "--tokens: there is a text beside it" in capsys.readouterr().err
+    assert "--tokens: give a prompt as text or as tokens, not both" in capsys.readouterr().err
     assert cli.main([*given, "--proposals", "2"]) == 1
     assert "'proposals' are those of a 'draft', which is not given" in capsys.readouterr().err
     assert cli.main([*given[:2], "text"]) == 1

@@ -166,9 +166,7 @@ class DeferredComparison:
         self.kind, self.a, self.b = kind, a, b
 
     def asobject(self) -> PrimExpr:
-        """Return the comparison as an expression. Raises TypeError for operands that cannot be
-        compared.
-        """
+        """Return the comparison as an expression. Raises TypeError for other operands."""
         return fold_binary(self.kind, self.a, self.b)
 
     def __bool__(self) -> bool:
@@ -228,9 +226,7 @@ class IntImm(PrimExpr):
         return self.value
 
     def __eq__(self, rhs: object) -> bool:
-        """Return whether the value equals an int or another constant: `shape[0] == 1`
-        (TVM's rule).
-        """
+        """Return whether the value equals a number, as TVM does: `shape[0] == 1`."""
         if self is rhs:
             return True
         return self.value == (rhs.value if isinstance(rhs, IntImm) else rhs)
@@ -303,9 +299,7 @@ class BinaryExpr(PrimExpr):
         raise TypeError(f"{type(self).__name__} is abstract")
 
     def __post_init__(self) -> None:
-        """Convert number operands and infer the dtype; raise TypeError for operands of two
-        dtypes.
-        """
+        """Convert number operands and infer the dtype. Raises TypeError for two dtypes."""
         if not self.dtype:
             kind = type(self)
             a, b = convert_operands(self.a, self.b)
