@@ -71,8 +71,7 @@ class Analyzer(CanonicalForm):
 
     # What is known of a variable goes into two places: its symbolic ends (`_ranges`), which proofs
     # may put in its place, and a constant interval (`_set_atom_bound`), by which most are decided
-    # at
-    # once.
+    # at once.
     def bind(
         self, var: Var, minimum: prim.ExprLike | Range, extent: prim.ExprLike | None = None
     ) -> None:

@@ -67,14 +67,13 @@ from ekiden.ir.prim_visitor import (
 # * An atom's number is larger than those of the atoms its parts are made of, which came first. What
 #   replaces an atom by its parts (`_recombine_divmod`) therefore comes to an end.
 # * An atom's `bound` holds for every value its variables may have *in the scope*. Scopes narrow
-#   bounds (`Analyzer.constraint_scope` restores them); what widens one has all above it found
-#   again.
+#   bounds (`Analyzer.constraint_scope` restores them); what widens one has all above it
+#   found again.
 # * A form is exact, over whole numbers: int32 and int64 count as numbers without ends, as in TVM.
 #   An index that overflows is an error of the program, and is not looked for here. Indices and
 #   sizes are int64; what is loaded as int32 are data, whose sums and products wrap around. Forms of
-# those are exact modulo 2**32, so what asks for their order or quotient (`_ORDER_DEPENDENT_OPS`)
-# stays as it
-#   is written where they may leave int32.
+#   those are exact modulo 2**32, so what asks for their order or quotient
+#   (`_ORDER_DEPENDENT_OPS`) stays as it is written where they may leave int32.
 # * Nothing is ever proved by not finding a counterexample: every answer of "unknown" is None or
 #   False, and callers must be right with it.
 class CanonicalForm(PolynomialProver):

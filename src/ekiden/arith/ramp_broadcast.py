@@ -1,8 +1,8 @@
 """Simplification of arithmetic on Ramp and Broadcast vectors to arithmetic on their scalars.
 
-Ramp(x, 1, 4) + Ramp(y, 2, 4)         Ramp(x + y, 3, 4)
-Ramp(x, 4, 4) // Broadcast(2, 4)      Ramp(x // 2, 2, 4)
-Ramp(x * 8 + 1, 1, 4) % Broadcast(8, 4)   Ramp(1, 1, 4)
+Ramp(x, 1, 4) + Ramp(y, 2, 4)              Ramp(x + y, 3, 4)
+Ramp(x, 4, 4) // Broadcast(2, 4)           Ramp(x // 2, 2, 4)
+Ramp(x * 8 + 1, 1, 4) % Broadcast(8, 4)    Ramp(1, 1, 4)
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ it.
     register_external("test", for_test)
 
 An executable keeps what `External.compile` says, and has a kernel made of it where it is loaded.
-`ekiden.byoc` is the road to engines that compile to bytes. Nothing here is used unless a module has
+`ekiden.byoc` is the path to engines that compile to bytes. Nothing here is used unless a module has
 such functions: they are made by a user who annotates and partitions, never by default.
 """
 

@@ -1,8 +1,8 @@
 """Bring your own codegen: regions of a model in engines of others, because a user asks for it.
 
-module = byoc.partition(relay.frontend.from_onnx(model)[0], "onnxruntime") exe =
-ekiden.compile(module)             # exe.save: the artifact says what it needs exe =
-ekiden.compile(model, byoc="auto") # the regions that an engine runs faster than Ekiden here
+module = byoc.partition(relay.frontend.from_onnx(model)[0], "onnxruntime")
+exe = ekiden.compile(module)              # exe.save: the artifact says what it needs
+exe = ekiden.compile(model, byoc="auto")  # the regions that an engine runs faster than Ekiden
 """
 
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)

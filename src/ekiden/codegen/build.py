@@ -116,9 +116,9 @@ def _debug_gpu_host(
 
 def _check_gpu_target(target: Target, what: str) -> None:
     get_code_generator(target.code_host, what)
-    road = gpu_backends.GPU_BACKENDS.get(kernel_format(target))
-    if road is not None:
-        llvm.check_triple(road.triple_of(target), what)
+    backend = gpu_backends.GPU_BACKENDS.get(kernel_format(target))
+    if backend is not None:
+        llvm.check_triple(backend.triple_of(target), what)
 
 
 def _gpu_codegen_version() -> str:

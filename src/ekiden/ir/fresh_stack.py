@@ -18,8 +18,8 @@ def call_on_fresh_stack(function: Callable[[_T], _Result], argument: _T) -> _Res
     """Return `function(argument)` computed on a new thread with an empty stack, and wait for it.
 
     Python counts the depth of calls per thread, so a visitor that goes to a fresh stack every
-    `LEVELS` levels has no limit but memory. Context variables are those of the caller; errors come
-    back.
+    `MAX_RECURSION_LEVELS` levels has no limit but memory. Context variables are those of the
+    caller; errors come back.
     """
     done: list[_Result] = []
     failed: list[BaseException] = []

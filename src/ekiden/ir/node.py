@@ -5,11 +5,10 @@ Identity is the default equality. `ekiden.ir.structural` compares meaning. A nod
 
     @node("relay.Let")
     class Let(Expr):
-        var: Var = binding()      # a field that defines a variable
+        var: Var = binding()  # a field that defines a variable
         value: Expr
         body: Expr
-        hint: str = ignored(default=None)     # a field that does not take part in structural
-        equality
+        hint: str = ignored_field(default=None)  # a field that structural equality ignores
 """
 
 from __future__ import annotations

@@ -98,22 +98,21 @@ class Family:
     The fields are, besides the name, which is the tag of the anchor operation:
 
         steps           the schedule of the program that `start` gives
-        build, why      builds the loops instead of a schedule, and why; `is_handwritten` says for
-                        which anchors, where there are steps too
+        build, why      builds the loops instead of a schedule, and why; `by_hand` says for which
+                        anchors, where there are steps too
         accepts         whether the family computes an anchor
-        needs           abilities that a target must have (`Target.has`); `needs_one`: at least one
+        needs           abilities that a target must have (`Target.has`)
+        needs_one       abilities of which a target must have at least one
         space, default  the search space of an anchor on a target, and the default decision
         ends            the outputs that must be elementwise on the anchor; the kernel does the rest
         is_whole        the anchor has outputs of its own, and nothing fuses with it
         panel, panels   columns of a panel of packed weights for a product, and the knob of them
-        epilogues       names of what may end a kernel besides elementwise operators
+        endings         names of what may end a kernel besides elementwise operators
         writes_rows     whether results may be slices of longer rows
-        accumulates_in_result   whether a decision stores sums before all inputs have been read
-        on_threads      kernels are bound to GPU threads; anchors are told by `accepts`, not by a
-        tag
-        needs_barriers  threads of a block wait for one another, which is of no use where threads
-        run
-                        one after the other and compute with vectors
+        keeps_sums      whether a decision stores sums before all inputs have been read
+        on_threads      kernels are bound to GPU threads; `accepts` tells the anchors, not a tag
+        together        threads of a block wait for one another, which is of no use where threads
+                        run one after the other and compute with vectors
     """
 
     name: str

@@ -329,8 +329,9 @@ class Engine:
             self._append_tokens(streams[i], [int(token)])
 
     def _first_unread(self, stream: Stream) -> int:
-        """Return the first token to read next. With proposals, the last token but one of a running
-        text is read again, since the draft model has not seen it if it was the last proposal.
+        """Return the position of the first token to feed to the model. With proposals, the last
+        token but one of a running text is read again, since the draft model has not seen it if it
+        was the last proposal.
         """
         is_under_way = stream.read >= len(stream.prompt)
         # A boolean subtracts as 0 or 1.

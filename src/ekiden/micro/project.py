@@ -1,8 +1,9 @@
 """Generated projects: a folder with a model, a program around it, and how both are built and run.
 
-project/model/      the content of the model library project/src/        the program
-project/Makefile    builds build/firmware project/project.json  the template and the options it was
-made with
+project/model/        the content of the model library
+project/src/          the program
+project/Makefile      builds build/firmware
+project/project.json  the template and the options that the project was made with
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class ExprFunctor(Generic[_ResultT]):
         """
         self._depth += 1
         try:
-            # Every LEVELS levels the recursion continues on a new stack.
+            # Every MAX_RECURSION_LEVELS levels the recursion continues on a new stack.
             if self._depth % MAX_RECURSION_LEVELS:
                 return self._visit(expr)
             return call_on_fresh_stack(self._visit, expr)

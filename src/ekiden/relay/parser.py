@@ -4,9 +4,8 @@
     loops   = "prim_func" @name "{" a loop program in Python newline "}"
     def     = "def" @name type_params? "(" params ")" ("->" type)? "{" block "}"
     block   = ("let" var "=" expr ";" | %0 "=" expr ";" | "free_var" var ";" | expr ";")* expr
-    expr    = operators over: literal | %x | @f | Constructor | op | fn | if | match | ref | tuple |
-    "{" block "}",
-              each followed by calls "(...)" and projections ".0"
+    expr    = operators over: literal | %x | @f | Constructor | op | fn | if | match | ref | tuple
+              | "{" block "}", each followed by calls "(...)" and projections ".0"
 
 `docs/relay-text.md` is the whole grammar. Functions that read expressions are generators run by
 `_run_trampoline`: nesting in the text does not nest Python calls.

@@ -413,7 +413,7 @@ class MessageReader:
 
 
 def _no_description(reader: MessageReader) -> None:
-    """Return the description of a function or module: there is none."""
+    """Return None: functions and modules have no description on the wire."""
 
 
 _VALUE_READERS: dict[int, Callable[[MessageReader, int], object]] = {

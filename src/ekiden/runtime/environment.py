@@ -1,28 +1,30 @@
 """Environment variables that Ekiden reads, all in one place.
 
-EKIDEN_CACHE_DIR     folder of what was compiled: `kernels`, `artifacts`, `device`; empty turns the
-                     caches off (default: the user's cache folder). Several, with ':' between them,
-                     are layers: the first is written, all are read, and `:/shared` writes nothing
-EKIDEN_CACHE_LIMIT   most bytes of compiled models that are kept, such as 500M; 0 keeps none
-                     (default: 4G)
-EKIDEN_KERNEL_LIMIT  most bytes of compiled kernels that are kept, about (default: 1G)
-EKIDEN_NUM_THREADS   threads of the pool; read by the C runtime when it starts
-EKIDEN_MEMORY_LIMIT  most bytes the runtime may hold, such as 500M; read by the C runtime when it
-                     first asks the system for memory (default: no limit)
-EKIDEN_MAX_DEPTH     calls inside each other; read when a virtual machine is made (default:
-                     1,000,000)
-EKIDEN_MAX_STEPS     instructions of bytecode that a run may take; read when a virtual machine is
-                     made (default: no limit)
-EKIDEN_COMPILE_JOBS  processes that compile kernels (default: the cores this process may use)
-EKIDEN_KERNEL_TIMEOUT  seconds that one kernel may take in a process that compiles (default: 600)
+EKIDEN_CACHE_DIR        folder of what was compiled: `kernels`, `artifacts`, `device`; empty turns
+                        the caches off (default: the user's cache folder). Several, with ':' between
+                        them, are layers: the first is written, all are read, and `:/shared` writes
+                        nothing
+EKIDEN_CACHE_LIMIT      most bytes of compiled models that are kept, such as 500M; 0 keeps none
+                        (default: 4G)
+EKIDEN_KERNEL_LIMIT     most bytes of compiled kernels that are kept, about (default: 1G)
+EKIDEN_NUM_THREADS      threads of the pool; read by the C runtime when it starts
+EKIDEN_MEMORY_LIMIT     most bytes the runtime may hold, such as 500M; read by the C runtime when it
+                        first asks the system for memory (default: no limit)
+EKIDEN_MAX_DEPTH        calls inside each other; read when a virtual machine is made (default:
+                        1,000,000)
+EKIDEN_MAX_STEPS        instructions of bytecode that a run may take; read when a virtual machine is
+                        made (default: no limit)
+EKIDEN_COMPILE_JOBS     processes that compile kernels (default: the cores this process may use)
+EKIDEN_KERNEL_TIMEOUT   seconds that one kernel may take in a process that compiles (default: 600)
 EKIDEN_COMPILE_TIMEOUT  most seconds that compiling a model may take (default: no limit)
-EKIDEN_RECORDS       files of records of tuning, with ':' between them, that models are compiled by
-                     where `compile` is given none (default: none)
-EKIDEN_DEBUG_DIR     folder for shared libraries with debug lines, and the text the lines are of, of
-                     what ekiden.build makes: gdb and perf then name them (default: none are made)
-EKIDEN_DUMP          folder for what each compilation makes: IR after each pass, schedules, code,
-                     decisions. `folder,function=PATTERN,pass=PATTERN` writes what has such names,
-                     as patterns of a shell (default: nothing is written)
+EKIDEN_RECORDS          files of records of tuning, with ':' between them, that models are compiled
+                        by where `compile` is given none (default: none)
+EKIDEN_DEBUG_DIR        folder for shared libraries with debug lines, and the text the lines are of,
+                        of what ekiden.build makes: gdb and perf then name them (default: none are
+                        made)
+EKIDEN_DUMP             folder for what each compilation makes: IR after each pass, schedules, code,
+                        decisions. `folder,function=PATTERN,pass=PATTERN` writes what has such
+                        names, as patterns of a shell (default: nothing is written)
 """
 
 from __future__ import annotations

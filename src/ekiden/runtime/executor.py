@@ -1,7 +1,10 @@
 """Executors with TVM's interface: set inputs, run, get outputs.
 
-lib = ekiden.runtime.load_module("net.so") m = executor.AotModule(lib["default"](ekiden.cpu()))
-m.set_input("data", x) m.run() y = m.get_output(0).numpy()
+    lib = ekiden.runtime.load_module("net.so")
+    m = executor.AotModule(lib["default"](ekiden.cpu()))
+    m.set_input("data", x)
+    m.run()
+    y = m.get_output(0).numpy()
 
 It is a face over the virtual machine: `lib["default"]` gives a Module, in which C and C++ find the
 same functions by name.

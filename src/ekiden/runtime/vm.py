@@ -1,7 +1,11 @@
 """Virtual machine with TVM's interface; inputs that are set once, outputs that are asked for.
 
-machine = VirtualMachine(executable, ekiden.cpu()) y = machine.invoke("main", x)
-machine.set_input("main", x) machine.run() y, = machine.get_outputs()
+machine = VirtualMachine(executable, ekiden.cpu())
+y = machine.invoke("main", x)
+
+machine.set_input("main", x)
+machine.run()
+(y,) = machine.get_outputs()
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Configuration of a server and its models: dataclasses, and their text in TOML.
 
-models/serve.toml             [server] and [limits] models/NAME/model.toml        [model],
-[batching], [sequences] and [text]
+models/serve.toml         [server] and [limits]
+models/NAME/model.toml    [model], [batching], [sequences] and [text]
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The models of a folder: versions that are loaded, replaced and let go while requests run.
 
-models/NAME/model.toml       configuration, optional models/NAME/3/model.eki      version 3: one
-artifact, library or model file in the folder models/NAME.eki              a model of one version, 1
+models/NAME/model.toml     configuration, optional
+models/NAME/3/model.eki    version 3: one artifact, library or model file in the folder
+models/NAME.eki            a model of one version, 1
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ SERVER_GC_THRESHOLDS = (50_000, 20, 50)
 class Server:
     """Server of the models of a folder, in this process.
 
-    server = Server("models", port=8000) server.run()                      # until SIGTERM or SIGINT
+    server = Server("models", port=8000)
+    server.run()  # until SIGTERM or SIGINT
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Tensor intrinsics for te's schedules: what an operation computes, written as statements.
 
-z = te.compute((16,), lambda i: x[i] + y[i]) add = te.decl_tensor_intrin(z.op, lambda ins, outs:
-tir.call_packed("vadd", *ins, *outs)) s[Z].tensorize(inner, add)
+z = te.compute((16,), lambda i: x[i] + y[i])
+add = te.decl_tensor_intrin(z.op, lambda ins, outs: tir.call_packed("vadd", *ins, *outs))
+s[Z].tensorize(inner, add)
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Visitors and mutators of statements.
 
-Walks use an explicit stack; a StmtMutator recurses, on a fresh thread stack every `deep.LEVELS`
-levels, so programs may nest arbitrarily deep. Expressions are handled by prim_visitor.
+Walks use an explicit stack; a StmtMutator recurses, on a fresh thread stack every
+`MAX_RECURSION_LEVELS` levels, so programs may nest arbitrarily deep. Expressions are handled by
+prim_visitor.
 """
 
 from __future__ import annotations
@@ -233,12 +234,12 @@ class StmtMutator:
 
     def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         """Return the replacement of a buffer that is stored to, allocated or prefetched (loads:
-        `expr`).
+        `rewrite_expr`).
         """
         return buffer
 
     def exprs(self, originals: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
-        """Return `expr` of each, the same tuple if nothing changed."""
+        """Return `rewrite_expr` of each, the same tuple if nothing changed."""
         new = tuple(self.rewrite_expr(e) for e in originals)
         return originals if all(a is b for a, b in zip(new, originals, strict=True)) else new
 

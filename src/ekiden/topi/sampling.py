@@ -97,7 +97,7 @@ def constrain_logits(
                 row, length = ib.let("row", cast(row_of[n], "int64")), cast(length_of[n], "int64")
                 # Two passes, the first over unmodified logits: a repeated token is penalised once,
                 # not once per occurrence.
-                for is_last in (False, True):  # a token that comes again is changed once
+                for is_last in (False, True):
                     with ib.for_range(0, length, "i") as i:
                         token = ib.let("token", cast(past[row, i], "int64"))
                         with ib.if_scope(logical_and(token >= 0, token < tokens)):
@@ -195,7 +195,7 @@ class _TokenSampler:
         self.emit_bisection(target, weigh)
 
     def emit_bisection(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
-        """Emit the search for the limit among one bucket's weights, a bisection of their bits:
+        """Emit a binary search for the threshold over the float bit patterns of one bucket:
         found[0] reaches the target, found[1] does not.
         """
         ib = self.ib
@@ -203,8 +203,7 @@ class _TokenSampler:
         self.found[0] = first
         self.found[1] = first + (1 << WEIGHT_BUCKET_SHIFT)
         # The bits of floats >= 0 order like the floats, so the search ends after
-        # WEIGHT_BUCKET_SHIFT
-        # steps, without a sort.
+        # WEIGHT_BUCKET_SHIFT steps, without a sort.
         with ib.while_loop(self.found[1] - self.found[0] > 1):
             middle = ib.let("middle", (self.found[0] + self.found[1]) // 2)
             self.total[1] = self.total[0]

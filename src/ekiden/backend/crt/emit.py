@@ -3,9 +3,9 @@
 include/tvmgen_NAME.h   inputs, outputs and memories as structures, and the function that runs
 include/ekiden_NAME.h   the same as a table: names, dtypes, shapes, for programs of any model
 src/NAME_lib0.c         the functions of the model (emit_routines.py), and the memory
-src/NAME_lib1.c
-the kernels src/NAME_lib2.c         the constants src/NAME_lib3.c         where it is asked for, the
-function of the open C ABI (packed_entry.py)
+src/NAME_lib1.c         the kernels
+src/NAME_lib2.c         the constants
+src/NAME_lib3.c         on request, the function of the open C ABI (packed_entry.py)
 """
 
 from __future__ import annotations

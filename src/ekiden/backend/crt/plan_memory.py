@@ -4,10 +4,10 @@ result is a MicroModule.
     let %t = alloc_tensor(%s, ..); invoke(f, (%x,), (%t,)); let %y = reshape_tensor(%t); %y
     ->  step f(input 0, output 0)          %s is all of the result: it is the caller's memory
 
-Functions that call each other in a circle are one routine (read.py says what may), and routines are
-made callees first, so that a caller knows the frame that each call takes: as much memory of its
-own, while the call lasts. The frame of `main` is the program's memory: of several that the caller
-gives, what is needed lies in the first that has room (storage_places).
+Functions that call each other in a circle are one routine (read_routine.py says what may), and
+routines are made callees first, so that a caller knows the frame that each call takes: as much
+memory of its own, while the call lasts. The frame of `main` is the program's memory: of several
+that the caller gives, what is needed lies in the first that has room (storage_places).
 """
 
 from __future__ import annotations

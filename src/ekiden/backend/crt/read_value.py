@@ -1,9 +1,9 @@
 """Read values of a program as leaves; operators, data, references, calls; and the storages of a
 routine.
 
-let %o = Some(%t); let %l = Cons(%e, %k);    leaves (number 0, t); the list k with e behind it
-let %y = @f(%x)                              a call of a routine: its result and its frame are
-                                             storages of this one
+    let %o = Some(%t); let %l = Cons(%e, %k);    leaves (number 0, t); the list k with e behind it
+    let %y = @f(%x)                              a call of a routine: its result and its frame are
+                                                 storages of this one
 """
 
 from __future__ import annotations

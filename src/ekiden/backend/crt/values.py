@@ -92,7 +92,7 @@ class LeafMove:
 
 @dataclass(slots=True)
 class ParallelMoves:
-    """End of an iteration or of the routine: parallel moves. `entry` is the function that
+    """Parallel moves at the end of an iteration or of the routine. `entry` is the function that
     continues; None where the routine ends.
     """
 

@@ -1,8 +1,8 @@
 """GPU backends of LLVM: triples, calling conventions and intrinsics of each; one row for each, of
 what differs.
 
-What a thread asks or does beside computing is a word ("threadIdx.x", "barrier"), and a road says
-which function of LLVM's it calls for it. A word that a road has not is refused by its name.
+What a thread asks or does beside computing is a word ("threadIdx.x", "barrier"), and a backend
+says which function of LLVM's it calls for it. A word that a backend lacks is refused by its name.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class GpuBackend:
 
 
 GLOBAL_SPACE, SHARED_SPACE = 1, 3
-"""The address spaces of memory of the device and of a block: the same on all roads."""
+"""The address spaces of memory of the device and of a block: the same on all backends."""
 
 
 def _thread_index_calls(

@@ -73,10 +73,10 @@ class GpuKernelEmitter(WideAccessEmitter):
     """Emitter of one kernel."""
 
     def __init__(
-        self, module: LlvmModule, name: str, demoted: frozenset[Buffer], road: GpuBackend
+        self, module: LlvmModule, name: str, demoted: frozenset[Buffer], backend: GpuBackend
     ) -> None:
         super().__init__(module, name, demoted)
-        self.backend = road
+        self.backend = backend
         self.checks: list[tuple[str, str]] = []
         self.globals: list[str] = []
         self.b.entry = []
@@ -439,10 +439,12 @@ def emit_kernel_ir(
 # itself. Its generator keeps addresses of the module before: of the next ones one in three came out
 # wrong, and some crashed. And what it has not, as vectors of 32 lanes, ends
 # the process. So each module is the first of a process of its own.
-def _compile_kernel_ir(text: KernelIr, target: Target, road: GpuBackend, readable: bool) -> bytes:
-    triple, cpu = road.triple_of(target), road.cpu(target)
-    if road.is_binary:
-        name = f"kernel {text.name!r}: as {road.format}"
+def _compile_kernel_ir(
+    text: KernelIr, target: Target, backend: GpuBackend, readable: bool
+) -> bytes:
+    triple, cpu = backend.triple_of(target), backend.cpu(target)
+    if backend.is_binary:
+        name = f"kernel {text.name!r}: as {backend.format}"
         task = CompileTask("", name, _emit_machine_code, (text.ir, triple, cpu, readable))
         return compile_isolated(task, environment.kernel_timeout())
     if user_intrinsics(text.ir):

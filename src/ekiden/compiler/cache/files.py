@@ -1,9 +1,10 @@
 """Files in the cache folders: count, pack, import and prune them.
 
-kernels/<compiler>/<key>.o    object code; the key is a digest of what it computes and the target
+kernels/<compiler>/<key>.o    object code; the key is a digest of what it computes and the
+                              target
 artifacts/<key>.eki           whole models, and beside them the names of files with weights
-device/<key>                  what compilers of devices have made known/<key> facts about files and
-this machine, which are of no use elsewhere
+device/<key>                  what compilers of devices have made
+known/<key>                   facts about files and this machine, which are of no use elsewhere
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Model Library Format, version 7; what TVM's tools for microcontrollers take, as a tar.
 
-metadata.json                  the memory, the entry points, the target codegen/host/src/*.c
-the program, its kernels, its constants codegen/host/include/*.h       its interface
-parameters/NAME.params         the constants, as TVM saves parameters src/relay.txt
-what was imported, as Relay
+metadata.json                  the memory, the entry points, the target
+codegen/host/src/*.c           the program, its kernels, its constants
+codegen/host/include/*.h       its interface
+parameters/NAME.params         the constants, as TVM saves parameters
+src/relay.txt                  what was imported, as Relay
 """
 
 from __future__ import annotations

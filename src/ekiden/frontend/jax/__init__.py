@@ -1,12 +1,17 @@
 """Importer of JAX: functions, programs of jax.export, Keras models on the JAX backend, and
 StableHLO.
 
-entry         a function or an artifact -> module     export      functions to programs program
-inputs, outputs, symbolic dimensions    graph       the walk over operations node          an
-operation as converters see it       registry    operation -> converter dtype         types and
-constants of MLIR             converters  operations by family stablehlo     text and bytecode to
-modules of MLIR    narrow      integers and floats below 8 bits keras_models  models of Keras to
-functions
+    entry          a function or an artifact -> module
+    export         functions to programs
+    program        inputs, outputs, symbolic dimensions
+    graph          the walk over operations
+    node           an operation as converters see it
+    registry       operation -> converter
+    dtype          types and constants of MLIR
+    converters     operations by family
+    stablehlo      text and bytecode to modules of MLIR
+    narrow_dtypes  integers and floats below 8 bits
+    keras_models   models of Keras to functions
 """
 
 from typing import TYPE_CHECKING

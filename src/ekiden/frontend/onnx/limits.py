@@ -1,10 +1,10 @@
 """Rank and length constraints of ONNX operators that their schemas state in prose only.
 
-    x:3+          the input x has rank 3 or more
-    x:0|1         rank 0 or 1
-    b:x           the rank of x
-    pads#2*x-4    the list or input `pads` has that many elements, x being the rank of that input
-    ends#@starts  as many elements as `starts`, a list or an input
+    x:3+            the input x has rank 3 or more
+    x:0|1           rank 0 or 1
+    b:x             the rank of x
+    pads#2*x-4      the list or input `pads` has that many elements, x being the rank of that input
+    ends#@starts    as many elements as `starts`, a list or an input
     pads#2*@axes|x  twice the length of `axes`, or without that twice the rank of x
 
 Inputs that are absent or of unknown shape are not checked.

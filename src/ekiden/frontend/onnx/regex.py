@@ -1,6 +1,5 @@
 r"""Compiler of regular expressions to DFA tables over UTF-8 bytes, which match in time linear in
-the
-text.
+the text.
 
 The syntax is RE2's, without scripts (\\p{Greek}), \\Q and flags other than i and s. Zero-width
 assertions (^, $, \\b, \\B) are conditions on the byte before and the byte after: a state remembers

@@ -8,7 +8,8 @@
       for page of the chunk:     scores = q * keys * scale             registers: rows x keys
       scores = exp(scores - max)
       for page, for key of it:   sums += scores * values               registers: rows x depth
-      sums, max and the sum of scores are merged with those of the chunks before (page_parts.py)
+      sums, max and the sum of scores are merged with those of the chunks before
+      (partial_softmax.py)
 
 Keys are stored as a register tile reads them, so nothing is packed: each depth step loads vectors
 of consecutive keys and multiplies them with an element of each query. The queries of heads that

@@ -108,7 +108,6 @@ class QuantizedProbabilities:
             steps = Div(const(self.steps, "float32"), bound, "float32")
             stmt = LetStmt(finer[n], steps, stmt)
             stmt = seq(BufferStore(self.factors, factor, (first + n,)), stmt)
-            # none is below 0: in the order of their bits
             # Non-negative floats have the order of their bit patterns, so an integer maximum
             # serves.
             largest = VectorReduce(best[const(n)], "max", "int32")

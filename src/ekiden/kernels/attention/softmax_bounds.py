@@ -4,10 +4,8 @@ exponential the row's sum.
     exp(x - most), most = max of x    exp(min(x - most, 0)), a power that is at most 1 and needs no
                                       care for large ones
     power / total, total = sum of     a product by the reciprocal, which is the row's, and what that
-    is
-    powers                            off by: processors divide one vector in five cycles or more,
-    and
-                                      make six such steps in three
+    powers                            is off by: processors divide one vector in five cycles or
+                                      more, and make six such steps in three
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ class _PhasedOutput:
         result_index: list[PrimExpr],
         keep: Callable[[list[PrimExpr], PrimExpr], Stmt],
     ) -> Stmt:
-        """Return `keep(indices, offset)` for a position within a phase's results, guarded where the
-        last results of some phases are outside.
+        """Emit `keep(indices, offset)` for one output position of a phase, behind a bounds check
+        where phases have different extents.
         """
         n, *inner, channel = self.geometry.result_indices(result_index)
         steps = zip(inner, self.axes, at.output_position, strict=True)

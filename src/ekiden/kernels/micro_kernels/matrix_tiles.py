@@ -1,5 +1,5 @@
 """Tiles whose sums are kept in registers that hold matrices (x86-64's AMX), beside register tiles
-(tiles.py), on the same panels.
+(register_tiles.py), on the same panels.
 
 A register holds 16 rows of 64 bytes. A tile is one or two of them high and all columns of a panel
 wide; some columns at a time, every 16 words of k:
@@ -218,7 +218,7 @@ class _AmxTileBuilder:
         return with_lanes(self.tile.dtype, AMX_ROWS * AMX_LANES)
 
     def stage_index(self, level: int, column: PrimExpr | int, row: PrimExpr) -> PrimExpr:
-        """Return the index of the stored sums of a row, of a register of columns by its number."""
+        """Return the staging-buffer index of a row of an accumulator tile."""
         return ((column + level * self.wide) * AMX_ROWS + row) * AMX_LANES
 
     def emit_k_nest(self, at: int, count: int) -> Stmt:

@@ -11,7 +11,7 @@ panel row holds four bytes for each column, and the accumulators are int32:
 
     acc[i, v] = dot4(broadcast(word of a[i, 4 k]), words of b[4 k, v], acc[i, v])
 
-or by instructions that take more than one step of that (words.py): `madd_u8s8`, or with data
+or by instructions that take more than one step of that (int8_dot.py): `madd_u8s8`, or with data
 widened to int16, as two sums of two products:
 
     acc[i, v] = madd(broadcast(pair of a[i, 4 k]), pairs of b[4 k, v], acc[i, v])
@@ -43,8 +43,8 @@ from ekiden.topi.nn.winograd import CHANNELS_PER_PAIR
 LANES_OF_256_BITS = 8
 """Floats of 256 bits: wider vectors are two operations on some cores."""
 WIDENED_DTYPE = "int16"
-"""The type of data that were bytes: words.py. Beside panels of it words of two are multiplied,
-beside panels of bytes two of them."""
+"""The type of data that were bytes (int8_dot.py). Beside panels of it words of two are
+multiplied, beside panels of bytes two of them."""
 DOT_INSTRUCTION_BY_DTYPE = {"int8": "dot4_u8s8", "bfloat16": "dot2_bf16", WIDENED_DTYPE: "madd_s16"}
 """dtype of a panel -> what multiplies its words."""
 MAX_DYNAMIC_TILE_ROWS = 6

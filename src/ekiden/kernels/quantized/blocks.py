@@ -8,8 +8,8 @@ for each panel of rows of the weight, in parallel; for each tile of rows of the 
     acc[i, v] += step[i, 32 values] * scale[group, v] * t[i, v]
     acc[i, v] += step[i, 32 values] * total[i, group] * offset[group, v]
 
-Where sums of two products must fit int16 (words.py), so do those of a whole group of few bits: t is
-int16, and the least level is added behind the loop. Levels of eight bits have a sign there.
+Where sums of two products must fit int16 (int8_dot.py), so do those of a whole group of few bits: t
+is int16, and the least level is added behind the loop. Levels of eight bits have a sign there.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Dense layers of bytes whose panels have words behind the others, with a list of the words of data
-that those are multiplied with (words.py).
+that those are multiplied with (int8_dot.py).
 
     for a run of panels, or one, in parallel:
       for a panel, for a tile of rows:         or the other way round, by `order`

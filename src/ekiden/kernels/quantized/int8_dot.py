@@ -12,8 +12,7 @@
 The first two are exact for all bytes: 255 * -128 twice is far from the end of int32. For the second
 the data are widened once, in the order of the sums, so that a tile broadcasts pairs as they lie;
 weights stay bytes, an eighth of what data of a tile read, and are widened by shifts where they are
-loaded.
-Without the first a product of words took 28 operations, the second takes 4, the third 3.
+loaded. Without the first a product of words took 28 operations, the second takes 4, the third 3.
 
 The third is exact where the inner sums fit: 255 * (b0 + b1) of what has one sign. A weight that is
 known is made so. Of pairs too large, half stays; the words that have the rest follow as rows of

@@ -9,7 +9,7 @@ turns: what it read last is what it reads first, so a part as large as its L2 ca
 again (512 units: 4 MB of weights, 46 us for a step from L3).
 
 A weight of int8 is multiplied with states that are quantised to bytes before each step, and
-widened to int16 where words are multiplied in pairs (words.py). Its panels may have rows behind
+widened to int16 where words are multiplied in pairs (int8_dot.py). Its panels may have rows behind
 the others, with a list of the words of the states that they are multiplied with.
 """
 

@@ -2,11 +2,10 @@
 
 The right matrix is copied into panels, which costs k * n writes beside m * k * n / lanes
 multiply-adds: with m below MAX_STREAMED_ROWS copying is most of the time, and lines are read in
-place
-instead: from 4 to 27 times as fast for 1 to 7 rows by a transposed matrix (Zen 4). Of more rows the
-tile follows from registers (cost_model.py), and the panel's width from the remainder of columns:
-1024^3 forced to AVX2 on a Sapphire Rapids reached 80 percent of that class's peak with panels of
-four vectors, and reaches 93 with two.
+place instead: from 4 to 27 times as fast for 1 to 7 rows by a transposed matrix (Zen 4). Of more
+rows the tile follows from registers (cost_model.py), and the panel's width from the remainder of
+columns: 1024^3 forced to AVX2 on a Sapphire Rapids reached 80 percent of that class's peak with
+panels of four vectors, and reaches 93 with two.
 
 A product of many rows and one column is that of one row and many columns: panels of one column
 would leave all lanes but one empty, and reading the left matrix in place takes a fifth of the time

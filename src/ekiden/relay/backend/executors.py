@@ -1,6 +1,7 @@
 """Executors for immediate evaluation of Relay (TVM's `relay.create_executor`).
 
-f = create_executor("vm", module, target="llvm").evaluate() y = f(x).numpy()
+f = create_executor("vm", module, target="llvm").evaluate()
+y = f(x).numpy()
 """
 
 from __future__ import annotations

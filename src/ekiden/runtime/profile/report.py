@@ -1,8 +1,8 @@
 """Profile report: where the time of a run went; each instruction, each kernel call with its shapes.
 
-report = profile(executable, "main", [x]) print(report)                     # a table, the slowest
-kernels first report.json(); report.trace()     # for programs, and for chrome://tracing or
-ui.perfetto.dev
+report = profile(executable, "main", [x])
+print(report)                     # a table, the slowest kernels first
+report.json(); report.trace()     # for programs, and for chrome://tracing or ui.perfetto.dev
 """
 
 from __future__ import annotations

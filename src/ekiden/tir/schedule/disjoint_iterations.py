@@ -33,9 +33,9 @@ from ekiden.tir.transform.flat_buffers import flat_index
 
 # From cheap to dear. (1) All accesses are one: its elements move by more than the loops inside of
 # the step reach (`_stride_exceeds_reach`), or its indices tell the steps (`determines`). (2)
-# Several: the
-# step's box with a free place in it, x0, x1, ...; if even any place of the box tells the step,
-# boxes are disjoint. A box is an over-estimate, so this refuses more than it must, and never less.
+# Several: the step's box with a free place in it, x0, x1, ...; if even any place of the box tells
+# the step, boxes are disjoint. A box is an over-estimate, so this refuses more than it must,
+# and never less.
 def overlap_fault(
     program: ScheduleProgram, loop: For, buffer: Buffer, loop_vars: set[Var], chain: Sequence[For]
 ) -> str | None:

@@ -2,8 +2,8 @@
 
     with block: init: C[i] = 0;  C[i] = C[i] + A[i, k]
 
-    decompose_reduction    the init as a block of its own, before a loop:  C[i] = 0;  C[i] += A[i,
-    k]
+    decompose_reduction    the init as a block of its own, before a loop:
+                           C[i] = 0;  C[i] += A[i, k]
     merge_reduction        the reverse
     rfactor (over k0 of k = k0 * 4 + k1)
         for i, k0: with block: init: P[k0, i] = 0;  for k1: P[k0, i] += A[i, k0 * 4 + k1]

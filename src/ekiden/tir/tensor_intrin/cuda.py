@@ -48,8 +48,7 @@ def _load_matrix_intrin(
     """
     scope = f"wmma.matrix_{which}"
     # tvm_load_matrix_sync takes the layout as text, after CUDA's nvcuda::wmma::row_major_strides
-    # and
-    # col_major.
+    # and col_major.
     layout = "col_major" if is_turned else "row_major"
 
     @T.prim_func

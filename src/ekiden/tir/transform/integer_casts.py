@@ -1,7 +1,7 @@
 """Keep floats that were rounded and clipped to an unsigned integer's range as floats.
 
-    float32(uint8(min(max(round(x) + p, 0), 255)))   ->   min(select(w > 0, w, 0), 255)
-                                                          w = round(x) + p
+    float32(uint8(min(max(round(x) + p, 0), 255)))
+    ->  min(select(w > 0, w, 0), 255)  where  w = round(x) + p
 
 Quantised data of kernels that multiply in floats (depthwise convolutions) are written so. The
 result has equal bits: NaN becomes 0 by either form, as comparisons with it are false, and no zero

@@ -40,9 +40,7 @@ def bitpack(
     k = te.reduce_axis((0, width), "k")
 
     def pack_word(*i: Var) -> PrimExpr:
-        """Return one bit of `width` neighbours, each shifted to its place and summed: the bits are
-        disjoint.
-        """
+        """Pack one bit of each of `width` neighbouring elements into a word."""
         bit = i[plane]
         data_index = [index for n, index in enumerate(i) if n != plane]
         where = [index * width + k if n == at else index for n, index in enumerate(data_index)]

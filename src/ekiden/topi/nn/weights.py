@@ -1,15 +1,18 @@
 """Weight layouts of convolutions and dense layers; one place that knows their shapes.
 
 OIHW, HWIO, ...   plain: out channels, in channels / groups, kernel height, width in any order
-OHWI{r}o          packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups = 1) GOHWI{r}o
-packed per group: [G][ceil(O/G/r)][KH][KW][I/G][r] OHWI{r}o4i        packed, of bytes:
-[ceil(O/r)][KH][KW][I/4][r][4], as dense_u8s8 GOHWI{r}o4i       the same per group:
-[G][ceil(O/G/r)][KH][KW][I/G/4][r][4] OHWI{r}o2i        packed, of bfloat16:
-[ceil(O/r)][KH][KW][I/2][r][2] HWOI              depthwise: [KH][KW][C][1] IOHW, HWIO
-transposed convolutions: I in channels, O out channels / groups; packed as above ODHWI{r}o, ...
-the same over three axes dense {r}         [ceil(N/r)][K][r] dense_u8s8 {r}
-[ceil(N/r)][K/4][r][4]: four neighbours of a row side by side dense_bf16 {r}
-[ceil(N/r)][K/2][r][2]: two of them
+OHWI{r}o          packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups = 1)
+GOHWI{r}o         packed per group: [G][ceil(O/G/r)][KH][KW][I/G][r]
+OHWI{r}o4i        packed, of bytes: [ceil(O/r)][KH][KW][I/4][r][4], as dense_u8s8
+GOHWI{r}o4i       the same per group: [G][ceil(O/G/r)][KH][KW][I/G/4][r][4]
+OHWI{r}o2i        packed, of bfloat16: [ceil(O/r)][KH][KW][I/2][r][2]
+HWOI              depthwise: [KH][KW][C][1]
+IOHW, HWIO        transposed convolutions: I in channels, O out channels / groups; packed as
+                  above
+ODHWI{r}o, ...    the same over three axes
+dense {r}         [ceil(N/r)][K][r]
+dense_u8s8 {r}    [ceil(N/r)][K/4][r][4]: four neighbours of a row side by side
+dense_bf16 {r}    [ceil(N/r)][K/2][r][2]: two of them
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Float recurrent layers: RNN, LSTM and SVDF, also with int8 weights (hybrid products, hybrid.py).
+"""Float recurrent layers: RNN, LSTM and SVDF, also with int8 weights (hybrid_quantization.py).
 
     RNN    h' = a(W x + A aux + R h + b)
     LSTM   i, f, o = sigmoid(W x + R h + p c + b),  g = a(W x + R h + b)

@@ -14,8 +14,7 @@ extents of y have one of x, among which output_padding chooses (Dumoulin and Vis
 
 One dimension is two of height 1, for type, meaning and kernel alike. Layouts with inner axes
 (NCHW16c) are transformed to whole axes and back around the kernel (`compute_unblocked`):
-kernels are
-for NHWC.
+kernels are for NHWC.
 """
 
 from __future__ import annotations

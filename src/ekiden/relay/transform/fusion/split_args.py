@@ -1,11 +1,11 @@
 """Split concatenations and splits of many tensors into trees, to bound the number of kernel
 arguments.
 
-    concatenate((%a, %b, %c, %d))  ->  concatenate((stop_fusion(concatenate((%a, %b))), ..(%c,
-    %d)..))
-                                                                            of at most 2 inputs
-    split(%x, 4)                   ->  %h = split(%x, [2]); of stop_fusion(%h.0), .. : split(..,
-    [1])
+    concatenate((%a, %b, %c, %d))                            of at most 2 inputs
+    ->  concatenate((stop_fusion(concatenate((%a, %b))), stop_fusion(concatenate((%c, %d)))))
+
+    split(%x, 4)
+    ->  %h = split(%x, [2]); split(stop_fusion(%h.0), [1]), split(stop_fusion(%h.1), [1])
 """
 
 from __future__ import annotations

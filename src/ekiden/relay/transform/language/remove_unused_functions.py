@@ -1,6 +1,8 @@
 """Remove functions that are unreachable from the entry points.
 
-def @main(%x) { @f(%x) } def @f(%x) { .. } def @g(%x) { .. }   ->   the same without @g
+def @main(%x) { @f(%x) }
+def @f(%x) { .. }           ->   the same without @g
+def @g(%x) { .. }
 """
 
 from __future__ import annotations
