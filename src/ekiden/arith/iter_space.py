@@ -287,8 +287,7 @@ def subspace_divide(
     Returns:
         One (outer, inner) pair of marks for each binding and a last one for the predicate, whose
         extents are the outer and inner conditions as 0 or 1 expressions. Empty if the bindings are
-        no
-        map or cannot be divided.
+        no map or cannot be divided.
     """
     for whole_sums in (False, True):
         detector = IterMapDetector(input_iters, check_level, simplify_trivial_iterators, whole_sums)

@@ -59,8 +59,7 @@ def _checksum(code: bytes) -> bytes:
 def _should_scan(digest: bytes, size: int, limit: int) -> bool:
     """Decide at random whether to scan the folder for its size limit after writing a kernel of
     `size` bytes: about `SCANS_PER_CACHE_FILL` scans while `limit` bytes are written. Processes
-    do not
-    know of each other, and a scan lists every kernel.
+    do not know of each other, and a scan lists every kernel.
     """
     # The digest is uniform in [0, 2**64), so this is true with probability size *
     # SCANS_PER_CACHE_FILL /

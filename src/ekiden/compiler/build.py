@@ -76,8 +76,7 @@ def module_of(program: IRModule | Function) -> IRModule:
 def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
     """Import a module from anything that `compile` accepts, with what the frontend declares as its
     attributes (see ekiden.frontend.common.imported_module). Raises CompileError for anything
-    else, and
-    for options that the model does not know.
+    else, and for options that the model does not know.
     """
     if isinstance(model, (IRModule, Function)):
         for name in options.given():

@@ -5,9 +5,8 @@ compilation cache.
 
 A fact is found by a text that says what it is about, in which stands whatever would change it. Of a
 file that is `file_identity`: a file that is written has another time of change, which no
-program can set
-back. A file that changed a moment ago may change again before the system's clock, or the pages that
-a program has mapped, show it; so nothing is kept about what is not SETTLED.
+program can set back. A file that changed a moment ago may change again before the system's clock,
+or the pages that a program has mapped, show it; so nothing is kept about what is not SETTLED.
 """
 
 from __future__ import annotations

@@ -653,8 +653,8 @@ def fold_binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
     """Build `kind(a, b)` with constant folding and the identities of 0 and 1 applied.
 
     A Python number takes the other side's dtype (see `convert_number_operand`), a scalar beside
-    a vector its
-    lanes, an integer beside a float its dtype. Raises TypeError for other operands of two dtypes.
+    a vector its lanes, an integer beside a float its dtype. Raises TypeError for other operands of
+    two dtypes.
     """
     a, b = promote_operands(kind.__name__, a, b)
     result = _binary_result_dtype(kind, a.dtype)

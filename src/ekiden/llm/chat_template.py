@@ -56,6 +56,7 @@ def render_chat(
 ) -> str:
     """Render messages up to where the answer begins. Special tokens of the settings ("eos_token")
     are variables.
+
     Args:
         template: The Jinja source.
         settings: Those of the tokenizer.

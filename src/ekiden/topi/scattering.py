@@ -72,8 +72,7 @@ def scatter_elements(
     """Return `data` with data[i, ..., indices[i, ..., k], ..., k] combined with updates[i, ..., k]
     by one of REDUCTIONS (ONNX ScatterElements). Negative positions count from the end. Rows
     along the axis run in parallel; for an axis other than the last, SCATTER_COLUMNS_PER_CHUNK
-    together,
-    so that memory is read contiguously.
+    together, so that memory is read contiguously.
     """
     at = normalize_axis(axis, data.ndim, "scatter_elements")
     require_rank("scatter_elements: 'indices'", indices.shape, data.ndim)

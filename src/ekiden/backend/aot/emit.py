@@ -59,8 +59,7 @@ def emit_functions(
     is_checked: bool = False,
 ) -> str:
     """Emit an LLVM module with all functions, exported under NATIVE_SYMBOL_PREFIX and their names.
-    With
-    `is_checked` the machine verifies the devices of kernel arguments.
+    With `is_checked` the machine verifies the devices of kernel arguments.
     """
     program = AotProgram(primitives, kernels, LlvmModule(target))
     for function in functions:

@@ -16,8 +16,7 @@ ScopeIterator = Iterator["ScopeIterator"]
 
 class BytecodeEmitter:
     """Emitter of one function's instructions over virtual registers; register_allocation.py assigns
-    real
-    ones.
+    real ones.
     """
 
     def __init__(self, n_params: int) -> None:

@@ -1,8 +1,7 @@
 """The compiler of one function: from A-normal form with explicit memory to instructions.
 
 Each value gets a register of its own; register_allocation.py makes few of them. The tables of
-an executable
-that all its functions share (`ProgramTables`) are made before, by compile.py.
+an executable that all its functions share (`ProgramTables`) are made before, by compile.py.
 """
 
 from __future__ import annotations

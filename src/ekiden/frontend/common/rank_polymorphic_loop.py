@@ -48,8 +48,7 @@ def build_ranked(
     loop: Loop, first: CarriedRankChange
 ) -> tuple[list[Value], list[CollectedSlices], bool]:
     """Build a loop in which a carried value is known to change its rank. Raises CarriedRankChange
-    for one
-    that changes its dtype.
+    for one that changes its dtype.
     """
     error, ranked = first, set[int]()
     # Terminates: each round adds one carried value to the sum.

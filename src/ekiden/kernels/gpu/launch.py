@@ -76,8 +76,7 @@ class ReductionGroup:
     @staticmethod
     def from_tensors(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> ReductionGroup:
         """Return the group of inputs and outputs of which `inline_cheap_stages` leaves a reduction
-        and no
-        other.
+        and no other.
         """
         (output,) = inline_cheap_stages(copy_repeated_outputs(outputs))
         anchor = next(t for t in stages_of([output]) if not is_injective(t))

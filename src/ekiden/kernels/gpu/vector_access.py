@@ -217,8 +217,7 @@ def wide_access_axes(block: Block, target: Target, threads: int) -> VectorAxes |
 
     Returns:
         None where there are none, where threads of the target do not run together, or where there
-        are
-        fewer such accesses than the target's units have threads.
+        are fewer such accesses than the target's units have threads.
     """
     body, axes = block.body, list(block.iter_vars)
     is_plain = all(i.kind is IterKind.SPATIAL for i in axes) and isinstance(body, BufferStore)

@@ -55,8 +55,7 @@ class BenchmarkResult(NamedTuple):
 def min_times_interleaved(runs: Sequence[Callable[[], object]], seconds: float) -> list[float]:
     """Return the minimum time of each function in seconds. The functions run in turns, for
     `seconds` each and at least MIN_TIMING_ROUNDS rounds after a warm-up, so that disturbances
-    affect
-    all alike. A run ends when its result is computed, on any device.
+    affect all alike. A run ends when its result is computed, on any device.
     """
     wait_for = import_module("ekiden.runtime.binding._core").wait_for  # which imports this file
     minimum = [math.inf] * len(runs)

@@ -320,8 +320,7 @@ def _svm_result(node: OnnxNode, votes: Expr, scores: Expr, proba: bool, positive
 
 def _float_list(node: OnnxNode, name: str, dtype: type) -> Array | None:
     """Return a list of floats, or its tensor form `*_complex_argument`; None where both are absent
-    or
-    empty.
+    or empty.
     """
     values = node.get_tensor(f"{name}_as_tensor")
     if values is None and node.has(name):

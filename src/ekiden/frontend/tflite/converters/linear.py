@@ -134,8 +134,7 @@ def _fully_connected(node: TfliteNode) -> Expr:
 
 def _batch_matmul(node: TfliteNode) -> Expr:
     """Convert BATCH_MATMUL over the last two axes with broadcast leading ones; inputs are cast
-    to
-    the output's dtype.
+    to the output's dtype.
     """
     wide = node.outs[0].dtype
     a, b = (op.cast(e, wide) if node.dtype(i) != wide else e for i, e in enumerate(node.exprs()))

@@ -392,8 +392,7 @@ def contrib_dense_pack(
         out_dtype: The dtype of the result.
         places: `int32[ceil(units/tile)][r]`, for weights of bytes. The last r rows of a tile are
             multiplied with the words of data that these numbers select. Every sum of the products
-            of
-            two neighbours must then fit int16, which is not checked.
+            of two neighbours must then fit int16, which is not checked.
     """
     args = (data, weight) if places is None else (data, weight, places)
     return call_op("nn.contrib_dense_pack", *args, attrs=DensePackAttrs(units, tile, out_dtype))

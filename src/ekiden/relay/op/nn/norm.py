@@ -52,8 +52,7 @@ def _check_channel_vectors(
 
     Returns:
         The type of the result, with an extent of the axis that is known from any of the vectors,
-        and
-        the axis counted from the front.
+        and the axis counted from the front.
     """
     check_same_dtype(name, (data, *vectors))
     at = call_shape_rule(name, normalize_axis, axis, len(data.shape), name)

@@ -53,8 +53,7 @@ DEFAULT_DYNAMIC_EXTENT = 128
 
 def _num_elements(expr: RelayExpr) -> int:
     """Return the number of elements of a tensor (dynamic dimensions count DEFAULT_DYNAMIC_EXTENT),
-    or 0 for
-    other values.
+    or 0 for other values.
     """
     kind = expr.checked_type
     if not isinstance(kind, TensorType):

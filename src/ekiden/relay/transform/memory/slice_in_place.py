@@ -179,8 +179,7 @@ def _box_offset(box: Sequence[SliceRange], kind: TensorType) -> PrimExpr | None:
 
     Returns:
         None where it is not contiguous, or where its offset or extent holds only if what is given
-        at
-        run time fits.
+        at run time fits.
     """
     cut = [
         n
