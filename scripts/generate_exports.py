@@ -127,7 +127,7 @@ def text_of(package: str, operators: Mapping[str, str] | None) -> str:
     """The file of a package, with the operators where they are given."""
     parts = [
         f'"""Where the names of `{package}` stand. Made by scripts/generate_exports.py."""\n',
-        table("EXPORTS", grouped(package, offered(package)), "Module -> its names."),
+        table("EXPORTED_NAMES", grouped(package, offered(package)), "Module -> its names."),
     ]
     if operators is not None:
         homes = grouped("", ((home, name) for name, home in operators.items()))

@@ -123,8 +123,8 @@ def test_code_that_exec_runs_waits_for_other_threads_imports() -> None:
 
 PACKAGE = """
 from ekiden._lazy import attach
-EXPORTS = {"products": "dense", "conv": "conv2d deconv:transposed", "": "layers:conv"}
-__getattr__, __dir__ = attach(__name__, EXPORTS)
+EXPORTED_NAMES = {"products": "dense", "conv": "conv2d deconv:transposed", "": "layers:conv"}
+__getattr__, __dir__ = attach(__name__, EXPORTED_NAMES)
 """
 
 
@@ -152,7 +152,7 @@ def test_modules_of_a_package_are_its_attributes(package: Any) -> None:  # noqa:
 
 
 def test_names_that_are_not_loaded_are_listed(package: Any) -> None:  # noqa: ANN401
-    assert exported_names(package.EXPORTS) == ["conv2d", "deconv", "dense", "layers"]
+    assert exported_names(package.EXPORTED_NAMES) == ["conv2d", "deconv", "dense", "layers"]
     assert {"conv2d", "deconv", "dense", "layers"} <= set(dir(package))
 
 

@@ -124,7 +124,7 @@ def test_kernels_that_stay_general_are_a_refusal(zoo: ModuleType) -> None:
     assert zoo._waited(line, call, 0) == ""
     assert zoo._waited(line, call, 1) == ""
     assert line == {"kernels": "wait: 3 kernels are not compiled"}
-    model = zoo.Model(lambda: None, {})
+    model = zoo.ZooModel(lambda: None, {})
     ran = zoo._ran(model, {"ekiden": lambda: call}, [], False, 0, 9)
     assert (ran["state"], ran["why"]) == (
         "refused",
@@ -193,7 +193,7 @@ def test_what_an_exporter_changed_is_its_own(
     zoo: ModuleType, ours: float, theirs: float, state: str
 ) -> None:
     torch = pytest.importorskip("torch", reason="the package torch is not installed")
-    model = zoo.Model(lambda x: x, {"x": torch.ones(2)})
+    model = zoo.ZooModel(lambda x: x, {"x": torch.ones(2)})
     engines = {
         "onnxruntime": lambda: lambda inputs: [inputs[0].numpy() * theirs],
         "ekiden": lambda: lambda inputs: [inputs[0].numpy() * ours],
@@ -205,7 +205,7 @@ def test_what_an_exporter_changed_is_its_own(
 
 def test_a_model_that_roundings_change_is_unstable(zoo: ModuleType) -> None:
     torch = pytest.importorskip("torch", reason="the package torch is not installed")
-    model = zoo.Model(lambda x: (x - 1) * 1e6, {"x": torch.ones(2)})
+    model = zoo.ZooModel(lambda x: (x - 1) * 1e6, {"x": torch.ones(2)})
     wrong = {"ekiden": lambda: lambda inputs: [inputs[0].numpy()]}
     line = zoo._ran(model, wrong, [torch.zeros(2).numpy()], False, 0)
     assert line["state"] == "unstable"
@@ -226,7 +226,7 @@ def test_a_choice_among_equal_numbers_is_unstable(
     def chosen(x: Any) -> Any:  # noqa: ANN401
         return marks[torch.topk(x, 2).indices]
 
-    model = zoo.Model(chosen, {"x": torch.tensor([1.0, 3.0, 3.0, 3.0])})
+    model = zoo.ZooModel(chosen, {"x": torch.tensor([1.0, 3.0, 3.0, 3.0])})
     wanted = [chosen(model.inputs["x"]).numpy()]
     engines = {
         "onnxruntime": lambda: lambda inputs: [wanted[0] * theirs],
@@ -234,5 +234,5 @@ def test_a_choice_among_equal_numbers_is_unstable(
     }
     line = zoo._ran(model, engines, wanted, False, 0)
     assert line["state"] == state
-    other = zoo.Model(chosen, {"x": torch.tensor([1.0, 2.0, 3.0, 4.0])})
+    other = zoo.ZooModel(chosen, {"x": torch.tensor([1.0, 2.0, 3.0, 4.0])})
     assert not zoo.has_ties(other) and zoo.has_ties(model)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden._lazy import attach
-from ekiden.arith._exports import EXPORTS
+from ekiden.arith._exports import EXPORTED_NAMES
 
 if TYPE_CHECKING:
     from ekiden.arith.analyzer import Analyzer, ConstIntBound, ProofStrength, prove_equal, simplify
@@ -108,4 +108,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
+    __getattr__, __dir__ = attach(__name__, EXPORTED_NAMES, registers=True)

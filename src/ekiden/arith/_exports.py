@@ -1,6 +1,6 @@
 """Where the names of `ekiden.arith` stand. Made by scripts/generate_exports.py."""
 
-EXPORTS = {
+EXPORTED_NAMES = {
     "analyzer": """
         Analyzer ConstIntBound ProofStrength prove_equal simplify
     """,

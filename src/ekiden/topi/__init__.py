@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden._lazy import attach, exported_names
 from ekiden.te import tensor as _tensor
-from ekiden.topi._exports import EXPORTS
+from ekiden.topi._exports import EXPORTED_NAMES
 
 if TYPE_CHECKING:
     from ekiden.topi import image, linalg, ml, nn, random, sampling, sparse, testing, text, vision
@@ -53,15 +53,15 @@ __all__ = [
     "image", "linalg", "ml", "nn", "operators", "random", "sampling", "sparse", "testing",
     "text", "vision",
 ]  # fmt: skip
-__all__ += [name for name in exported_names(EXPORTS) if name not in __all__]
+__all__ += [name for name in exported_names(EXPORTED_NAMES) if name not in __all__]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
+    __getattr__, __dir__ = attach(__name__, EXPORTED_NAMES, registers=True)
 
 
 def operators() -> dict[str, Callable[..., Any]]:
     """Return every operator by its name within topi: "add", "nn.conv2d"."""
-    own = (name for home, names in EXPORTS.items() if home for name in names.split())
+    own = (name for home, names in EXPORTED_NAMES.items() if home for name in names.split())
     by_name = {name: _import_operator(name) for name in own}
     for prefix in _OPERATOR_NAMESPACES:
         module = _import_operator(prefix)

@@ -1,6 +1,6 @@
 """Where the names of `ekiden.topi` stand. Made by scripts/generate_exports.py."""
 
-EXPORTS = {
+EXPORTED_NAMES = {
     "": """
         image linalg ml nn random sampling sparse testing text vision
     """,

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import attach
-from ekiden.codegen.llvm._exports import EXPORTS
+from ekiden.codegen.llvm._exports import EXPORTED_NAMES
 
 if TYPE_CHECKING:
     from ekiden.codegen.llvm.compiler import (
@@ -38,4 +38,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
+    __getattr__, __dir__ = attach(__name__, EXPORTED_NAMES, registers=True)

@@ -1,6 +1,6 @@
 """Where the names of `ekiden.codegen.llvm` stand. Made by scripts/generate_exports.py."""
 
-EXPORTS = {
+EXPORTED_NAMES = {
     "compiler": """
         LLVM_VERSION assembly check_target check_triple compile_ir compile_object ir_to_assembly
         llvm_lock

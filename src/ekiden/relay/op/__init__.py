@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import attach, defer, exported_names
 from ekiden.ir.op import OP_NODES, OPS
 from ekiden.relay.op._document import make_documenting_getattr
-from ekiden.relay.op._exports import EXPORTS, OPERATORS
+from ekiden.relay.op._exports import EXPORTED_NAMES, OPERATORS
 
 if TYPE_CHECKING:
     from ekiden.ir.op import get
@@ -107,9 +107,9 @@ __all__ = [
     "vision",
     "vm",
 ]
-__all__ += [name for name in exported_names(EXPORTS) if name not in __all__]
+__all__ += [name for name in exported_names(EXPORTED_NAMES) if name not in __all__]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
+    __getattr__, __dir__ = attach(__name__, EXPORTED_NAMES, registers=True)
     __getattr__ = make_documenting_getattr("", __getattr__)
     defer(["ekiden.relay.op._module_descriptions"])

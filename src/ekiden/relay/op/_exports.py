@@ -1,6 +1,6 @@
 """Where the names of `ekiden.relay.op` stand. Made by scripts/generate_exports.py."""
 
-EXPORTS = {
+EXPORTED_NAMES = {
     "": """
         annotation contrib dyn:dynamic image linalg memory ml nn op random sequence text vision
         vm

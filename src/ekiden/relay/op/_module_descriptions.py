@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ekiden._lazy import load_module
 from ekiden.relay.op._document import attach_descriptions
-from ekiden.relay.op._exports import EXPORTS
+from ekiden.relay.op._exports import EXPORTED_NAMES
 
-for _entry in EXPORTS[""].split():
+for _entry in EXPORTED_NAMES[""].split():
     _name, _, _module = _entry.partition(":")
     attach_descriptions(f"{_name}.", vars(load_module(f"ekiden.relay.op.{_module or _name}")))

@@ -8,7 +8,7 @@ constants.
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import attach
-from ekiden.tir.transform._exports import EXPORTS
+from ekiden.tir.transform._exports import EXPORTED_NAMES
 
 if TYPE_CHECKING:
     from ekiden.tir.transform.assumptions import remove_assume, use_assumptions
@@ -150,4 +150,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
+    __getattr__, __dir__ = attach(__name__, EXPORTED_NAMES, registers=True)

@@ -1,6 +1,6 @@
 """Where the names of `ekiden.tir.transform` stand. Made by scripts/generate_exports.py."""
 
-EXPORTS = {
+EXPORTED_NAMES = {
     "assumptions": """
         remove_assume use_assumptions
     """,

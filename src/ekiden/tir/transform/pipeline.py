@@ -24,7 +24,7 @@ from ekiden.runtime.errors import PassError
 from ekiden.target import Target
 from ekiden.tir.distinct import distinct
 from ekiden.tir.stmt import PrimFunc
-from ekiden.tir.transform._exports import EXPORTS
+from ekiden.tir.transform._exports import EXPORTED_NAMES
 from ekiden.tir.transform.assumptions import remove_assume, use_assumptions
 from ekiden.tir.transform.attribute_removal import drop_attributes
 from ekiden.tir.transform.block_lowering import lower_blocks
@@ -359,5 +359,5 @@ def _insert_context_passes(passes: Sequence[Pass]) -> list[Pass]:
 
 
 share_passes(
-    "tir.transform", {name: globals()[name] for name in EXPORTS.get("pipeline", "").split()}
+    "tir.transform", {name: globals()[name] for name in EXPORTED_NAMES.get("pipeline", "").split()}
 )

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import attach, exported_names
-from ekiden.topi.nn._exports import EXPORTS
+from ekiden.topi.nn._exports import EXPORTED_NAMES
 
 if TYPE_CHECKING:
     from ekiden.topi.nn.activation import *  # noqa: F403
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ekiden.topi.nn.winograd import *  # noqa: F403
 
 __all__ = ["attention", "conv", "conv_transpose", "dense", "lstm", "pad", "recurrent", "softmax"]
-__all__ += [name for name in exported_names(EXPORTS) if name not in __all__]
+__all__ += [name for name in exported_names(EXPORTED_NAMES) if name not in __all__]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
+    __getattr__, __dir__ = attach(__name__, EXPORTED_NAMES, registers=True)

@@ -1,6 +1,6 @@
 """Where the names of `ekiden.topi.nn` stand. Made by scripts/generate_exports.py."""
 
-EXPORTS = {
+EXPORTED_NAMES = {
     "activation": """
         bias_add leaky_relu prelu relu
     """,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from ekiden._lazy import attach, exported_names
 from ekiden.relay.op._document import make_documenting_getattr
-from ekiden.relay.op.nn._exports import EXPORTS
+from ekiden.relay.op.nn._exports import EXPORTED_NAMES
 
 if TYPE_CHECKING:
     from ekiden.relay.op.image import upsampling
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from ekiden.relay.op.reshaping import batch_flatten
 
 __all__ = ["attention", "batch_flatten", "dense", "pad", "recurrent", "upsampling"]
-__all__ += [name for name in exported_names(EXPORTS) if name not in __all__]
+__all__ += [name for name in exported_names(EXPORTED_NAMES) if name not in __all__]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
+    __getattr__, __dir__ = attach(__name__, EXPORTED_NAMES, registers=True)
     __getattr__ = make_documenting_getattr("nn.", __getattr__)

@@ -1,6 +1,6 @@
 """Where the names of `ekiden.relay.op.nn` stand. Made by scripts/generate_exports.py."""
 
-EXPORTS = {
+EXPORTED_NAMES = {
     "ekiden.relay.op.image": """
         upsampling
     """,
