@@ -67,6 +67,7 @@ def cross_compiler(
     output_format: str | None = None,
 ) -> Compile:
     """Return a function that builds libraries for another machine, for `fcompile`.
+
     Args:
         compile_func: A compiler command, such as "aarch64-linux-gnu-gcc", or a function with
             the arguments of `create_shared`.

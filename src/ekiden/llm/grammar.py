@@ -39,6 +39,7 @@ class Grammar:
     @staticmethod
     def of(pattern: str, tokens: Sequence[bytes | None], ends: Sequence[int] = ()) -> Grammar:
         """Compile a regular expression for a vocabulary.
+
         Args:
             pattern: The regular expression that the whole answer matches.
             tokens: The bytes of each token; None for one that is no text.

@@ -58,6 +58,7 @@ class PageAllocator:
     ) -> tuple[list[int], int] | None:
         """Allocate pages for a text, and return them with the number of its tokens they already
         hold (always less than all); None if there are not enough.
+
         Args:
             keys: The prefix keys of the prompt.
             length: The length of the prompt.

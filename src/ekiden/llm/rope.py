@@ -150,6 +150,7 @@ def read_rope(
 ) -> RopeParameters:
     """Return the rope of a configuration, in any form transformers has used: `rope_theta` and
     `rope_scaling`, or both in `rope_parameters`.
+
     Args:
         config: The configuration.
         depth: The size of a head.

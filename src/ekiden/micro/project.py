@@ -172,6 +172,7 @@ def generate_project(
     options: Options | None = None,
 ) -> GeneratedProject:
     """Generate a project from a template around a model library.
+
     Args:
         template: One of TEMPLATES.
         library: The path of a model library, or a program of `micro.compile`.

@@ -142,6 +142,7 @@ class RPCSession:
         into: bytearray | memoryview | None = None,
     ) -> bytearray | memoryview:
         """Return the bytes of a file in the session's folder.
+
         Args:
             path: The name of the file.
             progress: Called with the bytes received so far and their total.

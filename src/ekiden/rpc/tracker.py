@@ -270,6 +270,7 @@ class TrackerSession:
         session_constructor_args: list[object] | None = None,
     ) -> RPCSession:
         """Return a session with a device of this name, once one is free.
+
         Args:
             key: The name of the device.
             priority: Requests of higher priority are served first.

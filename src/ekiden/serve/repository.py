@@ -139,6 +139,7 @@ class ModelVersion:
         is_last: bool = False,
     ) -> list[Array]:
         """Return the outputs of a run, alone or batched.
+
         Args:
             arrays: The inputs in the program's order.
             deadline: When the request's time ends, by time.monotonic().

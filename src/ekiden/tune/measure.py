@@ -121,6 +121,7 @@ class Measurer:
         seed: int = 0,
     ) -> list[Outcome]:
         """Measure candidates and return their outcomes in order.
+
         Args:
             task: The task to measure.
             candidates: The candidates, in the order of the results.
