@@ -199,6 +199,7 @@ def _uninstrumented_source(func: PrimFunc, target: Target) -> str:
 
 def serialize_kernel(code: CompiledKernel) -> bytes:
     """Serialise object code and kernels for the cache: one line of JSON, then the object code."""
+    # JSON escapes line breaks in strings, so the first line break ends the head.
     head = json.dumps([k.to_json() for k in code.kernels])
     return head.encode() + b"\n" + code.object
 

@@ -81,6 +81,7 @@ def contract_fma(s: BufferStore) -> PrimExpr:
     """
     update = s.value
     if isinstance(update, Add) and dt.element_dtype(update.dtype) in ("float32", "float64"):
+        # Addition commutes: the accumulator may be on either side.
         for old, product in ((update.a, update.b), (update.b, update.a)):
             if isinstance(old, BufferLoad) and old.buffer is s.buffer and isinstance(product, Mul):
                 return Intrinsic("fma", (product.a, product.b, old), update.dtype)
@@ -133,6 +134,7 @@ _C_TYPES = frozenset(
 def pack_dtype(dtype: str) -> int:
     """Return a one-lane DLDataType as the 32-bit integer that it is in memory."""
     code, bits, _ = dtype_code(dt.element_dtype(dtype))
+    # DLPack: the code is byte 0, the bits are byte 1, and the lanes, here 1, bytes 2 and 3.
     return code | bits << 8 | 1 << 16
 
 
@@ -181,6 +183,7 @@ def out_of_range_message(param: Var) -> str:
 
 def shape_checks(func: PrimFunc) -> list[ShapeCheck]:
     """Return the shape checks of a function's entry: first all that bind variables."""
+    # Scalar parameters are bound before any dimension, so that dimensions only check them.
     bound: set[Var] = set(func.scalars)
     binding: list[ShapeCheck] = []
     checked: list[ShapeCheck] = []

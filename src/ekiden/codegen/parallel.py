@@ -82,6 +82,7 @@ class CancellationToken:
         """Stop the work."""
         if not self.is_set:
             self.is_set = True
+            # Nobody reads the byte, so that the pipe stays readable for every later `select`.
             os.write(self._writer, b"x")
 
     def wait(self, seconds: float) -> None:
@@ -200,6 +201,7 @@ class _WorkerPool:
             logging.getLogger(record.name).handle(record)
         if reply.error is not None:
             raise reply.error
+        # The worker could not decode the task: this process compiles it after the others.
         if reply.result is None:
             _LOG.debug("kernel %s: %s", self._tasks[position].name, reply.unavailable_reason)
             self.refused.append(position)

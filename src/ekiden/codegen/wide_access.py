@@ -34,6 +34,7 @@ def vector_access_bytes(buffer: Buffer, index: PrimExpr, is_argument: bool) -> i
         return 0
     known = Analyzer().modular_set(index.base)
     width = MAX_ACCESS_BYTES
+    # The number of bytes and the base must be multiples: unaligned wide accesses fault.
     while width > size and not (
         lanes * size % width == 0 and known.coeff * size % width == known.base * size % width == 0
     ):

@@ -128,6 +128,7 @@ def _exit_with_parent(alive: int) -> None:
 
 def _apply_setup(setup: WorkerSetup, recorder: _LogRecorder) -> PassContext:
     """Apply the program's state to this process, and return the context that tasks run in."""
+    # The server has settings of its own (one thread), which the program does not have.
     os.environ.clear()
     os.environ.update(setup.environment)
     with suppress(OSError):  # a folder that was removed: names of files are absolute then
@@ -182,6 +183,7 @@ def run_worker(tasks: int, alive: int, output: int, server: socket.socket) -> No
         os.dup2(output, 2)
         os.close(output)
         threading.Thread(target=_exit_with_parent, args=(alive,), daemon=True).start()
+        # The server runs with the collector off, which its forks inherit.
         gc.enable()
         _serve_tasks(FrameConnection(socket.socket(fileno=tasks)))
         status = 0
@@ -196,6 +198,7 @@ def run_worker(tasks: int, alive: int, output: int, server: socket.socket) -> No
 
 def _serve_tasks(connection: FrameConnection) -> None:
     recorder = _LogRecorder()
+    # This frame tells the program that the fork has succeeded.
     connection.send(pickle.dumps(os.getpid()))
     setup = decode(connection.receive())
     assert isinstance(setup, WorkerSetup), "the first frame is a Setup"

@@ -153,6 +153,7 @@ def preload_modules(modules: Sequence[str]) -> None:
 
 def _request_server(modules: Sequence[str], descriptors: Sequence[int] = ()) -> None:
     """Send the server a request; start another one where it has ended, as it does when idle."""
+    # A worker asks the server that it came from, and never starts one of its own.
     if _socket_of_workers is not None:
         socket.send_fds(_socket_of_workers, [json.dumps(list(modules)).encode()], list(descriptors))
         return
@@ -214,6 +215,7 @@ class WorkerProcess:
                 worker_end.close()
                 os.close(exit_code_writer)
                 os.close(alive_reader)
+            # From here on the object owns the descriptors, and close() gives them back.
             self._undo = undo.pop_all()
         self._connection = worker_loop.FrameConnection(own)
         self._exit_code = exit_code
@@ -343,6 +345,7 @@ def _start_workers(count: int, setup: bytes) -> list[WorkerProcess]:
             undo.callback(worker.close)
         for worker in workers:
             worker.send_setup(setup)
+        # All have answered: the caller owns them now.
         undo.pop_all()
     return workers
 
@@ -354,6 +357,7 @@ def compile_isolated(task: CompileTask, limit_s: float) -> bytes:
     Raises what the task raises, and CompileError where the process ends or takes longer than
     `time_limit_s`.
     """
+    # Encoded first: no process is started for a task that cannot be sent.
     frame = encode(task)
     try:
         (worker,) = start_workers(1, _encode_setup())

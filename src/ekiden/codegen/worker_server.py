@@ -55,6 +55,7 @@ class _ForkServer:
         )
         self._child_ended, wakeup = os.pipe()
         os.set_blocking(self._child_ended, False)
+        # Python's set_wakeup_fd requires a descriptor that does not block.
         os.set_blocking(wakeup, False)
         # Python writes to the wakeup descriptor only for signals that have a handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -68,6 +69,7 @@ class _ForkServer:
         """Handle requests until the program has ended or the server has been idle too long."""
         last_use = time.monotonic()
         sources: list[socket.socket | int] = [self._control, self._from_workers, self._child_ended]
+        # An orphaned server is adopted by another process: its parent's id changes.
         while os.getppid() == self._program:
             ready, _, _ = select.select(sources, [], [], PARENT_POLL_INTERVAL_S)
             if self._child_ended in ready:
@@ -94,6 +96,7 @@ class _ForkServer:
         if len(descriptors) == WORKER_FDS:
             self._fork_worker(*descriptors)
         else:
+            # Descriptors that are no complete request would leak into every later fork.
             for descriptor in descriptors:
                 os.close(descriptor)
         for name in json.loads(data):
@@ -123,6 +126,7 @@ class _ForkServer:
 
     def _close_server_fds(self) -> None:
         """Close the server's descriptors in a forked worker."""
+        # Signals of the worker must not write to the server's pipe.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._control.close()

@@ -164,6 +164,7 @@ def accumulator_chains(rows: int, vectors: int, target: Target, dtype: str = "fl
     if step_cost(dtype, target) is not FMA_STEP:
         return 1
     sums = rows * vectors
+    # latency * units independent FMAs keep all units busy.
     latency_chains = -(-target.fma_latency * target.fma_units // sums)
     return max(1, min(latency_chains, (spare_registers(target, dtype) - vectors) // sums))
 
@@ -253,6 +254,7 @@ def tile_rows(vectors: int, product: MatmulSizes, target: Target) -> int:
 
 def rows_per_cache_set(rows: int, depth: int) -> int:
     """Return how many rows of a tile, `depth` floats apart, map to the same cache sets."""
+    # Addresses of rows repeat modulo 4096 after 4096 / gcd(4 * depth, 4096) rows.
     return -(-rows * math.gcd(4 * depth, L1_SET_STRIDE_BYTES) // L1_SET_STRIDE_BYTES)
 
 

@@ -255,6 +255,7 @@ class TransposedAxis:
 
     def num_taps(self, phase: PrimExpr) -> PrimExpr:
         """Return the number of taps of a phase."""
+        # All phases have as many taps, which makes the number a constant.
         if self.kernel % self.tap_step == 0:
             num_taps: PrimExpr = const(self.kernel // self.tap_step)
         else:

@@ -78,6 +78,7 @@ def updated_input(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[
 
 def _is_same_index(load: ProducerLoad, output: Tensor, axes: Sequence[PrimExpr]) -> bool:
     tensor = load.producer
+    # Elements of another size are at other bytes for the same index.
     if tensor.dtype != output.dtype or len(tensor.shape) != len(output.shape):
         return False
     return all(

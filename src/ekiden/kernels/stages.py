@@ -33,6 +33,7 @@ def is_anchor_with_epilogue(anchor: Tensor, outputs: Sequence[Tensor]) -> bool:
         for t in post_order_tensors(outputs)
         if t is not anchor and not isinstance(t.op, PlaceholderOp)
     ]
+    # Kernels read an anchor's inputs from memory: the group must not compute them.
     if any(not isinstance(t.op, PlaceholderOp) for t in input_tensors(anchor)) or not all(
         map(is_injective, consumers)
     ):

@@ -145,6 +145,7 @@ def adjoints(body: PrimExpr, seed: PrimExpr) -> dict[ProducerLoad, PrimExpr]:
             loads[e] = g
             continue
         inside = children(e)
+        # Integers and booleans carry no derivative.
         if not inside or not dt.is_float(e.dtype):
             continue
         for operand, operand_adjoint in zip(inside, _adjoint_rule(e)(inside, e, g), strict=True):
@@ -250,6 +251,7 @@ class _Adjoints:
     def propagate(self) -> list[Tensor]:
         """Return the adjoints of the inputs."""
         adjoint_of: dict[Tensor, Tensor] = {}
+        # Readers before producers: all contributions to a tensor are there when it is reached.
         for tensor in reversed(self.order):
             contributions = self.parts.get(tensor)
             if tensor not in self.wanted or not contributions:
@@ -424,6 +426,7 @@ def _product_of_others(tensor: Tensor, body: Reduce, at: Sequence[Var]) -> PrimE
     def product_without(*where: Var) -> PrimExpr:
         """Return the product over the reduction axes with 1 in place of the source at `where`."""
         fixed: dict[Var, PrimExpr] = dict(zip(at, where[: len(at)], strict=True))
+        # Axes of its own: this product runs inside the reduction over the original ones.
         again = {k: _reduce_axis_from_zero(k.name, k.extent) for k in body.axis}
         is_own: PrimExpr = const(True)
         for k, own in zip(again.values(), where[len(at) :], strict=True):

@@ -97,6 +97,7 @@ class ProducerInliner:
         key = (expr.producer, *(_index_key(i) for i in expr.indices))
         inlined = self._elements.get(key)
         if inlined is None:
+            # Keys contain ids of indices: these stay referenced so that no id is reused.
             self._alive.extend(expr.indices)
             inlined = self._elements[key] = self._inlined_element(expr)
         return inlined
@@ -158,6 +159,7 @@ def rewrite_tensors(
                 else tensor.with_fields(op=op.with_fields(inputs=swapped))
             )
         elif isinstance(op, ComputeOp) and tensor not in left_out:
+            # Outputs of one operation go on sharing one operation.
             if op not in ops:
                 body = tuple(rewrite(change(b), redirect_load) for b in op.body)
                 ops[op] = op.with_fields(

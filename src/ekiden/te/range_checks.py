@@ -140,6 +140,7 @@ def index_check(
     from the end.
     """
     bound = index_bound_text(axis)
+    # Unsigned indices cannot count from the end.
     low = const(0) if dt.is_unsigned(indices.dtype) else const(0) - size
     return range_check(f"{name}: {what}", indices, low, size, bound, (size,))
 

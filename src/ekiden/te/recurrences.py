@@ -224,6 +224,7 @@ def _emit_scan(
         if (source := buffers.buffers[tensor]) is not out
     ]
     start = inits[0].shape[0]
+    # Serial: a step reads rows that earlier ones have written.
     loop = For(time, start, outs[0].shape[0] - start, ForKind.SERIAL, seq(*nests, *done))
     return wrap_in_allocations(seq(*begin, loop), intermediates)
 

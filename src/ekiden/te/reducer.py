@@ -232,6 +232,7 @@ def _build_reducer(
                 f"comm_reducer {name!r}: {what} must give {', '.join(dtypes)}, got"
                 f" {', '.join(found_dtypes)}"
             )
+    # Schedule rules trust the built-in names: a custom reducer must not pass for one.
     own = f"own_{name}" if name in COMBINE else name
     return CommReducer(own, lhs, rhs, result, elements)
 

@@ -71,6 +71,7 @@ class IntrinsicCall(InstructionCall):
         }
         for region, source in zip(self.regions, self.inputs, strict=True):
             _require_region_shape(name, region, source)
+        # Fresh axes: the instruction's own ones occur in every call of it.
         sums = tuple(ReduceAxis(a.name, a.dtype, a.extent) for a in self.op.reduce_axis)
         at.update(zip(self.op.reduce_axis, sums, strict=True))
         sources = self._source_exprs(at)

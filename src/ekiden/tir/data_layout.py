@@ -19,6 +19,7 @@ def parse_layout(layout: str) -> list[tuple[str, int]]:
     """Return the axes of a layout string in order: ("C", 0) is a whole axis, ("c", 16) the inner
     part of C in NCHW16c. Raises ValueError.
     """
+    # A Layout iterates over its axes; the regular expression needs its characters.
     text = str.__str__(layout)
     axes = [(letter, int(size or 0)) for size, letter in re.findall(r"(\d*)([A-Za-z])", text)]
     if "".join(f"{size or ''}{letter}" for letter, size in axes) != text:

@@ -68,6 +68,7 @@ class _AlphaRenamer(StmtMutator):
         for binding in rebound:
             self._set_binding(binding, replace(binding))
         yield
+        # Behind the scope the outer binding holds again.
         for binding, before in outer:
             self._set_binding(binding, before)
 

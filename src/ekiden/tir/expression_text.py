@@ -261,10 +261,12 @@ class ExpressionPrinter:
             return _PrintedExpr(
                 f"T.{_CALL_NAMES[kind]}({a.text}, {b.text})", _ATOM_PRECEDENCE, depth
             )
+        # An infix operator between two constants would be folded when the text is parsed.
         if (is_const(e.a) and is_const(e.b)) or (kind is Div and not dt.is_float(e.dtype)):
             name = "truncdiv" if kind is Div else kind.__name__
             return _PrintedExpr(f"T.{name}({a.text}, {b.text})", _ATOM_PRECEDENCE, depth)
         symbol, level = _INFIX_OPERATORS[kind]
+        # Python chains comparisons: (a < b) == c needs its parentheses.
         left_level = level + 1 if level == 4 else level
         first = self._print_operand(e.a, a, e.b, left_level)
         return _PrintedExpr(

@@ -111,6 +111,7 @@ class IndexMap(Node):
             raise ScheduleError(f"IndexMap: the map has no inverse: {iter_map.errors[0]}")
         variables = tuple(Var(f"axis{n}") for n in range(len(self.final_indices)))
         values = inverse_affine_iter_map(iter_map.indices, list(variables))
+        # Indices of extent 1 occur in no digit of the map: they are 0.
         return IndexMap(variables, tuple(values.get(v, const(0)) for v in self.initial_indices))
 
     def __str__(self) -> str:

@@ -338,6 +338,7 @@ class _PythonEmitter:
         if e.op != "if_then_else":
             reference = self.intern_constant(INTRINSICS[e.op].reference)
             return f"rt.cast({reference}({', '.join(x)}), {e.dtype!r})"
+        # A conditional expression evaluates one side: the other may read out of range.
         if dt.lanes(e.args[0].dtype) == 1:
             return f"({x[1]} if {x[0]} else {x[2]})"
         return self.emit_masked_select(e, x[0])
@@ -446,12 +447,14 @@ def run_prim_func(
         if isinstance(p, Buffer)
     ]
     for buffer, array in tensors:
+        # Results are written through reshape(-1), which is a view of contiguous arrays only.
         assert array.flags.c_contiguous, buffer.name
         held[buffer] = _to_kernel_storage(array.reshape(-1), buffer.dtype)
         source.values[source.name_of(buffer)] = held[buffer]
     source.emit_stmt(func.body, 0)
     if budget is not None:
         budget.charge(source.steps)
+    # Compiled code overflows and divides by zero silently, too.
     with np.errstate(all="ignore"):
         exec(compile("\n".join(source.lines), f"<{func.name}>", "exec"), source.values)
     for buffer, array in tensors:

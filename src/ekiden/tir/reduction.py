@@ -79,6 +79,7 @@ class DecomposedReduction:
         """
         target_elements = {t: p for (t, _), p in zip(self.targets, places, strict=True)}
         values = {t: v for (t, _), v in zip(self.targets, left_values, strict=True)}
+        # Fresh variables per use: a combiner is emitted several times in one function.
         names: dict[Var, PrimExpr] = {v: Var(v.name, v.dtype) for v, _ in self.terms}
         for stmt in pre_order_stmts(self.combiner):
             if isinstance(stmt, LetStmt):
@@ -89,6 +90,7 @@ class DecomposedReduction:
                 self.combiner
             )
         result = _CombinerSubstituter(target_elements, values, names).visit(self.combiner)
+        # All terms are bound before a target is stored: no store may change a term.
         for (old, _), value in reversed(list(zip(self.terms, right, strict=True))):
             new = names[old]
             assert isinstance(new, Var)
@@ -197,6 +199,7 @@ def _match_tuple_reduction(
     if len(terms) != len(starts) or {b for b, _ in targets} != starts.keys():
         return None
     begins = tuple(starts[b].value for b, _ in targets)
+    # A reducer declares its own identity elements, so there is nothing to add to them.
     return DecomposedReduction(targets, begins, (), tuple(terms), body)
 
 

@@ -120,6 +120,8 @@ def iter_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buff
             inner = conditions
             if isinstance(s, While):
                 inner = (*conditions, s.condition)
+            # In the else branch the whole condition is false, which says nothing of a single
+            # conjunct.
             if isinstance(s, IfThenElse):
                 conjuncts = _split_conjuncts(substitute(s.condition, values))
                 inner = (*conditions, *(conjuncts if n == 0 else (s.condition,)))

@@ -91,6 +91,7 @@ def decode_small_float(code: PrimExpr, dtype: str) -> PrimExpr:
     normal = _shl(magnitude, 23 - form.mantissa_bits) + _uint32((127 - form.bias) << 23)
     # The value of one unit of a subnormal number, 2**(1 - bias - mantissa bits).
     unit = 2.0 ** (1 - form.bias - form.mantissa_bits)
+    # Integers below 128 are exact in float32, and so are their products with a power of two.
     small = _float_to_bits(cast(cast(magnitude, "int32"), "float32") * const(unit, "float32"))
     word_f32 = _select_uint32(magnitude >= _uint32(1 << form.mantissa_bits), normal, small)
     if form.infinity_code is not None:
@@ -138,6 +139,7 @@ def encode_small_float(value: PrimExpr, dtype: str) -> PrimExpr:
     rounded = _shr(absolute + _uint32((1 << (cut - 1)) - 1) + odd, cut)
     normal = rounded - _uint32((127 - form.bias) << form.mantissa_bits)
     units = _bits_to_float(absolute) * const(2.0 ** (form.bias - 1 + form.mantissa_bits), "float32")
+    # Rounding up to 2**mantissa_bits yields the code of the smallest normal number.
     small = cast(cast(call_intrin("round", units), "int32"), "uint32")
     is_normal = absolute >= _uint32((128 - form.bias) << 23)
     magnitude = _select_uint32(is_normal, normal, small)
@@ -159,6 +161,7 @@ def _encode_e8m0(value: PrimExpr) -> PrimExpr:
     code = _select_uint32(
         word >= _uint32(_F32_INFINITY_BITS), _uint32(255), _shr(word + _uint32(0x400000), 23)
     )
+    # The sum would round the subnormal 2**-127 up to code 1; its code is 0.
     code = _select_uint32(word <= _uint32(0x00400000), _uint32(0), code)
     return cast(_select_uint32(fold_binary(EQ, word, _uint32(0)), _uint32(255), code), "uint8")
 

@@ -249,6 +249,7 @@ class AssertStmt(Stmt):
     @property
     def format(self) -> str:
         """Return the message as a C format whose arguments are the values as 64-bit integers."""
+        # The text becomes a printf format, in which a percent sign must be doubled.
         if not self.values:
             return self.message.replace("%", "%%")
         pieces = string.Formatter().parse(self.message)

@@ -101,6 +101,7 @@ def _asin(x: PrimExpr) -> PrimExpr:
 
 
 def _acos(x: PrimExpr) -> PrimExpr:
+    # acos(x) = 2 atan(sqrt((1 - x) / (1 + x))): near 1 the difference 1 - x is exact.
     return _atan_positive(_sqrt((1.0 - x) / (x + 1.0))) * 2.0
 
 
@@ -108,6 +109,7 @@ def atan2_scalar(y: PrimExpr, x: PrimExpr) -> PrimExpr:
     """Return the angle of (x, y) in (-pi, pi]."""
     ay, ax = call_intrin("abs", y), call_intrin("abs", x)
     small, large = fold_binary(GT, ay, ax), fold_binary(EQ, ax, 0.0)
+    # The smaller by the larger is at most 1; at the origin it is 0 / 1 instead of 0 / 0.
     swapped = _select_value(small, ax / ay, ay / _select_value(large, ax + 1.0, ax))
     first = _atan_positive(swapped)
     first = _select_value(small, math.pi / 2 - first, first)
@@ -150,6 +152,7 @@ _ASYMPTOTIC_LIMIT = 1e9
 
 def _asinh_positive(a: PrimExpr) -> PrimExpr:
     far = fold_binary(GT, a, _ASYMPTOTIC_LIMIT)
+    # 1 where the asymptotic form is chosen, so that b * b does not overflow.
     b = _select_value(far, a * 0.0 + 1.0, a)
     near = _log1p(b + b * b / (_sqrt(b * b + 1.0) + 1.0))
     return _select_value(far, _log(a) + math.log(2), near)
@@ -158,11 +161,13 @@ def _asinh_positive(a: PrimExpr) -> PrimExpr:
 def _acosh(x: PrimExpr) -> PrimExpr:
     far = fold_binary(GT, x, _ASYMPTOTIC_LIMIT)
     t = _select_value(far, x * 0.0 + 1.0, x) - 1.0
+    # In t = x - 1, as x * x - 1 = t (t + 2) would cancel near 1.
     near = _log1p(t + _sqrt(t) * _sqrt(t + 2.0))
     return _select_value(far, _log(x) + math.log(2), near)
 
 
 def _atanh_positive(a: PrimExpr) -> PrimExpr:
+    # The quotient (1 + a) / (1 - a) would round away the digits of a small argument.
     return _log1p(a * 2.0 / (1.0 - a)) * 0.5
 
 

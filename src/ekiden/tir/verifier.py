@@ -125,6 +125,7 @@ class _Verifier:
             self.check_stmt(task)
             defined = self.definitions(task)
             if defined or isinstance(task, (For, While, Block, BlockRealize, IfThenElse)):
+                # Below the children on the stack, so that the scope ends after them.
                 stack.append(self.enter_scope(task, defined))
             stack.extend(reversed(sub_statements(task)))
 
@@ -498,6 +499,7 @@ class _Verifier:
                 continue
             size = ranges[inner].extent
             apart = abs(scale // step)
+            # If the inner variable moves another axis as well, the elements may differ there.
             alone = sum(inner in free_vars(i) for i in store.indices) == 1
             # One iteration's stores span `size` inner steps, the next iteration begins `apart`
             # steps later: they overlap.
@@ -524,6 +526,7 @@ class _Verifier:
             return
         for a, b in zip(store.indices, second_touch.indices, strict=True):
             if var not in free_vars(a):
+                # Another axis may keep the accesses apart: only certain overlaps are errors.
                 if not is_same_expr(a, b):
                     return
                 continue
@@ -576,6 +579,7 @@ def _unconditional_accesses(
     stack: list[tuple[Stmt, tuple[For, ...], Mapping[Var, PrimExpr]]] = [(body, (), values)]
     while stack:
         s, loops, bindings = stack.pop()
+        # An access that may not happen proves no race.
         if _is_conditional(s):
             continue
         for root in stmt_exprs(s):

@@ -159,12 +159,14 @@ def _trap_free_divide(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimE
     """Return an integer division that cannot trap: by 0 it yields 0, by -1 it yields -a, which may
     wrap.
     """
+    # Other constants cannot trap, so that no select is needed.
     if is_const(b) and not is_const(b, 0) and not is_const(b, -1):
         return fold_binary(kind, a, b)
     zero, one = const(0, a.dtype), const(1, a.dtype)
     traps = fold_binary(EQ, b, zero)
     at_minus_one = zero
     if not dt.is_unsigned(a.dtype):
+        # The least integer divided by -1 overflows, on which x86's idiv traps.
         minus_one = fold_binary(EQ, b, const(-1, a.dtype))
         at_minus_one = Select(minus_one, -a, zero, a.dtype) if kind in (Div, FloorDiv) else zero
         traps = fold_binary(Or, traps, minus_one)

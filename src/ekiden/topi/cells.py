@@ -252,7 +252,9 @@ class RecurrentCell:
         keep = m.constant(1.0) - take if self.input_forget else self.apply_activation(m, 0, f)
         new = keep * old + take * self.apply_activation(m, 1, g)
         if "peephole" in self.given:
+            # The output gate sees the new cell state, the other two the old one (ONNX LSTM).
             o = o + state["p_o"] * new
+        # Called directly: `clip` bounds the sums of gates, not the cell state.
         name, alpha, beta = self.activations[2]
         return {
             "c": new,
@@ -273,6 +275,8 @@ class RecurrentCell:
             reset, update = (self.apply_activation(m, 0, x[n] + r[n]) for n in range(2))
             if self.reset_first:
                 return {"reset": reset * state["h"], "update": update}
+            # linear_before_reset of ONNX: the reset multiplies the whole product, its bias
+            # included.
             new = self.apply_activation(m, 1, x[2] + reset * r[2])
         return {"h": (m.constant(1.0) - update) * new + update * state["h"]}
 

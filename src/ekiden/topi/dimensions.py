@@ -631,6 +631,7 @@ def _exact_quotient(shape: Sequence[PrimExpr], divisors: Sequence[PrimExpr]) -> 
 def _divide_dims(above: Sequence[PrimExpr], below: Sequence[PrimExpr]) -> PrimExpr:
     top, numerator = _split_known_product(above)
     bottom, denominator = _split_known_product(below)
+    # gcd(0, 0) is 0, by which nothing divides.
     common = math.gcd(top, bottom) or 1
     top, bottom = top // common, bottom // common
     if bottom == 0 or (not numerator and not denominator and top % bottom):

@@ -68,6 +68,7 @@ def _abs(x: PrimExpr) -> PrimExpr:
 
 
 def _negative(x: PrimExpr) -> PrimExpr:
+    # For floats 0 - x would give +0 where x is +0.
     return x * -1.0 if dt.is_float(x.dtype) else -x
 
 

@@ -99,6 +99,7 @@ def _take_checks(
         return {RANGE_CHECKS_ATTR_KEY: (index_check("take", indices, size, axis),)}
     if Analyzer().can_prove(size >= 1):
         return None
+    # A result without elements reads nothing, so that an empty axis is no fault.
     some = Select(count.equal(0), as_dim(1), size, "int64")
     extent = te.compute((), lambda: some, name="extent", tag="injective")
     along = "" if axis is None else f" along axis {axis}"

@@ -95,6 +95,7 @@ class _TreeWalk:
         blocks, groups = ceil_div(rows, size), ceil_div(trees, TREES_PER_WALK)
         notes = {"grain": max(1, MIN_STEPS_PER_THREAD // max(1, self.depth * size))}
         with ib.for_range(0, groups * blocks, "at", kind="parallel", annotations=notes) as at:
+            # At least 1, so that the division is defined without rows too.
             some = te.max(blocks, 1)
             group, first = ib.let("group", at // some), ib.let("first", at % some * size)
             with ib.for_range(first, te.min(rows, first + size), "i") as i:
@@ -117,8 +118,11 @@ class _TreeWalk:
             states[n] = cast(self.roots[t], "int64")
         steps_left[0] = const(self.depth)
         with ib.while_loop(steps_left[0] > 0):
+            # Every tree advances before any state changes: the loads are independent and overlap.
             after = [self._next_node(row, states[n]) for n in range(len(trees))]
             moves = [fold_binary(NE, to, states[n]) for n, to in enumerate(after)]
+            # Leaves are their own children: no move means all are reached. The count ends cyclic
+            # models.
             steps_left[0] = Select(
                 reduce(partial(fold_binary, Or), moves), steps_left[0] - 1, const(0), "int64"
             )
@@ -194,6 +198,7 @@ def couple(pairs: Tensor, steps: int = 100, tolerance: float = 0.005) -> Tensor:
                     move = ib.let("move", (state[0] - qp[t]) / q[t, t])
                     scale = ib.let("scale", move + const(1.0, dtype))
                     p[i, t] = p[i, t] + move
+                    # (p + m e_t)' Q (p + m e_t) = p'Qp + 2 m (Qp)_t + m^2 Q_tt, as Q is symmetric.
                     more = move * (move * q[t, t] + const(2.0, dtype) * qp[t])
                     state[0] = (state[0] + more) / (scale * scale)
                     with ib.for_range(0, classes, "j") as j:

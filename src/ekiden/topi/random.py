@@ -50,6 +50,7 @@ def emit_threefry(
     x: list[PrimExpr] = [ib.let("x", c + k) for c, k in zip(counter, key, strict=True)]
     for r in range(THREEFRY_ROUNDS):
         first, second = THREEFRY_ROTATIONS[r % 8]
+        # Threefry exchanges words 1 and 3 after each round; odd rounds index them so instead.
         pairs = ((0, 1, first), (2, 3, second)) if r % 2 == 0 else ((0, 3, first), (2, 1, second))
         for a, b, by in pairs:
             x[a] = ib.let("x", x[a] + x[b])
@@ -156,6 +157,7 @@ MANTISSA_BITS = {"float16": 10, "float32": 23, "float64": 52}
 
 def _uniform_from_word(word: PrimExpr, dtype: str) -> PrimExpr:
     """Return a number in [0, 1) from the highest bits of a word."""
+    # As many bits as the mantissa has: every result is exact, and none rounds up to 1.
     bits = MANTISSA_BITS[dtype]
     wide = "float64" if dtype == "float64" else "float32"
     high = call_intrin("right_shift", word, const(64 - bits, THREEFRY_WORD_DTYPE))

@@ -32,6 +32,7 @@ def rank_dtype(dtype: str) -> str:
 def order_preserving_rank(value: PrimExpr, ascending: bool) -> PrimExpr:
     """Return the order-preserving integer of an element."""
     integer_rank = _rank_of_float(value) if dt.is_float(value.dtype) else _rank_of_integer(value)
+    # NOT reverses the order of all integers; negation would overflow for the least one.
     return (
         integer_rank
         if ascending
@@ -50,6 +51,7 @@ def _rank_of_float(value: PrimExpr) -> PrimExpr:
     sign = call_intrin("right_shift", bits, const(width - 1, dtype))
     turned = call_intrin("bitwise_and", sign, const((1 << (width - 1)) - 1, dtype))
     ordered = call_intrin("bitwise_xor", bits, turned)
+    # -0 equals 0, but its bits do not.
     number = Select(wide.equal(const(0.0, wide.dtype)), const(0, dtype), ordered, dtype)
     return Select(call_intrin("isnan", wide), const(infinity + 1, dtype), number, dtype)
 
@@ -58,6 +60,7 @@ def _rank_of_integer(value: PrimExpr) -> PrimExpr:
     dtype = rank_dtype(value.dtype)
     if value.dtype != "uint64":
         return cast(value, dtype)
+    # With its top bit flipped an unsigned number orders as a signed one.
     bits = call_intrin("reinterpret", value, dtype=dtype)
     return call_intrin("bitwise_xor", bits, const(-(1 << 63), dtype))
 
@@ -94,6 +97,7 @@ class RowSelection:
         capacity = (self.blocks + 1) * INSERTION_LANES
         self.kept = ib.allocate(dtype, capacity, "kept")
         self.order = ib.allocate(index, capacity, "kept_order")
+        # Sentinels precede every rank, so that the slot before the first kept element can be read.
         low = const(-(1 << (dt.SCALAR_BITS[dtype] - 1)), dtype)
         with ib.for_range(0, capacity, "p") as p:
             self.kept[p] = low
@@ -148,6 +152,7 @@ class RowSelection:
         kept[p] = kept[p] if it stays, the new rank if its predecessor stays, else that predecessor.
         """
         ib = self.ib
+        # From the last block down: a slot reads its predecessor before that is overwritten.
         with (
             ib.if_scope(new_rank < self.kept[self.last]),
             ib.for_range(0, self.blocks, "down") as down,

@@ -158,6 +158,7 @@ def mean(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     count = product_of_dims([data.shape[a] for a in axes])
     wide = _mean_accumulator_dtype(data.dtype, count)
     total = reduce_elements(data, axes, keepdims, te.sum, "sum", lambda v: cast(v, wide))
+    # An integer division by 0 would trap; of floats an empty mean is NaN.
     if not dt.is_float(data.dtype):
         count = maximum(count, 1)
     return elementwise(total, lambda v: cast(v / cast(count, wide), data.dtype), "mean")
@@ -199,6 +200,7 @@ def _arg_reduce(
     extreme = reduce_elements(x, axes, keepdims, reducer, f"{name}_value")
     variables = reduce_axes(x.shape, axes)
     count = product_of_dims([x.shape[a] for a in axes])
+    # Beyond every position on the losing side, so that any match wins.
     missing = as_dim(-1) if last else count
 
     def first_extreme_position(*i: PrimExpr) -> PrimExpr:
@@ -255,6 +257,7 @@ def variance(
 
     shape = reduced_shape(data.shape, axes, keepdims)
     squares = te.compute(shape, squared_deviation, name="row_squares", tag="reduce")
+    # Without elements the divisor is 0 and the result NaN, not a quotient by -1.
     divisor = te.max(count - const(1, wide), const(0, wide)) if unbiased else count
     return elementwise(squares, lambda v: cast(v / divisor, data.dtype), "variance")
 

@@ -42,6 +42,7 @@ BUCKETS = (0x3F800000 >> WEIGHT_BUCKET_SHIFT) + 1
 """Of weights from 0 to 1, by their bits."""
 SETTINGS = 4
 """Numbers that say how a token is drawn: temperature, top k, top p, min p."""
+# Sums of weights: at 100,000 a float32 cannot resolve what is below 2**-8.
 _MASS_DTYPE = "float64"
 
 
@@ -156,6 +157,7 @@ class _TokenSampler:
 
     def bucket_of(self, value: PrimExpr) -> PrimExpr:
         """Return the bucket of a weight."""
+        # The bits of floats >= 0 order like the floats; -0 and values above 1 are clamped.
         bits = cast(call_intrin("reinterpret", value, dtype="int32"), "int64")
         return maximum(minimum(bits // (1 << WEIGHT_BUCKET_SHIFT), const(BUCKETS - 1)), const(0))
 
@@ -216,6 +218,7 @@ class _TokenSampler:
             self.found[0] = if_then_else(reached, middle, self.found[0])
             self.found[1] = if_then_else(reached, self.found[1], middle)
         limit = call_intrin("reinterpret", cast(self.found[0], "int32"), dtype="float32")
+        # At most 1, the greatest weight: rounding of the sums never leaves a row without tokens.
         self.limit[0] = maximum(self.limit[0], minimum(limit, const(1.0)))
 
     def emit_token(self, share: PrimExpr) -> PrimExpr:
@@ -274,6 +277,7 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, places: Tensor)
             heat, top_k, top_p, min_p = (
                 ib.let("setting", settings_buffer[n, i]) for i in range(SETTINGS)
             )
+            # Greedy: the greatest weight is 1, so this limit leaves the maxima alone.
             draw.limit[0] = if_then_else(heat > const(0.0), const(0.0), const(1.0))
             with ib.if_scope(
                 logical_and(heat > const(0.0), logical_and(top_k >= const(1.0),
@@ -283,12 +287,14 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, places: Tensor)
             with ib.if_scope(logical_and(heat > const(0.0), top_p < const(1.0))):
                 target = ib.let("target", cast(top_p, _MASS_DTYPE) * draw.emit_mass())
                 draw.emit_cut(target, lambda value: cast(value, _MASS_DTYPE))
+            # min p is relative to the greatest weight, which is 1, and never excludes it.
             draw.limit[0] = maximum(draw.limit[0], minimum(min_p, const(1.0)))
             zero = const(0, THREEFRY_WORD_DTYPE)
             key = [cast(keys[n], THREEFRY_WORD_DTYPE), zero, zero, zero]
             word = emit_threefry(
                 ib, key, [cast(counters[n], THREEFRY_WORD_DTYPE), zero, zero, zero]
             )[0]
+            # The upper 53 bits: exact in float64, so that the share is below 1.
             high = cast(
                 cast(call_intrin("right_shift", word, const(11, THREEFRY_WORD_DTYPE)), "int64"),
                 _MASS_DTYPE,

@@ -86,6 +86,7 @@ def _emit_scan(
         )
 
     extent = source.shape[axis]
+    # The first element is stored only where the axis has one.
     empty_or_one = minimum(extent, 1)
     body = seq(
         *(BufferStore(register, start, (const(0),)) for register in carried),
@@ -159,6 +160,7 @@ def _scan_by_operator(
     exclusive: bool | None,
 ) -> Tensor:
     kind = dtype or data.dtype
+    # In half precision every step would round: floats run wide and are cast once, at the end.
     wide = accumulator_dtype(kind) if dt.is_float(kind) else kind
     scanned = scanop(data, binop, start, name, axis, wide, exclusive)
     return scanned if wide == kind else elementwise(scanned, lambda v: cast(v, kind), "cast")

@@ -90,6 +90,7 @@ def scatter_elements(
         value = combine(outs[0][position], ins[2][indices_of_update])
         step: Stmt = BufferStore(outs[0], value, position)
         rows, work = [a for n, a in enumerate(axes) if n != at], [axes[at].extent]
+        # Neighbours along the last axis share cache lines: a chunk of them stays with one thread.
         if at < len(axes) - 1:
             last, chunk = rows.pop(), Var("chunk")
             begin = chunk * SCATTER_COLUMNS_PER_CHUNK
@@ -222,6 +223,7 @@ def strided_set(
             target_index[n] = first + k * step
             within = Select(back, target_index[n] > last, target_index[n] < last, "bool")
             once = Or(fold_binary(NE, step, const(0)), fold_binary(EQ, k, const(0)))
+            # Bounds are data: malformed ones must not store outside either.
             for condition in (within, once, target_index[n] >= 0, target_index[n] < size):
                 inside = logical_and(inside, condition)
         store = BufferStore(outs[0], cast(ins[1][axis_vars(axes)], a.dtype), tuple(target_index))

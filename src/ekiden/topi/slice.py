@@ -59,6 +59,7 @@ def slice_ranges(
                 extent = simplify_dim(minimum(extent, maximum(as_dim(end[i]), 0)))
         else:
             first = begin[i] if i < len(begin) else 0 if stride > 0 else NO_BOUND
+            # Backwards the default end is before element 0, which no index counted from 0 can name.
             last = end[i] if i < len(end) else NO_BOUND if stride > 0 else -NO_BOUND
             start, extent = slice_range(first, last, stride, shape[at])
         ranges[at] = (start, stride, extent)

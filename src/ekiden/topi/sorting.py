@@ -71,6 +71,7 @@ def emit_merge_sort(
         width = ib.let("width", call_intrin("left_shift", const(1, "int64"), step))
         with ib.if_scope(width < size):
             source = ib.let("source", begins[0])
+            # The halves alternate as source and target, so nothing is copied back.
             target = ib.let("target", half - source)
             with ib.for_range(0, (size + width * 2 - 1) // (width * 2), "run") as run:
                 low = ib.let("low", run * width * 2)
@@ -199,6 +200,7 @@ def _emit_sorted_positions(
         ranks[i] = ranked(i)
         order[i] = i
     begin = emit_merge_sort(ib, ranks, order, count, size)
+    # Positions from `count` on were never moved: they are still in the first half.
     return lambda k: order[k + Select(k < count, begin, const(0), "int64")]
 
 
@@ -345,6 +347,7 @@ def unique(data: Tensor, is_sorted: bool = True, return_counts: bool = False) ->
         with ib.for_range(0, size, "i") as i:
             unique_out[i] = 0
             first[i] = 0
+            # Below 0: this leader's group has no number yet.
             inverse[i] = -1
             if counts is not None:
                 counts[i] = 0
@@ -379,6 +382,7 @@ def _emit_group_leaders(
         position = ib.let("here", sorted_at[i])
         with ib.if_scope(i > 0):
             previous = ib.let("previous", sorted_at[i - 1])
+            # Sorted neighbours differ iff the former precedes; by that order two NaN are equal.
             differs = precedes(values[previous], values[position])
             group[position] = Select(differs, position, group[previous], "int32")
         with ib.else_scope():

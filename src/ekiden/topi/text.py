@@ -115,6 +115,7 @@ def find(text: Tensor, keys: Tensor) -> Tensor:
                     state[2] = cast(a - b, "int64")
                 with ib.if_scope(state[2].equal(0)):
                     positions[i] = middle
+                    # An empty range ends the search.
                     state[0] = state[1]
                 with ib.if_scope(state[2] < 0):
                     state[1] = middle
@@ -196,6 +197,8 @@ def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) ->
                     state[0].equal(at), fold_binary(NE, lead, const(TEXT_TERMINATOR, "int32"))
                 )
                 with ib.if_scope(begins):
+                    # A character cut off by the width ends with it: malformed text reads nothing
+                    # behind its row.
                     size = ib.let("size", te.min(_utf8_length(lead), wide - at))
                     point = ib.let("point", _decode_utf8(source, i, at, lead, size))
                     state[0], state[2], state[3] = at + size, 0, count
@@ -205,6 +208,7 @@ def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) ->
                             state[2] = middle + 1
                         with ib.else_scope():
                             state[3] = middle
+                    # Above the last letter the search ends at `count`, which is no index.
                     letter_index = ib.let("place", te.min(state[2], count - 1))
                     start = ib.let("start", state[1])
                     with ib.if_scope(points[letter_index].equal(point)):
@@ -275,6 +279,7 @@ def _emit_split_walk(
     step, wide = max(len(delimiter), 1), text.shape[1]
     state = ib.allocate("int64", 3, "state", "local")  # parts, where one begins (-1: none), next
     state[0], state[1], state[2] = 0, 0 if delimiter else -1, 0
+    # One position more than bytes: a text that fills its row ends there.
     with ib.for_range(0, wide + 1, "at") as at:
         byte = ib.let("byte", _load_byte(source, row, at, wide))
         with ib.if_scope(state[2] <= at):
@@ -292,6 +297,7 @@ def _emit_split_walk(
             with ib.if_scope(is_cut):
                 state[2] = at + step
             with ib.if_scope(ends):
+                # Behind the last position: only padding follows.
                 state[2] = wide + 1
     return state[0]
 
@@ -463,10 +469,13 @@ def number_parts(text: Tensor) -> Tensor:
                     # infinity anyway.
                     s[5] = te.min(exponent, const(MAX_DECIMAL_EXPONENT, "int64"))
                 with ib.if_scope(logical_and(_is_digit(byte), s[4].equal(0))):
+                    # Below 10**17, one more digit keeps the number below 10**18, which int64 holds.
                     with ib.if_scope(s[0] < room):
                         s[0] = s[0] * 10 + cast(byte - ord("0"), "int64")
                         s[1] = s[1] - s[3]
                     with ib.else_scope():
+                        # A dropped digit before the point is a factor of ten; one behind it changes
+                        # nothing.
                         s[1] = s[1] + 1 - s[3]
             sign = ib.let("sign", if_then_else(s[6].equal(NAN_SIGN), s[6], s[2] * s[6]))
             out[i, 0], out[i, 1], out[i, 2] = sign, s[0], s[1] + s[4] * s[5]
@@ -498,10 +507,12 @@ def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) ->
             with ib.for_range(0, MAX_NUMBER_TEXT_BYTES, "j") as j:
                 out[i, j] = TEXT_TERMINATOR
             quotient[0], s[0], s[1], s[2] = digits_of[i], 0, 0, exponent_of[i]
+            # No uint64 has more than 20 decimal digits.
             with ib.for_range(0, 20, "d") as d:
                 digit = ib.let("digit", cast(quotient[0] % const(10, "uint64"), "int32"))
                 has_digits = fold_binary(NE, quotient[0], const(0, "uint64"))
                 with ib.if_scope(fold_binary(Or, has_digits, d.equal(0))):
+                    # Trailing zeros move into the exponent, as %g drops them.
                     is_end = logical_and(digit.equal(0), s[0].equal(0))
                     drops = logical_and(is_end, has_digits) if precision else const(False)
                     with ib.if_scope(drops):
@@ -562,6 +573,7 @@ class _RowWriter:
         # the exponent of the first digit; 0 has none
         is_zero = logical_and(count.equal(1), self._digits[0].equal(0))
         first = ib.let("first", if_then_else(is_zero, const(0, "int64"), state[2] + count - 1))
+        # The rule of C's %g: an exponent is written below -4 and from the precision on.
         with ib.if_scope(fold_binary(Or, first < -4, first >= precision)):
             self._emit_digit(count - 1)
             with ib.if_scope(count > 1):

@@ -73,6 +73,7 @@ def unravel(flat: PrimExpr, shape: Shape) -> list[PrimExpr]:
         if is_const(dim, 1):
             indices.append(as_dim(0))
         else:
+            # The first index needs no remainder, as the position is inside the shape.
             indices.append(flat % dim if at else flat)
             flat = flat // dim
     return indices[::-1]

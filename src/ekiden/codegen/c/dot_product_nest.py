@@ -108,6 +108,7 @@ class DotProductNest:
         is_own = isinstance(old, BufferLoad) and old.buffer is s.buffer
         if not is_own or not isinstance(old, BufferLoad) or not isinstance(index, IntImm):
             return False
+        # A store must add to the sum that it replaces, and all sums belong to one buffer.
         if not is_const(old.indices[0], index.value) or self.acc not in (None, s.buffer):
             return False
         if not isinstance(data, Var) or not isinstance(weight, Var):

@@ -62,6 +62,7 @@ class DotProductWriter:
             self.write_columns(sums, n)
         out.emit_line("}")
         for row, data in enumerate(dots.data):
+            # Weights were raised by 128 to be unsigned: 128 times the sum of the data is taken off.
             less = f"ek_v_dup_i32((int32_t)(128u * {totals[row]}))"
             for vector, weight in enumerate(dots.weights):
                 begin = row * dots.num_columns + vector * VECTOR_WORDS
@@ -168,6 +169,7 @@ class DotProductWriter:
         type.
         """
         mask, more = f"{(1 << tail_words * WORD_BYTES) - 1:#x}", k * self.dots.weights[0].step
+        # Data outside the mask are 0, so that raised weights add nothing there.
         near = [f"vldrbq_z_u8({name} + {k * VECTOR_WORDS * WORD_BYTES}, {mask})" for name in data]
         weight_vectors = [
             f"ek_raised_bytes(vldrwq_gather_offset_z_u32({name} + {more}, {self.apart}, {mask}))"

@@ -80,6 +80,7 @@ class ExpressionWriter:
         """Return a C identifier that this function has not used before."""
         clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in hint) or "v"
         clean = f"_{clean}" if clean[0].isdigit() else clean
+        # A name in capitals could be a macro of a header.
         clean = clean.lower() if is_macro_like(clean) else clean
         count = self._taken.get(clean, 0)
         name = clean
@@ -173,6 +174,7 @@ class ExpressionWriter:
 
     def _operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
         """Return the operands that are evaluated unconditionally before a node."""
+        # Sides are written where they are chosen: elsewhere their loads may be out of bounds.
         if isinstance(e, Intrinsic) and e.op == "if_then_else":
             return e.args[:1]
         if isinstance(e, (Var, IntImm, FloatImm, VectorReduce)):
@@ -253,6 +255,7 @@ class ExpressionWriter:
         kind, dtype = type(e), dt.element_dtype(e.a.dtype)
         x, y = self.operand_text(e.a), self.operand_text(e.b)
         if kind in (FloorDiv, FloorMod) and dt.is_int(dtype):
+            # C truncates quotients, which for non-negative numbers is the floor.
             plain = is_nonnegative(e.a, self.positive) and isinstance(e.b, IntImm) and e.b.value > 0
             if plain:
                 return f"({x} {'/' if kind is FloorDiv else '%'} {y})"
@@ -261,6 +264,7 @@ class ExpressionWriter:
             return f"({x} {e.symbol} {y})"
         if dtype == "bool" and e.symbol in INFIX_SYMBOLS:
             return f"({x} {INFIX_SYMBOLS[e.symbol]} {y})"
+        # The text names each operand twice: only an identifier is not evaluated twice.
         if (
             kind in (Min, Max)
             and dtype in NATIVE_C_DTYPES
@@ -280,6 +284,7 @@ class ExpressionWriter:
                 if source not in ("bfloat16", "float16")
                 else self._cast_helper_call(source, target, x)
             )
+        # C defines conversions of integers; of floats that are out of range they are undefined.
         exact = dt.is_int(source) or source == "bool" or {source, target} == {"float32", "float64"}
         if exact and target not in ("float16", "bfloat16"):
             return self.syntax.cast(self.syntax.type(target), x)

@@ -58,6 +58,7 @@ class FreestandingWriter(VectorWriter):
             return
         self.helpers.texts.setdefault("next", HELIUM_DOT_HELPERS)
         self.invalidate_loads()
+        # Both forms are written: the same file compiles for processors without Helium.
         self.lines.append("#if EK_HELIUM")
         self.emit_line("{")
         with self.indented():
@@ -70,6 +71,7 @@ class FreestandingWriter(VectorWriter):
 
     def write_nested(self, s: Stmt) -> None:
         """Emit a nested statement and release the workspace that it allocated."""
+        # The workspace is a stack: later siblings use the same bytes again.
         before = self.at
         super().write_nested(s)
         self.at = before

@@ -164,6 +164,7 @@ def _emit_packed_entry(func: PrimFunc, symbol: str, helpers: HelperFunctions) ->
     if w.device is not None:
         sizes.append(w.name(DEVICE_ID_VAR))
     w.emit_line(f"return {symbol}_compute({', '.join([*values, *sizes])});")
+    # A name that is no C identifier is given to the symbol by an assembler label.
     label = "" if symbol == func.name else f" __asm__({asm_label(func.name)})"
     signature = f"int {symbol}(void *self, const ek_value *args, int32_t nargs, ek_value *ret)"
     body = "\n".join(w.lines)
@@ -188,6 +189,7 @@ def _unpack_scalar(w: StatementWriter, func: PrimFunc, i: int, param: Var) -> st
         return name
     w.check(f"!{is_integer}", "TypeError", f"{label} must be {kind}")
     w.emit_line(f"const {ctype} {name} = ({ctype}){value}.i64;")
+    # At equal width the round trip is always exact, but negative numbers do not fit uint64.
     wrong = f"{value}.i64 < 0" if param.dtype == "uint64" else f"(int64_t){name} != {value}.i64"
     w.check(wrong, "ValueError", f"{label} {out_of_range_message(param)}")
     return name

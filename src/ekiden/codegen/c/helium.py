@@ -224,6 +224,7 @@ class HeliumSyntax(VectorSyntax):
         word = self._register_lane_type(dtype)
         if word == "f32":
             return f"ek_v_dup_f32({x})"
+        # A mask is -1, all bits set, in lanes that are true.
         sign = "-" if dt.element_dtype(dtype) == "bool" else ""
         integer_vector = f"ek_v_dup_i32({sign}(int32_t)({x}))"
         return f"((ek_u32x4){integer_vector})" if word == "u32" else integer_vector

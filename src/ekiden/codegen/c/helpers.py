@@ -245,6 +245,7 @@ class HelperBuilder(FunctionBuilder):
         x, y, kind, syntax = _strip_type(a), _strip_type(b), self.syntax.type(dtype), self.syntax
         text = f"{x} {OPCODE_SYMBOLS[opcode]} {y}"
         if opcode in _UNSIGNED_OPCODES:
+            # C takes signedness from the operands' type, LLVM from the opcode.
             unsigned = syntax.integer(dtype, True)
             x, y = (syntax.cast(unsigned, operand) for operand in (x, y))
             text = f"{x} {OPCODE_SYMBOLS[opcode]} {y}"
@@ -260,6 +261,7 @@ class HelperBuilder(FunctionBuilder):
 
     def compare(self, predicate: str, dtype: str, a: Operand, b: Operand) -> Operand:
         """Emit an icmp or fcmp."""
+        # C holds float16 as its bits, which do not compare as numbers do.
         if dt.element_dtype(dtype) == "float16":
             a, b = (self.convert("fpext", dtype, "float32", x) for x in (a, b))
         text = _format_comparison(predicate, dtype, _strip_type(a), _strip_type(b), self.syntax)
@@ -283,6 +285,7 @@ class HelperBuilder(FunctionBuilder):
         if opcode == "bitcast":
             name = self.fresh()
             self.lines.append(f"  {kind} {name};")
+            # A cast of pointers would break strict aliasing; memcpy is defined and costs nothing.
             self.lines.append(f"  memcpy(&{name}, &({c_type(source)}){{{x}}}, sizeof {name});")
             return f"%{name}"
         if dt.element_dtype(source) == "bool":

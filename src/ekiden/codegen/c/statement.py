@@ -178,6 +178,7 @@ class StatementWriter(ExpressionWriter):
         value, kind = self.unique("value"), c_type(e.dtype)
         sides = f"({kind}){result}.v.f64 : ({kind}){result}.v.i64"
         self.emit_line(f"const {kind} {value} = {result}.type_index == EK_FLOAT ? {sides};")
+        # Dropped after its value was read: this may free an object.
         self.emit_line(f"ek_value_drop(&{result});")
         return value
 
@@ -231,6 +232,7 @@ class StatementWriter(ExpressionWriter):
                 self.write_allocate(s.buffer)
             s = s.body
         self.statement(s)
+        # Last allocated is freed first: the workspace allocator is a stack for each thread.
         while len(self.frees) > before:
             self.emit_line(self.frees.pop())
 
@@ -432,6 +434,7 @@ class StatementWriter(ExpressionWriter):
         longer = scalarize_vector_loop(s) if self.whole_loops else None
         s = longer or s
         low, high = self.text(s.min), self.text(s.min + s.extent)
+        # No iteration reads what another one stores, which compilers cannot prove by themselves.
         if longer is not None and self.shared is not None and self.is_elementwise(s):
             self.emit_line("#pragma GCC ivdep")
         self.write_serial_for(s, low, f"({high})" if " ? " in high else high)
@@ -488,6 +491,7 @@ class StatementWriter(ExpressionWriter):
         self.emit_line(f"const struct {function}_context *restrict given = context;")
         for symbol in captured:
             self.names[symbol] = self.unique(outer.name(symbol))
+            # The context's fields are declared by the outer function's names.
             assert self.names[symbol] == outer.name(symbol), symbol
             declared = _capture_declaration(
                 symbol, self.names[symbol], self.restrict_qualifier(symbol)

@@ -75,6 +75,7 @@ def _float_constant(value: float, dtype: str) -> str:
         return _parenthesize_negative(repr(value))
     with np.errstate(over="ignore"):
         single = np.float32(value)
+    # A finite double may be beyond the range of float32.
     if math.isinf(single):
         return _float_constant(float(single), dtype)
     return _parenthesize_negative(_add_decimal_point(str(single)) + "f")
@@ -95,6 +96,7 @@ def _integer_constant(value: int, dtype: str) -> str:
     if dt.is_unsigned(dtype):
         return f"{wrapped}u" if bits <= 32 else f"UINT64_C({wrapped})"
     signed = wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped
+    # C reads the digits before their sign, and 2**63 fits no signed type.
     if signed == -(1 << 63):
         return "INT64_MIN"
     text = str(signed) if abs(signed) < 1 << 31 else f"INT64_C({signed})"

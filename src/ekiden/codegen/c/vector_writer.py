@@ -173,6 +173,7 @@ class VectorWriter(StatementWriter):
         assert self.vectors is not None
         name, lanes = self.unique("lanes"), dt.lanes(e.dtype)
         self.emit_line(self.vectors.var(self.vectors.lane_type(e.dtype), name, lanes))
+        # A mask is -1, all bits set, in lanes that are true.
         sign = "-(int)" if dt.element_dtype(e.dtype) == "bool" else ""
         self.write_lane_loop(lanes, lambda: f"{name}[lane] = {sign}({self.text(e)});")
         return self._vector_variable("t", e.dtype, self.vectors.load_lanes(name, e.dtype))
@@ -241,6 +242,7 @@ class VectorWriter(StatementWriter):
         if exact and target not in ("bool", "float16", "bfloat16"):
             x = self.vectors.bool_to_int(x, e.dtype) if source == "bool" else x
             return self.vectors.convert(e.value.dtype, e.dtype, x)
+        # The clamp keeps the value in range, so that the plain conversion is defined.
         if self.vectors.holds and source == "float32" and _is_clamped_to(e.value, target):
             word = dt.with_lanes("int32", dt.lanes(e.dtype))
             return self.vectors.convert(e.value.dtype, word, x)

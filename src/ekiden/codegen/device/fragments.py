@@ -81,6 +81,7 @@ def fragment_layouts(body: Stmt) -> dict[Buffer, str]:
         if call.op != "tvm_load_matrix_sync":
             continue
         buffer, layout = _fragment_argument(call.args[0]), _ptx_layout(call.args[7])
+        # wmma.mma names the layouts of its operands, so that a fragment must have one throughout.
         if layouts.setdefault(buffer, layout) != layout:
             raise CompileError(f"fragment {buffer.name!r} is loaded by rows and by columns")
     return layouts
@@ -208,6 +209,7 @@ def _lower_load_matrix(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentC
     if buffer.scope == "wmma.accumulator":
         raise CompileError(f"fragment {buffer.name!r}: sums are filled, not loaded")
     row, layout = _mma_type(MMA_BY_FACTOR, buffer), _ptx_layout(e.args[7])
+    # Scopes are wmma.matrix_a and wmma.matrix_b: their last letter is PTX's name.
     which = buffer.scope[-1]
     name = f"ek_load_{which}_{row.ptx_factor_type}_{layout}"
     code = f"wmma.load.{which}.sync.aligned.{layout}.m16n16k16.{row.ptx_factor_type} "

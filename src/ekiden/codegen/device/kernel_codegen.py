@@ -85,6 +85,7 @@ class WgslWriter(KernelWriter):
                 texts = [str(number), *(f"i32({self.text(v)})" for v in s.values)]
                 for at, text in enumerate(texts, start=1):
                     self.emit_line(f"atomicStore(&ek_status[{2 * at}], {text});")
+                    # WGSL has no 64-bit words: the upper half is the sign.
                     self.emit_line(f"atomicStore(&ek_status[{2 * at + 1}], {text} >> 31u);")
             self.emit_line("}")
             self.emit_line("return;")

@@ -54,6 +54,7 @@ class KernelWriter(WideAccessWriter):
         self.checks: list[tuple[str, str]] = []
         self.layouts: dict[Buffer, str] = {}
         self.exchanges = False
+        # No name of a program may hide a word of the language.
         self._used |= dialect.keywords
 
     def collect_vector_arrays(self, body: Stmt) -> None:
@@ -83,6 +84,7 @@ class KernelWriter(WideAccessWriter):
         if axis not in self.dialect.thread_indices:
             raise CompileError(f"kernel {self.symbol!r}: there is no thread axis {axis!r}")
         name = self.bind_name(s.loop_var)
+        # Thread indices are never negative, so that divisions of them need no correction.
         self.positive.add(s.loop_var)
         kind = self.syntax.type(s.loop_var.dtype)
         self.emit_line(self.syntax.let(kind, name, self.dialect.thread_indices[axis]))
@@ -184,6 +186,7 @@ class KernelWriter(WideAccessWriter):
             )
         inner = f"[{lanes}]" if lanes > 1 else ""
         line = f"{kind} {self.bind_name(buffer)}[{max(extent.value, 1)}]{inner};"
+        # OpenCL allows __local arrays in the outermost scope of a kernel only.
         if buffer.scope == "shared":
             self.top.append(f"  {self.dialect.shared_qualifier}{line}")
         else:
@@ -203,6 +206,7 @@ class KernelWriter(WideAccessWriter):
             thread = self.unique("thread")
             memory = self.dialect.pointer_qualifier
             self.emit_line(f"const int64_t {thread}_wide = {self.dialect.linear_thread_index};")
+            # The atomic minimum works on 32 bits: all threads beyond them share the last number.
             clamped_thread = f"{thread}_wide < 0x7ffffffe ? (int){thread}_wide : 0x7ffffffe"
             self.emit_line(f"const int {thread} = {clamped_thread};")
             self.emit_line(self.dialect.atomic_min.format(place="ek_status", value=thread))

@@ -197,6 +197,7 @@ class SpirvBuilder(FunctionBuilder):
         table, count = spirv.constant_table(values)
         kind = spirv.array(spirv.type("f64"), count)
         variable = spirv.local_variable(kind)
+        # The optional last operand of OpVariable is its initializer.
         spirv.variables[-1] = ("Variable", (*spirv.variables[-1][1], table))
         pointer = spirv.pointer(FUNCTION, spirv.type("f64"))
         at = self.append_pure("AccessChain", pointer, variable, self.operand_id(index, "int64"))
@@ -209,6 +210,7 @@ def _parse_constant_bits(text: str, kind: str) -> int:
     """
     if kind == "bool":
         return int(text == "true")
+    # LLVM writes half-precision constants as 0xH and four digits.
     if text.startswith("0xH"):
         return int(text[3:], 16)
     if not text.startswith("0x"):

@@ -158,6 +158,7 @@ class SpirvKernelEmitter:
         element = dt.element_dtype(buffer.dtype)
         kind = "i8" if element == "bool" else spirv_type(element)
         size = {"i8": 1, "i16": 2}.get(kind, dt.itemsize(element))
+        # Elements of 8 and of 16 bits in memory need a capability each.
         if size < 4:
             self.spirv.require_capability(f"StorageBuffer{8 * size}BitAccess")
         return kind, size
@@ -502,6 +503,7 @@ class SpirvKernelEmitter:
             else:
                 put = (buffer, at, dt.element_dtype(index.dtype), value)
                 self._emit_if(mask, lambda put=put: self._store_element(*put))  # type: ignore[misc]
+        # Buffers of the caller may overlap; arrays of a thread or a block do not.
         b.touch_memory(0 if self.memory[buffer].storage == PHYSICAL else id(buffer))
 
     def _store_element(self, buffer: Buffer, index: Operand, dtype: str, value: Operand) -> None:

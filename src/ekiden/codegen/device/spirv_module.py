@@ -207,6 +207,7 @@ class SpirvModule:
         for op, operands in self.instructions(name, threads):
             body = [word for operand in operands for word in _encode_operand(operand)]
             words += [len(body) + 1 << 16 | SPIRV_OPCODES[op], *body]
+        # The bound is above all ids, some of which `instructions` has just made.
         words[3] = self._bound
         return struct.pack(f"<{len(words)}I", *words)
 
@@ -223,6 +224,7 @@ def _encode_operand(operand: Operand) -> list[int]:
     if not isinstance(operand, str):
         return [int(operand) & 0xFFFFFFFF]
     data = operand.encode() + b"\0"
+    # Literal strings end with a zero byte and fill whole words.
     data += bytes(-len(data) % 4)
     return list(struct.unpack(f"<{len(data) // 4}I", data))
 

@@ -178,6 +178,7 @@ def _launch_grid(kernel: PrimFunc) -> LaunchGrid:
         if not isinstance(s, For) or not is_device_loop(s):
             continue
         axis = str((s.annotations or {})["thread"])
+        # The host computes the grid before the launch, when none of the kernel's loops has run.
         if not inside.isdisjoint(free_vars(s.extent)):
             raise CompileError(f"kernel {kernel.name!r}: the extent of {axis} changes with loops")
         previous = extents.get(axis)

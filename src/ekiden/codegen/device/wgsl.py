@@ -84,6 +84,7 @@ class WgslSyntax(CSyntax):
             return _wgsl_integer_constant(int(value), kind)
         with np.errstate(over="ignore"):
             single = np.float32(value)
+        # WGSL refuses constant expressions that are NaN or infinite: the bits are in variables.
         if math.isnan(single):
             return "bitcast<f32>(ek_nan)"
         if math.isinf(single):
@@ -147,6 +148,7 @@ def _wgsl_integer_constant(value: int, kind: str) -> str:
     if kind == "u32":
         return f"{wrapped}u"
     signed = wrapped - (1 << 32) if wrapped >> 31 else wrapped
+    # WGSL reads 2147483648i before its sign, and that is out of range.
     if signed == -(1 << 31):
         return "(-2147483647i - 1i)"
     return f"({signed}i)" if signed < 0 else f"{signed}i"
@@ -184,6 +186,7 @@ class IndexNarrower(StmtMutator):
 
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression with int32 in place of int64."""
+        # The memo is keyed by id: its nodes stay alive, or an id could be used again.
         self._alive.append(expr)
         for node in post_order(expr):
             if id(node) not in self._memo:

@@ -113,6 +113,7 @@ class WideAccessWriter(VectorWriter):
         per argument.
         """
         self.helpers.texts.setdefault("near", self.dialect.wide_helpers)
+        # Shared arrays are declared with their alignment: only arguments need a test.
         if buffer not in self.arguments:
             return "true"
         if not self.arguments[buffer]:

@@ -51,7 +51,9 @@ class TileConfig:
         b.branch_if(b.value(f"icmp ne i64 {same}, {number}"), load_block, done)
         b.start(load_block)
         b.append_void(f"store i64 {number}, ptr {self.current}, align 8")
+        # LDTILECFG faults unless all reserved bytes of the configuration are 0.
         b.append_void(f"store <64 x i8> zeroinitializer, ptr {self.place}, align 64")
+        # Byte 0 is the palette: number 1 is the one with eight tiles of 1 KiB.
         _store_config_field(b, self.place, 0, "i8", "1")
         for n, (rows, bytes_) in enumerate(zip(sizes[::2], sizes[1::2], strict=True)):
             _store_config_field(
@@ -70,9 +72,11 @@ class TileConfig:
         dynamic size.
         """
         constant_sizes = tuple(None if s.startswith("%") else s for s in sizes)
+        # 0 stands for an unknown configuration, so ids begin at 1.
         first = self.numbers.setdefault(constant_sizes, len(self.numbers) + 1)
         number = str(first << 32)
         for n, size in enumerate(dict.fromkeys(s for s in sizes if s.startswith("%"))):
+            # Sizes are at most 64: each distinct dynamic one gets a byte below the index at bit 32.
             moved = self.b.value(f"shl i64 {size}, {8 * n}")
             number = self.b.value(f"or i64 {number}, {moved}")
         return number

@@ -76,6 +76,7 @@ class LlvmModule:
 
     def declare(self, name: str, result: str, arguments: Sequence[str]) -> None:
         """Declare an external function once."""
+        # Intrinsics follow no calling convention: only functions extend their arguments.
         if not name.startswith("llvm."):
             result = f"{self.extension(result)}{result}"
             arguments = [f"{a} {self.extension(a)}".rstrip() for a in arguments]
@@ -371,6 +372,7 @@ class FunctionBuilder:
         kind = register_type(one)
         name = f"llvm.x86.avx512.mask.scalef.p{'s' if lanes == 16 else 'd'}.512"
         self.module.declare(name, kind, [kind, kind, kind, mask, "i32"])
+        # _MM_FROUND_CUR_DIRECTION: rounding as MXCSR says.
         current_rounding = 4
 
         def scale_register(x: Operand, n: Operand) -> Operand:

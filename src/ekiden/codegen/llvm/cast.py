@@ -25,6 +25,7 @@ def emit_cast(b: FunctionBuilder, a: Operand, source: str, target: str) -> Opera
                 b, emit_cast(b, a, source, llvm_type("float32")), llvm_type("float32"), target
             )
         return b.compare("une" if dt.is_float(start) else "ne", source, a, zero)
+    # float32 holds every 16-bit float exactly, so that this detour rounds only once.
     if start in ("float16", "bfloat16") and end != "float32":
         return emit_cast(
             b, emit_cast(b, a, source, llvm_type("float32")), llvm_type("float32"), target
@@ -66,6 +67,7 @@ def _int_to_float(b: FunctionBuilder, a: Operand, source: str, target: str) -> O
     unsigned = dt.is_unsigned(source) or dt.element_dtype(source) == "bool"
     opcode = "uitofp" if unsigned else "sitofp"
     if dt.element_dtype(target) in ("float16", "bfloat16"):
+        # float32 holds integers of 16 bits exactly: the only rounding is the one to 16 bits.
         wide = dt.with_lanes("float64" if _bit_width(source) > 16 else "float32", dt.lanes(source))
         return emit_cast(b, b.convert(opcode, source, wide, a), wide, target)
     return b.convert(opcode, source, target, a)
@@ -75,6 +77,7 @@ def _float_to_int(b: FunctionBuilder, a: Operand, source: str, target: str) -> O
     bits = _bit_width(target)
     if dt.element_dtype(target) == "uint64":
         return _float_to_uint64(b, a, source, target)
+    # Narrow integers wrap as in C through int32; values of uint32 need the range of int64.
     through = "int32" if bits < 32 or dt.element_dtype(target) == "int32" else "int64"
     wide = dt.with_lanes(through, dt.lanes(source))
     return _int_to_int(b, b.convert("fptosi", source, wide, a), wide, target)
@@ -99,6 +102,7 @@ def _float_to_float(b: FunctionBuilder, a: Operand, source: str, target: str) ->
             "shl", dt.with_lanes("int32", lanes), wide, b.const(16, dt.with_lanes("int32", lanes))
         )
         return b.convert("bitcast", dt.with_lanes("int32", lanes), target, bits)
+    # Two roundings to nearest differ from one where the first of them lands on a tie.
     if end in ("float16", "bfloat16") and start == "float64":
         a, source = _round_to_odd(b, a, source), dt.with_lanes("float32", lanes)
     if end == "bfloat16":
@@ -124,6 +128,7 @@ def _round_to_odd(b: FunctionBuilder, a: Operand, source: str) -> Operand:
         "ogt", source, b.intrinsic("fabs", source, back), b.intrinsic("fabs", source, a)
     )
     bits = b.convert("bitcast", single, word, near)
+    # Where rounding went away from zero, the bit pattern before it is the truncated value.
     bits = b.binary("sub", word, bits, b.convert("zext", dt.with_lanes("bool", lanes), word, away))
     bits = b.binary(
         "or", word, bits, b.convert("zext", dt.with_lanes("bool", lanes), word, inexact)
@@ -137,8 +142,10 @@ def _float32_to_bfloat16(b: FunctionBuilder, a: Operand, lanes: int) -> Operand:
     bits = b.convert("bitcast", single, word, a)
     high = b.binary("lshr", word, bits, b.const(16, word))
     odd = b.binary("and", word, high, b.const(1, word))
+    # 0x7FFF plus the last bit that stays rounds ties to even.
     rounded = b.binary("add", word, bits, b.binary("add", word, odd, b.const(0x7FFF, word)))
     rounded = b.binary("lshr", word, rounded, b.const(16, word))
+    # Without the quiet bit, a NaN whose payload is in the lower half would become infinity.
     quiet = b.binary("or", word, high, b.const(0x40, word))
     nan = b.compare("uno", single, a, a)
     chosen = b.select(nan, word, quiet, rounded, lanes)

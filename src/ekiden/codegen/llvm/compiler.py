@@ -46,6 +46,7 @@ def _initialize_llvm() -> None:
 
 def llvm_lock() -> AbstractContextManager[object]:
     """Hold the lock that keeps all other threads of the process out of LLVM."""
+    # Not loaded, so no thread can be in it; it is not loaded for a lock that nobody holds.
     if "llvmlite.binding" not in sys.modules:
         return nullcontext()
     lock: AbstractContextManager[object] = getattr(llvm.ffi.lib, "_lock", nullcontext())

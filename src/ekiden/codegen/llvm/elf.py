@@ -86,6 +86,7 @@ _ELF_LAYOUTS = {
 def parse_elf(data: bytes) -> ElfObject:
     """Parse an object. Raises InternalError if it is not a little-endian relocatable."""
     form = _ELF_LAYOUTS.get(data[:6])
+    # e_type (offset 16) is 1 for relocatable objects, ET_REL.
     if form is None or struct.unpack_from("<H", data, 16) != (1,):
         raise InternalError("elf: expected a relocatable object")
     (machine,) = struct.unpack_from("<H", data, 18)
@@ -112,6 +113,7 @@ def parse_elf(data: bytes) -> ElfObject:
         if kind == SHT_SYMTAB:
             symbols = _parse_symbols(form, section_content(i), section_content(link))
     for i, header in enumerate(headers):
+        # sh_info (field 7) is the number of the section that the relocations apply to.
         if header[1] == form.relocations and header[7] in sections:
             sections[header[7]].relocations = _parse_relocations(form, section_content(i))
     return ElfObject(machine, sections, symbols)
@@ -123,6 +125,7 @@ def _read_string(table: bytes, at: int) -> str:
 
 def _parse_symbols(form: _ElfLayout, table: bytes, names: bytes) -> list[ElfSymbol]:
     rows = list(struct.iter_unpack(form.symbol, table))
+    # ELF32 and ELF64 store the same fields of a symbol in a different order.
     if form.kind_bits == 8:  # name, value, size, info, other, section
         rows = [
             (name, info, visibility, at, value, size)

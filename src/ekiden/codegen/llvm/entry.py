@@ -48,6 +48,7 @@ class EntryEmitter(StatementEmitter):
         self.b.entry = []
         self.fast_math = fast_math_flags(func)
         if (func.attrs or {}).get("tir.noalias"):
+            # Inputs that the output may overwrite in place share its alias scope.
             homes = {func.buffers[n]: func.buffers[-1] for n in in_place_params(func)}
             self.alias = AliasScopes(self.module.metadata, homes)
         if self.module.debug is not None:
@@ -66,12 +67,14 @@ class EntryEmitter(StatementEmitter):
                 shapes[i] = self.unpack_tensor(func, i, param)
             else:
                 self.variables[param] = self.unpack_scalar(func, i, param)
+        # After all arguments are unpacked: a dimension may depend on any of them.
         for shape_check in shape_checks(func):
             self.check_dimension(
                 shape_check, self.load_field(shapes[shape_check.index], 8 * shape_check.axis, "i64")
             )
         self.statement(func.body)
         self.emit_return(0)
+        # A noalias list names all other buffers, which are known only after the body.
         if self.alias is not None:
             self.alias.finish()
         name = quoted(self.name)
@@ -94,6 +97,7 @@ class EntryEmitter(StatementEmitter):
             b.value(f"or i1 {is_object}, {is_pointer}"), "TypeError", f"{name} must be a tensor"
         )
         payload = self.load_field("%args", i * Value.BYTES + Value.V, "ptr")
+        # A Tensor object contains its DLTensor behind a header; a DLTensor pointer has none.
         inner = b.value(f"getelementptr i8, ptr {payload}, i64 {Tensor.DL}")
         tensor = b.value(f"select i1 {is_object}, ptr {inner}, ptr {payload}")
         rank = self.load_field(tensor, self.dltensor_layout.NDIM, "i32")
@@ -137,8 +141,10 @@ class EntryEmitter(StatementEmitter):
             chosen = b.value(f"select i1 {is_integer}, double {widened}, double {real}")
             return emit_cast(b, chosen, "float64", param.dtype)
         narrowed = emit_cast(b, integer, "int64", param.dtype)
+        # Narrowing and widening again restores the value exactly if it is in range.
         back = emit_cast(b, narrowed, param.dtype, "int64")
         fits = b.value(f"icmp eq i64 {back}, {integer}")
+        # At equal width the round trip is always exact, but negative numbers do not fit.
         if param.dtype == "uint64":
             fits = b.value(f"icmp sge i64 {integer}, 0")
         self.check(fits, "ValueError", f"{name} {out_of_range_message(param)}")

@@ -89,6 +89,8 @@ def _even_or_odd_lanes(e: PrimExpr, odd: int) -> PrimExpr:
         return broadcast(e.value, half)
     if isinstance(e, Cast):
         words = call_intrin("reinterpret", e.value, dtype=dt.with_lanes("int64", half))
+        # The odd int32 is the upper half already; the even one moves there so that its sign
+        # extends.
         moved = words if odd else _shift_halves("left_shift", words, INT32_BITS)
         return _shift_halves("right_shift", moved, INT32_BITS)
     if isinstance(e, (Add, Sub, Mul)):

@@ -449,6 +449,7 @@ class ExpressionEmitter:
         self.check_access(buffer, index, mask)
         address, gathers = self.address(buffer, index)
         pointer = self.pointer_type(buffer)
+        # A masked scalar load is behind a branch already (scalar_load, emit_branch).
         if lanes == 1 or (mask is None and not gathers):
             return b.load(
                 f"load {kind}, {pointer} {address}, align {align}{self.alias_metadata(buffer)}",
@@ -541,6 +542,7 @@ class ExpressionEmitter:
 
     def register_value(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
         """Return the current value of an element of a register buffer."""
+        # An element that was never stored has no defined value.
         return self.registers.get(self.register_key(buffer, index), "poison")
 
 
@@ -598,6 +600,7 @@ def is_speculatable(root: PrimExpr, limit: int = 24) -> bool:
     while stack:
         e = stack.pop()
         count += 1
+        # Where its side is not chosen, a load may be out of bounds and a division may trap.
         if count > limit or isinstance(e, (BufferLoad, FloorDiv, FloorMod)):
             return False
         match e:

@@ -42,6 +42,7 @@ def float16_to_float32(b: FunctionBuilder, a: Operand, lanes: int) -> Operand:
     bits = b.convert("zext", w.short, w.word, b.convert("bitcast", w.half, w.short, a))
     magnitude = w.integer_op("and", bits, 0x7FFF)
     moved = w.integer_op("shl", magnitude, 13)
+    # 112 = 127 - 15 is the difference of the biases; the product is exact, even of subnormals.
     finite = w.float_op("fmul", moved, 2.0**112)
     magnitude_bits = w.select_below(
         0x7C00, magnitude, finite, w.integer_op("or", moved, 0x7F800000)
@@ -56,12 +57,14 @@ def float32_to_float16(b: FunctionBuilder, a: Operand, lanes: int) -> Operand:
     bits = b.convert("bitcast", w.single, w.word, a)
     size = w.integer_op("and", bits, 0x7FFFFFFF)
     odd = w.integer_op("and", w.integer_op("lshr", size, 13), 1)
+    # 0xFFF plus the last bit that stays rounds to nearest even; the exponent loses 127 - 15.
     normal = w.integer_op(
         "lshr", w.integer_op("add", w.integer_op("add", size, odd), 0xFFF - (112 << 23)), 13
     )
     # beside 0.5 the last bits of a float32 stand for what those of a subnormal float16 do
     subnormal = w.integer_op("sub", w.float_op("fadd", size, 0.5), 0x3F000000)
     beyond = w.select_below(0x7F800001, size, b.const(0x7C00, w.word), b.const(0x7E00, w.word))
+    # 0x38800000 is 2**-14, the least normal float16; 0x47800000 is 2**16, beyond the greatest.
     magnitude_bits = w.select_below(
         0x38800000, size, subnormal, w.select_below(0x47800000, size, normal, beyond)
     )

@@ -93,6 +93,7 @@ class FloatMath:
         """
         if self.b.module.has("fma"):
             return self.fma(self.neg(x), y, z)
+        # Reassociation would fold the error term of the product to 0.
         with self.without_fast_math():
             product, lost = two_product(self, x, y)
             return self.sub(self.sub(z, product), lost)

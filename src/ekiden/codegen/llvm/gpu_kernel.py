@@ -152,6 +152,7 @@ class GpuKernelEmitter(WideAccessEmitter):
             return
         axis = str((s.annotations or {}).get("thread"))
         self.variables[s.loop_var] = self.thread_index(axis, s.loop_var.dtype)
+        # Thread indices are never negative, so that divisions of them need no correction.
         self.positive.add(s.loop_var)
         self.statement(s.body)
 
@@ -251,6 +252,8 @@ class GpuKernelEmitter(WideAccessEmitter):
                     self.extract_lane(mask, "bool", dt.lanes(dtype), lane), load_block, after
                 )
                 b.start(load_block)
+                # Not `b.load`: its value does not dominate later blocks, where it must not be
+                # reused.
                 loaded = b.value(load)
                 b.branch(after)
                 b.start(after)
@@ -443,6 +446,7 @@ def _compile_kernel_ir(
     text: KernelIr, target: Target, backend: GpuBackend, readable: bool
 ) -> bytes:
     triple, cpu = backend.triple_of(target), backend.cpu(target)
+    # This backend of LLVM may end the process, or work only once in it.
     if backend.is_binary:
         name = f"kernel {text.name!r}: as {backend.format}"
         task = CompileTask("", name, _emit_machine_code, (text.ir, triple, cpu, readable))

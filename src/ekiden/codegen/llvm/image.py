@@ -131,6 +131,7 @@ class _ImageLinker:
                 self._layout_sections(number, elf_object, executable)
         for number, elf_object in enumerate(objects):
             self._define_symbols(number, elf_object)
+        # Sorted, because the same objects must give the same bytes.
         self.imports = sorted(self._undefined_symbols())
         self.stubs = _align_up(self.end, 8)
         self.size = self._stub_offset(len(self.imports))
@@ -148,6 +149,7 @@ class _ImageLinker:
     def _define_symbols(self, number: int, elf_object: elf.ElfObject) -> None:
         for symbol in elf_object.symbols:
             section_offset = self.places.get((number, symbol.section))
+            # Local symbols are resolved within their object; other objects may use the same names.
             if section_offset is None or symbol.is_local:
                 continue
             if symbol.name in self.globals:

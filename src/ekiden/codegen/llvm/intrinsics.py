@@ -112,6 +112,7 @@ def _integer_power(b: FunctionBuilder, dtype: str, base: Operand, exponent: Oper
         return result
     flags = dt.with_lanes("bool", lanes)
     below, minus_one = b.compare("slt", dtype, exponent, zero), b.const(-1, dtype)
+    # 1 and -1 are their own inverses: the low bit of the exponent alone decides.
     for unit in (one, minus_one):
         below = b.binary("and", flags, below, b.compare("ne", dtype, base, unit))
     return b.select(below, dtype, zero, result, lanes)
@@ -201,6 +202,7 @@ def _dot_intrinsic(b: FunctionBuilder, ability: str, lanes: int) -> str | None:
         return None
     if target.kind.has_threads:
         return TARGET_INTRINSICS.get((ability, target.kind.name, lanes))
+    # AVX without AVX2 has 256-bit vectors of floats only.
     if target.architecture == "x86-64" and lanes == 8 and not target.has("integers_256"):
         return None
     return TARGET_INTRINSICS.get((ability, target.architecture, lanes))
@@ -292,6 +294,7 @@ def _emit_narrow_dot4(
     sums = _pmaddubsw(b, lanes, x, y)
     if sums is None:
         return _dot4(b, dtype, total, x, y)
+    # PMADDWD by ones adds neighbouring int16 sums into int32 lanes.
     ones = b.const(0x00010001, dtype)
     return _emit_madd(
         b, dtype, total, b.convert("bitcast", f"int16x{2 * lanes}", dtype, sums), ones
@@ -396,6 +399,7 @@ def _emit_dot2_bf16(
         return b.pure(f"call {sums} @{name}({sums} {total}, {pairs} {a}, {pairs} {c})")
     word, m = dt.with_lanes("int32", lanes), FloatMath(b, dtype)
     x_bits, y_bits = (b.convert("bitcast", dtype, word, o) for o in (x, y))
+    # A bfloat16 is the upper half of a float32: shift the low one up, mask the high one.
     for opcode, by in (("shl", 16), ("and", -65536)):
         one, y_value = (b.binary(opcode, word, o, b.const(by, word)) for o in (x_bits, y_bits))
         factor = b.convert("bitcast", word, dtype, one)
@@ -410,6 +414,7 @@ def _emit_left_shift(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> 
 def _emit_right_shift(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
     if dt.is_unsigned(dtype):
         return _emit_shift(b, "lshr", dtype, x, y)
+    # LLVM's ashr by the width or more is poison; by width - 1 it leaves the sign bits.
     last = b.const(dt.SCALAR_BITS[dt.element_dtype(dtype)] - 1, dtype)
     inside = b.compare("ult", dtype, y, last)
     return b.binary("ashr", dtype, x, b.select(inside, dtype, y, last, dt.lanes(dtype)))

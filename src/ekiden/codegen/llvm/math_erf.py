@@ -41,6 +41,7 @@ def erf(m: FloatMath, x: Operand) -> Operand:
 
 
 def _erf_float32(m: FloatMath, x: Operand) -> Operand:
+    # Beyond 3.93 erf is 1 in float32, and the rational fit no longer holds.
     x = m.clamp(x, -ERF_SATURATION, ERF_SATURATION)
     square = m.mul(x, x)
     return m.div(
@@ -52,6 +53,7 @@ def _erf_float64(m: FloatMath, x: Operand) -> Operand:
     size = m.abs(x)
     square = m.mul(x, x)
     near = m.mul(x, m.paired_polynomial(square, m.mul(square, square), ERF_SERIES))
+    # The fit covers [1, 6]; erfc(6) = 2e-17 is below half a unit in the last place of 1.
     within = m.clamp(size, 1.0, 6.0)
     scaled = m.mul(m.sub(within, m.const(1.0)), m.const(0.2))
     complement = exp(m, m.paired_polynomial(scaled, m.mul(scaled, scaled), LOG_ERFC_POLYNOMIAL))

@@ -67,6 +67,7 @@ def exp_in_range(m: FloatMath, x: Operand) -> Operand:
     if m.has_scale:
         n = m.emit_intrinsic("roundeven", m.mul(x, m.const(LOG2_E)))
         return m.scale(m.add(m.const(1.0), _expm1_reduced(m, x, n)), n)
+    # 2**n alone may leave the normal range near both ends; its two halves do not.
     n, first, second = m.round_to_split_powers(x, LOG2_E)
     return m.mul(m.multiply_add(_expm1_reduced(m, x, n), first, first), second)
 
@@ -105,6 +106,7 @@ def tanh(m: FloatMath, x: Operand) -> Operand:
     - 1 is r + r (r q), whose product with r is not rounded separately. Three roundings remain.
     """
     size, one = m.abs(x), m.const(1.0)
+    # tanh(x) rounds to 1 long before exp(2|x|) overflows.
     twice = m.at_most(m.add(size, size), EXP_NORMAL_RANGE[m.element][1])
     n, power = m.round_to_power(twice, LOG2_E)
     r = _reduce_argument(m, twice, n)

@@ -53,6 +53,7 @@ def _frexp(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
     mantissa = MANTISSA_BITS[m.element]
     tiny = m.less(x, m.const(2.0 ** (1 - EXPONENT_BIAS[m.element])))
     x = m.select(tiny, m.mul(x, m.const(2.0 ** (mantissa + 2))), x)
+    # Subtracting the bits of sqrt(1/2) makes the exponent change there instead of at 1.
     bits = m.int_op("sub", m.bits(x), m.int_const(SQRT_HALF[m.element]))
     e = m.to_float(m.int_op("ashr", bits, m.int_const(mantissa)))
     e = m.sub(e, m.select(tiny, m.const(mantissa + 2.0), m.const(0.0)))
@@ -103,11 +104,13 @@ def _signed_power(m: FloatMath, x: Operand, y: Operand, magnitude: Operand) -> O
     """Return x**y from the magnitude |x|**y, with the special cases of C's pow."""
     one, zero = m.const(1.0), m.const(0.0)
     size, limitless = m.abs(x), m.b.compare("oeq", m.dtype, m.abs(y), m.const(float("inf")))
+    # C's pow gives 1 for (+-1)**(+-inf), where y log|x| would be inf * 0, a NaN.
     neutral = m.b.binary("and", _mask_dtype(m), limitless, m.b.compare("oeq", m.dtype, size, one))
     result = m.select(neutral, one, magnitude)
     y_is_integer = m.b.compare("oeq", m.dtype, m.emit_intrinsic("trunc", y), y)
     half = m.mul(y, m.const(0.5))
     half_whole = m.b.compare("oeq", m.dtype, m.emit_intrinsic("trunc", half), half)
+    # An integer is odd if half of it is not whole.
     odd = m.b.select(half_whole, _mask_dtype(m), _constant_bool(m, False), y_is_integer, m.lanes)
     result = m.select(odd, m.copysign(result, x), result)
     finite = m.less(m.abs(x), m.const(float("inf")))
@@ -119,6 +122,7 @@ def _signed_power(m: FloatMath, x: Operand, y: Operand, magnitude: Operand) -> O
         m.b.compare("one", m.dtype, m.emit_intrinsic("trunc", y), y),
     )
     result = m.select(undefined, m.const(float("nan")), result)
+    # 1**y and x**0 are 1 even for a NaN (C11, F.10.4.4).
     trivial = m.b.binary(
         "or",
         _mask_dtype(m),
@@ -168,5 +172,6 @@ def _power_double_double(m: FloatMath, x: Operand, y: Operand) -> Operand:
     product = m.mul(log_x, y)
     error = m.sub(m.mul(low_part, y), m.exact_residual(product, top, y))
     exponential = exp(m, product)
+    # Beyond, exp may be infinite, and infinity times an error of 0 would be NaN.
     ordinary = m.less(m.abs(product), m.const(708.0))
     return m.select(ordinary, m.multiply_add(exponential, error, exponential), exponential)

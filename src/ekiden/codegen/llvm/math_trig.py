@@ -63,6 +63,7 @@ against 2**53."""
 @functools.cache
 def _powers_of_two_mod_2pi(largest: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return 2**e modulo 2 pi for e up to `largest`, each as a sum of two numbers."""
+    # The quotient magnifies the error of pi by up to 2**largest: 160 correct bits remain.
     full_turn = 2 * _pi_fraction(largest + 160)
     rests = [
         Fraction(2**e) - round(Fraction(2**e) / full_turn) * full_turn for e in range(largest + 1)
@@ -86,6 +87,7 @@ def _pi_fraction(bits: int) -> Fraction:
             k += 2
         return total
 
+    # Machin (1706): pi / 4 = 4 arctan(1/5) - arctan(1/239).
     return Fraction(4 * (4 * arctan_reciprocal(5) - arctan_reciprocal(239)), one)
 
 
@@ -164,6 +166,7 @@ def _modulo_2pi(m: FloatMath, x: Operand, bits: int) -> tuple[Operand, Operand]:
     if bits == 24:
         return _scaled_modulo_2pi(m, integer_mantissa, e, tables)
     upper = m.emit_intrinsic("trunc", m.mul(integer_mantissa, m.const(2.0**-PRODUCT_SPLIT_BITS)))
+    # Exact: the product only shifts the exponent, and the difference has 27 bits.
     lower = m.fma(upper, m.const(-(2.0**PRODUCT_SPLIT_BITS)), integer_mantissa)
     a, a_low = _scaled_modulo_2pi(
         m, upper, m.int_op("add", e, m.int_const(PRODUCT_SPLIT_BITS)), tables
@@ -208,5 +211,6 @@ def _sin_in_octant(m: FloatMath, element: str, r: Operand, quadrant: Operand) ->
     cosine = m.multiply_add(fourth, m.polynomial(square, COS_POLYNOMIAL[element]), near_one)
     first, sign = m.int_op("shl", quadrant, m.int_const(63)), m.int_const(-(1 << 63))
     swap = m.b.compare("slt", m.word, first, m.int_const(0))
+    # Bit 1 of the quadrant becomes the sign bit: the sine is negated in quadrants 2 and 3.
     flip = m.int_op("and", m.int_op("shl", quadrant, m.int_const(62)), sign)
     return m.from_bits(m.int_op("xor", m.bits(m.select(swap, cosine, sine)), flip))

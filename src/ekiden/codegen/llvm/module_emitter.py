@@ -46,4 +46,5 @@ def _add_function(module: LlvmModule, func: PrimFunc) -> None:
             return EntryEmitter(module, func.name, demoted).write(func)
         except DemoteRegisterError as error:
             demoted |= {error.buffer}
+            # The failed attempt may have added outlined functions and alias scopes.
             del module.functions[finished:], module.metadata[named:]

@@ -41,12 +41,14 @@ def _safe_division_operands(
     """Emit the operands of a division that cannot trap (zero divisor, INT_MIN / -1): (dividend,
     divisor, wrong lanes). `wrong` says where the divisor was 0.
     """
+    # A constant divisor other than 0 and -1 can neither trap nor overflow.
     if y[0] != "%" and y not in ("0", b.const(0, dtype), b.const(-1, dtype)):
         return x, y, None
     lanes, one = dt.lanes(dtype), b.const(1, dtype)
     wrong = b.compare("eq", dtype, y, b.const(0, dtype))
     y = b.select(wrong, dtype, one, y, lanes)
     if not dt.is_unsigned(dtype):
+        # INT_MIN / -1 traps on x86; the negation that replaces it wraps.
         negate = b.compare("eq", dtype, y, b.const(-1, dtype))
         x = b.select(negate, dtype, b.binary("sub", dtype, b.const(0, dtype), x), x, lanes)
         y = b.select(negate, dtype, one, y, lanes)
@@ -171,6 +173,7 @@ def _min_max_emitter(ordered: str, signed: str, unsigned: str, boolean: str) -> 
         if not dt.is_float(dtype):
             test = b.compare(unsigned if dt.is_unsigned(dtype) else signed, dtype, x, y)
             return b.select(test, dtype, x, y, lanes)
+        # A constant goes second, where the test for NaN is left out.
         if x[0] != "%":
             x, y = y, x
         if is_nan_constant(y, dtype):
@@ -239,6 +242,7 @@ def emit_binary(
 def emit_lane_reduction(b: FunctionBuilder, kind: str, dtype: str, x: Operand) -> Operand:
     """Combine the lanes of a vector: kind is sum, max, min or prod. Float sums are trees."""
     element = dt.element_dtype(dtype)
+    # In float32, because every level of the tree would round to 16 bits otherwise.
     if element in ("float16", "bfloat16"):
         wide = dt.with_lanes("float32", dt.lanes(dtype))
         return emit_cast(

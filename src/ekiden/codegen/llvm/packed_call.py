@@ -53,6 +53,7 @@ class PackedCallEmitter(ExpressionEmitter):
         self.store_word(result, PAYLOAD_WORD, "i64 0")
         call_arguments = f"ptr {arguments}, i32 {len(values)}, ptr {result}"
         status = b.value(f"call i32 {self.callee(e.op, name.value)}, {call_arguments})")
+        # The callee may have written to any buffer.
         b.touch_memory()
         self.fail_unless(b.value(f"icmp eq i32 {status}, 0"))
         return self.load_result(result, e.dtype)
@@ -110,6 +111,7 @@ class PackedCallEmitter(ExpressionEmitter):
             self.store_word(shape, axis, f"i64 {self.value(extents[axis])}")
             stride = buffer.strides[axis] if buffer.strides else step
             self.store_word(strides, axis, f"i64 {self.value(stride)}")
+            # A region is strided as its buffer, so that steps come from the buffer's own shape.
             step = step * buffer.shape[axis]
         layout = self.module.tensor
         descriptor = self.allocate_words(layout.BYTES // STACK_WORD_BYTES)
@@ -135,6 +137,7 @@ class PackedCallEmitter(ExpressionEmitter):
         integer = b.value(f"load i64, ptr {payload}, align 8")
         number = b.value(f"load double, ptr {payload}, align 8")
         self.module.declare("ek_value_drop", "void", ["ptr"])
+        # Dropped after the payload was read: this may free an object.
         b.append_void(f"call void @ek_value_drop(ptr {slot})")
         is_float = b.value(f"icmp eq i32 {kind}, {TypeIndex.FLOAT}")
         if dt.is_float(dtype):

@@ -95,11 +95,13 @@ def _branch_immediate(r: ResolvedReference, bits: int) -> int:
 
 
 def _x86_stub(at: int, slot: int) -> bytes:
+    # The displacement counts from the end of the jump, which has 6 bytes.
     return b"\xff\x25" + struct.pack("<i", slot - (at + 6)) + b"\xcc\xcc"  # jmp *slot(%rip)
 
 
 def _x86_relocate(out: bytearray, r: ResolvedReference) -> None:
     if r.kind in X86_64.table_relocations and not r.is_slot:
+        # 0x8B is mov, a load from the table: only that can become lea, the address itself.
         if out[r.at - 2] != 0x8B:
             raise InternalError(
                 f"image: {r.name!r} is reached through an address table but lies inside the image"
@@ -154,6 +156,7 @@ def _auipc_immediate(delta: int) -> int:
     """Return the immediate bits of an auipc: the upper part that remains after the signed low 12
     bits.
     """
+    # The low 12 bits are sign-extended later: adding 0x800 makes up for a borrow.
     return (delta + 0x800) & 0xFFFFF000
 
 
@@ -221,6 +224,7 @@ def _armv7_relocate(out: bytearray, r: ResolvedReference) -> None:
     if r.kind == A32_REL32 or (r.kind == A32_GOT_PREL and r.is_slot):
         word = word + r.target - r.at & 0xFFFFFFFF
     elif r.kind in (A32_CALL, A32_JUMP24):
+        # REL objects hold the addend in the branch: sign-extend its 24 bits.
         added = (word & 0xFFFFFF ^ 0x800000) - 0x800000
         word = word & 0xFF000000 | _branch_immediate(replace(r, target=r.target + 4 * added), 24)
     else:

@@ -29,9 +29,11 @@ def fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
         return wide.cast(wide.add(product, m.cast(z, wide)), m)
     product, lost = two_product(m, x, y)
     total = m.add(product, z)
+    # Knuth's TwoSum: the exact rounding error of product + z.
     of_z = m.sub(total, product)
     sum_error = m.add(m.sub(product, m.sub(total, of_z)), m.sub(z, of_z))
     exact = m.add(total, m.add(lost, sum_error))
+    # Where a part has overflowed the error terms are NaN, and the rounded sum stands.
     return m.select(m.b.compare("ord", m.dtype, exact, exact), exact, total)
 
 
@@ -56,6 +58,7 @@ def round_even(m: FloatMath, x: Operand) -> Operand:
     """Round to the nearest integer, ties to even: add and subtract 2**mantissa."""
     integer_threshold = 2.0**m.mantissa_bits
     large = m.copysign(m.const(integer_threshold), x)
+    # copysign restores -0.0, which the sum loses.
     near = m.copysign(m.sub(m.add(x, large), large), x)
     return m.select(m.less(m.abs(x), m.const(integer_threshold)), near, x)
 

@@ -74,6 +74,7 @@ def _window_mask(
     """Return the mask of a contiguous load: off in lanes that provide no element."""
     element_of_lane = {i * stride - begin: i for i in lanes_taken}
     bits = dt.with_lanes("bool", lanes)
+    # Index `lanes` is the first element of the second operand, which is zero: off.
     order = [element_of_lane.get(lane, lanes) for lane in range(lanes)]
     return emit_shuffle(b, bits, mask, "zeroinitializer", order)
 

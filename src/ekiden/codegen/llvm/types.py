@@ -78,6 +78,7 @@ def is_nan_constant(operand: str, dtype: str) -> bool:
         return False
     bits = int(number[1], 16) if number[1] else int(number[2])
     exponent, width = _HALF_EXPONENT_MASKS.get(dt.element_dtype(dtype), (0x7FF << 52, 64))
+    # A NaN has all bits of the exponent set and a mantissa that is not 0.
     return bits & ((1 << (width - 1)) - 1) > exponent
 
 
@@ -91,6 +92,7 @@ def _scalar_constant(value: int | float, dtype: str) -> str:
             return f"0xH{int(np.array(value, np.float16).view(np.uint16)):04X}"
     if dt.is_float(dtype):
         with np.errstate(over="ignore"):
+            # LLVM writes float32 constants as doubles, which must be exact float32 values.
             number = float(np.float32(value)) if dtype == "float32" else float(value)
         return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"
     bits = dt.SCALAR_BITS[dtype]

@@ -50,6 +50,7 @@ class _WasmReader:
         """Read a signed LEB128 number."""
         start = self.at
         value = self.read_unsigned()
+        # The sign is the top bit of the last group of seven.
         bits = 7 * (self.at - start)
         return value - (1 << bits) if value >> (bits - 1) & 1 else value
 
@@ -187,6 +188,7 @@ def _read_imports(wasm_object: WasmObject, cursor: _WasmReader) -> None:
             wasm_object.globals.append(name)
             cursor.read_bytes(2)
             continue
+        # A table's element type comes before its limits; a memory has limits alone.
         if kind == 1:
             cursor.read_byte()
         flags = cursor.read_byte()
@@ -271,6 +273,7 @@ class WasmLinker:
             self._add_object(number, wasm_object)
         for name in self.defined:
             self.wanted.pop(name, None)
+        # Imported functions come before a module's own in WebAssembly's index space.
         functions = sorted(n for n in self.wanted if self.wanted[n] is not None)
         addresses = sorted(n for n in self.wanted if self.wanted[n] is None)
         self.imports = [*functions, *addresses]

@@ -40,6 +40,7 @@ class WideAccessEmitter(StatementEmitter):
         wide, scalar, join = (b.fresh(n) for n in ("wide", "each", "done"))
         b.branch_if(self._alignment_flag(buffer), wide, scalar)
         b.start(wide)
+        # Not `b.load`: the value exists on this side of the branch only.
         loaded = b.value(f"load {kind}, {pointer}, align {align}")
         b.branch(join)
         b.start(scalar)

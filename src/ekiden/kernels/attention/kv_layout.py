@@ -217,6 +217,7 @@ class CachePlane:
         """Return the quantised numbers of a token and write its scales to the planes."""
         row = self.format
         grouped = token_numbers.reshape(len(token_numbers), self.num_groups, self.group_size)
+        # The range may be asymmetric (int4: -8 to 7): the end that needs the larger scale decides.
         ends = (
             (grouped.max(-1, keepdims=True), row.max_value),
             (grouped.min(-1, keepdims=True), row.min_value),

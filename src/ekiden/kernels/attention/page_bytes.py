@@ -136,6 +136,7 @@ class Int8PagedAttention(PagedAttention):
 
     def select_byte(self, at: PrimExpr, which: PrimExpr) -> PrimExpr:
         """Return one of the four bytes of each cache lane, as floats."""
+        # The byte moves to the top first, so that the arithmetic shift by 24 extends its sign.
         up = broadcast(cast((CACHE_WORD_BYTES - 1 - which) * 8, "int32"), self.lanes)
         byte = call_intrin("left_shift", self.load_words(at), up, dtype=self.whole)
         byte = call_intrin("right_shift", byte, self.splat_int(24), dtype=self.whole)
@@ -147,6 +148,7 @@ class Int8PagedAttention(PagedAttention):
             return self.split_int16_halves(words)
         if not is_key:
             return [words]
+        # dot4_u8s8 takes keys unsigned: flipping the sign bit adds 128, which key_zero undoes.
         return [call_intrin("bitwise_xor", words, self.splat_int(SIGN_BITS_I32), dtype=self.whole)]
 
     def split_int16_halves(self, words: PrimExpr) -> list[PrimExpr]:
@@ -322,6 +324,7 @@ class Int8PagedAttention(PagedAttention):
         statements = []
         for at, b in loaded.items():
             n = const(at)
+            # The first operand is unsigned, the second signed: keys and probabilities come first.
             pair = (word, b) if is_share else (b, word)
             value = call_intrin(dot, sums[n], *pair, dtype=sums.dtype)
             statements.append(BufferStore(sums, value, (n,)))

@@ -92,6 +92,7 @@ class Int4PagedAttention(Int8PagedAttention):
         """Return the register buffer of key sums, in int16 for the short dot product."""
         if self.key_dot != SHORT_DOT_FEATURE:
             return super().sums_buffer(count)
+        # 32 values are 8 additions of two products of at most 127 * 15: 30480 < 2**15.
         assert self.plane.group_size <= 32, self.plane
         kind = dt.with_lanes("int16", 2 * self.lanes)
         return Buffer("sums", (const(count),), kind, "register")

@@ -66,6 +66,7 @@ class PartialSoftmax:
         """Emit the initialisation of rows that have seen no key."""
         row, v = Var("row"), Var("v")
         at = row * self.row_size
+        # Not -inf: merging two rows without keys would compute -inf - -inf, which is NaN.
         zero, lowest = (
             broadcast(const(x, "float32"), self.lanes) for x in (0.0, INITIAL_MAX_SCORE)
         )

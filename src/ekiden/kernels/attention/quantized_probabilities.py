@@ -123,6 +123,7 @@ class QuantizedProbabilities:
     def quantize(self, share: PrimExpr, finer: Var) -> PrimExpr:
         """Quantise probabilities to integers, in the last bits of an int32 each."""
         kernel = self.kernel
+        # Adding 1.5 * 2**23 rounds to nearest and leaves the integer in the low mantissa bits.
         near = call_intrin(
             "fma", share, kernel.splat(finer), kernel.splat(ROUND_TO_INT_MAGIC), dtype=kernel.real
         )
@@ -217,6 +218,7 @@ class Int16Probabilities(QuantizedProbabilities):
         index = ramp(simplify(at + n * self.tokens), 1, kernel.lanes)
         stmt: Stmt = BufferStore(self.shares, to_pair_order(level), (index,))
         if kernel.value_zero:
+            # The int32 still contains the bits of the magic number, which must not enter the total.
             more = Sub(level, kernel.splat_int(ROUND_TO_INT_MAGIC_BITS), kernel.whole)
             grown = Add(total[const(n)], more, kernel.whole)
             stmt = seq(stmt, BufferStore(total, grown, (const(n),)))
@@ -420,6 +422,7 @@ class ByteProbabilities(QuantizedProbabilities):
                 BufferStore(self.shares, Cast(bits, dt.with_lanes("uint8", size)), (at,))
             )
         if kernel.value_zero:
+            # The int32 still contains the bits of the magic number, which must not enter the total.
             more = Sub(level, kernel.splat_int(ROUND_TO_INT_MAGIC_BITS), kernel.whole)
             grown = Add(total[const(n)], more, kernel.whole)
             statements.append(BufferStore(total, grown, (const(n),)))
@@ -496,6 +499,7 @@ class ByteProbabilities(QuantizedProbabilities):
             integer_sum = call_intrin(
                 MADD_FEATURE, start, halves, kernel.splat_int(INT16_ONES), dtype=kernel.whole
             )
+        # Bytes are stored highest first: shift the sum by 8 and add the next byte's (Horner).
         for lower in range(first + 1, first + kernel.share_bytes):
             upper = call_intrin("left_shift", integer_sum, kernel.splat_int(8), dtype=kernel.whole)
             integer_sum = Add(upper, acc[const(lower * vectors + v)], kernel.whole)

@@ -224,6 +224,8 @@ class AttentionKernel:
             """
             panel = Var("p")
             key = first + panel * (vectors * self.lanes)
+            # A panel with padding keys is not transposed in registers: that loads rows without a
+            # mask.
             is_whole = vectors == self.wide or is_const(simplify(self.keys % self.lanes), 0)
             transposes = in_rows and is_whole and self.has_shuffles
             body = (self._emit_transpose_panel if transposes else self._emit_copy_panel)(
@@ -323,6 +325,7 @@ class AttentionKernel:
         if cap := self.heads.softcap:
             bent = call_intrin("tanh", Mul(value, self.splat(1 / cap), vector))
             value = Mul(bent, self.splat(cap), vector)
+        # Padding keys of the last panel and keys behind the causal limit must become -inf.
         is_seen = (
             self.mask_below(key, self.num_visible_keys(row))
             if is_last or self.heads.causal
@@ -339,6 +342,7 @@ class AttentionKernel:
         for index, dim in zip((b, h, row), self.bias.shape, strict=False):
             at = at * dim if is_const(dim, 1) else at * dim + index
         last = self.bias.shape[3]
+        # A bias that all keys share is one element: a vector load would read its neighbours.
         if is_const(last, 1) and not is_const(self.keys, 1):
             return self.splat(self.bias[simplify(at)])
         value = self.load(self.bias, simplify(at * last + key))
@@ -468,6 +472,7 @@ class AttentionKernel:
                 index = ramp(simplify(offset), out["d"], self.lanes)
                 return BufferStore(self.out.buffer, share, (index,), mask)
 
+            # Scores behind the keys of the tile's last query were not computed: the sum ends there.
             loops = [ReductionLoop(self.num_visible_keys(first + (rows - 1)), const(1), step)]
             begin = (base if direct else const(0)) + column
             near = self._prefetch_step(source, step, vectors * self.lanes)
@@ -483,6 +488,7 @@ class AttentionKernel:
         """Emit one head: copies, then tiles of rows."""
         heads, groups = self.q.dims["h"], self.k.dims["h"]
         b, h = Var("b"), Var("h")
+        # Grouped-query attention: consecutive heads of queries share a head of keys and values.
         shared = h if heads is groups else simplify(h // simplify(heads // groups))
         k_base, v_base = (b * o.strides["b"] + shared * o.strides["h"] for o in (self.k, self.v))
 

@@ -93,6 +93,7 @@ def _divide_with_correction(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """
     reciprocal = const(1.0, a.dtype) / b
     about = a * reciprocal
+    # The FMA rounds a - about * b only once: its quotient corrects the estimate.
     remainder = call_intrin("fma", about, const(0.0, a.dtype) - b, a, dtype=a.dtype)
     return call_intrin("fma", remainder, reciprocal, about, dtype=a.dtype)
 

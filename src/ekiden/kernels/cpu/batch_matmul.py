@@ -106,6 +106,7 @@ def _batch_stride(buffer: Buffer, image: PrimExpr, batch: PrimExpr) -> PrimExpr:
         return const(0)
     if isinstance(own, IntImm) or same_dim(own, batch):
         return image
+    # A dynamic batch may turn out to be 1 and broadcast, which only the run knows.
     return Select(own.equal(1), const(0), image, "int64")
 
 
@@ -205,6 +206,7 @@ class _MatmulKernel:
         """Emit the packing packed[base + k * width + i] = b[k, column + i] of one panel, with zeros
         beyond the matrix.
         """
+        # Copying line by line needs every column to exist; a narrow panel is loaded under a mask.
         if self.transpose_b and vectors == self.wide:
             return self._emit_pack_transposed(packed, base, image, column)
         k, width = Var("k"), vectors * self.lanes
@@ -304,6 +306,7 @@ class _MatmulKernel:
                 image, first + i, at, value, self.column_mask_from(at) if masked else None
             )
 
+        # Read in place, a step of k moves by a row of the matrix; packed, by a row of the panel.
         step = source.row_stride if source.buffer is self.b.buffer else const(vectors * self.lanes)
         loops = [ReductionLoop(self.k, self.a.column_stride, step)]
         start = image * self.a.batch_stride
@@ -352,6 +355,7 @@ class _MatmulKernel:
         """Emit all rows in tiles of at most `limit`; balanced where the rows are known."""
         if isinstance(self.rows, IntImm):
             return balanced_row_tiles(self.rows, limit, body, kind)
+        # Each size is a copy of the tile, so only a few; the last, 1, covers any remainder.
         sizes = [limit, *(size for size in SMALLER_TILE_ROWS if size < limit)]
         return stepped_row_tiles(self.rows, sizes, body, kind)
 
@@ -412,10 +416,12 @@ class _MatmulKernel:
         panel, width = Var("p"), vectors * self.lanes
         column = simplify(begin + panel * width)
         packed = Buffer("packed", (simplify(self.k * width),), self.dtype)
+        # Multiplying in place needs contiguous lines without a mask: full panels, not transposed.
         if self.transpose_b or vectors != self.wide:
             body = self.emit_packed_panel(packed, image, column, vectors)
         else:
             body = self.emit_read_panel(packed, image, column)
+        # The packed panel is allocated inside the loop, so that each thread owns one.
         return For(panel, const(0), count, kind, Allocate(packed, body), {"grain": 1})
 
     def emit_packed_panel(
@@ -465,6 +471,7 @@ class _MatmulKernel:
 
     def emit_few_rows(self, image: PrimExpr, kind: ForKind) -> Stmt:
         """Emit a product of few rows that streams the matrix line by line."""
+        # Each row has sums and factors of its own in the emitted code: their number is static.
         assert isinstance(self.rows, IntImm)
 
         def store_vector(
@@ -489,6 +496,7 @@ class _MatmulKernel:
         """Emit the product with the matrix in place; its columns are whole vectors."""
         assert isinstance(self.columns, IntImm)
         column_blocks, begin = [], 0
+        # Lanes divide the columns; otherwise `vectors` would become 0 and the loop would not end.
         while begin < self.columns.value:
             vectors = min(self.wide, (self.columns.value - begin) // self.lanes)
             body = self.panel_loop_body(self.b, image, const(1), const(begin), vectors)
@@ -499,6 +507,7 @@ class _MatmulKernel:
 
     def body(self) -> Stmt:
         """Emit the batch in parallel; a single matrix by rows in parallel."""
+        # A single matrix has no batch to share out: threads share its rows or panels.
         if isinstance(self.batch, IntImm) and self.batch.value == 1:
             return self.emit_batch_item(const(0), ForKind.PARALLEL)
         image = Var("image")

@@ -173,6 +173,7 @@ class ConvKernel:
         if self.blocks > 1 or not self.geometry.is_padded:
             return [], {}
         padded_axes = {n: at for n, at in positions.items() if windows[n].may_skip_taps(results)}
+        # The taps of a row are one loop with the channels: none can be left out alone.
         if self.has_whole_rows:
             padded_axes.pop(PIXEL_AXIS, None)
         return taps_inside(windows, padded_axes)
@@ -460,6 +461,7 @@ class ConvKernel:
         if flat:
             return self.emit_flat_with_panels(panels, make)
         line_tiles = self.emit_line_tiles(make(index), *self.line_coordinates(line))
+        # There are fewer lines than threads, so these share lines and panels together.
         if self.has_few_lines():
             line_and_panel = Var("part")
             inside = LetStmt(
@@ -478,6 +480,7 @@ class ConvKernel:
         chunk, count, block = Var("c"), min(self.target.cores, panels), Var("kb")
         self.block = block
         begin, end = chunk * panels // count, (chunk + 1) * panels // count
+        # Partial sums wait in the result: a thread keeps its panels through all blocks of k.
         run = For(index, begin, simplify(end - begin), ForKind.SERIAL, inside(index))
         body = For(block, const(0), const(self.blocks), ForKind.SERIAL, run)
         return For(chunk, const(0), const(count), ForKind.PARALLEL, body, {"grain": 1})

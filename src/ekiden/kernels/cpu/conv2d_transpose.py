@@ -132,6 +132,8 @@ class _PhasedOutput:
         sizes = operands_of(self.anchor)[0].shape[1:-1]
         extents = self.anchor.shape[1:-1]
         for index, axis, size, extent in zip(indices[1:-1], self.axes, sizes, extents, strict=True):
+            # All phases have as many positions: if strides do not divide the extent, some are
+            # outside.
             if not prove_equal(axis.num_positions(size) * axis.stride, extent):
                 stmt = IfThenElse(index < extent, stmt)
         return stmt

@@ -100,6 +100,7 @@ class _DefaultKernel:
         """Return the buffer and flat index of an element."""
         buffer = self.map.buffers[tensor]
         at = tuple(indices)
+        # A row's buffer has none of the shared axes: it holds one block of rows only.
         if tensor in self.rows:
             own = at[len(self.prefix) :] or (const(0),)
             at = own if self.row is None else (self.row, *own)

@@ -99,6 +99,7 @@ def schedule_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
         block = [outer]
     word_loops = _dot_loop_extents(weight, decision)
     depth = sch.split(k, [None, *word_loops]) if word_loops else [k]
+    # With a batch, threads share its axis, the outermost loop: panels are never shared out.
     by_rows = decision["split"] == "rows" or bool(batch)
     is_outer = decision["order"] == "panel" and not by_rows
     chunk: list[LoopRV] = []
@@ -116,12 +117,14 @@ def schedule_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
         sch.vectorize(sch.get_loops(copy)[-1], target.lanes(data.dtype))
     if chunk or by_rows or (is_outer and not block):
         try_primitive(sch.parallel, (*batch, *chunk, *order)[0])
+    # Partial sums wait in the output between blocks of k, which needs the accumulators' dtype.
     if block and epilogues and kernel.outputs[0].dtype == anchor.dtype:
         sch.reuse_buffer(product_block, 0)
     if in_matrices:
         sch.tensorize(row, MATRIX_TILE_KERNEL.call())
         return
     options = {name: decision.int_value(name) for name in ("own", "spread", "unroll")}
+    # With dynamic rows short tiles occur at run time: they finish before a prefetch arrives.
     if sizes.rows is None:
         options |= _min_prefetching_rows(sizes, width, target)
     sch.tensorize(row, REGISTER_TILE_KERNEL.call(lanes=target.lanes("float32"), **options))
@@ -202,6 +205,7 @@ def _max_tile_rows(sizes: MatmulSizes, width: int, kernel: ScheduledKernel) -> i
         lanes = kernel.target.lanes("float32")
         register_limit = max_register_rows(-(-sizes.columns // lanes), kernel.target, sizes.dtype)
         rows = max(rows, min(MAX_NARROW_TILE_ROWS, register_limit))
+    # With dynamic rows every height is a copy of the tile: code size bounds their number.
     return min(rows, MAX_DYNAMIC_TILE_ROWS) if sizes.rows is None else rows
 
 
@@ -251,6 +255,7 @@ def _product_and_panel(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
     attrs = anchor.op.attrs
     depth = simplify(data.shape[-1] // _word_size(weight))
     units, panel = int(str(attrs["units"])), int(str(attrs["tile"]))
+    # A list of words (`places`) guarantees that sums of two products fit int16.
     dtype = NARROW_EPILOGUE if "places" in attrs else data.dtype
     return MatmulSizes.from_dims(
         product_of_dims(data.shape[_num_batch_axes(weight) : -1]), units, depth, dtype
@@ -307,12 +312,14 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decisio
         if sizes.dtype != "bfloat16"
         else BF16_PAIR_FEATURE
     )
+    # Few rows are bound by reading each panel once, which tile registers do not speed up.
     if matrices is not None and (sizes.rows is None or sizes.rows > MAX_VECTOR_ROWS):
         dot = matrices
     if chosen.setdefault("dot", dot) in MATRIX_DOT_FEATURES:
         return _matrix_decision(anchor, target, chosen, sizes)
     rows = int(chosen.setdefault("rows", tile_rows(vectors, sizes, target)))
     blocking = LoopBlocking(sizes, panel, rows, target)
+    # With fewer panels than cores some cores would idle: threads share the rows instead.
     has_few_panels = -(-(sizes.columns or 0) // panel) < target.cores
     split = chosen.setdefault("split", "rows" if has_few_panels else "panels")
     order = str(chosen.setdefault("order", "row" if split == "rows" else blocking.outer_loop()))

@@ -89,8 +89,10 @@ class DynamicDepthwise(DepthwiseKernel):
         """Return the first pixel all of whose taps read data, and the one behind the last."""
         _, _, window = self.geometry.window_axes
         width, (_, reach) = self.geometry.out[2], self.geometry.window_extents
+        # Rounded up: the first pixel whose tap 0 is not in the padding.
         first = (window.before + (window.stride - 1)) // window.stride
         last = (window.size - reach + window.before) // window.stride + 1
+        # Clamped to the line: one that is shorter than the window has no middle.
         return [
             (begin, simplify(minimum(width, as_expr(first)))),
             (end, simplify(maximum(begin, minimum(width, last)))),

@@ -204,6 +204,7 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
             )
             return seq(self.emit_band_copy((image * size + low), high - low, channel, masks), lines)
 
+        # Allocated inside the parallel loop over bands, so that each thread has a copy of its own.
         inside: Stmt = Allocate(self.source, self.emit_channel_groups(emit_group))
         lets = [
             (image, band // per_image),
@@ -425,6 +426,7 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decisio
     is_kept = not exceeds_associativity(read, int(str(anchor.op.attrs["groups"])), target)
     vectors = int(fixed.get("vectors", 1 if is_kept else max_vectors))
     pixels = int(fixed.get("pixels", max(1, sums // vectors)))
+    # The copying kernel will be built then, whose tiles have one vector of channels.
     if "pixels" not in fixed and _in_place_line_geometry(anchor, pixels) is None:
         pixels = sums
     near = int(fixed.get("near", 0 if is_kept else _default_band_lines(anchor, target)))

@@ -47,6 +47,7 @@ class DotProductShape:
         count = len(self.rows)
         limit = min(MAX_COLUMN_STREAMS, (target.registers - count - 1) // count)
         lanes = target.lanes(self.dtype)
+        # A divisor of the lanes, so that groups fill a vector of columns exactly.
         return max(s for s in range(1, lanes + 1) if lanes % s == 0 and s <= max(1, limit))
 
 
@@ -126,6 +127,7 @@ class _ColumnVector:
             ),
         )
         for name, column in zip(named, columns, strict=True):
+            # Clamped: columns behind the last repeat it, and the store's mask drops them.
             line = minimum(self.begin + column, last)
             body = LetStmt(name, shape.origin + line * shape.k, body)
         return Allocate(self.sums, body)
@@ -147,6 +149,7 @@ class _ColumnVector:
             )
             for r in range(len(self.shape.rows))
         ]
+        # Allocated inside the loop over columns, so that each thread owns one.
         return Allocate(self.row, seq(groups, *stores))
 
 

@@ -206,6 +206,7 @@ def parallel_outer_loops(axes: Sequence[LoopAxis], work: int, body: Stmt) -> Stm
     if not axes or (is_static and total <= MIN_PARALLEL_WORK):
         return serial_loops(axes, body)
     count = 1
+    # Only as many axes are fused as give threads enough steps: each one costs a division.
     while (
         count < len(axes)
         and estimated_product([a.extent for a in axes[:count]]) < MIN_PARALLEL_ITERATIONS
@@ -281,6 +282,7 @@ def _comparison_thresholds(
     if not scale or (isinstance(condition, (EQ, NE)) and scale not in (1, -1)):
         return []
     intercept = analyzer.simplify(substitute(difference, {axis.var: const(0)}))
+    # A split point is computed outside of the nest, where inner variables do not exist.
     if any(e in inner_vars or isinstance(e, BufferLoad) for e in post_order(intercept)):
         return []
     return _threshold_edges(type(condition), intercept, scale)
@@ -293,6 +295,7 @@ def _threshold_edges(kind: type[BinaryExpr], intercept: PrimExpr, scale: int) ->
     if kind in (EQ, NE):
         root = -intercept if scale > 0 else intercept
         return [simplify(root), simplify(root + 1)]
+    # For integers x <= 0 is x - 1 < 0, and > is the complement of <=.
     bound = intercept - 1 if kind in (LE, GT) else intercept
     return [simplify(-(bound // scale) if scale > 0 else bound // -scale + 1)]
 

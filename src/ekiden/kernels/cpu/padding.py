@@ -42,6 +42,7 @@ def band_lines(geometry: ConvGeometry, target: Target) -> int:
     room = target.l2 // BAND_CACHE_DIVISOR // max(line, 1)
     max_lines = max(1, (room - (kh - 1) * dy - 1) // sy + 1)
     total = images * lines
+    # As few rounds as the cache allows, of equal bands: no core waits for a longer one.
     rounds = -(-total // (target.cores * max_lines))
     return max(1, min(lines, -(-total // (target.cores * max(rounds, 1)))))
 
@@ -91,6 +92,7 @@ class BandLoop:
         lines = For(
             line, const(0), count, ForKind.SERIAL, body(image, first + line, line * (row * sy))
         )
+        # Allocated inside the parallel loop over bands, so that each thread has a copy of its own.
         inside: Stmt = Allocate(self.source, seq(copy, lines))
         lets = [
             (image, band // per_image),

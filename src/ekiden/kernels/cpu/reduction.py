@@ -143,6 +143,7 @@ class ReductionNest:
         if not self.reduced:
             return False
         last = self.reduced[-1]
+        # Fewer than four elements do not pay for combining the lanes at the end.
         if isinstance(last.extent, IntImm) and last.extent.value < 4:
             return False
         walked, strided = self._count_access_patterns(last)
@@ -255,6 +256,7 @@ class ReductionNest:
         )
 
     def _num_accumulators(self, last: LoopAxis, lanes: int) -> int:
+        # Computing an element takes longer than combining it: one accumulator never waits.
         if element_cost(self.values) > 1:
             return 1
         if not isinstance(last.extent, IntImm):
@@ -327,5 +329,6 @@ class ReductionNest:
     ) -> Stmt:
         value = broadcast(vectors.rewrite_expr(self.source), lanes)
         if mask is not None:
+            # Masked lanes take the identity, which leaves their accumulator unchanged.
             value = Select(mask, value, self.initial_value(lanes), value.dtype)
         return BufferStore(sums, self.combine(sums[n], value), (const(n),))

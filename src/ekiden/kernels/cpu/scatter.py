@@ -85,6 +85,7 @@ def emit_copy(source: Buffer, target: Buffer) -> Stmt:
     if axes:
         store = vectorized_loop(axes[-1], SCATTER_VECTOR_LANES, store)
     copy = parallel_outer_loops(axes[:-1], estimated_product(target.shape[-1:]), store)
+    # The result may have the input's bytes (updated_input): only the run-time addresses tell.
     is_there = Intrinsic("same_memory", (source.access_ptr("r"), target.access_ptr("r")), "bool")
     return IfThenElse(Not(is_there), copy)
 
@@ -122,6 +123,7 @@ class SliceScatter:
             )
         if ahead and lead:
             store = seq(*self._emit_prefetches(indices, data, result, lead, columns, ahead), store)
+        # Updates run serially: several may go to one row, and their order matters.
         return seq(emit_copy(data, result), serial_loops(lead, store))
 
     def _slice_coordinates(
@@ -143,6 +145,7 @@ class SliceScatter:
     ) -> list[Stmt]:
         """Emit prefetches of the row of a later update, along the last of the leading axes."""
         last = lead[-1]
+        # Clamped, so that no coordinate behind the last update is read.
         later = minimum(last.var + ahead, last.extent - 1)
         later_index = self._slice_coordinates(indices, data, (*axis_vars(lead[:-1]), later))
         if not columns:

@@ -101,6 +101,7 @@ class _ColumnRun:
         """Run `make(first column in the run, mask)` for all vectors; the last may be masked."""
         at, full_vectors = Var("v"), self.left // self.lanes
         loop = For(at, const(0), full_vectors, ForKind.SERIAL, make(at * self.lanes, None))
+        # Runs are whole vectors: only the last has a tail, and none if lanes divide the columns.
         if isinstance(self.shape.columns, IntImm) and self.shape.columns.value % self.lanes == 0:
             return loop
         tail_width = self.left % self.lanes
@@ -206,6 +207,7 @@ def emit_skinny_product(
         kind: Whether runs of columns are parallel or serial.
     """
     run, number = _ColumnRun(shape, a, b, target), Var("run")
+    # The sums are allocated inside the loop over runs, so that each thread owns its own.
     run_body = Allocate(run.sums, run.emit_run(store))
     extent = minimum(const(run.width), shape.columns - number * run.width)
     bound = LetStmt(run.begin, number * run.width, LetStmt(run.left, extent, run_body))

@@ -40,6 +40,7 @@ def emit_tuple_reduction(
     totals = [Buffer(f"total_{n}", (const(1),), s.dtype, "register") for n, s in enumerate(sources)]
     starts = zip(totals, reducer.identity_element, strict=True)
     begin = [BufferStore(t, e, zero_index) for t, e in starts]
+    # All values are computed before the first store: each may depend on every total.
     update = emit_stores(totals, reducer.combine([t[0] for t in totals], sources), zero_index)
     finish = [BufferStore(b, t[0], (i,)) for (b, i), t in zip(targets, totals, strict=True)]
     body: Stmt = flatten_seq(*begin, serial_loops(reduced, update), *finish)

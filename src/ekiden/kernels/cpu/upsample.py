@@ -143,6 +143,7 @@ class _UpsampleKernel:
         stores: list[Stmt] = []
         for i in range(self.kernel[0]):
             low, high = max(i * run - at, 0), min((i + 1) * run - at, self.lanes)
+            # No lane of this vector belongs to output line i.
             if low >= high:
                 continue
             # A vector of columns may span two output lines; each store masks the lanes of one.
@@ -187,6 +188,7 @@ class _UpsampleKernel:
         line = Var("line")
         total = simplify(self.data.shape[0] * self.data.shape[1])
         lines = For(line, const(0), total, ForKind.PARALLEL, self.emit_line(line), {"grain": 2})
+        # Packed once before the parallel loop: all threads read the same panel.
         return Allocate(self.packed, seq(self.emit_pack(), lines))
 
 

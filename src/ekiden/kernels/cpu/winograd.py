@@ -142,6 +142,7 @@ class _LinearTransform:
     ) -> PrimExpr | None:
         """Return the sum of weighted vectors; None if all weights are 0."""
         total: PrimExpr | None = None
+        # Weights of 1 and -1 come first, so that the sum begins without a product.
         for weight, vector in sorted(
             zip(weights, vectors, strict=True), key=lambda p: abs(p[0]) != 1
         ):
@@ -316,6 +317,7 @@ class _WinogradKernel:
 
     def tile_coordinates(self, tile: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """Return (image, line, column) of the first output pixel of a tile."""
+        # The last block has places for more tiles: they repeat the last one and are not stored.
         if not self.is_even:
             tile = minimum(tile, self.tiles - 1)
         area = self.down * self.across
@@ -609,6 +611,7 @@ class _WinogradKernel:
             self.emit_products(inner),
             self.emit_output_transform(first, inner),
         )
+        # Allocated inside the loop over blocks: where blocks run in parallel, each has its own.
         block_body = Allocate(self.v, Allocate(self.products, steps))
         return For(block, const(0), self.count, outer, block_body, {"grain": 1})
 

@@ -160,6 +160,7 @@ class _GpuAttentionKernel:
             local_buffer, ("best", "next", "total", "dot")
         )
         self.sums = local_buffer("sums", self.columns)
+        # More scores of a thread than registers hold go through shared memory.
         self.by_warps = self.team.has_warps and self.tile // self.lanes <= MAX_REGISTER_SCORES
         self.own_scores = local_buffer("scores", self.tile // self.lanes)
         if self.by_warps:
@@ -278,6 +279,7 @@ class _GpuAttentionKernel:
 
     def emit_scores(self, begin: PrimExpr) -> list[Stmt]:
         """Emit the scores of the tile, and the running maximum."""
+        # The first barrier completes the scores, the second keeps them until all threads read them.
         if not self.by_warps:
             return [
                 self.emit_thread_scores(begin),
@@ -380,6 +382,8 @@ class _GpuAttentionKernel:
 
         added: list[Stmt] = [self.store_local(self.total, self.load_local(self.total) + share)]
         for n in range(self.columns):
+            # Clamped: threads behind the last column repeat it, and emit_results does not store
+            # theirs.
             column = minimum(self.lane + n * self.lanes, self.width - 1)
             value = self.load_shared(self.shared_v, c, self.width, column)
             added.append(

@@ -70,6 +70,7 @@ class ThreadTeam:
             size: Threads of a team; None for the block.
         """
         size = threads if size is None else size
+        # Two levels of shuffles combine at most WARP_SIZE ** 2 threads, in whole warps.
         is_apt = (
             threads % WARP_SIZE == 0
             and size <= WARP_SIZE * WARP_SIZE
@@ -91,6 +92,7 @@ class ThreadTeam:
         """
         if self.has_warps:
             return self._emit_warp_reduction(own, combine, everywhere)
+        # The tree in shared memory combines a whole block, never parts of it.
         assert self.size == self.threads, (self.size, self.threads)
         return self._emit_shared_memory_tree(own, combine)
 
@@ -143,6 +145,7 @@ class ThreadTeam:
             statements += [IfThenElse(lane.equal(WARP_SIZE - 1), last), STORAGE_SYNC]
             statements.append(BufferStore(sums, shared[0][lane % warps], zero))
             statements += self._emit_warp_scan(sums, near, combine, warps)
+            # The first warp has none before it: it reads its own total and does not combine it.
             before = maximum(warp - 1, 0)
             statements.append(
                 BufferStore(

@@ -58,6 +58,7 @@ def match_product(anchor: Tensor) -> ProductFactors | None:
     if not rows and not columns:
         return None
     extents = {a.var: a.extent for a in op.axis}
+    # Axes of extent 1 never move in memory, so they say nothing about contiguity.
     order = {v: n for n, v in enumerate(axes) if known_extent(extents[v]) != 1}
     last = [max((order.get(v, -1) for v in group), default=-1) for group in (rows, columns)]
     # The factor that has the innermost axis of the result becomes b, whose axes are columns.

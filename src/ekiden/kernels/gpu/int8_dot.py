@@ -77,6 +77,7 @@ class KWordAxes:
     def __init__(self, factors: ProductFactors) -> None:
         self.axes, self.depth = factors.reduce.axis, factors.num_products
         self.is_exact = is_const(simplify(self.axes[-1].extent % DOT_WORD_BYTES), 0)
+        # Words inside the last axis need no division of k; otherwise all axes are one, padded by 0.
         outer = self.axes[:-1] if self.is_exact else ()
         size = self.axes[-1].extent if self.is_exact else self.depth + (DOT_WORD_BYTES - 1)
         self.word = reduce_axis((0, simplify(size // DOT_WORD_BYTES)), "word")
@@ -88,6 +89,7 @@ class KWordAxes:
         at: dict[Var, PrimExpr] = (
             {self.axes[-1]: step} if self.is_exact else self._values_at_step(step)
         )
+        # Through uint8: a sign extension would set bits of the word's other bytes.
         byte = cast(cast(substitute(value, at), "uint8"), "uint32")
         if self.is_exact or number == 0 or is_const(simplify(self.depth % DOT_WORD_BYTES), 0):
             return byte

@@ -166,6 +166,7 @@ def emit_launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
     flat = block * threads + thread
     exact = is_const(simplify(extent % threads), 0)
     inner = substitute_statement(body, {index: flat})
+    # The last block may have threads behind the extent.
     guarded = inner if exact else IfThenElse(flat < extent, inner)
     blocks = simplify((extent + (threads - 1)) // threads)
     return thread_loop(

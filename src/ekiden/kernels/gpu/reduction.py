@@ -151,6 +151,7 @@ def emit_vector_row(
     lanes = lanes_fitting(max_lanes_, max_lanes_ if size is None else size)
     if lanes == 1 or not loads or not are_contiguous(loads, {last: step}, step, 1):
         return None
+    # A short row does not fill several chains, which would only be combined at the end.
     chains = MAX_VECTOR_CHAINS if size is None or size >= MAX_VECTOR_CHAINS * lanes else 1
     return _VectorReduction(reduce, source, buffers.buffers[tensor], lanes, chains).emit_element(op)
 

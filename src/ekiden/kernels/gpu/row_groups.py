@@ -435,6 +435,7 @@ def _emit_rows_by_block(row: _RowEmitter, inside: _RowBufferRewriter) -> Stmt:
             stmt = row.emit_strided(group, at)
         # A private result needs no barrier: each thread reads what it has written itself.
         statements += [stmt] if is_private else [stmt, STORAGE_SYNC]
+    # The last statement is a barrier that nothing follows: a run ends with a shared result.
     body = wrap_in_allocations(inside.visit(seq(*statements[:-1])), inside.buffers("local"))
     lanes = wrap_in_allocations(
         thread_loop(team.thread, team.threads, "threadIdx.x", body), shared_buffers

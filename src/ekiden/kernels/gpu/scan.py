@@ -75,6 +75,7 @@ def _emit_rows(scan: ScanSpec, source: Buffer, out: Buffer, team: ThreadTeam) ->
         block_scan.values[0],
         iteration.equal(0),
     )  # no value need be one that changes nothing
+    # `carried` changes last: elements of this round take the totals of earlier rounds only.
     body = seq(
         BufferStore(own, if_then_else(first, element, scan.start), zero),
         block_scan.body,

@@ -206,6 +206,7 @@ class TiledProductKernel:
         size = 0
         for factor, tile in ((factors.a, rows * lines), (factors.b, columns * lanes)):
             tile *= cls.side
+            # Layouts are chosen later: this bounds the padding of either.
             room = tile * depth + max(tile, depth) * max(cls.gap, decision.int_value("near"))
             size += room * dt.itemsize(cls.stored_value(factor).dtype)
         return buffers * size + cls.extra_shared_bytes(
@@ -553,6 +554,7 @@ class TiledProductKernel:
             self.create_shared_tiles(),
             self.tile_extents(),
         )
+        # The second barrier keeps a block in place until the slowest thread has multiplied it.
         body = seq(
             self.emit_load_block(left_tile, block, rows.first, rows.most),
             self.emit_load_block(right_tile, block, columns.first, columns.most),
@@ -657,6 +659,7 @@ class TiledProductKernel:
         value = BufferLoad(self.sums, (const(i * self.columns + j) + by,), self.dtype)
         store = self.group.emit_store([at[a.var] for a in anchor.axis], value)
         store = vector_loop(lane, self.beside, store) if self.beside > 1 else store
+        # Widths of stores divide the number of columns: the first column decides for all of them.
         inside = logical_and(self.global_row(i) < self.m, self.global_column(j) < self.n)
         return IfThenElse(inside, store)
 

@@ -37,6 +37,7 @@ def unravel_index(index: PrimExpr, extents: Sequence[PrimExpr]) -> list[PrimExpr
     positions: list[PrimExpr] = [const(0)] * len(extents)
     long = [n for n, extent in enumerate(extents) if not is_const(extent, 1)]
     for n in reversed(long):
+        # The number is in range, so that the first long axis needs no remainder.
         positions[n] = index % extents[n] if n != long[0] else index
         index = index // extents[n]
     return positions
@@ -268,6 +269,7 @@ def access_width(
     size = simplify(product_of_extents(extents)) if extents else const(1)
     first, lane = Var("first"), Var("lane")
     for lanes in ACCESS_WIDTHS:
+        # No vector may cross the end of the axes.
         if lanes > limit or not is_const(simplify(size % lanes), 0):
             continue
         at = dict(zip(axes, unravel_index(first * lanes + lane, extents), strict=True))

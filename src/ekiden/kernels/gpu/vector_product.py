@@ -486,6 +486,7 @@ def _are_panels_cheaper(
         ALONG_COLUMNS,
         lanes,
     )
+    # Distant elements are inserted lane by lane: a load and an insertion for each.
     load_cost = 1 if is_near else 2 * lanes
     tile_cost = tiles * (2 * rows + rows / columns)
     if plain["along"] == ALONG_DEPTH:

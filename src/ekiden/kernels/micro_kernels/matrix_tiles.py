@@ -113,6 +113,7 @@ def emit_matrix_tile(
         return one
     # Two levels share each load of the panel.
     both = _AmxTileBuilder(MAX_TILE_LEVELS, tile, loops, factors).emit_tile(store)
+    # A static row count decides here, so that only one copy of the tile is emitted.
     if isinstance(tile.many, IntImm):
         return both if tile.many.value > AMX_ROWS else one
     return IfThenElse(tile.many > AMX_ROWS, both, one)
@@ -133,6 +134,7 @@ def row_tiles_with_tail(
         kind: The kind of the loop.
     """
     size = simplify(total)
+    # A single tile gets its height as a constant, so emit_matrix_tile emits one variant only.
     if isinstance(size, IntImm) and size.value <= limit:
         return body(size, const(0)) if size.value else seq()
     index, first = Var("t"), Var("first")
@@ -193,6 +195,7 @@ class _AmxTileBuilder:
         for words in (AMX_WORDS, self.rest) if self.rest else (AMX_WORDS,):
             sizes += [(self.rows[n], words * AMX_WORD_BYTES) for n in levels]
             sizes.append((words, AMX_LANES * AMX_WORD_BYTES))
+        # A register of sums is 16 rows of 16 4-byte words (64 bytes), the most that AMX allows.
         for level in levels:
             sizes += [(self.rows[level], AMX_LANES * AMX_WORD_BYTES)] * self.columns
         return matrix_call("matrix_shape", *(n for size in sizes for n in size))
@@ -204,6 +207,7 @@ class _AmxTileBuilder:
     def emit_part(self, at: int, count: int) -> Stmt:
         """Emit the sums of `count` registers of columns from number `at` on."""
         every = [(level, n) for level in range(self.high) for n in range(count)]
+        # Each part clears its registers itself: they still hold the sums of the part before.
         zeros = [matrix_call("matrix_zero", self.sum(*position)) for position in every]
         stores = []
         for level, n in every:
@@ -248,6 +252,7 @@ class _AmxTileBuilder:
         """Emit the product of one group of words: those of the panel are loaded once, those of the
         data for each level.
         """
+        # The remainder of k has shorter rows, so its operands use registers of another shape.
         f, begin = self.factors, self.high + 1 if is_rest else 0
         a_bytes = f.a_stride * itemsize(f.a.dtype)
         b_bytes = self.inner.b_stride * itemsize(f.b.dtype)
@@ -281,6 +286,7 @@ class _AmxTileBuilder:
                 at = ramp(self.stage_index(level, n, row), 1, AMX_LANES)
                 value = self.stage[at].with_fields(dtype=with_lanes(self.tile.dtype, AMX_LANES))
                 num_valid = self.tile.valid - n * AMX_LANES
+                # Columns behind `valid` are padding of the panel: the output has no place for them.
                 mask = None if num_valid >= AMX_LANES else column_mask(num_valid, AMX_LANES)
                 stores.append(store(row + level * AMX_ROWS, const(n * AMX_LANES), value, mask))
             loops.append(For(row, const(0), self.rows[level], ForKind.SERIAL, seq(*stores)))

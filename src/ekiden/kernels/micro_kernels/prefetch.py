@@ -57,6 +57,7 @@ class PanelPrefetches:
         Returns:
             The names to bind around the tile, and what its iterations prefetch.
         """
+        # Without its number, a tile cannot know which share of the next panel is its own.
         if number is None or not self.spread:
             return [], lambda origin, k, unrolled_index: self.emit_near(origin, k)
         lines_per_step = -(-self.row // (self.line * self.spread))
@@ -77,6 +78,8 @@ class PanelPrefetches:
             Lines of the next panel are spread evenly over the first tiles' iterations.
             """
             prefetches = self.emit_near(origin, k)
+            # A line spans `steps_per_line` steps of k; if the unroll factor is no multiple of that,
+            # the unrolled index does not tell where lines begin, so every step prefetches.
             if unrolled_index % steps_per_line == 0 or self.unroll % steps_per_line:
                 step_number = simplify((origin - base) // self.row + k)
                 at = simplify(step_number // steps_per_line) * lines_per_step

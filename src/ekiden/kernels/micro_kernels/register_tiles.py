@@ -300,6 +300,7 @@ def _emit_k_nest(
     def emit_step(k: PrimExpr, unrolled_index: int) -> Stmt:
         """Run an iteration of k for all rows of the tile, with its prefetches."""
         rows = [row + a_step + k * inner.a_stride for row in a_rows]
+        # Consecutive steps use different chains, so that no FMA waits for the one before it.
         chain = unrolled_index % tile.chains
         body = _emit_k_step(tile, acc, a, rows, b, b_step + k * inner.b_stride, chain)
         return body if ahead is None else seq(*ahead(b_step, k, unrolled_index), body)
@@ -331,6 +332,7 @@ def _unrolled_loop(extent: PrimExpr, unroll: int, step: Callable[[PrimExpr, int]
     The remainder follows if the number of iterations is known; else nothing is unrolled.
     """
     k = Var("k")
+    # A dynamic extent is not unrolled: the number of steps left over would be unknown here.
     if unroll == 1 or not isinstance(extent, IntImm):
         return For(k, const(0), extent, ForKind.SERIAL, step(k, 0))
     num_groups, num_tail = divmod(extent.value, unroll)
@@ -349,6 +351,7 @@ def _emit_k_step(
     chain: int = 0,
 ) -> Stmt:
     is_halved = a.dtype == WIDENED_DTYPE and b.dtype != WIDENED_DTYPE
+    # madd adds two int16 products per lane: a word of four bytes takes two of them.
     halves = (0, 1) if is_halved else (0,)
     columns = {
         (v, h): Var(f"b{v}_{h}", tile.vector_dtype) for v in range(tile.vectors) for h in halves
@@ -370,6 +373,7 @@ def _emit_k_step(
             for h in halves
         ]
         row = seq(*updates)
+        # Data were widened in the order b0 b2 b1 b3: the odd bytes' partners begin at element 2.
         for h in reversed(halves):
             row = LetStmt(scalars[h], _broadcast_data(tile, a, a_index[i] + 2 * h), row)
         steps.append(row)
@@ -457,11 +461,13 @@ def balanced_row_tiles(
     for candidate in range(2, limit + 1):
         # Rows must be constant in each copy, so that accumulators are registers and not an array.
         choice = IfThenElse(rows.equal(candidate), body(candidate, first), choice)
+    # The first total % tiles tiles have one row more than the others.
     is_long = call_intrin("if_then_else", index < extra, const(1), const(0))
     tile_body = LetStmt(
         rows, base + is_long, LetStmt(first, index * base + minimum(index, extra), choice)
     )
     loop = For(index, const(0), tiles, kind, tile_body)
+    # Evaluated only under `tiles > 0` below: without rows this would divide by 0.
     divided = LetStmt(base, total // tiles, LetStmt(extra, total % tiles, loop))
     count = simplify((total + (limit - 1)) // limit)
     return LetStmt(tiles, count, IfThenElse(tiles > 0, divided))
@@ -481,6 +487,7 @@ def stepped_row_tiles(
     loops: list[tuple[Var, PrimExpr, Stmt]] = []
     for i, size in enumerate(sizes):
         count, index = Var(f"tiles{size}"), Var("t")
+        # Only the largest size runs in parallel: all smaller tiles cover fewer rows than one of it.
         loop = For(
             index,
             const(0),
@@ -504,6 +511,7 @@ def _static_row_tiles(
     kind: ForKind,
 ) -> Stmt:
     count = -(-total // limit)
+    # max(count, 1) keeps divmod defined where there are no rows.
     base, extra = divmod(total, max(count, 1))
     first = Var("first")
     # The first `extra` tiles have a row more, so that sizes differ by at most one.

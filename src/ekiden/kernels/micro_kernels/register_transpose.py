@@ -108,6 +108,7 @@ def emit_transpose(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stm
         for group_index, var in enumerate(line):
             columns[group_index * group_lanes + n] = var
     body = seq(*(keep(n, var) for n, var in enumerate(columns) if var is not None))
+    # The last shuffle is bound innermost: each one reads vectors that were bound before it.
     for var, value in reversed(lets):
         body = LetStmt(var, value, body)
     return body
@@ -133,6 +134,7 @@ def emit_interleave(
         positions = [divmod(i, lanes) if apart else divmod(i, count)[::-1] for i in numbers]
         current = sources[0]
         for source, operand in enumerate(sources[1:], 1):
+            # The first shuffle reads two untouched sources; later ones find earlier lanes in place.
             order_so_far = [
                 source_lane if source == 1 else lane
                 for lane, (_, source_lane) in enumerate(positions)

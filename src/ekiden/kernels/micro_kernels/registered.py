@@ -44,6 +44,7 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
         lanes //= 2
     shape = RegisterTile(nest.rows, -(-nest.columns // lanes), lanes, nest.columns, nest.dtype)
     wide = shape.vectors * lanes
+    # The tile loads whole vectors: on narrower rows the last one would read past the buffer.
     if wide > max(nest.columns, nest.b_width):
         raise ScheduleError(
             f"register_tile: vectors of {lanes} end behind the {nest.columns} columns of"
@@ -54,6 +55,7 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
     is_narrow = nest.columns < nest.b_width
     # A tile of few rows finishes before its prefetches arrive.
     has_time = nest.rows >= options["own_rows_narrow" if is_narrow else "own_rows"]
+    # `row` is 0 where the panel's stride is symbolic: then no line distance can be computed.
     near = PanelPrefetches(
         nest.b,
         row,
@@ -88,6 +90,7 @@ def _loops_outside_words(nest: MatmulTileNest) -> tuple[tuple[SumLoop, ...], int
         ScheduleError: If the factors do not have the layout that words need.
     """
     word = DOT_WORD_BY_DTYPE.get(nest.b.dtype, 1)
+    # One vector load takes the words of neighbouring columns, so these must be adjacent.
     if nest.columns > 1 and nest.b_columns != word:
         raise ScheduleError(
             f"register_tile: columns of {nest.b.name!r} must lie {word} elements apart, they lie "
@@ -125,6 +128,7 @@ def _convert_partial_sums(nest: MatmulTileNest, lanes: int) -> ChunkSums | None:
         """
         has_previous = broadcast(chunk.begun, lanes)
         zero = broadcast(const(0, nest.dtype), lanes)
+        # In the first chunk no sums are stored yet: the mask keeps the load from reading them.
         load_mask = has_previous if mask is None else logical_and(has_previous, mask)
         return if_then_else(load_mask, chunk.load(row, column, lanes), zero)
 

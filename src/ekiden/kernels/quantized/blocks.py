@@ -214,6 +214,7 @@ class _BlockDenseKernel(WordPanelKernel):
         stream, of which some lines are enough: behind its end begins the weight that is used next,
         where constants are stored in their order.
         """
+        # The last panel prefetches itself, so that no address behind the weight is formed.
         following = minimum(panel + 1, self.weight.shape[0] - 1)
         away = (following - panel) * self.blocks * self.of.block_bytes
         lines = range(
@@ -280,6 +281,7 @@ class _UnitEmitter:
         if inside == WORDS_PER_UNIT // self.groups - 1:
             stmts.append(self.emit_end_group(group))
         inner = seq(*stmts, self.emit_steps(step + 1)) if step + 1 < WORDS_PER_UNIT else seq(*stmts)
+        # Bound around all steps of the group, so that its scales are loaded once.
         if inside == 0:
             inner = self.bind_group_values(group, inner)
         for var, value in reversed(loads):
@@ -330,6 +332,7 @@ class _UnitEmitter:
 
     def emit_begin_group(self, group: int) -> list[Stmt]:
         """Emit the initial sums of a group: levels are counted from the smallest."""
+        # The int32 zero-point correction may exceed int16: widen_sum adds it at the group's end.
         if self.kernel.is_short:
             zero = broadcast(const(0, "int16"), 2 * self.kernel.lanes)
             count = self.rows * self.vectors
@@ -458,6 +461,7 @@ class _FloatUnitEmitter(_UnitEmitter):
             factor = broadcast(kernel.data[at], kernel.lanes)
             result = _call_intrinsic("fma", kernel.real, factor, number, self.acc[n])
             stores.append(BufferStore(self.acc, result, (n,)))
+        # Decoding costs several instructions: it is done once and shared by all rows of the tile.
         return LetStmt(number, decoded, seq(*stores))
 
     def emit_end_group(self, group: int) -> Stmt:

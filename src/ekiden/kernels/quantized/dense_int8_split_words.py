@@ -125,6 +125,7 @@ class _ListedDenseKernel:
 
     def listed_words(self, panel: PrimExpr) -> ListedWords:
         """Return the rows of a panel behind those for all words of data."""
+        # Listed words follow the k / 4 rows of plain words, each `width` * 4 bytes long.
         origin = panel * self.panel_size + self.k * self.width
         begin = panel * self.listed
         return ListedWords(
@@ -205,6 +206,7 @@ class _ListedDenseKernel:
         chunk, count = Var("c"), min(self.target.cores, panels)
         # Each core walks a contiguous run of panels, whose sizes differ by at most one.
         begin, end = chunk * panels // count, (chunk + 1) * panels // count
+        # The narrow panel is the last one, so only the last core's run contains it.
         last = chunk.equal(count - 1) if count > 1 else always
         inside = self.emit_panel_run(begin, end, last, ForKind.SERIAL)
         return For(chunk, const(0), const(count), ForKind.PARALLEL, inside, {"grain": 1})

@@ -69,6 +69,7 @@ class DynamicQuantization:
         blocks = depth.value // self.block
         quantizer = _BlockQuantizer(self, row, simplify(row * blocks + n), lanes)
         inside = For(n, const(0), const(blocks), ForKind.SERIAL, quantizer.emit_block())
+        # Short rows are grouped: quantising one takes less time than waking a thread.
         grain = max(1, MIN_QUANTIZED_ELEMENTS_PER_THREAD // max(1, depth.value))
         work = For(row, const(0), rows, ForKind.PARALLEL, inside, {"grain": grain})
         stmt = seq(work, body)
@@ -98,6 +99,7 @@ class _BlockQuantizer:
         # A block of zeros would divide by 0; the smallest normal number keeps the inverse finite.
         bound = Max(magnitude, const(MIN_MAGNITUDE, "float32"), "float32")
         stmt = LetStmt(inverse_step, Div(const(MAX_INT8_LEVEL, "float32"), bound, "float32"), stmt)
+        # The step uses the magnitude before clamping: a block of zeros has step 0 and stays 0.
         stmt = LetStmt(step, Mul(magnitude, const(1 / MAX_INT8_LEVEL, "float32"), "float32"), stmt)
         magnitudes = [call_intrin("abs", value, dtype=self.real) for value in self.values]
         largest = magnitudes[0]

@@ -83,6 +83,7 @@ class _Int4DenseKernel(WordPanelKernel):
                     n = const(i * vectors + v)
                     updated = call_intrin("dot4_u8s8", sums[n], halves[v][half], value, dtype=kind)
                     updates.append(BufferStore(sums, updated, (n,)))
+                # Low nibbles hold the first four values of k of a word, high nibbles the last four.
                 data_word = self.broadcast_word(first + i, at + half * (VALUES_PER_WORD // 2))
                 steps.append(LetStmt(value, data_word, seq(*updates)))
         stmt = seq(*steps)

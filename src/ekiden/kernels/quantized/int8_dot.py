@@ -171,6 +171,7 @@ def split_large_pairs(weight: Array) -> tuple[Array, Array]:
     # saturates.
     remainder = np.where(is_large[..., None], pairs >> 1, 0).astype(np.int8)
     has_remainder = is_large.any((-1, -2))
+    # One array holds all panels, so each gets as many rows as the longest list needs.
     count = int(has_remainder.sum(1).max(initial=0))
     # A stable sort keeps listed words in the order of k; short lists are padded by words of zeros.
     first = np.argsort(~has_remainder, axis=1, kind="stable")[:, :count]
@@ -209,6 +210,7 @@ def emit_widen_pairs(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) ->
         load = data[ramp(first, 1, DOT_WORD_CHANNELS * width)].with_fields(
             dtype=dt.with_lanes("uint8", DOT_WORD_CHANNELS * width)
         )
+        # The sign bits that this cast may add are harmless: the mask keeps bits 0-7 and 16-23 only.
         value = Cast(call_intrin("reinterpret", load, dtype=word), wide)
         even = call_intrin("bitwise_and", value, splat(EVEN_BYTES_MASK), dtype=wide)
         odd = call_intrin("right_shift", value, splat(8), dtype=wide)
@@ -252,6 +254,7 @@ def to_pair_order(levels: PrimExpr) -> PrimExpr:
         DOT_WORD_CHANNELS * (n // DOT_WORD_CHANNELS) + (0, 2, 1, 3)[n % DOT_WORD_CHANNELS]
         for n in range(count)
     ]
+    # Element 2n is the lower half of int32 lane n, as targets are little-endian.
     return shuffle(halves, halves, [2 * n for n in first])
 
 

@@ -160,6 +160,7 @@ def _float_winograd_cycles(anchor: te.Tensor, data: te.Tensor, target: Target) -
     none."""
     geometry = conv_geometry_of(anchor)
     image, channels = _image_and_channels(anchor, data)
+    # Winograd's F(m, 3) covers 3 x 3 windows with stride 1, without groups and dilation.
     is_plain = geometry.groups == 1 and geometry.strides == geometry.dilation == (1, 1)
     if not is_plain or geometry.kernel != (WINOGRAD_TAPS, WINOGRAD_TAPS):
         return math.inf

@@ -92,6 +92,7 @@ class WordPanelKernel:
         work = self.emit_blocks(acc, rows, first, panel, column, vectors)
         tile_stmt = Allocate(acc, seq(*clear, work, *stores))
         width = vectors * self.lanes
+        # Registers hold no more sums than one tile's: the other columns are a tile of their own.
         if valid <= width:
             return tile_stmt
         return seq(tile_stmt, self.emit_tile(rows, first, panel, column + width, valid - width))
@@ -142,6 +143,7 @@ def rows_in_registers(target: Target, fixed: Fixed, panel: int, spare: int) -> D
         spare: Registers for other values.
     """
     vectors = panel // target.lanes("float32")
+    # Factor 2: every result takes an int32 sum and a float32 accumulator.
     wide = max(1, (target.registers - spare) // (2 * vectors))
     rows = max(wide, wide * vectors // NARROW_TILE_VECTORS)
     return Decision.from_mapping(

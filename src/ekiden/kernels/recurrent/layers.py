@@ -164,6 +164,7 @@ class RecurrentLayerKernel:
             body = self.store_vector(state, inside, value)
         else:
             output = self.outputs[1 + list(self.states).index(name)]
+            # Halves take turns: after all steps the last state is in half steps % 2.
             half = self.steps % 2 * self.size if name == "h" else const(0)
             body = self.store_vector(output, outside, self.load_vector(state, half + inside), mask)
         panels_loop = For(panel, const(0), const(self.panels), ForKind.SERIAL, body)
@@ -235,6 +236,7 @@ class RecurrentLayerKernel:
         minimum = VectorReduce(self.load_vector(low, one), "min", "float32")
         maximum = VectorReduce(self.load_vector(high, one), "max", "float32")
         spread = (maximum - minimum) / const(255.0, "float32")
+        # A state of zeros has no range: any scale that is not 0 serves.
         step = if_then_else(maximum > minimum, spread, const(1.0, "float32"))
         scale = self.scale[const(0)]
         zero = call_intrin("round", (const(0.0, "float32") - minimum) / scale)
@@ -269,6 +271,7 @@ class RecurrentLayerKernel:
             if self.is_bytes:
                 row, vector = unit + gate * self.hidden, dt.with_lanes("int32", self.lanes)
                 zero = broadcast(self.zero_point[const(0)], self.lanes)
+                # sum((q - zero) * w) = sum(q * w) - zero * sum(w), whose sums of w are stored.
                 sums = Mul(zero, self.load_vector(self.extras["sums"], row, mask), vector)
                 step = broadcast(self.scale[const(0)], self.lanes)
                 weight = self.load_vector(self.extras["scale"], row, mask)

@@ -79,6 +79,7 @@ class ConvSizes:
         taps = math.prod(geometry.kernel) * geometry.depth.kernel
         channels = int(str(attrs["channels"]))
         pixels = product_of_dims(list(geometry.out[:3]))
+        # With groups or slices, the channels of neighbouring taps are not contiguous.
         is_one_loop = geometry.groups == 1 and geometry.depth is NO_DEPTH_AXIS
         is_one_loop = is_one_loop and (geometry.kernel[1] == 1 or geometry.dilation[1] == 1)
         row = channels_in * geometry.kernel[1]
@@ -114,6 +115,7 @@ class ConvSizes:
     def rows(self) -> int:
         """Return the rows of a tile. Rows of data are a pixel apart, or a stride."""
         size = self.product
+        # Tiles by lines never cross the end of a line.
         across = None if self.has_flat_tiles else known_extent(self.geometry.out[2])
         rows = size.rows if across is None else across
         distance = MatmulSizes(rows, size.columns, self.pixel_stride, size.dtype)

@@ -37,6 +37,7 @@ def register_gate_groups(
     max_gates = len(gates)
     while max_gates > 1 and max_register_rows(max_gates, target, dtype) < rows:
         max_gates -= 1
+    # Groups of equal size: a short last one would load states for few sums.
     group_size = -(-len(gates) // -(-len(gates) // max_gates))
     return tuple(gates[i : i + group_size] for i in range(0, len(gates), group_size))
 
@@ -84,6 +85,7 @@ def _cheapest_tile_rows(anchor: te.Tensor, target: Target) -> int:
         # Every further group is a loop of its own, with its own start and end.
         return cycles * (1 + NARROW_PANEL_PENALTY * (len(groups) - len(cell.gate_phases)))
 
+    # With a dynamic batch every height is a copy of the tile: code size bounds their number.
     max_rows = MAX_DYNAMIC_TILE_ROWS if batch is None else min(MAX_PRODUCT_TILE_ROWS, max(batch, 1))
     return min(range(1, max_rows + 1), key=lambda rows: (round(gate_cycles(rows), 6), rows))
 

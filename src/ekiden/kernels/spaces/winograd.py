@@ -258,7 +258,9 @@ def _cycles(
     speed = speed if weights <= max(share, second.size) else speed / 2
     blocks = -(-tiles // tiles_per_block(tiles))
     lanes = target.lanes("float32")
+    # Channels of transformed tiles are stored as whole vectors.
     inner, outer = (-(-num_channels // lanes) * lanes for num_channels in channels)
+    # Factor 2: transformed data and products are each written once and read once.
     moved = 2 * tiles * points * (kind.element_bytes * inner + BYTES_PER_SUM * outer)
     read = weights * (blocks if weights <= second.size // 2 else 1) / speed
     multiply = direct_cycles(tiles * points * before * behind, target, kind.dtype)

@@ -130,6 +130,7 @@ def _compile_call(function: HybridFunction, args: Sequence[object]) -> Tensor | 
     outputs = [b for b in returned if isinstance(b, Buffer)]
     if len(outputs) != len(returned) or set(outputs) != set(reader.outputs):
         function.source.raise_error(function.node, "what it returns must be its output_tensors")
+    # The statements exist already: the operation is built around a placeholder, then filled.
     operation = extern_op(
         [b.shape for b in outputs],
         inputs,
@@ -270,6 +271,7 @@ class _HybridParser:
     def _define_name(self, target: ast.Name, value: object) -> None:
         """Define a name for a buffer or a tuple, or a variable for a number."""
         if isinstance(value, Buffer):
+            # A buffer gets its name from the assignment, after it was listed without one.
             if value.name == "":
                 new = value.with_fields(name=target.id)
                 self.outputs = [new if b is value else b for b in self.outputs]

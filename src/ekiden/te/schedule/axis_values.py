@@ -23,6 +23,7 @@ def solve_roots(
     values = dict(leaves)
     conditions: list[PrimExpr] = []
     analyzer = Analyzer()
+    # From the last step on: the axes that it made are leaves, or solved already.
     for step in reversed(steps):
         if isinstance(step, Split) and step.outer in values and step.inner in values:
             size = inner_extent(step)

@@ -120,6 +120,7 @@ class ScheduleDataflow:
             if op.steps:
                 self.copies |= {*names.values()} - {*self.steps.values()}
         copied = op.with_fields(**fields)
+        # Found both by what the stage computes now and by what the user wrote.
         for source_op in {op, origin or op}:
             for n in range(copied.num_outputs):
                 self.new[source_op.output(n)] = copied.output(n)
@@ -284,6 +285,7 @@ class ScheduleLowering:
                     f"compute_at of {stage.name!r}: {axis.var.name!r} is no loop of"
                     f" {parent.name!r} any more"
                 )
+            # Unit loops stay, so that every axis of the stage has a loop.
             self.sch.compute_at(self._block_handle(stage), loop, preserve_unit_loops=True)
         for index_map, _ in stage.layouts:
             self.sch.transform_layout(self._block_handle(stage), ("write", 0), index_map)
@@ -505,6 +507,7 @@ def _is_thread_bound(stage: Stage, axis: Axis) -> bool:
 
 def _is_satisfiable(condition: PrimExpr, extents: Mapping[Var, PrimExpr]) -> bool:
     """Return whether a condition provably holds for one of the threads, by enumeration."""
+    # Of a symbolic extent only thread 0 is certain to exist.
     sizes = [e.value if isinstance(e, IntImm) else 1 for e in extents.values()]
     for numbers in itertools.islice(itertools.product(*map(range, sizes)), MAX_THREADS_PER_BLOCK):
         at: dict[Var, PrimExpr] = dict(zip(extents, map(const, numbers), strict=True))
@@ -600,6 +603,7 @@ class _PredicateAndNameRewriter(StmtMutator):
         """Add the block's condition."""
         new = super().visit_realize(stmt)
         assert isinstance(new, BlockRealize)
+        # A decomposed init stores under the same condition as its reduction.
         name = stmt.block.name.removesuffix("_init")
         condition = self._predicates.get(name)
         if condition is None:

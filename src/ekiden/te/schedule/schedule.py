@@ -131,6 +131,7 @@ class Schedule:
                     f"cache_read of {tensor.name!r}: {stage.name!r} does not read it"
                 )
             stage.op = redirected
+        # Directly behind its tensor and so before all readers: stages are ordered producers first.
         cache_stage = self._insert_stage(Stage(cached.op), self.stages.index(self[tensor]) + 1)
         cache_stage.scope = scope
         _join_group_of(cache_stage, self[tensor].group)

@@ -98,6 +98,7 @@ class Stage:
         roots = () if self.op is None else root_axes(self.op)
         self.steps = []
         self.all_iter_vars: list[Axis] = list(roots)
+        # A step of a scan has no loop over its first axis: the time belongs to the scan.
         self.leaf_iter_vars: list[Axis] = list(roots if self.within is None else roots[1:])
 
     def _tensorize_own_axes(self, op: TensorComputeOp) -> None:
@@ -203,6 +204,7 @@ class Stage:
 
     def _leaf_axis(self, what: str, axis: Axis) -> Axis:
         for leaf in self.leaf_iter_vars:
+            # A shifted reduction axis is a new object; users name the original one.
             if leaf is axis or (isinstance(leaf, ReduceAxis) and leaf.origin is axis):
                 return leaf
         if not isinstance(axis, (IterVar, ReduceAxis)):

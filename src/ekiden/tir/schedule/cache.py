@@ -160,6 +160,7 @@ def cache_read(
     func = program.func
     func = ScheduleProgram(func).replace(insertion_point, flatten_seq(nest, insertion_point))
     for user in users:
+        # Analysed anew: the edit before has replaced the statements around the block.
         after = ScheduleProgram(func)
         block = after.blocks[user.block.name].block
         func = after.replace(block, replace_buffer(block, old, new))
@@ -404,6 +405,7 @@ def _reindex_write(
     require_kind(step, realize, COMPLETE, REDUCTION)
     require_unconditional(step, realize)
     require_sole_writer(step, program, realize, old)
+    # The copy back covers the whole domain: a point that the block skips would be undefined.
     fault = partial_domain_fault(program, realize)
     if fault is not None:
         refuse(f"{step} {name!r}: it is not known to run for all its iterators: {fault}", realize)

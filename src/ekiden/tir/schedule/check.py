@@ -121,6 +121,7 @@ def require_permutable(step: str, program: ScheduleProgram, chain: Sequence[For]
     _require_only_blocks(step, chain[-1])
     for leaf in leaves:
         kind = require_kind(step, leaf, COMPLETE, REDUCTION, UPDATE)
+        # Complete blocks store the same values in any order; a sum must begin with its init.
         if kind == REDUCTION and reduce_loops(leaf, chain):
             _require_reduction_order(step, program, leaf, chain)
     if len(leaves) > 1:
@@ -237,6 +238,7 @@ def uncovered_read_fault(
     needed = bounding_region(buffer, accesses_of_buffer(loop.body, buffer), outer)
     analyzer = bound_analyzer(outer)
     for axis, (a, b, dim) in enumerate(zip(written_box, needed, buffer.shape, strict=True)):
+        # No element is outside the axis: covering it as a whole is enough, too.
         starts = analyzer.can_prove(a.min <= b.min) or analyzer.can_prove(a.min <= 0)
         ends = can_prove_covers(a.min, a.extent, b.min + b.extent, analyzer)
         if not starts or not (ends or can_prove_covers(a.min, a.extent, dim, analyzer)):
@@ -264,6 +266,7 @@ def box_written_by(
     runs, or why that is unknown.
     """
     name = maker.block.name
+    # Without the init, which stores to the same element: one store has to remain.
     update = maker.with_fields(block=maker.block.with_fields(init=None))
     stores = [a for a in accesses_of_buffer(update, buffer) if a.is_store]
     if len(stores) != 1:

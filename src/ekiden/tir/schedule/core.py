@@ -199,6 +199,7 @@ class ScheduleState:
         else:
             handle = ExprRV("v", "int64")
         self._values[handle] = where
+        # Equal numbers of two samples are two handles, so a number cannot lead back to one.
         if not isinstance(handle, ExprRV):
             self._handles[where] = handle
         return handle
@@ -330,6 +331,7 @@ class ScheduleState:
         concurrent.
         """
         program = self._program_of_inputs(inputs)
+        # A trace records names: on replay the buffers are other objects.
         notes = {k: v.name if isinstance(v, Buffer) else v for k, v in (attrs or {}).items()}
         resolved = [self._resolve_handles(v) for v in inputs]
         named = {

@@ -44,6 +44,7 @@ def overlap_fault(
     """
     touched = accesses_of_buffer(loop.body, buffer)
     outer = [*program.loops_above(loop), loop]
+    # A loop of one iteration has no second one to collide with.
     mine = [s for s in outer if s.loop_var in loop_vars and not is_const(s.extent, 1)]
     loop_vars = {s.loop_var for s in mine}
     if not loop_vars:
@@ -172,6 +173,7 @@ def _loops_in_indices(access: Access) -> list[For]:
     """Return the loops that an access's indices depend on."""
     used = set(free_vars(*access.indices))
     used_loops: list[For] = []
+    # From the innermost out: the bounds of a loop may use the loops around it.
     for loop in reversed(access.loops):
         if loop.loop_var in used:
             used.update(free_vars(loop.min, loop.extent))

@@ -135,6 +135,7 @@ def reverse_compute_inline(program: ScheduleProgram, consumer: BlockRealize) -> 
     outside = dict(
         zip([i.var for i in producer.block.iter_vars], producer.iter_values, strict=True)
     )
+    # Elements that the consumer never reads have no place in its result.
     predicate = logical_and(producer.predicate, substitute(condition, outside))
     annotations = {**(producer.block.annotations or {}), **(consumer.block.annotations or {})}
     block = Block(producer.block.name, producer.block.iter_vars, new, None, annotations or None)

@@ -90,6 +90,7 @@ def _split_extents(
     extents = [f for f in sizes if f is not None]
     if analyzer.can_prove_equal(product, extent):
         return extents, False
+    # A smaller product would lose iterations; surplus ones are masked.
     if not analyzer.can_prove(product >= extent):
         refuse(
             f"split {name!r}: factors {shown} multiply to less than the extent "
@@ -357,6 +358,7 @@ def loop_partition(
     low: PrimExpr = loop.min
     for n, size in enumerate(pieces):
         var = Var(f"{name}_{n}", loop.loop_var.dtype)
+        # The first part keeps the block names, by which schedules find blocks.
         copied = loop if n == 0 else copy_with_fresh_names(loop, f"_part{n}")
         assert isinstance(copied, For)
         is_unit = not preserve_unit_iters and is_const(size, 1)

@@ -93,6 +93,7 @@ class ScheduleProgram:
             inner = sub_statements(s)
             for child in inner:
                 self._parents[id(child)] = s
+            # Reversed, so that loops and blocks are registered in program order.
             stack.extend(reversed(inner))
 
     def parent_of(self, s: Stmt) -> Stmt | None:
@@ -495,6 +496,7 @@ def loop_ranges(loops: Iterable[For]) -> dict[Var, Range]:
         ranges[part_loop.loop_var] = Range.from_min_extent(
             _first_part_min(part_loop), _total_part_extent(part_loop)
         )
+    # The loop over parts stands for the whole range: its counter would count it twice.
     for var in counted:
         del ranges[var]
     return ranges

@@ -420,6 +420,7 @@ class _FactoredReduction:
                 self.op, BufferLoad(self.partial, partial_indices, self.partial.dtype), value
             )
         else:
+            # No other loop is reduced: each partial result is a single term.
             init = None
         bound = (self.loop.loop_var, *(v for _, v in spatial), *(s.loop_var for s in inner_reduced))
         sums = BufferStore(self.partial, value, partial_indices)

@@ -62,6 +62,7 @@ def rolling_buffer(
         if not same or not analyzer.can_prove_equal(a.extent, b.extent):
             refuse(f"{step} {name!r}: a step does not write just what it reads", realize)
     index = _rolled_iter_value(step, realize, buffer, axis)
+    # The last `pace` elements of the window are those that enter with this iteration.
     fresh = index >= needed[axis].min + (window.value - pace)
     # The first iteration fills the whole window; later ones compute only the `pace` new elements at
     # its end.
@@ -90,6 +91,7 @@ def _innermost_common_loop(
     if not around:
         refuse(f"{step} {name!r}: it is in no loop with those that read {buffer.name!r}", realize)
     loop = around[-1]
+    # The window is carried from one iteration to the next.
     if loop.kind is not ForKind.SERIAL:
         refuse(f"{step} {name!r}: loop {loop.loop_var.name!r} is {loop.kind.value}", loop)
     return loop

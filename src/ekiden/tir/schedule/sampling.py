@@ -45,6 +45,7 @@ def _adapt_decision(extent: int, n: int, decision: list[int], name: str, loop: F
         refuse(f"sample_perfect_tile {name!r}: expected {n} positive factors, got {decision}", loop)
     factors: list[int] = []
     remaining = extent
+    # Inner factors first: the outermost takes what is left.
     for wanted_factor in reversed(decision[1:]):
         factor = wanted_factor if remaining % wanted_factor == 0 else 1
         factors.append(factor)

@@ -158,6 +158,7 @@ def _guard_loops(
     """
     for loop_var, conditions in loop_conditions.items():
         if conditions:
+            # Analysed anew per loop: the edit before has replaced the loops around.
             program = ScheduleProgram(func)
             loop, condition = program.loops[loop_var], join_conjuncts(conditions)
             condition = condition if unless is None else Or(unless, condition, "bool")

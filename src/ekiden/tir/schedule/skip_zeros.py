@@ -78,6 +78,7 @@ def skip_zeros(
     phases = split_by_residue(realize.block, term_condition.conjuncts)
     if not phases.values:
         refuse(f"{step} {name!r}: no remainder says which of its terms are 0", realize)
+    # Without another factor the omitted terms are exactly 0: there is nothing to check.
     if term_condition.other_factor is None:
         return program.replace(
             nest, _create_sum_nest(realize, store.buffer, None, phases, term_condition)
@@ -209,6 +210,7 @@ class _FinitenessFallback:
         iters = realize.block.iter_vars
         *self.outer, self.last = [i for i in iters if i.kind is IterKind.SPATIAL]
         self.reduced = [i for i in iters if i.kind is IterKind.REDUCE]
+        # Vectors need neighbours in memory: the last axis, and not one that residues split.
         is_row = store.indices[-1] is self.last.var and self.last.var not in phases.spatial
         last = self.last.var
         self.marks = NonFiniteFlags(last.name, last.dtype, self.last.extent, lanes if is_row else 1)

@@ -66,6 +66,7 @@ def blockize(
     block = realize.block
     init = None
     if block.init is not None:
+        # The init moves out: it runs once per outer block, for all points inside.
         init = _create_outer_init(program, realize, divided, inner, values)
         block = block.with_fields(init=None)
     body: Stmt = BlockRealize(values, substitute(inside, dropped), block)
@@ -98,6 +99,7 @@ def _split_iterator(
     inside = {s.loop_var for s in inner}
     zeros: dict[Var, PrimExpr] = {s.loop_var: s.min for s in inner}
     analyzer = bound_analyzer([*program.loops_above(inner[0]), *inner])
+    # With the inner loops at their starts only the outer block's share is left.
     outer_part = analyzer.simplify(substitute(value, zeros))
     inner_part = analyzer.simplify(value - outer_part)
     if any(v not in inside for v in free_vars(inner_part)):
@@ -226,6 +228,7 @@ class _DescriptionMatcher:
     def match_stmt(self, desc: Stmt, actual: Stmt) -> None:
         """Match statements; blocks are opened, with their iterators replaced by the bindings."""
         desc, actual = _substitute_block_bindings(desc), _substitute_block_bindings(actual)
+        # A schedule may have dropped unit loops that the description still has.
         if isinstance(desc, For) and is_const(desc.extent, 1) and not isinstance(actual, For):
             self.match_stmt(substitute_stmt(desc.body, {desc.loop_var: desc.min}), actual)
             return
@@ -425,6 +428,7 @@ def tensorize(
         return tensorize_tile(program, target, *called)
     intrin = TensorIntrin.get(tensor_intrin)
     step = f"tensorize with {tensor_intrin!r}"
+    # Refusals point at what the user named, not at the block that blockize creates.
     requested = target
     if isinstance(target, For):
         func, outer_blocks = blockize(program, target, preserve_unit_iters)

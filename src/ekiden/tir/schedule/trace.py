@@ -386,6 +386,7 @@ def _load_trace(document: object) -> Trace:
     insts, decisions = document
     trace = Trace()
     handles: dict[str, Handle] = {}
+    # The first letter of a handle's name tells its kind, as `_handle_names` writes it.
     makers: dict[str, Callable[[], Handle]] = {
         "b": BlockRV,
         "l": LoopRV,

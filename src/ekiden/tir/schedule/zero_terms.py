@@ -193,6 +193,7 @@ def _stride_reduced(iterator: IterVar, step: int, must: PrimExpr, phases: Residu
     less = simplify((extent + (step - 1)) // step)
     phases.reduced[var] = IterVar(Var(var.name, var.dtype), less, iterator.kind)
     phases.values[var] = phases.reduced[var].var * step + must
+    # The last multiple may be beyond the extent for some residues.
     if not is_const(simplify(extent % step), 0):
         phases.taken.append(phases.values[var] < extent)
 
@@ -208,6 +209,7 @@ def _split_spatial(iterator: IterVar, step: int, phases: ResidueSplit) -> PrimEx
     quotient = IterVar(Var(var.name, var.dtype), count, iterator.kind)
     phases.spatial[var] = remainder, quotient
     phases.values[var] = quotient.var * step + remainder.var
+    # The last quotient has no element for some residues.
     if not is_const(simplify(extent % step), 0):
         phases.inside.append(phases.values[var] < extent)
     return remainder.var

@@ -63,6 +63,7 @@ class ScriptSource:
         """Raise ParseError with the line and a caret under the node."""
         line = getattr(node, "lineno", 1)
         shown = self.text.split("\n")[line - 1]
+        # Offsets of `ast` count UTF-8 bytes; the caret needs characters.
         column = len(shown.encode()[: getattr(node, "col_offset", 0)].decode())
         self.raise_error_at(line, column, message)
 

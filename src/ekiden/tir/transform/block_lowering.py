@@ -38,6 +38,7 @@ class _BlockLowerer(StmtMutator):
         """Place a block's init before the loop where all loops from here to the block reduce; it
         then runs even if they are empty.
         """
+        # First, while the block still tells what it reads.
         stmt = inject_prefetch(stmt)
         filled = _block_of_perfect_nest(stmt)
         if filled is not None and _is_double_buffered(filled):
@@ -117,6 +118,7 @@ def _match_reduction_nest(stmt: For) -> BlockRealize | None:
         return None
     if not loops.keys().isdisjoint(free_vars(*_spatial_values(inner).values())):
         return None  # asked first: most nests are done with here
+    # A condition on these loops cannot be tested before them.
     if not loops.keys().isdisjoint(free_vars(*init_conditions(inner))):
         return None
     return inner if _starts_reduction_once(inner, loops) else None

@@ -131,6 +131,7 @@ class _BufferCompactor(StmtMutator):
             return stmt
         if self._is_indexed_by_thread(stmt.buffer, touched):
             return stmt
+        # Tried as thread-private first: only then may it move inside loops over threads.
         if stmt.buffer.scope == "global":
             own = stmt.buffer.with_fields(scope="local")
             body = _OffsetRewriter(stmt.buffer, own, _full_region(own)).visit(stmt.body)
@@ -226,6 +227,7 @@ def _is_rewritten_each_iteration(
     """Return whether an iteration begins with a write and writes all that it reads: nothing is
     carried from the previous one.
     """
+    # A read, or a store that may not happen, would see what the previous iteration left.
     if not touched or not touched[0].is_store or touched[0].conditional:
         return False
     touched = [_expand_region_access(a) for a in touched]
@@ -255,6 +257,7 @@ def _covers_box(
         return False
     moving = {loop.loop_var for loop in store.loops}
     plain = [i for i in store.indices if isinstance(i, Var) and i in moving]
+    # Distinct loop variables and constants reach every element of the box; others need a proof.
     if len(set(plain)) == len(plain) and all(i in plain or is_const(i) for i in store.indices):
         return True
     iters = {f.loop_var: Range.from_min_extent(f.min, f.extent) for f in store.loops}
@@ -266,6 +269,7 @@ def _is_same_access(a: Range, b: Range) -> bool:
 
 
 def _allocate_compact(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stmt:
+    # Threads that share the buffer use it at the same time: the region covers all of them.
     together = [f for f in outer if f not in crossed and _is_shared_by_threads(buffer, f)]
     touched = [replace(a, loops=(*together, *a.loops)) for a in buffer_accesses(s, buffer)]
     ranges = bounding_region(buffer, touched, outer) if touched else _full_region(buffer)

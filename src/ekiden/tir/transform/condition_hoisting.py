@@ -47,8 +47,10 @@ def is_hoistable_from(condition: PrimExpr, loop: For) -> bool:
     iterations.
     """
     for e in post_order(condition):
+        # The loop may change memory, and without iterations the load might be out of range.
         if e is loop.loop_var or isinstance(e, BufferLoad):
             return False
+        # A division by 0 would happen even where the loop has no iterations.
         if has_nonconstant_divisor(e):
             return False
         if isinstance(e, Intrinsic) and find_intrinsic(e.op).effects:

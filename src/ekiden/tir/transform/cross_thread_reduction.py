@@ -115,6 +115,7 @@ class _CrossThreadReductionLowerer(StmtMutator):
     def visit_for(self, stmt: For) -> Stmt:
         """Lower a reduction over threads at its outermost loop; track loops over threads."""
         nest, axis = _ThreadReductionNest.match(stmt), thread_axis_of(stmt)
+        # A kernel begins: its barriers wait for threads of all its axes, not of this nest alone.
         if not self._around and (axis or nest is not None):
             axes = map(thread_axis_of, pre_order_stmts(stmt))
             self._axes = {a for a in axes if a.startswith("threadIdx")}
@@ -168,6 +169,8 @@ class _CrossThreadReductionLowerer(StmtMutator):
         step = reduction.combine(own_elements, element_loads(own), terms)
         if not is_const(realize.predicate, True):
             step = IfThenElse(realize.predicate, step)
+        # Statements before the block are lowered under the hoisted loops, inside which they now
+        # run.
         self._around += [*outer, *threads]
         steps = self._rebuild_serial_loops(nest, [*outer, *threads], step)
         team = self._thread_group(nest, threads)
@@ -184,10 +187,12 @@ class _CrossThreadReductionLowerer(StmtMutator):
         # once.
         begin = [BufferStore(b, e, _ZERO_INDEX) for b, e in zip(own, starts, strict=True)]
         body: Stmt = seq(*begin, steps, *combined.statements, store)
+        # Inside the loops over threads: one copy per thread.
         for buffer in (*own, *combined.local):
             body = Allocate(buffer, body)
         for loop in reversed(threads):
             body = loop.with_fields(body=body)
+        # Outside the loops over threads, inside those over blocks: one copy per thread block.
         for buffer in combined.shared:
             body = Allocate(buffer, body)
         for loop in reversed(outer):
@@ -244,6 +249,8 @@ class _CrossThreadReductionLowerer(StmtMutator):
         conditions: list[PrimExpr] = []
         for condition in init_conditions(nest.realize):
             used = set(free_vars(condition))
+            # Conditions on the other loops decide whether the element exists; those on reduced
+            # loops guard terms, which the predicate of the step does.
             if not used & reduced:
                 conditions.append(condition)
             elif used - reduced - _symbolic_size_vars(condition, nest):
@@ -309,6 +316,7 @@ class _CrossThreadReductionLowerer(StmtMutator):
         return _ThreadGroup(thread, count, group, groups, has_warps)
 
 
+# Slowest first: CUDA numbers the threads of a block with x fastest.
 _THREAD_AXES = ("threadIdx.z", "threadIdx.y", "threadIdx.x")
 _ONE_BLOCK_ANNOTATIONS = {"thread": "blockIdx.x"}
 
@@ -396,12 +404,14 @@ class _ThreadGroup:
         # memory, one slot per warp.
         warps = self.count // lanes
         if warps == 1:
+            # Shuffling down leaves the result in the first lane alone.
             if everywhere:
                 first = emit_shuffles(own, "tvm_warp_shuffle", 0, lanes)
                 statements += [
                     BufferStore(b, e, _ZERO_INDEX) for b, e in zip(own, first, strict=True)
                 ]
             return _CombinedValues(statements, element_loads(own), (), near)
+        # After the shuffles lane 0 has the value of its warp, and it alone stores.
         first_lane = (self.thread % WARP_SIZE).equal(0)
         through_memory = self._emit_shared_memory_tree(
             reduction, own, warps, self.thread // WARP_SIZE, first_lane, statements

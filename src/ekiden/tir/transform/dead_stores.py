@@ -41,6 +41,7 @@ def _match_store_nest(stmt: Stmt) -> _StoreNest | None:
             stmt = stmt.then_case
         else:
             return None
+    # A masked store writes some lanes only, so it overwrites nothing for certain.
     return None if stmt.predicate is not None else _StoreNest(stmt, tuple(loops), tuple(conditions))
 
 
@@ -91,6 +92,7 @@ def _overwrites(later: _StoreNest, earlier: _StoreNest) -> bool:
     precondition = const(True)
     for condition in earlier.conditions:
         precondition = logical_and(precondition, condition)
+    # A condition read from memory may change between the two stores.
     if any(isinstance(e, BufferLoad) for c in (*obligations, precondition) for e in post_order(c)):
         return False
     with analyzer.constraint_scope(precondition):
@@ -115,10 +117,14 @@ class _DeadStoreRemover(StmtMutator):
             if fill is not None and any(
                 f.store.buffer is fill.store.buffer and _overwrites(f, fill) for f in pending
             ):
+                # The store is dead; calls with effects in its value still happen, as often as
+                # before.
                 value = fill.store.value
                 new = _rebuild_nest(fill, Evaluate(value)) if _has_opaque_reads(new) else NO_OP
                 fill = None
             read = _buffers_possibly_read(new)
+            # An opaque call may read any memory; a load keeps the earlier stores to its buffer
+            # alive.
             pending = (
                 [] if _has_opaque_reads(new) else [f for f in pending if f.store.buffer not in read]
             )

@@ -67,6 +67,7 @@ class _DoubleBufferInjector(StmtMutator):
         if _is_double_buffer_mark(stmt):
             return self.visit(substitute(stmt.body, {stmt.loop_var: stmt.min}))
         body = stmt.body
+        # The slot is the iteration modulo 2, so iterations must be counted from 0.
         ready = isinstance(body, Allocate) and not body.buffer.strides and is_const(stmt.min, 0)
         if ready and stmt.kind is ForKind.SERIAL and isinstance(body, Allocate):
             fill_and_uses = _split_fill_and_uses(body)
@@ -97,8 +98,10 @@ def _pipeline_loop(loop: For, buffer: Buffer, fill: Stmt, uses: Sequence[Stmt]) 
         substitute(fill, {step: step + 1})
     )
     current = _SlotRewriter(buffer, double_buffer, step % 2).visit(flatten_seq(*uses))
+    # The last iteration has no successor: filling for one could read out of range.
     ahead = IfThenElse(step + 1 < loop.extent, after)
     main = loop.with_fields(body=flatten_seq(ahead, current))
+    # Without iterations the first fill could read out of range.
     return Allocate(double_buffer, flatten_seq(IfThenElse(loop.extent > 0, first), main))
 
 

@@ -54,6 +54,7 @@ def _add_vector_offset(total: PrimExpr, index: PrimExpr) -> PrimExpr:
     """Return a sum in which either side may be a vector."""
     if dt.lanes(total.dtype) > dt.lanes(index.dtype):
         total, index = index, total
+    # Added to the base, the Ramp stays one: a contiguous access instead of a gather.
     if isinstance(index, Ramp) and dt.lanes(total.dtype) == 1:
         return index.with_fields(base=total + index.base)
     return broadcast(total, dt.lanes(index.dtype)) + index

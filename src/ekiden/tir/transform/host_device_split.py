@@ -51,6 +51,7 @@ class _HostDeviceSplitter(StmtMutator):
         count = len(self.kernels)
         name = f"{self._func.name}_kernel{'' if count == 0 else f'_{count}'}"
         threads = [s for s in pre_order_stmts(stmt) if isinstance(s, For) and is_device_loop(s)]
+        # An axis that several loops use is one dimension of the launch.
         axes = tuple(dict.fromkeys(str((s.annotations or {})["thread"]) for s in threads))
         attrs = {"global_symbol": name, "tir.is_device": True, "tir.thread_axes": axes}
         self.kernels[name] = _with_fresh_params(PrimFunc((*buffers, *numbers), stmt, attrs))
@@ -90,6 +91,7 @@ def split_host_device(module: IRModule) -> IRModule:
     """
     functions: dict[str, BaseFunc] = {}
     for name, func in module.functions.items():
+        # Kernels that were split before stay as they are, so the pass may run twice.
         if not isinstance(func, PrimFunc) or (func.attrs or {}).get("tir.is_device"):
             functions[name.name_hint] = func
             continue

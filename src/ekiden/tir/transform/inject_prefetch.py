@@ -72,6 +72,7 @@ def _emit_prefetches(
     buffer = reads[read].buffer
     *outer, last = (substitute(axis_range.min, values) for axis_range in reads[read].region)
     elements_per_line = max(1, CACHE_LINE_BYTES // dt.itemsize(buffer.dtype))
+    # One per cache line, with locality 3: into the first-level cache.
     return [Prefetch(buffer, (*outer, last + n), 3) for n in range(0, elements, elements_per_line)]
 
 

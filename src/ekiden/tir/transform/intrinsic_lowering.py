@@ -88,6 +88,7 @@ def _hypot(x: PrimExpr, y: PrimExpr) -> PrimExpr:
     a, b = _make_intrinsic_lowering("abs", x), _make_intrinsic_lowering("abs", y)
     high, low = maximum(a, b), minimum(a, b)
     zero = const(0.0, x.dtype)
+    # 0 / 0 and inf / inf would be NaN: there the ratio is 0 and the result is `high`.
     plain = fold_binary(Or, fold_binary(EQ, high, zero), call_intrin("isinf", high))
     ratio = Select(plain, zero, low / Select(plain, zero + 1.0, high, x.dtype), x.dtype)
     return high * _make_intrinsic_lowering("sqrt", ratio * ratio + 1.0)
@@ -123,6 +124,7 @@ def _popcount(x: PrimExpr) -> PrimExpr:
     total = x if x.dtype == unsigned else call_intrin("reinterpret", x, dtype=unsigned)
     width = 1
     while width < bits:
+        # A field of w bits counts at most w, so the sum of two fits into 2w bits.
         mask = const(sum((2**width - 1) << at for at in range(0, bits, 2 * width)), unsigned)
         moved = call_intrin("right_shift", total, const(width, unsigned))
         total = _apply_lane_mask(total, mask) + _apply_lane_mask(moved, mask)
@@ -150,6 +152,7 @@ def _q_multiply_shift(x: PrimExpr, y: PrimExpr, q: PrimExpr, s: PrimExpr) -> Pri
 
     a, b, fraction_bits, by = (cast(e, "int64") for e in (x, y, q, s))
     total = fraction_bits + maximum(by, 0)
+    # Half a unit of the last bit that remains: rounds to nearest, ties upward.
     half = _make_intrinsic_lowering("left_shift", const(1), total - 1)
     shifted = _make_intrinsic_lowering("left_shift", a, maximum(0 - by, 0))
     return cast(_make_intrinsic_lowering("right_shift", shifted * b + half, total), x.dtype)
@@ -213,6 +216,7 @@ def _lower_shuffle(
 
     if value.dtype in SHUFFLE_WORD_DTYPES:
         return shuffle_word(value)
+    # Narrow integers are extended by their own sign, so that casting back is exact.
     if value.dtype == "bool" or (
         dt.is_int(value.dtype) and dt.itemsize(value.dtype) < SHUFFLE_WORD_BYTES
     ):

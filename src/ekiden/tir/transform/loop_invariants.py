@@ -78,6 +78,7 @@ class _InvariantNamer(StmtMutator):
     def visit_for(self, stmt: For) -> Stmt:
         """Mark the body of a loop that may have no iterations as conditional."""
         low, extent = self.rewrite_expr(stmt.min), self.rewrite_expr(stmt.extent)
+        # The bounds are evaluated in any case, the body only where there is an iteration.
         self._conditional += not _has_iterations(stmt)
         body = self.visit(stmt.body)
         self._conditional -= not _has_iterations(stmt)
@@ -254,6 +255,7 @@ def _is_load_in_bounds(load: BufferLoad, analyzer: Analyzer) -> bool:
     if isinstance(index, Ramp) and isinstance(index.stride, IntImm) and index.stride.value > 0:
         last = (dt.lanes(index.dtype) - 1) * index.stride.value
         index = index.base
+    # Bounds are those of scalars: a gather counts as possibly out of range.
     if dt.lanes(index.dtype) > 1:
         return False
     # A speculative load must be in range for every iteration, including iterations that a condition

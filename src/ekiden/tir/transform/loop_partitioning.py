@@ -192,6 +192,7 @@ class _LoopPartitioner(StmtMutator):
         self._analyzer.bind(stmt.loop_var, stmt.min, stmt.extent)
         if stmt.kind is ForKind.VECTORIZED:
             self._lanes.add(stmt.loop_var)
+        # Threads cannot be cut into parts, and bounds are derived for loops that start at 0.
         if stmt.kind is ForKind.THREAD_BINDING or not is_const(stmt.min, 0):
             return super().visit_for(stmt)
         if isinstance(stmt.extent, IntImm) and not self._cuts_constant:
@@ -228,9 +229,11 @@ class _LoopPartitioner(StmtMutator):
         self, node: PrimExpr, loop: For, inside: Mapping[Var, For], hidden: set[Var]
     ) -> _LinearBound | None:
         difference = _slack_expr(node)
+        # The loop may change what memory holds, so a bound computed before it would be stale.
         if difference is None or any(isinstance(e, BufferLoad) for e in post_order(difference)):
             return None
         used = free_vars(difference)
+        # Lets inside the loop are bound per iteration: bounds before the loop cannot name them.
         if loop.loop_var not in used or not hidden.isdisjoint(used):
             return None
         if not self._lanes.isdisjoint({*used} - {loop.loop_var}):
@@ -261,6 +264,7 @@ class _LoopPartitioner(StmtMutator):
         if scale is None or not isinstance(loop.min, IntImm):
             return None
         extent = loop.extent
+        # A minimum is at most its constant side: the assumed range is wider, never narrower.
         if isinstance(extent, Min):
             extent = extent.a if isinstance(extent.a, IntImm) else extent.b
         if not isinstance(extent, IntImm):
@@ -327,6 +331,7 @@ class _LoopPartitioner(StmtMutator):
                 begin = self._max_of(begin, -bound.low // bound.scale + 1)
             else:
                 end = self._min_of(end, (bound.low - 1) // -bound.scale + 1)
+        # The parts stay inside the loop, in order, even where the bounds exclude all iterations.
         begin = simplify(self._min_of(begin, loop.extent))
         return begin, simplify(self._max_of(end, begin))
 
@@ -402,6 +407,7 @@ class _LoopPartitioner(StmtMutator):
         if is_const(tail_size) or factor > MAX_TAIL_COPIES or not _has_unrolled_loop(loop.body):
             return self._last_iteration(loop, step, bounds, tail_size)
         chain: Stmt | None = None
+        # A tail of 0 elements runs nothing and needs no copy.
         for value in range(1, factor):
             tail = self._last_iteration(loop, step, bounds, const(value))
             chain = IfThenElse(fold_binary(EQ, tail_size, const(value)), tail, chain)
@@ -422,6 +428,7 @@ class _LoopPartitioner(StmtMutator):
         # Only then does the loop have exactly one partial iteration, the last one.
         if not prove_equal(loop.extent, (first.high + (factor - 1)) // factor):
             return None
+        # The size of the last step is computed from the first bound alone, so all must agree on it.
         alike = all(
             b.scale == first.scale
             and prove_equal(b.low, first.low)
@@ -474,4 +481,5 @@ def loop_partition(func: PrimFunc) -> PrimFunc:
     partition = _LoopPartitioner(bool(options["partition_const_loop"]))
     body = _LikelyRemover().visit(partition.visit(func.body))
     new = func.with_fields(body=body)
+    # Copies of a loop bind the same variables.
     return distinct(new) if partition.has_cut else new

@@ -125,6 +125,7 @@ class Vectorizer(StmtMutator):
 
     def _widen(self, e: PrimExpr, new: list[PrimExpr]) -> PrimExpr:
         lanes = _max_lanes_text(new)
+        # A uniform condition stays a scalar: a branch for all lanes, not a mask.
         scalar_condition = (
             isinstance(e, Intrinsic)
             and e.op == "if_then_else"
@@ -298,6 +299,7 @@ def _fold_ramp_arithmetic(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> P
             return Ramp(a.base * b, a.stride * b, a.lanes, a.dtype)
         return None
     combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = lambda x, y: fold_binary(kind, x, y)  # noqa: E731
+    # Strides that cancel leave one value for all lanes, which is no Ramp.
     if isinstance(a, Ramp) and isinstance(b, Ramp):
         stride = combine(a.stride, b.stride)
         return (
@@ -428,6 +430,7 @@ def _vector_body(stmt: For, base: PrimExpr, lanes: int | str, tail: PrimExpr | N
     mask = None
     if tail is not None and lanes != 1:
         wide = dt.with_lanes("bool", lanes)
+        # In int32 16 lane numbers fill one 512-bit register; in int64 they would take two.
         mask = LT(ramp(const(0, "int32"), 1, lanes), broadcast(_int32(tail), lanes), wide)
     return Vectorizer(stmt.loop_var, base, lanes, mask).visit(stmt.body)
 

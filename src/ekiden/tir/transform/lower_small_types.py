@@ -74,6 +74,7 @@ class _SmallTypeLowerer(StmtMutator):
     def _lower_binary(self, e: BinaryExpr) -> PrimExpr:
         """Lower arithmetic and comparisons: floats as float32, integers as wrapping bytes."""
         kind = e.a.dtype
+        # Every value of a small float type is exact in float32.
         wide = "float32" if kind in dt.SMALL_FLOATS else dt.storage_dtype(kind)
         a, b = (convert_small_dtype(_unwrap_carrier(x), kind, wide) for x in (e.a, e.b))
         if not dt.is_byte_stored(e.dtype):
@@ -136,6 +137,7 @@ def _lower_load(load: BufferLoad) -> PrimExpr:
         return load.with_fields(dtype="uint8")
     byte, shift = _byte_and_shift(index, kind)
     moved = call_intrin("right_shift", BufferLoad(load.buffer, (byte,), "uint8"), shift)
+    # Codes of floats are zero-extended: decoding reads the sign from its own bit.
     if kind in SMALL_FLOAT_FORMATS:
         mask = const((1 << dt.SCALAR_BITS[kind]) - 1, "uint8")
         return call_intrin("bitwise_and", moved, mask)

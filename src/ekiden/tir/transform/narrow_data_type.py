@@ -48,6 +48,7 @@ def _interval_of(kind: type[BinaryExpr], a: Interval, b: Interval) -> Interval |
     if kind is Sub:
         return a[0] - b[1], a[1] - b[0]
     if kind is Mul:
+        # A product is monotone in each factor: its extremes are at the corners.
         ends = [x * y for x in a for y in b]
         return min(ends), max(ends)
     if kind is Min:
@@ -55,6 +56,8 @@ def _interval_of(kind: type[BinaryExpr], a: Interval, b: Interval) -> Interval |
     if kind is Max:
         return max(a[0], b[0]), max(a[1], b[1])
     if kind is FloorDiv and b[0] > 0:
+        # For divisors above 0 the quotient is monotone in each operand: extremes are at the
+        # corners.
         ends = [x // y for x in a for y in b]
         return min(ends), max(ends)
     # The remainder of a floor division by a positive number is never negative, whatever the
@@ -111,6 +114,7 @@ class _Int32Narrower(StmtMutator):
                 and narrow_and_interval[1][1] <= INT32_MAX
             ):
                 return self._record_narrow(*narrow_and_interval)
+        # Loads accept indices of either width; a comparison may be narrow if both sides are.
         takes_any = isinstance(e, (BufferLoad, BufferAddress)) or (
             isinstance(e, BinaryExpr)
             and dt.element_dtype(e.dtype) == "bool"
@@ -151,6 +155,8 @@ class _Int32Narrower(StmtMutator):
             case Broadcast() if known_bounds:
                 return Broadcast(operands[0], e.lanes), known_bounds[0]
             case Ramp(lanes=int(lanes)) if len(known_bounds) == 2:
+                # The sign of the stride is not known: the extremes are in lane 0 or in the last
+                # one.
                 last = [s * (lanes - 1) for s in known_bounds[1]]
                 values = known_bounds[0][0] + min(0, *last), known_bounds[0][1] + max(0, *last)
                 return Ramp(operands[0], operands[1], e.lanes), values
@@ -172,6 +178,7 @@ class _Int32Narrower(StmtMutator):
         """Narrow the loop variable where its bounds fit."""
         low, extent = self.narrow(stmt.min), self.narrow(stmt.extent)
         first, count = self.interval_of(low), self.interval_of(extent)
+        # The variable ends at first + count, one past the last iteration: that must fit as well.
         if first is None or count is None or first[1] + count[1] > INT32_MAX:
             return super().visit_for(stmt)
         var = Var(stmt.loop_var.name, NARROW_DTYPE)

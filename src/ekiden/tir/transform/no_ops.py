@@ -51,6 +51,7 @@ class _DeadCodeRemover(StmtMutator):
                 self._read.add(e)
             elif isinstance(e, (BufferLoad, BufferAddress)):
                 self._read.add(e.buffer)
+        # A store keeps its buffer: whether it is dead is for the data-flow analysis to decide.
         if isinstance(new, (BufferStore, Prefetch)):
             self._read.add(new.buffer)
         return new
@@ -74,6 +75,7 @@ class _DeadCodeRemover(StmtMutator):
         body = self.visit(stmt.body)
         if is_no_op(body) or stmt.buffer not in self._read:
             return body
+        # The view is used, so the memory behind it must stay allocated.
         self._read.add(stmt.source)
         return stmt.with_fields(body=body)
 

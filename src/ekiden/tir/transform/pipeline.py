@@ -327,6 +327,7 @@ def _lower_function(func: PrimFunc, has_threads: bool) -> PrimFunc:
     if attrs.get("tir.tiled") and attrs.get("tir.has_blocks"):
         passes = PASSES_OF_PARTLY_TILED_PROGRAMS
     elif passes is PASSES and has_threads:
+        # Behind the lowering of views, which it does not know, and while there still are blocks.
         passes = [PASSES[0], LowerCrossThreadReduction(), *PASSES[1:]]
     module = Sequential(_insert_context_passes(passes), name="tir.lower")(
         IRModule({func.name: func})

@@ -102,6 +102,7 @@ class _ConditionalSimplifier(Simplifier):
     def visit_if(self, stmt: IfThenElse) -> Stmt:
         """Simplify the sides under the condition and its negation."""
         condition = self.rewrite_expr(stmt.condition)
+        # Decided with bool variables expanded; the branch itself keeps testing the variable.
         meaning = self.rewrite_expr(substitute(condition, self.conditions))
         if isinstance(meaning, IntImm):
             side = stmt.then_case if meaning.value else stmt.else_case
@@ -153,6 +154,7 @@ class _ConditionalSimplifier(Simplifier):
 
     def _simplify_choices(self, e: PrimExpr, depth: int) -> PrimExpr:
         """Return an expression with its choices simplified under each other's conditions."""
+        # Each level simplifies its operands again under one more condition; the depth bounds that.
         if depth == MAX_CHOICE_DEPTH:
             return e
         match e:
@@ -184,13 +186,17 @@ class _ConditionalSimplifier(Simplifier):
         """
         kind = type(e)
         operands = _chain_operands(e, kind)
+        # Every operand is simplified under all others: quadratic in their number.
         if len(operands) > MAX_JOINED_CONDITIONS:
             return e
         absorbing = kind is Or
+        # From the last to the first, so that a deletion moves no operand that is still to come.
         for n in range(len(operands) - 1, -1, -1):
             other_operands = [p for k, p in enumerate(operands) if k != n]
             assumptions = [Not(p) for p in other_operands] if absorbing else other_operands
             simplified = self._simplify_under(_conjunction_of(assumptions), operands[n], depth)
+            # One absorbing operand decides the whole: False in a conjunction, True in a
+            # disjunction.
             if isinstance(simplified, IntImm) and bool(simplified.value) == absorbing:
                 return const(absorbing, "bool")
             if isinstance(simplified, IntImm):
@@ -206,6 +212,7 @@ class _ConditionalSimplifier(Simplifier):
         != b with a <= b known -> a < b.
         """
         prove, a, b = self.analyzer.can_prove, e.a, e.b
+        # The rewrites need a total order, which floats with NaN do not have.
         if a.dtype not in ("int32", "int64") or prove(e):
             return e
         if isinstance(e, LE):
@@ -243,6 +250,7 @@ def _chain_operands(e: PrimExpr, kind: type[BinaryExpr]) -> list[PrimExpr]:
 # What reads memory may become false by a store inside of the branch that it guards.
 def _memory_free_conjuncts(condition: PrimExpr) -> list[PrimExpr]:
     """Return the conjuncts that hold whatever statements do: those that read no memory."""
+    # De Morgan: not (a or b) is (not a) and (not b).
     if isinstance(condition, Not) and isinstance(condition.a, Or):
         conjuncts: list[PrimExpr] = [Not(p) for p in _chain_operands(condition.a, Or)]
     else:

@@ -112,6 +112,8 @@ def _aligned_strides(buffer: Buffer, rules: Sequence[AlignmentRule]) -> list[Pri
         stride = strides[0] * buffer.shape[axis + 1]
         for rule_axis, factor, offset in rules:
             if rule_axis == axis:
+                # The least stride, not below the dense one, that is congruent to offset modulo
+                # factor.
                 stride = stride + (const(offset) - stride) % factor
         strides.insert(0, simplify(stride))
     return strides

@@ -88,6 +88,7 @@ def _fits_in(buffer: Buffer, host: Buffer) -> bool:
     needed, available = _num_elements(buffer), _num_elements(host)
     if isinstance(needed, IntImm) and isinstance(available, IntImm):
         return needed.value <= available.value
+    # Symbolic sizes share only where they are equal: their order is not known.
     return prove_equal(needed, available)
 
 

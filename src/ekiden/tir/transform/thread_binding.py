@@ -59,6 +59,7 @@ class _ThreadBindingUnifier(StmtMutator):
             return body
         opened = list(self._open.items())
         self._open = {}
+        # The axis met first is outermost: extents of later ones may use its variable.
         for name, (var, extent) in reversed(opened):
             low = const(0, extent.dtype)
             body = For(var, low, extent, ForKind.THREAD_BINDING, body, {"thread": name})

@@ -243,12 +243,14 @@ class _BarrierInserter(StmtMutator):
             self._own.add(stmt.loop_var)
             return self._visit_divergent(self._visit_iterated, stmt)
         visited = self._visit_iterated(stmt)
+        # A loop that may have no iterations is no barrier for what follows.
         runs = isinstance(stmt.extent, IntImm) and stmt.extent.value > 0
         self._uses.waits = self._uses.waits and runs
         return visited
 
     def _visit_thread_loop(self, stmt: For) -> Stmt:
         axis = str((stmt.annotations or {})["thread"])
+        # All threads of a block have the same block index.
         if not axis.startswith("blockIdx"):
             self._own.add(stmt.loop_var)
         if axis in self._bound:  # of as many threads as come here, or fewer
@@ -277,6 +279,7 @@ class _BarrierInserter(StmtMutator):
         iteration = self._uses
         # The loop's back edge: the last accesses of an iteration meet the first ones of the next.
         if iteration.after.conflicts_with(iteration.before):
+            # The barriers are inserted anew: those of the first attempt do not count.
             self._added = added
             waiting = next(
                 n
@@ -302,6 +305,7 @@ class _BarrierInserter(StmtMutator):
             else self._visit_child(stmt.else_case)
         )
         self._uses = _BarrierSummary()
+        # The neutral element of merging: the branch waits only if both sides do.
         self._uses.waits = True
         self._uses.merge_branch(then_uses)
         self._uses.merge_branch(uses)
@@ -333,6 +337,7 @@ class _BarrierInserter(StmtMutator):
                 " thread"
             )
         uses, self._uses = self._uses, _BarrierSummary(waits=False)
+        # All threads evaluate the condition, before what only some of them execute.
         self._uses.append(_BarrierSummary(condition_accesses, condition_accesses))
         self._uses.append(uses)
         self._uses.waits = False

@@ -58,6 +58,7 @@ def emit_tree_reduction(
             element_loads(shared_buffers, own_index),
             element_loads(shared_buffers, own_index + half),
         )
+        # The barrier is outside the branch: all threads of a block must reach it.
         statements += [STORAGE_SYNC, IfThenElse(thread < count - half, join)]
         count = half
     return statements

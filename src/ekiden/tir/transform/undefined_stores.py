@@ -36,6 +36,7 @@ class _UndefStoreRemover(StmtMutator):
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Rewrite a[i] = undefined to nothing."""
         self.exprs(stmt.indices)
+        # The stored value may be undefined, an index inside it may not.
         for e in post_order(stmt.value):
             if isinstance(e, BufferLoad):
                 self.exprs(e.indices)

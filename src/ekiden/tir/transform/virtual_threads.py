@@ -113,4 +113,5 @@ def inject_virtual_threads(func: PrimFunc) -> PrimFunc:
     """Return the function without loops over virtual threads. Blocks must have been lowered."""
     if not any(is_virtual_thread_loop(s) for s in pre_order_stmts(func.body)):
         return func
+    # The copies of several threads bind the same variables.
     return distinct(func.with_fields(body=_VirtualThreadInjector().visit(func.body)))

@@ -244,6 +244,7 @@ def _corner_distance(size: PrimExpr, extent: PrimExpr, scale: float | PrimExpr |
             cast(size, RESIZE_COORDINATE_DTYPE) * _resize_scale(size, extent, scale) - 1.0,
             const(1.0, RESIZE_COORDINATE_DTYPE),
         )
+    # In float32, as the generated code computes it where extents are symbolic.
     wide = np.float32(number) * np.float32(scale)
     return const(max(float(wide - np.float32(1)), 1.0), RESIZE_COORDINATE_DTYPE)
 

@@ -204,6 +204,7 @@ def grid_sample(
         each tap is moved instead.
         """
         n, channel, *spatial = i
+        # Grids have x first, which belongs to the last axis of the data.
         coordinates = [
             cast(grid[(n, rank - 1 - d, *spatial)], SAMPLE_COORDINATE_DTYPE) for d in range(rank)
         ]
@@ -240,6 +241,7 @@ def grid_sample(
 
 def _reflect_coordinate(x: PrimExpr, low: float, span: PrimExpr) -> PrimExpr:
     """Reflect x back and forth between low and low + span."""
+    # A single pixel has span 0, by which nothing can be divided.
     safe = te.max(span, const(1e-30, SAMPLE_COORDINATE_DTYPE))
     distance = call_intrin("abs", x - low)
     periods = call_intrin("floor", distance / safe)

@@ -80,6 +80,7 @@ def _emit_scaling(ib: IRBuilder, scaled: RowMatrix) -> BufferVar:
     with ib.while_loop(logical_and(norm[0] * norm[1] > 0.5, count[0] < MAX_HALVINGS)):
         norm[1] = norm[1] * const(0.5, dtype)
         count[0] = count[0] + 1
+    # Scaling by a power of two rounds nothing, short of underflow.
     scaled.emit_fill(lambda i, j: scaled[i, j] * norm[1])
     return count
 

@@ -77,6 +77,7 @@ def _jacobi_half_angle(ib: IRBuilder, a: PrimExpr, b: PrimExpr, d: PrimExpr) -> 
     """
     one = _one_of(a.dtype)
     ratio = ib.let("ratio", (d - a) / (b + b))
+    # The smaller root of t^2 + 2 t ratio = 1, without cancellation.
     steep = one / (te.abs(ratio) + _sqrt(one + ratio * ratio))
     tangent = ib.let("tangent", Select(ratio < 0.0, -steep, steep, a.dtype))
     cosine = ib.let("cosine", one / _sqrt(one + tangent * tangent))
@@ -162,6 +163,7 @@ def _emit_column_rotation(ib: IRBuilder, work: RowMatrix, i: Var, k: Var, angle:
     with ib.for_range(0, work.count, "r") as r:
         x, y = ib.let("x", work[r, i]), ib.let("y", work[r, k])
         work[r, i], work[r, k] = rotate_pair(x, y, angle)
+    # Zero by construction: a rounding residue would have to be rotated away again.
     work[i, k] = const(0, work.dtype)
     work[k, i] = const(0, work.dtype)
 
@@ -280,6 +282,7 @@ def _emit_basis_completion(ib: IRBuilder, work: RowMatrix, i: PrimExpr) -> None:
     best = ib.allocate("int64", 1, "best", "local")
     projections = ib.allocate(dtype, 2, "least", "local")  # of all axes, of one
     best[0] = 0
+    # Above every projection: rows are orthonormal, so that none exceeds 1.
     projections[0] = const(2, dtype)
     with ib.for_range(0, work.size, "j") as j:
         projections[1] = const(0, dtype)
@@ -288,6 +291,7 @@ def _emit_basis_completion(ib: IRBuilder, work: RowMatrix, i: PrimExpr) -> None:
         best[0] = Select(projections[1] < projections[0], j, best[0], "int64")
         projections[0] = te.min(projections[0], projections[1])
     work[i, best[0]] = _one_of(dtype)
+    # Twice: one pass of Gram-Schmidt leaves the rounding errors of its cancellation.
     with (
         ib.for_range(0, 2, "again"),
         ib.for_range(0, work.count, "r") as r,

@@ -38,6 +38,7 @@ class RowMatrix:
         self.ib, self.dtype, self.count, self.size = ib, dtype, count, size
         self._blocks = simplify_dim((size + (ROW_LANES - 1)) // ROW_LANES)
         self._data = ib.allocate(dtype, (count, simplify_dim(self._blocks * ROW_LANES)), "rows")
+        # Dot products run over whole vectors: the padding must be 0.
         with ib.for_range(0, count, "i") as i, self.each_column() as j:
             self[i, j] = const(0, dtype)
 

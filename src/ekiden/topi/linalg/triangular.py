@@ -140,6 +140,7 @@ def cholesky(data: Tensor) -> tuple[Tensor, ...]:
                     residual = cast(source[(*at, i, j)], dtype) - work.emit_dot(i, j, j)
                     work[i, j] = residual / work[j, j]
                 residual = ib.let("rest", cast(source[(*at, i, i)], dtype) - work.emit_dot(i, i))
+                # `not (x > 0)` holds for NaN as well, `x <= 0` would not.
                 is_wrong = logical_and(info[at].equal(0), Not(residual > 0.0))
                 info[at] = Select(is_wrong, cast(i + 1, "int32"), info[at], "int32")
                 root = call_intrin("sqrt", residual)

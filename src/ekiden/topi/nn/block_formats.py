@@ -211,6 +211,7 @@ def _round_to_levels(scaled: Floats, levels: PackedInts) -> NDArray[np.int16]:
         near = np.copysign(below + np.floor(2 * (np.abs(scaled) - below)), scaled)
     else:  # the sum is rounded to float32, as `gguf` does
         near = np.floor(scaled + np.float32(levels.bias + 0.5)) - np.float32(levels.bias)
+    # Casting NaN to an integer is undefined.
     near = np.nan_to_num(near, nan=0.0)
     return np.asarray(near.clip(levels.min_value, levels.max_value).astype(np.int16))
 
@@ -225,6 +226,7 @@ def _write_group_scales(number: GroupScale, blocks: Bytes, scales: Floats) -> Fl
     scales = scales * np.float32(number.sign)
     factor = number.factor
     at = np.abs(scales).argmax(axis=-1)[..., None]
+    # Signed factors reach one farther below 0 (-32..31): the extreme scale is mapped there.
     end = factor.min_value if factor.min_value < 0 else factor.max_value
     half = np.take_along_axis(scales, at, -1) / np.float32(end)
     # The integer factors are rounded against the float16 that is stored, not the exact scale: its
@@ -243,6 +245,7 @@ def _write_float16(blocks: Bytes, at: int, number: Floats) -> None:
 
 
 def _reciprocal(number: Floats) -> Floats:
+    # A group of zeros has scale 0: its levels become 0 instead of NaN.
     return np.where(number == 0, np.float32(0), np.float32(1) / number)
 
 

@@ -329,6 +329,7 @@ def _power_of(base: PrimExpr, exponent: float) -> PrimExpr:
     """Return base ** exponent, by square roots for the common exponents."""
     root = call_intrin("sqrt", base)
     if exponent == 0.75:
+        # x**0.75 = x**0.5 * x**0.25
         return root * call_intrin("sqrt", root)
     if exponent in (0.5, 1.0):
         return root if exponent == 0.5 else base

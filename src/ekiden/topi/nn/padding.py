@@ -195,6 +195,7 @@ def _border_position(
 
 def _reflect_position(position: PrimExpr, size: PrimExpr) -> PrimExpr:
     """Return a reflected position, with period 2 (size - 1)."""
+    # A single element would have period 0, by which nothing can be divided.
     period = maximum((size - 1) * 2, 1)
     phase = position % period
     return Select(phase < size, phase, period - phase, "int64")

@@ -140,6 +140,7 @@ def _emit_bits_store(
         return BufferStore(cache, cast(level, cache.dtype), (at,))
     by = cast(shift, "int32")
     mask = call_intrin("left_shift", const((1 << plane.format.bits) - 1, "int32"), by)
+    # Numbers that share a byte are of one head, which one thread writes: no race.
     other_bits = call_intrin("bitwise_and", cast(cache[at], "int32"), const(255, "int32") - mask)
     both = call_intrin("bitwise_or", other_bits, call_intrin("left_shift", level, by))
     return BufferStore(cache, cast(both, cache.dtype), (at,))

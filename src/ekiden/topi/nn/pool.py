@@ -226,6 +226,7 @@ def avg_pool(window: PoolWindow, count_include_pad: bool) -> Tensor:
 
 def _divide_by_count(total: PrimExpr, count: PrimExpr, dtype: str) -> PrimExpr:
     number = known_int(count)
+    # The reciprocal of a constant is computed at compile time: a product instead of a division.
     if number is not None and dt.is_float(total.dtype):
         return cast(total * const(1 / number, total.dtype), dtype)
     return cast(total / cast(count, total.dtype), dtype)
@@ -238,6 +239,7 @@ def _adaptive_bins(
     variables over the longest, and (begin, end) on the n-th axis.
     """
     sizes = [data.shape[a] for a in axes]
+    # ceil((i + 1) s / n) - floor(i s / n) is at most ceil(s / n) + 1.
     longest = [
         simplify_dim(ceil_div(s, known_int(shape[a]) or 1) + 1)
         for s, a in zip(sizes, axes, strict=True)
@@ -450,6 +452,7 @@ def pool_grad(
     sizes, strides = as_tuple_of(kernel, rank, "kernel"), as_tuple_of(stride, rank, "stride")
     around = normalize_padding(padding, [as_dim(k) for k in sizes], (1,) * rank)
     window = PoolWindow(data, grads.shape, axes, sizes, strides, (1,) * rank, around, ceil_mode)
+    # At most ceil(kernel / stride) windows cover an element along an axis.
     covering = [
         te.reduce_axis((0, ceil_div(as_dim(k), s)), f"w{n}")
         for n, (k, s) in enumerate(zip(sizes, strides, strict=True))

@@ -151,9 +151,11 @@ def _tap_indices(
     """
     if dilation == 1:
         tap, at = position % stride + j * stride, position // stride - j
+        # If the stride does not divide the kernel, the last tap of some positions is behind it.
         fits = [] if _is_exact_stride(stride, kernel) else [tap < kernel]
         return tap, at, [*fits, at >= 0, at < size]
     start = position - j * dilation
+    # Between multiples of the stride there are no data.
     exact = [] if stride == 1 else [fold_binary(EQ, start % stride, as_dim(0))]
     return j, start // stride, [*exact, start >= 0, start // stride < size]
 

@@ -79,10 +79,12 @@ def integer_unscaling(m: int) -> tuple[int, int]:
         )
         ** 2
     )
+    # The lowest set bit is the power of two in D^2.
     shift = (square & -square).bit_length() - 1
     # The sums are multiples of D^2: division by its odd part is exact as multiplication by the
     # inverse modulo 2**32, its power of two is a shift.
     inverse = pow(square >> shift, -1, 1 << 32)
+    # As int32: products modulo 2^32 are the same for either sign.
     return (inverse + (1 << 31)) % (1 << 32) - (1 << 31), shift
 
 

@@ -255,6 +255,7 @@ def sparse_transpose(
             rows[k] = 0
         first, last = (cast(starts[n], "int64") for n in (const(0), size))
         with ib.for_range(first, last, "k") as k:
+            # Counted one place further on: the running sum then gives starts, not ends.
             ib.increase(ends, normalize_negative_index(column_indices[k], size) + 1)
         with ib.for_range(0, size, "n") as n:
             ends[n + 1] = ends[n] + ends[n + 1]
@@ -356,6 +357,7 @@ def sparse_reshape(
         for n, extent in enumerate(old):
             flat = flat * extent + cast(sparse_indices[i, n], "int64")
         strides = [product_of_dims(new[n + 1 :]) for n in range(len(new))]
+        # At least 1: an empty axis must not divide by 0.
         along = [flat // te.max(s, 1) % te.max(d, 1) for s, d in zip(strides, new, strict=True)]
         return cast(select_by_index(along, axis), sparse_indices.dtype)
 
@@ -399,6 +401,7 @@ def sparse_fill_empty_rows(
         state[1] = 0
         with ib.for_range(0, rows, "row") as row:
             start, k = ib.let("start", state[1]), state[0]
+            # Guarded: behind the last coordinate nothing may be read.
             is_here = if_then_else(k < count, cast(coordinates[k, 0], "int64") <= row, const(False))
             with ib.while_loop(is_here):
                 for d in range(axes):

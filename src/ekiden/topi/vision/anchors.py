@@ -328,6 +328,7 @@ def proposal(
                 lambda box, kept_box: box_iou(box_corner, box, kept_box) > threshold,
             )
             with ib.for_range(0, room, "n") as n:
+                # At least 1, so that the modulus is never 0.
                 which = ib.let("which", kept_boxes[n % te.max(number[0], 1)])
                 row = b * room + n
                 out[row, 0] = cast(b, "float32")

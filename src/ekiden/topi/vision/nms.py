@@ -63,6 +63,7 @@ class CornerBox:
         assert shared is not None
         union = self.area + second.area - shared
         positive = union > 0.0
+        # Both sides of a select are evaluated: an empty union divides by 1.
         some = Select(positive, union, shared * 0.0 + 1.0, union.dtype)
         return Select(positive, shared / some, shared * 0.0, union.dtype)
 

@@ -114,9 +114,11 @@ def _roi_align(
                         total[c] = (
                             total[c] + sampled if mode == "avg" else te.max(total[c], sampled)
                         )
+                # Samples outside count as 0, which changes a maximum but not a sum.
                 if mode != "avg":
                     with ib.else_scope(), ib.for_range(0, channels, "c") as c:
                         total[c] = te.max(total[c], 0.0)
+            # A bin without samples has the sum 0, and 0 / 0 would be NaN.
             count = ib.let("count", te.max(cast(rows * columns, ROI_COORDINATE_DTYPE), 1.0))
             with ib.for_range(0, channels, "c") as c:
                 mean = total[c] / count if mode == "avg" else total[c]
@@ -259,6 +261,7 @@ def roi_pool_nchw(
             empty = te.any(y0 >= y1, x0 >= x1)
             lowest = te.min_value(data.dtype)
             total[0] = Select(empty, const(0, data.dtype), lowest, data.dtype)
+            # An empty bin has no iterations, never a negative number of them.
             rows, columns = (y0, te.max(y0, y1)), (x0, te.max(x0, x1))
             with ib.for_range(*rows, "y") as y, ib.for_range(*columns, "x") as x:
                 total[0] = te.max(total[0], pixels[image, channel, y, x])
