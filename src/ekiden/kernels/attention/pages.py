@@ -609,7 +609,6 @@ class PagedAttention:
         if self.span == 1:
             stmt = self.bind_tile(first, 1, head, const(0), body)
         else:
-            # Clamped, so that a short last tile reads no sequence number behind the last token.
             limit = self.tokens - 1
             is_one: PrimExpr = first + self.span < self.tokens + 1
             for n in range(1, self.span):
