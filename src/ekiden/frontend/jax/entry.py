@@ -97,6 +97,6 @@ def _reject_options(options: ImportOptions, label: str, honoured: Sequence[str] 
             reason = (
                 "is traced when it is compiled"
                 if "example_inputs" in honoured
-                else "is exported already"
+                else "is already exported"
             )
             raise CompileError(f"compile: {label} {reason}: it takes no '{name}'")
