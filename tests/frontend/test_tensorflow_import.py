@@ -447,7 +447,7 @@ def test_inputs_and_outputs_that_a_model_has_not() -> None:
         relay.frontend.from_tensorflow(graph, outputs=["nothing"])
     with pytest.raises(CompileError, match="layout 'NCHW'"):
         relay.frontend.from_tensorflow(graph, layout="NCHW")
-    with pytest.raises(CompileError, match="convert_config: expected use_dense or .*; got 'use_dens'"):
+    with pytest.raises(CompileError, match="expected use_dense or .*; got 'use_dens'"):
         relay.frontend.from_tensorflow(graph, convert_config={"use_dens": True})
 
 
