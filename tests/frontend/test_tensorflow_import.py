@@ -467,6 +467,13 @@ def test_outputs_as_bodies_of_functions_name_them() -> None:
         relay.frontend.from_tensorflow(frozen, outputs=["parts:value:0"])
 
 
+def test_an_identity_without_an_input_is_refused() -> None:
+    graph = tf.compat.v1.GraphDef()
+    graph.node.add(name="y", op="Identity").attr["T"].type = tf.float32.as_datatype_enum
+    with pytest.raises((CompileError, ImportModelError), match="'y'"):
+        relay.frontend.from_tensorflow(graph)
+
+
 def test_a_graph_that_is_not_frozen() -> None:
     v1, graph = tf.compat.v1, tf.Graph()
     with graph.as_default():

@@ -361,7 +361,7 @@ def _unread_nodes(graph: Proto) -> list[str]:
         n.name
         for n in free
         if n.op not in (*_NO_OUTPUT_OPS, *_CONTROL_FLOW_ENDS)
-        and not (n.op == "Identity" and n.input[0].partition(":")[0] in switches)
+        and not (n.op == "Identity" and any(i.partition(":")[0] in switches for i in n.input[:1]))
     ]
     return ends or [n.name for n in free if n.op in _CONTROL_FLOW_ENDS]
 
