@@ -15,7 +15,7 @@ from torch.export import Dim
 import ekiden
 from ekiden import relay
 from ekiden.frontend.torch import register
-from ekiden.frontend.torch.node import FxNode
+from ekiden.frontend.torch.node import FxNode, user_source_line
 from ekiden.frontend.torch.registry import CONVERTER_TABLE
 from ekiden.relay.expr import Constant
 from ekiden.relay.visitor import post_order
@@ -388,3 +388,11 @@ def test_counts_between_edges() -> None:
         torch.testing.assert_close(torch.from_dlpack(made(x)), torch.histc(x, 7, -1.0, 1.5))
     with pytest.raises(UnsupportedError, match="'min' must be below 'max'"):
         ekiden.compile(Apply(torch.histc), (torch.randn(9),))
+
+
+def test_a_trace_that_is_no_text_is_no_location() -> None:
+    """A file of an exported program may hold a number in its place."""
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    node.meta["stack_trace"] = 1.5
+    assert not user_source_line(node)

@@ -74,7 +74,8 @@ def user_source_line(node: torch.fx.Node) -> str:
     """Return the innermost source line outside PyTorch that made a node, `model.py:12: y =
     x.relu()`.
     """
-    frames = _FRAME_PATTERN.findall(node.meta.get("stack_trace") or "")
+    trace = node.meta.get("stack_trace")  # of a file, which may hold anything
+    frames = _FRAME_PATTERN.findall(trace if isinstance(trace, str) else "")
     mine = [f for f in frames if not f[0].startswith(_FRAMEWORK_PATHS)]
     if not mine:
         return ""
