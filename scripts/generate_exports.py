@@ -59,7 +59,7 @@ def _names(package: str, module: str, each: ast.alias) -> Iterator[tuple[str, st
 
 
 def names_of(module: str) -> list[str]:
-    """The `__all__` of a module, read: nothing of the package need be importable yet."""
+    """Return the `__all__` of a module, read: nothing of the package need be importable yet."""
     tree = ast.parse((SOURCE / f"{module.replace('.', '/')}.py").read_text("utf-8"))
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
@@ -107,7 +107,7 @@ def converted() -> str:
 
 
 def table(name: str, rows: Mapping[str, list[str]], what: str) -> str:
-    """A table of modules and names as Python."""
+    """Format a table of modules and names as Python."""
     lines = [f"{name} = {{"]
     for home, names in rows.items():
         wrapped = textwrap.wrap(" ".join(sorted(names)), 88, break_on_hyphens=False)
@@ -116,7 +116,7 @@ def table(name: str, rows: Mapping[str, list[str]], what: str) -> str:
 
 
 def grouped(package: str, pairs: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
-    """The names by modules, these by their names within the package."""
+    """Group the names by modules, these by their names within the package."""
     found: dict[str, list[str]] = {}
     for home, name in sorted(set(pairs)):
         found.setdefault(home.removeprefix(f"{package}."), []).append(name)
@@ -124,7 +124,7 @@ def grouped(package: str, pairs: Iterator[tuple[str, str]]) -> dict[str, list[st
 
 
 def text_of(package: str, operators: Mapping[str, str] | None) -> str:
-    """The file of a package, with the operators where they are given."""
+    """Return the text of a package's file, with the operators where they are given."""
     parts = [
         f'"""Where the names of `{package}` stand. Made by scripts/generate_exports.py."""\n',
         table("EXPORTED_NAMES", grouped(package, offered(package)), "Module -> its names."),
@@ -160,7 +160,7 @@ def main() -> int:
 
 
 def path_of(package: str) -> Path:
-    """The file of a package."""
+    """Return the file of a package."""
     return SOURCE / package.replace(".", "/") / "_exports.py"
 
 

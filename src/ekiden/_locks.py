@@ -41,7 +41,7 @@ class ForkSafeLock:
 
     @property
     def is_own(self) -> bool:
-        """Whether this thread holds the lock."""
+        """Return whether this thread holds the lock."""
         return self._owner == get_ident()
 
     def _renew(self) -> None:
