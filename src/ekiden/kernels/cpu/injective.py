@@ -495,8 +495,13 @@ class _InjectiveNest:
         overlap those before, whose elements they compute once more; of others the remainders at two
         sides are transposed element by element.
         """
-        is_known = isinstance(inner.extent, IntImm) and isinstance(walked.extent, IntImm)
-        if is_known and self._can_recompute(load):
+        if (
+            isinstance(inner.extent, IntImm)
+            and isinstance(walked.extent, IntImm)
+            # A tile never leaves its block, whose elements another thread may store.
+            and not 0 < walked.extent.value % TRANSPOSE_BLOCK_ROWS < size
+            and self._can_recompute(load)
+        ):
             return self._overlapping_tiles(inner, walked, begin, count, load, size)
         strip, tile, row, column = Var("strip"), Var("tile"), Var("row"), Var("column")
         strips, tiles = simplify(inner.extent // size), simplify(count // size)
