@@ -870,3 +870,16 @@ def test_what_is_computed_of_int32_wraps_around(name: str) -> None:
     ends = np.iinfo("int32")
     x = np.array([ends.min, ends.min + 1, ends.max, 2**30, 2**30 + 1, -3, 0, 7, 13], "int32")
     both(WRAPPING[name], x)
+
+
+@pytest.mark.parametrize("pool", [op.nn.avg_pool2d, op.nn.max_pool2d])
+def test_pools_skip_taps_that_are_in_the_padding_of_every_window(pool: Build) -> None:
+    """A window of 2**31 rows over six of them would take minutes if each tap was visited."""
+    size, before = 2**31, 2**30 - 1
+    data = np.arange(72, dtype="float32").reshape(1, 6, 6, 2)
+    x = relay.var("x", shape=data.shape)
+    windows = pool(x, (size, 3), (1, 1), (1, 1), (before, 1, before + 1, 1), layout="NHWC")
+    columns = pool(x, (11, 3), (1, 1), (1, 1), (5, 1, 5, 1), layout="NHWC")
+    both_windows = relay.Function([x], relay.Tuple([windows, columns]))
+    result = ekiden.compile(both_windows)(data)
+    np.testing.assert_allclose(result[0], result[1], rtol=1e-6)

@@ -15,13 +15,14 @@ from pass_checks import Array, assert_same_meaning, calls, evaluate, main_of, pr
 import ekiden
 from ekiden import relay, te
 from ekiden.backend.external import register_external
+from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import OP_ATTRS, register_op_attr
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import Pass, PassContext, Sequential
-from ekiden.relay import Interpreter, IRModule
+from ekiden.relay import Interpreter, IRModule, op
 from ekiden.relay.analysis import verify
 from ekiden.relay.dataflow_pattern import is_op, wildcard
-from ekiden.relay.expr import Call, Function
+from ekiden.relay.expr import Call, Function, Var
 from ekiden.relay.transform import (
     AnnotateTarget,
     DefuseOps,
@@ -175,6 +176,39 @@ def test_a_region_may_not_wait_for_itself() -> None:
     """relu, which is not taken, lies between exp and the addition."""
     made = partitioned("%0 = exp(%x); add(%0, nn.relu(%0))")
     assert sorted(external(made).values()) == [["add"], ["exp"]]
+
+
+def partitioned_graph(body: Callable[[Var, Var], RelayExpr]) -> IRModule:
+    """Return the partitioned module of a graph without lets, which shares nodes across scopes."""
+    x, y = relay.var("x", shape=(2, 3)), relay.var("y", shape=(2, 3))
+    before = InferType()(IRModule.from_expr(Function([x, y], body(x, y))))
+    partitioned_module = PARTITION(before)
+    verify(partitioned_module)
+    assert_same_meaning(before, partitioned_module, random((2, 3), (2, 3)))
+    return partitioned_module
+
+
+def test_regions_stay_within_one_scope() -> None:
+    """A region of both would be called outside the closure with the closure's parameter."""
+
+    def shared_with_closure(x: Var, y: Var) -> RelayExpr:
+        shared, inner = op.exp(x), relay.var("z", shape=(2, 3))
+        closure = Function([inner], op.tanh(op.multiply(shared, inner)))
+        return op.tanh(op.multiply(Call(closure, [y]), shared))
+
+    module = partitioned_graph(shared_with_closure)
+    assert sorted(map(len, external(module).values())) == [1, 2, 2]
+
+
+def test_a_region_does_not_wait_for_itself_through_a_closure() -> None:
+    """The second use of the exponential needs a call whose closure needs the first."""
+
+    def used_twice(x: Var, y: Var) -> RelayExpr:
+        shared = op.exp(x)
+        closure = Function([relay.var("z", shape=(2, 3))], shared)
+        return op.multiply(op.tanh(shared), Call(closure, [y]))
+
+    partitioned_graph(used_twice)
 
 
 def test_regions_on_both_sides_of_another() -> None:

@@ -20,6 +20,7 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and, maximum, minimum
 from ekiden.te import Tensor
 from ekiden.tir.data_layout import parse_layout
+from ekiden.topi import reduce
 from ekiden.topi.dimensions import (
     Dim,
     Shape,
@@ -40,7 +41,7 @@ from ekiden.topi.nn.convolution import (
     in_range_conditions,
     normalize_padding,
 )
-from ekiden.topi.reduce import Reducer, accumulator_dtype, max, mean, reduce_axes
+from ekiden.topi.reduce import Reducer, accumulator_dtype, reduce_axes
 
 
 class PoolWindow:
@@ -61,6 +62,28 @@ class PoolWindow:
         self.pool_size, self.strides, self.dilation = pool_size, strides, dilation
         self.before, self.after = padding[: len(axes)], padding[len(axes) :]
         self.ceil_mode = ceil_mode
+
+    def without_dead_taps(self) -> PoolWindow:
+        """Return the windows without the taps that are in the padding for every window: a window of
+        2**31 taps over six elements has at most eleven others. Taps are dead where extents are
+        known.
+        """
+        sizes, before = list(self.pool_size), list(self.before)
+        for n, axis in enumerate(self.axes):
+            extent, count = known_int(self.data.shape[axis]), known_int(self.shape[axis])
+            if not extent or not count:
+                continue
+            step = self.dilation[n]
+            last_start = (count - 1) * self.strides[n] - before[n]
+            # Tap k reads the elements from k * step - before on, up to last_start + k * step.
+            first = min(max(-(last_start // step), 0), sizes[n] - 1)
+            end = max(min(-(-(extent + before[n]) // step), sizes[n]), first + 1)
+            sizes[n], before[n] = end - first, before[n] - first * step
+        if sizes == list(self.pool_size):
+            return self
+        padding = (*before, *self.after)
+        return PoolWindow(self.data, self.shape, self.axes, sizes, self.strides, self.dilation,
+                          padding, self.ceil_mode)  # fmt: skip
 
     def tap_axes(self) -> list[te.ReduceAxis]:
         """Return a reduction variable per spatial axis."""
@@ -194,6 +217,7 @@ def _reduce_window(
 
 def max_pool(window: PoolWindow) -> Tensor:
     """Return the maximum of each window."""
+    window = window.without_dead_taps()
     lowest = te.identity("max", window.data.dtype)
 
     def load_tap(indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
@@ -211,11 +235,12 @@ def avg_pool(window: PoolWindow, count_include_pad: bool) -> Tensor:
     """Return the mean of each window."""
     dtype = window.data.dtype
     wide, zero = accumulator_dtype(dtype), const(0, dtype)
+    summed = window.without_dead_taps()
 
     def load_tap(indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
-        return cast(window.load_tap(indices, taps, zero), wide)
+        return cast(summed.load_tap(indices, taps, zero), wide)
 
-    total = _reduce_window(window, "pool_sum", te.sum, operator.add, load_tap)
+    total = _reduce_window(summed, "pool_sum", te.sum, operator.add, load_tap)
     return te.compute(
         window.shape,
         lambda *i: _divide_by_count(total[i], window.num_counted_taps(i, count_include_pad), dtype),
@@ -392,7 +417,9 @@ def pool3d(
 def global_pool(data: Tensor, pool_type: str, layout: str = "NCHW") -> Tensor:
     """Return the maximum or mean over all spatial axes, which become 1."""
     _require_pool_type("global_pool", pool_type)
-    return (max if pool_type == "max" else mean)(data, spatial_axis_indices(layout), True)
+    return (reduce.max if pool_type == "max" else reduce.mean)(
+        data, spatial_axis_indices(layout), True
+    )
 
 
 def _adaptive_pool(

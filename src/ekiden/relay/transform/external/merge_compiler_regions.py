@@ -2,7 +2,8 @@
 
     end(nn.relu(begin(end(exp(begin(%x))))))   ->   end(nn.relu(exp(begin(%x))))
 
-Two regions stay apart where joining them would make a region wait for itself through a third.
+Two regions stay apart where joining them would make a region wait for itself through a third, and
+where they are evaluated in different scopes: a region becomes one call, which is made in one scope.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from ekiden.relay.transform.external.compiler_regions import (
     data_operands,
     find_regions,
     is_compiler_annotation,
-    region_inputs,
     strip_annotations,
 )
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
+    RelayScope,
+    bodies,
     evaluation_order,
+    find_scopes,
     lift_body_rewrite,
     map_functions,
+    operands,
     replace_children,
 )
 
@@ -32,7 +36,8 @@ def merge_regions(root: RelayExpr) -> RelayExpr:
     """Return `root` without the annotations between merged regions."""
     order = evaluation_order(root)
     region_of = find_regions(root)
-    _merge_adjacent_regions(order, region_of)
+    scope_of = {expr: scope for scope in find_scopes(root) for expr in scope.nodes}
+    _merge_adjacent_regions(order, region_of, scope_of)
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in order:
         if compiler_annotation(expr, "begin") is not None:
@@ -50,9 +55,11 @@ def merge_regions(root: RelayExpr) -> RelayExpr:
 
 
 def _merge_adjacent_regions(
-    order: list[RelayExpr], region_of: dict[RelayExpr, CompilerRegion]
+    order: list[RelayExpr],
+    region_of: dict[RelayExpr, CompilerRegion],
+    scope_of: dict[RelayExpr, RelayScope],
 ) -> None:
-    """Merge adjacent regions of equal targets unless that creates a cycle.
+    """Merge adjacent regions of equal targets and scopes unless that creates a cycle.
 
     The order is that of evaluation, external compilers first, so that what stays with Ekiden keeps
     none of them apart.
@@ -66,8 +73,13 @@ def _merge_adjacent_regions(
             if region is None or (region.target == DEFAULT_TARGET) is not is_default:
                 continue
             for child in data_operands(expr):
-                source_region = region_of.get(strip_annotations(child))
-                if source_region is not None and source_region.target == region.target:
+                source = strip_annotations(child)
+                source_region = region_of.get(source)
+                if (
+                    source_region is not None
+                    and source_region.target == region.target
+                    and scope_of[source] is scope_of[expr]
+                ):
                     _try_merge(region_of, source_region, region_of[expr])
 
 
@@ -87,10 +99,11 @@ def _creates_cycle(
     """Return whether an outside dependency of `members` depends on one of them: merging would
     create a cycle.
 
-    A region needs all that any of its members reads.
+    A region needs all that any of its members reads, also in the bodies that a member opens: a
+    closure whose body reads one member may be called by another.
     """
     visited: set[RelayExpr] = set()
-    waiting = [s for member in members for s in region_inputs(member) if s not in members]
+    waiting = [s for member in members for s in _dependencies(member) if s not in members]
     while waiting:
         expr = waiting.pop()
         if expr in visited:
@@ -99,11 +112,16 @@ def _creates_cycle(
         # A region is compiled as one function, so all of its inputs come before any output.
         group = [expr] if region is None else list(region.members)
         visited.update(group)
-        needed = [s for region_member in group for s in region_inputs(region_member)]
+        needed = [s for region_member in group for s in _dependencies(region_member)]
         if any(dependency in members for dependency in needed):
             return True
         waiting.extend(next_expr for next_expr in needed if next_expr not in visited)
     return False
+
+
+def _dependencies(expr: RelayExpr) -> list[RelayExpr]:
+    """Return what must be evaluated before an expression, or inside it, without annotations."""
+    return [strip_annotations(child) for child in (*operands(expr), *bodies(expr))]
 
 
 @module_pass(name="MergeCompilerRegions", required=(InferType(),))
