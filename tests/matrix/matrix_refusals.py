@@ -58,6 +58,13 @@ REFUSALS: tuple[Refusal, ...] = (
         )
         for name in ("symbolic sizes", "unknown sizes", "list argument")
     ),
+    Refusal(
+        ("graph", "data sizes"),
+        r"graph: 'main' has none: shapes in it are only known when it runs \(instruction \w+\)",
+        "graph: 'main' has none: shapes in it are only known when it runs (instruction ...); the "
+        "virtual machine runs it",
+        _STATIC,
+    ),
     *(
         Refusal(
             ("RPC", target),

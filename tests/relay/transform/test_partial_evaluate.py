@@ -234,3 +234,13 @@ def test_a_polymorphic_function_over_unknown_data_is_called() -> None:
         @foldl(fn (%a: int32, %b: int32) -> int32 {{ add(%a, %b) }}, 0, Cons(%x, %rest)) }}"""
     made = main_after(text)
     assert "@foldl" in str(made["main"])
+
+
+def test_empty_lists_keep_their_element_type() -> None:
+    """A list that is only matched has no element which its type could be inferred from."""
+    text = f"""{LIST}
+      def @pick[A](%l: List[A], {X}) -> float32 {{ match (%l) {{ Nil => %x, _ => 1f }} }}
+      def @main({X}, %c: bool) {{
+        %0 = if (%c) {{ let %a = %x; Nil[bool] }} else {{ Nil[bool] }};
+        @pick(%0, %x) }}"""
+    assert_same_meaning(program(text), main_after(text), [np.float32(2), np.bool_(True)])

@@ -239,6 +239,7 @@ def test_what_branches_share_is_bound_around_them() -> None:
         "%0 = exp(%x); add(%0, %0)",
         "%0 = exp(%x); if (%c) { if (%c) { %0 } else { add(%0, %0) } } else { %0 }",
         "if (%c) { %0 = exp(%x); if (%c) { %0 } else { add(%0, %0) } } else { %x }",
+        "%0 = { let %a = exp(%x); add(%a, %a) }; if (%c) { %0 } else { add(%0, %0) }",
         "%0 = exp(%x); let %f = fn (%y: Tensor[(2, 3), float32]) { add(%0, %y) }; %f(%f(%0))",
         "%0 = if (%c) { exp(%x) } else { %x }; if (%c) { add(%0, %0) } else { %0 }",
     ],

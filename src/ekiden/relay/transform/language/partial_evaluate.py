@@ -105,6 +105,8 @@ class StaticData:
 
     constructor: Constructor
     fields: tuple[StaticValue, ...]
+    type_args: tuple[Type, ...] = ()
+    """Type arguments, which the fields alone need not determine: an empty list has none."""
     size: int = 1
 
 
@@ -187,6 +189,8 @@ class _Specializer:
     def __init__(self, module: IRModule) -> None:
         self.module = module
         self.unrolled_calls: list[UnrolledCall] = []
+        self.type_params: set[TypeVar] = set()
+        """Type parameters of the function that is specialised."""
         self.bound: set[SizeVar] = set()
         """Names of dimensions that a function inside of another may share with it."""
 
@@ -194,6 +198,7 @@ class _Specializer:
         """Specialise a global function whose arguments are dynamic."""
         scope = ResidualScope(None)
         env = StaticEnvironment({p: StaticValue(expr=p, scope=scope) for p in function.params})
+        self.type_params = set(function.type_params)
         self.bound = set(size_vars(p.checked_type for p in function.params))
         self.unrolled_calls = [UnrolledCall(function, (None,) * len(function.params), scope)]
         result = _run_trampoline(self._evaluate_scope(function.body, env, scope))
@@ -286,7 +291,8 @@ class _Specializer:
         if isinstance(content, tuple):
             built: RelayExpr = Tuple((yield from self._reify_all(content, scope)))
         elif isinstance(content, StaticData):
-            built = Call(content.constructor, (yield from self._reify_all(content.fields, scope)))
+            fields = yield from self._reify_all(content.fields, scope)
+            built = Call(content.constructor, fields, None, content.type_args)
         else:
             assert isinstance(content, StaticClosure), "a value that is neither known nor named"
             return (yield self._reify_closure(value, content, scope))
@@ -334,7 +340,7 @@ class _Specializer:
         args = yield from self._evaluate_all(call.args, env, scope)
         if isinstance(call.op, Constructor):
             size = 1 + sum(a.static.size for a in args if isinstance(a.static, StaticData))
-            return StaticValue(StaticData(call.op, args, size))
+            return StaticValue(StaticData(call.op, args, self._closed_type_args(call), size))
         if isinstance(call.op, Op):
             folded = _fold_operator(call, args)
             return (
@@ -361,7 +367,17 @@ class _Specializer:
                 new_call = Call(callee, (Tuple(inside),), call.attrs, span=call.span)
                 return self._bind_residual(new_call, scope)
         atoms = yield from self._reify_all(args, scope)
-        return self._bind_residual(Call(callee, atoms, call.attrs, span=call.span), scope)
+        type_args = self._closed_type_args(call)
+        new_call = Call(callee, atoms, call.attrs, type_args, span=call.span)
+        return self._bind_residual(new_call, scope)
+
+    def _closed_type_args(self, call: Call) -> tuple[Type, ...]:
+        """Return the type arguments of a call, or none if they mention the type parameters of an
+        unrolled function.
+        """
+        args = [_close_type(kind, self.type_params) for kind in call.type_args]
+        closed = tuple(kind for kind in args if kind is not None)
+        return closed if len(closed) == len(args) else ()
 
     def _may_unroll(
         self, closure: StaticClosure, args: Sequence[StaticValue], scope: ResidualScope

@@ -12,7 +12,7 @@ from __future__ import annotations
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
-from ekiden.relay.expr import Let, Var
+from ekiden.relay.expr import Var
 from ekiden.relay.transform.language.chains import LetBinding, build_lets
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
@@ -49,7 +49,7 @@ def _shared_across_scopes(scopes: list[RelayScope]) -> list[RelayExpr]:
     for scope in scopes:
         uses = [o for e in scope.nodes for o in operands(e)]
         for expr in (*uses, scope.result):
-            if is_scoped(expr) and where[expr] is not scope and not isinstance(expr, Let):
+            if is_scoped(expr) and where[expr] is not scope:
                 shared[expr] = None
     return list(shared)
 
