@@ -213,6 +213,7 @@ def avg_pool(window: PoolWindow, count_include_pad: bool) -> Tensor:
     wide, zero = accumulator_dtype(dtype), const(0, dtype)
 
     def load_tap(indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
+        """Load a tap in the accumulation dtype, zero in the padding."""
         return cast(window.load_tap(indices, taps, zero), wide)
 
     total = _reduce_window(window, "pool_sum", te.sum, operator.add, load_tap)
