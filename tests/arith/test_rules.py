@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from ekiden.arith import Analyzer
-from ekiden.arith.rewrite_forms import REWRITE_FORMS
 from ekiden.arith.rule_engine import build_expr, parse_side
-from ekiden.arith.rules import CANONICAL_FORM_EQUATIONS, NORMALIZE_RULES, REWRITE_RULES, RewriteRule
+from ekiden.arith.rules import (
+    CANONICAL_FORM_EQUATIONS,
+    NORMALIZE_RULES,
+    REWRITE_FORMS,
+    REWRITE_RULES,
+    RewriteRule,
+)
 from ekiden.ir.prim import IntImm, Not, PrimExpr, Var, const
 
 z3 = pytest.importorskip("z3")

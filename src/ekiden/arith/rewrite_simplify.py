@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from ekiden.arith import poly, ramp_broadcast, rule_engine
 from ekiden.arith.canonical import is_index_dtype
 from ekiden.arith.poly import CONSTANT_MONOMIAL
-from ekiden.arith.rewrite_forms import REWRITE_FORMS
-from ekiden.arith.rules import REWRITE_RULES
+from ekiden.arith.rules import REWRITE_FORMS, REWRITE_RULES
 from ekiden.ir import prim
 from ekiden.ir.prim import (
     EQ,

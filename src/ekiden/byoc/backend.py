@@ -84,6 +84,7 @@ def register(backend: Backend) -> None:
     _validate_backend(backend)
 
     def load(symbol: str, code: bytes) -> Callable[..., None]:
+        """Return the engine's function of a region, its exceptions as ours."""
         return with_engine_errors(backend.name, symbol, backend.load(symbol, code))
 
     register_loader(backend.name, load)

@@ -38,6 +38,7 @@ def is_nonnegative(e: PrimExpr, positive: Container[Var], depth: int = 12) -> bo
     """
 
     def is_nonnegative_pair(x: Add | Mul | FloorDiv | Min | Max) -> tuple[bool, bool]:
+        """Return for each operand whether it is known to be 0 or more."""
         return is_nonnegative(x.a, positive, depth - 1), is_nonnegative(x.b, positive, depth - 1)
 
     match e:

@@ -386,11 +386,13 @@ def declare_own(op_name: str, describe: str = "") -> Op:
         raise CompileError(f"Operator {op_name} is registered before")
 
     def missing_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """Raise TypeInferenceError: nobody has added a type relation yet."""
         raise TypeInferenceError(f"{op_name}: no type relation; give it one by add_type_rel")
 
     def missing_compute(
         attrs: Attrs | None, inputs: Sequence[object], out: Type
     ) -> Sequence[object]:
+        """Raise CompileError: nobody has registered a computation yet."""
         raise CompileError(f"{op_name}: no computation; give it one by register_compute")
 
     _USER_OPS.add(op_name)
@@ -569,6 +571,7 @@ def register_op_attr(
     """
 
     def register(attached: _V) -> _V:
+        """Set the attribute and record it as an extension."""
         record_extension(attached)
         return set_op_attr(op_name, attr_key, attached)
 

@@ -152,6 +152,7 @@ def format_type(kind: Type, names: Names = _NO_NAMES) -> str:
     """Format a type in Relay's text syntax; a scalar tensor prints as its dtype, a hole as `_`."""
 
     def join_types(kinds: Sequence[Type]) -> str:
+        """Format types, separated by commas."""
         return ", ".join(format_type(k, names) for k in kinds)
 
     match kind:

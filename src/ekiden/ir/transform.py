@@ -279,6 +279,7 @@ def module_pass(
     """
 
     def make(run: Callable[..., object]) -> Transform:
+        """Return the function itself, in the type of a transformation."""
         return run  # type: ignore[return-value]
 
     return _make_pass_decorator(

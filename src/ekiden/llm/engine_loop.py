@@ -68,6 +68,7 @@ class EngineLoop:
         entry = _LoopEntry(stream, deliver, deadline)
 
         def begin_stream() -> None:
+            """Enter the stream on the engine's thread, and begin it unless it has finished."""
             self._entries[stream] = entry
             if not stream.finish:
                 self._engine.add(stream)
@@ -78,6 +79,7 @@ class EngineLoop:
         """Stop generating and delivering tokens of a text."""
 
         def end_stream() -> None:
+            """Close the stream on the engine's thread, unless it has ended."""
             if self._entries.pop(stream, None) is not None:
                 self._engine.close(stream)
 
@@ -87,6 +89,7 @@ class EngineLoop:
         """End all texts, and then the thread."""
 
         def end_all() -> None:
+            """Close all streams on the engine's thread, and take no more."""
             for entry in self._entries.values():
                 self._engine.close(entry.stream)
             self._is_closed = True

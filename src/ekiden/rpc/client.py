@@ -162,6 +162,7 @@ class RPCSession:
         step = min(self._endpoint.channel.limit - 1024, TRANSFER_CHUNK_BYTES)
 
         def chunk_request(at: int, size: int) -> Request:
+            """Return the request for a chunk of the file."""
             return Kind.DOWNLOAD, (path, at, size)
 
         if not self._endpoint.fetch_chunks(chunk_request, memoryview(buffer), step, progress):
@@ -367,6 +368,7 @@ def start_piped_program(command: Sequence[str]) -> PipeStream:
     process.stdout.close()
 
     def end_program() -> None:
+        """Kill the program and reap it."""
         process.kill()
         process.wait()
 

@@ -177,6 +177,7 @@ class Endpoint:
         begin, is_whole, buffers = 0, True, [to]
 
         def next_buffer() -> memoryview:
+            """Return the part of the destination that the next chunk fills."""
             buffers[0] = to[begin : begin + step]
             return buffers[0]
 

@@ -244,6 +244,7 @@ class RemoteTensor(_RemoteHandle):
         )
 
         def chunk_request(at: int, size: int) -> Request:
+            """Return the request for a chunk of the tensor."""
             return Kind.READ, (self.handle, at, size)
 
         if not self.endpoint.fetch_chunks(chunk_request, to, step, progress):

@@ -75,6 +75,7 @@ class ServingEngine:
         loop = asyncio.get_running_loop()
 
         def call_with_turns() -> Result:
+            """Call in the reader's thread, which lets the event loop have its turns."""
             with giving_turns(loop):
                 return call()
 

@@ -76,9 +76,11 @@ def ir_transform(
     enabled = None if only_enable is None else set(only_enable)
 
     def is_enabled(node: StmtOrExpr) -> bool:
+        """Return whether the functions are called on a node of this class."""
         return enabled is None or type(node).type_key in enabled
 
     def apply_postorder(node: StmtOrExpr) -> StmtOrExpr:
+        """Return what `postorder` makes of a node, or the node."""
         replacement = postorder(node) if postorder is not None and is_enabled(node) else None
         return node if replacement is None else replacement
 

@@ -78,6 +78,7 @@ def take(
     shape = (*a.shape[:at], *indices.shape[batch:], *a.shape[at + 1 :])
 
     def take_element(*i: Var) -> PrimExpr:
+        """Load the element at the index of its batch and position."""
         index = bring(indices[(*i[:batch], *i[at : at + rank])], a.shape[at])
         return a[(*i[:at], index, *i[at + rank :])]
 
@@ -117,6 +118,7 @@ def gather(data: Tensor, axis: int, indices: Tensor) -> Tensor:
     at = normalize_axis(axis, data.ndim, "gather")
 
     def gather_element(*i: Var) -> PrimExpr:
+        """Load the element at the index along the axis."""
         return data[(*i[:at], normalize_negative_index(indices[i], data.shape[at]), *i[at + 1 :])]
 
     extents = extent_checks("gather", indices.shape, data.shape, at)
@@ -226,6 +228,7 @@ def one_hot(
     shape = (*indices.shape[:at], as_dim(depth), *indices.shape[at:])
 
     def select_on_value(*i: Var) -> PrimExpr:
+        """Select `on` where the position along the axis is the index."""
         index = cast(indices[(*i[:at], *i[at + 1 :])], "int64")
         return Select(
             fold_binary(EQ, index, i[at]), cast(on, out_dtype), cast(off, out_dtype), out_dtype
@@ -248,6 +251,7 @@ def sequence_mask(
     fill = convert(mask_value, data.dtype)
 
     def mask_element(*i: Var) -> PrimExpr:
+        """Load an element before the sequence's end, else the fill."""
         length = cast(valid_length[i[1 - axis]], "int64")
         return Select(i[axis] < length, data[i], fill, data.dtype)
 

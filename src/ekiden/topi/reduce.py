@@ -279,6 +279,7 @@ def collapse_sum(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
     variables, wide = reduce_axes(data.shape, axes), accumulator_dtype(data.dtype)
 
     def sum_broadcast_axes(*i: PrimExpr) -> PrimExpr:
+        """Sum over the axes that were broadcast."""
         at = source_indices((*[as_dim(0)] * extra, *i), variables, axes, data.ndim, True)
         return te.sum(cast(data[at], wide), variables)
 

@@ -44,6 +44,7 @@ def scanop(
     start = cast(convert(identity_value), kind)
 
     def emit_scanop(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the scan over its buffers."""
         return _emit_scan(ins[0], outs[0], binop, start, at, bool(exclusive))
 
     fixed = {SCAN_ATTR_KEY: ScanSpec(binop, start, at, bool(exclusive))}

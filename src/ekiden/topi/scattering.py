@@ -199,10 +199,12 @@ def strided_set(
         lets: list[tuple[Var, PrimExpr]] = []
 
         def load_bound(values: Tensor | Sequence[Dim], n: int) -> PrimExpr:
+            """Return a bound of axis `n` as int64: an element, or a number."""
             source = bounds[id(values)] if isinstance(values, Tensor) else values
             return cast(as_dim(source[n]), "int64")
 
         def bind_bound(name: str, n: int, value: PrimExpr) -> Var:
+            """Bind a bound to a variable, so that it is computed once."""
             lets.append((Var(f"{name}{n}", "int64"), value))
             return lets[-1][0]
 

@@ -96,6 +96,7 @@ def take_ranges(x: Tensor, ranges: Sequence[SliceRange], name: str = "strided_sl
     """Return the elements first + n * stride along each axis."""
 
     def load_slice_element(*i: Var) -> PrimExpr:
+        """Load the element at the first of each range plus steps."""
         return x[[n * stride + first for n, (first, stride, _) in zip(i, ranges, strict=True)]]
 
     return te.compute(
@@ -233,6 +234,7 @@ def sliding_window(
     ]
 
     def load_window_element(*i: Var) -> PrimExpr:
+        """Load an element of a window from where it lies in the data."""
         inside = [i[at + n] * strides[n] + i[at + rank + n] for n in range(rank)]
         return data[(*i[:at], *inside)]
 

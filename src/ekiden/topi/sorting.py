@@ -138,6 +138,7 @@ def sorted_rows(
             row_index = unravel(row, row_shape)
 
             def rank_at(at: PrimExpr) -> PrimExpr:
+                """Return the integer that orders as the element of this row does."""
                 return order_preserving_rank(source[replace_dim(row_index, axis, at)], ascending)
 
             def store_sorted(position: PositionMap) -> None:
@@ -150,6 +151,7 @@ def sorted_rows(
                         ib.buffer_ptr(out)[inside] = value
 
             def select_first() -> None:
+                """Select the first positions by rank instead of sorting all."""
                 store_sorted(
                     _emit_selected_positions(ib, rank_at, extent, size, rank_dtype(data.dtype))
                 )

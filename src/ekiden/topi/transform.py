@@ -249,6 +249,7 @@ def squeeze(a: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
     shape = tuple(d for n, d in enumerate(a.shape) if n not in axes)
 
     def source_index(*i: Var) -> list[PrimExpr]:
+        """Return the indices of the data: 0 at squeezed axes."""
         remaining = iter(i)
         return [as_dim(0) if n in axes else next(remaining) for n in range(a.ndim)]
 

@@ -295,6 +295,7 @@ def template(name: str) -> Callable[[Function], Function]:
     """
 
     def register_template(function: Function) -> Function:
+        """Register the template under its name."""
         _REGISTERED_TEMPLATES[name] = function
         return function
 

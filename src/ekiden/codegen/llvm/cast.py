@@ -16,6 +16,7 @@ def emit_cast(b: FunctionBuilder, a: Operand, source: str, target: str) -> Opera
     start, end = dt.element_dtype(source), dt.element_dtype(target)
 
     def llvm_type(name: str) -> str:
+        """Return the LLVM type of as many lanes of a dtype."""
         return dt.with_lanes(name, lanes)
 
     if end == "bool":

@@ -435,6 +435,7 @@ class ExpressionEmitter:
         neighbours = index.with_fields(stride=IntImm(1, stride.dtype))
 
         def load_window(offset: int, within: Operand | None) -> Operand:
+            """Load a part of the window, masked by the lanes that are within."""
             moved = neighbours.with_fields(base=neighbours.base + offset)
             return self.masked_load(buffer, moved, dtype, within)
 

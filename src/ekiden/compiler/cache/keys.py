@@ -116,6 +116,9 @@ def request(model: object, options: CompileOptions) -> CacheRequest | None:
 
         @functools.cache
         def options_digest() -> str:
+            """Digest the compiler, the model, the targets and the settings, which all files of a
+            request share.
+            """
             return _sha256([compiler_digest(), model_digest(), targets(), *settings])
 
         path = _absolute_path(model)
@@ -224,6 +227,7 @@ def file_digest(path: PathName) -> str:
         changed = max(state.st_mtime_ns, state.st_ctime_ns)
 
         def hash_file() -> str:
+            """Return the digest of the tree of hashes over the file's leaves."""
             return _merkle_digest(state.st_size, lambda at: _hash_leaf(file.fileno(), at))
 
         return memoize_on_disk(f"file {file_identity(state)}", changed, hash_file)

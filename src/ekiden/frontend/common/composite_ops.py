@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden.frontend.common.node import Node
-from ekiden.ir.dtype import is_float, itemsize
+from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.dimensions import known_int, product_of_dims
@@ -27,56 +27,6 @@ def mean(node: Node, data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
 def append_unit_axes(vector: Expr, count: int) -> Expr:
     """Append `count` axes of extent 1 to a vector."""
     return op.expand_dims(vector, axis=1, num_newaxis=count) if count else vector
-
-
-# Normalisation.
-
-
-def accumulation_dtype(dtype: str) -> str:
-    """Return the dtype in which statistics accumulate: float32 for narrower floats."""
-    return "float32" if itemsize(dtype) < 4 else dtype
-
-
-def mean_and_rstd(data: Expr, dtype: str, axes: Sequence[int], epsilon: float) -> tuple[Expr, Expr]:
-    """Emit the mean over axes (keepdims) and the reciprocal standard deviation."""
-    # float16 overflows at squares of 256.
-    wide = accumulation_dtype(dtype)
-    data = data if wide == dtype else op.cast(data, wide)
-    mean = op.mean(data, axis=list(axes), keepdims=True)
-    centred = op.subtract(data, mean)
-    variance = op.mean(op.multiply(centred, centred), axis=list(axes), keepdims=True)
-    return mean, op.rsqrt(op.add(variance, const(epsilon, wide)))
-
-
-def layer_norm(node: Node, data: Expr, scale: Expr, bias: Expr, first: int, epsilon: float) -> Expr:
-    """Emit nn.layer_norm over the axes from `first` on, collapsed into one."""
-    shape = node.typed(data).shape
-    if first == len(shape) - 1:
-        return op.nn.layer_norm(data, scale, bias, epsilon=epsilon)
-    extent = product_of_dims(shape[first:])
-    flat = op.reshape(data, (*shape[:first], extent), allowzero=True)
-    scale, bias = (
-        vector if len(node.typed(vector).shape) == 1 else op.reshape(vector, (extent,))
-        for vector in (scale, bias)
-    )
-    return op.reshape(op.nn.layer_norm(flat, scale, bias, epsilon=epsilon), shape, allowzero=True)
-
-
-def batch_norm(
-    data: Expr, scale: Expr, bias: Expr, mean: Expr, variance: Expr, epsilon: float, axis: int = 1
-) -> Expr:
-    """Emit inference batch normalization by the given channel statistics."""
-    outputs = op.nn.batch_norm(data, scale, bias, mean, variance, axis=axis, epsilon=epsilon)
-    return TupleGetItem(outputs, 0)
-
-
-def moving_average(old: Expr, new: Expr, share: float, dtype: str) -> Expr:
-    """Emit the exponential moving average (1 - share) old + share new."""
-    share_of_old = op.multiply(old, const(1 - share, dtype))
-    return op.add(share_of_old, op.multiply(new, const(share, dtype)))
-
-
-# Elements of vectors.
 
 
 def unique_in_order(data: Expr, counts: bool = False) -> list[Expr]:

@@ -66,6 +66,7 @@ def import_graph(
     """
 
     def attempt(facts: DimFacts) -> ImportedGraph:
+        """Import the graph under what is known about dimensions so far."""
         return _GraphImport(graph, label, facts).run(frozen)
 
     try:

@@ -76,6 +76,7 @@ def ekiden(
     count = len(example_inputs)
 
     def compile_inference(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Run:
+        """Compile the graph that AOTAutograd made, with the weights frozen if they are aligned."""
         # AOTAutograd may add or drop inputs; the positions of the weights hold only if their number
         # is unchanged.
         is_aligned = len(inputs) == count

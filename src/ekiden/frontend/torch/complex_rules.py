@@ -57,6 +57,7 @@ def per_part(convert: Converter) -> ComplexRule:
         """Convert the operator on both parts; a real argument has an imaginary part of zeros."""
 
         def zero(value: Value) -> Value:
+            """Return the zero imaginary part of a real value."""
             return node.scope.bound(op.zeros_like(node.as_expr(value)))
 
         converted = []

@@ -113,9 +113,11 @@ def transformer_encoder_layer(
         return F.linear(inner, ffn_weight_2, ffn_bias_2)
 
     def norm_1(x: Tensor) -> Tensor:
+        """Normalise before, or after, the attention."""
         return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
 
     def norm_2(x: Tensor) -> Tensor:
+        """Normalise before, or after, the linear layers."""
         return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
 
     if norm_first:

@@ -134,6 +134,7 @@ class GraphResults:
         env.update((computed.node, computed.tensor(outputs, sizes)) for computed in self.made)
 
         def value(node: torch.fx.Node) -> Any:  # noqa: ANN401 - a tensor or a number
+            """Return the value of a node: what was emitted for it, or a symbolic number."""
             return env[node] if node in env else sizes.number(node.meta["val"])
 
         for node in self.views:

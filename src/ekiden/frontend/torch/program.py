@@ -69,6 +69,7 @@ def import_program(
     """
 
     def attempt(facts: DimFacts) -> ImportedModule:
+        """Import the program under what is known about dimensions so far."""
         return _ProgramImport(program, label, facts, freeze_params).run(names or {}, input_names)
 
     try:

@@ -121,8 +121,6 @@ class PagedAttention:
         """Return the maximal vectors of a tile of few rows."""
         return self.depth + self.pages.page
 
-    # Vectors.
-
     def splat(self, value: PrimExpr | float) -> PrimExpr:
         """Broadcast a number to every lane."""
         scalar = value if isinstance(value, PrimExpr) else const(value, "float32")
@@ -142,8 +140,6 @@ class PagedAttention:
         """Return the cache offset of a page's keys or values."""
         layer = cast(self.layer[const(0)], "int64")
         return self.plane.plane_offset(self.cache, layer, page, group, values)
-
-    # A tile of tokens of one sequence.
 
     def emit_outer_products(
         self,
@@ -169,29 +165,31 @@ class PagedAttention:
             return BufferStore(acc, value, (n,))
 
         def with_broadcast(r: int, inside: Stmt) -> Stmt:
+            """Bind the broadcast of a row's scalar around a statement."""
             return LetStmt(broadcasts[r], self.splat(scalar(r)), inside)
 
         def with_vector(v: int, inside: Stmt) -> Stmt:
+            """Bind a loaded vector of the column around a statement."""
             return LetStmt(loaded[v], column(v), inside)
 
         # those of which there are fewer are kept, the others come one by one: with the sums they
         # fill the registers, and a sum that has none waits for memory in every step
+        bind: Callable[[int, Stmt], Stmt]
         if rows < vectors:
+            bind, count = with_broadcast, rows
             statements = [
                 with_vector(v, seq(*(multiply_accumulate(r, v) for r in range(rows))))
                 for v in range(vectors)
             ]
-            body = seq(*ahead, *statements)
-            for r in reversed(range(rows)):
-                body = with_broadcast(r, body)
         else:
+            bind, count = with_vector, vectors
             statements = [
                 with_broadcast(r, seq(*(multiply_accumulate(r, v) for v in range(vectors))))
                 for r in range(rows)
             ]
-            body = seq(*ahead, *statements)
-            for v in reversed(range(vectors)):
-                body = with_vector(v, body)
+        body = seq(*ahead, *statements)
+        for n in reversed(range(count)):
+            body = bind(n, body)
         zero = [BufferStore(acc, self.splat(0.0), (const(n),)) for n in range(rows * vectors)]
         return seq(*zero, steps(body))
 
@@ -497,10 +495,12 @@ class PagedAttention:
         base, after = Var("base", "int64"), Var("after", "int64")
 
         def load_probability(row: int) -> PrimExpr:
+            """Load the probability of position `s` of this page for a row."""
             at = row * self.stride + (number - tile.begin) * page + s
             return tile.scores[simplify(at)]
 
         def load_values(v: int) -> PrimExpr:
+            """Load a vector of values of position `s`."""
             return self.values_at(base, s, column + v * self.lanes)
 
         def loop_over_tokens(body: Stmt) -> Stmt:
@@ -527,8 +527,6 @@ class PagedAttention:
             acc, rows, vectors, loop_over_tokens, load_probability, load_values, ahead
         )
         return Allocate(acc, seq(products, *ends))
-
-    # The whole.
 
     def emit_chunk(self, tile: PagedTile) -> Stmt:
         """Emit a chunk's partial result: scores, softmax, weighted values and their sums."""

@@ -114,6 +114,7 @@ class QuantizedProbabilities:
             stmt = LetStmt(top, call_intrin("reinterpret", largest, dtype="float32"), stmt)
 
         def update_maximum(n: int, share: PrimExpr) -> Stmt:
+            """Take a probability into the maximum, by its bits: it is not negative."""
             bits = call_intrin("reinterpret", share, dtype=kernel.whole)
             return BufferStore(best, Max(best[const(n)], bits, kernel.whole), (const(n),))
 

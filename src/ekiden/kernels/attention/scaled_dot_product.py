@@ -585,6 +585,7 @@ class AttentionSizes:
         full, tail_vectors = divmod(self.columns, vectors)
 
         def panel_step_cycles(wide: int) -> float:
+            """Return the cycles of a step of k over a panel of that width."""
             return step_cycles(rows, wide, self.target)
 
         scores = depth * (full_panels * panel_step_cycles(vectors) + narrow * panel_step_cycles(1))

@@ -139,6 +139,7 @@ class ConvKernel:
         def loop_over_axis(
             axis: int, tap_count: int, data: PrimExpr, weights: PrimExpr
         ) -> ReductionLoop:
+            """Return the loop over a kernel axis: its taps inside of the image, or all."""
             begin, count = taps.get(axis, (const(0), const(tap_count)))
             return ReductionLoop(count, data, weights, begin)
 
@@ -214,6 +215,7 @@ class ConvKernel:
         def store_result(
             i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
         ) -> Stmt:
+            """Store a vector of a pixel's channels through the epilogue."""
             at = panel.column + column
             return self.emit_store(
                 [*indices(i), at], (out + i) * self.channels + at, value, mask, panel
@@ -222,6 +224,7 @@ class ConvKernel:
         def store_partial_sums(
             i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
         ) -> Stmt:
+            """Store a vector of partial sums, which a later pass over channels continues."""
             at = panel.column + column
             return self.epilogue.emit_raw_store((out + i) * self.channels + at, at, value, mask)
 
@@ -266,6 +269,7 @@ class ConvKernel:
         def store_result(
             i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
         ) -> Stmt:
+            """Store a vector of a pixel's channels through the epilogue."""
             at = panel.column + column
             return self.emit_store(
                 [*indices(i), at], (out + i) * self.channels + at, value, mask, panel
@@ -310,6 +314,7 @@ class ConvKernel:
         pixel = self.geometry.data[3]
 
         def pixel_indices(i: PrimExpr) -> list[PrimExpr]:
+            """Return the indices of a pixel by its number in the flat tile."""
             return self.pixel_coordinates(first + i)
 
         # Output pixels are input pixels in order: rows of the tile are one stride apart, even
@@ -506,6 +511,7 @@ class ConvKernel:
         if self.in_matrices:
 
             def loop_over_panels(tile: Stmt) -> Stmt:
+                """Repeat the tile for each panel of output channels."""
                 return For(index, const(0), const(panels), ForKind.SERIAL, tile)
 
             return self.emit_flat_matrix_tiles(total, ForKind.PARALLEL, panel, loop_over_panels)

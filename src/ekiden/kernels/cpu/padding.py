@@ -132,6 +132,7 @@ def emit_pad_row(
         """Store `count` zeros from `start` on."""
 
         def store_zeros(first: PrimExpr, width: int) -> Stmt:
+            """Store zeros into the padded row."""
             zero = broadcast(const(0.0, "float32"), width)
             return BufferStore(padded, zero, (ramp(start + first, 1, width),))
 
@@ -141,6 +142,7 @@ def emit_pad_row(
         """Copy `count` elements of the line, in vectors."""
 
         def copy_vector(first: PrimExpr, width: int) -> Stmt:
+            """Copy a vector of the row, widened to float32."""
             load = load_as_float32(data, origin + first, width)
             return BufferStore(padded, load, (ramp(start + first, 1, width),))
 

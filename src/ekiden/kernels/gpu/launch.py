@@ -120,6 +120,7 @@ class ReductionGroup:
             body = ProducerInliner(between - {self.output}).expr(op.body[self.output.value_index])
 
             def substitute_reduction(e: PrimExpr) -> PrimExpr:
+                """Replace a load of the reduction's result by its value."""
                 is_sum = isinstance(e, ProducerLoad) and e.producer is self.anchor
                 return value if is_sum else e
 

@@ -460,6 +460,7 @@ class TiledProductKernel:
         _, step, number = self.loaded_element(share, round_index)
 
         def store_shared(lane: PrimExpr, value: PrimExpr) -> Stmt:
+            """Store a vector straight into shared memory."""
             return BufferStore(share.buffer, value, (share.element_index(number, step) + lane,))
 
         if share.near == 1:
@@ -473,6 +474,7 @@ class TiledProductKernel:
         held = Buffer(f"{share.buffer.name}_held", (const(share.near),), share.value.dtype, "local")
 
         def store_register(lane: PrimExpr, value: PrimExpr) -> Stmt:
+            """Store a vector into the registers of this round."""
             return BufferStore(held, value, (lane,))
 
         # one statement writes memory of the block: between two, threads would wait for each other
@@ -494,6 +496,7 @@ class TiledProductKernel:
         round_index = Var("turn")
 
         def store_register(lane: PrimExpr, value: PrimExpr) -> Stmt:
+            """Store a vector into the registers, at the place of its round."""
             return BufferStore(held, value, (round_index * share.near + lane,))
 
         return unrolled_loop(
@@ -575,12 +578,15 @@ class TiledProductKernel:
         held = [self.staging_registers(s) for s in halves[0]]
 
         def apply_to_both(do: Callable[[SharedTile, Buffer, TileExtent], Stmt], half: int) -> Stmt:
+            """Apply a step to the tiles of both operands, in one half of the buffers."""
             return seq(*map(do, halves[half], held, self.tile_extents()))
 
         def fetch_block(block: PrimExpr) -> Stmt:
+            """Fetch a block of both operands from global memory into registers."""
             return apply_to_both(lambda s, h, side: self.emit_fetch(s, h, block, side), 0)
 
         def put_block(half: int) -> Stmt:
+            """Put the fetched block into a half of the shared tiles."""
             return apply_to_both(lambda s, h, side: self.emit_put(s, h), half)
 
         def emit_block(block: PrimExpr, half: int) -> Stmt:

@@ -205,6 +205,7 @@ def emit_widen_pairs(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) ->
         word = dt.with_lanes("int32", width) if width > 1 else "int32"
 
         def splat(value: int) -> PrimExpr:
+            """Repeat a number in each word of the vector."""
             return broadcast(const(value, "int64"), width) if width > 1 else const(value, "int64")
 
         load = data[ramp(first, 1, DOT_WORD_CHANNELS * width)].with_fields(

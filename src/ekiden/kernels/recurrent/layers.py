@@ -344,6 +344,7 @@ class RecurrentLayerKernel:
         def store_product(
             i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None
         ) -> Stmt:
+            """Store a vector of products at its row and gate."""
             return self.store_vector(products, i * (len(chosen) * lanes) + behind + column, value)
 
         step = self.cell.gates * lanes * self.word

@@ -211,6 +211,7 @@ def annotate() -> Pass:
         """Insert simulated quantization, and infer types again."""
 
         def rewrite(body: RelayExpr) -> RelayExpr:
+            """Annotate the operands of a body."""
             return rewrite_graph(body, _Annotator(body, config).rewrite)
 
         return InferType()(map_functions(module, lift_body_rewrite(rewrite)))

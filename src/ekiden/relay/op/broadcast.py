@@ -164,6 +164,7 @@ def declare_binary(
     )
 
     def build_call(lhs: Expr, rhs: Expr) -> Call:
+        """Return a call of the operator."""
         return call_op(name, lhs, rhs)
 
     build_call.__name__ = build_call.__qualname__ = name

@@ -86,6 +86,7 @@ def declare_dynamic_op(
         return result_type
 
     def lowering(attrs: Attrs, inputs: Sequence[Tensor], out: Type) -> Sequence[Tensor]:
+        """Lower the operator, whose type relation has checked the attributes."""
         return lower(attrs, inputs, out)
 
     register_op(

@@ -123,6 +123,7 @@ def declare_unary(
     )
 
     def build_call(data: Expr) -> Call:
+        """Return a call of the operator."""
         return call_op(name, data)
 
     build_call.__name__ = build_call.__qualname__ = name

@@ -62,9 +62,12 @@ class ReductionAttrs(Protocol):
     """Protocol of attributes with reduced axes."""
 
     @property
-    def axis(self) -> tuple[int, ...] | None: ...
+    def axis(self) -> tuple[int, ...] | None:
+        """Return the axes that are reduced, or None for all."""
+
     @property
-    def exclude(self) -> bool: ...
+    def exclude(self) -> bool:
+        """Return whether `axis` lists the axes that stay instead."""
 
 
 def reduced_axes(name: str, attrs: ReductionAttrs, rank: int) -> tuple[int, ...]:
@@ -214,6 +217,7 @@ def declare_reduction(
         keepdims: bool = False,
         exclude: bool = False,
     ) -> Call:
+        """Return a call of the operator."""
         return call_op(name, data, attrs=ReduceAttrs(axes_attr(axis), keepdims, exclude))
 
     build_call.__name__ = build_call.__qualname__ = name
@@ -273,6 +277,7 @@ def declare_arg_reduction(
         exclude: bool = False,
         select_last_index: bool = False,
     ) -> Call:
+        """Return a call of the operator."""
         return call_op(
             name, data, attrs=ArgReduceAttrs(axes_attr(axis), keepdims, select_last_index, exclude)
         )

@@ -58,6 +58,7 @@ def FlexibleShapeDispatch(  # noqa: N802
     )
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Build a function for each bucket and one that dispatches."""
         return InferType()(_ShapeDispatcher(module, options).build_module(sorted(set(buckets))))
 
     return Pass("FlexibleShapeDispatch", transform, 0, (InferType(),))

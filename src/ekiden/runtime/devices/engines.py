@@ -98,6 +98,7 @@ def with_engine_errors(engine: str, symbol: str, kernel: object) -> Callable[...
         raise LoadError(f"load '{symbol}': engine '{engine}': {what}")
 
     def run_region(*tensors: object) -> None:
+        """Run the region; raise RunError with the engine's name for what is not ours."""
         try:
             kernel(*tensors)
         except EkidenError:
@@ -113,6 +114,7 @@ def register_loader(engine: str, load: RegionLoader) -> None:
     """Register the loader of an engine's regions."""
 
     def load_from_metadata(symbol: str, metadata: str) -> Callable[..., None]:
+        """Load the region; raise LoadError with the engine's name for what is not ours."""
         try:
             return load(symbol, base64.b64decode(region_code(symbol, metadata)))
         except EkidenError:

@@ -65,6 +65,7 @@ class NonFiniteFlags:
         """Emit the loop that combines the flags of all columns into one."""
 
         def combine_column(column: PrimExpr) -> Stmt:
+            """Take a column's flag into the one of all."""
             load = BufferLoad(self.strange, (column,), "int32")
             return BufferStore(self.any, maximum(self.combined_flag, load), ZERO_INDEX)
 

@@ -89,6 +89,7 @@ def Apply(ftransform: Callable[[PrimFunc], PrimFunc]) -> Pass:  # noqa: N802 - T
     """Return a pass that applies a function to each loop program."""
 
     def run_ftransform(func: PrimFunc, module: IRModule, context: PassContext) -> PrimFunc:
+        """Apply the function to the program alone."""
         return ftransform(func)
 
     pass_: Pass = _function_pass(run_ftransform, opt_level=0, name="tir.Apply")

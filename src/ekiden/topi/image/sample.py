@@ -90,6 +90,7 @@ def crop_and_resize(
         image = normalize_negative_index(box_indices[n], data.shape[layout.index("N")])
 
         def load_pixel(iy: PrimExpr, ix: PrimExpr) -> PrimExpr:
+            """Load a pixel as a coordinate's dtype, at the border one of the border."""
             at = (image, channel, _clamp_to_image(iy, h), _clamp_to_image(ix, w))
             return cast(data[permute_values(at, "NCHW", layout)], SAMPLE_COORDINATE_DTYPE)
 
@@ -136,10 +137,12 @@ def affine_grid(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
     require_shape("affine_grid", "data", data.shape, (None, 2, 3))
 
     def normalized_coordinate(index: Var, extent: PrimExpr) -> PrimExpr:
+        """Map an index to -1 at the first pixel and 1 at the last."""
         steps = cast(te.max(extent - 1, 1), SAMPLE_COORDINATE_DTYPE)
         return cast(index, SAMPLE_COORDINATE_DTYPE) * (2.0 / steps) - 1.0
 
     def grid_coordinate(n: Var, d: Var, y: Var, x: Var) -> PrimExpr:
+        """Multiply a row of the matrix by (x, y, 1)."""
         row = [cast(data[n, d, k], SAMPLE_COORDINATE_DTYPE) for k in range(3)]
         return cast(
             row[0] * normalized_coordinate(x, width)

@@ -131,6 +131,7 @@ def eigh(data: Tensor, lower: bool = True) -> tuple[Tensor, ...]:
             _emit_identity(basis)
 
             def symmetric_element(i: PrimExpr, j: PrimExpr) -> PrimExpr:
+                """Load an element of the matrix by the triangle that is read."""
                 ends = te.max(i, j), te.min(i, j)
                 return source[(*at, *(ends if lower else ends[::-1]))]
 

@@ -291,6 +291,7 @@ def dense_blocks(data: Tensor, weight: Tensor, format: str) -> Tensor:
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
     def sum_over_k(*i: Var) -> PrimExpr:
+        """Multiply a row by a row of blocks, decoded."""
         load = _byte_loader(weight, i[-1], k // row.values)
         return te.sum(data[(*i[:-1], k)] * _decode_value(row, load, k % row.values), k)
 
@@ -303,6 +304,7 @@ def take_blocks(weight: Tensor, indices: Tensor, format: str) -> Tensor:
     shape = (*indices.shape, weight.shape[1] * row.values)
 
     def decode_element(*i: Var) -> PrimExpr:
+        """Decode an element of the row at the index."""
         at = normalize_negative_index(indices[i[:-1]], weight.shape[0])
         return _decode_value(row, _byte_loader(weight, at, i[-1] // row.values), i[-1] % row.values)
 
@@ -348,6 +350,7 @@ def take_blocks_pack(
     shape = (*indices.shape, weight.shape[1] * of.format.values)
 
     def decode_element(*i: Var) -> PrimExpr:
+        """Decode an element of the packed row at the index."""
         return _decode_packed_value(
             of, weight, normalize_negative_index(indices[i[:-1]], as_dim(units)), i[-1]
         )

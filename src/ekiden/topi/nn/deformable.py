@@ -233,6 +233,7 @@ def correlation_nchw(
     wide = accumulator_dtype(data1.dtype)
 
     def load_pixel(data: Tensor, b: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+        """Load a pixel, zero outside of the image."""
         conditions = [y >= 0, y < h, x >= 0, x < w]
         return guarded_load(data, (b, channel, y, x), conditions, const(0, data.dtype))
 

@@ -28,6 +28,7 @@ def attention(heads: AttentionConfig, inputs: Sequence[Tensor]) -> Tensor:
     shape = attention_shape(heads, inputs[0].shape, inputs[2].shape)
 
     def emit_attention(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the kernel over its buffers."""
         return AttentionKernel(heads, ins, outs[0]).emit_kernel()
 
     (result,) = te.extern_op(

@@ -44,6 +44,7 @@ def nll_loss(
     classes, dtype = predictions.shape[1], predictions.dtype
 
     def is_ignored(i: tuple[Var, ...]) -> PrimExpr:
+        """Return whether the target is the class to ignore."""
         return fold_binary(EQ, cast(targets[i], "int64"), ignore_index)
 
     safe_targets = te.compute(  # an ignored target may be out of range
@@ -54,10 +55,12 @@ def nll_loss(
     )
 
     def target_weight(i: tuple[Var, ...]) -> PrimExpr:
+        """Return the weight of the target's class, 0 if it is ignored."""
         class_weight = weights[normalize_negative_index(safe_targets[i], classes)]
         return Select(is_ignored(i), const(0, dtype), class_weight, dtype)
 
     def element_loss(*i: Var) -> PrimExpr:
+        """Return the weighted negative prediction of the target's class."""
         row = (i[0], normalize_negative_index(safe_targets[i], classes), *i[1:])
         return const(0, dtype) - predictions[row] * target_weight(i)
 

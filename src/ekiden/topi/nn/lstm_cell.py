@@ -47,6 +47,7 @@ def lstm(
     gates = (steps, batch, Wi.shape[0])
 
     def time_index(t: PrimExpr) -> PrimExpr:
+        """Return the position in the sequence of a step."""
         return steps - 1 - t if reverse else t
 
     projected = te.compute(
@@ -75,6 +76,7 @@ def lstm(
         return value
 
     def peephole(weight: Tensor | None, cell: PrimExpr, h: PrimExpr) -> PrimExpr:
+        """Return what a cell adds to a gate, 0 without such a weight."""
         return const(0.0, Xs.dtype) if weight is None else cell * weight[h]
 
     def next_cell(t: Var, b: Var, h: Var) -> PrimExpr:
@@ -89,6 +91,7 @@ def lstm(
     cells = te.compute(shape, next_cell, name="next_c")
 
     def next_hidden(t: Var, b: Var, h: Var) -> PrimExpr:
+        """Return the hidden state by the output gate and the new cell."""
         new = cells[t, b, h]
         return f_act(gate_preactivation("O", t, b, h) + peephole(p_o, new, h)) * h_act(new)
 

@@ -116,6 +116,7 @@ def matmul(
     rows = (*a.shape[:-2], a.shape[-1]) if transpose_a else a.shape[:-1]
 
     def sum_over_k(*i: Var) -> PrimExpr:
+        """Sum the products over k, in the accumulation dtype."""
         lhs = a[_transpose_indices((*i[:-1], k), transpose_a)]
         return te.sum(
             cast(lhs, dtype) * cast(b[_transpose_indices((k, i[-1]), transpose_b)], dtype), k

@@ -224,6 +224,7 @@ def paged_attention(
         raise ValueError(f"{name}: {heads} heads are no multiple of {groups} that have keys")
 
     def emit_paged_attention(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the kernel over its buffers."""
         return create_paged_attention(pages, ins, outs[0]).emit_kernel()
 
     shape: tuple[PrimExpr, ...] = (projected.shape[0], const(heads), projected.shape[2])

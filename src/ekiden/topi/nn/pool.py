@@ -238,6 +238,7 @@ def avg_pool(window: PoolWindow, count_include_pad: bool) -> Tensor:
     summed = window.without_dead_taps()
 
     def load_tap(indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
+        """Load a tap in the accumulation dtype, zero in the padding."""
         return cast(summed.load_tap(indices, taps, zero), wide)
 
     total = _reduce_window(summed, "pool_sum", te.sum, operator.add, load_tap)

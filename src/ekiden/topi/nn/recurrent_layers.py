@@ -63,6 +63,7 @@ def recurrent(cell: RecurrentCell, inputs: Sequence[Tensor]) -> list[Tensor]:
     shapes = [(data.shape[0], *state), state, *([state] if cell.kind == "lstm" else [])]
 
     def emit_recurrent(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the kernel of the layer over its buffers."""
         return RecurrentLayerKernel(cell, ins, outs).emit_layer()
 
     attrs: dict[str, object] = {"cell": cell}

@@ -51,6 +51,7 @@ def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     k = te.reduce_axis((0, data.shape[axis]), "k")
 
     def sum_of_exponentials(*i: Var) -> PrimExpr:
+        """Sum the exponentials along the axis, less the highest value."""
         value = cast(data[(*i[:axis], k, *i[axis + 1 :])], wide)
         return te.sum(call_intrin("exp", value - cast(highest[i], wide)), k)
 

@@ -353,6 +353,7 @@ def undo_integer_scale(sums: Tensor, m: int) -> Tensor:
     inverse, shift = integer_unscaling(m)
 
     def unscale_element(*at: Var) -> PrimExpr:
+        """Divide a sum by the scale, exactly: multiply by the inverse modulo 2^32 and shift."""
         scaled = sums[at] * const(inverse, "int32")
         return call_intrin("right_shift", scaled, const(shift, "int32"), dtype="int32")
 

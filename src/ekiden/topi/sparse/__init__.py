@@ -226,6 +226,7 @@ def sparse_conv2d(
     product_rows = sparse_dense(rows, blocks, sparse_indices, sparse_indptr)
 
     def sum_taps(*i: Var) -> PrimExpr:
+        """Load the product of a pixel's taps, in the layout of the result."""
         b, o, y, x = permute_values(i, layout, "NCHW")
         return product_rows[(b * h + y) * w + x, o]
 

@@ -317,6 +317,7 @@ def proposal(
         with ib.for_range(0, batch, "b", kind="parallel") as b:
 
             def box_corner(which: PrimExpr, side: int) -> PrimExpr:
+                """Return a side of a box; right and bottom ones are behind the pixel."""
                 edge = source[b, which, side + 1]
                 return edge + 1.0 if side > 1 else edge  # pixels have an extent
 

@@ -306,6 +306,7 @@ def reorg(data: Tensor, stride: int) -> Tensor:
     )
 
     def darknet_element(b: Var, k: Var, y: Var, x: Var) -> PrimExpr:
+        """Load the element that Darknet's reorganisation has at this flat offset."""
         flat = (k * shape[2] + y) * shape[3] + x
         return reordered[(b, *unravel(flat, data.shape[1:]))]
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ekiden.frontend.common.arithmetic import MAX_FOLDED_ELEMENTS
 from ekiden.frontend.common.composite_ops import broadcast_args
+from ekiden.frontend.common.converters.resize import resize
 from ekiden.frontend.common.dynamic_reshape import may_infer_extent, reshape_to_data
 from ekiden.frontend.common.dynamic_squeeze import squeezed
 from ekiden.frontend.common.matmul import batched_take
@@ -251,36 +252,6 @@ def batch_to_space(node: AttributeNode) -> Expr:
     return op.nn.batch_to_space_nd(
         node.expr(0), node.axes(1, "block_shape"), padding_pairs(node, 2)
     )
-
-
-def resize(method: str) -> Callable[[AttributeNode], Expr]:
-    """Return the converter of a resizing of NHWC images, by the method "linear", "cubic" or
-    "nearest_neighbor".
-    """
-
-    def convert(node: AttributeNode) -> Expr:
-        """Convert a resize of NHWC images.
-
-        Methods other than nearest return floats, as TensorFlow's do. Its cubic kernel has a = -0.5
-        and excludes the outside of the image for half-pixel centres, else a = -0.75.
-        """
-        # The two flags exclude each other in TensorFlow; align_corners is the older one.
-        mode = "half_pixel" if node.flag("half_pixel_centers") else "asymmetric"
-        mode = "align_corners" if node.flag("align_corners") else mode
-        data, is_near = node.expr(0), method == "nearest_neighbor"
-        if not is_near and not is_float(node.dtype(0)):
-            data = op.cast(data, "float32")
-        # TensorFlow's nearest kernels floor the legacy coordinates and round half up the half-pixel
-        # ones.
-        rounding = "" if not is_near else "floor" if mode == "asymmetric" else "round_prefer_ceil"
-        return op.image.resize2d(
-            data, node.dims(1, "size"), layout="NHWC", method=method,
-            coordinate_transformation_mode=mode, rounding_method=rounding,
-            cubic_alpha=-0.5 if mode == "half_pixel" else -0.75,
-            cubic_exclude=mode == "half_pixel",
-        )  # fmt: skip
-
-    return convert
 
 
 def unsorted_segment(kind: str) -> Callable[[AttributeNode], Expr]:

@@ -134,15 +134,3 @@ def cumulative_scan(function: Callable[..., Expr]) -> Converter:
 def log_softmax(node: AttributeNode) -> Expr:
     """Convert LogSoftmax over the last axis."""
     return op.nn.log_softmax(node.expr(0), axis=-1)
-
-
-def local_response_norm(
-    node: AttributeNode, radius: int, bias: float, alpha: float, beta: float
-) -> Expr:
-    """Convert LRN over the last axis; TensorFlow scales the sum of squares by alpha, Relay their
-    mean.
-    """
-    size = 2 * radius + 1
-    return op.nn.lrn(
-        node.expr(0), size=size, axis=node.rank(0) - 1, bias=bias, alpha=alpha * size, beta=beta
-    )

@@ -255,3 +255,14 @@ def known_weight_shape(node: AttributeNode, index: int, rank: int) -> tuple[int,
     if len(shape) != rank or None in shape:
         node.unsupported(f"the weight{node.input_label(index)} must have {rank} known extents")
     return tuple(d for d in shape if d is not None)
+
+
+def channel_groups(node: AttributeNode, axis: int, depth: int) -> int:
+    """Return the number of groups: the channels of input 0 by the weight's input channels `depth`.
+
+    Raises Unsupported unless the channels, along `axis`, are a known multiple.
+    """
+    channels = known_int(node.shape(0)[axis])
+    if channels is None or channels % depth:
+        node.unsupported(f"the data{node.input_label(0)} must have a multiple of {depth} channels")
+    return channels // depth

@@ -98,6 +98,7 @@ def apply_body(
     shape = as_attr((first[0].real if isinstance(first[0], ComplexValue) else first[0]).type.shape)
 
     def broadcast_result(value: Value | ComplexValue) -> Value | ComplexValue:
+        """Broadcast a result to the shape of the elements, if it is a scalar of them."""
         real = value.real if isinstance(value, ComplexValue) else value
         if not shape or len(real.type.shape) == len(shape):
             return value

@@ -63,6 +63,7 @@ def convert(plain: Converter) -> ComplexRule:
     """Return the complex rule of convert; a conversion to real drops the imaginary part."""
 
     def rule(node: StablehloNode) -> Pair | Result | Many:
+        """Drop the imaginary part, or convert both."""
         if not node.is_complex_out():
             return plain(node.with_inputs([node.part(0, 0)]))
         real, imaginary = node.parts(0)
@@ -77,6 +78,7 @@ def lexicographic_extremum(precedes: Callable[[Expr, Expr], Expr]) -> Rule:
     """
 
     def rule(node: StablehloNode) -> Pair:
+        """Select the number whose real part, on a tie the imaginary one, precedes."""
         (p, q), (r, s) = node.parts(0), node.parts(1)
         tie = op.logical_and(op.equal(p, r), precedes(q, s))
         first = node.emit_once(op.logical_or(precedes(p, r), tie))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ekiden.frontend.common.composite_ops import mean_and_rstd
+from ekiden.frontend.common.converters.normalization import mean_and_rstd
 from ekiden.frontend.common.float_functions import gelu, scaled_hard_sigmoid, swish
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common import composite_ops, constant_fill
+from ekiden.frontend.common import constant_fill
+from ekiden.frontend.common.converters import normalization as shared
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.elementwise import const_like_input
@@ -47,7 +48,7 @@ def _batch_norm(node: OnnxNode) -> Expr:
         return op.squeeze(normalized, axis=[1])
     _constrain_channels(node)
     data, scale, bias, mean, variance = node.exprs()
-    return composite_ops.batch_norm(data, scale, bias, mean, variance, _epsilon_attribute(node))
+    return shared.batch_norm(data, scale, bias, mean, variance, _epsilon_attribute(node))
 
 
 def _epsilon_attribute(node: OnnxNode) -> float:
@@ -63,15 +64,14 @@ def _batch_norm_training(node: OnnxNode) -> Result:
         return _batch_norm(node)
     _constrain_channels(node)
     data, scale, bias, *running = node.exprs()
-    axes = [0, *range(2, node.rank(0))]
-    news = op.mean(data, axis=axes), op.variance(data, axis=axes)
-    normalised = composite_ops.batch_norm(data, scale, bias, *news, _epsilon_attribute(node))
+    news = shared.batch_statistics(data, node.rank(0))
+    normalised = shared.batch_norm(data, scale, bias, *news, _epsilon_attribute(node))
     # ONNX's momentum weighs the old statistics, moving_average's share the new ones.
     share = 1 - node.get_float("momentum", np.float32(0.9))
     pairs = zip(running, news, strict=True)
     return [
         normalised,
-        *(composite_ops.moving_average(o, n, share, node.typed(o).dtype) for o, n in pairs),
+        *(shared.moving_average(o, n, share, node.typed(o).dtype) for o, n in pairs),
     ]
 
 
@@ -84,7 +84,7 @@ def _layer_norm(node: OnnxNode) -> Result:
     if node.wants(1) or node.wants(2):
         axes = list(range(axis, len(shape)))
         # Mean and inverse deviation are outputs for training graphs.
-        outputs += composite_ops.mean_and_rstd(node.expr(0), node.dtype(0), axes, epsilon)
+        outputs += shared.mean_and_rstd(node.expr(0), node.dtype(0), axes, epsilon)
     return outputs
 
 
@@ -96,7 +96,7 @@ def _layer_normalize(node: OnnxNode, shape: Shape, axis: int, epsilon: float) ->
     if any(_varies_before(v.type.shape, len(shape) - axis) for v in sides):
         kind = node.dtype(0)
         # Scale and bias are applied before the result is rounded to 16 bits.
-        wide = composite_ops.accumulation_dtype(kind)
+        wide = shared.accumulation_dtype(kind)
         data = node.as_value(op.cast(node.expr(0), wide)) if wide != kind else node.value(0)
         normalized = _layer_normalize(node.with_inputs([data]), shape, axis, epsilon)
         normalized = op.multiply(normalized, op.cast(broadcast_input(node, 1, shape), wide))
@@ -106,7 +106,7 @@ def _layer_normalize(node: OnnxNode, shape: Shape, axis: int, epsilon: float) ->
     scale, bias = (
         _broadcast_parameter(node, i, shape[axis:], fill) for i, fill in ((1, 1), (2, 0))
     )
-    return composite_ops.layer_norm(node, node.expr(0), scale, bias, axis, epsilon)
+    return shared.layer_norm(node, node.expr(0), scale, bias, axis, epsilon)
 
 
 def _varies_before(shape: Shape, count: int) -> bool:

@@ -13,6 +13,7 @@ from typing import cast
 
 import numpy as np
 
+from ekiden.frontend.common.converters.resize import Scales, resize_spatial_axes
 from ekiden.frontend.common.data_dependent_dims import named_dims
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.resample import (
@@ -196,15 +197,12 @@ def _resize_spatial_axes(
     """Emit a resize of the spatial axes by the image kernels."""
     shape = node.shape(0)
     size = [node.scope.resolve_resized(d) for d in extents[2:]]
-    steps: Sequence[Expr | float] | None = factors[2:] if factors is not None else by and by[2:]
-    image = partial(_resize_image, node, mode, rounding)
-    if len(shape) == 5:
-        return _resize_in_float32(node, partial(_resize_volume, shape, size, steps, image))
-    if len(shape) == 4:
-        return image(node.expr(0), size, steps)
-    height_one = op.expand_dims(node.expr(0), axis=2)
-    resized = image(height_one, [as_dim(1), *size], None if steps is None else [1.0, *steps])
-    return op.squeeze(resized, axis=[2])
+    steps: Scales | None = factors[2:] if factors is not None else by and by[2:]
+    resize = partial(
+        resize_spatial_axes, partial(_resize_image, node, mode, rounding),
+        shape=shape, size=size, scales=steps,
+    )  # fmt: skip
+    return _resize_in_float32(node, resize) if len(shape) == 5 else resize(node.expr(0))
 
 
 def _uniform_rounding(node: OnnxNode, factors: Sequence[float] | None) -> str:
@@ -234,8 +232,8 @@ def _resize_image(
     mode: str,
     rounding: str,
     data: Expr,
-    size: Sequence[PrimExpr],
-    steps: Sequence[Expr | float] | None,
+    size: Sequence[Dim],
+    steps: Scales | None,
 ) -> Expr:
     """Emit image.resize2d of [batch, channels, height, width]; `steps` are the scales of
     coordinates.
@@ -265,27 +263,6 @@ def _resize_in_float32(node: OnnxNode, resize: Callable[[Expr], Expr]) -> Expr:
     # Integers and float16 would otherwise be rounded after each of the separable passes.
     resized = resize(op.cast(data, "float32"))
     return op.cast(resized if is_float(kind) else op.round(resized), kind)
-
-
-def _resize_volume(
-    shape: Shape,
-    size: Sequence[PrimExpr],
-    steps: Sequence[Expr | float] | None,
-    image: Callable[[Expr, Sequence[PrimExpr], Sequence[Expr | float] | None], Expr],
-    data: Expr,
-) -> Expr:
-    """Emit a volume resized in two image passes: height and width, then depth. All interpolation
-    modes are separable.
-    """
-    batch, channels, depth, height, width = shape
-    slices = op.reshape(
-        data, (batch, simplify_dim(channels * depth), height, width), allowzero=True
-    )
-    flat = image(slices, size[1:], None if steps is None else steps[1:])
-    slice_size = simplify_dim(size[1] * size[2])
-    rows = op.reshape(flat, (batch, channels, depth, slice_size), allowzero=True)
-    resized = image(rows, [size[0], slice_size], None if steps is None else [steps[0], 1.0])
-    return op.reshape(resized, (batch, channels, *size), allowzero=True)
 
 
 def _needs_resampler(node: OnnxNode, shape: Shape, extents: Sequence[PrimExpr]) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from ekiden.frontend.common.composite_ops import unique_in_order
 from ekiden.frontend.common.constant_fill import iota
 from ekiden.frontend.common.converters import movement as shared
+from ekiden.frontend.common.converters.resize import resize
 from ekiden.frontend.tensorflow.node import Converter, TensorflowNode, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -127,7 +128,7 @@ ROWS = (
     TensorflowRow("SpaceToBatchND",    _space_to_batch),
     TensorflowRow("SpaceToDepth",      _block_converter(op.nn.space_to_depth)),
     TensorflowRow("DepthToSpace",      _block_converter(op.nn.depth_to_space)),
-    TensorflowRow("ResizeBilinear",    shared.resize("linear")),
-    TensorflowRow("ResizeBicubic",     shared.resize("cubic")),
+    TensorflowRow("ResizeBilinear",    resize("linear")),
+    TensorflowRow("ResizeBicubic",     resize("cubic")),
 )
 # fmt: on

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ekiden.frontend.common.converters import window as shared
-from ekiden.frontend.common.converters.reduction import local_response_norm
+from ekiden.frontend.common.converters.normalization import batch_norm, local_response_norm
 from ekiden.frontend.common.matmul import broadcast_matmul
 from ekiden.frontend.common.matrices import transpose_matrix
 from ekiden.frontend.common.recurrent_cells import lstm, lstm_gate
@@ -15,7 +15,6 @@ from ekiden.frontend.common.sliding_window import Window, pad_window, same_windo
 from ekiden.frontend.tensorflow.node import Converter, TensorflowNode, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import known_int
 
 _SPATIAL_AXES = {"NHWC": (1, 2), "NCHW": (2, 3), "NDHWC": (1, 2, 3), "NCDHW": (2, 3, 4)}
 _WEIGHT_LAYOUTS = {2: "HWIO", 3: "DHWIO"}
@@ -68,12 +67,10 @@ def _conv(node: TensorflowNode) -> Expr:
     """Convert Conv2D and Conv3D; fewer weight input channels than data channels make groups."""
     layout = _data_format(node)
     *kernel, depth, out = shared.known_weight_shape(node, 1, len(layout))
-    channels = known_int(node.shape(0)[layout.index("C")])
-    if channels is None or channels % depth:
-        node.unsupported(f"the data must have a multiple of {depth} channels")
     return shared.convolution(
         node, node.expr(0), node.expr(1), _window(node, layout, kernel),
-        groups=channels // depth, channels=out, layouts=(layout, _WEIGHT_LAYOUTS[len(kernel)]),
+        groups=shared.channel_groups(node, layout.index("C"), depth), channels=out,
+        layouts=(layout, _WEIGHT_LAYOUTS[len(kernel)]),
     )  # fmt: skip
 
 
@@ -144,10 +141,9 @@ def _batch_norm(node: TensorflowNode) -> list[Expr]:
         node.unsupported("it computes the statistics of a batch, as training does")
     axis = 1 if node.text("data_format", "NHWC").startswith("NC") else node.rank(0) - 1
     scale, shift, mean, variance = (node.expr(i) for i in range(1, 5))
-    normalised = op.nn.batch_norm(
-        node.expr(0), scale, shift, mean, variance, axis=axis, epsilon=node.real("epsilon", 1e-4)
-    )
-    return [normalised[0], mean, variance]
+    epsilon = node.real("epsilon", 1e-4)
+    normalised = batch_norm(node.expr(0), scale, shift, mean, variance, epsilon, axis)
+    return [normalised, mean, variance]
 
 
 def _global_norm(node: TensorflowNode) -> Expr:

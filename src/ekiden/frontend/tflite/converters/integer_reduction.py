@@ -94,6 +94,7 @@ def quantized_prod(node: TfliteNode) -> Expr:
     multiplier = float(source.scale) / float(result.scale) ** (1.0 / count)
 
     def multiply_step(rows: Sequence[Expr], states: Sequence[Expr]) -> list[Expr]:
+        """Multiply the state by a row and rescale the product to the state's scale."""
         wide = op.multiply(op.cast(states[0], "int64"), op.cast(rows[0], "int64"))
         return [rescale_by_q15(wide, multiplier)]
 

@@ -9,6 +9,7 @@ import numpy as np
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.arithmetic import concat_elements
 from ekiden.frontend.common.converters import movement as shared
+from ekiden.frontend.common.converters.resize import resize
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, known
 from ekiden.frontend.tflite.integer_arithmetic import quant_params
@@ -250,7 +251,7 @@ ROWS = (
     TfliteRow("SPACE_TO_DEPTH",    _block_converter(op.nn.space_to_depth), MOVED),
     TfliteRow("DEPTH_TO_SPACE",    _block_converter(op.nn.depth_to_space), MOVED),
     TfliteRow("SPACE_TO_BATCH_ND", _space_to_batch,      MOVED),
-    TfliteRow("RESIZE_BILINEAR",   shared.resize("linear"), integer=_quantized_resize_bilinear,
+    TfliteRow("RESIZE_BILINEAR",   resize("linear"), integer=_quantized_resize_bilinear,
         is_wide=True),
 )
 # fmt: on

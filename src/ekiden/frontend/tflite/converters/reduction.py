@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ekiden.frontend.common.converters import reduction as shared
+from ekiden.frontend.common.converters.normalization import local_response_norm
 from ekiden.frontend.tflite.converters import integer_reduction as integer
 from ekiden.frontend.tflite.node import QuantizedPolicy, TfliteNode, TfliteRow
 from ekiden.relay import op
@@ -26,7 +27,7 @@ def _l2_normalization(node: TfliteNode) -> Expr:
 
 def _local_response_norm(node: TfliteNode) -> Expr:
     bias, alpha, beta = (float(node.option(n)) for n in ("Bias", "Alpha", "Beta"))
-    return shared.local_response_norm(node, int(node.option("Radius")), bias, alpha, beta)
+    return local_response_norm(node, int(node.option("Radius")), bias, alpha, beta)
 
 
 _INTEGER_CONVERTERS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ekiden.frontend.common.converters.window import known_weight_shape
+from ekiden.frontend.common.converters.window import channel_groups, known_weight_shape
 from ekiden.frontend.common.sliding_window import Window, same_window
 from ekiden.frontend.tflite.node import TfliteNode
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -69,10 +69,8 @@ def conv_geometry(node: TfliteNode) -> ConvGeometry:
     channels make groups.
     """
     out, height, width, depth = known_weight_shape(node, 1, 4)
-    channels = known_int(node.shape(0)[3])
-    if channels is None or channels % depth:
-        node.unsupported(f"{node.ins[0]} must have a multiple of {depth} channels")
-    return ConvGeometry(kernel_window(node, (height, width)), out, channels // depth, (1, 2, 3, 0))
+    window = kernel_window(node, (height, width))
+    return ConvGeometry(window, out, channel_groups(node, 3, depth), (1, 2, 3, 0))
 
 
 def depthwise_geometry(node: TfliteNode) -> ConvGeometry:

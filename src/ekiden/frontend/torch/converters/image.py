@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ekiden.frontend.common.converters.resize import resize_spatial_axes
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.dimensions import are_equal_dims, simplify_dim
+from ekiden.topi.dimensions import are_equal_dims
 
 _IMAGE_LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 _RESIZE_OPS = {1: op.image.resize1d, 2: op.image.resize2d, 3: op.image.resize3d}
@@ -66,26 +67,16 @@ def _emit_resize(
         )  # fmt: skip
 
     out, data = node.out_shape, node.as_expr(x)
-    planes: Expr
     # linear along an axis that keeps its size: a copy, whatever its scale (ATen/native/UpSample.h)
     if scales is not None and method == "linear":
         pairs = zip(scales, x.type.shape[2:], out[2:], strict=True)
         scales = [1.0 if are_equal_dims(before, after) else s for s, before, after in pairs]
     if scales is None:
         return resize_axes(data, rank, out[2:])
-    if rank == 2:
-        return resize_axes(data, 2, out[2:], scales=list(scales))
-    if rank == 1:
-        wide = resize_axes(op.expand_dims(data, 2), 2, (1, out[2]), scales=[1.0, *scales])
-        return op.squeeze(wide, [2])
-    # along each axis by itself: planes, then what lies behind each other
-    batch, channels, depth, height, width = x.type.shape
-    planes = op.reshape(data, (batch, channels * depth, height, width), allowzero=True)
-    planes = resize_axes(planes, 2, out[3:], scales=list(scales[1:]))
-    flat = simplify_dim(out[3] * out[4])
-    planes = op.reshape(planes, (batch, channels, depth, flat), allowzero=True)
-    planes = resize_axes(planes, 2, (out[2], flat), scales=[scales[0], 1.0])
-    return op.reshape(planes, out, allowzero=True)
+    return resize_spatial_axes(
+        lambda image, size, steps: resize_axes(image, 2, size, scales=steps),
+        data, x.type.shape, out[2:], scales,
+    )  # fmt: skip
 
 
 _SAMPLE_METHODS = ("bilinear", "nearest", "bicubic")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common import composite_ops
+from ekiden.frontend.common.converters import normalization as shared
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode
 from ekiden.ir.dtype import to_numpy
@@ -28,12 +28,10 @@ def _layer_norm(
     if extent is None:
         node.unsupported("normalised axes must have constant extents")
     scale, shift = _scale_and_shift(node, weight, bias, extent, dtype)
-    outputs: Many = [composite_ops.layer_norm(node, node.as_expr(x), scale, shift, first, eps)]
+    outputs: Many = [shared.layer_norm(node, node.as_expr(x), scale, shift, first, eps)]
     # Mean and reciprocal deviation are results for backward graphs.
     if node.wants(1) or node.wants(2):
-        outputs += composite_ops.mean_and_rstd(
-            node.as_expr(x), dtype, range(first, len(shape)), eps
-        )
+        outputs += shared.mean_and_rstd(node.as_expr(x), dtype, range(first, len(shape)), eps)
     return outputs
 
 
@@ -61,9 +59,7 @@ def _group_norm(
     outputs: Many = [op.nn.group_norm(data, scale, shift, num_groups=groups, axis=1, epsilon=eps)]
     if node.wants(1) or node.wants(2):
         rows = op.reshape(data, (shape[0], groups, -1), allowzero=False)
-        outputs += [
-            op.squeeze(e, axis=[2]) for e in composite_ops.mean_and_rstd(rows, dtype, [2], eps)
-        ]
+        outputs += [op.squeeze(e, axis=[2]) for e in shared.mean_and_rstd(rows, dtype, [2], eps)]
     return outputs
 
 
@@ -87,7 +83,7 @@ def _emit_batch_norm(
     shape = node.typed(mean).shape
     scale = op.full(const(1, dtype), shape, dtype=dtype) if weight is None else node.as_expr(weight)
     shift = op.full(const(0, dtype), shape, dtype=dtype) if bias is None else node.as_expr(bias)
-    return composite_ops.batch_norm(node.as_expr(x), scale, shift, mean, variance, eps)
+    return shared.batch_norm(node.as_expr(x), scale, shift, mean, variance, eps)
 
 
 def _batch_norm_training(
@@ -104,8 +100,7 @@ def _batch_norm_training(
     assert isinstance(momentum, float) and isinstance(eps, float)
     if not training:
         node.unsupported("running statistics that are not used for the result")
-    shape, dtype = x.type.shape, composite_ops.accumulation_dtype(x.type.dtype)
-    axes = [0, *range(2, len(shape))]
+    shape, dtype = x.type.shape, shared.accumulation_dtype(x.type.dtype)
     # Statistics of 16-bit data accumulate in float32, as in ATen.
     if dtype != x.type.dtype:
 
@@ -115,20 +110,17 @@ def _batch_norm_training(
         x = to_accumulation_dtype(x)
         weight, bias = (None if v is None else to_accumulation_dtype(v) for v in (weight, bias))
     data = node.as_expr(x)
-    mean = op.mean(data, axis=axes, keepdims=False)
-    variance = op.variance(data, axis=axes, keepdims=False)
+    mean, variance = shared.batch_statistics(data, len(shape))
     normalised = _emit_batch_norm(node, x, weight, bias, mean, variance, eps)
     rstd = op.rsqrt(op.add(variance, const(eps, dtype)))
     outputs: Many = [normalised, mean, rstd]
     if running:
-        size = product_of_dims([shape[a] for a in axes])
+        size = product_of_dims([shape[0], *shape[2:]])
         # The batch is normalised by the biased variance, the running one accumulates the unbiased.
         factor = _bessel_correction(node, size, dtype)
         news = (mean, op.multiply(variance, factor))
         for old, new in zip(running, news, strict=True):
-            outputs.append(
-                composite_ops.moving_average(node.as_expr(old, dtype), new, momentum, dtype)
-            )
+            outputs.append(shared.moving_average(node.as_expr(old, dtype), new, momentum, dtype))
     return outputs
 
 

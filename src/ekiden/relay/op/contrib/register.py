@@ -24,6 +24,7 @@ def register_pattern_table(compiler: str, table: Maker | None = None) -> Callabl
     """
 
     def register(maker: Maker) -> Maker:
+        """Record the function that builds the compiler's table."""
         _TABLE_BUILDERS[compiler] = maker
         return maker
 

@@ -36,6 +36,7 @@ def MergeComposite(pattern_table: Sequence[PatternEntry]) -> Pass:  # noqa: N802
         return body
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Partition each function by the patterns, in their order."""
         return InferType()(map_functions(module, lift_body_rewrite(partition_all)))
 
     return Pass("MergeComposite", transform, 0, (InferType(),))

@@ -203,6 +203,7 @@ def Rematerialize() -> Pass:  # noqa: N802
     """Return a pass that recomputes cheap values in their consuming kernels."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Rematerialize in each function."""
         return map_functions(module, lift_body_rewrite(rematerialize))
 
     return Pass("Rematerialize", transform, 2, (InferType(),))

@@ -67,6 +67,7 @@ def call_pass(
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Rewrite the calls of each function, if the context allows the rewrite."""
         if rewrites and not is_rewrite_allowed(rewrites, context):
             return module
         # Tables are made here so that modules of operators load when a pass runs.

@@ -69,6 +69,7 @@ def eliminate_common_subexpr(root: RelayExpr, fskip: SkipPredicate | None = None
     functions = _enclosing_functions(root)
 
     def share_equal(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """Return the first expression of the same value number, or the new one."""
         key = None if fskip is not None and fskip(new) else _value_number(new, functions.get(old))
         return new if key is None else first.setdefault(key, new)
 
@@ -98,6 +99,7 @@ def EliminateCommonSubexpr(fskip: SkipPredicate | None = None) -> Pass:  # noqa:
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Eliminate common subexpressions in each function."""
         return map_functions(
             module, lift_body_rewrite(lambda body: eliminate_common_subexpr(body, fskip))
         )

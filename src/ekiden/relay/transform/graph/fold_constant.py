@@ -500,6 +500,7 @@ def FoldConstant(fold_qnn: bool = False) -> Pass:  # noqa: N802
         return _fold_constant
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Fold operators of qnn in each function."""
         return map_functions(module, lift_body_rewrite(_fold_qnn))
 
     return Pass("FoldConstant", transform, 2, (InferType(),))

@@ -182,6 +182,7 @@ def DenseToSparse(  # noqa: N802
         """Return the rewrite table for nn.dense."""
 
         def rewrite_dense(call: Call) -> Call | None:
+            """Return the sparse product of a call whose weight is sparse, else None."""
             sparse_params = weights.replacement_params(call.args[1])
             return (
                 None if sparse_params is None else op.nn.sparse_dense(call.args[0], sparse_params)

@@ -16,6 +16,7 @@ def AnnotateSpans() -> Pass:  # noqa: N802
     """Return a pass that sets spans by printing and re-parsing the module (TVM's AnnotateSpans)."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Print the module and parse it, which gives each expression a span."""
         return parse(module.astext(), _SOURCE_NAME)
 
     return Pass("AnnotateSpans", transform)

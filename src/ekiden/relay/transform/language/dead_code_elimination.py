@@ -140,9 +140,11 @@ def DeadCodeElimination(  # noqa: N802
         return _inline_single_uses(remaining) if inline_once else remaining
 
     def eliminate_dead_code(body: RelayExpr) -> RelayExpr:
+        """Drop bindings and operands that nothing uses."""
         return _drop_unused_operand_lets(map_chains(body, drop_dead_bindings), ignore_impurity)
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Eliminate dead code in each function."""
         return map_functions(module, lift_body_rewrite(eliminate_dead_code))
 
     return Pass("DeadCodeElimination", transform, 1)

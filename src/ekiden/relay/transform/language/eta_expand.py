@@ -69,6 +69,7 @@ def EtaExpand(expand_constructor: bool = True, expand_global_var: bool = False) 
         """Eta-expand the functions of a module, by the function types from before the pass."""
 
         def expand_body(body: RelayExpr) -> RelayExpr:
+            """Expand the constructors and global functions that a body passes as values."""
             return _eta_expand(body, module, expand_constructor, expand_global_var)
 
         return map_functions(module, lift_body_rewrite(expand_body))

@@ -456,6 +456,7 @@ def HoistInvariants() -> Pass:  # noqa: N802
     """Return a pass that hoists loop invariants out of recursive functions."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Hoist invariants out of each function's loops."""
         return map_functions(module, hoist_invariants)
 
     return Pass("HoistInvariants", transform, 0, (InferType(),))

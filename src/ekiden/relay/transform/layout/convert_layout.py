@@ -541,6 +541,7 @@ def ConvertLayout(desired_layouts: layouts.DesiredLayouts | None = None) -> Pass
         return _convert_layout
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Convert each function to the layouts that are asked for."""
         return layouts.convert_to_layouts(module, desired_layouts)
 
     return Pass("ConvertLayout", transform, 3, (InferType(), CanonicalizeOps(), InferType()))

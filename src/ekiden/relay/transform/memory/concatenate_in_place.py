@@ -475,6 +475,7 @@ def ConcatenateInPlace() -> Pass:  # noqa: N802
         entry_symbols = known_at_entry(function)
 
         def rewrite_chain(chain: LetChain, _: bool) -> LetChain:
+            """Write the parts of the chain's concatenations into their results."""
             return _ConcatenationRewriter(chain, entry_symbols).rewrite_chain()
 
         return lift_body_rewrite(lambda body: map_chains(body, rewrite_chain))(function)

@@ -250,6 +250,7 @@ def SliceInPlace() -> Pass:  # noqa: N802
         """Rewrite the functions of a module."""
 
         def rewrite_function(function: Function) -> Function:
+            """Read slices in place, with the symbols that are known at entry."""
             entry_symbols = known_at_entry(function)
             return lift_body_rewrite(lambda body: _rewrite_body(body, entry_symbols))(function)
 

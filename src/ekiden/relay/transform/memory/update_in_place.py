@@ -48,6 +48,7 @@ def UpdateInPlace(kernels: KernelInfoMap | None = None) -> Pass:  # noqa: N802
     facts: KernelInfoMap = {} if kernels is None else kernels
 
     def updated_input(kernel: RelayExpr) -> int | None:
+        """Return the index of the input that a kernel updates, or None."""
         kernel_facts = facts.get(kernel)
         return (
             kernel_facts.in_place[0]
@@ -80,6 +81,7 @@ def UpdateInPlace(kernels: KernelInfoMap | None = None) -> Pass:  # noqa: N802
             shared = frozenset(storage for storage, tensors in cut.items() if tensors > 1)
 
             def rewrite(chain: LetChain, is_function_body: bool) -> LetChain:
+                """Rewrite the updates of one chain."""
                 return _rewrite_chain(chain, updated_input, user_params, shared)
 
             return lift_body_rewrite(lambda body: map_chains(body, rewrite))(function)

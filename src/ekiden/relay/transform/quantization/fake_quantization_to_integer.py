@@ -238,6 +238,7 @@ def FakeQuantizationToInteger(  # noqa: N802
         rules = _ConversionRules(optional_qnn_ops)
 
         def rewrite(body: RelayExpr) -> RelayExpr:
+            """Convert a body's regions, and by quantisation-aware rules single calls."""
             # Whole regions first: calls outside any region remain for the second walk.
             regions = rewrite_graph(body, lambda old, new: _convert_quantize(new, rules, hard_fail))
             return (

@@ -205,6 +205,7 @@ def IntegerProducts() -> Pass:  # noqa: N802
     """Return a pass that converts products of dequantised operands to qnn operators."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Convert the products of each function to integers."""
         table = dict.fromkeys(CONVERTIBLE_PRODUCTS, _convert_product)
         return map_functions(module, lift_body_rewrite(lambda body: rewrite_calls(body, table)))
 

@@ -226,6 +226,7 @@ def MergeRequantization() -> Pass:  # noqa: N802
     """Return a pass that merges dequantisation and requantisation scales."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Merge requantisations in each function, if the context allows the rewrite."""
         if not is_rewrite_allowed("requantise by one factor", context):
             return module
         return map_functions(

@@ -100,6 +100,7 @@ def DynamicToStatic() -> Pass:  # noqa: N802
     """Return a pass that makes dynamic operators static (TVM's DynamicToStatic)."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Make operators static in each function, and infer types again."""
         return infer_type(map_functions(module, _rewrite_function))
 
     return Pass("DynamicToStatic", transform, 2, (InferType(),))
