@@ -353,13 +353,17 @@ class _InjectiveNest:
         value = self.value
         if not isinstance(value, BufferLoad) or len(self.axes) < 2:
             return None
-        if transpose_tile_size(value.dtype, self.target) < MIN_TRANSPOSE_TILE_ROWS:
+        lanes = transpose_tile_size(value.dtype, self.target)
+        if lanes < MIN_TRANSPOSE_TILE_ROWS:
             return None
         at, coefficient = self.loads.load_indices[0], self.analyzer.coefficient
         for pixel, channel in (self.axes[-2:], self.axes[:-3:-1]):
             count = channel.extent.value if isinstance(channel.extent, IntImm) else 0
             # More channels would need more shuffles per vector than the strided accesses cost.
             if not 2 <= count <= MAX_INTERLEAVED_CHANNELS:
+                continue
+            # Pixels fewer than a vector of elements may still fill one of whole words.
+            if isinstance(pixel.extent, IntImm) and pixel.extent.value < lanes:
                 continue
             sides = (self.index, at) if channel is self.axes[-1] else (at, self.index)
             steps = [coefficient(side, axis.var) for side in sides for axis in (pixel, channel)]
