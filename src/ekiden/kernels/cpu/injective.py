@@ -450,14 +450,20 @@ class _InjectiveNest:
         ]
         indices = NestAccesses([], values).load_indices
         is_contiguous = all(coefficient(i, pixel.var) in (0, 1) for i in indices)
-        return values if is_contiguous and estimated_product([pixel.extent]) >= self.lanes else None
+        has_vector = estimated_product([pixel.extent]) >= self._word_lanes(pixel)
+        return values if is_contiguous and has_vector else None
+
+    def _word_lanes(self, pixel: LoopAxis) -> int:
+        """Return the lanes of vectors of words along an axis: of one register where it is short."""
+        one_register = min(self.lanes, self.target.lanes("int32"))
+        return self.lanes if estimated_product([pixel.extent]) >= self.lanes else one_register
 
     def joined(self, channel_bytes: Sequence[PrimExpr], top: bool) -> Stmt:
         """Join the bytes of a pixel's channels to a word, in vectors of pixels; then the pixels
         that are left, element by element.
         """
         outer, (pixel, channel) = self.axes[:-2], self.axes[-2:]
-        count, lanes = len(channel_bytes), self.lanes
+        count, lanes = len(channel_bytes), self._word_lanes(pixel)
         run, row, column = Var("run"), Var("row"), Var("column")
         word = WORD_DTYPES[count]
         vectors = Vectorizer(pixel.var, run * lanes, lanes)
