@@ -145,6 +145,7 @@ def vm_pipeline(
                 if layout.kind.has_threads
                 else (
                     ConvertLayout(),
+                    EliminateCommonSubexpr(),  # layouts of one tensor for several readers
                     AlterOpLayout(layout),  # needs NHWC
                 )
             ),
