@@ -145,8 +145,8 @@ def vm_pipeline(
                 if layout.kind.has_threads
                 else (
                     ConvertLayout(),
-                    EliminateCommonSubexpr(),  # layouts of one tensor for several readers
                     AlterOpLayout(layout),  # needs NHWC
+                    EliminateCommonSubexpr(),  # layouts of one tensor for several readers
                 )
             ),
             FoldConstant(),  # packs the weights
