@@ -2,16 +2,19 @@
 Runtime.
 
     python benchmarks/integer_products.py [--only REGEX] [--seconds 0.15] [--target TARGET]
+        [--threads 1]
 
 The grid: signs of data and weights, zero points, per-channel scales, strides, dilations, groups,
 borders, sizes that only the run knows; as ConvInteger and MatMulInteger (DynamicQuantizeLinear and
 the scales behind, as dynamic quantisation writes them), as QLinearConv and QLinearMatMul, as nodes
 of floats between QuantizeLinear and DequantizeLinear, whose weights are bytes or become bytes by
-QuantizeLinear. One thread, medians of runs taken in turns. `peak` is the share of what the class's
-instructions multiply bytes at, of all that a run does; `family` are the families of kernels that
-multiply. Thread CPU time. ONNX Runtime takes what the processor itself has: compare it with the
-class of this machine alone. Results are compared: integers exactly, quantised ones to one step,
-floats to its size.
+QuantizeLinear. Medians of runs taken in turns: thread CPU time of one thread, elapsed time of more.
+`peak` is the share of what the class's instructions multiply bytes at, of all that a run does;
+`family` are the families of kernels that multiply. ONNX Runtime takes what the processor itself
+has: compare it with the class of this machine alone. Where that has no dot products of bytes, its
+sums of uint8 and int8 saturate; `exact` is its time where it is told that they shall not, which
+holds for weights that are known. Results are compared with those: integers exactly, quantised ones
+to one step, floats to its size.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -45,19 +49,23 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class IntegerCaseResult:
-    """Result of one case: microseconds of both engines, share of the peak, kernel families."""
+    """Result of one case: microseconds of both engines, and of ONNX Runtime told to be exact, share
+    of the peak, kernel families.
+    """
 
     case: Case
     ours: float
     theirs: float
+    exact: float
     share: float
     family: str
     is_close: bool
 
     def __str__(self) -> str:
         mark = "" if self.is_close else "  DIFFERS"
-        times = f"{self.ours:9.1f} {self.theirs:9.1f} {self.theirs / self.ours:7.2f}"
-        return f"{self.case.name:58}{times} {self.share:6.1%}  {self.family}{mark}"
+        times = f"{self.ours:9.1f} {self.theirs:9.1f} {self.exact:9.1f}"
+        ratios = f"{self.theirs / self.ours:7.2f} {self.exact / self.ours:7.2f}"
+        return f"{self.case.name:60}{times} {ratios} {self.share:6.1%}  {self.family}{mark}"
 
 
 def measure_byte_peak(target: Target) -> float:
@@ -78,13 +86,13 @@ def measure_byte_peak(target: Target) -> float:
 
 
 def onnxruntime_session(
-    model: onnx.ModelProto, exact: bool = False
+    model: onnx.ModelProto, exact: bool, threads: int
 ) -> onnxruntime.InferenceSession | None:
-    """Return a single-threaded session; None for types without a kernel. Without `exact`, uint8 x
-    int8 products may saturate on processors without VNNI.
+    """Return a session; None for types without a kernel. Without `exact`, uint8 x int8 products may
+    saturate on processors without VNNI.
     """
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    options.intra_op_num_threads, options.log_severity_level = threads, 4
     if exact:
         options.add_session_config_entry(EXACT, "1")
     try:
@@ -93,35 +101,41 @@ def onnxruntime_session(
         return None
 
 
-def interleaved_medians(runs: list[Run], seconds: float) -> list[float]:
+def interleaved_medians(
+    runs: list[Run], seconds: float, clock: Callable[[], float] = time.thread_time
+) -> list[float]:
     """Return the median duration of each run in microseconds, measured alternately."""
     samples: list[list[float]] = [[] for _ in runs]
     end = time.perf_counter() + seconds * len(runs)
     while time.perf_counter() < end or len(samples[0]) < 5:
         for run, times in zip(runs, samples, strict=True):
-            begin = time.thread_time()
+            begin = clock()
             run()
-            times.append(time.thread_time() - begin)
+            times.append(clock() - begin)
     return [median(times) * 1e6 for times in samples]
 
 
-def measure_case(case: Case, target: Target, best: float, seconds: float) -> IntegerCaseResult:
+def measure_case(
+    case: Case, target: Target, peak: float, options: argparse.Namespace
+) -> IntegerCaseResult:
     """Measure both engines on a case."""
     model, feed = case.model(), case.feed()
     exe = ekiden.compile(model, target)
-    result = exe(**feed).numpy()
-    exact = onnxruntime_session(model, exact=True)
-    theirs = exact and exact.run(None, feed)[0]
-    is_close = theirs is None or bool(
-        np.all(np.abs(result.astype(np.float64) - theirs) <= case.tolerance(theirs))
+    sessions = [onnxruntime_session(model, exact, options.threads) for exact in (False, True)]
+    runs: list[Run] = [
+        partial(exe, **feed),
+        *(partial(session.run, None, feed) for session in sessions if session is not None),
+    ]
+    result, exact = exe(**feed).numpy(), sessions[1] and sessions[1].run(None, feed)[0]
+    is_close = exact is None or bool(
+        np.all(np.abs(result.astype(np.float64) - exact) <= case.tolerance(exact))
     )
-    reference = onnxruntime_session(model)
-    runs: list[Run] = [lambda: exe(**feed)]
-    if reference is not None:
-        runs.append(lambda: reference.run(None, feed))
-    a, b = (*interleaved_medians(runs, seconds), float("nan"))[:2]
-    share = case.operations / (a * 1e-6) / best
-    return IntegerCaseResult(case, a, b, share, "+".join(families_of(model, target)), is_close)
+    clock = time.thread_time if options.threads == 1 else time.perf_counter
+    times = interleaved_medians(runs, options.seconds, clock)
+    ours, default, unsaturated = (*times, float("nan"), float("nan"))[:3]
+    share = case.operations / (ours * 1e-6) / (peak * options.threads)
+    families = "+".join(families_of(model, target))
+    return IntegerCaseResult(case, ours, default, unsaturated, share, families, is_close)
 
 
 def main() -> None:
@@ -130,17 +144,24 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose names match")
     parser.add_argument("--seconds", type=float, default=0.15, help="for each engine and case")
     parser.add_argument("--target", default="llvm")
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    num_threads(1)
+    num_threads(options.threads)
     target = Target.parse(options.target)
     best = measure_byte_peak(target)
-    print(f"{target.cpu}: {best / 1e9:.0f} GOP/s, ONNX Runtime {onnxruntime.__version__}")
-    print(f"{'':58}{'ekiden us':>9} {'ort us':>9} {'times':>7} {'peak':>6}")
+    print(
+        f"{target.cpu}: {best / 1e9:.0f} GOP/s a thread, {options.threads} thread(s), "
+        f"ONNX Runtime {onnxruntime.__version__}"
+    )
+    print(
+        f"{'':60}{'ekiden us':>9} {'ort us':>9} {'exact us':>9} {'times':>7} {'exact':>7}"
+        f" {'peak':>6}"
+    )
     slower = []
     for case in grid():
         if not re.search(options.only, case.name):
             continue
-        row = measure_case(case, target, best, options.seconds)
+        row = measure_case(case, target, best, options)
         print(row, flush=True)
         if row.ours > row.theirs:
             slower.append(row)

@@ -10,12 +10,14 @@ import pytest
 
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link_image
-from ekiden.ir.prim import SizeVar, maximum
+from ekiden.ir.prim import FloorDiv, FloorMod, IntImm, SizeVar, maximum
 from ekiden.kernels import schedule
 from ekiden.kernels.micro_kernels.register_tiles import narrowest_lanes
 from ekiden.runtime import load_image
 from ekiden.target import Target
+from ekiden.tir.stmt import For
 from ekiden.tir.transform import lower
+from ekiden.tir.visitor import all_exprs, pre_order_stmts
 from ekiden.topi.nn import conv
 from ekiden.topi.nn.weights import pack_weight
 from long_runs import share
@@ -117,6 +119,26 @@ CASES = [   # n, h, w, in, out, kernel, strides, padding, dilation, groups
     (1, 9, 21, 8, 8, (3, 3), (1, 1), (0, 13, 9, 0), (4, 5), 2),
 ]
 # fmt: on
+
+
+@pytest.mark.parametrize("order", ["row", "panel"])
+def test_no_iteration_of_a_reduction_divides_by_a_size_of_the_run(order: str) -> None:
+    """A division takes as long as ten products of vectors, and no pass moves it out of a loop that
+    may have no iterations.
+    """
+    n, h, w = (SizeVar(name, "int64") for name in "nhw")
+    data, weight = (
+        te.placeholder((n, h, w, 16), name="data"),
+        te.placeholder((2, 3, 3, 16, TILE), name="weight"),
+    )
+    result = conv(data, weight, 2, 0, 1, 1, "NHWC", f"OHWI{TILE}o", channels=2 * TILE)
+    func = schedule([data, weight], [result], TARGET, "conv", {"conv_nhwc_pack": {"order": order}})
+    loops = [s for s in pre_order_stmts(lower(func, TARGET).body) if isinstance(s, For)]
+    reductions = [loop for loop in loops if loop.loop_var.name.startswith("k")]
+    assert reductions
+    for loop in reductions:
+        divisions = [e for e in all_exprs(loop.body) if isinstance(e, FloorDiv | FloorMod)]
+        assert all(isinstance(e.b, IntImm) for e in divisions), loop
 
 
 @share(4)

@@ -24,7 +24,8 @@ from ekiden.target import Target
 from ekiden.tir import interpreter
 from ekiden.tir.expr import Buffer, BufferLoad, ramp
 from ekiden.tir.stmt import BufferStore, PrimFunc
-from ekiden.tir.visitor import all_exprs
+from ekiden.tir.transform import lower
+from ekiden.tir.visitor import all_exprs, pre_order_stmts
 from ekiden.topi import transpose
 from long_runs import share
 from processor import processors
@@ -91,6 +92,25 @@ def test_planes_of_floats_become_pixels_of_bytes(channels: int, dtype: str, text
     expected = np.pad(expected, [(0, 0)] * 2 + [(1, 1)] * 2, constant_values=3)
     expected = np.pad(expected.transpose(0, 2, 3, 1), [(0, 0)] * 3 + [(0, channels == 3)])
     np.testing.assert_array_equal(run(data).numpy(), expected)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("text", [*processors(), "c"])
+@pytest.mark.parametrize("columns", [5, 8, 16, 40])
+def test_rows_of_bytes_become_words_of_panels(columns: int, text: str) -> None:
+    """As computed weights are packed, in panels narrower than a vector of bytes too."""
+    x = relay.var("x", relay.tensor_type((2, 3, 4, 2, columns), "int8"))
+    function = relay.Function((x,), op.transpose(x, (0, 3, 1, 4, 2)))
+    run = ekiden.compile(relay.IRModule.from_expr(function), text)
+    data = some((2, 3, 4, 2, columns), "int8")
+    np.testing.assert_array_equal(run(data).numpy(), data.transpose(0, 3, 1, 4, 2))  # type: ignore[union-attr]
+
+
+def test_a_panel_of_few_columns_is_stored_in_words() -> None:
+    """8 columns are fewer than the 16 lanes of a vector of bytes, and fill one of words."""
+    data, target = te.placeholder((3, 4, 2, 8), "int8", "data"), Target.parse("llvm -mcpu=haswell")
+    func = lower(schedule([data], [transpose(data, (2, 0, 3, 1))], target, "pack"), target)
+    stores = [s for s in pre_order_stmts(func.body) if isinstance(s, BufferStore)]
+    assert {s.value.dtype for s in stores} == {"int8x32"}
 
 
 def test_what_is_made_of_elements() -> None:

@@ -55,6 +55,30 @@ def test_a_weight_whose_zero_point_is_a_vector_of_one_zero_is_multiplied_once(wi
     assert "sum(" not in str(kernels[0])
 
 
+def kernels_of(case: Case) -> list[str]:
+    """The kernels of a case as text, on a processor with dot products of bytes."""
+    module = vm_pipeline(Target.parse("llvm -mcpu=cascadelake"))(import_model(case.model()))
+    return [str(function) for function, _ in primitive_functions(module)]
+
+
+def test_data_are_laid_out_once_for_a_convolution_and_the_sums_of_its_windows() -> None:
+    case = Case("linear", weight="uint8", channels=16, out=32, size=9, stride=2)
+    kernels = kernels_of(case)
+    assert sum("nn.conv2d(" in kernel for kernel in kernels) == 2
+    (layout,) = [kernel for kernel in kernels if "axes=[0, 2, 3, 1]" in kernel]
+    assert "nn.pad(" in layout
+
+
+@pytest.mark.parametrize(("columns", "is_direct"), [(128, True), (100, False)])
+def test_a_computed_weight_of_whole_panels_is_packed_in_one_pass(
+    columns: int, is_direct: bool
+) -> None:
+    case = Case("integer", window=0, channels=64, out=columns, size=9, batch=3)
+    moving = [k for k in kernels_of(case) if "transpose(" in k or "contrib_pack_weight(" in k]
+    assert (len(moving) == 1) == is_direct
+    assert any("contrib_pack_weight(" in kernel for kernel in moving) != is_direct
+
+
 @share(6)
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize(

@@ -146,6 +146,7 @@ def vm_pipeline(
                 else (
                     ConvertLayout(),
                     AlterOpLayout(layout),  # needs NHWC
+                    EliminateCommonSubexpr(),  # layouts of one tensor for several readers
                 )
             ),
             FoldConstant(),  # packs the weights

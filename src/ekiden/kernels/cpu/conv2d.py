@@ -402,6 +402,15 @@ class ConvKernel:
         image = self.geometry.first_padded_slice(n)
         return n, y, (image * padded_height + y * self.geometry.strides[0]) * row
 
+    def emit_line(self, panel: WeightPanel, line: PrimExpr) -> Stmt:
+        """Emit the line of output pixels of an index; its coordinates are divided out once, as a
+        division by a height that only the run knows takes as long as ten products of vectors.
+        """
+        n, y, offset = Var("n"), Var("y"), Var("offset")
+        tiles = self.emit_line_tiles(panel, n, y, offset)
+        lets = list(zip((n, y, offset), self.line_coordinates(line), strict=True))
+        return wrap_in_lets(lets, tiles)
+
     def emit_line_tiles(
         self, panel: WeightPanel, n: PrimExpr, y: PrimExpr, offset: PrimExpr
     ) -> Stmt:
@@ -431,8 +440,8 @@ class ConvKernel:
             """Return a register tile of `rows` pixels of a line; consecutive rows are a stride
             apart.
             """
-            base, step = start + first * (pixel * sx), simplify(pixel * sx)
-            a_rows = [base + step * i for i in range(rows)]
+            begin, step = Var("begin"), simplify(pixel * sx)
+            a_rows = [begin + step * i for i in range(rows)]
             # Taps that lie in the padding for all pixels of the tile are left out instead of
             # multiplied by zeros.
             own, across = self.taps_inside({PIXEL_AXIS: (first, first + (rows - 1))}, rows)
@@ -440,7 +449,8 @@ class ConvKernel:
             tile = self.emit_tile(
                 rows, lambda i: [n, y, first + i], a_rows, number, panel, taps=all_taps
             )
-            return wrap_in_lets(own, tile)
+            # The reduction must not compute the offset of a tile again in each iteration.
+            return wrap_in_lets([*own, (begin, simplify(start + first * step))], tile)
 
         return wrap_in_lets(lets, balanced_row_tiles(width, self.tile_rows(panel), emit_row_tile))
 
@@ -459,13 +469,13 @@ class ConvKernel:
                 panel = make(at)
                 if flat:
                     return self.emit_flat_tiles(panel, ForKind.SERIAL)
-                tiles = self.emit_line_tiles(panel, *self.line_coordinates(line))
+                tiles = self.emit_line(panel, line)
                 return For(line, const(0), lines, ForKind.SERIAL, tiles)
 
             return self.emit_panel_loop(panels, index, emit_panel)
         if flat:
             return self.emit_flat_with_panels(panels, make)
-        line_tiles = self.emit_line_tiles(make(index), *self.line_coordinates(line))
+        line_tiles = self.emit_line(make(index), line)
         # There are fewer lines than threads, so these share lines and panels together.
         if self.has_few_lines():
             line_and_panel = Var("part")

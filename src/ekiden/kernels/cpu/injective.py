@@ -353,13 +353,17 @@ class _InjectiveNest:
         value = self.value
         if not isinstance(value, BufferLoad) or len(self.axes) < 2:
             return None
-        if transpose_tile_size(value.dtype, self.target) < MIN_TRANSPOSE_TILE_ROWS:
+        lanes = transpose_tile_size(value.dtype, self.target)
+        if lanes < MIN_TRANSPOSE_TILE_ROWS:
             return None
         at, coefficient = self.loads.load_indices[0], self.analyzer.coefficient
         for pixel, channel in (self.axes[-2:], self.axes[:-3:-1]):
             count = channel.extent.value if isinstance(channel.extent, IntImm) else 0
             # More channels would need more shuffles per vector than the strided accesses cost.
             if not 2 <= count <= MAX_INTERLEAVED_CHANNELS:
+                continue
+            # Pixels fewer than a vector of elements may still fill one of whole words.
+            if isinstance(pixel.extent, IntImm) and pixel.extent.value < lanes:
                 continue
             sides = (self.index, at) if channel is self.axes[-1] else (at, self.index)
             steps = [coefficient(side, axis.var) for side in sides for axis in (pixel, channel)]
@@ -446,14 +450,20 @@ class _InjectiveNest:
         ]
         indices = NestAccesses([], values).load_indices
         is_contiguous = all(coefficient(i, pixel.var) in (0, 1) for i in indices)
-        return values if is_contiguous and estimated_product([pixel.extent]) >= self.lanes else None
+        has_vector = estimated_product([pixel.extent]) >= self._word_lanes(pixel)
+        return values if is_contiguous and has_vector else None
+
+    def _word_lanes(self, pixel: LoopAxis) -> int:
+        """Return the lanes of vectors of words along an axis: of one register where it is short."""
+        one_register = min(self.lanes, self.target.lanes("int32"))
+        return self.lanes if estimated_product([pixel.extent]) >= self.lanes else one_register
 
     def joined(self, channel_bytes: Sequence[PrimExpr], top: bool) -> Stmt:
         """Join the bytes of a pixel's channels to a word, in vectors of pixels; then the pixels
         that are left, element by element.
         """
         outer, (pixel, channel) = self.axes[:-2], self.axes[-2:]
-        count, lanes = len(channel_bytes), self.lanes
+        count, lanes = len(channel_bytes), self._word_lanes(pixel)
         run, row, column = Var("run"), Var("row"), Var("column")
         word = WORD_DTYPES[count]
         vectors = Vectorizer(pixel.var, run * lanes, lanes)

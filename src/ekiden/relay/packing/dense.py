@@ -92,6 +92,13 @@ def pack_int8_batch_matmul(call: Call, target: Target) -> RelayExpr:
     if attrs.transpose_a:
         data = infer_local_type(op.transpose(data, (0, 2, 1)))
     if not attrs.transpose_b:
+        count, depth, units = shape
+        product = MatmulSizes(num_rows(call, 1), units, -(-depth // DOT_WORD_CHANNELS), "uint8")
+        tile = panel_width(DENSE_PACK_FAMILY, product, target, call)
+        if units % tile == 0 and depth % DOT_WORD_CHANNELS == 0:
+            packed = _interleave_rows(weight, (count, depth, units), tile)
+            product_call = op.nn.contrib_dense_pack(data, packed, units, tile, tensor_dtype(call))
+            return product_call.with_fields(span=call.span)
         weight = infer_local_type(op.transpose(weight, (0, 2, 1)))
         shape = (shape[0], shape[2], shape[1])
     missing, none = -shape[2] % DOT_WORD_CHANNELS, (0, 0)
@@ -110,6 +117,15 @@ def pack_int8_batch_matmul(call: Call, target: Target) -> RelayExpr:
     )
     product_call = op.nn.contrib_dense_pack(data, packed, units, tile, tensor_dtype(call))
     return product_call.with_fields(span=call.span)
+
+
+def _interleave_rows(weight: RelayExpr, shape: tuple[int, int, int], tile: int) -> RelayExpr:
+    """Pack [batch][k][columns] to [batch][column // tile][k // 4][column % tile][k % 4] in one
+    pass over whole words and panels.
+    """
+    count, depth, units = shape
+    words = (count, depth // DOT_WORD_CHANNELS, DOT_WORD_CHANNELS, units // tile, tile)
+    return op.transpose(op.reshape(weight, words), (0, 3, 1, 4, 2))
 
 
 def _choose_panel(
