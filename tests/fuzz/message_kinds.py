@@ -59,12 +59,15 @@ CHAT = {
     "model": "m", "messages": [{"role": "user", "content": "x"}], "stream": False, "max_tokens": 4,
     "temperature": 0.5, "top_p": 0.9, "seed": 1, "stop": ["a", "b"],
     "stream_options": {"include_usage": True}, "n": 1,
+    "logprobs": True, "top_logprobs": 2, "logit_bias": {"5": 1.5}, "presence_penalty": 0.5,
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
 }  # fmt: skip
 
 
 def _chat() -> tuple[Any, Loader]:
     from ekiden.serve.bounded_json import parse_bounded_object
-    from ekiden.serve.chat import parse_chat_request
+    from ekiden.serve.openai_requests import parse_chat_request
 
     def make(rng: Random) -> bytes:
         body = json_text(mutate_json(CHAT, rng)).encode("utf-8", "surrogatepass")

@@ -150,8 +150,11 @@ def test_openai(tmp_path: Path) -> None:
             assert "".join(texts) == "one two three" and len(texts) >= 4
             with pytest.raises(openai.NotFoundError):
                 c.chat.completions.create(model="none", messages=said)
-            with pytest.raises(openai.BadRequestError, match="'n': this value is not supported"):
-                c.chat.completions.create(model="echo", messages=said, n=3)
+            several = c.chat.completions.create(model="echo", messages=said, n=3)
+            assert [choice.index for choice in several.choices] == [0, 1, 2]
+            with pytest.raises(openai.BadRequestError, match="'n': a whole number") as caught:
+                c.chat.completions.create(model="echo", messages=said, n=0)
+            assert caught.value.param == "n" and caught.value.type == "invalid_request_error"
         with (
             openai.OpenAI(base_url=base, api_key="wrong", max_retries=0) as wrong,
             pytest.raises(openai.AuthenticationError),

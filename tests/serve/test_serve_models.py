@@ -17,7 +17,7 @@ from toy_text import Echo
 
 from ekiden.runtime.artifact.metadata import ANY_RANK_SHAPE, TensorInfo
 from ekiden.runtime.errors import LoadError
-from ekiden.serve.chat import parse_chat_request
+from ekiden.serve.openai_requests import parse_chat_request
 from ekiden.serve.signature import read_signature
 
 NEGATIVE = "def @main(%x: Tensor[(n, 4), float32]) { negative(%x) }"
@@ -234,7 +234,7 @@ def test_turns_of_assistants_may_have_calls_and_no_content(echo: Running) -> Non
     ]
     answer = chat(echo, "", messages=messages).json
     assert answer["choices"][0]["message"]["content"] == "go on"
-    parsed = parse_chat_request({"model": "echo", "messages": messages}).messages
+    parsed = parse_chat_request({"model": "echo", "messages": messages}).requests[0].messages
     assert parsed[1].content == ""
     assert parsed[1].tool_calls[0]["function"] == {"name": "f", "arguments": {"x": [1]}}
     assert (parsed[2].tool_call_id, parsed[2].name, parsed[4].name) == ("c1", "", "me")
@@ -255,8 +255,22 @@ def test_chat_as_events(echo: Running) -> None:
 @pytest.mark.parametrize(
     ("given", "status", "message"),
     [
-        ({"n": 2}, 400, "'n': this value is not supported"),
-        ({"tools": [{}]}, 400, "'tools': this value is not supported"),
+        ({"n": 0}, 400, "'n': a whole number from 1 to 128 expected"),
+        ({"tools": [{}]}, 400, "'tools[0].type': 'function' expected"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            400,
+            "'tools': model 'echo' does not honour it",
+        ),
+        ({"logprobs": True}, 400, "'logprobs': model 'echo' does not honour it"),
+        ({"presence_penalty": 1}, 400, "'presence_penalty': model 'echo' does not honour it"),
+        ({"logit_bias": {"1": 3}}, 400, "'logit_bias': model 'echo' does not honour it"),
+        ({"top_k": 3}, 400, "'top_k': model 'echo' does not honour it"),
+        ({"top_logprobs": 3}, 400, "'top_logprobs': 'logprobs' expected beside it"),
+        ({"tool_choice": "required"}, 400, "'tool_choice': 'tools' expected beside it"),
+        ({"functions": [{}]}, 400, "'functions': this value is not supported"),
+        ({"stream_options": {"x": True}}, 400, "'stream_options.x' is not supported"),
+        ({"prompt": "x"}, 400, "'prompt' is not supported"),
         ({"nonsense": 1}, 400, "'nonsense' is not supported"),
         ({"response_format": {"type": "json_object"}}, 400, "'response_format': 'text', or"),
         (
@@ -303,7 +317,7 @@ def test_chat_as_events(echo: Running) -> None:
             "'messages[0].tool_calls[0]': an object in JSON expected as arguments",
         ),
         ({"temperature": 9}, 400, "'temperature': a number from 0 to 2 expected"),
-        ({"max_tokens": 0}, 400, "'max_tokens': a number from 1"),
+        ({"max_tokens": 0}, 400, "'max_tokens': a whole number from 1"),
         ({"messages": []}, 400, "'messages': a list of messages expected"),
         ({"messages": [{"role": "x"}]}, 400, "'messages[0]': a role of"),
         ({"model": "none"}, 404, "no model of that name is there"),

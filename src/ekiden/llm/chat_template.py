@@ -53,6 +53,7 @@ def render_chat(
     settings: Mapping[str, Any],
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> str:
     """Render messages up to where the answer begins. Special tokens of the settings ("eos_token")
     are variables.
@@ -62,6 +63,8 @@ def render_chat(
         settings: Those of the tokenizer.
         messages: "role" and "content", and what else a template reads ("tool_calls").
         tools: JSON schemas of functions that the model may call.
+        options: Further variables of the template ("enable_thinking").
+
     Raises InputError for messages that the template rejects or cannot render, LoadError without the
     package jinja2.
     """
@@ -75,7 +78,7 @@ def render_chat(
             compiled_template.render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=True,
-                **{"documents": None, **tokens},
+                **{"documents": None, **tokens, **(options or {})},
                 tools=None if tools is None else list(tools),
             )
         )

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.llm.grammar import Grammar
+from ekiden.llm.logit_edits import TokenScore, score_token
 from ekiden.llm.page_allocator import Key, PageAllocator
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.text import Detokenizer
@@ -85,6 +86,8 @@ class Stream:
     """Texts that end it, special tokens aside."""
     text: Detokenizer | None = None
     """Its text, where a text may end it."""
+    scores: list[TokenScore] = field(default_factory=list)
+    """Of each token, where log-probabilities are asked for."""
 
     @property
     def limit(self) -> int:
@@ -169,6 +172,7 @@ class Engine:
         stream = Stream(self, tuple(to_token_ids(prompt)), sampling or Sampling())
         self.model.check_prompt(stream.prompt)
         self._set_ends(stream)
+        self.model.check_biases(stream.sampling)
         stream.grammar = self.model.grammar(stream.sampling.grammar)
         if stream.grammar is not None and stream.grammar.is_over(stream.state):
             stream.finish = "stop"  # the empty text is all that the form has
@@ -249,7 +253,10 @@ class Engine:
         """Admit waiting texts and make one step."""
         self._admit_waiting()
         try:
-            if any(stream.read < len(stream.prompt) for stream in self._running):
+            if any(
+                stream.read < len(stream.prompt) or stream.sampling.is_stepwise
+                for stream in self._running
+            ):
                 self._prefill()
             else:
                 self._decode()
@@ -292,7 +299,7 @@ class Engine:
 
     def _prefill(self) -> None:
         """Process prompts in one call together with running texts, which come first so that none
-        waits for another's prompt.
+        waits for another's prompt. Without a prompt it is a step whose logits the host sees.
         """
         # Chunked prefill bounds the time that running texts wait for a long prompt.
         budget, segments = self.chunk, []
@@ -315,7 +322,7 @@ class Engine:
         ends = np.cumsum([n for _, _, n in segments]) - 1
         where = np.stack((ids, rows, positions)).astype(np.int32)
         done = [i for i, (ended, first, n) in enumerate(segments) if first + n == ended.length]
-        tokens = self.model.prefill(
+        tokens, logits = self.model.prefill(
             self._state,
             where,
             self._page_tables(streams),
@@ -325,8 +332,11 @@ class Engine:
         )
         for stream, first, n in segments:
             self._record_cached(stream, first + n - stream.read)
-        for i, token in zip(done, tokens, strict=True):
-            self._append_tokens(streams[i], [int(token)])
+        for i, token, row in zip(done, tokens.tolist(), logits, strict=True):
+            alternatives = streams[i].sampling.logprobs
+            if alternatives is not None and token >= 0:
+                streams[i].scores.append(score_token(row, token, alternatives))
+            self._append_tokens(streams[i], [token])
 
     def _first_unread(self, stream: Stream) -> int:
         """Return the position of the first token to feed to the model. With proposals, the last

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 
 from ekiden.llm.engine import Engine, Stream
+from ekiden.llm.logit_edits import TokenScore
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["EngineLoop", "TokenUpdate"]
@@ -31,6 +32,8 @@ class TokenUpdate:
     """As `Stream.finish`, or "deadline"."""
     reason: str = ""
     """What failed."""
+    scores: Sequence[TokenScore] = ()
+    """Of each token, where log-probabilities are asked for."""
 
 
 @dataclass(eq=False, slots=True)
@@ -137,10 +140,11 @@ class EngineLoop:
             tokens = stream.tokens[entry.sent :]
             if not tokens and not stream.finish:
                 continue
+            scores = stream.scores[entry.sent : entry.sent + len(tokens)]
             entry.sent += len(tokens)
             if stream.finish:
                 del self._entries[stream]
-            self._deliver_one(entry, TokenUpdate(tokens, stream.finish, stream.reason))
+            self._deliver_one(entry, TokenUpdate(tokens, stream.finish, stream.reason, scores))
 
     def _deliver_one(self, entry: _LoopEntry, update: TokenUpdate) -> None:
         try:

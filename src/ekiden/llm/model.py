@@ -22,6 +22,7 @@ from ekiden.llm.engine import Engine, Stream, to_token_ids
 from ekiden.llm.files import find_tokenizer, open_checkpoint
 from ekiden.llm.generation_config import read_sampling_defaults
 from ekiden.llm.grammar import MAX_TABLE_BYTES, Grammar
+from ekiden.llm.logit_edits import logit_edits
 from ekiden.llm.program import (
     DECODE,
     DRAFT,
@@ -250,6 +251,15 @@ class Model:
                 f"prompt: token {worst} is none of the {self.config.vocabulary} of the model"
             )
 
+    def check_biases(self, sampling: Sampling) -> None:
+        """Raise InputError for a bias of a token that the model does not have."""
+        for token in sampling.logit_bias:
+            if not 0 <= token < self.config.vocabulary:
+                raise InputError(
+                    f"logit_bias: token {token} is none of the {self.config.vocabulary} of the"
+                    " model"
+                )
+
     def stop_tokens(self, stops: Sequence[str]) -> Mapping[str, int]:
         """Return those of stop texts that are special tokens, with their numbers. Raises InputError
         for stop texts without a tokenizer.
@@ -284,22 +294,26 @@ class Model:
     def prefill(
         self, state: tuple[runtime.Ref, ...], where: Ints, tables: Ints, picks: Ints,
         streams: Sequence[Stream], done: Sequence[int],
-    ) -> Ints:  # fmt: skip
-        """Process prompt tokens, and return the tokens that follow `picks`, which are the last
-        tokens read of the streams `done`; `where` holds the ids, rows and positions read.
+    ) -> tuple[Ints, NDArray[np.float32]]:  # fmt: skip
+        """Process tokens, and return the tokens that follow `picks`, with the decoder's logits
+        [n, vocabulary] of them. `picks` are the last tokens read of the streams `done`; `where`
+        holds the ids, rows and positions read.
         """
         history, settings, seeds, is_greedy = self._sampling_inputs(streams, 0)
         moves, states = self._grammar_inputs(streams)
         lengths = np.array([streams[i].length for i in done], np.int32)
+        places, changes = logit_edits([streams[i] for i in done])
         # The draft model must have the prompt in its own cache before it can propose anything.
         for small in state[1:]:
             self._call_entry(DRAFT, small, *where, tables, picks)
         result = self._call_entry(
             PREFILL, state[0], *where, tables, picks, history, np.array(done, np.int32), lengths,
-            settings, seeds, moves, states[list(done)], is_greedy,
+            settings, seeds, moves, states[list(done)], is_greedy, places, changes,
+            np.array(changes.size > 0),
         )  # fmt: skip
-        assert isinstance(result, runtime.Tensor)
-        return np.asarray(result.numpy())
+        assert isinstance(result, tuple)
+        tokens, logits = (np.asarray(tensor.numpy()) for tensor in result)
+        return tokens, logits
 
     def decode(
         self, state: tuple[runtime.Ref, ...], streams: Sequence[Stream], tables: Ints, steps: int

@@ -2,7 +2,8 @@
 
 entry          what it does
 forward_step   logits of some tokens of a call (decoder.py)
-prefill        tokens go through the decoder, and after some of them the next one is chosen
+prefill        tokens go through the decoder, and after some of them the next one is chosen, by
+               logits to which the caller may add; the decoder's own are returned too
 decode         for a number of steps: the last token of every text goes through the decoder, the
                next one is chosen and put behind it; it ends before if all texts have ended
 speculate      where there is a smaller decoder: for a number of rounds, that one proposes tokens,
@@ -104,13 +105,21 @@ def @prefill(%state: ref(ANY), %ids: Tensor[(n), int32], %sequences: Tensor[(n),
              %picks: Tensor[(k), int32], %history: Tensor[(b, w), int32],
              %rows: Tensor[(k), int32], %lengths: Tensor[(k), int32],
              %settings: Tensor[(b, 5), float32], %seeds: Tensor[(b), int64],
-             %moves: Tensor[(s, VOCABULARY), int32], %states: Tensor[(k), int32], %greedy: bool)
-    -> Tensor[(k), int32] {
+             %moves: Tensor[(s, VOCABULARY), int32], %states: Tensor[(k), int32], %greedy: bool,
+             %places: Tensor[(2, c), int32], %changes: Tensor[(c), float32], %changed: bool)
+    -> (Tensor[(k), int32], Tensor[(k, VOCABULARY), float32]) {
   let %cache = ref_read(%state);
   let %emptied = ref_write(%state, zeros(shape=NONE, dtype="DTYPE"));
   let %found = @forward(%cache, %ids, %sequences, %positions, %tables, %picks);
   let %filled = ref_write(%state, %found.1);
-  @choose(%found.0, %history, %rows, %lengths, %settings, %seeds, %moves, %states, %greedy)
+  let %logits = %found.0;
+  let %edited = if (%changed) {
+    scatter_nd(%logits, %places, %changes, mode="add")
+  } else {
+    %logits
+  };
+  (@choose(%edited, %history, %rows, %lengths, %settings, %seeds, %moves, %states, %greedy),
+   %logits)
 }
 
 def @decode(%state: ref(ANY), %steps: int32, %history: Tensor[(b, w), int32],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 
 from ekiden.llm.grammar import Grammar
 from ekiden.runtime.errors import InputError
@@ -13,6 +14,10 @@ __all__ = ["Sampling"]
 
 MAX_LOGIT_FACTOR = 1e30
 """Of what multiplies logits, or divides them: products stay numbers in float32."""
+MAX_PENALTY = MAX_LOGIT_BIAS = 1e6
+"""Of what is added to logits or subtracted from them for each token."""
+MAX_ALTERNATIVES = 1024
+"""Of the likeliest tokens whose log-probabilities a text may report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,15 @@ class Sampling:
     """Whether tokens that end a text are as others."""
     grammar: Grammar | str | None = None
     """The form of the text: a regular expression that the whole answer matches."""
+    frequency_penalty: float = 0.0
+    """What is subtracted from a token's logit for each time that the answer has it already."""
+    presence_penalty: float = 0.0
+    """What is subtracted from the logit of each token that the answer has already."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Token -> what is added to its logit."""
+    logprobs: int | None = None
+    """The number of likeliest tokens whose log-probabilities are reported beside that of each
+    chosen token; None reports none."""
 
     def __post_init__(self) -> None:
         """Validate the parameters. Raises InputError."""
@@ -60,15 +74,50 @@ class Sampling:
         penalty = self.repetition_penalty
         if not _is_number_of(penalty, (int, float)) or not 0 < penalty < math.inf:
             raise InputError(f"repetition_penalty: a number above 0 expected, got {penalty!r}")
+        self._check_logit_changes()
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stops, (tuple, list)) or not all(type(s) is str and s for s in stops):
             raise InputError(f"stop: texts expected, got {self.stop!r}")
         object.__setattr__(self, "stop", tuple(stops))
 
+    def _check_logit_changes(self) -> None:
+        """Validate penalties, biases and the number of alternatives. Raises InputError."""
+        for name in ("frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            if not _is_number_of(value, (int, float)) or not abs(value) <= MAX_PENALTY:
+                raise InputError(
+                    f"{name}: a number from {-MAX_PENALTY} to {MAX_PENALTY} expected, got {value!r}"
+                )
+        if not isinstance(self.logit_bias, Mapping):
+            raise InputError(f"logit_bias: numbers by token expected, got {self.logit_bias!r}")
+        for token, bias in self.logit_bias.items():
+            if type(token) is not int or not _is_number_of(bias, (int, float)):
+                raise InputError(f"logit_bias: a number by token expected, got {token!r}: {bias!r}")
+            if not abs(bias) <= MAX_LOGIT_BIAS:
+                raise InputError(f"logit_bias: {bias!r} of token {token} is out of range")
+        count = self.logprobs
+        if count is not None and (type(count) is not int or not 0 <= count <= MAX_ALTERNATIVES):
+            raise InputError(f"logprobs: from 0 to {MAX_ALTERNATIVES} expected, got {count!r}")
+
+    @property
+    def changes_logits(self) -> bool:
+        """Return whether numbers are added to logits: penalties by count, or biases."""
+        return bool(self.frequency_penalty or self.presence_penalty or self.logit_bias)
+
+    @property
+    def is_stepwise(self) -> bool:
+        """Return whether the host takes part in each token: its logits are changed or reported."""
+        return self.changes_logits or self.logprobs is not None
+
     @property
     def is_greedy(self) -> bool:
         """Return whether the most likely token is chosen."""
-        return self._takes_likeliest and self.repetition_penalty == 1 and self.grammar is None
+        return (
+            self._takes_likeliest
+            and self.repetition_penalty == 1
+            and self.grammar is None
+            and not self.changes_logits
+        )
 
     @property
     def _takes_likeliest(self) -> bool:

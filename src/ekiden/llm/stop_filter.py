@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["StopFilter"]
+__all__ = ["StopFilter", "suffix_overlap"]
 
 
 class StopFilter:
@@ -24,7 +24,7 @@ class StopFilter:
             released, self._held = self._held[: min(positions)], ""
             return released
         # Text that may begin a stop string is held back until it is decided.
-        keep = max((_suffix_overlap(self._held, stop) for stop in self._stops), default=0)
+        keep = max((suffix_overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
         released, self._held = self._held[:cut], self._held[cut:]
         return released
@@ -35,7 +35,7 @@ class StopFilter:
         return released
 
 
-def _suffix_overlap(text: str, stop: str) -> int:
+def suffix_overlap(text: str, stop: str) -> int:
     """Return how many characters at the end of a text begin a stop text."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

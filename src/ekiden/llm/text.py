@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -89,7 +89,10 @@ class Tokenizer:
         LoadError without the package jinja2.
         """
         template = find_chat_template(self.settings, tools is not None)
-        text = render_chat(template, self.settings, messages, tools)
+        return self.encode_rendered(render_chat(template, self.settings, messages, tools))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Return the tokens of a rendered template, which writes its special tokens itself."""
         return self._encode_text(text, add_special_tokens=False)
 
     def _encode_text(self, text: str, **options: bool) -> list[int]:
@@ -110,11 +113,19 @@ class Tokenizer:
     def token_bytes(self, count: int) -> list[bytes | None]:
         """Return the bytes of each token; None for special tokens."""
         special = set(self.special_tokens.values())
+        names = (None if n in special else self.inner.id_to_token(n) for n in range(count))
+        return [None if name is None else self._name_to_bytes(name) for name in names]
+
+    @cached_property
+    def _name_to_bytes(self) -> Callable[[str], bytes]:
         decoder = self.inner.decoder
         has_letters = decoder is not None and b"ByteLevel" in decoder.__getstate__()
-        to_bytes = _byte_level_to_bytes if has_letters else _sentencepiece_to_bytes
-        names = (None if n in special else self.inner.id_to_token(n) for n in range(count))
-        return [None if name is None else to_bytes(name) for name in names]
+        return _byte_level_to_bytes if has_letters else _sentencepiece_to_bytes
+
+    def token_data(self, token: int) -> bytes:
+        """Return the bytes of a token; those of its name, for a special one."""
+        name = self.inner.id_to_token(token) or ""
+        return name.encode() if name in self.special_tokens else self._name_to_bytes(name)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special ones. Raises InputError if the tokenizer's
@@ -223,9 +234,23 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, prompt: Sequence[int], stops: Sequence[str] = ()
+        self,
+        tokenizer: Tokenizer | None,
+        prompt: Sequence[int],
+        stops: Sequence[str] = (),
+        marks: Sequence[str] = (),
     ) -> None:
+        """Create a detokenizer.
+
+        Args:
+            tokenizer: The tokenizer; None gives empty texts.
+            prompt: The tokens before the answer.
+            stops: Texts before which the answer ends.
+            marks: Special tokens that the text shows, as those by which calls of functions begin.
+        """
         self._tokenizer, self._filter = tokenizer, StopFilter(stops)
+        special_tokens = {} if tokenizer is None or not marks else tokenizer.special_tokens
+        self._marks = {special_tokens[mark]: mark for mark in marks if mark in special_tokens}
         self._tokens = _prompt_tail(tokenizer, prompt)
         self._begin, self._end = 0, len(self._tokens)
 
@@ -236,6 +261,10 @@ class Detokenizer:
 
     def add(self, token: int) -> str:
         """Add a token, and return the text that can be shown."""
+        if token in self._marks:
+            shown = self._decode_new(is_last=True) + self._marks[token]
+            self._tokens, self._begin, self._end = [], 0, 0
+            return self._filter.feed(shown)
         self._tokens.append(token)
         return self._filter.feed(self._decode_new(is_last=False))
 

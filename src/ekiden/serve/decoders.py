@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ekiden import llm
+from ekiden.llm.answer_parser import AnswerParser
+from ekiden.llm.conversation import Conversation, open_conversation
 from ekiden.llm.engine_loop import EngineLoop, TokenUpdate
+from ekiden.llm.logit_edits import TokenScore
 from ekiden.llm.text import Detokenizer, Tokenizer
 from ekiden.runtime.errors import LoadError, RequestError, RunError
-from ekiden.serve.text import Message, Piece, Sampling
+from ekiden.serve.text import Message, Piece, Sampling, ScoredToken, TextRequest
 
 __all__ = ["DecoderAnswer", "DecoderTextModel", "open_decoder"]
 
@@ -19,9 +22,17 @@ __all__ = ["DecoderAnswer", "DecoderTextModel", "open_decoder"]
 class DecoderAnswer:
     """Answer of a decoder, as `TextAnswer`."""
 
-    def __init__(self, loop: EngineLoop, tokenizer: Tokenizer, stream: llm.Stream) -> None:
-        self._loop, self._stream = loop, stream
-        self._texts = Detokenizer(tokenizer, stream.prompt, stream.stop_texts)
+    def __init__(
+        self,
+        loop: EngineLoop,
+        tokenizer: Tokenizer,
+        stream: llm.Stream,
+        conversation: Conversation | None = None,
+    ) -> None:
+        self._loop, self._stream, self._tokenizer = loop, stream, tokenizer
+        marks = () if conversation is None else conversation.marks
+        self._texts = Detokenizer(tokenizer, stream.prompt, stream.stop_texts, marks)
+        self.parser = AnswerParser() if conversation is None else conversation.parser()
         self.prompt = len(stream.prompt)
 
     def start(self, deadline: float, deliver: Callable[[TokenUpdate], None]) -> None:
@@ -33,11 +44,12 @@ class DecoderAnswer:
         RunError where a step failed.
         """
         pieces: list[Piece] = []
-        for token in delivered.tokens:
+        for n, token in enumerate(delivered.tokens):
             text = self._texts.add(token)
+            scores = tuple(map(self._scored_token, delivered.scores[n : n + 1]))
             if self._texts.has_stopped:
-                return [*pieces, Piece(text, 1, "stop")]
-            pieces.append(Piece(text))
+                return [*pieces, Piece(text, 1, "stop", scores)]
+            pieces.append(Piece(text, scores=scores))
         match delivered.finish:
             case "":
                 return pieces
@@ -48,6 +60,11 @@ class DecoderAnswer:
             case "closed":
                 raise RequestError("the model was let go", "stopping", 1.0)
         return [*pieces, Piece(self._texts.rest(), 0, delivered.finish)]
+
+    def _scored_token(self, score: TokenScore) -> ScoredToken:
+        data = self._tokenizer.token_data
+        top = tuple((data(token), logprob) for token, logprob in score.top)
+        return ScoredToken(data(score.token), score.logprob, top)
 
     def cancel(self) -> None:
         """Cancel the generation; see `TextAnswer`."""
@@ -74,13 +91,32 @@ class DecoderTextModel:
 
     def prepare(self, messages: Sequence[Message], sampling: Sampling) -> DecoderAnswer:
         """Create the answer to a conversation; see `TextEngine`."""
-        tokens = self._tokenize_messages(messages)
-        stream = self._model.engine.prepare(tokens, self._to_llm_sampling(len(tokens), sampling))
+        return self.open(TextRequest(tuple(messages), sampling=sampling))
+
+    def open(self, request: TextRequest) -> DecoderAnswer:
+        """Create the answer to a request; see `RequestEngine`."""
+        model, sampling = self._model, request.sampling
+        assert model.tokenizer is not None
+        conversation: Conversation | None = None
+        pattern = sampling.pattern
+        if request.prompt is None:
+            conversation = open_conversation(
+                model.tokenizer,
+                [_to_template_message(message) for message in request.messages],
+                request.tools,
+                request.tool_choice,
+                bool(pattern),
+                request.template_options,
+            )
+            tokens = conversation.tokens
+            pattern = pattern or conversation.pattern
+        else:
+            tokens = model.encode(request.prompt)
+        stream = model.engine.prepare(tokens, self._to_llm_sampling(len(tokens), sampling, pattern))
         with self._lock:
             if self._loop is None:
-                self._loop = EngineLoop(self._model.engine)
-        assert self._model.tokenizer is not None
-        return DecoderAnswer(self._loop, self._model.tokenizer, stream)
+                self._loop = EngineLoop(model.engine)
+        return DecoderAnswer(self._loop, model.tokenizer, stream, conversation)
 
     def close(self) -> None:
         """End all answers; see `TextEngine`."""
@@ -109,8 +145,9 @@ class DecoderTextModel:
         for piece in self._model.generate(tokens, options):
             yield Piece(piece.text, int(piece.token is not None), piece.finish)
 
-    def _to_llm_sampling(self, prompt: int, sampling: Sampling) -> llm.Sampling:
-        requested = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    def _to_llm_sampling(self, prompt: int, sampling: Sampling, pattern: str = "") -> llm.Sampling:
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        requested = {name: getattr(sampling, name) for name in names}
         settings: dict[str, Any] = {
             "temperature": 1.0,
             **self._model.sampling_defaults,
@@ -121,7 +158,12 @@ class DecoderTextModel:
             max_tokens=sampling.max_tokens or self._model.context - prompt,
             seed=secrets.randbits(62) if sampling.seed is None else sampling.seed,
             stop=sampling.stop,
-            grammar=sampling.pattern or None,
+            grammar=pattern or sampling.pattern or None,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            logit_bias=sampling.logit_bias,
+            logprobs=sampling.logprobs,
+            ignore_end=sampling.ignore_end,
         )
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
+from ekiden.llm.answer_parser import AnswerParser
 from ekiden.llm.stop_filter import StopFilter
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.engine import ServingEngine
@@ -21,10 +23,13 @@ from ekiden.serve.repository import ModelVersion
 from ekiden.serve.text import (
     Message,
     Piece,
+    RequestEngine,
     Sampling,
+    ScoredToken,
     TextAnswer,
     TextEngine,
     TextModel,
+    TextRequest,
     constrains_answers,
 )
 
@@ -123,14 +128,62 @@ class IteratorSource:
             close()
 
 
+class HeldScores:
+    """Scores of tokens whose text is held back."""
+
+    def __init__(self) -> None:
+        self._begin = self._released = 0
+        self._held: deque[tuple[int, tuple[ScoredToken, ...]]] = deque()
+        """Where a piece begins in the answer's text, and its scores."""
+
+    def hold(self, piece: Piece) -> None:
+        """Hold the scores of a piece."""
+        if piece.scores:
+            self._held.append((self._begin, piece.scores))
+        self._begin += len(piece.text)
+
+    def release(self, text: str) -> tuple[ScoredToken, ...]:
+        """Return the scores of pieces whose text begins before the end of what was released,
+        `text` being the newest.
+        """
+        self._released += len(text)
+        scores: list[ScoredToken] = []
+        # A piece without text, as half a character, goes with the text before it.
+        while self._held and (self._held[0][0] < self._released or self._released == self._begin):
+            scores += self._held.popleft()[1]
+        return tuple(scores)
+
+
+def check_plain_request(name: str, request: TextRequest) -> None:
+    """Raise RequestError for a setting that a model without `open` (`RequestEngine`) does not
+    honour.
+    """
+    if request.prompt is not None:
+        raise RequestError(f"'prompt': model '{name}' answers conversations alone")
+    asked = request.sampling
+    settings: dict[str, object] = {
+        "tools": request.tools, "chat_template_kwargs": request.template_options,
+        "top_k": asked.top_k is not None, "min_p": asked.min_p is not None,
+        "repetition_penalty": asked.repetition_penalty is not None,
+        "frequency_penalty": asked.frequency_penalty, "presence_penalty": asked.presence_penalty,
+        "logit_bias": asked.logit_bias, "logprobs": asked.logprobs is not None,
+        "ignore_eos": asked.ignore_end,
+    }  # fmt: skip
+    for setting, is_asked in settings.items():
+        if is_asked:
+            raise RequestError(f"'{setting}': model '{name}' does not honour it")
+
+
 class Generation:
     """Answer in generation: its slot, deadline, token counts and pieces."""
 
     def __init__(
-        self, engine: ServingEngine, name: str, version: ModelVersion, sampling: Sampling
+        self, engine: ServingEngine, name: str, version: ModelVersion, request: TextRequest
     ) -> None:
         self._engine, self._name, self._version = engine, name, version
-        self._sampling = sampling
+        self._request, self._sampling = request, request.sampling
+        self.parser = AnswerParser()
+        """What tells the parts of the answer apart."""
         self._started = time.perf_counter()
         self._deadline = time.monotonic() + version.config.seconds
         self._source: PieceSource | None = None
@@ -140,34 +193,40 @@ class Generation:
         self.finish = "stop"
 
     @classmethod
-    async def begin(
-        cls, engine: ServingEngine, name: str, messages: Sequence[Message], sampling: Sampling
-    ) -> Generation:
-        """Start an answer. Raises RequestError for a model that is no text model, too many answers
-        in progress, or a conversation that the model refuses.
+    async def begin(cls, engine: ServingEngine, name: str, request: TextRequest) -> Generation:
+        """Start an answer. Raises RequestError for a model that is no text model, or does not
+        honour a setting, too many answers in progress, or a conversation that the model refuses.
         """
         model = engine.repository.get(name)
         version = model.get()
         text = version.program.text
         if text is None:
             raise RequestError(f"model '{name}' is none of text: ask for /v2/models/{name}/infer")
-        if sampling.pattern and not constrains_answers(text):
+        if request.sampling.pattern and not constrains_answers(text):
             raise RequestError(f"'response_format': model '{name}' gives texts of any form alone")
+        if not isinstance(text, RequestEngine):
+            check_plain_request(name, request)
         # An answer holds its slot for its whole duration, so the queue bounds concurrent answers.
         if version.users >= version.config.queue:
             raise RequestError(f"{version.users} answers are under way already", "busy", 1.0)
-        generation = cls(engine, name, version, sampling)
+        generation = cls(engine, name, version, request)
         generation._open_source()
         try:
-            await generation._await_with_deadline(generation._check_and_start(text, messages))
+            await generation._await_with_deadline(generation._check_and_start(text))
         # CancelledError included: the slot must be released when the client disconnects.
         except BaseException:
             generation.close()
             raise
         return generation
 
-    async def _check_and_start(self, text: TextModel, messages: Sequence[Message]) -> None:
-        if isinstance(text, TextEngine):
+    async def _check_and_start(self, text: TextModel) -> None:
+        request, messages = self._request, self._request.messages
+        if isinstance(text, RequestEngine):
+            opener = text
+            opened = await self._engine.run_on_reader(lambda: opener.open(request))
+            self.parser = opened.parser
+            self._source = EngineSource(opened, self._deadline)
+        elif isinstance(text, TextEngine):
             engine = text
             answer = await self._engine.run_on_reader(
                 lambda: engine.prepare(messages, self._sampling)
@@ -219,18 +278,23 @@ class Generation:
             raise client_error from error
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Yield the pieces of the answer, cut before a stop text."""
+        """Yield the pieces of the answer, cut before a stop text, each with the scores of the
+        tokens whose text begins in it.
+        """
         assert self._source is not None
         # A stop text may span pieces, so its possible beginnings are held back.
-        held = StopFilter(self._sampling.stop)
+        held, scores = StopFilter(self._sampling.stop), HeldScores()
         is_over = False
         while not (held.has_stopped or is_over):
             pieces = await self._await_with_deadline(self._source.next())
             is_over = not pieces
             for piece in pieces:
                 self.completion += piece.tokens
-                if text := held.feed(piece.text):
-                    yield Piece(text)
+                scores.hold(piece)
+                text = held.feed(piece.text)
+                released = scores.release(text)
+                if text or released:
+                    yield Piece(text, scores=released)
                 self.finish = self._finish_reason(piece) or self.finish
                 is_over = is_over or bool(self._finish_reason(piece))
                 if is_over or held.has_stopped:
@@ -238,7 +302,7 @@ class Generation:
         if held.has_stopped:
             self.finish = "stop"
         elif text := held.flush():
-            yield Piece(text, 0)
+            yield Piece(text, 0, scores=scores.release(text))
 
     def _finish_reason(self, piece: Piece) -> str:
         """Return the finish reason of a piece ("stop", "length"); empty if it is not the last."""

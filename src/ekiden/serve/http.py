@@ -13,7 +13,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.bounded_json import parse_bounded_object
-from ekiden.serve.chat import ChatRoutes
 from ekiden.serve.connections import ABORT_KEY, CancelOnDisconnect, has_body
 from ekiden.serve.engine import ServingEngine
 from ekiden.serve.http_messages import (
@@ -24,6 +23,7 @@ from ekiden.serve.http_messages import (
     serialize_infer_response,
 )
 from ekiden.serve.metrics import PROMETHEUS_CONTENT_TYPE
+from ekiden.serve.openai_routes import OpenAIRoutes, openai_error
 from ekiden.serve.origin_check import OriginChecker, reject_form_types, require_json
 from ekiden.serve.reasons import FAILURE_REASONS, to_request_error
 from ekiden.serve.requests import InferRequest
@@ -119,8 +119,8 @@ class HttpApplication:
         self._engine, self._tokens = engine, tokens
         self._limits = engine.config.limits
         self._browsers = OriginChecker(engine.config)
-        chat = ChatRoutes(engine, self._read_text_body)
-        self._routes = RoutingTable([*self._route_rows(), *chat.routes()])
+        texts = OpenAIRoutes(engine, self._read_text_body)
+        self._routes = RoutingTable([*self._route_rows(), *texts.routes()])
 
     def _route_rows(self) -> list[Route]:
         control = "/v2/repository"
@@ -335,8 +335,7 @@ def error_response(error: RequestError, is_openai: bool) -> Response:
     row = FAILURE_REASONS[error.reason]
     body: dict[str, object] = {"error": str(error)}
     if is_openai:
-        openai_error = {"message": str(error), "type": row.openai, "param": None, "code": row.name}
-        body = {"error": openai_error}
+        body = {"error": openai_error(error, row.openai)}
     response = json_response(body, row.http)
     if error.retry_after:
         response.headers["retry-after"] = str(math.ceil(error.retry_after))

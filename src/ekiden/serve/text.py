@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
+from ekiden.llm.answer_parser import AnswerParser
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [
-    "Message", "Piece", "Sampling", "TextAnswer", "TextEngine", "TextModel", "constrains_answers",
-    "find_text_model",
+    "Message", "Piece", "RequestEngine", "Sampling", "ScoredToken", "TextAnswer", "TextEngine",
+    "TextModel", "TextRequest", "constrains_answers", "find_text_model",
 ]  # fmt: skip
 
 
@@ -44,6 +46,51 @@ class Sampling:
     pattern: str = ""
     """The regular expression that the whole answer matches; empty for any answer. Models without
     `constrains_answers` are not asked for one."""
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Token -> what is added to its logit."""
+    logprobs: int | None = None
+    """The number of likeliest tokens that pieces report beside each token; None reports none."""
+    ignore_end: bool = False
+    """Whether tokens that end an answer are as others."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """All that a model needs to make one answer. Fields beyond `messages` and the first ones of
+    `Sampling` are for models with `open` (`RequestEngine`); others are not asked for them.
+    """
+
+    messages: tuple[Message, ...] = ()
+    prompt: str | tuple[int, ...] | None = None
+    """A text, or its tokens, that the answer goes on from, in the place of messages."""
+    sampling: Sampling = field(default_factory=Sampling)
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Functions that the answer may call, in OpenAI's form."""
+    tool_choice: str = "auto"
+    """"auto", "required", or "function:" and the name of the one to call."""
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the chat template."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """Token of an answer with its log-probability."""
+
+    data: bytes
+    """The bytes that it stands for; those of its name, for a special token."""
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+    """The likeliest tokens in descending order."""
+
+    @property
+    def text(self) -> str:
+        """Return its text, with replacement characters for parts of characters."""
+        return self.data.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +102,8 @@ class Piece:
     """How many tokens it took."""
     finish: str = ""
     """With the last piece why it is the last: "stop", or "length" at the limit of tokens."""
+    scores: tuple[ScoredToken, ...] = ()
+    """Of its tokens, where log-probabilities were asked for."""
 
 
 @runtime_checkable
@@ -106,6 +155,23 @@ class TextEngine(TextModel, Protocol):
 
     def close(self) -> None:
         """End all answers."""
+
+
+@runtime_checkable
+class RequestEngine(TextEngine, Protocol):
+    """Text engine that honours all of a `TextRequest`."""
+
+    def open(self, request: TextRequest) -> ParsedAnswer:
+        """Return the answer to a request, not begun yet. Raises InputError for what the model
+        cannot honour.
+        """
+
+
+class ParsedAnswer(TextAnswer, Protocol):
+    """Answer whose text has parts."""
+
+    parser: AnswerParser
+    """What tells them apart; it has not read anything yet."""
 
 
 def find_text_model(spec: str) -> TextModel:

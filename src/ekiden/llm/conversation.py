@@ -1,0 +1,125 @@
+"""A conversation ready to be answered: its tokens, and how the answer is read.
+
+The chat template decides: whether it has tools and the form of calls, whether answers begin with
+reasoning, and whether the prompt has begun that already.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ekiden.llm.answer_parser import REASONING_BEGIN, REASONING_END, AnswerParser
+from ekiden.llm.chat_template import find_chat_template, render_chat
+from ekiden.llm.json_schema import json_schema_pattern
+from ekiden.llm.text import Tokenizer
+from ekiden.llm.tool_formats import ToolFormat, find_tool_format
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.lazy_dataclass import dataclass
+
+__all__ = ["Conversation", "open_conversation"]
+
+TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Variables that no option may set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Conversation as tokens, up to where its answer begins."""
+
+    tokens: list[int]
+    form: ToolFormat | None
+    """The form of calls; None without tools."""
+    functions: frozenset[str]
+    """The names that may be called."""
+    has_reasoning: bool
+    """Whether an answer may begin with reasoning."""
+    state: str
+    """The state of the parser at the answer's first character."""
+    pattern: str
+    """The regular expression of an answer that has to be a call; empty for any answer."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Return the texts that tell parts apart, which may be special tokens."""
+        calls = () if self.form is None else (self.form.begin, self.form.end)
+        return (REASONING_BEGIN, REASONING_END, *filter(None, calls))
+
+    def parser(self) -> AnswerParser:
+        """Return a parser of the answer."""
+        return AnswerParser(
+            self.form, self.functions, has_reasoning=self.has_reasoning, state=self.state
+        )
+
+
+def open_conversation(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+    tool_choice: str = "auto",
+    is_constrained: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> Conversation:
+    """Render messages and find how their answer is read.
+
+    Args:
+        tokenizer: The model's, with its chat template.
+        messages: "role", "content" and what else the template reads.
+        tools: Functions that the answer may call, in OpenAI's form.
+        tool_choice: "auto", "required", or "function:" and the name of the one to call.
+        is_constrained: Whether the answer has a grammar, which has no place for reasoning.
+        options: Further variables of the template.
+
+    Raises InputError for a template that takes no tools, a variable that it does not have, a call
+    that cannot be forced, and messages that it rejects.
+    """
+    template = find_chat_template(tokenizer.settings, bool(tools))
+    for name in options or {}:
+        if name in TEMPLATE_ARGUMENTS or not re.search(rf"\b{re.escape(name)}\b", template):
+            raise InputError(f"'{name[:64]}': the model's chat template has no such variable")
+    form = find_tool_format(template) if tools else None
+    if tools and form is None:
+        raise InputError("'tools': the model's chat template takes no tools")
+    text = render_chat(template, tokenizer.settings, messages, list(tools) or None, options)
+    has_reasoning = REASONING_BEGIN in template or REASONING_BEGIN in tokenizer.special_tokens
+    is_forced = form is not None and tool_choice != "auto"
+    state = "start"
+    if has_reasoning and text.rstrip().endswith(REASONING_BEGIN):
+        state = "reasoning"
+        if is_constrained or is_forced:  # a grammar of the answer alone: reasoning ends here
+            text, state = f"{text.rstrip()}\n\n{REASONING_END}\n\n", "start"
+    pattern = ""
+    if is_forced:
+        assert form is not None
+        pattern = _call_pattern(form, tools, tool_choice)
+        text, state = text + form.begin, "calls"
+    names = frozenset(str(tool["function"]["name"]) for tool in tools)
+    # A grammar's JSON is content, whatever tools there are.
+    return Conversation(
+        tokenizer.encode_rendered(text), None if is_constrained else form, names, has_reasoning,
+        "content" if is_constrained else state, pattern,
+    )  # fmt: skip
+
+
+def _call_pattern(form: ToolFormat, tools: Sequence[Mapping[str, Any]], choice: str) -> str:
+    """Return the regular expression of one call. Raises InputError for a form that cannot be
+    forced, or parameters that are no schema that a grammar holds.
+    """
+    if not form.frame:
+        raise InputError(f"'tool_choice': calls in the form '{form.name}' cannot be forced")
+    name = choice.removeprefix("function:")
+    chosen = [t for t in tools if choice == "required" or t["function"]["name"] == name]
+    calls = []
+    for number, tool in enumerate(chosen):
+        function = tool["function"]
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        try:
+            arguments = json_schema_pattern(parameters)
+        except InputError as error:
+            raise InputError(f"'tools[{number}].function.parameters': {error}") from error
+        frame = re.escape(form.frame).replace(r"\ ", " ")
+        frame = frame.replace('"NAME"', re.escape(json.dumps(function["name"])))
+        calls.append(frame.replace("ARGUMENTS", arguments))
+    return f"({'|'.join(calls)})"

@@ -1,0 +1,241 @@
+"""Fields of requests of OpenAI's interface: one row for each, with the endpoints that take it and
+what it is read by.
+
+A field without a row is refused by its name, and so is a value that a row does not read: nothing
+that would change an answer is dropped in silence. Null asks for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from itertools import starmap
+from typing import Any
+
+from ekiden.llm.json_schema import json_schema_pattern
+from ekiden.runtime.errors import InputError, RequestError
+from ekiden.runtime.lazy_dataclass import dataclass
+
+__all__ = ["FIELDS", "RequestField", "read_fields"]
+
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
+"""Of a text that stops an answer: what is held back is compared with each of its beginnings."""
+MAX_CHOICES = 128
+MAX_BIASES = 1024
+"""Tokens with a bias in one request."""
+
+ENDPOINTS = {"c": "chat", "p": "completions", "r": "responses", "e": "embeddings"}
+"""Letter -> name of an endpoint."""
+Reader = Callable[[str, Any], Any]
+"""(name of the field, value) -> what it means. Raises RequestError."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestField:
+    """Field of a request."""
+
+    name: str
+    endpoints: str
+    """Letters of those that take it (`ENDPOINTS`)."""
+    read: Reader
+    effect: str
+    """What honours it, for the page; empty where it says nothing about the answer."""
+
+    def page_line(self) -> str:
+        """Return the field's line of the table in docs/openai.md."""
+        names = ", ".join(name for letter, name in ENDPOINTS.items() if letter in self.endpoints)
+        return f"| `{self.name}` | {names} | {self.effect or 'taken, changes nothing'} |"
+
+
+def _number(minimum: float, maximum: float) -> Reader:
+    def read(name: str, value: Any) -> float:  # noqa: ANN401  # JSON
+        if type(value) not in (int, float) or not minimum <= value <= maximum:
+            raise RequestError(f"'{name}': a number from {minimum} to {maximum} expected")
+        return float(value)
+
+    return read
+
+
+def _integer(minimum: int, maximum: int) -> Reader:
+    def read(name: str, value: Any) -> int:  # noqa: ANN401  # JSON
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise RequestError(f"'{name}': a whole number from {minimum} to {maximum} expected")
+        return value
+
+    return read
+
+
+def _only(*values: object) -> Reader:
+    """Read a field of which some values alone are honoured."""
+
+    def read(name: str, value: Any) -> Any:  # noqa: ANN401  # JSON
+        if not any(type(value) is type(allowed) and value == allowed for allowed in values):
+            raise RequestError(f"'{name}': this value is not supported")
+        return value
+
+    return read
+
+
+def _flag(name: str, value: Any) -> bool:  # noqa: ANN401  # JSON
+    if not isinstance(value, bool):
+        raise RequestError(f"'{name}': true or false expected")
+    return value
+
+
+def _text(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
+    if not isinstance(value, str):
+        raise RequestError(f"'{name}': a text expected")
+    return value
+
+
+def _anything(name: str, value: Any) -> Any:  # noqa: ANN401  # JSON
+    return value
+
+
+def _model(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
+    if not isinstance(value, str):
+        raise RequestError(f"'{name}': a name expected")
+    return value
+
+
+def _object(name: str, value: Any) -> dict[str, Any]:  # noqa: ANN401  # JSON
+    if not isinstance(value, dict):
+        raise RequestError(f"'{name}': an object expected")
+    return value
+
+
+def _list(name: str, value: Any) -> list[Any]:  # noqa: ANN401  # JSON
+    if not isinstance(value, list):
+        raise RequestError(f"'{name}': a list expected")
+    return value
+
+
+def _messages(name: str, value: Any) -> list[Any]:  # noqa: ANN401  # JSON
+    if not isinstance(value, list) or not value:
+        raise RequestError(f"'{name}': a list of messages expected")
+    return value
+
+
+def _stops(name: str, value: Any) -> tuple[str, ...]:  # noqa: ANN401  # JSON
+    stops = [value] if isinstance(value, str) else value
+    if (
+        not isinstance(stops, list)
+        or len(stops) > MAX_STOPS
+        or not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in stops)
+    ):
+        raise RequestError(
+            f"'{name}': a text of up to {MAX_STOP_CHARS} letters, or up to {MAX_STOPS} of them,"
+            " expected"
+        )
+    return tuple(stops)
+
+
+def _biases(name: str, value: Any) -> dict[int, float]:  # noqa: ANN401  # JSON
+    biases: dict[int, float] = {}
+    for token, bias in _object(name, value).items():
+        is_token = token.isascii() and token.isdigit() and len(token) < 10
+        if not is_token or type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise RequestError(f"'{name}': numbers from -100 to 100 by tokens expected")
+        biases[int(token)] = float(bias)
+    if len(biases) > MAX_BIASES:
+        raise RequestError(f"'{name}': at most {MAX_BIASES} tokens expected")
+    return biases
+
+
+def _stream_options(name: str, value: Any) -> dict[str, Any]:  # noqa: ANN401  # JSON
+    options = _object(name, value)
+    for key, entry in options.items():
+        if key not in ("include_usage", "include_obfuscation"):
+            raise RequestError(f"'{name}.{key[:64]}' is not supported")
+        if entry is not None:
+            _flag(f"{name}.{key}", entry)
+    if options.get("include_obfuscation"):
+        raise RequestError(f"'{name}.include_obfuscation': this value is not supported")
+    return options
+
+
+def _response_format(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
+    """Return the pattern of the answers that a format allows; empty for any."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return ""
+    described = value.get("json_schema") if isinstance(value, dict) else None
+    if kind != "json_schema" or not isinstance(described, dict) or "schema" not in described:
+        raise RequestError(f"'{name}': 'text', or 'json_schema' with a schema, expected")
+    try:
+        return json_schema_pattern(described["schema"])
+    except InputError as error:
+        raise RequestError(f"'{name}': {error}") from error
+
+
+_PENALTY = _number(-2, 2)
+_TOKENS = _integer(1, 2**31)
+_SEED = _integer(-(2**63), 2**63 - 1)
+# fmt: off
+FIELDS: Mapping[str, RequestField] = {row.name: row for row in starmap(RequestField, (
+    # name                    for      read by                  honoured by
+    ("model",                  "cpre", _model,                  "the model that answers"),
+    ("messages",               "c",    _messages,               "the chat template"),
+    ("prompt",                 "p",    _anything,               "texts or tokens, one or several"),
+    ("stream",                 "cp",   _flag,                   "server-sent events"),
+    ("stream_options",         "cp",   _stream_options,         "`include_usage`"),
+    ("max_tokens",             "cp",   _TOKENS,                 "the engine"),
+    ("max_completion_tokens",  "c",    _TOKENS,                 "the engine, before `max_tokens`"),
+    ("temperature",            "cp",   _number(0, 2),           "token choice"),
+    ("top_p",                  "cp",   _number(0, 1),           "token choice"),
+    ("top_k",                  "cp",   _integer(0, 2**24),      "token choice; an extension"),
+    ("min_p",                  "cp",   _number(0, 1),           "token choice; an extension"),
+    ("repetition_penalty",     "cp",   _number(1e-3, 1e3),      "token choice; an extension"),
+    ("frequency_penalty",      "cp",   _PENALTY,                "logits of the answer's tokens"),
+    ("presence_penalty",       "cp",   _PENALTY,                "logits of the answer's tokens"),
+    ("logit_bias",             "cp",   _biases,                 "logits by token"),
+    ("seed",                   "cp",   _SEED,                   "equal seeds give equal answers"),
+    ("stop",                   "cp",   _stops,                  "the answer ends before one"),
+    ("ignore_eos",             "cp",   _flag,                   "an end is no end; an extension"),
+    ("n",                      "cp",   _integer(1, MAX_CHOICES), "seeds one after another"),
+    ("best_of",                "p",    _integer(1, MAX_CHOICES), "the value of `n` alone"),
+    ("logprobs",               "cp",   _anything,               "the model's own distribution"),
+    ("top_logprobs",           "c",    _integer(0, 20),         "the likeliest beside each token"),
+    ("echo",                   "p",    _flag,                   "the prompt; not with `logprobs`"),
+    ("response_format",        "c",    _response_format,        "a grammar"),
+    ("tools",                  "c",    _list,                   "the chat template, a parser"),
+    ("tool_choice",            "c",    _anything,               "a grammar forces a call"),
+    ("parallel_tool_calls",    "c",    _flag,                   "`false`: the first call alone"),
+    ("reasoning_effort",       "c",    _text,                   "a variable of the chat template"),
+    ("chat_template_kwargs",   "c",    _object,                 "its variables; an extension"),
+    ("modalities",             "c",    _only(["text"]),         "text alone"),
+    ("functions",              "c",    _only([]),               "refused: `tools` replace it"),
+    ("user",                   "cpe",  _anything,               ""),
+    ("metadata",               "c",    _anything,               ""),
+    ("store",                  "c",    _only(False),            "nothing is stored"),
+    ("service_tier",           "c",    _anything,               ""),
+    ("safety_identifier",      "c",    _anything,               ""),
+    ("prompt_cache_key",       "c",    _anything,               ""),
+    ("prediction",             "c",    _anything,               ""),
+))}
+# fmt: on
+
+
+def read_fields(endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request that are set, each as its row reads it.
+
+    Args:
+        endpoint: The endpoint's letter, as in `RequestField.endpoints`.
+        body: The request's object.
+
+    Raises RequestError for a field without a row or value that is not honoured.
+    """
+    values: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None:
+            continue  # clients send null for settings that they do not make
+        row = FIELDS.get(name)
+        if row is None or endpoint not in row.endpoints:
+            raise RequestError(f"'{name[:64]}' is not supported")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RequestError(f"'{name}': a finite number expected")
+        values[name] = row.read(name, value)
+    if "model" not in values:
+        raise RequestError("'model': a name expected")
+    return values

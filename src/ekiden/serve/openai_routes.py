@@ -1,0 +1,150 @@
+"""OpenAI's endpoints, for text models.
+
+Paths: /v1/models, /v1/models/NAME, /v1/chat/completions and /v1/completions (also as streams of
+events).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from ekiden.runtime.errors import RequestError
+from ekiden.serve.bounded_json import parse_bounded_object
+from ekiden.serve.connections import CancelOnDisconnect
+from ekiden.serve.engine import ServingEngine
+from ekiden.serve.generation import Generation
+from ekiden.serve.http_messages import is_short_body
+from ekiden.serve.openai_answers import OpenAIAnswer
+from ekiden.serve.openai_requests import (
+    OpenAIRequest,
+    parse_chat_request,
+    parse_completion_request,
+)
+from ekiden.serve.routes import Route
+
+__all__ = ["OpenAIRoutes", "openai_error"]
+
+Parser = Callable[[Mapping[str, Any]], OpenAIRequest]
+
+
+class OpenAIRoutes:
+    """Routes of OpenAI's protocol."""
+
+    def __init__(
+        self, engine: ServingEngine, read_body: Callable[[Request], Awaitable[bytes | bytearray]]
+    ) -> None:
+        self._engine, self._read_body = engine, read_body
+        self._started = int(time.time())
+
+    def routes(self) -> list[Route]:
+        """Return each path and its endpoint."""
+        return [
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model}", self.model),
+            Route("/v1/chat/completions", self.chat, methods=("POST",)),
+            Route("/v1/completions", self.completions, methods=("POST",)),
+        ]
+
+    def _model_row(self, name: str) -> dict[str, object]:
+        return {"id": name, "object": "model", "created": self._started, "owned_by": "ekiden"}
+
+    async def models(self, request: Request) -> Response:
+        """List the text models."""
+        names = [n for n, m in sorted(self._engine.repository.models.items()) if m.text is not None]
+        return _json_response({"object": "list", "data": [self._model_row(name) for name in names]})
+
+    async def model(self, request: Request) -> Response:
+        """Describe a text model. Raises RequestError for an unknown name."""
+        name = request.path_params["model"]
+        if self._engine.repository.get(name).text is None:
+            raise RequestError("no model of text has that name", "unknown")
+        return _json_response(self._model_row(name))
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation, at once or as a stream."""
+        return await self._respond(request, parse_chat_request)
+
+    async def completions(self, request: Request) -> Response:
+        """Complete texts, at once or as a stream."""
+        return await self._respond(request, parse_completion_request)
+
+    async def _respond(self, request: Request, parse: Parser) -> Response:
+        body = await self._read_body(request)
+        read = partial(_parse_body, parse, body)
+        openai_request = read() if is_short_body(body) else await self._engine.run_on_reader(read)
+        with CancelOnDisconnect(request.scope):
+            answer = await self._begin(openai_request)
+            if openai_request.stream:
+                return EventStreamResponse(answer)
+            try:
+                return _json_response(await answer.complete())
+            finally:
+                answer.close()
+
+    async def _begin(self, request: OpenAIRequest) -> OpenAIAnswer:
+        """Begin all choices of a request. Raises RequestError, with none left under way."""
+        generations: list[Generation] = []
+        try:
+            for text_request in request.requests:
+                generations.append(
+                    await Generation.begin(self._engine, request.model, text_request)
+                )
+        except BaseException:
+            for generation in generations:
+                generation.close()
+            raise
+        return OpenAIAnswer(request, generations)
+
+
+def _parse_body(parse: Parser, body: bytes | bytearray) -> OpenAIRequest:
+    return parse(parse_bounded_object(body))
+
+
+class EventStreamResponse(StreamingResponse):
+    """A stream of events that closes its answer however it ends."""
+
+    def __init__(self, answer: OpenAIAnswer) -> None:
+        super().__init__(_iter_events(answer), media_type="text/event-stream")
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answer.close()
+
+
+async def _iter_events(answer: OpenAIAnswer) -> AsyncIterator[bytes]:
+    """Yield the answer as server-sent events; an error after the first piece is an event of its
+    own.
+    """
+    try:
+        async for chunk in answer.chunks():
+            yield _sse_data(chunk)
+        yield b"data: [DONE]\n\n"
+    except RequestError as error:
+        yield _sse_data({"error": openai_error(error, "server_error")})
+
+
+def openai_error(error: RequestError, kind: str) -> dict[str, object]:
+    """Return an error in OpenAI's form; `param` is the field that its message begins with."""
+    message = str(error)
+    param = message[1:].partition("'")[0] if message.startswith("'") else None
+    return {"message": message, "type": kind, "param": param, "code": error.reason}
+
+
+def _sse_data(value: object) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def _json_response(value: object) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

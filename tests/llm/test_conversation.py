@@ -1,0 +1,171 @@
+"""Conversations with tools and reasoning on a decoder: what the template says, and forced calls."""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from test_json_schema import BytePieces
+from tiny_models import tiny
+
+from ekiden import llm
+from ekiden.llm.conversation import open_conversation
+from ekiden.llm.text import Detokenizer, Tokenizer
+from ekiden.runtime.errors import InputError
+from ekiden.serve.decoders import DecoderTextModel
+from ekiden.serve.text import Message, RequestEngine, Sampling, TextRequest
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{# <tool_call> #}{% endif %}"
+    "assistant:{% if enable_thinking %}<think>\n{% endif %}"
+)
+SAYS = [{"role": "user", "content": "hi"}]
+
+
+class Marked(BytePieces):
+    """Bytes, of which some are special tokens that open and close calls."""
+
+    special: ClassVar[Mapping[int, str]] = {1: "<tool_call>", 2: "</tool_call>"}
+
+    def get_added_tokens_decoder(self) -> dict[int, SimpleNamespace]:
+        return {n: SimpleNamespace(content=c, special=True) for n, c in self.special.items()}
+
+    def id_to_token(self, token: int) -> str:
+        return self.special.get(token) or super().id_to_token(token)
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return super().decode([n for n in ids if n not in self.special])
+
+
+def tool(name: str, **properties: object) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": [*properties]}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [tool("clock"), tool("add", x={"type": "integer"}, y={"enum": ["a", "b"]})]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[DecoderTextModel]:
+    tokenizer = Tokenizer(BytePieces(), {"chat_template": TEMPLATE})
+    model = llm.load(
+        tiny("llama", vocab_size=256, max_position_embeddings=1024),
+        page=16,
+        sequences=2,
+        tokenizer=tokenizer,
+    )
+    served = DecoderTextModel(model)
+    yield served
+    served.close()
+
+
+def tokenizer_of(template: str) -> Tokenizer:
+    return Tokenizer(BytePieces(), {"chat_template": template})
+
+
+def test_a_conversation_knows_how_its_answer_is_read() -> None:
+    pytest.importorskip("jinja2", reason="the package jinja2 renders templates")
+    plain = open_conversation(tokenizer_of(TEMPLATE), SAYS)
+    assert bytes(plain.tokens) == b"user: hi\nassistant:"
+    assert plain.form is None and plain.has_reasoning and plain.state == "start"
+    thinking = open_conversation(tokenizer_of(TEMPLATE), SAYS, options={"enable_thinking": True})
+    assert thinking.state == "reasoning" and bytes(thinking.tokens).endswith(b"<think>\n")
+    tools = open_conversation(tokenizer_of(TEMPLATE), SAYS, TOOLS)
+    assert tools.form is not None and tools.form.name == "hermes" and tools.pattern == ""
+    assert b'"clock"' in bytes(tools.tokens) and tools.functions == {"clock", "add"}
+
+
+def test_a_grammar_leaves_no_place_for_reasoning() -> None:
+    pytest.importorskip("jinja2", reason="the package jinja2 renders templates")
+    options = {"enable_thinking": True}
+    formed = open_conversation(tokenizer_of(TEMPLATE), SAYS, is_constrained=True, options=options)
+    assert bytes(formed.tokens).endswith(b"<think>\n\n</think>\n\n") and formed.state == "content"
+    forced = open_conversation(tokenizer_of(TEMPLATE), SAYS, TOOLS, "required", options=options)
+    assert bytes(forced.tokens).endswith(b"</think>\n\n<tool_call>") and forced.state == "calls"
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "choice", "options", "message"),
+    [
+        ("{{ messages }}", TOOLS, "auto", {}, "'tools': the model's chat template takes no tools"),
+        (TEMPLATE, (), "auto", {"depth": 3}, "'depth': the model's chat template has no such"),
+        (TEMPLATE, (), "auto", {"messages": []}, "'messages': the model's chat template has no"),
+        ("{{ tools }}func_name1(", TOOLS, "required", {}, "calls in the form 'python' cannot be"),
+        (
+            "{{ tools }}",
+            [tool("f", x={"type": "string", "format": "email"})],
+            "required",
+            {},
+            r"'tools\[0\].function.parameters': schema at x",
+        ),
+    ],
+)
+def test_what_a_template_does_not_take_is_refused(
+    template: str,
+    tools: Sequence[dict[str, Any]],
+    choice: str,
+    options: dict[str, object],
+    message: str,
+) -> None:
+    with pytest.raises(InputError, match=message):
+        open_conversation(tokenizer_of(template), SAYS, tools, choice, options=options)
+
+
+def test_special_tokens_that_mark_calls_are_shown() -> None:
+    tokenizer = Tokenizer(Marked())
+    tokens = [*b"hi\xc3", 1, *b"{}", 2, *b"!"]
+    texts = Detokenizer(tokenizer, [5], (), ("<tool_call>", "</tool_call>", "<think>"))
+    shown = "".join(texts.add(token) for token in tokens) + texts.rest()
+    assert shown == "hi\ufffd<tool_call>{}</tool_call>!"
+    hidden = Detokenizer(tokenizer, [5])
+    assert "tool" not in "".join(hidden.add(token) for token in tokens)
+    assert tokenizer.token_data(1) == b"<tool_call>" and tokenizer.token_data(65) == b"A"
+
+
+def answer_of(served: DecoderTextModel, request: TextRequest) -> tuple[str, list[Any], str]:
+    answer = served.open(request)
+    updates: queue.Queue[Any] = queue.Queue()
+    answer.start(math.inf, updates.put)
+    deltas, finish = [], ""
+    while not finish:
+        for piece in answer.pieces(updates.get(timeout=60)):
+            deltas += answer.parser.feed(piece.text)
+            finish = piece.finish
+    deltas += answer.parser.finish()
+    calls = [delta.call for delta in deltas if delta.call is not None]
+    return "".join(delta.text for delta in deltas), calls, finish
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_calls_can_be_forced(served: DecoderTextModel, seed: int) -> None:
+    assert isinstance(served, RequestEngine)
+    said = (Message("user", "hi"),)
+    sampling = Sampling(seed=seed, max_tokens=120)
+    request = TextRequest(said, tools=tuple(TOOLS), tool_choice="function:add", sampling=sampling)
+    text, (call,), finish = answer_of(served, request)
+    arguments = json.loads(call.arguments)
+    assert call.name == "add" and type(arguments["x"]) is int and arguments["y"] in ("a", "b")
+    assert text == "" and finish == "stop"
+    request = TextRequest(said, tools=tuple(TOOLS), tool_choice="required", sampling=sampling)
+    assert answer_of(served, request)[1][0].name in ("clock", "add")
+
+
+def test_texts_are_continued_without_a_template(served: DecoderTextModel) -> None:
+    sampling = Sampling(max_tokens=5, temperature=0.0, logprobs=2, ignore_end=True)
+    answer = served.open(TextRequest(prompt="ab", sampling=sampling))
+    assert answer.prompt == 2
+    updates: queue.Queue[Any] = queue.Queue()
+    answer.start(math.inf, updates.put)
+    scores: list[Any] = []
+    while len(scores) < 5:
+        for piece in answer.pieces(updates.get(timeout=60)):
+            scores += piece.scores
+    logits = served._model.logits([*b"ab"])[-1]
+    assert scores[0].data == bytes([int(logits.argmax())]) and len(scores[0].top) == 2
+    assert scores[0].top[0] == (scores[0].data, scores[0].logprob)
