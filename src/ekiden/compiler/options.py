@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule, load_module
@@ -150,10 +151,26 @@ class CompileOptions:
         return with_options(config) if config else nullcontext()
 
 
-def tuning_record_options(records: RecordsLike) -> dict[str, object]:
-    """Return the pass option of tuning records; None takes those of the environment. Raises
-    OSError, LoadError and InputError for files without records.
+_CURRENT_RECORDS: ContextVar[RecordsLike] = ContextVar("records", default=None)
+
+
+@contextmanager
+def use_records(records: RecordsLike) -> Iterator[None]:
+    """Compile with these tuning records whatever names none of its own, instead of with those of
+    EKIDEN_RECORDS: `with tune.use_records("records.json"): ekiden.compile(model)`.
     """
+    token = _CURRENT_RECORDS.set(records)
+    try:
+        yield
+    finally:
+        _CURRENT_RECORDS.reset(token)
+
+
+def tuning_record_options(records: RecordsLike) -> dict[str, object]:
+    """Return the pass option of tuning records; None takes those of `use_records`, or else of the
+    environment. Raises OSError, LoadError and InputError for files without records.
+    """
+    records = _CURRENT_RECORDS.get() if records is None else records
     if records is None:
         if TUNING_RECORDS_OPTION in PassContext.current().config or not (
             environment_files := environment.record_files()
@@ -192,4 +209,10 @@ _EXPECTED_TEXTS = {
 }
 DEFAULT_OPTIONS = CompileOptions()
 
-__all__ = ["DEFAULT_OPTIONS", "EXECUTOR_KINDS", "CompileOptions", "tuning_record_options"]
+__all__ = [
+    "DEFAULT_OPTIONS",
+    "EXECUTOR_KINDS",
+    "CompileOptions",
+    "tuning_record_options",
+    "use_records",
+]

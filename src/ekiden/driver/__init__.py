@@ -26,9 +26,9 @@ _DEFINING_MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Load a name that needs the compiler, or TVM's `build_module`, on first use."""
-    if name == "build_module":
-        return compiler_module("ekiden.driver.build_module", "ekiden.driver.build_module")
+    """Load a name that needs the compiler, or TVM's `build_module` and `tvmc`, on first use."""
+    if name in ("build_module", "tvmc"):
+        return compiler_module(f"ekiden.driver.{name}", f"ekiden.driver.{name}")
     if name not in _DEFINING_MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(compiler_module(_DEFINING_MODULES[name], f"ekiden.{name}"), name)

@@ -66,6 +66,7 @@ __all__ = [
     "te_task",
     "template",
     "template_task",
+    "use_records",
 ]
 
 if not TYPE_CHECKING:  # reading records needs no compiler
@@ -85,6 +86,7 @@ if not TYPE_CHECKING:  # reading records needs no compiler
             "schedule_templates": "get_config template template_task",
             "tvm_records": "read_autotvm read_metaschedule",
             "ekiden.compiler.tune": "extract_tasks profile_sizes",
+            "ekiden.compiler.options": "use_records",
         },
     )
 

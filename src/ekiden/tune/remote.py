@@ -42,15 +42,20 @@ MIN_REMOTE_REPEAT_MS = 2
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """Address of an RPC session server; the fields are the arguments of `rpc.connect`."""
+    """Address of an RPC session server; the fields are the arguments of `rpc.connect`. With
+    `is_tracker` it is that of a tracker, which is asked for a server of the key.
+    """
 
     host: str
     port: int
     key: str = ""
     credentials: str | None = None
+    is_tracker: bool = False
 
     def connect(self) -> rpc.RPCSession:
         """Open a session. Raises RPCError, OSError."""
+        if self.is_tracker:
+            return rpc.connect_tracker(self.host, self.port).request(self.key)
         return rpc.connect(self.host, self.port, self.key, credentials=self.credentials)
 
     def head(self) -> Head:

@@ -31,11 +31,11 @@ from ekiden.kernels.decision import Decision, Fixed, Knob, Value
 from ekiden.kernels.family import known_extent
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.target import TargetLike, target_or_current
+from ekiden.target import Target, TargetLike, target_or_current
 from ekiden.te.prim_func import create_prim_func
 from ekiden.te.schedule import Schedule
 from ekiden.te.schedule.lowering import lower
-from ekiden.te.schedule.relations import Axis
+from ekiden.te.schedule.relations import Axis, thread_axis
 from ekiden.te.tensor import Tensor
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune.candidate import Candidate
@@ -57,6 +57,21 @@ ANNOTATION_POLICIES: Mapping[str, tuple[str, ...]] = {
 }
 """A policy of `define_annotate` -> what the innermost axes may be, one axis at most; "parallel" is
 for the outermost."""
+GPU_BINDINGS: Mapping[str, Sequence[tuple[str, ...]]] = {
+    "bind_gpu": (
+        ("blockIdx.z", "blockIdx.y", "blockIdx.x", "threadIdx.z", "threadIdx.y", "threadIdx.x"),
+        ("blockIdx.y", "blockIdx.x", "threadIdx.y", "threadIdx.x"),
+        ("blockIdx.x", "threadIdx.x"),
+    ),
+    "bind_gpu_virtual": (
+        ("blockIdx.z", "blockIdx.y", "blockIdx.x", *("vthread",) * 3, "threadIdx.z", "threadIdx.y",
+         "threadIdx.x"),
+        ("blockIdx.y", "blockIdx.x", "vthread", "vthread", "threadIdx.y", "threadIdx.x"),
+        ("blockIdx.x", "vthread", "threadIdx.x"),
+    ),
+}  # fmt: skip
+"""A policy of `define_annotate` -> the threads of the innermost axes, the longest list that there
+are axes for; axes before them are fused into the first."""
 
 
 def _parse_numbers(text: Value) -> list[int]:
@@ -97,18 +112,24 @@ class ReorderEntity:
 
 @dataclass(frozen=True, slots=True)
 class AnnotateEntity:
-    """Annotations of axes. anns: "none", "parallel", "unroll" or "vec" for each."""
+    """Annotations of axes. anns: "none", "parallel", "unroll", "vec", "fuse" (with the next axis)
+    or the name of a thread, for each.
+    """
 
     anns: list[str]
 
     def apply(self, sch: Schedule, op: object, axes: Axes) -> list[Axis]:
         """Annotate the axes and return them."""
-        stage = _find_stage(sch, op)
+        stage, annotated = _find_stage(sch, op), list(axes)
         steps = {"parallel": stage.parallel, "unroll": stage.unroll, "vec": stage.vectorize}
-        for axis, ann in zip(axes, self.anns, strict=True):
-            if ann != "none":
-                steps[ann](axis)
-        return list(axes)
+        for n, ann in enumerate(self.anns):
+            if ann == "fuse":
+                annotated[n + 1] = stage.fuse(annotated[n], annotated[n + 1])
+            elif ann in steps:
+                steps[ann](annotated[n])
+            elif ann != "none":
+                stage.bind(annotated[n], thread_axis(ann))
+        return annotated
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +160,35 @@ class Config:
         max_factor: int = 1 << 31,
         candidate: Sequence[Sequence[int]] | None = None,
         filter: Callable[[SplitEntity], bool] | None = None,
+        no_tail: bool | None = None,
     ) -> None:
-        """Define the factors of an axis: all factorizations ("factors"), inner powers of two
-        ("power2"), any inner sizes ("verbose"), or `candidate`s, where -1 is inferred. Raises
-        InputError.
+        """Define the factors of an axis.
+
+        Args:
+            name: The name of the knob.
+            axis: The axis, or its length.
+            policy: What inner extents are: divisors of the length ("factors"), powers of two
+                ("power2"), either ("verbose"), or one of the `candidate`s.
+            num_outputs: The number of parts.
+            max_factor: The largest inner extent.
+            candidate: Extents of the parts, where -1 is inferred.
+            filter: Says of a split whether it is one of the knob's.
+            no_tail: Whether the product of inner extents divides the length; None for "factors".
+
+        Raises:
+            InputError: An unknown policy, an unknown length, or no split.
         """
         length = self._axis_length(name, axis)
         if policy == "candidate" or candidate is not None:
             factorizations = [_infer_factor(name, list(c), length) for c in candidate or ()]
         elif policy in ("factors", "power2", "verbose"):
-            factorizations = list(_factorizations(length, num_outputs, max_factor, policy))
+            no_tail = policy == "factors" if no_tail is None else no_tail
+            extents = [n for n in _inner_extents(length, policy) if n <= max_factor]
+            factorizations = [
+                [-(-length // math.prod(inner)), *inner]
+                for inner in _inner_factors(extents, num_outputs - 1, length)
+                if not no_tail or length % math.prod(inner) == 0
+            ]
         else:
             raise InputError(f"define_split '{name}': there is no policy '{policy}'")
         accepted = [f for f in factorizations if filter is None or filter(SplitEntity(f))]
@@ -184,8 +224,8 @@ class Config:
         policy: str,
         candidate: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        """Define annotations of axes, by a policy of ANNOTATIONS or as one of the `candidate`s.
-        Raises InputError.
+        """Define annotations of axes, by a policy of ANNOTATION_POLICIES or GPU_BINDINGS, or as one
+        of the `candidate`s. Raises InputError.
         """
         if candidate is not None:
             annotations = [list(c) for c in candidate]
@@ -194,6 +234,8 @@ class Config:
             kinds = ANNOTATION_POLICIES[policy]
             first = policy == "parallel"
             annotations = [[k, *plain] if first else [*plain, k] for k in kinds]
+        elif threads := next((t for t in GPU_BINDINGS.get(policy, ()) if len(t) <= len(axes)), ()):
+            annotations = [["fuse"] * (len(axes) - len(threads)) + list(threads)]
         else:
             raise InputError(f"define_annotate '{name}': there is no policy '{policy}'")
         self._define_knob(
@@ -256,37 +298,49 @@ def _infer_factor(name: str, factors: list[int], length: int) -> list[int]:
     return completed
 
 
-def _factorizations(length: int, count: int, max_factor: int, policy: str) -> Iterator[list[int]]:
-    """Yield all factorizations of a length, outermost first, beginning with the unsplit axis."""
-    if count == 1:
-        yield [length]
+def _inner_extents(length: int, policy: str) -> list[int]:
+    """Return the extents that the inner parts of an axis may have, in order."""
+    root = math.isqrt(length)
+    small = [n for n in range(1, root + 1) if length % n == 0] if policy != "power2" else []
+    powers = [1 << n for n in range(length.bit_length())] if policy != "factors" else []
+    return sorted({*small, *(length // n for n in small), *powers})
+
+
+def _inner_factors(extents: Sequence[int], count: int, limit: int) -> Iterator[list[int]]:
+    """Yield the extents of `count` inner parts, outermost first, whose product is at most `limit`;
+    the innermost changes slowest.
+    """
+    if count == 0:
+        yield []
         return
-    for inner in range(1, min(length, max_factor) + 1):
-        divides = length % inner == 0
-        if (policy == "factors" and not divides) or (policy == "power2" and inner & (inner - 1)):
-            continue
-        for outer in _factorizations(-(-length // inner), count - 1, max_factor, policy):
+    for inner in extents:
+        if inner > limit:
+            return
+        for outer in _inner_factors(extents, count - 1, limit // inner):
             yield [*outer, inner]
 
 
-_CURRENT_CONFIG: ContextVar[Config | None] = ContextVar("config", default=None)
-_REGISTERED_TEMPLATES: dict[str, Function] = {}
+CURRENT_CONFIG: ContextVar[Config | None] = ContextVar("config", default=None)
+"""The knobs of the running template."""
+REGISTERED_TEMPLATES: dict[str, Function] = {}
+"""Name -> template."""
 
 
 def get_config() -> Config:
     """Return the knobs of the running template; outside of one, unsearched knobs at their first
     values.
     """
-    return _CURRENT_CONFIG.get() or Config()
+    return CURRENT_CONFIG.get() or Config()
 
 
 @contextmanager
-def _with_config(config: Config) -> Iterator[Config]:
-    token = _CURRENT_CONFIG.set(config)
+def with_config(config: Config) -> Iterator[Config]:
+    """Make the knobs those of `get_config`."""
+    token = CURRENT_CONFIG.set(config)
     try:
         yield config
     finally:
-        _CURRENT_CONFIG.reset(token)
+        CURRENT_CONFIG.reset(token)
 
 
 def template(name: str) -> Callable[[Function], Function]:
@@ -296,7 +350,7 @@ def template(name: str) -> Callable[[Function], Function]:
 
     def register_template(function: Function) -> Function:
         """Register the template under its name."""
-        _REGISTERED_TEMPLATES[name] = function
+        REGISTERED_TEMPLATES[name] = function
         return function
 
     return register_template
@@ -304,30 +358,32 @@ def template(name: str) -> Callable[[Function], Function]:
 
 @dataclass(frozen=True)
 class ScheduleTemplate:
-    """Schedule template: a function with its arguments."""
+    """Schedule template: a function with its arguments and the target it is run for."""
 
     name: str
     function: Function
     args: tuple[object, ...]
+    target: Target
 
-    def run(self, fixed: Fixed) -> tuple[PrimFunc, Config]:
-        """Return the loops under some overrides, and the knobs. Raises what the function raises."""
-        with _with_config(Config(fixed)) as config:
-            schedule, tensors = self.function(*self.args)
-        return lower(schedule, list(tensors)), config
+    def run(self, config: Config) -> tuple[Schedule, Sequence[Tensor]]:
+        """Return the schedule and tensors of a configuration. Raises what the function raises."""
+        with self.target, with_config(config):
+            return self.function(*self.args)
 
     def decide(self, fixed: Fixed) -> Decision:
         """Return the decision with the first value of every knob that is not overridden. Raises
         CompileError for incompatible knobs.
         """
-        _, config = self.run(fixed)
+        config = Config(fixed)
+        self.run(config)
         return Decision.from_mapping(
             {n: fixed.get(n, c.domain[0]) for n, c in config.choices.items()}
         )
 
     def lower(self, candidate: Candidate) -> PrimFunc:
         """Return the loops of a candidate."""
-        return self.run(Decision.parse(candidate.choice))[0]
+        schedule, tensors = self.run(Config(Decision.parse(candidate.choice)))
+        return lower(schedule, list(tensors))
 
 
 @dataclass(frozen=True)
@@ -338,22 +394,35 @@ class TemplateSpace(FamilySpace):
 
 
 def template_task(
-    which: str | Function, args: Sequence[object], target: TargetLike | None = None, name: str = ""
+    which: str | Function,
+    args: Sequence[object],
+    target: TargetLike | None = None,
+    name: str = "",
+    config: Config | None = None,
 ) -> Task:
-    """Return the task of a template, given by name or function, for some arguments. TVM:
-    `autotvm.task.create`. Raises InputError for an unknown name or a template without knobs, and
-    what the function raises.
+    """Return the task of a template for some arguments. TVM: `autotvm.task.create`.
+
+    Args:
+        which: The template, or the name that it was registered under.
+        args: Its arguments.
+        target: The target, which is the current one while the template runs.
+        name: The name of the task; that of the template by default.
+        config: What the template defines its knobs in; a new one by default.
+
+    Raises:
+        InputError: An unknown name, or a template without knobs; and what the function raises.
     """
     if isinstance(which, str):
-        if which not in _REGISTERED_TEMPLATES:
-            names = ", ".join(_REGISTERED_TEMPLATES) or "none"
+        if which not in REGISTERED_TEMPLATES:
+            names = ", ".join(REGISTERED_TEMPLATES) or "none"
             raise InputError(f"tune: no template is called '{which}'; there are: {names}")
-        name, function = name or which, _REGISTERED_TEMPLATES[which]
+        name, function = name or which, REGISTERED_TEMPLATES[which]
     else:
         name, function = name or which.__name__, which
-    bound_template = ScheduleTemplate(name, function, tuple(args))
-    with _with_config(Config()) as config:
-        schedule, tensors = function(*args)
+    target = target_or_current(target)
+    bound_template = ScheduleTemplate(name, function, tuple(args), target)
+    config = Config() if config is None else config
+    schedule, tensors = bound_template.run(config)
     if not any(len(c.domain) > 1 for c in config.choices.values()):
         raise InputError(f"tune: the template '{name}' has no knobs")
     plain = create_prim_func(list(tensors))
@@ -362,7 +431,7 @@ def template_task(
     )
     return Task(
         name, structural_digest(plain), TaskSource(lower(schedule, list(tensors))),
-        target_or_current(target), space, flops=config.flop or program_flops(plain),
+        target, space, flops=config.flop or program_flops(plain),
         lowering=bound_template.lower,
     )  # fmt: skip
 

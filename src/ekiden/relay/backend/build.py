@@ -135,7 +135,8 @@ def to_executable(
     """
     module = _to_module(ir_mod, params)
     options = CompileOptions(target, executor=executor, in_place=in_place, mod_name=mod_name)
-    compiled = compile_model(module, options)
+    with options.context():
+        compiled = compile_model(module, options)
     return executable_of(compiled.to_bytes())
 
 

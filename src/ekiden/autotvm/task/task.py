@@ -1,0 +1,244 @@
+"""Tasks: a template with its arguments, or a kernel of a model, for a target."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from ekiden import tune
+from ekiden.autotvm.task.dispatcher import DispatchContext
+from ekiden.autotvm.task.space import ConfigEntity, ConfigSpace
+from ekiden.ir.prim import IntImm
+from ekiden.runtime.errors import InputError
+from ekiden.target import Target, TargetLike, target_or_current
+from ekiden.te.schedule import Schedule
+from ekiden.te.tensor import Tensor, placeholder
+from ekiden.tune.schedule_templates import (
+    CURRENT_CONFIG,
+    REGISTERED_TEMPLATES,
+    Config,
+    Function,
+    with_config,
+)
+from ekiden.tune.task import Task as TuningTask
+
+__all__ = [
+    "Task",
+    "args_to_workload",
+    "create",
+    "deserialize_args",
+    "get_config",
+    "register_topi_compute",
+    "register_topi_schedule",
+    "serialize_args",
+    "template",
+]
+
+Scheduled: TypeAlias = tuple[Schedule, Sequence[Tensor]]
+
+
+def serialize_args(args: Sequence[object]) -> tuple[object, ...]:
+    """Return arguments as plain values: tensors as ("TENSOR", shape, dtype), sequences as
+    tuples. Raises InputError for others.
+    """
+    return tuple(map(_serialize, args))
+
+
+def _serialize(arg: object) -> object:
+    if isinstance(arg, Tensor):
+        return "TENSOR", tuple(map(_serialize, arg.shape)), arg.dtype
+    if isinstance(arg, (list, tuple)):
+        return tuple(map(_serialize, arg))
+    if isinstance(arg, IntImm):
+        return arg.value
+    if arg is None or isinstance(arg, (str, int, float)):
+        return arg
+    if hasattr(arg, "name"):  # a variable of a shape
+        return str(arg)
+    raise InputError(f"autotvm: no template has an argument of the type {type(arg).__name__}")
+
+
+def deserialize_args(args: Sequence[object]) -> list[object]:
+    """Return arguments with placeholders in the place of ("TENSOR", shape, dtype)."""
+    return [
+        placeholder(arg[1], arg[2]) if isinstance(arg, tuple) and arg[:1] == ("TENSOR",) else arg
+        for arg in args
+    ]
+
+
+def args_to_workload(args: Sequence[object], task_name: str | None = None) -> tuple[object, ...]:
+    """Return what names a workload: the task's name and the plain values of the arguments."""
+    return ((task_name,) if task_name is not None else ()) + serialize_args(args)
+
+
+class Task:
+    """Task of AutoTVM, over one of `ekiden.tune`.
+
+    name: of the template, or of the kernel family. args: of the template; for a kernel the digest
+    of what it computes. flop: operations of a call.
+    """
+
+    def __init__(self, name: str, args: Sequence[object]) -> None:
+        self.name = name
+        self.args = tuple(args)
+        self.kwargs: dict[str, object] = {}
+        self.target: Target | None = None
+        self.config_space = ConfigSpace()
+        self.tuned: TuningTask | None = None
+        """The task of `ekiden.tune`; None for one that a log names."""
+
+    @property
+    def workload(self) -> tuple[object, ...]:
+        """Return what names it in logs."""
+        return args_to_workload(self.args, self.name)
+
+    @property
+    def flop(self) -> int:
+        """Return the operations of a call."""
+        return self.config_space.flop or (self.tuned.flops if self.tuned is not None else 0)
+
+    @property
+    def tuning_task(self) -> TuningTask:
+        """Return the task of `ekiden.tune`. Raises InputError for one that a log names."""
+        if self.tuned is None:
+            raise InputError(f"autotvm: {self} is a log's: create() makes one that can be measured")
+        return self.tuned
+
+    def instantiate(self, config: Config) -> Scheduled:
+        """Return the schedule and tensors of a configuration. Raises InputError for a kernel of a
+        model, whose loops are no template's.
+        """
+        if self.name not in REGISTERED_TEMPLATES:
+            raise InputError(f"autotvm: {self} is no template: it has no schedule by te")
+        chosen = Config(config.fixed, flop=0) if isinstance(config, ConfigEntity) else config
+        with self.target or target_or_current(None), with_config(chosen):
+            return REGISTERED_TEMPLATES[self.name](*deserialize_args(self.args))
+
+    def __repr__(self) -> str:
+        return f"Task(func_name={self.name}, args={self.args}, target={self.target})"
+
+
+def create(
+    task_name: str,
+    args: Sequence[object],
+    target: TargetLike | None = None,
+    target_host: TargetLike | None = None,
+) -> Task:
+    """Create the task of a template for some arguments and a target.
+
+    Args:
+        task_name: The name of the template.
+        args: Its arguments.
+        target: The target; the current one by default.
+        target_host: The target's host.
+
+    Raises:
+        InputError: An unknown name, or a template without knobs.
+    """
+    task = Task(task_name, serialize_args(args))
+    task.target = target_or_current(target)
+    if target_host is not None:
+        task.target = Target(task.target, host=target_host)
+    task.tuned = tune.template_task(
+        task_name, deserialize_args(task.args), task.target, config=task.config_space
+    )
+    return task
+
+
+def get_config() -> Config:
+    """Return the knobs of the running template; outside of one, those of the dispatch context."""
+    return CURRENT_CONFIG.get() or DispatchContext.current_context().query(None, ())
+
+
+def _call_dispatched(name: str, function: Callable[..., Any], args: Sequence[object]) -> Any:  # noqa: ANN401
+    """Call a template by the configuration of its workload, unless it runs in another."""
+    if CURRENT_CONFIG.get() is not None:
+        return function(*args)
+    workload = args_to_workload(args, name)
+    config = DispatchContext.current_context().query(Target.current(), workload)
+    with with_config(_rebindable(config)):
+        return function(*args)
+
+
+def _rebindable(config: Config) -> Config:
+    """Return a configuration whose knobs the template defines again: those of a log, or of another
+    run of it.
+    """
+    return Config(config.fixed) if isinstance(config, ConfigEntity) else config
+
+
+def template(task_name: str, func: Function | None = None) -> Any:  # noqa: ANN401  a decorator
+    """Register a function as a template: it gives a schedule and its tensors. Called outside of
+    tuning it has the configuration that the dispatch context says.
+    """
+
+    def register(function: Function) -> Function:
+        REGISTERED_TEMPLATES[task_name] = function
+
+        @functools.wraps(function)
+        def call_template(*args: object) -> Scheduled:
+            result: Scheduled = _call_dispatched(task_name, function, args)
+            return result
+
+        return call_template
+
+    return register(func) if func is not None else register
+
+
+def register_topi_compute(task_name: str, func: Callable[..., Tensor] | None = None) -> Any:  # noqa: ANN401  a decorator
+    """Register the computation of a task that is written in two parts: it gets the configuration
+    before its arguments and gives a tensor.
+    """
+
+    def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        _COMPUTES[task_name] = function
+        REGISTERED_TEMPLATES[task_name] = functools.partial(_run_parts, task_name)
+
+        @functools.wraps(function)
+        def call_compute(*args: object) -> Tensor:
+            with_own_config = functools.partial(_call_with_config, function)
+            result: Tensor = _call_dispatched(task_name, with_own_config, args)
+            return result
+
+        return call_compute
+
+    return register(func) if func is not None else register
+
+
+def register_topi_schedule(task_name: str, func: Callable[..., Schedule] | None = None) -> Any:  # noqa: ANN401  a decorator
+    """Register the schedule of a task that is written in two parts: it gets the configuration and
+    the results, and gives a schedule.
+    """
+
+    def register(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
+        _SCHEDULES[task_name] = function
+
+        @functools.wraps(function)
+        def call_schedule(outs: Sequence[Tensor] | Tensor, *args: object) -> Schedule:
+            with_own_config = functools.partial(_call_with_config, function)
+            result: Schedule = _call_dispatched(task_name, with_own_config, (outs, *args))
+            return result
+
+        return call_schedule
+
+    return register(func) if func is not None else register
+
+
+def _call_with_config(function: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
+    return function(get_config(), *args)
+
+
+def _run_parts(task_name: str, *args: object) -> Scheduled:
+    """Run the computation and the schedule of a task in two parts. Raises InputError without a
+    schedule.
+    """
+    if task_name not in _SCHEDULES:
+        raise InputError(f"autotvm: '{task_name}' has a computation, and no schedule")
+    result = _COMPUTES[task_name](get_config(), *args)
+    schedule = _SCHEDULES[task_name](get_config(), [result])
+    return schedule, [*(arg for arg in args if isinstance(arg, Tensor)), result]
+
+
+_COMPUTES: dict[str, Callable[..., Tensor]] = {}
+_SCHEDULES: dict[str, Callable[..., Schedule]] = {}

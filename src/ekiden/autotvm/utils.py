@@ -1,0 +1,18 @@
+"""Numbers with SI prefixes, as progress is printed."""
+
+from __future__ import annotations
+
+from ekiden.runtime.errors import InputError
+
+__all__ = ["SI_PREFIXES", "format_si_prefix"]
+
+SI_PREFIXES = "yzafpn\xb5m kMGTPEZY"
+
+
+def format_si_prefix(x: float, si_prefix: str) -> float:
+    """Return a number in units of a prefix. Raises InputError for a prefix that there is not."""
+    at = SI_PREFIXES.find(si_prefix) if len(si_prefix) == 1 else -1
+    if at < 0 and si_prefix:
+        raise InputError(f"format_si_prefix: one of {SI_PREFIXES} expected, got {si_prefix!r}")
+    exponent = 3 * (at - SI_PREFIXES.index(" ")) if si_prefix else 0
+    return float(x / 10.0**exponent)

@@ -1,0 +1,7 @@
+"""`python -m ekiden.driver.tvmc`."""
+
+import sys
+
+from ekiden.driver.tvmc.main import main
+
+sys.exit(main())

@@ -1,0 +1,261 @@
+"""`tvmc compile`: a package of a model."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ekiden.autotvm.record import load_from_file
+from ekiden.compiler.export.model_library import export_model_library_format
+from ekiden.compiler.options import use_records
+from ekiden.contrib.cc import cross_compiler
+from ekiden.driver.tvmc.model import TVMCModel, TVMCPackage
+from ekiden.ir.dump import DumpIR
+from ekiden.ir.instrument import PassInstrument, PassPrintingInstrument, PassTimingInstrument
+from ekiden.ir.module import IRModule
+from ekiden.ir.pass_context import PassContext
+from ekiden.relay.backend import Executor, Runtime
+from ekiden.relay.backend.build import build
+from ekiden.relay.backend.executor_factory import ExecutorFactoryModule
+from ekiden.relay.param_dict import save_param_dict
+from ekiden.relay.transform.layout.convert_layout import ConvertLayout
+from ekiden.runtime.errors import CompileError, InputError, LoadError
+from ekiden.runtime.files import PathName, check_folder
+from ekiden.target import Target, TargetLike
+from ekiden.tune.records import Best, Records
+
+__all__ = ["compile_model", "read_tuning_records"]
+
+OUTPUT_FORMATS = ("so", "tar", "mlf")
+DUMP_FORMATS: Mapping[str, str] = {
+    "relay": "", "tir": "te.tir", "ll": "code.ll", "asm": "code.asm",
+}  # fmt: skip
+"""Kind of `dump_code` -> the file of a kernel that `ir.dump` writes."""
+
+
+def read_tuning_records(path: PathName) -> Records:
+    """Return the records of a log: of Ekiden, or of `ekiden.autotvm`. Raises OSError, LoadError."""
+    if not Path(path).exists():
+        raise FileNotFoundError(f"tvmc: tuning records '{path}' do not exist")
+    try:
+        return Records.open(path)
+    except LoadError:
+        records = (inp.config.record for inp, _ in load_from_file(path))
+        return Records([record for record in records if isinstance(record, Best)])
+
+
+def compile_model(
+    tvmc_model: TVMCModel,
+    target: TargetLike,
+    opt_level: int = 3,
+    executor: Executor | str = "graph",
+    runtime: Runtime | str = "cpp",
+    tuning_records: PathName | None = None,
+    package_path: PathName | None = None,
+    cross: str | None = None,
+    cross_options: str | None = None,
+    output_format: str = "so",
+    dump_code: str | Sequence[str] | None = None,
+    target_host: TargetLike | None = None,
+    disabled_pass: str | Sequence[str] | None = None,
+    pass_context_configs: Sequence[str] | Mapping[str, object] | None = None,
+    additional_target_options: Mapping[str, Mapping[str, object]] | None = None,
+    use_vm: bool = False,
+    mod_name: str = "default",
+    desired_layout: str | None = None,
+    desired_layout_ops: Sequence[str] | None = None,
+    print_pass_times: bool = False,
+    print_ir_before: Sequence[str] | None = None,
+    print_ir_after: Sequence[str] | None = None,
+    instruments: Sequence[Any] | None = None,
+) -> TVMCPackage:
+    """Compile a model into a package.
+
+    Args:
+        tvmc_model: The model.
+        target: The target.
+        opt_level: The level of optimisation.
+        executor: "graph" or "aot", or an Executor.
+        runtime: "cpp" or "crt", or a Runtime.
+        tuning_records: A log that kernels are chosen by.
+        package_path: The archive to write; by default one that lasts as long as the model.
+        cross: A C compiler that links the library.
+        cross_options: Its options, in words.
+        output_format: "so", "tar" or "mlf".
+        dump_code: Of "relay", "tir", "ll" and "asm", what is written beside the package.
+        target_host: The target's host.
+        disabled_pass: Names of passes that do not run, also with commas between them.
+        pass_context_configs: Options of passes, by name or as "name=value".
+        additional_target_options: Options by kind of target.
+        use_vm: Unused: a library runs what it has, control flow too.
+        mod_name: The name of the module.
+        desired_layout: The layout that operators are converted to.
+        desired_layout_ops: Those operators; convolutions by default.
+        print_pass_times: Whether the times of passes are printed.
+        print_ir_before: Passes before which the module is printed.
+        print_ir_after: Passes after which the module is printed.
+        instruments: Other instruments of passes.
+
+    Raises:
+        OSError: A file cannot be read or written.
+        InputError: An option has another value.
+        CompileError: The model cannot be compiled.
+    """
+    if output_format not in OUTPUT_FORMATS:
+        formats = ", ".join(OUTPUT_FORMATS)
+        raise InputError(f"tvmc: output format one of {formats} expected, got '{output_format}'")
+    if output_format == "mlf" and package_path is not None and Path(package_path).suffix != ".tar":
+        raise InputError("tvmc: a package of the format mlf is a .tar file")
+    built_for = parse_target(target, target_host, additional_target_options)
+    module = _in_layout(tvmc_model.mod, desired_layout, desired_layout_ops)
+    timing = PassTimingInstrument()
+    dumped = [dump_code] if isinstance(dump_code, str) else list(dump_code or ())
+    if unknown := [kind for kind in dumped if kind not in DUMP_FORMATS]:
+        formats = ", ".join(DUMP_FORMATS)
+        raise InputError(f"tvmc: --dump-code one of {formats} expected, got '{unknown[0]}'")
+    printing = PassPrintingInstrument(print_ir_before or (), print_ir_after or ())
+    printed: list[PassInstrument] = [*([timing] if print_pass_times else []), printing]
+    names = disabled_pass.split(",") if isinstance(disabled_pass, str) else disabled_pass
+    texts = {"relay": str(module)}
+    with ExitStack() as stack:
+        if any(map(DUMP_FORMATS.get, dumped)):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tvmc-"))
+            printed.append(DumpIR(folder))
+        if tuning_records is not None:
+            stack.enter_context(use_records(read_tuning_records(tuning_records)))
+        with PassContext(
+            opt_level, disabled_pass=names, instruments=[*printed, *(instruments or ())],
+            config=parse_pass_configs(pass_context_configs),
+        ):  # fmt: skip
+            library = build(
+                module, built_for, params=tvmc_model.params, executor=executor, runtime=runtime,
+                mod_name=mod_name,
+            )  # fmt: skip
+        if print_pass_times:
+            print(timing.render())
+        texts |= {k: _kernel_code(folder, f) for k, f in DUMP_FORMATS.items() if k in dumped and f}
+    path = check_folder(package_path or tvmc_model.default_package_path())
+    assert path is not None
+    for kind in dumped:
+        path.with_name(f"{path.name}.{kind}").write_text(texts[kind])
+    if output_format == "mlf" or not isinstance(library, ExecutorFactoryModule):
+        _write_library_format(library, path)
+    else:
+        how = executor if isinstance(executor, str) else executor.name
+        _write_package(library, path, output_format, how, built_for, cross, cross_options)
+    return TVMCPackage(path)
+
+
+def parse_target(
+    target: TargetLike,
+    target_host: TargetLike | None = None,
+    options: Mapping[str, Mapping[str, object]] | None = None,
+) -> Target:
+    """Return a target with its host and options by kind. Raises InputError for several targets, and
+    what Target does.
+    """
+    text = str(target)
+    if isinstance(target, str) and "," in target and not target.startswith("{"):
+        others = [part.strip() for part in target.split(",")[1:]]
+        if any(not part.startswith(("+", "-")) for part in others):
+            raise InputError(
+                f"tvmc: one target expected, got {text!r}; regions for other engines are asked for "
+                "by byoc (docs/byoc.md)"
+            )
+    chosen = Target.parse(target)
+    extra = (options or {}).get(chosen.kind.name, {})
+    if extra:
+        given = text if isinstance(target, str) else chosen.kind.name
+        words = " ".join(f"-{name}={value}" for name, value in extra.items())
+        chosen = Target(f"{given} {words}")
+    return Target(chosen, host=target_host) if target_host is not None else chosen
+
+
+def parse_pass_configs(
+    configs: Sequence[str] | Mapping[str, object] | None,
+) -> dict[str, object]:
+    """Return the options of passes, of "name=value" too. Raises InputError for another form."""
+    if configs is None or isinstance(configs, Mapping):
+        return dict(configs or {})
+    known = PassContext.list_configs()
+    values: dict[str, object] = {}
+    for text in configs:
+        name, equals, value = text.partition("=")
+        if not name or not equals or not value:
+            raise InputError(f"tvmc: --pass-config: name=value expected, got '{text}'")
+        if name not in known:
+            raise InputError(f"tvmc: --pass-config: no option is called '{name}'")
+        values[name] = _parse_value(value, str(known[name]["type"]))
+    return values
+
+
+def _parse_value(text: str, kind: str) -> object:
+    if kind == "bool":
+        if text.lower() not in ("true", "false", "0", "1"):
+            raise InputError(f"tvmc: --pass-config: true or false expected, got '{text}'")
+        return text.lower() in ("true", "1")
+    if kind == "str":
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise InputError(
+            f"tvmc: --pass-config: a value of type {kind} expected, got '{text}'"
+        ) from None
+
+
+def _in_layout(module: IRModule, layout: str | None, ops: Sequence[str] | None) -> IRModule:
+    """Return a module with its convolutions in a layout."""
+    if layout is None:
+        return module
+    names = ops or ("nn.conv2d", "nn.conv2d_transpose", "qnn.conv2d")
+    return ConvertLayout({name: [layout, "default"] for name in names})(module)
+
+
+def _kernel_code(folder: str, file_name: str) -> str:
+    """Return the code of all kernels that a compilation dumped, each below its name."""
+    files = sorted(Path(folder).rglob(file_name))
+    return "\n".join(f"// {file.parent.name}\n{file.read_text()}" for file in files)
+
+
+def _write_library_format(library: Any, path: Path) -> None:  # noqa: ANN401
+    if isinstance(library, ExecutorFactoryModule):
+        raise CompileError(
+            "tvmc: the format mlf is of programs for microcontrollers: --executor aot --runtime crt"
+        )
+    export_model_library_format(library, path)
+
+
+def _write_package(
+    library: ExecutorFactoryModule,
+    path: Path,
+    output_format: str,
+    executor: str,
+    target: Target,
+    cross: str | None,
+    cross_options: str | None,
+) -> None:
+    """Write the library, and graph and parameters where the program is a graph."""
+    files = {"tvmc.json": json.dumps({"executor": executor, "target": str(target)}).encode()}
+    with tempfile.TemporaryDirectory(prefix="tvmc-") as folder:
+        name = f"mod.{output_format}"
+        options = (cross_options or "").split()
+        compile_by = cross_compiler(cross, options=options) if cross else None
+        library.export_library(Path(folder) / name, fcompile=compile_by)
+        files[name] = (Path(folder) / name).read_bytes()
+    try:
+        files["mod.json"] = library.get_graph_json().encode()
+        files["mod.params"] = bytes(save_param_dict(library.get_params()))
+    except CompileError:
+        pass  # control flow or computed shapes: no graph says those, the library runs them
+    with tarfile.open(path, "w") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
