@@ -40,8 +40,15 @@ PAGE_BY_SOURCE = {
 }
 """File of the repository -> its page."""
 FENCE_LANGUAGES = {".c": "c", ".cpp": "cpp", ".h": "c", ".hpp": "cpp", ".py": "python", ".def": "c"}
-SEARCH_BOOSTS = {"guides/quantise.md": 30.0}
-"""Page -> factor of its rank in searches: a guide comes before the reference of its functions."""
+SEARCH_TAGS = {
+    "guides/quantise.md": [
+        f"{prefix}quanti{letter}{ending}"
+        for prefix in ("", "de")
+        for letter in "sz"
+        for ending in ("e", "ed", "ing", "ation")
+    ],
+}
+"""Page -> words whose searches list it first, in both spellings: a guide precedes references."""
 TERMS_UNLINKED = ("api/", "notebooks/", "source/", "changelog.md")
 """Prefixes of pages without links to the glossary: API references, code and the change log."""
 MARKDOWN_LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(#[^)\s]*)?(?=\))")
@@ -235,11 +242,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Redirect links to files outside docs/ to the site pages of those files, and set the page's
-    rank in searches.
+    """Redirect links to files outside docs/ to the site pages of those files, and tag the page for
+    searches.
     """
-    if page.file.src_uri in SEARCH_BOOSTS:
-        page.meta["search"] = {"boost": SEARCH_BOOSTS[page.file.src_uri]}
+    if page.file.src_uri in SEARCH_TAGS:
+        page.meta["tags"] = SEARCH_TAGS[page.file.src_uri]
     if page.file.abs_src_path is None or page.file.generated_by is not None:
         return markdown
     return relocate_links(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
