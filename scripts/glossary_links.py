@@ -19,6 +19,17 @@ EVERYDAY_TERMS = frozenset(
     upgrade variant view""".split()
 )
 """Terms that are also everyday words: linked only on the page to which their row leads."""
+OTHER_SENSES: dict[str, frozenset[str]] = {
+    "arena": frozenset({"bindings.md", "security.md"}),  # Java's
+    "bytecode": frozenset({"frontends.md", "threat-model.md"}),  # MLIR's
+    "decision": frozenset({"guides/quantise.md", "vm.md"}),  # of a classifier, of a branch
+    "device": frozenset({"using-models.md"}),  # a special file
+    "own": frozenset({"vm.md"}),
+    "page": frozenset({"guides/generate.md"}),  # of the site
+    "schedule": frozenset({"rpc.md"}),  # of processes
+    "span": frozenset({"serving.md"}),  # OpenTelemetry's
+}
+"""Term -> pages that use the word in another sense first."""
 IRREGULAR_FORMS = {
     "family of kernels": r"famil(?:y|ies)\s+of\s+kernels|kernel\s+famil(?:y|ies)",
     "fold constants": r"fold(?:s|ed|ing)?\s+constants|constant\s+folding",
@@ -105,7 +116,7 @@ def link_terms(content: str, page: str, glossary_url: str, terms: Sequence[Term]
     """Return a rendered page with the first use of each term linked to the glossary.
 
     Headings, code, links and heads of tables are left alone. A term that is an everyday word is
-    linked only on the page that its row names.
+    linked only on the page that its row names, and none where its word has another sense.
 
     Args:
         content: The page's HTML.
@@ -116,8 +127,7 @@ def link_terms(content: str, page: str, glossary_url: str, terms: Sequence[Term]
     Returns:
         The HTML with the links.
     """
-    eligible = [t for t in terms if t.text not in EVERYDAY_TERMS or t.page == page]
-    linker = TermLinker(eligible, glossary_url)
+    linker = TermLinker([term for term in terms if is_linked(term, page)], glossary_url)
     open_elements: list[str] = []
     parts: list[str] = []
     position = 0
@@ -131,6 +141,13 @@ def link_terms(content: str, page: str, glossary_url: str, terms: Sequence[Term]
         position = token.end()
         update_open_elements(open_elements, token[0])
     return "".join([*parts, content[position:]])
+
+
+def is_linked(term: Term, page: str) -> bool:
+    """Return whether uses of a term on a page may be links."""
+    if page in OTHER_SENSES.get(term.text, ()):
+        return False
+    return term.text not in EVERYDAY_TERMS or term.page == page
 
 
 def update_open_elements(open_elements: list[str], token: str) -> None:

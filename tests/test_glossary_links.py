@@ -21,6 +21,7 @@ GLOSSARY = """| term | meaning | nearest term elsewhere |
 | [kernel](concepts/index.md) | A kernel is "native" code. | |
 | [kernel cache](cli.md#cache) | The kernel cache stores object code. | |
 | [page](guides/generate.md#3) | A page is a block. | |
+| [task](tuning.md#what-is-tuned) | A task is a kernel. | |
 | anchor | The anchor is a product. | |
 """
 TERMS = glossary_links.read_terms(GLOSSARY)
@@ -59,8 +60,12 @@ def test_a_word_within_another_is_no_term() -> None:
 
 
 def test_an_everyday_word_is_linked_on_its_subjects_page_alone() -> None:
-    assert link("<p>a page</p>") == []
-    assert link("<p>a page</p>", "guides/generate.md") == [("term-page", "page")]
+    assert link("<p>a task</p>") == []
+    assert link("<p>a task</p>", "tuning.md") == [("term-task", "task")]
+
+
+def test_a_word_in_another_sense_is_no_term() -> None:
+    assert link("<p>a page</p>", "guides/generate.md") == []
 
 
 def test_a_link_shows_the_definition() -> None:
@@ -81,4 +86,5 @@ def test_terms_of_the_glossary_have_anchors_of_their_own() -> None:
     assert len({term.anchor for term in terms}) == len(terms)
     texts = {term.text for term in terms}
     assert texts >= glossary_links.EVERYDAY_TERMS
+    assert texts >= set(glossary_links.OTHER_SENSES)
     assert texts >= set(glossary_links.IRREGULAR_FORMS)
