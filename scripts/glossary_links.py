@@ -175,9 +175,12 @@ class TermLinker:
 
     def link_prose(self, text: str) -> str:
         """Return running text with links."""
-        return self.pattern.sub(
-            lambda use: self.link(self.prose_terms[use.lastindex - 1], use[0]), text
-        )
+        return self.pattern.sub(self.link_use, text)
+
+    def link_use(self, use: re.Match[str]) -> str:
+        """Return a use of a term, as a link if it is the first."""
+        assert use.lastindex is not None
+        return self.link(self.prose_terms[use.lastindex - 1], use[0])
 
     def link_code(self, text: str) -> str:
         """Return the text of a code element, as a link if it is a term."""
