@@ -24,7 +24,6 @@ OTHER_SENSES: dict[str, frozenset[str]] = {
     "bytecode": frozenset({"frontends.md", "threat-model.md"}),  # MLIR's
     "decision": frozenset({"guides/quantise.md", "vm.md"}),  # of a classifier, of a branch
     "device": frozenset({"using-models.md"}),  # a special file
-    "own": frozenset({"vm.md"}),
     "page": frozenset({"guides/generate.md"}),  # of the site
     "schedule": frozenset({"rpc.md"}),  # of processes
     "span": frozenset({"serving.md"}),  # OpenTelemetry's
@@ -39,10 +38,19 @@ IRREGULAR_FORMS = {
     "sum type of ranks": r"sum\s+types?",
     "tensorise": "tensoris(?:e[sd]?|ing)",
     "requantise": "requantis(?:e[sd]?|ing|ation)",
+    "own": r"instruction\s+Own",
     "tier of a rewrite": r"tiers?\s+of\s+(?:a\s+)?rewrites?",
     "word of bytes": r"words?\s+of\s+bytes",
 }
 """Term -> pattern of its uses, where they are more than the singular and the regular plural."""
+CODE_FORMS = {
+    "PackedFunc": "packed function",
+    "PassContext": "pass context",
+    "Own": "own",
+    'executor="aot"': "AOT executor",
+    'executor="async"': "async executor",
+}
+"""Text of a code element -> the term that it uses."""
 UNLINKED_ELEMENTS = frozenset(
     "a button code h1 h2 h3 h4 h5 h6 label nav pre script style summary svg th".split()
 )
@@ -167,7 +175,11 @@ class TermLinker:
     def __init__(self, terms: Sequence[Term], glossary_url: str) -> None:
         self.glossary_url = glossary_url
         self.unused = {term.text for term in terms}
+        by_text = {term.text: term for term in terms}
         self.code_terms = {term.text: term for term in terms if term.is_code}
+        self.code_terms |= {
+            code: by_text[text] for code, text in CODE_FORMS.items() if text in by_text
+        }
         self.prose_terms = [term for term in terms if not term.is_code]
         # Longer terms first: the "kernel" of "kernel cache" is no use of the term "kernel".
         uses = "|".join(f"({term.pattern})" for term in self.prose_terms)

@@ -22,6 +22,7 @@ GLOSSARY = """| term | meaning | nearest term elsewhere |
 | [kernel cache](cli.md#cache) | The kernel cache stores object code. | |
 | [page](guides/generate.md#3) | A page is a block. | |
 | [task](tuning.md#what-is-tuned) | A task is a kernel. | |
+| [pass context](guides/add-pass.md) | A pass context carries options. | |
 | anchor | The anchor is a product. | |
 """
 TERMS = glossary_links.read_terms(GLOSSARY)
@@ -53,6 +54,12 @@ def test_a_link_has_no_links_inside() -> None:
 
 def test_a_term_of_code_is_linked_in_code_alone() -> None:
     assert link("<p>IRModule, <code>IRModule</code></p>") == [("term-irmodule", "IRModule")]
+
+
+def test_the_name_of_a_term_in_code_is_a_use_of_it() -> None:
+    assert link("<p><code>KernelCache</code>, <code>PassContext</code></p>") == [
+        ("term-pass-context", "PassContext")
+    ]
 
 
 def test_a_word_within_another_is_no_term() -> None:
@@ -87,4 +94,5 @@ def test_terms_of_the_glossary_have_anchors_of_their_own() -> None:
     texts = {term.text for term in terms}
     assert texts >= glossary_links.EVERYDAY_TERMS
     assert texts >= set(glossary_links.OTHER_SENSES)
+    assert texts >= set(glossary_links.CODE_FORMS.values())
     assert texts >= set(glossary_links.IRREGULAR_FORMS)
