@@ -4,7 +4,8 @@
 - pages that lie at the root or elsewhere keep lying there (PLACES);
 - pages that a program makes are made (`generated_files.PAGES`);
 - notebooks are run, and shown with their outputs;
-- a file of the repository that a page links to is shown on a page of its own, under source/.
+- a file of the repository that a page links to is shown on a page of its own, under source/;
+- the first use of a glossary term on a page links to the glossary (`glossary_links`).
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY_ROOT / "scripts"))
 
 import generated_files  # noqa: E402
+import glossary_links  # noqa: E402
 import notebook_cells  # noqa: E402
 
 PAGE_BY_SOURCE = {
@@ -37,8 +40,17 @@ PAGE_BY_SOURCE = {
 }
 """File of the repository -> its page."""
 FENCE_LANGUAGES = {".c": "c", ".cpp": "cpp", ".h": "c", ".hpp": "cpp", ".py": "python", ".def": "c"}
-SEARCH_BOOSTS = {"guides/quantise.md": 30.0}
-"""Page -> factor of its rank in searches: a guide comes before the reference of its functions."""
+SEARCH_TAGS = {
+    "guides/quantise.md": [
+        f"{prefix}quanti{letter}{ending}"
+        for prefix in ("", "de")
+        for letter in "sz"
+        for ending in ("e", "ed", "ing", "ation")
+    ],
+}
+"""Page -> words whose searches list it first, in both spellings: a guide precedes references."""
+TERMS_UNLINKED = ("api/", "notebooks/", "source/", "changelog.md")
+"""Prefixes of pages without links to the glossary: API references, code and the change log."""
 MARKDOWN_LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(#[^)\s]*)?(?=\))")
 CODE_FENCE = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)[ \t]*$", re.MULTILINE | re.DOTALL)
 
@@ -230,11 +242,27 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Redirect links to files outside docs/ to the site pages of those files, and set the page's
-    rank in searches.
+    """Redirect links to files outside docs/ to the site pages of those files, and tag the page for
+    searches.
     """
-    if page.file.src_uri in SEARCH_BOOSTS:
-        page.meta["search"] = {"boost": SEARCH_BOOSTS[page.file.src_uri]}
+    if page.file.src_uri in SEARCH_TAGS:
+        page.meta["tags"] = SEARCH_TAGS[page.file.src_uri]
     if page.file.abs_src_path is None or page.file.generated_by is not None:
         return markdown
     return relocate_links(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Link the first use of each glossary term to the glossary, whose rows get anchors."""
+    path = page.file.src_uri
+    terms = glossary_links.read_terms(
+        (REPOSITORY_ROOT / "docs" / glossary_links.GLOSSARY).read_text(encoding="utf-8")
+    )
+    if path == glossary_links.GLOSSARY:
+        return glossary_links.anchor_terms(content, terms)
+    if path.startswith(TERMS_UNLINKED):
+        return content
+    glossary = files.get_file_from_path(glossary_links.GLOSSARY)
+    assert glossary is not None
+    glossary_url = get_relative_url(glossary.url, page.url)
+    return glossary_links.link_terms(content, path, glossary_url, terms)

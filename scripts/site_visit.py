@@ -4,10 +4,11 @@
 scripts/check_site [--site FOLDER] [--shots FOLDER] [--pages WORD ...]
 
 Fails for errors in the console, anything that is fetched from elsewhere, links and anchors that
-lead nowhere, pages that scroll sideways on a phone of 360 pixels, and a search or a switch to dark
-colours that does not work. `--shots` keeps a picture of each page in both widths, `--pages` opens
-those alone whose path has one of the words. Needs the package playwright and a Chromium of the
-system (Debian: `apt-get install chromium`), or the one that EKIDEN_CHROMIUM names.
+lead nowhere, pages that scroll sideways on a phone of 360 pixels, a search that does not list the
+expected page first (FIRST_RESULTS), and a switch to dark colours that does not work. `--shots`
+keeps a picture of each page in both widths, `--pages` opens those alone whose path has one of the
+words. Needs the package playwright and a Chromium of the system (Debian: `apt-get install
+chromium`), or the one that EKIDEN_CHROMIUM names.
 """
 
 from __future__ import annotations
@@ -32,6 +33,15 @@ from playwright.sync_api import (
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 VIEWPORT_SIZES = {"wide": (1280, 900), "narrow": (360, 780)}
+SEARCH_TIMEOUT_MS = 60_000
+RESULT_LINKS = ".md-search-result__item > a"
+FIRST_RESULTS = {
+    "schedule": "",
+    **dict.fromkeys(
+        ("quantize", "quantise", "quantization", "quantisation"), "/guides/quantise.html"
+    ),
+}
+"""Searched word -> the page that comes first; any page where it is empty."""
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 LINK_ELEMENTS_SCRIPT = (
     "[...document.querySelectorAll('a[href], img[src], link[href], script[src]')]"
@@ -130,17 +140,26 @@ class Visitor:
                 )
                 page.screenshot(path=file)
 
-    def check_search(self, word: str) -> None:
-        """Check that searching a word finds a page, also from the file system."""
+    def check_search(self, word: str, first: str = "") -> None:
+        """Check that searching a word finds a page, also from the file system.
+
+        Args:
+            word: The word to type.
+            first: Path of the page that is to be the first result; any page if it is empty.
+        """
         page = self.pages["wide"]
         self.name = f"search for {word!r}"
         page.goto((self.site / "index.html").as_uri(), wait_until="load")
         page.click("input.md-search__input")
         page.keyboard.type(word, delay=50)
         try:
-            page.wait_for_selector(".md-search-result__item a", timeout=20_000)
+            # The results of a part of the word are replaced as soon as the next letter is typed.
+            found = f"[...document.querySelectorAll('{RESULT_LINKS}')].slice(0, 1)"
+            page.wait_for_function(
+                f"{found}.some(e => e.href.includes({first!r}))", timeout=SEARCH_TIMEOUT_MS
+            )
         except TimeoutError:
-            self._record_fault("nothing found")
+            self._record_fault(f"{first or 'a page'} is not the first result")
         if self.shots is not None:
             page.screenshot(path=self.shots / "search-wide.png")
 
@@ -180,7 +199,8 @@ def main() -> int:
         for path in pages:
             visitor.visit_page(path)
         if not options.pages:
-            visitor.check_search("schedule")
+            for word, first in FIRST_RESULTS.items():
+                visitor.check_search(word, first)
             visitor.check_dark_mode()
         browser.close()
     for what in visitor.wrong:

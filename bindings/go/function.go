@@ -81,7 +81,7 @@ func callBack(handle cgo.Handle, args *C.ek_value, n int, ret *C.ek_value) error
 //export ekidenGoDelete
 func ekidenGoDelete(self C.uintptr_t) { cgo.Handle(self).Delete() }
 
-// Call calls it; the error is what the function says.
+// Call calls the function; the error is the function's own.
 func (f *Function) Call(args ...Value) (Value, error) {
 	object, err := f.get()
 	if err != nil {
@@ -103,7 +103,7 @@ func (f *Function) Call(args ...Value) (Value, error) {
 	return take(ret)
 }
 
-// Register gives a function a name that all languages of the process know. It is a ValueError where
+// Register registers a function globally, for all languages of the process. It is a ValueError where
 // the name is taken.
 func Register(name string, body func(...Value) (Value, error)) error {
 	function, err := NewFunction(body)

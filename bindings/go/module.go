@@ -13,7 +13,7 @@ import (
 	"unsafe"
 )
 
-// Module gives functions by name: a compiled model, a shared library.
+// Module looks up functions by name: a compiled model, a shared library.
 type Module struct{ *counted }
 
 // Load is the module in a file: OSError, LoadError, ValueError for another suffix than .eki and .so.
@@ -38,7 +38,7 @@ func (m *Module) Names() ([]string, error) {
 	})
 }
 
-// texts is the array of texts that a call gives.
+// texts returns the array of strings that a call returns.
 func texts(call func(*C.ek_value) C.int) ([]string, error) {
 	f, err := newFrame(nil)
 	defer f.close()
@@ -61,7 +61,7 @@ func texts(call func(*C.ek_value) C.int) ([]string, error) {
 	return made, nil
 }
 
-// Function is the function of a name, here or in what is imported, or an AttributeError.
+// Function returns the function of a name, of this module or of an imported one, or an AttributeError.
 func (m *Module) Function(name string) (*Function, error) {
 	object, err := m.get()
 	if err != nil {
@@ -122,7 +122,7 @@ func LoadModel(path string) (*Model, error) {
 	return &Model{module, executable}, nil
 }
 
-// Close gives the model back.
+// Close releases the model.
 func (m *Model) Close() error {
 	m.executable.Close()
 	return m.Module.Close()
@@ -191,7 +191,7 @@ func (m *Model) Run(function string, inputs Inputs) (Value, error) {
 	return found.Call(args...)
 }
 
-// RunContext is Run, which is given up when the context is done: the run itself goes on to its end,
+// RunContext is Run, which returns early when the context is done: the run itself continues to its end,
 // with the memory of its inputs, and its result is dropped.
 func (m *Model) RunContext(ctx context.Context, function string, inputs Inputs) (Value, error) {
 	type outcome struct {
@@ -296,7 +296,7 @@ func callGlobal(name string, args ...Value) (Value, error) {
 	return function.Call(args...)
 }
 
-// SetNumThreads says how many threads a run has at most; 0 for as many as the process.
+// SetNumThreads sets the maximum number of threads of a run; 0 for the number of the process.
 func (m *Model) SetNumThreads(n int) error {
 	if n < 0 {
 		return failed("ValueError", "threads: 0 or more expected, got %d", n)

@@ -80,7 +80,7 @@ func own(object *C.ek_object) *counted {
 	return made
 }
 
-// Close gives the object back; what is done with it later is a ValueError.
+// Close releases the object; any later use is a ValueError.
 func (c *counted) Close() error {
 	if c.object != nil {
 		C.ek_object_release(c.object)

@@ -96,7 +96,7 @@ func (o *Object) Fields() ([]string, error) {
 	return names, nil
 }
 
-// find calls then with a field of the object, or gives an AttributeError.
+// find calls then with a field of the object, or returns an AttributeError.
 func (o *Object) find(name string, f *frame, then func(*C.ek_object, *C.ek_field) C.int) error {
 	object, err := o.get()
 	if err != nil {

@@ -84,7 +84,7 @@ func objectOf(value *C.ek_value) *C.ek_object {
 	return *(**C.ek_object)(unsafe.Pointer(&value.v))
 }
 
-// newFrame has values as the arguments of a call; close it, also where there is an error.
+// newFrame converts values to the arguments of a call; close it, also after an error.
 func newFrame(values []Value) (*frame, error) {
 	f := &frame{count: len(values), source: values, block: blocks.Get().(*block)}
 	f.values = (*C.ek_value)(f.alloc(uintptr(len(values)) * valueSize))
@@ -173,7 +173,7 @@ func (f *frame) writeText(text string, out *C.ek_value) error {
 	return err
 }
 
-// lend is a tensor over the memory of one, which stays where it is during the call.
+// lend returns a tensor over the memory of t, which is pinned during the call.
 func (f *frame) lend(t *Tensor) *C.ek_dltensor {
 	made := (*C.ek_dltensor)(f.alloc(unsafe.Sizeof(C.ek_dltensor{})))
 	dims := (*C.int64_t)(f.alloc(uintptr(len(t.shape)) * 8))
@@ -217,7 +217,7 @@ func (f *frame) writeOwned(value Value, out *C.ek_value) error {
 	return err
 }
 
-// take reads a value that is owned, and gives it back.
+// take converts an owned value and releases it.
 func take(value *C.ek_value) (Value, error) {
 	made, err := read(value)
 	if value.type_index >= C.EK_OBJECT {
@@ -239,7 +239,7 @@ func read(value *C.ek_value) (Value, error) {
 		return *(*float64)(unsafe.Pointer(&value.v)), nil
 	case C.EK_SMALL_STR, C.EK_RAW_STR, C.EK_STR:
 		return textOf(C.go_text(value)), nil
-	case C.EK_DLTENSOR_PTR: // what is lent may go when the call ends
+	case C.EK_DLTENSOR_PTR: // a borrowed tensor may be freed when the call ends
 		object, err := copyTensor(C.go_lent(value))
 		if err != nil {
 			return nil, err

@@ -95,7 +95,7 @@ function operations(folder) {
   };
 }
 
-/** Lets the event loop turn, which gives back what the collector found. */
+/** Yields to the event loop, which runs the finalisers of collected objects. */
 function turn() {
   return new Promise((resolve) => setImmediate(resolve));
 }

@@ -1,6 +1,6 @@
 /* The runtime for Node: values both ways, functions both ways, calls on Node's threads.
 **
-** index.js gives what is here its classes. A handle is an external value with one strong reference,
+** index.js wraps the functions of this file in classes. A handle is an external value with one strong reference,
 ** which its finaliser drops; close() drops it earlier, and leaves NULL. Memory of typed arrays is
 ** lent to the runtime for a call; that of tensors of the runtime becomes an ArrayBuffer without a
 ** copy, where Node allows it.

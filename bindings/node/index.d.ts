@@ -37,7 +37,7 @@ declare class Counted {
 
 /** A function that any language may have made. */
 export class Func extends Counted {
-  /** Throws what the function says, as EkidenError. */
+  /** Throws the function's error as an EkidenError. */
   call(...args: Value[]): any;
   /** The same on a thread of Node's pool; typed arrays must stay as they are meanwhile. Once a call
    * with as many bytes took less than 20 us, which is less than another thread costs, calls are made
@@ -45,12 +45,12 @@ export class Func extends Counted {
   callAsync(...args: Value[]): Promise<any>;
 }
 
-/** What gives functions by name: a compiled model, a shared library. */
+/** A module looks up functions by name: a compiled model, a shared library. */
 export class Module extends Counted {
   /** Throws OSError, LoadError, ValueError for another suffix than .eki and .so. */
   static load(path: string): Module;
   names(): string[];
-  /** Throws AttributeError where there is none of that name. */
+  /** Throws AttributeError if the module has no function of that name. */
   get(name: string): Func;
 }
 
@@ -79,7 +79,7 @@ export class Obj extends Counted {
   static create(key: string, ...values: Value[]): Obj;
   readonly typeKey: string;
   fields(): string[];
-  /** Throws AttributeError where there is no such field. */
+  /** Throws AttributeError if the object has no such field. */
   get(name: string): any;
   set(name: string, value: Value): void;
   /** Structural equality. */

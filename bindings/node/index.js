@@ -51,7 +51,7 @@ class Tensor {
 
 native.setClasses(EkidenError, Tensor);
 
-/** What the runtime gave, with classes for what it counts. */
+/** Converts a value of the runtime: reference-counted objects get their classes. */
 function wrap(value) {
   if (Array.isArray(value)) return value.map(wrap);
   if (value === null || typeof value !== 'object' || value.handle === undefined) return value;

@@ -1,4 +1,4 @@
-// What the script in data cannot say: wrong handles, what is closed, callbacks that throw, memory.
+// What the data-driven script cannot express: wrong handles, closed objects, callbacks that throw, memory.
 // `node --expose-gc check.js FOLDER`.
 
 import assert from 'node:assert';

@@ -105,7 +105,7 @@ class Driver {
     return undefined;
   }
 
-  /** Throws what the device had to say of what it was asked: in a promise unless it is blocking. */
+  /** Throws the device's error for earlier requests: in a promise unless it is blocking. */
   settle() {
     return this.device.settle();
   }

@@ -17,7 +17,7 @@ export class FarDevice {
     this.room(0);
   }
 
-  /** Starts the thread. Throws a DeviceError that says what is missing. */
+  /** Starts the thread. Throws a DeviceError that names what is missing. */
   static async open(given) {
     let failure;
     const made = new FarDevice(await startWorker('./device_thread.js', undefined, (error) => {
@@ -40,7 +40,7 @@ export class FarDevice {
     this.head = new Int32Array(this.memory, 0, ANSWER.words);
   }
 
-  /** Asks, without an answer: what goes wrong is that of the next question. */
+  /** Sends a request without an answer: its error is reported by the next request that has one. */
   tell(name, given, moved = []) {
     this.post({name, given}, moved);
   }

@@ -53,9 +53,9 @@ export function init(
 export function abilities(): {
   simd: boolean; relaxedSimd: boolean; threads: number; webgpu: boolean; oneThread?: string};
 
-/** Loads a model that was compiled for wasm32; `name` is for messages. Throws OSError where there is no
+/** Loads a model that was compiled for wasm32; `name` is for messages. Throws OSError if there is no
  * such file, LoadError for a damaged one or another machine's, ValueError for another kind of file,
- * DeviceError for one with kernels in WGSL where there is no WebGPU. */
+ * DeviceError for one with WGSL kernels if the engine has no WebGPU. */
 export function load(from: Source, options?: {name?: string}): Promise<Model>;
 
 declare class Counted {
@@ -66,18 +66,18 @@ declare class Counted {
 
 /** A function of the runtime, or of JavaScript as the runtime knows it. */
 export class Func extends Counted {
-  /** Throws what the function says, as EkidenError; DeviceError where results lie on a device. */
+  /** Throws the function's error as an EkidenError; DeviceError if results are on a device. */
   call(...args: Value[]): any;
   /** The same, which waits for devices. */
   callAsync(...args: Value[]): Promise<any>;
 }
 
-/** What gives functions by name. */
+/** A module looks up functions by name. */
 export class Module extends Counted {
   /** As load(). */
   static load(from: Source, name?: string): Promise<Module>;
   names(): string[];
-  /** Throws AttributeError where there is none of that name. */
+  /** Throws AttributeError if the module has no function of that name. */
   get(name: string): Func;
 }
 
@@ -106,7 +106,7 @@ export class Obj extends Counted {
   static create(key: string, ...values: Value[]): Obj;
   readonly typeKey: string;
   fields(): string[];
-  /** Throws AttributeError where there is no such field. */
+  /** Throws AttributeError if the object has no such field. */
   get(name: string): any;
   set(name: string, value: Value): void;
   /** Structural equality. */

@@ -88,7 +88,7 @@ function running() {
   throw errorOf('RuntimeError', 'the runtime is not there yet: await init() or load() first');
 }
 
-/** What the engine has, and how many threads share a loop; `oneThread` says why there is but one. */
+/** Features of the engine, and the number of threads that share a loop; `oneThread` says why it is one. */
 export function abilities() {
   const found = features();
   const {n, why} = threads;
@@ -125,7 +125,7 @@ class Counted {
   }
 }
 
-/** `make(out)` of the runtime gives an object: its address. */
+/** Returns the address of the object that the runtime's `make(out)` creates. */
 function given(of, make) {
   return of.within((owned) => {
     const out = of.alloc(4, owned);

@@ -9,7 +9,7 @@ const RELAXED = [
   65, 2, 253, 15, 253, 128, 2, 11,
 ];
 const IMPORT = 2, DATA = 11, MEMORY = 2; // sections of a module, a kind of import
-/** Memory that threads share says how much it may have: 4 GB. runtime/web links with the same. */
+/** Shared memory declares its maximum size: 4 GB. runtime/web links with the same. */
 export const FIRST_PAGES = 512, MOST_PAGES = 65535;
 const IMAGE_SECTION = 5, PAGE = 4096;
 const DEVICE_SECTION = 10, FIRST_KERNEL = 12, WEBGPU = 15; // of an artifact
@@ -23,7 +23,7 @@ export function features() {
     (found, probe, bit) => found | Number(WebAssembly.validate(new Uint8Array(probe))) << bit, 0);
 }
 
-/** How many places of the table a module of kernels takes: "dylink.0" says so. */
+/** Returns the number of table entries that a kernel module needs, from its section "dylink.0". */
 export function placesOf(module) {
   const [part] = WebAssembly.Module.customSections(module, 'dylink.0');
   const bytes = new Uint8Array(part);
@@ -64,7 +64,7 @@ export function needsWebGpu(bytes) {
   return part !== undefined && part.byteLength >= FIRST_KERNEL + 4 && part.getUint32(FIRST_KERNEL, true) === WEBGPU;
 }
 
-/** A number of LEB128 at a place: what it is, and where it ends. */
+/** Decodes a LEB128 integer at an offset; returns its value and the offset behind it. */
 function leb(bytes, at) {
   let value = 0;
   let shift = 0;

@@ -28,7 +28,7 @@ function fail(kind, message) {
   throw new EkidenError(kind, message);
 }
 
-/** What `find` gives; undefined where it throws an error of a kind. */
+/** Returns the result of `find`, or undefined if it throws an error of a kind. */
 function absent(kind, find) {
   try {
     return find();
@@ -315,7 +315,7 @@ class Session {
     return fail('ValueError', `session: the name of a file without folders expected, got '${name}'`);
   }
 
-  /** The bytes of a tensor, of which there are as many from `offset` on. */
+  /** Returns a range of a tensor's bytes, after checking that it has that many from `offset` on. */
   elements(handle, offset, size) {
     const {data} = this.thing(handle, Tensor);
     const from = Number(offset);

@@ -1,4 +1,4 @@
-// The runtime in WebAssembly: what it asks of its host, and calls.
+// The runtime in WebAssembly: the imports that it needs from its host, and calls.
 //
 // Pointers have 4 bytes there. The layouts are those of runtime.h, which asserts them for both widths.
 
@@ -76,7 +76,7 @@ export class Runtime extends Values {
     this.c.ek_web_worker(number);
   }
 
-  /** Compiles the code of an artifact beside the thread that asks, as pages want it. */
+  /** Compiles the code of an artifact off the calling thread, as pages require. */
   async prepare(bytes) {
     this.prepared = [];
     for (const text of codeIn(bytes)) {
@@ -85,7 +85,7 @@ export class Runtime extends Values {
     }
   }
 
-  // What the runtime asks for
+  // Imports of the runtime
 
   place(text, size, addresses, data) {
     try {
@@ -237,7 +237,7 @@ export class Runtime extends Values {
     }
   }
 
-  /** The same, which waits for what lies on devices: one such call after the other. */
+  /** The same, and waits for tensors on devices; such calls run one after the other. */
   callWaiting(pointer, args) {
     if (this.driver === undefined || this.driver.isBlocking) return this.call(pointer, args);
     const made = this.turn.then(() => this.callInTurn(pointer, args));
@@ -257,7 +257,7 @@ export class Runtime extends Values {
       this.canWait = CAN_SUSPEND;
       const call = CAN_SUSPEND ? WebAssembly.promising(body) : body;
       const running = call(pointer, given, args.length, ret);
-      this.canWait = false; // of what is called while it waits
+      this.canWait = false; // for calls made while it waits
       const code = await running;
       this.canWait = false;
       if (this.isShared) this.catchUp();

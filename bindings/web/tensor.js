@@ -40,7 +40,7 @@ export class Tensor {
   }
 }
 
-/** Whether elements of a shape with strides lie one behind the other. */
+/** Whether a shape with strides is contiguous in row-major order. */
 export function isCompact(shape, strides) {
   let expected = 1;
   for (let i = shape.length - 1; i >= 0; i--) {
@@ -51,7 +51,7 @@ export function isCompact(shape, strides) {
   return true;
 }
 
-/** Where the element of a number lies. */
+/** Returns the offset of the element with a row-major index. */
 export function offset(index, shape, strides) {
   let at = 0;
   for (let i = shape.length - 1, rest = index; i >= 0; i--) {

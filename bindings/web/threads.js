@@ -13,7 +13,7 @@ function whyOne() {
   return IS_NODE || typeof Worker !== 'undefined' ? undefined : 'a worker here cannot have workers';
 }
 
-/** How many threads are asked for, and why there is but one. */
+/** The requested number of threads, and the reason if it is one. */
 export async function wantedThreads(asked) {
   if (asked !== undefined && !(Number.isInteger(asked) && asked >= 1 && asked <= MOST_THREADS)) {
     throw errorOf('ValueError', `threads: 1 to ${MOST_THREADS} expected, got ${asked}`);
@@ -29,7 +29,7 @@ export async function wantedThreads(asked) {
   return {n: 1, why};
 }
 
-/** A worker of a file of this package; it is told `given`, and `fail` gets what goes wrong with it. */
+/** Starts a worker from a file of this package, which receives `given`; `fail` is called with its errors. */
 export async function startWorker(file, given, fail) {
   const url = new URL(file, import.meta.url);
   if (IS_NODE) {

@@ -195,7 +195,7 @@ export class Values extends Memory {
     return made;
   }
 
-  /** Has the elements of a tensor come from the device that they lie on. */
+  /** Copies the elements of a tensor from its device. */
   fetch(made, from, strides) {
     if (made.data.length === 0) return;
     if (strides && !isCompact(made.shape, strides)) {

@@ -1,14 +1,14 @@
 // A device of WebGPU: memory by addresses, and kernels in WGSL.
 //
 // Nothing here waits. Launches are recorded, and go to the queue before something is written or read;
-// what is read comes as a promise. codegen/device/wgsl.py says what a kernel is given.
+// reads return promises. codegen/device/wgsl.py declares the arguments of a kernel.
 
 import {errorOf} from './errors.js';
 
 /** What WebGPU has offsets at multiples of, how many blocks a dimension may have, and bytes of the
  * numbers that wait for the queue. */
 const ALIGN = 256, LINE = 65535, NUMBERS = 1 << 18;
-const SPACE = 2 ** 32; // of addresses, which nothing lies at
+const SPACE = 2 ** 32; // bytes of address space; addresses name buffers and are never dereferenced
 const USAGE = {mapRead: 1, copySource: 4, copyTarget: 8, uniform: 64, storage: 128};
 const COMPUTE = 4, READ = 1; // GPUShaderStage, GPUMapMode
 
@@ -20,7 +20,7 @@ function up(size, to) {
   return Math.ceil(size / to) * to;
 }
 
-/** Memory of a device, by addresses. What is given back is kept for the next of its size. */
+/** Memory of a device, by addresses. A freed buffer is kept for the next request of its size. */
 class Memory {
   constructor(device) {
     this.device = device;
@@ -127,7 +127,7 @@ export class WebGpu {
     this.memory.free(this.memory.at(address));
   }
 
-  /** Writes bytes of the host, of which it keeps none. */
+  /** Writes bytes of the host, and keeps no reference to them. */
   write(to, data) {
     const target = this.memory.at(to);
     const whole = up(data.length, 4);
@@ -199,7 +199,7 @@ export class WebGpu {
     this.launches++;
   }
 
-  /** A line of blocks, folded; what is read of memory that is written too is a copy. */
+  /** Launches a 1-D grid of blocks, folded into 2-D. Memory that is read and written is read from a copy. */
   dispatch(kernel, bound, numbers, total) {
     const written = new Set();
     bound.forEach((block, i) => {
@@ -261,7 +261,7 @@ export class WebGpu {
     return this.encoder;
   }
 
-  /** Hands to the queue what is recorded. */
+  /** Submits the recorded commands to the queue. */
   flush() {
     if (this.encoder === undefined) return;
     this.pass?.end();
@@ -330,7 +330,7 @@ async function imported(given) {
   return isModule ? (await import(/* webpackIgnore: true */ given)).default : given;
 }
 
-/** A device of the engine, or of what is given: a GPUDevice, what navigator.gpu is elsewhere, or a module
+/** A device of the engine, or of the argument: a GPUDevice, an equivalent of navigator.gpu, or a module
  * of either. Throws a DeviceError that says what is missing. */
 export async function openDevice(given) {
   const found = await imported(given);

@@ -143,7 +143,7 @@ static int architecture(const device_state *state) {
          number_of(state, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 }
 
-/* What code may ask for, by short names, and the first architecture that has it. */
+/* Abilities that code may require, by short names, and the first architecture with each. */
 static void abilities(int has, char *text, size_t capacity) {
   static const struct { const char *name; int since; } all[] = {
       {"fp64", 13}, {"subgroups", 30}, {"atomics64", 13}, {"fp16", 53},        {"dot4", 61},

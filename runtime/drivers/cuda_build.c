@@ -129,7 +129,7 @@ static void choose_options(build *b, int known, int wanted) {
 
 static int n_options(void) { return headers[0] == '\0' ? 3 : 4; }
 
-/* What the compiler said, in memory from malloc; NULL if nothing can be had. */
+/* Returns the compiler's log, in memory from malloc; NULL if it is not available. */
 static char *log_of(nvrtcProgram program) {
   size_t size = 0;
   if (nvrtc.nvrtcGetProgramLogSize(program, &size) != 0) return NULL;
@@ -184,8 +184,8 @@ static char *compiled(const build *b, const char *name, const char *text, size_t
   return binary;
 }
 
-/* What was kept, with a zero behind it. */
-static char *kept(const char *key, size_t *size) {
+/* Returns the cached code with a zero byte behind it. */
+static char *read_cached(const char *key, size_t *size) {
   char *found = (char *)cache_read(key, size);
   char *longer = found == NULL ? NULL : realloc(found, *size + 1);
   if (longer == NULL) free(found);
@@ -214,7 +214,7 @@ char *cuda_build(const ek_driver_host *host, ek_device device, cuda_kind kind, c
   snprintf(names[1], sizeof names[1], "%s", b.architecture);
   snprintf(names[2], sizeof names[2], "%s", standard);
   cache_key(code, size, names, 3, unfused, key, sizeof key);
-  char *binary = kept(key, made);
+  char *binary = read_cached(key, made);
   if (binary != NULL) return binary;
   char *text = calloc(1, size + 1);
   if (text == NULL) {

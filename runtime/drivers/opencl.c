@@ -57,8 +57,8 @@ static int fail(ek_device device, const char *doing, cl_int code) {
 
 /* Devices -------------------------------------------------------------------------------------- */
 
-/* What is known of a device; NULL with an error. */
-static device_state *found_device(ek_device device) {
+/* Returns the state of a device; NULL with an error. */
+static device_state *state_of_device(ek_device device) {
   if (device.id >= 0 && device.id < n_devices) return &devices[device.id];
   host->error("DeviceError", "opencl(%d): there is no such device: %d found here", device.id,
               n_devices);
@@ -71,7 +71,7 @@ static void after_fork(void) { is_forked = true; }
 /* The state of a device, ready for use; NULL with an error. */
 static device_state *state_of(ek_device device) {
   cl_int code = CL_SUCCESS;
-  device_state *state = found_device(device);
+  device_state *state = state_of_device(device);
   if (state == NULL) return NULL;
   if (is_forked) {
     host->error("DeviceError", "opencl(%d): this process was forked from one that had its devices, "
@@ -187,7 +187,7 @@ static int64_t vector_of(const device_state *state) {
 
 static int device_attribute(ek_device device, int32_t which, int64_t *number, char *text,
                             size_t capacity) {
-  const device_state *state = found_device(device);
+  const device_state *state = state_of_device(device);
   if (state == NULL) return -1;
   switch (which) {
     case EK_DEVICE_NAME: device_text(state, CL_DEVICE_NAME, text, capacity); break;
@@ -442,8 +442,8 @@ static int check_il(ek_device device, const device_state *state, const char *nam
                      newest >> 8 & 255);
 }
 
-/* What is said of a compiler that fails in a session, where it may start no linker of its own. */
-static const char *of_session(void) {
+/* The hint for a compiler that fails in a session, whose sandbox lets it start no linker. */
+static const char *session_hint(void) {
   const char *said = getenv("EKIDEN_SESSION");
   if (said == NULL || *said == 0) return "";
   return "; in the sandbox of a session a compiler starts no other programs, such as a linker: a "
@@ -462,7 +462,7 @@ static int build_error(ek_device device, const device_state *state, cl_program p
   log_place(log == NULL ? "" : log, text, size, place, sizeof place);
   int status = host->error("DeviceError", "opencl(%d): kernel '%s': %sthe OpenCL compiler of '%s' "
                            "refuses it (error %d): %.1500s%s", device.id, name, place, vendor, code,
-                           log == NULL ? "" : log, of_session());
+                           log == NULL ? "" : log, session_hint());
   free(log);
   return status;
 }
@@ -503,7 +503,7 @@ static void cache_name(const device_state *state, const code_form *form, const v
   cache_key(code, size, names, 3, form->options, key, capacity);
 }
 
-/* What went wrong with a kernel, by its name. */
+/* Sets the error of a kernel, with its name. */
 static int fail_kernel(ek_device device, const char *name, cl_int code) {
   bool is_other = code == CL_INVALID_ARG_INDEX || code == CL_INVALID_KERNEL_ARGS ||
                   code == CL_INVALID_ARG_SIZE;

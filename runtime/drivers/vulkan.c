@@ -360,7 +360,7 @@ static int device_alloc(ek_device device, size_t size, size_t alignment, const c
   return unlocked(state, device, doing, code);
 }
 
-/* What is queued may use it: that is waited for. The runtime keeps memory for reuse, so this is rare. */
+/* Waits for queued work, which may use the memory. The runtime keeps memory for reuse, so this is rare. */
 static void device_free(ek_device device, void *data, size_t size) {
   device_state *state = &devices[device.id];
   (void)size;
@@ -511,8 +511,8 @@ static void event_free(ek_device device, void *event) {
 
 /* Code ----------------------------------------------------------------------------------------- */
 
-/* What a kernel needs of a device beyond what all have; NULL where there is all of it. */
-static const char *missing(const device_state *state, const unsigned char *code, size_t size) {
+/* Returns the first optional feature that a kernel needs and the device lacks; NULL if there is none. */
+static const char *missing_feature(const device_state *state, const unsigned char *code, size_t size) {
   const struct { uint32_t number; bool has; const char *name; } known[] = {
       {1, true, ""}, {11, true, ""}, {5347, true, ""}, /* Shader, Int64, addresses */
       {4466, state->keeps_nan, "NaNs of float32 (shaderSignedZeroInfNanPreserveFloat32)"},
@@ -553,7 +553,7 @@ static int device_load(ek_device device, const char *format, const char *name, c
   }
   device_state *state = locked(device);
   if (state == NULL) return -1;
-  const char *lacks = missing(state, code, size);
+  const char *lacks = missing_feature(state, code, size);
   if (lacks != NULL) {
     pthread_mutex_unlock(&state->lock);
     return host->error("DeviceError", "vulkan(%d): kernel '%s': '%s' has not what it needs: %s", device.id,

@@ -201,7 +201,7 @@ static void wrap_strip(strip *to, const strip *a, int64_t type, int64_t n) {
   }
 }
 
-/* As the processor's instructions convert: what does not fit is the lowest number. C leaves
+/* Converts as x86's instructions do: a value out of range becomes the lowest number. C leaves
 ** undefined what becomes of a double that does not fit; x86 gives the lowest number. */
 static int64_t to_wide(double x) {
   return x >= -9223372036854775808.0 && x < 9223372036854775808.0 ? (int64_t)x : INT64_MIN;
@@ -301,7 +301,7 @@ static inline float log_of(float x) {
   return x == INFINITY ? x : made;
 }
 
-/* Of two of which one is no number, that one. */
+/* If one of two operands is NaN, the result is NaN. */
 #define MORE(x, y) ((x) > (y) || (x) != (x) ? (x) : (y))
 #define LESS(x, y) ((x) < (y) || (x) != (x) ? (x) : (y))
 
@@ -423,8 +423,8 @@ static void fill(strip *to, int64_t kind, int64_t bits, int64_t n) {
   else EACH to->i[l] = bits;
 }
 
-/* How many elements of a strip lie along its lane axis, one behind the other. */
-static int64_t width_of(const loops *p, int64_t n) {
+/* Returns the number of contiguous elements of a strip along its lane axis. */
+static int64_t lane_width(const loops *p, int64_t n) {
   return p->outer < 0 ? n : p->extents[p->lane];
 }
 
@@ -433,7 +433,7 @@ static void run_load(const loops *p, const int64_t *row, const int64_t *at, bool
   const load *from = &p->loads[row[3]];
   const void *data = p->r->data[from->buffer];
   int64_t first = from->offset, by = p->lane < 0 ? 0 : from->steps[p->lane];
-  int64_t width = n == 1 ? 1 : width_of(p, n), next = p->outer < 0 ? 0 : from->steps[p->outer];
+  int64_t width = n == 1 ? 1 : lane_width(p, n), next = p->outer < 0 ? 0 : from->steps[p->outer];
   for (int32_t a = 0; a < p->n_axes; a++) first += from->steps[a] * at[a];
   bool is_gathered = row[4] >= 0 && !is_same;
   if (row[4] >= 0 && is_same) first += R[row[4]].i[0];
@@ -446,7 +446,7 @@ static void run_load(const loops *p, const int64_t *row, const int64_t *at, bool
 
 /* The numbers of an axis. */
 static void run_axis(const loops *p, int64_t axis, int64_t first, int64_t n, strip *to) {
-  int64_t width = width_of(p, n);
+  int64_t width = lane_width(p, n);
   int64_t by = axis == p->lane, next = p->outer >= 0 && axis == p->outer;
   for (int64_t begin = 0; begin < n; begin += width, first += next) {
     int64_t *at = to->i + begin, some = n - begin < width ? n - begin : width;
@@ -588,8 +588,8 @@ void find_same(loops *p) {
   for (int64_t k = p->c->n_instructions - 1; k >= 0; k--) spread(p, k);
 }
 
-/* How many loads do not find their elements side by side along an axis. */
-static int64_t scattered(const loops *p, int32_t axis) {
+/* Returns the number of loads that are not contiguous along an axis. */
+static int64_t count_strided_loads(const loops *p, int32_t axis) {
   int64_t n = 0;
   for (int64_t k = 0; k < p->c->n_loads; k++) {
     int64_t by = p->loads[k].steps[axis];
@@ -611,7 +611,8 @@ static int32_t lane_of(const loops *p) {
     return spatial >= 0 && p->extents[longer] >= VECTOR ? longer : spatial;
   }
   if (spatial < 0) return reduced;
-  if (p->extents[reduced] >= VECTOR && scattered(p, spatial) > scattered(p, reduced)) return reduced;
+  if (p->extents[reduced] >= VECTOR &&
+      count_strided_loads(p, spatial) > count_strided_loads(p, reduced)) return reduced;
   return p->extents[spatial] < VECTOR && p->extents[reduced] > p->extents[spatial] ? reduced
                                                                                    : spatial;
 }
@@ -649,7 +650,7 @@ static int64_t kind_of(int32_t type) {
   }
 }
 
-/* What a reduction of nothing gives. */
+/* Initialises a strip with the identity element of a reducer. */
 static void begin_sum(strip *to, int64_t reducer, int32_t type, int64_t n) {
   static const int64_t highest[] = {[E_BOOL] = 1,         [E_I8] = 127,        [E_I16] = 32767,
                                     [E_I32] = 2147483647, [E_I64] = INT64_MAX, [E_U8] = 255,
@@ -707,7 +708,7 @@ static void keep(const work *w, int64_t result, const int64_t *at, int64_t n, co
   const loops *p = &w->p;
   int64_t buffer = w->s->results[result * (w->s->n_axes + 2)];
   int64_t by = p->lane < 0 ? 0 : p->out_steps[result][p->lane], first = out_at(p, result, at);
-  int64_t width = width_of(p, n), next = p->outer < 0 ? 0 : p->out_steps[result][p->outer];
+  int64_t width = lane_width(p, n), next = p->outer < 0 ? 0 : p->out_steps[result][p->outer];
   if (next == by * width) width = n;
   for (int64_t begin = 0; begin < n; begin += width, first += next) {
     store_strip(p->r->types[buffer], p->r->data[buffer], first, by, width, begin, from);

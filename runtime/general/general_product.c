@@ -10,7 +10,7 @@
 
 enum { ALONE = 1 << 18 }; /* multiplications that a thread does sooner than two share them */
 
-/* As long as a register: of longer ones GCC keeps sums in memory. */
+/* Vectors of register width: GCC keeps wider sums in memory. */
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef struct product {
@@ -70,7 +70,7 @@ static tile *const tiles[2][MOST_VECTORS][3] = {
     {OF_ROWS(floats, 1), OF_ROWS(floats, 2), OF_ROWS(floats, 3)},
     {OF_ROWS(ints, 1), OF_ROWS(ints, 2), OF_ROWS(ints, 3)}};
 
-/* How many rows are done at once of so many that are left. */
+/* Returns the number of rows to compute together when 'left' remain. */
 static int64_t rows_at_once(const product *m, int64_t left) {
   static const int64_t all[] = {ROWS_1, ROWS_2, ROWS_3};
   int64_t most = m->is_bytes ? WORD_ROWS : all[m->vectors - 1];
@@ -258,7 +258,7 @@ static int64_t extent_of(const product *m, int64_t role) {
   return n;
 }
 
-/* How the right factor lies: as weights do whose panels are whole vectors, or as it is made. */
+/* Chooses the layout of the right factor: weights in panels of whole vectors, or panels of the run. */
 static void lay_out(product *m) {
   int64_t tile = m->s->tile;
   m->is_bytes = m->s->word == WORD_BYTES && tile % WORD_COLUMNS == 0;
@@ -291,7 +291,7 @@ static void find_distances(const product *m, const int64_t *steps, int64_t *foun
   term_offsets(extents, steps, n, m->depth, found);
 }
 
-/* Where the left factor is elements of float32 or int32, each of one load: the terms of a row. */
+/* Finds the terms of a row where the left factor is float32 or int32 and each term is one load. */
 static void find_left(product *m) {
   const loops *p = &m->left;
   const int64_t *row = p->c->instructions;
@@ -307,7 +307,7 @@ static void find_left(product *m) {
   }
 }
 
-/* Where the terms of the sum lie in the weights, or in panels that are made now. */
+/* Finds the terms of the sum in the weights, or packs them into panels now. */
 static int find_right(product *m, word *panels) {
   const stage *s = m->s;
   const run *r = m->left.r;

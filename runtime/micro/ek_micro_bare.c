@@ -1,4 +1,4 @@
-/* Where your program begins: this one runs the model once, on what lies in its inputs. */
+/* The entry point of your program: this one runs the model once, on its static inputs. */
 #include "ek_micro_config.h"
 #include "ek_micro_rpc.h"
 

@@ -1,4 +1,4 @@
-/* What the server of sessions looks at from outside of them. */
+/* Checks that the server makes on sessions from outside. */
 #include "ek_rpc_guard.h"
 
 #include <dirent.h>

@@ -143,7 +143,7 @@ static int run_trusted(const rpc_settings *settings, int in, int out, const char
   return chdir(folder) == 0 ? serve(settings, in, out, -1, folder) : 1;
 }
 
-/* What the server does to sessions --------------------------------------------------------------- */
+/* Control of sessions ---------------------------------------------------------------------------- */
 
 static int remove_one(const char *path, const struct stat *about, int kind, struct FTW *place) {
   (void)about, (void)kind, (void)place;

@@ -1,4 +1,4 @@
-/* What a session does for its client: functions, modules, tensors. */
+/* Requests of a client to a session: functions, modules, tensors. */
 #include "ek_rpc_internal.h"
 
 #include <errno.h>
@@ -256,7 +256,7 @@ int rpc_lend(rpc_session *session, const char *data, size_t size, ek_value *resu
   return 0;
 }
 
-/* What lies on a device comes to the host first. */
+/* Tensors on a device are copied to the host first. */
 static int fetch(const ek_dltensor *from, size_t size, int64_t *shape, ek_value *result) {
   char *data = malloc(size + 1);
   if (data == NULL) return ek_error("MemoryError", "read: no memory for %zu bytes", size);

@@ -144,7 +144,7 @@ typedef struct mount_attributes {
   uint64_t set, clear, propagation, namespace_of_users;
 } mount_attributes;
 
-/* What failed, for the parent, who makes a sentence of it. */
+/* The failed step and errno, for the parent, which formats the message. */
 typedef struct rpc_failure {
   const char *doing; /* the same text in both, as one is the other's copy */
   int error;

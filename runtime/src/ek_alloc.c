@@ -94,7 +94,7 @@ static bool hard_fails(void) {
          __atomic_fetch_sub(&fail_countdown, 1, __ATOMIC_RELAXED) == 1;
 }
 
-/* What lives as long as the process goes first; then nothing is left. */
+/* Frees process-lifetime blocks first; after that no block may be left. */
 static void check_at_exit(void) {
   ek_pool_config(0, NULL, 0);
   ek_registry_clear();
@@ -219,7 +219,7 @@ static unsigned buffer_class(size_t size) {
   return (log - FIRST_LOG) * STEPS + step + 1;
 }
 
-/* What a class hands out: whole cache lines, and whole pages from a page up. */
+/* Rounds up to the block size of a class: whole cache lines, and whole pages from a page up. */
 static size_t buffer_actual(unsigned index) {
   size_t size = buffer_class_size(index);
   size_t unit = size >= PAGE ? PAGE : BUFFER_ALIGNMENT;

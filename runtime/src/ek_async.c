@@ -53,7 +53,7 @@ typedef struct task {
   int32_t capacity;            /* of args and of spans */
 } task;
 
-/* What a kernel took last, on one thread: nanoseconds, and whether its loops split. */
+/* Last measured time of a kernel on one thread in nanoseconds, and whether its loops split. */
 typedef struct kernel_cost {
   uint32_t nanoseconds;        /* atomic; 0 before it has run */
   uint32_t is_wide;            /* atomic */
@@ -382,7 +382,7 @@ static bool fill_spans(task *t, const ek_value *args, const ek_vm_call *of) {
   return true;
 }
 
-/* What a new task waits for; empty when it may run at once. */
+/* Returns the earlier tasks on which a new task depends; empty when it may run at once. */
 static set_of_tasks find_earlier(ek_async *a, const task *t) {
   set_of_tasks found = 0, left = live(a);
   for (int i; (i = pop(&left)) >= 0;) {

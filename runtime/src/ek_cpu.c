@@ -1,4 +1,4 @@
-/* What this machine's processor can do, asked of it and not of /proc, which need not be there. */
+/* Features of this machine's processor, by CPUID and the like: /proc need not exist. */
 #include "ek_cpu.h"
 
 #include <stdint.h>

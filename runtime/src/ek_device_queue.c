@@ -25,7 +25,7 @@ typedef struct queue {
 static queue *queues[KINDS][MAX_DEVICES]; /* atomic: NULL until first used */
 enum { TO, FROM };
 
-/* What is known of a device; NULL with no error where its driver has no streams, or its number is
+/* Returns the state of a device; NULL with no error where its driver has no streams, or its number is
 ** larger than those kept here. */
 static queue *queue_of(const ek_device_table *table, ek_device device) {
 #ifdef EK_SMALL

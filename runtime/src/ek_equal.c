@@ -300,7 +300,7 @@ static uint64_t hash_text(const ek_value *value) {
   return ek_hash_bytes(bytes.data, bytes.size);
 }
 
-/* What a value shows without its parts; the same for values that are equal. */
+/* Hashes a value without its parts; equal values have equal hashes. */
 static uint64_t hash_shallow(const ek_value *value) {
   int32_t type = type_of(value);
   uint64_t hash = ek_hash_mix(7, hash_type(type));
@@ -355,7 +355,7 @@ static int hash_fields(walk *w, const ek_value *value, const ek_type_info *info)
   return 0;
 }
 
-/* What a value shows, mixed into its hash; its parts are put on the list. */
+/* Mixes a value without its parts into the hash, and puts its parts on the list. */
 static int hash_step(walk *w, const ek_value *value, uint64_t *hash) {
   int32_t type = type_of(value);
   void *object = value->v.obj;

@@ -330,7 +330,7 @@ static void read_globals(reader *r, ek_executable *e) {
   expect_distinct_names(r, e);
 }
 
-/* Where data of 'size' bytes is expected; the first says where all of it begins. */
+/* Layout of the data that entries describe: the first offset, the next expected one, and the end. */
 typedef struct layout {
   uint64_t first, next, end;
 } layout;
@@ -606,7 +606,7 @@ static int read_executable(const char *source, ek_executable *e) {
 
 /* Life ----------------------------------------------------------------------------------------- */
 
-/* What keeps the bytes of a file where they are. */
+/* The object that keeps the bytes of a file mapped. */
 typedef struct file_object {
   ek_object base;
   const void *mapped;          /* from ek_file_map, or NULL */
@@ -641,7 +641,7 @@ static void drop_retired(ek_retired *first) {
   }
 }
 
-/* As loaded, while nothing runs. */
+/* Drops the native code of all functions, as after loading; nothing may run meanwhile. */
 static void drop_native(ek_executable *e) {
   for (int32_t i = 0; e->functions != NULL && i < e->n_functions; i++) {
     ek_native_free(&e->functions[i]);

@@ -9,7 +9,7 @@
 
 #include "ek_executable.h"
 
-/* What the bytes of an export hold. One of a program that several models are linked into. */
+/* A loaded export, by the bytes of its artifact; a program may link several models. */
 typedef struct loaded {
   struct loaded *next;
   const void *begin;

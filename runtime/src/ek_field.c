@@ -228,7 +228,7 @@ static int fill(ek_object *object, const ek_type_info *info, const ek_value *val
   return 0;
 }
 
-/* Has the values of all fields made into an object. */
+/* Creates an object from the values of all fields. */
 static int build(const ek_type_info *info, const ek_value *values, int32_t n, ek_object **out) {
   ek_value *all = ek_alloc_or_error((size_t)info->n_fields * sizeof *all + 1);
   if (all == NULL) return -1;

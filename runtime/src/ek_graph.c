@@ -67,7 +67,7 @@ static bool has_shape_of(const ek_dltensor *a, const ek_dltensor *b) {
          (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
 }
 
-/* Where the program takes an input. */
+/* Returns the device on which the program takes an input. */
 static ek_device place_of(const graph *self, const ek_value *slot) {
   const int32_t *places = self->executable->functions[self->function].places;
   return self->executable->devices[places == NULL ? 0 : places[slot - self->inputs->data]];
@@ -181,7 +181,7 @@ static const ek_adt *as_tuple(const ek_value *value, int depth) {
   return adt->tag == 0 ? adt : NULL;
 }
 
-/* How many values a result is, tuples taken apart. */
+/* Returns the number of leaves of a result, tuples flattened. */
 static int64_t count_leaves(const ek_value *value, int depth) {
   const ek_adt *tuple = as_tuple(value, depth);
   if (tuple == NULL) return 1;

@@ -378,7 +378,7 @@ static ek_packed code_at(const image *self, uint64_t offset) {
   return code;
 }
 
-/* What a function of a held image does. 'self' is the message. */
+/* Raises the load error of a held image, whose message is 'self'. */
 static int refuse(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   (void)args, (void)nargs, (void)ret;
   return ek_error("LoadError", "%s", (const char *)self);
@@ -445,7 +445,7 @@ static int image_bytes(void *context, ek_value *out) {
 static const ek_module_kind image_kind = {"image", image_get,     image_names,
                                           NULL,    image_destroy, image_bytes};
 
-/* What is not the code, for image_bytes. */
+/* The parts of an image other than its code, for image_bytes. */
 static int keep_rest(image *self, const unsigned char *bytes, const header *h) {
   size_t behind = (size_t)(h->total - PAGE - h->text_size);
   self->head = ek_alloc_or_error(PAGE);

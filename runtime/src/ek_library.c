@@ -63,7 +63,7 @@ static int call_symbol(void *self, const ek_value *args, int32_t nargs, ek_value
   return -1;
 }
 
-/* What leaves its errors here is called directly; it does not look at 'self'. */
+/* Functions that set this runtime's errors are called directly; they ignore 'self'. */
 static int symbol_function(library *self, ek_object *module, ek_packed code, ek_object **out) {
   void *take = ek_dl_symbol(self->handle, "TVMFFIErrorMoveFromRaised");
   if (take == NULL) return ek_function_bind(code, module, out);

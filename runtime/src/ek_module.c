@@ -152,7 +152,7 @@ static ek_object **add_import(ek_module *module, ek_object *imported, ek_object 
   return shorter;
 }
 
-/* What is dropped is released outside the lock: destroying a module is the kind's own code. */
+/* Modules are released outside the lock, because destroying one runs its kind's own code. */
 static int clear_imports(ek_module *module) {
   ek_mutex_lock(&imports_lock);
   ek_object **imports = module->imports;

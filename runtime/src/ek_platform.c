@@ -50,8 +50,8 @@ typedef struct start {
   int cpu;
 } start;
 
-/* Where it is refused, the thread floats. */
-static void stay_on(int cpu) {
+/* If the system refuses the affinity, the thread stays unpinned. */
+static void pin_thread(int cpu) {
 #if defined(__linux__)
   cpu_set_t set;
   if (cpu < 0 || cpu >= CPU_SETSIZE) return;
@@ -66,7 +66,7 @@ static void stay_on(int cpu) {
 static void *thread_main(void *argument) {
   start begin = *(start *)argument;
   free(argument);
-  stay_on(begin.cpu);
+  pin_thread(begin.cpu);
   begin.run(begin.context);
   return NULL;
 }
@@ -82,7 +82,7 @@ int ek_thread_start(ek_thread *thread, void (*run)(void *context), void *context
   return -1;
 }
 
-/* What to do at the end of a thread: a list that is the value of a key of POSIX. */
+/* Functions to call at the end of a thread: a list, stored under a POSIX thread key. */
 typedef struct at_exit {
   void (*run)(void);
   struct at_exit *next;
@@ -184,7 +184,7 @@ int ek_physical_cpus(int *cpus, int max) {
 
 static size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
 
-/* What memory is protected by: a multiple of 4096, 16 or 64 KiB on some AArch64. Tests pretend so. */
+/* Page size in bytes: a multiple of 4096, 16 or 64 KiB on some AArch64, which tests simulate. */
 static size_t system_page(void) {
 #ifdef EK_HARD_TEST
   return 16 * EK_CODE_PAGE;

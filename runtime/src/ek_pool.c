@@ -257,7 +257,7 @@ static int fork_join(void) {
   return -1;
 }
 
-/* How many threads a loop of this thread may have. */
+/* Returns the number of threads that a loop of this thread may use. */
 static int32_t threads(void) {
   if (own_limit != 0) return own_limit;
   int32_t known = __atomic_load_n(&thread_count, __ATOMIC_RELAXED);

@@ -99,7 +99,7 @@ static bool is_host_alone(const ek_executable *e, const ek_value *args, int32_t 
   return is_alone && has_others;
 }
 
-/* What TVM's factories give under their name: (device, ...) -> a graph executor. */
+/* The function that TVM's factories have under their name: (device, ...) -> a graph executor. */
 static int make_graph(void *context, const ek_value *args, int32_t nargs, ek_value *ret) {
   const program_function *function = context;
   const ek_executable *e = (const ek_executable *)(const void *)function->of->executable;
@@ -216,7 +216,7 @@ static ek_object *find_global(const char *name) {
   return size > 0 && (size_t)size < sizeof whole ? ek_registry_get(whole) : NULL;
 }
 
-/* What a module gives beside the functions of its program; NULL for a name that is none. */
+/* Returns a function that a module has beside those of its program; NULL for an unknown name. */
 static ek_packed find_extra(const ek_executable *executable, const char *name) {
   ek_bytes own = ek_metadata_text(executable->metadata, "mod_name");
   bool is_own = own.size != 0 && own.size == strlen(name) && memcmp(own.data, name, own.size) == 0;

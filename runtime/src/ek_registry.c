@@ -19,7 +19,7 @@ static entry *entries;
 static int64_t entry_count, entry_capacity;
 static ek_once builtins_once = EK_ONCE_INIT;
 
-/* What is too rarely used for functions of its own in the header ------------------------------- */
+/* Rarely used services without a function of their own in the header ------------------------------- */
 
 /* Arguments have exactly these types; for those who call by name from other languages. */
 static int expect_args(const char *name, const ek_value *args, int32_t nargs, int32_t n,

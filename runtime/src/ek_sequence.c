@@ -127,7 +127,7 @@ static int with_cells(const ek_value *sequence, int64_t count, ek_value rest, ek
   return status;
 }
 
-/* What is left of a sequence after its first 'count' cells. */
+/* Returns the tail of a sequence after its first 'count' cells. */
 static const ek_value *skip(const ek_value *sequence, int64_t count) {
   for (int64_t i = 0; i < count; i++) sequence = &cell_of(sequence)->fields[1];
   return sequence;

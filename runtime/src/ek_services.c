@@ -1,4 +1,4 @@
-/* What compiled code may import, and the scratch memory that is one of these services. */
+/* Functions that compiled code may import, among them the allocator of scratch memory. */
 #include "ek_vm.h"
 
 #include <stdio.h>

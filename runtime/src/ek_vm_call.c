@@ -88,7 +88,7 @@ static bool is_aligned(const ek_dltensor *tensor) {
   return size == 0 || (uintptr_t)ek_dltensor_data(tensor) % size == 0;
 }
 
-/* Where kernels can read it: in one piece, each element at a multiple of its size. */
+/* Whether kernels can read a tensor in place: contiguous, and aligned to its element size. */
 bool ek_vm_is_readable(const ek_dltensor *tensor) {
   return ek_dltensor_is_contiguous(tensor) && is_aligned(tensor);
 }

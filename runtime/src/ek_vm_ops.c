@@ -168,7 +168,7 @@ int ek_op_Ret(ek_vm *vm, ek_value *R, const int32_t *pc) {
   return 0;
 }
 
-/* What a closure calls with n more arguments, or NULL. */
+/* Returns the function that a closure calls with n more arguments, or NULL. */
 static const ek_vm_function *function_of(const ek_vm *vm, const char *instruction,
                                          const ek_value *value, int32_t n) {
   if (value->type_index != EK_CLOSURE) {
@@ -188,7 +188,7 @@ static const ek_vm_function *function_of(const ek_vm *vm, const char *instructio
   return NULL;
 }
 
-/* What a closure captured is not moved: it may be called again, or be somebody else's too. */
+/* Captured values are copied, not moved: the closure may be called again, or be shared. */
 static int32_t copy_captured(ek_value *to, const ek_value *closure) {
   const ek_adt *captured = ((ek_closure *)(void *)closure->v.obj)->captured;
   for (int32_t i = 0; i < captured->size; i++) {
@@ -730,7 +730,7 @@ ek_object *ek_vm_reference(ek_value value) {
   return &reference->base;
 }
 
-/* What it holds, owned, and which executable wrote it. */
+/* Returns the cell's value, owned, and the executable that wrote it. */
 static ek_value read_reference(ek_reference *reference, uint64_t *from) {
   lock_reference(reference);
   ek_value value = reference->cell->fields[0];

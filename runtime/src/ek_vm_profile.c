@@ -137,7 +137,7 @@ static int32_t primitive_of(const int32_t *pc) {
                                         : ek_InvokePacked_packed_index(pc);
 }
 
-/* What an instruction does on a device is waited for; its time is taken by events where there are such. */
+/* Waits for an instruction's work on a device; events measure its time where the driver has them. */
 static int enter_device(profile *p, const ek_executable *e, const int32_t *pc) {
   int32_t primitive = primitive_of(pc);
   bool is_placed = primitive >= 0 && e->primitive_places != NULL;
@@ -263,7 +263,7 @@ static int place_arguments(profile *p, const ek_vm *vm, int32_t function, const 
   return status;
 }
 
-/* What to make of a profile: '*ret' owned; 0 or -1. */
+/* Converts a profile to a value: '*ret' owned; 0 or -1. */
 typedef int (*describer)(const profile *p, const ek_executable *e, const ek_value *result,
                          ek_value *ret);
 

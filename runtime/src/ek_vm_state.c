@@ -110,7 +110,7 @@ static int32_t constant_of(const writer *w, const ek_object *root) {
   for (int32_t i = 0; i < e->n_constants; i++) {
     ek_object *constant = e->constants[i];
     if (constant == root) return i;
-    /* Where it was copied to a device, it is a read-only view of the copy. */
+    /* A constant copied to a device is a read-only view of the copy. */
     bool is_copy = ((ek_tensor *)(void *)constant)->dl.device.type != EK_CPU;
     if (is_copy && root_of(constant) == root) return i;
   }
@@ -153,7 +153,7 @@ static bool child_of(const writer *w, thing of, int64_t i, thing *out) {
   return true;
 }
 
-/* Where a thing is in the table, or would be: open addressing, never more than half full. */
+/* Returns the slot of a key in the table: open addressing, at most half full. */
 static size_t slot_of(const writer *w, thing t) {
   const thing *things = (const thing *)(const void *)w->things.data;
   size_t at = (size_t)ek_hash_mix(0, t) & (w->table_size - 1);

@@ -157,7 +157,7 @@ static bool is_of_kind(const ek_error_object *error, const char *kind) {
   return error->kind.size == strlen(kind) && memcmp(error->kind.data, kind, strlen(kind)) == 0;
 }
 
-/* Whether what failed is a check of data, which names its operator by number. */
+/* Whether the failed instruction is a check of data, which names its operator by number. */
 static bool is_of_data(const ek_error_object *error) {
   return is_of_kind(error, "IndexRangeError") || is_of_kind(error, "LinAlgError");
 }

@@ -177,7 +177,7 @@ int ek_dl_pin(void *library) {
   return -1;
 }
 
-/* What the C library would ask a system for: getenv and clock_gettime are these by -D ------------ */
+/* System services of the C library: -D maps getenv and clock_gettime to these ------------ */
 
 char *ek_web_getenv(const char *name) {
   (void)name;

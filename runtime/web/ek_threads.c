@@ -137,7 +137,7 @@ static ek_mutex worker_lock = EK_MUTEX_INIT;
 SHOWN void ek_web_worker(int32_t number);
 SHOWN int32_t ek_web_workers(void);
 
-/* What a worker of the host does, for ever. */
+/* The loop of a worker thread of the host. */
 void ek_web_worker(int32_t number) {
   struct worker *self = &workers[number];
   is_worker = true;
@@ -149,7 +149,7 @@ void ek_web_worker(int32_t number) {
   }
 }
 
-/* How many wait. */
+/* Returns the number of waiting threads. */
 int32_t ek_web_workers(void) {
   int32_t found = 0;
   for (int i = 0; i < MAX_WORKERS; i++) {

@@ -1,4 +1,4 @@
-/* What JavaScript calls beside runtime.h: memory for what it writes, and functions of its own. */
+/* Functions for JavaScript beside those of runtime.h: memory for its data, and functions written in it. */
 #include "ek_internal.h"
 
 #define HOST(name) __attribute__((import_module("ek"), import_name(#name)))
@@ -32,5 +32,5 @@ int ek_web_function(int32_t number, ek_object **out) {
 /* ek_error, whose variable arguments a host cannot pass. */
 int ek_web_error(const char *kind, const char *message) { return ek_error(kind, "%s", message); }
 
-/* How long memory is, in pages of WebAssembly. */
+/* Returns the size of memory in WebAssembly pages. */
 uint32_t ek_web_pages(void) { return (uint32_t)__builtin_wasm_memory_size(0); }

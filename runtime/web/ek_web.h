@@ -1,4 +1,4 @@
-/* What the parts of the platform layer for WebAssembly say to each other. */
+/* Declarations shared by the parts of the platform layer for WebAssembly. */
 #ifndef EK_WEB_H_
 #define EK_WEB_H_
 

@@ -38,7 +38,7 @@ impl Function {
         }
     }
 
-    /// Calls it. Errors: what the function says.
+    /// Calls the function. Errors: the function's own.
     pub fn call(&self, args: &[Value]) -> Result<Value> {
         self.call_with(&Args::new(args)?)
     }
@@ -80,7 +80,7 @@ unsafe extern "C" fn call_back(
     -1
 }
 
-/// What a panic says.
+/// Returns the message of a panic.
 fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
     text.or_else(|| panic.downcast_ref::<String>().cloned())

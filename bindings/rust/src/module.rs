@@ -10,7 +10,7 @@ use crate::sys;
 use crate::tensor::{Lent, LentMut, Tensor};
 use crate::value::{Args, Value};
 
-/// What gives functions by name: a compiled model, a shared library.
+/// A module looks up functions by name: a compiled model, a shared library.
 #[derive(Clone, Debug)]
 pub struct Module {
     pub(crate) inner: Ref,
@@ -30,7 +30,7 @@ impl Module {
         }
     }
 
-    /// The function of a name, here or in what is imported. Errors: AttributeError.
+    /// Returns the function of a name, of this module or of an imported one. Errors: AttributeError.
     pub fn function(&self, name: &str) -> Result<Function> {
         let mut out = ptr::null_mut();
         // SAFETY: an owned function, or null.

@@ -133,7 +133,7 @@ impl Object {
     pub fn new(key: &str, values: &[Value]) -> Result<Object> {
         let args = Args::new(values)?;
         let mut out = ptr::null_mut();
-        // SAFETY: `args` live during the call, which retains what it keeps.
+        // SAFETY: `args` live during the call, which retains any value that it stores.
         unsafe {
             let index = sys::ek_type_register(c_string(key).as_ptr(), sys::ANY);
             if index < 0 {
@@ -145,7 +145,7 @@ impl Object {
     }
 
     fn info(&self) -> &'static sys::TypeInfo {
-        // SAFETY: what is known of a type lives as long as the process.
+        // SAFETY: type information lives as long as the process.
         unsafe { &*sys::ek_type_get(self.inner.type_index()) }
     }
 
@@ -154,7 +154,7 @@ impl Object {
         if info.n_fields == 0 {
             return &[];
         }
-        // SAFETY: as many as it says.
+        // SAFETY: the type has as many fields as its count says.
         unsafe { std::slice::from_raw_parts(info.fields, info.n_fields as usize) }
     }
 
@@ -177,7 +177,7 @@ impl Object {
         self.rows().iter().map(|row| name_of(row).to_string_lossy().into_owned()).collect()
     }
 
-    /// The value of a field. Errors: AttributeError where there is none of that name.
+    /// Returns the value of a field. Errors: AttributeError if there is no such field.
     pub fn get(&self, name: &str) -> Result<Value> {
         let field = self.field(name)?;
         let mut out = sys::Value::none();

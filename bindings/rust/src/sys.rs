@@ -209,7 +209,7 @@ macro_rules! runtime_functions {
 
         $(
             /// # Safety
-            /// As runtime.h says of the function of this name.
+            /// See the function of this name in runtime.h.
             pub unsafe fn $name($($arg: $kind),*) $(-> $result)? {
                 (functions().$name)($($arg),*)
             }

@@ -23,7 +23,7 @@ pub struct Bool(pub u8);
 
 macro_rules! elements {
     ($($type:ty: $code:literal, $bits:literal;)*) => {
-        // SAFETY: numbers of that many bits, of which every pattern is one.
+        // SAFETY: every bit pattern is a valid number of this type.
         $(unsafe impl Element for $type {
             const DTYPE: DType = DType { code: $code, bits: $bits, lanes: 1 };
         })*
@@ -88,7 +88,7 @@ impl Tensor {
     }
 
     pub(crate) fn dl(&self) -> &sys::DlTensor {
-        // SAFETY: what is a tensor begins so.
+        // SAFETY: every tensor object begins with this header.
         unsafe { &(*(self.inner.as_ptr() as *const sys::TensorObject)).dl }
     }
 
@@ -108,7 +108,7 @@ impl Tensor {
         if dl.ndim == 0 {
             return &[];
         }
-        // SAFETY: as many as it says; they never change.
+        // SAFETY: the tensor has `ndim` of them, and they never change.
         unsafe { slice::from_raw_parts(dl.shape, dl.ndim as usize) }
     }
 
@@ -145,7 +145,7 @@ impl Tensor {
     /// Its elements, without a copy.
     ///
     /// Errors: TypeError where they are of another type or on another device, ValueError where they
-    /// do not lie in row-major order without gaps (then `to_vec` copies them so).
+    /// are not contiguous in row-major order (then `to_vec` copies them in that order).
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         self.expect::<T>()?;
         if !self.is_contiguous() {

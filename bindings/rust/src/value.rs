@@ -98,7 +98,7 @@ impl Value {
 
     /// The tensors of a result: of one, or of a tuple of several.
     ///
-    /// Errors: TypeError where there is anything else.
+    /// Errors: TypeError for any other type.
     pub fn into_tensors(self) -> Result<Vec<Tensor>> {
         match self {
             Value::Tensor(tensor) => Ok(vec![tensor]),
@@ -141,7 +141,7 @@ from! {
     Module => Module; Object => Object; Device => Device; DType => DType;
 }
 
-/// Arguments of a call in the runtime's form; what they own goes with them.
+/// Arguments of a call in the runtime's layout; dropping them releases what they own.
 pub(crate) struct Args<'a> {
     values: Vec<sys::Value>,
     owned: Vec<sys::Value>,
@@ -240,7 +240,7 @@ impl<'a> Args<'a> {
         match is_made {
             Some(at) => drop(self.owned.swap_remove(at)),
             None if value.type_index >= sys::OBJECT => {
-                // SAFETY: a live object, of which the result is one more reference.
+                // SAFETY: the object is live, and the result is one more reference to it.
                 unsafe { sys::ek_object_retain(value.v.object) }
             }
             None => {}

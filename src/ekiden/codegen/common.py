@@ -162,7 +162,7 @@ def expected_scalar(param: Var, func: PrimFunc) -> str:
 
     Raises:
         CompileError: for a pointer (callers need not share the memory layout), a vector, or a dtype
-        that processors do not compute with.
+            that processors do not compute with.
     """
     if dt.is_byte_stored(dt.element_dtype(param.dtype)) or dt.lanes(param.dtype) > 1:
         raise CompileError(

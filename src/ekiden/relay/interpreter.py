@@ -174,7 +174,7 @@ class Interpreter:
         Args:
             target: An expression, or a function by name, GlobalVar or Function.
             args: Arrays (or values that NumPy makes arrays of), tuples of them, or values that
-            evaluation
+                evaluation
                 returned.
 
         Raises:

@@ -80,11 +80,11 @@ def astext(
     Args:
         value: The module, expression or type.
         show_meta_data: Include meta data; without it, constants that are no scalars are only
-        referred
+            referred
             to.
         annotate: Returns the comment after each expression, instead of its type.
         show_spans: Add the position in a text that each expression came from; the node of a model
-        is
+            is
             always shown.
     """
     if isinstance(value, Type):

@@ -147,7 +147,7 @@ class RPCSession:
             path: The name of the file.
             progress: Called with the bytes received so far and their total.
             into: A buffer to fill, of which the filled part is returned; reusing memory is faster
-            than allocating it.
+                than allocating it.
 
         Raises an RPCError that is also an OSError, and ValueError for a buffer that is too small.
         """

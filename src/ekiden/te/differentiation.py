@@ -179,15 +179,15 @@ def gradient(
         output: the tensor.
         inputs: one tensor, or several.
         head: adjoint of the output, of shape (..., *output.shape); a gradient then has the shape
-        (..., *input.shape). Without it the results are Jacobians, of shape (*output.shape,
-        *input.shape).
+            (..., *input.shape). Without it the results are Jacobians, of shape (*output.shape,
+            *input.shape).
 
     Returns:
         A gradient for each input; 0 where the output does not depend on it.
 
     Raises:
         DifferentiationError: for inputs that are not floating point, a head of another shape, and
-        operations without a rule.
+            operations without a rule.
     """
     input_list = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     for input_tensor in input_list:

@@ -202,7 +202,7 @@ def create_prim_func(
         ops: tensors; variables among them become scalar parameters.
         name: the function's name.
         extern_blocks: make the statements of an extern operation a block, so that schedules know
-        what they access.
+            what they access.
 
     Returns:
         The program: one block per computation in dependency order; intermediates are allocated

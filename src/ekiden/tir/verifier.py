@@ -646,7 +646,7 @@ def verify(func: PrimFunc, lowered: bool = True) -> PrimFunc:
 
     Raises:
         VerifyError: names the first fault, the function, the loop or block, and the line of
-        `func.script()`.
+            `func.script()`.
     """
     _Verifier(func, lowered).run()
     return func

@@ -35,8 +35,8 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
         data: the samples.
         roots: int32 [trees], the root of each tree.
         nodes: features, limits, children and missing, each with a row per node. From node i the
-        walk goes to children[i, 0] where data[row, features[i]] <= limits[i], or is NaN and
-        missing[i] is set; else to children[i, 1]. A leaf is its own child.
+            walk goes to children[i, 0] where data[row, features[i]] <= limits[i], or is NaN and
+            missing[i] is set; else to children[i, 1]. A leaf is its own child.
         depth: bound of the path length.
 
     Returns:

@@ -248,7 +248,7 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, places: Tensor)
     Args:
         weights: float32 [n, tokens].
         settings: float32 [n, 4]: temperature (0: greedy, the first maximum), top k (0: off), top p
-        (1: off; applied after top k) and min p.
+            (1: off; applied after top k) and min p.
         seeds: int64 [n].
         places: int32 [n]; the draw depends on seed and position only.
 

@@ -273,7 +273,7 @@ def sparse_to_dense(
 
     Args:
         sparse_indices: of rank 0 (one position of a vector), 1 (positions of a vector) or 2 (a row
-        of coordinates each).
+            of coordinates each).
         output_shape: the result's shape.
         sparse_values: one value for each position, or one for all.
         default_value: value of the other elements.
@@ -283,7 +283,7 @@ def sparse_to_dense(
 
     Raises:
         ValueError: for another number of coordinates than axes, and several values for one
-        position.
+            position.
     """
     shape = as_shape(output_shape)
     dtype = sparse_values.dtype

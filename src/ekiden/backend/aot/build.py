@@ -37,7 +37,7 @@ def compile_native(
         functions: the functions.
         primitives: names of all primitives of the executable.
         kernels: primitives that are linked with the code and called directly; the others are looked
-        up in the executable at run time.
+            up in the executable at run time.
         target: the host's target.
         is_checked: the executable uses several devices.
 

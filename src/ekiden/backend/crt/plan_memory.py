@@ -70,7 +70,7 @@ def plan_module(
 
     Raises:
         CompileError: for what has no bound (dynamic sizes, recursion that is no loop, lists,
-        first-class functions), what needs the runtime, and pools that are too small.
+            first-class functions), what needs the runtime, and pools that are too small.
     """
     _check_options()
     functions = _relay_functions(module)

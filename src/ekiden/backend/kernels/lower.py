@@ -333,7 +333,7 @@ def shape_function(
         name: the kernel's name.
         result: the output buffer; a new one by default.
         first: number of values written before the checks, so that checks and later values may read
-        them.
+            them.
 
     Returns:
         The kernel.

@@ -60,11 +60,11 @@ def link_image(
         objects: relocatable objects of one architecture.
         exports: names of the exported functions.
         target: the image requires this target's features at load time; without one, it loads on any
-        machine of its architecture.
+            machine of its architecture.
 
     Raises:
         InternalError: if code needs what the runtime does not provide, an export is missing, or two
-        objects define one name.
+            objects define one name.
     """
     linker = _create_linker(objects, exports)
     provided = VM_HELPERS.union(SERVICES, ABI_SERVICES)

@@ -24,7 +24,7 @@ def translate_errors(
         tool: its name for messages.
         label: the model, as messages have it.
         libraries: packages whose frames are skipped to find the innermost line of the user's
-        program;
+            program;
             None where the tool calls no user code.
         advice: what else may help.
 

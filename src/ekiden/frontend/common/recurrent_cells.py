@@ -66,7 +66,7 @@ def lstm(
 
     Args:
         gates: pre-activations of i, f, g, o; i may be None (then i = 1 - f). The output gate o
-        reads
+            reads
             the new cell.
         cell: the previous cell state.
         activation: of the candidate and of the cell.

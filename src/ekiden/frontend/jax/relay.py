@@ -21,7 +21,7 @@ def from_jax(
 
     Args:
         function: a function with example inputs, a program of jax.export, or the path or bytes of
-        one.
+            one.
         example_inputs: the arguments that it is traced with.
         dynamic_shapes: as jax.export.symbolic_args_specs takes them.
 

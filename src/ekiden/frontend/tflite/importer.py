@@ -38,7 +38,7 @@ def import_tflite(
         source: the model.
         shape: replaces the shapes of inputs by name.
         signature: one of the model's, which need not be named where there is only one; its names
-        are
+            are
             those of inputs and outputs, else the tensors' own. None stands for the first graph, by
             the names of its tensors.
 

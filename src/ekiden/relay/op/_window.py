@@ -32,7 +32,7 @@ class WindowAttrs(Attrs):
 
         Raises:
             ValueError: A field has too many or too few numbers, a step, an extent or a count is
-            below 1,
+                below 1,
                 or padding is below 0.
         """
         for name, default in _numeric_defaults(self.type_key):

@@ -101,7 +101,7 @@ class OpImplementation:
 
         Raises:
             CompileError: The computation raises, or returns anything but tensors of the number,
-            dtype
+                dtype
                 and shape of `out_type`.
         """
         try:

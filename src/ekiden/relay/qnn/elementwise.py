@@ -81,7 +81,7 @@ def _binary_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type
 
         Raises:
             TypeInferenceError: The dtypes differ, or scales or zero points are neither scalars nor
-            of
+                of
                 their axis.
         """
         settings, kinds = check_attrs(QnnBroadcastAttrs, attrs), check_tensors(name, types, 8)

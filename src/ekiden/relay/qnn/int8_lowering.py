@@ -198,7 +198,7 @@ def product_in_float32(
         weight: The weights.
         points: The zero points of both.
         axes: The channels of the data, those of the weights that they are multiplied with, and
-        those
+            those
             of the result.
         product: Computes the product of float32 data and weights.
     """

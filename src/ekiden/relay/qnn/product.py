@@ -68,7 +68,7 @@ class _QnnProduct:
             name: The name of the ordinary operator.
             attrs: The class of its attributes.
             channels: Returns, for attributes, the axes of the weight's and of the result's
-            channels.
+                channels.
             data: The dtypes of data.
             weight: The dtypes of weights.
             out: The dtypes of results.

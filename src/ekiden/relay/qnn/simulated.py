@@ -43,7 +43,7 @@ def _simulated_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], T
 
         Raises:
             TypeInferenceError: The data is no floats, the dtype's number is no int32 scalar, or
-            scales
+                scales
                 are neither scalars nor of the axis.
         """
         axis = check_attrs(SimulatedQuantizeAttrs, attrs).axis

@@ -298,7 +298,7 @@ def MemoryPlan(  # noqa: N802
     Args:
         kernels: What is known of kernels; nothing is known of those left out.
         concurrent: Whether storages share bytes only where the kernels that use the one follow
-        those of
+            those of
             the other by their data, so that independent kernels can run at the same time. Then no
             kernel replaces what it reads, and threads have working memory of their own.
     """

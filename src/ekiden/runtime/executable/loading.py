@@ -40,7 +40,7 @@ def load(
 
     Args:
         file: path of an artifact, which is mapped, or of a library or archive (`.tar`) that
-        `export_library` wrote; or the bytes of an artifact, or a file open for bytes.
+            `export_library` wrote; or the bytes of an artifact, or a file open for bytes.
         num_threads: most threads of a run; `runtime.num_threads` by default.
 
     Returns:

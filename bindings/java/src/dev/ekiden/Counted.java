@@ -33,7 +33,7 @@ abstract sealed class Counted implements AutoCloseable permits Func, Module, Obj
     return found;
   }
 
-  /** Gives the object back; what is done with it later throws ValueError. Not during a call. */
+  /** Releases the object; any later use throws ValueError. Not during a call. */
   @Override
   public void close() {
     cleanable.clean();

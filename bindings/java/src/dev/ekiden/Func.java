@@ -93,7 +93,7 @@ public final class Func extends Counted {
   /**
    * Calls it. Numbers, booleans, texts, tensors, lists and what the runtime counts may be given.
    *
-   * @throws EkidenException what the function says
+   * @throws EkidenException the function's error
    */
   public Object call(Object... args) {
     return call(new ArrayList<>(java.util.Arrays.asList(args)));

@@ -5,7 +5,7 @@ import java.lang.foreign.MemorySegment;
 import java.nio.file.Path;
 import java.util.List;
 
-/** What gives functions by name: a compiled model, a shared library. */
+/** A module looks up functions by name: a compiled model, a shared library. */
 public final class Module extends Counted {
   private static final int NAMES = 1;
 
@@ -37,7 +37,7 @@ public final class Module extends Counted {
     }
   }
 
-  /** The function of a name, here or in what is imported. Throws AttributeError. */
+  /** Returns the function of a name, of this module or of an imported one. Throws AttributeError. */
   public Func get(String name) {
     try (Arena arena = Arena.ofConfined()) {
       MemorySegment out = arena.allocate(Native.POINTER);

@@ -48,7 +48,7 @@ final class Native {
   static final int TYPE_DEF_SIZE = 56;
   static final int DLTENSOR_SIZE = 48;
 
-  /** Where the parts of a tensor lie behind the header of its object. */
+  /** Offsets of a tensor's fields behind the header of its object. */
   static final int TENSOR_AT = 24;
 
   static final AddressLayout POINTER =
@@ -154,7 +154,7 @@ final class Native {
     return SymbolLookup.libraryLookup(file, Arena.global());
   }
 
-  /** A file of its own, as a library is loaded from one; it goes with the process. */
+  /** Extracts a resource to a temporary file, which the loader needs; it is deleted at exit. */
   private static Path copied(InputStream inside) throws IOException {
     Path made = Files.createTempFile("libekiden_runtime", ".so");
     made.toFile().deleteOnExit();
@@ -168,7 +168,7 @@ final class Native {
     return LINKER.downcallHandle(LIBRARY.find(name).orElseThrow(), kind);
   }
 
-  /** A call of C whose result is a number; what it throws cannot be checked. */
+  /** Calls a C function with an integer result; a Throwable of the method handle is unchecked. */
   static int callInt(MethodHandle function, Object... args) {
     try {
       return (int) function.invokeWithArguments(args);

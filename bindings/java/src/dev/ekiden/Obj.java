@@ -96,7 +96,7 @@ public final class Obj extends Counted {
     throw new EkidenException("AttributeError", message);
   }
 
-  /** The value of a field. Throws AttributeError where there is none of that name. */
+  /** Returns the value of a field. Throws AttributeError if there is no such field. */
   public Object get(String name) {
     MemorySegment field = field(name);
     try (Arena arena = Arena.ofConfined()) {

@@ -132,7 +132,7 @@ public final class Tensor {
     return new Tensor(dtype, isReadOnly ? owned.asReadOnly() : owned, shape);
   }
 
-  /** One more reference to a tensor whose elements lie together, or a copy of that kind. */
+  /** Returns another reference to a contiguous tensor, or a contiguous copy of any other. */
   private static MemorySegment contiguous(MemorySegment object, long[] shape, DType dtype) {
     MemorySegment strides = object.get(Native.POINTER, Native.TENSOR_AT + 32);
     long expected = 1;

@@ -13,7 +13,7 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * Values of Java as ek_value, and back; what is made for a call goes when it is closed. Its memory is
+ * Converts Java values to ek_value and back; closing it frees what a call needed. Its memory is
  * the thread's, behind that of calls which have not ended, and an arena's once that is full.
  */
 final class Values implements AutoCloseable, SegmentAllocator {
@@ -214,7 +214,7 @@ final class Values implements AutoCloseable, SegmentAllocator {
     };
   }
 
-  /** A copy: what is lent may go when the call ends. */
+  /** Copies a borrowed tensor, which may be freed when the call ends. */
   private static Tensor readLent(MemorySegment dl) {
     try (Arena arena = Arena.ofConfined()) {
       MemorySegment made = arena.allocate(Native.POINTER);

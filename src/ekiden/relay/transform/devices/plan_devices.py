@@ -354,7 +354,7 @@ def PlanDevices(  # noqa: N802
         config: The default devices: the host, unless it is given.
         marks: Whether marks are written, for planning that any device may take part in.
         refuses: Tells the calls of operators that the default device has no code for: they run on
-        the
+            the
             host.
     """
     chosen = config or CompilationConfig()
@@ -396,7 +396,7 @@ def _build_device_table(
 
     Raises:
         CompileError: For a device that there is no code for, or that the program is not compiled
-        for.
+            for.
     """
     devices = tuple(location.virtual_device() for location in domains.used_locations())
     # Reported here, with the program at hand, rather than by the run that lacks the device.

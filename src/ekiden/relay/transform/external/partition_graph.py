@@ -216,7 +216,7 @@ def PartitionGraph(mod_name: str = "default", bind_constants: bool = True) -> Pa
     Args:
         mod_name: A part of the names of the functions.
         bind_constants: Whether constants, and tuples of them, move into the functions instead of
-        being
+            being
             arguments.
     """
 

@@ -548,7 +548,7 @@ def FuseOps(fuse_opt_level: int = -1, most_inputs: int = 0) -> Pass:  # noqa: N8
 
     Args:
         fuse_opt_level: 0 gives every operator its own function; below 0, the opt level of the
-        context.
+            context.
         most_inputs: The limit of what a kernel of a device reads; 0 for none.
     """
 

@@ -60,7 +60,7 @@ def call_pass(
         name: The name of the pass.
         opt_level: Its opt level.
         table: Returns the table when the pass runs: then every operator of the module has its row
-        in
+            in
             OPS.
         rewrites: The name of the rewrite of floats that it applies, which a context may forbid
             (float_rewrites.py).

@@ -494,7 +494,7 @@ def FoldConstant(fold_qnn: bool = False) -> Pass:  # noqa: N802
 
     Args:
         fold_qnn: Whether operators of quantized tensors are folded too, by their reference
-        semantics.
+            semantics.
     """
     if not fold_qnn:
         return _fold_constant

@@ -40,7 +40,7 @@ def recast(
         out_dtype: The dtype that they return, where they have an attribute for it.
         ops: The operators; convolutions if None.
         skip_layers: Which of them stay as they are, by their number in the order of evaluation,
-        from
+            from
             the end where it is negative.
 
     Raises:
