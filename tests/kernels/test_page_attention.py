@@ -4,6 +4,7 @@ ends of their range, by whatever instruction."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from ekiden.ir.dtype import itemsize
 from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.prim import const
 from ekiden.kernels import schedule
+from ekiden.kernels.attention import page_attention
 from ekiden.kernels.attention.kv_layout import CACHE_FORMATS, CacheFormat, CachePlane
 from ekiden.kernels.attention.page_attention import create_paged_attention
 from ekiden.kernels.attention.pages import PREFETCHED_LINES_PER_VECTOR, PagedAttentionConfig
@@ -67,6 +69,17 @@ def expected(of: CachePlane, planes: Array, tokens: Array, positions: Array) -> 
 @pytest.mark.parametrize("target", processors())
 def test_bytes_at_their_ends(name: str, target: str) -> None:
     check_at_ends(name, [target])
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_caches_are_exact_without_dot_products(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """RISC-V, WebAssembly and plain C multiply unpacked numbers as floats."""
+    monkeypatch.setattr(page_attention, "word_dot_instructions", lambda target: ())
+    # The key of a cached kernel does not know of the patch.
+    monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path))
+    check_at_ends(name, ["llvm -mcpu=x86-64-v3"])
 
 
 def check_at_ends(name: str, targets: Sequence[str]) -> None:

@@ -110,7 +110,7 @@ class Int4PagedAttention(Int8PagedAttention):
         words = call_intrin("reinterpret", accumulated, dtype=self.whole)
         return call_intrin(MADD_FEATURE, start, words, self.splat_int(INT16_ONES), dtype=self.whole)
 
-    def select_value(self, at: PrimExpr, which: PrimExpr) -> PrimExpr:
+    def select_byte(self, at: PrimExpr, which: PrimExpr) -> PrimExpr:
         """Return one of the eight numbers of each cache lane, as floats."""
         by = cast(which % CACHE_WORD_BYTES * 8 + which // CACHE_WORD_BYTES * 4, "int32")
         nibbles = self.load_words(at)
@@ -132,7 +132,7 @@ class Int4PagedAttention(Int8PagedAttention):
         """Return the query's scale alone: keys are scaled within the sums."""
         return self.query_step(tile, row)
 
-    def weighed(self, tile: PagedTile) -> Stmt:
+    def emit_probability_scaling(self, tile: PagedTile) -> Stmt:
         """Leave the probabilities unscaled: a value has several scales."""
         return seq()
 
