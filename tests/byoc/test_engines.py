@@ -208,6 +208,13 @@ def test_what_has_no_form_there_stays_with_ekiden(engine: str, body: str) -> Non
     check(engine, text, [np.arange(4, dtype=np.int32)], 0)
 
 
+def test_windows_over_data_without_elements_stay_with_ekiden(engine: str) -> None:
+    """ONNX Runtime refuses them when it runs."""
+    text = """def @main(%x: Tensor[(1, 2, 0, n), float32], %w: Tensor[(3, 2, 3, 3), float32]) {
+      nn.conv2d(%x, %w, padding=[1, 1, 1, 1], channels=3, kernel_size=[3, 3]) }"""
+    check(engine, text, [np.zeros((1, 2, 0, 5), "float32"), np.ones((3, 2, 3, 3), "float32")], 0)
+
+
 def test_control_flow_around_a_region(engine: str) -> None:
     text = """
     def @loop(%i: int32, %x: Tensor[(2, 2), float32]) -> Tensor[(2, 2), float32] {

@@ -275,3 +275,15 @@ def test_loops_over_one_axis_of_other_lengths(opencl: Device) -> None:
     y = ekiden.runtime.nd.array(np.zeros(64, "float32"), opencl)
     ekiden.build(f, Target("opencl"), name="f")["f"](x, y)
     assert y.numpy().tolist() == [2.0] * 32 + [1.0] * 32
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_softmax_over_rows_of_one_vector(opencl: Device, axis: int) -> None:
+    """Its sums and maxima are arrays of vectors of two dimensions."""
+    x = relay.var("x", shape=(16, 19, 4))
+    module = IRModule.from_expr(relay.Function([x], relay.nn.softmax(x, axis=axis)))
+    data = numbers(16, 19, 4)
+    exponentials = np.exp(data.astype("float64"))
+    expected = exponentials / exponentials.sum(axis, keepdims=True)
+    result = ekiden.compile(module, "opencl")(data).numpy()
+    np.testing.assert_allclose(result, expected, rtol=1e-5)

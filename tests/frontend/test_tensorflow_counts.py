@@ -73,3 +73,19 @@ def test_saved_model_with_sound_counts_runs(tmp_path: Path) -> None:
     tf.saved_model.save(module, str(tmp_path))
     x = np.arange(6, dtype="float32").reshape(2, 3)
     np.testing.assert_array_equal(np.asarray(ekiden.compile(tmp_path)(x)), x.sum(1, keepdims=True))
+
+
+def test_saved_model_whose_signatures_are_another_object_is_refused(tmp_path: Path) -> None:
+    """The name may be bound to any object in the file, or to none."""
+    module = tf.Module()
+    module.call = tf.function(lambda x: x + 1, input_signature=[tf.TensorSpec((2,), tf.float32)])
+    tf.saved_model.save(module, str(tmp_path))
+    path = tmp_path / "saved_model.pb"
+    saved = SavedModel.FromString(path.read_bytes())
+    for node in saved.meta_graphs[0].object_graph_def.nodes:
+        for child in node.children:
+            if child.local_name == "signatures":
+                child.local_name = "others"
+    path.write_bytes(saved.SerializeToString())
+    with pytest.raises(ImportModelError, match="a SavedModel with signatures expected, got none"):
+        ekiden.compile(tmp_path)

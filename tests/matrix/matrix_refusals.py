@@ -67,6 +67,16 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *(
         Refusal(
+            ("graph", "PrimFunc call", view),
+            r"graph: 'main' has none: it is not a straight line \(instruction Invoke\)",
+            "graph: 'main' has none: it is not a straight line (instruction ...); the virtual "
+            "machine runs it",
+            "without the passes that inline it, a PrimFunc stays a function that is called",
+        )
+        for view in ("opt level", "pass disabled")
+    ),
+    *(
+        Refusal(
             ("RPC", target),
             r"in the sandbox of a session a compiler starts no other programs",
             "... the OpenCL compiler of ... refuses it ...; in the sandbox of a session a compiler "

@@ -58,7 +58,7 @@ def _softmax_attributes(call: Call) -> Attributes | None:
 def _conv_attributes(call: Call) -> Attributes | None:
     attrs: Any = call.attrs
     layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout or attrs.data_layout)
-    if layouts != ("NCHW", "OIHW", "NCHW"):
+    if layouts != ("NCHW", "OIHW", "NCHW") or _is_empty(call.args[0]):
         return None
     return _window_attributes(attrs) | {"group": attrs.groups}
 
@@ -66,9 +66,14 @@ def _conv_attributes(call: Call) -> Attributes | None:
 def _pool_attributes(call: Call) -> Attributes | None:
     attrs: Any = call.attrs
     padding = floor_mode_pool_padding(call) if attrs.layout == "NCHW" else None
-    if padding is None:
+    if padding is None or _is_empty(call.args[0]):
         return None
     return _window_attributes(attrs) | {"kernel_shape": list(attrs.pool_size), "pads": padding}
+
+
+def _is_empty(data: RelayExpr) -> bool:
+    """Return whether data are known to have no elements: engines refuse windows over them."""
+    return any(isinstance(dim, IntImm) and dim.value == 0 for dim in tensor_type(data).shape)
 
 
 def _window_attributes(attrs: Any) -> dict[str, Any]:  # noqa: ANN401 - attributes of several operators

@@ -211,6 +211,21 @@ def test_a_region_does_not_wait_for_itself_through_a_closure() -> None:
     partitioned_graph(used_twice)
 
 
+def test_a_region_takes_no_tuple_of_another_scope() -> None:
+    """External compilers take tensors: what projects the tuple stays outside."""
+
+    def projected_in_branch(x: Var, y: Var) -> RelayExpr:
+        pair = relay.Tuple([op.exp(x), op.tanh(y)])
+        condition = op.less(op.sum(x), relay.const(0.0))
+        inside = op.tanh(relay.TupleGetItem(pair, 0))
+        return relay.If(condition, inside, relay.TupleGetItem(pair, 1))
+
+    module = partitioned_graph(projected_in_branch)
+    functions = [f for f in module.functions.values() if isinstance(f, Function)]
+    params = [p for f in functions if f.attr("Compiler") for p in f.params]
+    assert params and all(isinstance(p.checked_type, relay.TensorType) for p in params)
+
+
 def test_regions_on_both_sides_of_another() -> None:
     made = partitioned("%0 = exp(%x); %1 = tanh(%x); add(multiply(%0, %1), nn.relu(%1))")
     found = external(made).values()

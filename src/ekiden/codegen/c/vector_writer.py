@@ -82,21 +82,19 @@ class VectorWriter(StatementWriter):
 
     def write_allocate(self, buffer: Buffer) -> None:
         """Allocate an array of vectors where every access is one whole vector."""
-        extent = buffer.shape[0] if len(buffer.shape) == 1 else None
-        if (
-            self._has_vector_elements(buffer)
-            and isinstance(extent, IntImm)
-            and self.vectors is not None
-        ):
+        # Accesses are flat, whatever the rank of the shape is.
+        extents = [dim.value for dim in buffer.shape if isinstance(dim, IntImm)]
+        is_static = len(extents) == len(buffer.shape)
+        if self._has_vector_elements(buffer) and is_static and self.vectors is not None:
             kind = self.vectors.type(buffer.dtype)
-            self.emit_line(self.vectors.var(kind, self.bind_name(buffer), extent.value))
+            self.emit_line(self.vectors.var(kind, self.bind_name(buffer), math.prod(extents)))
             return
         lanes = self.arrays.get(buffer)
-        if lanes is None or self.vectors is None or not isinstance(extent, IntImm):
+        if lanes is None or self.vectors is None or not is_static:
             super().write_allocate(buffer)
             return
         kind = self.vectors.type(dt.with_lanes(buffer.dtype, lanes))
-        count = -(-extent.value // lanes)
+        count = -(-math.prod(extents) // lanes)
         self.emit_line(self.vectors.var(kind, self.bind_name(buffer), count))
 
     def _has_vector_elements(self, buffer: Buffer) -> bool:

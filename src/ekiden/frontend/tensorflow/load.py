@@ -198,7 +198,10 @@ def _load_saved_model(path: Path, label: str, signature: str) -> TensorflowModel
             # TensorFlow itself allocates declared counts: check them before it loads the graph.
             check_counts(all_nodes(meta_graph.graph_def), label)
         loaded = tf.saved_model.load(str(path))
-    signatures = loaded.signatures
+    signatures = getattr(loaded, "signatures", None)
+    # A file may bind the name to any object of its own, or to none.
+    if not isinstance(signatures, Mapping):
+        raise ImportModelError(f"import {label}: a SavedModel with signatures expected, got none")
     signature_list = ", ".join(map(repr, sorted(signatures))) or "none"
     if signature and signature not in signatures:
         raise CompileError(f"import {label}: no signature {signature!r}; it has {signature_list}")

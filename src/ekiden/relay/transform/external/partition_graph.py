@@ -49,7 +49,9 @@ class _RegionPartitioner:
         all_regions = find_regions(root).items()
         # What the default compiler takes stays in place.
         region_of = {
-            expr: region for expr, region in all_regions if region.target != DEFAULT_TARGET
+            expr: region
+            for expr, region in all_regions
+            if region.target != DEFAULT_TARGET and not _release_projection(expr, region)
         }
         used_outside = _region_outputs(evaluation_order(root), root, region_of)
         new: dict[RelayExpr, RelayExpr] = {}
@@ -114,6 +116,16 @@ class _RegionPartitioner:
         if source not in params:
             params[source] = Var(f"{target}_{number}_i{len(params)}", source.checked_type)
         return params[source]
+
+
+def _release_projection(expr: RelayExpr, region: CompilerRegion) -> bool:
+    """Remove a member that projects a tuple from outside its region, and return whether it was one:
+    external compilers take tensors. Members are visited in order of evaluation.
+    """
+    if not isinstance(expr, TupleGetItem) or strip_annotations(expr.tuple_value) in region.members:
+        return False
+    del region.members[expr]
+    return True
 
 
 def _is_flat_result(outputs: Sequence[RelayExpr]) -> bool:
