@@ -1,4 +1,4 @@
-"""Concurrent independent kernels, and two callers at once: what they gain.
+"""Concurrent kernels of one program, and two concurrent callers: the speed-up of each.
 
     python benchmarks/async.py [MODEL.onnx ...] [--threads 2] [--rounds 30]
 

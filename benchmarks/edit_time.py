@@ -1,5 +1,4 @@
-"""How long a notebook waits after one line of a Relay model was edited: ResNet-18 with its weights,
-compiled, then again with another activation in the middle, or another head, in the same process.
+"""Recompilation time after an edit of one line of a Relay model, as in a notebook.
 
     python benchmarks/edit_time.py [--tier full quick] [--rounds 5] [--size 224]
 

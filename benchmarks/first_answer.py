@@ -1,5 +1,5 @@
-"""Time from a model's file to its first answer, in fresh processes with empty caches, compared with
-ONNX Runtime and OpenVINO in one run: all in turns, each in a process of its own.
+"""Time from a model's file to its first answer in fresh processes with empty caches, beside ONNX
+Runtime and OpenVINO.
 
     python benchmarks/first_answer.py MODEL.onnx... [--rounds 3] [--threads 2] [--json FILE]
     python benchmarks/first_answer.py --manifest models.json --models-cache FOLDER [--only ID ...]
@@ -203,7 +203,7 @@ def measure_model(
 def measure_restarts(
     python: str, engine: str, path: Path, options: argparse.Namespace, feed: Path, cache: str
 ) -> tuple[Figures, list[np.ndarray]]:
-    """Measure a cold start as `measure` does and, for Ekiden, a second start on warm caches."""
+    """Measure a cold start and, for Ekiden, a second start on warm caches."""
     threads = options.threads
     figures, answer = measure_cold_start(
         python, engine, path, threads, feed, cache, second=options.only_first

@@ -1,4 +1,5 @@
-"""What each kernel of real models reaches, and the documentation's results page.
+"""Report of real models: the share of its limit that each kernel reaches, and the documentation's
+results page.
 
     python benchmarks/report.py kernels MODEL.onnx ... [--dim NAME=VALUE ...] [--threads N]
                                         [--top 10] [--json KERNELS]
@@ -140,7 +141,7 @@ def losses(model: str, report: Report, limits: Limits) -> list[Loss]:
 
 
 def show(kernel_losses: Sequence[Loss], top: int) -> None:
-    """Print the kernels that lose most."""
+    """Print the kernels with the largest losses."""
     print(f"{'ms':>9} {'lost':>9} {'calls':>5} {'GFLOP/s':>8} {'of limit':>11}  kernel, arguments")
     for loss in sorted(kernel_losses, key=lambda loss_entry: -loss_entry.lost)[:top]:
         row = loss.row

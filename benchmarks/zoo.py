@@ -362,7 +362,7 @@ def one(
     max_parameters: int = MAX_PARAMETERS,
     wait: int = 0,
 ) -> dict[str, Any]:
-    """Return the outcome of a model on a road, as a line of the table."""
+    """Return the outcome of a model on a frontend, as a line of the table."""
     import torch
 
     _at("building")
@@ -393,7 +393,9 @@ def one(
 
 
 def _wake(module: Any) -> None:  # noqa: ANN401
-    """Randomize weights that are 0 before training: what they multiply would not be looked at."""
+    """Randomize weights that are 0 before training, since errors in what they multiply would stay
+    hidden.
+    """
     for weight in module.parameters():
         if weight.is_floating_point() and not weight.any():
             weight.normal_(std=0.1)
@@ -622,7 +624,9 @@ _SUBPROCESS_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "EKIDE
 
 
 def _preload_modules(packages: Sequence[str]) -> None:
-    """Import what every process needs: by far the most of what a model's own takes."""
+    """Import the modules that every measured process needs, which take most of its start-up
+    time.
+    """
     for module in _PRELOADED_MODULES:
         importlib.import_module(module)
     for package in packages:

@@ -1,6 +1,5 @@
-"""Write the tables of what loads late: the module of each name of a package (`attach` reads it), of
-each operator of Relay, and of each converter of ONNX (rows of
-`ekiden.ir.lazy_registry.LazyRegistry`).
+"""Generate the lazy-export tables: the defining module of each name of a package, of each Relay
+operator, and of each ONNX converter.
 
     python scripts/generate_exports.py [--check]
 
@@ -39,7 +38,7 @@ CONVERTERS = "ekiden.frontend.onnx.converters"
 
 
 def offered(package: str) -> Iterator[tuple[str, str]]:
-    """(module, name) of what a package offers; "" is the module of a module."""
+    """Yield (module, name) of everything that a package exports; "" is the package itself."""
     tree = ast.parse((SOURCE / package.replace(".", "/") / "__init__.py").read_text("utf-8"))
     for block in tree.body:
         if not (isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"):
@@ -59,7 +58,7 @@ def _names(package: str, module: str, each: ast.alias) -> Iterator[tuple[str, st
 
 
 def names_of(module: str) -> list[str]:
-    """Return the `__all__` of a module, read: nothing of the package need be importable yet."""
+    """Return the `__all__` of a module by parsing its source, without importing it."""
     tree = ast.parse((SOURCE / f"{module.replace('.', '/')}.py").read_text("utf-8"))
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
@@ -68,7 +67,7 @@ def names_of(module: str) -> list[str]:
 
 
 def declared() -> dict[str, str]:
-    """Operator -> the module that declares it."""
+    """Return the module that declares each operator."""
     found: dict[str, str] = {}
     register = op.register_op_name
 
@@ -90,7 +89,7 @@ def declared() -> dict[str, str]:
 
 
 def converted() -> str:
-    """The file that says which operators of ONNX each family converts."""
+    """Return the text of the file that lists the ONNX operators of each converter family."""
     homes: dict[str, str] = {}
     for file in sorted(path_of(CONVERTERS).parent.glob("*.py")):
         if file.stem in ("__init__", "_exports"):

@@ -25,19 +25,21 @@ LAID_OUT_STRUCTS = (
     ("ek_native", f"{SRC}/ek_executable.h"),
 )  # fmt: skip
 """Structures that compiled code reads, those that others contain first."""
+SIGNATURES = f"{SRC}/ek_signature.h"
 EXPORTED_ENUMS = (
-    ("TypeIndex", "EK_NONE", "EK_", API),
-    ("DTypeCode", "EK_DTYPE_INT", "EK_DTYPE_", API),
-    ("DeviceType", "EK_CPU", "EK_", API),
-    ("Section(IntEnum)", "GLOBALS", "", f"{SRC}/ek_executable.c"),
-    ("TypeWord", "EK_TYPE_ANY", "EK_TYPE_", f"{SRC}/ek_signature.h"),
-    ("TypeLimit", "EK_TYPE_NESTING", "EK_TYPE_", f"{SRC}/ek_signature.h"),
-    ("DimWord", "EK_DIM_CONST", "EK_DIM_", f"{SRC}/ek_signature.h"),
-    ("Event", "EK_EVENT_CALL", "EK_EVENT_", f"{SRC}/ek_vm_step.h"),
-)
-"""Numbers: the class in Python, a member, the prefix of its members, where they stand. Sections of
-a file are looked up by their numbers and shown by their names; other classes only hold numbers, as
-Python takes 8 us a member to make an IntEnum, and every start imports them."""
+    ("TypeIndex", "Type indices of ek_value", "EK_NONE", "EK_", API),
+    ("DTypeCode", "Type codes of ek_dtype", "EK_DTYPE_INT", "EK_DTYPE_", API),
+    ("DeviceType", "Device types", "EK_CPU", "EK_", API),
+    ("Section(IntEnum)", "Section kinds of an artifact", "GLOBALS", "", f"{SRC}/ek_executable.c"),
+    ("TypeWord", "Words of an encoded type", "EK_TYPE_ANY", "EK_TYPE_", SIGNATURES),
+    ("TypeLimit", "Limits of encoded types", "EK_TYPE_NESTING", "EK_TYPE_", SIGNATURES),
+    ("DimWord", "Words of an encoded dimension", "EK_DIM_CONST", "EK_DIM_", SIGNATURES),
+    ("Event", "Event kinds of a profile", "EK_EVENT_CALL", "EK_EVENT_", f"{SRC}/ek_vm_step.h"),
+)  # fmt: skip
+"""Enumerations: Python class, what its numbers are, a member, the prefix of the members, and the C
+file. Sections of a file are looked up by their numbers and shown by their names; other classes only
+hold numbers, as Python takes 8 us a member to make an IntEnum, and every start imports them.
+"""
 SERVICES_SOURCE = f"{SRC}/ek_services.c"
 SERVICE_TABLES = (
     ("\nSERVICES", "What the runtime gives to compiled code."),
@@ -178,9 +180,9 @@ def python_class_name(name: str) -> str:
 def emit_struct_class(title: str, name: str, struct_layout: StructLayout) -> list[str]:
     """Return the Python class of a structure."""
     lines = [f"    {member.upper()} = {at}" for member, at in struct_layout.members.items()]
-    head = f'\n\nclass {title}:\n    """Bytes of {name}: its size, and where'
+    summary = f'"""Struct layout of {name}: its size and member offsets in bytes."""'
     return [
-        f'{head} members begin."""\n\n    BYTES = {struct_layout.size}\n',
+        f"\n\nclass {title}:\n    {summary}\n\n    BYTES = {struct_layout.size}\n",
         "\n".join(lines) + "\n",
     ]
 
@@ -200,7 +202,7 @@ def generate_files() -> tuple[str, str]:
         narrow[name] = narrow_layout = parse_struct_layout(name, path, narrow, 4)
         module += emit_struct_class(python_class_name(name), name, wide_layout)
         if name in ILP32_STRUCTS:
-            about = f"{name} with pointers of 4 bytes"
+            about = f"{name} with 4-byte pointers"
             module += emit_struct_class(f"{python_class_name(name)}32", about, narrow_layout)
         size = select_by_pointer_width(wide_layout.size, narrow_layout.size)
         asserts.append(f'static_assert(sizeof({name}) == {size}, "{name}");')
@@ -210,10 +212,11 @@ def generate_files() -> tuple[str, str]:
             f' "{name}.{member}");'
             for member, at in wide_layout.members.items()
         ]
-    for title, member, prefix, path in EXPORTED_ENUMS:
+    for title, about, member, prefix, path in EXPORTED_ENUMS:
         values = parse_enum(member, prefix, path)
         names = {k: v for k, v in values.items() if k != "SECTIONS"}
-        module.append(f'\n\nclass {title}:\n    """As {Path(path).name} numbers them."""\n\n')
+        summary = f'"""{about}, numbered as in {Path(path).name}."""'
+        module.append(f"\n\nclass {title}:\n    {summary}\n\n")
         module.append("".join(f"    {name} = {value}\n" for name, value in names.items()))
         if path.endswith(".h"):
             asserts += [

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the words of Python sources: names that say nothing, docstrings without their verb.
+"""Lint the words of Python sources: filler names, and docstrings that do not begin with their verb.
 
     scripts/lint_words.py            the shares, beside their limits; exit status 1 above a limit
     scripts/lint_words.py --list     each place, too
@@ -89,7 +89,7 @@ MAX_SHARES_PERCENT = {"names": 1.0, "docstrings": 1.0}
 
 
 def main() -> int:
-    """Print the share of each rule; return 1 if one is above its limit. Return 1 where one is above
+    """Print the share of each rule; return 1 if one exceeds its limit. Return 1 where one is above
     its limit.
     """
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])

@@ -1,5 +1,4 @@
-"""Reading and writing of wheel files: which of Ekiden's go into the package of deployments, and
-writing that.
+"""Wheel files: selection of the files of the deployment package, and its reproducible writing.
 
 `ekiden-runtime` is a part of the wheel `ekiden` that was built: the same bytes under another name.
 The table `tool.ekiden-runtime` of pyproject.toml says which part.

@@ -36,8 +36,8 @@ _COMPLETE_MODULES: set[str] = set()
 
 
 def _running_modules() -> set[str]:
-    """Return the names of the modules whose bodies this thread runs: of each it holds importlib's
-    lock, for which other threads may wait. Code that `exec` runs is no module.
+    """Return the names of the modules that this thread is importing; it holds importlib's lock of
+    each. Code that `exec` runs is no module.
     """
     names: set[str] = set()
     frame: FrameType | None = sys._getframe()
@@ -51,8 +51,8 @@ def _running_modules() -> set[str]:
 
 
 def _import_turn(running: set[str]) -> AbstractContextManager[object]:
-    """Return the lock of imports for a thread that runs no module: who holds a lock of importlib's
-    never waits for one under which others wait for that.
+    """Return the import lock for a thread that is importing nothing; a thread that holds a lock of
+    importlib's must not wait for it (deadlock).
     """
     return nullcontext() if running else _IMPORT_LOCK
 

@@ -1,4 +1,4 @@
-"""Locks that the child of a fork can use.
+"""Locks that remain usable in the child of a fork.
 
 The child of a fork has one thread, and Python promises nothing of what others held: their locks
 stay closed in it. A `ForkSafeLock` is free there unless the forking thread holds it. Where a lock

@@ -1,5 +1,5 @@
-"""Whoever compiles or profiles a kernel of integers that is slower than its floats would be, by the
-model of kernels, is told so.
+"""Warnings, while compiling and in profiles, about quantized kernels that the cost model predicts
+to be slower than their float form.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Worker processes are started while other threads are inside locks of every kind: importlib's,
-LLVM's, logging's, PyTorch's, those of a session of ONNX Runtime."""
+"""Fork safety: compile workers start while other threads hold locks of importlib, LLVM, logging or
+PyTorch.
+"""
 
 from __future__ import annotations
 

@@ -407,7 +407,7 @@ class _SharedAnalyzer(threading.local):
     """Thread-local analyzer without bindings, which caches proofs about shapes."""
 
     MAX_CACHED_EXPRS = 20_000
-    """Expressions that are kept alive for it, at most so many and those of one question."""
+    """Maximum number of cached expressions; a single query may exceed it."""
 
     def __init__(self) -> None:
         self.analyzer = Analyzer()

@@ -85,22 +85,22 @@ class CanonicalForm(PolynomialProver):
     def __init__(self) -> None:
         super().__init__()
         self._has_symbolic_remainders = False
-        """Whether there are remainders by a symbol."""
+        """Whether any remainder has a symbolic divisor."""
         self._memo: dict[int, Poly] = {}
         """id of an expression -> its form; `_alive` keeps the id from being given to another."""
         # By identity, as hashing a tree takes as long as the tree: shared parts are met again and
         # again, and expressions are immutable.
         self._alive: list[PrimExpr] = []
         self._rewritten: dict[object, Poly] = {}
-        """What rules made of nodes, by the key the node would have as an atom."""
+        """Rewrite-rule results by the key that the node would have as an atom."""
         # Conditions of rules are proved in the scope, so these go with it, as `_memo` does.
         self._rewrite_depth = 0
-        """How many rules are under way, each on what the one before made; see DEPTH."""
+        """Depth of nested rewrite-rule applications, limited by MAX_PROOF_DEPTH."""
         self._bound_values: dict[int, Poly] = {}
-        """What variables were bound to."""
+        """Values that variables are bound to."""
         self._bound_vars: list[Var] = []
         self._assumed_truths: dict[PolyKey, int] = {}
-        """Conditions that are no comparisons, known to be 1 or 0 in the scope."""
+        """Conditions other than comparisons that are assumed true (1) or false (0) in the scope."""
 
     def can_prove(self, condition: PrimExpr, strength: int = 0) -> bool:
         """Return whether a boolean expression is provably true; `strength` is accepted for TVM's

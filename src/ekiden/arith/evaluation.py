@@ -33,7 +33,7 @@ def substitute(expr: PrimExpr, values: Mapping[Var, PrimExpr]) -> PrimExpr:
 
 
 Number = int | float
-"""As the expression's dtype holds it: 0.7 as float32 is not 0.7 as float64."""
+"""Number rounded to the expression's dtype: 0.7 as float32 is not 0.7 as float64."""
 
 
 def evaluate(expr: PrimExpr, values: Mapping[Var, int]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Bound: TypeAlias = float
-"""An int, or an infinity."""
+"""Integer, or plus or minus infinity."""
 Interval: TypeAlias = tuple[Bound, Bound]
 UNBOUNDED_INTERVAL: Interval = (-math.inf, math.inf)
 

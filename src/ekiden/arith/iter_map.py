@@ -59,7 +59,7 @@ from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
 
 Size: TypeAlias = int | PrimExpr
-"""A whole number, or a symbolic one."""
+"""Constant or symbolic size."""
 
 
 class IterMapLevel(Enum):
@@ -179,13 +179,15 @@ class IterMapDetector:
         whole_sums: bool = False,
     ) -> None:
         self.divides_whole_sums = whole_sums
-        """Divide sums as one digit even where the divisor falls between two of their digits."""
+        """Whether a sum divides as one digit even where the divisor falls between two of its
+        digits.
+        """
         self.numbers = _SizeArithmetic()
         self.level = level
         self.marks: dict[Var, IterMark] = {}
         self.starts: dict[Var, Size] = {}
         self.constrained: list[tuple[IterSum, IterMark]] = []
-        """Fused sums (smallest scale 1) that a predicate shortens, and their marks."""
+        """Fused sums with smallest scale 1 that a predicate bounds, with their marks."""
         self._fused: dict[tuple[object, ...], IterMark] = {}
         self._done: dict[int, IterSum] = {}
         self._alive: list[PrimExpr] = []

@@ -182,7 +182,9 @@ def deduce_bound(
 
 @dataclass(frozen=True, slots=True)
 class IntGroupBounds:
-    """Bounds lower <= coef * var <= upper, and coef * var == equal."""
+    """Bounds lower <= coef * var <= upper of one variable, and the values that coef * var
+    equals.
+    """
 
     coef: int
     lower: tuple[PrimExpr, ...]

@@ -24,8 +24,9 @@ from ekiden.ir.prim import EQ, GE, GT, LE, LT, NE, BinaryExpr, Div, FloorDiv, Pr
 from ekiden.ir.prim_visitor import post_order
 
 MAX_PROOF_DEPTH = 6
-"""How many variables with symbolic ranges a proof may replace, and how deep rules may be applied to
-what rules made: both searches branch, and what takes more steps is left unproved."""
+"""Maximum number of ranged variables that a proof substitutes, and of nested rewrites; both
+searches branch, so deeper goals stay unproved.
+"""
 
 
 class Atom:
@@ -37,13 +38,14 @@ class Atom:
         self.expr = expr
         self.bound = bound
         self.order = order
-        """Where it stands in a sum: variables first, by their names."""
+        """Sort key within a sum: variables first, by name."""
         self.numerator: PolyKey | None = None
         self.divisor: int = 0
-        """Of x // c and x % c with a number c > 0: x and c. Not of c < 0: two digits are then not
-        one of the product, 0 * 2 + 1 % 2 being 1 and 1 % -6 being -5."""
+        """Divisor c of the quotient x // c or remainder x % c, for constant c > 0. Not of c < 0:
+        two digits are then not one of the product, 0 * 2 + 1 % 2 being 1 and 1 % -6 being -5.
+        """
         self.symbolic_remainder: tuple[PolyKey, PolyKey] | None = None
-        """Of a remainder by one monomial that is no number: (x, d) of x % d."""
+        """Dividend and divisor (x, d) of a remainder x % d by a symbolic monomial."""
 
 
 class PolynomialProver:
@@ -52,15 +54,14 @@ class PolynomialProver:
     def __init__(self) -> None:
         self._atoms: list[Atom] = []
         self._numbers: dict[object, int] = {}
-        """What an atom is (its kind and the polynomials of its parts) -> its place in `_atoms`."""
+        """Index in `_atoms` by the atom's kind and the polynomials of its parts."""
         self._has_truncated_division = False
-        """Whether there are quotients that are rounded towards zero."""
+        """Whether any quotient is truncated towards zero."""
         self._ranges: dict[int, tuple[Poly, Poly]] = {}
-        """Number of a variable -> its lowest and its highest value, which other variables may be
-        in."""
+        """Lowest and highest value of each ranged variable, by its atom index."""
         self._terms: dict[tuple[Monomial, int], PrimExpr] = {}
         self._facts: list[Poly] = []
-        """What is known to be >= 0 in the scope."""
+        """Polynomials known to be >= 0 in the scope."""
 
     def _poly(self, expr: PrimExpr) -> Poly:
         """Return the canonical polynomial of an expression (implemented by the subclass)."""

@@ -17,7 +17,9 @@ from ekiden.ir.prim import BinaryExpr, IntImm, PrimExpr, const, fold_binary
 from ekiden.runtime.lazy_dataclass import dataclass
 
 ModularSetOf = Callable[[PrimExpr], tuple[int, int]]
-"""(coeff, base) of an integer: see Analyzer.modular_set."""
+"""Function that returns the modular set (coeff, base) of an integer expression, as
+Analyzer.modular_set.
+"""
 
 
 @dataclass(frozen=True, slots=True)

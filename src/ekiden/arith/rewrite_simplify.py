@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 REWRITE_SIMPLIFY_RULES = rule_engine.RuleSet(*REWRITE_FORMS, *REWRITE_RULES, written_first=True)
 MAX_REWRITE_DEPTH, MAX_RULE_APPLICATIONS = 32, 2_000
-"""How deep what rules made is formed again, and how many rules are applied to one expression: rules
-that undo each other come to an end."""
+"""MAX_REWRITE_DEPTH: maximum depth of nested rule results, so that rules that undo each other
+terminate. MAX_RULE_APPLICATIONS: maximum number of rule applications per expression, so that rules
+that undo each other terminate.
+"""
 
 
 _COMPARISONS = (EQ, NE, LT, LE, GT, GE)
@@ -49,7 +51,7 @@ class RewriteSimplifier:
     def __init__(self, analyzer: Analyzer) -> None:
         self._known = analyzer
         self._done: dict[int, PrimExpr] = {}
-        """id of an expression -> its form; a form is its own."""
+        """Simplified form by the id of the expression; a simplified form maps to itself."""
         self._alive: list[PrimExpr] = []
         self._applied = 0
 

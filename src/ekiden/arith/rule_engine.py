@@ -79,7 +79,7 @@ class RulePattern:
 
 
 _Parts: TypeAlias = tuple[type[PrimExpr] | str | int, Sequence[ast.expr], bool]
-"""What a pattern is made of: its head, its operands as trees, whether it is a name."""
+"""Decomposed pattern: its root, its operands as syntax trees, and whether it is a variable name."""
 
 
 def _compile_pattern(node: ast.expr) -> RulePattern:
@@ -161,7 +161,7 @@ def _match_pattern(p: RulePattern, e: PrimExpr, bindings: PatternBindings) -> bo
 
 
 ExprBuilder: TypeAlias = Callable[[Mapping[str, PrimExpr], str], PrimExpr]
-"""An expression from what the names stand for; numbers get the dtype."""
+"""Function that builds an expression from the pattern's bindings; numbers take the given dtype."""
 
 
 def build_expr(node: ast.expr, names: Mapping[str, PrimExpr], dtype: str) -> PrimExpr:
@@ -273,7 +273,7 @@ def parse_side(text: str) -> ast.expr:
 
 
 ParsedRule: TypeAlias = tuple[RewriteRule, ast.expr]
-"""A rule and the tree of its left side."""
+"""Rule with the syntax tree of its left side."""
 
 
 def group_by_root_kind(rules: Sequence[RewriteRule]) -> dict[object, list[ParsedRule]]:
@@ -371,7 +371,7 @@ class RuleSet:
 
 
 CANONICAL_RULES = RuleSet(*REWRITE_RULES, *NORMALIZE_RULES)
-"""What brings a node to its normal form."""
+"""Rules that bring a node to its canonical form."""
 
 
 def _may_match_kind(p: RulePattern, kind: object) -> bool:

@@ -33,9 +33,9 @@ class RewriteRule:
     right: str
     condition: str = "True"
     fixed: bool = False
-    """Operands match as written alone."""
+    """Whether the pattern matches its operands only in the written order."""
     final: bool = False
-    """The right side stays as it is written."""
+    """Whether the right side is not simplified further."""
 
 
 # fmt: off

@@ -26,7 +26,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 ExternalKernel = Callable[..., object]
-"""What computes a function: called with its inputs and the tensors it writes."""
+"""Function that computes a region from its input and output tensors."""
 ExternalCodegen = Callable[[Function], ExternalKernel]
 
 

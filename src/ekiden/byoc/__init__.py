@@ -1,4 +1,4 @@
-"""Bring your own codegen: regions of a model in engines of others, because a user asks for it.
+"""Bring your own codegen: regions of a model offloaded to third-party engines on request.
 
 module = byoc.partition(relay.frontend.from_onnx(model)[0], "onnxruntime")
 exe = ekiden.compile(module)              # exe.save: the artifact says what it needs

@@ -1,5 +1,5 @@
-"""The oneDNN engine: which operators of Relay go there, a row each, and regions as programs of
-steps, which `runtime/engines/onednn_plan.h` describes.
+"""oneDNN engine: a table of offloadable Relay operators, and regions as plans of oneDNN primitives
+(`runtime/engines/onednn_plan.h`).
 """
 
 from __future__ import annotations

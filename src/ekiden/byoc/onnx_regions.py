@@ -1,4 +1,4 @@
-"""Engines that take ONNX models: which operators of Relay go there, a row each, and regions as such
+"""Engines that run ONNX models: a table of offloadable Relay operators, and regions as ONNX
 models.
 """
 

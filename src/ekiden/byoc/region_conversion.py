@@ -1,6 +1,4 @@
-"""Shared region conversion for engines: tables of the operators that go there, and walks over a
-region.
-"""
+"""Shared region conversion for engines: operator tables, and traversal of a region."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ekiden cache stats|export|import|prune`: what was compiled and is kept."""
+"""`ekiden cache stats|export|import|prune`: manage the cache of compiled models and kernels."""
 
 from __future__ import annotations
 

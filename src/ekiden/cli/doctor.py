@@ -1,4 +1,4 @@
-"""`ekiden doctor`: what works on this machine, and what would mend what does not.
+"""`ekiden doctor`: check the installation, and print how to fix what fails.
 
 Exit codes: 0 everything that is needed works, 2 wrong usage, 3 something that is needed does not.
 """

@@ -1,4 +1,4 @@
-"""`ekiden export FILE -o model.so`: a library, an object, C or an archive of what FILE holds."""
+"""`ekiden export FILE -o model.so`: write a shared library, an object, C or an archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ekiden generate MODEL "text"`: an answer as it is made, and how fast."""
+"""`ekiden generate MODEL "text"`: print an answer as it is generated, and the speed."""
 
 from __future__ import annotations
 

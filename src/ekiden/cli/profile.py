@@ -43,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Profile one run; print a table and write what is asked for."""
+    """Profile one run; print a table and write the requested files."""
     for path in filter(None, (options.json, options.trace)):
         check_folder(path)
     executable = open_local_or_remote(options)

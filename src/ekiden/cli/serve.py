@@ -1,4 +1,4 @@
-"""`ekiden serve FOLDER`: the arguments, and a server of them."""
+"""`ekiden serve FOLDER`: serve the models of a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ekiden web MODEL -o FOLDER`: a model with all that a page needs to run it."""
+"""`ekiden web MODEL -o FOLDER`: write a model with all files that a web page needs to run it."""
 
 from __future__ import annotations
 

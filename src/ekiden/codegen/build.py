@@ -37,7 +37,7 @@ else:
 
 
 SOURCE_FORMATS = {"ll": "LLVM IR", "asm": "assembly", "c": "C"}
-"""Format of the text of a processor's code -> what it is."""
+"""Description of each source format of CPU code."""
 Sources = Mapping[str, Callable[[Sequence[PrimFunc], Target], str]]
 
 
@@ -48,15 +48,15 @@ class CodeGenerator:
     """
 
     compile: Callable[[Sequence[PrimFunc], Target], bytes]
-    """A relocatable object."""
+    """Function that compiles lowered functions to a relocatable object."""
     sources: Callable[[Target], Sources]
-    """Format -> text, for `Module.get_source`; the first is the default."""
+    """Source printers by format, for `Module.get_source`; the first is the default."""
     version: Callable[[], str]
-    """What compiled code depends on besides this package."""
+    """Version of external tools on which the generated code depends."""
     check: Callable[[Target, str], None]
-    """Raises CompileError, for which thing, where it cannot make code for a target."""
+    """Function that raises CompileError where the target is unsupported."""
     debug: Callable[[Sequence[PrimFunc], Target, Path, Mapping[Stmt, int]], bytes]
-    """An object with debug lines: those given, of the text at the path."""
+    """Function that compiles with debug lines that refer to a text file."""
 
 
 def _compile_c(funcs: Sequence[PrimFunc], target: Target) -> bytes:

@@ -47,9 +47,9 @@ def _format_key(source_digest: str, target: Target, extra: Sequence[str]) -> str
 
 CHECKSUM_BYTES = 8
 CACHE_FILE_MAGIC = b"ekiden-1"
-"""Of the form of files: part of their digest, so that one of another form is a miss."""
+"""Version tag in the checksum of cache files, so that files of another format are misses."""
 SCANS_PER_CACHE_FILL = 64
-"""How often the folder is looked at, about, while as many bytes are kept as it may have."""
+"""Expected number of folder scans while the cache fills once."""
 
 
 def _checksum(code: bytes) -> bytes:

@@ -125,7 +125,7 @@ def extern_symbol(e: Intrinsic, generator: str) -> str:
 
 
 MAX_SYMBOL_CHARS = 200
-"""Characters of the name of a C function; the loader of images holds them on its stack."""
+"""Maximum length of a C symbol; the image loader keeps it on its stack."""
 _C_TYPES = frozenset(
     ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
      "float32", "float64")
@@ -222,10 +222,11 @@ def in_place_params(func: PrimFunc) -> tuple[int, ...]:
 
 
 DEVICE_TYPE_ATTR = "tir.device_type"
-"""The attribute of functions of the host that launch kernels: DLPack's number of their device, on
-which their arguments lie and what they allocate."""
+"""Attribute of host functions that launch kernels: the DLPack device type of their arguments and
+buffers.
+"""
 DEVICE_ID_VAR = Var("device_id", "int64")
-"""In such functions the number of the device of the first argument."""
+"""Variable with the device id of the first argument in such host functions."""
 
 
 def device_type_of(func: PrimFunc) -> int | None:
@@ -246,7 +247,7 @@ def _is_empty(buffer: Buffer) -> bool:
 
 
 FLUSH_SUBNORMALS_ATTR = "tir.flush_subnormals"
-"""The attribute of functions in which subnormal numbers are 0."""
+"""Attribute of functions that flush subnormal numbers to zero."""
 
 
 def flushes_subnormals(func: PrimFunc) -> bool:
@@ -255,7 +256,7 @@ def flushes_subnormals(func: PrimFunc) -> bool:
 
 
 BOUNDS_ERROR_KIND = "BoundsError"
-"""The error of an access outside of a buffer."""
+"""Error kind of an out-of-bounds access."""
 
 
 def buffer_address_args(e: Intrinsic) -> list[Buffer]:

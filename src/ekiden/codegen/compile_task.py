@@ -19,7 +19,7 @@ class CompileTask:
     function: Callable[..., bytes]
     arguments: tuple[object, ...] = ()
     is_local: bool = False
-    """Whether only this process can make it, as by a computation that its program registered."""
+    """Whether only this process can run it, for example because it uses a registered function."""
 
     def compile(self) -> bytes:
         """Return the object code. Raises what the function raises."""

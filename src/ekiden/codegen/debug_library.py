@@ -23,7 +23,7 @@ from ekiden.tir.printer import print_with_lines
 from ekiden.tir.stmt import PrimFunc, Stmt
 
 CompileWithLines = Callable[[Path, Mapping[Stmt, int]], bytes]
-"""(path of the text, line of each statement in it) -> a relocatable object with debug lines."""
+"""Function (text path, line of each statement) -> relocatable object with debug lines."""
 
 _SHIM_TEMPLATE = """\
 typedef void (*address)(void);

@@ -47,20 +47,22 @@ __all__ = [
 ]
 
 ProgressCallback = Callable[[int, int, str], None]
-"""Called with (kernels done, kernels in all, name of the one just done)."""
+"""Callback (kernels done, total, name of the last one)."""
 
 _LOG = LazyLogger(__name__)
 MIN_PARALLEL_TASKS = 4
-"""Kernels to compile from which worker processes pay."""
+"""Minimum number of kernels for which worker processes pay off."""
 BACKGROUND_NICENESS = 5
-"""How much nicer background workers are than the program: where both want a core they have a
-quarter of it, by the weights of Linux. At 0, general kernels answer at half the speed until all are
-compiled; at 10, a program that does not rest has its own code three times later."""
+"""Niceness of background workers, which get about a quarter of a contended core. At 0, general
+kernels answer at half the speed until all are compiled; at 10, a program that does not rest has its
+own code three times later.
+"""
 INTERRUPT_CHECK_S = 0.1
-"""A wait for workers returns to Python so often: an exception that another thread has set, as the
-limit of time of a compilation does, is raised there only."""
+"""Interval in seconds at which waiting returns to Python, where exceptions set by other threads (a
+compilation's time limit) are raised.
+"""
 LOCAL_COMPILE_LOCK = ForkSafeLock()
-"""Held while this process itself compiles a kernel: one thread at a time."""
+"""Lock held while this process compiles a kernel itself."""
 
 
 class CancelledError(Exception):
@@ -128,7 +130,7 @@ class _WorkerPool:
         self._waiting = iter(range(len(tasks)))
         self._running: dict[WorkerProcess, _RunningTask] = {}
         self.refused: list[int] = []
-        """Positions of tasks with something that only this process has."""
+        """Positions of tasks that only this process can run."""
 
     def iter_results(self) -> Iterator[tuple[int, bytes]]:
         """Yield (position, object code) in the order they are done. Raises what a task raises,

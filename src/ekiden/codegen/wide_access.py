@@ -15,9 +15,9 @@ from ekiden.ir.prim import PrimExpr, is_const
 from ekiden.tir.expr import Buffer, Ramp
 
 MAX_ACCESS_BYTES = 16
-"""Of one access, and the alignment that memory needs for any."""
+"""Maximum width of one access in bytes, and the alignment that it requires."""
 SHARED_SCOPE = "shared"
-"""The scope of memory of a block, which begins at a multiple of more."""
+"""Scope of block-shared memory, which is sufficiently aligned."""
 
 
 def vector_access_bytes(buffer: Buffer, index: PrimExpr, is_argument: bool) -> int:

@@ -77,14 +77,14 @@ class WorkerSetup:
 
     environment: dict[str, str]
     folder: str
-    """The working folder, which names of files are relative to."""
+    """Working directory, to which file names are relative."""
     niceness: int
     log_level: int
     opt_level: int
     required_passes: tuple[str, ...]
     disabled_passes: tuple[str, ...]
     options: dict[str, object]
-    """Those of the PassContext that lowering reads."""
+    """Options of the PassContext that affect lowering."""
     instruments: tuple[PassInstrument, ...]
 
 
@@ -95,9 +95,9 @@ class TaskReply:
     result: bytes | None = None
     error: BaseException | None = None
     unavailable_reason: str = ""
-    """What of the task exists in the program alone."""
+    """Reason why only the program's own process can run the task."""
     seen: list[object] = field(default_factory=list)
-    """What each instrument saw."""
+    """Observations of each pass instrument."""
     records: list[logging.LogRecord] = field(default_factory=list)
 
 

@@ -56,17 +56,18 @@ __all__ = [
 ]  # fmt: skip
 
 WORKER_START_TIMEOUT_S = 300.0
-"""Seconds that the first answer of a new worker may take; a busy machine needs a few."""
+"""Timeout in seconds of a new worker's first reply."""
 WORKER_EXIT_TIMEOUT_S = 10.0
-"""Seconds after which a server that does not end by itself is killed."""
+"""Seconds after which a server that does not exit is killed."""
 MAX_WORKER_OUTPUT_CHARS = 400
-"""Most characters that a message repeats of what a worker had printed."""
+"""Maximum number of characters of worker output shown in a message."""
 SINGLE_THREAD_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-"""For the server alone, which must have no threads; workers have the program's environment."""
+"""Environment that keeps the fork server single-threaded; workers have the program's environment.
+"""
 
 
 NO_PASS_OPTIONS: Mapping[str, object] = {}
@@ -127,7 +128,7 @@ _SERVER_COMMAND = "from ekiden.codegen.worker_server import serve; serve(int(sys
 _SERVER_LOCK = ForkSafeLock()
 _server: _ForkServerHandle | None = None
 _socket_of_workers: socket.socket | None = None
-"""In a worker, the socket by which it asks the server for another one."""
+"""Socket by which a worker requests further workers from the server."""
 
 
 def become_worker(server: socket.socket) -> None:
@@ -220,7 +221,7 @@ class WorkerProcess:
         self._connection = worker_loop.FrameConnection(own)
         self._exit_code = exit_code
         self.pid: int | None = None
-        """The number of the process; None before `begin`."""
+        """Process id; None before it has started."""
 
     def send_setup(self, setup: bytes) -> None:
         """Wait for the process and send it its Setup. Raises WorkerEndedError."""

@@ -33,16 +33,20 @@ from ekiden.codegen import worker_loop
 __all__ = ["EXIT_CODE_STRUCT", "MAX_REQUEST_BYTES", "WORKER_FDS", "serve"]
 
 WORKER_FDS = 4
-"""Descriptors of a request for a worker: its task socket, the pipe that its exit code is written
-to, the pipe that closes when the program ends, and the file that takes what it prints."""
+"""Number of descriptors in a request for a worker: its task socket, the pipe for its exit code, the
+pipe that closes when the program ends, and the file for its output.
+"""
 MAX_REQUEST_BYTES = 1 << 14
 EXIT_CODE_STRUCT = struct.Struct("<i")
-"""As subprocess has it: negative for a signal."""
+"""Encoding of an exit code as subprocess has it: negative for a signal."""
 SERVER_IDLE_TIMEOUT_S = 60.0
-"""A server without workers and requests for so long ends; the next compilation starts another."""
+"""Seconds without workers and requests after which the server exits; the next compilation starts
+another.
+"""
 PARENT_POLL_INTERVAL_S = 5.0
-"""How often the server looks whether the program is still there: a copy of the control socket in a
-process that was forked without Python's knowledge keeps it open."""
+"""Interval in seconds at which the server polls whether the program still runs: a process forked
+without Python's knowledge may keep a copy of the control socket open.
+"""
 
 
 class _ForkServer:
@@ -62,7 +66,7 @@ class _ForkServer:
         signal.set_wakeup_fd(wakeup)
         self._wakeup = wakeup
         self._exit_pipes: dict[int, int] = {}
-        """By process number of a worker, the pipe that its exit code goes to."""
+        """Pipe that takes the exit code of each worker, by process id."""
         self._program = os.getppid()
 
     def serve_requests(self) -> None:

@@ -1,3 +1,1 @@
-"""Compiler driver: from a model to an executable; options, stages, caches, tiers, exported
-files.
-"""
+"""Compiler driver: from a model to an executable, with options, caches, tiers and export."""

@@ -1,6 +1,4 @@
-"""Choose by measurement the devices on which a model runs fastest: one for all of it, or the host
-and a device for parts.
-"""
+"""Automatic device selection: measure candidate device plans, and choose the fastest."""
 
 from __future__ import annotations
 
@@ -35,19 +33,19 @@ __all__ = ["DevicePlan", "candidate_plans", "compile_fastest_plan"]
 
 _LOG = logging.getLogger("ekiden")
 MIN_MEASURE_TIME_S = 0.3
-"""Seconds that the runs of each plan take, at least."""
+"""Minimum total time of a plan's runs, in seconds."""
 MAX_TIME_RATIO = 0.95
-"""Several devices take at most this share of the time of one: what is no faster is left."""
+"""Maximum time of a plan of several devices relative to the best single device."""
 HOST_LAUNCH_S = 5e-7
-"""Seconds until a kernel of the host is done that does next to nothing."""
+"""Overhead of a minimal host kernel, in seconds."""
 
 CompileFunction = Callable[[Targets], runtime.Executable]
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """Device plan: devices with their targets, the first for operators without a placement; the
-    costs for placement by cost; and whether the program itself places something on a device.
+    """Device plan: devices with their targets (the default one first), measured costs, and whether
+    the program itself fixes placements.
     """
 
     devices: Mapping[Device, Target]
@@ -62,9 +60,9 @@ class DevicePlan:
 
 
 def candidate_plans(targets: Targets, model: object = None) -> list[DevicePlan]:
-    """Return a plan for each single device, the host included: of the requested ones, or of all
-    that are present. What the program of `model` places on devices stays there. Raises
-    CompileError for a missing device, or several targets of one.
+    """Return a plan for each single device, host included, of the requested ones or of all present
+    ones. What the program of `model` places on devices stays there. Raises CompileError for a
+    missing device, or several targets of one.
     """
     config = compilation_config(targets)
     if len(config.primitive_targets) != 1:
@@ -111,7 +109,7 @@ def candidate_plans(targets: Targets, model: object = None) -> list[DevicePlan]:
 
 
 def _declared_devices(model: object) -> list[Device]:
-    """Return the devices other than the host that a program names."""
+    """Return the non-host devices that a program's annotations name."""
     if not isinstance(model, (IRModule, Function)):
         return []
     annotated = iter_virtual_devices(module_of(model))
@@ -121,10 +119,9 @@ def _declared_devices(model: object) -> list[Device]:
 def compile_fastest_plan(
     plans: Sequence[DevicePlan], compile: CompileFunction
 ) -> runtime.Executable:
-    """Compile every plan, measure it with random inputs and results fetched to the host, and return
-    the fastest executable: the single devices, and the host with each of them, placed by
-    measured costs. The logger "ekiden" reports the measurements. Raises the errors of the host's
-    plan; devices that fail are skipped.
+    """Compile and measure every plan with random inputs, single devices first, then the host with
+    each of them; return the fastest executable. The logger "ekiden" reports the measurements.
+    Raises the errors of the host's plan; devices that fail are skipped.
     """
     executables = {str(plans[0]): compile(_plan_targets(plans[0]))}
     feed = random_inputs(Executable(executables[str(plans[0])]), {})
@@ -153,8 +150,8 @@ def compile_fastest_plan(
 def _mixed_plans(
     plan: DevicePlan, peak: MachinePeak, host: float, device: float
 ) -> list[DevicePlan]:
-    """Return the plans of the host with a device, whose single times are known: with weight layouts
-    for the host's kernels, and for the device's.
+    """Return the plans of the host with a device: with weights packed for the host's kernels, and
+    for the device's.
     """
     (accelerator, target), (host_device, own) = plan.devices.items()
     costs = _device_costs(peak, measure_device(accelerator), host, device)
@@ -168,6 +165,7 @@ def _mixed_plans(
 def _device_costs(
     peak: MachinePeak, figures: DeviceFigures, host: float, device: float
 ) -> DeviceCosts:
+    """Return the placement costs of a device and the host, from their measured figures."""
     return DeviceCosts(
         (peak.flops, figures.flops),
         (peak.bandwidth, figures.bandwidth),
@@ -211,7 +209,7 @@ def _compile_and_run(
 def _measure_executables(
     executables: Mapping[str, runtime.Executable], feed: Mapping[str, Array]
 ) -> dict[str, float]:
-    """Return the seconds of a run of each executable."""
+    """Return the seconds per run of each executable."""
     runs = [
         partial(_run_and_fetch, Executable(executable), feed) for executable in executables.values()
     ]

@@ -1,4 +1,4 @@
-"""Build an artifact from a model."""
+"""Model compilation: from a model to the bytes of an artifact."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ from ekiden.runtime.terminal import stderr_is_terminal
 from ekiden.target.virtual_device import CompilationConfig, Targets, compilation_config
 
 Model: TypeAlias = str | os.PathLike[str] | bytes | IRModule | Function | Any
-"""A path, bytes, a module, a function of Relay, or an object that a row of the table of frontends
-takes."""
+"""Accepted model: a path, bytes, a module, a Relay function, or an object of a supported framework.
+"""
 
 
 def module_of(program: IRModule | Function) -> IRModule:
@@ -74,9 +74,8 @@ def module_of(program: IRModule | Function) -> IRModule:
 
 @time_phase("import")
 def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
-    """Import a module from anything that `compile` accepts, with what the frontend declares as its
-    attributes (see ekiden.frontend.common.imported_module). Raises CompileError for anything
-    else, and for options that the model does not know.
+    """Import anything that `compile` accepts as a module; the frontend's declarations become its
+    attributes. Raises CompileError for anything else, and for options that the model does not know.
     """
     if isinstance(model, (IRModule, Function)):
         for name in options.given():
@@ -124,19 +123,18 @@ def _rename_shared_variables(module: IRModule) -> IRModule:
 
 @dataclass(frozen=True, slots=True)
 class CompiledModel:
-    """Compiled artifact, whose bytes stay in pieces until they are joined or written, with the
-    names of the model's external weight files.
-    """
+    """Compiled artifact as chunks of bytes, with the names of the model's external weight files."""
 
     artifact: ArtifactFile
     weight_files: tuple[str, ...]
     external_constants: Mapping[int, Array]
-    """Constants by number that the artifact is without: of one with general kernels, which is
-    loaded and not kept."""
+    """Constants by number that are not in the artifact, for programs with general kernels, which
+    are loaded but not stored.
+    """
     files: mapped_files.MappedFiles
-    """What weights are read from, to be checked when they were."""
+    """Mapped weight files, checked for changes before the artifact is written."""
     general: GeneralProgram | None = None
-    """What is left to compile, where kernels are general."""
+    """General program whose kernels remain to be compiled, if any."""
 
     def __len__(self) -> int:
         return self.artifact.size
@@ -161,20 +159,20 @@ class CompiledModel:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GeneralProgram:
-    """Program with general kernels, which runs while their own code is compiled."""
+    """Program that runs with general kernels while its specialised ones are compiled."""
 
     forms: Mapping[str, bytes]
-    """The general forms, by the names of their kernels."""
+    """Code of the general kernels by kernel name."""
     lowered: LoweredModule
     metadata: dict[str, object]
     executor: str
     files: mapped_files.MappedFiles
     dump: PassInstrument | None
-    """What dumps the compilation, which goes on in another thread."""
+    """Instrument that dumps the compilation, which continues in another thread."""
 
     def finish(self, on_kernel: OnKernel, cancellation: CancellationToken) -> CompiledModel:
-        """Compile every kernel's own code and return the final artifact; `on_kernel` gets each
-        kernel's code once it is ready. Raises what compiling raises, and CancelledError.
+        """Compile every kernel's specialised code, passing each to `on_kernel`; return the final
+        artifact. Raises what compiling raises, and CancelledError.
         """
         code = self.lowered.kernels.kernels.code
         finishing = FullTierRequest(on_kernel, cancellation, code)
@@ -198,11 +196,12 @@ def compile_to_bytes(
 
 
 REGION_ATTRIBUTES = ("Compiler", "Primitive", "Inline", "global_symbol")
+"""Attributes of a region function that its compilation drops."""
 
 
 def _compile_c_region(region: Function) -> str:
-    """Compile a region for "ccompiler", the smallest external compiler (as in TVM's example): an
-    artifact for target kind "c", through the system's C compiler.
+    """Compile a region for the external compiler "ccompiler" (TVM's example) by the system's C
+    compiler.
     """
     for mark in REGION_ATTRIBUTES:
         region = region.without_attr(mark)
@@ -214,8 +213,8 @@ register_compiler("ccompiler", ExternalCompiler(_compile_c_region))
 
 @dump_if_requested("compile")
 def compile_model(model: Model, options: CompileOptions) -> CompiledModel:
-    """Compile, under the PassContext that `options.context` enters; errors are those of `compile`.
-    Of tier "quick" kernels may be general: `general` of what is returned gives them their own code.
+    """Compile a model within the PassContext of `options.context`. Of tier "quick" kernels may be
+    general: `general` of what is returned gives them their own code.
     """
     config = compilation_config(options.targets)
     # Missing code generators are reported before the model is read, which may take minutes.
@@ -295,8 +294,8 @@ def _declare_conditions(module: IRModule) -> IRModule:
 
 
 def describe_main(module: IRModule) -> dict[str, object]:
-    """Return the metadata of `main`: names, shapes and dtypes of inputs and outputs, and the upper
-    bounds of symbols.
+    """Return the metadata of `main`: names, shapes and dtypes of inputs and outputs, and the
+    symbols' upper bounds.
     """
     main = module["main"]
     assert isinstance(main, Function)
@@ -332,6 +331,7 @@ def symbol_bounds(kinds: Sequence[Type]) -> dict[str, int]:
 
 
 def _flatten_fields(kind: Type) -> list[Type]:
+    """Return the leaf types of a nested tuple type."""
     return list(kind.fields) if isinstance(kind, TupleType) else [kind]
 
 

@@ -1,5 +1,4 @@
-"""`compile()` and `export()`; from a model to an executable, by the compiler or from the cache of
-artifacts.
+"""`compile()` and `export()`: compile a model, or load it from the artifact cache.
 
 The compiler is imported when there is something to compile.
 """
@@ -82,8 +81,8 @@ def compile(
     devices: str = "",
     timeout: float | None = None,
 ) -> Executable:
-    """Compile a model: `compile(model)`, `compile(model, target)`, `compile(module,
-    example_inputs)`, `compile(module, example_inputs, target)`; both by name too.
+    """Compile a model to an executable: `compile(model)`, `compile(model, target)`,
+    `compile(module, example_inputs, target)`.
 
     Args:
         model: a path, bytes, an object of a framework (docs/frontends.md), a function of Relay, or
@@ -228,7 +227,8 @@ def export(
     progress: ProgressCallback | None = None,
     records: RecordsLike = None,
 ) -> None:
-    """Compile a model and write it as the suffix of `path` says: `.eki`, `.so`, `.o`, `.c`, `.tar`.
+    """Compile a model and write it in the format of the path's suffix: `.eki`, `.so`, `.o`, `.c` or
+    `.tar`.
 
     The code need not run on this machine: `target="llvm -mcpu=neoverse-n1"` makes an artifact for
     64-bit Arm; a library for it needs a C compiler for it, `cc`, or the package ziglang. Other
@@ -294,15 +294,13 @@ def _split_positional(
 
 
 def _accepts_examples(model: Model) -> bool:
-    """Return whether a model's sizes and types may come from example inputs."""
+    """Return whether a model's shapes and dtypes may be inferred from example inputs."""
     row = frontend_of(model)
     return row is not None and "example_inputs" in row.options
 
 
 def _are_examples(argument: Targets | Sequence[object]) -> bool:
-    """Return whether a positional argument is a sequence of example inputs: empty, of numbers, or
-    of anything that is no target.
-    """
+    """Return whether a positional argument is a sequence of example inputs and not a target."""
     if not isinstance(argument, (list, tuple)):
         return False
     are_numbers = all(isinstance(item, (int, float)) for item in argument)
@@ -310,7 +308,7 @@ def _are_examples(argument: Targets | Sequence[object]) -> bool:
 
 
 def _may_be_targets(value: object) -> bool:
-    """Return whether a value may be targets: a target, one with options, devices with theirs, or a
+    """Return whether a value may specify targets: a target, a target with options, devices, or a
     sequence or mapping of those.
     """
     if isinstance(value, Mapping):
@@ -332,21 +330,22 @@ WORKER_PRELOAD = (
     "ekiden.topi.nn.matrix_products",
     "ekiden.tir.schedule.schedule",
 )
-"""What processes that compile kernels import while this one reads the model: what each of them
-would import at its first kernel otherwise."""
+"""Modules that worker processes import while this process reads the model, instead of at their
+first kernel.
+"""
 RELAXED_GC_THRESHOLD = 100_000
-"""New objects after which garbage is looked for while compiling; Python's own number is 700."""
+"""Generation-0 threshold of the garbage collector while compiling; Python's default is 700."""
 
 
 class _RelaxedGc:
-    """Context in which garbage collection runs rarely: objects created from a model stay alive, and
-    scanning them takes a twentieth of compiling (Zen 4). It is reentrant and thread-safe.
+    """Context in which garbage collection is rare: a model's objects stay alive, and scanning them
+    takes a twentieth of the compile time (Zen 4). It is reentrant and thread-safe.
     """
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock()
         self._inside: list[int] = []
-        """The threads that are, each as often as it has entered."""
+        """Entry count of each thread inside the context."""
         self._before = gc.get_threshold()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._reset_in_child)
@@ -367,7 +366,7 @@ class _RelaxedGc:
                 gc.set_threshold(*self._before)
 
     def _reset_in_child(self) -> None:
-        """Forget the other threads in the child of a fork: they do not exist there."""
+        """Reset the thread counts in a forked child, where other threads do not exist."""
         own = [thread_id for thread_id in self._inside if thread_id == threading.get_ident()]
         if self._inside and not own:
             gc.set_threshold(*self._before)
@@ -378,12 +377,13 @@ _RELAXED_GC = _RelaxedGc()
 
 
 _has_frozen = False
-"""Whether the program was seen to freeze objects; Python counts them one by one to tell."""
+"""Whether the program has called gc.freeze; checked once, since counting frozen objects is linear.
+"""
 
 
 def _promote_to_old_generation() -> None:
-    """Move all objects to the oldest generation, as a collection would: otherwise the next
-    allocation triggers a scan of all of them in the middle of the first run.
+    """Move all objects to the oldest generation, so that the next allocation does not trigger a
+    full scan during the first run.
     """
     global _has_frozen
     if not gc.isenabled() or _has_frozen:
@@ -395,8 +395,8 @@ def _promote_to_old_generation() -> None:
 
 
 def _import_compiler() -> Any:  # noqa: ANN401
-    """Import the compiler with garbage collection disabled: the objects of modules stay, and
-    scanning them takes a tenth of the time.
+    """Import the compiler with garbage collection disabled, which saves a tenth of the import
+    time.
     """
     collects = gc.isenabled()
     with time_phase("load compiler", DEBUG_LEVEL):
@@ -412,8 +412,8 @@ def _import_compiler() -> Any:  # noqa: ANN401
 def compile_artifact(
     model: Model, options: CompileOptions = DEFAULT_OPTIONS
 ) -> memoryview | runtime.Executable:
-    """Return the artifact that `compile` makes: the cached executable, or the bytes, which need not
-    be for this machine. Raises CompileLimitError after `options.time_limit_s`.
+    """Return the artifact of a compilation: the cached executable, or bytes, which may be for
+    another machine. Raises CompileLimitError after `options.time_limit_s`.
     """
     return time_limit.call_with_time_limit(
         options.time_limit_s, lambda: _compile_or_cached(model, options)
@@ -429,11 +429,11 @@ def _compile_or_cached(model: Model, options: CompileOptions) -> memoryview | ru
 
 
 def compile_fastest(model: Model, options: CompileOptions) -> runtime.Executable:
-    """Compile for the devices on which the model runs fastest, measured here."""
+    """Compile for the devices on which the model runs fastest, as measured on this machine."""
     auto = load_module("ekiden.compiler.auto_devices")
 
     def compile_for(targets: Targets) -> runtime.Executable:
-        """Compile for the given targets, whose times are compared."""
+        """Compile for the given targets, as one candidate."""
         # the limit of time is that of all candidates together: who called this holds it
         one = replace(options, target=targets, devices="", timeout_s=None)
         artifact = compile_artifact(model, one)
@@ -451,9 +451,9 @@ def compile_fastest(model: Model, options: CompileOptions) -> runtime.Executable
 def _compile_quick(
     model: Model, options: CompileOptions
 ) -> tuple[runtime.Executable | memoryview, TierUpgrade | None]:
-    """Compile with general kernels; return the program, and the upgrade that compiles their own
-    code (None if there is nothing to upgrade). Raises CompileError for several targets, and for
-    one whose code this machine cannot run.
+    """Compile with general kernels; return the program, and its upgrade (None if there is nothing
+    to upgrade). Raises CompileError for several targets, and for one whose code this machine cannot
+    run.
     """
     cache, cache_request, cached = _look_up_cache(model, options)
     if cached is not None:
@@ -472,7 +472,7 @@ def _compile_quick(
         return _store_artifact(cache, cache_request, compiled, started), None
 
     def store_final(final: CompiledModel) -> runtime.Executable:
-        """Return the final program, from the cache where that keeps it."""
+        """Store the final artifact in the cache, and return the program."""
         cached_program = (
             None
             if cache_request is None
@@ -522,7 +522,7 @@ def _store_artifact(
     compiled: CompiledModel,
     started: float,
 ) -> memoryview | runtime.Executable:
-    """Store an artifact in the cache and return it from there, or in memory."""
+    """Store an artifact in the cache and load it from there, or return it in memory."""
     cached_artifact = (
         None if cache_request is None else cache.put(cache_request, compiled, compiled.weight_files)
     )

@@ -1,5 +1,5 @@
-"""Measure the peak performance of a device with our own kernels; multiply-adds, bytes of its
-memory, the start of a kernel, and bytes between it and the host.
+"""Peak measurement of a device by generated kernels: FMA throughput, memory bandwidth, launch
+latency, and copy bandwidth.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from ekiden.tir.stmt import Allocate, BufferStore, PrimFunc, Stmt, seq
 __all__ = ["DeviceFigures", "measure_device"]
 
 MAX_COPY_ARRAY_BYTES = 1 << 25
-"""Of each of the arrays that are gone over at most: more than caches hold."""
+"""Maximum bytes of each copied array, larger than the caches."""
 MEMORY_FRACTION_DIVISOR = 16
-"""Of a device's memory that an array takes at most, as 1 / SHARE."""
+"""Device memory over the maximum size of an array."""
 BLOCK_THREADS = 64
 CHAINS_PER_THREAD = 8
-"""Independent sums of a thread."""
+"""Independent FMA chains per thread."""
 CHAIN_STEPS = 256
 MIN_RUN_S = 0.005
-"""Seconds that a run takes: the number of blocks grows until it does, or memory ends."""
+"""Minimum seconds per measured run; the number of blocks grows until a run takes that long."""
 BLOCKS_GROWTH = 8
 DEVICE_MEASURE_ROUNDS = 3
 TOTAL_MEMORY_ATTRIBUTE = 9
-"""The number of an ek_device_attribute in runtime.h."""
+"""Number of the total-memory attribute (ek_device_attribute in runtime.h)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
-    """Measured figures of a device: float32 operations and bytes per second, seconds of a minimal
-    kernel, bytes per second to and from the host, and seconds of copying one number.
+    """Measured figures of a device: FLOP/s, memory bandwidth, launch latency, copy bandwidth in
+    both directions, and copy latency.
     """
 
     flops: float
@@ -62,8 +62,8 @@ class DeviceFigures:
 
 
 def fma_kernel() -> PrimFunc:
-    """Return a kernel in which each thread accumulates CHAINS_PER_THREAD independent sums of
-    CHAIN_STEPS fused multiply-adds.
+    """Return a kernel in which each thread runs CHAINS_PER_THREAD independent chains of CHAIN_STEPS
+    FMAs.
     """
     blocks, block, thread, step = map(Var, ("blocks", "block", "thread", "step"))
     out = Buffer("out", (blocks, const(BLOCK_THREADS * CHAINS_PER_THREAD)))
@@ -84,7 +84,7 @@ def fma_kernel() -> PrimFunc:
 
 
 def copy_kernel() -> PrimFunc:
-    """Return a kernel in which each thread stores one element of an array plus one to another."""
+    """Return a kernel in which each thread copies one element, plus one."""
     blocks, block, thread = map(Var, ("blocks", "block", "thread"))
     source, to = (Buffer(name, (blocks, const(BLOCK_THREADS))) for name in ("source", "to"))
     at = (block, thread)
@@ -134,7 +134,7 @@ def measure_device(device: Device) -> DeviceFigures:
 
 
 class _DeviceLoop:
-    """Loop over threads, built for a device."""
+    """Benchmark loop over threads, built for a device."""
 
     def __init__(self, loop: PrimFunc, columns: int, kind: str, device: Device) -> None:
         self._run = build(loop, Target(kind))["loop"]
@@ -145,14 +145,14 @@ class _DeviceLoop:
         )
 
     def seconds(self, blocks: int) -> float:
-        """Return the seconds of a run with so many blocks."""
+        """Measure the seconds of a run with the given number of blocks."""
         shape = blocks, self._columns
         arrays = [empty(shape, "float32", self._device) for _ in range(self._arrays)]
         return _min_seconds(lambda: self._run(*arrays), self._device)
 
     def calibrate_blocks(self, max_blocks: int) -> tuple[int, float]:
-        """Return the number of blocks with which a run takes MIN_RUN_S, at most `max_blocks`, and
-        the seconds of the run.
+        """Return the number of blocks, at most `max_blocks`, whose run takes MIN_RUN_S, and the
+        seconds of that run.
         """
         blocks = 1
         while True:

@@ -1,4 +1,4 @@
-"""Partition a model for third-party engines, as the current context requests."""
+"""Partitioning of models for third-party engines (BYOC), as the current PassContext requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def partition_for_engine(
     module: IRModule, requested: Targets, config: CompilationConfig
 ) -> tuple[IRModule, list[str]]:
     """Partition a module for the requested engine; return it with the measurements of an automatic
-    choice.
+    selection.
 
     Args:
         module: the module.
@@ -58,8 +58,8 @@ def partition_for_engine(
 def _region_compiler(
     requested: Targets, default: Device
 ) -> Callable[[IRModule], Callable[[Sequence[Array]], object]]:
-    """Return a compiler of regions to functions with inputs on the default device and results on
-    the host, so that on another device an engine's copies are measured too.
+    """Return a compiler of regions to benchmark functions, whose inputs are on the default device
+    and results on the host so that an engine's copies count.
     """
 
     def compile_region(module: IRModule) -> Callable[[Sequence[Array]], object]:

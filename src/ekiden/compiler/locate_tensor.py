@@ -1,4 +1,4 @@
-"""Locate a model tensor in a paused run."""
+"""Location of a model tensor in a paused run, for the debugger."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FunctionCode = Mapping[str, Sequence[Instruction]]
 
 
 class RegisterLocation(NamedTuple):
-    """Register of a frame; frame 0 is the innermost."""
+    """Register of a stack frame; frame 0 is the innermost."""
 
     frame: int
     register: int

@@ -1,4 +1,4 @@
-"""`ekiden.lower` and `ekiden.build`; loop programs, and te's schedules with their arguments."""
+"""`ekiden.lower` and `ekiden.build`: lowering and compilation of loop programs and te schedules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def schedule_to_prim_func(
     name: str,
     binds: Mapping[Tensor, Buffer] | None = None,
 ) -> PrimFunc:
-    """Return the loop program of a schedule over its arguments; `binds` gives buffers for some.
+    """Lower a schedule over its arguments to a PrimFunc; `binds` maps tensors to given buffers.
     Raises CompileError without arguments.
     """
     if args is None:

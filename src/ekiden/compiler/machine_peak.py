@@ -1,4 +1,6 @@
-"""Measure the peak performance of this machine; multiply-adds, and bytes from memory."""
+"""Peak measurement of this machine by generated kernels: FMA and dot-product throughput, memory
+bandwidth.
+"""
 
 from __future__ import annotations
 
@@ -39,26 +41,24 @@ __all__ = [
 ]
 
 PEAK_STEPS = 400_000
-"""Enough for calling the loop not to count: 50,000 of 256 bits take 85 us, and read as 107 of 117
-GFLOP/s (Zen 4)."""
+"""Iterations that make the call overhead negligible."""
 MAX_FMA_CHAINS = 24
 SPARE_REGISTERS = 2
-"""Registers that a compiler needs beside the chains: with all of them sums go to memory, and the
-peak of 16 registers reads as 60 of 85 GFLOP/s (Skylake-SP, 256 bits). No more than that: products
-and sums apart have a latency of 6, and 12 chains read as 47 of 58 (Zen 4, 128 bits).
+"""Registers that the FMA chains leave free, so that the compiler does not spill. No more than that:
+products and sums apart have a latency of 6, and 12 chains read as 47 of 58 (Zen 4, 128 bits).
 """
 HOST_MEASURE_ROUNDS = 7
 COPY_BYTES = 1 << 26
-"""Of the array that is read and the one that is written: more than caches hold."""
+"""Bytes of the source and destination arrays, larger than the caches."""
 WORKING_SET_BYTES = tuple(1 << n for n in range(14, 27, 2))
-"""Bytes of arrays, from what the nearest caches of all threads hold to what none does."""
+"""Array sizes of the triad, from within L1 to beyond the last cache."""
 MIN_MOVED_BYTES = 1 << 23
-"""Bytes that one measurement of a level goes over, at least."""
+"""Minimum bytes moved per measurement."""
 
 
 def num_fma_chains(target: Target) -> int:
-    """Return the number of independent multiply-add chains of the peak loop: enough to hide their
-    latency, few enough for the registers.
+    """Return the number of independent FMA chains of the peak loop: enough to hide the latency, few
+    enough for the registers.
     """
     return min(MAX_FMA_CHAINS, target.registers - SPARE_REGISTERS)
 
@@ -87,8 +87,8 @@ def peak_loop(target: Target) -> PrimFunc:
 
 
 def dot_product_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
-    """Return the peak loop of int8 or bfloat16 dot products by the target's fastest instruction,
-    and its operation count; None where none is faster than float32.
+    """Return the peak loop of int8 or bfloat16 dot products and its operation count; None if no
+    instruction is faster than float32.
     """
     panel_products = MATRIX_DOT_BY_PANEL[dtype]
     if target.has(panel_products.ability):
@@ -139,9 +139,8 @@ def _amx_loop(of: MatrixDotTypes) -> tuple[PrimFunc, int]:
 
 
 def measure_peak(target: Target | None = None) -> MachinePeak:
-    """Measure the machine's peak: the best of several rounds of independent multiply-adds times the
-    pool's threads, of word products, of a copy beyond the caches, and of triads of all sizes. It
-    takes 0.5 s.
+    """Measure the machine's peak: FMA and dot-product throughput of all threads, copy bandwidth,
+    and triad bandwidth per working set. It takes 0.5 s.
     """
     chosen = Target.host() if target is None else target
     flops = _operations_per_second(peak_loop(chosen), peak_loop_flops(chosen), chosen)

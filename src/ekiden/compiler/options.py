@@ -1,4 +1,4 @@
-"""Options of a compilation, as one frozen value."""
+"""Compile options as one frozen value."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ else:
 
 DEVICE_CHOICES = ("", "auto")
 EXECUTOR_KINDS = ("vm", "aot", "async")
-"""How an executable runs: its bytecode is interpreted, has native code beside it, or is interpreted
-with independent kernels at the same time."""
+"""Executor kinds: interpreted bytecode, bytecode with native code, or bytecode with concurrent
+kernels.
+"""
 SIZE_CHOICES = ("", "small")
 TIER_CHOICES = ("full", "quick")
-"""What a model is ready with: the code of its own of every kernel, or general kernels."""
+"""Tiers that `compile` waits for: specialised kernels, or general ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,41 +56,42 @@ class CompileOptions:
     """
 
     target: Targets = None
-    """What code is made for, and on which devices; None is this machine."""
+    """Targets of the generated code and their devices; None is this machine."""
     inputs: ImportOptions = NO_OPTIONS
-    """Shapes, examples and signature: what the frontend of the model is told."""
+    """Shapes, examples and signature passed to the model's frontend."""
     executor: str = "vm"
-    """One of EXECUTORS."""
+    """Executor kind, one of EXECUTOR_KINDS."""
     tier: str = "full"
-    """One of TIERS."""
+    """Initial tier, one of TIER_CHOICES."""
     devices: str = ""
-    """One of DEVICES: "auto" measures on which of them the model runs fastest."""
+    """One of DEVICE_CHOICES: "auto" measures on which devices the model runs fastest."""
     bounds: str = ""
-    """ "check" compares every access of a buffer with its extent."""
+    """Bounds checking: "check" compares every buffer access with its extent."""
     size: str = ""
-    """One of SIZES: "small" keeps weights in the artifact as large as they are in the model."""
+    """One of SIZE_CHOICES: "small" stores weights in the artifact unpacked and unfolded."""
     denormals: str = "keep"
-    """One of DENORMALS_KINDS."""
+    """Handling of denormals, one of DENORMALS_KINDS."""
     float_rewrites: str = ""
-    """One of FLOAT_REWRITES_KINDS; "" is the context's."""
+    """Allowed tier of value-changing rewrites, one of FLOAT_REWRITES_KINDS; "" uses the context's.
+    """
     precision: str = ""
-    """The type that operands of dense layers are rounded to; "" is the context's."""
+    """Dtype that operands of dense layers are rounded to; "" uses the context's."""
     byoc: str = ""
-    """The engine that takes regions of the model; "auto" for where one is faster; "" for none."""
+    """Third-party engine for regions of the model; "auto" for where one is faster, "" for none."""
     decisions: Mapping[str, object] | None = None
-    """What is fixed about kernels, by family, kernel or node."""
+    """Overrides of kernel decisions by family, kernel or node."""
     records: RecordsLike = None
-    """What tuning has found; `()` for nothing."""
+    """Tuning records; `()` for none."""
     num_threads: int | None = None
-    """Threads that a run has at most. No part of the artifact."""
+    """Maximum threads per run; not part of the artifact. No part of the artifact."""
     timeout_s: float | None = None
-    """Seconds that the compilation may take."""
+    """Time limit of the compilation in seconds."""
     progress: ProgressCallback | None = None
-    """Called with (kernels done, kernels in all, name of the kernel)."""
+    """Callback (kernels done, total kernels, kernel name)."""
     in_place: bool = True
-    """Whether tensors may be parts of others; graphs cannot say so."""
+    """Whether tensors may be views of others, which graph executors cannot express."""
     mod_name: str = ""
-    """The name of a factory of graph executors."""
+    """Name of the graph executor factory."""
 
     def __post_init__(self) -> None:
         for name in _STRING_OPTIONS:
@@ -120,14 +122,14 @@ class CompileOptions:
 
     @property
     def targets(self) -> Targets:
-        """Return the targets, with bounds checks if requested. Raises CompileError."""
+        """Return the targets, with bounds checks enabled if requested. Raises CompileError."""
         if not self.bounds:
             return self.target
         return virtual_device.with_bounds(self.target, self.bounds)
 
     @property
     def time_limit_s(self) -> float | None:
-        """Return the time limit in seconds, from here or the environment."""
+        """Return the time limit in seconds, from the options or the environment."""
         return environment.compile_timeout() if self.timeout_s is None else float(self.timeout_s)
 
     def pass_options(self) -> dict[str, object]:
@@ -146,7 +148,9 @@ class CompileOptions:
         return chosen | tuning_record_options(self.records)
 
     def context(self) -> AbstractContextManager[object]:
-        """Enter the current PassContext extended by these options."""
+        """Return a context manager that enters the current PassContext extended by these
+        options.
+        """
         config = self.pass_options()
         return with_options(config) if config else nullcontext()
 
@@ -167,8 +171,8 @@ def use_records(records: RecordsLike) -> Iterator[None]:
 
 
 def tuning_record_options(records: RecordsLike) -> dict[str, object]:
-    """Return the pass option of tuning records; None takes those of `use_records`, or else of the
-    environment. Raises OSError, LoadError and InputError for files without records.
+    """Return the pass option of tuning records; None uses the environment's. Raises OSError,
+    LoadError and InputError for files without records.
     """
     records = _CURRENT_RECORDS.get() if records is None else records
     if records is None:

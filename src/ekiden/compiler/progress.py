@@ -1,5 +1,5 @@
-"""Progress bars of compilation and tuning; a bar over kernels, a table of the tuner's. Imported
-only where one is shown, as it brings `rich`.
+"""Progress bars of compilation and tuning. Imported only where one is shown, as it brings
+`rich`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ekiden.tune.session import Session
 
 MAX_SHOWN_KERNELS = 20
-"""Kernels of the tuner's table."""
+"""Maximum kernels in the tuner's table."""
 
 
 class CompileBar:
-    """Progress bar on standard error. It starts at the first compiled kernel: its thread must start
-    after the worker processes have been forked.
+    """Progress bar of compiled kernels on standard error. It starts at the first compiled kernel:
+    its thread must start after the worker processes have been forked.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class TuningBar:
         self._peak: float | None = None
 
     def __call__(self, session: Session) -> None:
-        """Show a session."""
+        """Show the state of a tuning session."""
         if self._peak is None:
             self._peak = measure_peak().flops / num_threads() * session.measurer.threads
         seconds_left = session.seconds_left

@@ -1,4 +1,6 @@
-"""`quantize()`: quantise an ONNX model by calibration data and measurement."""
+"""`quantize()`: post-training quantisation of an ONNX model, by calibration data and measured
+accuracy.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,15 @@ from ekiden.runtime.lazy_dataclass import dataclass
 __all__ = ["Quantized", "quantize"]
 
 ProgramRunner = Callable[[Mapping[str, Array]], Sequence[Array]]
-"""Inputs by name to outputs in order."""
+"""Function (inputs by name) -> outputs in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Quantised model, and the decisions behind it."""
+    """Quantised ONNX model and the plan that led to it."""
 
     model: onnx.ModelProto
-    """With QuantizeLinear and DequantizeLinear: for `ekiden.compile`, and for ONNX Runtime."""
+    """ONNX model with QuantizeLinear and DequantizeLinear nodes."""
     plan: QuantPlan
 
     def save(self, path: PathName) -> None:
@@ -55,7 +57,7 @@ def quantize(
     budget: float = 0.0,
     **recipe: object,
 ) -> Quantized:
-    """Quantise the products of an ONNX model to integers.
+    """Quantise the matrix products and convolutions of an ONNX model to integers.
 
     Args:
         model: the model.
@@ -121,8 +123,8 @@ def _check_plan(plan: QuantPlan, layers: Sequence[Layer]) -> None:
 def _observe_inputs(
     proto: onnx.ModelProto, layers: Sequence[Layer], feeds: Feeds, recipe: Recipe
 ) -> dict[str, TensorStats]:
-    """Return the observations of the layers' inputs on calibration data, as far as the recipe needs
-    them.
+    """Run the model on calibration data, and return the layers' input statistics that the recipe
+    needs.
     """
     if not feeds:
         return {}
@@ -133,7 +135,7 @@ def _observe_inputs(
 
 
 def _multiplied_tensors(layers: Sequence[Layer]) -> dict[str, int]:
-    """Return the tensors that layers multiply, and their channel axis."""
+    """Return the tensors that layers multiply, with their channel axes."""
     return {layer.data: 1 if layer.node.op_type == "Conv" else -1 for layer in layers}
 
 
@@ -159,8 +161,8 @@ def _meet_accuracy_budget(
     accuracy: Callable[[ProgramRunner], float],
     budget: float,
 ) -> Quantized:
-    """Return the plan with as few layers in float as the accuracy budget allows; layers with the
-    worst signal-to-noise ratio go first.
+    """Return the plan that keeps as few layers in float as the accuracy budget allows, worst
+    signal-to-noise ratio first.
     """
     required = accuracy(_compile_runner(proto)) - budget
     while True:

@@ -1,4 +1,4 @@
-"""Compiled model in a session with another machine. `--remote` of the command line."""
+"""Compiled model on a remote machine, over an RPC session. `--remote` of the command line."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = ["RemoteModel"]
 
 _ARTIFACT_NAME = "model.eki"
 _MAX_EVENT_WORDS = 1 << 18
-"""Words of events of a profile: what a message has room for."""
+"""Maximum words of profile events per message."""
 
 
 class RemoteModel:
-    """Compiled model in a session with another machine: the artifact is uploaded, calls take arrays
-    of this machine, and results come back as tensors.
+    """Compiled model on a remote machine: the artifact is uploaded once, calls send arrays, and
+    results come back as tensors.
 
     Raises InputError for a model whose inputs or outputs are no tensors or that keeps values
     between runs, and what the session raises: LoadError where the other machine cannot run it.
@@ -69,15 +69,15 @@ class RemoteModel:
         return [device.array(np.asarray(named[info.name])) for info in self.inputs]
 
     def __call__(self, **named: object) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
-        """Run `main` there on arrays of this machine, by name."""
+        """Run `main` remotely on local arrays, by name."""
         outputs = self.module["main"](*self._send_inputs(named))
         if isinstance(outputs, tuple):
             return tuple(cast(RemoteTensor, output).tensor() for output in outputs)
         return cast(RemoteTensor, outputs).tensor()
 
     def measure(self, feed: Mapping[str, object], seconds: float) -> list[float]:
-        """Return the seconds of runs by the remote clock, at least 5, until `seconds` have passed
-        here.
+        """Return the seconds of at least 5 runs by the remote clock, until `seconds` have passed
+        locally.
         """
         sent = self._send_inputs(feed)
         evaluator = self.module.time_evaluator("main", self.session.cpu(), number=1, repeat=5)
@@ -88,9 +88,9 @@ class RemoteModel:
         return seconds_per_run
 
     def profile(self, *args: Array) -> Report:
-        """Run `main` there on arrays of this machine and report where the time went, by the clock
-        there; without limits of the machine to hold it against. Raises InputError for an artifact
-        of several targets, of which the other machine has chosen one.
+        """Profile `main` remotely on local arrays, by the remote clock, without comparison to the
+        machine's peak. Raises InputError for an artifact of several targets, of which the other
+        machine has chosen one.
         """
         if len(variants(metadata_of(self._data))) > 1:
             raise InputError("profile: with --remote an artifact for one target expected")

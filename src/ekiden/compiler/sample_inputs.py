@@ -1,4 +1,4 @@
-"""Random inputs for a model of which only names, shapes and dtypes are known."""
+"""Random sample inputs of a model from its input names, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _NO_DIMS: Mapping[str, Array] = MappingProxyType({})
 
 
 RANDOM_SEQUENCE_LENGTH = 2
-"""Elements of a sequence."""
+"""Elements of a random sequence input."""
 TRIAL_DIM_SIZES = (8, 64, 256, 512)
-"""Sizes of a dimension that is not given, where 1 is too small for the model."""
+"""Sizes tried for a free dimension for which 1 is too small."""
 
 
 def trial_dims(dims: Mapping[str, int], fixed: Container[str]) -> Iterator[dict[str, int]]:
-    """Yield dimensions to try: as declared, then with all free dimensions but the first (the batch)
-    larger, then with all larger.
+    """Yield dimension sizes to try: as declared, with all free dimensions but the batch larger,
+    then with all larger.
     """
     yield dict(dims)
     free = [name for name in dims if name not in fixed]
@@ -52,10 +52,9 @@ def random_inputs(
     dims: Mapping[str, int],
     arrays: Mapping[str, Array] = _NO_DIMS,
 ) -> dict[str, Any]:
-    """Return random arrays, and lists of them for sequences, for every input that is not in
-    `arrays`. Symbols are bound by `dims`, else 1; if the model does not run with 1, one symbol
-    grows until it does. Raises InputError for an unknown name, MemoryLimitError for more than is
-    free.
+    """Return random arrays (lists of arrays for sequences) for every input missing from `arrays`.
+    Symbols are bound by `dims`, else 1; if the model does not run with 1, one symbol grows until it
+    does. Raises InputError for an unknown name, MemoryLimitError for more than is free.
     """
     unknown = [name for name in arrays if name not in {i.name for i in executable.inputs}]
     if unknown:
@@ -80,7 +79,7 @@ def random_inputs(
 
 
 def _check_memory(infos: Sequence[TensorInfo], bound: Mapping[str, int]) -> None:
-    """Raise MemoryLimitError where inputs of these sizes take more memory than is free."""
+    """Raise MemoryLimitError if inputs of these sizes exceed the free memory."""
     free = free_memory()
     if free is None:
         return

@@ -1,6 +1,5 @@
-"""Tiered execution: an executable whose kernels are compiled while it runs; it begins with general
-kernels, replaces them one by one by compiled code, and at last by the whole program as compiled
-without tiers.
+"""Tiered execution: an executable starts with general kernels, which are replaced by specialised
+ones as they are compiled, and finally by the whole program.
 """
 
 from __future__ import annotations
@@ -29,20 +28,22 @@ if TYPE_CHECKING:
 
 _LOG = LazyLogger(__name__)
 GENERAL_TIER, COMPILED_TIER = "general", "compiled"
-"""What a kernel runs as."""
+"""Tiers of a kernel: general or specialised."""
 EXIT_TIMEOUT_S = 10.0
-"""Seconds for which the end of the program waits for a thread that plans or links: pieces of work
-of well below a second. Such a thread must not be inside the runtime when that goes."""
+"""Seconds that the exit waits for an upgrade thread, which must not be inside the runtime when it
+is unloaded. Such a thread must not be inside the runtime when that goes.
+"""
 UPGRADE_START_DELAY_S = 0.05
-"""Seconds that the work waits for, in which the program has its first answer: a thread that is busy
-in Python takes the interpreter from it for 5 ms at a time."""
+"""Delay of an upgrade in seconds, so that it does not contend for the interpreter during the first
+run.
+"""
 StoreArtifact = Callable[["CompiledModel"], runtime.Executable]
-"""Puts an artifact into the cache, where there is one, and returns its program."""
+"""Function that stores an artifact in the cache and returns its program."""
 
 
 class TierUpgrade:
-    """Background completion of a compilation. `done` is set once with the final program, or with
-    `error`.
+    """Background compilation of the specialised kernels of a running executable. `done` is set once
+    with the final program, or with `error`.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class TierUpgrade:
         self._swap = swap
 
     def start(self, become: Callable[[runtime.Executable], None]) -> None:
-        """Start the work; `become` gets the final program."""
+        """Start the upgrade; `become` is called with the final program."""
         self._become = become
         # The PassContext is a context variable, which a new thread would not inherit.
         context = contextvars.copy_context()
@@ -85,12 +86,12 @@ class TierUpgrade:
 
     @property
     def tiers(self) -> dict[str, str]:
-        """Return GENERAL or COMPILED for each kernel."""
+        """Return the current tier of each kernel."""
         return dict(self._tiers)
 
     def wait(self, timeout: float | None = None) -> runtime.Executable:
-        """Return the final program. Raises what compiling raised, TimeoutError, and CompileError in
-        a fork of the process that compiles.
+        """Wait for the upgrade; return the final program. Raises what compiling raised,
+        TimeoutError, and CompileError in a fork of the process that compiles.
         """
         if os.getpid() != self._owner and not self.done.is_set():
             raise CompileError(
@@ -106,9 +107,7 @@ class TierUpgrade:
         return self.program
 
     def stop(self) -> None:
-        """Stop the compilation; kernels keep the code that they have. Nothing in a fork of the
-        process.
-        """
+        """Stop the upgrade; kernels keep their current code. Nothing in a fork of the process."""
         if os.getpid() == self._owner:
             self._cancellation.cancel()
 
@@ -141,7 +140,7 @@ class TierUpgrade:
             _RUNNING_UPGRADES.discard(self)
 
     def _install_kernel(self, name: str, code: bytes) -> None:
-        """Install a kernel's own code."""
+        """Install a kernel's specialised code in the running executable."""
         self._cancellation.check()
         image = load_image(llvm.link_image([code], [name], self._target))
         self._swap(self._raw, name, image[name])
@@ -167,9 +166,7 @@ _RUNNING_UPGRADES: weakref.WeakSet[TierUpgrade] = weakref.WeakSet()
 
 
 def _stop_at_exit() -> None:
-    """Stop running upgrades at exit, so that no thread is inside the runtime when it is
-    unloaded.
-    """
+    """Stop all running upgrades at exit, before the runtime is unloaded."""
     running = list(_RUNNING_UPGRADES)
     for upgrade in running:
         upgrade.stop()

@@ -1,4 +1,4 @@
-"""Time limit of a compilation: its thread is interrupted wherever it is.
+"""Time limit of a compilation, by an asynchronous exception in its thread.
 
 Compiling is Python in one thread, beside processes and threads that work for it. An exception is
 set in that thread, as the one of Ctrl-C is in the main one, and again until the compilation has
@@ -19,17 +19,17 @@ __all__ = ["call_with_time_limit"]
 
 ExecutionResult = TypeVar("ExecutionResult")
 INTERRUPT_RETRY_INTERVAL_S = 1.0
-"""Until the exception is set again."""
+"""Seconds until the exception is raised again."""
 
 
 class _TimeLimitInterrupt(BaseException):
-    """Exception that interrupts the thread; no Exception subclass, so that no handler mistakes it
-    for its own.
+    """Asynchronous exception of an expired time limit; a BaseException, so that no `except
+    Exception` swallows it.
     """
 
 
 class _Watchdog:
-    """Watchdog that interrupts its creator's thread after some seconds, repeatedly until it is
+    """Watchdog thread that interrupts its creator's thread after some seconds, repeatedly until
     stopped.
 
     The thread may be interrupted anywhere, also while it starts or stops this: `is_over` is one
@@ -43,7 +43,7 @@ class _Watchdog:
         self.is_over = self.is_stopped = False
 
     def start(self, seconds: float) -> None:
-        """Begin to count."""
+        """Start the timer."""
         threading.Thread(target=self._interrupt_repeatedly, args=(seconds,), daemon=True).start()
 
     def _interrupt_repeatedly(self, seconds: float) -> None:
@@ -55,7 +55,7 @@ class _Watchdog:
                 _raise_in_thread(self._target.ident, _TimeLimitInterrupt)
 
     def stop(self) -> None:
-        """Stop interrupting, and cancel an exception that is still pending."""
+        """Stop interrupting, and cancel a pending exception."""
         self.is_over = True
         with self._lock:
             _raise_in_thread(self._target.ident, None)
@@ -71,9 +71,8 @@ def _raise_in_thread(thread: int | None, kind: type[BaseException] | None) -> No
 def call_with_time_limit(
     seconds: float | None, call: Callable[[], ExecutionResult]
 ) -> ExecutionResult:
-    """Call a function within a time limit and return its result. Raises CompileLimitError where it
-    takes longer; what waits in C, for a process or for NumPy, is interrupted when that comes
-    back.
+    """Call a function within a time limit; return its result. Raises CompileLimitError where it
+    takes longer; what waits in C, for a process or for NumPy, is interrupted when that comes back.
     """
     if seconds is None:
         return call()

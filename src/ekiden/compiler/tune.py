@@ -1,4 +1,4 @@
-"""`tune()`: search for faster kernels of a model."""
+"""`tune()`: autotuning of a model's kernels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ekiden.tune.session import Progress, Session
 from ekiden.tune.task import Extracted, Sizes, SizesLike, Task, module_tasks
 
 SEARCH_STRATEGIES: Mapping[str, Search] = {s.name: s for s in (Evolution(), Random())}
-"""What can be asked for by name."""
+"""Search strategies by name."""
 
 
 def tune(
@@ -53,9 +53,8 @@ def tune(
     kernels: str = "",
     progress: Progress | None = None,
 ) -> Session:
-    """Search for faster kernels of a model, or of tasks, and return the session: `states` has each
-    task with its trials, its best and its default's time; `records` what `compile(records=...)`
-    takes.
+    """Tune the kernels of a model, or tasks; return the session with the trials of each task, and
+    the records for `compile(records=...)`.
 
     `model`, `target`, `shape` are as in `compile`. `trials` is how many candidates are tried in
     all, those of earlier runs that `records` (a file, to which each trial is appended at once) has
@@ -125,9 +124,7 @@ def prepare(
 
 
 def _check_host_target(target: Target) -> None:
-    """Raise InputError for a target whose code this machine cannot run; every candidate would
-    crash, and count as tried.
-    """
+    """Raise InputError for a CPU target whose code this machine cannot run."""
     if target.architecture != Target.host().architecture:
         why = f"this machine is no {target.architecture}"
     else:
@@ -143,7 +140,7 @@ def _check_host_target(target: Target) -> None:
 
 
 def _check_device(target: Target) -> None:
-    """Raise InputError for a target whose device is not present."""
+    """Raise InputError for a target whose device is absent."""
     first_device = Device(target.kind.device_type, 0)
     if not first_device.exist:
         raise InputError(
@@ -178,10 +175,10 @@ def extract_tasks(
     dims: SizesLike | None = None,
     shape: Shapes | None = None,
 ) -> Extracted:
-    """Return the tasks of a model: its distinct kernels with the number of calls per run, and the
-    untunable kernels with the reason. Arguments are as in `tune`. Raises InputError for the size
-    of an unknown symbol, a missing size of an input's symbol, or several targets, and what
-    `compile` raises.
+    """Return the tuning tasks of a model: its distinct kernels with calls per run, and the
+    untunable ones with the reason. Arguments are as in `tune`. Raises InputError for the size of an
+    unknown symbol, a missing size of an input's symbol, or several targets, and what `compile`
+    raises.
     """
     given_target: object = target  # whatever the caller's types say
     if isinstance(given_target, (list, tuple)):
@@ -211,8 +208,8 @@ def extract_tasks(
 def profile_sizes(
     model: Model, runs: Iterable[Mapping[str, object]], shape: Shapes | None = None
 ) -> list[tuple[Sizes, float]]:
-    """Return the sizes of a model's symbols in some runs, with their frequency, as `dims` accepts.
-    A run maps each input's name to an array or its shape. Raises InputError for an unknown
+    """Return the sizes of a model's symbols in sample runs, with their frequencies, as `dims`
+    accepts. A run maps each input's name to an array or its shape. Raises InputError for an unknown
     input, or for sizes that contradict its type.
     """
     main = _import_typed(model, shape)["main"]
@@ -247,7 +244,7 @@ def _import_typed(model: Model, shape: Shapes | None) -> IRModule:
 
 
 def _bound_symbols(dims: SizesLike) -> list[str]:
-    """Return the symbols that have a size in every run."""
+    """Return the symbols that have a size in every run of `dims`."""
     if isinstance(dims, Mapping):
         return list(dims)
     names_per_run = [set(sizes) for sizes, _ in dims]

@@ -1,4 +1,4 @@
-"""HTML report of a tuning run; each kernel before and after, and how its best came down."""
+"""HTML report of a tuning session: time before and after per kernel, and the search's progress."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from ekiden.tune.session import Session, TaskState
 
 PLOT_WIDTH_PX, PLOT_HEIGHT_PX, PLOT_MARGIN_PX = 420, 140, 34
-"""Of a plot, in pixels."""
+"""Width, height and margin of a plot in pixels."""
 TUNING_REPORT_STYLESHEET = """
 body { font: 14px/1.45 sans-serif; margin: 2em; max-width: 70em }
 table { border-collapse: collapse } td, th { padding: .2em .8em; text-align: right }
@@ -57,7 +57,7 @@ def _task_row(state: TaskState) -> str:
 
 
 def _time_bars(states: list[TaskState]) -> str:
-    """Return the time of a run in each kernel, by default and tuned."""
+    """Return a bar chart of each kernel's time per run, default and tuned."""
     longest = max((s.weight for s in states), default=0.0) or 1.0
     rows = []
     for number, state in enumerate(states):

@@ -1,4 +1,4 @@
-"""Models with inputs of unknown rank; compiled for each combination of ranks that a run has."""
+"""Executable of a model with inputs of unknown rank, compiled per combination of ranks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ekiden.runtime.executable.outputs import BoundRun
 
 
 class UnrankedExecutable(Executable):
-    """Executable with one program for each combination of ranks of the inputs without a declared
-    rank, compiled at the first run with these ranks and cached.
+    """Executable with one program per combination of input ranks, compiled at the first run and
+    cached.
 
     `inputs` and `outputs` show such tensors with the dimension "...". There is no one program to
     save, export or look into: what asks for it raises ExportError, which names the inputs.
@@ -31,7 +31,7 @@ class UnrankedExecutable(Executable):
         outputs: Sequence[tuple[str, str]],
         compile_for: Callable[[Shapes], Executable],
     ) -> None:
-        """Make an executable without programs.
+        """Create an executable without programs.
 
         Args:
             inputs: (name, dtype, shape) of each, the shape None where the rank is unknown.
@@ -62,8 +62,8 @@ class UnrankedExecutable(Executable):
         )
 
     def for_inputs(self, *args: object, **named: object) -> Executable:
-        """Return the executable for the ranks of these inputs, compiled at their first occurrence.
-        Raises InputError as a call does, and what `compile` raises.
+        """Return the executable for the ranks of these inputs, compiled on first use. Raises
+        InputError as a call does, and what `compile` raises.
         """
         arguments = self._order_inputs(args, named)
         if len(arguments) != len(self.inputs):

@@ -41,30 +41,31 @@ Evaluate = Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Array]]
 
 @dataclass(frozen=True, slots=True)
 class ComparisonTolerance:
-    """Tolerance of an element: atol + rtol * |expected| + of_range * max |expected|; `snr` in dB
-    for quantised models.
+    """Tolerance of an element: atol + rtol * |expected| + of_range * max |expected|, or a minimum
+    `snr` (dB) for quantised models.
     """
 
     rtol: float = 1e-4
     atol: float = 1e-6
     of_range: float = 1e-5
     snr: float = 20.0
-    """The least signal-to-noise ratio beside another model, in decibels; the others say nothing
-    then."""
+    """Minimum signal-to-noise ratio (dB) relative to another model, which replaces the other
+    tolerances.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Comparison of one tensor: the node that computes it, and how far the two results differ."""
+    """Comparison of one tensor between two engines: the node that computes it, and the error."""
 
     node: str
     tensor: str
     agrees: bool
     error: float
-    """The largest difference as a multiple of what is tolerated; infinite where shapes differ."""
+    """Largest difference relative to the tolerance; infinite for different shapes."""
     detail: str
     snr: float | None = None
-    """Signal to noise in decibels, beside another model; infinite where they are equal."""
+    """Signal-to-noise ratio (dB) relative to another model; infinite if equal."""
 
     def __str__(self) -> str:
         mark = "ok     " if self.agrees else "DIFFERS"
@@ -142,7 +143,7 @@ def verify(
     layers: bool = False,
     tolerance: ComparisonTolerance | None = None,
 ) -> Verification:
-    """Compare an ONNX model compiled by Ekiden with another engine's results.
+    """Verify an ONNX model compiled by Ekiden against another engine's results.
 
     `executable` is what was compiled of it before, or the file of it, or one in a session
     (`driver.remote.RemoteExecutable`); else the model is compiled, for `target` or this machine.
@@ -195,7 +196,7 @@ def _compare_layers(
     layers: bool,
     tolerance: ComparisonTolerance | None,
 ) -> Verification:
-    """Compare two models layer by layer, by the tensors that both name."""
+    """Compare two models layer by layer, over the tensor names that both have."""
     second, other_label, _ = read_model(against)
     min_snr = (tolerance or ComparisonTolerance()).snr
     makers = {o: describe_node(n) for n in proto.graph.node for o in n.output if o}
@@ -234,7 +235,7 @@ def _as_outputs(result: object) -> Iterable[object]:
 
 
 def _check_same(compiled: Executable | RemoteModel, proto: onnx.ModelProto, label: str) -> None:
-    """Raise InputError where an executable is not of this model."""
+    """Raise InputError if an executable was not compiled from this model."""
     weights = {w.name for w in proto.graph.initializer}
     ports = ([i.name for i in proto.graph.input if i.name not in weights], proto.graph.output)
     expected_names = [*ports[0], *(o.name for o in ports[1])]
@@ -247,7 +248,7 @@ def _check_same(compiled: Executable | RemoteModel, proto: onnx.ModelProto, labe
 
 
 def with_all_outputs(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
-    """Add the result of every node of the main graph to the model's outputs, in order."""
+    """Add every node result of the main graph to the model's outputs, in order."""
     nodes = topological_order(model.graph, label)
     names = dict.fromkeys(o for n in nodes if n.op_type != "Constant" for o in n.output if o)
     return expose_outputs(model, names)

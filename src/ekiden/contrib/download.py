@@ -1,4 +1,4 @@
-"""Downloads over HTTP with TVM's names: a file is fetched once, and is whole or not there."""
+"""Downloads over HTTP with TVM's names: each file is fetched once and written atomically."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ def download_testdata(
 
 
 def _fetch(url: str, target: Path) -> None:
-    """Fetch a file beside its place and move it there, so that half a file never has its name."""
+    """Fetch a file to a temporary name and rename it, so that a partial file never has its final
+    name.
+    """
     handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with (

@@ -23,8 +23,8 @@ from ekiden.runtime.executor import AotModule, Devices, ExecutorModule
 
 
 def create(graph_json_str: str, libmod: object, device: Devices) -> GraphModule:
-    """Create an executor of a graph with the kernels of a library: a module, or what `relay.build`
-    gives.
+    """Create an executor of a graph with the kernels of a library: a module, or the result of
+    `relay.build`.
 
     All nodes that are set from outside are inputs, constants too: they begin as those of the
     library, and `set_input(**params)` replaces them. Raises LoadError for text that is no graph or

@@ -14,7 +14,9 @@ from typing import TypeAlias
 from ekiden.ir import dtype as dt
 
 Identity: TypeAlias = Callable[..., int]
-"""The values of the operands, None for one that is no constant, and their dtype -> one of these."""
+"""Function from the operands' constant values (None if not constant) and dtype to LHS_OPERAND,
+RHS_OPERAND, ZERO_RESULT or NO_OPERAND.
+"""
 LHS_OPERAND, RHS_OPERAND, NO_OPERAND, ZERO_RESULT = range(4)
 
 

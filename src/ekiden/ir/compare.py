@@ -102,7 +102,7 @@ def _format_path_step(step: ObjectPath) -> str:
 
 
 _Pair = tuple[ObjectPath, object, object]
-"""A path and what stands there in each."""
+"""Path and the values at it on both sides."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +113,7 @@ class _ComparisonScope:
 
     parent_scope: _ComparisonScope | None = None
     lhs_to_rhs: dict[Node, Node] = field(default_factory=dict)
-    """A node on the left that was met -> that on the right."""
+    """Map from each visited node of the left side to its counterpart."""
     rhs_to_lhs: dict[Node, Node] = field(default_factory=dict)
     bound: set[Node] = field(default_factory=set)
 
@@ -135,9 +135,9 @@ class _StructuralComparer:
     map_free_vars: bool
     map_size_vars: bool
     functions: frozenset[Node] = frozenset()
-    """The functions of the module on the left, which are scopes."""
+    """Functions of the left module, each of which is a scope."""
     scope: _ComparisonScope = field(default_factory=_ComparisonScope)
-    """That of the node that is compared."""
+    """Scope of the node being compared."""
 
     def find_mismatch(self, lhs: object, rhs: object) -> StructuralMismatch | None:
         """Compare depth first with an explicit stack and return the first mismatch, or None."""

@@ -22,11 +22,11 @@ else:
     hashlib = LazyModule("hashlib")
 
 _VERSIONED_PACKAGES = ("ekiden", "llvmlite", "numpy", "ml_dtypes", "onnx")
-"""The packages whose versions decide what is compiled."""
+"""Packages whose versions are part of the compiler's digest."""
 _SOURCE_SUFFIXES = (".py", ".so", ".rly")
-"""How files of a package end that decide what it does: Python, libraries, Relay text."""
+"""Suffixes of files that affect compilation: Python, shared libraries, Relay text."""
 _STATE_RECORD_BYTES = 40
-"""Bytes of what is said of a file behind its name."""
+"""Size in bytes of the stat record that follows a file's name."""
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ekiden.ir import dtype as dt
 
 Operation: TypeAlias = Callable[..., int | float]
-"""Of two numbers."""
+"""Binary operation on two numbers."""
 
 
 # Not int(a / b): a float has 53 bits, and a quotient of int64 may need 63.

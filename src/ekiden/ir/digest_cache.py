@@ -28,10 +28,11 @@ from ekiden.runtime.files import (
 __all__ = ["file_identity", "memoize_on_disk"]
 
 MIN_FILE_AGE_NS = 60 * 10**9
-"""How long ago a file has changed at least whose digest is kept: longer than Linux leaves pages
-that a program has mapped and written as they are."""
+"""Minimum age of a file whose digest is cached, longer than Linux delays writing back pages of a
+shared mapping.
+"""
 MAX_MEMO_BYTES = 100_000
-"""Most bytes of facts, each of which has about 100."""
+"""Maximum size of the memo file in bytes; an entry takes about 100."""
 
 
 def file_identity(status: os.stat_result) -> tuple[int, ...]:

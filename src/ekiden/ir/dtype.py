@@ -50,11 +50,11 @@ SCALAR_BITS: dict[str, int] = {
     "handle": 64,
 }
 TVM_DTYPE_ALIASES = {"uint1": "bool", "int": "int32", "uint": "uint32", "float": "float32"}
-"""What TVM may write -> what is written here."""
+"""TVM's spellings of dtypes mapped to ours."""
 VSCALE_PREFIX = "vscalex"
-"""What stands before the factor of scalable lanes."""
+"""Prefix of the vscale factor in the lanes of scalable vectors."""
 SMALL_FLOATS = frozenset(d for d in SCALAR_BITS if d.startswith(("float8", "float4")))
-"""Floats that are stored and converted, never computed with."""
+"""Floating-point types that are stored and converted but have no arithmetic."""
 
 
 @cache

@@ -35,12 +35,12 @@ from ekiden.runtime.lazy_dataclass import dataclass
 __all__ = ["CompilationDump", "DumpIR", "dump_compilation"]
 
 KERNEL_PHASE_PREFIX = "kernel: "
-"""What the name of a phase begins with that compiles one kernel."""
+"""Prefix of the names of phases that compile one kernel."""
 PRIM_FUNC_TYPE_KEY = "tir.PrimFunc"
 INDEX_FILE_NAME = "index.txt"
 INDEX_HEADER = f"{'file':48}{'ms':>10}  what it is\n"
 MAX_FILE_NAME_CHARS = 100
-"""Characters of a kernel's folder and of a pass in a file's name: file systems take 255 bytes."""
+"""Maximum length of a dump file's name; file systems allow 255 bytes."""
 
 
 @dataclass(slots=True)
@@ -64,15 +64,15 @@ class _DumpStage:
 
     folder: Path
     is_selected: bool
-    """Whether the filter of functions takes all of it: a kernel is taken by its own name."""
+    """Whether the function filter selects the whole stage, as it does a kernel by name."""
     count: int = 0
-    """Passes that have run."""
+    """Number of passes that have run."""
     text: str = ""
-    """The module as it was last shown, or would have been."""
+    """Text of the module at the previous pass, for detecting changes."""
     module: IRModule | None = None
-    """The module whose text that is: printing it again can be saved."""
+    """Module whose text is `text`, so that it is not printed again."""
     running: list[_PassRun] = field(default_factory=list)
-    """Passes that have begun, the outermost first."""
+    """Passes in progress, outermost first."""
 
 
 class DumpIR(PassInstrument):
@@ -85,7 +85,7 @@ class DumpIR(PassInstrument):
 
     compiles_cached = True
     _source = "DumpIR"
-    """What named the folder, for messages."""
+    """Option or variable that chose the folder, for error messages."""
 
     def __init__(
         self,
@@ -109,12 +109,13 @@ class DumpIR(PassInstrument):
         self._pass_name = pass_name
         self._stages: dict[str, _DumpStage] = {}
         self._kernels: list[_PassRun] = []
-        """The kernels that are being compiled."""
+        """Kernels whose compilation is in progress."""
         self._phases: list[_PassRun] = []
-        """Other parts of the compilation that have begun."""
+        """Other compilation phases in progress."""
         self._seen: list[tuple[str, float]] | None = None
-        """In a process that compiles: kernels, and their seconds, that the program has not heard
-        of. None in the program."""
+        """Kernels compiled in this worker process and their seconds, not yet reported to the
+        program. None in the program.
+        """
         self._dump_seconds = 0.0
 
     # Passes.

@@ -19,13 +19,13 @@ class RelayExpr(Node):
     __slots__ = ("_checked_type",)
     span: Span | None
     printer: ClassVar[Callable[..., str] | None] = None
-    """How an expression becomes text.
+    """Printer of expressions as text.
 
     Set by `ekiden.relay.text_hooks`, which stands on a higher floor.
     """
 
     html_printer: ClassVar[Callable[[RelayExpr], str] | None] = None
-    """How an expression becomes HTML: set by `ekiden.relay.html`."""
+    """Printer of expressions as HTML; set by `ekiden.relay.html`."""
 
     @property
     def checked_type(self) -> Type:
@@ -89,7 +89,9 @@ class BaseFunc(RelayExpr):
 
     __slots__ = ()
     canonical_form: ClassVar[Callable[[BaseFunc], BaseFunc] | None] = None
-    """The form in which functions of a class are compared and hashed, None for their own."""
+    """Function that brings functions of this class to the form that is compared and hashed; None
+    for the function itself.
+    """
 
     def attr(self, key: str) -> object:
         """Return a function attribute, or None if it is not set."""

@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 _Result = TypeVar("_Result")
 
 MAX_RECURSION_LEVELS = 60
-"""How many levels of a program a recursive visitor may go down on one stack."""
+"""Maximum recursion depth of a visitor on one stack."""
 
 
 def call_on_fresh_stack(function: Callable[[_T], _Result], argument: _T) -> _Result:

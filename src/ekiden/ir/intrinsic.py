@@ -27,21 +27,24 @@ class IntrinsicDef:
     arity: int
     reference: Callable[..., object]
     dtype: str | None = None
-    """Of the result; None for that of the last argument."""
+    """Result dtype; None for that of the last argument."""
     effects: bool = False
-    """Whether a call does more than give a value: it stays where it is, and runs once."""
+    """Whether a call has side effects, so that it neither moves nor merges."""
     is_compiled: bool = True
-    """Whether a code generator has it; others stand in programs, which generators refuse."""
+    """Whether code generators implement it; programs may contain others, which code generators
+    reject.
+    """
     also: str = ""
-    """TVM's name, where it is another."""
+    """TVM's name where it differs."""
     says_regions: bool = False
-    """Whether the addresses that a call is handed say exactly what it touches, and the call itself
-    how that lies: buffers may then be laid out in another way."""
+    """Whether the address arguments declare exactly the accessed regions and their layout, so that
+    buffer layouts may change.
+    """
 
     calls: bool = False
-    """Whether a call hands its arguments to a function: texts and addresses are among them."""
+    """Whether a call invokes a function, with strings and addresses among its arguments."""
     is_typed: bool = False
-    """Whether each call says the dtype of its value, which nothing else tells: in texts first."""
+    """Whether each call states its result dtype, which nothing else determines."""
 
     @property
     def has_meaning(self) -> bool:
@@ -50,20 +53,20 @@ class IntrinsicDef:
 
 
 DTYPE_OF_FIRST_ARG = "first"
-"""The dtype of intrinsics whose value is like their first argument."""
+"""Marker: the result has the dtype of the first argument."""
 
 DTYPE_OF_SECOND_ARG = "second"
-"""The same of their second, beside which the others are numbers of their own."""
+"""Marker: the result has the dtype of the second argument."""
 
 WARP_SHUFFLES = ("tvm_warp_shuffle", "tvm_warp_shuffle_up", "tvm_warp_shuffle_down")
-"""What another thread of the warp has: by its number, before, behind."""
+"""Warp shuffle intrinsics: by lane index, from a lower lane, from a higher lane."""
 WARP_SIZE = 32
-"""Threads of a warp: each has a bit of the masks of shuffles."""
+"""Number of threads in a warp, each of which has one bit in shuffle masks."""
 FULL_WARP_MASK = (1 << WARP_SIZE) - 1
-"""The mask of all of them."""
+"""Shuffle mask with all threads of a warp active."""
 
 ANY_ARITY = -1
-"""The arity of intrinsics that take any number of arguments."""
+"""Arity of variadic intrinsics."""
 
 
 def _dot4_u8s8(total: object, a: object, b: object) -> object:
@@ -356,7 +359,9 @@ def find_intrinsic(op: str) -> IntrinsicDef:
 
 
 PURE_EFFECT, OPAQUE_EFFECT = 1, 3
-"""What "TCallEffectKind" of an operator says, by TVM's numbers."""
+"""PURE_EFFECT: TVM's number of a pure operator's "TCallEffectKind". OPAQUE_EFFECT: TVM's number of
+an opaque operator's "TCallEffectKind".
+"""
 _EFFECTS = {n: r.effects for r in INTRINSICS.values() for n in (r.name, r.also) if n}
 _EFFECTS |= {"address_of": False, "tvm_access_ptr": False}  # tir.BufferAddress
 for _name, _effects in _EFFECTS.items():  # in the one registry, beside the operators of Relay
@@ -370,8 +375,8 @@ EXPENSIVE_INTRINSICS = frozenset(("exp", "log", "tanh", "erf", "sigmoid", "sin",
 Worth storing when they are read twice.
 """
 LATENCY_BOUND_INTRINSICS = frozenset(("log", "tanh", "sigmoid"))
-"""Those of so many steps, each of which waits for the one before, that two vectors side by side
-pay; sin, cos and pow work in a wider type, which fills all registers.
+"""Intrinsics with dependency chains so long that interleaving two vectors pays; sin, cos and pow,
+computed in a wider type, already fill all registers.
 """
 
 

@@ -23,9 +23,9 @@ NON_NODE_FACTORIES: dict[str, Callable[..., object]] = {
     "Range": _make_range,
     "runtime.String": str,
 }
-"""Type keys of TVM whose values are Python's own here, and Range."""
+"""Factories of TVM type keys whose values are no nodes here: Python's own, and Range."""
 TYPE_KEY_PREFIXES = ("", "ir.", "relay.", "tir.")
-"""What TVM leaves out of the keys of types that several of its languages share: "IntImm"."""
+"""Prefixes that TVM omits from the keys of types shared by several of its languages: "IntImm"."""
 
 
 def make_node(type_key: str, **kwargs: object) -> object:

@@ -21,19 +21,20 @@ class IRModule:
     __slots__ = ("_by_name", "attrs", "functions", "type_definitions")
     type_key = "IRModule"
     printer: ClassVar[Callable[..., str] | None] = None
-    """How a module becomes text: set by `ekiden.relay.text_hooks`, which stands on a higher
-    floor.
-    """
+    """Printer of modules as text, set by `ekiden.relay.text_hooks`."""
     script_printer: ClassVar[Callable[[IRModule, str], str] | None] = None
-    """How a module becomes Python text: set by `ekiden.tir.printer`."""
+    """Printer of modules as TVMScript, set by `ekiden.tir.printer`."""
     relay_reader: ClassVar[Callable[[str], IRModule] | None] = None
-    """How Relay text in a script is read: set by `ekiden.relay.parser`."""
+    """Parser of Relay text in scripts, set by `ekiden.relay.parser`."""
     html_printer: ClassVar[Callable[[IRModule], str] | None] = None
-    """How it becomes HTML: set by `ekiden.relay.text_hooks`, and by `ekiden.tir.printer_hooks`."""
+    """Printer of modules as HTML, set by `ekiden.relay.text_hooks` and `ekiden.tir.printer_hooks`.
+    """
     wrapper: ClassVar[Callable[[object], BaseFunc] | None] = None
-    """How an expression becomes a function of its free variables: set by `ekiden.relay`."""
+    """Function that wraps an expression into a function of its free variables, set by
+    `ekiden.relay`.
+    """
     library: ClassVar[Callable[[IRModule, str], None] | None] = None
-    """Adds a file of Relay's standard library to a module: set by `ekiden.relay.prelude`."""
+    """Importer of files of Relay's standard library, set by `ekiden.relay.prelude`."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ _DTYPE_BY_CODE: dict[tuple[int, int], str] = {
     **{(2, SCALAR_BITS[d]): d for d in ("float16", "float32", "float64")},
     (1, 1): "bool", (6, 8): "bool", (4, 16): "bfloat16",
 }
-"""(kind of number, bits) -> dtype."""
+"""Dtype by DLPack type code and bits."""
 # fmt: on
 # Reversed, so that of the two codes of bool the first one listed, (1, 1), is written.
 _CODE_BY_DTYPE = {dtype: key for key, dtype in reversed(_DTYPE_BY_CODE.items())}

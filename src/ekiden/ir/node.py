@@ -36,7 +36,7 @@ from ekiden.runtime.lazy_dataclass import (
 _N = TypeVar("_N", bound="Node")
 
 NODE_TYPES: LazyRegistry[str, type[Node]] = LazyRegistry()
-"""Every node class by type key; what JSON loading looks names up in."""
+"""All node classes by type key, used to load JSON."""
 
 
 class Node:
@@ -151,7 +151,7 @@ def _own_type_key(cls: type) -> str:
 
 
 NODE_KEYS: dict[type, str] = {}
-"""Class of nodes -> the key of its type, also of abstract classes."""
+"""Type key of each node class, abstract ones included."""
 
 
 def _field_reflection(

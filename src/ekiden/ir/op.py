@@ -35,7 +35,7 @@ else:  # for messages
 _V = TypeVar("_V")
 
 Array = npt.NDArray[Any]
-"""A NumPy array; its dtype is known at run time alone."""
+"""NumPy array whose dtype is known only at run time."""
 
 
 class PrecisionPolicy(Enum):
@@ -108,9 +108,11 @@ TypeRelationFunc = Callable[[Sequence[Type], "Attrs | None"], Type]
 Raises TypeInferenceError that says what was expected and what came. Arguments are complete types.
 """
 ReferenceFunc = Callable[..., "Array | tuple[Array, ...]"]
-"""(attrs, *arrays) -> array or tuple of arrays: what the operator means, in NumPy."""
+"""Function (attrs, *arrays) -> array or tuple of arrays: the operator's NumPy reference."""
 ArgTypeSolver = Callable[["Sequence[Type | None]", "Attrs | None"], "Sequence[Type | None]"]
-"""(argument types, None where unknown, attributes) -> argument types, as far as they follow."""
+"""Function (argument types, None where unknown; attrs) -> argument types, as far as they can be
+inferred.
+"""
 Lowering = Callable[..., "Sequence[object]"]
 """(attrs, te inputs, result type) -> te output tensors.
 
@@ -244,16 +246,19 @@ class ShapeCheck(NamedTuple):
 
 Shapes = Sequence[Sequence[PrimExpr]]
 Macs = Callable[[Any, Shapes, Sequence[PrimExpr]], PrimExpr]
-"""(attributes, shapes of the arguments, shape of the result) -> how often a call multiplies and
-adds. Tuples give the shapes of their fields; of a result that is one, the first."""
+"""Function (attrs, argument shapes, result shape) -> number of multiply-accumulates. Tuples give
+the shapes of their fields; of a result that is one, the first.
+"""
 BoxesOf = Callable[[Any, Sequence[PrimExpr]], Sequence[Sequence[tuple[PrimExpr, int, PrimExpr]]]]
-"""(attributes, shape of the argument) -> for each result, what it takes of each axis: first index,
-stride, extent."""
+"""Function (attrs, argument shape) -> for each result, the (begin, stride, extent) that it takes
+along each axis.
+"""
 LowestOf = Callable[[Any], float]
-"""(attributes) -> the number that no element of a result of floats is below."""
+"""Function (attrs) -> lower bound of the elements of a floating-point result."""
 DimsOf = Callable[..., "tuple[Sequence[PrimExpr], Sequence[ShapeCheck]]"]
-"""(attributes, argument buffers) -> the unknown dimensions of the result, in order, as int64
-expressions on the shapes and the elements of the arguments; then what must hold of these."""
+"""Function (attrs, argument buffers) -> the result's unknown dimensions as int64 expressions over
+the arguments, and the conditions on them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,10 +350,10 @@ class OpDef:
 
 
 OP_ATTRS: dict[str, dict[str, object]] = {}
-"""What users attach to operators: attribute name -> operator name -> value."""
+"""User-registered operator attributes: attribute name -> operator name -> value."""
 OPS: LazyRegistry[str, OpDef] = LazyRegistry()
 OP_NODES: LazyRegistry[str, Op] = LazyRegistry()
-"""Every operator by its name: those of Relay, and "tir.exp" and the like of loop programs."""
+"""All operators by name, those of loop programs ("tir.exp") included."""
 
 
 def identity_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -371,9 +376,9 @@ def register_op(definition: OpDef) -> OpDef:
 
 
 NAMED_TYPE_RELATIONS: dict[str, TypeRelationFunc] = {}
-"""The type relations that a program may give its operators by name."""
+"""Predefined type relations that a program may select by name."""
 _USER_OPS: set[str] = set()
-"""Operators that a program has declared, and may go on to describe."""
+"""Operators that the program has declared, whose definitions it may still extend."""
 
 
 def declare_own(op_name: str, describe: str = "") -> Op:

@@ -32,7 +32,9 @@ else:
 LOG = LazyLogger(__name__)
 T = TypeVar("T")
 DEBUG_LEVEL, INFO_LEVEL = 10, 20
-"""The levels of `logging` for what is said of a compilation."""
+"""DEBUG_LEVEL: `logging` level of a compilation's details. INFO_LEVEL: `logging` level of a
+compilation's progress.
+"""
 
 
 @Object.register
@@ -61,9 +63,9 @@ class PassInstrument:
     """
 
     compiles_cached: bool = False
-    """Whether kernels that a cache has are compiled again, so that their passes are seen."""
+    """Whether cached kernels are compiled again, so that their passes are observed."""
     dumps_compilation: bool = False
-    """Whether it is the dump that the environment asks for, which is of one compilation."""
+    """Whether it is the dump that EKIDEN_DUMP requests for this compilation."""
 
     def enter_pass_ctx(self) -> None:
         """Hook called when a PassContext with this instrument is entered."""
@@ -121,11 +123,11 @@ class ContextOption:
     default: object
     doc: str
     fields: Mapping[str, ContextOption] | None = None
-    """Of a dictionary: what it may hold, and what that is where it is left out. None: anything."""
+    """Fields of a dictionary option, with their defaults. None: anything."""
 
 
 CONTEXT_OPTIONS: dict[str, ContextOption] = {}
-"""What `PassContext(config=...)` may hold, by key. `register_option` adds to it."""
+"""Options of `PassContext(config=...)`, by key. `register_option` adds to it."""
 
 
 def register_option(
@@ -205,7 +207,7 @@ DENORMALS_OPTION = register_option(
     '"flush" them to 0',
 )
 DENORMALS_KINDS = ("keep", "flush")
-"""What that option may be."""
+"""Values of the option kernels.denormals."""
 FLOAT_REWRITES_OPTION = register_option(
     "relay.float_rewrites",
     str,
@@ -214,7 +216,7 @@ FLOAT_REWRITES_OPTION = register_option(
     'the rounding of its terms) or "free" (without bound: constants may cancel)',
 )
 FLOAT_REWRITES_KINDS = ("exact", "rounded", "free")
-"""What that option may be, the strictest first."""
+"""Values of the option relay.float_rewrites, strictest first."""
 KERNEL_DECISIONS_OPTION = register_option(
     "kernels.decisions",
     dict,

@@ -224,7 +224,7 @@ class ExprInterner:
     def __init__(self) -> None:
         self._rows: dict[tuple[object, ...], PrimExpr] = {}
         self._known: dict[int, tuple[PrimExpr, PrimExpr]] = {}
-        """Identity of an expression -> the one for it; and itself, which must stay alive."""
+        """Interned expression by the identity of each seen one, which is kept alive."""
 
     def __call__(self, expr: PrimExpr) -> PrimExpr:
         """Return the canonical object of an expression."""

@@ -38,7 +38,7 @@ _MAPPING_TYPES = (dict, MappingProxyType)
 _CONTAINER_TYPES: Mapping[str, type] = {
     kind.__name__: kind for kind in (*_SEQUENCE_TYPES, *_MAPPING_TYPES)
 }
-"""By name, as pickle cannot send the class of read-only mappings."""
+"""Containers by name, because pickle cannot send the class of read-only mappings."""
 
 
 class NotTransferableError(TypeError):

@@ -33,7 +33,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 CanonicalRow = tuple[object, ...]
 FreeVars = Literal["identity", "order"]
-"""A free variable is itself, or the n-th one met."""
+"""Key of a free variable: the variable itself, or its index in order of first use."""
 
 VARIABLE_NAME_FIELDS = {
     "relay.Var": "name_hint",
@@ -43,30 +43,31 @@ VARIABLE_NAME_FIELDS = {
     "relay.TypeVar": "name_hint",
     "relay.IncompleteType": "",
 }
-"""Node types that identity tells apart -> the field that is only their name."""
+"""Field that holds only a display name, by the type of nodes compared by identity."""
 LABEL_FIELDS = {"tir.Block": "name"}
-"""Node types -> a field by which programs and messages find a node, and that means nothing."""
+"""Field that only labels a node for messages, by node type."""
 SHARING_AGNOSTIC_TYPES = frozenset(
     {"relay.Var", "relay.GlobalVar", "relay.Constant", "ir.Op", "ir.GlobalVar", "relay.Constructor"}
 )
-"""Relay nodes whose sharing does not matter."""
+"""Types of Relay nodes whose sharing is irrelevant to equality."""
 
 NESTED_BINDER_FIELDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "relay.Constructor": (("inputs", "belong_to"), frozenset({"relay.TypeVar"})),
     "tir.PrimFunc": (("params",), frozenset({"tir.Var", "tir.SizeVar"})),
     "tir.DeclBuffer": (("buffer",), frozenset({"tir.Var", "tir.SizeVar"})),
 }
-"""Nodes that bind variables inside of fields: the type variables of a constructor, which are those
-of its definition; the named sizes of a loop program's parameters, the strides of a view."""
+"""Fields that bind variables inside: a constructor's type variables, a loop program's size
+variables, a view's strides.
+"""
 
 _UNIT_TUPLE_ROW: CanonicalRow = ("relay.Tuple", ("(",))
-"""The empty tuple, whose sharing does not matter either."""
+"""Row of the empty tuple, whose sharing is irrelevant."""
 
 SCOPE_TYPE_KEYS = frozenset({"tir.PrimFunc"})
-"""Nodes that are scopes wherever they stand: what is bound inside is not seen outside."""
+"""Type keys of nodes that open a variable scope wherever they occur."""
 
 INFERRED_FIELDS = {"relay.Call": "type_args"}
-"""Node types -> the field that a program may leave out, because inference finds it."""
+"""Field that type inference fills in and a program may omit, by node type."""
 
 _digests: weakref.WeakKeyDictionary[Node, str] = weakref.WeakKeyDictionary()
 
@@ -156,23 +157,23 @@ class _CanonicalForm:
     free: FreeVars
     map_sizes: bool
     functions: frozenset[Node] = frozenset()
-    """The functions of a module, which are scopes."""
+    """Functions of a module, each of which is a scope."""
     root: object = None
-    """What the rows are of, which is no scope within itself."""
+    """Root node of the rows, which is no scope within itself."""
     rows: list[CanonicalRow] = field(default_factory=list)
     numbers: dict[Node, int] = field(default_factory=dict)
-    """Node -> its row."""
+    """Row number of each node."""
     same: dict[CanonicalRow, int] = field(default_factory=dict)
-    """Row -> its number, for nodes whose sharing does not matter."""
+    """Number of each interned row, for nodes whose sharing is irrelevant."""
     bound: set[Node] = field(default_factory=set)
     inferred: list[object] = field(default_factory=list)
-    """The values of fields that inference finds, which no row holds, in the order of their rows."""
+    """Values of inferred fields, in row order; they are in no row."""
     free_vars: list[Node] = field(default_factory=list)
-    """The variables that nothing inside binds, in the order of their rows."""
+    """Free variables, in row order."""
     open_scopes: dict[Node, _CanonicalForm] = field(default_factory=dict)
-    """Scope whose row is not written yet -> the rows inside."""
+    """Rows inside each scope whose own row is not written yet."""
     scopes: dict[int, _CanonicalForm] = field(default_factory=dict)
-    """Number of the row of a scope -> the rows inside."""
+    """Rows inside each scope, by the scope's row number."""
 
     def write(self, root: object) -> CanonicalRow:
         """Append the rows of all nodes in `root`, and return the row of `root` itself."""

@@ -56,7 +56,7 @@ OPERATOR_PRECEDENCE: dict[type[BinaryExpr], int] = {
     Add: 4, Sub: 4,
     Mul: 5, Div: 5,
 }
-"""Infix operators, the weakest first."""
+"""Infix operators in order of increasing precedence."""
 CALL_SYNTAX_OPERATORS: dict[type[BinaryExpr], str] = {
     Min: "min", Max: "max", FloorDiv: "floordiv", FloorMod: "floormod",
 }  # fmt: skip
@@ -65,16 +65,14 @@ CALL_SYNTAX_OPERATORS: dict[type[BinaryExpr], str] = {
 
 
 Names = Mapping[Node, str]
-"""Names given to variables by a printer that keeps them apart; a variable without one prints its
-own.
-"""
+"""Names that a printer has assigned to variables; others print under their own."""
 _NO_NAMES: Names = {}
 
 
 _TextPiece: TypeAlias = "str | tuple[PrimExpr, int]"
-"""Text, or an expression and how strongly what stands around it binds."""
+"""Text, or an expression with the precedence of its context."""
 _ATOM_PRECEDENCE = 9
-"""How strongly a name, a number or a call binds."""
+"""Precedence of a name, a number or a call."""
 
 
 def format_prim_expr(

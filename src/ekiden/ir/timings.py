@@ -60,7 +60,7 @@ class Timings(PassInstrument):
 
     def __init__(self) -> None:
         self.processes: dict[int, list[TimedSpan]] = {os.getpid(): []}
-        """Of each process what it ran, in order; this one is the first."""
+        """Spans of each process in order, this process first."""
         self._owner = os.getpid()
         self._open: list[TimedSpan] = []
 

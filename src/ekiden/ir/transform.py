@@ -47,7 +47,7 @@ __all__ = [
 LOG = LazyLogger(__name__)
 
 Transform = Callable[[IRModule, PassContext], IRModule]
-"""What a pass does; it gets the context it runs under and makes a new module."""
+"""Function (module, context) -> module that a pass runs."""
 
 _PASS_FACTORIES: LazyRegistry[str, Callable[[], Pass]] = LazyRegistry()
 
@@ -90,7 +90,7 @@ class Pass:
     required: tuple[Pass | str, ...] = ()
     is_sequence: bool = False
     reason: str = ""
-    """Why what follows in a sequence cannot do without it: see `needed`."""
+    """Reason why the sequence requires this pass; see `required_member`."""
 
     @property
     def info(self) -> PassInfo:

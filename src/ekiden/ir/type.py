@@ -29,9 +29,9 @@ class Type(Node):
 
     __slots__ = ()
     printer: ClassVar[Callable[[Type], str] | None] = None
-    """How a type becomes text: set by `ekiden.ir.text`."""
+    """Printer of types as text, set by `ekiden.ir.text`."""
     prover: ClassVar[Callable[[PrimExpr, PrimExpr], bool] | None] = None
-    """What knows that dimensions are equal which are not one expression: set by Relay."""
+    """Prover of equality of symbolic dimensions, set by Relay."""
 
     def astext(self) -> str:
         """Return the type in Relay's text format."""
@@ -75,9 +75,9 @@ def _depends_on_unknown(dim: PrimExpr) -> bool:
 
 
 MAX_RANK = 64
-"""The most dimensions of a tensor, EK_MAX_NDIM of the runtime."""
+"""Maximum number of dimensions of a tensor: EK_MAX_NDIM of the runtime."""
 MAX_ELEMENTS = 2**59
-"""Elements of a tensor, at most: their bytes, 16 each at most, are numbers of int64."""
+"""Maximum number of elements of a tensor, so that its size in bytes fits int64."""
 
 
 def _is_addressable_shape(shape: Sequence[PrimExpr]) -> bool:
@@ -185,8 +185,9 @@ class FuncType(Type):
     ret_type: Type
     type_params: tuple[TypeVar, ...] = binding(default=())
     type_constraints: tuple[TypeRelation, ...] = ()
-    """What holds between the types: part of what is compared, printed and saved. Type inference
-    refuses functions of such types: relations belong to operators."""
+    """Relations between the types, which are compared, printed and saved. Type inference refuses
+    functions of such types: relations belong to operators.
+    """
 
     def __post_init__(self) -> None:
         """Convert the parameters to tuples."""

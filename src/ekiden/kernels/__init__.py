@@ -1,5 +1,5 @@
-"""Kernel families: schedules of a fused group of tensor expressions, selected by the tag of the
-group's anchor.
+"""Kernel families: schedules and builders for fused groups of tensor expressions, selected by the
+tag of the group's anchor.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Range checks of indices that a kernel makes before anything else."""
+"""Range checks of indices, which run before a kernel's body."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import IfThenElse, PrimFunc, Stmt, seq
 
 MAX_SCALAR_CHECK_ELEMENTS = 16
-"""So many numbers are looked at one by one; of more, vectors say whether any is wrong."""
+"""Indices up to which a scalar search runs directly; larger tensors get a vectorised pass first."""
 
 
 def add_range_checks(
     function: PrimFunc, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: Target
 ) -> PrimFunc:
-    """Return a function with the checks of all its computations before its body, producers' first,
-    so that a check reads only at indices that have passed theirs.
+    """Prepend the range checks of all computations to a function, producers' first, so that each
+    check reads only validated indices.
     """
     ops = dict.fromkeys(t.op for t in te.post_order_tensors(outputs))
     checks = list(dict.fromkeys(c for op in ops for c in range_checks_of(op)))
@@ -52,7 +52,7 @@ def add_range_checks(
 def _emit_check(
     check: RangeCheck, inputs: Sequence[Tensor], buffers: Mapping[Tensor, Buffer], target: Target
 ) -> Stmt | None:
-    """Emit the statements of one check; return None if it cannot fail."""
+    """Emit the statements of one check; None if it cannot fail."""
     between = [t for t in te.post_order_tensors([check.values]) if t not in buffers]
     non_injective = [t for t in between if not te.is_injective(t)]
     assert not non_injective, (
@@ -93,7 +93,7 @@ def _emit_check(
 def _emit_check_launch(
     check: RangeCheck, element: Callable[[Sequence[PrimExpr]], PrimExpr]
 ) -> Stmt:
-    """Emit a launch with a thread per index, before the launches that use them."""
+    """Emit a kernel launch with one thread per checked index, before the launches that use it."""
     index, shape = Var("index"), check.values.shape
     at = unravel_index(index, shape)
     extent = product_of_extents(shape) if shape else const(1)
@@ -108,8 +108,8 @@ def _emit_flagged_search(
     buffers: Mapping[Tensor, Buffer],
     target: Target,
 ) -> Stmt:
-    """Emit the search for the wrong index, guarded by a vectorised pass that tells whether there is
-    one.
+    """Emit the search for the first failing index, guarded by a vectorised pass that tells whether
+    there is one.
     """
     wrong = out_of_range_flag(check)
     # The common case has no wrong index: one vectorised reduction instead of a branch per element.

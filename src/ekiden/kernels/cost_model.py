@@ -1,4 +1,5 @@
-"""Analytical tiling model: tiles and blocks of a matrix product from the facts of a processor.
+"""Analytical cost model of matrix products: tile and block sizes from a processor's registers,
+caches and bandwidth.
 
 After Low, Igual, Smith, Quintana-Orti, "Analytical modeling is enough for high-performance BLIS"
 (2016): every size follows from registers, units, latencies, and the sizes, ways and bandwidths of
@@ -25,46 +26,44 @@ from ekiden.target import Cache, Target
 CACHE_LINE_BYTES = 64
 """Bytes of a cache line."""
 L1_SET_STRIDE_BYTES = 4096
-"""Bytes after which lines fall into the same set of a first-level cache."""
+"""Address distance in bytes of lines that map to the same L1 set."""
 MAX_PANEL_VECTORS = 4
-"""Vectors of a panel: more leave rows too few for a tile."""
+"""Maximum vectors per panel: wider panels leave registers for too few rows."""
 MEMORY_OP_CYCLES = 0.05
-"""Cycles that a load or a prefetch costs beside multiply-adds that hide it."""
+"""Cycles of a load or prefetch that multiply-adds hide."""
 LATENCY_SLIP_CYCLES = 0.7
 """Cycles of a step that is as long as the wait for the sums before it: one that comes a cycle late
 is made up for by nothing (Zen 3: four rows of two vectors take 4.6 to 5.7 cycles, five rows 5)."""
 NARROW_PANEL_PENALTY = 0.01
-"""Share of the time by which a panel narrower than the others must gain: it is code of its own."""
+"""Fraction of time that a narrower last panel must save to justify its own code."""
 MAX_ROWS_FROM_L2 = 256
-"""Rows of data beyond which a block of them does not stay in a second-level cache."""
+"""Data rows above which a block of k no longer stays in L2."""
 USABLE_CACHE_FRACTION = 0.75
-"""Share of a cache that what is counted on may take."""
+"""Fraction of a cache that the model plans to use."""
 PREFETCH_DISTANCES = (0, 4, 8, 16, 32)
-"""Steps by which a panel is brought to the first cache ahead."""
+"""Domain of the prefetch distance into L1, in steps of k."""
 PREFETCH_AHEAD_LATENCIES = 6
-"""Latencies of the cache that a panel is in by which it is brought ahead: that has more to do."""
+"""Prefetch distance as a multiple of the source cache's latency."""
 MIN_PREFETCH_BYTES = 16 * CACHE_LINE_BYTES
-"""Bytes by which a panel is brought ahead at least: narrow panels whose steps are long (products of
-int16) are at the next page, which a processor does not follow to, in a few steps."""
+"""Minimum prefetch distance in bytes: hardware prefetchers do not cross a page."""
 STREAM_PREFETCH_BYTES = 2 * L1_SET_STRIDE_BYTES
-"""Bytes by which what is read once from memory is brought ahead, to the second-level cache: so the
-next page, to which no processor follows by itself, is begun before its first line is waited for."""
+"""Prefetch distance in bytes of data streamed from memory into L2, which begins the next page
+early.
+"""
 STREAM_PREFETCH_STRIDE_BYTES = 8 * CACHE_LINE_BYTES
-"""Of so many bytes of such a stream one line is asked for; the processor brings those beside it by
-itself. Asked for one by one they fill the few places that a first-level cache has for lines under
-way, and its own requests wait (one row of q4_0 by the weights of 135M, Zen 4, of 32 GB/s: all lines
-2 KB ahead to L1 21, 8 KB ahead to L2 14, none 30, one of eight 34)."""
+"""Bytes of a stream per software prefetch; the hardware prefetcher fetches the adjacent lines.
+Asked for one by one they fill the few places that a first-level cache has for lines under way, and
+its own requests wait (one row of q4_0 by the weights of 135M, Zen 4, of 32 GB/s: all lines 2 KB
+ahead to L1 21, 8 KB ahead to L2 14, none 30, one of eight 34).
+"""
 L3_LINES_PER_PREFETCH = 3
-"""Of so many lines that the third-level cache gives one is of the next panel: others need it."""
+"""L3 lines per prefetched line of the next panel."""
 USABLE_L3_BANDWIDTH = 0.6
-"""Of what the third-level cache gives, what a tile may take in every step: nearer to the limit it
-waits (256 bits on Zen 4, 2/3 of it: 91 percent of the peak, by panels 98; Zen 5, 0.55: 98)."""
+"""Fraction of the L3 bandwidth that a tile may use per step."""
 REREAD_L3_BANDWIDTH = 0.2
-"""Of what the third-level cache gives, what may come again without blocks of k: those store sums
-and load them, and take twice the code (128x768x3072, a quarter of it on Skylake-SP: 70 percent of
-the peak, with blocks 82; a twentieth on Zen 4: 95 and 93)."""
+"""Fraction of the L3 bandwidth that repeated reads may take before blocks of k pay."""
 MIN_K_BLOCK = 192
-"""Steps of k below which a block costs more than it saves: sums are stored and loaded again."""
+"""Minimum steps of k per block: a block reloads and stores partial sums."""
 
 
 def cache_levels(target: Target) -> tuple[Cache, Cache, Cache]:
@@ -76,8 +75,8 @@ def cache_levels(target: Target) -> tuple[Cache, Cache, Cache]:
 
 @dataclass(frozen=True, slots=True)
 class KStepCost:
-    """The cost of a step of k: instructions per accumulator, per vector of a panel row, and per row
-    of the tile; registers per panel vector, and additional ones for a broadcast and temporaries.
+    """Instruction and register cost of one step of k: instructions per accumulator, per panel
+    vector and per tile row, and the registers that they need.
     """
 
     per_accumulator: int
@@ -86,24 +85,25 @@ class KStepCost:
     columns: int = 1
     registers: int = 1
     rows: int = 0
-    """Of a tile, where its sums are in registers a column at a time; 0: as many as they hold."""
+    """Tile rows where accumulators are kept for one column at a time; 0 for as many as fit."""
 
 
 FMA_STEP = KStepCost(per_accumulator=1)
-"""An instruction that multiplies and adds."""
+"""Step cost of one fused multiply-add."""
 MUL_ADD_STEP = KStepCost(per_accumulator=2, registers=2)
-"""A product, then a sum."""
+"""Step cost of a separate multiplication and addition."""
 SHUFFLED_STEP = KStepCost(per_accumulator=2, per_row=1, registers=2)
-"""The same where a number is loaded, and then brought to all lanes by the units that multiply (Zen
-4 by 128 bits, 128x768x768: tiles of 6x2 reach 56 percent of the peak, of 2x4 67)."""
+"""Step cost where broadcasts use the shuffle unit that shares ports with multiplication (Zen 4 with
+128 bits, 128x768x768: tiles of 6x2 reach 56 percent of the peak, of 2x4 67).
+"""
 WIDENED_PAIRS_STEP = KStepCost(per_accumulator=4, per_vector=3, columns=2, registers=4)
-"""Two sums of two products of int16, of bytes that were widened."""
+"""Step cost of two int16 pair products per accumulator, with data widened before."""
 WIDENED_HALVES_STEP = KStepCost(per_accumulator=2, per_vector=2, per_row=2, columns=2, registers=3)
-"""Two sums of two products of int16, of words whose bytes are widened on both sides."""
+"""Step cost of two int16 pair products per accumulator, with both operands widened in the loop."""
 FOUR_WORDS_STEP = KStepCost(per_accumulator=2, per_vector=3, per_row=2, rows=4)
-"""Sums over vectors of four steps, which follow each other in a row of the data and in one column
-of the weights: a load and the products for each row and column, weights that are gathered and made
-unsigned, and the sums of data, which all columns share. There are registers for four sums."""
+"""Step cost of four steps reduced along k within vectors, with gathered weights. There are
+registers for four sums.
+"""
 BYTE_STEPS = (
     ("dot4_u8s8", FMA_STEP),
     ("madd_s16", WIDENED_PAIRS_STEP),
@@ -111,7 +111,7 @@ BYTE_STEPS = (
     ("smlad", WIDENED_HALVES_STEP),
     ("", KStepCost(per_accumulator=28, registers=5)),
 )
-"""Words of bytes; the last way takes them apart by shifts."""
+"""Step costs of byte words by instruction; the last is the shift-based fallback."""
 STEPS_BY_DTYPE: Mapping[str, tuple[tuple[str, KStepCost], ...]] = {
     "float32": (
         ("fma", FMA_STEP),
@@ -131,25 +131,27 @@ STEPS_BY_DTYPE: Mapping[str, tuple[tuple[str, KStepCost], ...]] = {
     # words of two; beside a broadcast the products before they are added
     "int16": (("dot2_s16", FMA_STEP), ("", KStepCost(per_accumulator=2, registers=2))),
 }
-"""dtype of data (or NARROW) -> what a step takes with the instruction of a name, the best first."""
+"""Step costs by data dtype (or INT16_PAIR_SUMS) and instruction, the best first."""
 
 
 def step_cost(dtype: str, target: Target) -> KStepCost:
-    """Return the cost of a step of k for data of a dtype."""
+    """Return the instruction cost of a step of k for a data dtype on a target."""
     candidates = STEPS_BY_DTYPE.get(dtype, STEPS_BY_DTYPE["float32"])
     return next(step for ability, step in candidates if not ability or target.has(ability))
 
 
 def spare_registers(target: Target, dtype: str = "float32") -> int:
-    """Return the registers available for sums and a panel row: without those of a broadcast, and of
-    a product where that is not part of an FMA.
+    """Return the number of registers for accumulators and a panel row, without the broadcast and,
+    where there is no FMA, the product.
     """
     step = step_cost(dtype, target)
     return target.registers - step.registers
 
 
 def max_register_rows(vectors: int, target: Target, dtype: str = "float32") -> int:
-    """Return the rows of the largest tile of that many vectors that stays in registers."""
+    """Return the rows of the largest tile of `vectors` vectors whose accumulators fit the
+    registers.
+    """
     step = step_cost(dtype, target)
     if step.rows:
         return step.rows
@@ -158,8 +160,8 @@ def max_register_rows(vectors: int, target: Target, dtype: str = "float32") -> i
 
 
 def accumulator_chains(rows: int, vectors: int, target: Target, dtype: str = "float32") -> int:
-    """Return the accumulators per sum of a tile: as many as keep the FMA units busy, where
-    registers hold them. Separate multiply and add wait for the addition alone.
+    """Return the number of independent accumulators per sum that keeps the FMA units busy, limited
+    by the registers. Separate multiply and add wait for the addition alone.
     """
     if step_cost(dtype, target) is not FMA_STEP:
         return 1
@@ -170,15 +172,15 @@ def accumulator_chains(rows: int, vectors: int, target: Target, dtype: str = "fl
 
 
 def is_evenly_shared(panels: int, cores: int) -> bool:
-    """Return whether threads can share panels with at most a tenth of the time lost to
+    """Return whether sharing panels among threads loses at most a tenth of the time to
     imbalance.
     """
     return panels >= cores and 10 * panels >= 9 * -(-panels // cores) * cores
 
 
 def step_cycles(rows: float, vectors: int, target: Target, dtype: str = "float32") -> float:
-    """Return the cycles of a step of k of a tile: multiply-adds, or loads where those take longer,
-    or the latency of the previous step's sums.
+    """Return the cycles of one step of k of a tile: the maximum of arithmetic, loads, and the
+    latency of dependent accumulations.
     """
     memory, step = rows + 2 * vectors, step_cost(dtype, target)
     work = vectors * (rows * step.per_accumulator + step.per_vector) + rows * step.per_row
@@ -189,8 +191,8 @@ def step_cycles(rows: float, vectors: int, target: Target, dtype: str = "float32
 
 
 def can_hide_prefetches(rows: int, vectors: int, target: Target, dtype: str = "float32") -> bool:
-    """Return whether a tile has time to prefetch its panel: a prefetch is a load, and with few rows
-    loads are the bottleneck (1x768x768 on Zen 4: 31 us, without prefetches 25).
+    """Return whether a tile has spare load slots for prefetches (1x768x768 on Zen 4: 31 us with, 25
+    without).
     """
     step = step_cost(dtype, target)
     multiply = vectors * (rows * step.per_accumulator + step.per_vector) / target.fma_units
@@ -198,7 +200,7 @@ def can_hide_prefetches(rows: int, vectors: int, target: Target, dtype: str = "f
 
 
 def _load_imbalance(part_count: int, target: Target) -> float:
-    """Return the load imbalance: the largest thread's share of the work over the mean."""
+    """Return the largest thread's share of the work over the mean share."""
     return (
         -(-part_count // target.cores) * target.cores / part_count
         if part_count >= target.cores
@@ -207,7 +209,7 @@ def _load_imbalance(part_count: int, target: Target) -> float:
 
 
 def _cycles_per_row_step(vectors: int, product: MatmulSizes, target: Target) -> float:
-    """Return the cycles of a step of k of one row of the whole product, in panels of that many
+    """Return the cycles of one step of k of one row of the whole product, in panels of `vectors`
     vectors.
     """
     lanes = target.lanes("float32")
@@ -240,8 +242,8 @@ def _cycles_per_row_step(vectors: int, product: MatmulSizes, target: Target) -> 
 
 
 def tile_rows(vectors: int, product: MatmulSizes, target: Target) -> int:
-    """Return the rows of a tile: as many as registers hold, fewer where equally spaced rows would
-    conflict in L1.
+    """Return the rows of a tile: as many as the registers hold, fewer where their stride causes L1
+    set conflicts.
     """
     rows = max_register_rows(vectors, target, product.dtype)
     if product.rows is None:
@@ -253,7 +255,7 @@ def tile_rows(vectors: int, product: MatmulSizes, target: Target) -> int:
 
 
 def rows_per_cache_set(rows: int, depth: int) -> int:
-    """Return how many rows of a tile, `depth` floats apart, map to the same cache sets."""
+    """Return the number of tile rows, `depth` floats apart, that map to the same cache sets."""
     # Addresses of rows repeat modulo 4096 after 4096 / gcd(4 * depth, 4096) rows.
     return -(-rows * math.gcd(4 * depth, L1_SET_STRIDE_BYTES) // L1_SET_STRIDE_BYTES)
 
@@ -265,7 +267,7 @@ def exceeds_associativity(rows: int, depth: int, target: Target) -> bool:
 
 
 def choose_panel_width(product: MatmulSizes, target: Target) -> int:
-    """Return the columns of a panel of weights.
+    """Return the panel width of packed weights, in columns.
 
     For sums in matrix registers all widths are as fast: a panel of two of them stays in L1 while
     rows pass by, or one of four (Sapphire Rapids, 128x768x768 with weights from L2: 1.8 TOP/s by 32
@@ -293,8 +295,8 @@ def panel_width_knob(target: Target) -> Knob:
 
 
 def pays_int16_sums(listed: int, depth: int, target: Target) -> bool:
-    """Return whether to multiply bytes by sums of two products that fit int16, where that takes
-    `listed` additional steps of k per panel.
+    """Return whether byte products in int16 pair sums are faster, although they need `listed`
+    additional steps of k per panel.
 
     Widening a panel's words is not counted: with one row it hides behind reading them, which takes
     longer with more (Zen 4 as AVX-512 without VNNI, 1x768x768: 115 GOP/s in pairs, with all words
@@ -309,7 +311,7 @@ def pays_int16_sums(listed: int, depth: int, target: Target) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LoopBlocking:
-    """The loop blocking of a product with one panel width."""
+    """Loop order, blocking and prefetching of a matrix product with a given panel width."""
 
     product: MatmulSizes
     panel: int
@@ -318,7 +320,7 @@ class LoopBlocking:
 
     @property
     def panel_vectors(self) -> int:
-        """Return the vectors of a panel row."""
+        """Return the number of vectors of a panel row."""
         return -(-self.panel // self.target.lanes("float32"))
 
     @property
@@ -335,14 +337,12 @@ class LoopBlocking:
 
     @property
     def cycles(self) -> float:
-        """Return the cycles of a step of k of a tile."""
+        """Return the cycles of one step of k of a tile."""
         rows = min(self.rows, self.product.rows or self.rows)
         return step_cycles(rows, self.panel_vectors, self.target, self.product.dtype)
 
     def outer_loop(self) -> str:
-        """Return the outer loop: "row" tiles where there is only one, where the weights stay in L2,
-        or where L3 feeds a tile as fast as it computes; else "panel"s.
-        """
+        """Return the outer loop: "row" where weights stay in L2 or L3 keeps up, else "panel"."""
         size = self.product
         _, second, third = cache_levels(self.target)
         if size.rows is None or size.columns is None or size.depth is None:
@@ -354,7 +354,7 @@ class LoopBlocking:
         return "row" if size.rows <= MAX_ROWS_FROM_L2 and is_fed else "panel"
 
     def k_block_steps(self, order: str) -> int:
-        """Return the steps of k per block, a divisor of the depth; 0 for all at once."""
+        """Return the steps of k per block, a divisor of the depth; 0 for no blocking."""
         size, second = self.product, cache_levels(self.target)[1]
         if order != "panel" or not size.depth or self.num_row_tiles == 1:
             return 0
@@ -370,9 +370,8 @@ class LoopBlocking:
         return 0 if fitting == size.depth else fitting
 
     def exceeds_l3_bandwidth(self, depth: int) -> bool:
-        """Return whether the traffic that is repeated without blocks of k exceeds what L3 can
-        deliver: the rows for every panel, and a panel for every row tile where it does not fit
-        L2.
+        """Return whether the traffic repeated without blocks of k exceeds the L3 bandwidth: rows
+        per panel, and panels per row tile where they do not fit L2.
         """
         _, second, third = cache_levels(self.target)
         floats = self.rows
@@ -381,7 +380,7 @@ class LoopBlocking:
         return 4 * floats / self.cycles > REREAD_L3_BANDWIDTH * third.bandwidth
 
     def prefetch_distance(self, order: str) -> int:
-        """Return the steps by which a tile prefetches its panel into L1.
+        """Return the distance, in steps of k, of the prefetches of a panel into L1.
 
         0 where what is read between two uses of a panel fits there, and where a panel is used once:
         hardware prefetches sequential floats as fast as they arrive, and software prefetches only
@@ -404,16 +403,15 @@ class LoopBlocking:
         return next((d for d in PREFETCH_DISTANCES[1:] if d >= steps), PREFETCH_DISTANCES[-1])
 
     def pack_prefetch_cache(self) -> str:
-        """Return the cache into which matrix rows are prefetched before they are packed: L1, from
-        L2 if that holds the matrix; else L2, since more must be in flight and distant rows share
-        few L1 sets (128x768x3072 on Zen 4: 85 percent of the peak, to L2 95).
+        """Return the cache that matrix rows are prefetched to before packing: L1 where L2 holds the
+        matrix, else L2 (128x768x3072 on Zen 4: 85 percent of the peak to L1, 95 to L2).
         """
         return "first" if self.weight_bytes <= cache_levels(self.target)[1].size else "second"
 
     def panel_prefetch_tiles(self, order: str) -> int:
-        """Return the number of tiles over which the next panel is prefetched to L2, a line per that
-        many steps of each; 0 for none. With an unknown number of tiles a line at every step: few
-        rows wait for the next panel, and two lines a step exceed L3's bandwidth.
+        """Return the number of row tiles over which the next panel is prefetched to L2; 0 for none.
+        With an unknown number of tiles a line at every step: few rows wait for the next panel, and
+        two lines a step exceed L3's bandwidth.
         """
         third = cache_levels(self.target)[2]
         if order != "panel":
@@ -441,12 +439,12 @@ class LoopBlocking:
         return 2 if ahead and has_known_depth and order == "panel" else 1
 
     def packs_rows(self, block: int) -> int:
-        """Return 1 to pack the rows of blocks of k, where they conflict in L1, else 0."""
+        """Return 1 if the rows of a block of k must be packed to avoid L1 set conflicts, else 0."""
         depth = self.product.depth
         return int(bool(block and depth and exceeds_associativity(self.rows, depth, self.target)))
 
     def panel_prefetch_domain(self) -> tuple[int, ...]:
-        """Return the possible values of `spread`."""
+        """Return the domain of the knob `spread`."""
         return tuple(sorted({0, 1, *(self.panel_vectors * n for n in (1, 2, 4))}))
 
 

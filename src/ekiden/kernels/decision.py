@@ -1,4 +1,4 @@
-"""What may be chosen about a kernel, and what is.
+"""Knobs of kernels, search spaces, and the decisions that choose a value for each knob.
 
     space:     rows in 1..9, k_block in (0, 384, 768), order in (panel, row), ...
     decision:  rows=9 k_block=768 order=panel ...
@@ -17,9 +17,9 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 Value: TypeAlias = int | str
-"""Of a choice: a number, or a word."""
+"""Value of a knob: an integer or a word."""
 Fixed: TypeAlias = Mapping[str, Value]
-"""Choices that are made already, by name."""
+"""Overridden knob values by name."""
 
 
 _DECIMAL_PATTERN = re.compile("[0-9]{1,18}")
@@ -27,16 +27,16 @@ _DECIMAL_PATTERN = re.compile("[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A knob of a kernel: its name, every value it may have, and its documentation."""
+    """Tuning knob of a kernel: its name, its domain, and its documentation."""
 
     name: str
     domain: tuple[Value, ...]
     doc: str
     is_early: bool = False
-    """Whether it is made before there is a kernel, when weights are put in order."""
+    """Whether the knob is decided when weights are packed, before the kernel exists."""
 
     def check(self, value: Value, of: str) -> None:
-        """Check that a value is in the domain.
+        """Raise CompileError unless a value is in the knob's domain.
 
         Args:
             value: The value.
@@ -58,7 +58,7 @@ Space: TypeAlias = tuple[Knob, ...]
 
 @dataclass(frozen=True, slots=True)
 class Decision(Mapping[str, Value]):
-    """A value for each knob of a search space, in its order."""
+    """Decision: a value for each knob of a search space, in its order."""
 
     pairs: tuple[tuple[str, Value], ...] = ()
 
@@ -69,7 +69,7 @@ class Decision(Mapping[str, Value]):
 
     @staticmethod
     def parse(text: str) -> Decision:
-        """Read the text form that `str` writes, for instance "rows=9 order=panel".
+        """Parse the text form that `str` returns, for instance "rows=9 order=panel".
 
         Raises:
             CompileError: For any other text.
@@ -95,7 +95,7 @@ class Decision(Mapping[str, Value]):
         return len(self.pairs)
 
     def int_value(self, name: str) -> int:
-        """Return the value of a knob that is a number."""
+        """Return the value of an integer knob."""
         value = self[name]
         assert isinstance(value, int), f"{name} is {value!r}"
         return value
@@ -106,7 +106,7 @@ class Decision(Mapping[str, Value]):
 
 
 def require_valid_overrides(space: Space, fixed: Fixed, of: str) -> None:
-    """Check overrides against a search space.
+    """Raise CompileError unless overrides are values of the search space's knobs.
 
     Knobs that are set early are not checked: they are settled before there is a kernel.
 
@@ -129,7 +129,7 @@ def require_valid_overrides(space: Space, fixed: Fixed, of: str) -> None:
 
 
 def descending_range(maximum: int, minimum: int = 1) -> tuple[int, ...]:
-    """Return the numbers from `maximum` down to `minimum`."""
+    """Return the integers from `maximum` down to `minimum`."""
     return tuple(range(maximum, minimum - 1, -1))
 
 

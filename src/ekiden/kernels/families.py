@@ -1,4 +1,4 @@
-"""All families of kernels: a literal table, looked through from the top."""
+"""Table of all kernel families, in order of precedence."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ _FAMILY_MODULES: Mapping[str, str] = {
     "thread_reduction": "gpu.reduction",
     "threads": "gpu.default",
 }
-"""Name of a family -> the module of this package that has its row, as FAMILY or in FAMILIES."""
+"""Family name -> module of this package that defines it, as FAMILY or in FAMILIES."""
 
 
 class _LazyFamilyTable(Mapping[str, Family]):
-    """A mapping of families by name, each module loaded when one of its families is first
-    requested.
+    """Mapping of families by name, which imports a family's module at its first lookup.
 
     The layout of weights is asked of few families, and the loops of the others are half of what
     importing this package takes.
@@ -86,7 +85,7 @@ def _parse_override(name: str, value: object) -> Fixed:
 
 
 def merged_overrides(names: Iterable[str], options: Mapping[str, Fixed] | None = None) -> Fixed:
-    """Return the overrides that apply to several names; the last name wins."""
+    """Return the overrides that apply to several names; later names take precedence."""
     overrides: dict[str, Value] = {}
     by_name = override_options() if options is None else options
     for name in names:
@@ -95,15 +94,15 @@ def merged_overrides(names: Iterable[str], options: Mapping[str, Fixed] | None =
 
 
 def can_all_write_rows(names: Iterable[str]) -> bool:
-    """Return whether kernels of all of some families, at least one, write their results into longer
-    rows.
+    """Return whether there are families and all their kernels can write results into rows of a
+    larger tensor.
     """
     rows = [FAMILIES[name] for name in names]
     return bool(rows) and all(row.writes_rows for row in rows)
 
 
 def has_epilogue(names: Iterable[str], ending: str) -> bool:
-    """Return whether kernels of some family may end in an epilogue of that name."""
+    """Return whether some family's kernels support the epilogue `ending`."""
     return any(ending in FAMILIES[name].endings for name in names)
 
 

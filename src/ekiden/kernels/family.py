@@ -1,5 +1,5 @@
-"""Rows of the table of kernels: which computations a family takes, what it needs of a processor,
-its search space, its default decision, and how the loops are built.
+"""Kernel family: the computations it accepts, the target features it needs, its search space,
+default decision and builder.
 
 Relay asks the row too: the panels in which its kernels read weights (`panel`), the epilogues that
 the same kernel can have, and whether results may be slices of longer rows (`writes_rows`).
@@ -33,67 +33,67 @@ else:
     vector_access = LazyModule("ekiden.kernels.gpu.vector_access")
 
 NARROW_EPILOGUE = "narrow"
-"""What stands for the dtype of bytes whose sums of two products fit int16."""
+"""Pseudo-dtype of byte products whose pair sums fit int16."""
 Tensors: TypeAlias = list[te.Tensor]
 Build: TypeAlias = Callable[[Tensors, Tensors, Target, str, Decision], PrimFunc]
-"""(inputs, outputs, target, name, decision) -> the loops, parameters in that order."""
+"""Builder function (inputs, outputs, target, name, decision) -> PrimFunc."""
 
 
 Start: TypeAlias = Callable[[Tensors, ScheduledKernel, str], PrimFunc]
-"""(inputs, what is to be made, name) -> the program before."""
+"""Function (inputs, kernel, name) -> initial program of the schedule."""
 
 
 def create_kernel_program(inputs: Tensors, kernel: ScheduledKernel, name: str) -> PrimFunc:
-    """Return a program with a block for the anchor, and one for its elementwise consumers."""
+    """Create a program with a block for the anchor and one for its elementwise consumers."""
     return create_inlined_program(inputs, list(kernel.outputs), name)
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulSizes:
-    """The sizes of a matrix product as far as they are known: `rows` of data, `columns` of results,
-    `depth` terms of each; None for what only a run knows.
+    """Sizes of a matrix product: `rows` of data, `columns` of results, `depth` terms of each; None
+    where dynamic.
     """
 
     rows: int | None
     columns: int | None
     depth: int | None
     dtype: str = "float32"
-    """Of data; NARROW for bytes whose sums of two products fit int16."""
+    """Data dtype, or INT16_PAIR_SUMS for byte products whose pair sums fit int16."""
 
     @staticmethod
     def from_dims(
         rows: object, columns: object, depth: object, dtype: str = "float32"
     ) -> MatmulSizes:
-        """Return the product of these dimensions."""
+        """Return the sizes of a product with these dimensions."""
         return MatmulSizes(known_extent(rows), known_extent(columns), known_extent(depth), dtype)
 
 
 def known_extent(dim: object) -> int | None:
-    """Return a dimension as a number, if it is known."""
+    """Return a dimension as an int, or None if it is dynamic."""
     if isinstance(dim, IntImm):
         return dim.value
     return dim if isinstance(dim, int) else None
 
 
 def empty_space(anchor: te.Tensor, target: Target) -> Space:
-    """Return the search space of a family without knobs."""
+    """Return the empty search space of a family without knobs."""
     return ()
 
 
 def empty_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """Return the decision of a family without knobs."""
+    """Return the empty decision of a family without knobs."""
     return Decision()
 
 
 def identity_outputs(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
-    """Return all outputs: all of them follow the anchor."""
+    """Return the outputs unchanged: all of them belong to the anchor's kernel."""
     return list(outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A kernel family: which computations it covers, what it needs of a processor, its search
-    space, its default decision, and how its loops are built.
+    """Kernel family: accepted computations, required target features, search space, default
+    decision and builder.
 
     The fields are, besides the name, which is the tag of the anchor operation:
 
@@ -172,7 +172,7 @@ class Family:
             raise CompileError(f"decisions: '{self.name}' {decision}: {error}") from error
 
     def serves(self, target: Target) -> bool:
-        """Return whether a target has what the kernels need."""
+        """Return whether a target has the features that the kernels need."""
         has_one = not self.needs_one or any(map(target.has, self.needs_one))
         is_kind = self.on_threads == target.kind.has_threads
         # Threads that run one after the other would have to give up their registers at each
@@ -202,7 +202,7 @@ class Family:
         return decision
 
     def panel_of(self, product: MatmulSizes, target: Target, fixed: Fixed) -> int:
-        """Return the columns of a panel of packed weights. Raises CompileError for an invalid
+        """Return the panel width of packed weights, in columns. Raises CompileError for an invalid
         override.
         """
         assert self.panel is not None and self.panels is not None, self.name
@@ -216,7 +216,7 @@ class Family:
 
 
 def clamp_panel_width(panel: int, product: MatmulSizes, target: Target) -> int:
-    """Return the width of a panel, clamped to whole vectors of the columns that there are."""
+    """Clamp a panel width to the columns of the product, rounded up to whole vectors."""
     lanes = target.lanes("float32")
     return panel if product.columns is None else min(panel, -(-product.columns // lanes) * lanes)
 

@@ -1,4 +1,4 @@
-"""The numbers of a convolution, as its rules need them."""
+"""Geometry of convolutions and transposed convolutions, as kernels need it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _int_tuple(value: object) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DepthAxis:
-    """The outermost of three spatial axes: an image is then one slice of the result, and reads
-    `kernel` slices of the data.
+    """Depth axis of a 3D convolution, whose slices are treated as images: each image of the result
+    reads `kernel` slices.
     """
 
     size: PrimExpr
@@ -36,18 +36,19 @@ class DepthAxis:
 
     @property
     def padded_slices(self) -> PrimExpr:
-        """Return the slices of the data with padding."""
+        """Return the number of depth slices with padding."""
         return simplify(self.size + (self.front + self.back))
 
 
 NO_DEPTH_AXIS = DepthAxis(const(1), const(1), 1, 1, 0, 0, 1)
-"""Of convolutions over two axes."""
+"""Depth axis of 2D convolutions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConvGeometry:
-    """The sizes of one convolution. Strides, dilation, kernel as (y, x); padding as (top, left,
-    bottom, right); data and out as (image, y, x, channel), where every slice is an image.
+    """Geometry of one convolution: shapes, kernel, strides, padding, dilation, groups and the depth
+    axis. Strides, dilation, kernel as (y, x); padding as (top, left, bottom, right); data and out
+    as (image, y, x, channel), where every slice is an image.
     """
 
     data: tuple[PrimExpr, ...]
@@ -61,20 +62,18 @@ class ConvGeometry:
 
     @property
     def is_padded(self) -> bool:
-        """Return whether any tap can fall outside the data."""
+        """Return whether any tap can be outside the data."""
         return any((*self.padding, self.depth.front, self.depth.back))
 
     @property
     def window_extents(self) -> tuple[int, int]:
-        """Return the lines, and the pixels of a line, from the first that a result reads to the
-        last.
-        """
+        """Return the dilated window's height and width."""
         down, across = ((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
         return down, across
 
     @property
     def window_axes(self) -> tuple[WindowAxis, WindowAxis, WindowAxis]:
-        """Return the windows of slices, lines, and the pixels of a line."""
+        """Return the window axes of depth, lines and pixels."""
         top, left_pad, bottom, right = self.padding
         deep = self.depth
         slices = deep.size, deep.kernel, deep.stride, deep.dilation, deep.front, deep.back
@@ -85,7 +84,7 @@ class ConvGeometry:
 
     @property
     def is_pointwise(self) -> bool:
-        """Return whether output pixels are input pixels, one to one and in order.
+        """Return whether output pixels map one to one, in order, to input pixels.
 
         Those of a transposed convolution may be fewer.
         """
@@ -100,25 +99,21 @@ class ConvGeometry:
         return simplify(self.data[1] + top + bottom), simplify(self.data[2] + left_pad + right)
 
     def num_padded_slices(self) -> PrimExpr:
-        """Return the number of images of the data as they are read."""
+        """Return the number of images of the data, padding slices included."""
         if self.depth is NO_DEPTH_AXIS:
             return self.data[0]
         images = self.out[0] // maximum(self.depth.out, const(1))  # of data that may have no slices
         return simplify(images * self.depth.padded_slices)
 
     def first_padded_slice(self, image: PrimExpr) -> PrimExpr:
-        """Return the first of the images, with those of zeros, that an image of the result
-        reads.
-        """
+        """Return the first padded slice that an image of the result reads."""
         if self.depth is NO_DEPTH_AXIS:
             return image
         out, step = self.depth.out, self.depth.stride
         return image // out * self.depth.padded_slices + image % out * step
 
     def unpadded_slice(self, image: PrimExpr) -> tuple[PrimExpr, PrimExpr | None]:
-        """Return the image of the data that an image among those of zeros is, and whether it is
-        one.
-        """
+        """Return the data slice of a padded slice, and the condition that it is inside the data."""
         if self.depth is NO_DEPTH_AXIS:
             return image, None
         padded, size = self.depth.padded_slices, self.depth.size
@@ -127,7 +122,7 @@ class ConvGeometry:
         return data_image, logical_and(at >= 0, at < size) if self.has_padded_slices else None
 
     def data_strides(self, slice: PrimExpr | None) -> list[PrimExpr]:
-        """Return the strides of the data as it is read, along each axis of the kernel.
+        """Return the data strides along each kernel axis.
 
         The strides of a pixel's neighbours on the two axes of a slice are preceded by the stride
         from a tap's slice to that of the next tap. That is `slice` if it is not None: a copy has
@@ -149,7 +144,7 @@ class ConvGeometry:
 
     @property
     def has_padded_slices(self) -> bool:
-        """Return whether there are slices of zeros."""
+        """Return whether the depth axis is padded."""
         return bool(self.depth.front or self.depth.back)
 
 
@@ -159,7 +154,7 @@ def _conv_geometry(
     windows: tuple[tuple[int, ...], ...],
     groups: int,
 ) -> ConvGeometry:
-    """Return the geometry of data and results over two or three axes.
+    """Return the geometry of a convolution over two or three axes.
 
     Args:
         data: The shape of the data.
@@ -191,8 +186,8 @@ def conv_geometry_of(anchor: te.Tensor) -> ConvGeometry:
 
 @dataclass(frozen=True, slots=True)
 class TransposedAxis:
-    """One axis of a transposed convolution, by phases: results at stride * q + phase depend on
-    every stride-th tap only.
+    """Axis of a transposed convolution by phases: results at stride * q + phase depend on every
+    stride-th tap only.
 
     Its results stride * q + phase are an ordinary convolution over q: with position = stride * q +
     phase + before, they are the sum over taps of
@@ -208,9 +203,9 @@ class TransposedAxis:
     dilation: int
     before: int
     extra: int
-    """Results beyond (size - 1) * stride: reach, output padding, less what is cut off."""
+    """Results beyond (size - 1) * stride: window reach plus output padding minus cropping."""
     number: int
-    """Phases that have results: at most `stride`, and no more than the axis has results."""
+    """Number of phases with results: at most `stride`, and at most the number of results."""
 
     @property
     def _stride_dilation_gcd(self) -> int:
@@ -218,35 +213,35 @@ class TransposedAxis:
 
     @property
     def tap_step(self) -> int:
-        """Return the distance from a tap of a phase to the next."""
+        """Return the step between consecutive taps of a phase."""
         return self.stride // self._stride_dilation_gcd
 
     @property
     def data_step(self) -> int:
-        """Return how far before the data of a tap those of the next one are."""
+        """Return the data distance between consecutive taps of a phase."""
         return self.dilation // self._stride_dilation_gcd
 
     @property
     def padding_before(self) -> int:
-        """Return the zeros before the data, so that all taps of the first results are in it."""
+        """Return the padding before the data that the first results' taps need."""
         return max(0, ((self.kernel - 1) * self.dilation - self.before) // self.stride)
 
     @property
     def read_offset(self) -> int:
-        """Return how far behind element q the results from stride * q on read."""
+        """Return the data offset, from element q, of the results from stride * q on."""
         return (self.before + self.stride - 1) // self.stride
 
     @property
     def padding_behind(self) -> int:
-        """Return the zeros behind the data."""
+        """Return the padding after the data."""
         return max(0, -(-self.extra // self.stride) - 1 + self.read_offset)
 
     def num_positions(self, size: PrimExpr) -> PrimExpr:
-        """Return the number of values of q."""
+        """Return the number of positions q of each phase."""
         return simplify(size + (-(-self.extra // self.stride) - 1))
 
     def first_tap(self, phase: PrimExpr) -> PrimExpr:
-        """Return the first tap of a phase, if it has any."""
+        """Return the first tap of a phase."""
         # stride and dilation divided by their gcd are coprime, so the inverse exists.
         inverse = pow(self.data_step, -1, self.tap_step)
         return simplify(
@@ -269,9 +264,7 @@ class TransposedAxis:
         return if_then_else(fits, num_taps, const(0))
 
     def first_element(self, phase: PrimExpr) -> PrimExpr:
-        """Return the element that the first tap of q = 0 reads, counted from the zeros before the
-        data.
-        """
+        """Return the padded index of the element that the first tap of q = 0 reads."""
         position = phase + (self.before + self.padding_before * self.stride)
         return simplify((position - self.first_tap(phase) * self.dilation) // self.stride)
 
@@ -296,7 +289,9 @@ def transposed_axes_of(anchor: te.Tensor) -> tuple[TransposedAxis, ...]:
 
 
 def transposed_geometry(anchor: te.Tensor, axes: tuple[TransposedAxis, ...]) -> ConvGeometry:
-    """Return the convolution without strides whose windows hold what all phases read."""
+    """Return the geometry of the unstrided convolution whose windows cover the taps of all
+    phases.
+    """
     data, _ = operands_of(anchor)
     n, *sizes, _ = data.shape
     counts = [axis.num_positions(size) for axis, size in zip(axes, sizes, strict=True)]

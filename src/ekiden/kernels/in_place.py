@@ -1,4 +1,4 @@
-"""Inputs of a kernel that may share the bytes of its output.
+"""In-place kernels: inputs that may alias the output.
 
     out[i, j] = max(conv[i, j] + residual[i, j], 0)        residual: yes, the convolution's data: no
 
@@ -25,7 +25,7 @@ from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, T
 def aliasable_inputs(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], anchor: Tensor | None = None
 ) -> tuple[int, ...]:
-    """Return the numbers of the inputs that may share the output's bytes.
+    """Return the indices of the inputs that may alias the output.
 
     Args:
         inputs: The inputs of the kernel.
@@ -57,12 +57,12 @@ def aliasable_inputs(
 
 
 UPDATES_ATTR_KEY = "updates"
-"""The attribute of a computation by statements that changes places of an input: which one."""
+"""Attribute of an extern operation: the index of the input that it updates in place."""
 
 
 def updated_input(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return the number of the input that a kernel of one update changes; none where others read
-    it.
+    """Return the index of the input that a single-update kernel modifies in place; None if other
+    operations read it.
     """
     op = outputs[0].op
     if len(outputs) != 1 or not isinstance(op, ExternOp) or UPDATES_ATTR_KEY not in op.attrs:
@@ -77,6 +77,7 @@ def updated_input(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[
 
 
 def _is_same_index(load: ProducerLoad, output: Tensor, axes: Sequence[PrimExpr]) -> bool:
+    """Return whether a load reads the element that the output writes."""
     tensor = load.producer
     # Elements of another size are at other bytes for the same index.
     if tensor.dtype != output.dtype or len(tensor.shape) != len(output.shape):

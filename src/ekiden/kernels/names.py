@@ -1,4 +1,4 @@
-"""The names of `ekiden.kernels`, loaded when the first is used."""
+"""Selection of a group's kernel family and decision, and the construction of its loops."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_OVERRIDES: Mapping[str, Fixed] = {}
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The family of a group, its anchor (None: the whole group), and the decision."""
+    """Selected family of a group, its anchor (None: the whole group), and the decision."""
 
     family: Family
     anchor: te.Tensor | None
@@ -61,9 +61,7 @@ def choose(
 
 
 def _select_gpu_family(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
-    """Select a family for a device of many threads, of a group whose elementwise producers are
-    inlined.
-    """
+    """Select the GPU kernel family of a group whose cheap producers are inlined."""
     chosen = inline_cheap_stages(copy_repeated_outputs(outputs))
     anchors = [t for t in stages_of(chosen) if not te.is_injective(t)]
     if len(anchors) == 1 and is_anchor_with_epilogue(anchors[0], chosen):
@@ -74,7 +72,7 @@ def _select_gpu_family(outputs: list[te.Tensor], target: Target) -> tuple[Family
 
 
 def _is_single_operation(outputs: list[te.Tensor]) -> bool:
-    """Return whether the kernel is one operation, of nothing but the kernel's inputs."""
+    """Return whether a kernel is a single operation on the kernel's own inputs."""
     op = outputs[0].op
     operands = op.inputs if isinstance(op, te.ExternOp) else ()
     is_one = all(t.op is op for t in outputs)
@@ -82,7 +80,7 @@ def _is_single_operation(outputs: list[te.Tensor]) -> bool:
 
 
 def _has_no_elements(tensor: te.Tensor) -> bool:
-    """Return whether a tensor has no elements, of which no block may be moved in a schedule."""
+    """Return whether a tensor is empty; blocks over it cannot be scheduled."""
     return any(is_const(dim, 0) for dim in tensor.shape)
 
 
@@ -163,7 +161,9 @@ def scheduled(
 
 
 def decision_text(chosen: Chosen, target: Target) -> str:
-    """Return the name of the family, the decision, and every choice with its domain, as lines."""
+    """Return the lines of text that describe the family, the decision and all knobs with their
+    domains.
+    """
     lines = [chosen.family.name]
     if chosen.anchor is None:
         return lines[0]
@@ -177,12 +177,12 @@ def decision_text(chosen: Chosen, target: Target) -> str:
 
 
 def schedule_text(made: Scheduled) -> str:
-    """Return the steps of a kernel's schedule as Python, or why it has none."""
+    """Return the schedule's steps as Python, or the reason why there is none."""
     return f"  written by hand: {made.why}\n" if made.trace is None else f"{made.trace}\n"
 
 
 def _has_whole_vector_panels(anchor: te.Tensor, target: Target) -> bool:
-    """Return whether the panels of a packed weight hold full vectors.
+    """Return whether the panels of a packed weight are whole vectors.
 
     An explicit layout may have narrower ones, whose last vector would end behind the weight.
     """
@@ -209,7 +209,7 @@ def _mark_aliasable_inputs(
 
 
 def _attach_in_place_attr(function: PrimFunc, inputs: tuple[int, ...]) -> PrimFunc:
-    """Attach the numbers of the inputs that the output may replace."""
+    """Attach the indices of the inputs that the output may alias."""
     if not inputs:
         return function
     return function.with_fields(attrs={**(function.attrs or {}), "tir.in_place": inputs})

@@ -1,5 +1,5 @@
-"""Helpers of handwritten kernels: parameters, indices of rows, the function, and sizes of
-shapes.
+"""Helpers of handwritten kernels: parameters, row indices, function construction, shape
+products.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ekiden.tir.stmt import PrimFunc, Stmt
 def declare_parameters(
     inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]
 ) -> dict[te.Tensor, Buffer]:
-    """Return the parameters of a kernel: inputs, then outputs."""
+    """Return the parameter buffers of a kernel: inputs, then outputs."""
     named = [(t, f"p{i}") for i, t in enumerate(inputs)] + [
         (t, f"out{i}") for i, t in enumerate(outputs)
     ]
@@ -30,8 +30,8 @@ def declare_parameters(
 def declare_extern_parameters(
     inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]
 ) -> tuple[dict[te.Tensor, Buffer], list[Buffer], list[Buffer]]:
-    """Return the parameters of a kernel around statements, then those that the operation reads and
-    those that it writes, each in its own order.
+    """Return a kernel's parameters, followed by the operation's inputs and outputs in its own
+    order.
     """
     op = outputs[0].op
     assert isinstance(op, te.ExternOp)
@@ -41,7 +41,7 @@ def declare_extern_parameters(
 
 
 def product_of_dims(dims: Sequence[PrimExpr]) -> PrimExpr:
-    """Return the number of elements of a shape."""
+    """Return the product of a shape's dimensions."""
     total: PrimExpr = const(1)
     for dim in dims:
         total = total * dim
@@ -49,7 +49,7 @@ def product_of_dims(dims: Sequence[PrimExpr]) -> PrimExpr:
 
 
 def unflatten_row(row: PrimExpr, leading: Sequence[PrimExpr], column: PrimExpr) -> list[PrimExpr]:
-    """Return the indices of an element from its row among all and its column."""
+    """Return an element's indices from its flat row index and its column."""
     indices: list[PrimExpr] = []
     for dim in reversed(leading[1:]):
         indices.append(row % dim)
@@ -62,7 +62,7 @@ def unflatten_row(row: PrimExpr, leading: Sequence[PrimExpr], column: PrimExpr) 
 def create_tiled_function(
     name: str, buffers: Mapping[te.Tensor, Buffer], body: Stmt, outputs: int = 1
 ) -> PrimFunc:
-    """Return a kernel of register tiles, whose loops are final.
+    """Create the PrimFunc of a register-tile kernel, whose loops need no further scheduling.
 
     Args:
         name: The symbol.
@@ -75,20 +75,20 @@ def create_tiled_function(
 
 
 class TiledKernelBuilder(Protocol):
-    """The interface of a builder of a kernel of register tiles."""
+    """Protocol of a builder of a register-tile kernel."""
 
     @property
     def buffers(self) -> Mapping[te.Tensor, Buffer]:
-        """Return the buffers of its parameters, in their order."""
+        """Return the parameter buffers in order."""
 
     def body(self) -> Stmt:
-        """Return the loops."""
+        """Return the kernel's loops."""
 
 
 def build_function_of(
     kernel: Callable[[list[te.Tensor], list[te.Tensor], Target, Decision], TiledKernelBuilder],
 ) -> Callable[[Sequence[te.Tensor], Sequence[te.Tensor], Target, str, Decision], PrimFunc]:
-    """Return what builds the function of a kernel: the `build` of its family."""
+    """Return the `build` function of a family from its kernel class."""
 
     def build_kernel(
         inputs: Sequence[te.Tensor],
@@ -97,7 +97,7 @@ def build_function_of(
         name: str,
         decision: Decision,
     ) -> PrimFunc:
-        """Return the function of one kernel."""
+        """Build the PrimFunc of one kernel."""
         tiled = kernel(list(inputs), list(outputs), target, decision)
         return create_tiled_function(name, tiled.buffers, tiled.body(), len(outputs))
 

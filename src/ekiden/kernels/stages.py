@@ -1,5 +1,5 @@
-"""Stages of a group of tensor expressions: which computations are inlined, which get loops of their
-own.
+"""Stages of a group of tensor expressions: which computations are inlined, and which get loop
+nests.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ekiden.te.tensor import ComputeOp, PlaceholderOp, ProducerLoad, Tensor
 
 
 def is_anchor_with_epilogue(anchor: Tensor, outputs: Sequence[Tensor]) -> bool:
-    """Return whether the group is one output in the anchor's shape whose elements use the anchor's
-    element at the same index.
+    """Return whether a group's only output is an elementwise epilogue of the anchor, in its
+    shape.
     """
     if len(outputs) != 1:
         return False
@@ -42,7 +42,7 @@ def is_anchor_with_epilogue(anchor: Tensor, outputs: Sequence[Tensor]) -> bool:
 
 
 def has_known_weights(anchor: Tensor) -> bool:
-    """Return whether every input of an anchor but its data has a constant shape.
+    """Return whether every input of an anchor but its data has a static shape.
 
     The data are the first of those it names, or that it reads: a list of word indices may be read
     before them.
@@ -81,7 +81,8 @@ def _is_costly_to_recompute(tensor: Tensor) -> bool:
 
 
 def inline_cheap_stages(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the outputs after inlining: their `post_order_tensors` are placeholders and stages.
+    """Inline cheap computations; return outputs whose remaining tensors are placeholders and
+    stages.
 
     An expensive computation with several consumers, one of them a reduction, stays a stage, as does
     one that is marked as stored.
@@ -108,9 +109,7 @@ def inline_cheap_stages(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def copy_repeated_outputs(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return outputs that are distinct computations: an input or a repeated tensor among them
-    becomes a copy.
-    """
+    """Return distinct outputs: an input or repeated tensor among them is copied."""
     visited: set[Tensor] = set()
     results: list[Tensor] = []
     for tensor in outputs:
@@ -125,5 +124,5 @@ def copy_repeated_outputs(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def stages_of(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the computations of a group after inlining, producers first."""
+    """Return the stages of a group, producers first."""
     return [t for t in post_order_tensors(outputs) if not isinstance(t.op, PlaceholderOp)]

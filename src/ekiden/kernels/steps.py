@@ -1,4 +1,4 @@
-"""Kernels as schedules: the computation, as tensor expressions, and the steps to its loops.
+"""Kernels as schedules: an initial program and the schedule primitives that turn it into loops.
 
     family.steps(sch, kernel)   steps of `tir.Schedule`, by the decision: split, reorder, ...,
                                 tensorize into a micro-kernel
@@ -35,7 +35,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledKernel:
-    """A kernel to schedule: the outputs, the anchor, the target, the decision."""
+    """Kernel to schedule: its outputs, anchor, target and decision."""
 
     outputs: Sequence[te.Tensor]
     anchor: te.Tensor
@@ -44,12 +44,14 @@ class ScheduledKernel:
 
 
 Steps: TypeAlias = "Callable[[Schedule, ScheduledKernel], None]"
-"""(a schedule of the program before, what it is for): the steps."""
+"""Schedule function (schedule of the initial program, kernel) that applies the primitives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A kernel's loops, and how they came about: `start` and the steps, or why there are none."""
+    """Loops of a kernel with their provenance: the initial program and the trace, or the reason for
+    having none.
+    """
 
     func: PrimFunc
     start: PrimFunc | None = None
@@ -60,7 +62,7 @@ class Scheduled:
 def create_inlined_program(
     inputs: list[te.Tensor], outputs: list[te.Tensor], name: str
 ) -> PrimFunc:
-    """Return the program before the schedule: everything elementwise is inlined."""
+    """Create the initial program of a group, with elementwise computations inlined."""
     stages = te.inline_injective(outputs)
     return te.create_prim_func([*inputs, *stages], name, extern_blocks=True)
 
@@ -68,7 +70,7 @@ def create_inlined_program(
 def replace_computation(
     outputs: Sequence[te.Tensor], old: te.Tensor, new: te.Tensor
 ) -> list[te.Tensor]:
-    """Return outputs that use one computation with another in its stead."""
+    """Return outputs in which `new` replaces the computation `old`."""
 
     def redirect_load(e: PrimExpr) -> PrimExpr:
         """Redirect a read of the old computation to the new one."""
@@ -88,7 +90,7 @@ def replace_computation(
 
 
 def try_primitive(step: Callable[..., None], *arguments: object) -> bool:
-    """Try a step that only makes loops faster, if the schedule can prove that it keeps the meaning.
+    """Apply an optional schedule primitive; skip it if the schedule cannot prove it valid.
 
     Shapes whose sizes are expressions may not be provable. Return whether it was done.
     """
@@ -100,8 +102,8 @@ def try_primitive(step: Callable[..., None], *arguments: object) -> bool:
 
 
 def apply_steps(start: PrimFunc, steps: Steps, kernel: ScheduledKernel) -> Scheduled:
-    """Apply steps to a program, and return the kernel. Raises ScheduleError for a step that is
-    refused.
+    """Apply schedule steps to a program; return the scheduled kernel. Raises ScheduleError for a
+    step that is refused.
     """
     sch = schedule.Schedule(start)
     steps(sch, kernel)

@@ -1,5 +1,4 @@
-"""The table of decoder architectures: what each family does differently, and how its tensors are
-called.
+"""Table of decoder architectures: how each family differs from Llama, and its tensor names.
 
 A row is read together with the checkpoint's `config.json`; what that says of sizes has the same
 names in all families. `DecoderConfig` is the two of them put together, and all that the builder

@@ -1,4 +1,4 @@
-"""Chat templates: Jinja with what transformers gives to templates.
+"""Chat templates: Jinja with the functions that transformers gives to templates.
 
     tools and documents, None where there are none; tojson, which leaves letters as they are;
     raise_exception, strftime_now; {% break %} and {% continue %}; {% generation %}, which marks an

@@ -1,4 +1,5 @@
-"""A decoder as a single Relay module: all of its tokens, of any number of sequences, over a cache.
+"""Decoder as a Relay module: one function for any number of tokens of any number of sequences, over
+a paged KV cache.
 
     def @forward(%cache, %ids, %sequences, %positions, %tables, %picks) -> (logits, %cache)
 

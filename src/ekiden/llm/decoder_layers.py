@@ -1,5 +1,5 @@
-"""The tensors of a decoder as Relay expressions: products, embeddings and norms of what a
-checkpoint holds.
+"""Relay expressions of a decoder's layers: linear, embedding and norm over a checkpoint's
+tensors.
 """
 
 from __future__ import annotations

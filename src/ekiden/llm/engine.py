@@ -1,5 +1,5 @@
-"""Continuous batching of many texts: who is admitted, whose prompt is read, and who gets the next
-tokens.
+"""Continuous batching: admission of texts, prefill of their prompts, and decoding in steps shared
+by all.
 
 A step is one call of the program. As long as a prompt is not read, it reads up to `chunk` tokens:
 the last one of every text that is under way, each of which gets its next token so, and of prompts

@@ -1,5 +1,4 @@
-"""The background loop of a served engine: one thread that owns the texts of a model and steps all
-of them.
+"""Background loop of a served engine: one thread that steps all texts of a model.
 
 Requests come in as events, and tokens go out through what each request gave for them. Admission,
 cancellation, deadlines and the end of the loop are events too: they take effect between two steps,

@@ -1,4 +1,4 @@
-"""The architectures of GGUF files: a row for each, with the names of transformers.
+"""Table of GGUF architectures: one row each, with the tensor names of transformers.
 
 A row says what the tensors of a layer are called, what hyperparameters there are beside those of
 all, what transformers takes as given, and how tensors differ from those of transformers:

@@ -1,4 +1,4 @@
-"""The GGUF file format: files of named tensors, plain or in blocks, with what is known of them.
+"""GGUF file format: named tensors, unquantized or in quantization blocks, with metadata.
 
     "GGUF", version uint32, tensors uint64, entries uint64
     entries    name string, type uint32, value;  a string is a uint64 of bytes and these, an array

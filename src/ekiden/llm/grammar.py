@@ -1,4 +1,5 @@
-"""Constrained generation: which tokens may follow, by the automaton of a regular expression.
+"""Constrained generation: a regular expression compiled to an automaton over the tokens of a
+vocabulary.
 
 The automaton moves by bytes. A token moves it by all of its bytes, so that a table of states and
 tokens is all that the choice of a token needs; moves after which no tokens lead to a match are left
@@ -77,7 +78,7 @@ class Grammar:
         return Grammar(pattern, moves, accepts)
 
     def is_over(self, state: int) -> bool:
-        """Return whether no token may follow."""
+        """Return whether no token may follow in this state."""
         return not (self.moves[state] >= 0).any()
 
 

@@ -50,7 +50,7 @@ def json_schema_pattern(schema: object) -> str:
 
 
 class _SchemaCompiler:
-    """Compiler of one schema; `path` names the place in it for errors."""
+    """Compiler of one schema; `path` is the location within it for errors."""
 
     def __init__(self, root: object) -> None:
         self._root = root
@@ -71,14 +71,16 @@ class _SchemaCompiler:
         raise self._error(path, f"one of {', '.join(map(repr, _RULES))} expected")
 
     def _count(self, pattern: str, path: tuple[str, ...]) -> str:
-        """Count the characters of a part. Raises InputError for too many."""
+        """Count the characters of a subpattern towards the limit. Raises InputError for too
+        many.
+        """
         self._total_chars += len(pattern)
         if len(pattern) > MAX_PATTERN_CHARS or self._total_chars > MAX_TOTAL_CHARS:
             raise self._error(path, "is too large")
         return pattern
 
     def reference(self, keywords: Mapping[str, Any], path: tuple[str, ...]) -> str:
-        """Return the expression of what a local reference leads to."""
+        """Return the expression of a local reference's target."""
         self._check_keywords(keywords, {"$ref"}, path)
         reference, target = keywords["$ref"], self._root
         if not isinstance(reference, str) or not reference.startswith("#"):

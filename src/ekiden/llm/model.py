@@ -1,4 +1,4 @@
-"""A compiled decoder: prompts in, tokens out."""
+"""Compiled decoder: prompts in, tokens out."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Allocation of cache pages to texts, with prefix sharing: counted, so that texts share their
-beginnings.
+"""Allocator of KV-cache pages, reference-counted so that texts share common prefixes.
 
 A page that is full never changes again: what stands in it depends on its tokens and on those before
 them, which are its key. A text whose prompt begins with the same tokens takes the page as it is.

@@ -1,4 +1,4 @@
-"""The text-generation program: choosing tokens, and the loop of steps, around a decoder in Relay.
+"""Relay program of text generation: sampling and the decode loop around a decoder.
 
 entry          what it does
 forward_step   logits of some tokens of a call (decoder.py)

@@ -1,5 +1,5 @@
-"""Rotary position embeddings: the frequencies by which pairs of a head turn, with what stretches
-them.
+"""Rotary position embeddings (RoPE): the rotation frequencies, and the scalings that stretch them
+for longer contexts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Tokenization and incremental detokenization: the tokenizer of a model, and its answer as text
-while it is made.
-"""
+"""Tokenizer of a model, and incremental detokenizer of its answers."""
 
 from __future__ import annotations
 
@@ -294,7 +292,7 @@ class Detokenizer:
         return after[len(before) :]
 
     def rest(self) -> str:
-        """Return the held-back text at the end."""
+        """Return the text still held back at the end of the answer."""
         if self.has_stopped:
             return ""
         return self._filter.feed(self._decode_new(is_last=True)) + self._filter.flush()

@@ -1,4 +1,4 @@
-"""The contents of a checkpoint: named tensors, plain or as blocks of small numbers."""
+"""Tensors of a checkpoint by name: unquantized, or as blocks of quantized numbers."""
 
 from __future__ import annotations
 
@@ -133,11 +133,11 @@ class Checkpoint(Protocol):
 
 @runtime_checkable
 class HasGenerationConfig(Protocol):
-    """Checkpoint that says how answers are generated."""
+    """Checkpoint with sampling defaults for generation."""
 
     @property
     def generation(self) -> Mapping[str, object]:
-        """Return what says so under the names of transformers' `generation_config.json`."""
+        """Return the defaults under the names of transformers' `generation_config.json`."""
 
 
 @runtime_checkable
@@ -145,6 +145,6 @@ class FileBacked(Protocol):
     """Checkpoint that reads tensors from files on demand."""
 
     def check(self) -> None:
-        """Raise LoadError if a file has changed since it was opened: what was made of its tensors
-        is not to be used.
+        """Raise LoadError if a file has changed since it was opened: results computed from its
+        tensors must not be used.
         """

@@ -1,5 +1,5 @@
-"""The memory footprint of a model's C code, before there is a project: what a compiler makes of it,
-without what no program calls, and a bound of the stack by the graph of its calls.
+"""Memory footprint of a model's C code before linking: section sizes of reachable functions, and a
+stack bound from the call graph.
 
 Sums over the sections of one relocatable object that the linker made of all files, from the model's
 table on; the stack by `ekiden.micro.stack`.
@@ -51,7 +51,7 @@ class Footprint:
         return self.workspace + self.stack
 
     def lines(self) -> list[str]:
-        """Return it as text."""
+        """Return the sizes as text, a line each."""
         beyond = f", beside {', '.join(self.calls)}" if self.calls else ""
         return [
             f"flash {self.flash} bytes: code {self.code}, constants {self.constants}, tables"

@@ -1,4 +1,5 @@
-"""Generated projects: a folder with a model, a program around it, and how both are built and run.
+"""Generated projects: a folder with a model, a program around it, and the means to build, flash and
+run it.
 
 project/model/        the content of the model library
 project/src/          the program

@@ -21,7 +21,7 @@ class MemoryReport:
     """What a run took of the board's."""
 
     def lines(self) -> list[str]:
-        """Return it as text, one row per kind of memory."""
+        """Return the comparison as text, one row per kind of memory."""
         predicted, linked = self.predicted, self.linked
         rows = (
             ("code", predicted.code, linked.model_code),

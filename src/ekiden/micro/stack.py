@@ -1,4 +1,4 @@
-"""Worst-case stack usage of a program: along its calls, with what each function takes.
+"""Worst-case stack usage of a program from its call graph and the frame size of each function.
 
 Of a model's own functions GCC says both (-fcallgraph-info=su); of those of its libraries, and of
 the calls to them that a compiler adds by itself, the instructions of the linked program do.

@@ -22,7 +22,7 @@ class MemoryRegion:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A kind of machine: the contents of a project for it, and how it is built and run."""
+    """Project template of a kind of machine: its files, and how they are built and run."""
 
     name: str
     about: str

@@ -1,5 +1,5 @@
-"""Post-training quantization: what range each tensor has, which layers become integers, and the
-model that says so in ONNX's own words, QuantizeLinear and DequantizeLinear.
+"""Post-training quantization of ONNX models: calibrated ranges, a decision per layer, and
+QuantizeLinear/DequantizeLinear in the model.
 
 `ekiden.quantize` is the way in. A `Recipe` says what is wanted, `layers` which products there are,
 `observe` what calibration data show of them, `judge` what each would cost, and a `QuantPlan` what

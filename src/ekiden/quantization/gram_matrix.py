@@ -1,5 +1,5 @@
-"""Gram matrices, which weight the errors of a layer's weights: sums of products of its inputs over
-data.
+"""Gram matrices of layer inputs, by which output errors of weight rounding are measured (GPTQ,
+AWQ).
 
 With G = X^T X of the rows X that a weight multiplies, an error E of the weight makes the squared
 error trace(E G E^T) of the result. Of a convolution the rows are its windows, for each group.

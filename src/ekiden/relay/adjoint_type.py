@@ -24,7 +24,7 @@ ADJOINT_TYPE_DATA = TypeData(
 )
 
 STANDARD_TYPE_DATA: Mapping[GlobalTypeVar, TypeData] = {_ADJOINT_HEADER: ADJOINT_TYPE_DATA}
-"""Data types that programs use without defining them."""
+"""Data types that programs may use without defining them."""
 
 
 def adjoint_type(kind: Type) -> Type:
@@ -33,7 +33,7 @@ def adjoint_type(kind: Type) -> Type:
 
 
 def definition(module: IRModule, header: Type) -> TypeData | None:
-    """Return the definition of a data type: the module's, else the standard one, else None."""
+    """Return the definition of a data type: the module's own, else the standard one, else None."""
     if not isinstance(header, GlobalTypeVar):
         return None
     # A module may define the type itself: its own definition comes first.

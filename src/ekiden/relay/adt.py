@@ -1,4 +1,4 @@
-"""Algebraic data types and pattern matching, at TVM's place."""
+"""Algebraic data types and pattern matching, under TVM's module name."""
 
 from ekiden.relay.expr import (
     Clause,

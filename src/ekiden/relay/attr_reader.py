@@ -15,7 +15,7 @@ from ekiden.tir.script.parser import from_source
 from ekiden.tir.stmt import PrimFunc
 
 Given = Mapping[str, tuple[object, int]]
-"""Name -> value and where it stands."""
+"""Parsed attribute entries: name -> (value, source offset)."""
 
 
 def read_attrs(source: SourceText, callee: Expr, entries: Given, at: int) -> Attrs | None:

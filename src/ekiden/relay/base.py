@@ -1,4 +1,4 @@
-"""Spans and printing, at TVM's place."""
+"""Spans and printing, under TVM's module name."""
 
 from ekiden.ir.span import SourceName, Span
 from ekiden.relay.printer import astext

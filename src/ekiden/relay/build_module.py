@@ -1,4 +1,4 @@
-"""Binding of parameters to constants, at TVM's place."""
+"""Binding of parameters to constants, under TVM's module name."""
 
 from __future__ import annotations
 

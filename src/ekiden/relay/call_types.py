@@ -21,7 +21,7 @@ from ekiden.relay.visitor import has_holes
 from ekiden.runtime.errors import TypeInferenceError
 
 Unify = Callable[[Type, Type], Type]
-"""Two types that must agree -> what they are, or MismatchError."""
+"""Function that unifies two types, or raises MismatchError."""
 
 
 class CallTypeRules:
@@ -33,12 +33,13 @@ class CallTypeRules:
         self.unifier = Unifier()
         self.types: dict[Expr, Type] = {}
         self.type_args: dict[Call, tuple[Type, ...]] = {}
-        """What stands for the type parameters of the callee, where the call leaves it out."""
+        """Inferred type arguments of calls that omit them."""
         self.rigid: set[SizeVar] = set()
-        """Named dimensions of the function being inferred: its callees may not choose them."""
+        """Named dimensions of the function being inferred, which its callees may not instantiate.
+        """
 
     def type_of(self, expr: Expr) -> Type:
-        """Return the inferred type of an expression with solved holes at its top followed."""
+        """Return the inferred type of an expression, with its top-level hole followed."""
         kind = self.types[expr]
         return self.unifier.follow_holes(kind) if type(kind) is IncompleteType else kind
 

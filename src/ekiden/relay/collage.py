@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def __getattr__(name: str) -> object:
-    """Raises AttributeError, which says what there is instead."""
+    """Raise AttributeError that names the alternatives to Collage."""
     raise AttributeError(
         f"relay.collage has no {name!r}: Ekiden does not partition programs by measured cost; give "
         "regions to other compilers by patterns (ekiden.byoc)"

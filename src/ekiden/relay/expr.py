@@ -70,10 +70,11 @@ class ConstantData(np.ndarray[tuple[int, ...], np.dtype[np.generic]]):
     """Array of a constant. What NumPy computes from it is a plain array."""
 
     source: RelayExpr | None = None
-    """The call of constants that gave it, where an artifact is to hold those and not it. It is of
-    this array alone: views of it have none."""
+    """Call of constants that produced the array, where an artifact stores its arguments instead. It
+    is of this array alone: views of it have none.
+    """
     origin_bytes: int = -1
-    """The bytes of the constants that it was folded from, below 0 for one that was not."""
+    """Bytes of the constants that the array was folded from; negative if it was not folded."""
 
     def numpy(self) -> Array:
         """Return the plain NumPy array, sharing memory."""
@@ -190,7 +191,8 @@ def _known_type(expr: RelayExpr) -> Type | None:
 
 
 def _to_operand(value: object, beside: RelayExpr) -> RelayExpr:
-    """Convert an operand: an expression, or a number in the dtype of the other operand.
+    """Convert an operand to an expression: an expression, or a number in the dtype of the other
+    operand.
 
     Raises:
         TypeError: The value is no operand, or the dtype is not known or does not fit.
@@ -397,7 +399,7 @@ class Constructor(RelayExpr):
     inputs: tuple[Type, ...]
     belong_to: GlobalTypeVar
     tag: int = -1
-    """Its place in its TypeData, which sets it."""
+    """Index of the constructor within its TypeData, which sets it."""
     span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:

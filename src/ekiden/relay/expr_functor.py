@@ -56,7 +56,7 @@ VISIT_METHODS: dict[type, str] = {
     Constructor: "visit_constructor",
     Match: "visit_match",
 }
-"""Expression -> the method that is called with it."""
+"""Name of the visit method by expression class."""
 
 
 class ExprFunctor(Generic[_ResultT]):

@@ -1,4 +1,4 @@
-"""Annotate a program with the types that inference found.
+"""Annotation of a program with its inferred types.
 
 def @f(%x: _) { %x + 1f }   ->   def @f(%x: float32) -> float32 { %x + 1f }
 @id(1)                      ->   @id[int32](1)

@@ -1,4 +1,4 @@
-"""Function expressions, at TVM's place."""
+"""Function expressions, under TVM's module name."""
 
 from ekiden.ir.expr import BaseFunc
 from ekiden.relay.expr import Function

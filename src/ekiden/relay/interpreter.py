@@ -147,7 +147,7 @@ def _bind_dim(
 
 
 MAX_CALL_DEPTH = 1_000_000
-"""How many calls may wait for each other; one takes about 1.5 KB."""
+"""Maximum depth of pending calls, at about 1.5 KB each."""
 
 
 class Interpreter:
@@ -164,9 +164,9 @@ class Interpreter:
         self.depth_limit = depth_limit
         self._closures: dict[Expr, Closure] = {}
         self._parts: dict[Expr, tuple[Expr, ...]] = {}
-        """What a call needs evaluated, the last first."""
+        """Subexpressions that a call evaluates, last first, by call."""
         self._attrs: dict[Attrs, bool] = {}
-        """Whether attributes hold symbols."""
+        """Whether a call's attributes contain symbols, by call."""
 
     def evaluate(self, target: Expr | str = "main", *args: object) -> Value:
         """Evaluate an expression, or apply a function to `args`.
@@ -215,7 +215,7 @@ class Interpreter:
         return self._value_of(root, frame)
 
     def _open_expr(self, expr: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps) -> None:
-        """Start the evaluation of an expression; `is_tail` marks tail position."""
+        """Begin the evaluation of an expression; `is_tail` marks tail position."""
         # Explicit stack: Relay programs recurse deeper than Python allows.
         if type(expr) in _ATOM_CLASSES or frame.lookup(expr) is not None:
             if is_tail:
@@ -422,7 +422,7 @@ class Interpreter:
 
 Step = Callable[["Interpreter", Expr, ActivationFrame, bool, "Steps"], None]
 Steps = list[tuple[Step, Expr, ActivationFrame, bool]]
-"""What is still to do, the next last: (how, with which expression, where, is it a tail)."""
+"""Stack of pending work: (rule, expression, frame, is_tail), the next one last."""
 
 
 def _push_exprs(stack: Steps, exprs: Sequence[Expr], frame: ActivationFrame) -> None:
@@ -435,7 +435,7 @@ def _push_exprs(stack: Steps, exprs: Sequence[Expr], frame: ActivationFrame) -> 
 def _delegate_to(
     expr: Expr, inner: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps
 ) -> None:
-    """Evaluate another expression in place of `expr`."""
+    """Evaluate another expression in place of `expr`, with its result."""
     if not is_tail:
 
         def copy(

@@ -20,7 +20,7 @@ from ekiden.relay.tvm_json import TvmJsonReader
 from ekiden.runtime.errors import LoadError
 
 Entries = Mapping[str, Sequence[object]]
-"""Type key -> the objects of that type, in the order of their numbers."""
+"""Metadata objects by type key, in the order of their numbers."""
 _TVM_JSON_VERSION = "0.16.0"
 
 

@@ -80,7 +80,7 @@ from ekiden.relay.type_infer import infer_expr_type, infer_type
 from ekiden.relay.visitor import all_vars, bind, bound_vars, free_vars, post_order
 
 Any = AnyDim
-"""A dimension nothing is known about (TVM's name)."""
+"""Unknown dimension (TVM's name)."""
 
 pretty_print = astext
 
@@ -93,13 +93,13 @@ _HIGHER_LAYER_EXPORTS = {
     " data_dep_optimization:ekiden.relay.data_dep_optimization testing:ekiden.relay.testing"
     " dataflow_pattern:ekiden.relay.dataflow_pattern",
 }
-"""What stands on higher floors, and what few programs use."""
+"""Exports of higher layers, and rarely used ones."""
 _HIGHER_LAYER_NAMES = frozenset(exported_names(_HIGHER_LAYER_EXPORTS))
 _load_above, __dir__ = attach(__name__, _HIGHER_LAYER_EXPORTS)
 
 
 def __getattr__(name: str) -> object:
-    """Load a name from above, or return an operator. Raises AttributeError."""
+    """Load an export of a higher layer, or return an operator. Raises AttributeError."""
     if name in _HIGHER_LAYER_NAMES:
         return _load_above(name)
     # TVM has the operators in `relay` too, hundreds of names: they are looked up, not copied.

@@ -64,7 +64,8 @@ from ekiden.tir.stmt import PrimFunc
 
 _ResultT = typing.TypeVar("_ResultT")
 Steps = Generator["Steps", Expr, Expr]
-"""A reader of an expression: yields readers of its parts, is sent their results, returns its own.
+"""Parser coroutine: yields the coroutines of subexpressions, receives their results, returns its
+own.
 """
 
 # fmt: off
@@ -75,7 +76,9 @@ INFIX_OPERATORS: dict[str, tuple[int, str]] = {
     ">":  (8, "greater"),   ">=": (8, "greater_equal"),
     "==": (7, "equal"),     "!=": (7, "not_equal"),
 }
-"""Operator -> how tightly it binds, and the Relay operator it means. All associate to the left."""
+"""Precedence and Relay operator by infix token; all are left-associative. All associate to the
+left.
+"""
 FLOAT_SUFFIX_DTYPES = {"f": "float32", "f16": "float16", "f32": "float32", "f64": "float64"}
 # fmt: on
 assert operators is not None  # imported so that every operator is registered
@@ -155,7 +158,7 @@ class _RelayParser(DeclarationParser):
         tokens, metadata = tokenize(source)
         super().__init__(source, tokens, init or IRModule())
         self.places: dict[Var, object] = {}
-        """Parameter -> the device that stands behind its name."""
+        """Device annotation by parameter."""
         self.meta = _read_metadata(source, metadata) or meta or {}
         self.has_free_globals = False
         self.scopes: list[dict[str, Expr]] = [{}]
@@ -581,7 +584,7 @@ class _RelayParser(DeclarationParser):
         return tuple(patterns)
 
     def _parse_reference(self, start: LexerToken) -> Steps:
-        """Parse `ref(a)`, `type_of_ref_read(r)` or `type_of_ref_write(r, a)`."""
+        """Parse `ref(a)`, `ref_read(r)` or `ref_write(r, a)`."""
         self.expect("(")
         first = yield self.expr()
         if start.text == "ref_write":

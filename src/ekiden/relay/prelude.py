@@ -26,14 +26,14 @@ LIBRARY_DEPENDENCIES = {
     "gradient.rly": (),
     "core.rly": (),
 }
-"""File of the library -> the files it uses."""
+"""Library files that each library file imports."""
 _TENSOR_ARRAY = "tensor_array.rly"
 _STATIC_TENSOR_ARRAY = "static_tensor_array.rly"
 PRELUDE_FUNCTIONS = tuple(
     "id compose flip hd tl nth update map foldl foldr foldr1 concat filter zip rev map_accuml "
     "map_accumr unfoldl unfoldr sum length tmap size iterate option_map option_get".split()
 )
-"""The functions of the prelude, which are attributes of `Prelude`."""
+"""Functions of the prelude, exposed as attributes of `Prelude`."""
 
 Shape = Sequence[ExprLike]
 
@@ -153,7 +153,7 @@ class Prelude:
         return self.get_ctor(kind.name_hint, canonical, dtype)
 
     def need(self, dtype: str) -> None:
-        """Import the tensor arrays of a dtype, unless present."""
+        """Import the tensor array library of a dtype, unless present."""
         # The file is written for float32; whole words, as float32x4 would be another type.
         text = re.sub(r"float32(?=_|\b)", dtype, read_std(_TENSOR_ARRAY))
         _add_definitions(self.mod, text, _TENSOR_ARRAY)

@@ -32,7 +32,7 @@ class PrintBlock:
 
 
 Event = tuple[Expr, bool]
-"""An expression whose parts come before, or (with True) the moment a let binds its variable."""
+"""Expression in post-order, or (with True) the point at which a let binds its variable."""
 
 
 def block_children(expr: Expr) -> tuple[Expr, ...]:

@@ -66,7 +66,7 @@ LITERAL_SUFFIX_BY_DTYPE = {
     "int16": "i16",
     "int64": "i64",
 }
-"""dtype of a scalar constant -> what follows its digits."""
+"""Literal suffix of scalar constants by dtype."""
 
 
 def astext(

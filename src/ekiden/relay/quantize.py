@@ -135,7 +135,7 @@ def quantize(
     params: Mapping[str, object] | None = None,
     dataset: Dataset | None = None,
 ) -> IRModule:
-    """Quantise a float program to int8 products, as the current `qconfig` says.
+    """Quantise a float program to int8 products, as configured by the current `qconfig`.
 
     Rounding is inserted, its steps are found, and integers are computed, in operators of `qnn`.
     Products that the configuration skips, and operators without a form in integers, stay floats.

@@ -21,9 +21,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 __all__ = ["MAX_BOXES", "draw"]
 
 MAX_BOXES = 120
-"""Boxes of the largest picture that notebooks show."""
+"""Maximum boxes of a graph drawn in notebooks."""
 LINE, GLYPH, PAD, GAP_X, GAP_Y, MARGIN = 15, 6.9, 9, 26, 34, 8
-"""Pixels: the height of a line, the width of a glyph, room in, beside, below and around boxes."""
+"""Layout in pixels: line height, glyph width, box padding, horizontal and vertical gaps, margin."""
 SVG_STYLE = """
 .ekg text{font:12px ui-monospace,monospace;fill:#1d2733}.ekg .t{fill:#6a7785;font-size:11px}
 .ekg rect{stroke:#7f93a8;stroke-width:1}.ekg .op{fill:#e9f1fa}.ekg .in{fill:#fdf3e1}

@@ -34,21 +34,21 @@ from ekiden.runtime.errors import LoadError
 from ekiden.target import VirtualDevice
 
 Row = Mapping[str, Any]
-"""A node as it stands in the document."""
+"""JSON record of a node."""
 Steps = Generator[int, object, object]
-"""The making of a node: yields the numbers of others, and is sent what they are."""
+"""Node-building coroutine: yields the numbers of other nodes, and receives the nodes."""
 
 _TYPE_KEY_PREFIXES = ("", "ir.", "relay.", "tir.")
-"""Of our type keys, for TVM's of any version: "relay.GlobalVar" was GlobalVar's."""
+"""Prefixes of our type keys, which differ between TVM versions."""
 _RENAMED_TYPE_KEYS = {"Variable": "tir.Var"}
 _STRING_TYPE_KEYS = ("runtime.String", "relay.Id", "SourceName", "relay.SourceName", "Variable")
-"""Nodes that are a name, or the variable that once was in the place of one."""
+"""Nodes that stand for a name in some TVM versions."""
 _IGNORED_FIELDS = frozenset({
     "span", "_checked_type_", "checked_type_", "virtual_device_", "struct_info_", "source_map",
     "global_var_map_", "global_type_var_map_", "global_infos", "data", "data_alignment",
     "offset_factor", "buffer_type", "dtype", "type_annotation",
 })  # fmt: skip
-"""Fields of TVM's that say nothing here, where ours have none of the name."""
+"""Fields of TVM nodes without a counterpart that are safe to ignore."""
 _OBJECT_VALUED_FIELDS = frozenset({
     ("MultinomialAttrs", "num_samples"), ("ReshapeLikeAttrs", "lhs_end"),
     ("ReshapeLikeAttrs", "rhs_end"), ("TakeAttrs", "batch_dims"), ("TakeAttrs", "axis"),
@@ -57,7 +57,7 @@ _OBJECT_VALUED_FIELDS = frozenset({
     ("ReverseSequenceAttrs", "batch_axis"), ("ScanopAttrs", "axis"), ("UniqueAttrs", "axis"),
     ("GatherAttrs", "axis"), ("YoloReorgAttrs", "stride"),
 })  # fmt: skip
-"""Attributes that are numbers here, and in TVM's documents nodes (its type Integer)."""
+"""Integer attributes that TVM documents store as nodes."""
 
 
 def read_document(document: Row) -> object:
@@ -75,7 +75,7 @@ class TvmJsonReader:
     """Lazy reader of one document's nodes."""
 
     def __init__(self, document: Row, *, skips_unknown: bool = False) -> None:
-        """Set up a reader; with `skips_unknown` a node without a meaning here is None."""
+        """Create a reader; with `skips_unknown`, nodes of unsupported types become None."""
         self._skips_unknown = skips_unknown
         self._nodes: Sequence[Row] = document["nodes"]
         texts = document.get("b64ndarrays", ())

@@ -1,4 +1,4 @@
-"""Relay types, at TVM's place."""
+"""Relay types, under TVM's module name."""
 
 from __future__ import annotations
 

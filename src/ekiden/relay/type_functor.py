@@ -23,7 +23,7 @@ TYPE_VISIT_METHODS: dict[type[Type], str] = {
     ty.TypeRelation: "visit_type_relation",
     TypeData: "visit_type_data",
 }
-"""Type -> the method that is called with it."""
+"""Name of the visit method by type class."""
 
 
 class TypeFunctor(Generic[_ResultT]):

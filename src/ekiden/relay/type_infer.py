@@ -84,7 +84,7 @@ _UNIT_TYPE = TupleType(())
 _BOOL_SCALAR_TYPE = TensorType((), "bool")
 
 Step = Expr | tuple[Callable[[Expr], None], Expr]
-"""Work on the stack: an expression to open, or an action on one whose parts are done."""
+"""Work item: an expression to open, or an action on one whose children are inferred."""
 
 
 def infer_type(module: IRModule, annotate: bool = True) -> IRModule:
@@ -129,7 +129,7 @@ def _with_standard_types(module: IRModule, data: Mapping[GlobalTypeVar, Node]) -
 _inferred: weakref.WeakKeyDictionary[BaseFunc, tuple[GlobalVar, object]] = (
     weakref.WeakKeyDictionary()
 )
-"""Function -> its name and a mark of those that were inferred together, with nothing left out."""
+"""Functions with known inference: name, and a token shared by functions inferred together."""
 
 
 def _is_already_inferred(module: IRModule) -> bool:
@@ -190,7 +190,7 @@ class _TypeInferencer(CallTypeRules):
         """
         super().__init__(module, knows_types)
         self.standard_types: dict[GlobalTypeVar, Node] = {}
-        """Standard data types that are used and that the module does not define."""
+        """Standard data types used but not defined by the module."""
         self.waiting: list[Expr] = []
         self.current: GlobalVar | None = None
 
@@ -429,15 +429,15 @@ class _TypeInferencer(CallTypeRules):
         return f"the result of @{at.name_hint}" if at and is_global else "the result of a function"
 
     def type_of_ref_create(self, expr: RefCreate) -> Type:
-        """Return the type of a new cell: `ref(a): ref(A)`."""
+        """Return the type of a new reference: `ref(a): ref(A)`."""
         return RelayRefType(self.type_of(expr.value))
 
     def type_of_ref_read(self, expr: RefRead) -> Type:
-        """Return the type of the value in a cell: `type_of_ref_read(r): A`."""
+        """Return the type of the value in a reference: `ref_read(r): A`."""
         return self._referent_type(expr, expr.ref)
 
     def type_of_ref_write(self, expr: RefWrite) -> Type:
-        """Return the unit type: `type_of_ref_write(r, a): ()`."""
+        """Return the unit type: `ref_write(r, a): ()`."""
         self._unify_or_fail(
             self._referent_type(expr, expr.ref),
             self.type_of(expr.value),

@@ -45,7 +45,7 @@ class TypeParser:
         self.position = 0
         self.meta: Entries = {}
         self.symbols: dict[str, SizeVar] = {}
-        """Named dimensions: one name is one dimension in the whole text."""
+        """Dimension symbols by name, shared across the text."""
         self.global_types: dict[str, GlobalTypeVar] = {}
         self.type_vars: list[dict[str, TypeVar]] = []
         self._line_starts = [0, *(m.end() for m in re.finditer("\n", source.text))]
@@ -393,7 +393,7 @@ def _is_dtype(name: str) -> bool:
 
 
 _DTYPE_ALIASES = {"int": "int32", "uint": "uint32", "float": "float32", "uint1": "bool"}
-"""dtype as TVM's text may have it -> its own name."""
+"""Canonical dtype by TVM's spelling."""
 
 
 def _canonical_dtype(name: str) -> str:

@@ -15,7 +15,7 @@ Symbols = dict[PrimVar, int]
 
 
 ConstructorValue = ADT
-"""TVM's name of a value of a data type: `ConstructorValue(tag, fields, constructor)`.
+"""ADT value `ConstructorValue(tag, fields, constructor)` (TVM's name), shared with the runtime.
 
 The class is that of the runtime, so that the results of one executor are arguments of another.
 """
@@ -39,7 +39,7 @@ class ActivationFrame:
     outer: ActivationFrame | None = None
     symbols: Symbols = field(default_factory=dict)
     bound: set[PrimVar] = field(default_factory=set)
-    """The symbols that bindings of this activation named: another one names its own."""
+    """Symbols bound by this activation."""
     caller: ActivationFrame | None = None
     result: Expr | None = None
     depth: int = 0

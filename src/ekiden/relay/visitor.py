@@ -48,7 +48,7 @@ from ekiden.relay.expr import (
 )
 
 ATOM_CLASSES = (Var, GlobalVar, Constant, Op, Constructor)
-"""Expressions without children."""
+"""Expression classes without children."""
 
 _NO_CHILDREN: tuple[Expr, ...] = ()
 
@@ -105,7 +105,7 @@ CHILD_GETTERS: dict[type, Callable[..., tuple[Expr, ...]]] = {
     RefWrite:     lambda e: (e.ref, e.value),
     Match:        _match_children,
 }
-"""Node class -> its children."""
+"""Child getters by node class."""
 # fmt: on
 
 
@@ -129,7 +129,7 @@ REBUILDERS: dict[type, Callable[..., Expr]] = {
     RefWrite:     lambda e, c: RefWrite(c[0], c[1], span=e.span),
     Match:        _rebuild_match,
 }
-"""Node class -> (node, new children) -> new node with the same span and no checked type."""
+"""Functions (node, new children) -> new untyped node with the same span, by node class."""
 # fmt: on
 
 
@@ -193,7 +193,7 @@ class ExprMutator:
     """
 
     into_functions = True
-    """Whether bodies of functions below the root are rewritten."""
+    """Whether function bodies below the root are rewritten."""
 
     def __init__(self) -> None:
         self.memo: dict[Expr, Expr] = {}
@@ -249,7 +249,7 @@ _REWRITE_METHODS: dict[type, str] = {
 def post_order_after(
     root: Expr, known: Mapping[Expr, object], into_functions: bool = True
 ) -> list[Expr]:
-    """Return `post_order` without the expressions in `known` and those only they need."""
+    """Return `post_order` without the expressions in `known` and those reachable only from them."""
     if not known:
         return post_order(root, into_functions)
     order: list[Expr] = []
@@ -268,6 +268,8 @@ def post_order_after(
 
 
 class _Substituter(ExprMutator):
+    """Mutator that substitutes variables."""
+
     def __init__(self, mapping: Mapping[Var, Expr]) -> None:
         super().__init__()
         # A variable that is replaced counts as rewritten already.

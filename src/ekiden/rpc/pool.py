@@ -1,4 +1,6 @@
-"""The common base of tracker and proxy processes: connections that speak messages, by asyncio."""
+"""Hub: the common base of tracker and proxy processes, an asyncio server that exchanges messages
+with its peers.
+"""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class _WaitingServer:
 
 
 class _Matchmaker:
-    """Matchmaker of clients and waiting servers."""
+    """Matchmaker that connects clients to waiting servers."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The sandbox of a session's process: limits, the walls around it, and its environment.
+"""Sandbox of a session's process: resource limits, isolation, and the environment it inherits.
 
 The walls are runtime/rpc/ek_rpc_start.c and ek_rpc_sandbox.c, which `ekiden-rpc` has too, and the
 system calls are those of syscall_filter.py.

@@ -1,4 +1,4 @@
-"""The RPC server: a program of its own that waits, and one for each session.
+"""RPC server: a program that waits for clients, and one program per session.
 
     server = rpc.Server(port=9090)
     remote = rpc.connect("127.0.0.1", server.port)
@@ -298,7 +298,7 @@ class _ServerLoop:
         self._rests_until = time.monotonic() + _RETRY_DELAY_S
 
     def _wait_for_events(self) -> None:
-        """Wait for the next event: a client, a program, the end of a session, of time."""
+        """Wait for the next event: a client, a report or the end of a program, or a deadline."""
         actions: dict[int, Callable[[], object]] = {self.door.wake: self._queue_clients}
         poll = select.poll()
         # With enough clients waiting, further connections stay in the kernel's backlog.

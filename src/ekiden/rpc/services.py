@@ -1,5 +1,5 @@
-"""The serving side of a session: by the runtime's server (runtime/rpc), over what Python has
-connected.
+"""Serving side of a session: the runtime's C server (runtime/rpc) on connections that Python
+accepted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Web pages of this machine as servers at a proxy: their WebSockets as connections to it."""
+"""WebSocket bridge: web pages on this machine as servers at a proxy."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ class MessageReader:
         return self.read_bytes(self.count(1))
 
     def read_bytes_or_view(self) -> Bytes:
-        """Return bytes; a view into the message if the reader lends its memory."""
+        """Return bytes; a view into the message if its memory outlives the call."""
         return self.read_blob() if self._lends else bytes(self.read_blob())
 
     def read_text(self) -> str:

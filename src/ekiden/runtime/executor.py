@@ -69,7 +69,8 @@ ExecutorModule = Module | RemoteModule
 
 
 class AotModule:
-    """Inputs that are set once, outputs that are asked for. For one thread at a time.
+    """Executor with TVM's interface: inputs are set once, and outputs are returned on request. For
+    one thread at a time.
 
     An input that is not set is zeros; it may be named as in the program, or with `_` for what no C
     identifier has. A module of another machine has its inputs and outputs there: what is set is
@@ -168,7 +169,7 @@ class AotModule:
         return self._names[self._input_index(index)]
 
     def get_input_info(self) -> tuple[dict[str, Shape], dict[str, str]]:
-        """Shapes and dtypes by name; -1 stands for a dimension that is not fixed."""
+        """Return shapes and dtypes by input name; -1 stands for a dynamic dimension."""
         shapes = {n: Shape(self._input_shape(i)) for i, n in enumerate(self._names)}
         return shapes, {n: self._inputs[i].dtype for i, n in enumerate(self._names)}
 

@@ -1,4 +1,4 @@
-"""Command line of a fresh Python process with this program's module path.
+"""Command line of a new Python process with this program's module path.
 
 A process that is started so shares nothing with the program: not its threads and their locks, not
 the exit handlers of its libraries, not its memory. It does not run the program's main module.

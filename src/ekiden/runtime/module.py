@@ -1,6 +1,4 @@
-"""TVM's module `runtime.module`; what its programs import as `runtime.module.BenchmarkResult` and
-the like stands elsewhere here.
-"""
+"""Re-exports at TVM's path `runtime.module`, such as `BenchmarkResult`."""
 
 from ekiden.runtime import Module, enabled, load_module, num_threads
 from ekiden.runtime.profile.timing import BenchmarkResult

@@ -1,4 +1,4 @@
-"""Virtual machine with TVM's interface; inputs that are set once, outputs that are asked for.
+"""Virtual machine with TVM's interface: inputs are set once, and outputs are returned on request.
 
 machine = VirtualMachine(executable, ekiden.cpu())
 y = machine.invoke("main", x)
@@ -50,9 +50,7 @@ def _check_allocator(memory_cfg: object) -> None:
 
 
 class VirtualMachine:
-    """Virtual machine of an executable from `ekiden.compile`, `relay.vm.compile`, or a module that
-    `export_library` wrote, here or on the other side of a session (ekiden.rpc).
-    """
+    """Virtual machine of an executable, local or in an RPC session (ekiden.rpc)."""
 
     def __init__(
         self,

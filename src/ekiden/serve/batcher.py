@@ -65,7 +65,7 @@ class QueuedRequest:
 
     @property
     def size(self) -> int:
-        """Return the size of its inputs in bytes."""
+        """Return the size of the inputs in bytes."""
         return sum(array.nbytes for array in self.arrays)
 
 
@@ -91,8 +91,8 @@ class RunCosts:
 
 
 class PendingArrivals:
-    """Counter of requests that arrived in one poll of the sockets and have not been processed yet.
-    It is only a hint: a wrong count makes batches smaller or later.
+    """Counter of requests that arrived in one poll of the sockets and whose processing has not
+    begun. It is only a hint: a wrong count makes batches smaller or later.
     """
 
     def __init__(self) -> None:
@@ -239,7 +239,7 @@ class Batcher:
         return len(self._heap)
 
     def put(self, work: QueuedRequest, priority: int = 0, is_last: bool = False) -> None:
-        """Queue a request; smaller priorities go first, 0 last. With `is_last` nothing else comes
+        """Queue a request; smaller priorities run first, 0 last. With `is_last` nothing else comes
         before the loop looks again, and a run of a moment is made now. Raises RequestError where
         the queue is full.
         """

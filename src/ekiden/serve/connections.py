@@ -1,6 +1,4 @@
-"""HTTP connections with limits: uvicorn's, with bounds on their number, their silence and their
-headers.
-"""
+"""HTTP connections of uvicorn with limits on their number, idle time and header size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol-independent core that answers requests: models, sequences, counts, the stop."""
+"""Protocol-independent serving core: requests, models, sequences, metrics, shutdown."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class ServingEngine:
         self._held -= count
 
     async def run_on_reader(self, call: Callable[[], Result]) -> Result:
-        """Run a function that reads or writes a long message on a reader thread, which gives the
-        loop a turn every few milliseconds.
+        """Run a function that reads or writes a long message on a reader thread, which yields to
+        the event loop every few milliseconds.
         """
         loop = asyncio.get_running_loop()
 
@@ -152,8 +152,8 @@ class ServingEngine:
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     def begin_request(self) -> None:
-        """Register the start of a request; shutdown waits for its `leave`. Raises RequestError if
-        the server is stopping.
+        """Register the start of a request; shutdown waits for its `end_request`. Raises
+        RequestError if the server is stopping.
         """
         if self.is_stopping:
             raise RequestError("the server stops", "stopping", 1.0)

@@ -1,4 +1,4 @@
-"""A text model's answer during generation: piece by piece, within bounds.
+"""Generation of a text model's answer, piece by piece, within its limits.
 
 A model that makes its answers on a loop of its own (`TextEngine`) puts them in a queue here. One
 that is an iterator (`TextModel`) is asked for a piece at a time, on the model's threads.

@@ -1,4 +1,4 @@
-"""Turns of the event loop between the chunks of long work in other threads.
+"""Cooperative yielding to the event loop between the chunks of long work in other threads.
 
 Python's lock has no queue. A thread that gives it back for the microseconds of a NumPy call mostly
 takes it again before the loop's thread is awake, and each time the loop's wait of
@@ -26,7 +26,7 @@ MAX_WAIT_S = 1.0
 
 
 class _Turns:
-    """The turns that one piece of work gives to a loop."""
+    """Yielder of one piece of work to an event loop in another thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -34,7 +34,9 @@ class _Turns:
         self._last = time.monotonic()
 
     def give(self) -> None:
-        """Wait until the loop has run, where the last turn was long ago."""
+        """Wait until the loop has run an iteration, if the last yield is older than the
+        interval.
+        """
         if time.monotonic() - self._last < TURN_INTERVAL_S:
             return
         self._has_run.clear()
@@ -51,7 +53,7 @@ _TURNS: ContextVar[_Turns | None] = ContextVar("turns", default=None)
 
 @contextmanager
 def giving_turns(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Let `give_turn` inside, in this thread, give turns to a loop of another thread."""
+    """Set, for this thread inside the context, the event loop to which `yield_to_loop` yields."""
     token = _TURNS.set(_Turns(loop))
     try:
         yield
@@ -60,7 +62,7 @@ def giving_turns(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 def give_turn() -> None:
-    """Let the loop run that `giving_turns` named, if it has not for a while."""
+    """Let the event loop of `yielding_to_loop` run, if it has not for an interval."""
     turns = _TURNS.get()
     if turns is not None:
         turns.give()

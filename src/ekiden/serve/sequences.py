@@ -1,4 +1,5 @@
-"""Stateful sequences of requests: what a program keeps between the runs of one sequence.
+"""Stateful sequences of requests: the state that a program carries between the requests of one
+sequence.
 
 The state is the program's own (`Executable.state`), or outputs that come back as inputs, as the
 configuration pairs them. It is kept here between requests, saved as the bytes of a safetensors

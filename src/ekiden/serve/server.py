@@ -1,4 +1,4 @@
-"""The server process: its sockets, its start, and its stop, which lets what is under way end."""
+"""Server process: its sockets, start, and graceful shutdown."""
 
 from __future__ import annotations
 

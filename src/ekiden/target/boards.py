@@ -8,7 +8,7 @@ from ekiden.target.tags import TARGET_TAGS
 from ekiden.target.target import Target, TargetLike
 
 OptionText = str | Sequence[str] | None
-"""Options, in one text or several."""
+"""Target options as one string or several."""
 
 _ARM64, _ARM32 = "-mtriple=aarch64-linux-gnu", "-mtriple=armv7a-linux-gnueabihf"
 _ANDROID_TRIPLE_OPTION = "-mtriple=aarch64-linux-android"
@@ -28,14 +28,14 @@ ARM_BOARDS: dict[str, str] = {
     "beagleai":  f"-model=beagleai {_ARM32} -mcpu=cortex-a15",
     "stm32mp1":  f"-model=stm32mp1 {_ARM32} -mcpu=cortex-a7",
 }
-"""Board -> its options."""
+"""Target options of each Arm board."""
 RISCV_BOARDS: dict[str, str] = {
     "sifive-e31": "-mtriple=riscv32-linux-gnu -mcpu=sifive-e31",
     "sifive-e76": "-mtriple=riscv32-linux-gnu -mcpu=sifive-e76",
     "sifive-u54": "-mtriple=riscv64-linux-gnu -mcpu=sifive-u54 -mabi=lp64d",
     "sifive-u74": "-mtriple=riscv64-linux-gnu -mcpu=sifive-u74 -mabi=lp64d",
 }
-"""The same; those of 32 bits are known, and refused where code would be made."""
+"""Target options of each RISC-V board; 32-bit ones are known, but code generation rejects them."""
 # fmt: on
 
 

@@ -31,10 +31,10 @@ except RuntimeError as error:
     sys.exit(UNKNOWN if "unknown intrinsic" in str(error) else 0)
 """
 _UNKNOWN_INTRINSIC_STATUS = 3
-"""The exit status of a process that parsed a call, where LLVM has no intrinsic of that name."""
+"""Exit status of the parsing process where LLVM has no such intrinsic."""
 _PARSE_TIMEOUT_S = 60.0
 _intrinsic_names: list[str] = []
-"""The names of intrinsics that have a number: the first has 1."""
+"""Names of the numbered intrinsics, from 1."""
 
 
 def llvm_version_major(allow_none: bool = False) -> int | None:

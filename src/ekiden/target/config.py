@@ -14,7 +14,7 @@ from ekiden.target.kinds import KINDS, TargetKind
 from ekiden.target.tags import TARGET_TAGS
 
 Config = dict[str, object]
-"""What a target's text says: "kind", perhaps "host", and options by name."""
+"""Parsed target: kind, options by name, and host if given."""
 
 
 def parse_target_config(target: str | Mapping[str, object]) -> Config:

@@ -18,10 +18,11 @@ DEVICE_ATTRIBUTES: Mapping[str, int] = {
     "local_memory":                13,
 }
 # fmt: on
-"""Option -> number of ek_device_attribute in runtime.h."""
+"""Number of the ek_device_attribute (runtime.h) of each option."""
 ATTRIBUTES_THAT_MAY_BE_ZERO = frozenset(("local_memory",))
 VERSION_ATTRIBUTE_NUMBER = 3
-"""The number of the version of the language of a device's code: of NVIDIA's, the architecture."""
+"""Number of the attribute that holds the version of the device's code: NVIDIA's compute capability.
+"""
 
 
 @functools.cache

@@ -38,7 +38,7 @@ from ekiden.target.processors import (
 from ekiden.target.triple import DEFAULT_TRIPLES, architecture_of, normalize_triple
 
 OptionValues = Mapping[str, object]
-"""Options by their names in text. Values are texts, numbers and lists."""
+"""Option values by name. Values are texts, numbers and lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class MachineFacts:
     processor: str
     architecture: str
     features: tuple[str, ...]
-    """Beyond the processor's."""
+    """Features beyond those of the processor."""
     core: CoreModel
     caches: tuple[Cache, ...]
 
@@ -85,7 +85,7 @@ PROCESSOR_ALIASES = {
     "corei7-avx": "sandybridge",
     "corei7": "nehalem",
 }
-"""What LLVM calls processors of the table too."""
+"""LLVM's aliases of processors in the table."""
 
 
 def find_processor(name: str, arch: str | None = None) -> ProcessorRow:
@@ -297,9 +297,9 @@ def _parse_cache(name: str, text: str, row: Cache) -> Cache:
 
 FACT_OPTIONS = ("mtriple", "mcpu", "mtune", "mattr", "vector-bits", "registers", "cores",
                 "l1", "l2", "l3", "fma-units", "fma-latency", "loads")  # fmt: skip
-"""The names of facts in text. -mtune= is another processor's core and caches."""
+"""Options that override processor facts; -mtune= takes another processor's core and caches."""
 FACT_OPTION_ALIASES = {"num-cores": "cores"}
-"""TVM's names -> ours."""
+"""TVM's names of those options."""
 
 __all__ = [
     "FACT_OPTIONS",

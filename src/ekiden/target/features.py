@@ -42,8 +42,9 @@ DETECTION_WORDS: dict[str, tuple[str, ...]] = {
     ARMV7: ("hwcap", "hwcap2"),
     WASM: ("features",),
 }
-"""What the runtime asks the processor for: results of cpuid by leaf, the words of auxv; of
-WebAssembly the host, which tries what its engine takes."""
+"""Words that feature detection reads: cpuid results by leaf, auxv entries, and for WebAssembly the
+host's answer.
+"""
 
 
 def _x86_features(*rows: tuple[str, str, str, int, str, str]) -> list[Feature]:
@@ -141,7 +142,7 @@ BASELINE_FEATURES: dict[str, frozenset[str]] = {
     ),
     CORTEX_M: frozenset(),
 }
-"""What every processor has that code is made for: the C runtime's own code uses it too."""
+"""Features that every supported processor has; the C runtime is compiled for them."""
 
 FEATURE_TABLE: dict[tuple[str, str], Feature] = {
     (each.architecture, each.name): each
@@ -158,7 +159,7 @@ FEATURE_TABLE: dict[tuple[str, str], Feature] = {
         ),
     )
 }
-"""By architecture and LLVM's name."""
+"""Features by architecture and LLVM's name."""
 FEATURES_BY_FLAG: dict[tuple[str, str], Feature] = {
     (each.architecture, each.flag): each for each in FEATURE_TABLE.values() if each.flag
 }
@@ -195,8 +196,9 @@ def _implied_features(architecture: str, name: str) -> set[str]:
 
 
 _Alternatives = tuple[str, ...]
-"""Ways to have an ability: features, of which all are needed, in one text; the first that is there
-counts."""
+"""Alternative feature sets of an ability, each a text of required features; the first available one
+counts.
+"""
 
 # fmt: off
 ABILITIES: dict[str, dict[str, _Alternatives]] = {
@@ -261,7 +263,7 @@ some lanes.
 
 
 UNUSED_ABILITIES = frozenset("amx_fp16 fma_fp16 sve sve2".split())
-"""Abilities that no code generator has code for."""
+"""Abilities that no code generator uses."""
 
 
 def unused_features(architecture: str) -> frozenset[str]:

@@ -11,9 +11,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.features import UNUSED_ABILITIES
 
 CPU_DEVICE_TYPE = 1
-"""DLPack's number of processors."""
+"""DLPack device type of processors."""
 MAX_KERNEL_ARGUMENTS = 63
-"""Of a kernel of a device: what the runtime hands on, and what OpenCL grants at least."""
+"""Maximum number of kernel arguments: the runtime's limit, and OpenCL's guaranteed minimum."""
 OptionType = type[int] | type[bool] | type[str] | type[list[str]]
 
 
@@ -23,16 +23,18 @@ class TargetOption:
 
     type: OptionType
     ignored_values: tuple[object, ...] | None = ()
-    """Values that say what is so anyway, None for all: a label. Others are refused at use."""
+    """Values without effect (None: any value); such an option is only a label. Others are refused
+    at use.
+    """
     default: int | None = None
     minimum: int = 0
-    """Of numbers."""
+    """Minimum of a numeric option."""
     form: str = ""
-    """Of texts: a regular expression for all of it."""
+    """Regular expression that a text option must match in full."""
     expected: str = ""
-    """The same in words."""
+    """Description of the pattern for error messages."""
     usual: str = ""
-    """The end of a text that says nothing: it may be left out, and is."""
+    """Suffix without meaning, which is dropped from the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +43,27 @@ class TargetKind:
 
     name: str
     device_type: int
-    """DLPack's number of the devices its code runs on."""
+    """DLPack type of the devices that its code runs on."""
     default_keys: tuple[str, ...]
     has_generator: bool = False
-    """Whether there is a code generator (ekiden.codegen)."""
+    """Whether Ekiden has a code generator for it."""
     abilities: frozenset[str] | None = frozenset()
-    """Those of a processor that the generator has code for; None for all."""
+    """Processor abilities that its code generator uses; None for all."""
     has_threads: bool = False
-    """Whether its programs are bound to the threads of a device."""
+    """Whether its programs are bound to device threads."""
     own_options: Mapping[str, TargetOption] = field(default_factory=dict, hash=False, repr=False)
     least_arch: Mapping[str, int] = field(default_factory=dict, hash=False, repr=False)
-    """Ability -> the number of the first architecture (`-arch=sm_80`) that has it."""
+    """Minimum architecture number (`-arch=sm_80`) of each ability."""
     oldest: int = 0
-    """The number of the architecture that code is for where none is said; 0 for any."""
+    """Architecture number assumed where none is given; 0 for any."""
     block_memory: int = 1 << 14
-    """Bytes that the threads of a block share, of the least device that has threads."""
+    """Minimum shared memory of a block in bytes."""
     triples: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
-    """LLVM's triple (`-mtriple=spirv64`) -> the format of the code that it asks for."""
+    """Code format of each LLVM triple (`-mtriple=spirv64`)."""
     asks_device: bool = False
-    """Whether a target that names no device has the facts of this machine's, where there is one."""
+    """Whether a target without a named device takes the facts of this machine's device, if there is
+    one.
+    """
 
     @property
     def default_device_type(self) -> int:
@@ -101,7 +105,9 @@ LABEL_OPTIONS: dict[str, TargetOption] = {
     "tag":    TargetOption(str,       None),
     "libs":   TargetOption(list[str]),
 }
-"""Of all kinds. They say what a target is called, but for libraries, which nothing here calls."""
+"""Label options, common to all kinds. They say what a target is called, but for libraries, which
+nothing here calls.
+"""
 _CODE_OPTIONS: dict[str, TargetOption] = {
     "bounds":       TargetOption(str, ("", "check")),
     "mabi":         TargetOption(str, ("lp64d",)),
@@ -142,13 +148,14 @@ _GPU_OPTIONS: dict[str, TargetOption] = {
 _UNKNOWN_GPU_OPTIONS = {**_GPU_OPTIONS, "max_num_threads": TargetOption(int, None, 256, 1),
                         "thread_warp_size": TargetOption(int, None, 1, 1),
                         "vector-bits": TargetOption(int, None, 32, 8)}
-"""A device of which nothing is known computes with one number at a time."""
+"""Defaults of an unknown device: scalar code."""
 _CUDA_OPTIONS = {**_GPU_OPTIONS, "cores": TargetOption(int, None, 1),
                  "arch": TargetOption(str, None, form=r"sm_([5-9]\d|1\d\d)[af]?",
                         expected="an architecture from 'sm_50' on, as 'sm_80' or 'sm_90a'")}
 _SPIRV_TRIPLES = {f"spirv64{version}": "spirv" for version in ("", *(f"v1.{n}" for n in range(5)))}
-"""LLVM's triples of SPIR-V for OpenCL -> the format of the code. One without a version is the
-oldest, which every driver of SPIR-V takes."""
+"""Code format of each SPIR-V triple for OpenCL. One without a version is the oldest, which every
+driver of SPIR-V takes.
+"""
 _OPENCL_OPTIONS = {**_UNKNOWN_GPU_OPTIONS, "cores": TargetOption(int, None, 1, 1),
                    "local_memory": TargetOption(int, None, 1),
                    "mtriple": TargetOption(str, tuple(_SPIRV_TRIPLES), usual="-unknown-unknown")}
@@ -197,7 +204,7 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
     TargetKind("hexagon",  16, ("hexagon", "cpu"),    own_options=_GPU_OPTIONS),
 )}
 # fmt: on
-"""By name."""
+"""Target kinds by name."""
 
 
 def supported_kinds() -> str:

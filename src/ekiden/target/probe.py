@@ -26,8 +26,9 @@ from ekiden.target.processors import (
 _UNAME_ARCHITECTURES = {"aarch64": ARM, "arm64": ARM, "riscv64": RISCV, "armv7l": ARMV7}
 SYSFS_CACHE_DIR = "/sys/devices/system/cpu/cpu0/cache"
 MAX_CACHE_RATIO = 4
-"""A cache of more than so many times what its processor has for each core is the hypervisor's,
-which shows a guest of two cores all 480 MB of a socket."""
+"""Maximum plausible ratio of a reported cache to the processor's per-core share; larger ones are
+the hypervisor's, which shows a guest of two cores all 480 MB of a socket.
+"""
 
 
 def host_architecture() -> str:

@@ -28,16 +28,16 @@ class Cache:
     """Level of data cache, as seen by one core."""
 
     size: int
-    """Bytes, of all cores that share it."""
+    """Size in bytes, shared by all its cores."""
     ways: int
     line: int
-    """Bytes."""
+    """Line size in bytes."""
     shared_by: int
-    """Cores."""
+    """Number of cores that share it."""
     bandwidth: float
-    """Bytes that one core reads from it in a cycle; of L1: loads of full vectors."""
+    """Bytes that one core reads per cycle; for L1 as full vector loads."""
     latency: int
-    """Cycles from address to value."""
+    """Load-to-use latency in cycles."""
 
     @property
     def share(self) -> int:
@@ -55,13 +55,13 @@ class CoreModel:
     """Throughput of a core per cycle, for any vector width, and its caches."""
 
     fma: tuple[int, int]
-    """(multiply-adds of one cycle, at most so many bits of them together)."""
+    """Multiply-adds per cycle, and the bits that they may total."""
     fma_latency: int
-    """Cycles from any operand to the result."""
+    """Latency of a multiply-add in cycles."""
     loads: tuple[int, int]
-    """(loads of one cycle, at most so many bits of them together)."""
+    """Loads per cycle, and the bits that they may total."""
     caches: tuple[Cache, ...]
-    """The nearest first."""
+    """Data caches, nearest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class ProcessorRow:
     features: tuple[str, ...]
     core: CoreModel
     triple: str = ""
-    """The triple of its code, where it is not that of its architecture."""
+    """LLVM triple where it differs from the architecture's."""
 
 
 def operations_per_cycle(of: tuple[int, int], vector_bits: int) -> int:
@@ -161,7 +161,7 @@ def _parse_core(row: str) -> tuple[str, CoreModel]:
 
 
 CORE_MODELS: dict[str, CoreModel] = dict(map(_parse_core, _CORE_TABLE.strip().splitlines()[1:]))
-"""By name of the microarchitecture."""
+"""Core models by microarchitecture."""
 
 # fmt: off
 _X86_V2_FEATURES = "sse4.2 popcnt"
@@ -272,9 +272,9 @@ _BARE_METAL_TRIPLES: Mapping[str, str] = {
     "cortex-m33": "thumbv8m.main-unknown-none-eabihf",
     "cortex-m55": "thumbv8.1m.main-unknown-none-eabihf",
 }
-"""Processors without a system -> their triples."""
+"""Triples of processors without an operating system."""
 ARMV7_EXTRA_FEATURE = "crc"
-"""What 64-bit processors of Arm (`cortex-a...`) have where they run code for Armv7."""
+"""Feature of 64-bit Arm processors that run Armv7 code."""
 PROCESSORS: dict[str, ProcessorRow] = {
     name: ProcessorRow(
         name,
@@ -286,7 +286,7 @@ PROCESSORS: dict[str, ProcessorRow] = {
     for architecture, rows in _PROCESSOR_ROWS.items()
     for name, core, features in rows
 }
-"""By LLVM's name."""
+"""Processors by LLVM's name."""
 GENERIC_PROCESSORS: dict[str, str] = {
     X86: "x86-64",
     ARM: "generic",
@@ -295,7 +295,7 @@ GENERIC_PROCESSORS: dict[str, str] = {
     WASM: "lime1",
     CORTEX_M: "cortex-m4",
 }
-"""Architecture -> the processor whose code runs on all of it; "generic" in a target's text."""
+"""Baseline processor of each architecture, "generic" in a target."""
 
 X86_MODELS: dict[tuple[str, int], tuple[tuple[int, int, str], ...]] = {
     # (vendor, family): (first model, last model, LLVM's name)
@@ -334,8 +334,9 @@ X86_MODELS: dict[tuple[str, int], tuple[tuple[int, int, str], ...]] = {
         (0xCF, 0xCF, "emeraldrapids"),
     ),
 }
-"""What x86-64 processors say of themselves. Hypervisors show what they like: `probe` believes a row
-only where its features are there, and no other has more of those that are."""
+"""Processor by the vendor, family and model that cpuid reports. Hypervisors show what they like:
+`probe` believes a row only where its features are there, and no other has more of those that are.
+"""
 ARM_PARTS: dict[tuple[int, int], str] = {
     (0x41, 0xC05): "cortex-a5",
     (0x41, 0xC07): "cortex-a7",
@@ -358,4 +359,4 @@ ARM_PARTS: dict[tuple[int, int], str] = {
     (0x41, 0xD49): "neoverse-n2",
     (0x41, 0xD4F): "neoverse-v2",
 }
-"""(implementer, part) of /proc/cpuinfo on Arm -> LLVM's name."""
+"""LLVM's name by (implementer, part) in /proc/cpuinfo."""

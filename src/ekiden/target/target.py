@@ -34,7 +34,7 @@ from ekiden.target.triple import DEFAULT_TRIPLES, architecture_of, is_supported
 
 MAX_VECTOR_BITS = 512
 TargetLike: TypeAlias = "str | Mapping[str, object] | Target"
-"""What names a target: text, JSON, a tag, a dictionary, or itself."""
+"""Anything that names a target: text, JSON, a tag, a dictionary or a Target."""
 
 
 class _HostDescriptor:
@@ -64,32 +64,31 @@ class Target:
     """For structural equality, in which attributes may be targets."""
 
     kind: TargetKind
-    """The code generator."""
+    """Target kind, which selects the code generator."""
     triple: str
-    """LLVM's, of four parts."""
+    """LLVM triple with four components."""
     cpu: str
     """LLVM's name of the processor."""
     features: tuple[str, ...]
-    """Beyond those of the processor, by LLVM's names; "-x" takes one away."""
+    """Features beyond the processor's, by LLVM's names; a leading "-" removes one."""
     vector_bits: int
-    """Width of a vector register."""
+    """Width of a vector register in bits."""
     registers: int
-    """Vector registers that code may name."""
+    """Number of architectural vector registers."""
     cores: int
-    """Threads that schedules may count on."""
+    """Number of threads that schedules assume."""
     caches: tuple[Cache, ...]
-    """Of data, the nearest first: L1, L2, L3."""
+    """Data caches, nearest first: L1, L2, L3."""
     fma_units: int
-    """Multiply-adds of full vectors that start in one cycle."""
+    """Full-vector multiply-adds per cycle."""
     fma_latency: int
-    """Cycles until the next that needs the result can start."""
+    """Latency of a multiply-add in cycles."""
     loads: int
-    """Loads of full vectors that start in one cycle."""
+    """Full-vector loads per cycle."""
     options: tuple[tuple[str, object], ...]
-    """What else the target says, by name, sorted: labels (keys, device, model, tag), and what kinds
-    of devices have instead of these facts."""
+    """Other options, sorted by name: labels (keys, device, model, tag) and facts of devices."""
     host_target: Target | None
-    """The target of the code around kernels of a device; None where it is not said."""
+    """Target of the host code that launches device kernels; None if unspecified."""
 
     if TYPE_CHECKING:
         host = _HostDescriptor()
@@ -448,7 +447,7 @@ if not TYPE_CHECKING:
     Target.host = _HostDescriptor()
 
 TARGET_STACK: ContextVar[tuple[Target, ...]] = ContextVar("entered targets", default=())
-"""Those that this thread of control is inside of."""
+"""Targets of the enclosing `with` statements in this context."""
 
 
 def target_or_current(target: TargetLike | None = None) -> Target:
@@ -457,9 +456,9 @@ def target_or_current(target: TargetLike | None = None) -> Target:
 
 
 _facts = attrgetter(*(f.name for f in fields(Target)))
-"""What makes one target another: all its fields."""
+"""Return all fields of a target, which its equality compares."""
 _HASH_CACHE: dict[tuple[object, ...], int] = {}
-"""Facts -> the hash of a target's text, which takes longer to write than to find here."""
+"""Hash of a target by its facts, cached because formatting its text is slow."""
 
 
 @functools.cache

@@ -33,7 +33,7 @@ DEFAULT_TRIPLES: dict[str, str] = {
     ARMV7: "armv7-unknown-linux-gnueabihf",
     WASM: "wasm32-unknown-unknown",
 }
-"""Architecture -> the triple of its code."""
+"""Default triple of each architecture."""
 MICROCONTROLLER_ARCHES = (
     "thumbv6m",
     "thumbv7m",
@@ -42,7 +42,7 @@ MICROCONTROLLER_ARCHES = (
     "thumbv8m.main",
     "thumbv8.1m.main",
 )
-"""The first words of triples of microcontrollers, for which there is C without the runtime."""
+"""Architectures of microcontrollers, which are compiled as C without the runtime."""
 _ARCH_BY_TRIPLE_WORD = {triple.partition("-")[0]: arch for arch, triple in DEFAULT_TRIPLES.items()}
 
 

@@ -17,10 +17,10 @@ from ekiden.target.kinds import KINDS
 from ekiden.target.target import Target, TargetLike, target_or_current
 
 DeviceLike: TypeAlias = "VirtualDevice | Device | str"
-"""What names a device: itself, or a name such as "cpu:1"."""
+"""Anything that names a device: itself, or a name such as "cpu:1"."""
 
 CPU_DEVICE_TYPE = 1
-"""DLPack's number for the kind of device that the host is."""
+"""DLPack device type of the host."""
 
 
 class DeviceMemory(NamedTuple):
@@ -94,14 +94,15 @@ class VirtualDevice(Node):
 
 
 HOST = VirtualDevice()
-"""cpu(0)."""
+"""The host, cpu(0)."""
 ANY_VIRTUAL_DEVICE = VirtualDevice(-1)
-"""No device in particular (TVM's number for it)."""
+"""Unconstrained device, by TVM's number."""
 
 PARAM_PLACES, RESULT_PLACE = "param_virtual_devices", "virtual_device"
-"""The attributes of a planned function: the place of each parameter, and of the result. A place is
-a virtual device, a tuple of places for a tuple, or None: of functions, and of what may be anywhere.
-A function of a planned module without them has all on the host.
+"""PARAM_PLACES: attribute of a planned function: the device of each parameter. RESULT_PLACE:
+attribute of a planned function: the device of its result. A place is a virtual device, a tuple of
+places for a tuple, or None: of functions, and of what may be anywhere. A function of a planned
+module without them has all on the host.
 """
 
 
@@ -128,7 +129,7 @@ class CompilationConfig:
     devices: tuple[VirtualDevice, ...] = (HOST,)
     primitive_targets: tuple[Target, ...] = ()
     device_targets: tuple[Target, ...] = ()
-    """Of kinds of devices that are no processors, one for each; the others are then of the host."""
+    """Target of each non-CPU device type."""
 
     @property
     def by_kind(self) -> dict[int, Target]:
@@ -170,12 +171,13 @@ class CompilationConfig:
 Targets: TypeAlias = (
     "TargetLike | Mapping[DeviceLike, TargetLike | Sequence[TargetLike]] | Sequence[object] | None"
 )
-"""What `compile` takes: targets, of which several are variants; or devices, alone or each with its
-targets. None is the current target, and this machine where there is none."""
+"""Targets of `compile`: one or several variants, or devices, each with its targets. None is the
+current target, and this machine where there is none.
+"""
 
 
 BOUNDS_MODES = ("", "check")
-"""What code does about accesses outside of a buffer: nothing, or say which one it was."""
+"""Values of the bounds option: no checks, or an error that names the access."""
 
 
 def with_bounds(targets: Targets, bounds: str) -> Targets:

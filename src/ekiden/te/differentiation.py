@@ -48,7 +48,7 @@ from ekiden.tir.stmt import IterVar
 # Reverse mode: with g = dL/dy the adjoint of y = f(x1, x2, ...), that of xk gets g * df/dxk, and
 # what is read in several places gets the sum. A rule may use y where that is cheaper (tanh, exp).
 AdjointRule = Callable[[Sequence[PrimExpr], PrimExpr, PrimExpr], Sequence[PrimExpr | None]]
-"""(arguments, value, adjoint of the value) -> adjoints of the arguments, None where it is 0."""
+"""Function (arguments, value, adjoint of the value) -> adjoints of the arguments, None for zero."""
 
 
 def _unary_adjoint(slope: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> AdjointRule:
@@ -121,7 +121,9 @@ _NODE_ADJOINT_RULES: dict[type[PrimExpr], AdjointRule] = {
     Cast:   lambda a, y, g: [cast(g, a[0].dtype)],
 }
 # fmt: on
-"""Equal operands of a maximum or minimum: the first one's. Of abs at 0 the slope is 1."""
+"""Adjoint rules by node type; on a tie, min and max propagate to the first operand. Of abs at 0 the
+slope is 1.
+"""
 
 
 def _zero_like(like: PrimExpr) -> PrimExpr:

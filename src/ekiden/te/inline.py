@@ -11,7 +11,7 @@ from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ExternOp, ProducerLoad, Tensor
 
 MAX_INLINE_DEPTH = 32
-"""How deep substitutions nest: each level takes five frames of Python's stack."""
+"""Maximum depth of nested substitutions, each of which takes five Python stack frames."""
 
 
 def input_tensors(tensor: Tensor) -> list[Tensor]:
@@ -44,7 +44,7 @@ def is_injective(tensor: Tensor) -> bool:
 
 
 STORED_ATTR = "stored"
-"""The attribute of a computation whose elements are stored, not made again where they are read."""
+"""Attribute of a computation that is stored instead of recomputed by its readers."""
 
 
 def is_stored(tensor: Tensor) -> bool:

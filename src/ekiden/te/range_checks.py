@@ -32,11 +32,11 @@ from ekiden.te.tensor import Operation, Tensor, compute
 from ekiden.tir.stmt import AssertStmt, For, ForKind, Stmt
 
 RANGE_CHECKS_ATTR_KEY = "checks"
-"""The attribute of a computation: its checks."""
+"""Attribute key of a computation's run-time checks."""
 RANGE_ERROR = "IndexRangeError"
-"""The error of a check of indices."""
+"""Error kind of an index out of range."""
 NUMERIC_ERROR = "LinAlgError"
-"""The error of a check of what a decomposition says of its matrices."""
+"""Error kind of a failed matrix decomposition."""
 _CURRENT_CHECK_SITE: ContextVar[int | None] = ContextVar("site", default=None)
 
 

@@ -40,7 +40,7 @@ COMBINE: Mapping[str, Callable[[PrimExpr, PrimExpr], PrimExpr]] = {
     "max": maximum,
     "min": minimum,
 }
-"""How a built-in reduction of each kind takes in one more value."""
+"""Combiner expression of each built-in reduction."""
 REDUCERS = tuple(COMBINE)
 
 

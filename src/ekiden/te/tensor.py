@@ -105,7 +105,7 @@ class ComputeOp(Operation):
 
 
 _INPUT_TENSORS_CACHE: WeakKeyDictionary[ComputeOp, tuple[Tensor, ...]] = WeakKeyDictionary()
-"""What computations read: asked for each time that a graph is walked."""
+"""Input tensors of each computation, cached for graph walks."""
 
 
 @node("te.ExternOp")
@@ -122,8 +122,9 @@ class ExternOp(Operation):
     output_buffers: tuple[Buffer, ...]
     body: Stmt
     steps: tuple[tuple[ComputeOp, str], ...] = ()
-    """Computations that are blocks among the statements, and the names of these: a schedule has
-    stages of them."""
+    """Scan-step computations that are blocks among the statements, with their block names; a
+    schedule has stages of them.
+    """
 
     def _output_types(self) -> Sequence[tuple[tuple[PrimExpr, ...], str]]:
         return [(b.shape, b.dtype) for b in self.output_buffers]
@@ -135,7 +136,7 @@ class ExternOp(Operation):
 
 
 TENSOR_OPERATORS: dict[str, Callable[..., Tensor]] = {}
-"""What Python's operators on whole tensors mean, by name of topi's function: topi fills it in."""
+"""Implementations of Python's operators on tensors, by topi's function name; filled in by topi."""
 
 
 def _topi_operator(name: str, reflected: bool = False) -> Callable[[Tensor, object], Tensor]:

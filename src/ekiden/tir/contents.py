@@ -17,9 +17,10 @@ from ekiden.tir.visitor import post_order, pre_order_stmts, stmt_exprs, sub_stat
 
 @dataclass(frozen=True, slots=True)
 class StmtSummary:
-    """Kinds of statements, names of intrinsics, the types of elements of the buffers that are
-    allocated, read or written, whether any value is a vector, and whether a buffer or any value on
-    the way is of a byte or less and no integer of a byte."""
+    """Summary of a statement: kinds of statements, names of intrinsics, element types of the
+    accessed buffers, whether any value is a vector, and whether any type other than an 8-bit
+    integer has at most 8 bits.
+    """
 
     stmt_types: frozenset[type[Stmt]]
     intrinsics: frozenset[str]

@@ -26,12 +26,14 @@ from ekiden.runtime.errors import ExpressionError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 FRAGMENTS = ("wmma.matrix_a", "wmma.matrix_b", "wmma.accumulator")
-"""Matrices that the threads of a warp hold together, which calls alone read and write."""
+"""Scopes of matrix fragments, which the threads of a warp hold together and only intrinsics access.
+"""
 LATE_SCOPES = ("shared", "shared.dyn", *FRAGMENTS)
-"""Whose buffers lie as passes decide, also where calls are handed parts of them: those ask by
-region_offset and region_stride."""
+"""Scopes whose buffer layout later passes decide; calls query it by region_offset and
+region_stride.
+"""
 SCOPES = ("global", "local", "register", "shared", "shared.dyn", "warp", *FRAGMENTS)
-"""Where a buffer may be."""
+"""Memory scopes of buffers."""
 
 
 @node("tir.Buffer")
@@ -368,7 +370,7 @@ def broadcast(value: PrimExpr, lanes: int | str) -> PrimExpr:
 
 
 EqualOp = NotEqualOp = DeferredComparison
-"""TVM's names of what `==` and `!=` give."""
+"""EqualOp: TVM's name of the result of `==`. NotEqualOp: TVM's name of the result of `!=`."""
 
 __all__ = [
     "FRAGMENTS",

@@ -48,11 +48,11 @@ from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, 
 from ekiden.tir.regions import BufferRegion
 
 _MAX_SHARED_EXPR_CHARS = 100
-"""A sub-expression used twice is named when its text is longer than this."""
+"""Maximum length of a repeated subexpression that is printed inline."""
 _MAX_EXPR_CHARS = 1000
-"""So is any whose text is longer than this."""
+"""Maximum length of any expression that is printed inline."""
 _MAX_BRACKET_DEPTH = 40
-"""And any with more brackets inside each other than this; Python's parser takes 200."""
+"""Maximum nesting of brackets in a printed expression; Python's parser accepts 200."""
 
 # fmt: off
 _INFIX_OPERATORS: dict[type[BinaryExpr], tuple[str, int]] = {
@@ -109,9 +109,9 @@ class NameScope:
         self._names: dict[object, str] = {}
         self._used: set[str] = set()
         self._counts: dict[str, int] = {}
-        """Hint -> a number from which to look for a free name."""
+        """First number to try as a suffix, by name hint."""
         self._frames: list[list[tuple[object, str, int, str | None]]] = [[]]
-        """What each scope named: (thing, hint, number, the name it had outside)."""
+        """Names assigned in each open scope: (symbol, hint, number, name in the outer scope)."""
 
     def name_of(self, binding: Var | Buffer) -> str:
         """Return the name of a variable or buffer, assigning one in this scope where it
@@ -163,7 +163,7 @@ class ExpressionPrinter:
     def __init__(self, names: NameScope) -> None:
         self.names = names
         self.before: list[str] = []
-        """Lines that must stand above the statement being written."""
+        """Lines to print above the current statement."""
 
     def print_expr(self, e: PrimExpr, level: int = 0) -> str:
         """Return the text of a standalone expression."""

@@ -55,7 +55,7 @@ from ekiden.tir.visitor import conditional_nodes
 
 Array: TypeAlias = npt.NDArray[np.generic]
 Index: TypeAlias = Array | int
-"""Of one element or, with lanes, of many."""
+"""Index of one element, or with lanes of several."""
 
 _NUMPY_REDUCTIONS = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
@@ -128,7 +128,9 @@ class _PythonEmitter:
         self.functions = functions
         self.budget = budget
         self.steps = 0
-        """Nodes evaluated by one execution of the lines so far, without those that loops charge."""
+        """Nodes evaluated per execution of the lines so far, without those that loops charge
+        themselves.
+        """
         self.lines: list[str] = []
         self.depth = 0
         self.names: dict[object, str] = {}

@@ -57,7 +57,7 @@ class _PendingLine:
 
 _POP_SCOPE_MARKER = object()
 _Task = tuple[Stmt, int, bool] | _PendingLine | object
-"""A statement with its indentation and whether it ends its block; a line; or a scope's end."""
+"""Pending work of the printer: a statement with its indentation, a line, or the end of a scope."""
 
 
 class _StmtPrinter:
@@ -70,7 +70,7 @@ class _StmtPrinter:
         self.line_of: dict[Stmt, int] = {}
         self._stack: list[_Task] = []
         self._loops: dict[Var, PrimExpr] = {}
-        """Extents of the loops from 0 around the statement, for T.axis.remap."""
+        """Extents of the enclosing loops that start at 0, for T.axis.remap."""
 
     def print_line(self, text: str, indent: int) -> None:
         """Append a line, after those that its expressions need."""

@@ -22,11 +22,11 @@ from ekiden.tir.stmt import Block, BufferStore, LetStmt, SeqStmt, Stmt, seq
 from ekiden.tir.visitor import ExprRewriter, pre_order_stmts
 
 COMBINE_ANNOTATION = "commutative"
-"""The annotation of a block whose reducer's word is taken for it."""
+"""Annotation of a block whose combiner is a declared reducer."""
 REDUCTION_OPERATORS: tuple[type[BinaryExpr], ...] = (Add, Mul, Min, Max, And, Or)
-"""Operators whose order and grouping do not matter (up to rounding)."""
+"""Associative and commutative operators (up to rounding)."""
 _IDENTITY_ELEMENTS: Mapping[type[BinaryExpr], int] = {Add: 0, Mul: 1}
-"""What changes nothing, of operators that are not idempotent."""
+"""Identity elements of operators that are not idempotent."""
 
 Elements = Sequence[tuple[Buffer, tuple[PrimExpr, ...]]]
 
@@ -56,15 +56,15 @@ class DecomposedReduction:
     """A reduction block of one or several results."""
 
     targets: tuple[tuple[Buffer, tuple[PrimExpr, ...]], ...]
-    """The element of each result, in terms of the block's iterators."""
+    """Element that each result accumulates into, over the block's iterators."""
     identity_elements: tuple[PrimExpr, ...]
-    """What every partial result begins with."""
+    """Initial values of every partial result."""
     initial_values: tuple[PrimExpr, ...]
-    """What the whole begins with, where that is something else; () where it is not."""
+    """Initial values of the whole reduction where they are not the identity elements, else ()."""
     terms: tuple[tuple[Var, PrimExpr], ...]
-    """Variables of the combination, and what a step combines by them."""
+    """Variables of the combiner with the terms that a step binds to them."""
     combiner: Stmt
-    """Stores of the targets, from their own elements and the variables of the terms."""
+    """Stores to the targets, over their old values and the term variables."""
 
     def combine(
         self, places: Elements, left_values: Sequence[PrimExpr], right: Sequence[PrimExpr]

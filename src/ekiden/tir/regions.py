@@ -33,7 +33,7 @@ from ekiden.tir.views import resolve_view
 from ekiden.tir.visitor import stmt_exprs, sub_statements
 
 UNKNOWN_EXTENT_THRESHOLD = (1 << 31) - 1
-"""Steps of a loop of which there is nothing known but that an int32 says how many they are."""
+"""Assumed upper bound of the trip count of a loop with an unknown int32 extent."""
 
 
 @dataclass(frozen=True, slots=True)

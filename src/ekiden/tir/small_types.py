@@ -43,7 +43,7 @@ SMALL_FLOAT_FORMATS: dict[str, SmallFloatFormat] = {
 }
 # fmt: on
 E8M0_SCALE_DTYPE = "float8_e8m0fnu"
-"""Powers of two alone: 2**(code - 127), 255 is not a number."""
+"""Power-of-two scale type: 2**(code - 127); code 255 is NaN."""
 _F32_NAN_BITS, _F32_INFINITY_BITS = 0x7FC00000, 0x7F800000
 
 

@@ -434,7 +434,7 @@ class PrimFunc(BaseFunc):
         return self.with_fields(body=new_body)
 
     specializer: ClassVar[Callable[..., PrimFunc]]
-    """How `specialize` does: set by `ekiden.tir.specialize`, which imports this."""
+    """Implementation of `specialize`, set by `ekiden.tir.specialize`, which imports this module."""
 
     def specialize(self, param_map: Mapping[Buffer | Var, Buffer | ExprLike]) -> PrimFunc:
         """Return the function for given scalars and sizes; see

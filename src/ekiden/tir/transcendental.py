@@ -147,7 +147,7 @@ def _cosh(x: PrimExpr) -> PrimExpr:
 
 
 _ASYMPTOTIC_LIMIT = 1e9
-"""Above this 1 + x * x is x * x in every working type."""
+"""Bound above which 1 + x * x rounds to x * x in every working type."""
 
 
 def _asinh_positive(a: PrimExpr) -> PrimExpr:

@@ -82,16 +82,16 @@ class _Verifier:
         outputs = (func.attrs or {}).get("num_outputs", 0)
         count = outputs if isinstance(outputs, int) else 0
         self.unwritten: set[Var | Buffer] = set(func.params[len(func.params) - count :])
-        """Buffers whose elements have no value yet."""
+        """Buffers without any initialised element."""
         self.enclosing_scopes: list[For | Block] = []
         self.enclosing_blocks: list[tuple[Block, set[Var]]] = []
-        """Blocks with iterators around here, each with the variables of loops outside of it."""
+        """Enclosing blocks with iterators, each with the loop variables outside it."""
         self.condition_depth = 0
         self.checked: set[int] = set()
         self.domains: dict[Var, tuple[PrimExpr, PrimExpr]] = {}
-        """(start, extent) of loops."""
+        """(start, extent) of each loop variable."""
         self.values: dict[Var, PrimExpr] = {}
-        """What lets and block iterators stand for, over loops."""
+        """Definitions of let variables and block iterators over loop variables."""
         self.current_stmt: Stmt = func.body
 
     def fail(self, what: str, stmt: Stmt | None = None) -> NoReturn:

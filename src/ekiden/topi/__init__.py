@@ -47,7 +47,7 @@ _OPERATOR_NAMESPACES = (
     "text",
     "vision",
 )
-"""Modules that users name: topi.nn.conv2d."""
+"""Modules whose operators users access by a dotted name, such as topi.nn.conv2d."""
 
 __all__ = [
     "image", "linalg", "ml", "nn", "operators", "random", "sampling", "sparse", "testing",

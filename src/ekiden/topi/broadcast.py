@@ -103,7 +103,7 @@ def as_tensor(value: Tensor | ExprLike, like: Tensor | None = None) -> Tensor:
 
 
 def element(x: Tensor, indices: Sequence[PrimExpr]) -> PrimExpr:
-    """Return an element of `x`, or the number itself for a constant, so that special cases can
+    """Load an element of `x`, or return the constant of a scalar tensor so that special cases can
     match it.
     """
     body = x.op.body[0] if isinstance(x.op, te.ComputeOp) and x.ndim == 0 else None
@@ -152,12 +152,13 @@ def _logical_op(kind: type[BinaryExpr]) -> BinaryScalar:
 
 
 def _bitwise_op(op: str, on_bool: type[BinaryExpr]) -> BinaryScalar:
+    """Return a bitwise operation, with its logical equivalent on bool."""
     return lambda a, b: fold_binary(on_bool, a, b) if a.dtype == "bool" else call_intrin(op, a, b)
 
 
 def _trap_free_divide(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Return an integer division that cannot trap: by 0 it yields 0, by -1 it yields -a, which may
-    wrap.
+    """Return an integer division that cannot trap: division by 0 yields 0, by -1 yields the
+    (wrapping) negation.
     """
     # Other constants cannot trap, so that no select is needed.
     if is_const(b) and not is_const(b, 0) and not is_const(b, -1):
@@ -176,6 +177,7 @@ def _trap_free_divide(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimE
 
 
 def _divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """Return a / b; integers divide without trapping."""
     return fold_binary(Div, a, b) if dt.is_float(a.dtype) else _trap_free_divide(Div, a, b)
 
 
@@ -238,9 +240,7 @@ def _truncated_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def _pow_special_cases(a: PrimExpr, result: PrimExpr, limitless: float, zero: float) -> PrimExpr:
-    """Return a power computed by a square root, corrected to C's pow for -inf and for zeros of both
-    signs.
-    """
+    """Correct a power computed by square roots to C's pow at -inf and at zeros of both signs."""
     edges = ((-np.inf, limitless), (0.0, zero))
     for edge, value in edges:
         at = fold_binary(EQ, a, const(edge, a.dtype))
@@ -256,7 +256,7 @@ _CONSTANT_EXPONENT_POWERS: dict[float, Callable[[PrimExpr], PrimExpr]] = {
     2.0: lambda a: a * a,
     3.0: lambda a: a * a * a,
 }
-"""Exponents that need no logarithm."""
+"""Powers with constant exponents that need no logarithm."""
 
 
 def _power(a: PrimExpr, b: PrimExpr) -> PrimExpr:

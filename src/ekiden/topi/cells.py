@@ -1,4 +1,4 @@
-"""Cells of recurrent networks; what one step computes.
+"""Cells of recurrent networks (RNN, LSTM, GRU): the computation of one time step.
 
 The projection of the inputs is a product over all steps at once, made before; what is left for a
 step is the product of the hidden state with the recurrent weight, and the cell:
@@ -26,11 +26,11 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import broadcast
 
 CellValue: TypeAlias = Any
-"""A vector expression or an array; the operators + - * work on both."""
+"""Vector expression or array; both support + - *."""
 
 
 class CellMath(Protocol):
-    """The arithmetic that a cell needs besides + - *: an interface for vectors and arrays."""
+    """Protocol of the arithmetic that a cell needs besides + - *, for vectors and arrays."""
 
     def constant(self, value: float) -> CellValue:
         """Return a constant."""
@@ -111,6 +111,7 @@ def _min_with_zero(m: CellMath, x: CellValue) -> CellValue:
 
 
 def _clamp_to_unit(m: CellMath, x: CellValue) -> CellValue:
+    """Clamp to [0, 1]."""
     return m.maximum(m.smaller(x, m.constant(1.0)), m.constant(0.0))
 
 
@@ -147,16 +148,16 @@ CELL_ACTIVATIONS: dict[str, Activation] = {
     "softplus":     lambda m, x, a, b: _softplus(m, x),
 }
 # fmt: on
-"""name -> function of (operations, value, alpha, beta), as ONNX defines them."""
+"""Activation functions (operations, value, alpha, beta) by ONNX name."""
 
 GATE_COUNTS = {"rnn": 1, "lstm": 4, "gru": 3}
-"""Cells, and the products each makes."""
+"""Number of gates by cell kind."""
 DEFAULT_ACTIVATIONS = {
     "rnn": ("tanh",),
     "lstm": ("sigmoid", "tanh", "tanh"),
     "gru": ("sigmoid", "tanh"),
 }
-"""Their activations, in the order f, g, h."""
+"""Default activations f, g, h by cell kind."""
 OPTIONAL_CELL_INPUTS = (
     "bias",
     "initial_h",
@@ -178,13 +179,13 @@ weight that is packed: the last r rows of its panels are multiplied with those w
 and sums of the products of two neighbours fit int16.
 """
 INT32_CELL_INPUTS = ("lengths", "sums", "places")
-"""Those of int32; the others are float32."""
+"""Optional inputs of dtype int32; the others are float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentCell:
-    """The configuration of a recurrent layer: activations by name with alpha and beta, and its
-    optional inputs.
+    """Configuration of a recurrent cell: kind, activations with alpha and beta, optional inputs,
+    and variants.
     """
 
     kind: str
@@ -202,7 +203,7 @@ class RecurrentCell:
 
     @property
     def gate_phases(self) -> tuple[tuple[int, ...], ...]:
-        """Return the gates of each matrix product of a step; a second product multiplies a result
+        """Return the gates of each matrix product of a step; a second product multiplies the result
         of the first.
         """
         return ((0, 1), (2,)) if self.reset_first else (tuple(range(self.gates)),)
@@ -222,7 +223,7 @@ class RecurrentCell:
         r: Sequence[CellValue],
         state: Mapping[str, CellValue],
     ) -> dict[str, CellValue]:
-        """Compute one phase of a step.
+        """Compute one phase of a step: the gates of one matrix product.
 
         Args:
             m: the arithmetic.

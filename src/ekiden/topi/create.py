@@ -1,4 +1,4 @@
-"""Tensors created from numbers and shapes."""
+"""Tensor creation operators: constants, ranges, grids."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ones(shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
 
 
 def arithmetic_sequence(start: ExprLike, step: ExprLike, extent: PrimExpr, dtype: str) -> Tensor:
-    """Return start + n * step for n < extent, computed in float64 or int64."""
+    """Return start + n * step for n < extent, accumulated in float64 or int64."""
     exact = "float64" if dt.is_float(dtype) else "int64"
     first, by = cast(convert(start), exact), cast(convert(step), exact)
     return te.compute(
@@ -67,7 +67,7 @@ def arithmetic_sequence(start: ExprLike, step: ExprLike, extent: PrimExpr, dtype
 def arange(
     start: ExprLike, stop: ExprLike | None = None, step: ExprLike = 1, dtype: str = "float32"
 ) -> Tensor:
-    """Return start, start + step, ... before `stop` (which stands alone as `arange(stop)`).
+    """Return the half-open range start, start + step, ... below stop.
 
     Bounds may be integer expressions, of which the step's sign must be known. Raises ValueError for
     step 0.
@@ -94,6 +94,7 @@ def arange_extent(start: ExprLike, stop: ExprLike, step: ExprLike) -> PrimExpr:
 
 
 def _select_by_index(values: Sequence[PrimExpr], index: Var) -> PrimExpr:
+    """Return values[index] for a dynamic index, as a chain of selects."""
     chosen = values[-1]
     for n in range(len(values) - 2, -1, -1):
         chosen = Select(fold_binary(EQ, index, n), values[n], chosen, chosen.dtype)

@@ -1,5 +1,4 @@
-"""Arithmetic on dimensions; what type relations and computations both need to know about result
-shapes.
+"""Arithmetic on shape dimensions, shared by type relations and computations.
 
 A dimension is an int64 PrimExpr; attributes may hold plain ints instead (`Dim`). Everything here
 stays symbolic.
@@ -37,14 +36,15 @@ Dims = tuple[Dim, ...]
 Shape = tuple[PrimExpr, ...]
 
 OPEN_SLICE_END = 2**31 - 1
-"""A slice bound of at least this size means "to the end" of an axis whose extent is not known (the
-largest int32 and int64 are spelled so in models); known extents clip any bound."""
+"""Slice bound that means "to the end" of an axis of dynamic extent; models spell it as the largest
+int32 or int64.
+"""
 NO_BOUND = 2**63 - 1
-"""The slice bound in place of one that is left out, beyond every extent."""
+"""Slice bound of an omitted bound, beyond every extent."""
 
 
 MAX_RANK = 64
-"""Dimensions of a tensor, at most: what the virtual machine's instructions take."""
+"""Maximum tensor rank that VM instructions encode."""
 
 
 def require_result_rank(rank: int, what: str) -> int:
@@ -66,29 +66,29 @@ def as_shape(dims: Iterable[Dim]) -> Shape:
 
 
 def as_attr(dims: Iterable[Dim] | Dim) -> Dims:
-    """Return a shape as attributes store it: constants are ints, the rest expressions. One
-    dimension may be passed alone.
+    """Return a shape as attributes store it: constants as ints, other dimensions as expressions.
+    One dimension may be passed alone.
     """
     dim_list = (dims,) if isinstance(dims, (int, PrimExpr)) else dims
     return tuple(d.value if isinstance(d, IntImm) else d for d in dim_list)
 
 
 def axes_attr(axis: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return axes in the form that attributes store; None stands for all axes."""
+    """Return axes as attributes store them; None stands for all axes."""
     if axis is None:
         return None
     return (axis,) if isinstance(axis, int) else tuple(axis)
 
 
 def known_int(dim: Dim) -> int | None:
-    """Return the number that a dimension is known to be, or None."""
+    """Return a dimension as an int, or None if it is not constant."""
     if isinstance(dim, IntImm):
         return dim.value
     return dim if isinstance(dim, int) else None
 
 
 def as_ints(dims: Iterable[Dim]) -> tuple[int, ...]:
-    """Return dimensions as numbers. Raises ValueError naming the first symbolic one."""
+    """Return constant dimensions as ints. Raises ValueError naming the first symbolic one."""
     numbers = []
     for dim in dims:
         number = known_int(dim)
@@ -99,7 +99,7 @@ def as_ints(dims: Iterable[Dim]) -> tuple[int, ...]:
 
 
 def is_unknown_dim(dim: PrimExpr) -> bool:
-    """Return whether nothing is known of a dimension."""
+    """Return whether a dimension is Any."""
     return isinstance(dim, AnyDim)
 
 
@@ -108,7 +108,7 @@ def _has_unknown_dim(dims: Iterable[PrimExpr]) -> bool:
 
 
 def are_equal_dims(a: PrimExpr, b: PrimExpr) -> bool:
-    """Return whether two dimensions are known to be equal."""
+    """Return whether two dimensions are provably equal."""
     if a is b:
         return not is_unknown_dim(a)
     if isinstance(a, IntImm) and isinstance(b, IntImm):
@@ -117,7 +117,7 @@ def are_equal_dims(a: PrimExpr, b: PrimExpr) -> bool:
 
 
 def are_unequal_dims(a: PrimExpr, b: PrimExpr) -> bool:
-    """Return whether two dimensions are numbers and not equal."""
+    """Return whether two dimensions are constant and different."""
     return known_int(a) is not None and known_int(b) is not None and not are_equal_dims(a, b)
 
 
@@ -127,7 +127,7 @@ def simplify_dim(dim: PrimExpr) -> PrimExpr:
 
 
 def product_of_dims(dims: Iterable[PrimExpr]) -> PrimExpr:
-    """Return the product of dimensions; unknown if one is."""
+    """Return the product of dimensions; Any if one is Any."""
     factors = tuple(dims)
     if _has_unknown_dim(factors):
         return AnyDim()
@@ -173,8 +173,8 @@ _assumed: ContextVar[list[PrimExpr] | None] = ContextVar("assumed", default=None
 
 @contextmanager
 def collect_assumptions() -> Iterator[list[PrimExpr]]:
-    """Collect the conditions on symbolic dimensions that type relations assume inside the context:
-    a run must meet them, or its kernels read out of bounds.
+    """Collect the conditions on symbolic dimensions that type relations assume within the context;
+    kernels are out of bounds where a run violates them.
     """
     conditions: list[PrimExpr] = []
     token = _assumed.set(conditions)
@@ -185,14 +185,14 @@ def collect_assumptions() -> Iterator[list[PrimExpr]]:
 
 
 def assume_condition(condition: Callable[[], PrimExpr], dims: Iterable[PrimExpr]) -> None:
-    """Record a condition on dimensions, none of them unknown, if conditions are being collected."""
+    """Record a condition on known dimensions, if assumptions are being collected."""
     collected = _assumed.get()
     if collected is not None and not _has_unknown_dim(dims):
         collected.append(condition())
 
 
 def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
-    """Return two dimensions that must be equal as one, the better known; None if they cannot be
+    """Unify two dimensions that must be equal into the more specific one; None if they cannot be
     equal.
     """
     if are_equal_dims(a, b):
@@ -208,8 +208,9 @@ def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
 def require_shape(
     name: str, what: str, shape: Sequence[PrimExpr], expected: Sequence[Dim | None]
 ) -> None:
-    """Check a shape; None is any extent. Unknown extents are assumed to match and checked at run
-    time. Raises ValueError where a shape is known to differ.
+    """Raise ValueError unless a shape matches the expected one; None matches any extent. Unknown
+    extents are assumed to match and checked at run time. Raises ValueError where a shape is known
+    to differ.
     """
     fits = len(shape) == len(expected) and all(
         w is None or unify_dim(d, as_dim(w)) is not None
@@ -223,8 +224,8 @@ def require_shape(
 
 
 def require_multiple(what: str, extent: PrimExpr, factor: int, of: str) -> None:
-    """Check that an extent is a multiple of a factor, which is named `of`. What is not known is
-    assumed, so that a run is refused.
+    """Raise ValueError unless an extent is a multiple of a factor; `of` names the factor. What is
+    not known is assumed, so that a run is refused.
 
     Raises ValueError where it is known not to be.
     """
@@ -238,8 +239,8 @@ def require_multiple(what: str, extent: PrimExpr, factor: int, of: str) -> None:
 def require_min_extent(
     name: str, what: str, shape: Sequence[PrimExpr], minimum: Sequence[Dim | None]
 ) -> None:
-    """Check that extents are not below a minimum; None is any extent. Unknown extents are assumed
-    to fit. Raises ValueError where one is known to be less.
+    """Raise ValueError if an extent is below its minimum; None is any extent. Unknown extents are
+    assumed to fit. Raises ValueError where one is known to be less.
     """
     for axis, (size, limit) in enumerate(zip(shape, minimum, strict=True)):
         if limit is None or Analyzer().can_prove(size >= limit):
@@ -258,15 +259,16 @@ def _at_least_condition(size: PrimExpr, minimum: PrimExpr) -> PrimExpr:
 
 
 def require_positive(name: str, **numbers: int) -> None:
-    """Check attributes that count something. Raises ValueError."""
+    """Raise ValueError for attribute values that are not positive. Raises ValueError."""
     for what, number in numbers.items():
         if number < 1:
             raise ValueError(f"{name}: {what!r} must be positive, got {number}")
 
 
 def expect_natural(name: str, what: str, numbers: Sequence[PrimExpr]) -> None:
-    """Check that numbers of elements are not negative. Unknown ones are assumed not to be, so that
-    a run is refused. Raises ValueError where one is known to be.
+    """Raise ValueError for negative numbers of elements, and assume that symbolic ones are not
+    negative. Unknown ones are assumed not to be, so that a run is refused. Raises ValueError where
+    one is known to be.
     """
     for number in numbers:
         value = known_int(number)
@@ -281,12 +283,14 @@ def _assume_natural(number: PrimExpr) -> None:
 
 
 MAX_POSITION_FACTOR = 2**31 - 1
-"""Of a window's steps, where a tensor beside the data says how many windows there are: so that no
-place leaves int64."""
+"""Maximum window stride where the number of windows is data-dependent, so that positions fit int64.
+"""
 
 
 def require_small_factor(name: str, **numbers: Sequence[int]) -> None:
-    """Check attributes that multiply positions. Raises ValueError beyond MAX_POSITION_FACTOR."""
+    """Raise ValueError for attributes that multiply positions and exceed MAX_POSITION_FACTOR.
+    Raises ValueError beyond MAX_POSITION_FACTOR.
+    """
     for what, values in numbers.items():
         if any(abs(number) > MAX_POSITION_FACTOR for number in values):
             raise ValueError(
@@ -295,10 +299,10 @@ def require_small_factor(name: str, **numbers: Sequence[int]) -> None:
 
 
 def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
-    """Return the broadcast of two dimensions; None if they are known to disagree. A symbol with a
-    constant c > 1 gives c; with another symbol, a choice made when both are known: select(n ==
-    1, m, n). A choice that already contains the other extent stays as it is, so that repeated
-    additions (residuals under a mask) have one extent.
+    """Broadcast two dimensions; None if they are provably incompatible. A symbol with a constant c
+    > 1 gives c; with another symbol, a choice made when both are known: select(n == 1, m, n). A
+    choice that already contains the other extent stays as it is, so that repeated additions
+    (residuals under a mask) have one extent.
     """
     if is_const(b, 1) or are_equal_dims(a, b):
         return a
@@ -327,9 +331,7 @@ def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
 
 
 def broadcast_factors(dim: PrimExpr) -> list[PrimExpr]:
-    """Return the extents that a dimension is the broadcast of: n and m of select(n == 1, m, n), n,
-    m and k of select(n == 1, select(m == 1, k, m), n); itself if it is none.
-    """
+    """Return the extents that a broadcast dimension was built from, or the dimension itself."""
     factors: list[PrimExpr] = []
     while True:
         match dim:
@@ -343,7 +345,7 @@ def broadcast_factors(dim: PrimExpr) -> list[PrimExpr]:
 
 
 def _are_all_among(some: Sequence[PrimExpr], candidates: Sequence[PrimExpr]) -> bool:
-    """Return whether each expression is structurally equal to a candidate."""
+    """Return whether every expression is structurally equal to one of the candidates."""
     return all(any(is_same_expr(expr, candidate) for candidate in candidates) for expr in some)
 
 
@@ -357,9 +359,7 @@ def _broadcast_condition(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def broadcast_shape(a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Shape | None:
-    """Return NumPy's broadcast of two shapes, aligned at the last axis; None if two axes are known
-    to disagree.
-    """
+    """Broadcast two shapes as NumPy does; None if they are provably incompatible."""
     rank = max(len(a), len(b))
     one = as_dim(1)
     padded_a = (one,) * (rank - len(a)) + tuple(a)
@@ -369,8 +369,8 @@ def broadcast_shape(a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Shape | Non
 
 
 def is_broadcastable_to(shape: Sequence[PrimExpr], target: Sequence[PrimExpr]) -> bool:
-    """Return whether a shape broadcasts to a target that stays as it is: an extent for a target of
-    1 must be 1. Unknown extents are assumed to match and checked at run time.
+    """Return whether a shape broadcasts to a fixed target shape. Unknown extents are assumed to
+    match and checked at run time.
     """
     if len(shape) > len(target) or broadcast_shape(shape, target) is None:
         return False
@@ -388,7 +388,7 @@ def ceil_div(a: PrimExpr, b: int) -> PrimExpr:
 def window_extent(
     size: PrimExpr, kernel: Dim, stride: int, before: int, after: int, dilation: int = 1
 ) -> PrimExpr:
-    """Return how many windows of a convolution or pooling fit: (size + before + after - reach) //
+    """Return the number of windows of a convolution or pooling: (size + before + after - reach) //
     stride + 1.
     """
     require_positive("a window", stride=stride, dilation=dilation)
@@ -403,7 +403,9 @@ def window_extent(
 
 
 def _num_windows(count: PrimExpr, size: PrimExpr, reach: PrimExpr) -> PrimExpr:
-    """Return the count. Raises ValueError where it is known to be negative."""
+    """Return the number of windows, with its non-negativity assumed where it is symbolic. Raises
+    ValueError where it is known to be negative.
+    """
     if (known_int(count) or 0) < 0:
         raise ValueError(
             f"a window that reaches over {format_prim_expr(simplify_dim(reach))} elements does not"
@@ -415,9 +417,7 @@ def _num_windows(count: PrimExpr, size: PrimExpr, reach: PrimExpr) -> PrimExpr:
 def windows_fit_condition(
     size: PrimExpr, reach: PrimExpr, slack: int, before: int, after: int
 ) -> PrimExpr:
-    """Return the condition that the number of windows is not negative: none begins beyond `slack`
-    elements outside, a stride where counts are rounded down.
-    """
+    """Return the condition that the number of windows is not negative."""
     return size >= simplify_dim(reach - (before + after + slack))
 
 
@@ -478,9 +478,7 @@ def _normalize_bound(position: Dim, size: PrimExpr) -> PrimExpr:
 
 
 def slice_range(begin: Dim, end: Dim, stride: int, size: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-    """Return (first index, number of elements) of `begin:end:stride` over an axis, as
-    NumPy slices.
-    """
+    """Return (first index, number of elements) of the NumPy slice `begin:end:stride` of an axis."""
     if is_unknown_dim(size):
         return as_dim(0), AnyDim()
     is_exact = known_int(size) is not None
@@ -506,8 +504,7 @@ def slice_range(begin: Dim, end: Dim, stride: int, size: PrimExpr) -> tuple[Prim
 def infer_reshape(
     shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero: bool = False
 ) -> Shape:
-    """Return the shape that `newshape` describes; its special numbers consume the data's dimensions
-    from the left:
+    """Return the shape that `newshape` with TVM's special values describes for data of `shape`.
 
     n > 0  that extent                   -2  all dimensions that are left
     0      copies one (unless allowed)   -3  the product of two
@@ -540,7 +537,7 @@ def infer_reshape(
 def _parse_newshape(
     shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero: bool
 ) -> list[Sequence[PrimExpr] | None]:
-    """Return the factors of each dimension of a new shape, None for a -1; see `infer_reshape`."""
+    """Return the factors of each dimension of a new shape; None for the inferred one (-1)."""
     decoded: list[Sequence[PrimExpr] | None] = []
     codes = iter(enumerate(newshape))
     source = 0
@@ -611,7 +608,7 @@ def _known_num_elements(shape: Sequence[PrimExpr]) -> int | None:
 
 
 def _exact_quotient(shape: Sequence[PrimExpr], divisors: Sequence[PrimExpr]) -> PrimExpr:
-    """Return product(shape) / product(given) after cancelling equal factors."""
+    """Return product(shape) / product(divisors) after cancelling equal factors."""
     above, below = list(shape), []
     for divisor in divisors:
         at = next(
@@ -643,6 +640,6 @@ def _divide_dims(above: Sequence[PrimExpr], below: Sequence[PrimExpr]) -> PrimEx
 
 
 def _split_known_product(dims: Sequence[PrimExpr]) -> tuple[int, list[PrimExpr]]:
-    """Return the product of the known dimensions, and the others."""
+    """Return the product of the constant dimensions, and the symbolic ones."""
     numbers = [n for n in map(known_int, dims) if n is not None]
     return math.prod(numbers), [d for d in dims if known_int(d) is None]

@@ -36,7 +36,7 @@ def elementwise(x: Tensor, function: UnaryScalar, name: str) -> Tensor:
 
 
 def as_bool(x: PrimExpr) -> PrimExpr:
-    """Return whether a value is not 0."""
+    """Return whether a value is non-zero."""
     return x if dt.element_dtype(x.dtype) == "bool" else fold_binary(NE, x, const(0, x.dtype))
 
 
@@ -145,7 +145,7 @@ copy        = _unary_operator("copy",        lambda x: x)
 relu        = _unary_operator("relu",        relu_scalar)
 # fmt: on
 fast_exp, fast_tanh, fast_erf = exp, tanh, erf
-"""TVM's approximations: ours are polynomials anyway."""
+"""TVM's fast approximations; same as the exact operators, which are polynomials already."""
 
 
 def convert_scalar(x: PrimExpr, dtype: str) -> PrimExpr:
@@ -221,7 +221,7 @@ def bias_add(data: Tensor, bias: Tensor, axis: int = 1) -> Tensor:
 
 
 def fixed_point_multiply(x: Tensor, multiplier: int, shift: int) -> Tensor:
-    """Multiply int32 by multiplier * 2**(shift - 31), rounded half up; how integer networks scale.
+    """Multiply int32 by the fixed-point factor multiplier * 2**(shift - 31), rounded half up.
 
     `multiplier` is a fraction in Q31, `shift` may be negative.
     """
@@ -288,8 +288,9 @@ def _require_int32(name: str, x: Tensor) -> None:
 
 
 def q_multiply_shift(value: PrimExpr, multiplier: PrimExpr, shift: PrimExpr) -> PrimExpr:
-    """Return (value << max(shift, 0)) * multiplier / 2**(31 - min(shift, 0)), rounded half up. No
-    product exceeds 2**62, so that a shift by 63 stands for all larger ones.
+    """Return the TVM intrinsic q_multiply_shift: (value << max(shift, 0)) * multiplier / 2**(31 -
+    min(shift, 0)), rounded half up. No product exceeds 2**62, so that a shift by 63 stands for all
+    larger ones.
     """
     left_shift, right = maximum(shift, 0), minimum(maximum(-shift, 0) + 31, 63)
     scaled = call_intrin("left_shift", cast_scalar(value, "int64"), left_shift) * multiplier

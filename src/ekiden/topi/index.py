@@ -1,4 +1,4 @@
-"""Indexing operators, whose indices are data.
+"""Indexing operators with tensor indices.
 
 Indices out of range are refused by checks that the computations carry, or brought into range where
 a mode says so, so that no input can read outside.
@@ -48,14 +48,14 @@ def _clip_index(index: PrimExpr, size: PrimExpr) -> PrimExpr:
 
 
 def _wrap_index(index: PrimExpr, size: PrimExpr) -> PrimExpr:
-    """Return an index modulo the extent (1 for an empty axis, of which nothing can be read)."""
+    """Return an index modulo the extent (modulo 1 for an empty axis, which cannot be read)."""
     return cast(index, "int64") % maximum(size, 1)
 
 
 def take(
     a: Tensor, indices: Tensor, axis: int | None = None, batch_dims: int = 0, mode: str = "clip"
 ) -> Tensor:
-    """Return slices of `a` at `indices` along an axis; of the flattened data).
+    """Return slices of `a` at `indices` along an axis (None: of the flattened data).
 
     The leading `batch_dims` axes are shared. Mode "raise": negative indices count from the end, and
     those out of range are refused. Otherwise these count modulo the extent ("wrap") or are clipped
@@ -87,7 +87,7 @@ def take(
 
 
 MAX_INT32_EXTENT = 2**31
-"""Above what an extent is."""
+"""Exclusive bound of extents that int32 indices address."""
 
 
 def _take_checks(
@@ -139,7 +139,7 @@ def gather_nd(
     shape = (*indices.shape[1:], *a.shape[batch_dims + count :])
 
     def gather_slice_element(*i: Var) -> PrimExpr:
-        """Return the element at the first `count` coordinates; batch axes are shared."""
+        """Return the slice element at the coordinates; batch axes are shared."""
         at: list[PrimExpr] = list(i[:batch_dims])
         for n in range(count):
             # Negative indices count from the end; the checks of the operator have excluded all

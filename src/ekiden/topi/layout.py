@@ -1,5 +1,5 @@
-"""Tensor layouts: which letter is which axis. The one place that knows how NCHW, NHWC and weight
-layouts relate.
+"""Tensor layouts: axis letters, block factors, and transforms between layouts. The one place that
+knows how NCHW, NHWC and weight layouts relate.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _T = TypeVar("_T")
 
 
 def primal_layout(layout: str) -> str:
-    """Return the layout of primal axes, without inner parts: NCHW16c -> NCHW."""
+    """Return a layout without block factors: NCHW16c -> NCHW."""
     return "".join(letter for letter, _ in parse_layout(layout) if letter.isupper())
 
 
 def is_blocked(layout: str) -> bool:
-    """Return whether axes have inner parts, as in NCHW16c and OIHW2i8o. Weights packed for kernels
-    (OHWI64o) are padded as well and do not count.
+    """Return whether a layout has block factors, as NCHW16c and OIHW2i8o. Weights packed for
+    kernels (OHWI64o) are padded as well and do not count.
     """
     return layout != primal_layout(layout) and not layout.startswith(("OHWI", "ODHWI", "G"))
 
 
 def axis(layout: str, letter: str) -> int:
-    """Return the position of an axis."""
+    """Return the index of an axis by its letter."""
     return [name for name, _ in parse_layout(layout)].index(letter)
 
 
 def transpose_axes(source: str, target: str) -> tuple[int, ...]:
-    """Return the axes of a transpose from `source` to `target`, which has the same letters. Raises
+    """Return the permutation from `source` to `target`, which has the same letters. Raises
     ValueError if it has others.
     """
     if sorted(source) != sorted(target):
@@ -50,24 +50,24 @@ def permute_values(values: Sequence[_T], source: str, target: str) -> tuple[_T, 
 
 
 def packed_tile_size(kernel_layout: str) -> int:
-    """Return the tile of a packed weight layout ("OHWI16o" -> 16); 0 for a plain one."""
+    """Return the tile size of a packed weight layout ("OHWI16o" -> 16); 0 for an unpacked one."""
     return next((size for letter, size in parse_layout(kernel_layout) if letter == "o"), 0)
 
 
 def packed_word_size(kernel_layout: str) -> int:
-    """Return the number of adjacent input channels in a packed weight layout ("OHWI16o4i" -> 4); 1
-    for others.
+    """Return the word size of a packed weight layout in input channels ("OHWI16o4i" -> 4); 1 for
+    others.
     """
     return next((size for letter, size in parse_layout(kernel_layout) if letter == "i"), 1)
 
 
 def spatial_axis_indices(layout: str) -> tuple[int, ...]:
-    """Return the positions of the spatial axes (D, H, W), outermost first."""
+    """Return the indices of the spatial axes (D, H, W), outermost first."""
     return tuple(i for i, (letter, _) in enumerate(parse_layout(layout)) if letter in "DHW")
 
 
 def channel_axis(layout: str) -> int:
-    """Return the position of the channel axis."""
+    """Return the index of the channel axis."""
     return axis(layout, "C")
 
 

@@ -18,14 +18,15 @@ from ekiden.tir.stmt import Stmt
 from ekiden.topi.dimensions import as_dim, ceil_div, known_int, require_min_extent, require_shape
 
 TREES_PER_WALK = 8
-"""Walked at once: a step is some four loads after each other, which as many steps fill."""
+"""Trees walked concurrently, which hides the latency of some four dependent loads per step."""
 UNKNOWN_TREE_DEPTH = 2**31 - 1
-"""Of a tree whose number of nodes is not known."""
+"""Assumed depth of trees with an unknown number of nodes."""
 TREE_ROWS_PER_BLOCK = 16
-"""That go down the same trees in a piece of work, where there are as many."""
+"""Rows per block that walk the same trees."""
 MIN_STEPS_PER_THREAD = 512
-"""Of so many trees for one row, that a thread takes at least: each takes some 20 ns, and what
-another core has written, as long again for each line."""
+"""Minimum tree steps per thread: a step takes some 20 ns, as does transferring a cache line between
+cores.
+"""
 
 
 def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int) -> Tensor:
@@ -58,8 +59,8 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
     rows, trees = data.shape[0], roots.shape[0]
 
     def emit_tree_walks(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Emit the walk of few rows one by one, so that a thread's minimum share is known; else of
-        blocks of rows.
+        """Emit the walk of single rows if there are few, so that a thread's minimum work is known,
+        else of blocks of rows.
         """
         ib = IRBuilder()
         walk = _TreeWalk(ib, depth, *map(ib.buffer_ptr, ins))
@@ -76,7 +77,7 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
 
 @dataclass(frozen=True, slots=True)
 class _TreeWalk:
-    """A walk through trees whose nodes are those of `tree_leaves`."""
+    """Builder of the walk through decision trees in the format of `tree_leaves`."""
 
     ib: IRBuilder
     depth: int
@@ -131,8 +132,8 @@ class _TreeWalk:
         return [states[n] for n in range(len(trees))]
 
     def _next_node(self, row: PrimExpr, at: PrimExpr) -> PrimExpr:
-        """Return the successor of a node. Node and column numbers are clamped, whatever the model
-        contains: negative ones are large as unsigned numbers.
+        """Return the child of a node that a row's feature selects. Node and column numbers are
+        clamped, whatever the model contains: negative ones are large as unsigned numbers.
         """
         ib = self.ib
         node = ib.let("node", _clamp_index(at, self.features.asobject().shape[0]))

@@ -1,4 +1,4 @@
-"""Tensor contractions over named or numbered axes."""
+"""Tensor contractions over named or numbered axes: matmul, tensordot, einsum."""
 
 from __future__ import annotations
 

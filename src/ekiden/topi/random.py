@@ -24,7 +24,7 @@ from ekiden.topi.transform import unravel
 
 THREEFRY_WORD_DTYPE = "uint64"
 GENERATOR_STATE_WORDS = 10
-"""Words of a generator."""
+"""Words of a generator's state: key and counter."""
 THREEFRY_ROTATIONS = ((14, 16), (52, 57), (23, 40), (5, 37), (25, 33), (46, 12), (58, 22), (32, 32))
 THREEFRY_PARITY = 0x1BD11BDAA9FC1A22
 THREEFRY_ROUNDS = 20

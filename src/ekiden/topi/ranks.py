@@ -18,9 +18,9 @@ from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.topi.dimensions import known_int
 
 INSERTION_LANES = 16
-"""Elements that are moved, or looked at one by one, together."""
+"""Lanes of the vectorised insertion."""
 COMPARE_BLOCK_ELEMENTS = 64
-"""Elements that are compared with the last one kept at once."""
+"""Elements compared at once with the current threshold."""
 
 
 def rank_dtype(dtype: str) -> str:
@@ -86,8 +86,8 @@ def prefers_selection(count: PrimExpr, size: PrimExpr) -> PrimExpr:
 
 
 class RowSelection:
-    """Selection of a row's first `count` elements, in order, while the row is read once. `kept`
-    holds their ranks and `order` their positions, after INSERTION_LANES sentinels that precede
+    """Builder of the streaming selection of a row's first `count` elements in order. `kept` holds
+    their ranks and `order` their positions, after INSERTION_LANES sentinels that precede
     everything.
     """
 
@@ -118,7 +118,7 @@ class RowSelection:
     def emit_scan(
         self, low: PrimExpr, size: PrimExpr, ranked: Callable[[PrimExpr], PrimExpr]
     ) -> None:
-        """Emit the comparison of the elements from `low` to `size`, with ranks from `ranked`."""
+        """Emit the comparison of elements `low` to `size` with the current threshold."""
         ib = self.ib
         full_blocks = ib.let("whole", maximum(size - low, 0) // COMPARE_BLOCK_ELEMENTS)
         with ib.for_range(0, full_blocks, "block") as number:
@@ -147,7 +147,7 @@ class RowSelection:
                 )
 
     def _emit_insertion(self, new_rank: PrimExpr, at: PrimExpr) -> None:
-        """Insert an element after those that do not follow it; the last one is dropped:
+        """Emit the insertion of a rank into the sorted list, dropping the last one.
 
         kept[p] = kept[p] if it stays, the new rank if its predecessor stays, else that predecessor.
         """

@@ -112,7 +112,7 @@ def sum(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def _reduce_in_accumulator(
     data: Tensor, axis: Axes, keepdims: bool, reducer: Reducer, name: str
 ) -> Tensor:
-    """Reduce in an `accumulator`, rounded once."""
+    """Reduce in the accumulator dtype, rounded once at the end."""
     wide = accumulator_dtype(data.dtype)
     axes = normalize_axes(axis, data.ndim, name)
     total = reduce_elements(data, axes, keepdims, reducer, name, lambda v: cast(v, wide))
@@ -140,9 +140,7 @@ def min(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 
 def _mean_accumulator_dtype(dtype: str, count: PrimExpr) -> str:
-    """Return the accumulator of a mean: `accumulator`, or for integers one that holds the sum of
-    `count` elements, which must not wrap as `sum` may.
-    """
+    """Return the accumulator dtype of a mean; wide enough for integer sums not to wrap."""
     wide = accumulator_dtype(dtype)
     ends, room = int_range(dtype), int_range(wide)
     if dtype == "bool" or ends is None or room is None:
@@ -264,7 +262,7 @@ def variance(
 
 def collapse_sum(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
     """Return the sum over the axes along which `target_shape` broadcasts to the shape of `data`, in
-    the `accumulator` of its dtype. Raises ValueError if it does not broadcast.
+    the accumulator dtype. Raises ValueError if it does not broadcast.
     """
     result_shape = as_shape(target_shape)
     extra = data.ndim - len(result_shape)

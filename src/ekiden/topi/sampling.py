@@ -1,4 +1,5 @@
-"""Token sampling; what a text forbids or makes less likely, and a draw by what is left.
+"""Token sampling: logit constraints (repetition penalty, grammar automaton) and the draw by
+temperature, top k, top p and min p.
 
 A draw needs no sorting. Which weights are among the greatest is a threshold, the greatest one above
 which there are enough (top k), or enough of their sum (top p): sums of 2,033 buckets, of the upper
@@ -37,11 +38,11 @@ from ekiden.topi.dimensions import require_rank, require_shape
 from ekiden.topi.random import THREEFRY_WORD_DTYPE, emit_threefry
 
 WEIGHT_BUCKET_SHIFT = 19
-"""Lower bits of a weight that a bucket ignores."""
+"""Low mantissa bits of a weight that its bucket ignores."""
 BUCKETS = (0x3F800000 >> WEIGHT_BUCKET_SHIFT) + 1
-"""Of weights from 0 to 1, by their bits."""
+"""Number of buckets of weights in [0, 1], by their bit patterns."""
 SETTINGS = 4
-"""Numbers that say how a token is drawn: temperature, top k, top p, min p."""
+"""Number of sampling settings: temperature, top k, top p, min p."""
 # Sums of weights: at 100,000 a float32 cannot resolve what is below 2**-8.
 _MASS_DTYPE = "float64"
 
@@ -57,8 +58,8 @@ def constrain_logits(
     logits: Tensor, history: Tensor, rows: Tensor, lengths: Tensor, penalties: Tensor,
     moves: Tensor, states: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Return logits [n, tokens] with a penalty on tokens of a text, and -inf for tokens that an
-    automaton does not accept.
+    """Return logits [n, tokens] with a repetition penalty on a text's tokens, and -inf for tokens
+    that a grammar automaton rejects.
 
     Row i continues the first `lengths[i]` tokens of row `rows[i]` of `history` [texts, width]; the
     logits of those become smaller by `penalties[i]` (those above 0 divided, others multiplied; 1
@@ -127,7 +128,7 @@ def constrain_logits(
 
 
 class _TokenSampler:
-    """The statements that draw a token from one row of weights."""
+    """Builder of the statements that draw a token from one row of weights."""
 
     def __init__(self, ib: IRBuilder, weights: BufferVar, row: PrimExpr, tokens: PrimExpr) -> None:
         self.ib, self.row, self.tokens, self.weights = ib, row, tokens, weights
@@ -139,14 +140,14 @@ class _TokenSampler:
         self.total = ib.allocate(_MASS_DTYPE, (2,), "total")
 
     def emit_for_each(self, step: Callable[[PrimExpr, PrimExpr], None]) -> None:
-        """Emit a loop over the weights that are not cut off, with their token numbers."""
+        """Emit a loop over the weights above the threshold, with their tokens."""
         with self.ib.for_range(0, self.tokens, "token") as token:
             value = self.ib.let("value", self.weights[self.row, token])
             with self.ib.if_scope(fold_binary(GE, value, self.limit[0])):
                 step(token, value)
 
     def emit_mass(self) -> PrimExpr:
-        """Emit the sum of the weights that are not cut off."""
+        """Emit the sum of the weights above the threshold."""
         self.total[0] = const(0.0, _MASS_DTYPE)
 
         def add_weight(token: PrimExpr, value: PrimExpr) -> None:
@@ -162,8 +163,8 @@ class _TokenSampler:
         return maximum(minimum(bits // (1 << WEIGHT_BUCKET_SHIFT), const(BUCKETS - 1)), const(0))
 
     def emit_cut(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
-        """Emit the raise of the limit to the largest weight such that the weights from it on,
-        weighed, reach the target.
+        """Emit the raise of the threshold to the largest weight such that the weights from it on,
+        transformed by `weigh`, reach the target.
         """
         ib = self.ib
         with ib.for_range(0, BUCKETS, "bucket") as n:
@@ -188,7 +189,7 @@ class _TokenSampler:
         self.count[0] = const(0)
 
         def collect_in_bucket(token: PrimExpr, value: PrimExpr) -> None:
-            """Collect the weights of the bucket that contains the limit."""
+            """Collect the weights of the threshold's bucket."""
             with ib.if_scope(fold_binary(EQ, self.bucket_of(value), self.found[0])):
                 self.listed[self.count[0]] = value
                 self.count[0] = self.count[0] + 1
@@ -197,9 +198,7 @@ class _TokenSampler:
         self.emit_bisection(target, weigh)
 
     def emit_bisection(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
-        """Emit a binary search for the threshold over the float bit patterns of one bucket:
-        found[0] reaches the target, found[1] does not.
-        """
+        """Emit a binary search for the threshold over the float bit patterns of one bucket."""
         ib = self.ib
         first = ib.let("first", self.found[0] * (1 << WEIGHT_BUCKET_SHIFT))
         self.found[0] = first
@@ -222,16 +221,14 @@ class _TokenSampler:
         self.limit[0] = maximum(self.limit[0], minimum(limit, const(1.0)))
 
     def emit_token(self, share: PrimExpr) -> PrimExpr:
-        """Emit the draw: the token at which a share of the mass is passed; -1 where no weight is
-        above 0.
-        """
+        """Emit the draw by inverse transform sampling; -1 where no weight is positive."""
         ib = self.ib
         target_mass = ib.let("wanted", share * self.emit_mass())
         self.found[0] = const(-1)
         self.total[0] = const(0.0, _MASS_DTYPE)
 
         def accumulate(token: PrimExpr, value: PrimExpr) -> None:
-            """Accumulate weights until they exceed the target mass; of weights 0 none is found."""
+            """Accumulate weights until they exceed the drawn mass."""
             is_before = logical_and(self.total[0] > target_mass, self.found[0] >= 0)
             with ib.if_scope(logical_and(value > const(0.0), Not(is_before))):
                 self.total[0] = self.total[0] + cast(value, _MASS_DTYPE)
@@ -265,8 +262,8 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, places: Tensor)
         require_shape(name, what, vector.shape, weights.shape[:1])
 
     def emit_draw(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Emit a row at a time: limits by top k, top p and min p, then one Threefry word for the
-        seed and position, as 53 bits of [0, 1), which selects the mass to pass.
+        """Emit the draw row by row: thresholds by top k, top p and min p, then one Threefry word
+        per seed and position.
         """
         ib = IRBuilder()
         weights_buffer, settings_buffer, keys, counters = map(ib.buffer_ptr, ins)

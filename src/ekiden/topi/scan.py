@@ -1,4 +1,4 @@
-"""Running sums, products and extremes (scans); each element needs the one before.
+"""Scan operators: cumulative sums, products and extrema.
 
 Rows run in parallel; along the axis, neighbours of the inner axes go together. A scan could be made
 parallel along its axis (Blelloch 1990) by twice the work; with a few threads and many rows it is
@@ -102,7 +102,7 @@ def _emit_scan(
 
 
 def _nest_inner_axes(axes: Sequence[LoopAxis], body: Stmt) -> Stmt:
-    """Nest the body in loops over the inner axes, the last vectorised, over fresh variables."""
+    """Wrap a body in loops over the inner axes, the last one vectorised."""
     for n, axis in enumerate(reversed(axes)):
         kind = ForKind.SERIAL if n else ForKind.VECTORIZED
         body = For(axis.var, const(0), axis.extent, kind, body, None if n else {"lanes": 16})

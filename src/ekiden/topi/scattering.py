@@ -1,4 +1,4 @@
-"""Scatter operators: writes at positions that are data; where positions repeat, the last one stays.
+"""Scatter operators: writes at data-dependent positions; the last write to a position wins.
 
 Positions out of range are refused before anything is written.
 """
@@ -57,7 +57,7 @@ from ekiden.topi.index import coordinate_checks
 
 SCATTER_INPUT_NAMES = ("indices", "updates")
 SCATTER_COLUMNS_PER_CHUNK = 32
-"""Neighbours that go along another axis together: some cache lines of them."""
+"""Contiguous elements that one task scatters along another axis."""
 
 
 def _scatter_reduction(name: str, kind: str) -> Combine:
@@ -70,9 +70,9 @@ def scatter_elements(
     data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, reduction: str = "update"
 ) -> Tensor:
     """Return `data` with data[i, ..., indices[i, ..., k], ..., k] combined with updates[i, ..., k]
-    by one of REDUCTIONS (ONNX ScatterElements). Negative positions count from the end. Rows
-    along the axis run in parallel; for an axis other than the last, SCATTER_COLUMNS_PER_CHUNK
-    together, so that memory is read contiguously.
+    by a reduction (ONNX ScatterElements). Negative positions count from the end. Rows along the
+    axis run in parallel; for an axis other than the last, SCATTER_COLUMNS_PER_CHUNK together, so
+    that memory is read contiguously.
     """
     at = normalize_axis(axis, data.ndim, "scatter_elements")
     require_rank("scatter_elements: 'indices'", indices.shape, data.ndim)
@@ -80,9 +80,7 @@ def scatter_elements(
     combine = _scatter_reduction("scatter_elements", reduction)
 
     def emit_scatter(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Emit rows in parallel, the updates of one row in order: the last of two at one position
-        wins.
-        """
+        """Emit rows in parallel and the updates of a row in order."""
         axes = loops_of_shape(indices.shape)
         indices_of_update = axis_vars(axes)
         target_index = normalize_negative_index(ins[1][indices_of_update], data.shape[at])
@@ -129,10 +127,10 @@ def scatter_elements(
 
 
 def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, mode: str = "update") -> Tensor:
-    """Return `data` with the slices at the coordinates along the first axis of `indices` combined,
-    in order, with those of `updates` by one of REDUCTIONS. Negative coordinates count from the
-    end. ONNX ScatterND has the coordinates last: transpose them. Raises ValueError for an
-    unknown number of coordinates, or more than `data` has axes.
+    """Return `data` with the slices at coordinates (first axis of `indices`) combined in order with
+    those of `updates`, by a reduction. Negative coordinates count from the end. ONNX ScatterND has
+    the coordinates last: transpose them. Raises ValueError for an unknown number of coordinates, or
+    more than `data` has axes.
     """
     _scatter_reduction("scatter_nd", mode)
     count = known_int(indices.shape[0]) if indices.ndim else 0
@@ -159,12 +157,12 @@ def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, mode: str = "upda
 
 
 def scatter(data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0) -> Tensor:
-    """Return `scatter_elements` that replaces."""
+    """Return `scatter_elements` with the reduction "update"."""
     return scatter_elements(data, indices, updates, axis)
 
 
 def scatter_add(data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0) -> Tensor:
-    """Return `scatter_elements` that adds."""
+    """Return `scatter_elements` with the reduction "add"."""
     return scatter_elements(data, indices, updates, axis, "add")
 
 

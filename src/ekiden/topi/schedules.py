@@ -19,7 +19,7 @@ from ekiden.te.schedule import Schedule, Stage
 from ekiden.te.tensor import ComputeOp, Tensor
 
 SCHEDULE_THREADS_PER_BLOCK = 256
-"""Threads of a block."""
+"""Threads per block."""
 
 Outs = Tensor | Sequence[Tensor]
 SCHEDULE_NAMES = (
@@ -28,12 +28,12 @@ SCHEDULE_NAMES = (
     "schedule_dense", "schedule_batch_matmul", "schedule_conv2d_nchw", "schedule_conv2d_nhwc",
     "schedule_depthwise_conv2d_nchw", "schedule_lrn", "schedule_concatenate",
 )  # fmt: skip
-"""What computations of these kinds are scheduled by: all by `spread`."""
+"""Names of TVM's schedules, all of which are the same parallel schedule."""
 
 
 def schedule_spread(outs: Outs, on_gpu: bool) -> Schedule:
-    """Return a schedule in which each stage that is computed has its elements spread over threads,
-    and elementwise stages between are inlined.
+    """Return a schedule that inlines elementwise stages and distributes the elements of each other
+    stage over threads.
     """
     outputs = [outs] if isinstance(outs, Tensor) else list(outs)
     schedule: Schedule = te.create_schedule([output.op for output in outputs])
@@ -62,8 +62,8 @@ def _spread_stage(stage: Stage, on_gpu: bool) -> None:
 
 
 def schedule_getattr(on_gpu: bool | None) -> Callable[[str], object]:
-    """Return the `__getattr__` of a module of schedules; None: for the current target. Operators
-    that TVM has there are those of `topi` and `topi.nn`.
+    """Return the `__getattr__` of a module of schedules; `on_gpu` None means the current target.
+    Operators that TVM has there are those of `topi` and `topi.nn`.
     """
 
     def find_attribute(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Fourier transforms as direct sums."""
+"""Fourier transforms (dft, stft) by direct summation."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from ekiden.topi.dimensions import (
 )
 
 SliceRange = tuple[PrimExpr, int, PrimExpr]
-"""(first index, stride, extent)."""
+"""Slice of an axis: (first index, stride, extent)."""
 
 
 def slice_ranges(
@@ -93,7 +93,7 @@ def _sliced_axes(
 
 
 def take_ranges(x: Tensor, ranges: Sequence[SliceRange], name: str = "strided_slice") -> Tensor:
-    """Return the elements first + n * stride along each axis."""
+    """Return the elements first + n * stride of each axis."""
 
     def load_slice_element(*i: Var) -> PrimExpr:
         """Load the element at the first of each range plus steps."""
@@ -168,13 +168,14 @@ def _num_bounds(bounds: Tensor) -> int:
 
 
 MAX_SPLIT_PARTS = 1 << 16
-"""Parts of an axis, at most: each is a result with a type of its own. An axis of unknown extent,
-or of none, divides into any number of them."""
+"""Maximum number of parts of a split, each a result with its own type. An axis of unknown extent,
+or of none, divides into any number of them.
+"""
 
 
 def split_ranges(cuts: int | Sequence[Dim], size: PrimExpr) -> list[tuple[PrimExpr, PrimExpr]]:
-    """Return (begin, extent) of each part. Raises ValueError for less than one part, and for an
-    axis that does not divide; extents known only at run time are checked then.
+    """Return (begin, extent) of each part of a split axis. Raises ValueError for less than one
+    part, and for an axis that does not divide; extents known only at run time are checked then.
     """
     if isinstance(cuts, int):
         if not 1 <= cuts <= MAX_SPLIT_PARTS:

@@ -42,7 +42,7 @@ from ekiden.topi.ranks import (
 from ekiden.topi.transform import unravel
 
 MAX_MERGE_PASSES = 48
-"""Merging passes: enough for any row."""
+"""Number of merge passes that sorts any row."""
 
 
 def precedes(a: PrimExpr, b: PrimExpr) -> PrimExpr:
@@ -129,8 +129,8 @@ def sorted_rows(
     are_few = prefers_selection(extent, size) if valid_count is None else const(False)
 
     def emit_sort(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Emit rows in parallel, each by selection where few elements are wanted, else by
-        sorting.
+        """Emit rows in parallel, each by selection if few elements are requested, else by merge
+        sort.
         """
         ib = IRBuilder()
         source = ib.buffer_ptr(ins[0])

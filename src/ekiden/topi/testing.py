@@ -398,7 +398,7 @@ def matrix_set_diag(
 def adaptive_pool(
     np_data: Array, out_size: Ints, pool_type: str, layout: str | None = None
 ) -> Array:
-    """Return the maximum or the mean of as many windows as there are results."""
+    """Return adaptive max or average pooling."""
     rank = np_data.ndim - 2
     pool = getattr(_relay_op_module().nn, f"adaptive_{pool_type}_pool{rank}d")
     names = layout or ("NCW", "NCHW", "NCDHW")[rank - 1]

@@ -1,5 +1,5 @@
-"""String tensors as bytes, and operators on them; the last axis of uint8 [..., width] holds one in
-UTF-8, and behind it bytes 0xFF, which no text in UTF-8 contains.
+"""String operators on byte tensors: UTF-8 in the last axis of uint8 [..., width], padded with 0xFF
+bytes.
 
 Widths are bounds: where texts are joined or changed, the result is as wide as it can become.
 """
@@ -32,9 +32,9 @@ from ekiden.tir.stmt import Stmt
 from ekiden.topi.dimensions import known_int, require_shape
 
 MAX_CASE_GROWTH = 3
-"""How many bytes, at most, each byte of a text becomes when its case changes."""
+"""Maximum growth of a text in bytes when its case changes."""
 WHITESPACE_BYTES = (9, 10, 11, 12, 13, 32)
-"""What separates words."""
+"""Bytes that separate words."""
 
 
 def _require_byte_rows(name: str, *texts: Tensor) -> None:
@@ -47,7 +47,7 @@ def _require_byte_rows(name: str, *texts: Tensor) -> None:
 
 
 def _load_byte(text: BufferVar, row: PrimExpr, at: PrimExpr, width: PrimExpr) -> PrimExpr:
-    """Return a byte of a text as int32; END beyond its width."""
+    """Load a byte of a text as int32; the end marker past its width."""
     return if_then_else(at < width, cast(text[row, at], "int32"), const(TEXT_TERMINATOR, "int32"))
 
 
@@ -73,7 +73,7 @@ def concat(first: Tensor, second: Tensor) -> Tensor:
     sizes, wide = length(first), first.shape[1]
 
     def concat_byte(i: Var, j: Var) -> PrimExpr:
-        """Return the first text up to its size, then the second, then END."""
+        """Return a byte of the concatenation: the first text, the second, then the end marker."""
         at = j - sizes[i]
         inside = logical_and(fold_binary(GE, at, const(0)), at < second.shape[1])
         later = if_then_else(inside, second[i, at], const(TEXT_TERMINATOR, "uint8"))
@@ -261,7 +261,7 @@ def _decode_utf8(
 
 
 PartAction = Callable[[PrimExpr, PrimExpr, PrimExpr], None]
-"""What is done with a part: its number, where it begins and ends."""
+"""Function (number, begin, end) applied to each part."""
 
 
 def _emit_split_walk(
@@ -272,8 +272,9 @@ def _emit_split_walk(
     how: tuple[bytes, int],
     on_part: PartAction,
 ) -> PrimExpr:
-    """Emit the walk over one text that finds its parts; return their number. `how` is the
-    delimiter, empty for runs of white space, and the maximum number of cuts, unlimited below 0.
+    """Emit the loop that splits one text, with `on_part` per part; return the number of parts.
+    `how` is the delimiter, empty for runs of white space, and the maximum number of cuts, unlimited
+    below 0.
     """
     delimiter, max_cuts = how
     step, wide = max(len(delimiter), 1), text.shape[1]
@@ -370,20 +371,20 @@ def split(text: Tensor, slots: Tensor, delimiter: str = "", maxsplit: int = -1) 
 # Numbers.
 
 MAX_SIGNIFICANT_DIGITS = 18
-"""Decimal digits of a float that are read: as many as an int64 holds whatever they are."""
+"""Maximum decimal digits parsed, as many as fit int64."""
 MAX_NUMBER_TEXT_BYTES = 32
-"""Bytes of a number that is written: a sign, 20 digits, a point, four zeros, an exponent."""
+"""Maximum bytes of a formatted number: sign, 20 digits, point, four zeros, exponent."""
 MAX_PRECISION = 20
-"""Digits that fit into it."""
+"""Maximum precision that fits MAX_NUMBER_TEXT_BYTES."""
 MAX_DECIMAL_EXPONENT = 100_000
 INFINITE_SIGN, NAN_SIGN = 2, 3
-"""Signs that stand for inf and NaN, the former also negative."""
+"""Sign codes of infinities (either sign) and NaN."""
 
 
 def whole_number(text: Tensor) -> Tensor:
-    """Return the integer at the beginning of each text, after an optional sign: int64 [n], modulo
-    2**64. Parsing stops at a point; letters are skipped. Raises ValueError for other than rows
-    of texts.
+    """Parse the integer, with an optional sign, at the beginning of each text: int64 [n], modulo
+    2**64. Parsing stops at a point; letters are skipped. Raises ValueError for other than rows of
+    texts.
     """
     _require_byte_rows("text.whole_number", text)
     wide = text.shape[1]
@@ -424,7 +425,8 @@ def _to_lower(byte: PrimExpr) -> PrimExpr:
 
 
 def number_parts(text: Tensor) -> Tensor:
-    """Parse each text, which is a number, into sign, digits and decimal exponent: int64 [n, 3];
+    """Parse each decimal number into sign, digits and exponent: int64 [n, 3]; -1.25e3 becomes -1,
+    125 and 1.
     -1.25e3 is -1, 125 and 1. Digits after the first MAX_SIGNIFICANT_DIGITS count in the
     exponent. The sign
     of an infinity is INFINITE_SIGN or its negative, that of NaN NAN_SIGN. Raises ValueError for
@@ -486,10 +488,10 @@ def number_parts(text: Tensor) -> Tensor:
 
 
 def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) -> Tensor:
-    """Format numbers as texts [n, MAX_NUMBER_TEXT_BYTES]. `digits` uint64 [n] times ten to the
-    int64 `exponents`, with `signs` int64 as of `number_parts`. As C's %g with that precision writes
-    them; with precision 0 the digits alone. Raises ValueError for a precision that needs more than
-    WRITTEN bytes.
+    """Format numbers given as sign, digits and exponent: [n, MAX_NUMBER_TEXT_BYTES]. `digits`
+    uint64 [n] times ten to the int64 `exponents`, with `signs` int64 as of `number_parts`. As C's
+    %g with that precision writes them; with precision 0 the digits alone. Raises ValueError for a
+    precision that needs more than WRITTEN bytes.
     """
     if not 0 <= precision <= MAX_PRECISION:
         raise ValueError(f"precision: from 0 to {MAX_PRECISION} expected, got {precision}")
@@ -542,8 +544,8 @@ def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) ->
 
 
 class _RowWriter:
-    """A writer of one row of text: `state` holds the number of digits, of bytes written, and the
-    exponent of the last digit, which is digit 0.
+    """Writer of one row of formatted text; `state` holds the number of digits, of written bytes,
+    and the exponent of the last digit.
     """
 
     def __init__(
@@ -563,7 +565,7 @@ class _RowWriter:
         self.emit_bytes(self._digits[digit_index] + ord("0"))
 
     def emit_number(self, precision: int) -> None:
-        """Emit the digits, with a point or an exponent where there is a precision."""
+        """Emit the digits, with a decimal point or an exponent if there is a precision."""
         ib, state = self._ib, self._state
         count = ib.let("count", state[0])
         if not precision:

@@ -1,4 +1,4 @@
-"""Operators that move elements."""
+"""Data movement operators."""
 
 from __future__ import annotations
 
@@ -97,16 +97,13 @@ def transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
 
 
 MAX_GUARD_CHAIN = 16
-"""Choices one behind the other; of more one half is chosen first, so that what is written for a
-thousand tensors is not as deep as they are many."""
+"""Maximum length of a chain of guards; longer ones become a binary tree of selects."""
 
 
 def _select_by_range(
     position: PrimExpr, edges: Sequence[PrimExpr], values: Sequence[PrimExpr]
 ) -> PrimExpr:
-    """Return the value whose range of an axis contains a position: value k covers edges[k - 1] to
-    edges[k], the last one the remainder.
-    """
+    """Return the value whose range contains a position: value k covers edges[k - 1] to edges[k]."""
     if len(values) > MAX_GUARD_CHAIN:
         half = len(values) // 2
         low = _select_by_range(position, edges[:half], values[:half])
@@ -144,7 +141,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     shape = (*tensors[0].shape[:at], as_dim(len(tensors)), *tensors[0].shape[at:])
 
     def load_tensor(*i: Var) -> PrimExpr:
-        """Return the element of the tensor of the position's number."""
+        """Return the element of the tensor that the position on the new axis selects."""
         inner_indices = (*i[:at], *i[at + 1 :])
         ends = [as_dim(n + 1) for n in range(len(tensors))]
         return _select_by_range(i[at], ends, [tensor[inner_indices] for tensor in tensors])
@@ -257,7 +254,7 @@ def squeeze(a: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
 
 
 def expand_like(a: Tensor, shape_like: Tensor, axis: int | Sequence[int]) -> Tensor:
-    """Insert axes at `axis` and repeat `a` along them to the extents of another tensor. Raises
+    """Insert axes at `axis`, and broadcast `a` along them to another tensor's extents. Raises
     ValueError if that does not give the other tensor's rank.
     """
     axes = normalize_axes(axis, shape_like.ndim, "expand_like")
@@ -274,7 +271,7 @@ def expand_like(a: Tensor, shape_like: Tensor, axis: int | Sequence[int]) -> Ten
 
 
 MAX_UNRAVEL_ELEMENTS = 2**62
-"""More elements than there can be."""
+"""Exclusive bound of the number of elements."""
 
 
 def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
@@ -343,7 +340,7 @@ def trilu(data: Tensor, k: Tensor | ExprLike, upper: bool) -> Tensor:
     offset = cast(k[()] if isinstance(k, Tensor) else convert(k), "int64")
 
     def keep_triangle(*i: Var) -> PrimExpr:
-        """Return the element on the kept side of the diagonal, else 0."""
+        """Return the element inside the triangle, else 0."""
         distance = i[-1] - i[-2]
         is_kept = distance >= offset if upper else distance <= offset
         return Select(is_kept, data[i], const(0, data.dtype), data.dtype)

@@ -9,7 +9,7 @@ from ekiden.ir.prim import IntImm, PrimExpr
 
 
 def get_const_int(expr: PrimExpr | int) -> int:
-    """Return a dimension as a number. Raises ValueError if it is unknown."""
+    """Return a constant dimension as an int. Raises ValueError if it is unknown."""
     simplified = expr if isinstance(expr, (int, IntImm)) else Analyzer().simplify(expr)
     if isinstance(simplified, IntImm):
         return int(simplified.value)
@@ -19,7 +19,7 @@ def get_const_int(expr: PrimExpr | int) -> int:
 
 
 def get_const_tuple(in_tuple: Iterable[PrimExpr | int]) -> tuple[PrimExpr | int, ...]:
-    """Return dimensions, as numbers where they are known and simplified otherwise."""
+    """Return dimensions, constants as ints and others simplified."""
     dims: list[PrimExpr | int] = []
     for dim in in_tuple:
         simplified = dim if isinstance(dim, (int, IntImm)) else Analyzer().simplify(dim)

@@ -46,7 +46,7 @@ def is_reduction(schedule: tir.Schedule, name: str) -> bool:
 
 
 MIN_VECTOR_LANES = 4
-"""Floats of the narrowest vectors."""
+"""Float lanes of the narrowest vectors."""
 
 
 def vector_lanes(trip_count: int, target: Target) -> int:
@@ -65,7 +65,7 @@ def uniform_probabilities(candidates: Sequence[int]) -> list[float]:
 
 
 MAX_STEP_ATTEMPTS = 3
-"""How often steps are tried that refuse some of the numbers they sample."""
+"""Maximum number of attempts at a step that rejects sampled numbers."""
 
 
 def try_schedule_step(

@@ -28,7 +28,7 @@ from ekiden.tir.stmt import BufferStore, For, ForKind, PrimFunc, Stmt
 from ekiden.tir.visitor import sub_statements
 
 ASSUMED_TRIP_COUNT = 16
-"""Turns that a loop counts whose number is not known."""
+"""Assumed trip count of a loop whose extent is unknown."""
 
 
 @dataclass(slots=True)

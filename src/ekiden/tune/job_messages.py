@@ -19,7 +19,7 @@ Message: TypeAlias = tuple[Head, list[bytes]]
 
 _MESSAGE_HEADER = struct.Struct("<QQ")
 MAX_MESSAGE_BYTES = 1 << 32
-"""Bytes of a message that are believed."""
+"""Maximum accepted message size in bytes."""
 
 
 def encode_message(head: Mapping[str, object], blobs: Sequence[bytes] = ()) -> bytes:

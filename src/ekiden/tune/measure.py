@@ -34,7 +34,7 @@ OUTCOME_STATUSES: Mapping[str, str] = {
     "unsteady": "it was far faster in one process than in others, or on a disturbed machine",
     "lost": "the machine that had it is gone",
 }
-"""What became of a candidate -> what that means."""
+"""Meaning of each outcome status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Outcome:
     untuned: float = math.inf
     said: str = ""
     sample: tuple[float, ...] = ()
-    """A few sums of its results, and of the default's."""
+    """Checksums of its results and of the default's."""
     untuned_sample: tuple[float, ...] = ()
 
     @property
@@ -90,11 +90,12 @@ class Measurer:
     run_seconds: float = 30.0
     memory: int = 4 << 30
     batch: int = 8
-    """Candidates that run in turns in one process, beside the default and the best so far."""
+    """Number of candidates timed in turns in one process, beside the default and the best so far.
+    """
     retries: int = 2
-    """How often a job is tried again whose machine is gone."""
+    """Number of retries of a job whose machine was lost."""
     remote: Remote | None = None
-    """The server in whose sessions candidates run; None for this machine's processes."""
+    """RPC server whose sessions run candidates; None for local processes."""
     build_function: str = "ekiden.tune.build_job:job"
     run_function: str = "ekiden.tune.run_job:job"
     _kept: dict[tuple[str, Candidate], _BuiltCandidate] = field(
@@ -313,9 +314,9 @@ class Measurer:
 
 REMOTE_BUILD, REMOTE_RUN = "ekiden.tune.remote:build", "ekiden.tune.remote:run"
 BUILD_CACHE_SIZE = 32
-"""Candidates whose code is kept."""
+"""Maximum number of built candidates that are cached."""
 SAMPLE_RELATIVE_TOLERANCE = 1e-3
-"""How far sums of results may be apart that orders of summation made."""
+"""Relative tolerance of checksums whose summation order differs."""
 
 
 class NoDefaultError(InputError):

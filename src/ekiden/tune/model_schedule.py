@@ -28,14 +28,14 @@ from ekiden.tune import rules
 from ekiden.tune.blocks import block_of, extent, is_reduction, vector_lanes
 
 MAX_PACKING_SHARE = 0.05
-"""Share of the time of sums that a copy of their columns may take. Columns that lie apart fall into
-few sets of the first-level cache, and are at a new line, and soon at a new page, in every step; a
-copy is read in order (Zen 3, depth and columns: 147x64 from 81 to 91 GFLOP/s, 1029x64 from 78 to
-95, 144x128 from 71 to 79, 128x128 from 75 to 77, 192x128 alike)."""
+"""Maximum share of a reduction's time that packing its columns may take. Columns that lie apart
+fall into few sets of the first-level cache, and are at a new line, and soon at a new page, in every
+step; a copy is read in order (Zen 3, depth and columns: 147x64 from 81 to 91 GFLOP/s, 1029x64 from
+78 to 95, 144x128 from 71 to 79, 128x128 from 75 to 77, 192x128 alike).
+"""
 
 ACCUMULATE_STORE_CYCLES = 1
-"""Cycles that it takes to add a vector of sums up in memory: of stores, processors make one in
-each, beside loads."""
+"""Cycles per vector of sums accumulated in memory; processors store one per cycle beside loads."""
 
 
 def model_schedule(func: PrimFunc, names: list[str], target: Target) -> PrimFunc | None:

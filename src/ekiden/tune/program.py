@@ -28,9 +28,9 @@ from ekiden.tune.candidate import Candidate
 from ekiden.tune.candidate_code import pack_code
 
 CANDIDATE_KERNEL_NAME = "candidate"
-"""Of the function of every candidate's code."""
+"""Function name in every candidate's code."""
 DEFAULT_RULE_NAME = "default"
-"""The rule of a loop program that stays as it is written."""
+"""Rule name of an unscheduled loop program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class BuiltProgram:
     """
 
     code: bytes
-    """As `code.load` takes it."""
+    """Code as `load_candidate_code` accepts it."""
     args: list[tuple[list[int], str]]
     """Shapes and dtypes, for each of the sizes asked for: inputs, then outputs."""
     outputs: int

@@ -27,7 +27,7 @@ from ekiden.runtime.files import PathName, check_folder, rewrite_os_errors, writ
 from ekiden.runtime.lazy_dataclass import dataclass
 
 RECORD_FORMAT_VERSION = 1
-"""Of a record; a higher one is of a later version, and left alone."""
+"""Version of the record format; records of a later version are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ def _are_sizes(value: object) -> bool:
 
 
 MAX_PLAUSIBLE_NUMBER = 1e11
-"""What numbers of a record are below: seconds until the year 5138."""
+"""Exclusive bound of numbers in records: seconds until the year 5138."""
 _TYPE_CHECKS: Mapping[str, Callable[[object], bool]] = {
     "str": lambda value: isinstance(value, str),
     "int": lambda value: type(value) is int,
@@ -156,7 +156,7 @@ _TYPE_CHECKS: Mapping[str, Callable[[object], bool]] = {
     "list[float]": lambda value: isinstance(value, list) and all(map(_is_plausible_number, value)),
     "list[dict[str, int]]": _are_sizes,
 }
-"""Type of a field, as it is written -> whether a value is one."""
+"""Type check of each field annotation."""
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class Records:
     records: list[Record] = field(default_factory=list)
     path: Path | None = None
     damaged: int = 0
-    """Lines of the file that are no records."""
+    """Number of invalid lines in the file."""
 
     @staticmethod
     def open(path: PathName) -> Records:

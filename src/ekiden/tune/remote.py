@@ -37,7 +37,7 @@ from ekiden.tune.run_job import (
 __all__ = ["Remote", "build", "run"]
 
 MIN_REMOTE_REPEAT_MS = 2
-"""Milliseconds that one timing takes there, at least."""
+"""Minimum duration of one remote timing in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,11 +36,11 @@ from ekiden.tune.blocks import (
 )
 
 ROWS_PER_STEP = (1, 2, 4, 8)
-"""Rows that each computation takes before the next one begins."""
+"""Number of rows per iteration of the fused loop."""
 ROW_PARTIAL_VECTORS = (1, 2, 4)
-"""Vectors of a reduction along a row, so that one need not wait for the one before."""
+"""Number of partial-sum vectors per row, which hides the latency of additions."""
 MAX_ROW_STACK_BYTES = 16384
-"""Intermediates of some rows up to this size live on the stack."""
+"""Maximum size of intermediates that are kept on the stack."""
 
 
 def apply_row_sketch(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule]:
@@ -117,7 +117,7 @@ class _DeferredSteps:
     unrolled: list[LoopRV] = field(default_factory=list)
     vectors: list[LoopRV] = field(default_factory=list)
     combined: list[tuple[LoopRV, str]] = field(default_factory=list)
-    """Loops over lanes, and the instruction that each becomes."""
+    """Lane loops, with the reduction intrinsic that replaces each."""
 
     def apply(self, schedule: tir.Schedule) -> None:
         """Apply the deferred steps."""

@@ -48,22 +48,23 @@ from ekiden.tune.blocks import (
 from ekiden.tune.row_sketch import apply_row_sketch, keep_placed
 
 SketchRule: TypeAlias = Callable[[tir.Schedule, str, Target], "list[tir.Schedule] | None"]
-"""(schedule, name of a block, target) -> the schedules it may have; None for a block that is not
-this rule's. The schedule that is given stays as it is."""
+"""Function (schedule, block name, target) -> possible schedules; None if the rule does not apply.
+The schedule that is given stays as it is.
+"""
 TILE_ROW_COUNTS = tuple(range(1, 15))
-"""Of a tile of registers."""
+"""Candidate row counts of a register tile."""
 TILE_VECTOR_COUNTS = (1, 2, 3, 4)
 UNROLL_FACTORS = (1, 2, 4)
 MAX_WINDOW_TERMS = 5
-"""Terms of a window along rows that stand one after the other: rows next to each other read the
-same data, which are loaded once (Zen 3, depthwise, in turns: 3 terms 4 to 21 percent faster than
-one by one, 5 terms 10, 7 terms 2 slower)."""
+"""Maximum number of unrolled window terms along rows, which share loaded data (Zen 3, depthwise, in
+turns: 3 terms 4 to 21 percent faster than one by one, 5 terms 10, 7 terms 2 slower).
+"""
 ZERO_CHECK_COST = 4
-"""Multiply-adds that take as long as to look at a number: whether it is finite."""
+"""Cost of a finiteness check in multiply-adds."""
 MAX_BLOCK_STEPS = 64
-"""Of a block of a sum."""
+"""Maximum number of reduction steps per block."""
 RFACTOR_VECTORS = (2, 4, 8)
-"""Vectors of sums that a reduction to few elements has."""
+"""Candidate numbers of partial-sum vectors of a reduction to few elements."""
 
 
 def inline(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
@@ -380,10 +381,11 @@ def _apply_rfactor(schedule: tir.Schedule, name: str, lanes: int, numbers: Seque
 
 
 DOT_INSTRUCTIONS = (("dot4_u8s8", "uint8", "int8", "int32", VNNI_DOT_16x4_INTRIN, 16, 4),)
-"""Ability of a target, dtypes of both factors and of the sums, the intrinsic of an instruction, how
-many sums it makes, of how many products each."""
+"""Dot-product instructions: target ability, dtypes of both factors and of the sums, intrinsic,
+number of sums, and number of products per sum.
+"""
 DOT_TILE_ROWS = (1, 2, 4, 6, 8, 12)
-"""Rows of a tile of instructions, whose last are left out where they do not divide."""
+"""Candidate row counts of a dot-product tile."""
 
 
 def tensorize(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
@@ -472,13 +474,13 @@ def _pack_operand(schedule: tir.Schedule, block: BlockRV, lanes: int, depth: int
 
 
 THREADS_PER_BLOCK = (32, 64, 128, 256)
-"""Threads of a block that has no tile."""
+"""Threads per block of an untiled block."""
 TILE_THREAD_COUNTS = (2, 4, 8, 16)
-"""Threads of a block along an axis of a tile, if it divides."""
+"""Candidate numbers of threads along a tile axis."""
 ELEMENTS_PER_THREAD = (1, 2, 4, 8)
-"""Elements of a thread along it."""
+"""Candidate numbers of elements per thread along a tile axis."""
 SHARED_TILE_DEPTHS = (2, 4, 8, 16, 32)
-"""Terms of which a block keeps both factors in memory that it shares."""
+"""Candidate reduction depths of tiles in shared memory."""
 
 
 def threads(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
@@ -576,4 +578,4 @@ DEFAULT_RULES: list[SketchRule] = [
     rfactor,
     spread,
 ]
-"""Those that sketches are made by, the first that takes a block: a user may add more."""
+"""Default sketch rules in order of priority; users may add more."""

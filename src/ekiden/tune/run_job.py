@@ -26,28 +26,32 @@ from ekiden.tune.job_messages import Head, Message
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 GUARD_ZONE_BYTES = 4096
-"""Bytes before and behind each array that nobody may write."""
+"""Size in bytes of the guard zones before and after each array."""
 PAGE_OFFSET_STEP = 17 * 64
-"""Bytes that an array begins further into its page than the one before: where all begin alike, the
-same elements of all lie in the same few sets of the first cache, which tensors of a model do not
-(Zen 3, a transposed convolution: 248 GFLOP/s instead of 304)."""
+"""Page offset in bytes between consecutive arrays: with equal offsets, equal elements share a few
+L1 cache sets, unlike a model's tensors (Zen 3, a transposed convolution: 248 GFLOP/s instead of
+304).
+"""
 GUARD_FILL_BYTE = 0xA5
 MIN_TIMING_S = 2e-3
-"""Seconds that one timing of the default takes, at least."""
+"""Minimum duration in seconds of one timing of the default."""
 MAX_CALLS_PER_TIMING = 1000
 CACHE_EVICTION_BYTES = 64 << 20
-"""Bytes that are written to put everything else out of the caches."""
+"""Bytes written to evict all caches."""
 ELIMINATION_RATIO = 3.0
-"""A candidate whose first call takes so many times as long as the default's, and more than a TURN,
-is not timed again: of kernels that take a tenth of a second most of a search was such."""
+"""Ratio to the default's time above which a candidate whose first call also exceeds a turn is not
+timed again: with kernels of a tenth of a second such candidates took most of a search.
+"""
 ELIMINATION_STAGES = ((3, 1.5), (5, 1.2), (9, 1.08))
-"""After so many turns, a candidate that takes so many times as long as the best goes out."""
+"""Ratio to the best candidate above which one is eliminated, by round."""
 MAX_ROUNDS_PER_CALL = 3
-"""Turns that a call counts as at most which takes as long as so many timings: a tenth of a second
-is fifty of them, and few candidates of such a kernel are worth the three calls of three turns."""
+"""Maximum number of rounds that one slow call counts for: a tenth of a second is fifty timings, and
+few candidates of such kernels are worth the three calls of three rounds.
+"""
 COMPARE_BLOCK_ELEMENTS = 1 << 15
-"""Elements that are compared or summed at a time, which stay in a cache with what is made of them:
-millions at once took five times as long as the convolution that made them."""
+"""Elements compared or summed at a time, so that they stay in the cache: millions at once took five
+times as long as the convolution that made them.
+"""
 
 
 @dataclass(slots=True)
@@ -60,7 +64,7 @@ class KernelArrays:
     initial_inputs: list[Array] = field(default_factory=list)
 
     device: runtime.Device | None = None
-    """Where kernels take them; None for the memory they are in."""
+    """Device of the kernels; None for host memory."""
     device_tensors: list[runtime.Tensor] = field(default_factory=list)
 
     def tensors(self) -> list[runtime.Tensor]:
@@ -175,8 +179,9 @@ def _floats_agree(result: Array, expected: Array, tolerance: float, scale: float
 
 
 TOLERANCE_BY_DTYPE = {"float64": 1e-12, "float32": 5e-4, "float16": 4e-3, "bfloat16": 3.2e-2}
-"""Of |element| + the root of the mean square, by dtype: 4096 roundings, the sums of a long row, one
-after the other; four of the types that sums are only rounded to."""
+"""Tolerance relative to |element| + root mean square, by dtype: 4096 roundings, a long row summed
+sequentially; four for types to which sums are only rounded.
+"""
 
 
 def output_fingerprint(outputs: list[Array], seed: int) -> list[float]:

@@ -46,7 +46,7 @@ from ekiden.tune.task import Task, program_flops
 Function: TypeAlias = Callable[..., tuple[Schedule, Sequence[Tensor]]]
 Axes: TypeAlias = Sequence[Axis]
 MAX_KNOB_VALUES = 20_000
-"""Values of a knob: more are a mistake."""
+"""Maximum number of values of a knob."""
 ANNOTATION_POLICIES: Mapping[str, tuple[str, ...]] = {
     "parallel": ("none", "parallel"),
     "unroll": ("none", "unroll"),
@@ -55,8 +55,7 @@ ANNOTATION_POLICIES: Mapping[str, tuple[str, ...]] = {
     "try_vec": ("none", "vec"),
     "try_unroll_vec": ("none", "unroll", "vec"),
 }
-"""A policy of `define_annotate` -> what the innermost axes may be, one axis at most; "parallel" is
-for the outermost."""
+"""Annotations that each policy of `define_annotate` allows for the innermost axes."""
 GPU_BINDINGS: Mapping[str, Sequence[tuple[str, ...]]] = {
     "bind_gpu": (
         ("blockIdx.z", "blockIdx.y", "blockIdx.x", "threadIdx.z", "threadIdx.y", "threadIdx.x"),

@@ -21,9 +21,9 @@ from ekiden.tune.space import Space
 from ekiden.tune.task import Task
 
 RatioByCandidate: TypeAlias = Mapping[Candidate, float]
-"""What was tried -> its ratio to the default's time; infinite for what did not work."""
+"""Time ratio to the default of each tried candidate; infinite for failures."""
 DRAWS_PER_CANDIDATE = 20
-"""Draws for each candidate that is asked for: a space may be exhausted, or most of it refused."""
+"""Maximum number of draws per requested candidate; a space may be exhausted."""
 
 
 class Search(Protocol):
@@ -96,16 +96,16 @@ class Evolution:
     """
 
     population: int = 12
-    """How many of the best have children."""
+    """Number of best candidates that are parents."""
     exploration: float = 0.2
-    """Of the candidates, how many are random."""
+    """Share of random candidates."""
     crossing: float = 0.25
-    """Of the children, how many have two parents."""
+    """Share of children with two parents."""
     model: Callable[[], CostModel] | None = None
-    """Makes what guesses ratios; None for none."""
+    """Factory of the cost model; None for none."""
     pool: int = 8
     known: tuple[tuple[Features, float], ...] = ()
-    """What a model knows before anything is measured: `learned` from earlier records."""
+    """Training data of the cost model from earlier records: see `learned`."""
     name: str = "evolution"
 
     def __post_init__(self) -> None:
@@ -182,4 +182,4 @@ def learned(records: Records, tasks: Sequence[Task]) -> tuple[tuple[Features, fl
 
 
 MIN_MODEL_SAMPLES = 12
-"""Measurements from which a model is asked."""
+"""Minimum number of measurements before the cost model is used."""

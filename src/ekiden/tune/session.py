@@ -20,22 +20,22 @@ from ekiden.tune.search import Evolution, Search
 from ekiden.tune.task import Task
 
 MAX_WIN_RATIO = 0.98
-"""A candidate is better than the default when it takes at most so much of its time: less is no more
-than two measurements of one kernel differ by."""
+"""Maximum time ratio that counts as faster than the default, beyond measurement noise."""
 UNSTEADY_TIME_RATIO = 1.5
-"""A candidate that takes so many times as long as one process said is none to rely on."""
+"""Ratio between processes above which a candidate's time is unreliable."""
 DISTURBED_TIME_RATIO = 1.1
-"""Where the default takes so many times as long as it once did, the machine does something else
-too, and a ratio is no measure of an idle one: on a Zen 3 whose caches others used, a product of
-0.89 of the default's time was 1.02 to 1.04 of it later, while the default took 1.37 of its own."""
+"""Ratio of the default's time to its fastest above which the machine is considered disturbed: on a
+Zen 3 whose caches others used, a product at 0.89 of the default's time was at 1.02 to 1.04 of it
+later, while the default took 1.37 of its own.
+"""
 MAX_CONFIRMATIONS = 3
-"""How often a machine that is disturbed is asked."""
+"""Maximum number of confirmation attempts on a disturbed machine."""
 EXPECTED_RELATIVE_GAIN = 0.1
-"""Of the time that a task takes still, what as many trials again as it has had may win."""
+"""Relative gain expected from doubling the trials of a task."""
 MIN_RELATIVE_GAIN = 2e-4
-"""Of the time of all tasks: a batch that is expected to win less is not worth its time."""
+"""Minimum expected gain of a batch, relative to the time of all tasks."""
 MAX_TASK_FAILURES = 24
-"""Trials without one that worked after which a task is given up."""
+"""Number of failed trials without a success after which a task is abandoned."""
 
 
 @dataclass(slots=True)
@@ -45,19 +45,19 @@ class TaskState:
     task: Task
     history: dict[Candidate, float] = field(default_factory=dict)
     curve: list[float] = field(default_factory=list)
-    """The best confirmed ratio after each trial."""
+    """Best confirmed ratio after each trial."""
     confirmed: dict[Candidate, Best] = field(default_factory=dict)
-    """Those that were confirmed to be faster than the default, and not taken back."""
+    """Confirmed candidates that are not revoked."""
     is_best_reconfirmed: bool = True
-    """Whether the best was measured beside the default of this run."""
+    """Whether the best was measured against this run's default."""
     untuned: float = math.inf
-    """Seconds of the default, the fastest seen."""
+    """Fastest time of the default in seconds."""
     run_default_seconds: float = math.inf
-    """The same of this run: processors are not as fast on all days."""
+    """Fastest time of the default in this run."""
     end_reason: str = ""
-    """Why it gets no more trials."""
+    """Reason why it gets no more trials."""
     failed: dict[str, int] = field(default_factory=dict)
-    """Trials by status, but those that are ok."""
+    """Number of failed trials by status."""
     first_failure: str = ""
 
     @property

@@ -30,7 +30,7 @@ from ekiden.tune.program import DEFAULT_RULE_NAME
 from ekiden.tune.rules import DEFAULT_RULES, SketchRule
 
 MAX_SKETCHES = 48
-"""Of a computation: of more, some of each kind."""
+"""Maximum number of sketches of a computation, sampled from each kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,11 @@ class TraceSpace:
     func: PrimFunc
     traces: tuple[Trace, ...]
     names: tuple[str, ...] = ()
-    """Of the traces; "sketch0", ... where they have none."""
+    """Names of the traces, sketch0, ... by default."""
     _settled: dict[bytes, Candidate | str] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """By digest of a trace whose numbers are all drawn: its candidate, or why there is none."""
+    """Candidate of each decided trace by digest, or the reason of its rejection."""
 
     def __post_init__(self) -> None:
         if not self.names:

@@ -44,8 +44,9 @@ from ekiden.tune.space import FamilySpace, Space
 
 Sizes = Mapping[str, int]
 SizesLike = Mapping[str, int | Sequence[int] | Mapping[int, float]] | Sequence[tuple[Sizes, float]]
-"""Symbol of a model -> the size it is tuned for, several that count alike, or sizes with how much
-each counts; or sizes of all symbols, with how much each such run counts."""
+"""Size of each symbol, several equally weighted sizes, or sizes with weights; or sizes of all
+symbols per run.
+"""
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,10 @@ class Task:
     node: str = ""
     sizes: tuple[Sizes, ...] = field(default=({},))
     flops: int = 0
-    """Operations of a call, the mean over the sizes; 0 where that is not known."""
+    """Operations per call, averaged over the sizes; 0 if unknown."""
     shares: tuple[float, ...] = ()
     lowering: Callable[[Candidate], PrimFunc] | None = field(default=None, compare=False)
-    """Makes the loops of a candidate where only this process can; None for the source's."""
+    """Function that lowers a candidate where only this process can; None for the source's."""
 
     @property
     def key(self) -> str:

@@ -33,9 +33,9 @@ from ekiden.tune.sketch import TraceSpace, trace_text
 from ekiden.tune.task import Task
 
 METASCHEDULE_SOURCE = "metaschedule"
-"""The rule of candidates that are traces of TVM's."""
+"""Rule name of candidates imported from TVM traces."""
 METASCHEDULE_RECORDS_FILE = "database_tuning_record.json"
-"""Of MetaSchedule's folder: a record a line."""
+"""File name of MetaSchedule's records, one per line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +199,10 @@ STEP_METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "Blockize":             ("blockize",               ("preserve_unit_iters",)),
     "Tensorize":            ("tensorize",              ("tensor_intrin", "preserve_unit_iters")),
 }
-"""A step of TVM, without the S of its later names of blocks -> the method here, and what its
-attributes are called."""
+"""Schedule method of each TVM instruction, with the names of its attributes."""
 # fmt: on
 ANNOTATION_PREFIX = "meta_schedule."
-"""What begins the notes that MetaSchedule's own passes read."""
+"""Prefix of annotations that MetaSchedule's own passes read."""
 
 
 class _TraceReplay:

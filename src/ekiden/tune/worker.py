@@ -27,11 +27,11 @@ from ekiden.tune.job_messages import Head, Message, MessageReader, send_message
 
 Tell: TypeAlias = Callable[[Head], None]
 Job: TypeAlias = Callable[[Head, list[bytes], Tell], Message]
-"""(request, its byte strings, what takes news on the way) -> (answer, its byte strings)."""
+"""Function (request, blobs, progress callback) -> (reply, blobs)."""
 JOB_IDLE_TIMEOUT_S = 60.0
-"""Seconds without a job after which a worker ends."""
+"""Seconds without a job after which a worker exits."""
 MAX_JOB_OUTPUT_CHARS = 2000
-"""Most characters that are repeated of what a job wrote."""
+"""Maximum number of characters of job output in a message."""
 
 
 def _run_in_child(job: Job, message: Message, to: int, memory: int) -> None:

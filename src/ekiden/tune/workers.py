@@ -15,9 +15,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tune.job_messages import Head, Message, MessageReader, send_message
 
 WORKER_START_TIMEOUT_S = 120.0
-"""Seconds that a worker may take to start, on a machine that has other things to do."""
+"""Timeout in seconds of a worker's start on a busy machine."""
 JOB_REPLY_GRACE_S = 10.0
-"""Seconds that a worker may take beyond its job's to say so."""
+"""Seconds beyond a job's time limit that a worker may take to reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class WorkerJob:
     parts: tuple[bytes, ...] = ()
     seconds: float = 30.0
     memory: int = 4 << 30
-    """Bytes beyond what a worker has before its jobs."""
+    """Memory limit in bytes beyond what the worker used before its jobs."""
 
 
 class TuneWorker:

@@ -30,7 +30,8 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
 NATIVE_SYMBOL_PREFIX = "vm2:"
-"""Of the names of native functions: the version of what they know of the runtime."""
+"""Symbol prefix of native functions, with the version of the runtime interface that they rely on.
+"""
 NATIVE_CONTEXT_WORDS = 2
 
 
@@ -86,7 +87,7 @@ class _FunctionEmitter:
             at += len(encode(instruction))
         self.targets = {t for i in range(len(function.code)) for t in self._jump_targets(i)}
         self.failures: list[tuple[str, int]] = []
-        """Blocks that end in a failure, and the word of the instruction that failed."""
+        """Blocks that end in a failure, with the word index of the failing instruction."""
         self.points = 0
         self.resumed: list[int] = []
         self.place = NATIVE_CONTEXT_WORDS

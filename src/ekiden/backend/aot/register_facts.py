@@ -22,12 +22,12 @@ class RegisterFact:
 
     is_object: bool = False
     number: int | None = None
-    """The integer that it holds."""
+    """Known integer value."""
     is_tensor: bool = False
     shape: tuple[int, ...] | None = None
     """Of a tensor; -1 stands for a dimension that is not known."""
     is_writable: bool = False
-    """Whether a kernel may write to it: it was allocated here."""
+    """Whether kernels may write to it, because this function allocated it."""
 
 
 PLAIN_FACT = RegisterFact()
@@ -35,7 +35,7 @@ OBJECT_FACT = RegisterFact(is_object=True)
 TENSOR_FACT = RegisterFact(is_object=True, is_tensor=True)
 
 RegisterFacts = dict[int, RegisterFact]
-"""Nothing is known of registers that have no fact."""
+"""Facts by register; nothing is known about registers without one."""
 
 
 def entry_facts(n_params: int, n_registers: int) -> RegisterFacts:

@@ -49,9 +49,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 PlaceAll: TypeAlias = Callable[
     [Sequence[StorageRequest]], tuple[dict[StorageRequest, Location], int]
 ]
-"""Gives requests their places, and says how many bytes that takes."""
+"""Function that assigns offsets to storage requests and returns the total bytes."""
 _Token: TypeAlias = "StorageRequest | int"
-"""Memory that a move reads or writes: that of a request, or that of a result."""
+"""Memory that a move reads or writes: a request's or a result's."""
 
 
 @dataclass(slots=True)
@@ -71,13 +71,13 @@ class _LocationAssigner:
 
     reader: RoutineReader
     owners: dict[Var, StorageRequest] = field(default_factory=dict)
-    """Storage -> the request whose bytes it has."""
+    """Request whose memory each storage uses."""
     outputs: dict[int, list[StorageRequest]] = field(default_factory=dict)
-    """Result -> the requests that are its memory."""
+    """Requests that are placed in each result's memory."""
     output_of: dict[StorageRequest, int] = field(default_factory=dict)
     places: dict[StorageRequest, Location] = field(default_factory=dict)
     saved: list[StorageRequest] = field(default_factory=list)
-    """Memory of moves that wait for each other."""
+    """Temporaries of cyclic moves."""
 
     def assign(self, frames: Mapping[str, int], place_all: PlaceAll) -> Routine:
         """Assign a location to each storage and return the routine."""

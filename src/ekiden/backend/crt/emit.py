@@ -75,8 +75,9 @@ typedef struct {
 #endif /* EKIDEN_MICRO_H_ */
 """
 MAX_DECIMAL_FLOATS = 4096
-"""Floats of a constant up to which they are decimal; more take a C compiler half the time in
-hexadecimal."""
+"""Maximum number of floats written in decimal; larger constants are hexadecimal, which compiles
+twice as fast.
+"""
 _KERNEL_INCLUDES = """\
 #include <math.h>
 #include <stdbool.h>

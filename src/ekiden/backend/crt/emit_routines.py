@@ -15,9 +15,9 @@ from ekiden.backend.crt.module import (
 from ekiden.runtime.lazy_dataclass import dataclass
 
 ENTRY_POINT_NAME = "run_arrays"
-"""The function of the last routine."""
+"""C name of the last routine, the entry point."""
 ENTRY_VARIABLE_NAME = "entry"
-"""The variable that says which function of a group runs."""
+"""C variable that selects the running function of a group."""
 COPY_HELPER = """\
 
 /* Copy what lies elsewhere. */
@@ -71,10 +71,10 @@ class _RoutineEmitter:
     routine: Routine
     names: dict[str, str]
     groups: set[str]
-    """Routines of several functions."""
+    """Routines with several functions."""
     is_main: bool
     takes: bool = False
-    """Whether it calls `take`."""
+    """Whether it calls the copy helper."""
 
     def emit_function(self) -> str:
         """Return the function."""

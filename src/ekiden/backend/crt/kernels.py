@@ -26,7 +26,7 @@ from ekiden.tir.transform import lower
 from ekiden.tir.transform.narrow_data_type import narrow_data_type
 
 MAX_KERNEL_NAME_CHARS = 60
-"""Letters of the part of a name that says what a kernel does."""
+"""Maximum length of the descriptive part of a kernel's name."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class MicroKernels:
     prefix: str
     helpers: HelperFunctions = field(init=False)
     made: dict[str, MicroKernel] = field(default_factory=dict)
-    """By the key of the function in canonical form."""
+    """Compiled kernels by the key of their canonical function."""
     facts: dict[RelayExpr, KernelMemoryInfo] = field(default_factory=dict)
     _facts: dict[str, KernelMemoryInfo] = field(default_factory=dict)
     _names: dict[str, int] = field(default_factory=dict)

@@ -38,9 +38,9 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 MAX_TYPE_LEAVES = 4096
-"""Addresses of one value: types that hold each other may be exponentially many."""
+"""Maximum number of leaves of a type; nested types may have exponentially many."""
 TAG_BYTES = 4
-"""Of an int32: the number of a constructor, or of a list's elements."""
+"""Size in bytes of an int32 constructor tag or list length."""
 
 
 class LeafKind(Enum):
@@ -69,7 +69,7 @@ class LeafType:
 
 
 _Part = tuple[Type, bool, frozenset[Type]]
-"""A type, whether it is inside of a reference, and the data types that it is inside of."""
+"""Type, whether it is inside a reference, and the enclosing data types."""
 
 
 class TypeLayouts:
@@ -213,7 +213,7 @@ def unbounded_message(kind: TensorType) -> str:
 PARTIAL_EVALUATE_HINT = (
     "relay.transform.PartialEvaluate unrolls what is recursive over data whose structure is known"
 )
-"""What helps against types without a bound."""
+"""Hint for types without a static size bound."""
 
 
 __all__ = [

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 BranchReader = Callable[[RelayExpr], ScopeIterator]
 _Heads = Mapping[Path, Constructor]
-"""What parts of a value are made by."""
+"""Constructors at the paths of a matched value."""
 NO_CLAUSE_NUMBER = -1
 
 

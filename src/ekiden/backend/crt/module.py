@@ -23,7 +23,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
 POOL_ALIGNMENT_BYTES = 16
-"""Of memories, and of what lies in them: the widest vector of such processors."""
+"""Alignment of pools and of allocations in them: the widest vector of such processors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class MicroKernel:
     parameters: tuple[KernelParameter, ...]
     text: str = field(repr=False)
     workspace: int
-    """Bytes of working memory."""
+    """Workspace in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ class KernelCallStatement:
 
     kernel: MicroKernel | None
     places: tuple[Location, ...]
-    """Of its parameters, then of the working memory where it needs some."""
+    """Locations of the parameters, then of the workspace if it needs one."""
     nbytes: int = 0
     source: str = ""
-    """The node of the model that it comes from."""
+    """Model node that it comes from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +197,9 @@ class RoutineCallStatement:
 
     routine: str
     entry: int
-    """Which function of its group."""
+    """Index of the called function within its group."""
     places: tuple[Location, ...]
-    """Of its inputs and outputs, then of its frame where it needs one."""
+    """Locations of the inputs and outputs, then of the frame if it needs one."""
     source: str = ""
 
 
@@ -260,14 +260,14 @@ class Routine:
 
     name: str
     inputs: tuple[bool, ...]
-    """Of each address that it is given: whether it is written through."""
+    """Whether each input address is written through."""
     outputs: int
     entries: int
-    """How many functions of the group there are."""
+    """Number of functions in the group."""
     locals: tuple[bool, ...]
-    """Of each variable: whether it is written through."""
+    """Whether each local variable is written through."""
     starts: tuple[Location | None, ...]
-    """Of each variable: what it stands for at first."""
+    """Initial location of each local variable."""
     matches: int
     code: tuple[Statement, ...]
     frame: int
@@ -297,13 +297,13 @@ class MicroModule:
     routines: tuple[Routine, ...]
     pools: tuple[Pool, ...]
     helpers: tuple[str, ...] = field(default=(), repr=False)
-    """Functions in C that kernels call."""
+    """C helper functions that kernels call."""
     has_own_memory: bool = True
-    """Whether its pool is a static array of its own; otherwise the caller gives the pools."""
+    """Whether its pool is a static array of its own; otherwise the caller provides the pools."""
     is_packed: bool = False
-    """Whether it has a function of the open C ABI too."""
+    """Whether it also exports a function of the open C ABI."""
     constant_alignment: int = 4
-    """Of constants, where their elements need no more; words are read of smaller ones."""
+    """Minimum alignment of constants, of which words are read."""
 
     @property
     def workspace(self) -> int:

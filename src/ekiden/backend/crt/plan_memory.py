@@ -43,7 +43,7 @@ from ekiden.relay.transform.memory.storage_lifetimes import StorageRequest
 from ekiden.runtime.errors import CompileError
 
 TVM_PLANNER_NAMES = ("", "greedy_by_size", "greedy_by_conflicts", "hill_climb")
-"""Names of ways to plan memory in TVM; for each the one way here stands."""
+"""Names of TVM's memory planners, all of which select ours."""
 MAIN_FUNCTION_NAME = "main"
 
 

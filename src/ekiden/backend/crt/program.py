@@ -33,7 +33,7 @@ class RoutineSignature:
     params: tuple[tuple[LeafType, ...], ...]
     result: tuple[LeafType, ...]
     lists: dict[int, ListClass]
-    """Of parameters: number of the address -> its lists."""
+    """List classes of the parameters, by input number."""
     result_lists: dict[int, ListClass]
 
 
@@ -44,14 +44,14 @@ class MicroProgram:
     kernels: MicroKernels
     layouts: TypeLayouts
     functions: Mapping[str, Function]
-    """By name, each with what it captures as its first parameters."""
+    """Functions by name, with captured variables as leading parameters."""
     closures: frozenset[str]
-    """Those that capture something."""
+    """Functions that capture variables."""
     signatures: dict[str, RoutineSignature] = field(default_factory=dict)
     constants: dict[int, tuple[int, Array]] = field(default_factory=dict)
-    """Identity of an array -> its number, and the array."""
+    """Number and array of each constant, by array identity."""
     frames: dict[str, int] = field(default_factory=dict)
-    """Routine -> bytes of its frame, of those that are planned."""
+    """Frame size in bytes of each planned routine."""
 
     def constant_leaf(self, data: Array) -> ValueLeaf:
         """Return the leaf of a constant; equal arrays (by identity) share a number."""

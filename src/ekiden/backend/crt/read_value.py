@@ -58,7 +58,7 @@ from ekiden.relay.transform.memory.storage_lifetimes import LifetimeBlock, Stora
 from ekiden.runtime.errors import CompileError
 
 LIFTED_NAME_PREFIX = "lifted_"
-"""What LambdaLift puts before the names of functions inside of others."""
+"""Prefix that LambdaLift gives to nested functions."""
 
 
 class ValueReader:
@@ -78,9 +78,9 @@ class ValueReader:
         self.values: dict[RelayExpr, Value] = {}
         self.locals: list[LeafType] = []
         self.inputs: list[bool] = []
-        """Of each address that the routine is given: whether it is written through."""
+        """Whether each input address is written through."""
         self.params: list[StorageRequest | None] = []
-        """Of each address that the routine is given: what a turn of its loop leaves there."""
+        """New value of each loop parameter after an iteration."""
         self.matches = 0
         self.name = ""
         """The function that is read."""

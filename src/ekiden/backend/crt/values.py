@@ -51,10 +51,10 @@ class ValueLeaf:
 
 
 Value: TypeAlias = tuple[ValueLeaf, ...]
-"""The leaves of a value of a type, in the order of its layout."""
+"""Leaves of a value, in the order of its type's layout."""
 NO_LOCATION = Location(MemoryHome.NOWHERE, 0)
 NO_LEAF = ValueLeaf(NO_LOCATION)
-"""A field of another constructor, or a function."""
+"""Leaf without memory: a field of another constructor, or a function."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +87,7 @@ class LeafMove:
     number: int
     source: ValueLeaf
     size: StorageRequest
-    """What has as many bytes."""
+    """Storage with the same number of bytes."""
 
 
 @dataclass(slots=True)

@@ -15,16 +15,16 @@ from ekiden.runtime.errors import InternalError, LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 RESHAPE_FUNCTION = "__nop"
-"""The function of a node that gives its input another shape."""
+"""Function name of a reshape node."""
 COPY_FUNCTION = "__copy"
-"""The function of a node that copies its input to another device."""
+"""Function name of a device copy node."""
 
 GraphEntry = tuple[int, int]
-"""The number of a node, and which of its outputs."""
+"""Node number and output index."""
 
 
 GraphDevice = tuple[int, int]
-"""A device: DLPack's type and number."""
+"""Device as (DLPack type, id)."""
 HOST: GraphDevice = (1, 0)
 
 
@@ -52,7 +52,7 @@ class GraphNode:
     inputs: tuple[GraphEntry, ...] = ()
     outputs: tuple[GraphOutput, ...] = ()
     constant: int | None = None
-    """The number of the constant of the library that an argument is set to."""
+    """Number of the library constant that initialises an argument."""
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ _PARSE_ERRORS = (
     ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
     InternalError,
 )  # fmt: skip
-"""What reading raises where JSON is not what it should be."""
+"""Exceptions that parsing malformed JSON raises."""
 
 
 def _node_json(node: GraphNode) -> dict[str, object]:

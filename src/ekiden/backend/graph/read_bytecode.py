@@ -30,7 +30,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 HOST_PLACE = 0
-"""The host's number among an executable's devices."""
+"""Number of the host in an executable's device table."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class _GraphTensor:
     dtype: str
     storage: int
     place: int
-    """The number of its device in the executable; of an argument, the host's until it is read."""
+    """Device number in the executable; the host's for an argument that is not read yet."""
     entry: GraphEntry | None = None
 
 
@@ -58,7 +58,7 @@ class _GraphTuple:
 
 
 _Value = _GraphTensor | _GraphConstant | _GraphTuple | int | None
-"""An int is a number, or the number of a storage."""
+"""Value of a register: a tensor, constant or tuple, or an int for a number or storage."""
 
 
 @dataclass(slots=True)
@@ -76,9 +76,9 @@ class _BytecodeReader:
     _names: dict[str, int] = field(default_factory=dict)
     _allocated: int = 0
     _places: dict[object, int] = field(default_factory=dict)
-    """The number of an allocated storage -> that of its device."""
+    """Device number of each allocated storage."""
     _read: set[int] = field(default_factory=set)
-    """Arguments that a node has read: they lie on the device of the first one."""
+    """Arguments that a node has read, which are placed on the first reader's device."""
 
     def device(self, place: int) -> GraphDevice:
         """Return the device of a number in the executable."""

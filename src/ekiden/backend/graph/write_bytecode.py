@@ -30,7 +30,7 @@ from ekiden.runtime.debug.instructions import Instruction, Operand, make_instruc
 from ekiden.runtime.executor import ExecutorModule
 
 KernelLibrary = TypeVar("KernelLibrary", bound=ExecutorModule)
-"""A module, of this machine or of another, which makes modules of its own kind."""
+"""Local or remote module of kernels, which creates modules of its own kind."""
 
 
 class _MainWriter:
@@ -52,7 +52,7 @@ class _MainWriter:
         outputs = [output for node in graph.nodes for output in node.outputs]
         self.devices = list(dict.fromkeys([HOST, *(output.device for output in outputs)]))
         self.places: list[int] = []
-        """Of each primitive, the number of the device whose memory it writes."""
+        """Device number of the memory that each primitive writes."""
         self.sizes = self._storage_sizes()
 
     def _storage_sizes(self) -> dict[object, int]:

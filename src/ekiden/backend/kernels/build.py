@@ -83,11 +83,11 @@ class CompiledKernels:
     objects: list[bytes]
     exports: list[str]
     device: list[DeviceKernel] = field(default_factory=list)
-    """Kernels of devices that their code launches."""
+    """Device kernels that the host code launches."""
     code: Mapping[str, bytes] = field(default_factory=dict)
-    """What was compiled, by key: for who compiles the general ones later."""
+    """Compiled code by key, reused when the general kernels are compiled later."""
     general: Mapping[str, bytes] = field(default_factory=dict)
-    """Of a compilation of tier "quick" the general forms, by name; these are in no object."""
+    """General forms by name in the quick tier, which are in no object."""
 
     def with_shape_kernels(self, programs: Sequence[PrimFunc], target: Target) -> CompiledKernels:
         """Return these kernels together with the shape kernels `programs`, compiled to one object;
@@ -232,9 +232,9 @@ def _user_implementation_key(function: Function) -> tuple[str, ...]:
 
 
 GENERAL_KERNEL_FACTS = KernelMemoryInfo(const(0))
-"""Of a kernel that is general for now: its own code takes what memory it needs elsewhere."""
+"""Facts of a kernel in general form: its compiled code allocates its own workspace."""
 PROCESS_CACHE_SALT = os.urandom(16).hex()
-"""What no other process has."""
+"""Random cache-key component of this process."""
 
 
 def check_decisions(functions: Sequence[Function], decisions: Overrides) -> None:

@@ -185,7 +185,7 @@ def _rename_function(function: Function, renaming: _DimRenaming) -> Function | N
 
 
 _KERNEL_NODE_TYPES = (Call, Tuple, TupleGetItem, RelayVar, Constant)
-"""What a kernel is made of."""
+"""Node types that kernels consist of."""
 
 
 def _is_closed(params: Iterable[RelayVar], body: RelayExpr, exprs: Iterable[RelayExpr]) -> bool:

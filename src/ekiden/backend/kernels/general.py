@@ -52,15 +52,16 @@ MAGIC, VERSION = 0x454B4746, 4
 MAP, REDUCE, PRODUCT, REPEAT, CHECK = range(5)
 BATCH, ROWS, COLUMNS = range(3)
 PANEL_LANES = 4
-"""Columns of the library's shortest vectors: panels of weights that hold a multiple are read where
-they lie, by classes of processors of which it is one."""
+"""Columns of the narrowest vectors; weight panels of a multiple are read in place, by processor
+class.
+"""
 PRODUCT_DTYPES = ("float32", "int32")
-"""What products of matrices are of."""
+"""Element types of matrix products."""
 BYTE_DTYPES = ("int8", "uint8")
 PANEL_DTYPES = {1: PRODUCT_DTYPES, DOT_WORD_CHANNELS: ("int8",)}
-"""Elements of a word in panels of weights -> of which dtypes they are."""
+"""Element types of weight panels by elements per word."""
 MIN_DOT_TERMS = 8
-"""Terms of a sum from which a product of matrices pays."""
+"""Minimum reduction length for which a matrix product pays off."""
 
 
 @functools.cache
@@ -410,11 +411,11 @@ class _PackedPanels(NamedTuple):
     indices: Sequence[PrimExpr]
     tile: int
     word: int
-    """Neighbours on the last reduced axis that lie side by side."""
+    """Consecutive elements of the last reduction axis that are stored side by side."""
     panel: Var
-    """The number of a panel, in the indices."""
+    """Panel number, within the indices."""
     step: Var
-    """The number of a word, in the indices."""
+    """Word number, within the indices."""
 
     @staticmethod
     def match(

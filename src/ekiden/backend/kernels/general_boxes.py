@@ -33,9 +33,9 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import free_vars, substitute, unvisited_post_order
 
 MAX_BOXES_PER_VALUE = 512
-"""From so many on nothing is taken apart."""
+"""Maximum number of boxes per value."""
 AxisRange = tuple[PrimExpr, PrimExpr]
-"""From, and up to but not with."""
+"""Half-open range (begin, end) of an axis."""
 
 
 class IterationBox(NamedTuple):
@@ -88,7 +88,7 @@ class _ChoiceFinder:
 
     def __init__(self) -> None:
         self.within: dict[int, bool] = {}
-        """id of an expression -> whether there is a choice in it, loads aside."""
+        """Whether each expression (by id) contains a conditional value, loads aside."""
         self.alive: list[PrimExpr] = []
 
     def find_choice(self, value: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:

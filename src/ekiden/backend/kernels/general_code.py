@@ -103,15 +103,15 @@ FLOAT_ONLY_OPS = frozenset(
 )
 INTEGER_ONLY_OPS = frozenset(("bitwise_and", "bitwise_or", "bitwise_xor"))
 HALF_EXACT_OPS = frozenset(("min", "max", "abs", "floor", "ceil", "round", "trunc"))
-"""What gives a half float of half floats."""
+"""Operations that are exact on half-precision floats."""
 CONSTANT_OPS = ("const", "size")
 OP_ALIASES = {"nearbyint": "round"}
 OVERFLOWING_OPS = frozenset(("add", "sub", "mul", "div", "abs"))
-"""What may leave the range of a narrow integer."""
+"""Operations that may leave the range of a narrow integer."""
 STAGE_LIMITS = {"axes": 16, "loads": 1024, "results": 16, "instructions": 4096, "registers": 512}
 MAX_SYMBOLS = 256
 MAX_SHIFT = 63
-"""Shifts to the right of less are divisions by a power of two that int64 holds, rounded down."""
+"""Exclusive bound of right shifts that are lowered to floor divisions by a power of two."""
 
 
 def element_type_number(dtype: str) -> int:
@@ -136,11 +136,11 @@ class Sizes:
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, int]] = []
-        """Operation and its operands, numbers of rows before it (a value in that of a constant)."""
+        """Encoded size operations with operands as row numbers (for a constant, its value)."""
         self._known: dict[tuple[int, int, int, int], int] = {}
         self._symbols: dict[Var, int] = {}
         self._are_sizes: dict[int, bool] = {}
-        """What `has` has said of the expressions that are alive, with these symbols."""
+        """Cached results of `has` for expressions that are kept alive."""
         self._alive: list[PrimExpr] = []
 
     def bind(self, symbol: Var) -> bool:
@@ -241,8 +241,7 @@ class Sizes:
 
 
 LoadAddress = tuple[list[int], int, list[tuple[PrimExpr, int]]]
-"""A size per axis, one of the offset, and what more there is to it: expressions, each times a size.
-"""
+"""Stride per axis, offset, and further index expressions with their strides."""
 
 
 class CodeBuilder:
@@ -253,14 +252,16 @@ class CodeBuilder:
         self.sizes = sizes
         self.buffers = buffers
         self.loads: list[list[int]] = []
-        """Buffer, whether places are checked, a size for each axis's step, one for the offset."""
+        """Loads: buffer, whether indices are checked, stride per axis, offset."""
         self.rows: list[list[int]] = []
-        """Operation, kind, result, operands: numbers of rows until `words` makes them registers."""
+        """Instructions as (operation, kind, result, operands), with row numbers until registers are
+        allocated.
+        """
         self._made: dict[int, int] = {}
         self._addresses: dict[int, LoadAddress] = {}
         self._depths: dict[int, int] = {}
         self._known: dict[tuple[int, ...], int] = {}
-        """Instructions, and loads behind a -1: equal ones are one."""
+        """Interned instructions, and loads after a -1."""
         self._alive: list[PrimExpr] = []
 
     def encode(self, results: Sequence[PrimExpr]) -> list[int]:

@@ -33,7 +33,7 @@ from ekiden.topi.cells import RecurrentCell
 from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
 
 PANEL_COLUMNS = 16
-"""Columns of the panels of a weight that comes without."""
+"""Panel width for weights that are not packed."""
 Indices = Sequence[PrimExpr]
 Body = Callable[..., PrimExpr]
 
@@ -427,7 +427,7 @@ def _build_recurrent(
 
 
 MAX_QUERY_ROWS = 256
-"""Queries whose scores are held at once: keys are brought into order anew for each block."""
+"""Maximum number of queries per block, for each of which keys are repacked."""
 
 
 class _QueryBlock:
@@ -568,6 +568,6 @@ REGION_BUILDERS: dict[str, Callable[[_RegionBuilder, te.ExternOp, Sequence[te.Te
     "recurrent": _build_recurrent,
     "attention": _build_attention,
 }
-"""Tag of an operation -> what adds its regions."""
+"""Builder of the regions of each operation tag."""
 
 __all__ = ["Region", "RegionStep", "extern_op_regions"]

@@ -44,9 +44,9 @@ class _ShapeFormBuilder:
         *inputs, output = self.tensors.values()
         self.form = GeneralFormBuilder(inputs, [output])
         self.waiting: list[tuple[te.Tensor, int, PrimExpr]] = []
-        """Tensor, place and value of stores."""
+        """Pending stores: tensor, index and value."""
         self.changed: dict[int, PrimExpr] = {}
-        """What values share, over tensors; by identity, as the program keeps the values."""
+        """Expressions over tensors by the identity of those over buffers, shared by all values."""
 
     def add_statement(self, statement: Stmt) -> None:
         """Add a statement. Raises NoGeneralFormError for what is neither a store nor a check."""

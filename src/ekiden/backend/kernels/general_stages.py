@@ -27,7 +27,7 @@ else:
     winograd = LazyModule("ekiden.topi.nn.winograd")
 
 StagedResult = tuple[te.Tensor, list[te.Tensor]]
-"""The result in the place of another, and the computations that must be stored."""
+"""Replacement of a result, and the computations that must be stored."""
 
 
 def split_stages(outputs: list[te.Tensor]) -> tuple[list[te.Tensor], list[te.Tensor]]:
@@ -411,6 +411,6 @@ STAGE_REWRITES: Sequence[
     (_is_padded_conv, _pad_conv),
     (_has_listed_words, _split_listed_product),
 )
-"""What is taken apart, and into what; the first that fits."""
+"""Rewrites (predicate, function) in order of priority."""
 
 __all__ = ["split_stages"]

@@ -24,7 +24,7 @@ from ekiden.tir.contents import summarize_stmt
 from ekiden.tir.stmt import Allocate, For, ForKind, IfThenElse, LetStmt, PrimFunc, SeqStmt, Stmt
 
 WORKSPACE_HEADER_BYTES = 64
-"""Bytes that ek_workspace_alloc puts before each block, whose size it rounds up to as many."""
+"""Header and rounding granularity of an ek_workspace_alloc block in bytes."""
 
 
 def kernel_facts(lowered: PrimFunc, target: Target) -> KernelMemoryInfo:
@@ -55,7 +55,7 @@ def rename_facts(facts: KernelMemoryInfo, symbols: Mapping[str, PrimExpr]) -> Ke
 
 
 _Need = tuple[PrimExpr, PrimExpr]
-"""Bytes at once of the thread that calls, and of each thread in a parallel loop."""
+"""Peak workspace in bytes of the calling thread, and of each thread in a parallel loop."""
 
 
 def _workspace_need(stmt: Stmt, bound: frozenset[Var]) -> _Need:

@@ -156,7 +156,7 @@ def describe_kernel_name(function: Function, name: str) -> str:
 
 
 Overrides = Mapping[str, Fixed]
-"""What is fixed about kernels, by family, kernel or node."""
+"""Fixed decisions of kernels, by family, kernel or node."""
 NO_KERNEL_OVERRIDES: Overrides = {}
 MAX_DISPLAY_NAME_CHARS = 80
 
@@ -274,9 +274,9 @@ def schedule_primitive(
 
 
 MAX_SHOWN_SYMBOLS = 4
-"""Most values that the message of a constraint shows."""
+"""Maximum number of values in a constraint's message."""
 Constraint = tuple[PrimExpr, str]
-"""A condition on symbols that every run must meet, and what needs it: a node of the model."""
+"""Condition on symbols that every run must meet, and the model node that requires it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,17 +45,17 @@ from ekiden.ir.text import format_prim_expr
 from ekiden.tir.expr import Buffer, BufferLoad
 
 MAX_EXTENT = 2**40
-"""A dimension of a tensor in a run, at most, where sizes are computed from it."""
+"""Maximum dimension of a tensor from which sizes are computed."""
 MAX_PRODUCT = 2**53
-"""What a product of sizes may be, at most, where it is checked: float64 has each such number."""
+"""Maximum checked product of sizes, exactly representable in float64."""
 MAX_SHOWN_CHARS = 120
-"""Characters of an expression that an error shows."""
+"""Maximum length of an expression in an error message."""
 
 MAX_SHOWN_SYMBOLS = 4
-"""Symbols whose values an error shows, at most."""
+"""Maximum number of symbol values in an error message."""
 SizeInterval = tuple[int, int]
 SizeCondition = tuple[PrimExpr, str, dict[str, PrimExpr]]
-"""What must hold, what an error says otherwise, and the numbers that it shows by name."""
+"""Condition, its error message, and the named values that the message shows."""
 INT64_RANGE: SizeInterval = (-(2**63), 2**63 - 1)
 
 
@@ -66,9 +66,9 @@ class _Intervals:
         self.extents = {id(buffer) for buffer in extents}
         self.of: dict[int, SizeInterval] = {}
         self.risky: dict[int, bool] = {}
-        """Whether a part, or something inside of it, needs a check."""
+        """Whether an expression or one of its operands needs an overflow check."""
         self.reads_data: dict[int, bool] = {}
-        """Whether a part has an element of a buffer inside."""
+        """Whether an expression reads a buffer element."""
         self._symbols: dict[int, tuple[Var, ...]] = {}
 
     def add(self, nodes: Iterable[PrimExpr]) -> None:

@@ -33,11 +33,11 @@ else:  # for products of integers
 
 LOG = LazyLogger("ekiden")
 MIN_OPERATIONS = 1 << 17
-"""Operations of a kernel from which it is looked at: less takes microseconds in any form."""
+"""Minimum number of operations of kernels that are examined; smaller ones take microseconds."""
 MIN_PASS_ELEMENTS = 1 << 12
-"""Elements from which finding a range or rounding counts: less is a fraction of a microsecond."""
+"""Minimum number of elements for which a range or rounding pass counts."""
 MAX_KERNELS_NAMED = 3
-"""Kernels that a warning names."""
+"""Maximum number of kernels that a warning names."""
 ACCUMULATOR_DTYPES = ("int32", "int64")
 BYTES = ("int8", "uint8")
 

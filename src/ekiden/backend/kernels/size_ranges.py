@@ -19,7 +19,7 @@ from ekiden.tir.stmt import IfThenElse, PrimFunc
 from ekiden.tir.visitor import rename
 
 TunedSizes = Sequence[Mapping[str, int]]
-"""Sizes of the symbols of a kernel, of each run that it was tuned for."""
+"""Symbol sizes of each run that a kernel was tuned for."""
 
 
 @dataclass(frozen=True, slots=True)

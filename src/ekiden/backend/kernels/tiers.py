@@ -34,11 +34,11 @@ from ekiden.tir.stmt import PrimFunc
 
 _LOG = LazyLogger(__name__)
 ASSUMED_DYNAMIC_DIM = 64
-"""What a dimension that is not known counts as, where kernels are put into an order."""
+"""Assumed value of an unknown dimension when ordering kernels by work."""
 
 
 OnKernel = Callable[[str, bytes], None]
-"""Called with the name of a kernel and its object code, in the thread that finishes."""
+"""Callback (kernel name, object code), called in the finishing thread."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -50,7 +50,7 @@ class FullTierRequest:
     on_kernel: OnKernel
     cancellation: CancellationToken
     code: Mapping[str, bytes]
-    """The code of those kernels that have it already, by key."""
+    """Code of kernels that are compiled already, by key."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -23,7 +23,7 @@ from ekiden.target import Target
 
 _LOG = LazyLogger(__name__)
 TuningRecord: TypeAlias = tuple[TunedSizes, str, str]
-"""(sizes of each run it was tuned for, rule, choice)."""
+"""Record (sizes of each tuned run, rule, choice)."""
 
 
 @dataclass(slots=True)
@@ -32,10 +32,10 @@ class TuningRecords:
 
     target: Target
     records: Mapping[str, Sequence[TuningRecord]]
-    """Workload and target -> what was found, for some sizes each."""
+    """Records by workload and target, per set of sizes."""
     used: int = 0
     foreign: int = 0
-    """Kernels of which there are records for other targets alone."""
+    """Number of kernels with records for other targets only."""
     refused: list[str] = field(default_factory=list)
 
     @staticmethod

@@ -11,7 +11,7 @@ from ekiden.runtime.debug.instructions import Instruction, Operand, make_instruc
 __all__ = ["BytecodeEmitter", "ScopeIterator", "emit_scope"]
 
 ScopeIterator = Iterator["ScopeIterator"]
-"""Emits a scope; gives each scope inside where that is to be emitted."""
+"""Generator that emits a scope and yields its inner scopes."""
 
 
 class BytecodeEmitter:
@@ -23,9 +23,9 @@ class BytecodeEmitter:
         self.count = n_params
         self._code: list[Instruction] = []
         self.source = ""
-        """What the instructions that follow are made from."""
+        """Model node of the instructions that follow."""
         self._labels: list[int] = []
-        """Label -> position."""
+        """Position of each label."""
 
     def emit(self, name: str, **operands: Operand | str) -> None:
         """Append an instruction."""

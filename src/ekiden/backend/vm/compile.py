@@ -225,9 +225,9 @@ class LinkedExecutable:
 
     file: ArtifactFile
     external_sections: Mapping[int, Array]
-    """Large constants by number that the bytes are without."""
+    """Large constants, by number, that are stored outside the file's bytes."""
     general: Mapping[str, bytes]
-    """The general forms of kernels that have no code yet, by name."""
+    """General forms of kernels without code yet, by name."""
 
 
 def compile_variants(

@@ -12,7 +12,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 __all__ = ["ConstantPool"]
 
 SAMPLED_ELEMENTS = 64
-"""How many elements of an array are looked at before all are: most that differ differ there."""
+"""Number of elements sampled before full comparison; most unequal arrays differ there."""
 
 
 @dataclass(slots=True)
@@ -23,16 +23,16 @@ class ConstantPool:
 
     arrays: list[Array] = field(default_factory=list)
     devices: list[int] = field(default_factory=list)
-    """The number of the device of each."""
+    """Device number of each constant."""
     _number_by_identity: dict[tuple[int, int, bool], tuple[int, Array]] = field(
         default_factory=dict
     )
-    """Identity of an array and device -> its number; and the array, which must stay alive."""
+    """Number by array identity and device, with the array, which is kept alive."""
     _numbers_by_sample: dict[object, list[int]] = field(default_factory=dict)
-    """Device, dtype, shape and sample -> numbers."""
+    """Candidate numbers by device, dtype, shape and sample."""
 
     load_time_numbers: set[int] = field(default_factory=set)
-    """Those that are made of others when an executable is loaded."""
+    """Numbers of constants that are computed from others at load time."""
 
     def intern(self, data: Array, device: int = 0, is_made: bool = False) -> int:
         """Intern an array for a device and return its number. The array must not change from now

@@ -31,14 +31,14 @@ else:
 __all__ = ["ChoiceEmitter", "ValueParts"]
 
 ValueParts: TypeAlias = dict[Path, int]
-"""Registers of parts of a value."""
+"""Registers of a value's components, by path."""
 _Heads: TypeAlias = dict[Path, Constructor]
-"""What parts of a value are made by."""
+"""Constructors at the paths of a matched value."""
 _Waiting: TypeAlias = tuple[int, int, ValueParts, _Heads]
-"""A node of a decision tree that is not emitted yet, its label, and what is known there."""
+"""Decision-tree node to be emitted, its label, and the constructors known there."""
 
 MAX_JUMP_TABLE_CASES = 256
-"""A tag from here on has no place in a table of jumps."""
+"""Maximum number of cases in a jump table."""
 
 
 @dataclass(slots=True)
@@ -46,20 +46,20 @@ class _MatchFailures:
     """Failure exits of a match: one Fatal for each pattern of values that no clause matches."""
 
     tuples: Mapping[Path, int]
-    """Places of tuples in the value -> number of their fields."""
+    """Number of fields of each tuple in the value, by path."""
     fallback_label: int
-    """The label for a value of unknown look."""
+    """Label of the failure for a value of unknown shape."""
     failure_labels: list[tuple[int, _Heads]] = field(default_factory=list)
-    """Labels, and what is known of the value there."""
+    """Failure labels, with the constructors known there."""
 
 
 class ChoiceEmitter(BytecodeEmitter):
     """Emitter of a function's branches and matches."""
 
     registers: dict[RelayExpr, int]
-    """Where the values of variables are."""
+    """Register of each variable."""
     types: Mapping[GlobalTypeVar, Node]
-    """Definitions of data types."""
+    """Data type definitions."""
 
     def _emit_let_chain(self, body: RelayExpr, to: int | None) -> ScopeIterator:
         """Emit a let-chain, whose result goes to a register or is returned from the function."""

@@ -49,11 +49,11 @@ class TagTest:
 
     path: Path
     cases: dict[int, int]
-    """Tag -> number of the node."""
+    """Node number of each tag."""
     other: int | None
-    """The node for other tags; None where nothing fits."""
+    """Node of all other tags; None if no clause matches them."""
     data: GlobalTypeVar
-    """The type of the value there."""
+    """Type of the tested value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def tuple_paths(clauses: Sequence[Clause]) -> dict[Path, int]:
 
 
 MAX_SHOWN_PATTERN_DEPTH = 4
-"""How deep an error shows a value."""
+"""Maximum depth of a pattern in an error message."""
 
 
 def pattern_at(

@@ -101,14 +101,14 @@ class DimStage:
     """That of its kernel, without what all share."""
     parent: DimStage | None
     chain: RelayExpr
-    """The chain of bindings that it stands in."""
+    """Let-chain that contains it."""
     dims: DimVector
     calls: list[Call] = field(default_factory=list)
-    """The vm.match_shape and vm.bind_dims that give symbols their values here."""
+    """vm.match_shape and vm.bind_dims calls that bind symbols here."""
     symbols: dict[Var, int] = field(default_factory=dict)
-    """Symbol that is bound here -> its place."""
+    """Slot of each symbol bound here."""
     earlier: dict[DimStage, set[Var]] = field(default_factory=dict)
-    """What it reads from the vectors of other stages."""
+    """Slots read from the vectors of earlier stages."""
     depth: int = 0
 
 
@@ -121,14 +121,14 @@ class DimPlan:
         self.name = name
         self.function = function
         self.sources: ShapeSources | None = None
-        """Where the entry reads what it needs, once it is known (stages.entry_sources)."""
+        """Shape sources of the entry stage (stage_kernels.entry_sources), computed once."""
         self.entry = DimStage(name, None, function.body, DimVector(constraints))
         self.stages = [self.entry]
         self._ends: dict[DimStage, RelayVar] = {}
         self._inside: dict[int, tuple[PrimExpr, list[Var]]] = {}
-        """Identity of an expression -> itself, which must stay alive, and its symbols."""
+        """Symbols of each expression by identity, with the expression, which is kept alive."""
         self.before: dict[RelayExpr, DimStage] = {}
-        """Chain inside of the function -> the stage that is computed at its beginning."""
+        """Stage at the beginning of each inner chain."""
         kinds = [t for p in function.params for t in type_post_order(p.checked_type)]
         parameter_symbols = free_vars(
             *(d for t in kinds if isinstance(t, TensorType) for d in t.shape)
@@ -141,7 +141,7 @@ class DimPlan:
             body, stage = stack.pop()
             stack.extend(self._plan_chain(body, stage))
         self.after = {variable: stage for stage, variable in self._ends.items()}
-        """Variable -> the stage that is computed when it is bound."""
+        """Stage computed after each variable's binding."""
         # Later stages first: they add the symbols that they read to the vectors of earlier ones.
         for stage in reversed(self.stages):
             self._collect_symbols(stage)

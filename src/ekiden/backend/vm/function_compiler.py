@@ -52,7 +52,7 @@ from ekiden.target import VirtualDevice
 from ekiden.target.virtual_device import PARAM_PLACES
 
 _Closure: TypeAlias = tuple[int, tuple[int, ...]]
-"""The number of a function and the registers of what it captures."""
+"""Function number and registers of the captured values."""
 
 
 @dataclass(slots=True)
@@ -65,16 +65,16 @@ class ProgramTables:
     closures: set[str]
     types: Mapping[GlobalTypeVar, Node]
     devices: dict[Device, int]
-    """Device -> its number in the table, 0 the host."""
+    """Number of each device in the table; the host is 0."""
     constants: ConstantPool
     primitives: dict[tuple[Function, int], int] = field(default_factory=dict)
-    """Fused function, and the device it runs on."""
+    """Number of each fused function on its device."""
     shape_functions: dict[DimStage, int] = field(default_factory=dict)
     host_functions: dict[str, int] = field(default_factory=dict)
     loads: dict[int, int] = field(default_factory=dict)
-    """Identity of an array that is made at loading -> the primitive that makes it."""
+    """Primitive that computes each load-time constant, by array identity."""
     derived: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
-    """Constants that are: the primitive, and what each is made of, which stands before it."""
+    """Derived constants: the primitive and its operand constants, which precede them."""
 
     def constant_number(self, data: Array, device: int) -> int:
         """Return the number of a constant. What is made at loading is made on the host alone.
@@ -123,9 +123,9 @@ class FunctionCompiler(ChoiceEmitter):
         self.function = function
         self.registers = {p: i for i, p in enumerate(function.params)}
         self.closures: dict[RelayExpr, _Closure] = {}
-        """Variables that are known functions."""
+        """Statically known closures, by variable."""
         self.vectors: dict[DimStage, int] = {}
-        """Stage -> the register of the vector that it computes."""
+        """Register of each stage's size vector."""
 
     def compile(self) -> VMFunction:
         """Compile the whole function."""

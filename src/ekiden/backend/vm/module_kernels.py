@@ -31,21 +31,21 @@ class ModuleKernels:
 
     target: Target
     devices: Mapping[int, Target]
-    """Targets of kinds of devices that are no processors, by DLPack's numbers."""
+    """Targets of non-CPU devices, by DLPack type."""
     calls: Sequence[tuple[Function, int]]
-    """The fused functions that the module calls, each once on each device, in order."""
+    """Fused functions called, each once per device, in order."""
     functions: Sequence[tuple[Function, Target]]
-    """Those that are compiled here, each once for each target."""
+    """Functions compiled here, each once per target."""
     symbols: Mapping[Function, str]
-    """Those of external compilers, with the names of their code."""
+    """Symbols of externally compiled functions."""
     external_artifacts: Mapping[str, list[str]]
-    """By these names: the compiler, and what the executable keeps for it."""
+    """Compiler and stored artifact of each external symbol."""
     load_time_functions: Mapping[int, Function]
-    """Identity of the array of a constant that is made at loading -> the function that makes it."""
+    """Function that computes each load-time constant, by array identity."""
     facts: Mapping[RelayExpr, KernelMemoryInfo]
-    """What is known of the kernel of each function."""
+    """Facts of each function's kernel."""
     kernels: CompiledKernels
-    """The compiled kernels, in the order of `functions`."""
+    """Compiled kernels, in the order of `functions`."""
 
     def target_of(self, module: IRModule, device: int) -> Target:
         """Return the target of kernels on a device, by its place in the table of a module."""

@@ -28,9 +28,9 @@ class _OperandPositions(NamedTuple):
     writes: tuple[int, ...]
     reads: tuple[int, ...]
     plain: tuple[int, ...]
-    """Those read that stay."""
+    """Registers read without moving."""
     movable: tuple[int, ...]
-    """Those read that may be forgotten at once."""
+    """Registers that may be moved from."""
     jumps: tuple[int, ...]
 
 

@@ -78,10 +78,10 @@ else:
     place_by_cost = LazyModule("ekiden.backend.vm.place_by_cost")
 
 MAX_CONCAT_INPUTS = 64
-"""Tensors that one kernel joins at most, below the parts that loops are cut into (kernels): a
-kernel of many takes LLVM longer than in proportion, and kernels of as many are one. Nor does it
-read more of what it computes them from: a part with operators of its own is a kernel then, which
-many parts share."""
+"""Maximum number of tensors that one kernel concatenates: LLVM's compile time grows faster than
+linearly, and kernels with the same number of inputs are shared. Nor does it read more of what it
+computes them from: a part with operators of its own is a kernel then, which many parts share.
+"""
 FEW_INPUTS_REASON = "as a kernel of a device takes no more inputs"
 
 
@@ -219,8 +219,8 @@ class LoweredModule:
     module: IRModule
     kernels: ModuleKernels
     unplanned: IRModule | None
-    """Of one with general kernels the module before its memory was planned: their own code may
-    need working memory."""
+    """Module before memory planning in the quick tier, whose compiled kernels may need workspaces.
+    """
 
 
 def lower(

@@ -58,9 +58,9 @@ from ekiden.target.virtual_device import HOST, VirtualDevice
 __all__ = ["DeviceCosts", "PlaceByCost"]
 
 ASSUMED_DYNAMIC_DIM = 16
-"""A size that only a run knows."""
+"""Assumed value of an unknown dimension."""
 PICOSECONDS_PER_S = 1e12
-"""Costs are counted in whole picoseconds."""
+"""Unit of costs: whole picoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +165,11 @@ class _PlacementNetwork:
     refuses: UnsupportedOperators
     device: VirtualDevice
     declared: set[RelayExpr] = field(default_factory=set)
-    """What the program places itself."""
+    """Devices that the program declares, by expression."""
     network: FlowNetwork = field(default_factory=FlowNetwork)
     nodes: dict[RelayExpr, int] = field(default_factory=dict)
     uses: dict[RelayExpr, list[int]] = field(default_factory=dict)
-    """Where each value is used."""
+    """Users of each value."""
 
     def on_device(self, function: Function, is_main: bool) -> set[RelayExpr]:
         """Return the operators that run on the device."""

@@ -20,9 +20,9 @@ from ekiden.relay.transform.devices.device_domains import reads_only_shapes
 __all__ = ["ANY_DEVICE_INDEX", "HOST_DEVICE_INDEX", "PrimitiveTable"]
 
 HOST_DEVICE_INDEX = 0
-"""The device index of the host."""
+"""Device index of the host."""
 ANY_DEVICE_INDEX = -1
-"""In its place: a primitive looks at shapes alone, or at values of the host that are no tensors."""
+"""Device index of primitives that read only shapes or host values."""
 
 
 class PrimitiveTable:

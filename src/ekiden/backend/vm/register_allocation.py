@@ -43,7 +43,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 __all__ = ["allocate_registers"]
 
 VIEW_KIND, OWNER_KIND = 1, 2
-"""What a dead value holds: a tensor in memory that others share, or memory of its own."""
+"""VIEW_KIND: register kind: a tensor in shared memory. OWNER_KIND: register kind: memory of its
+own.
+"""
 
 
 def _jump_positions(instruction: Instruction, at: int) -> list[int]:
@@ -61,14 +63,12 @@ class _Liveness:
 
     def __init__(self, code: Sequence[Instruction], n_params: int) -> None:
         self.at: dict[int, frozenset[int]] = {}
-        """Values needed before an instruction that a jump leads to or that follows one."""
+        """Live values before instructions that are jump targets or follow one."""
         self.dying: list[list[int]] = [[] for _ in code]
-        """Values that an instruction reads last, or writes for nobody."""
+        """Values whose last use, or unused definition, is at each instruction."""
         self.is_needed = _reachable_instructions(code)
         self.rivals: dict[int, set[int]] = {}
-        """Values that another write of a value must not touch, for those written in several
-        places; and back.
-        """
+        """Interference of values written in several places (symmetric)."""
         count: dict[int, int] = dict.fromkeys(range(n_params), 1)
         for instruction in code:
             for register in written_registers(instruction):
@@ -147,10 +147,10 @@ class _RegisterFile:
     liveness: _Liveness
     register_of: dict[int, int]
     preferences: dict[int, int]
-    """Value -> the value that it is moved to."""
+    """Preferred register: the value that it is moved to."""
     occupied: set[int] = field(default_factory=set)
     free: list[int] = field(default_factory=list)
-    """A heap of the others; some may have been taken since."""
+    """Heap of free registers, some of which may have been taken since."""
     count: int = 0
 
     def reset_to_live(self, live: Iterable[int]) -> None:
@@ -220,11 +220,11 @@ class _LinearScanAllocator:
         self.places.count = n_params
         self.places.occupied = set(range(n_params))
         self.holds: dict[int, int] = dict.fromkeys(range(n_params), OWNER_KIND)
-        """Register -> what is in it, dead or alive; registers that hold no memory are left out."""
+        """Kind of value in each register that holds memory, dead or alive."""
         self.dead: set[int] = set()
-        """Those of them that nothing needs any more."""
+        """Registers whose value is dead."""
         self.coming: dict[int, dict[int, int]] = {}
-        """`holds` at the instructions that jumps lead to."""
+        """Register kinds at the targets of jumps."""
         self.made: list[list[Instruction]] = []
 
     def rewrite(self) -> tuple[int, tuple[Instruction, ...]]:

@@ -35,7 +35,7 @@ class ShapeSource:
 
     path: tuple[int, ...]
     kind: TensorType
-    """Its type, with a name of its own for each dimension that is neither a name nor a number."""
+    """Tensor type with a symbol in place of each compound dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ShapeSources:
 
     tensors: tuple[ShapeSource, ...]
     exprs: tuple[PrimExpr, ...]
-    """The expressions of the dims, in the symbols that the tensors have as dimensions."""
+    """Expressions of the size vector, in the sources' symbols."""
     checks: tuple[RunCheck, ...]
 
 

@@ -53,7 +53,7 @@ class _SymbolTable:
 
     table: list[_EncodedSymbol] = field(default_factory=list)
     own: dict[Var | str, int] = field(default_factory=dict)
-    """Of the function being written."""
+    """Symbols of the function being encoded."""
 
     def symbol_number(self, dim: PrimExpr) -> int:
         """Return the number of a dimension that is not constant."""

@@ -40,7 +40,7 @@ class VMFunction:
     n_registers: int
     code: tuple[Instruction, ...]
     types: tuple[Type, ...] = ()
-    """Of the parameters: arguments of other types are refused. None: anything is taken."""
+    """Parameter types, checked at calls. None: anything is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,13 @@ class ExecutableProgram:
     metadata: dict[str, object]
     places: DeviceTable = field(default_factory=DeviceTable)
     derived: Sequence[tuple[int, int, tuple[int, ...]]] = ()
-    """Constants that are made when it is loaded: number, primitive, the constants they are made of,
-    which are there before."""
+    """Constants computed at load time: number, primitive, and operand constants, which precede
+    them.
+    """
     device_code: bytes = b""
-    """Kernels of devices; empty leaves the section out."""
+    """Device kernels; if empty, the section is omitted."""
     general: Mapping[str, bytes] = field(default_factory=dict)
-    """General forms, by name, of kernels that the image has not: no part of the file."""
+    """General forms, by name, of kernels missing from the image; not part of the file."""
 
 
 def write_executable(
@@ -200,7 +201,7 @@ def _constant_record(array: np.ndarray, is_made: bool, is_apart: bool) -> Consta
 
 
 _BITS_PER_BYTE = 8
-"""Bits of the smallest elements that have an address."""
+"""Bits of the smallest addressable element."""
 
 
 def _pack_bits(array: np.ndarray, bits: int) -> np.ndarray:

@@ -21,9 +21,10 @@ COMPILER_FLAGS = (
     "-fno-asynchronous-unwind-tables", "-fcf-protection=none", "-w",
     "-Werror=implicit-function-declaration",
 )  # fmt: skip
-"""Without `-fno-trapping-math` GCC keeps a branch where a lane's value is chosen from two: nobody
-reads the flags of exceptions, and exp is in vectors (a softmax takes 0.31 of the time). The model
-of costs is that of `-O3`: that of `-O2` makes vectors of no loop whose turns they may not divide.
+"""Compiler flags. Without `-fno-trapping-math` GCC branches on lane selects to preserve exception
+flags that nobody reads, and exp is not vectorised (a softmax takes 0.31 of the time with it). The
+model of costs is that of `-O3`: that of `-O2` makes vectors of no loop whose turns they may not
+divide.
 """
 
 

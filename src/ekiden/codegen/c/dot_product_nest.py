@@ -17,7 +17,7 @@ from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, For, LetStmt, SeqStmt, Stmt
 
 WORD_BYTES, VECTOR_WORDS = 4, 4
-"""Bytes of a word, words of a vector."""
+"""WORD_BYTES: bytes per word. VECTOR_WORDS: words per vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class OperandLoad:
     buffer: Buffer
     index: PrimExpr
     step: int
-    """Bytes to those of the next step."""
+    """Byte stride between iterations of the innermost loop."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class DotProductNest:
     weights: list[OperandLoad] = field(default_factory=list)
     acc: Buffer | None = None
     sums: dict[tuple[Var, Var], PrimExpr] = field(default_factory=dict)
-    """(data, weights) -> the sum that their products are added to."""
+    """Accumulator of each (data, weights) pair."""
 
     @staticmethod
     def match(loop: For) -> DotProductNest | None:

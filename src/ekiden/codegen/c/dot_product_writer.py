@@ -19,11 +19,11 @@ from ekiden.codegen.c.expression import ExpressionWriter
 from ekiden.codegen.c.types import c_type
 
 COLUMNS_PER_LOOP = 4
-"""Sums that grow in one loop: instructions name every second register of twelve."""
+"""Number of accumulators per loop: the instruction takes every second of twelve registers."""
 MAX_UNROLLED_VECTORS = 4
-"""Vectors of k that stand one after the other, if there are no more: the loop over columns is short
-then, and what a loop inside of it needs to begin is a third of it (64 channels: 73 instructions,
-with a loop 79)."""
+"""Maximum number of vectors along k that are fully unrolled: the column loop is short then, and an
+inner loop's setup would be a third of it (64 channels: 73 instructions, with a loop 79).
+"""
 HELIUM_DOT_HELPERS = """\
 #if EK_HELIUM
 static inline uint8x16_t ek_next_bytes(const uint8_t **at) { /* that moves on */
@@ -37,7 +37,7 @@ static inline uint8x16_t ek_raised_bytes(uint32x4_t words) { /* int8 more by 128
 }
 #endif"""
 VectorBody = Callable[[Sequence[str]], list[str]]
-"""The lines that do something with vectors, from the texts that load them."""
+"""Function (loaded operand texts) -> lines of the loop body."""
 
 
 class DotProductWriter:
@@ -47,7 +47,7 @@ class DotProductWriter:
         self.out, self.dots = writer, dots
         self.together = max(1, COLUMNS_PER_LOOP // len(dots.data))
         self.apart = writer.unique("apart")
-        """How far the words of a vector of weights lie apart."""
+        """Distance in bytes between the words of a weight vector."""
 
     def write(self) -> None:
         """Emit the sums of all columns into an array, then store them vector by vector."""

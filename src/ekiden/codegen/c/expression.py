@@ -51,9 +51,9 @@ from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 
 MAX_EXPRESSION_CHARS = 96
-"""An expression longer than this is given a name."""
+"""Maximum length of an inline expression; longer ones are assigned to a variable."""
 NATIVE_C_DTYPES = frozenset(("int32", "int64", "uint32", "uint64", "float32", "float64"))
-"""Types on which C's own operators mean what the nodes mean."""
+"""Dtypes whose C operators have the semantics of the IR's nodes."""
 INFIX_SYMBOLS = {"and": "&&", "or": "||"}
 
 

@@ -25,7 +25,7 @@ from ekiden.tir.transform import remove_no_op
 from ekiden.tir.visitor import NO_OP, StmtMutator, buffers_written, with_body
 
 WORKSPACE_ALIGNMENT_BYTES = 16
-"""Of what is put into working memory."""
+"""Alignment of buffers in the workspace."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,9 @@ typedef ek_f32x4 ek_f32x4_near __attribute__((aligned(4), may_alias));
 typedef ek_i32x4 ek_i32x4_near __attribute__((aligned(4), may_alias));
 typedef ek_u32x4 ek_u32x4_near __attribute__((aligned(4), may_alias));"""
 _PREDICATED_SELECT_ASM = '__asm__("vcmp.{test}\\n\\tvpsel %q0, {of}" : "=w"(r) : {given} : "p0")'
-"""A mask stays where it is made: through a register of numbers it would take four instructions, and
-GCC 12 makes wrong code of some."""
+"""Inline assembly of a predicated select: the mask stays in the predicate register, where GCC 12
+generates wrong or slow code.
+"""
 _TWO_VECTOR_INPUTS = '"w"(x), "w"(y)'
 _SELECT_ASM = _PREDICATED_SELECT_ASM.format(
     test="i32 ne, %q1, zr", of="%q2, %q3", given=f'{_TWO_VECTOR_INPUTS}, "w"(z)'
@@ -58,9 +59,9 @@ _DIVIDE_ASM = (
 _LOAD_STATEMENT = (
     'r = *(const ek_{}x4_near *)x;\n#if EK_HELIUM\n  __asm__("" : "+w"(r));\n#endif\n  (void)0'
 )
-"""As memory that has elements, too, which the intrinsics' is not for compilers: they would move such
-a load before stores of one element. No loop of loads and stores becomes a call of memcpy, which
-copies words."""
+"""Load through an array type, so that compilers do not move it across stores of single elements. No
+loop of loads and stores becomes a call of memcpy, which copies words.
+"""
 _WIDENING_LOAD_ASM = (
     '__asm__("vldrh.{}32 %q0, [%1]" : "=w"(r) : "r"(x), "m"(*(const int16_t(*)[4])x))'
 )
@@ -118,9 +119,9 @@ class _HeliumFunction:
     result: str
     parameters: str
     instructions: str
-    """Those of Helium, into r; "" where it has none."""
+    """Helium intrinsics that compute r; empty if there are none."""
     lane: str
-    """What other processors do in each lane; "" for the same."""
+    """Expression of one lane on other processors; empty if the instructions are C everywhere."""
 
     def text(self) -> str:
         """Return the C definition: instructions where Helium is present, else a loop over lanes."""
@@ -138,7 +139,7 @@ class _HeliumFunction:
 
 _CONDITION_CODES = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
 _SWAPPED_COMPARISONS = {"<": ">", "<=": ">="}
-"""Instructions take `<` for the opposite of `>=`, which holds for NaN too."""
+"""Comparisons as the negation of their opposite, which also holds for NaN."""
 
 
 def _comparison_function(symbol: str, word: str) -> _HeliumFunction:

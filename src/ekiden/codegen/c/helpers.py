@@ -157,7 +157,7 @@ MATH_INSTRUCTIONS = {
     "round": "roundeven", "fma": "fma",
 }
 # fmt: on
-"""The intrinsics that are one instruction -> LLVM's name."""
+"""LLVM's name of each intrinsic that is a single instruction."""
 
 
 def c_string_literal(text: str) -> str:
@@ -171,7 +171,7 @@ def _escape_byte(byte: int) -> str:
 
 
 _EXTERN_POINTER_TYPES = {"": "const char *", "handle": "void *"}
-"""How texts and addresses are declared that a C function gets."""
+"""C types of string and address parameters of external functions."""
 EXTERN_SYMBOL_MACRO = """\
 #ifdef EK_KERNEL_IMAGE
 #define EK_SYMBOL(name)
@@ -181,7 +181,7 @@ EXTERN_SYMBOL_MACRO = """\
 #define EK_SYMBOL(name) __asm__(EK_TEXT(__USER_LABEL_PREFIX__) name)
 #endif
 """
-"""Before declarations of C functions."""
+"""Macro before declarations of external C functions."""
 
 
 def c_symbol(name: str) -> str:

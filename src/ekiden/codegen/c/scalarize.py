@@ -32,7 +32,7 @@ from ekiden.tir.stmt import BufferStore, For, ForKind
 _CROSS_LANE_INTRINSICS = (
     "shuffle", "same_memory", "reinterpret", "call_packed", "call_function", "if_then_else",
 )  # fmt: skip
-"""Intrinsics of which a lane is more than those of its arguments, or which lanes decide."""
+"""Intrinsics whose result depends on other lanes."""
 
 
 def scalarize_vector_loop(loop: For) -> For | None:

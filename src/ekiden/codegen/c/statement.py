@@ -59,22 +59,21 @@ class StatementWriter(ExpressionWriter):
     """Writer of the statements of one C function that returns int: 0, or -1 with an error set."""
 
     whole_loops: ClassVar = False
-    """Whether loops over vectors are written as loops over elements, which the compiler makes
-    vectors of."""
+    """Whether vector loops are written as loops over elements, which the C compiler vectorises."""
 
     def __init__(self, helpers: HelperFunctions, symbol: str, functions: list[str]) -> None:
         super().__init__(helpers)
         self.symbol, self.functions = symbol, functions
         self.frees: list[str] = []
-        """What gives scratch memory back, in order of allocation."""
+        """Calls that free scratch memory, in order of allocation."""
         self.device: int | None = None
-        """DLPack's number of the kind of device that it launches kernels on; buffers lie there."""
+        """DLPack device type on which it launches kernels and buffers are allocated."""
         self.in_parallel = False
         self.shared: frozenset[Buffer] | None = None
-        """The buffers that may lie in the bytes of one another, element on element; None: any may,
-        anyhow."""
+        """Buffers that may alias element by element; None if any may alias arbitrarily."""
         self.mode = ""
-        """The variable of what was set before subnormal numbers were flushed, if they are."""
+        """Variable with the control register saved before flushing subnormals, if they are flushed.
+        """
 
     def statement(self, s: Stmt) -> None:
         """Write one statement."""

@@ -33,7 +33,7 @@ C_KEYWORDS = frozenset(
     "rint fabs sqrt copysign fma floorf ceilf truncf rintf fabsf sqrtf copysignf fmaf memcpy "
     "memset memmove asm typeof linux unix".split()
 )
-"""Names that mean something else in C: a buffer called `floor` is not one there."""
+"""Reserved names of C and its headers, which must not be used for variables."""
 
 
 def is_macro_like(name: str) -> bool:

@@ -59,9 +59,9 @@ class VectorWriter(StatementWriter):
         super().__init__(helpers, symbol, [])
         self.vectors = vectors
         self.whole: dict[Var, str] = {}
-        """Variables that are vectors of the dialect -> their names; `names` has their lanes."""
+        """C names of vector variables; `names` has those of their lanes."""
         self.arrays: dict[Buffer, int] = {}
-        """Buffers of a thread that are arrays of vectors -> lanes of each."""
+        """Number of lanes per element of thread-local buffers that are arrays of vectors."""
         self._in_lanes = False
         if vectors is not None:
             form = HelperDialect(

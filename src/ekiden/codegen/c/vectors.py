@@ -13,7 +13,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import BinaryExpr, Max, Min
 
 OPENCL_VECTOR_LANES = (2, 4, 8, 16)
-"""How many lanes vectors have; others are computed lane by lane."""
+"""Numbers of lanes of OpenCL's vector types; others are computed lane by lane."""
 
 
 Kind: TypeAlias = type[BinaryExpr]
@@ -34,9 +34,9 @@ class VectorSyntax(CSyntax):
         "uint32": "uint", "int64": "long", "uint64": "ulong", "float32": "float",
         "float64": "double", "float16": "ushort", "bfloat16": "ushort", "bool": "int",
     }  # fmt: skip
-    """The first part of a type; 16-bit floats are their bits."""
+    """Stem of the vector type of each dtype; 16-bit floats are stored as their bits."""
     holds: ClassVar = False
-    """Whether buffers of vectors are arrays of them, else arrays of their lanes."""
+    """Whether buffers of vectors are arrays of vector types rather than of lanes."""
 
     def has(self, dtype: str) -> bool:
         """Return whether the dialect has this vector type."""

@@ -221,8 +221,9 @@ EK_DEVICE int32_t {name}(int32_t sum, int32_t x, int32_t y) {{
   return found;
 }}
 #endif"""
-"""A sum of the products of four bytes and a number, which CUDA's own functions have for two of the
-three ways; with a sign (s) or without (u)."""
+"""CUDA helper of a four-byte dot product with accumulator, for signed (s) and unsigned (u)
+operands.
+"""
 
 
 def _cuda_dot_helpers() -> dict[str, str]:
@@ -337,4 +338,4 @@ KERNEL_DIALECTS: dict[str, KernelDialect] = {each.name: each for each in (
     ),
 )}
 # fmt: on
-"""By name."""
+"""Dialects of device kernels, by name."""

@@ -12,11 +12,11 @@ KERNEL_FORMATS: Mapping[str, str] = {
     for kind in KINDS.values()
     if kind.has_threads and kind.has_generator
 }
-"""Kind of target -> the format that its kernels are in, where its triple asks for no other."""
+"""Default kernel code format of each target kind."""
 ALL_KERNEL_FORMATS = frozenset(KERNEL_FORMATS.values()).union(
     *(kind.triples.values() for kind in KINDS.values())
 )
-"""All formats that kernels are made in."""
+"""All code formats of kernels."""
 
 
 def kernel_format(target: Target) -> str:

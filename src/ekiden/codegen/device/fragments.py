@@ -21,9 +21,9 @@ from ekiden.tir.stmt import Evaluate, Stmt
 from ekiden.tir.visitor import pre_order_stmts
 
 FRAGMENT_DIM = 16
-"""Rows and columns of each matrix."""
+"""Number of rows and columns of a fragment."""
 PTX_LAYOUTS = {"row_major": "row", "col_major": "col"}
-"""TVM's words -> those of PTX."""
+"""PTX's layout names by TVM's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ MMA_BY_FACTOR: Mapping[str, MmaType] = {
     "int8":     MmaType("s8",   "int8_t",   2, "s32", "int32_t", "r"),
     "uint8":    MmaType("u8",   "uint8_t",  2, "s32", "int32_t", "r"),
 }
-"""By the type of the factors."""
+"""Type combinations by factor dtype."""
 MMA_BY_ACCUMULATOR: Mapping[str, MmaType] = {"float32": MMA_BY_FACTOR["float16"],
                                              "int32": MMA_BY_FACTOR["int8"]}
-"""By that of the sums."""
+"""Type combinations by accumulator dtype."""
 # fmt: on
 ACCUMULATOR_REGISTERS = 8
-"""Registers of the sums."""
+"""Registers per thread of an accumulator fragment."""
 
 
 def is_fragment(buffer: Buffer) -> bool:
@@ -304,7 +304,7 @@ FRAGMENT_CALLS: Mapping[str, Callable[[Intrinsic, Mapping[Buffer, str]], Fragmen
     "tvm_store_matrix_sync": _lower_store_matrix,
     "tvm_mma_sync": _lower_mma,
 }
-"""Intrinsic -> what writes a call of it."""
+"""Emitter of each fragment intrinsic."""
 
 __all__ = [
     "FRAGMENT_CALLS",

@@ -29,7 +29,7 @@ class WgslWriter(KernelWriter):
     def __init__(self, helpers: HelperFunctions, symbol: str, dialect: KernelDialect) -> None:
         super().__init__(helpers, symbol, dialect)
         self.places: dict[Buffer, str] = {}
-        """Memory that is given -> the element at which it begins."""
+        """Element at which each bound buffer begins."""
 
     def element_access(self, buffer: Buffer, index: str) -> str:
         """Return an element, offset by the start of its buffer in the bound memory."""

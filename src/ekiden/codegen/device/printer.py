@@ -40,9 +40,9 @@ from ekiden.tir.stmt import (
 from ekiden.tir.visitor import all_exprs, free_vars_and_buffers, pre_order_stmts
 
 MAX_ASSERT_VALUES = 14
-"""Values that the message of a check can show."""
+"""Maximum number of values in the message of a check."""
 MAX_THREAD_LOCAL_BYTES = 1 << 16
-"""Bytes of arrays of one thread."""
+"""Maximum size of one thread's arrays in bytes."""
 
 
 class KernelWriter(WideAccessWriter):

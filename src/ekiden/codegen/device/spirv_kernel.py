@@ -72,13 +72,13 @@ from ekiden.tir.stmt import (
 )
 
 MAX_SPIRV_LOCAL_BYTES = 1 << 16
-"""Of an array of a thread."""
+"""Maximum size of a thread-local array in bytes."""
 LAST_REPORTED_THREAD = 0x7FFFFFFE
-"""The last number of a thread that a check tells."""
+"""Highest thread index that a failed check can report."""
 _AXIS_LETTERS = "xyz"
 _WORD_DTYPE = "int64"
 _BARRIER_OPERANDS = (2, 2, 0x8 | 0x40 | 0x100)
-"""Of threads of a block, for their memory and the device's: acquire and release."""
+"""Operands of a block-wide barrier with acquire-release semantics for shared and device memory."""
 
 LaneOperands = list[Operand]
 
@@ -92,7 +92,7 @@ class _BufferLocation:
     storage: int
     base: Id
     address: Operand = ""
-    """As a number, of memory that is given."""
+    """Address of a memory parameter as an integer."""
 
 
 class SpirvKernelEmitter:
@@ -106,9 +106,9 @@ class SpirvKernelEmitter:
         self.memory: dict[Buffer, _BufferLocation] = {}
         self.checks: list[tuple[str, str]] = []
         self.blocks: dict[str, Operand] = {}
-        """Of each axis: how many blocks there are, and the number of this one ("x", "at x")."""
+        """Number of blocks and index of this block along each axis ("x", "at x")."""
         self.arguments = ""
-        """The address of what the kernel is given."""
+        """Address of the kernel's argument block."""
 
     # What the kernel is given.
 

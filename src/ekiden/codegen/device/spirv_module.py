@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 MAGIC, VERSION = 0x07230203, 0x00010500
-"""SPIR-V 1.5, which Vulkan 1.2 takes."""
+"""MAGIC: SPIR-V magic number. VERSION: SPIR-V version 1.5, which Vulkan 1.2 accepts."""
 
 # fmt: off
 SPIRV_OPCODES: dict[str, int] = {

@@ -166,7 +166,7 @@ def _pass_floats_as_bits(
 
 
 LaunchGrid = Mapping[str, PrimExpr]
-"""Thread axis -> how many there are."""
+"""Extent of each thread axis."""
 
 
 def _launch_grid(kernel: PrimFunc) -> LaunchGrid:
@@ -219,7 +219,7 @@ class _KernelLaunch:
     kernel: DeviceKernel
     grid: LaunchGrid
     used: tuple[int, ...]
-    """The numbers of the buffers that it is given."""
+    """Indices of the buffers that the kernel takes."""
     sizes: tuple[PrimExpr, ...]
 
     def launch_call(self, addresses: tuple[PrimExpr, ...]) -> PrimExpr:

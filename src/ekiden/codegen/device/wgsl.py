@@ -27,10 +27,10 @@ from ekiden.tir.visitor import StmtMutator
 
 WGSL_TYPES = {"bool": "bool", "int32": "i32", "uint32": "u32", "float32": "f32", "int": "i32"}
 STORAGE_DTYPES = ("float32", "int32", "uint32")
-"""The types of elements in memory."""
+"""Element dtypes of storage buffers."""
 WIDE, NARROW = "int64", "int32"
 INDEX_SAFE_CALLS = frozenset(("if_then_else", "call_packed", "call_function"))
-"""What of int64 stays within the sizes that it is made of; a shift need not."""
+"""Intrinsics whose int64 result is bounded by their operands; a shift's need not be."""
 
 WGSL_HEADER = """\
 var<private> ek_infinity : u32 = 0x7f800000u; /* a constant may not be one */
@@ -160,7 +160,9 @@ class IndexNarrower(StmtMutator):
     def __init__(self) -> None:
         self.variables: dict[Var, Var] = {}
         self.buffers: dict[Buffer, Buffer] = {}
-        """Those of a thread or a block: positions, for nothing of 64 bits comes into a kernel."""
+        """Narrowed thread-local and shared buffers, which hold indices because kernels have no
+        64-bit data.
+        """
         self._memo: dict[int, PrimExpr] = {}
         self._alive: list[PrimExpr] = []
 

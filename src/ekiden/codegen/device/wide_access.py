@@ -36,10 +36,9 @@ class WideAccessWriter(VectorWriter):
         self.dialect = dialect
         self.top: list[str] = []
         self.arguments: dict[Buffer, str] = {}
-        """Memory that the kernel is given -> the name of the flag that says whether it is aligned;
-        "" until an access needs it."""
+        """Name of the alignment flag of each memory parameter; empty until an access needs it."""
         self._loaded: dict[PrimExpr, str] = {}
-        """Loads that are emitted -> the arrays of their lanes."""
+        """Lane array of each wide load that was emitted."""
 
     def invalidate_loads(self) -> None:
         """Drop loaded lanes, as memory may have changed."""

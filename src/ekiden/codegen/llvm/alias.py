@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from ekiden.tir.expr import Buffer
 
 FIRST_SCOPE_METADATA_ID = 100_000
-"""Numbers of metadata nodes from which scopes are counted; debug information has those below."""
+"""First metadata id of alias scopes; debug information uses lower ones."""
 
 
 class AliasScopes:

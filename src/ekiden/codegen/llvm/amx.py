@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
 
 MAX_TILE_ROW_BYTES = 64
-"""Of a row, at most."""
+"""Maximum bytes per tile row."""
 _BYTES_AT, _ROWS_AT = 16, 48
-"""Where a shape, of 64 bytes whose first is 1, says the bytes of a row, and the rows."""
+"""_BYTES_AT: offset of the bytes-per-row fields in the 64-byte tile configuration. _ROWS_AT: offset
+of the row-count fields in the 64-byte tile configuration.
+"""
 TILE_DOT_INTRINSICS = {
     "matrix_dot4_u8s8": "llvm.x86.tdpbusd",
     "matrix_dot2_bf16": "llvm.x86.tdpbf16ps",
 }
-"""What multiplies and adds -> LLVM's intrinsic."""
+"""LLVM intrinsic of each tile dot product."""
 
 
 class TileConfig:

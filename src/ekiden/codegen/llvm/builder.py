@@ -42,11 +42,11 @@ class LlvmModule:
         self.defined: set[str] = set()
         self.metadata: list[str] = []
         self.intrinsics: set[str] = set()
-        """Names of intrinsics that the program itself calls."""
+        """Names of the LLVM intrinsics that the user's program calls."""
         self.constants = 0
-        """The address space of tables."""
+        """Address space of constant tables."""
         self.gathers = True
-        """Whether an instruction may take several addresses."""
+        """Whether the target has gather and scatter instructions."""
         self._names: dict[str, int] = {}
 
     @property
@@ -139,7 +139,7 @@ class FunctionBuilder:
     """
 
     has_blocks = True
-    """Whether there are branches: not where a function is written as assignments alone."""
+    """Whether the function has basic blocks; helpers written as assignments do not."""
 
     def __init__(self, module: LlvmModule) -> None:
         self.module = module
@@ -149,8 +149,7 @@ class FunctionBuilder:
         self.location = ""
         self.flags = ""
         self.reorders = False
-        """Whether sums are computed in whatever order: nothing may be made of what rounding
-        loses."""
+        """Whether sums may be reassociated, so that rounding errors must not be relied on."""
         self._scopes: list[dict[str, Operand]] = [{}]
         self._count = 0
         self._memory = 0

@@ -35,7 +35,7 @@ else:
     )  # 15 ms that a program with general kernels does not wait for
 
 LLVM_VERSION = f"llvmlite {version_of('llvmlite')}"
-"""Part of the key under which object code is cached."""
+"""LLVM version, part of the key of cached object code."""
 
 
 @functools.cache
@@ -59,7 +59,7 @@ hold_at_forks(llvm_lock)
 
 
 LLVM_ABI_NAMES = {RISCV: "lp64d"}
-"""Architecture -> the calling convention of its runtime, where LLVM would take another."""
+"""ABI name of each architecture whose LLVM default differs from the runtime's."""
 
 
 def check_target(target: Target, what: str) -> None:
@@ -110,10 +110,9 @@ def create_target_machine(
 
 
 PROGRAM_INTRINSICS = "; intrinsics that the program calls: "
-"""Begins the line of a module's text that names them."""
+"""Prefix of the header line that lists a program's LLVM intrinsics."""
 HEADER_CHARS = 4096
-"""Characters of a text in which its head begins to name the program's intrinsics: a target is
-before that."""
+"""Number of leading characters of a module in which that header line must begin."""
 
 
 def user_intrinsics(text: str) -> str:

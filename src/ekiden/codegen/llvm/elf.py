@@ -14,7 +14,7 @@ SHT_SYMTAB, SHT_RELA, SHT_NOBITS, SHT_REL = 2, 4, 8, 9
 SHF_ALLOC, SHF_EXECUTE = 2, 4
 UNDEFINED_SECTION = 0
 UNWIND_SECTION_PREFIXES = (".eh_frame", ".ARM.ex")
-"""How the names of sections begin that nobody reads who loads no libraries."""
+"""Name prefixes of unwind sections, which images do not need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ElfObject:
     """A relocatable object: loaded sections by their number in the file, and all symbols."""
 
     machine: int
-    """ELF's number of the architecture."""
+    """ELF machine number of the architecture."""
     sections: dict[int, ElfSection]
     symbols: list[ElfSymbol]
 

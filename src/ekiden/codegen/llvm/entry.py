@@ -206,7 +206,7 @@ class EntryEmitter(StatementEmitter):
 
 
 FAST_MATH_FLAGS = ("nnan", "ninf", "nsz", "arcp", "contract", "afn", "reassoc")
-"""LLVM's flags of floating-point operations."""
+"""LLVM's fast-math flags."""
 
 
 def fast_math_flags(func: PrimFunc) -> str:

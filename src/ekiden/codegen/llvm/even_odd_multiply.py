@@ -20,9 +20,9 @@ from ekiden.ir.prim import Add, Cast, IntImm, Intrinsic, Mul, PrimExpr, Sub, con
 from ekiden.tir.expr import Broadcast, broadcast
 
 INT32_BITS = 32
-"""Bits of an element of the vectors around."""
+"""Bits of an element."""
 MAX_INT64_NODES = 24
-"""Nodes of int64 that are looked at; more are no requantisation."""
+"""Maximum number of int64 nodes examined; requantisation has fewer."""
 SHIFT_OPS = frozenset(("left_shift", "right_shift"))
 
 

@@ -80,7 +80,7 @@ class ExpressionEmitter:
         self.variables: dict[Var, Operand] = {}
         self.pointers: dict[Buffer, Operand] = {}
         self.spaces: dict[Buffer, int] = {}
-        """Address spaces of buffers, where it is not the usual one."""
+        """Address space of each buffer outside the default one."""
         self.registers: dict[RegisterKey, Operand] = {}
         self.register_lanes: dict[Buffer, int] = {}
         self.positive: set[Var] = set()

@@ -21,7 +21,7 @@ _EXTENSION_ATTRIBUTES = {
     "bool": " zeroext", "uint8": " zeroext", "uint16": " zeroext", "int8": " signext",
     "int16": " signext",
 }  # fmt: skip
-"""What the callers of C functions extend, and callees take for extended."""
+"""Extension attributes (signext, zeroext) that the C calling convention requires of callers."""
 
 
 class ExternCallEmitter(PackedCallEmitter):

@@ -59,7 +59,9 @@ class GpuBackend:
 
 
 GLOBAL_SPACE, SHARED_SPACE = 1, 3
-"""The address spaces of memory of the device and of a block: the same on all backends."""
+"""GLOBAL_SPACE: address space of device memory, the same on all backends. SHARED_SPACE: address
+space of block-shared memory, the same on all backends.
+"""
 
 
 def _thread_index_calls(
@@ -136,6 +138,6 @@ GPU_BACKENDS: dict[str, GpuBackend] = {each.format: each for each in (
     ),
 )}
 # fmt: on
-"""By format. Later architectures than the oldest run its PTX too."""
+"""GPU backends, by code format. Later architectures than the oldest run its PTX too."""
 
 __all__ = ["GLOBAL_SPACE", "GPU_BACKENDS", "SHARED_SPACE", "GpuBackend", "IntrinsicCall"]

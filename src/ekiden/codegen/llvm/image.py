@@ -31,12 +31,13 @@ IMAGE_VERSION = 1
 PAGE_BYTES = 4096
 IMAGE_HEADER = struct.Struct("<6sBBIIQQQQ")
 CALL_SITE_PREFIX = "packed:"
-"""Before the name of a function for which code has a call site."""
+"""Symbol prefix of call sites of runtime functions."""
 EXTERN_PREFIX = "ek_extern_"
-"""Before the name of a C function that the program declares by calling it (`call_extern`): it is
-that of the library or program that the code is linked into, or of the process that loads it."""
+"""Symbol prefix of C functions that the program itself declares (`call_extern`), resolved in the
+library, program or process that loads the code.
+"""
 VM_HELPERS = frozenset(f"ek_op_{opcode.name}" for opcode in OPCODES)
-"""What the virtual machine gives to native code of its functions, beside the services."""
+"""Virtual-machine helpers available to native code, besides the runtime's services."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class ImageInfo:
     imports: tuple[str, ...]
     text: bytes
     needs: tuple[str, ...] = ()
-    """The processor that it is for, then the flags of /proc/cpuinfo that its code relies on."""
+    """Target processor, followed by the /proc/cpuinfo flags that the code requires."""
 
 
 def link_image(

@@ -189,8 +189,7 @@ TARGET_INTRINSICS: dict[tuple[str, str, int], str] = {
     ("dot2_bf16", "x86-64", 16): "llvm.x86.avx512bf16.dpbf16ps.512",
     ("dot2_bf16", "x86-64", 8): "llvm.x86.avx512bf16.dpbf16ps.256",
 }
-"""(ability of a target, its architecture or kind of devices, lanes of the sums) -> LLVM's
-intrinsic."""
+"""LLVM intrinsic by (target ability, architecture or device kind, accumulator lanes)."""
 
 
 def _dot_intrinsic(b: FunctionBuilder, ability: str, lanes: int) -> str | None:

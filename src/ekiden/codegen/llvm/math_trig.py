@@ -47,17 +47,15 @@ COS_POLYNOMIAL = {
         -2.7557313663821187e-07, 2.08756328303347e-09, -1.1355096988385465e-11,
     ),
 }  # fmt: skip
-"""To the last place of a result of each type."""
+"""Cosine coefficients, accurate to the last place of each type."""
 MAX_CODY_WAITE_ARGUMENT = 2.0**30
-"""From here on arguments go through the table."""
+"""Largest argument reduced by Cody-Waite; larger ones use the table."""
 
 
 MAX_EXPONENT = {24: 104, 53: 971}
-"""A float32 is m * 2**e with an integer m below 2**24 and e at most this, a float64 one below
-2**53."""
+"""Largest exponent e of m * 2**e, with integer m below 2**24 (float32) or 2**53 (float64)."""
 PRODUCT_SPLIT_BITS = 27
-"""An m of 53 bits is taken in two parts, the lower of so many bits, so that each product is small
-against 2**53."""
+"""Number of low bits split off a 53-bit significand, so that partial products stay exact."""
 
 
 @functools.cache

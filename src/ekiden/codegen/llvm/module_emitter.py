@@ -14,7 +14,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
 
 DATA_LAYOUTS = {WASM: "e-m:e-p:32:32-p10:8:8-p20:8:8-i64:64-i128:128-n32:64-S128-ni:1:10:20"}
-"""Architecture -> LLVM's layout of data, where pointers are not as it takes them to be."""
+"""Data layout of each architecture whose pointers differ from LLVM's default."""
 
 
 def emit_function(func: PrimFunc, target: Target) -> str:

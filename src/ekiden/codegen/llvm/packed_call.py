@@ -24,7 +24,9 @@ from ekiden.tir.expr import BufferAddress
 
 STACK_WORD_BYTES = 8
 VALUE_WORDS, PAYLOAD_WORD = Value.BYTES // STACK_WORD_BYTES, Value.V // STACK_WORD_BYTES
-"""Words of a value, and the one with its payload."""
+"""VALUE_WORDS: number of 64-bit words of an ek_value. PAYLOAD_WORD: index of the payload word in an
+ek_value.
+"""
 
 
 class PackedCallEmitter(ExpressionEmitter):

@@ -29,12 +29,13 @@ A32_REL32, A32_CALL, A32_JUMP24, A32_GOT_PREL = 3, 28, 29, 96
 RISCV_LO12_ADDRESS = -1   # the low half of what goes through no slot
 # fmt: on
 LOAD_WORD, ADD_WORD = 0xF9400000, 0x91000000
-"""`ldr x0, [x0, #0]` and `add x0, x0, #0`."""
+"""LOAD_WORD: encoding of `ldr x0, [x0, #0]`. ADD_WORD: encoding of `add x0, x0, #0`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedReference:
-    """A place in the code, `at`, that refers to `target`, both in bytes from the start of the text.
+    """Resolved reference: `offset` in the code refers to `target`, both in bytes from the start of
+    the text.
 
     `is_slot`: the target is not what the symbol names but the slot of the address table that holds
     its address.
@@ -60,21 +61,21 @@ class LinkArchitecture:
     """What compilers call it, as `platform.machine` does."""
     elf_machine: int
     header_byte: int
-    """The byte in an image's header that names the architecture."""
+    """Byte of the image header that identifies the architecture."""
     trap_instruction: bytes
-    """An instruction that traps."""
+    """Encoding of a trap instruction."""
     stub_size: int
     encode_stub: Callable[[int, int], bytes]
-    """(place of a stub, slot that holds an address) -> code that jumps to the address."""
+    """Function (stub offset, slot offset) -> code that jumps to the address in the slot."""
     table_relocations: frozenset[int]
-    """Types of relocations that go through the address table."""
+    """Relocation types that go through the address table."""
     apply_relocation: Callable[[bytearray, ResolvedReference], None]
     pair_relocations: Callable[[Sequence[ResolvedReference]], Sequence[ResolvedReference]] = (
         _without_pairing
     )
-    """Completes references that are relative to others."""
+    """Function that completes relocations that are relative to other relocations."""
     slot_bytes: int = 8
-    """Those of an address in the table."""
+    """Bytes per address-table slot."""
 
 
 def _unsupported_relocation(r: ResolvedReference) -> InternalError:
@@ -275,4 +276,4 @@ ARMV7 = LinkArchitecture(
     slot_bytes=4,
 )
 LINK_ARCHITECTURES = {each.elf_machine: each for each in (X86_64, AARCH64, RISCV64, ARMV7)}
-"""By ELF's number of the machine."""
+"""Architectures by ELF machine number."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # which reads the table below
     from ekiden.codegen.llvm.float_math import FloatMath
 
 VELTKAMP_SPLITTER = 2.0**27 + 1
-"""Multiplying by it parts a float64 in halves of 26 bits (Veltkamp)."""
+"""Multiplier that splits a float64 into halves of 26 bits (Veltkamp)."""
 
 
 def fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
@@ -87,4 +87,4 @@ SOFTWARE_INTRINSICS: dict[str, tuple[str, Callable[..., Operand]]] = {
     "ceil": ("rounding", ceil),
     "trunc": ("rounding", trunc),
 }
-"""LLVM's intrinsic -> the ability of a `Target` it needs, and what stands for it elsewhere."""
+"""Target ability that each LLVM intrinsic needs, and its software form."""

@@ -77,13 +77,13 @@ class StatementEmitter(IntrinsicCallEmitter):
         self.module, self.name, self.demoted = module, name, demoted
         self.workspaces: list[Operand] = []
         self.device: int | None = None
-        """DLPack's number of the kind of device that it launches kernels on; buffers lie there."""
+        """DLPack device type on which it launches kernels and buffers are allocated."""
         self._sizes: dict[Operand, Operand] = {}
         self.failures: list[str] = []
         self.shapes: amx.TileConfig | None = None
-        """Of registers that hold matrices, if it has set any."""
+        """AMX tile configuration, if the function has loaded one."""
         self.flushed: subnormals.FlushToZeroMode | None = None
-        """What was set before subnormal numbers were flushed, if they are."""
+        """Saved control register, if the function flushes subnormals."""
         self._stores: dict[Stmt, frozenset[RegisterKey]] = {}
         self.lines: DebugLocations | None = None
 

@@ -12,10 +12,10 @@ from ekiden.codegen.llvm.types import register_type
 from ekiden.ir import dtype as dt
 
 MAX_SHUFFLED_STRIDE = 4
-"""Distance up to which neighbouring vectors are read; a gather is ahead from 5 on."""
+"""Largest stride loaded as contiguous vectors and shuffled; from 5 on a gather is faster."""
 
 LoadWindow = Callable[[int, Operand | None], Operand]
-"""(offset from the first element wanted, mask or None) -> the vector that begins there."""
+"""Function (offset from the first element, mask or None) -> contiguous vector."""
 
 
 def is_shufflable(stride: int, lanes: int) -> bool:

@@ -14,9 +14,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.features import ARM, X86
 
 MXCSR_FTZ_DAZ = (1 << 15) | (1 << 6)
-"""Results that are subnormal become 0 (FTZ), operands are taken for 0 (DAZ)."""
+"""MXCSR bits: flush-to-zero (FTZ) and denormals-are-zero (DAZ)."""
 FPCR_FZ = 1 << 24
-"""The same in one bit (FZ)."""
+"""FPCR bit: flush-to-zero (FZ)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,9 @@ def llvm_constant(value: int | float, dtype: str) -> str:
 
 
 _HALF_EXPONENT_MASKS = {"bfloat16": (0x7F80, 16), "float16": (0x7C00, 16)}
-"""Bits of the exponent in how constants are written, and how many bits they have: double, for
-float32 too, unless they are here."""
+"""Exponent mask and width of LLVM constants by type; the default is that of double, in which float
+constants are written too.
+"""
 
 
 def is_nan_constant(operand: str, dtype: str) -> bool:

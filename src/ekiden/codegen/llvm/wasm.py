@@ -127,19 +127,19 @@ class WasmObject:
 
     types: list[bytes] = field(default_factory=list)
     imported: list[tuple[str, int]] = field(default_factory=list)
-    """Functions from elsewhere: name and type."""
+    """Imported functions: name and type index."""
     globals: list[str] = field(default_factory=list)
-    """The names of globals from elsewhere."""
+    """Names of imported globals."""
     functions: list[int] = field(default_factory=list)
-    """The types of its own."""
+    """Type indices of the object's own functions."""
     code: bytes = b""
     bodies: list[tuple[int, int]] = field(default_factory=list)
-    """Where those of the functions begin and end in the section."""
+    """Range of each function body in the code section."""
     segments: list[bytes] = field(default_factory=list)
     alignments: list[int] = field(default_factory=list)
     symbols: list[WasmSymbol] = field(default_factory=list)
     relocations: list[WasmRelocation] = field(default_factory=list)
-    """Of the code; there are none of data."""
+    """Relocations of the code section; data has none."""
 
 
 def parse_wasm(data: bytes) -> WasmObject:
@@ -259,13 +259,13 @@ class WasmLinker:
     """
 
     mark = 3
-    """The architecture in the header of images."""
+    """Architecture byte in the image header."""
 
     def __init__(self, objects: Sequence[bytes], exports: Sequence[str]) -> None:
         self.objects = [parse_wasm(data) for data in objects]
         self.types: dict[bytes, int] = {}
         self.wanted: dict[str, int | None] = {}
-        """Imports: the type of a function, None for an address."""
+        """Undefined symbols: the type index of a function, None for an address."""
         self.data, self.alignment = bytearray(), 1
         self.places: dict[tuple[int, int], int] = {}
         self.defined: dict[str, tuple[int, int]] = {}

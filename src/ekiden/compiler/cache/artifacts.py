@@ -1,5 +1,4 @@
-"""Disk cache of whole artifacts, beside that of kernels; a model that was compiled before is
-mapped, not compiled again.
+"""Disk cache of compiled artifacts; a hit is memory-mapped.
 
     <folder>/<key>.eki      an artifact
     <digest>.json           the names of the files that a model has weights in, beside its own
@@ -36,13 +35,11 @@ if TYPE_CHECKING:
     from ekiden.runtime.artifact.chunks import Bytes
 
 MIN_ARTIFACTS_IN_LIMIT = 4
-"""An artifact is kept if that many of its size fit in the limit."""
+"""Minimum number of artifacts of a given size that the limit must hold for one to be cached."""
 
 
 class ArtifactCache:
-    """Folder of artifacts of at most `limit` bytes in total; 0 disables it. `others` are
-    read only.
-    """
+    """Disk cache of artifacts of at most `limit` bytes; 0 disables it. `others` are read only."""
 
     def __init__(
         self, folder: PathName | None, limit: int, others: Sequence[PathName] = ()
@@ -53,7 +50,7 @@ class ArtifactCache:
 
     @property
     def is_used(self) -> bool:
-        """Return whether there is any folder."""
+        """Return whether the cache has a folder."""
         return self.folder is not None or bool(self.others)
 
     @staticmethod
@@ -89,9 +86,9 @@ class ArtifactCache:
         artifact: Bytes | StreamedContent,
         weight_files: Sequence[str],
     ) -> runtime.Executable | None:
-        """Store an artifact atomically, unless the model has changed since the request or this
-        machine cannot run it, and remove the least recently used ones. Return it mapped from its
-        file, so that it need not stay in memory; None if it was not stored.
+        """Store an artifact atomically and evict the least recently used ones, unless the model
+        changed since the request or this machine cannot run it. Return it mapped from its file, so
+        that it need not stay in memory; None if it was not stored.
         """
         if self.folder is None or len(artifact) * MIN_ARTIFACTS_IN_LIMIT > self.limit:
             return None
@@ -145,9 +142,9 @@ def _weight_files(layer: PathName, wanted_request: CacheRequest) -> list[str]:
 
 
 def _map_artifact(path: str, layer: PathName | None) -> runtime.Executable | None:
-    """Return the artifact of a trusted file, or None. A file of the own layer (`layer` is None)
-    becomes the most recently used, and is removed if it cannot be loaded. Raises OSError where
-    there is none.
+    """Map the artifact of a trusted file; None if it is missing, damaged or not owned by the user.
+    A file of the own layer (`layer` is None) becomes the most recently used, and is removed if it
+    cannot be loaded. Raises OSError where there is none.
     """
     is_own = layer is None
     try:

@@ -1,4 +1,4 @@
-"""Files in the cache folders: count, pack, import and prune them.
+"""Maintenance of the cache folders: statistics, export, import and pruning.
 
 kernels/<compiler>/<key>.o    object code; the key is a digest of what it computes and the
                               target
@@ -32,10 +32,12 @@ from ekiden.runtime.files import (
 from ekiden.runtime.lazy_dataclass import dataclass
 
 PACKED_FORMAT_VERSION = 1
-"""Of packed caches. Files of another version are refused."""
+"""Format version of packed caches; other versions are refused. Files of another version are
+refused.
+"""
 MANIFEST_NAME = "ekiden-cache.json"
 MAX_PACKED_FILE_BYTES = 4 << 30
-"""Most bytes of a file that is taken from a packed cache."""
+"""Maximum bytes of a file imported from a packed cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class CacheKind:
     pattern: re.Pattern[str]
     is_intact: Callable[[bytes], bool]
     is_portable: bool = True
-    """Whether other machines have a use for it."""
+    """Whether other machines can use the files."""
 
 
 def _is_artifact(data: bytes) -> bool:
@@ -69,7 +71,7 @@ CACHE_KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """File of a cache layer, by its name in that folder."""
+    """File of a cache layer, identified by its kind and name."""
 
     kind: CacheKind
     name: str
@@ -77,7 +79,7 @@ class CacheEntry:
 
     @property
     def is_current(self) -> bool:
-        """Return whether this compiler version would look the file up, according to its name."""
+        """Return whether this compiler version can hit the file, according to its name."""
         return self.kind.folder != "kernels" or f"/{compiler_folder()}/" in self.name
 
 
@@ -91,7 +93,9 @@ def all_cache_layers() -> tuple[Path, ...]:
 
 
 def written_layer() -> Path:
-    """Return the first folder. Raises InputError where none is written."""
+    """Return the cache folder that files are written to. Raises InputError where none is
+    written.
+    """
     home, _ = cache_layers()
     if home is None:
         raise InputError("no folder of the cache is written: EKIDEN_CACHE_DIR names none first")
@@ -99,7 +103,7 @@ def written_layer() -> Path:
 
 
 def iter_entries(layer: Path) -> Iterator[CacheEntry]:
-    """Yield the files of a layer in order, without those of other names."""
+    """Yield the cache files of a layer in order, ignoring other files."""
     for kind in CACHE_KINDS:
         folder = layer / kind.folder
         for path in files_below(folder):
@@ -110,7 +114,7 @@ def iter_entries(layer: Path) -> Iterator[CacheEntry]:
 
 @dataclass(slots=True)
 class CacheStats:
-    """Statistics of a kind in a layer: files, bytes, and files of this compiler version."""
+    """Statistics of one kind in one layer: files, bytes, and files of this compiler version."""
 
     layer: str
     kind: str
@@ -120,7 +124,7 @@ class CacheStats:
 
 
 def cache_stats() -> list[CacheStats]:
-    """Return a row for each layer and kind."""
+    """Return the statistics of each layer and kind."""
     rows: list[CacheStats] = []
     for layer in all_cache_layers():
         by_folder = {kind.folder: CacheStats(str(layer), kind.folder) for kind in CACHE_KINDS}
@@ -141,9 +145,8 @@ def _file_size(path: Path) -> int:
 
 
 def export_cache(path: PathName, everything: bool = False) -> int:
-    """Pack the files that this compiler can use, of all layers, into a file and return their
-    number. `everything` includes those of other compiler versions. The same content gives the
-    same bytes.
+    """Pack the files that this compiler can use into one file; return their number. `everything`
+    includes those of other compiler versions. The same content gives the same bytes.
     """
     chosen: dict[str, CacheEntry] = {}
     for layer in all_cache_layers():
@@ -171,7 +174,7 @@ def _add_file(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def _intact_contents(entry: CacheEntry) -> bytes | None:
-    """Return a file's contents; None if it is damaged or gone."""
+    """Return a file's contents, or None if it is damaged or removed."""
     try:
         data = entry.path.read_bytes()
     except OSError:
@@ -196,7 +199,7 @@ class ImportCounts:
 
 
 def import_cache(path: PathName) -> ImportCounts:
-    """Import the files of a packed cache into the written layer; existing files stay.
+    """Import a packed cache into the written layer; existing files are kept.
 
     What it brings is native code, which runs when a model needs it: take only what you trust.
     Raises LoadError for what is no packed cache, or of another version, before anything is taken;
@@ -268,9 +271,8 @@ def _import_member(
 
 
 def prune_cache(limit: int | None = None, stale: bool = False) -> tuple[int, int]:
-    """Remove the least recently used files from the written layer until it has at most `limit`
-    bytes; with `stale`, first the kernels of other compiler versions. Return the number of
-    removed files and bytes.
+    """Evict the least recently used files of the written layer down to `limit` bytes; with `stale`,
+    kernels of other compiler versions first. Return the number of removed files and bytes.
     """
     home = written_layer()
     count = freed = 0

@@ -1,4 +1,4 @@
-"""Cache keys of artifacts: the model's bytes, the options of `compile`, and the compiler itself.
+"""Cache keys of artifacts: digests of the model, the compile options, and the compiler.
 
 Importing this, and making a key, needs nothing that only compiling does.
 """
@@ -41,12 +41,13 @@ else:
     virtual_device = LazyModule("ekiden.target.virtual_device")
 
 _LEAF_BYTES, _BLOCK_BYTES = 16 << 20, 1 << 20
-"""Bytes of a file that one thread takes at a time, and that it has in memory of them."""
+"""Bytes of a Merkle leaf hashed by one thread, and of the block that is read at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
-    """Cache request of a compilation.
+    """Cache request of a compilation: the digest of its inputs, and what is needed to detect later
+    changes.
 
     digest: gives one of everything but weights in files of their own; the bytes of the model and of
     the compiler are read when it is first asked for, which raises OSError where the model's cannot
@@ -88,9 +89,8 @@ class CacheRequest:
 
 
 def request(model: object, options: CompileOptions) -> CacheRequest | None:
-    """Return the cache request of a compilation, or None where the cache must not be used: the
-    compilation is observed or dumped, the program has extended the compiler, engines or devices
-    are measured, or the model is a module or no model.
+    """Create the cache request of a compilation; None if it must not be cached (instrumented,
+    extended, measured, or without a model file).
     """
     context = PassContext.current()
     is_measured = context.config.get(BYOC_ENGINE_OPTION) or context.config.get(
@@ -130,8 +130,8 @@ def request(model: object, options: CompileOptions) -> CacheRequest | None:
 
 
 def _targets_text(target: Targets) -> Callable[[], str]:
-    """Return a function that gives the text of targets and devices; that of this machine is
-    computed lazily. Raises CompileError.
+    """Return a function that formats targets and devices; this machine's description is computed
+    lazily. Raises CompileError.
     """
     machine = _machine_id() if is_this_machine(target) else None
     if machine is not None:
@@ -150,8 +150,8 @@ def _resolve_target(target: Targets) -> str:
 
 
 def is_this_machine(target: Targets) -> bool:
-    """Return whether code is for this machine's processor alone: no target is given, and there is
-    no current one, whose lookup would import the target module.
+    """Return whether code is compiled for this machine alone: no target is given and none is
+    current.
     """
     module = sys.modules.get("ekiden.target.target")
     entered = getattr(module, "TARGET_STACK", None)  # another thread may be importing the module
@@ -159,8 +159,8 @@ def is_this_machine(target: Targets) -> bool:
 
 
 def _machine_id() -> str | None:
-    """Return an identification of this machine until its next boot: boot id, usable cores and the
-    first processor of /proc/cpuinfo; None where the system does not provide it.
+    """Return an identifier of this machine until its next boot, from the boot id, usable cores and
+    /proc/cpuinfo; None where unavailable.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -175,20 +175,17 @@ def _machine_id() -> str | None:
 
 
 _CPUINFO_BYTES = 1 << 13
-"""Bytes that hold what /proc/cpuinfo has of a processor, which asks each core for its frequency."""
+"""Bytes read of /proc/cpuinfo, enough for the first processor."""
 
 
 def _absolute_path(model: object) -> str | None:
-    """Return the absolute path of a model; a program may change its working directory before it is
-    read.
-    """
+    """Return a model's absolute path, since the working directory may change before it is read."""
     return os.path.abspath(model) if isinstance(model, (str, os.PathLike)) else None
 
 
 def _model_digest(model: object) -> tuple[list[str], Callable[[], str]]:
-    """Return the importer's identity (frontend and package versions) and a function that digests
-    the model's bytes; files are read when it is called. Raises TypeError for a model without
-    bytes, OSError where there is no such file.
+    """Return the importer's identity, and a function that digests the model's bytes when called.
+    Raises TypeError for a model without bytes, OSError where there is no such file.
     """
     model = as_bytes(model)
     row = frontend_of(model)
@@ -234,7 +231,7 @@ def file_digest(path: PathName) -> str:
 
 
 def _check_regular(path: PathName) -> None:
-    """Raise OSError for what is not a regular file, and where there is nothing."""
+    """Raise OSError unless a path is a regular file."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(f"'{path}' is no regular file")
 
@@ -247,8 +244,8 @@ def _hash_leaf(handle: int, start: int) -> hashlib._Hash:
 
 
 def _merkle_digest(size: int, leaf: Callable[[int], hashlib._Hash]) -> str:
-    """Return the SHA-256 over the digests of fixed-size leaves (a Merkle tree of two levels), which
-    all cores hash in parallel.
+    """Return the SHA-256 digest over the digests of fixed-size leaves (two-level Merkle tree),
+    hashed in parallel.
     """
     starts = range(0, size, _LEAF_BYTES)
     if len(starts) <= 1:
@@ -264,8 +261,8 @@ def _sha256(content: object) -> str:
 
 
 def _to_plain(value: object) -> object:
-    """Convert a value to lists, numbers and strings. Raises TypeError for a value made of anything
-    else.
+    """Convert a value to lists, numbers and strings for hashing. Raises TypeError for a value made
+    of anything else.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

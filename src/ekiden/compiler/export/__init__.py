@@ -1,1 +1,3 @@
-"""Export of compiled models to files; libraries, objects, C, archives, pages for browsers."""
+"""Export of compiled models: shared libraries, objects, C sources, archives, web folders,
+microcontrollers.
+"""

@@ -1,5 +1,4 @@
-"""Write a compiled model as what other programs link or load; a shared library, an object, C, an
-archive.
+"""Export of a compiled model as a shared library, an object, C source, or a source archive.
 
 The suffix of a file decides; `FORMATS` has a row for each.
 """
@@ -81,28 +80,28 @@ _LINK_FLAGS = (
     "-Wl,-z,defs",
 )
 _FCOMPILE_FLAGS = ("-O2", "-Wl,--gc-sections", "-Wl,-z,nodelete")
-"""For a function that makes a library, which says itself that it is one."""
+"""Compiler flags passed to `fcompile`, without -shared, which it adds itself."""
 _EMBEDDED_NAME = "executable.eki"
 _MODULES_MAGIC = b"EKMODS\0\1"
-"""How the bytes of modules that import each other begin; runtime.h describes what follows."""
+"""Magic bytes of a serialised module graph (format in runtime.h)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ExportContent:
-    """Content to export: bytes for `ek_module_from_bytes`, the names of its functions, and the
-    architecture of its code.
+    """Content to export: bytes for `ek_module_from_bytes`, function names, architecture and C
+    functions.
     """
 
     data: Bytes
     names: Sequence[str]
     architecture: str
     externs: Sequence[str]
-    """The C functions that its kernels call, which are linked with it."""
+    """C functions that the kernels call and that are linked in."""
 
 
 def _artifact_content(data: Bytes) -> _ExportContent:
-    """Return the content of an artifact; of several variants, this machine's architecture if it is
-    among them, else the first's.
+    """Return the content of an artifact; of several variants, the one of this machine's
+    architecture, else the first.
     """
     parsed = (Target.parse(text or "llvm") for text in variants(metadata_of(data)))
     architectures = [target.architecture.replace("-", "_") for target in parsed]
@@ -112,8 +111,8 @@ def _artifact_content(data: Bytes) -> _ExportContent:
 
 
 def _module_content(module: runtime.Module) -> _ExportContent:
-    """Return the content of a module with all that it imports, for its code's architecture if it is
-    code alone, else this machine's. Raises ExportError for a kind that cannot be saved.
+    """Return the content of a module with its imports, for its code's architecture or this
+    machine's. Raises ExportError for a kind that cannot be saved.
     """
     module_images = [_serialize_one(imported) for imported in _with_imports(module)]
     data = serialize_module(module)
@@ -124,9 +123,8 @@ def _module_content(module: runtime.Module) -> _ExportContent:
 
 
 def save_module(module: runtime.Module, path: PathName, fmt: str = "") -> None:
-    """Write a module in a format of its `get_source` ("ll", "asm", "c"; "s" is TVM's name of
-    assembly), or of `export_library`, such as an object ("o"). The path's suffix is the format
-    unless `fmt` is given. Raises ExportError.
+    """Write a module in a format of `get_source` ("ll", "asm", "c", "s") or of `export_library`.
+    The path's suffix is the format unless `fmt` is given. Raises ExportError.
     """
     chosen = fmt or Path(path).suffix.removeprefix(".")
     name = {"s": "asm"}.get(chosen, chosen)
@@ -154,13 +152,13 @@ class _ExportRequest:
     cc: str | None
     options: Sequence[str]
     fcompile: Callable[..., object] | None = None
-    """What makes the library in the place of a compiler; see `export_library`."""
+    """User function that builds the library instead of the C compiler; see `export_library`."""
     prefix: str = ""
-    """Before the names of functions, in their symbols."""
+    """Prefix of the exported function symbols."""
 
     @property
     def data(self) -> Bytes:
-        """Return the bytes."""
+        """Return the bytes to export."""
         return self.content.data
 
     @property
@@ -192,8 +190,8 @@ def _write_object(order: _ExportRequest) -> None:
 
 def _write_c(order: _ExportRequest) -> None:
     def write_source(file: Writer) -> None:
-        """Write the source, then the executable as decimal numbers, 65,536 to a line: a table of
-        byte texts and one join per line, since models have hundreds of megabytes.
+        """Write the C source, then the artifact as decimal numbers, 65,536 per line, formatted by
+        one table lookup and join per line.
         """
         file.write(_library_source(order, None).encode())
         file.write(b"\n" + DECIMAL_ARRAY_HEADER.encode())
@@ -209,7 +207,7 @@ _DECIMAL_BYTES = np.array([str(i).encode() for i in range(256)])
 
 
 def _write_archive(order: _ExportRequest) -> None:
-    """Write an archive with all that a C compiler needs to build the library for any machine."""
+    """Write a source archive that a C compiler can build for any machine."""
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", order.target.stem) or "model"
     texts = {
         f"{stem}.eki": bytes(order.data),
@@ -239,10 +237,10 @@ class ExportFormat:
     description: str
     write: Callable[[_ExportRequest], None]
     is_compiled: bool
-    """Whether a C compiler makes it."""
+    """Whether the format needs a C compiler."""
 
     def check_compiler(self, path: PathName, cc: str | None, options: Sequence[str] = ()) -> None:
-        """Raise ExportError for a compiler, or options of one, that would not be used."""
+        """Raise ExportError for a C compiler or options that the format would not use."""
         if self.is_compiled or (cc is None and not options):
             return
         what = f"cc={cc!r}" if cc is not None else f"options={list(options)}"
@@ -250,7 +248,7 @@ class ExportFormat:
         raise ExportError(f"write '{path}': no C compiler makes {suffix or 'it'}, got {what}")
 
     def write_file(self, order: _ExportRequest) -> None:
-        """Write the export file, after checking the request."""
+        """Check the request, and write the export file."""
         self.check_compiler(order.target, order.cc, order.options)
         self.write(order)
 
@@ -265,7 +263,7 @@ EXPORT_FORMATS = {
         (".tar", _write_archive, False),
     )
 }
-"""Suffix -> what a compiled model is written as."""
+"""Export formats by file suffix."""
 
 
 def export_format_of(path: PathName) -> ExportFormat:
@@ -304,9 +302,8 @@ def export_library(
     fcompile: object = None,
     name: str = "",
 ) -> None:
-    """Write a model, or a module with all that it imports, as the suffix says: `.so` one shared
-    library with the runtime inside, `.o` an object to link with it, `.c` the same as C, `.tar`
-    sources and a Makefile, `.eki` the artifact.
+    """Export a model, or a module with its imports, in the format of the suffix: `.so` shared
+    library, `.o` object, `.c` source, `.tar` sources with a Makefile, `.eki` artifact.
 
     Each function of the executable becomes a symbol `__tvm_ffi_<name>`, so that
     `ekiden.runtime.load_module(path)["main"]` runs it, `ek_module_load` does in C, and
@@ -346,7 +343,7 @@ def export_library(
 
 
 def _compile_function(path: PathName, fcompile: object) -> Callable[..., object] | None:
-    """Return the function that builds a library, or None (TVM's False, too)."""
+    """Return the user function that builds a library; None for None and TVM's False."""
     if not fcompile:
         return None
     if not callable(fcompile):
@@ -358,7 +355,7 @@ def _compile_function(path: PathName, fcompile: object) -> Callable[..., object]
 
 
 def _write_export(chosen: ExportFormat, order: _ExportRequest) -> None:
-    """Write a file. Raises ExportError for code that only an artifact can hold."""
+    """Write a request in a format. Raises ExportError for code that only an artifact can hold."""
     if order.architecture == WASM and chosen is not EXPORT_FORMATS[ARTIFACT_SUFFIX]:
         raise ExportError(
             f"write '{order.target}': code for {WASM} is written as {ARTIFACT_SUFFIX}, or by "
@@ -396,7 +393,7 @@ def serialize_module(module: runtime.Module) -> bytes:
 
 
 def _with_imports(module: runtime.Module) -> list[runtime.Module]:
-    """Return a module and all that it imports, each once, nearest first."""
+    """Return a module and its transitive imports, each once, nearest first."""
     order = {module: None}
     for importer in (waiting := [module]):
         waiting += [imported for imported in importer.imported_modules if imported not in order]
@@ -412,16 +409,14 @@ def _serialize_one(module: runtime.Module) -> bytes:
 
 
 def _library_source(order: _ExportRequest, file: str | None) -> str:
-    """Return the C source of a library that contains a program, whose bytes it reads from
-    `file`.
-    """
+    """Return the C source of a library that embeds a program by including `file`."""
     content = order.content
     return library_source(len(content.data), content.names, content.externs, file, order.prefix)
 
 
 def _runtime_inputs(order: _ExportRequest) -> list[str]:
-    """Return the runtime that is linked with a model: the installed library, or its sources for
-    another architecture.
+    """Return the linker inputs of the runtime: the installed library, or its sources for another
+    architecture.
     """
     if not order.is_foreign:
         return [str(static_library_path().resolve())]
@@ -439,7 +434,7 @@ def _system_libraries(order: _ExportRequest) -> list[str]:
 def _compile_library(
     order: _ExportRequest, arguments: Sequence[str], is_program: bool = False
 ) -> None:
-    """Run the C compiler on library.c to build the file `made`."""
+    """Compile library.c to the output file."""
     command = c_compiler_for("export library", order.architecture, order.cc)
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
         with rewrite_os_errors(f"export library '{order.target}': write to the folder", folder):
@@ -452,9 +447,7 @@ def _compile_library(
 
 
 def _call_fcompile(order: _ExportRequest, fcompile: Callable[..., object]) -> None:
-    """Call a function to build the library from files in a folder of its own; all paths are
-    absolute, since it may run anywhere.
-    """
+    """Call the user's build function in a folder of its own, with absolute paths."""
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
         data, source, built = (Path(folder, n) for n in (_EMBEDDED_NAME, "library.c", "made"))
         data.write_bytes(order.data)
@@ -499,7 +492,7 @@ def c_compiler_for(what: str, architecture: str, cc: str | None = None) -> list[
 
 
 _COMPILER_PREFIXES = {"armv7": "arm"}
-"""What names of compilers begin with where that is not the architecture."""
+"""Prefix of cross compilers by architecture, where it is not the architecture's name."""
 
 
 def run_c_compiler(folder: str, command: Sequence[str], what: str) -> None:

@@ -1,5 +1,5 @@
-"""C source of a library that embeds a compiled model; its bytes, its functions, and the C functions
-that its kernels call.
+"""C source of a library that embeds a compiled model: its bytes, exported functions, and references
+to external C functions.
 
 The runtime's side of it is runtime/src/ek_export.h. Several such texts may be linked into one
 program: what Ekiden's own loader finds a library's model by is weak, the rest has names of its own
@@ -89,7 +89,7 @@ _SOURCE_TAIL = """
 #endif
 """
 DECIMAL_ARRAY_HEADER = "_Alignas(64) static const unsigned char ek_bytes[] = {\n"
-"""What begins the bytes of a model as numbers, behind `source(file=None)`."""
+"""C declaration that begins the model's bytes as a decimal array."""
 
 
 def library_source(

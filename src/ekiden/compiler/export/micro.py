@@ -1,4 +1,4 @@
-"""Compile a model to a program for a machine without an allocator."""
+"""Compilation of a static model to C for microcontrollers, without an allocator."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from ekiden.target.target import TargetLike
 from ekiden.target.triple import MICROCONTROLLER_ARCHES
 
 DEFAULT_MODEL_NAME = "default"
-"""The name of a model that is given none (TVM's)."""
+"""Default model name (TVM's)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroProgram:
-    """Compiled model for a microcontroller, with the Relay text of what was imported."""
+    """Compiled model for a microcontroller, with the Relay text of its source."""
 
     module: MicroModule
     relay: str
@@ -59,7 +59,8 @@ def compile(
     alignment: int = POOL_ALIGNMENT_BYTES,
     constant_alignment: int = 4,
 ) -> MicroProgram:
-    """Compile a model of static shapes to a program for a target of kind "c": a microcontroller ("c
+    """Compile a model of static shapes to C code, for a target of kind "c" such as "c
+    -mcpu=cortex-m7".
     -mcpu=cortex-m7") or this machine. Choices and loops are C; recursion must be a loop.
 
     `shape` replaces the declared shapes of inputs by name, `name` is what names in C begin with.
@@ -96,7 +97,7 @@ def compile(
 
 
 def _inline_regions(module: IRModule) -> IRModule:
-    """Inline the module's regions for the compiler "ccompiler": they become C like all else."""
+    """Inline the regions of the compiler "ccompiler", so that they are compiled to C too."""
     return inline_regions(
         module,
         {
@@ -130,7 +131,7 @@ def _flatten_result(module: IRModule) -> IRModule:
 
 
 def _check_alignment(memories: int, constants: int) -> None:
-    """Raise CompileError for an alignment that is no power of two, or exceeds that of memories."""
+    """Raise CompileError for an alignment that is not a power of two or exceeds a memory's."""
     for what, alignment in (("of memories", memories), ("of constants", constants)):
         if alignment < 1 or alignment & (alignment - 1):
             raise CompileError(
@@ -156,8 +157,8 @@ def _resolve_target(target_like: TargetLike) -> Target:
 
 
 def _tensors_of(rows: object, what: str, kinds: Sequence[Type]) -> tuple[MicroTensor, ...]:
-    """Return the tensors that metadata rows describe. Raises CompileError for an unknown shape or a
-    dtype that is not numeric.
+    """Return the tensors of metadata rows. Raises CompileError for an unknown shape or a dtype that
+    is not numeric.
     """
     assert isinstance(rows, list)
     tensors: list[MicroTensor] = []

@@ -1,4 +1,4 @@
-"""Model Library Format, version 7; what TVM's tools for microcontrollers take, as a tar.
+"""Export in TVM's Model Library Format (version 7) for microTVM tools.
 
 metadata.json                  the memory, the entry points, the target
 codegen/host/src/*.c           the program, its kernels, its constants
@@ -24,11 +24,11 @@ from ekiden.runtime.files import PathName, Writer, check_folder, write_atomic
 
 MLF_VERSION = 7
 DLPACK_CPU_DEVICE_TYPE = 1
-"""DLPack's number of the only device."""
+"""DLPack device type of the CPU, the only device."""
 
 
 def metadata(module: MicroModule) -> dict[str, Any]:
-    """Return the content of metadata.json."""
+    """Build the content of metadata.json."""
     return {"version": MLF_VERSION, "modules": {module.name: _module_metadata(module)}}
 
 
@@ -77,7 +77,7 @@ def _describe_tensor(tensor: MicroTensor) -> dict[str, object]:
 
 
 def library_files(program: MicroProgram) -> dict[str, bytes]:
-    """Return the files of the archive: path to contents."""
+    """Return the archive's files: contents by path."""
     module = program.module
     names = {
         f"{tvmgen_prefix(module.name)}_constant_{n}": a for n, a in enumerate(module.constants)

@@ -1,4 +1,4 @@
-"""Build `ekiden-rpc`, the RPC server in C, for this machine or another."""
+"""Build of `ekiden-rpc`, the RPC server in C, for this or another architecture."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SIZE_OPTIMIZATION_FLAGS = (
     "-Wl,--gc-sections", "-Wl,-z,noseparate-code", "-Wl,-z,norelro", "-Wl,-z,max-page-size=4096",
     "-s",
 )  # fmt: skip
-"""What makes it small."""
+"""Compiler flags that minimise the size."""
 _COMMON_FLAGS = (
     "-std=gnu11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64",
     "-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))',
     "-fvisibility=hidden", "-DEK_SMALL", "-DNDEBUG",
 )  # fmt: skip
 _ARCHITECTURE_FLAGS = {"aarch64": ("-mno-outline-atomics", "-mcmodel=tiny")}
-"""What keeps it small there."""
+"""Compiler flags per architecture that minimise the size."""
 
 
 def build_server(
@@ -39,9 +39,8 @@ def build_server(
     flags: Sequence[str] = SIZE_OPTIMIZATION_FLAGS,
     options: Sequence[str] = (),
 ) -> None:
-    """Write the program `ekiden-rpc` for an architecture (`x86_64`, `aarch64`, `riscv64`, `armv7`;
-    else this machine's), with the runtime inside; it needs libc and threads, nothing with
-    `options=["-static"]`, which then cannot load `.so`.
+    """Build the RPC server for an architecture (`x86_64`, `aarch64`, `riscv64`, `armv7`, or this
+    machine's), with the runtime linked in.
 
     `cc` is the C compiler; else $CC, one for the architecture that is installed, or ziglang's.
     Raises ExportError where there is none or it fails.

@@ -1,5 +1,5 @@
-"""Export a model for browsers (WebAssembly); the runtime in WebAssembly, the package `ekiden-web`,
-and the artifact.
+"""Export of a model for browsers: the WebAssembly runtime, the JavaScript package, and the
+artifact.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WEB_TARGETS = tuple(
     f"llvm -mtriple=wasm32-unknown-unknown -mattr=+{feature}"
     for feature in ("relaxed-simd", "simd128")
 )
-"""What a model is compiled for where nothing else is asked: an engine takes the first it can."""
+"""Default targets of a web export; an engine loads the first variant that it supports."""
 RUNTIME_FILE, THREADED_RUNTIME_FILE = "ekiden.wasm", "ekiden-threads.wasm"
 WASM_COMPILER_FLAGS = (
     "-target", "wasm32-wasi", "-mexec-model=reactor", "-Os", "-std=gnu11", "-D_GNU_SOURCE",
@@ -45,7 +45,7 @@ WASM_COMPILER_FLAGS = (
     "-mnontrapping-fptoint", "-msign-ext", "-s", "-Wl,--export-dynamic", "-Wl,--export-table",
     "-Wl,--export=__stack_pointer",
 )  # fmt: skip
-"""What makes the runtime small, without a system, and open to modules of kernels."""
+"""Compiler flags of the runtime: small, freestanding, with a growable function table."""
 FLAGS_BY_RUNTIME_FILE = {
     RUNTIME_FILE: (),
     THREADED_RUNTIME_FILE: (
@@ -54,20 +54,20 @@ FLAGS_BY_RUNTIME_FILE = {
         "-Wl,--max-memory=4294901760", "-Wl,--export=__wasm_init_tls", "-Wl,--export=__tls_size",
     ),
 }  # fmt: skip
-"""What else makes each file: with threads memory is shared, of the sizes modules.js gives it."""
+"""Additional compiler flags per runtime file; the threaded one imports shared memory."""
 TABLE_SECTION, BOUNDED_TABLE_TYPE = 4, b"\1\x70\1"
 
 
 def web_targets(requested: Sequence[str]) -> list[str]:
-    """Return the targets to compile for: the requested ones, followed by WebAssembly's where they
-    are only devices, whose host it is.
+    """Return the compile targets; WebAssembly host targets are added where only devices are
+    requested.
     """
     is_said = any(Target.parse(target).kind.is_cpu for target in requested)
     return [*requested, *(() if is_said else WEB_TARGETS)]
 
 
 def build_runtime(*, cc: str | None = None, name: str = RUNTIME_FILE) -> bytes:
-    """Return the runtime as a WebAssembly module, from the cache if the sources are unchanged.
+    """Build the WebAssembly runtime, or return it from the cache if the sources are unchanged.
 
     Args:
         cc: a clang for wasm32-wasi with its C library; by default that of the package ziglang.
@@ -142,14 +142,14 @@ def _wasm_compiler(cc: str | None) -> list[str]:
 
 
 def _runtime_sources() -> list[Path]:
-    """Return the runtime's sources, with WebAssembly's replacements of the system layer."""
+    """Return the runtime's sources, with the system layer replaced for WebAssembly."""
     own = sorted(web_source_dir().glob("*.c"))
     names = {path.name for path in own}
     return [*(p for p in sorted(source_dir().glob("*.c")) if p.name not in names), *own]
 
 
 def _cached_output(command: Sequence[str], sources: Sequence[Path]) -> Path | None:
-    """Return the cache file of this command's output for these sources; None without a cache."""
+    """Return the cache path of a command's output for its sources; None without a cache."""
     home, _ = cache_layers()
     if home is None:
         return None
@@ -162,8 +162,8 @@ def _cached_output(command: Sequence[str], sources: Sequence[Path]) -> Path | No
 
 
 def _unbound_table(module: bytes) -> bytes:
-    """Remove the size limit of a module's function table: linkers set it to the module's own
-    functions, and models add theirs.
+    """Remove the size limit of a module's function table, since linkers size it for the module's
+    own functions and models add theirs.
     """
     sections = [wasm.WASM_MAGIC]
     for number, content in wasm.iter_sections(module):

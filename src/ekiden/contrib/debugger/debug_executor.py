@@ -1,4 +1,4 @@
-"""The debugging graph executor (TVM's interface), which keeps every node's result and times it.
+"""Debugging graph executor (TVM's interface), which stores and times every node's result.
 
 m = debug_executor.create(lib.get_graph_json(), lib, ekiden.cpu()) m.set_input("data", x) m.run()
 # prints a table, writes a folder m.debug_get_output("fused_add", out)

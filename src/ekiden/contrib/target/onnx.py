@@ -139,14 +139,14 @@ def _write_expr(writer: GraphWriter, expr: Expr, values: Mapping[Expr, Sequence[
 
 
 def _label(expr: Expr) -> str:
-    """Return what a message calls an expression."""
+    """Return an expression's name for messages."""
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         return expr.op.name
     return type(expr).__name__
 
 
 def _unique_names(hints: Sequence[str]) -> list[str]:
-    """Return names of parameters; of equal ones the later have numbers behind them."""
+    """Return unique names of parameters; duplicates get a numeric suffix."""
     names: list[str] = []
     for hint in hints:
         name, number = hint, 1

@@ -20,7 +20,7 @@ Emitter: TypeAlias = "Callable[[GraphWriter, Call, list[str]], str | list[str]]"
 
 
 class NotWritableError(Exception):
-    """Reason why an expression has no form in ONNX."""
+    """Error of an expression that has no form in ONNX."""
 
 
 class GraphWriter:
@@ -57,7 +57,7 @@ class GraphWriter:
         return self.constant(np.array(values, np.int64))
 
     def initialize(self, name: str, value: Array) -> None:
-        """Add an initializer of a name."""
+        """Add an initializer under a given name."""
         self.initializers.append(
             onnx.numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name)
         )
@@ -75,7 +75,7 @@ class GraphWriter:
 
 
 def _tensor(expr: Expr) -> TensorType:
-    """Return the type of a tensor."""
+    """Return the tensor type of an expression."""
     kind = expr.checked_type
     if not isinstance(kind, TensorType):
         raise NotWritableError(f"{kind} where a tensor is expected")
@@ -83,7 +83,7 @@ def _tensor(expr: Expr) -> TensorType:
 
 
 def _sizes(call: Call, expr: Expr) -> list[int]:
-    """Return the sizes of a tensor. Raises NotWritableError for unknown ones."""
+    """Return the static sizes of a tensor. Raises NotWritableError for unknown ones."""
     sizes = [known_int(dim) for dim in _tensor(expr).shape]
     if None in sizes:
         raise NotWritableError(f"{_name(call)} of unknown sizes")
@@ -119,7 +119,7 @@ def _check_out_dtype(call: Call) -> None:
 
 
 def _pads(call: Call) -> list[int]:
-    """Return the padding of an image as ONNX has it: rows and columns before, then behind."""
+    """Return an image's padding in ONNX order: rows and columns before, then after."""
     padding = _ints(_attrs(call).padding)
     return padding * (4 // len(padding))
 
@@ -134,7 +134,9 @@ def _axes(call: Call) -> list[int] | None:
 
 
 def _plain(op_type: str) -> Emitter:
-    """Return the emitter of an operator that ONNX has with the same operands and no attributes."""
+    """Return the emitter of an operator that ONNX has with the same operands and without
+    attributes.
+    """
     return lambda writer, call, args: writer.emit(op_type, args)
 
 
@@ -151,7 +153,7 @@ def _reduction(op_type: str) -> Emitter:
 
 
 def _arg_reduction(op_type: str) -> Emitter:
-    """Return the emitter of a search for the place of an extremum along one axis."""
+    """Return the emitter of ArgMax or ArgMin along one axis."""
 
     def emit(writer: GraphWriter, call: Call, args: list[str]) -> str:
         axes, attrs = _axes(call), _attrs(call)
@@ -204,7 +206,7 @@ def _emit_conv2d_transpose(writer: GraphWriter, call: Call, args: list[str]) -> 
 
 
 def _pool(op_type: str) -> Emitter:
-    """Return the emitter of a pooling of images."""
+    """Return the emitter of 2-D pooling."""
 
     def emit(writer: GraphWriter, call: Call, args: list[str]) -> str:
         attrs, is_average = _attrs(call), op_type == "AveragePool"
@@ -223,7 +225,7 @@ def _pool(op_type: str) -> Emitter:
 
 
 def _global_pool(op_type: str) -> Emitter:
-    """Return the emitter of a pooling over whole images."""
+    """Return the emitter of global 2-D pooling."""
 
     def emit(writer: GraphWriter, call: Call, args: list[str]) -> str:
         attrs = _attrs(call)
@@ -275,7 +277,7 @@ def _emit_batch_norm(writer: GraphWriter, call: Call, args: list[str]) -> list[s
 
 
 def _emit_layer_norm(writer: GraphWriter, call: Call, args: list[str]) -> str:
-    """Emit the parts, as the operator of ONNX is of opset 17."""
+    """Emit layer normalization as primitive operators, since LayerNormalization needs opset 17."""
     attrs, rank, dtype = _attrs(call), _rank(call.args[0]), _tensor(call).dtype
     axis = int(attrs.axis) % rank
     mean = writer.emit("ReduceMean", args[:1], axes=[axis], keepdims=1)

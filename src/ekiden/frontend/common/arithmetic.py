@@ -287,14 +287,14 @@ _NEGATED_COMPARISONS = {
 
 
 def select(condition: PrimExpr, x: PrimExpr, y: PrimExpr) -> PrimExpr:
-    """Return x where the condition holds, else y."""
+    """Select x where the condition holds, else y."""
     if prim.is_const(condition):
         return y if prim.is_const(condition, 0) else x
     return prim.Select(condition, x, y, x.dtype)
 
 
 def _not(value: PrimExpr) -> PrimExpr:
-    """Negate a condition, folding constants."""
+    """Return the negated condition, with constants folded."""
     if prim.is_const(value):
         return prim.const(prim.is_const(value, 0))
     return prim.Not(value)

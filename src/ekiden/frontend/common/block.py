@@ -1,4 +1,4 @@
-"""Scopes in which nodes are imported: `main`, a branch or the body of a function.
+"""Blocks: let-bindings and run-time checks of `main`, a branch or a function body under import.
 
 Most expressions need no scope: they are a graph, evaluated where their uses need them. A scope is
 needed by a name for dimensions known only at run time (a `Let` whose variable's type says them) and
@@ -50,15 +50,17 @@ class ImportBlock:
         self._items.append((var, value))
 
     def mark_required(self, condition: str) -> bool:
-        """Mark a condition, identified by its text, as required; return whether it was not
-        before.
+        """Record that a condition, identified by its text, is required; return whether it is
+        new.
         """
         is_new = condition not in self._required
         self._required.add(condition)
         return is_new
 
     def require(self, condition: Expr, text: str, span: Span) -> None:
-        """End the run with this text where a condition does not hold."""
+        """Add a run-time check that ends the run with this message where a condition does not
+        hold.
+        """
         self._items.append(_RuntimeCheck(condition, text, span))
 
     def close(self, result: Expr) -> Expr:

@@ -1,5 +1,4 @@
-"""Cases: the nodes that follow a value of several possible ranks, imported once for each rank; a
-case.
+"""Rank cases: nodes that depend on a value of several possible ranks are imported once per rank.
 
     match %q { OneOf2_0(%a) => { nodes for the rank of %a }, OneOf2_1(%b) => { nodes for %b's } }
 
@@ -106,7 +105,7 @@ class RankCaseTree:
 
     @contextmanager
     def inside(self, case: RankCase) -> Iterator[None]:
-        """Enter a `with` block that imports nodes for a case nested in the current one."""
+        """Return a context in which nodes are imported for a case nested in the current one."""
         before, path = self.at, case.path()
         blocks = [c.block for c in path[len(before.path()) :]]
         self.at = case

@@ -1,5 +1,5 @@
-"""Shape inference by restart: facts about dimensions that one import attempt learns and the next
-one uses.
+"""Facts about dimensions that one import attempt learns and the next one uses: shape inference by
+restart.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class DimFacts:
             raise RestartImport
 
     def doom(self, name: str, branch: int, reason: str) -> NoReturn:
-        """Record that a branch of a node cannot be taken, and restart."""
+        """Record that a branch of a conditional always fails later, and restart the import."""
         self.doomed.setdefault(name, {})[branch] = reason
         raise RestartImport
 

@@ -37,7 +37,7 @@ def log1p(x: Expr, dtype: str) -> Expr:
 
 def whole(x: Expr, dtype: str, target: str, of_none: float = 0) -> Expr:
     """Emit a cast of floats to integers that truncates and saturates at the dtype's limits; NaN
-    becomes `no_identity`.
+    becomes `of_none`.
 
     The float just above the largest integer is a power of two, which is exact.
     """

@@ -76,8 +76,8 @@ class ImportedModule:
 
     @staticmethod
     def of(module: IRModule) -> ImportedModule:
-        """Read the metadata from a module's attributes; it is empty for modules that no importer
-        made.
+        """Read the metadata from a module's attributes; empty for modules that no importer
+        created.
         """
         attributes: dict[str, Any] = dict(module.attrs)
         names = [f.name for f in fields(ImportedModule) if f.name != "module"]

@@ -50,7 +50,7 @@ MAX_UNROLLED_ITERATIONS = 64
 
 
 class CarriedRankChange(Unsupported):
-    """Signal that an iteration changes the rank or dtype of a carried value, so that it has no
+    """Signal that an iteration changes the rank or dtype of a carried value, which then has no
     single type.
 
     index: the number of the value where only its rank changes; None where its dtype does.

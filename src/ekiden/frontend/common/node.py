@@ -1,4 +1,4 @@
-"""Context of a converter: a node's inputs as values, its attributes, and ways to reject it. Each
+"""Node context for converters: inputs as values, attributes, and rejection with a reason. Each
 frontend adds how attributes are read.
 """
 
@@ -228,7 +228,7 @@ class Node:
         return Value(self.typed(expr), expr=expr)
 
     def given(self, expr: Expr) -> Value:
-        """Return an expression as a value that several later expressions may share."""
+        """Return an expression as a value that later expressions may share."""
         spanned = self.scope.spanned(expr)
         return Value(self.scope.typed(spanned), expr=spanned)
 

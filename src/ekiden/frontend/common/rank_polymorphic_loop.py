@@ -1,4 +1,4 @@
-"""Loops whose carried values change rank: they are carried together as one sum value.
+"""Loops whose carried values change rank: those values are carried together as one sum value.
 
     let %loop = fn (%i, %held: OneOf2[(Tensor[(2)],), (Tensor[(1, 2)],)]) { ... match (%held) ... }
 

@@ -150,7 +150,7 @@ class Scope:
 
     @contextmanager
     def inside(self, block: ImportBlock) -> Iterator[ImportBlock]:
-        """Enter a `with` block in which a branch or a function body is imported."""
+        """Return a context in which a branch or a function body is imported."""
         self._blocks.append(block)
         try:
             yield block
@@ -237,7 +237,9 @@ class Scope:
         return Value(self.typed(var), expr=var)
 
     def short(self, value: Value) -> Value:
-        """Replace shape expressions of long text by the value computed at run time."""
+        """Return a value whose elements are computed at run time, if their shape expressions have
+        become too long.
+        """
         if value.symbols is None:
             return value
         elements = [e for e in value.symbols.ravel() if isinstance(e, PrimExpr)]
@@ -288,7 +290,9 @@ class Scope:
         return self.relax_type(expr, self.outside(self.type_of(expr)))
 
     def outside(self, kind: Type, block: ImportBlock | None = None) -> Type:
-        """Return a type as seen from outside a block, the innermost one by default."""
+        """Return a type with the dimensions that are bound inside a block, the innermost by
+        default, replaced by unknown ones.
+        """
         inner = (self._blocks[-1] if block is None else block).symbols
 
         def erase_inner_dims(inner_type: Type) -> Type:
@@ -354,8 +358,8 @@ class Scope:
         self.module.type_definitions[data.header] = data
 
     def doomed(self) -> Mapping[int, str]:
-        """Return the branches of the current node after which a later node always fails, with the
-        failure.
+        """Return the branches of the current node after which a later node always fails, each with
+        its error.
         """
         return self._facts.doomed.get(str(self.span), {})
 
@@ -519,7 +523,7 @@ class Scope:
     # Loops.
 
     def birth_count(self) -> int:
-        """Return the number of expressions made so far, to tell later which are newer."""
+        """Return the number of expressions created so far; it orders expressions by age."""
         return len(self._births)
 
     def capture(self, function: Function, begun: int, fixed: Mapping[Var, Value]) -> Function:

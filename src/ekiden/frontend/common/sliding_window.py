@@ -90,7 +90,9 @@ class Window:
         return tuple(simplify_dim((as_dim(extent) - reach) // s + 1) for extent, reach, s in rows)
 
     def missing(self, extents: Shape, counts: Sequence[Dim]) -> list[PrimExpr]:
-        """Return how far the last of `counts` windows overhangs the data; may be negative."""
+        """Return the number of elements by which the last of `counts` windows overhangs the data;
+        negative if it ends before.
+        """
         rows = zip(counts, self.strides, self.reach, extents, self.before, strict=True)
         return [simplify_dim((as_dim(n) - 1) * s + r - e - as_dim(b)) for n, s, r, e, b in rows]
 

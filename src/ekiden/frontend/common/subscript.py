@@ -50,7 +50,7 @@ class Subscript:
             self.items += [slice(None)] * (node.rank(0) - stated_axes)
 
     def slice_known(self, value: Value) -> Value | None:
-        """Slice known elements; return None where a bound is symbolic."""
+        """Slice elements known at import; return None where a bound is symbolic."""
         bounds = [i for i in self.items if isinstance(i, slice)]
         if any(isinstance(b, PrimExpr) for i in bounds for b in (i.start, i.stop)):
             return None

@@ -1,4 +1,6 @@
-"""Summary of a model's contents and of what can be imported, common to all frontends."""
+"""Survey of a model: its operators, inputs, outputs and unsupported nodes, in one form for all
+frontends.
+"""
 
 from __future__ import annotations
 

@@ -128,8 +128,8 @@ def move_text(node: N, apply: Callable[[N], Result]) -> Result:
 
 
 def apply_to_indices(node: N, apply: Callable[[N], Result]) -> Result:
-    """Convert an operator on the indices of its strings; one that reads shapes alone needs nothing
-    else.
+    """Convert an operator on the row indices of its strings; operators that read only shapes need
+    nothing else.
     """
     return apply(node.with_inputs(_index_inputs(node)))
 

@@ -1,4 +1,4 @@
-"""Conversion of a model's nodes: error locations, and collection of unsupported nodes.
+"""Graph walk: conversion of a model's nodes with error locations, collecting unsupported nodes.
 
     with walk.at("Conv 'layer1'", inputs, made_by):
         for name, value in walk.outputs(convert(node), ["y"]).items(): ...
@@ -33,8 +33,8 @@ class NodeError(ImportModelError):
 
 
 class ConversionError(NodeError):
-    """Error of a node whose converter broke: a malformed model that no check caught, or a fault of
-    the converter.
+    """Error of a converter that raised a Python error: the model is malformed, or the converter is
+    faulty.
     """
 
 
@@ -64,8 +64,7 @@ class Walk:
         inputs: Mapping[str, Value | None],
         made_by: Callable[[], Iterable[str]] = tuple,
     ) -> Iterator[None]:
-        """Enter a `with` block that converts a node; Unsupported ends the block and is recorded as
-        a problem.
+        """Return a context that converts a node; Unsupported ends it and is recorded as a problem.
 
         Args:
             name: the node, as messages have it.

@@ -155,7 +155,9 @@ class StablehloImporter:
     def _made(
         self, result: Result | Many | Pair, names: Sequence[str]
     ) -> list[Value | ComplexValue | None]:
-        """Bind a converter's results to output names; a pair becomes a complex value."""
+        """Bind a converter's results to output names; a (real, imaginary) pair becomes a complex
+        value.
+        """
         if isinstance(result, tuple):
             real, imaginary = (
                 self._named_part(p, names) for p in zip(result, _PART_SUFFIXES, strict=True)

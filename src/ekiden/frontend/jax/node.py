@@ -191,7 +191,7 @@ class StablehloNode(common.Node):
         return flatten_parts(self.graph.results(block, whole(block.arguments, inputs)))
 
     def emit_once(self, expr: Expr) -> Expr:
-        """Emit an expression once, however often its value is read."""
+        """Bind an expression to a variable, so that it is computed once for all its uses."""
         return self.scope.expr(self.given(expr))
 
     def per_part(

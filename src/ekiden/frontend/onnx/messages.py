@@ -1,4 +1,5 @@
-"""Lazy import of the package onnx: models are parsed with its protobuf message classes alone.
+"""Lazy import of the package onnx: models are parsed by its protobuf messages alone, without
+importing the rest.
 
     from ekiden.frontend.onnx.messages import onnx
 

@@ -1,4 +1,4 @@
-"""Which inputs, outputs and attributes the operators of ONNX have, by the version since which.
+"""Generated table of the inputs, outputs and attributes of ONNX operators by opset version.
 
     Clip 1 input - output - max:f min:f ; 11 input min? max? - output -
 

@@ -1,4 +1,4 @@
-"""Cutting of large weights out of a serialised model before protobuf parses it.
+"""Removal of large weights from a serialised model before protobuf parses it.
 
     ModelProto.graph.initializer[i].raw_data of 400 MB
       ->  the same message with  external_data {location: MARK, offset: "0"}  in its place,

@@ -1,4 +1,4 @@
-"""Test of programs that can be imported as exported, without PyTorch's decomposition and
+"""Check whether a program can be imported as exported, without PyTorch's decomposition and
 functionalization passes.
 
 Such a program has operators of the table alone, and writes into no tensor that is read through
@@ -66,8 +66,8 @@ def _storage_ids(node: torch.fx.Node) -> list[int]:
 
 
 def same_as(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the node whose very tensor this one returns: an in-place operator's target, or an idle
-    dropout's input.
+    """Return the node whose tensor object this one returns: an in-place operator's target, or the
+    input of an inactive dropout; None for other nodes.
     """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):

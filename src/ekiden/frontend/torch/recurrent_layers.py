@@ -97,7 +97,9 @@ def _is_packed(args: Sequence[Any]) -> bool:
 
 
 class keep_whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
-    """Torch function mode that keeps recurrent layers whole while torch.export traces."""
+    """Torch function mode that replaces recurrent layers by whole-layer operators while
+    torch.export traces.
+    """
 
     def __init__(self) -> None:
         super().__init__()

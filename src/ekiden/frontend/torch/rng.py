@@ -90,7 +90,7 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Ten
 
 
 def without_foreign_draws(decompositions: Decompositions) -> Decompositions:
-    """Return the decompositions without those that draw other numbers than eager PyTorch."""
+    """Return the decompositions without those that draw other random numbers than eager PyTorch."""
     unchanged = {
         t: f
         for t, f in decompositions.items()

@@ -35,35 +35,35 @@ from ekiden.tir.expr import Buffer, BufferLoad, ramp
 
 CACHE_SCALE_DTYPE = np.dtype("<f2")
 CACHE_WORD_BYTES = 4
-"""Bytes of a word."""
+"""Bytes per packed word of a quantised cache."""
 MAX_QUERY_LEVEL = 127.0
-"""What the greatest number of a query becomes, which multiplies bytes."""
+"""Largest magnitude of a quantised query element (int8)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFormat:
-    """A number format of a KV cache: integers from `least` to `most` stored with a zero point,
-    times the scale of a group of depth elements.
+    """Number format of a KV cache: integers from `min_value` to `max_value`, stored with a zero
+    point and scaled per group of depth elements.
     """
 
     name: str
     dtype: str
-    """Of the tensor, which no other format has."""
+    """Element dtype of the cache tensor, unique to the format."""
     bits: int
     group: int = 0
-    """0 where there are no scales."""
+    """Depth elements per scale; 0 for unscaled formats."""
     min_value: float = 0.0
     max_value: float = 0.0
     zero_point: int = 0
 
     @property
     def values_per_word(self) -> int:
-        """Return the numbers per word, where there are scales."""
+        """Return the number of values packed in a 32-bit word of a format with scales."""
         return 8 * CACHE_WORD_BYTES // self.bits
 
     @property
     def granularity(self) -> int:
-        """Return the granularity of a head's depth and a page's tokens."""
+        """Return the multiples that a head's depth and a page's tokens must have."""
         return self.values_per_word if self.group else CACHE_WORD_BYTES
 
 
@@ -82,9 +82,7 @@ CACHE_FORMAT_BY_DTYPE = {row.dtype: row for row in CACHE_FORMATS.values()}
 
 @dataclass(frozen=True, slots=True)
 class CachePlane:
-    """The layout of the keys or the values of one page and head: tokens per page, depth,
-    and dtype.
-    """
+    """Layout of the keys or the values of one page and head: tokens per page, depth and dtype."""
 
     page: int
     depth: int
@@ -92,7 +90,7 @@ class CachePlane:
 
     @property
     def format(self) -> CacheFormat:
-        """Return the number format."""
+        """Return the number format of the plane's dtype."""
         return CACHE_FORMAT_BY_DTYPE[self.dtype]
 
     @property
@@ -113,7 +111,9 @@ class CachePlane:
 
     @property
     def num_elements(self) -> int:
-        """Return the elements that hold all tokens' numbers; the scales follow them."""
+        """Return the number of elements that store the values of all tokens; the scales follow
+        them.
+        """
         held = self.format.values_per_word // CACHE_WORD_BYTES if self.has_scales else 1
         return self.page * self.depth // held
 
@@ -123,8 +123,8 @@ class CachePlane:
         return self.num_elements + self.page * CACHE_SCALE_DTYPE.itemsize * self.num_groups
 
     def pages(self, last: PrimExpr) -> int:
-        """Return the pages per block of a cache with this last dimension; 0 where planes do not
-        divide it.
+        """Return the number of pages per block of a cache with this last dimension; 0 if it is no
+        multiple of the plane's size.
         """
         block_size = last.value if isinstance(last, IntImm) else 0
         return 0 if block_size % self.size else block_size // self.size
@@ -138,7 +138,7 @@ class CachePlane:
         return (line * count + inside) * self.size
 
     def element_offset(self, token: PrimExpr, depth_index: PrimExpr, values: int) -> PrimExpr:
-        """Return the element offset of a token's number in a plane."""
+        """Return the element offset of a token's value in a plane."""
         summed, inner_index, inner_size = (
             (token, depth_index, self.depth) if values else (depth_index, token, self.page)
         )
@@ -149,7 +149,7 @@ class CachePlane:
         ) * CACHE_WORD_BYTES + summed % CACHE_WORD_BYTES
 
     def bit_offset(self, token: PrimExpr, depth_index: PrimExpr, values: int) -> PrimExpr:
-        """Return the bit offset of a token's number in its element."""
+        """Return the bit offset of a token's value within its element."""
         summed = token if values else depth_index
         return summed % self.format.values_per_word // CACHE_WORD_BYTES * self.format.bits
 
@@ -177,7 +177,7 @@ class CachePlane:
         return layer_view.reshape(*layer_view.shape[:3], -1, self.size)
 
     def read(self, planes: NDArray[np.generic], values: int) -> NDArray[np.float32]:
-        """Return [..., page, depth] of keys or values as float32."""
+        """Dequantise planes to float32 keys or values [..., page, depth]."""
         numbers = self._unpack_rows(planes, values).astype(np.float32)
         numbers = numbers if values else numbers.swapaxes(-1, -2)
         if not self.has_scales:
@@ -189,7 +189,7 @@ class CachePlane:
 
     def write(self, plane: NDArray[np.generic], token: int, token_numbers: NDArray[np.float32],
               values: int) -> None:  # fmt: skip
-        """Write a token's numbers [heads, depth] to planes [heads, size]."""
+        """Quantise and store a token's values [heads, depth] in planes [heads, size]."""
         levels = self._quantize_token(plane, token, token_numbers) if self.has_scales else None
         for depth_index in range(self.depth):
             # Words run along the axis that a product sums over: tokens for values, depth for keys.
@@ -214,7 +214,7 @@ class CachePlane:
 
     def _quantize_token(self, plane: NDArray[np.generic], token: int,
                 token_numbers: NDArray[np.float32]) -> NDArray[np.int32]:  # fmt: skip
-        """Return the quantised numbers of a token and write its scales to the planes."""
+        """Return the quantised values of a token, and store its scales in the planes."""
         row = self.format
         grouped = token_numbers.reshape(len(token_numbers), self.num_groups, self.group_size)
         # The range may be asymmetric (int4: -8 to 7): the end that needs the larger scale decides.
@@ -238,8 +238,8 @@ class CachePlane:
         return levels
 
     def _unpack_rows(self, planes: NDArray[np.generic], values: int) -> NDArray[np.generic]:
-        """Return unpacked numbers in the order of floats: [..., page, depth] of values, else [...,
-        depth, page].
+        """Unpack planes to integers in the order of float planes: [..., page, depth] for values,
+        [..., depth, page] for keys.
         """
         summed, inner_size = (self.page, self.depth) if values else (self.depth, self.page)
         unpacked = planes[..., : self.num_elements]

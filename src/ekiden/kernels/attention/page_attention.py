@@ -1,4 +1,6 @@
-"""The kernel family of paged attention: its knobs and its construction for a cache dtype."""
+"""Kernel family of paged attention: its search space, its default decision, and a builder per cache
+dtype.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,15 @@ CHUNK_KEYS_DOMAIN = (
     DEFAULT_CHUNK_KEYS // 2,
 )
 TILES_PER_THREAD = 4
-"""Tiles of each thread from which the last of them keeps others waiting for little."""
+"""Tiles per thread above which load imbalance is negligible."""
 
 
 def create_paged_attention(
     pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer,
     lanes: int = DEFAULT_PAGED_LANES, cut: PagedTiling | None = None, dots: Sequence[str] = (),
 ) -> PagedAttention:  # fmt: skip
-    """Return the attention for the dtype of its cache; `dots`: the target's integer dot-product
-    instructions.
+    """Return the paged-attention builder for the cache's dtype; `dots` lists the target's integer
+    dot-product instructions.
     """
     row = CACHE_FORMAT_BY_DTYPE[inputs[1].dtype]
     if not row.group:
@@ -59,9 +61,8 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """Return the default decision: as many queries as keep the FMA units busy, on as many vectors
-    as registers hold; twice the keys per chunk for 8-bit and narrower caches, so that their
-    memory streams are as long.
+    """Return the default decision: enough queries to keep the FMA units busy, as many vectors as
+    the registers hold, and twice the keys per chunk for caches of 8 bits or fewer.
     """
     vectors = int(fixed.get("vectors", 4 if target.registers > DEFAULT_PAGED_LANES else 2))
     rows = fixed.get("rows", max(1, min(EFFICIENT_TILE_ROWS, max_register_rows(vectors, target))))
@@ -77,7 +78,7 @@ def paged_attention(
     name: str,
     decision: Decision,
 ) -> PrimFunc:
-    """Build the kernel of tag "paged_attention"."""
+    """Build the kernel of the tag "paged_attention"."""
     pages = outputs[0].op.attrs["pages"]
     assert isinstance(pages, PagedAttentionConfig)
     buffers, operands, (result,) = declare_extern_parameters(inputs, outputs)

@@ -39,30 +39,32 @@ from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, LetStmt, Stmt, seq
 
 SIGN_BITS_I32 = 0x80808080 - (1 << 32)
-"""What makes bytes with a sign 128 more, without one; as int32."""
+"""Sign bits of the four bytes of a word as int32: XOR turns int8 into uint8 with an offset of 128.
+"""
 
 
 class Int8PagedAttention(PagedAttention):
-    """The int8 paged attention; `dots`: the target's dot-product instructions, of which it uses the
-    best.
+    """Paged attention over an int8 cache, by the best of the target's dot-product instructions
+    `dots`.
     """
 
     key_dots: Sequence[str] = (DOT4_FEATURE, MADD_FEATURE)
     value_dots: Sequence[str] = (DOT4_FEATURE, MADD_FEATURE)
-    """What would multiply keys and values, the best first."""
+    """Dot-product features usable for keys and values, the best first."""
     zero_by_dot: Mapping[str, int] = {DOT4_FEATURE: 128, MADD_FEATURE: 0}
-    """What the numbers of keys are more than what they stand for, as products take them."""
+    """Zero point of the key operand by dot-product feature."""
     value_zero = 0
-    """The same of values."""
+    """Zero point of the value operand."""
     value_unit = 1
-    """By what values are multiplied as products take them."""
+    """Scale of the value operand relative to the stored value."""
     share_bytes = 2
-    """Of products of four."""
+    """Bytes per quantised probability."""
     places: Sequence[int] = (0, 2)
-    """Where the two numbers of each of `key_halves` begin among all that a word holds, of each four
-    of which the first and the third come first."""
+    """Position within a word's values at which each unpacked int16 part begins, in the pair order
+    0, 2, 1, 3.
+    """
     has_inner_scales = False
-    """Whether scales are within the sums, as there may be several."""
+    """Whether scales apply within the sums, since a token has several."""
 
     def __init__(self, pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer,
                  lanes: int, cut: PagedTiling | None = None,
@@ -85,8 +87,8 @@ class Int8PagedAttention(PagedAttention):
         )(self)
 
     def max_vectors(self, rows: int) -> int:
-        """Return how many vectors a tile of few rows may have: intermediates take registers, two
-        per vector where words are split into halves.
+        """Return the maximum number of vectors of a tile of few rows: unpacked intermediates need
+        registers, two per vector where words are split into halves.
         """
         if not self.key_dot:
             return super().max_vectors(rows)
@@ -106,21 +108,21 @@ class Int8PagedAttention(PagedAttention):
     # Vectors.
 
     def load_words(self, at: PrimExpr) -> PrimExpr:
-        """Load a vector of cache words: four bytes per lane."""
+        """Load a vector of packed cache words, four bytes per lane."""
         size = CACHE_WORD_BYTES * self.lanes
         kind = dt.with_lanes(self.cache.dtype, size)
         raw = BufferLoad(self.cache, (ramp(at, 1, size),), kind)
         return call_intrin("reinterpret", raw, dtype=self.whole)
 
     def broadcast_word(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
-        """Broadcast four bytes of a buffer, or two int16, to every lane."""
+        """Broadcast a 32-bit word of a buffer (four bytes or two int16) to every lane."""
         count = CACHE_WORD_BYTES // dt.itemsize(buffer.dtype)
         kind = dt.with_lanes(buffer.dtype, count)
         loaded = BufferLoad(buffer, (ramp(simplify(at), 1, count),), kind)
         return broadcast(call_intrin("reinterpret", loaded, dtype="int32"), self.lanes)
 
     def splat_int(self, value: int) -> PrimExpr:
-        """Broadcast a number to every lane."""
+        """Broadcast an integer to every lane."""
         return broadcast(const(value, "int32"), self.lanes)
 
     def to_int16_pairs(self, words: PrimExpr, *shifts: tuple[str, int]) -> PrimExpr:
@@ -135,7 +137,7 @@ class Int8PagedAttention(PagedAttention):
         return call_intrin("reinterpret", shifted, dtype=self.whole)
 
     def select_byte(self, at: PrimExpr, which: PrimExpr) -> PrimExpr:
-        """Return one of the four bytes of each cache lane, as floats."""
+        """Load one of the four bytes of each cache word as float32."""
         # The byte moves to the top first, so that the arithmetic shift by 24 extends its sign.
         up = broadcast(cast((CACHE_WORD_BYTES - 1 - which) * 8, "int32"), self.lanes)
         byte = call_intrin("left_shift", self.load_words(at), up, dtype=self.whole)
@@ -143,7 +145,7 @@ class Int8PagedAttention(PagedAttention):
         return Cast(byte, self.real)
 
     def unpack_words(self, words: PrimExpr, dot: str, is_key: bool) -> list[PrimExpr]:
-        """Return the numbers in words as the product's operands: four per lane, or two."""
+        """Unpack words into the dot product's operands: four bytes or two int16 per lane."""
         if dot == MADD_FEATURE:
             return self.split_int16_halves(words)
         if not is_key:
@@ -152,7 +154,7 @@ class Int8PagedAttention(PagedAttention):
         return [call_intrin("bitwise_xor", words, self.splat_int(SIGN_BITS_I32), dtype=self.whole)]
 
     def split_int16_halves(self, words: PrimExpr) -> list[PrimExpr]:
-        """Return the even bytes as int16, and the odd ones."""
+        """Split words into their even and their odd bytes, each as int16."""
         down = "right_shift", 8
         return [
             self.to_int16_pairs(words, ("left_shift", 8), down),
@@ -160,42 +162,44 @@ class Int8PagedAttention(PagedAttention):
         ]
 
     def multiplicand_offset(self, n: int, dot: str) -> int:
-        """Return the offset of the multiplicand of part `n` of a word, among as many numbers as
-        words hold.
-        """
+        """Return the query offset that part `n` of an unpacked word is multiplied by."""
         return self.places[n] if dot == MADD_FEATURE else n * CACHE_WORD_BYTES
 
     def query_row_index(self, tile: PagedTile, row: int) -> PrimExpr:
-        """Return the index of a tile's row among all query rows."""
+        """Return the index of a tile's row among the query rows of all tokens and heads."""
         token, at = divmod(row, self.together)
         return simplify((tile.first + token) * self.total + tile.head + at)
 
     # Scores.
 
     def query_at(self, tile: PagedTile, row: int, k: PrimExpr) -> PrimExpr:
-        """Return an element of a quantised query, in its steps."""
+        """Return an element of a quantised query, in quantisation steps."""
         index = self.row_start(tile, row, self.total) + k
         return Cast(self.rounded.bytes[simplify(index)], "float32")
 
     def keys_at(self, base: PrimExpr, k: PrimExpr, column: PrimExpr | int) -> PrimExpr:
-        """Return one depth element of consecutive keys."""
+        """Load one depth element of consecutive keys."""
         at = (k // self.held * self.pages.page + column) * CACHE_WORD_BYTES
         return self.select_byte(base + at, k % self.held)
 
     def key_scale(self, tile: PagedTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
-        """Return the scale of integer products: the keys' scales times the query's step."""
+        """Return the factor that turns integer products into scores: the key's scale times the
+        query's step.
+        """
         scales = self.plane.load_scales(self.cache, base, token, self.lanes)
         return Mul(scales, self.query_step(tile, row), self.real)
 
     def query_step(self, tile: PagedTile, row: int) -> PrimExpr:
-        """Return a query's step times `factor`."""
+        """Return a query's quantisation step times the scale of scores."""
         step = self.rounded.step[self.query_row_index(tile, row)]
         return self.splat(Mul(step, const(self.score_scale, "float32"), "float32"))
 
     def emit_score_products(
         self, tile: PagedTile, base: Var, after: Var, column: int, vectors: int, acc: Buffer
     ) -> Stmt:
-        """Accumulate scores in floats, or in integer dot products."""
+        """Emit the query-key products: integer dot products where the target has them, else float
+        FMAs.
+        """
         if not self.key_dot:
             return super().emit_score_products(tile, base, after, column, vectors, acc)
         groups = range(self.plane.num_groups)
@@ -247,19 +251,19 @@ class Int8PagedAttention(PagedAttention):
         return Allocate(sums, seq(*begin, loop, *ends))
 
     def sums_buffer(self, count: int) -> Buffer:
-        """Return the register buffer of the products' sums."""
+        """Return the register buffer of integer accumulators."""
         return Buffer("sums", (const(count),), self.whole, "register")
 
     def initial_sums(self, sums: Buffer, start: PrimExpr) -> PrimExpr:
-        """Return the start value of the sums."""
+        """Return the initial value of the accumulators."""
         return start
 
     def final_sums(self, accumulated: PrimExpr, start: PrimExpr) -> PrimExpr:
-        """Return the final sums, in int32."""
+        """Return the accumulated sums as int32."""
         return accumulated
 
     def _zero_point_correction(self, tile: PagedTile, row: int, group: int) -> PrimExpr:
-        """Return the zero-point correction of a group's sums."""
+        """Return the zero-point correction of a scale group's sums."""
         index = self.query_row_index(tile, row) * self.plane.num_groups + group
         total = self.rounded.total[simplify(index)] * const(-self.key_zero, "int32")
         return broadcast(total, self.lanes)
@@ -296,8 +300,8 @@ class Int8PagedAttention(PagedAttention):
         at: Callable[[int], PrimExpr],
         unpack: Callable[[PrimExpr], list[PrimExpr]],
     ) -> tuple[Callable[[Stmt], Stmt], list[list[Var]]]:
-        """Return a wrapper that loads consecutive words around a body, and the loaded variables:
-        for each part of a word, a vector per column.
+        """Return a wrapper that loads and unpacks consecutive words around a body, and the
+        variables it binds, one per word part and vector.
         """
         words = [Var(f"w{v}", self.whole) for v in range(vectors)]
         values = [unpack(word) for word in words]
@@ -335,8 +339,8 @@ class Int8PagedAttention(PagedAttention):
     def value_scales(
         self, tile: PagedTile, base: Var, number: Var, v: PrimExpr | int, group: int
     ) -> PrimExpr:
-        """Return the scales of consecutive tokens of a page; 0 behind the last token, where memory
-        may hold NaN.
+        """Load the value scales of consecutive tokens of a page; 0 past the last token, where
+        memory may hold NaN.
         """
         at = v * self.lanes if isinstance(v, PrimExpr) else const(v * self.lanes)
         scale = self.plane.load_scales(self.cache, base, at, self.lanes, group)
@@ -369,12 +373,12 @@ class Int8PagedAttention(PagedAttention):
         return serial_loop(at, tile.end - tile.begin, body, tile.begin)
 
     def values_at(self, base: PrimExpr, s: PrimExpr, column: int) -> PrimExpr:
-        """Return consecutive elements of a value."""
+        """Load consecutive depth elements of a token's value."""
         at = (s // self.held * self.depth + column) * CACHE_WORD_BYTES
         return self.select_byte(base + at, s % self.held)
 
     def emit_value_products(self, tile: PagedTile) -> Stmt:
-        """Accumulate weighted values in floats, or in integers."""
+        """Emit the probability-weighted sum of the values, in floats or integers."""
         return self.shares.value_sums(tile) if self.value_dot else super().emit_value_products(tile)
 
     def allocate_tile_buffers(self, tile: PagedTile, body: Callable[[], Stmt]) -> Stmt:

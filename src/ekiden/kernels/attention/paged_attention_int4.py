@@ -26,15 +26,15 @@ from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import Stmt, seq
 
 LOW_NIBBLES_MASK = 0x0F0F0F0F
-"""The lower halves of the bytes of a word."""
+"""Mask of the low nibbles of a word's bytes."""
 HIGH_NIBBLES_MASK_I32 = 0xF0F0F0F0 - (1 << 32)
-"""The upper ones, as int32."""
+"""Mask of the high nibbles of a word's bytes, as int32."""
 LOW_NIBBLE_OF_INT16_MASK = 0x000F000F
-"""The lowest four bits of both int16 of a word."""
+"""Mask of the lowest four bits of both int16 halves of a word."""
 
 
 class Int4PagedAttention(Int8PagedAttention):
-    """The int4 paged attention."""
+    """Paged attention over an int4 cache with a scale per 32 depth elements."""
 
     key_dots = value_dots = (DOT4_FEATURE, SHORT_DOT_FEATURE, MADD_FEATURE)
     zero_by_dot = {DOT4_FEATURE: 8, SHORT_DOT_FEATURE: 8, MADD_FEATURE: 8}  # noqa: RUF012
@@ -44,17 +44,17 @@ class Int4PagedAttention(Int8PagedAttention):
 
     @property
     def value_zero(self) -> int:  # type: ignore[override]
-        """Return the zero point of values: 0 where the product takes signed values."""
+        """Return the zero point of values: 0 where the dot product takes signed bytes."""
         return 0 if self.value_dot == DOT4_FEATURE else 8
 
     @property
     def value_unit(self) -> int:  # type: ignore[override]
-        """Return the scale of values in a product: 16 where they are high nibbles of bytes."""
+        """Return the factor of values in a product: 16 where they are the high nibbles of bytes."""
         return 16 if self.value_dot == DOT4_FEATURE else 1
 
     def unpack_words(self, words: PrimExpr, dot: str, is_key: bool) -> list[PrimExpr]:
-        """Return int16 halves, or the low and high nibbles of bytes; signed values as high nibbles,
-        which need no zero-point correction.
+        """Unpack words into int16 halves, or into low and high nibbles of bytes; signed values stay
+        high nibbles, which need no zero-point correction.
         """
         if dot == MADD_FEATURE:
             return self.split_int16_halves(words)
@@ -69,15 +69,15 @@ class Int4PagedAttention(Int8PagedAttention):
         return [self.bitwise_and(x, LOW_NIBBLES_MASK) for x in (words, self._shift_right(words, 4))]
 
     def bitwise_and(self, words: PrimExpr, mask: int) -> PrimExpr:
-        """Return words masked by bits."""
+        """Return words masked by a bit mask that is broadcast to every lane."""
         return call_intrin("bitwise_and", words, self.splat_int(mask), dtype=self.whole)
 
     def _shift_right(self, words: PrimExpr, by: int) -> PrimExpr:
         return call_intrin("right_shift", words, self.splat_int(by), dtype=self.whole)
 
     def split_int16_halves(self, words: PrimExpr) -> list[PrimExpr]:
-        """Return every fourth number as int16; bits above the twelfth need no mask except those of
-        the word's other half.
+        """Split words into every fourth value as int16; bits above the twelfth need no mask except
+        those of the word's other half.
         """
         return [
             self.bitwise_and(
@@ -111,7 +111,7 @@ class Int4PagedAttention(Int8PagedAttention):
         return call_intrin(MADD_FEATURE, start, words, self.splat_int(INT16_ONES), dtype=self.whole)
 
     def select_byte(self, at: PrimExpr, which: PrimExpr) -> PrimExpr:
-        """Return one of the eight numbers of each cache lane, as floats."""
+        """Load one of the eight nibbles of each cache word as float32, less the zero point."""
         by = cast(which % CACHE_WORD_BYTES * 8 + which // CACHE_WORD_BYTES * 4, "int32")
         nibbles = self.load_words(at)
         nibbles = call_intrin("right_shift", nibbles, broadcast(by, self.lanes), dtype=self.whole)
@@ -121,7 +121,7 @@ class Int4PagedAttention(Int8PagedAttention):
     # As floats: scales are within the sums.
 
     def keys_at(self, base: PrimExpr, k: PrimExpr, column: PrimExpr | int) -> PrimExpr:
-        """Return one scaled depth element of consecutive keys."""
+        """Load one dequantised depth element of consecutive keys."""
         token = const(column) if isinstance(column, int) else column
         scale = self.plane.load_scales(
             self.cache, base, token, self.lanes, k // self.plane.group_size
@@ -129,15 +129,15 @@ class Int4PagedAttention(Int8PagedAttention):
         return Mul(super().keys_at(base, k, column), scale, self.real)
 
     def key_scale(self, tile: PagedTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
-        """Return the query's scale alone: keys are scaled within the sums."""
+        """Return the query's step alone: keys are scaled before they are summed."""
         return self.query_step(tile, row)
 
     def emit_probability_scaling(self, tile: PagedTile) -> Stmt:
-        """Leave the probabilities unscaled: a value has several scales."""
+        """Emit nothing: the values of a token have several scales, which `values_at` applies."""
         return seq()
 
     def values_at(self, base: PrimExpr, s: PrimExpr, column: int) -> PrimExpr:
-        """Return consecutive scaled elements of a value."""
+        """Load consecutive dequantised depth elements of a token's value."""
         scale = self.plane.load_scales(self.cache, base, s, 1, column // self.plane.group_size)
         return Mul(super().values_at(base, s, column), self.splat(scale), self.real)
 

@@ -10,17 +10,17 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import For, ForKind, Stmt
 
 EFFICIENT_TILE_ROWS = 6
-"""Rows of a tile beyond which more save little."""
+"""Tile rows above which larger tiles save little."""
 DEFAULT_CHUNK_KEYS = 256
-"""Of a chunk: merging a row's part is the work of one key or two."""
+"""Keys per chunk: merging a partial result costs as much as one or two keys per row."""
 DEFAULT_SPLIT_BELOW_TILES = 8
-"""Tiles below which threads share the chunks of each, where no target is known."""
+"""Number of tiles below which threads share chunks, without a target."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagedAttentionConfig:
-    """The static parameters of a paged attention: tokens per page, the scale of scores (None: 1 /
-    sqrt of the depth), the softcap (0 for none), and the sliding window in keys (0 for none).
+    """Static parameters of a paged attention: tokens per page, the scale of scores (None: 1 /
+    sqrt(depth)), the softcap (0: none), and the sliding window in keys (0: none).
     """
 
     page: int
@@ -31,8 +31,8 @@ class PagedAttentionConfig:
 
 @dataclass(frozen=True, slots=True)
 class PagedTiling:
-    """The tiling: rows of a tile, vectors of keys or depth, keys of a chunk, and the number of
-    tiles below which threads share the chunks of each.
+    """Tile sizes: query rows, vectors of keys or depth, keys per chunk, and the number of tiles
+    below which threads share the chunks of a tile (flash decoding).
     """
 
     rows: int = EFFICIENT_TILE_ROWS
@@ -43,10 +43,8 @@ class PagedTiling:
 
 @dataclass(frozen=True, slots=True)
 class PagedTile:
-    """A tile: `span` tokens from `first` on, heads of each from `head` on, which share the keys of
-    `group`; their positions and the maximum of them; their sequence, of which pages `begin` to
-    `end` are visible, for the tile or a chunk, and `start` to `stop` for the tile; the index of
-    its first row in its unit; the buffers of scores and of a chunk's partial result.
+    """Query tile: tokens and heads that share a KV head, their positions, the pages visible to the
+    tile and to the current chunk, and the buffers of scores and of the chunk's partial result.
     """
 
     first: PrimExpr
@@ -66,20 +64,20 @@ class PagedTile:
 
 
 def const_int(dim: PrimExpr) -> int:
-    """Return the value of a constant dimension."""
+    """Return a constant dimension as an int."""
     assert isinstance(dim, IntImm), dim
     return dim.value
 
 
 def serial_loop(var: Var, extent: PrimExpr, body: Stmt, begin: PrimExpr | None = None) -> Stmt:
-    """Return a serial loop."""
+    """Return a serial loop over [begin, begin + extent)."""
     return For(var, const(0) if begin is None else begin, extent, ForKind.SERIAL, body)
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSplit:
-    """Whether threads share the chunks of a tile, the maximum of pieces of a tile, and the buffer
-    of partial results.
+    """Split of a tile's chunks among threads: whether it is active, the maximum number of pieces of
+    a tile, and the buffer of partial results.
     """
 
     pieces: PrimExpr
@@ -88,7 +86,7 @@ class ChunkSplit:
 
 
 def min_and_max(positions: Sequence[PrimExpr]) -> tuple[PrimExpr, PrimExpr]:
-    """Return the minimum and maximum of some positions."""
+    """Return the minimum and the maximum of token positions."""
     lowest, last = positions[0], positions[0]
     for position in positions[1:]:
         lowest, last = minimum(lowest, position), maximum(last, position)

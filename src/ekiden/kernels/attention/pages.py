@@ -75,19 +75,19 @@ from ekiden.tir.stmt import (
 )
 
 DEFAULT_PAGED_LANES = 16
-"""Lanes of a vector where no target is known."""
+"""Vector lanes without a target."""
 EXP_CHAINS = 4
-"""Vectors of powers that are made in turns: a chain of steps alone waits for each of them."""
+"""Exponentials computed in interleaved dependency chains to hide their latency."""
 PREFETCHED_LINES_PER_VECTOR = 2
-"""Lines that are brought near beside the power of a vector."""
+"""Cache lines prefetched per vector of exponentials."""
 MIN_MERGE_ELEMENTS = 1 << 13
-"""Numbers of parts from which a thread of its own is worth having."""
+"""Elements of partial results per thread below which the merge is not parallelised."""
 
 
 class PagedAttention:
-    """The builder of a paged attention. `inputs` are a tensor that begins with the queries [n,
-    heads and more, depth], the cache, the layer [1], the page tables, and per token its sequence
-    and its position.
+    """Builder of a paged-attention kernel by flash decoding; subclasses read quantised caches.
+    `inputs` are a tensor that begins with the queries [n, heads and more, depth], the cache, the
+    layer [1], the page tables, and per token its sequence and its position.
     """
 
     def __init__(self, pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer,
@@ -107,37 +107,37 @@ class PagedAttention:
         self.share = self.heads // self.groups
         fit = [n for n in range(1, self.share + 1) if self.share % n == 0 and n <= self.cut.rows]
         self.together = fit[-1]
-        """Heads of a tile."""
+        """Heads per tile."""
         self.span = max(1, self.cut.rows // self.together)
-        """Tokens of a tile."""
+        """Tokens per tile."""
         self.plane = CachePlane(pages.page, self.depth, self.cache.dtype)
         self.chunk = max(1, self.cut.chunk_keys // pages.page)
-        """Pages of a chunk."""
+        """Pages per chunk."""
         # One vector more than a chunk: rows of scores then begin in different cache sets.
         self.stride = const(self.chunk * pages.page + self.lanes)
         self.parts = PartialSoftmax(self.depth, self.lanes)
 
     def max_vectors(self, rows: int) -> int:
-        """Return the maximal vectors of a tile of few rows."""
+        """Return the maximum number of vectors of a tile of few rows."""
         return self.depth + self.pages.page
 
     def splat(self, value: PrimExpr | float) -> PrimExpr:
-        """Broadcast a number to every lane."""
+        """Broadcast a scalar to every lane."""
         scalar = value if isinstance(value, PrimExpr) else const(value, "float32")
         return broadcast(scalar, self.lanes)
 
     def load(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
-        """Load a vector as float32."""
+        """Load a vector of `lanes` elements as float32."""
         vector = f"{buffer.dtype}x{self.lanes}"
         loaded = BufferLoad(buffer, (ramp(at, 1, self.lanes),), vector)
         return loaded if buffer.dtype == "float32" else Cast(loaded, f"float32x{self.lanes}")
 
     def store(self, buffer: Buffer, at: PrimExpr, value: PrimExpr) -> Stmt:
-        """Store a vector."""
+        """Store a vector of `lanes` elements."""
         return BufferStore(buffer, value, (ramp(at, 1, self.lanes),))
 
     def plane_offset(self, page: PrimExpr, group: PrimExpr, values: PrimExpr | int) -> PrimExpr:
-        """Return the cache offset of a page's keys or values."""
+        """Return the cache offset of a page's keys or values of one KV head."""
         layer = cast(self.layer[const(0)], "int64")
         return self.plane.plane_offset(self.cache, layer, page, group, values)
 
@@ -151,8 +151,8 @@ class PagedAttention:
         column: Callable[[int], PrimExpr],
         ahead: Sequence[Stmt],
     ) -> Stmt:
-        """Emit outer products accumulated in registers, over the loops that `steps` wraps around
-        one step: an element of each row by a row of vectors.
+        """Emit a loop of outer products accumulated in registers: per step, a scalar of each row
+        times a row of vectors.
         """
         vector = f"float32x{self.lanes}"
         broadcasts = [Var(f"a{r}", vector) for r in range(rows)]
@@ -194,9 +194,8 @@ class PagedAttention:
         return seq(*zero, steps(body))
 
     def column_blocks(self, total: int, rows: int) -> list[tuple[int, int]]:
-        """Return (first column, vectors) of the blocks that columns are split into: fewer rows get
-        more vectors, so that accumulators are independent chains and more of a cache line is
-        read at once.
+        """Return (first column, vectors) of the blocks that columns are split into; fewer rows get
+        more vectors, so that enough accumulators are independent.
         """
         vector_count = max(1, min(self.max_vectors(rows), self.cut.rows * self.cut.vectors // rows))
         width = vector_count * self.lanes
@@ -204,12 +203,12 @@ class PagedAttention:
 
     @property
     def score_scale(self) -> float:
-        """Return the scale of scores."""
+        """Return the scale of scores: the configured one, or 1 / sqrt(depth)."""
         scale = self.pages.scale
         return 1 / math.sqrt(self.depth) if scale is None else scale
 
     def finish_score(self, value: PrimExpr, key: PrimExpr, position: PrimExpr) -> PrimExpr:
-        """Return a scaled product as a score: softcapped, and -inf for masked keys."""
+        """Apply the scale, the softcap and the mask to a product; masked keys become -inf."""
         vector = value.dtype
         if cap := self.pages.softcap:
             bent = call_intrin("tanh", Mul(value, self.splat(1 / cap), vector))
@@ -232,7 +231,7 @@ class PagedAttention:
         self, first: PrimExpr, span: int, head: PrimExpr, slot: PrimExpr,
         body: Callable[[PagedTile], Stmt],
     ) -> Stmt:  # fmt: skip
-        """Return a body for tokens of one sequence, from `first` on."""
+        """Bind a tile of tokens of one sequence, from `first` on, around its statements."""
         rows = span * self.together
         positions = tuple(Var(f"place{i}", "int64") for i in range(span))
         sequence, begin, end = (Var(n, "int64") for n in ("sequence", "begin", "end"))
@@ -279,24 +278,24 @@ class PagedAttention:
         return begin // self.chunk, (end + (self.chunk - 1)) // self.chunk
 
     def row_start(self, tile: PagedTile, row: int, heads: int) -> PrimExpr:
-        """Return the offset of a row in a tensor with that many heads."""
+        """Return the offset of a tile's row in a tensor [tokens, heads, depth]."""
         token, at = divmod(row, self.together)
         return simplify(((tile.first + token) * heads + tile.head + at) * self.depth)
 
     def page_number(self, tile: PagedTile, number: PrimExpr) -> PrimExpr:
-        """Return the page that holds the sequence's tokens from `number` * page on."""
+        """Load the number of the page of a sequence's tokens from `number` * page on."""
         return cast(self.tables[tile.sequence * self.tables.shape[1] + number], "int64")
 
     def emit_prefetches(self, at: PrimExpr, vectors: int) -> list[Stmt]:
         """Emit prefetches of cache lines into L2: a chunk's keys and values exceed L1 (int8 from
-        memory, Zen 3: 87 to 94 us instead of 96 to 122).
+        memory on Zen 3: 87 to 94 us instead of 96 to 122).
         """
         line = CACHE_LINE_BYTES // dt.itemsize(self.cache.dtype)
         return [Prefetch(self.cache, (at + n,), 2) for n in range(0, vectors * self.lanes, line)]
 
     def lines_prefetched_in_softmax(self, rows: int) -> int:
-        """Return how many lines at the end of a page's values, scales among them, the softmax of a
-        tile prefetches: some per vector of probabilities.
+        """Return the number of cache lines, at the end of a page's values and scales, that the
+        softmax of a tile prefetches.
         """
         line = CACHE_LINE_BYTES // dt.itemsize(self.cache.dtype)
         vectors = rows * (self.pages.page // self.lanes)
@@ -316,8 +315,8 @@ class PagedAttention:
         return [IfThenElse(k < -(-early // row), seq(*prefetches))] if early else []
 
     def next_plane_offset(self, tile: PagedTile, number: PrimExpr, values: int) -> PrimExpr:
-        """Return the offset of the plane that is read one chunk after a page's keys or values: its
-        values, or the keys of the next chunk or, at the end, of the next unit.
+        """Return the offset of the plane to prefetch: the page's values after its keys, else the
+        next chunk's keys or, at the end, the next unit's.
         """
         if not values:
             return self.plane_offset(self.page_number(tile, number), tile.group, 1)
@@ -336,7 +335,7 @@ class PagedAttention:
         )  # fmt: skip
 
     def accumulator_buffer(self, count: int) -> Buffer:
-        """Return the register buffer of sums."""
+        """Return the register buffer of float32 accumulators."""
         return Buffer("acc", (const(count),), f"float32x{self.lanes}", "register")
 
     def emit_scores(self, tile: PagedTile) -> Stmt:
@@ -384,7 +383,7 @@ class PagedAttention:
         return Allocate(acc, seq(products, *ends))
 
     def emit_max(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
-        """Return the maximum of two vectors; NaN is irrelevant: its probability stays NaN."""
+        """Return the lanewise maximum; NaN may be dropped: its probability stays NaN."""
         return Select(b < a, a, b, a.dtype)
 
     def emit_score_products(
@@ -401,29 +400,29 @@ class PagedAttention:
         )  # fmt: skip
 
     def query_at(self, tile: PagedTile, row: int, k: PrimExpr) -> PrimExpr:
-        """Return an element of a query."""
+        """Load an element of a query."""
         return self.query[self.row_start(tile, row, self.total) + k]
 
     def keys_at(self, base: PrimExpr, k: PrimExpr, column: int) -> PrimExpr:
-        """Return one depth element of consecutive keys of the plane at `base`."""
+        """Load one depth element of consecutive keys of the plane at `base`."""
         return self.load(self.cache, base + k * self.pages.page + column)
 
     def key_scale(self, tile: PagedTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
-        """Return the scale of a row's sums for consecutive keys, `factor` included."""
+        """Return the factor that turns a row's products with consecutive keys into scores."""
         return self.splat(self.score_scale)
 
     def emit_probability_scaling(self, tile: PagedTile) -> Stmt:
-        """Transform the probabilities before they multiply values."""
+        """Scale the probabilities before they multiply the values, for quantised caches."""
         return seq()
 
     def allocate_tile_buffers(self, tile: PagedTile, body: Callable[[], Stmt]) -> Stmt:
-        """Return the body of a tile with its additional buffers."""
+        """Return the statements of a tile within allocations of the buffers that subclasses add."""
         return body()
 
     def emit_softmax(self, tile: PagedTile) -> Stmt:
-        """Emit scores = exp(scores - max) per row of a chunk, with max and sum in the partial
-        result. The ends of the chunk's values are prefetched meanwhile: memory would be idle,
-        and the number of misses in flight is limited.
+        """Emit scores = exp(scores - max) per row of a chunk; the maximum and the sum go to the
+        partial result. The ends of the chunk's values are prefetched meanwhile: memory would be
+        idle, and the number of misses in flight is limited.
         """
         row, number, v = Var("row"), Var("p"), Var("v")
         vector, layout, line = (
@@ -484,7 +483,7 @@ class PagedAttention:
         )
 
     def values_at(self, base: PrimExpr, s: PrimExpr, column: int) -> PrimExpr:
-        """Return consecutive elements of a value of the plane at `base`."""
+        """Load consecutive depth elements of a token's value in the plane at `base`."""
         return self.load(self.cache, base + s * self.depth + column)
 
     def emit_weighted_values(self, tile: PagedTile, column: int, vectors: int) -> Stmt:
@@ -540,8 +539,8 @@ class PagedAttention:
     def emit_piece(
         self, tile: PagedTile, split: ChunkSplit, piece: PrimExpr, unit: PrimExpr
     ) -> Stmt:
-        """Emit all chunks of a tile and their merge or, where threads share chunks, one of them and
-        its copy to the shared buffer.
+        """Emit one thread's share of a tile: all chunks and their merge or, where threads share
+        chunks, one chunk and its copy to the shared buffer.
         """
         rows, chunk = tile.span * self.together, Var("chunk", "int64")
         first, stop = self.chunk_range(tile.begin, tile.end)
@@ -599,8 +598,8 @@ class PagedAttention:
         return self.parts.emit_normalize(self.output, to, row, merged, tile.span * self.together)
 
     def emit_unit(self, unit: PrimExpr, body: Callable[[PagedTile], Stmt]) -> Stmt:
-        """Emit a body for the tile of a unit or, where its tokens belong to several sequences, for
-        one token after the other.
+        """Emit the statements of a unit's tile; where its tokens belong to several sequences, one
+        token at a time.
         """
         heads, i = self.heads // self.together, Var("i")
         first, head = Var("first", "int64"), Var("head", "int64")
@@ -621,8 +620,8 @@ class PagedAttention:
         return LetStmt(head, unit % heads * self.together, stmt)
 
     def emit_chunk_counts(self, tiles: PrimExpr, maxima: Buffer) -> Stmt:
-        """Emit the maximum number of chunks of any tile, and of half chunks, of which a short last
-        chunk has one.
+        """Emit the maximum number of chunks, and of half chunks, over all tiles; a short last chunk
+        counts as one half.
         """
         n, first, limit = Var("n"), Var("first", "int64"), self.tokens - 1
         positions = tuple(Var(f"place{i}", "int64") for i in range(self.span))
@@ -642,9 +641,9 @@ class PagedAttention:
         return seq(*(BufferStore(maxima, one, (const(at),)) for at in range(2)), stmt)
 
     def emit_kernel(self) -> Stmt:
-        """Emit tiles of tokens and heads in parallel; of few tiles, their chunks. Threads share
-        chunks by halves, as the last chunk may be short, and a chunk belongs to the thread of
-        its last half.
+        """Emit all tiles of tokens and heads in parallel; where tiles are few, their chunks in
+        parallel. Threads share chunks by halves, as the last chunk may be short, and a chunk
+        belongs to the thread of its last half.
         """
         tiles = simplify((self.tokens + (self.span - 1)) // self.span)
         units = simplify(tiles * (self.heads // self.together))

@@ -19,13 +19,14 @@ from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, LetStmt, Stmt, seq
 
 INITIAL_MAX_SCORE = -1e30
-"""What the greatest score of a row begins with: finite, so that one without keys gives 0."""
+"""Initial running maximum: finite, so that rows without visible keys yield 0 and not NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartialSoftmax:
-    """The layout of a row's partial result in a float32 buffer: `size` numbers, whole vectors of
-    `lanes`. Each lane has its own sum of probabilities, and all have the maximum score.
+    """Layout of a row's partial softmax (weighted sums, maximum and sum of exponentials) in a
+    float32 buffer, padded to whole vectors. Each lane has its own sum of probabilities, and all
+    have the maximum score.
     """
 
     depth: int
@@ -33,7 +34,7 @@ class PartialSoftmax:
 
     @property
     def row_size(self) -> int:
-        """Return the elements of a row."""
+        """Return the number of elements of a row's partial result."""
         return self.depth + 2 * self.lanes
 
     @property
@@ -43,7 +44,7 @@ class PartialSoftmax:
 
     @property
     def sums_offset(self) -> int:
-        """Return the offset of the sums of probabilities."""
+        """Return the offset of the sum of exponentials."""
         return self.depth + self.lanes
 
     @property
@@ -52,18 +53,18 @@ class PartialSoftmax:
         return f"float32x{self.lanes}"
 
     def load(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
-        """Load a vector."""
+        """Load a vector of `lanes` elements."""
         return BufferLoad(buffer, (ramp(at, 1, self.lanes),), self.vector_dtype)
 
     def store(self, buffer: Buffer, at: PrimExpr, value: PrimExpr) -> Stmt:
-        """Store a vector."""
+        """Store a vector of `lanes` elements."""
         return BufferStore(buffer, value, (ramp(at, 1, self.lanes),))
 
     def _emit_vector_loop(self, size: int, body: Stmt, var: Var) -> Stmt:
         return For(var, const(0), const(size // self.lanes), ForKind.SERIAL, body)
 
     def emit_initialize(self, into: Buffer, rows: int) -> Stmt:
-        """Emit the initialisation of rows that have seen no key."""
+        """Emit the initialisation of rows: maximum -inf, all sums 0."""
         row, v = Var("row"), Var("v")
         at = row * self.row_size
         # Not -inf: merging two rows without keys would compute -inf - -inf, which is NaN.
@@ -116,7 +117,9 @@ class PartialSoftmax:
     def emit_normalize(
         self, output: Buffer, to: PrimExpr, row: Var, partial: Buffer, rows: int
     ) -> Stmt:
-        """Emit the division of rows by their sums, and the store of each row at `to`."""
+        """Emit the division of each row's weighted sums by its sum of exponentials, stored at
+        `to`.
+        """
         v, total_sum, reciprocal = Var("v"), Var("whole", "float32"), Var("share", "float32")
         at = row * self.row_size
         value = Mul(

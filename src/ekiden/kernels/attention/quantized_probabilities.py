@@ -1,4 +1,4 @@
-"""Quantised attention probabilities, and the sums of values that they weigh.
+"""Quantised attention probabilities, and integer sums of the values that they weight.
 
     share   exp(score - max) * a value's scale, in steps of the greatest
     by words    steps of each page's greatest, 65,535 of them or 255: two bytes or one, of which
@@ -52,9 +52,11 @@ if TYPE_CHECKING:
     from ekiden.kernels.attention.page_bytes import Int8PagedAttention
 
 ROUND_TO_INT_MAGIC = 1.5 * (1 << 23)
-"""What is added to a float below 2**22 so that its last bits are the nearest whole number."""
+"""Magic number 1.5 * 2**23: added to a float below 2**22, it leaves the nearest integer in the low
+mantissa bits.
+"""
 ROUND_TO_INT_MAGIC_BITS = int(np.float32(ROUND_TO_INT_MAGIC).view(np.int32))
-"""That, in bits: the last 16 are 0."""
+"""Bit pattern of ROUND_TO_INT_MAGIC, whose low 16 bits are 0."""
 FIRST_ELEMENT = const(0)
 
 # A body for a vector of shares times scales: the number of its line, and the vector.
@@ -62,7 +64,9 @@ LineBody = Callable[[int, PrimExpr], Stmt]
 
 
 class QuantizedProbabilities:
-    """The base of quantised probabilities: a line per tile row and scale group."""
+    """Base class of quantised attention probabilities, with quantisation steps per tile row and
+    scale group.
+    """
 
     def __init__(self, kernel: Int8PagedAttention) -> None:
         self.kernel = kernel
@@ -77,7 +81,9 @@ class QuantizedProbabilities:
     def emit_scaled(
         self, tile: PagedTile, number: Var, base: Var, v: PrimExpr, body: LineBody
     ) -> Stmt:
-        """Emit a body for a vector of scaled probabilities of each line."""
+        """Emit `body` for one vector of probabilities times value scales, for each row and scale
+        group.
+        """
         kernel, statements = self.kernel, list[Stmt]()
         scales = [Var(f"scale{g}", kernel.real) for g in range(kernel.plane.num_groups)]
         for n, (row, group) in enumerate(self.row_groups(tile)):
@@ -93,8 +99,8 @@ class QuantizedProbabilities:
         Stmt],
         first: PrimExpr = FIRST_ELEMENT,
     ) -> Stmt:  # fmt: skip
-        """Emit each line's maximum, then a body that is passed the steps per unit; the factors of
-        the steps are stored from `first` on.
+        """Emit the maximum of each row and scale group, then `body` on the reciprocal quantisation
+        steps; the steps are stored from `first` on.
         """
         kernel, count = self.kernel, len(self.row_groups(tile))
         best = Buffer("best", (const(count),), kernel.whole, "register")
@@ -122,7 +128,9 @@ class QuantizedProbabilities:
         return Allocate(best, seq(*none, find(update_maximum), stmt))
 
     def quantize(self, share: PrimExpr, finer: Var) -> PrimExpr:
-        """Quantise probabilities to integers, in the last bits of an int32 each."""
+        """Quantise probabilities to integers in the low bits of int32, by the magic-number addition
+        1.5 * 2**23.
+        """
         kernel = self.kernel
         # Adding 1.5 * 2**23 rounds to nearest and leaves the integer in the low mantissa bits.
         near = call_intrin(
@@ -132,7 +140,7 @@ class QuantizedProbabilities:
 
 
 class Int16Probabilities(QuantizedProbabilities):
-    """Probabilities as int16, quantised per chunk."""
+    """Attention probabilities quantised to int16 per chunk."""
 
     def __init__(self, kernel: Int8PagedAttention) -> None:
         super().__init__(kernel)
@@ -146,12 +154,16 @@ class Int16Probabilities(QuantizedProbabilities):
         # As many steps as int16 has, but no more than keep the int32 sum of a whole chunk from
         # overflowing: tokens * steps * largest value < 2**31.
         self.steps = float(min((1 << 15) - 1, ((1 << 31) - 1) // (max_value * self.tokens)))
-        """Of the greatest share of a chunk, so that sums of products with all values fit."""
+        """Quantisation levels of a chunk's largest probability, so that int32 sums over the chunk
+        cannot overflow.
+        """
         self.shares = Buffer("shares", (FIRST_ELEMENT,), "int16")
         self.sums = Buffer("sums", (FIRST_ELEMENT,), "int32")
 
     def around(self, tile: PagedTile, body: Callable[[], Stmt]) -> Stmt:
-        """Return the body of a tile, with the buffers of a chunk."""
+        """Allocate a chunk's buffers of probabilities, steps and integer sums around a tile's
+        statements.
+        """
         count = len(self.row_groups(tile))
         size = tile.span * self.kernel.together * self.kernel.depth
         self.shares = Buffer("shares", (const(count * self.tokens),), "int16", "local")
@@ -160,7 +172,9 @@ class Int16Probabilities(QuantizedProbabilities):
         return Allocate(self.shares, Allocate(self.factors, Allocate(self.sums, body())))
 
     def value_sums(self, tile: PagedTile) -> Stmt:
-        """Quantise the probabilities, accumulate the pages, then convert the sums to float."""
+        """Emit the quantisation of the probabilities, the integer sums over all pages of a chunk,
+        and their conversion to float.
+        """
         kernel, number = self.kernel, Var("p")
         base, after = Var("base", "int64"), Var("after", "int64")
         plane = kernel.plane
@@ -182,8 +196,8 @@ class Int16Probabilities(QuantizedProbabilities):
     # Shares.
 
     def _emit_quantize(self, tile: PagedTile) -> Stmt:
-        """Emit the quantisation by each line's maximum; sums start with the zero-point correction
-        of the values.
+        """Emit the quantisation by the maximum of each row and scale group, and initialise the sums
+        with the values' zero-point correction.
         """
         kernel, count = self.kernel, len(self.row_groups(tile))
         total = Buffer("total", (const(count),), kernel.whole, "register")
@@ -205,7 +219,7 @@ class Int16Probabilities(QuantizedProbabilities):
         )
 
     def _emit_vector_loop(self, tile: PagedTile, body: Callable[[PrimExpr], LineBody]) -> Stmt:
-        """Emit a body for each vector of a chunk's probabilities, built at its token index."""
+        """Emit a loop over the vectors of a chunk's probabilities; `body` takes the token index."""
         kernel, number, v, base = self.kernel, Var("p"), Var("v"), Var("base", "int64")
         at = (number - tile.begin) * kernel.pages.page + v * kernel.lanes
         stmt = self.emit_scaled(tile, number, base, v, body(at))
@@ -214,7 +228,9 @@ class Int16Probabilities(QuantizedProbabilities):
         return serial_loop(number, tile.end - tile.begin, LetStmt(base, where, stmt), tile.begin)
 
     def _emit_store_levels(self, at: PrimExpr, n: int, value: PrimExpr, total: Buffer) -> Stmt:
-        """Store a vector of integers; of each four the first and the third come first."""
+        """Emit the store of a vector of int16 probabilities in the pair order of the dot product
+        (0, 2, 1, 3).
+        """
         kernel, level = self.kernel, Var("level", self.kernel.whole)
         index = ramp(simplify(at + n * self.tokens), 1, kernel.lanes)
         stmt: Stmt = BufferStore(self.shares, to_pair_order(level), (index,))
@@ -226,7 +242,7 @@ class Int16Probabilities(QuantizedProbabilities):
         return LetStmt(level, value, stmt)
 
     def _emit_initial_sums(self, tile: PagedTile, total: Buffer | None) -> list[Stmt]:
-        """Emit the initial sums of the lines."""
+        """Emit the initial value of the sums: the zero-point correction of the values."""
         kernel, statements = self.kernel, list[Stmt]()
         count = kernel.plane.group_size // kernel.lanes
         for n in range(len(self.row_groups(tile))):
@@ -248,7 +264,9 @@ class Int16Probabilities(QuantizedProbabilities):
     def _emit_page_sums(
         self, tile: PagedTile, number: Var, base: Var, after: Var, column: int, vectors: int
     ) -> Stmt:
-        """Emit a page's contribution to columns of one scale group."""
+        """Emit the products of a page's values with the probabilities for some columns of one scale
+        group.
+        """
         kernel, s = self.kernel, Var("s")
         rows, page, depth = tile.span * kernel.together, kernel.pages.page, kernel.depth
         acc = Buffer("acc", (const(rows * vectors),), kernel.whole, "register")
@@ -300,7 +318,7 @@ class Int16Probabilities(QuantizedProbabilities):
 
 
 class ByteProbabilities(QuantizedProbabilities):
-    """Probabilities as bytes, quantised per page."""
+    """Attention probabilities quantised to bytes per page."""
 
     def __init__(self, kernel: Int8PagedAttention) -> None:
         super().__init__(kernel)
@@ -309,9 +327,9 @@ class ByteProbabilities(QuantizedProbabilities):
         bits = 7 if self.is_short else 8
         self.steps = float((1 << bits * kernel.share_bytes) - 1)
         self.line = kernel.pages.page
-        """Bytes of a line."""
+        """Bytes of quantised probabilities per row and scale group."""
         self.run = kernel.pages.page // kernel.held
-        """Words whose products are added up before they become floats."""
+        """Words accumulated in integers before the conversion to float."""
         if self.is_short:  # so many sums of two products of halves of bytes fit
             self.run = ((1 << 15) - 1) // (2 * 127 * 15) * CACHE_WORD_BYTES // kernel.held
         self.shares = Buffer("shares", (FIRST_ELEMENT,), "uint8")
@@ -319,8 +337,8 @@ class ByteProbabilities(QuantizedProbabilities):
         self.bases = Buffer("bases", (FIRST_ELEMENT,), "int32")
 
     def around(self, tile: PagedTile, body: Callable[[], Stmt]) -> Stmt:
-        """Return the body of a tile, with buffers for a page's probabilities and a chunk's
-        steps.
+        """Allocate buffers of a page's probabilities and a chunk's quantisation steps around a
+        tile's statements.
         """
         lines, pages = len(self.row_groups(tile)), self.kernel.chunk
         size = const(self.kernel.share_bytes * lines * self.line)
@@ -332,8 +350,9 @@ class ByteProbabilities(QuantizedProbabilities):
         return Allocate(self.shares, Allocate(self.factors, stmt))
 
     def value_sums(self, tile: PagedTile) -> Stmt:
-        """Convert each page's sums to float and add them up. The next page's steps are computed
-        before this page's products, so that out-of-order execution overlaps their latency.
+        """Emit the integer sums of each page, converted to float and accumulated. The next page's
+        steps are computed before this page's products, so that out-of-order execution overlaps
+        their latency.
         """
         kernel, plane, number = self.kernel, self.kernel.plane, Var("p")
         base, after = Var("base", "int64"), Var("after", "int64")
@@ -365,11 +384,11 @@ class ByteProbabilities(QuantizedProbabilities):
     # Shares.
 
     def line_index(self, tile: PagedTile, number: PrimExpr, n: int) -> PrimExpr:
-        """Return the index of a page's line in the chunk's buffers."""
+        """Return the index of a page's row and scale group in the chunk's buffers of steps."""
         return (number - tile.begin) * len(self.row_groups(tile)) + n
 
     def _emit_steps(self, tile: PagedTile, number: PrimExpr) -> Stmt:
-        """Emit the quantisation steps of a page's lines from their maxima."""
+        """Emit the quantisation steps of each row and scale group of a page, from their maxima."""
         kernel, page, base, v = self.kernel, Var("page", "int64"), Var("base", "int64"), Var("v")
 
         def store_steps(finer: list[Var]) -> Stmt:
@@ -389,7 +408,9 @@ class ByteProbabilities(QuantizedProbabilities):
         return LetStmt(page, cast(number, "int64"), LetStmt(base, where, stmt))
 
     def _emit_quantize(self, tile: PagedTile, number: Var, base: Var) -> Stmt:
-        """Emit the quantisation of a page's probabilities to bytes, and the sums' start values."""
+        """Emit the quantisation of a page's probabilities to bytes, and the initial values of the
+        sums.
+        """
         kernel, v, count = self.kernel, Var("v"), len(self.row_groups(tile))
         total = Buffer("total", (const(count),), kernel.whole, "register")
         finer = [Var(f"finer{n}", "float32") for n in range(count)]
@@ -409,8 +430,8 @@ class ByteProbabilities(QuantizedProbabilities):
         return stmt
 
     def _emit_store_levels(self, v: PrimExpr, n: int, value: PrimExpr, total: Buffer) -> Stmt:
-        """Store the bytes of a vector of probabilities, highest first; higher bits are
-        truncated.
+        """Emit the store of a vector of byte probabilities, the most significant vector first;
+        higher bits are truncated.
         """
         kernel, level, statements = self.kernel, Var("level", self.kernel.whole), list[Stmt]()
         count, size = kernel.share_bytes, kernel.lanes
@@ -434,7 +455,7 @@ class ByteProbabilities(QuantizedProbabilities):
     def _emit_page_sums(
         self, tile: PagedTile, number: Var, base: Var, after: Var, column: int, vectors: int
     ) -> Stmt:
-        """Emit a page's contribution to some columns."""
+        """Emit the products of a page's values with the probabilities for some columns."""
         kernel, s, run = self.kernel, Var("s"), Var("run")
         rows, page, depth = tile.span * kernel.together, kernel.pages.page, kernel.depth
         plane, count = kernel.plane, kernel.share_bytes * rows
@@ -484,8 +505,8 @@ class ByteProbabilities(QuantizedProbabilities):
         self, acc: Buffer, sums: Buffer, n: int, line: int, vectors: int, to: int, run: Var,
         factor: PrimExpr,
     ) -> Stmt:  # fmt: skip
-        """Emit the addition of a vector of integer sums to the floats at `to`; the first run of a
-        page adds its start value.
+        """Emit the addition of a run's dequantised sums to the floats at `to`; the first run of a
+        page includes the initial value.
         """
         kernel = self.kernel
         row, v = divmod(n, vectors)

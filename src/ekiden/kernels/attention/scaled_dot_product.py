@@ -70,29 +70,26 @@ from ekiden.tir.stmt import (
 )
 
 DEFAULT_ATTENTION_LANES = 16
-"""Lanes of a vector where no target is known."""
+"""Vector lanes without a target."""
 DEFAULT_PANEL_VECTORS = 4
-"""Vectors of a whole panel where no target is known."""
+"""Vectors of a full key panel without a target."""
 CACHE_LINE_F32S = 16
-"""Elements of a cache line."""
+"""Float32 elements per cache line."""
 DEFAULT_ATTENTION_TILE_ROWS = 6
-"""Most queries of a tile where their number is not known, and what many keys do not bring it
-below."""
+"""Maximum tile rows for a dynamic number of queries, and the minimum kept for long sequences."""
 MAX_ATTENTION_TILE_ROWS = 12
-"""Most queries of a tile: more only cost code."""
+"""Maximum tile rows: more only increase code size."""
 ASSUMED_KEYS = 1 << 12
-"""What a number of keys is taken for that is not known."""
+"""Assumed number of keys where it is dynamic."""
 CAUSAL_MODES = ("", "start", "end")
-"""Which keys a query sees: all; those up to its own place, counted from the first; those up to its
-own place, where the last query sees the last key."""
+"""Causal modes: no mask, mask aligned at the first key, mask aligned at the last key."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """The static parameters of an attention: axis orders of query, key, value and result (batch,
-    head, sequence, depth), the scale of scores (None: 1 / sqrt(depth)), CAUSAL, the softcap
-    before the bias (0 for none), and whether NaN probabilities count as 0, as those of a row
-    without keys.
+    """Static parameters of an attention: layouts of query, key, value and result, the scale of
+    scores (None: 1 / sqrt(depth)), the causal mode, the softcap (0: none), and whether NaN
+    probabilities count as 0.
     """
 
     layouts: tuple[str, str, str, str] = ("bhsd",) * 4
@@ -104,7 +101,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True)
 class StridedOperand:
-    """A tensor with dimensions and strides by the letters of its layout."""
+    """Buffer with its dimensions and strides by the axis letters of its layout."""
 
     buffer: Buffer
     dims: dict[str, PrimExpr]
@@ -112,7 +109,7 @@ class StridedOperand:
 
     @staticmethod
     def from_buffer(buffer: Buffer, layout: str) -> StridedOperand:
-        """Return a compact buffer whose axes are in the order of a layout."""
+        """Return the operand of a compact buffer whose axes are in the order of `layout`."""
         step: PrimExpr = const(1)
         strides = {}
         for axis, dim in zip(reversed(layout), reversed(buffer.shape), strict=True):
@@ -123,9 +120,9 @@ class StridedOperand:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiling:
-    """The tiling: queries of a tile, vectors of a full panel, prefetch distance into L1 in steps,
-    unroll factor, whether values are copied, and whether threads share heads or the rows of
-    each.
+    """Tile sizes of an attention: query rows, vectors of a key panel, prefetch distance into L1
+    (steps), unroll factor, whether values are copied, and whether threads share heads or the rows
+    of a head.
     """
 
     rows: int = DEFAULT_ATTENTION_TILE_ROWS
@@ -137,12 +134,12 @@ class AttentionTiling:
 
 
 DEFAULT_TILING = AttentionTiling()
-"""Where no target is known."""
+"""Tiling without a target."""
 
 
 class AttentionKernel:
-    """A builder of the statements of an attention kernel. `inputs` are query, key, value and an
-    optional bias [1 or batch, 1 or heads, 1 or queries, 1 or keys].
+    """Builder of an attention kernel on a CPU. `inputs` are query, key, value and an optional bias
+    [1 or batch, 1 or heads, 1 or queries, 1 or keys].
     """
 
     def __init__(
@@ -180,7 +177,7 @@ class AttentionKernel:
     # Vectors.
 
     def load(self, buffer: Buffer, at: PrimExpr, stride: PrimExpr | int = 1) -> PrimExpr:
-        """Load `lanes` elements."""
+        """Load a vector of `lanes` elements, `stride` apart."""
         return BufferLoad(
             buffer, (ramp(at, stride, self.lanes),), dt.with_lanes("float32", self.lanes)
         )
@@ -191,7 +188,7 @@ class AttentionKernel:
         return BufferStore(buffer, value, (ramp(at, 1, self.lanes),), mask)
 
     def splat(self, value: PrimExpr | float) -> PrimExpr:
-        """Broadcast a number to every lane."""
+        """Broadcast a scalar to every lane."""
         number = value if isinstance(value, PrimExpr) else const(value, "float32")
         return broadcast(number, self.lanes)
 
@@ -202,15 +199,15 @@ class AttentionKernel:
     # Copies of keys and values.
 
     def split_panels(self) -> tuple[PrimExpr, PrimExpr]:
-        """Return (full panels of keys, panels of one vector after them)."""
+        """Return the number of full key panels, and of the one-vector panels after them."""
         full_panels = simplify(self.keys // (self.wide * self.lanes))
         return full_panels, simplify(
             (self.padded - full_panels * (self.wide * self.lanes)) // self.lanes
         )
 
     def emit_pack_keys(self, base: PrimExpr, kind: ForKind) -> Stmt:
-        """Emit the packing keys[c * depth + d * panel width + i] = k[c + i, d] of the panel that
-        begins at key c, with zeros beyond the last key.
+        """Emit the packing of a panel of keys: packed[c * depth + d * width + i] = k[c + i, d],
+        zeros past the last key.
         """
         full_panels, narrow = self.split_panels()
         # Row-major keys must be transposed for the panel; keys with contiguous positions are copied
@@ -218,9 +215,8 @@ class AttentionKernel:
         in_rows = is_const(self.k.strides["d"], 1) and not is_const(self.k.strides["s"], 1)
 
         def loop_over_panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
-            """Loop over panels of that many vectors of keys: full panels of row-major keys are
-            transposed in registers where the processor has shuffles; others are copied element
-            by element.
+            """Loop over panels of `vectors` vectors: full panels of row-major keys are transposed
+            in registers where the target has shuffles, others copied element by element.
             """
             panel = Var("p")
             key = first + panel * (vectors * self.lanes)
@@ -285,12 +281,14 @@ class AttentionKernel:
         return For(d, const(0), self.depth, ForKind.SERIAL, seq(*moves))
 
     def reads_values(self) -> bool:
-        """Return whether values are read in place."""
+        """Return whether values are read in place instead of packed."""
         is_whole = is_const(self.v.strides["d"], 1) and self.columns == self.width
         return is_whole and self.cut.values == "direct"
 
     def emit_pack_values(self, base: PrimExpr, kind: ForKind) -> Stmt:
-        """Emit the packing values[t * columns + i] = v[t, i], with zeros after the last column."""
+        """Emit the packing of values: packed[t * columns + i] = v[t, i], zeros past the last
+        column.
+        """
         t, steps = Var("t"), self.v.strides
         moves = []
         for first in range(0, self.columns, self.lanes):
@@ -305,7 +303,7 @@ class AttentionKernel:
     # A tile of rows.
 
     def num_visible_keys(self, row: PrimExpr) -> PrimExpr:
-        """Return how many keys from the first a query sees."""
+        """Return the number of keys that a query attends to, counted from the first."""
         if not self.heads.causal:
             return self.keys
         shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
@@ -313,7 +311,7 @@ class AttentionKernel:
 
     def finish_score(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr, value: PrimExpr,
                      is_last: bool) -> PrimExpr:  # fmt: skip
-        """Return a vector of products as scores before the softmax; -inf for masked keys."""
+        """Apply scale, softcap, bias and mask to a vector of products; masked keys become -inf."""
         scale = self.heads.scale
         if scale is not None:
             factor = const(scale, "float32")
@@ -349,7 +347,7 @@ class AttentionKernel:
         return value if mask is None else if_then_else(mask, value, self.splat(0.0))
 
     def emit_scores(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int) -> Stmt:
-        """Emit the scores of a tile of rows, as far as its last row sees keys."""
+        """Emit the scores of a tile of rows, up to the last key that its last row attends to."""
         full_panels, narrow = self.split_panels()
         if self.heads.causal:
             vectors = (self.num_visible_keys(first + (rows - 1)) + (self.lanes - 1)) // self.lanes
@@ -392,7 +390,7 @@ class AttentionKernel:
         return For(panel, const(0), count, ForKind.SERIAL, tile)
 
     def _prefetch_step(self, panel: Buffer, step: PrimExpr, row: int) -> PrefetchStep | None:
-        """Return prefetches of the row that a tile reads `own` steps later, or None."""
+        """Return a function that prefetches the panel row needed `own` steps later, or None."""
         if not self.cut.own:
             return None
 
@@ -403,7 +401,7 @@ class AttentionKernel:
         return emit_prefetches
 
     def emit_softmax(self, first: PrimExpr, rows: int) -> Stmt:
-        """Emit scores = exp(scores - max) per row of a tile, and totals = 1 / their sum."""
+        """Emit scores = exp(scores - max) for each row of a tile, and totals = 1 / sum."""
         row, i, j = Var("row"), Var("i"), Var("j")
         vector, zero = dt.with_lanes("float32", self.lanes), const(0)
         best, total = (Buffer(n, (const(1),), vector, "register") for n in ("best", "total"))
@@ -485,7 +483,7 @@ class AttentionKernel:
     # The whole.
 
     def emit_head(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Emit one head: copies, then tiles of rows."""
+        """Emit one head: pack its keys and values, then run its tiles of rows."""
         heads, groups = self.q.dims["h"], self.k.dims["h"]
         b, h = Var("b"), Var("h")
         # Grouped-query attention: consecutive heads of queries share a head of keys and values.
@@ -493,7 +491,9 @@ class AttentionKernel:
         k_base, v_base = (b * o.strides["b"] + shared * o.strides["h"] for o in (self.k, self.v))
 
         def emit_tile(count: int, first: PrimExpr) -> Stmt:
-            """Compute scores, softmax and product of some rows, whose scores are thread-local."""
+            """Emit scores, softmax and weighted values of a tile of rows; the scores are
+            thread-local.
+            """
             steps = seq(
                 self.emit_scores(b, h, first, count),
                 self.emit_softmax(first, count),
@@ -512,7 +512,7 @@ class AttentionKernel:
         return LetStmt(b, image // heads, LetStmt(h, image % heads, stmt))
 
     def emit_kernel(self) -> Stmt:
-        """Emit heads in parallel, or the rows of each."""
+        """Emit all heads in parallel, or the rows of each head in parallel."""
         images = simplify(self.q.dims["b"] * self.q.dims["h"])
         outer, inner = ForKind.PARALLEL, ForKind.SERIAL
         if self.cut.split == "rows":
@@ -524,7 +524,9 @@ class AttentionKernel:
 def attention_sizes(
     anchor: te.Tensor,
 ) -> tuple[AttentionConfig, dict[str, int | None], dict[str, int | None]]:
-    """Return (configuration, sizes of the query by letter, those of the value)."""
+    """Return the configuration of an attention, and the sizes of its query and value by axis
+    letter.
+    """
     op = anchor.op
     heads = op.attrs["heads"]
     assert isinstance(heads, AttentionConfig) and isinstance(op, te.ExternOp)
@@ -537,8 +539,8 @@ def attention_sizes(
 
 @dataclass(frozen=True, slots=True)
 class AttentionSizes:
-    """The sizes that a decision depends on, as far as they are known: queries, keys, depth, and
-    vectors of a value.
+    """Sizes that the default decision depends on: queries, keys, depth, and vectors of a value;
+    guesses where they are unknown.
     """
 
     queries: int | None
@@ -546,7 +548,7 @@ class AttentionSizes:
     depth: int | None
     columns: int
     heads: int | None
-    """Of all batches."""
+    """Heads over all batches."""
     target: Target
 
     @staticmethod
@@ -559,8 +561,8 @@ class AttentionSizes:
         return AttentionSizes(query["s"], value["s"], query["d"], columns, count, target)
 
     def tile_rows(self, vectors: int) -> int:
-        """Return the queries of a tile: as many as registers hold whose scores fit half of L1; few
-        where their number is unknown, since there is code for every number.
+        """Return the query rows of a tile: as many as fit the registers and whose scores fit half
+        of L1; few where their number is unknown, since each count is compiled separately.
         """
         limit = min(
             MAX_ATTENTION_TILE_ROWS if self.queries else DEFAULT_ATTENTION_TILE_ROWS,
@@ -574,7 +576,7 @@ class AttentionSizes:
         return max(1, limit)
 
     def cycles_per_query(self, vectors: int) -> float:
-        """Return the cycles of the products of one query, on panels of that many vectors."""
+        """Return the estimated cycles of one query's products, on panels of that many vectors."""
         rows, lanes = self.tile_rows(vectors), self.target.lanes("float32")
         if self.queries:
             # Tiles are balanced, so the rows of an average tile count, not their limit.
@@ -596,7 +598,7 @@ class AttentionSizes:
         return (scores + mixed) / rows
 
     def panel_vectors(self) -> int:
-        """Return the fastest panel width in vectors."""
+        """Return the panel width, in vectors, with the lowest estimated cycles."""
         return min(
             range(MAX_PANEL_VECTORS, 1, -1), key=lambda wide: round(self.cycles_per_query(wide), 6)
         )

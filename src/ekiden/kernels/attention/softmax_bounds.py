@@ -1,5 +1,5 @@
-"""Rewrites that use known bounds of softmax rows: no value exceeds the row's maximum, and no
-exponential the row's sum.
+"""Rewrites that use known bounds of a softmax row: no value exceeds its maximum, no exponential its
+sum.
 
     exp(x - most), most = max of x    exp(min(x - most, 0)), a power that is at most 1 and needs no
                                       care for large ones
@@ -26,7 +26,7 @@ from ekiden.tir.expr import broadcast
 
 
 def with_row_bounds(expr: PrimExpr, extents: Mapping[Var, PrimExpr], target: Target) -> PrimExpr:
-    """Return the expression simplified by row bounds.
+    """Simplify an expression by the bounds of softmax rows.
 
     The argument of exp after subtracting the row's maximum is capped at 0, which it never exceeds:
     `exp(min(d, 0))` for `exp(d)`; quotients by the row's sum become products where the target has
@@ -46,7 +46,7 @@ def with_row_bounds(expr: PrimExpr, extents: Mapping[Var, PrimExpr], target: Tar
 
 
 def tensors_with_row_bounds(outputs: Sequence[Tensor], target: Target) -> list[Tensor]:
-    """Return outputs with row bounds applied to all their computations, before any of them is
+    """Return the outputs with softmax bounds applied to every computation, before any is
     scheduled.
     """
     ops = (t.op for t in post_order_tensors(outputs))
@@ -55,22 +55,20 @@ def tensors_with_row_bounds(outputs: Sequence[Tensor], target: Target) -> list[T
 
 
 def exp_of_nonpositive(x: PrimExpr) -> PrimExpr:
-    """Return exp(x) for x <= 0, marked so that it takes fewer instructions; NaN is preserved."""
+    """Return exp(x) for x <= 0, which needs no overflow handling; NaN is preserved."""
     zero = broadcast(const(0.0, dt.element_dtype(x.dtype)), dt.lanes(x.dtype))
     return call_intrin("exp", minimum(x, zero), dtype=x.dtype)
 
 
 def _row_of_exponential(e: PrimExpr, extents: Mapping[Var, PrimExpr]) -> Var | None:
-    """Return the row variable if an expression is exp of a value minus its row's maximum, else
-    None.
-    """
+    """Return the row variable if an expression is exp(value - row maximum), else None."""
     if not isinstance(e, Intrinsic) or e.op != "exp" or not isinstance(e.args[0], Sub):
         return None
     return _match_row_reduction("max", e.args[0].b, e.args[0].a, extents)
 
 
 def _is_probability(quotient: Div, extents: Mapping[Var, PrimExpr]) -> bool:
-    """Return whether a quotient is an exponential by its row's sum: between 0 and 1, or NaN. The
+    """Return whether a quotient is an exponential over its row's sum, hence in [0, 1] or NaN. The
     row must run along the last axis, so that a vector has one reciprocal.
     """
     power = quotient.a
@@ -85,7 +83,7 @@ def _is_probability(quotient: Div, extents: Mapping[Var, PrimExpr]) -> bool:
 
 
 def _divide_with_correction(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Return a / b computed by 1 / b and one correction step.
+    """Return a / b as a times a reciprocal, with one correction step.
 
     The product is off by about an ulp, and the remainder is exact with FMA. Rounded as a division
     is (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
@@ -101,8 +99,8 @@ def _divide_with_correction(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 def _match_row_reduction(
     kind: str, reduced: PrimExpr, value: PrimExpr, extents: Mapping[Var, PrimExpr]
 ) -> Var | None:
-    """Return the variable along which an expression is a reduction ("max", "sum") of a value over
-    the value's whole domain; None if it is none.
+    """Return the variable along which an expression reduces a value ("max" or "sum") over its whole
+    domain, or None.
     """
     load, x = _strip_float_casts(reduced), _strip_float_casts(value)
     if not isinstance(load, ProducerLoad) or not isinstance(load.producer.op, ComputeOp):
@@ -133,7 +131,7 @@ def _match_row_reduction(
 
 
 def _strip_float_casts(e: PrimExpr) -> PrimExpr:
-    """Return the source of casts between floats."""
+    """Return an expression without its outer casts between floats."""
     while isinstance(e, Cast) and dt.is_float(e.dtype) and dt.is_float(e.value.dtype):
         e = e.value
     return e

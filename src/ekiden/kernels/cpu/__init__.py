@@ -1,1 +1,1 @@
-"""Kernel families for CPUs: matrix products, convolutions, reductions, elementwise nests."""
+"""CPU kernel families: matrix products, convolutions, reductions, elementwise nests."""

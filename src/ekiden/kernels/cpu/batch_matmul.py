@@ -1,4 +1,4 @@
-"""Matrix products of two computed matrices, or batches of them.
+"""Batched and single matrix products of two computed matrices, with panels packed at run time.
 
     out[i, m, n] = sum over k of a[i, m, k] * b[i, k, n]        either may be stored transposed
 
@@ -64,20 +64,19 @@ from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Pre
 from ekiden.topi.dimensions import are_equal_dims as same_dim
 
 PACK_PREFETCH_BY_CACHE = {"first": (16, 3), "second": (32, 2)}
-"""The cache that a matrix is brought to before it is copied -> steps of k ahead, and how a prefetch
-says it: those of a second-level cache have further to go, and more lines stay there."""
+"""Prefetch distance (steps of k) and locality hint by destination cache."""
 MATMUL_CACHE_LINE_BYTES = 64
-"""Bytes of a cache line; as many steps of k are copied together of a transposed matrix."""
+"""Bytes per cache line, and the steps of k packed together from a transposed matrix."""
 MATMUL_TILE_DTYPES = ("float32", "float64")
-"""Types of products that register tiles compute as they are."""
+"""Operand dtypes that register tiles multiply without conversion."""
 SMALLER_TILE_ROWS = (3, 1)
-"""Row counts below the largest, where the number of rows is not known."""
+"""Tile row counts below the largest, for a dynamic number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixOperand:
-    """A matrix in memory: strides in elements of a row, a column, and a batch item (0 if
-    shared).
+    """Matrix operand in memory: its buffer, and the element strides of a row, a column and a batch
+    item (0 if shared).
     """
 
     buffer: Buffer
@@ -98,8 +97,8 @@ def _matrix_operand(buffer: Buffer, transposed: bool, batch: PrimExpr | None) ->
 
 
 def _batch_stride(buffer: Buffer, image: PrimExpr, batch: PrimExpr) -> PrimExpr:
-    """Return the elements between two batch items: 0 for a broadcast batch of 1, which may be known
-    at run time only.
+    """Return the elements between two batch items: 0 for a broadcast batch of 1, decided at run
+    time where the size is symbolic.
     """
     own = buffer.shape[0]
     if is_const(own, 1):
@@ -111,7 +110,7 @@ def _batch_stride(buffer: Buffer, image: PrimExpr, batch: PrimExpr) -> PrimExpr:
 
 
 class _MatmulKernel:
-    """The builder of one matrix product kernel."""
+    """Builder of one matrix-product kernel."""
 
     def __init__(
         self,
@@ -165,7 +164,7 @@ class _MatmulKernel:
         value: PrimExpr,
         mask: PrimExpr | None,
     ) -> Stmt:
-        """Store a vector of the result, from a column on, through the epilogue."""
+        """Emit the store of a vector of the result from a column on, through the epilogue."""
         flat = (image * self.rows + row) * self.columns + column
         axis = -2 if self.turned else -1
         return self.epilogue.emit_store(
@@ -175,21 +174,19 @@ class _MatmulKernel:
     # the panels
 
     def split_panels(self) -> tuple[PrimExpr, PrimExpr]:
-        """Return (full panels, panels of one vector after them)."""
+        """Return the number of full panels, and of the one-vector panels after them."""
         width = self.wide * self.lanes
         full_panels = simplify(self.columns // width)
         tail_columns = self.columns - full_panels * width
         return full_panels, simplify((tail_columns + (self.lanes - 1)) // self.lanes)
 
     def emit_pack(self, packed: Buffer, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Emit the packing packed[c * K + k * width + i] = b[k, c + i] of the panel that begins at
-        column c.
-        """
+        """Emit the packing of a panel: packed[c * K + k * width + i] = b[k, c + i]."""
         full_panels, narrow = self.split_panels()
         width = self.wide * self.lanes
 
         def loop_over_panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
-            """Loop over panels of that many vectors of columns, from column `first` on."""
+            """Loop over panels of `vectors` vectors of columns, from column `first` on."""
             panel = Var("p")
             column = first + panel * (vectors * self.lanes)
             body = self.emit_pack_panel(packed, column * self.k, image, column, vectors)
@@ -225,7 +222,7 @@ class _MatmulKernel:
         return For(k, const(0), self.k, ForKind.SERIAL, seq(*steps))
 
     def emit_source_prefetches(self, origin: PrimExpr, k: PrimExpr, width: int) -> list[Stmt]:
-        """Return prefetches of what is packed some steps after step k."""
+        """Return prefetches of the elements that are packed some steps after step k."""
         steps, locality = PACK_PREFETCH_BY_CACHE[str(self.decision["ahead"])]
         at = origin + (k + steps) * self.b.row_stride
         return [Prefetch(self.b.buffer, (at + n,), locality) for n in range(0, width, self.line)]
@@ -233,8 +230,8 @@ class _MatmulKernel:
     def _emit_pack_transposed(
         self, packed: Buffer, base: PrimExpr, image: PrimExpr, column: PrimExpr
     ) -> Stmt:
-        """Emit the packing of a full panel of a transposed matrix, one cache line of each column
-        after the other: a gather costs several times as many loads.
+        """Emit the packing of a full panel of a transposed matrix, one cache line of each column at
+        a time; a gather needs several times as many loads.
         """
         block, i, tail_k, tail_column = (Var(n) for n in ("block", "i", "left", "rest"))
         width = self.wide * self.lanes
@@ -272,7 +269,7 @@ class _MatmulKernel:
         return BufferStore(packed, value, (ramp(to, 1, self.lanes),))
 
     def column_mask_from(self, first: PrimExpr) -> PrimExpr:
-        """Return the mask of a vector's existing columns."""
+        """Return the mask of a vector's columns that exist in the matrix."""
         return ramp(first, 1, self.lanes) < broadcast(self.columns, self.lanes)
 
     # the tiles
@@ -325,11 +322,11 @@ class _MatmulKernel:
         )
 
     def max_tile_rows(self, vectors: int) -> int:
-        """Return the maximal rows of a tile."""
+        """Return the maximum number of rows of a tile."""
         return self.decision.int_value("rows") if vectors == self.wide else MAX_STREAMED_ROWS
 
     def prefetch_step(self, packed: Buffer) -> tuple[PrefetchStep | None, int]:
-        """Return the prefetches of a packed full panel for a tile, and its unroll factor."""
+        """Return the prefetches of a tile's packed panel, and the unroll factor of k."""
         own, unroll = self.decision.int_value("own"), self.decision.int_value("unroll")
         row = self.wide * self.lanes
         plan = PanelPrefetches(packed, row, self.line, self.k, const(0), own, 0, unroll)
@@ -338,7 +335,9 @@ class _MatmulKernel:
     def panel_loop_body(
         self, source: MatrixOperand, image: PrimExpr, count: PrimExpr, begin: PrimExpr, vectors: int
     ) -> Callable[[int, PrimExpr], Stmt]:
-        """Return the body of a row tile: `count` panels from column `begin`."""
+        """Return a function that emits `count` panels from column `begin` for the rows of a
+        tile.
+        """
         panel = Var("p")
 
         def run_panels(rows: int, first: PrimExpr) -> Stmt:
@@ -352,7 +351,9 @@ class _MatmulKernel:
     def emit_row_tiles(
         self, limit: int, body: Callable[[int, PrimExpr], Stmt], kind: ForKind
     ) -> Stmt:
-        """Emit all rows in tiles of at most `limit`; balanced where the rows are known."""
+        """Emit all rows in tiles of at most `limit` rows, of equal sizes where the number of rows
+        is known.
+        """
         if isinstance(self.rows, IntImm):
             return balanced_row_tiles(self.rows, limit, body, kind)
         # Each size is a copy of the tile, so only a few; the last, 1, covers any remainder.
@@ -360,7 +361,7 @@ class _MatmulKernel:
         return stepped_row_tiles(self.rows, sizes, body, kind)
 
     def emit_product(self, source: MatrixOperand, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Emit all tiles of one matrix."""
+        """Emit all tiles of one matrix product."""
         full_panels, narrow = self.split_panels()
         loops = []
         for count, begin, vectors in (
@@ -395,7 +396,7 @@ class _MatmulKernel:
         )
 
     def emit_by_panels(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Emit, for each panel, its packing and the product of all rows with it."""
+        """Emit the product panel by panel: pack the panel, then multiply all rows by it."""
         full_panels, narrow = self.split_panels()
         width = self.wide * self.lanes
         return seq(
@@ -440,8 +441,8 @@ class _MatmulKernel:
         )
 
     def emit_read_panel(self, packed: Buffer, image: PrimExpr, column: PrimExpr) -> Stmt:
-        """Emit a panel whose first row tile reads the matrix in place and packs it for the others:
-        memory latency hides behind multiplying.
+        """Emit a panel that the first row tile reads in place and packs for the others, so that
+        memory latency hides behind arithmetic.
         """
         source = MatrixOperand(packed, const(0), const(0), const(0))
         width = self.wide * self.lanes
@@ -470,7 +471,7 @@ class _MatmulKernel:
         return self.emit_row_tiles(self.max_tile_rows(self.wide), emit_rows, ForKind.SERIAL)
 
     def emit_few_rows(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Emit a product of few rows that streams the matrix line by line."""
+        """Emit a product of few rows, which streams the matrix line by line."""
         # Each row has sums and factors of its own in the emitted code: their number is static.
         assert isinstance(self.rows, IntImm)
 
@@ -493,7 +494,7 @@ class _MatmulKernel:
         )
 
     def emit_direct(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Emit the product with the matrix in place; its columns are whole vectors."""
+        """Emit the product on the unpacked matrix, whose columns are whole vectors."""
         assert isinstance(self.columns, IntImm)
         column_blocks, begin = [], 0
         # Lanes divide the columns; otherwise `vectors` would become 0 and the loop would not end.
@@ -506,7 +507,7 @@ class _MatmulKernel:
         return seq(*column_blocks)
 
     def body(self) -> Stmt:
-        """Emit the batch in parallel; a single matrix by rows in parallel."""
+        """Emit the batch in parallel; for a single matrix, its rows in parallel."""
         # A single matrix has no batch to share out: threads share its rows or panels.
         if isinstance(self.batch, IntImm) and self.batch.value == 1:
             return self.emit_batch_item(const(0), ForKind.PARALLEL)
@@ -522,8 +523,8 @@ class _MatmulKernel:
 
 
 def is_supported(anchor: te.Tensor, target: Target) -> bool:
-    """Return whether the rule covers a product: one float dtype throughout; a transposed left
-    operand has two or three dimensions.
+    """Return whether the kernel covers a product: one float dtype throughout, and a transposed left
+    operand of rank two or three.
     """
     a, b = operands_of(anchor)
     plain = (
@@ -549,4 +550,4 @@ def _matmul_family(tag: str) -> Family:
 
 
 FAMILIES = tuple(map(_matmul_family, ("batch_matmul", "matmul", "dense")))
-"""Products of computed matrices."""
+"""Families of matmul and batch_matmul."""

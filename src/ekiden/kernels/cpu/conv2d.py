@@ -64,13 +64,13 @@ from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 
 PACKED_CONV_TAG = "conv_nhwc_pack"
 SLICE_AXIS, LINE_AXIS, PIXEL_AXIS = range(3)
-"""Axes of windows."""
+"""Indices of the window axes: depth slices, lines, pixels."""
 ALL_TAPS: TapRanges = {}
-"""Taps of every axis."""
+"""Tap restriction that covers all taps of every axis."""
 
 
 class ConvKernel:
-    """The builder of one convolution kernel."""
+    """Builder of one convolution kernel, as an implicit matrix product over output pixels."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class ConvKernel:
         self.near = PanelPrefetches(self.weight, row, line, steps, size, own, spread, unroll)
 
     def function(self, name: str) -> PrimFunc:
-        """Return the kernel as a function."""
+        """Build the kernel's PrimFunc."""
         return create_tiled_function(name, self.buffers, self.body())
 
     def find_geometry(self) -> ConvGeometry:
@@ -125,8 +125,8 @@ class ConvKernel:
         return math.prod(self.geometry.kernel) * self.geometry.depth.kernel
 
     def reduction_loops(self, panel: WeightPanel, taps: TapRanges) -> list[ReductionLoop]:
-        """Return the reduction loops: slices, kernel rows, then taps and channels, as one loop
-        where they are contiguous; restricted to `taps` that read data.
+        """Return the reduction loops over slices, kernel rows, taps and channels, fused where they
+        are contiguous and restricted to the `taps` inside the data.
         """
         depth, (kh, kw), (dy, dx) = (
             self.geometry.depth,
@@ -158,7 +158,7 @@ class ConvKernel:
         return [*loops, loop_over_axis(PIXEL_AXIS, kw, pixel * dx, per_tap), self.channel_loop(1)]
 
     def kernel_row_loop(self) -> ReductionLoop:
-        """Return the loop over contiguous taps of a kernel row and channels."""
+        """Return the loop over the contiguous taps and channels of a kernel row."""
         return self.channel_loop(self.geometry.kernel[1] if self.has_whole_rows else 1)
 
     @property
@@ -167,8 +167,8 @@ class ConvKernel:
         return self.geometry.dilation[1] == 1 and self.geometry.groups == 1
 
     def taps_inside(self, positions: ResultRanges, results: int = 1) -> tuple[Lets, TapRanges]:
-        """Return lets and ranges of the taps that read data for any of `results` neighbours, for
-        axes where some taps may read only padding and are loops of their own.
+        """Return let-bindings and tap ranges inside the data for `results` neighbouring results,
+        for axes where some taps may read only padding.
         """
         windows = self.geometry.window_axes
         if self.blocks > 1 or not self.geometry.is_padded:
@@ -180,7 +180,7 @@ class ConvKernel:
         return taps_inside(windows, padded_axes)
 
     def k_block_offsets(self) -> tuple[PrimExpr, PrimExpr]:
-        """Return the offsets of the block of k in a pixel's data and in a panel."""
+        """Return the offsets of the current block of k in a pixel's data and in a panel."""
         if self.blocks == 1:
             return const(0), const(0)
         inner, block_size = self.kernel_row_loop().extent, self.decision.int_value("k_block")
@@ -190,7 +190,7 @@ class ConvKernel:
         return simplify(data), simplify(self.block * (block_size * self.width))
 
     def channel_loop(self, taps: int) -> ReductionLoop:
-        """Return the loop over the channels of neighbouring taps."""
+        """Return the loop over the channels of contiguous taps."""
         steps = simplify(self.group_in * taps // self.word)
         return ReductionLoop(steps, const(self.word), const(self.width * self.word))
 
@@ -204,8 +204,8 @@ class ConvKernel:
         number: PrimExpr | None = None,
         taps: TapRanges = ALL_TAPS,
     ) -> Stmt:
-        """Emit a tile of pixels: `a_rows` are their data offsets, `out` is the index of the first;
-        `number` is the tile's index within the panel, if it is known.
+        """Emit a register tile of pixels with data offsets `a_rows`; `out` is the index of the
+        first pixel, `number` the tile's index within the panel, if known.
         """
         # A last panel of few columns takes narrower vectors instead of computing lanes that are not
         # stored.
@@ -262,8 +262,8 @@ class ConvKernel:
         out: PrimExpr,
         panel: WeightPanel,
     ) -> Stmt:
-        """Emit a tile of `pixel_count` pixels, whose data begin at an offset with stride `step`,
-        with sums in matrix registers.
+        """Emit a tile of `pixel_count` pixels, `step` elements apart, accumulated in AMX tile
+        registers.
         """
 
         def store_result(
@@ -289,14 +289,16 @@ class ConvKernel:
         mask: PrimExpr | None,
         panel: WeightPanel,
     ) -> Stmt:
-        """Store a vector of a panel's results; `flat` is the offset of the output index."""
+        """Emit the store of a vector of a panel's results, through the epilogue; `flat` is the
+        offset of the output index.
+        """
         return self.epilogue.emit_store(
             self.geometry.result_indices(output_index), flat, value, mask
         )
 
     def has_flat_tiles(self) -> bool:
-        """Return whether tiles run over all output pixels: pointwise, or lines too short for good
-        tiles.
+        """Return whether tiles run over the flattened output pixels: for pointwise kernels, and for
+        lines too short for good tiles.
         """
         width = self.geometry.out[2]
         return self.geometry.is_pointwise or (is_short_line(width) and not self.in_matrices)
@@ -333,7 +335,9 @@ class ConvKernel:
         return tile
 
     def slices_between(self, first: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-        """Return the slices between two pixels; all of them if they belong to two batch items."""
+        """Return the range of depth slices between two pixels; all slices if they belong to two
+        batch items.
+        """
         deep = maximum(self.geometry.depth.out, const(1))
         low, high = (self.pixel_coordinates(pixel_index)[0] for pixel_index in (first, last))
         is_one = (low // deep).equal(high // deep)
@@ -348,7 +352,9 @@ class ConvKernel:
         return ((image * height + y * sy) * width + x * sx) * self.geometry.data[3]
 
     def tile_rows(self, panel: WeightPanel) -> int:
-        """Return the rows of a tile for a panel; for a narrow one as many as registers allow."""
+        """Return the rows of a tile for a panel; a narrow panel gets as many as the registers
+        hold.
+        """
         rows = self.decision.int_value("rows")
         if panel.valid == self.width:
             return rows
@@ -358,7 +364,7 @@ class ConvKernel:
         return max(rows, min(MAX_NARROW_TILE_ROWS, register_limit))
 
     def emit_flat_tiles(self, panel: WeightPanel, kind: ForKind) -> Stmt:
-        """Emit all output pixels as one run (pointwise)."""
+        """Emit all output pixels as one flattened loop of tiles."""
         n, height, width, _ = self.geometry.out
         total, number = simplify(n * height * width), Var("t")
         if self.in_matrices:
@@ -374,13 +380,11 @@ class ConvKernel:
     def emit_flat_matrix_tiles(
         self, total: PrimExpr, kind: ForKind, panel: WeightPanel, around: Callable[[Stmt], Stmt]
     ) -> Stmt:
-        """Emit all output pixels as one run (pointwise), with sums in matrix registers; `around`
-        wraps each tile.
-        """
+        """Emit all output pixels as one flattened loop of AMX tiles; `around` wraps each tile."""
         pixel = self.geometry.data[3]
 
         def emit_short_tile(pixel_count: PrimExpr, first: PrimExpr) -> Stmt:
-            """Return a matrix-unit tile of `pixel_count` pixels from `first` on."""
+            """Return an AMX tile of `pixel_count` pixels from `first` on."""
             tile = self.emit_matrix_tile(
                 pixel_count,
                 lambda i: self.pixel_coordinates(first + i),
@@ -394,7 +398,7 @@ class ConvKernel:
         return row_tiles_with_tail(total, self.decision.int_value("rows"), emit_short_tile, kind)
 
     def line_coordinates(self, line: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
-        """Return (image, line, offset of its first tap in the data) of a line index."""
+        """Return (image, line, data offset of its first tap) of a line index."""
         _, height, _, _ = self.geometry.out
         padded_height, padded_width = self.geometry.padded_extents()
         n, y = line // height, line % height
@@ -414,7 +418,7 @@ class ConvKernel:
     def emit_line_tiles(
         self, panel: WeightPanel, n: PrimExpr, y: PrimExpr, offset: PrimExpr
     ) -> Stmt:
-        """Emit one line of output pixels, whose first tap is at an offset of the source."""
+        """Emit the tiles of one output line, whose first tap is at data offset `offset`."""
         _, height, width, _ = self.geometry.out
         sx = self.geometry.strides[1]
         pixel = self.geometry.data[3]
@@ -455,8 +459,8 @@ class ConvKernel:
         return wrap_in_lets(lets, balanced_row_tiles(width, self.tile_rows(panel), emit_row_tile))
 
     def emit_panel_region(self, panels: int, make: Callable[[PrimExpr], WeightPanel]) -> Stmt:
-        """Emit all pixels of some panels: threads share the panels, the lines, or with few lines
-        the panels of each.
+        """Emit all pixels of some panels; threads share the panels, the lines or, where lines are
+        few, both.
         """
         _, height, _, _ = self.geometry.out
         lines = simplify(self.geometry.out[0] * height)
@@ -488,7 +492,9 @@ class ConvKernel:
         return For(line, const(0), lines, ForKind.PARALLEL, row, {"grain": 1})
 
     def emit_panel_loop(self, panels: int, index: Var, inside: Callable[[PrimExpr], Stmt]) -> Stmt:
-        """Emit all panels in parallel; with blocks of k runs of panels, block by block."""
+        """Emit all panels in parallel; with blocks of k, each thread runs its panels block by
+        block.
+        """
         if self.blocks == 1:
             body = inside(index)
             return For(index, const(0), const(panels), ForKind.PARALLEL, body, {"grain": 1})
@@ -501,20 +507,20 @@ class ConvKernel:
         return For(chunk, const(0), const(count), ForKind.PARALLEL, body, {"grain": 1})
 
     def has_few_lines(self) -> bool:
-        """Return whether an image has fewer lines than there are threads, as with one
-        spatial axis.
+        """Return whether an image has fewer lines than there are cores, as with one spatial
+        axis.
         """
         height = simplify(self.geometry.out[1] * self.geometry.depth.out)
         return isinstance(height, IntImm) and height.value < self.target.cores
 
     def parallelizes_panels(self, panels: int) -> bool:
-        """Return whether threads share the panels."""
+        """Return whether the parallel loop is the one over panels."""
         return self.blocks > 1 or (
             panels >= self.target.cores and self.decision["order"] == "panel"
         )
 
     def emit_flat_with_panels(self, panels: int, make: Callable[[PrimExpr], WeightPanel]) -> Stmt:
-        """Emit tiles of pixels outside, panels inside."""
+        """Emit tiles of flattened pixels in parallel, with the loop over panels inside."""
         n, height, width, _ = self.geometry.out
         total, index = simplify(n * height * width), Var("p")
         panel = make(index)
@@ -539,8 +545,8 @@ class ConvKernel:
         return balanced_row_tiles(total, self.tile_rows(panel), emit_row_tile, ForKind.PARALLEL)
 
     def panel_groups(self) -> list[tuple[int, Callable[[PrimExpr], WeightPanel]]]:
-        """Return full panels, then the narrower last one, for every group: their number, and the
-        panel of an index.
+        """Return, for every group, the full panels and the narrower last one: their number, and a
+        function from index to panel.
         """
         full_panels, tail_columns = divmod(self.group_out, self.width)
         groups_of_panels = []
@@ -573,7 +579,7 @@ class ConvKernel:
         return panels * groups, panel_at
 
     def emit_bands(self) -> Stmt:
-        """Emit all lines, each band from a padded copy of its input."""
+        """Emit all lines in bands, each from a zero-padded copy of its input lines."""
         bands = BandLoop(
             self.data, self.geometry, band_lines(self.geometry, self.target), self.lanes
         )
@@ -598,7 +604,7 @@ class ConvKernel:
         return bands.emit_loop(emit_line)
 
     def body(self) -> Stmt:
-        """Emit padded copies, or widened bytes, if needed, and all tiles."""
+        """Emit the padding or widening of the data, if needed, and all tiles."""
         panel_parts = self.panel_groups()
         if (pairs := create_widened_buffer(self.data, self.decision)) is not None:
             size = product_of_dims(list(self.data.shape))
@@ -628,8 +634,8 @@ class ConvKernel:
 
 @dataclass(frozen=True, slots=True)
 class WeightPanel:
-    """A panel of weights: its offset, the output channel of its first column, the first input
-    channel, columns in use.
+    """Panel of packed weights: its offset, the output channel of its first column, the first input
+    channel of its group, and the number of used columns.
     """
 
     offset: PrimExpr

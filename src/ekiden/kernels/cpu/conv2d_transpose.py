@@ -1,4 +1,5 @@
-"""Transposed convolutions in NHWC or NDHWC with packed weights, in register tiles.
+"""Transposed convolutions in NHWC or NDHWC with packed weights, as one unstrided convolution per
+phase.
 
     out[n, y*sy + i*dy - top, x*sx + j*dx - left, o] += data[n, y, x, c] * weight[c, o, i, j]
 
@@ -45,13 +46,13 @@ from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
 
 TRANSPOSED_CONV_TAG = "conv_transpose_pack"
 ASSUMED_OUTPUT_PIXELS = 1 << 12
-"""What the number of pixels is taken for."""
+"""Assumed number of output pixels where it is dynamic."""
 CHANNELS_LAST_LAYOUTS = ("NHWC", "NDHWC")
-"""Layouts with the channels last."""
+"""Supported channels-last layouts."""
 
 
 def is_supported(anchor: te.Tensor, target: Target) -> bool:
-    """Return whether the rules of this file cover a transposed convolution of packed weights."""
+    """Return whether a kernel of this module covers a transposed convolution."""
     attrs = anchor.op.attrs
     data, weight = operands_of(anchor)
     if not has_known_weights(anchor) or {data.dtype, weight.dtype, anchor.dtype} != {"float32"}:
@@ -64,8 +65,8 @@ def is_supported(anchor: te.Tensor, target: Target) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """A phase: the position of its results on each axis, its number of taps, the offset of its
-    first data, and the index of its first tap.
+    """Phase of a transposed convolution (output position modulo stride): its number of taps, and
+    the offsets of its first data element and first tap.
     """
 
     output_position: tuple[PrimExpr, ...]
@@ -86,7 +87,7 @@ class _PhasedOutput:
         self.taps = math.prod(axis.kernel for axis in self.axes)
 
     def phase_at(self, index: PrimExpr, steps: list[PrimExpr]) -> _Phase:
-        """Return a phase by its index, for a source with the given pixel strides."""
+        """Return the phase of an index, for data with the given pixel strides."""
         position: list[PrimExpr] = []
         for axis in reversed(self.axes):
             position.insert(0, simplify(index % axis.number))
@@ -119,8 +120,8 @@ class _PhasedOutput:
         result_index: list[PrimExpr],
         keep: Callable[[list[PrimExpr], PrimExpr], Stmt],
     ) -> Stmt:
-        """Emit `keep(indices, offset)` for one output position of a phase, behind a bounds check
-        where phases have different extents.
+        """Emit `keep(indices, offset)` for one output position of a phase, guarded where phases
+        differ in extent.
         """
         n, *inner, channel = self.geometry.result_indices(result_index)
         steps = zip(inner, self.axes, at.output_position, strict=True)
@@ -147,7 +148,7 @@ class _PhasePanel(WeightPanel):
 
 
 class _TransposedConvKernel(ConvKernel):
-    """A builder of one transposed convolution kernel."""
+    """Builder of one transposed convolution kernel."""
 
     def find_geometry(self) -> ConvGeometry:
         """Return the geometry of the convolutions of all phases."""
@@ -163,7 +164,9 @@ class _TransposedConvKernel(ConvKernel):
         return is_short_line(self.geometry.out[2])
 
     def parallelizes_panels(self, panels: int) -> bool:
-        """Return whether threads share the panels: weights larger than the data are read once."""
+        """Return whether the parallel loop is the one over panels: weights larger than the data are
+        then read once.
+        """
         depth = self.geometry.depth.size
         pixels = known_extent(simplify(math.prod(self.geometry.data[1:], start=depth)))
         weights = known_extent(simplify(self.group_in * (self.taps * self.channels)))
@@ -179,20 +182,20 @@ class _TransposedConvKernel(ConvKernel):
         return [*_without_unit_loops(tap_loops), self.channel_loop(1)]
 
     def taps_inside(self, positions: ResultRanges, results: int = 1) -> tuple[Lets, TapRanges]:
-        """Return no restriction: windows hold the taps of all phases."""
+        """Return no restriction: every window covers the taps of all phases."""
         return [], {}
 
     def emit_line_tiles(
         self, panel: WeightPanel, n: PrimExpr, y: PrimExpr, offset: PrimExpr
     ) -> Stmt:
-        """Return one line of a phase."""
+        """Emit the tiles of one line of a phase."""
         names, lets = _bind_panel(panel)
         return wrap_in_lets(lets, super().emit_line_tiles(names, n, y, offset))
 
     def emit_flat_tile(
         self, rows: int, first: PrimExpr, panel: WeightPanel, number: PrimExpr | None = None
     ) -> Stmt:
-        """Return a tile of a phase's results, across line ends."""
+        """Emit a tile of a phase's results, across line ends."""
         names, lets = _bind_panel(panel)
         return wrap_in_lets(lets, super().emit_flat_tile(rows, first, names, number))
 
@@ -204,7 +207,7 @@ class _TransposedConvKernel(ConvKernel):
         mask: PrimExpr | None,
         panel: WeightPanel,
     ) -> Stmt:
-        """Store results at their phase."""
+        """Emit the store of results at their phase's output positions."""
         assert isinstance(panel, _PhasePanel)
         return self.output.guarded_store(
             panel.at,
@@ -213,15 +216,15 @@ class _TransposedConvKernel(ConvKernel):
         )
 
     def panel_groups(self) -> list[tuple[int, Callable[[PrimExpr], WeightPanel]]]:
-        """Return the panels of all phases."""
+        """Return the weight panels of all phases."""
         return [self._panels_of_phases(*panel_part) for panel_part in super().panel_groups()]
 
     def _panels_of_phases(
         self, panels: int, make: Callable[[PrimExpr], WeightPanel]
     ) -> tuple[int, Callable[[PrimExpr], WeightPanel]]:
         def panel_at(index: PrimExpr) -> WeightPanel:
-            """Return a panel of a phase: the phase's taps are contiguous in the weight, so its
-            panel begins behind those of earlier phases.
+            """Return the panel of a phase; the phase's taps are contiguous in the weight, after
+            those of earlier phases.
             """
             at = self.output.phase_at(index // panels, self.geometry.data_strides(self.slice))
             panel = make(index % panels)
@@ -233,8 +236,8 @@ class _TransposedConvKernel(ConvKernel):
 
 
 def _bind_panel(panel: WeightPanel) -> tuple[_PhasePanel, list[tuple[Var, PrimExpr]]]:
-    """Return a panel with its values bound to variables, and the bindings: each is computed once,
-    not in every step of k.
+    """Return a panel whose expressions are bound to variables, and the bindings, so that each is
+    computed once.
     """
     assert isinstance(panel, _PhasePanel)
     lets: list[tuple[Var, PrimExpr]] = []
@@ -255,12 +258,12 @@ def _bind_panel(panel: WeightPanel) -> tuple[_PhasePanel, list[tuple[Var, PrimEx
 
 
 def _without_unit_loops(loops: list[ReductionLoop]) -> list[ReductionLoop]:
-    """Return the loops without those over one tap."""
+    """Return the loops without those of one iteration."""
     return [k for k in loops if not (isinstance(k.extent, IntImm) and k.extent.value == 1)]
 
 
 class _TransposedDepthwiseKernel(DepthwiseKernel):
-    """The builder of one transposed depthwise kernel."""
+    """Builder of one transposed depthwise kernel."""
 
     def find_geometry(self) -> ConvGeometry:
         """Return the geometry of the convolutions of all phases."""
@@ -270,7 +273,7 @@ class _TransposedDepthwiseKernel(DepthwiseKernel):
     def emit_line(
         self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
-        """Return one line of every phase for one vector of channels."""
+        """Emit one line of every phase for one vector of channels."""
         width, index, steps = (
             self.geometry.out[2],
             Var("phase"),
@@ -327,7 +330,7 @@ def build_depthwise_conv_transpose(
 
 
 def _panel_and_depth(anchor: te.Tensor) -> tuple[int, int]:
-    """Return the columns of a panel and the input channels of a group."""
+    """Return the columns of a weight panel and the input channels of a group."""
     weight = operands_of(anchor)[1]
     depth = known_extent(weight.shape[-2])
     assert depth is not None, "weights are known"

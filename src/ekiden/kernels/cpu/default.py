@@ -1,12 +1,11 @@
-"""The default kernel family, for everything without a family of its own: injective groups,
-reductions, row-wise multi-stage groups.
+"""Default kernel family: injective groups, reductions, and row-wise groups of several stages.
 
-    injective        one nest over the output, neighbouring axes fused where every access allows,
-                     cut where conditions change
-    reduction        vectors over the reduced axis (contiguous data along it) or over the last
-                     output axis, sums in registers
-    several stages   all of them per step of the outer axes they share, intermediates of one step
-                     in a small buffer; without shared axes one after the other
+injective        one nest over the output, neighbouring axes fused where every access allows,
+                 cut where conditions change
+reduction        vectors over the reduced axis (contiguous data along it) or over the last
+                 output axis, sums in registers
+several stages   all of them per step of the outer axes they share, intermediates of one step
+                 in a small buffer; without shared axes one after the other
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ from ekiden.tir.visitor import substitute as substitute_statement
 MAX_ROW_STACK_BYTES = 16384
 """Intermediates of a row up to this size live on the stack, larger ones in the workspace."""
 ROWS_PER_STAGE = 4
-"""Rows that a stage takes before the next one begins: what stages wait for, a vector's lanes that
-are combined, is made of several rows at a time. Fewer where as many do not stay in half of the
-first cache."""
+"""Rows that a stage processes before the next stage begins, so that independent rows hide each
+other's latency. Fewer where as many do not stay in half of the first cache.
+"""
 
 
 class _DefaultKernel:
-    """The builder of one function.
+    """Builder of the default loop nests of one group.
 
     `prefix` are the outer axes that all stages share; buffers of a row lack them.
     """
@@ -76,12 +75,12 @@ class _DefaultKernel:
             a.var: a.extent for t in self.stages if isinstance(t.op, ComputeOp) for a in t.op.axis
         }
         self.row: Var | None = None
-        """Which of several rows that a stage takes one after the other."""
+        """Index of the row within a block of rows."""
 
     # Elements of stages as flat accesses.
 
     def stage_axes(self, tensor: Tensor) -> tuple[list[LoopAxis], dict[Var, PrimExpr]]:
-        """Return the stage's own axes within the prefix, and the substitution of its variables."""
+        """Return a stage's axes after the shared prefix, and the substitution of its variables."""
         op = tensor.op
         assert isinstance(op, ComputeOp)
         shared = len(self.prefix)
@@ -97,7 +96,7 @@ class _DefaultKernel:
         return own, values
 
     def flat_element(self, tensor: Tensor, indices: Sequence[PrimExpr]) -> tuple[Buffer, PrimExpr]:
-        """Return the buffer and flat index of an element."""
+        """Return the buffer and the flat index of a tensor element."""
         buffer = self.map.buffers[tensor]
         at = tuple(indices)
         # A row's buffer has none of the shared axes: it holds one block of rows only.
@@ -167,8 +166,8 @@ class _DefaultKernel:
         return reduced
 
     def emit_row_stages(self) -> list[Stmt]:
-        """Emit the stages of one row, in order; a stage whose first reader is a reduction is
-        computed within it.
+        """Emit the stages of one row in order; a stage whose first reader is a reduction is
+        computed inside its loop.
         """
         statements: list[Stmt] = []
         waiting: Tensor | None = None
@@ -186,7 +185,9 @@ class _DefaultKernel:
         return statements
 
     def _can_stream(self, tensor: Tensor, reader: Tensor) -> bool:
-        """Return whether a reduction over one axis reads each element of a row of `tensor` once."""
+        """Return whether a reduction over one axis reads each element of a row of `tensor` exactly
+        once.
+        """
         op, producer_op = reader.op, tensor.op
         assert isinstance(op, ComputeOp)
         assert isinstance(producer_op, ComputeOp)
@@ -201,7 +202,7 @@ class _DefaultKernel:
         return in_order and prove_equal(op.reduce_axis[0].extent, tensor.shape[-1])
 
     def _emit_streamed(self, tensor: Tensor, reader: Tensor) -> Stmt | None:
-        """Emit one loop that stores and reduces `tensor`; return None where vectors do not run
+        """Emit one loop that computes, stores and reduces `tensor`; None where vectors do not run
         along the row.
         """
         op, producer_op = reader.op, tensor.op
@@ -281,8 +282,8 @@ class _DefaultKernel:
         return parallel_outer_loops(axes, work * rows, body)
 
     def _rows_per_stage(self, shared: int) -> int:
-        """Return how many rows a stage processes before the next: ROWS, or as many of them as each
-        core has and L1 holds, with their data and intermediates.
+        """Return the number of rows that a stage processes before the next stage: up to
+        ROWS_PER_STAGE, limited by each core's share and by L1.
         """
         if len(self.stages) < 2 or not any(map(_is_reduction, self.stages)):
             return 1
@@ -297,8 +298,8 @@ class _DefaultKernel:
         return max(1, min(ROWS_PER_STAGE, count, near // max(size, 1)))
 
     def _fused_prefix(self) -> tuple[list[LoopAxis], dict[Var, PrimExpr]]:
-        """Return the shared axes fused as far as every access allows, and the substitution of the
-        old variables.
+        """Return the shared axes, fused as far as every access stays affine, and the substitution
+        of the old variables.
         """
         indices: list[PrimExpr] = []
         values: list[PrimExpr] = []
@@ -314,9 +315,7 @@ class _DefaultKernel:
         return fuse_axes(self.prefix, NestAccesses(indices, values), self.analyzer)
 
     def _reuse_output_buffers(self) -> None:
-        """Store an intermediate in its last reader's output where that replaces it element by
-        element.
-        """
+        """Alias an intermediate to the output that overwrites it element by element."""
         shared_outputs: set[Tensor] = set()
         for n, tensor in enumerate(self.stages):
             readers = [t for t in self.stages[n + 1 :] if tensor in input_tensors(t)]
@@ -348,7 +347,7 @@ class _DefaultKernel:
         return buffer
 
     def emit_sequential(self) -> Stmt:
-        """Emit the stages one after the other, with full intermediates."""
+        """Emit the stages one after the other, with complete intermediates."""
         statements: list[Stmt] = []
         buffers: list[Buffer] = []
         for group in group_by_operation(self.stages):
@@ -366,7 +365,7 @@ class _DefaultKernel:
         return wrap_in_allocations(flatten_seq(*statements), buffers)
 
     def emit_kernel(self) -> Stmt:
-        """Return the body of the function."""
+        """Emit the body of the function."""
         shared = num_shared_axes(self.stages) if len(self.stages) > 1 else 0
         if shared == 0:
             return self.emit_sequential()
@@ -380,9 +379,7 @@ def _is_reduction(tensor: Tensor) -> bool:
 def _block_rows(
     axes: Sequence[LoopAxis], row: Var, rows: int, stages: Sequence[Stmt]
 ) -> tuple[list[LoopAxis], list[Stmt]]:
-    """Return loops over blocks of the last axis, with a loop over the block's rows around every
-    stage.
-    """
+    """Return loops over blocks of rows, with a loop over the block's rows around every stage."""
     *outer, last = axes
     group = LoopAxis(Var("rows"), simplify((last.extent + (rows - 1)) // rows))
     is_even = isinstance(last.extent, IntImm) and last.extent.value % rows == 0
@@ -399,7 +396,7 @@ def _body_exprs(tensor: Tensor) -> tuple[PrimExpr, ...]:
 
 
 def _can_overwrite(output: Tensor, tensor: Tensor) -> bool:
-    """Return whether an output element reads of the tensor only the element at its own index."""
+    """Return whether each output element reads only the element of the tensor at its own index."""
     op = output.op
     assert isinstance(op, ComputeOp)
     if output.dtype != tensor.dtype or len(output.shape) != len(tensor.shape) or op.reduce_axis:
@@ -413,9 +410,7 @@ def _can_overwrite(output: Tensor, tensor: Tensor) -> bool:
 def _leading_match(
     consumer: Tensor, producer: Tensor, indices: Sequence[PrimExpr], limit: int
 ) -> int:
-    """Return how many leading indices of a read are the consumer's own axes at the same
-    positions.
-    """
+    """Return how many leading indices of a read are the consumer's axes in the same positions."""
     assert isinstance(consumer.op, ComputeOp)
     count = 0
     for axis, index, dim in zip(consumer.op.axis, indices, producer.shape, strict=False):
@@ -434,8 +429,8 @@ def _has_custom_reducer(op: ComputeOp) -> bool:
 
 
 def num_shared_axes(stages: Sequence[Tensor]) -> int:
-    """Return the number of leading axes that all stages have and read each other at; one less where
-    the last should be vectorised.
+    """Return the number of leading axes that all stages share; one less where the last one should
+    be vectorised.
     """
     if any(not isinstance(t.op, ComputeOp) or _has_custom_reducer(t.op) for t in stages):
         return 0
@@ -466,7 +461,7 @@ def num_shared_axes(stages: Sequence[Tensor]) -> int:
 def schedule_default(
     inputs: list[Tensor], outputs: list[Tensor], target: Target, name: str
 ) -> PrimFunc:
-    """Build the function by the default rule."""
+    """Build the function of a group by the default loop nests."""
     distinct = copy_repeated_outputs(outputs)
     chosen = inline_cheap_stages(distinct)
     kernel = _DefaultKernel(inputs, chosen, target)
@@ -485,4 +480,4 @@ FAMILY = Family(
     build=lambda inputs, outputs, target, name, _: schedule_default(inputs, outputs, target, name),
     writes_rows=True,
 )
-"""What no other family takes."""
+"""Fallback family of all other groups."""

@@ -68,13 +68,13 @@ if TYPE_CHECKING:
     from ekiden.tir.schedule.trace import BlockRV, LoopRV
 
 CACHE_LINE_F32_WORDS = 16
-"""Words of 4 bytes in a cache line."""
+"""Four-byte words per cache line."""
 MAX_NARROW_TILE_ROWS = 12
-"""Rows of a tile on a panel narrower than others, if registers hold them."""
+"""Maximum tile rows on the narrow last panel."""
 MAX_VECTOR_ROWS = 4
-"""Rows up to which registers that hold matrices gain nothing: a panel is read once in any case."""
+"""Rows up to which AMX is no faster than vectors: reading the panel dominates."""
 K_UNROLL_FACTORS = (1, 2, 4)
-"""Steps of k that may stand one after the other."""
+"""Domain of the unroll factor of k."""
 
 
 def schedule_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
@@ -131,8 +131,8 @@ def schedule_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
 
 
 def initial_program(inputs: list[te.Tensor], kernel: ScheduledKernel, name: str) -> PrimFunc:
-    """Return the program to schedule: the product and its epilogues; bytes that are multiplied in
-    pairs are widened first.
+    """Create the program to schedule: the product and its epilogues, with bytes widened to int16
+    pairs first where needed.
     """
     anchor = kernel.anchor
     if kernel.decision.get("dot") != MADD_FEATURE:
@@ -153,9 +153,7 @@ def initial_program(inputs: list[te.Tensor], kernel: ScheduledKernel, name: str)
 
 
 def widen_to_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
-    """Return a product of byte words over widened data: of a word the first and the third come
-    first.
-    """
+    """Return a product of byte words over data widened to int16, in the pair order 0, 2, 1, 3."""
     op = anchor.op
     assert isinstance(op, te.ComputeOp)
 
@@ -174,7 +172,7 @@ def widen_to_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
 
 
 def _dot_loop_extents(weight: te.Tensor, decision: Decision) -> list[int]:
-    """Return the extents of the loops over a word: pairs are two of two."""
+    """Return the extents of the loops over a word: (2, 2) for int16 pairs."""
     word = _word_size(weight)
     if word == 1:
         return []
@@ -182,14 +180,14 @@ def _dot_loop_extents(weight: te.Tensor, decision: Decision) -> list[int]:
 
 
 def _row_loop(sch: Schedule, block: BlockRV, leading: Sequence[LoopRV]) -> LoopRV:
-    """Return the loop over rows; a unit loop where there are none."""
+    """Return the loop over rows; a unit loop where the data has no row axis."""
     return leading[0] if leading else sch.add_unit_loop(sch.get_loops(block)[0])
 
 
 def _split_panels_for_threads(
     sch: Schedule, panel: LoopRV, count: int
 ) -> tuple[list[LoopRV], LoopRV]:
-    """Return the loop over runs of panels for threads, and the loop over a run's panels."""
+    """Split the panel loop into a loop over threads and a loop over each thread's panels."""
     if count < 2:
         return [], panel
     chunk, inside = sch.split(panel, [count, None], tail="balanced")
@@ -197,9 +195,7 @@ def _split_panels_for_threads(
 
 
 def _max_tile_rows(sizes: MatmulSizes, width: int, kernel: ScheduledKernel) -> int:
-    """Return the maximal rows of a tile; for panels narrower than others as many as registers
-    allow.
-    """
+    """Return the maximum number of tile rows; narrow panels get as many as the registers hold."""
     rows = kernel.decision.int_value("rows")
     if sizes.columns is not None and sizes.columns < width:
         lanes = kernel.target.lanes("float32")
@@ -210,8 +206,8 @@ def _max_tile_rows(sizes: MatmulSizes, width: int, kernel: ScheduledKernel) -> i
 
 
 def _min_prefetching_rows(sizes: MatmulSizes, width: int, target: Target) -> dict[str, int]:
-    """Return the minimal rows of tiles that have time to prefetch their panel, for full and narrow
-    ones.
+    """Return the minimum rows, for full and narrow panels, of tiles with time to prefetch their
+    panel.
     """
 
     def min_rows_for(columns: int) -> int:
@@ -233,24 +229,26 @@ def _min_prefetching_rows(sizes: MatmulSizes, width: int, target: Target) -> dic
 
 
 def _word_size(weight: te.Tensor) -> int:
-    """Return the elements of a row that a step consumes."""
+    """Return the number of row elements that one step of k consumes."""
     return DOT_WORD_BY_DTYPE[weight.dtype] if len(weight.shape) >= 4 else 1
 
 
 def _num_batch_axes(weight: te.Tensor) -> int:
-    """Return the number of batch axes of the weights."""
+    """Return the number of batch axes of a packed weight."""
     return max(len(weight.shape) - 4, 0)
 
 
 def is_supported(anchor: te.Tensor, target: Target) -> bool:
-    """Return whether the rule covers a product: a weight of words, or float32 throughout."""
+    """Return whether the kernel covers a product: a weight packed in words, or float32
+    throughout.
+    """
     data, weight = operands_of(anchor)
     plain = {data.dtype, weight.dtype, anchor.dtype} == {"float32"}
     return has_known_weights(anchor) and (plain or len(weight.shape) >= 4)
 
 
 def _product_and_panel(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
-    """Return the product of an anchor, in steps of k, and the width of its panels."""
+    """Return an anchor's product sizes in steps of k, and its panel width."""
     data, weight = operands_of(anchor)
     attrs = anchor.op.attrs
     depth = simplify(data.shape[-1] // _word_size(weight))
@@ -263,7 +261,7 @@ def _product_and_panel(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
 
 
 def _matrix_instruction(anchor: te.Tensor, target: Target) -> str | None:
-    """Return the matrix-register instruction for words, or None."""
+    """Return the AMX instruction for the weight's words, or None."""
     return (
         None
         if "places" in anchor.op.attrs
@@ -337,9 +335,8 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decisio
 def _matrix_decision(
     anchor: te.Tensor, target: Target, chosen: dict[str, Value], sizes: MatmulSizes
 ) -> Decision:
-    """Return the decision for tiles in matrix registers: each panel stays while all rows pass by
-    (Sapphire Rapids, panels of 32, weights from L2, 128x768x768: 1.8 TOP/s, 1.2 with the other
-    order; 512x768x768 2.5 and 1.0; with dot products 0.7).
+    """Return the decision for AMX tiles, with the panel loop outermost (Sapphire Rapids, panels of
+    32, 128x768x768: 1.8 TOP/s, 1.2 with the rows outermost, 0.7 without AMX).
     """
     has_few_panels = -(-(sizes.columns or 0) // int(chosen["panel"])) < target.cores
     split = "rows" if has_few_panels else "panels"

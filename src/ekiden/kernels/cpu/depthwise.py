@@ -32,11 +32,11 @@ from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 
 MAX_TILE_PIXELS = 12
-"""Of a tile: more only cost code."""
+"""Maximum pixels per tile: more only increase code size."""
 
 
 class DepthwiseKernel:
-    """The builder of one depthwise kernel."""
+    """Builder of one depthwise convolution kernel."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class DepthwiseKernel:
         self.slice: PrimExpr | None = None
 
     def function(self, name: str) -> PrimFunc:
-        """Return the kernel as a function."""
+        """Build the kernel's PrimFunc."""
         return create_tiled_function(name, self.buffers, self.body())
 
     def find_geometry(self) -> ConvGeometry:
@@ -69,7 +69,7 @@ class DepthwiseKernel:
         return conv_geometry_of(self.anchor)
 
     def load_channels(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-        """Load a vector of channels, zero where the mask is off."""
+        """Load a vector of channels, 0 where the mask is off."""
         loaded = load_as_float32(buffer, at, self.lanes)
         return (
             loaded
@@ -78,7 +78,7 @@ class DepthwiseKernel:
         )
 
     def tap_loops(self) -> list[ReductionLoop]:
-        """Return the loops over slices of taps, rows of taps, and the taps of a row."""
+        """Return the reduction loops over depth slices, kernel rows and taps of a row."""
         depth, (kh, kw), (dy, dx) = (
             self.geometry.depth,
             self.geometry.kernel,
@@ -103,8 +103,8 @@ class DepthwiseKernel:
         loops: list[ReductionLoop],
         store: Callable[[int, PrimExpr], Stmt],
     ) -> Stmt:
-        """Emit a tile of `pixels` pixels from data offset `base` and weight offset `weights`;
-        `store` stores the result of one.
+        """Emit a register tile of `pixels` pixels from a data and a weight offset; `store` emits
+        the store of one pixel.
         """
         sx = self.geometry.strides[1]
         acc = Buffer("acc", (const(pixels),), dt.with_lanes("float32", self.lanes), "register")
@@ -159,7 +159,7 @@ class DepthwiseKernel:
         return balanced_row_tiles(width, self.pixels, emit_pixel_tile)
 
     def emit_channel_vectors(self, n: PrimExpr, y: PrimExpr, start: PrimExpr) -> Stmt:
-        """Emit one line of output pixels: full vectors of channels, then the tail."""
+        """Emit one line of output pixels for each full vector of channels, then for the tail."""
         full_vectors, tail_channels = divmod(self.channels, self.lanes)
         vector = Var("v")
         loops: list[Stmt] = []
@@ -172,7 +172,7 @@ class DepthwiseKernel:
         return seq(*loops)
 
     def body(self) -> Stmt:
-        """Emit all lines in parallel, padded ones in bands."""
+        """Emit all lines in parallel; padded data are copied in bands."""
         if self.geometry.is_padded:
             lines = band_lines(self.geometry, self.target)
             bands = BandLoop(self.data, self.geometry, lines, self.lanes)
@@ -195,8 +195,8 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """Return the default decision: as many sums as hide the FMA latency, or a quarter of the
-    registers.
+    """Return the default decision: as many accumulators as hide the FMA latency, or a quarter of
+    the registers.
     """
     pixels = max(target.fma_units * target.fma_latency, target.registers // 4)
     return Decision.from_mapping({"pixels": fixed.get("pixels", min(MAX_TILE_PIXELS, pixels))})

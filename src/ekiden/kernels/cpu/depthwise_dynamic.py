@@ -1,4 +1,4 @@
-"""Depthwise convolutions over lines whose length only the run knows, read in place.
+"""Depthwise convolutions over lines of dynamic width, read in place.
 
     pixels before the middle      one at a time, the taps that read data
     pixels of the middle          tiles, all taps of a row
@@ -22,10 +22,10 @@ from ekiden.tir.stmt import For, ForKind, Stmt, seq
 
 
 class DynamicDepthwise(DepthwiseKernel):
-    """The builder of one kernel whose lines have any length."""
+    """Builder of a depthwise kernel whose line width is known at run time only."""
 
     def body(self) -> Stmt:
-        """Return all lines of results in parallel."""
+        """Emit all output lines in parallel."""
         _, rows_window, _ = self.geometry.window_axes
         images, height, _, _ = self.geometry.out
         _, data_height, data_width, _ = self.geometry.data
@@ -44,8 +44,8 @@ class DynamicDepthwise(DepthwiseKernel):
     def emit_line(
         self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
-        """Return a line of results for one vector of channels; `start` is the offset of the first
-        line of data that it reads.
+        """Emit an output line for one vector of channels; `start` is the offset of the first data
+        line that it reads.
         """
         _, _, window = self.geometry.window_axes
         _, height, width, _ = self.geometry.out
@@ -54,7 +54,7 @@ class DynamicDepthwise(DepthwiseKernel):
         row_step = window.size * (self.geometry.dilation[0] * self.channels)
 
         def tile(pixels: int, x: PrimExpr, tap: PrimExpr, taps: PrimExpr) -> Stmt:
-            """Return the tile of pixels from x on, which read `taps` of a row from `tap` on."""
+            """Emit a tile of `pixels` pixels from x on, over `taps` taps of a row from `tap` on."""
             at = x * window.stride - window.before + tap * window.dilation
             weights = (self.first * window.kernel + tap) * self.channels + channel
             loops = [
@@ -72,13 +72,13 @@ class DynamicDepthwise(DepthwiseKernel):
             return self.emit_tile(pixels, base, weights, mask, loops, store)
 
         def at_end(low: PrimExpr, high: PrimExpr) -> Stmt:
-            """Return the pixels of [low, high), some of whose taps are outside."""
+            """Emit the border pixels [low, high), one at a time, over the taps inside the data."""
             lets = [*zip((tap, taps), window.taps_reading_data(pixel, pixel), strict=True)]
             body = wrap_in_lets(lets, tile(1, pixel, tap, taps))
             return For(pixel, low, simplify(high - low), ForKind.SERIAL, body)
 
         def inside(pixels: int, x: PrimExpr) -> Stmt:
-            """Return a tile of pixels of the middle."""
+            """Emit a tile of interior pixels, over all taps of a row."""
             return tile(pixels, begin + x, const(0), const(window.kernel))
 
         middle = balanced_row_tiles(end - begin, self.pixels, inside)
@@ -86,7 +86,9 @@ class DynamicDepthwise(DepthwiseKernel):
                                                    at_end(end, width)))  # fmt: skip
 
     def _middle(self, begin: Var, end: Var) -> Sequence[tuple[Var, PrimExpr]]:
-        """Return the first pixel all of whose taps read data, and the one behind the last."""
+        """Return let-bindings of the interior: the first pixel all of whose taps are inside the
+        data, and the end after the last.
+        """
         _, _, window = self.geometry.window_axes
         width, (_, reach) = self.geometry.out[2], self.geometry.window_extents
         # Rounded up: the first pixel whose tap 0 is not in the padding.
@@ -100,7 +102,7 @@ class DynamicDepthwise(DepthwiseKernel):
 
 
 def as_expr(number: int | PrimExpr) -> PrimExpr:
-    """Return a number as an expression."""
+    """Return an int as a constant expression; expressions are unchanged."""
     return const(number) if isinstance(number, int) else number
 
 

@@ -1,4 +1,4 @@
-"""Depthwise convolutions that read their data in place, without a zero-padded copy.
+"""Depthwise convolutions of known width that read their data in place, without a zero-padded copy.
 
 A line of results skips the rows of taps outside of the data, and pixels at its ends skip single
 taps: which ones is known for every end tile. Such a kernel is memory-bound, and a copy costs as
@@ -48,12 +48,14 @@ from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFu
 
 DEPTHWISE_TAG = "depthwise_conv_nhwc"
 MAX_UNROLLED_EDGE_TAPS = 512
-"""Multiply-adds that stand one after the other at the ends of a line: more only cost code."""
+"""Maximum unrolled multiply-adds of border tiles: more only increase code size."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineGeometry:
-    """The geometry of a line of results: its length, and the data that taps read."""
+    """Geometry of an output line: its width, and the size, kernel, stride, dilation and left
+    padding of the data.
+    """
 
     width: int
     size: int
@@ -64,7 +66,7 @@ class LineGeometry:
 
     @staticmethod
     def from_conv_geometry(geometry: ConvGeometry) -> LineGeometry | None:
-        """Return the geometry, or None where the length of a line is unknown or zero."""
+        """Return the line geometry of a convolution, or None where the width is unknown or zero."""
         width, size = known_extent(geometry.out[2]), known_extent(geometry.data[2])
         pad_left = geometry.padding[1]
         if not width or not size or not isinstance(pad_left, int):
@@ -73,7 +75,7 @@ class LineGeometry:
         return LineGeometry(width, size, *step, pad_left)
 
     def pixels_inside_per_tap(self, first: int, pixels: int) -> list[list[int]]:
-        """Return for each tap of a row the pixels for which it reads data."""
+        """Return, for each tap of a row, the pixels for which it is inside the data."""
         starts = [(first + p) * self.stride - self.left for p in range(pixels)]
         return [
             [p for p, x in enumerate(starts) if 0 <= x + tap * self.dilation < self.size]
@@ -81,7 +83,7 @@ class LineGeometry:
         ]
 
     def are_taps_inside(self, first: int, pixels: int) -> bool:
-        """Return whether all taps of some pixels read data."""
+        """Return whether all taps of some pixels are inside the data."""
         return all(
             len(tap_pixels) == pixels for tap_pixels in self.pixels_inside_per_tap(first, pixels)
         )
@@ -94,7 +96,7 @@ class LineGeometry:
         return [(first, base + (i < extra)) for i, first in enumerate(firsts)]
 
     def num_edge_taps(self, max_pixels: int) -> int:
-        """Return the number of multiply-adds of tiles that have taps outside."""
+        """Return the number of multiply-adds of the tiles that have taps outside the data."""
         ends = [tile for tile in self.balanced_tiles(max_pixels) if not self.are_taps_inside(*tile)]
         return sum(
             len(tap_pixels) for tile in ends for tap_pixels in self.pixels_inside_per_tap(*tile)
@@ -102,7 +104,7 @@ class LineGeometry:
 
 
 class InPlaceDepthwiseKernel(DepthwiseKernel):
-    """The builder of one kernel with lines of known length."""
+    """Builder of a depthwise kernel for lines of known width."""
 
     def __init__(
         self,
@@ -116,17 +118,17 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         self.across, self.wide = across, decision.int_value("vectors")
         self.near = decision.int_value("near")
         self.pitch = self.wide * self.lanes if self.near else self.channels
-        """Elements from a pixel of what is read to the next."""
+        """Elements between adjacent pixels of the data read."""
 
     def body(self) -> Stmt:
-        """Return all lines in parallel, or bands of them."""
+        """Emit all lines in parallel, or bands of them."""
         n, height, _, _ = self.geometry.out
         if self.near:
             return self.emit_bands(n, height)
         line, size = Var("line"), self.geometry.data[1]
 
         def emit_line_groups(y: PrimExpr, top: PrimExpr, first: PrimExpr, rows: PrimExpr) -> Stmt:
-            """Return the channel groups of a line, which read the data in place."""
+            """Emit the channel groups of a line, on data read in place."""
             image = simplify(line // height)
             start = (image * size + top) * self.across.size * self.channels
             return self.emit_channel_groups(
@@ -141,8 +143,8 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
     def with_tap_rows_inside(
         self, y: PrimExpr, body: Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr], Stmt]
     ) -> Stmt:
-        """Return `body(line of results, first data line inside, its tap row, number of tap rows
-        inside)`.
+        """Bind the first data line, kernel row and number of kernel rows inside the data around an
+        output line's body.
         """
         _, window, _ = self.geometry.window_axes
         at, first, rows = Var("y"), Var("first"), Var("rows")
@@ -154,7 +156,9 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
     def emit_channel_groups(
         self, body: Callable[[PrimExpr, Sequence[PrimExpr | None]], Stmt]
     ) -> Stmt:
-        """Emit `body(first channel, masks)` for groups of channel vectors, then the tail."""
+        """Emit `body(first channel, masks)` for each group of channel vectors, then for the
+        tail.
+        """
         group = Var("group")
         full_groups, tail_channels = divmod(self.channels, self.wide * self.lanes)
         loops: list[Stmt] = []
@@ -170,7 +174,7 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         return seq(*loops)
 
     def emit_bands(self, n: PrimExpr, height: PrimExpr) -> Stmt:
-        """Emit bands of lines in parallel, with each group of channels copied for all lines of a
+        """Emit bands of lines in parallel; each channel group is copied once for all lines of its
         band.
         """
         (sy, _), top = self.geometry.strides, self.geometry.padding[0]
@@ -189,7 +193,7 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
             def emit_copied_line(
                 at: PrimExpr, row: PrimExpr, first: PrimExpr, rows: PrimExpr
             ) -> Stmt:
-                """Return a line of results, whose taps begin in a row of the copy."""
+                """Emit an output line whose taps read a row of the copy."""
                 start = (row - low) * (self.across.size * self.pitch)
                 return self.emit_pixels(
                     image * height + at, [image, at], start, first, rows, channel, masks
@@ -244,14 +248,16 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         channel: PrimExpr,
         masks: Sequence[PrimExpr | None],
     ) -> Stmt:
-        """Emit the tiles of a line for some vectors of channels; end tiles are specialised."""
+        """Emit the tiles of a line for some channel vectors; tiles at the borders are
+        specialised.
+        """
         width, kw = self.across.width, self.across.kernel
         weights = first * (kw * self.channels) + channel
         """`start` is where the taps of the first pixel begin, of the first of these channels."""
 
         def emit_pixel_tile(x: PrimExpr, pixels: int, inside: list[list[int]] | None) -> Stmt:
-            """Return a tile of pixels from x on; `inside` lists the pixels of each tap, if some
-            taps are outside.
+            """Emit a tile of pixels from x on; `inside` lists the pixels per tap where some taps
+            are outside the data.
             """
             move = x * self.across.stride - self.across.left
             base = start + move * self.pitch
@@ -276,7 +282,9 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         ))  # fmt: skip
 
     def tile_runs(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (first pixel, pixels, number) of tiles that share code."""
+        """Yield (first pixel, pixels per tile, number of tiles) of runs of tiles that share
+        code.
+        """
         tiles = self.across.balanced_tiles(self.pixels)
         alike = groupby(
             tiles, key=lambda t: t[1] if self.across.are_taps_inside(*t) else (t[0], "at an end")
@@ -294,7 +302,7 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         masks: Sequence[PrimExpr | None],
         inside: list[list[int]] | None,
     ) -> tuple[Buffer, Stmt]:
-        """Emit the sums of pixels and vectors over all taps that read data."""
+        """Emit the accumulation of pixels and channel vectors over all taps inside the data."""
         wide, across = len(masks), self.across
         kind = dt.with_lanes("float32", self.lanes)
         acc = Buffer("acc", (const(pixels * wide),), kind, "register")
@@ -342,7 +350,7 @@ def _emit_tile_run(
     count: int,
     tile: Callable[[PrimExpr, int, list[list[int]] | None], Stmt],
 ) -> Stmt:
-    """Return consecutive tiles, all of whose taps read data."""
+    """Emit a loop over consecutive tiles, all of whose taps are inside the data."""
     index = Var("t")
     if count == 1:
         return tile(const(x), pixels, None)
@@ -352,7 +360,7 @@ def _emit_tile_run(
 
 
 def _in_place_line_geometry(anchor: te.Tensor, max_pixels: int) -> LineGeometry | None:
-    """Return the line geometry of a convolution that is computed in place; None for others."""
+    """Return the line geometry of a convolution that reads its data in place, or None."""
     geometry = conv_geometry_of(anchor)
     data, _ = operands_of(anchor)
     top = geometry.padding[0]
@@ -394,7 +402,9 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def _max_channel_vectors(anchor: te.Tensor, target: Target) -> int:
-    """Return the channel vectors that fill a cache line, at most as many as there are."""
+    """Return the number of channel vectors that fill a cache line, limited by the number of
+    channels.
+    """
     channels = known_extent(anchor.shape[-1])
     assert channels is not None, "weights are known"
     lanes = target.lanes("float32")
@@ -402,7 +412,7 @@ def _max_channel_vectors(anchor: te.Tensor, target: Target) -> int:
 
 
 def _max_band_lines(anchor: te.Tensor, target: Target) -> int:
-    """Return the lines of results that read what half of L1 holds of a tile's channels."""
+    """Return the number of output lines whose data fit half of L1, for the channels of one tile."""
     geometry = conv_geometry_of(anchor)
     height, width = known_extent(geometry.out[1]), known_extent(geometry.data[2])
     if not height or not width:
@@ -413,8 +423,8 @@ def _max_band_lines(anchor: te.Tensor, target: Target) -> int:
 
 
 def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """Return the default decision: the sums of a copied kernel's tile with one vector of channels,
-    so that each weight vector serves the most pixels.
+    """Return the default decision: the copying kernel's accumulators with one channel vector, so
+    that each weight vector is reused for the most pixels.
 
     Where L1 does not hold what a line of results reads until the next vector, all of a cache line
     is used at once (3x3 with strides of two, 112x112x96 on Zen 3: 298 and 228 us; where it does,
@@ -434,8 +444,8 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decisio
 
 
 def _default_band_lines(anchor: te.Tensor, target: Target) -> int:
-    """Return the lines of equally sized bands; 0 where a copy does not halve the loads: it is a
-    load and a store of its own (28x28x256 with strides of two: 38 us, copied 46).
+    """Return the lines of equally sized bands; 0 where a copy does not halve the loads (28x28x256
+    with stride 2: 38 us in place, 46 copied).
     """
     geometry, max_lines = conv_geometry_of(anchor), _max_band_lines(anchor, target)
     height, images = known_extent(geometry.out[1]) or 0, known_extent(geometry.out[0]) or 1

@@ -1,4 +1,4 @@
-"""Products of few rows with a transposed matrix, bound by reading that matrix.
+"""Matrix products of few rows with a transposed matrix, bound by memory bandwidth.
 
     out[m, n] = sum over k of a[m, k] * b[n, k]
 
@@ -29,12 +29,14 @@ from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 
 MAX_COLUMN_STREAMS = 8
-"""Rows of the matrix that are read side by side."""
+"""Maximum matrix rows that are read concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
 class DotProductShape:
-    """A product: its sizes, the offset of each row in `a`, and of the matrix in `b`."""
+    """Shape of a product: its sizes, and the offsets of the rows in `a` and of the matrix in
+    `b`.
+    """
 
     k: PrimExpr
     columns: PrimExpr
@@ -43,7 +45,9 @@ class DotProductShape:
     dtype: str = "float32"
 
     def num_streams(self, target: Target) -> int:
-        """Return the columns accumulated together: their sums and operands are in registers."""
+        """Return the number of columns accumulated together: their accumulators and operands fit
+        the registers.
+        """
         count = len(self.rows)
         limit = min(MAX_COLUMN_STREAMS, (target.registers - count - 1) // count)
         lanes = target.lanes(self.dtype)
@@ -52,7 +56,7 @@ class DotProductShape:
 
 
 class _ColumnVector:
-    """The builder of a vector of columns."""
+    """Builder of one vector of result columns."""
 
     def __init__(self, shape: DotProductShape, a: Buffer, b: Buffer, target: Target) -> None:
         self.shape, self.a, self.b = shape, a, b
@@ -65,7 +69,7 @@ class _ColumnVector:
         self.row = Buffer("row", (const(count * self.lanes),), shape.dtype, "local")
 
     def load_vector(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-        """Load a vector from element `at` on; zeros where the mask is off."""
+        """Load a vector from element `at` on; 0 where the mask is off."""
         loaded = buffer[ramp(at, 1, self.lanes)].with_fields(dtype=self.vector)
         zero = broadcast(const(0.0, self.shape.dtype), self.lanes)
         return loaded if mask is None else if_then_else(mask, loaded, zero)
@@ -73,7 +77,7 @@ class _ColumnVector:
     def accumulate_step(
         self, starts: Sequence[PrimExpr], k: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
-        """Accumulate a vector of k."""
+        """Emit the products of one vector of k, added to the accumulators."""
         rows = [Var(f"a{r}", self.vector) for r in range(len(self.shape.rows))]
         steps: list[Stmt] = []
         for s, start in enumerate(starts):
@@ -95,7 +99,7 @@ class _ColumnVector:
         return stmt
 
     def emit_columns(self, group: PrimExpr) -> Stmt:
-        """Emit the sums of some columns; those behind the last repeat the last one."""
+        """Emit the sums of a group of columns; indices past the last column repeat it."""
         shape, lanes = self.shape, self.lanes
         count = len(shape.rows) * self.streams
         zero = broadcast(const(0.0, shape.dtype), lanes)
@@ -133,7 +137,7 @@ class _ColumnVector:
         return Allocate(self.sums, body)
 
     def emit_vector(self, store: Store) -> Stmt:
-        """Compute all columns and their epilogue."""
+        """Emit the sums of all columns of the vector, and their epilogue."""
         group, lanes = Var("group"), self.lanes
         groups = For(
             group, const(0), const(lanes // self.streams), ForKind.SERIAL, self.emit_columns(group)
@@ -154,13 +158,14 @@ class _ColumnVector:
 
 
 def _is_constant(value: PrimExpr, number: int) -> bool:
+    """Return whether a value is the constant `number`."""
     return isinstance(value, IntImm) and value.value == number
 
 
 def emit_dot_products(
     shape: DotProductShape, a: Buffer, b: Buffer, store: Store, target: Target, kind: ForKind
 ) -> Stmt:
-    """Emit the product; its vectors of columns are a loop of the given kind."""
+    """Emit the product as dot products, in a loop of the given kind over vectors of columns."""
     columns, number = _ColumnVector(shape, a, b, target), Var("columns")
     lanes = columns.lanes
     count = simplify((shape.columns + (lanes - 1)) // lanes)

@@ -47,27 +47,27 @@ from ekiden.tir.transform.loop_vectorization import Vectorizer
 from ekiden.tir.visitor import flatten_seq
 
 TRANSPOSE_BLOCK_ROWS = 64
-"""Rows of a block of a transposition."""
+"""Rows per block of a blocked transposition."""
 TRANSPOSE_STRIP_ELEMENTS = 8
-"""Neighbours that a transposition writes per row."""
+"""Contiguous elements that a transposition writes per row."""
 
 MAX_INTERLEAVED_CHANNELS = 4
-"""Channels whose pixels are woven from vectors of each: each takes as many shuffles."""
+"""Maximum channels interleaved by shuffles, one shuffle per channel."""
 PIXELS_PER_TASK = 1024
-"""Of a step of a loop that threads share."""
+"""Pixels per iteration of the parallel loop."""
 MIN_TRANSPOSE_TILE_ROWS = 4
-"""Rows of a tile transposed in registers, where vectors are not shorter."""
+"""Minimum rows of a register-transposed tile, unless vectors are shorter."""
 WORD_DTYPES = {2: "uint16", 4: "uint32"}
-"""Channels of bytes that are a word -> the dtype of that word."""
+"""Dtype of a word by its number of byte channels."""
 MAX_GATHERED_ROWS = 128
-"""Rows that a vector of columns is walked down where elements of all are picked alike;"""
+"""Maximum rows per column vector that share gathered indices;."""
 MAX_GATHERED_ELEMENTS = 1 << 18
-"""or elements of all rows, which stay in the second cache."""
+"""Maximum elements over these rows, which stay in L2."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OutputBox:
-    """A box of the output: its axes, and the element's offset and value in terms of them."""
+    """Box of the output: its axes, and the index and value of an element in terms of them."""
 
     axes: tuple[LoopAxis, ...]
     index: PrimExpr
@@ -75,7 +75,7 @@ class _OutputBox:
 
 
 def _split_at_conditions(box: _OutputBox, analyzer: Analyzer, lanes: int) -> list[_OutputBox]:
-    """Return the box split along each axis where a condition changes.
+    """Return the parts of a box, split along each axis where a condition changes.
 
     Along the last axis parts are at least vectors of that many lanes, which run masked, unless that
     would turn loads into gathers.
@@ -111,8 +111,8 @@ def _split_axis(
 
 
 def _merge_short_parts(points: list[PrimExpr], min_extent: int) -> list[PrimExpr]:
-    """Return split points such that no part but the last is too short: 0, 1, 55, 56 becomes 0, 16,
-    48, 56 for 16.
+    """Drop split points so that no part but the last is shorter than `min_extent`: 0, 1, 55, 56
+    becomes 0, 16, 48, 56 for 16.
     """
     constants = [p.value for p in points if isinstance(p, IntImm)]
     if len(constants) < len(points) or all(b - a >= min_extent for a, b in pairwise(constants)):
@@ -140,7 +140,7 @@ def _sub_box(
 
 
 class _InjectiveNest:
-    """The loop nest of one region."""
+    """Loop nest of one box of an injective computation."""
 
     def __init__(
         self, buffer: Buffer, region: _OutputBox, analyzer: Analyzer, target: Target
@@ -203,7 +203,7 @@ class _InjectiveNest:
         return parallel_outer_loops(outer, work, body) if top else serial_loops(outer, body)
 
     def _emit_all_rows(self, inner: LoopAxis, row: LoopAxis) -> Stmt:
-        """Emit each vector of columns down all rows."""
+        """Emit a loop nest with the vectors of columns outside and the rows inside."""
         weight = min(
             estimated_product([row.extent]) * element_cost([self.value]),
             PARALLEL_CHUNK_ELEMENTS // (4 * self.lanes),
@@ -216,8 +216,8 @@ class _InjectiveNest:
         )
 
     def vector_axis(self) -> LoopAxis:
-        """Return the last axis; the one before it where the last is very short and the other is
-        long.
+        """Return the axis to vectorise: the last one, or the one before where the last is very
+        short.
         """
         last = self.axes[-1]
         short = isinstance(last.extent, IntImm) and last.extent.value * 2 < self.lanes
@@ -234,8 +234,8 @@ class _InjectiveNest:
         )
 
     def has_row_invariant_gather(self, inner: LoopAxis, row: LoopAxis) -> bool:
-        """Return whether a load gathers along the inner axis by a computation that is the same in
-        every row, so that it is computed once per vector of all rows.
+        """Return whether a load gathers along the inner axis by indices that all rows share, so
+        that they are computed once per vector.
         """
         if not isinstance(row.extent, IntImm):
             return False
@@ -247,8 +247,8 @@ class _InjectiveNest:
         )
 
     def transposable_axis(self, inner: LoopAxis) -> LoopAxis | None:
-        """Return an outer axis that a load walks contiguously where it strides along the inner one,
-        or None.
+        """Return an outer axis that a load reads contiguously while it strides along the inner
+        axis, or None.
         """
         if inner is not self.axes[-1]:
             return None
@@ -261,8 +261,8 @@ class _InjectiveNest:
         return None
 
     def emit_transposed(self, inner: LoopAxis, walked: LoopAxis, top: bool) -> Stmt:
-        """Emit a transposition in blocks of `walked`, with neighbours along `inner` inside: cache
-        lines are read fully before others.
+        """Emit a blocked transposition: blocks of `walked` outside, neighbours along `inner`
+        inside, so that cache lines are used completely.
 
         In register tiles where one load is transposed; else one element at a time, but in vectors
         where elements are expensive: a gather costs more than as many loads (512x21x200: 4.8 to 2.1
@@ -318,8 +318,8 @@ class _InjectiveNest:
     def register_transposable_load(
         self, inner: LoopAxis, walked: LoopAxis
     ) -> tuple[BufferLoad | None, int]:
-        """Return the only load that walks an outer axis, if a tile of it can be transposed in
-        registers, and the tile size.
+        """Return the load that a tile transposition in registers can serve, and the tile size; None
+        where there is none or several.
         """
         strided_loads = [
             x for x, i in zip(self.loads.loads, self.loads.load_indices, strict=True)
@@ -347,8 +347,8 @@ class _InjectiveNest:
         return (load, size) if size >= min_size else (None, 1)
 
     def interleaved_load(self) -> tuple[BufferLoad, LoopAxis, LoopAxis] | None:
-        """Return (the load that is the value, pixels, channels) where there are few channels,
-        planar on one side and interleaved on the other; else None.
+        """Return (load, pixels, channels) of a copy between planar and interleaved channels, or
+        None.
         """
         value = self.value
         if not isinstance(value, BufferLoad) or len(self.axes) < 2:
@@ -374,8 +374,8 @@ class _InjectiveNest:
     def emit_interleaved(
         self, load: BufferLoad, pixel: LoopAxis, channel: LoopAxis, top: bool
     ) -> Stmt:
-        """Emit the interleaving of vectors of all channels to vectors of pixels, or the reverse,
-        PIXELS_PER_TASK at a time.
+        """Emit the interleaving of planar channels into pixels or the reverse, PIXELS_PER_TASK
+        pixels at a time.
         """
         outer, is_planar = self.axes[:-2], channel is not self.axes[-1]
         block, run, row, column = Var("block"), Var("run"), Var("row"), Var("column")
@@ -395,9 +395,7 @@ class _InjectiveNest:
         runs = simplify(count // lanes)
 
         def vector_index(index: PrimExpr, n: int, is_pixels: bool) -> PrimExpr:
-            """Return the index of a run of vectors whose lanes are pixels, or channels from n
-            vectors on.
-            """
+            """Return the index of consecutive vectors, whose lanes are pixels or channels."""
             substitution = {
                 pixel.var: begin + run * lanes,
                 channel.var: const(0 if is_pixels else n),
@@ -430,8 +428,8 @@ class _InjectiveNest:
         return serial_loops([*outer, blocks], stmt)
 
     def channel_bytes(self) -> list[PrimExpr] | None:
-        """Return the value of each of two or four interleaved channels of bytes that vectors of
-        pixels compute, from data that are planar; else None.
+        """Return the values of two or four interleaved byte channels that are computed from planar
+        data, else None.
         """
         if self.buffer.dtype not in ("int8", "uint8") or len(self.axes) < 2:
             return None
@@ -459,8 +457,8 @@ class _InjectiveNest:
         return self.lanes if estimated_product([pixel.extent]) >= self.lanes else one_register
 
     def joined(self, channel_bytes: Sequence[PrimExpr], top: bool) -> Stmt:
-        """Join the bytes of a pixel's channels to a word, in vectors of pixels; then the pixels
-        that are left, element by element.
+        """Emit vectors of pixels whose channel bytes are packed in words, then the remaining pixels
+        one by one.
         """
         outer, (pixel, channel) = self.axes[:-2], self.axes[-2:]
         count, lanes = len(channel_bytes), self._word_lanes(pixel)
@@ -501,9 +499,9 @@ class _InjectiveNest:
         load: BufferLoad,
         size: int,
     ) -> Stmt:
-        """Transpose register tiles for `count` steps of `walked`. Of known sizes the last tiles
-        overlap those before, whose elements they compute once more; of others the remainders at two
-        sides are transposed element by element.
+        """Emit register-tile transpositions for `count` steps of `walked`. Of known sizes the last
+        tiles overlap those before, whose elements they compute once more; of others the remainders
+        at two sides are transposed element by element.
         """
         if (
             isinstance(inner.extent, IntImm)
@@ -542,7 +540,9 @@ class _InjectiveNest:
         )  # fmt: skip
 
     def _can_recompute(self, transposed: BufferLoad) -> bool:
-        """Return whether elements can be computed once more after they were stored."""
+        """Return whether elements may be computed again after they were stored, as overlapping
+        tiles do.
+        """
         # An input that is read at the output's own indices may have its bytes (kernels.in_place):
         # the first computation has overwritten it.
         return all(
@@ -559,8 +559,8 @@ class _InjectiveNest:
         load: BufferLoad,
         size: int,
     ) -> Stmt:
-        """Transpose register tiles, none of which is larger than an axis: the last of an axis ends
-        where the axis does.
+        """Emit register-tile transpositions in which the last tile of an axis overlaps the one
+        before.
         """
         strip, tile = Var("strip"), Var("tile")
         strips, tiles = (simplify((n + (size - 1)) // size) for n in (inner.extent, count))
@@ -580,7 +580,9 @@ class _InjectiveNest:
         load: BufferLoad,
         size: int,
     ) -> Stmt:
-        """Transpose one tile. A computed value is computed from a transposed copy of the tile."""
+        """Emit the transposition of one register tile. A computed value is computed from a
+        transposed copy of the tile.
+        """
         vector = dt.with_lanes(load.dtype, size)
 
         def load_row(n: int) -> PrimExpr:
@@ -614,7 +616,7 @@ class _InjectiveNest:
     def _emit_strips(
         self, inner: LoopAxis, rows: Callable[[Callable[[dict[Var, PrimExpr]], Stmt]], Stmt]
     ) -> Stmt:
-        """Emit TRANSPOSE_STRIP_ELEMENTS elements along `inner` per row of a block, then the
+        """Emit strips of TRANSPOSE_STRIP_ELEMENTS along `inner` for each row of a block, then the
         tail.
         """
         strip, strip_index, tail_index = Var("strip"), Var("each"), Var("left")
@@ -634,7 +636,7 @@ class _InjectiveNest:
             return For(strip, const(0), full_strips, ForKind.SERIAL, emit_strip(row_values))
 
         def emit_tail(row_values: dict[Var, PrimExpr]) -> Stmt:
-            """Write the tail of a row behind full strips, element by element."""
+            """Emit the tail of a row after its full strips, element by element."""
             kind = ForKind.UNROLLED if isinstance(tail_extent, IntImm) else ForKind.SERIAL
             body = self.emit_element(
                 row_values | {inner.var: full_strips * TRANSPOSE_STRIP_ELEMENTS + tail_index}
@@ -651,9 +653,7 @@ class _InjectiveNest:
 
 
 def _is_row_invariant_gather(index: PrimExpr, column: Var, row: Var) -> bool:
-    """Return whether an index depends on the column by a computation other than a multiple,
-    independently of the row.
-    """
+    """Return whether an index is a non-affine function of the column and independent of the row."""
     subtrees = [set(post_order(e)) for e in post_order(index) if isinstance(e, (Cast, Intrinsic))]
     within = [p for p in subtrees if column in p]
     return bool(within) and not any(row in p for p in within)
@@ -668,8 +668,8 @@ def emit_injective_nest(
     target: Target,
     top: bool,
 ) -> Stmt:
-    """Emit `buffer[index] = value` for all values of the axes; with parallel loops at the top of a
-    function.
+    """Emit the loop nest `buffer[index] = value` over axes; `top`: as the outermost nest of a
+    function, in parallel.
     """
     loaded = [x.dtype for x in NestAccesses([index], [value]).loads]
     lanes = vector_lanes(target, buffer.dtype, loaded, [value])

@@ -1,4 +1,4 @@
-"""Loop nests over flat accesses: fusing axes, choosing what runs in parallel, vectors.
+"""Loop nests over flat accesses: axis fusion, parallelisation and vectorisation.
 
 An access is flat if its address is a sum of strides times loop variables. Two neighbouring loops i
 < n, j < m become one, k < n * m, iff each access has stride(i) = stride(j) * m, or does not move
@@ -37,17 +37,17 @@ from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import For, ForKind, LetStmt, Stmt
 
 MIN_PARALLEL_WORK = 32768
-"""Elements below which work stays on one thread."""
+"""Work, in copied elements, below which a nest stays on one thread."""
 PARALLEL_CHUNK_ELEMENTS = 8192
-"""Elements of one step of a flat parallel loop."""
+"""Elements per iteration of a flat parallel loop."""
 ASSUMED_SYMBOLIC_EXTENT = 64
-"""What a symbolic extent is taken for when work is estimated."""
+"""Assumed value of a symbolic extent in work estimates."""
 VECTORS_PER_ITERATION = 2
-"""Vectors of a long computation that are made side by side: each of its steps waits for the one
-before, 15 and more that take 4 cycles, and a processor looks ahead a few hundred instructions at
-most. More do not find registers (Zen 3: exp takes 0.75 of the time, tanh 0.8, log 0.85)."""
+"""Vectors of an expensive computation per iteration, which hide each other's latency. More do not
+find registers (Zen 3: exp takes 0.75 of the time, tanh 0.8, log 0.85).
+"""
 MIN_PARALLEL_ITERATIONS = 64
-"""Steps that a parallel loop should have at least, where there are axes to fuse."""
+"""Minimum iterations of a parallel loop, where axes can be fused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class LoopAxis:
 
 
 def estimated_product(extents: Sequence[PrimExpr]) -> int:
-    """Return the product of extents, with a guess for each symbolic one."""
+    """Return the product of extents, with ASSUMED_SYMBOLIC_EXTENT for each symbolic one."""
     return math.prod(e.value if isinstance(e, IntImm) else ASSUMED_SYMBOLIC_EXTENT for e in extents)
 
 
 def element_cost(values: Sequence[PrimExpr]) -> int:
-    """Return the number of copies of an element that the computation of one is worth."""
+    """Return the estimated cost of computing an element, in units of copying one."""
     expensive = any(
         isinstance(e, Intrinsic) and e.op in EXPENSIVE_INTRINSICS for e in post_order(*values)
     )
@@ -80,7 +80,7 @@ def product_of_extents(extents: Sequence[PrimExpr]) -> PrimExpr:
 
 
 class NestAccesses:
-    """The index expressions of a nest, and which variables its values use directly."""
+    """Index expressions of a loop nest, and the variables that its values use directly."""
 
     def __init__(self, indices: Sequence[PrimExpr], values: Sequence[PrimExpr]) -> None:
         self._opaque: dict[int, Var] = {}
@@ -126,7 +126,7 @@ class NestAccesses:
 def fuse_axes(
     axes: Sequence[LoopAxis], accesses: NestAccesses, analyzer: Analyzer
 ) -> tuple[list[LoopAxis], dict[Var, PrimExpr]]:
-    """Fuse adjacent axes along which every access is contiguous.
+    """Fuse adjacent axes that every access treats as one contiguous axis.
 
     Returns:
         The axes, and the replacements of the old variables.
@@ -161,8 +161,8 @@ def fuse_axes(
 def vector_lanes(
     target: Target, stored: str, loaded: Sequence[str], values: Sequence[PrimExpr] = ()
 ) -> int:
-    """Return the lanes of a loop that stores one dtype and loads others: whole registers of the
-    widest that matters, several of them where the values take long to compute.
+    """Return the vector lanes of a loop: full registers of its widest dtype, several of them for
+    expensive values.
     """
     bits = dt.SCALAR_BITS[dt.element_dtype(stored)]
     for load_dtype in loaded:
@@ -180,21 +180,20 @@ def vector_lanes(
 
 
 def serial_loops(axes: Sequence[LoopAxis], body: Stmt) -> Stmt:
-    """Return the body within serial loops."""
+    """Wrap a body in serial loops."""
     for axis in reversed(axes):
         body = For(axis.var, const(0), axis.extent, ForKind.SERIAL, body)
     return body
 
 
 def vectorized_loop(axis: LoopAxis, lanes: int, body: Stmt, low: PrimExpr | None = None) -> Stmt:
-    """Return the body for all values of an axis, `lanes` at a time."""
+    """Return a vectorised loop over an axis, with a scalar tail."""
     start = const(0) if low is None else low
     return For(axis.var, start, axis.extent, ForKind.VECTORIZED, body, {"lanes": lanes})
 
 
 def parallel_outer_loops(axes: Sequence[LoopAxis], work: int, body: Stmt) -> Stmt:
-    """Return the body within loops over axes, the outer ones fused and parallel when there is
-    enough work.
+    """Wrap a body in loops, the outer ones fused and parallel where there is enough work.
 
     Args:
         axes: The loops, outermost first.
@@ -244,7 +243,7 @@ def _fused_parallel_loop(axes: Sequence[LoopAxis], grain: int, body: Stmt) -> St
 def flat_parallel_loop(
     axis: LoopAxis, lanes: int, weight: int, body: Callable[[PrimExpr], Stmt]
 ) -> Stmt:
-    """Return a nest over a single long axis: chunks in parallel, vectors inside.
+    """Return a loop nest over one long axis: parallel chunks of vectors.
 
     Args:
         axis: The axis.
@@ -272,8 +271,8 @@ def flat_parallel_loop(
 def _comparison_thresholds(
     condition: PrimExpr, axis: LoopAxis, inner_vars: set[Var], analyzer: Analyzer
 ) -> list[PrimExpr]:
-    """Return the values of the axis at which a comparison changes, as expressions of what is
-    outside the nest.
+    """Return the axis values at which a comparison changes, as expressions over variables outside
+    the nest.
     """
     if not isinstance(condition, (LT, LE, GT, GE, EQ, NE)) or condition.a.dtype != "int64":
         return []
@@ -289,7 +288,7 @@ def _comparison_thresholds(
 
 
 def _threshold_edges(kind: type[BinaryExpr], intercept: PrimExpr, scale: int) -> list[PrimExpr]:
-    """Return the edges: s*v + intercept < 0 iff v < -(intercept // s); -s*v + intercept < 0 iff v
+    """Return the edges of a linear comparison: s*v + intercept < 0 iff v < -(intercept // s).
     >= intercept // s + 1.
     """
     if kind in (EQ, NE):
@@ -306,7 +305,7 @@ MAX_AXIS_SEGMENTS = 80
 def split_points(
     values: Sequence[PrimExpr], axis: LoopAxis, inner_vars: set[Var], analyzer: Analyzer
 ) -> list[PrimExpr]:
-    """Return the points that cut an axis so that conditions on it are constant in each segment.
+    """Return the points that split an axis into segments in which its conditions are constant.
 
     Returns:
         The points in increasing order, from 0 to the extent of the axis.
@@ -331,14 +330,14 @@ def split_points(
 
 
 def _clamp_point(point: PrimExpr, extent: PrimExpr, analyzer: Analyzer) -> PrimExpr | None:
-    """Return the point within [0, extent]; None at the ends."""
+    """Clamp a split point to [0, extent]; None at either end."""
     if analyzer.can_prove(point <= 0) or analyzer.can_prove(point >= extent):
         return None
     return analyzer.simplify(maximum(minimum(point, extent), 0))
 
 
 def _sort_points(points: Sequence[PrimExpr], analyzer: Analyzer) -> list[PrimExpr] | None:
-    """Sort in increasing order without repetitions; None if two cannot be compared. Numbers need no
+    """Return distinct points in increasing order; None if two cannot be compared. Numbers need no
     proofs; a symbol needs one for each that precedes it.
     """
     numbers = sorted({p.value for p in points if isinstance(p, IntImm)})

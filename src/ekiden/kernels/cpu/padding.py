@@ -1,5 +1,5 @@
-"""Data with zeros around it, for convolutions: then every tap of every pixel is an address at a
-constant distance.
+"""Zero-padded copies of convolution inputs, so that every tap is at a constant offset from its
+pixel.
 
     band of lines:  padded[r, x, c] = data[n, first*sy - top + r, x - left, c], zero outside
                     the output lines first, first + 1, ... from it
@@ -22,14 +22,14 @@ from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 
 DEFAULT_BAND_LINES = 4
-"""Lines of a band where their number, or how long they are, is not known."""
+"""Lines per band where the number or length of lines is dynamic."""
 BAND_CACHE_DIVISOR = 3
-"""A band takes at most this part of the second-level cache."""
+"""L2 size over the maximum size of a band."""
 
 
 def band_lines(geometry: ConvGeometry, target: Target) -> int:
-    """Return the output lines of a band: as many as fit the cache, and equally many for
-    each core.
+    """Return the output lines per band: as many as fit the cache, evenly divided among the
+    cores.
     """
     n, height, _, _ = geometry.out
     _, width = geometry.padded_extents()
@@ -48,7 +48,7 @@ def band_lines(geometry: ConvGeometry, target: Target) -> int:
 
 
 class BandLoop:
-    """The loop over bands; `source` is what the lines of a band read."""
+    """Loop over bands of output lines; `source` is the buffer that a band reads."""
 
     def __init__(self, data: Buffer, geometry: ConvGeometry, lines: int, lanes: int) -> None:
         self.data, self.geometry, self.lines, self.lanes = data, geometry, lines, lanes
@@ -60,10 +60,10 @@ class BandLoop:
         )
         self.source = Buffer("padded", shape, "float32")
         self.slice = simplify(rows * geometry.padded_extents()[1] * geometry.data[3])
-        """How far apart the slices are that a result reads: all of those are there."""
+        """Element stride between the depth slices that a result reads."""
 
     def num_source_lines(self, lines: PrimExpr) -> PrimExpr:
-        """Return the lines of data that `lines` lines of the output read."""
+        """Return the number of data lines that `lines` output lines read."""
         (kh, _), (sy, _), (dy, _) = (
             self.geometry.kernel,
             self.geometry.strides,
@@ -120,8 +120,8 @@ def emit_pad_row(
     geometry: ConvGeometry,
     lanes: int,
 ) -> Stmt:
-    """Emit the copy of line `y` of an image, which may be outside of it, to offset `at`, with zeros
-    around it. Images of zeros count among them.
+    """Emit the zero-padded copy of an image line, which may itself be padding, to offset `at`.
+    Images of zeros count among them.
     """
     _, height, width, channels = geometry.data
     _, left_pixels, _, right = geometry.padding
@@ -162,7 +162,7 @@ def emit_pad_row(
 
 
 def emit_pad_copy(data: Buffer, padded: Buffer, geometry: ConvGeometry, lanes: int) -> Stmt:
-    """Emit padded[n, y, x, c] = data[n, y - top, x - left, c], zero around it; lines in
+    """Emit padded[n, y, x, c] = data[n, y - top, x - left, c], 0 outside the data, lines in
     parallel.
     """
     height, width = geometry.padded_extents()

@@ -1,4 +1,4 @@
-"""Nests that combine many values into each element.
+"""Loop nests of reductions, vectorised along rows or along columns.
 
     along the last axis      a vector of partial results, several in a row to hide the latency of an
                              addition; lanes are combined once at the end
@@ -36,15 +36,15 @@ from ekiden.tir.transform.loop_vectorization import Vectorizer, tail_lanes
 from ekiden.tir.visitor import NO_OP, flatten_seq
 
 NUM_ACCUMULATORS = 4
-"""Independent vectors of a cheap reduction, to hide the latency of its operation."""
+"""Independent accumulator vectors of a cheap reduction, which hide its latency."""
 
 
 MAX_COLUMN_VECTORS = 8
-"""Vectors of columns that a reduction over rows keeps in registers, of at least as many rows."""
+"""Maximum column vectors that a reduction over rows accumulates in registers."""
 
 
 def reduces_contiguous(tensor: Tensor) -> bool:
-    """Return whether the last reduced axis is the last axis of what is read."""
+    """Return whether the last reduced axis is the innermost axis of the data read."""
     op = tensor.op
     assert isinstance(op, ComputeOp)
     reduced = op.reduce_axis[-1]
@@ -56,8 +56,8 @@ def reduces_contiguous(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StreamedProducer:
-    """An intermediate that is computed and stored inside the reduction that reads it first: its
-    element as a variable of the reduction's source, its value, and where it is stored.
+    """Intermediate tensor that is computed, stored and reduced in one loop: its variable in the
+    reduction, its value, buffer and index.
     """
 
     var: Var
@@ -67,8 +67,8 @@ class StreamedProducer:
 
 
 class ReductionNest:
-    """A builder of one reduction: `buffer[index] = combine(source)` over `reduced`, for all values
-    of `axes`.
+    """Builder of one reduction nest: `buffer[index] = combine(source)` over `reduced`, for all
+    values of `axes`.
     """
 
     def __init__(
@@ -115,16 +115,14 @@ class ReductionNest:
         )
 
     def _emit_outer_loops(self, body: Stmt, columns: PrimExpr, work: int, top: bool) -> Stmt:
-        """Return the body, which computes `columns` columns, within the loops over the
-        outer axes.
-        """
+        """Wrap a body that computes `columns` columns in the loops over the outer axes."""
         outer = self.axes[:-1]
         if not top:
             return serial_loops(outer, body)
         return parallel_outer_loops(outer, work * estimated_product([columns]), body)
 
     def _column_vectors(self, inner: LoopAxis) -> int:
-        """Return the vectors of columns that are summed together: a whole row where rows are many
+        """Return the number of column vectors accumulated together: a whole row where rows are many
         and read in order.
         """
         in_order = all(
@@ -137,9 +135,7 @@ class ReductionNest:
         return 1 if few else min(MAX_COLUMN_VECTORS, inner.extent.value // self.lanes)
 
     def vectorizes_reduced_axis(self) -> bool:
-        """Return whether vectors run along the last reduced axis: fewer loads stride there, or more
-        walk it.
-        """
+        """Return whether vectors run along the last reduced axis, where fewer loads are strided."""
         if not self.reduced:
             return False
         last = self.reduced[-1]
@@ -153,7 +149,7 @@ class ReductionNest:
         return (strided, -walked) < (spatial_strided, -spatial_walked)
 
     def _count_access_patterns(self, axis: LoopAxis) -> tuple[int, int]:
-        """Count the loads that are contiguous along an axis, and those that stride along it."""
+        """Return the number of contiguous and of strided loads along an axis."""
         steps = [self.analyzer.coefficient(i, axis.var) for i in self.accesses.load_indices]
         return steps.count(1), sum(s not in (0, 1) for s in steps)
 
@@ -162,7 +158,7 @@ class ReductionNest:
         return broadcast(identity(self.kind, self.dtype), lanes)
 
     def emit_element(self) -> Stmt:
-        """Emit the reduction of one element, all reduced axes in loops.
+        """Emit the scalar reduction of one element.
 
         A vector loop around it makes it a vector of elements.
         """
@@ -173,8 +169,8 @@ class ReductionNest:
         return Allocate(total, flatten_seq(begin, serial_loops(self.reduced, update), finish))
 
     def emit_column_groups(self, inner: LoopAxis, group_size: int, work: int, top: bool) -> Stmt:
-        """Emit groups of vectors of columns, each row of a group read before the next; then the
-        tail, a vector at a time.
+        """Emit groups of column vectors, row by row within a group, then the tail one vector at a
+        time.
 
         Args:
             inner: The axis of the columns.
@@ -229,9 +225,7 @@ class ReductionNest:
     # Vectors along the reduced axis.
 
     def emit_accumulators(self) -> Stmt:
-        """Emit the reduction of one element: accumulator vectors along the last reduced axis,
-        combined at the end.
-        """
+        """Emit the reduction of one element in several accumulator vectors, combined at the end."""
         last = self.reduced[-1]
         lanes = self.lanes
         if isinstance(last.extent, IntImm):
@@ -264,7 +258,9 @@ class ReductionNest:
         return max(1, min(NUM_ACCUMULATORS, last.extent.value // lanes))
 
     def _emit_row(self, sums: Buffer, last: LoopAxis, lanes: int, group_size: int) -> Stmt:
-        """Emit the reduction of the last axis: groups of vectors, single vectors, a masked tail."""
+        """Emit the reduction along the last axis: groups of vectors, single vectors, then a masked
+        tail.
+        """
         step = lanes * group_size
         # Several accumulators hide the latency of the operation; singles and the tail use the
         # first.
@@ -297,13 +293,13 @@ class ReductionNest:
     def _emit_update(
         self, sums: Buffer, n: int, last: LoopAxis, base: PrimExpr, lanes: int
     ) -> Stmt:
-        """Return `sums[n] = combine(sums[n], the vector at base)`."""
+        """Emit `sums[n] = combine(sums[n], vector at base)`."""
         return self._emit_step(sums, n, Vectorizer(last.var, base, lanes), lanes, None)
 
     def _emit_masked_update(
         self, sums: Buffer, last: LoopAxis, base: PrimExpr, lanes: int, tail_width: PrimExpr
     ) -> Stmt:
-        """Update as `_update` does, for the first `tail_width` lanes alone."""
+        """Emit `_emit_update` for the first `tail_width` lanes."""
         wide = dt.with_lanes("bool", lanes)
         mask = LT(
             ramp(const(0, "int32"), 1, lanes), broadcast(tail_width.astype("int32"), lanes), wide

@@ -1,4 +1,4 @@
-"""Slices that go to places which data say: rows of a result take in rows of updates, in order.
+"""Scatter of slices: rows of updates combined with data-dependent rows of the result, in order.
 
     out = data;  for e:  out[index[e]] = combine(out[index[e]], updates[e])
 
@@ -52,9 +52,9 @@ from ekiden.tir.stmt import BufferStore, IfThenElse, Prefetch, PrimFunc, Stmt, s
 
 Combine = Callable[[PrimExpr, PrimExpr], PrimExpr]
 SCATTER_VECTOR_LANES = 16
-"""Of the vectors that rows are copied in."""
+"""Vector lanes of the row copies."""
 MAX_SCATTER_PREFETCH_LINES = 8
-"""Of a row that are brought near: a processor follows longer ones by itself."""
+"""Maximum prefetched cache lines per row; the hardware prefetcher covers the rest."""
 SCATTER_REDUCTIONS: Mapping[str, Combine] = {
     "update": lambda old, new: new,
     "add": lambda old, new: old + new,
@@ -63,23 +63,21 @@ SCATTER_REDUCTIONS: Mapping[str, Combine] = {
     "min": minimum,
     "max": maximum,
 }
-"""How an element takes in an update; "mean" halves the sum with each one, as TVM's does."""
+"""Reduction functions (old, update) by mode; "mean" averages pairwise, as TVM does."""
 
 
 def loops_of_shape(shape: Sequence[PrimExpr], name: str = "i") -> list[LoopAxis]:
-    """Return the loops over a shape."""
+    """Return a loop axis for each dimension of a shape."""
     return [LoopAxis(Var(f"{name}{n}"), d) for n, d in enumerate(shape)]
 
 
 def axis_vars(axes: Sequence[LoopAxis]) -> tuple[PrimExpr, ...]:
-    """Return the variables of loops."""
+    """Return the loop variables of axes."""
     return tuple(a.var for a in axes)
 
 
 def emit_copy(source: Buffer, target: Buffer) -> Stmt:
-    """Emit the copy of every element of one buffer to another of its shape, unless both are the
-    same memory.
-    """
+    """Emit the elementwise copy of one buffer to another of its shape, unless they alias."""
     axes = loops_of_shape(target.shape)
     store: Stmt = BufferStore(target, source[axis_vars(axes)], axis_vars(axes))
     if axes:
@@ -92,15 +90,15 @@ def emit_copy(source: Buffer, target: Buffer) -> Stmt:
 
 @dataclass(frozen=True, slots=True)
 class SliceScatter:
-    """A scatter of slices: `count` coordinates, along the first axis of the indices, select the
-    slice that an update goes to; `mode` is one of the scatter reductions.
+    """Slice scatter: `index_depth` coordinates along the first axis of the indices select an
+    update's slice, `mode` the reduction.
     """
 
     count: int
     mode: str
 
     def emit_scatter(self, inputs: Sequence[Buffer], result: Buffer, ahead: int = 0) -> Stmt:
-        """Return the statement.
+        """Emit the scatter, updates in order.
 
         Args:
             inputs: Data, indices and updates.
@@ -143,7 +141,7 @@ class SliceScatter:
         columns: Sequence[LoopAxis],
         ahead: int,
     ) -> list[Stmt]:
-        """Emit prefetches of the row of a later update, along the last of the leading axes."""
+        """Emit prefetches of the result row that an update `ahead` iterations later modifies."""
         last = lead[-1]
         # Clamped, so that no coordinate behind the last update is read.
         later = minimum(last.var + ahead, last.extent - 1)
@@ -183,8 +181,8 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decisio
 
 
 def prefetch_distance(anchor: te.Tensor, target: Target) -> int:
-    """Return the number of updates within which the last cache delivers a row; 0 where the second
-    one holds all rows.
+    """Return the prefetch distance in updates, by the latency of the last cache; 0 where L2 holds
+    all rows.
     """
     _, second, third = cache_levels(target)
     sizes = [known_extent(d) for d in anchor.shape]

@@ -1,4 +1,4 @@
-"""Products of few rows with a matrix as it lies, bound by reading that matrix.
+"""Matrix products of few rows with a row-major matrix, bound by memory bandwidth.
 
     out[m, n] = sum over k of a[m, k] * b[k, n]
 
@@ -38,22 +38,23 @@ from ekiden.tir.stmt import (
 )
 
 MAX_LINES_PER_STEP = 8
-"""Lines of the matrix that are read at a time."""
+"""Maximum matrix rows read per step."""
 SKINNY_SPARE_REGISTERS = 8
-"""Registers beside those for elements of the few rows."""
+"""Registers not available for row elements."""
 RUN_CACHE_DIVISOR = 3
-"""Sums take at most this part of the first-level cache: they stay there beside what streams by."""
+"""L1 size over the maximum size of a run's sums."""
 MIN_RUN_COLUMNS = 256
-"""Columns below which a run is not cut for threads."""
+"""Columns below which a run is not split among threads."""
 
 Store = Callable[[int, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
-"""(row, first column, vector of results, mask or None) -> the statement that keeps them."""
+"""Function (row, first column, vector, mask or None) -> store statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkinnyProduct:
-    """One product: its sizes, where each row begins in `a`, the distance of neighbours in a row,
-    and where the matrix begins in `b`."""
+    """Shape of a skinny product: its sizes, the offset of each row in `a`, the stride within a row,
+    and the offset of the matrix in `b`.
+    """
 
     k: PrimExpr
     columns: PrimExpr
@@ -63,17 +64,15 @@ class SkinnyProduct:
     dtype: str = "float32"
 
     def lines_per_step(self, target: Target) -> int:
-        """Return the lines of the matrix that are read at a time: their factors are in
-        registers.
-        """
+        """Return the number of matrix rows read at a time: their multipliers fit the registers."""
         return max(
             1,
             min(MAX_LINES_PER_STEP, (target.registers - SKINNY_SPARE_REGISTERS) // len(self.rows)),
         )
 
     def columns_per_run(self, target: Target) -> int:
-        """Return the columns that are summed together: a share for each thread, limited to what the
-        cache holds.
+        """Return the number of columns summed together: each thread's share, limited by the
+        cache.
         """
         lanes = target.lanes(self.dtype)
         max_columns = target.l1 // (dt.itemsize(self.dtype) * RUN_CACHE_DIVISOR) // len(self.rows)
@@ -84,7 +83,7 @@ class SkinnyProduct:
 
 
 class _ColumnRun:
-    """A builder of one run of columns."""
+    """Builder of one run of columns."""
 
     def __init__(self, shape: SkinnyProduct, a: Buffer, b: Buffer, target: Target) -> None:
         self.shape, self.a, self.b, self.target = shape, a, b, target
@@ -98,7 +97,7 @@ class _ColumnRun:
         self.vector = dt.with_lanes(self.dtype, self.lanes)
 
     def emit_vectors(self, make: Callable[[PrimExpr, PrimExpr | None], Stmt]) -> Stmt:
-        """Run `make(first column in the run, mask)` for all vectors; the last may be masked."""
+        """Emit `make(first column in the run, mask)` for all vectors; the last may be masked."""
         at, full_vectors = Var("v"), self.left // self.lanes
         loop = For(at, const(0), full_vectors, ForKind.SERIAL, make(at * self.lanes, None))
         # Runs are whole vectors: only the last has a tail, and none if lanes divide the columns.
@@ -113,27 +112,25 @@ class _ColumnRun:
         return ramp(column + row * self.width, 1, self.lanes)
 
     def load_line(self, k: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-        """Load a vector of a line of the matrix."""
+        """Load a vector of a matrix row."""
         at = self.shape.origin + k * self.shape.columns + self.begin + column
         load = self.b[ramp(at, 1, self.lanes)].with_fields(dtype=self.vector)
         zero = broadcast(const(0.0, self.dtype), self.lanes)
         return load if mask is None else if_then_else(mask, load, zero)
 
     def emit_clear(self, column: PrimExpr, _: PrimExpr | None) -> Stmt:
-        """Emit sums = 0."""
+        """Emit the zero initialisation of the sums of a column vector."""
         zero = broadcast(const(0.0, self.dtype), self.lanes)
         rows = range(len(self.shape.rows))
         return seq(*(BufferStore(self.sums, zero, (self.sums_index(r, column),)) for r in rows))
 
     def emit_lines(self, k: PrimExpr, depth: int) -> Stmt:
-        """Emit the addition of `depth` lines from number `k` to the sums."""
+        """Emit the addition of `depth` matrix rows, from row k on, to the sums."""
         rows = range(len(self.shape.rows))
         factors = [[Var(f"a{r}_{d}", self.vector) for d in range(depth)] for r in rows]
 
         def add_lines(column: PrimExpr, mask: PrimExpr | None) -> Stmt:
-            """Add `depth` lines of one vector of columns: each row's sum is loaded and stored once
-            for all of them.
-            """
+            """Add `depth` matrix rows to the sums of one column vector, loaded and stored once."""
             values = [Var(f"b{d}", self.vector) for d in range(depth)]
             steps: list[Stmt] = []
             for r in rows:
@@ -157,7 +154,7 @@ class _ColumnRun:
         return stmt
 
     def emit_prefetches(self, k: PrimExpr, column: PrimExpr, depth: int) -> list[Stmt]:
-        """Prefetch the next lines at the same columns to L2.
+        """Emit prefetches of the next matrix rows into L2, at the same columns.
 
         In L1, lines at a distance of a power of two drive each other out (4096 columns: 15 to 27
         GB/s, where reading alone has 34).
@@ -166,7 +163,7 @@ class _ColumnRun:
         return [Prefetch(self.b, (start + (k + d) * self.shape.columns,), 2) for d in range(depth)]
 
     def emit_run(self, store: Store) -> Stmt:
-        """Emit the clearing, the sum over all lines, and the store."""
+        """Emit the initialisation, the sum over all matrix rows, and the store of a run."""
         depth, block, tail_line = self.shape.lines_per_step(self.target), Var("block"), Var("rest")
         num_blocks = simplify(self.shape.k // depth)
         num_tail_lines = simplify(self.shape.k - num_blocks * depth)
@@ -196,7 +193,7 @@ class _ColumnRun:
 def emit_skinny_product(
     shape: SkinnyProduct, a: Buffer, b: Buffer, store: Store, target: Target, kind: ForKind
 ) -> Stmt:
-    """Emit the product; its runs of columns are loops of the given kind.
+    """Emit the product, in a loop of the given kind over runs of columns.
 
     Args:
         shape: The sizes and strides of the operands.

@@ -1,4 +1,4 @@
-"""Reductions that no kind describes: reducers of tuples, or of one's own."""
+"""Reductions with user-defined or tuple reducers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def emit_tuple_reduction(
     axes: Sequence[LoopAxis],
     reduced: Sequence[LoopAxis],
 ) -> Stmt:
-    """Emit the nest of every output of a reduction: one element at a time, accumulators in
-    registers, the outer axes in parallel.
+    """Emit the loop nest of a user-defined reduction, one element at a time with scalar
+    accumulators, the outer axes in parallel.
 
     Args:
         targets: The outputs' buffers and indices, in order.

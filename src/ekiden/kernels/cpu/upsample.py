@@ -38,7 +38,7 @@ from ekiden.topi.nn.transposed_convolution import fits_one_panel
 
 UPSAMPLE_CONV_TAG = "conv2d_transpose"
 MAX_UPSAMPLE_LANES = 16
-"""Of the widest vectors."""
+"""Maximum lanes of the vectors."""
 
 
 def is_supported(anchor: te.Tensor, target: Target) -> bool:
@@ -66,7 +66,7 @@ def _stride_pair(anchor: te.Tensor) -> tuple[int, int]:
 
 
 class _UpsampleKernel:
-    """A builder of one kernel."""
+    """Builder of one kernel of a transposed convolution without overlapping windows."""
 
     def __init__(
         self,
@@ -106,7 +106,9 @@ class _UpsampleKernel:
         return [(line * self.data.shape[2] + first + i) * self.depth for i in range(rows)]
 
     def emit_line(self, line: PrimExpr) -> Stmt:
-        """Emit the product of a line with all taps, then its output lines from a buffer."""
+        """Emit the product of an input line with all taps into a line buffer, then the output lines
+        from it.
+        """
         (sy, sx), (_, _, width, _) = self.kernel, self.data.shape
         across = simplify(width * (sx * self.channels))
         # vectors that begin in it are read whole, and what is beyond a line is left
@@ -114,7 +116,9 @@ class _UpsampleKernel:
         vectors, valid = self.width // self.lanes, self.taps * self.channels
 
         def multiply_pixels(rows: int, first: PrimExpr) -> Stmt:
-            """Multiply some pixels of a line by all taps at once, stored to the stage's lines."""
+            """Multiply some pixels of a line by all taps, and store the products in the line
+            buffer.
+            """
 
             def store_to_stage(
                 i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None
@@ -138,7 +142,9 @@ class _UpsampleKernel:
     def emit_scatter(
         self, stage: Buffer, across: PrimExpr, x: PrimExpr, at: int, value: PrimExpr
     ) -> Stmt:
-        """Emit the store of one pixel's columns from column `at` on, each to its output line."""
+        """Emit the store of one pixel's columns, from `at` on, to the output lines they belong
+        to.
+        """
         run = self.kernel[1] * self.channels
         stores: list[Stmt] = []
         for i in range(self.kernel[0]):
@@ -156,7 +162,7 @@ class _UpsampleKernel:
         return seq(*stores)
 
     def emit_epilogue(self, stage: Buffer, across: PrimExpr, line: PrimExpr) -> Stmt:
-        """Emit the output lines from their buffer, through the epilogue."""
+        """Emit the output lines from the line buffer, through the epilogue."""
         i, x = Var("i"), Var("x")
         n, y = line // self.data.shape[1], line % self.data.shape[1] * self.kernel[0] + i
         wide = simplify(self.data.shape[2] * self.kernel[1])
@@ -184,7 +190,7 @@ class _UpsampleKernel:
         return For(i, const(0), const(self.kernel[0]), ForKind.SERIAL, inside)
 
     def body(self) -> Stmt:
-        """Emit the copy of the weights to a panel, then all lines."""
+        """Emit the packing of the weights into a panel, then all lines."""
         line = Var("line")
         total = simplify(self.data.shape[0] * self.data.shape[1])
         lines = For(line, const(0), total, ForKind.PARALLEL, self.emit_line(line), {"grain": 2})
@@ -193,7 +199,7 @@ class _UpsampleKernel:
 
 
 def _panel_vectors(anchor: te.Tensor, target: Target) -> int:
-    """Return the vectors of the panel that holds all taps."""
+    """Return the number of vectors of the panel that holds all taps."""
     channels = known_extent(operands_of(anchor)[1].shape[1])
     assert channels is not None, "weights are known"
     return -(-channels * math.prod(_stride_pair(anchor)) // target.lanes("float32"))
@@ -206,7 +212,9 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """Return as many rows as registers hold: the panel stays in the first-level cache."""
+    """Return the default decision: as many rows as the registers hold, since the panel stays in
+    L1.
+    """
     rows = min(MAX_PRODUCT_TILE_ROWS, max_register_rows(_panel_vectors(anchor, target), target))
     return Decision.from_mapping({"rows": fixed.get("rows", rows)})
 

@@ -1,4 +1,4 @@
-"""Which taps of a window read data: the others lie in the zeros around it, and are left out.
+"""Convolution taps inside the data: taps that would read only padding are skipped.
 
     result x reads data[x * stride + tap * dilation - before]      for each tap of the kernel
 
@@ -17,15 +17,15 @@ from ekiden.kernels.micro_kernels.prefetch import Lets
 from ekiden.runtime.lazy_dataclass import dataclass
 
 TapRanges: TypeAlias = Mapping[int, tuple[PrimExpr, PrimExpr]]
-"""axis -> the first tap along it, and how many; all of them along others."""
+"""Axis -> (first tap, number of taps); other axes use all taps."""
 ResultRanges: TypeAlias = Mapping[int, tuple[PrimExpr, PrimExpr]]
-"""axis -> the first result and the last."""
+"""Axis -> (first result, last result)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowAxis:
-    """One axis of a convolution's window: the data's extent, taps, stride, dilation, and zeros
-    before and behind the data.
+    """One axis of a convolution window: the data's extent, taps, stride, dilation, and padding
+    before and after.
     """
 
     size: PrimExpr
@@ -36,8 +36,8 @@ class WindowAxis:
     after: int | PrimExpr
 
     def may_skip_taps(self, results: int = 1) -> bool:
-        """Return whether `results` neighbouring results may have a tap that reads data for none of
-        them.
+        """Return whether some tap may read only padding for all of `results` neighbouring
+        results.
         """
         between = (results - 1) * self.stride
         return self.kernel > 1 and any(
@@ -45,8 +45,8 @@ class WindowAxis:
         )
 
     def taps_reading_data(self, first: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-        """Return the first tap that reads data for one of the results from `first` to `last`, and
-        the number of taps up to the last one that does.
+        """Return the first tap inside the data for any of the results `first` to `last`, and the
+        number of taps up to the last such one.
         """
         low, high = (result * self.stride - self.before for result in (first, last))
         begin, end = const(0), const(self.kernel)
@@ -61,7 +61,7 @@ class WindowAxis:
 def taps_inside(
     windows: Sequence[WindowAxis], result_ranges: ResultRanges
 ) -> tuple[Lets, TapRanges]:
-    """Return the taps of windows that read data for ranges of results, and their names."""
+    """Return let-bindings and tap ranges inside the data, for ranges of results per axis."""
     lets: Lets = []
     taps: dict[int, tuple[PrimExpr, PrimExpr]] = {}
     for axis, (first, last) in result_ranges.items():

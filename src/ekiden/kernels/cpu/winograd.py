@@ -1,4 +1,4 @@
-"""3x3 convolutions by Winograd's method (see topi/nn/winograd.py).
+"""3x3 convolutions by the Winograd algorithm (see topi/nn/winograd.py).
 
 Blocks of tiles, so that what is between the steps stays in the second-level cache:
 
@@ -76,7 +76,7 @@ from ekiden.topi.nn.winograd import WINOGRAD_TAPS, fills_vectors, transform_matr
 
 WINOGRAD_CONV_TAG = "winograd_conv2d"
 MIN_BLOCKS_PER_CORE = 2
-"""Blocks per core from which they run in parallel as a whole."""
+"""Blocks per core above which whole blocks run in parallel."""
 
 
 def is_supported(anchor: te.Tensor, target: Target) -> bool:
@@ -93,7 +93,7 @@ def is_supported(anchor: te.Tensor, target: Target) -> bool:
 
 
 def producer_of_fused_pool(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
-    """Return the tensor whose 2x2 maximum pooling `outputs` is, else `outputs`."""
+    """Return the tensor that a fused 2x2 maximum pooling reads, else `outputs` unchanged."""
     output = outputs[0]
     if output.is_part:
         (output,) = input_tensors(output)
@@ -116,7 +116,7 @@ def producer_of_fused_pool(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
 
 
 def const_int_or_none(expr: PrimExpr) -> int | None:
-    """Return the value of a constant."""
+    """Return the value of an integer constant, or None."""
     return expr.value if isinstance(expr, IntImm) else None
 
 
@@ -127,7 +127,7 @@ def _constant_dims(dims: Sequence[PrimExpr]) -> tuple[int, ...]:
 
 
 class _LinearTransform:
-    """A one-dimensional transform: linear combinations of vectors by a constant matrix."""
+    """One-dimensional Winograd transform: linear combinations of vectors by a constant matrix."""
 
     def __init__(self, matrix: np.ndarray, lanes: int, dtype: str = "float32") -> None:
         self.matrix, self.lanes, self.dtype = matrix, lanes, dtype
@@ -140,7 +140,7 @@ class _LinearTransform:
     def linear_combination(
         self, weights: Sequence[float], vectors: Sequence[PrimExpr]
     ) -> PrimExpr | None:
-        """Return the sum of weighted vectors; None if all weights are 0."""
+        """Return the weighted sum of vectors; None if all weights are 0."""
         total: PrimExpr | None = None
         # Weights of 1 and -1 come first, so that the sum begins without a product.
         for weight, vector in sorted(
@@ -166,8 +166,8 @@ class _LinearTransform:
     def transform(
         self, vectors: Sequence[PrimExpr]
     ) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
-        """Return (names of shared sums, the combinations). Opposite points share their even and odd
-        sums, whether they are rows of the matrix or columns.
+        """Return let-bindings of shared sums, and the combinations of `vectors`. Opposite points
+        share their even and odd sums, whether they are rows of the matrix or columns.
         """
         rows, columns = self.matrix.shape
         return (
@@ -221,7 +221,7 @@ class _LinearTransform:
 
 
 class _WinogradKernel:
-    """A builder of one Winograd kernel."""
+    """Builder of one Winograd convolution kernel."""
 
     def __init__(
         self,
@@ -259,11 +259,11 @@ class _WinogradKernel:
         self.epilogue = Epilogue(self.anchor, result, target_of)
         a, b, _ = transform_matrices(self.m, is_integer=kind is INT8_ARITHMETIC)
         self.spread_lanes = target.lanes(kind.dtype)
-        """Channels of the data that are transformed at once."""
+        """Data channels transformed at once."""
         self.data_transform = _LinearTransform(b, self.spread_lanes, kind.dtype)
         self.output_transform = _LinearTransform(a, self.lanes, self.anchor.dtype)
         self.pitch = -(-self.depth // self.spread_lanes) * self.spread_lanes
-        """From the channels of a tile to those of the next, in V."""
+        """Elements between the channels of consecutive tiles in V."""
         # One vector more than needed: planes a power of two apart would map to the same cache sets.
         self.v_plane = self.block * self.pitch + self.spread_lanes
         self.columns = -(-self.channels // self.lanes) * self.lanes
@@ -275,8 +275,8 @@ class _WinogradKernel:
         self.top, self.left = int(padding[0]), int(padding[1])
 
     def is_patch_inside(self, line: PrimExpr, column: PrimExpr) -> PrimExpr:
-        """Return whether the patch that begins there has no point outside of the data; a constant
-        where that is so for all.
+        """Return whether the patch at a position is completely inside the data; a constant where
+        all are.
         """
         _, height, width, _ = self.data.shape
         reach = [
@@ -299,7 +299,7 @@ class _WinogradKernel:
         pixel: PrimExpr,
         mask: PrimExpr | None,
     ) -> Stmt:
-        """Emit the copy of a vector of channels of a patch, with zeros outside of the data."""
+        """Emit the zero-padded copy of one channel vector of a patch."""
         _, height, width, _ = self.data.shape
         i, j = Var("i"), Var("j")
         line, column = corner[0] + i, corner[1] + j
@@ -327,7 +327,7 @@ class _WinogradKernel:
     def load_vector(
         self, buffer: Buffer, at: PrimExpr, lanes: int, mask: PrimExpr | None = None
     ) -> PrimExpr:
-        """Load a vector of a buffer, zero where the mask is off."""
+        """Load a vector of a buffer, 0 where the mask is off."""
         vector = buffer[ramp(at, 1, lanes)].with_fields(dtype=dt.with_lanes(buffer.dtype, lanes))
         if mask is None:
             return vector
@@ -346,7 +346,7 @@ class _WinogradKernel:
         return wrap_in_lets([*zip(names, vectors, strict=True), *lets], seq(*stores))
 
     def emit_data_transform(self, first: PrimExpr, kind: ForKind) -> Stmt:
-        """Emit V = B' d B of a block of tiles."""
+        """Emit the input transform V = B' d B of a block of tiles."""
         tile, group = Var("tile"), Var("group")
         n, y, x = self.tile_coordinates(first + tile)
         corner = line, column = Var("line"), Var("column")
@@ -406,7 +406,9 @@ class _WinogradKernel:
         to: Buffer,
         mask: PrimExpr | None = None,
     ) -> Stmt:
-        """Transform the columns of a patch: `row` and `step` lead to the next line and pixel."""
+        """Emit the column transforms of a patch; `row` and `step` are the strides of lines and
+        pixels.
+        """
         j, size = Var("j"), self.size
         lanes = self.spread_lanes
         columns = [
@@ -418,7 +420,9 @@ class _WinogradKernel:
         return For(j, const(0), const(size), ForKind.SERIAL, transform)
 
     def emit_products(self, kind: ForKind) -> Stmt:
-        """Emit M = U V of a block: a matrix product per tile position."""
+        """Emit the products M = U V of a block: one matrix product per position of a transformed
+        tile.
+        """
         full_panels, tail_columns = divmod(self.channels, self.panel)
         stmts: list[Stmt] = []
         if full_panels:
@@ -428,7 +432,7 @@ class _WinogradKernel:
         return seq(*stmts)
 
     def emit_panel_products(self, count: int, first_panel: int, valid: int, kind: ForKind) -> Stmt:
-        """Multiply by some panels of the weights."""
+        """Emit the products of a block with some panels of the transformed weights."""
         step = Var("step")
         # Positions outside, panels inside: the transformed data of a position stay in L1 for all of
         # its panels.
@@ -447,7 +451,7 @@ class _WinogradKernel:
         limit = self.decision.int_value("rows") if is_whole else min(MAX_NARROW_TILE_ROWS, max_rows)
 
         def emit_row_tile(rows: int, first: PrimExpr) -> Stmt:
-            """Products of some tiles' transformed data with a panel at one place (u, v)."""
+            """Emit the products of some tiles' transformed data with a panel at position (u, v)."""
 
             def store_product(
                 i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None
@@ -481,7 +485,7 @@ class _WinogradKernel:
         return For(step, const(0), every, kind, wrap_in_lets(lets, tiles), {"grain": 1})
 
     def emit_output_transform(self, first: PrimExpr, kind: ForKind) -> Stmt:
-        """Emit Y = A' M A of the output tiles of a block, and their epilogue."""
+        """Emit the output transform Y = A' M A of a block of tiles, and their epilogue."""
         tile, group = Var("tile"), Var("group")
         corner = n, y, x = Var("n"), Var("y"), Var("x")
         full_groups, tail_width = divmod(self.channels, self.lanes)
@@ -537,14 +541,16 @@ class _WinogradKernel:
         value: PrimExpr,
         mask: PrimExpr | None,
     ) -> Stmt:
-        """Finish and store a vector of one output pixel, if it is in the image."""
+        """Emit the epilogue and the store of a vector of one output pixel, if it is inside the
+        image.
+        """
         (n, y, x), channel = at, group * self.lanes
         flat = ((n * self.height + y) * self.width + x) * self.channels + channel
         stored = self.epilogue.emit_store([n, y, x, channel], flat, value, mask)
         return self.guard_column(x, stored)
 
     def guard_column(self, x: PrimExpr, stored: Stmt) -> Stmt:
-        """Return a statement for a column, guarded by whether that is in the image."""
+        """Return a statement guarded by whether its column is inside the image."""
         if is_const(simplify(self.width % self.m), 0):
             return stored
         return IfThenElse(fold_binary(LT, x, self.width), stored)
@@ -557,7 +563,7 @@ class _WinogradKernel:
         line: tuple[Sequence[tuple[Var, PrimExpr]], Sequence[PrimExpr]],
         mask: PrimExpr | None,
     ) -> Stmt:
-        """Store the maxima of windows of 2x2: of two lines of a tile, then of neighbours.
+        """Emit the fused 2x2 maximum pooling of two lines of a tile, and the stores.
 
         Args:
             corner: The image, line and column of the tile's first pixel.
@@ -595,7 +601,7 @@ class _WinogradKernel:
         return Allocate(upper, For(i, const(0), const(m), ForKind.SERIAL, body))
 
     def body(self) -> Stmt:
-        """Emit the loop over all blocks."""
+        """Emit the loop over all blocks of tiles."""
         is_static = isinstance(self.count, IntImm)
         # With few blocks, threads share the iterations of each phase instead of whole blocks.
         is_parallel = (

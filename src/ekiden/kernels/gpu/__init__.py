@@ -1,1 +1,1 @@
-"""Kernel families for devices of many threads: blocks of threads, tiles, tensor cores."""
+"""GPU kernel families: thread blocks, shared-memory tiles, tensor cores."""

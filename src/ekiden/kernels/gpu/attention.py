@@ -1,4 +1,5 @@
-"""Attention on devices of many threads: no row of scores is ever complete in memory.
+"""FlashAttention on GPUs: online softmax over key tiles, so that no row of scores is ever complete
+in memory.
 
 A block of threads has some queries of one head, and goes along the keys by tiles:
 
@@ -51,19 +52,19 @@ from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, LetStmt, Prim
 from ekiden.tir.transform.thread_sync import STORAGE_SYNC
 
 DEFAULT_QUERY_ROWS, DEFAULT_LANES_PER_QUERY, DEFAULT_KEY_TILE = 16, 16, 32
-"""Queries of a block, threads of each, keys of a tile, where memory of a block has room."""
+"""Default queries per block, threads per query, and keys per tile, if shared memory suffices."""
 SINGLE_QUERY_THREADS = 64
-"""Threads of a block, and keys of a tile, of one query."""
+"""Threads per block, and keys per tile, for a single query."""
 MAX_REGISTER_SCORES = 8
-"""Scores of a tile that a thread keeps in registers."""
+"""Maximum scores per thread that are kept in registers."""
 MIN_SHARED_BYTES = 1 << 15
-"""Bytes of memory of a block where nothing is known of it: what OpenCL grants at least."""
+"""Assumed shared memory per block where unknown: OpenCL's guaranteed minimum."""
 F32_DTYPE = "float32"
 
 
 def _is_supported(anchor: te.Tensor, target: Target) -> bool:
-    """Return whether this is an attention of the kernel's own inputs, of constant depth
-    and width.
+    """Return whether an anchor is an attention on the kernel's inputs, with constant depth and
+    value width.
     """
     op = anchor.op
     if op.tag != "attention" or not isinstance(op, te.ExternOp):
@@ -82,8 +83,8 @@ def _search_space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def _default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """Return a decision that fits shared memory: of one query as many threads as of several
-    together.
+    """Return a decision whose tiles fit shared memory; a single query gets as many threads as
+    several queries together.
     """
     _, query, value = attention_sizes(anchor)
     depth, width, queries = query["d"], value["d"], query["s"]
@@ -105,12 +106,12 @@ def _default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decisi
 
 
 def _shared_elements(rows: int, keys: int, depth: int, width: int) -> int:
-    """Return the elements of shared memory that a block takes."""
+    """Return the elements of shared memory that a block allocates."""
     return (rows + keys) * (depth + 1) + keys * width + rows * (keys + 1)
 
 
 class _GpuAttentionKernel:
-    """A builder of one attention kernel."""
+    """Builder of one FlashAttention kernel for GPUs."""
 
     def __init__(
         self,
@@ -171,24 +172,24 @@ class _GpuAttentionKernel:
     def element_indices(
         self, operand: StridedOperand, h: PrimExpr, s: PrimExpr, d: PrimExpr
     ) -> tuple[PrimExpr, ...]:
-        """Return the indices of an element."""
+        """Return the indices of an operand's element in the order of its layout."""
         named = {"b": self.b, "h": h, "s": s, "d": d}
         return tuple(named[axis] for axis in operand.dims)
 
     def kv_head(self) -> PrimExpr:
-        """Return the head of keys and values: several heads of queries may share one."""
+        """Return the KV head of a query head (grouped-query attention)."""
         heads, groups = self.q.dims["h"], self.k.dims["h"]
         return self.h if heads is groups else self.h // simplify(heads // groups)
 
     def num_visible_keys(self, query: PrimExpr) -> PrimExpr:
-        """Return the number of keys that a query sees, of those from the first."""
+        """Return the number of keys that a query attends to, counted from the first."""
         if not self.heads.causal:
             return self.keys
         shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
         return maximum(minimum(query + shift + 1, self.keys), const(0))
 
     def query_index(self) -> PrimExpr:
-        """Return the query of a thread, clamped to those that exist."""
+        """Return the query of a thread, clamped to the last one."""
         return minimum(self.first + self.row, self.queries - 1)
 
     # Statements
@@ -197,7 +198,7 @@ class _GpuAttentionKernel:
         self, to: Buffer, lines: int, width: int, pitch: int,
         value: Callable[[PrimExpr, PrimExpr], PrimExpr],
     ) -> Stmt:  # fmt: skip
-        """Emit the cooperative load of lines into shared memory by all threads.
+        """Emit the cooperative load of lines into shared memory by all threads of a block.
 
         Args:
             to: The buffer in shared memory.
@@ -214,7 +215,9 @@ class _GpuAttentionKernel:
         return serial_loop(round_index, -(-count // threads), guarded)
 
     def emit_start(self) -> Stmt:
-        """Emit the load of the block's queries and the initialisation of the sums."""
+        """Emit the load of the block's queries into shared memory, and the initialisation of the
+        accumulators.
+        """
         # Lines of queries and keys are one element longer than the depth, against bank conflicts.
         zeros = [self.store_local(self.sums, const(0.0, F32_DTYPE), n) for n in range(self.columns)]
 
@@ -233,12 +236,12 @@ class _GpuAttentionKernel:
 
     @staticmethod
     def store_local(to: Buffer, value: PrimExpr, at: int = 0) -> Stmt:
-        """Store a number of the thread."""
+        """Store a value in a thread-local buffer."""
         return BufferStore(to, value, (const(at),))
 
     @staticmethod
     def load_local(of: Buffer, at: int = 0) -> PrimExpr:
-        """Load a number of the thread."""
+        """Load a value from a thread-local buffer."""
         return BufferLoad(of, (const(at),), F32_DTYPE)
 
     def load_shared(self, buffer: Buffer, line: PrimExpr, pitch: int, column: PrimExpr) -> PrimExpr:
@@ -246,15 +249,15 @@ class _GpuAttentionKernel:
         return BufferLoad(buffer, (line * pitch + column,), F32_DTYPE)
 
     def emit_key_tile(self, begin: PrimExpr) -> Stmt:
-        """Emit the statements of a tile of keys."""
+        """Emit the online-softmax update for one tile of keys."""
 
         def element_loader(operand: StridedOperand) -> Callable[[PrimExpr, PrimExpr], PrimExpr]:
-            """Return the loader of keys or values, by line of the tile and column of the row."""
+            """Return the function that loads an element of keys or values, by line of the tile and
+            column.
+            """
 
             def load_or_zero(line: PrimExpr, d: PrimExpr) -> PrimExpr:
-                """Return the element, or zero behind the last key, which the last tile may
-                exceed.
-                """
+                """Load an element, or 0 past the last key of a partial tile."""
                 key = begin + line
                 read = BufferLoad(
                     operand.buffer, self.element_indices(operand, self.kv_head(), key, d), F32_DTYPE
@@ -278,7 +281,7 @@ class _GpuAttentionKernel:
         )
 
     def emit_scores(self, begin: PrimExpr) -> list[Stmt]:
-        """Emit the scores of the tile, and the running maximum."""
+        """Emit the scores of a key tile, and the running maximum."""
         # The first barrier completes the scores, the second keeps them until all threads read them.
         if not self.by_warps:
             return [
@@ -294,11 +297,11 @@ class _GpuAttentionKernel:
         ]
 
     def emit_thread_scores(self, begin: PrimExpr) -> Stmt:
-        """Emit the scores of the thread's keys of the tile with its query."""
+        """Emit the scores of a thread's query with its keys of the tile."""
         d = Var("d")
 
         def emit_score(key_index: PrimExpr) -> Stmt:
-            """Compute one score, stored to shared memory, or to registers by warps."""
+            """Emit one score, stored in shared memory or, within a warp, in registers."""
             line = key_index * self.lanes + self.lane
             pair = (
                 self.load_shared(self.shared_q, self.row, self.depth + 1, d),
@@ -323,15 +326,15 @@ class _GpuAttentionKernel:
         return self.emit_key_loop(emit_score)
 
     def emit_key_loop(self, body: Callable[[PrimExpr], Stmt]) -> Stmt:
-        """Emit `body` for each of a thread's keys of a tile; unrolled where registers hold
-        something for each.
+        """Emit `body` for each of a thread's keys of a tile, unrolled where registers are indexed
+        by it.
         """
         key_index = Var("turn")
         kind = ForKind.UNROLLED if self.by_warps else ForKind.SERIAL
         return For(key_index, const(0), const(self.tile // self.lanes), kind, body(key_index))
 
     def finish_score(self, key: PrimExpr) -> PrimExpr:
-        """Return a product as the score before the softmax; -inf for a masked key."""
+        """Apply scale, softcap, bias and mask to a product; a masked key becomes -inf."""
         scale = self.heads.scale
         value = self.load_local(self.dot) * const(
             1 / math.sqrt(self.depth) if scale is None else scale, F32_DTYPE
@@ -353,7 +356,7 @@ class _GpuAttentionKernel:
         )
 
     def emit_running_max(self) -> Stmt:
-        """Emit the running maximum, which every thread of a query computes."""
+        """Emit the update of the running maximum, computed by every thread of a query."""
         c = Var("c")
         score = self.load_shared(self.shares, self.row, self.tile + 1, c)
         larger = self.store_local(self.next, maximum(self.load_local(self.next), score))
@@ -363,16 +366,14 @@ class _GpuAttentionKernel:
         )
 
     def emit_accumulate(self) -> Stmt:
-        """Emit probabilities by the running maximum, and the addition of their products to all
-        sums.
-        """
+        """Emit the probabilities, and the rescaling and accumulation of the weighted values."""
         base, factor = Var("base", F32_DTYPE), Var("factor", F32_DTYPE)
         c, share = Var("c"), Var("share", F32_DTYPE)
         # exp(-inf - -inf) is NaN: a row that has seen no key uses a base of 0 instead.
         is_empty = self.load_local(self.next).equal(const(-math.inf, F32_DTYPE))
 
         def emit_probability(key_index: PrimExpr) -> Stmt:
-            """Compute the probability of a score."""
+            """Emit the probability of one score, relative to the running maximum."""
             line = key_index * self.lanes + self.lane
             score = self.load_shared(self.shares, self.row, self.tile + 1, line)
             if self.by_warps:
@@ -408,11 +409,13 @@ class _GpuAttentionKernel:
         )
 
     def accumulators(self) -> list[tuple[Buffer, int]]:
-        """Return the accumulators of a thread's query."""
+        """Return the accumulators of a thread's query: weighted values and the sum of
+        exponentials.
+        """
         return [(self.total, 0), *((self.sums, n) for n in range(self.columns))]
 
     def emit_results(self) -> Stmt:
-        """Emit the store of the thread's results."""
+        """Emit the normalisation and the store of a thread's results."""
         query, total = self.first + self.row, self.load_local(self.total)
         stores: list[Stmt] = []
         for n in range(self.columns):
@@ -478,5 +481,6 @@ FAMILY = Family(
     default=_default_decision,
     build=build_attention,
 )
-"""As the family "attention" of processors; where threads run one after the other, each row of
-queries is one's own work (the family "threads")."""
+"""GPU counterpart of the CPU family "attention"; targets with serial threads use the default family
+"threads".
+"""

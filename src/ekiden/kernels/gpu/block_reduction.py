@@ -1,4 +1,5 @@
-"""How threads of a block combine their values, into one that all of them know.
+"""Block-wide reductions and scans of the values of a block's threads, by warp shuffles or shared
+memory.
 
 Threads that hand each other what is in registers, by warps, with one barrier for all of a block:
 
@@ -33,14 +34,14 @@ from ekiden.tir.transform.thread_tree import (
 )
 
 Combine: TypeAlias = Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], Sequence[PrimExpr]]
-"""(values of one, values of another) -> those of both."""
+"""Function (values of one, values of another) -> combined values."""
 SHUFFLE_BROADCAST = "tvm_warp_shuffle"
 
 
 @dataclass(frozen=True, slots=True)
 class BlockReduction:
-    """A block-wide combination: its statements, the values that all threads then know, and its
-    shared and local buffers.
+    """Block-wide reduction or scan: its statements, its result in every thread, and its shared and
+    local buffers.
     """
 
     body: Stmt
@@ -51,17 +52,18 @@ class BlockReduction:
 
 @dataclass(frozen=True, slots=True)
 class ThreadTeam:
-    """Threads that combine values: each `size` neighbours of a block of `threads`."""
+    """Cooperating threads: each `size` adjacent threads of a block of `threads`."""
 
     thread: Var
     threads: int
     size: int
     has_warps: bool
-    """Whether they do so by registers."""
+    """Whether the threads of a warp exchange values by shuffles."""
 
     @staticmethod
     def create(thread: Var, threads: int, target: Target, size: int | None = None) -> ThreadTeam:
-        """Return the team of all of a block, or of `size` neighbours; both are powers of 2.
+        """Return the group of all threads of a block, or of `size` adjacent ones; both are powers
+        of 2.
 
         Args:
             thread: The variable of threadIdx.x.
@@ -81,7 +83,7 @@ class ThreadTeam:
     def emit_reduction(
         self, own: Sequence[Buffer], combine: Combine, everywhere: bool = True
     ) -> BlockReduction:
-        """Emit the reduction of the values that threads have in buffers of one element.
+        """Emit the reduction of the values in thread-local buffers of one element.
 
         Without warps a team is all of a block.
 
@@ -125,8 +127,7 @@ class ThreadTeam:
     def emit_scan(
         self, own: Buffer, combine: Callable[[PrimExpr, PrimExpr], PrimExpr]
     ) -> BlockReduction:
-        """Emit the inclusive scan: each thread's value combined with those of all threads before,
-        in their order.
+        """Emit the inclusive scan of the threads' values, in thread order.
 
         The result is in each thread's buffer, and the total is known to all. For complete blocks of
         warps.
@@ -189,7 +190,7 @@ class ThreadTeam:
     def _emit_warp_folds(
         self, own: Sequence[Buffer], near: Sequence[Buffer], combine: Combine, count: int
     ) -> list[Stmt]:
-        """Emit the reduction of each `count` lanes into the first of them, by shuffles at halving
+        """Emit the shuffle reduction of each `count` lanes into the first of them, at halving
         distances.
         """
         statements: list[Stmt] = []
@@ -206,10 +207,11 @@ class ThreadTeam:
         return statements
 
     def _emit_shared_memory_tree(self, own: Sequence[Buffer], combine: Combine) -> BlockReduction:
+        """Emit a tree reduction in shared memory."""
         partials = [_shared_buffer_like(b, self.threads) for b in own]
 
         def combine_into_first(lower: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
-            """Combine two threads' values into those of the first."""
+            """Combine two threads' values, and store the result as the first one's."""
             return emit_stores(partials, combine(lower, right), (self.thread,))
 
         statements = [

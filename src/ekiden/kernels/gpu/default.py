@@ -1,4 +1,4 @@
-"""The default rule for devices of many threads: every element of a computation has a thread.
+"""Default kernels of GPUs: one thread per element of each computation.
 
     for i, j: block                         for b in blockIdx.x, t in threadIdx.x:
       for k: reduce                  ->       if b * 256 + t < n * m:
@@ -52,7 +52,7 @@ from ekiden.tir.visitor import substitute as substitute_statement
 def build_default_kernels(
     inputs: list[Tensor], outputs: list[Tensor], target: Target, name: str
 ) -> PrimFunc:
-    """Build the default kernels for kinds of targets that have threads."""
+    """Build the default kernels of targets with threads."""
     chosen = inline_cheap_stages(copy_repeated_outputs(outputs))
     buffers = TensorBufferMap()
     params = tuple(buffers.declare(t) for t in (*inputs, *chosen))
@@ -91,7 +91,7 @@ def _single_reader_tensors(
     run: Sequence[Sequence[Tensor]],
     groups: Sequence[Sequence[Tensor]],
 ) -> set[Tensor]:
-    """Return the tensors that operations of a run compute and no other operation reads."""
+    """Return the tensors of a run that are read by the run's operations alone."""
     inside = {t for group in run for t in group}
     read = {t for group in groups if group not in run for t in input_tensors(group[0])}
     return {t for t in intermediates if t in inside and t not in read}
@@ -100,7 +100,7 @@ def _single_reader_tensors(
 def _emit_launch(
     op: ComputeOp, group: Sequence[Tensor], buffers: TensorBufferMap, target: Target
 ) -> Stmt:
-    """Emit the launch of a computation."""
+    """Emit the kernel launch of one computation."""
     row = emit_vector_row(op, group[0], buffers, target) if len(group) == 1 else None
     if row is None:
         return _bind_loops_to_threads(create_stage_nest(op, group, buffers), target)
@@ -113,7 +113,7 @@ def _emit_launch(
 
 
 def _bind_loops_to_threads(nest: Stmt, target: Target) -> Stmt:
-    """Bind a computation's loops: the spatial ones become threads, the others stay inside."""
+    """Bind a computation's spatial loops to blocks and threads; reduction loops stay serial."""
     index = Var("index")
     body, count, lanes = ComputationNest.from_stage(nest).vector_body(index, (), target)
     # Where threads run one after the other with vectors, a block needs only as many as there are.
@@ -124,8 +124,8 @@ def _bind_loops_to_threads(nest: Stmt, target: Target) -> Stmt:
 
 
 def _bind_statements_to_threads(body: Stmt) -> Stmt:
-    """Bind parallel loops to threads; the statements around them run on one thread, as many as
-    possible in one launch.
+    """Bind parallel loops to threads; serial statements run on one thread, merged into as few
+    launches as possible.
     """
     if is_no_op(body):
         return body
@@ -153,7 +153,7 @@ def _bind_statements_to_threads(body: Stmt) -> Stmt:
 
 
 def _is_parallel_loop(s: Stmt) -> bool:
-    """Return whether a statement is a loop whose iterations are independent."""
+    """Return whether a statement is a parallel loop."""
     return isinstance(s, For) and s.kind is ForKind.PARALLEL and is_const(s.min, 0)
 
 
@@ -163,14 +163,15 @@ def _has_parallel_loop(s: Stmt) -> bool:
 
 
 def _emit_row_launch(row: Var, count: PrimExpr, threads: int, body: Stmt) -> Stmt:
-    """Emit the launch of a body for each row."""
+    """Emit the launch of a body for each row, one block per row."""
     workspaces = _WorkspaceRewriter(row, count)
     launched = emit_launch(row, count, threads, workspaces.visit(body))
     return wrap_in_allocations(launched, list(workspaces.moved.values()))
 
 
 class _WorkspaceRewriter(ExprRewriter):
-    """A rewriter that moves memory that no thread can have privately into one buffer for all rows.
+    """Rewriter that moves large or dynamic allocations of threads into one global buffer with a
+    slice per row.
 
     for i in parallel(n): t = alloc(m); .. t[k]   ->   t = alloc(n, m); for i in ..: .. t[i, k]
     """
@@ -182,7 +183,7 @@ class _WorkspaceRewriter(ExprRewriter):
         self.moved: dict[Buffer, Buffer] = {}
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
-        """Move a buffer that is too large, or of a dynamic size, before the row begins."""
+        """Move a large or dynamic allocation to a global workspace."""
         buffer = stmt.buffer
         size = simplify(product_of_extents(buffer.shape) * dt.itemsize(buffer.dtype))
         is_own = isinstance(size, IntImm) and size.value <= MAX_LOCAL_BYTES
@@ -193,12 +194,12 @@ class _WorkspaceRewriter(ExprRewriter):
         return self.visit(stmt.body)
 
     def visit_for(self, stmt: For) -> Stmt:
-        """Record the loop variable: a size may not depend on it."""
+        """Record the loop variable, which the size of an allocation may not depend on."""
         self._inside.add(stmt.loop_var)
         return super().visit_for(stmt)
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
-        """Record the variable, likewise."""
+        """Record the bound variable, which the size of an allocation may not depend on."""
         self._inside.add(stmt.var)
         return super().visit_let(stmt)
 
@@ -211,7 +212,7 @@ class _WorkspaceRewriter(ExprRewriter):
         return (self._row, *indices)
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """Redirect a store to the row's slice."""
+        """Redirect a store to the row's slice of the workspace."""
         store = super().visit_store(stmt)
         assert isinstance(store, BufferStore)
         if store.buffer not in self.moved:
@@ -229,4 +230,4 @@ FAMILY = Family(
         inputs, outputs, target, name
     ),
 )
-"""What no other family takes on devices of many threads."""
+"""Fallback family of targets with threads."""

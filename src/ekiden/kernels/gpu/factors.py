@@ -1,4 +1,4 @@
-"""The factors of a sum of products, and which way their elements are neighbours in memory."""
+"""Factors of a sum of products (contraction), and the memory order of their elements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 
 @dataclass(frozen=True, slots=True)
 class ProductFactors:
-    """The factors of a sum of products, and its axes by which factor reads them."""
+    """Factors of a contraction, and its axes by role: batch, rows (of `a`), columns (of `b`) and
+    reduced.
+    """
 
     a: PrimExpr
     b: PrimExpr
@@ -30,16 +32,16 @@ class ProductFactors:
 
     @property
     def num_products(self) -> PrimExpr:
-        """Return the number of products of a sum."""
+        """Return the number of products per result element."""
         return simplify(product_of_extents([r.extent for r in self.reduce.axis]))
 
     def num_elements(self, axes: Sequence[Var]) -> PrimExpr:
-        """Return the number of elements of axes."""
+        """Return the product of the extents of axes."""
         return simplify(product_of_extents([self.extents[v] for v in axes])) if axes else const(1)
 
 
 def match_product(anchor: Tensor) -> ProductFactors | None:
-    """Return the factors of a computation that is a sum of products; else None."""
+    """Return the factors of a computation that is a sum of products, else None."""
     op = anchor.op
     body = op.body[anchor.value_index] if isinstance(op, ComputeOp) else None
     if not isinstance(op, ComputeOp) or not isinstance(body, Reduce) or body.kind != "sum":
@@ -68,8 +70,7 @@ def match_product(anchor: Tensor) -> ProductFactors | None:
 
 
 def is_unit_stride(value: PrimExpr, positions: Mapping[Var, PrimExpr], step: Var) -> bool:
-    """Return whether an expression reads the next element, or the same, at the next value of a
-    variable.
+    """Return whether consecutive values of a variable read the same or adjacent elements.
 
     Args:
         value: An expression over tensors.
@@ -82,8 +83,8 @@ def is_unit_stride(value: PrimExpr, positions: Mapping[Var, PrimExpr], step: Var
 
 
 def stride_bound(value: PrimExpr, axis: Var) -> int:
-    """Return an upper bound of the elements between what an expression reads and what it reads at
-    the next value of an axis; 0 where only a run knows.
+    """Return an upper bound of an expression's stride in elements along an axis; 0 if it is
+    dynamic.
     """
     reads = [e for e in post_order(value) if isinstance(e, ProducerLoad)]
     step = Var("step")

@@ -1,4 +1,4 @@
-"""Sums of products of bytes on devices that multiply words of four in one instruction.
+"""Int8 contractions on GPUs with a four-byte dot-product instruction (dp4a).
 
     sum over k of a[m, k] * b[n, k]  ->  sum over words of dot4(a[m, word], b[n, word])
 
@@ -30,23 +30,25 @@ from ekiden.tir.expr import BufferLoad, ramp
 from ekiden.tir.stmt import BufferStore, LetStmt, PrimFunc, Stmt, seq
 
 DOT_WORD_BYTES = 4
-"""Bytes of a word."""
+"""Bytes per dot-product word."""
 DEFAULT_WORD_DEPTH = 16
-"""Words of k between two barriers, at most: as many as the other kernels have numbers."""
+"""Default words of k between two barriers."""
 MIN_WORD_DEPTH = 4
 FACTORS: Mapping[str, str] = {"int8": "s8", "uint8": "u8"}
-"""What is multiplied, with sums in int32 -> how instructions name it."""
+"""Byte dtypes with int32 accumulation -> their name in instructions."""
 
 
 def strip_int32_widening(factor: PrimExpr) -> PrimExpr | None:
-    """Return the bytes that an expression widens to int32; None for another one."""
+    """Return the byte expression that is widened to int32, or None."""
     if not isinstance(factor, Cast) or factor.dtype != "int32":
         return None
     return factor.value if factor.value.dtype in FACTORS else None
 
 
 def dot_feature(a: str, b: str) -> str:
-    """Return the instruction for bytes of two types, in either order."""
+    """Return the target feature of the dot-product instruction for two byte dtypes, in either
+    order.
+    """
     first_kind, second_kind = sorted(
         (FACTORS[a], FACTORS[b]), reverse=True
     )  # u8s8, of different ones
@@ -54,13 +56,13 @@ def dot_feature(a: str, b: str) -> str:
 
 
 def can_multiply(factors: ProductFactors, target: Target) -> bool:
-    """Return whether a target has an instruction for such sums."""
+    """Return whether a target has the dot-product instruction for these factors."""
     a, b = strip_int32_widening(factors.a), strip_int32_widening(factors.b)
     return a is not None and b is not None and target.has(dot_feature(a.dtype, b.dtype))
 
 
 def words_per_k_block(factors: ProductFactors) -> int:
-    """Return the words of k between two barriers: no more than the product has."""
+    """Return the words of k between two barriers, limited by the reduction's size."""
     size, depth = known_extent(factors.num_products), DEFAULT_WORD_DEPTH
     while size is not None and depth > MIN_WORD_DEPTH and size <= depth // 2 * DOT_WORD_BYTES:
         depth //= 2
@@ -68,7 +70,7 @@ def words_per_k_block(factors: ProductFactors) -> int:
 
 
 class KWordAxes:
-    """The axes of k of a product, in words of four bytes.
+    """Packer of the reduction axes of a contraction into words of four bytes.
 
     Where the last axis of k is a multiple of a word, words replace that axis, which takes fewer
     divisions than words of all axes as one do.
@@ -84,7 +86,7 @@ class KWordAxes:
         self.words: tuple[ReduceAxis, ...] = (*outer, self.word)
 
     def load_byte(self, value: PrimExpr, number: int) -> PrimExpr:
-        """Return a byte of a word of a factor, as an unsigned number; 0 behind the last k."""
+        """Load a byte of a factor's word, zero-extended; 0 past the last k."""
         step = self.word * DOT_WORD_BYTES + number
         at: dict[Var, PrimExpr] = (
             {self.axes[-1]: step} if self.is_exact else self._values_at_step(step)
@@ -100,7 +102,7 @@ class KWordAxes:
         return dict(zip(self.axes, at, strict=True))
 
     def pack_word(self, value: PrimExpr) -> PrimExpr:
-        """Pack a word of a factor, its first byte the lowest."""
+        """Pack four bytes of a factor into a little-endian word."""
         if self.is_exact and (near := self._load_contiguous_word(value)) is not None:
             return near
         word = self.load_byte(value, 0)
@@ -112,7 +114,7 @@ class KWordAxes:
         return cast(word, "int32")
 
     def _load_contiguous_word(self, value: PrimExpr) -> PrimExpr | None:
-        """Return one load of four contiguous bytes as a word; None where they are not contiguous. A
+        """Return a 32-bit load of four contiguous bytes, or None where they are not contiguous. A
         condition that holds for all of them stays in front of the read.
 
         A condition that holds for all of them stays in front of the read. None where they are no
@@ -138,7 +140,7 @@ class KWordAxes:
 
 @dataclass(frozen=True, slots=True)
 class WordProductGroup(ReductionGroup):
-    """A group whose reduction runs over words."""
+    """Reduction group whose reduction runs over words of four bytes."""
 
     words: Reduce
 
@@ -149,13 +151,13 @@ class WordProductGroup(ReductionGroup):
 
 
 class DotWordKernel(TiledProductKernel):
-    """A builder of a kernel that multiplies words of four bytes."""
+    """Builder of a tiled kernel that multiplies words of four bytes."""
 
     steps_each = DOT_WORD_BYTES
 
     @classmethod
     def max_access_width_of(cls, target: Target, factors: ProductFactors) -> int:
-        """Words come one at a time, be their bytes neighbours or not."""
+        """Return 1: words are loaded one at a time."""
         return 1
 
     def __init__(self, group: ReductionGroup, decision: Decision) -> None:
@@ -173,13 +175,13 @@ class DotWordKernel(TiledProductKernel):
         self.factors = ProductFactors(x, y, f.batch, f.rows, f.columns, f.extents, words)
 
     def is_k_contiguous(self, factor: PrimExpr) -> bool:
-        """Return whether words are neighbours in the memory that a factor comes from."""
+        """Return whether consecutive words of k are adjacent in a factor's memory."""
         step = Var("step")
         read = self.bytes_[0 if factor is self.factors.a else 1]  # of bytes, or of words
         return is_unit_stride(read, {self.last: step}, step)
 
     def emit_step(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Stmt:
-        """Add the products of two words to every sum."""
+        """Emit the dot products of one word of k for all accumulators."""
         names_a = [Var(f"a{i}", e.dtype) for i, e in enumerate(a)]
         names_b = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
         body = seq(
@@ -194,7 +196,7 @@ class DotWordKernel(TiledProductKernel):
         return body
 
     def _emit_dot(self, number: int, x: PrimExpr, y: PrimExpr) -> Stmt:
-        """Add the products of two words to a sum."""
+        """Emit the dot product of two words, added to an accumulator."""
         at, op = (const(number),), dot_feature(*self.kinds)
         total = BufferLoad(self.sums, at, self.dtype)
         # The mixed instruction takes the unsigned operand first.
@@ -202,7 +204,7 @@ class DotWordKernel(TiledProductKernel):
         return BufferStore(self.sums, call_intrin(op, total, x, y, dtype="int32"), at)
 
     def build(self, name: str, shared: bool = True) -> PrimFunc:
-        """Build the program."""
+        """Build the PrimFunc."""
         return super().build(name, shared=True)
 
 

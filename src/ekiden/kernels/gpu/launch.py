@@ -1,6 +1,4 @@
-"""Helpers that kernel families for devices of many threads share: a group as its anchor and what
-follows it, the loops of launches, and elements by coordinates.
-"""
+"""Helpers of GPU kernel families: reduction groups, thread and serial loops, launch sizes."""
 
 from __future__ import annotations
 
@@ -34,23 +32,23 @@ from ekiden.tir.stmt import (
 from ekiden.tir.visitor import substitute as substitute_statement
 
 THREADS_PER_BLOCK = 256
-"""Threads of a block, where elements are independent."""
+"""Threads per block of elementwise launches."""
 ROW_LOOP_THREADS_PER_BLOCK = 32
-"""Threads of a block, where each walks a whole row."""
+"""Threads per block where each thread loops over a row."""
 MAX_LOCAL_BYTES = 1 << 12
-"""Bytes of an array that a thread has by itself: registers and the memory behind them."""
+"""Maximum bytes of a thread-local array."""
 MIN_ROW_THREADS, MAX_ROW_THREADS = 32, 256
-"""Threads of a block that has a row."""
+"""Minimum and maximum threads of a block that computes a row."""
 MIN_ELEMENTS_PER_THREAD = 4
-"""Elements of a row that a thread of a block should have."""
+"""Minimum row elements per thread."""
 MIN_LONG_ELEMENTS = 512
-"""From so many elements on a result is worth a block of threads."""
+"""Elements per result from which a reduction gets a block per result."""
 MAX_FEW_RESULTS = 256
-"""Up to so many results; of more, a thread for each keeps a device busy."""
+"""Maximum results of a long reduction; with more, one thread per result fills the device."""
 
 
 def is_long_reduction(op: ComputeOp) -> bool:
-    """Return whether a reduction has few results of many elements each, as far as is known."""
+    """Return whether a reduction has few results and many elements each, as far as is known."""
     results = known_extent(simplify(product_of_extents([a.extent for a in op.axis])))
     elements = known_extent(simplify(product_of_extents([r.extent for r in op.reduce_axis])))
     return (
@@ -63,7 +61,7 @@ def is_long_reduction(op: ComputeOp) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReductionGroup:
-    """A reduction and the output computed from it element by element, over buffers.
+    """Reduction and its elementwise epilogue, over buffers.
 
     Made of a group whose elementwise producers are substituted into the reduction.
     """
@@ -75,9 +73,7 @@ class ReductionGroup:
 
     @staticmethod
     def from_tensors(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> ReductionGroup:
-        """Return the group of inputs and outputs of which `inline_cheap_stages` leaves a reduction
-        and no other.
-        """
+        """Return the group of inputs and outputs that have a single reduction after inlining."""
         (output,) = inline_cheap_stages(copy_repeated_outputs(outputs))
         anchor = next(t for t in stages_of([output]) if not is_injective(t))
         buffers = TensorBufferMap()
@@ -87,7 +83,7 @@ class ReductionGroup:
 
     @property
     def reduce(self) -> Reduce:
-        """Return the reduction."""
+        """Return the reduction expression."""
         op = self.anchor.op
         assert isinstance(op, ComputeOp)
         body = op.body[self.anchor.value_index]
@@ -95,7 +91,7 @@ class ReductionGroup:
         return body
 
     def replace_tensor_loads(self, value: PrimExpr, values: Mapping[Var, PrimExpr]) -> PrimExpr:
-        """Return an expression over tensors at values of its variables."""
+        """Lower an expression over tensors to buffer loads, at given values of its variables."""
 
         def lower_node(e: PrimExpr) -> PrimExpr:
             """Replace a variable by its value, and a read of a tensor by a load from its buffer."""
@@ -108,9 +104,7 @@ class ReductionGroup:
         return rewrite(value, lower_node)
 
     def emit_store(self, coordinates: Sequence[PrimExpr], value: PrimExpr) -> Stmt:
-        """Emit the store of the output's element at some coordinates, from that of the
-        reduction.
-        """
+        """Emit the store of an output element, computed by the epilogue from the reduced value."""
         op = self.output.op
         assert isinstance(op, ComputeOp)
         result = value
@@ -130,7 +124,7 @@ class ReductionGroup:
         return BufferStore(buffer, result, tuple(coordinates))
 
     def create_prim_func(self, body: Stmt, name: str) -> PrimFunc:
-        """Return the program."""
+        """Create the PrimFunc of a body."""
         params = (*(self.params.buffers[t] for t in self.inputs), self.params.buffers[self.output])
         return PrimFunc(params, body, {"global_symbol": name, "num_outputs": 1})
 
@@ -148,14 +142,12 @@ def serial_loop(var: Var, extent: PrimExpr | int, body: Stmt) -> Stmt:
 
 
 def unrolled_loop(var: Var, count: int, body: Stmt) -> Stmt:
-    """Return a loop of so few iterations that each is written out: arrays indexed by it are in
-    registers.
-    """
+    """Return an unrolled loop, so that arrays indexed by its variable stay in registers."""
     return For(var, const(0), const(count), ForKind.UNROLLED, body)
 
 
 def emit_launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
-    """Emit the launch of a body for all values of the index below the extent, one thread each.
+    """Emit the launch of a body with one thread per index below the extent.
 
     Args:
         index: The index.
@@ -176,8 +168,8 @@ def emit_launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
 
 
 def threads_per_block(count: PrimExpr, target: Target) -> int:
-    """Return the threads of a block where threads run one after the other: few enough that all
-    units have some.
+    """Return the block size on targets that run threads serially: small enough that all units get
+    blocks.
     """
     threads = THREADS_PER_BLOCK
     while isinstance(count, IntImm) and threads > 1 and count.value < threads * target.cores:
@@ -186,9 +178,7 @@ def threads_per_block(count: PrimExpr, target: Target) -> int:
 
 
 def threads_per_row(length: int | None, target: Target) -> int:
-    """Return the threads of a block that stride over the elements of a row: as many as have some
-    iterations each, by halves.
-    """
+    """Return the block size of a row kernel: halved until each thread has several elements."""
     threads = MIN_ROW_THREADS
     while threads < MAX_ROW_THREADS and (
         length is None or threads * MIN_ELEMENTS_PER_THREAD < length
@@ -201,7 +191,7 @@ def threads_per_row(length: int | None, target: Target) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ComputationNest:
-    """The loops of a computation, over its elements and its reduction axes, and its block."""
+    """Loop nest of a computation: spatial loops, reduction loops and the block."""
 
     spatial: Sequence[For]
     reduced: Sequence[For]
@@ -209,7 +199,7 @@ class ComputationNest:
 
     @staticmethod
     def from_stage(nest: Stmt) -> ComputationNest:
-        """Return the nest of what `te.prim_func.create_stage_nest` gives."""
+        """Return the nest of the result of `te.prim_func.create_stage_nest`."""
         loops: list[For] = []
         while isinstance(nest, For):
             loops.append(nest)
@@ -220,13 +210,13 @@ class ComputationNest:
 
     @property
     def block(self) -> Block:
-        """Return the block of an element."""
+        """Return the nest's block."""
         return self.realize.block
 
     def vector_body(
         self, number: Var, at: Sequence[PrimExpr], target: Target
     ) -> tuple[Stmt, PrimExpr, int]:
-        """Return the body of one number: an element, or a vector of elements.
+        """Return the body for one flat index: an element, or a vector of elements.
 
         Args:
             number: The variable that counts elements or vectors.
@@ -256,7 +246,7 @@ class ComputationNest:
         return body, simplify(product_of_extents(outside) * vectors_per_row), lanes.count
 
     def element_at(self, coordinates: Sequence[PrimExpr]) -> Stmt:
-        """Return the element at some coordinates, its reduced axes in loops."""
+        """Return the statement of the element at some coordinates, with its reduction loops."""
         values = (*coordinates, *self.realize.iter_values[len(coordinates) :])
         body: Stmt = self.realize.with_fields(iter_values=values)
         for loop in reversed(self.reduced):

@@ -1,5 +1,5 @@
-"""Sums of products on devices of many threads: dense layers, products of matrices in batches,
-convolutions, and whatever else multiplies what depends on rows by what depends on columns.
+"""Contractions on GPUs (dense, batched matrix products, convolutions): family, search space and
+dispatch by element type.
 
     out[z, m, n] = sum over k of a[z, m, k] * b[z, n, k]
 
@@ -48,17 +48,17 @@ from ekiden.te.tensor import Tensor
 from ekiden.tir.stmt import PrimFunc
 
 DEFAULT_THREAD_ROWS, DEFAULT_THREAD_COLUMNS = 4, 4
-"""Sums of a thread: as many as keep loads below multiply-adds and still fit its registers."""
+"""Default register tile of a thread: enough arithmetic per load that still fits the registers."""
 MAX_BLOCK_LANES = 16
-"""Threads beside each other along columns."""
+"""Maximum threads of a block along columns."""
 
 DEFAULT_SERIAL_ROWS, DEFAULT_SERIAL_COLUMNS, DEFAULT_SERIAL_LANES = 8, 2, 64
 """The same where threads run one after the other, as in PoCL on a processor, whose compiler makes
 vectors along the threads of a block (512x512x512 on a Zen 4: 2.9 GFLOP/s, 1.3 with the above)."""
 DEFAULT_K_BLOCK = 16
-"""Steps of k between two barriers."""
+"""Default steps of k between two barriers."""
 BLOCK_TILE_KNOBS = ("lanes", "lines", "depth", "shared", "buffers", "near", "dot")
-"""Choices of kernels whose blocks have several threads."""
+"""Knobs of kernels with several threads per block."""
 
 
 def _search_space(anchor: Tensor, target: Target) -> Space:
@@ -98,13 +98,13 @@ def _search_space(anchor: Tensor, target: Target) -> Space:
 
 
 def _power_of_two(limit: int, size: int | None) -> int:
-    """Return a power of two up to `limit`, no larger than needed for a size."""
+    """Return the smallest power of two that covers `size`, at most `limit`."""
     return limit if size is None else max(1, min(limit, 2 ** math.ceil(math.log2(max(size, 1)))))
 
 
 def _default_decision(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
-    """Return the default decision: square tiles of sums; where threads run alone (a warp of 1), as
-    on processors, fewer threads and no barriers, which make each of them stop.
+    """Return the default decision: square tiles; on targets that run threads serially, fewer
+    threads and no barriers.
     """
     factors = match_product(anchor)
     assert factors is not None
@@ -152,7 +152,8 @@ def _default_decision(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
 def _vector_decision(
     anchor: Tensor, factors: ProductFactors, target: Target, fixed: Fixed
 ) -> Decision | None:
-    """Return the decision with vectors, where threads run one after the other and have them.
+    """Return the decision of a vectorised kernel, for targets that run threads serially on vector
+    units.
 
     Returns:
         None where they do not, or where a knob is fixed that only the other kernels have.
@@ -191,7 +192,7 @@ def build_product(
     name: str,
     decision: Decision,
 ) -> PrimFunc:
-    """Build the kernel of a product, and of what follows it.
+    """Build the kernel of a contraction and its epilogue.
 
     Args:
         inputs: The tensors that are read.
@@ -224,18 +225,21 @@ def build_product(
 
 
 class _KernelModule(Protocol):
-    """The interface of a module with kernels for factors of some types."""
+    """Protocol of a module that implements contraction kernels for some element types."""
 
     FACTORS: Mapping[str, str]
+    """Accumulator dtype by factor dtype."""
 
     def can_multiply(self, factors: ProductFactors, target: Target) -> bool:
-        """Return whether a target has what the kernels need."""
+        """Return whether a target has the instructions that the kernels need."""
 
 
 def _require_supported(
     kernels: _KernelModule, what: str, group: ReductionGroup, target: Target, decision: Decision
 ) -> None:
-    """Check that a decision asks for kernels that exist. Raises CompileError."""
+    """Raise CompileError for a decision that selects kernels which do not support the group. Raises
+    CompileError.
+    """
     factors = match_product(group.anchor)
     if factors is None or not kernels.can_multiply(factors, target):
         raise CompileError(

@@ -70,7 +70,7 @@ def build_reduction(
     name: str,
     decision: Decision,
 ) -> PrimFunc:
-    """Build the kernel of a reduction, and of what follows it."""
+    """Build the kernel of a reduction and its epilogue."""
     group = ReductionGroup.from_tensors(inputs, outputs)
     reduce, op, threads = group.reduce, group.anchor.op, decision.int_value("threads")
     assert isinstance(op, ComputeOp)
@@ -118,16 +118,15 @@ FAMILY = Family(
 
 
 Value: TypeAlias = Callable[[Var, tuple[PrimExpr, ...]], PrimExpr]
-"""(lane, the place of its partial result) -> what is stored there."""
+"""Function (lane, index of its partial result) -> stored value."""
 MAX_VECTOR_CHAINS = 4
-"""Vectors that are summed side by side: none waits for the one before."""
+"""Maximum independent accumulator vectors, which hide the latency of additions."""
 
 
 def emit_vector_row(
     op: ComputeOp, tensor: Tensor, buffers: TensorBufferMap, target: Target
 ) -> Stmt | None:
-    """Emit the element of a reduction at the axes of its operation, by vectors; return None where
-    it has none.
+    """Emit one element of a reduction in vectors; None where it cannot be vectorised.
 
     Args:
         op: The reduction.
@@ -157,6 +156,8 @@ def emit_vector_row(
 
 
 class _VectorReduction:
+    """Builder of the vectorised reduction of one element."""
+
     def __init__(
         self, reduce: Reduce, source: PrimExpr, out: Buffer, lanes: int, chains: int
     ) -> None:
@@ -168,8 +169,8 @@ class _VectorReduction:
         self.names: dict[Var, PrimExpr] = {r: Var(r.name) for r in reduce.axis}
 
     def emit_element(self, op: ComputeOp) -> Stmt:
-        """Emit one element of the result: independent chains of vectors, combined at the end, with
-        the remainder reduced in a scalar.
+        """Emit one result element: independent chains of vectors, combined at the end, and a scalar
+        remainder.
         """
         zero, start = (const(0),), identity(self.reduce.kind, self.dtype)
         statements: list[Stmt] = [BufferStore(self.rest, start, zero)]
@@ -184,18 +185,18 @@ class _VectorReduction:
         return wrap_in_allocations(seq(*statements), [self.parts, self.rest])
 
     def emit_store_lanes(self, chain: int, value: Value) -> Stmt:
-        """Store a value to each lane of a vector of partial results."""
+        """Emit the store of a value to each lane of a chain's accumulator."""
         lane = Var("lane")
         at = (const(chain * self.lanes) + lane,)
         store = BufferStore(self.parts, value(lane, at), at)
         return For(lane, const(0), const(self.lanes), ForKind.VECTORIZED, store)
 
     def source_at(self, last: PrimExpr) -> PrimExpr:
-        """Return what is reduced, at an index of the last axis."""
+        """Return the reduced expression at an index of the last axis."""
         return substitute(self.source, self.names | {self.reduce.axis[-1]: last})
 
     def emit_steps(self) -> Stmt:
-        """Emit the reduction by vectors, then the remainder, for every value of the outer axes."""
+        """Emit the vector loop and the scalar remainder within the loops over the outer axes."""
         *outer_axes, last = self.reduce.axis
         width, block, tail_index = self.lanes * self.chains, Var(last.name), Var(last.name)
         num_blocks = simplify(last.extent // width)

@@ -1,4 +1,4 @@
-"""Computations that share rows: one launch does all of them.
+"""Row fusion on GPUs: computations that share rows run in one launch.
 
     for i: m[i] = max over k of x[i, k]                 for i in rows:
     for i, k: e[i, k] = exp(x[i, k] - m[i])                 m = max over k of x[i, k]
@@ -51,16 +51,17 @@ from ekiden.tir.visitor import ExprRewriter
 from ekiden.tir.visitor import substitute as substitute_statement
 
 MAX_THREAD_BYTES, MAX_BLOCK_BYTES = 1 << 14, 1 << 13
-"""Bytes of a row that a thread keeps, half of what first caches have at least; that a block keeps,
-half of what every device gives one, so that there may be two."""
+"""Maximum row memory of a thread (half of a small L1) and of a block (half of the shared memory, so
+that two blocks fit).
+"""
 TYPICAL_ELEMENT_BYTES = 4
-"""Bytes of most elements."""
+"""Assumed bytes per element."""
 Group: TypeAlias = Sequence[Tensor]
-"""All results of one operation."""
+"""Outputs of one operation."""
 
 
 def needs_joined_launch(run: Sequence[Group], target: Target) -> bool:
-    """Return whether `emit_joined_launch` is for a run.
+    """Return whether a run of operations should be emitted by `emit_fused_launch`.
 
     A run is of several operations, or of one whose few results have a block of threads each, where
     threads run together.
@@ -73,7 +74,7 @@ def needs_joined_launch(run: Sequence[Group], target: Target) -> bool:
 
 
 def launch_runs(groups: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
-    """Yield operations in their order, grouped where one launch pays."""
+    """Yield the operations in order, grouped into runs where one launch is faster."""
     run: list[Group] = []
     for group in groups:
         if run and not _shares_rows_with(group, run):
@@ -84,7 +85,7 @@ def launch_runs(groups: Sequence[Group], target: Target) -> Iterator[Sequence[Gr
 
 
 def _shares_rows_with(group: Group, run: Sequence[Group]) -> bool:
-    """Return whether an operation shares rows with those before, which are not fewer for that."""
+    """Return whether an operation shares all rows of a run."""
     axes = _num_shared_axes([*run, group])
     if axes == 0 or len(run) == 1:
         return axes > 0
@@ -93,7 +94,8 @@ def _shares_rows_with(group: Group, run: Sequence[Group]) -> bool:
 
 
 def _profitable_runs(run: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
-    """Yield the run, or its operations one by one.
+    """Yield a run as a whole, or split into single operations where rows are too few to fill the
+    device.
 
     Where rows are fewer than units of the device, the elements of one must not be so many that
     other units would have computed some of them.
@@ -117,8 +119,8 @@ def _compute_op(group: Group) -> ComputeOp:
 
 
 def _num_shared_axes(run: Sequence[Group]) -> int:
-    """Return the number of first axes that computations share, so that no element needs one at
-    other coordinates of these.
+    """Return the number of leading axes that computations share, along which every element depends
+    on its own coordinates only.
 
     Returns:
         0 where they share no axis, or where an operation is no computation.
@@ -143,15 +145,14 @@ def _num_shared_axes(run: Sequence[Group]) -> int:
 
 
 def _count_leading(flags: Sequence[bool]) -> int:
-    """Count the flags that hold before the first that does not."""
+    """Return the number of leading true flags."""
     return next((n for n, holds in enumerate(flags) if not holds), len(flags))
 
 
 @dataclass(frozen=True, slots=True)
 class _RunShape:
-    """The shape of a run: leading axes, row extents, row length, and whether a thread computes a
-    row. rows: the extents of its first `axes` axes; length: elements of its longest computation
-    in a row; by_thread: whether a row has one thread.
+    """Shape of a run: leading axes, row extents, row length, and whether one thread computes a
+    row.
     """
 
     axes: int
@@ -176,19 +177,19 @@ class _RunShape:
 
     @property
     def row_memory_bytes(self) -> int:
-        """Return the bytes of memory that a row may have of its own."""
+        """Return the maximum bytes of private memory per row."""
         return MAX_THREAD_BYTES if self.by_thread else MAX_BLOCK_BYTES
 
     @property
     def row_memory_scope(self) -> str:
-        """Return the scope of the memory of a row."""
+        """Return the storage scope of a row's memory."""
         return "local" if self.by_thread else "shared"
 
 
 def emit_joined_launch(
     run: Sequence[Group], buffers: TensorBufferMap, own: set[Tensor], target: Target
 ) -> tuple[Stmt, set[Tensor]]:
-    """Emit the launch of a run.
+    """Emit one launch for a run of operations.
 
     Args:
         run: The operations.
@@ -211,8 +212,8 @@ def emit_joined_launch(
 
 
 def _choose_row_buffers(row: _RowEmitter, own: set[Tensor]) -> dict[Buffer, Buffer]:
-    """Return the map from buffers of all rows to buffers of one row, for those that fit, small ones
-    first. What every thread of a block knows, each has by itself.
+    """Return the buffers that can be replaced by one-row buffers, small ones first until the row's
+    memory is full. What every thread of a block knows, each has by itself.
     """
     shape, buffers = row.shape, row.buffers.buffers
     sizes: dict[Tensor, int] = {}
@@ -236,18 +237,18 @@ def _choose_row_buffers(row: _RowEmitter, own: set[Tensor]) -> dict[Buffer, Buff
 
 
 class _RowBufferRewriter(ExprRewriter):
-    """Rewriter of accesses to memory of a row: they lose the axes of rows."""
+    """Rewriter of accesses to one-row buffers, which drop the row axes."""
 
     def __init__(self, axes: int, moved: Mapping[Buffer, Buffer]) -> None:
         super().__init__(self._rewrite_load)
         self._axes, self._moved = axes, moved
 
     def buffers(self, scope: str) -> list[Buffer]:
-        """Return the buffers of one row in a scope."""
+        """Return the one-row buffers of a scope."""
         return [b for b in self._moved.values() if b.scope == scope]
 
     def is_private(self, global_buffer: Buffer) -> bool:
-        """Return whether each thread has a buffer by itself."""
+        """Return whether each thread has its own copy of a buffer."""
         return global_buffer in self._moved and self._moved[global_buffer].scope == "local"
 
     def _drop_row_axes(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
@@ -261,7 +262,7 @@ class _RowBufferRewriter(ExprRewriter):
         return e
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """Likewise."""
+        """Drop the row axes of a store to a one-row buffer."""
         store = super().visit_store(stmt)
         assert isinstance(store, BufferStore)
         if store.buffer not in self._moved:
@@ -272,21 +273,21 @@ class _RowBufferRewriter(ExprRewriter):
 
 @dataclass(frozen=True, slots=True)
 class _RowEmitter:
-    """An emitter of one row of a run."""
+    """Emitter of one row of a run."""
 
     run: Sequence[Group]
     shape: _RunShape
     buffers: TensorBufferMap
     target: Target
     team: ThreadTeam
-    """The threads of a block, where a row has one."""
+    """Threads of the block that computes a row; None with one thread per row."""
 
     def inner_extents(self, op: ComputeOp) -> list[PrimExpr]:
-        """Return the extents of a computation in a row."""
+        """Return a computation's extents within a row."""
         return [a.extent for a in op.axis[self.shape.axes :]]
 
     def emit_serial(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """Emit a row computed by one thread: by vectors where neighbours are contiguous."""
+        """Emit a row computed by one thread, vectorised where elements are contiguous."""
         op, axes = _compute_op(group), self.shape.axes
         row = emit_vector_row(op, group[0], self.buffers, self.target) if len(group) == 1 else None
         if row is not None:
@@ -302,7 +303,7 @@ class _RowEmitter:
         return serial_loop(number, count, body)
 
     def emit_strided(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """Emit a row computed by threads of a block that stride over its elements."""
+        """Emit a row computed by the threads of a block, which stride over its elements."""
         op, thread, threads = _compute_op(group), self.team.thread, self.team.threads
         size, iteration = simplify(product_of_extents(self.inner_extents(op))), Var("turn")
         number = iteration * threads + thread
@@ -317,7 +318,7 @@ class _RowEmitter:
         return serial_loop(iteration, num_iterations, IfThenElse(number < size, body))
 
     def emit_private_reduction(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """Emit an element of a reduction by one thread, in private memory until it is complete."""
+        """Emit a reduction element by one thread, accumulated in private memory."""
         op = _compute_op(group)
         steps: dict[Var, PrimExpr] = {r: Var(r.name) for r in op.reduce_axis}
         values = steps | {a.var: coordinate for a, coordinate in zip(op.axis, at, strict=True)}
@@ -332,9 +333,7 @@ class _RowEmitter:
     def accumulate_one(
         self, group: Group, values: Mapping[Var, PrimExpr]
     ) -> tuple[list[Buffer], Stmt]:
-        """Return the accumulators of a thread, and the statement that combines them with one more
-        value.
-        """
+        """Return a thread's accumulators, and the statement that combines them with one value."""
         reduce = _compute_op(group).body[0]
         assert isinstance(reduce, Reduce)
         own = [Buffer("own", (const(1),), t.dtype, "local") for t in group]
@@ -356,7 +355,7 @@ class _RowEmitter:
     def emit_block_reduction(
         self, group: Group, at: Sequence[PrimExpr], is_private: bool
     ) -> tuple[Stmt, list[Buffer]]:
-        """Emit the one element of a reduction at a row, by all threads of a block.
+        """Emit a row's only reduction element by all threads of a block.
 
         Each thread reduces some elements, then they combine theirs.
 
@@ -392,17 +391,17 @@ class _RowEmitter:
         return wrap_in_allocations(seq(*statements), own), reduction.shared
 
     def has_single_element(self, group: Group) -> bool:
-        """Return whether a computation has one element in a row."""
+        """Return whether a computation has one element per row."""
         return is_const(simplify(product_of_extents(self.inner_extents(_compute_op(group)))), 1)
 
     def is_replicable(self, group: Group) -> bool:
-        """Return whether all threads of a block may have the result of a computation: one element,
-        which they have together or each by itself.
+        """Return whether every thread of a block can hold a computation's result: a single element
+        per row.
         """
         return self.team.has_warps and not self.shape.by_thread and self.has_single_element(group)
 
     def emit_replicated(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """Emit the one element of a computation at a row, by each thread for itself."""
+        """Emit a row's only element redundantly by each thread."""
         op = _compute_op(group)
         where = (*at, *(const(0) for _ in self.inner_extents(op)))
         return ComputationNest.from_stage(create_stage_nest(op, group, self.buffers)).element_at(
@@ -411,6 +410,7 @@ class _RowEmitter:
 
 
 def _emit_rows_by_thread(row: _RowEmitter, inside: _RowBufferRewriter) -> Stmt:
+    """Emit the rows, one thread per row."""
     index, rows = Var("index"), row.shape.rows
     at, count = unravel_index(index, rows), simplify(product_of_extents(rows))
     body = seq(*(row.emit_serial(group, at) for group in row.run))
@@ -421,6 +421,7 @@ def _emit_rows_by_thread(row: _RowEmitter, inside: _RowBufferRewriter) -> Stmt:
 
 
 def _emit_rows_by_block(row: _RowEmitter, inside: _RowBufferRewriter) -> Stmt:
+    """Emit the rows, one block per row."""
     block, rows, team = Var("block"), row.shape.rows, row.team
     at, shared_buffers = unravel_index(block, rows), inside.buffers("shared")
     statements: list[Stmt] = []

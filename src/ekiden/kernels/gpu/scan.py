@@ -1,4 +1,4 @@
-"""Running sums and products on devices whose threads have warps: a block of threads for each row.
+"""Scans on GPUs with warps: one block per row.
 
 y[0] = x[0]                  for steps of the block: x = each thread one element
 y[k] = y[k - 1] + x[k]   ->      x = sum over the threads before and its own (`block_reduction`)
@@ -29,8 +29,8 @@ SCAN_ATTR_KEY = "scan"
 
 @dataclass(frozen=True, slots=True)
 class ScanSpec:
-    """The static parameters of a scan: how two values are combined, the identity, the axis, and
-    whether it is exclusive.
+    """Static parameters of a scan: the binary operation, its identity, the axis, and whether it is
+    exclusive.
     """
 
     combine: Callable[[PrimExpr, PrimExpr], PrimExpr]
@@ -42,7 +42,7 @@ class ScanSpec:
 def emit_scan_launch(
     op: ExternOp, group: Sequence[Tensor], buffers: TensorBufferMap, target: Target
 ) -> Stmt | None:
-    """Emit the launch of a scan; return None for other statements, short rows, and threads without
+    """Emit the launch of a scan; None for other operations, short rows, and targets without
     warps.
     """
     scan = op.attrs.get(SCAN_ATTR_KEY)

@@ -1,4 +1,4 @@
-"""Sums of products on tensor cores: a warp multiplies squares of 16 x 16 in one instruction.
+"""Contractions on tensor cores (WMMA): a warp multiplies 16 x 16 fragments in one instruction.
 
     for blocks of k: all threads bring their share of both factors into memory of the block, in the
         type that they have; barrier; for each square of k: load squares, multiply-add; barrier
@@ -30,19 +30,19 @@ from ekiden.tir.stmt import Evaluate, IfThenElse, PrimFunc, Stmt, seq
 from ekiden.tir.transform.thread_sync import STORAGE_SYNC
 
 FRAGMENT_SIDE = 16
-"""Rows and columns of a square."""
+"""Rows and columns of a fragment."""
 TENSOR_WARP_SIZE = 32
-"""Threads that hold one together."""
+"""Threads that hold a fragment together."""
 FACTORS: Mapping[str, str] = {
     "float16": "float32",
     "bfloat16": "float32",
     "int8": "int32",
     "uint8": "int32",
 }
-"""What is multiplied -> the type of sums."""
+"""Accumulator dtype by factor dtype."""
 TENSOR_CORES_FEATURE = "tensor_cores"
 SUMS_PITCH_PADDING = 4
-"""Elements between rows of sums in memory of the block."""
+"""Padding elements per row of accumulators in shared memory."""
 (
     DEFAULT_FRAGMENT_ROWS,
     DEFAULT_FRAGMENT_COLUMNS,
@@ -53,20 +53,18 @@ SUMS_PITCH_PADDING = 4
 """Squares of a warp and warps of a block: 64 x 64 sums, of which 4 warps have 16 each thread, and a
 block of k takes 10 KB for both factors of two bytes, which are half as deep as those of one."""
 FRAGMENT_LINE_BYTES = 16
-"""Bytes that an instruction loads of a line of a square."""
+"""Bytes that an instruction loads per fragment line."""
 
 
 def stored_factor(factor: PrimExpr) -> PrimExpr | None:
-    """Return a factor in the dtype that it has in memory, if tensor cores multiply that;
-    else None.
-    """
+    """Return a factor in its dtype in memory if tensor cores multiply that dtype, else None."""
     if isinstance(factor, Cast) and FACTORS.get(factor.value.dtype) == factor.dtype:
         return factor.value
     return None
 
 
 def can_multiply(factors: ProductFactors, target: Target) -> bool:
-    """Return whether a target's tensor cores compute such sums."""
+    """Return whether a target's tensor cores multiply these factors."""
     stored = [stored_factor(factors.a), stored_factor(factors.b)]
     a, b = stored
     return (
@@ -75,8 +73,7 @@ def can_multiply(factors: ProductFactors, target: Target) -> bool:
 
 
 def tensor_core_decision(factors: ProductFactors, target: Target, fixed: Fixed) -> Decision | None:
-    """Return the decision with tensor cores, where they exist and squares are filled to a half at
-    least.
+    """Return the tensor-core decision, where they exist and fragments are at least half filled.
 
     Args:
         factors: The sum of products.
@@ -117,7 +114,7 @@ def tensor_core_decision(factors: ProductFactors, target: Target, fixed: Fixed) 
 
 
 def _split_fragments(size: int | None, warps: int, squares: int) -> tuple[int, int]:
-    """Return the warps along an axis and the fragments of each: no more than the axis has."""
+    """Return the warps along an axis and the fragments of each, limited by the axis."""
     available = warps * squares if size is None else -(-size // FRAGMENT_SIDE)
     while warps * squares >= 2 * available and warps * squares > 1:
         warps, squares = (warps, squares // 2) if squares > 1 else (warps // 2, squares)
@@ -125,12 +122,12 @@ def _split_fragments(size: int | None, warps: int, squares: int) -> tuple[int, i
 
 
 class TensorCoreKernel(TiledProductKernel):
-    """A builder of one kernel; rows and columns of a warp are fragments."""
+    """Builder of one tensor-core kernel; the rows and columns of a warp are fragments."""
 
     side = FRAGMENT_SIDE
     threads_each = TENSOR_WARP_SIZE
     gap = FRAGMENT_LINE_BYTES // 2
-    """Instructions load whole lines, and other banks for each."""
+    """Padding between lines, so that the lines of a fragment are in different banks."""
 
     def __init__(self, group: ReductionGroup, decision: Decision) -> None:
         super().__init__(group, decision)
@@ -146,55 +143,55 @@ class TensorCoreKernel(TiledProductKernel):
 
     @property
     def threads(self) -> int:
-        """Return the threads of a block."""
+        """Return the threads per block."""
         return self.lanes * self.lines * TENSOR_WARP_SIZE
 
     @property
     def tile_m(self) -> int:
-        """Return the rows of a block."""
+        """Return the rows of a block's tile."""
         return self.rows * self.lines * FRAGMENT_SIDE
 
     @property
     def tile_n(self) -> int:
-        """Return the columns of a block."""
+        """Return the columns of a block's tile."""
         return self.columns * self.lanes * FRAGMENT_SIDE
 
     def access_widths(self) -> tuple[int, int]:
-        """Columns that a thread writes as one; rows and columns of squares are what they are."""
+        """Return the widths of wide accesses: 1 for rows, the columns of one store for columns."""
         return 1, self.store_width(math.gcd(self.near, FRAGMENT_SIDE))
 
     def line_pitch(self, line: int, read: int) -> int:
-        """Return the distance of lines of k."""
+        """Return the padded pitch of lines of k in shared memory."""
         return line + self.gap
 
     @staticmethod
     def extra_shared_bytes(tile_m: int, tile_n: int) -> int:
-        """Bytes of the sums that threads make results of."""
+        """Return the shared-memory bytes of the accumulators in the epilogue."""
         return tile_m * (tile_n + SUMS_PITCH_PADDING) * 4
 
     @staticmethod
     def stored_value(factor: PrimExpr) -> PrimExpr:
-        """Return a factor as it is in memory."""
+        """Return a factor in its dtype in memory."""
         stored = stored_factor(factor)
         assert stored is not None, factor
         return stored
 
     def tile_row(self, i: int) -> PrimExpr:
-        """Return the first row of a square of this thread's warp."""
+        """Return the first row of a fragment of this thread's warp."""
         return (self.thread // TENSOR_WARP_SIZE // self.lanes * self.rows + i) * FRAGMENT_SIDE
 
     def tile_column(self, j: int) -> PrimExpr:
-        """Return the first column of a square of this thread's warp."""
+        """Return the first column of a fragment of this thread's warp."""
         return (self.thread // TENSOR_WARP_SIZE % self.lanes * self.columns + j) * FRAGMENT_SIDE
 
     def emit_start(self) -> Stmt:
-        """Set all sums to 0."""
+        """Emit the zero fill of all accumulator fragments."""
         zero = const(0, self.dtype)
         squares = range(self.rows * self.columns)
         return seq(*(_fragment_call("tvm_fill_fragment", self.sums, n, zero) for n in squares))
 
     def emit_steps(self, rows_share: SharedTile, columns_share: SharedTile) -> Stmt:
-        """Return the products of a block of k."""
+        """Emit the fragment products of one block of k."""
         stmts: list[Stmt] = []
         for first in range(0, self.depth, FRAGMENT_SIDE):
             for i in range(self.rows):
@@ -211,14 +208,14 @@ class TensorCoreKernel(TiledProductKernel):
         return seq(*stmts)
 
     def emit_mma(self, i: int, j: int) -> Stmt:
-        """Emit the product of two fragments, added to a fragment of sums."""
+        """Emit the product of two fragments, added to an accumulator fragment."""
         total, number = BufferAddress(self.sums), const(i * self.columns + j)
         a, b = BufferAddress(self.a, access="r"), BufferAddress(self.b, access="r")
         args = (total, number, a, const(i), b, const(j), total, number)
         return Evaluate(call_intrin("tvm_mma_sync", *args, dtype="handle"))
 
     def emit_results(self) -> Stmt:
-        """Store the results, neighbours by neighbouring threads."""
+        """Emit the epilogue and the store of the results, coalesced across threads."""
         stored: list[Stmt] = []
         for i in range(self.rows):
             for j in range(self.columns):
@@ -242,7 +239,7 @@ class TensorCoreKernel(TiledProductKernel):
         )
 
     def emit_result(self, row: PrimExpr, column: PrimExpr, lane: Var) -> Stmt:
-        """Emit the store of a sum's result, or of contiguous ones."""
+        """Emit the store of one result or of contiguous ones."""
         f, anchor = self.factors, self.group.anchor.op
         assert isinstance(anchor, ComputeOp)
         by: PrimExpr = lane if self.beside > 1 else const(0)
@@ -255,7 +252,7 @@ class TensorCoreKernel(TiledProductKernel):
         return IfThenElse(logical_and(m < self.m, n < self.n), store)
 
     def build(self, name: str, shared: bool = True) -> PrimFunc:
-        """Build the program."""
+        """Build the PrimFunc."""
         sums, shared_buffers = self.emit_k_blocks(self.emit_steps)
         body = seq(self.emit_start(), sums, self.emit_results())
         return self.emit_launch(
@@ -280,8 +277,8 @@ def _fragment_call(
 def _emit_load_fragment(
     buffer: Buffer, number: int, share: SharedTile, first: PrimExpr, step: PrimExpr, is_a: bool
 ) -> Stmt:
-    """Emit the load of a fragment of a factor: a has its rows as lines where k is contiguous, b its
-    columns.
+    """Emit the load of a fragment from shared memory, row- or column-major depending on whether k
+    is contiguous.
     """
     by_rows = share.is_k_contiguous if is_a else not share.is_k_contiguous
     layout = StringImm("row_major" if by_rows else "col_major")

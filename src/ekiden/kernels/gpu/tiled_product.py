@@ -1,5 +1,5 @@
-"""Tiles of sums of products: each thread of a block has some rows and columns, and reads what it
-multiplies by itself or from shared memory, which all threads fill together.
+"""Tiled contractions on GPUs: each thread computes a register tile, from operands staged in shared
+memory.
 
     buffers=1   for blocks of k: load; wait; multiply; wait
     buffers=2   read the first block; write it to one buffer; wait
@@ -42,13 +42,14 @@ from ekiden.tir.stmt import BufferStore, IfThenElse, LetStmt, PrimFunc, Stmt, se
 from ekiden.tir.transform.thread_sync import STORAGE_SYNC
 
 MAX_STAGED_REGISTER_BYTES = 128
-"""Bytes of the next block of k that a thread may hold: 32 registers, beside the sums and what it
-multiplies. Blocks of few threads would hold much more, and spill."""
+"""Maximum register bytes that a thread uses to stage the next block of k. Blocks of few threads
+would hold much more, and spill.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedTile:
-    """A factor in shared memory: `tile` rows or columns by the depth of a block of k.
+    """Tile of a factor in shared memory: `tile` rows or columns by the depth of a block of k.
 
     Along k, elements are neighbours in shared memory if they are in the memory that they come from;
     else rows or columns are. Other elements are a pitch apart. The last two fields are the
@@ -65,40 +66,38 @@ class SharedTile:
     read: int = 1
 
     def element_index(self, number: PrimExpr, step: PrimExpr) -> PrimExpr:
-        """Return the index of an element."""
+        """Return the index of a row's or column's element at a step of k."""
         if self.is_k_contiguous:
             return number * self.pitch + step
         return step * self.pitch + number
 
     def load(self, number: PrimExpr, step: PrimExpr) -> PrimExpr:
-        """Load an element."""
+        """Load the element of a row or column at a step of k."""
         return BufferLoad(self.buffer, (self.element_index(number, step),), self.value.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class TileExtent:
-    """The first row or column of a block's tile, and the number of rows or columns that exist."""
+    """First row or column of a block's tile, and the extent of the whole axis."""
 
     first: PrimExpr
     most: PrimExpr
 
 
 Put: TypeAlias = Callable[[PrimExpr, PrimExpr], Stmt]
-"""Puts a value somewhere, for a lane."""
+"""Function (lane, value) -> store statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterOperands:
-    """The rows or columns of a thread, of a factor in shared memory, and the registers for what it
-    reads in one access.
-    """
+    """A thread's rows or columns of a shared tile, and the registers that a wide read fills."""
 
     share: SharedTile
     numbers: Sequence[PrimExpr]
     kept: Buffer | None
 
     def emit_loads(self, first: PrimExpr, step: int) -> list[Stmt]:
-        """Emit the loads that an iteration needs and that earlier iterations have not made."""
+        """Emit the wide reads of a step of k that earlier steps have not made."""
         share, lane, loads = self.share, Var("lane"), []
         if self.kept is None or (share.is_k_contiguous and step % share.read):
             return []
@@ -115,7 +114,7 @@ class RegisterOperands:
         return loads
 
     def values(self, first: PrimExpr, step: int) -> list[PrimExpr]:
-        """Return the values of an iteration."""
+        """Return the operand values of a step of k."""
         share = self.share
         if self.kept is None:
             return [share.load(number, first + step) for number in self.numbers]
@@ -128,17 +127,16 @@ class RegisterOperands:
 
 
 class TiledProductKernel:
-    """A builder of one kernel of tiles."""
+    """Builder of one tiled contraction kernel."""
 
     side = 1
-    """Rows and columns of what rows, columns, lanes and lines count."""
+    """Rows and columns per unit of the tile knobs: 1, or the side of a fragment."""
     threads_each = 1
-    """Threads of what lanes and lines count."""
+    """Threads per unit of `lanes` and `lines`: 1, or a warp."""
     steps_each = 1
-    """Steps of k of what depth counts."""
+    """Elements of k per step: 1, or the bytes of a word."""
     gap = 1
-    """Elements between lines of steps in memory of the block: then threads that read the same step
-    of different lines read different banks."""
+    """Padding elements between lines in shared memory, which avoids bank conflicts."""
 
     def __init__(self, group: ReductionGroup, decision: Decision) -> None:
         factors = match_product(group.anchor)
@@ -159,7 +157,7 @@ class TiledProductKernel:
 
     @classmethod
     def complete_decision(cls, factors: ProductFactors, target: Target, values: Fixed) -> Decision:
-        """Complete a decision by knobs of shared memory.
+        """Add the knobs of shared memory to a decision.
 
         Neighbours are accessed as one where the target's threads can. There are two buffers where
         threads run together, there is more than a block of k, and a block has the room.
@@ -192,14 +190,16 @@ class TiledProductKernel:
 
     @classmethod
     def max_access_width_of(cls, target: Target, factors: ProductFactors) -> int:
-        """Neighbours of both factors that threads access as one, at most."""
+        """Return the maximum number of adjacent elements that a thread accesses at once in both
+        factors.
+        """
         return max_access_width(
             target, cls.stored_value(factors.a).dtype, cls.stored_value(factors.b).dtype
         )
 
     @classmethod
     def shared_bytes(cls, factors: ProductFactors, decision: Decision) -> int:
-        """Return an upper bound of the bytes of shared memory that a kernel takes."""
+        """Return an upper bound of a kernel's shared-memory bytes."""
         rows, columns, lines, lanes, depth, buffers = (
             decision.int_value(n) for n in ("rows", "columns", "lines", "lanes", "depth", "buffers")
         )
@@ -215,7 +215,7 @@ class TiledProductKernel:
 
     @classmethod
     def staged_register_bytes(cls, factors: ProductFactors, decision: Decision) -> int:
-        """Return the bytes of registers in which a thread stages its share of a block of k."""
+        """Return the register bytes in which a thread stages its part of the next block of k."""
         rows, columns, lines, lanes, depth = (
             decision.int_value(n) for n in ("rows", "columns", "lines", "lanes", "depth")
         )
@@ -227,11 +227,11 @@ class TiledProductKernel:
 
     @staticmethod
     def extra_shared_bytes(tile_m: int, tile_n: int) -> int:
-        """Return the bytes of shared memory besides the factors."""
+        """Return the shared-memory bytes besides the factors."""
         return 0
 
     def validate(self, target: Target) -> Self:
-        """Check the kernel against a target, and return it.
+        """Raise CompileError if the kernel exceeds the target's limits; return the kernel.
 
         Raises:
             CompileError: For what the target does not have, or not enough of.
@@ -259,8 +259,8 @@ class TiledProductKernel:
         return self
 
     def access_widths(self) -> tuple[int, int]:
-        """Return the contiguous rows and columns of a thread: what it reads from shared memory in
-        one access, and for columns writes in one, too.
+        """Return the number of adjacent rows and columns that a thread reads from shared memory,
+        and for columns writes, in one access.
         """
         f = self.factors
         rows = 1 if self.is_k_contiguous(f.a) else math.gcd(self.near, self.rows)
@@ -268,7 +268,7 @@ class TiledProductKernel:
         return rows, self.store_width(columns)
 
     def store_width(self, limit: int) -> int:
-        """Return the columns of the result that are written in one access."""
+        """Return the number of result columns written in one access."""
         f, output = self.factors, self.group.output
         if limit == 1 or dt.is_byte_stored(output.dtype) or output.dtype == "bool":
             return 1
@@ -279,23 +279,23 @@ class TiledProductKernel:
         return access_width([access], f.columns, extents, limit)
 
     def is_k_contiguous(self, factor: PrimExpr) -> bool:
-        """Return whether consecutive k are neighbours in the memory that a factor comes from."""
+        """Return whether consecutive k are adjacent in a factor's memory."""
         step = Var("step")
         return is_unit_stride(factor, {self.group.reduce.axis[-1]: step}, step)
 
     @property
     def threads(self) -> int:
-        """Return the threads of a block."""
+        """Return the threads per block."""
         return self.lanes * self.lines
 
     @property
     def tile_m(self) -> int:
-        """Return the rows of a block."""
+        """Return the rows of a block's tile."""
         return self.rows * self.lines
 
     @property
     def tile_n(self) -> int:
-        """Return the columns of a block."""
+        """Return the columns of a block's tile."""
         return self.columns * self.lanes
 
     def global_row(self, i: int) -> PrimExpr:
@@ -318,26 +318,26 @@ class TiledProductKernel:
         return own + j // self.beside * (self.lanes * self.beside)
 
     def axis_values(self, axes: Sequence[Var], number: PrimExpr) -> dict[Var, PrimExpr]:
-        """Return the values of axes at the element of a number."""
+        """Return the axis values of a flat index."""
         at = unravel_index(number, [self.factors.extents[v] for v in axes]) if axes else []
         return dict(zip(axes, at, strict=True))
 
     def factor_at(
         self, value: PrimExpr, axes: Sequence[Var], number: PrimExpr, k: object
     ) -> PrimExpr:
-        """Return a factor at an element of its axes and values of k."""
+        """Return a factor at a flat index of its axes and values of k."""
         assert isinstance(k, dict)
         at = self.axis_values(axes, number) | self.axis_values(self.factors.batch, self.block_z) | k
         return self.group.replace_tensor_loads(value, at)
 
     def emit_start(self) -> Stmt:
-        """Emit the initialisation of all sums to 0."""
+        """Emit the zero initialisation of the accumulators."""
         count = self.rows * self.columns
         zero = const(0, self.dtype)
         return seq(*(BufferStore(self.sums, zero, (const(i),)) for i in range(count)))
 
     def emit_step(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Stmt:
-        """Emit the addition of one product to every sum."""
+        """Emit the multiply-adds of one step of k."""
         names_a = [Var(f"a{i}", e.dtype) for i, e in enumerate(a)]
         names_b = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
         stores: list[Stmt] = []
@@ -353,8 +353,8 @@ class TiledProductKernel:
         return body
 
     def emit_unshared_nest(self) -> Stmt:
-        """Emit the nest in which each thread reads global memory itself; beyond the last row and
-        column, the last again.
+        """Emit a loop nest in which each thread reads global memory; indices past the last row and
+        column are clamped.
         """
         axes = self.group.reduce.axis
         names: dict[Var, PrimExpr] = {r: Var(r.name) for r in axes}
@@ -374,7 +374,7 @@ class TiledProductKernel:
     def create_shared_tile(
         self, name: str, value: PrimExpr, axes: Sequence[Var], tile: int, beside: int = 1
     ) -> SharedTile:
-        """Return the shared memory for a factor.
+        """Create the shared-memory tile of a factor.
 
         Args:
             name: The name of the buffer.
@@ -399,7 +399,7 @@ class TiledProductKernel:
         return SharedTile(buffer, value, axes, tile, pitch, by_steps, near, read)
 
     def line_pitch(self, line: int, read: int) -> int:
-        """Return the pitch of lines of k.
+        """Return the padded pitch of lines of k in shared memory.
 
         Threads that read the same k of different lines read different banks, if what they read as
         one does not begin at an even multiple of it.
@@ -409,8 +409,8 @@ class TiledProductKernel:
     def loaded_element(
         self, share: SharedTile, round_index: PrimExpr
     ) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
-        """Return what a thread loads in a round: its number among all, the first k, and the row or
-        column.
+        """Return the flat index, the first k, and the row or column of the element that a thread
+        loads in a round.
         """
         at = round_index * self.threads + self.thread
         if share.is_k_contiguous:
@@ -420,20 +420,18 @@ class TiledProductKernel:
         return at, at // line, at % line * share.near
 
     def num_load_rounds(self, share: SharedTile) -> int:
-        """Return the number of loads of a thread per block of k."""
+        """Return the number of loads per thread and block of k."""
         return -(-self.depth * share.tile // (share.near * self.threads))
 
     def guard_round(self, share: SharedTile, at: PrimExpr, body: Stmt) -> Stmt:
-        """Guard the body of a round in which not all threads may have an element."""
+        """Guard the body of a round in which some threads have no element."""
         count = self.depth * share.tile // share.near
         return body if count % self.threads == 0 else IfThenElse(at < count, body)
 
     def read(
         self, share: SharedTile, round_index: PrimExpr, block: PrimExpr, side: TileExtent, put: Put
     ) -> Stmt:
-        """Emit the read of what a thread loads in a round, passed to `put`; 0 stands for what does
-        not exist.
-        """
+        """Emit a round's global load, passed to `put`; elements outside the factor are 0."""
         reduced = self.group.reduce.axis
         extents, lane = [r.extent for r in reduced], Var("lane")
         at, step, number = self.loaded_element(share, round_index)
@@ -455,7 +453,7 @@ class TiledProductKernel:
     def emit_load_block(
         self, share: SharedTile, block: PrimExpr, first: PrimExpr, extent: PrimExpr
     ) -> Stmt:
-        """Emit the load of a block of k to shared memory by all threads."""
+        """Emit the cooperative load of a block of k into shared memory."""
         round_index, side = Var("turn"), TileExtent(first, extent)
         _, step, number = self.loaded_element(share, round_index)
 
@@ -485,14 +483,14 @@ class TiledProductKernel:
         )
 
     def staging_registers(self, share: SharedTile) -> Buffer:
-        """Return the registers for what a thread loads of a block of k."""
+        """Return the registers that stage a thread's part of a block of k."""
         count = const(self.num_load_rounds(share) * share.near)
         return Buffer(f"{share.buffer.name}_held", (count,), share.value.dtype, "local")
 
     def emit_fetch(
         self, share: SharedTile, held: Buffer, block: PrimExpr, side: TileExtent
     ) -> Stmt:
-        """Emit the load of a block of k to registers of each thread."""
+        """Emit the global loads of a block of k into each thread's staging registers."""
         round_index = Var("turn")
 
         def store_register(lane: PrimExpr, value: PrimExpr) -> Stmt:
@@ -506,7 +504,7 @@ class TiledProductKernel:
         )
 
     def emit_put(self, share: SharedTile, held: Buffer) -> Stmt:
-        """Emit the store of a block of k from registers to shared memory."""
+        """Emit the store of a staged block of k to shared memory."""
         round_index = Var("turn")
         body = self.emit_store_round(share, round_index, held, round_index * share.near)
         return unrolled_loop(round_index, self.num_load_rounds(share), body)
@@ -514,9 +512,7 @@ class TiledProductKernel:
     def emit_store_round(
         self, share: SharedTile, round_index: PrimExpr, held: Buffer, first: PrimExpr
     ) -> Stmt:
-        """Emit the store of what a thread has loaded in a round, in registers from `first` on, to
-        shared memory.
-        """
+        """Emit the store of one round's staged registers to shared memory."""
         at, step, number = self.loaded_element(share, round_index)
         lane = Var("lane")
         by: PrimExpr = lane if share.near > 1 else const(0)
@@ -526,14 +522,14 @@ class TiledProductKernel:
         return self.guard_round(share, at, body)
 
     def tile_extents(self) -> tuple[TileExtent, TileExtent]:
-        """Return the beginnings of a block's tiles, and the extents of rows and columns."""
+        """Return the first row and column of a block's tiles, with the extents of their axes."""
         return (
             TileExtent(self.block_m * self.tile_m, self.m),
             TileExtent(self.block_n * self.tile_n, self.n),
         )
 
     def create_shared_tiles(self, ends: str = "") -> tuple[SharedTile, SharedTile]:
-        """Return the shared memory for both factors."""
+        """Create the shared-memory tiles of both factors."""
         f = self.factors
         return (
             self.create_shared_tile(
@@ -547,7 +543,7 @@ class TiledProductKernel:
     def emit_k_blocks(
         self, steps: Callable[[SharedTile, SharedTile], Stmt]
     ) -> tuple[Stmt, list[Buffer]]:
-        """Emit `steps` for each block of k in shared memory; return that memory, too."""
+        """Emit `steps` for each block of k in shared memory; return also its tiles."""
         total = simplify(product_of_extents([r.extent for r in self.group.reduce.axis]))
         count = simplify((total + (self.depth - 1)) // self.depth)
         if self.buffers == 2:
@@ -570,8 +566,8 @@ class TiledProductKernel:
     def emit_double_buffered(
         self, steps: Callable[[SharedTile, SharedTile], Stmt], count: PrimExpr
     ) -> tuple[Stmt, list[Buffer]]:
-        """Emit `steps` with two buffers of each factor: while one is read, the next block is
-        loaded.
+        """Emit `steps` with double-buffered tiles: the next block is loaded while the current one
+        is read.
         """
         # Twice the shared memory buys one barrier per block instead of two.
         halves = self.create_shared_tiles(), self.create_shared_tiles("_next")
@@ -590,7 +586,7 @@ class TiledProductKernel:
             return apply_to_both(lambda s, h, side: self.emit_put(s, h), half)
 
         def emit_block(block: PrimExpr, half: int) -> Stmt:
-            """Multiply one block of k, and load the next one meanwhile."""
+            """Emit the products of one block of k and the load of the next."""
             # Loads are issued before the products and stored behind them, which hides their
             # latency.
             is_next = block + 1 < count
@@ -611,11 +607,11 @@ class TiledProductKernel:
 
     @staticmethod
     def stored_value(factor: PrimExpr) -> PrimExpr:
-        """Return the form of a factor in shared memory."""
+        """Return a factor in the form that shared memory holds."""
         return factor
 
     def emit_steps(self, left_tile: SharedTile, right_tile: SharedTile) -> Stmt:
-        """Emit the products of a block of k."""
+        """Emit the multiply-adds of one block of k."""
         unit = max(s.read if s.is_k_contiguous else 1 for s in (left_tile, right_tile))
         step = Var("step")
         first = step * unit if unit > 1 else step
@@ -637,16 +633,14 @@ class TiledProductKernel:
         return serial_loop(step, self.depth // unit, wrap_in_allocations(seq(*stmts), own))
 
     def operand_registers(self, share: SharedTile, lines: int) -> Buffer | None:
-        """Return the registers for neighbours that a thread reads as one; None if it reads single
-        elements.
-        """
+        """Return the registers of wide operand reads, or None for scalar reads."""
         if share.read == 1:
             return None
         count = lines * share.read if share.is_k_contiguous else lines
         return Buffer(f"{share.buffer.name}_read", (const(count),), share.value.dtype, "local")
 
     def emit_results(self) -> Stmt:
-        """Emit the epilogue of the sums, and the stores."""
+        """Emit the epilogue and the stores of the accumulators."""
         stores: list[Stmt] = []
         for i in range(self.rows):
             for j in range(0, self.columns, self.beside):
@@ -654,7 +648,7 @@ class TiledProductKernel:
         return seq(*stores)
 
     def emit_result_columns(self, i: int, j: int) -> Stmt:
-        """Emit the store of the columns from j on that are written in one access."""
+        """Emit one store of adjacent result columns from j on."""
         f, anchor, lane = self.factors, self.group.anchor.op, Var("lane")
         assert isinstance(anchor, ComputeOp)
         by: PrimExpr = lane if self.beside > 1 else const(0)
@@ -670,7 +664,7 @@ class TiledProductKernel:
         return IfThenElse(inside, store)
 
     def build(self, name: str, shared: bool) -> PrimFunc:
-        """Build the program."""
+        """Build the PrimFunc."""
         sums, shared_buffers = (
             self.emit_k_blocks(self.emit_steps) if shared else (self.emit_unshared_nest(), [])
         )
@@ -678,7 +672,7 @@ class TiledProductKernel:
         return self.emit_launch(body, shared_buffers, name)
 
     def emit_launch(self, body: Stmt, shared_buffers: Sequence[Buffer], name: str) -> PrimFunc:
-        """Emit the launch of a thread's body for all threads."""
+        """Emit the launch of a thread's body over all blocks and threads."""
         tiles_m = simplify((self.m + (self.tile_m - 1)) // self.tile_m)
         tiles_n = simplify((self.n + (self.tile_n - 1)) // self.tile_n)
         body = thread_loop(self.thread, self.threads, "threadIdx.x", body)

@@ -1,4 +1,5 @@
-"""How many elements a thread of a device accesses as one vector, and along which axes.
+"""Wide memory accesses of GPU threads: how many adjacent elements one access covers, and along
+which axes.
 
 Threads that run one after the other compute with vectors (`Lanes.of`). Threads that run together
 read and write contiguous elements as one: they begin at a multiple of their number, and nothing
@@ -27,13 +28,11 @@ from ekiden.tir.transform.loop_vectorization import Vectorizer
 from ekiden.tir.visitor import pre_order_stmts, stmt_exprs
 
 MAX_DEVICE_VECTOR_LANES = 16
-"""Of the vectors that languages of devices have."""
+"""Maximum lanes of the vector types of device languages."""
 
 
 def unravel_index(index: PrimExpr, extents: Sequence[PrimExpr]) -> list[PrimExpr]:
-    """Return the coordinates of the element with a number, the last axis fastest; axes of one have
-    0.
-    """
+    """Return the coordinates of a flat index, the last axis fastest; 0 on axes of extent 1."""
     positions: list[PrimExpr] = [const(0)] * len(extents)
     long = [n for n, extent in enumerate(extents) if not is_const(extent, 1)]
     for n in reversed(long):
@@ -45,7 +44,7 @@ def unravel_index(index: PrimExpr, extents: Sequence[PrimExpr]) -> list[PrimExpr
 
 @dataclass(frozen=True, slots=True)
 class VectorAxes:
-    """The axes of a computation that vectors run over: those from `first` on, `count` elements at a
+    """Axes of a computation that vectors run over: those from `first` on, `count` elements at a
     time.
     """
 
@@ -54,7 +53,7 @@ class VectorAxes:
 
     @staticmethod
     def widest(block: Block, target: Target, min_axis: int = 0) -> VectorAxes | None:
-        """Return the most axes across which all that is read and written are neighbours.
+        """Return the vector axes along which every access is contiguous, as many as possible.
 
         What a block adds to, it may not add to twice: then vectors fit the axes exactly.
 
@@ -91,18 +90,18 @@ class VectorAxes:
 
 
 def computes_with_vectors(target: Target) -> bool:
-    """Return whether threads run one after the other, and each computes with vectors."""
+    """Return whether a target runs threads serially, each with vector instructions."""
     return target.thread_warp_size == 1 and target.lanes("float32") > 1
 
 
 def max_lanes(target: Target, dtypes: Iterable[str]) -> int:
-    """Return the lanes of vectors that registers hold of all of some types."""
+    """Return the maximum vector lanes for all of some dtypes."""
     widest = max((dt.itemsize(dtype) for dtype in dtypes), default=1)
     return min(target.vector_bits // (8 * widest), MAX_DEVICE_VECTOR_LANES)
 
 
 def lanes_fitting(limit: int, size: int | None) -> int:
-    """Return the lanes of vectors that fit a size; 1 where it is not known."""
+    """Return the lanes that divide a size; 1 where it is dynamic."""
     return next((n for n in (16, 8, 4, 2) if size is not None and n <= min(limit, size)), 1)
 
 
@@ -110,12 +109,12 @@ Access: TypeAlias = tuple[Buffer, tuple[PrimExpr, ...]]
 
 
 def collect_loads(*exprs: PrimExpr) -> list[Access]:
-    """Return what expressions read, and where."""
+    """Return the loads of expressions, with their shapes and indices."""
     return [(e.buffer, e.indices) for e in post_order(*exprs) if isinstance(e, BufferLoad)]
 
 
 def collect_accesses(body: Stmt) -> tuple[list[Access], list[Access]]:
-    """Return what a statement reads, and what it writes."""
+    """Return the loads and the stores of a statement."""
     loads: list[Access] = []
     stores: list[Access] = []
     for s in pre_order_stmts(body):
@@ -128,8 +127,7 @@ def collect_accesses(body: Stmt) -> tuple[list[Access], list[Access]]:
 def are_contiguous(
     accesses: Iterable[Access], positions: Mapping[Var, PrimExpr], step: Var, limit: int = 2
 ) -> bool:
-    """Return whether consecutive values of a variable access the same element or ones up to a
-    distance.
+    """Return whether consecutive values of a variable access elements at most `limit` apart.
 
     Args:
         accesses: Buffers and indices.
@@ -149,9 +147,7 @@ def access_stride(
     positions: Mapping[Var, PrimExpr],
     step: Var,
 ) -> PrimExpr:
-    """Return the elements between what is accessed and what is accessed at the next value of a
-    variable.
-    """
+    """Return the stride in elements of an access along a variable."""
     flat: PrimExpr = const(0)
     for index, extent in zip(indices, shape, strict=True):
         flat = flat * extent + index
@@ -160,9 +156,7 @@ def access_stride(
 
 
 def tile_start(tile: PrimExpr, width: int, extent: PrimExpr) -> PrimExpr:
-    """Return the first element of a tile: the last tile ends where its axis does, and so overlaps
-    the one before.
-    """
+    """Return the first element of a tile; the last tile is shifted back to end with its axis."""
     size = extent.value if isinstance(extent, IntImm) else None
     if size is not None and size % width == 0:
         return tile * width
@@ -173,11 +167,13 @@ def tile_start(tile: PrimExpr, width: int, extent: PrimExpr) -> PrimExpr:
 WIDE_ACCESS_FEATURE = "near_memory"
 ACCESS_WIDTHS = (16, 8, 4, 2)
 ShapedAccess: TypeAlias = tuple[Sequence[PrimExpr], Sequence[PrimExpr]]
-"""The shape of what is accessed, and where."""
+"""Shape and indices of an access."""
 
 
 def max_access_width(target: Target, *dtypes: str) -> int:
-    """Return the most elements that a target's threads access as one, of all of some types."""
+    """Return the maximum number of adjacent elements that a target's threads access at once, for
+    all of some dtypes.
+    """
     has_none = not target.has(WIDE_ACCESS_FEATURE) or any(
         dt.is_byte_stored(d) or d == "bool" for d in dtypes
     )
@@ -185,14 +181,14 @@ def max_access_width(target: Target, *dtypes: str) -> int:
 
 
 def tensor_reads(value: PrimExpr) -> list[ProducerLoad]:
-    """Return what an expression over tensors reads."""
+    """Return the tensor reads of an expression."""
     return [e for e in post_order(value) if isinstance(e, ProducerLoad)]
 
 
 def read_width(
     value: PrimExpr, axes: Sequence[Var], extents: Sequence[PrimExpr], limit: int
 ) -> int:
-    """Return the lanes of one access in what an expression over tensors reads.
+    """Return the width of one access that all tensor reads of an expression allow.
 
     Args:
         value: The expression.
@@ -214,7 +210,7 @@ def read_width(
 
 
 def wide_access_axes(block: Block, target: Target, threads: int) -> VectorAxes | None:
-    """Return the axes of a computation, from one on, along which neighbours are one access.
+    """Return the trailing axes of a computation along which one access covers adjacent elements.
 
     Returns:
         None where there are none, where threads of the target do not run together, or where there
@@ -245,7 +241,7 @@ def wide_access_axes(block: Block, target: Target, threads: int) -> VectorAxes |
 
 
 def _guard_conditions(value: PrimExpr) -> list[PrimExpr]:
-    """Return the conditions under which subexpressions are evaluated."""
+    """Return the conditions that guard subexpressions."""
     intrinsics = [e for e in post_order(value) if isinstance(e, Intrinsic)]
     return [e.args[0] for e in intrinsics if e.op == "if_then_else"]
 
@@ -257,7 +253,7 @@ def access_width(
     limit: int,
     conditions: Sequence[PrimExpr] = (),
 ) -> int:
-    """Return the lanes of one access that all accesses allow.
+    """Return the width of one access that all accesses and guards allow.
 
     Args:
         accesses: Shapes and indices.
@@ -298,5 +294,5 @@ def _is_contiguous(access: ShapedAccess, at: Mapping[Var, PrimExpr], lane: Var, 
 
 
 def vector_loop(lane: Var, count: int, body: Stmt) -> Stmt:
-    """Return the body for the first `count` values of a lane, at once."""
+    """Return a vectorised loop over the first `count` values of a lane variable."""
     return For(lane, const(0), const(count), ForKind.VECTORIZED, body, {"lanes": count})

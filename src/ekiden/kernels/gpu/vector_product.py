@@ -1,5 +1,5 @@
-"""Sums of products on devices whose threads run one after the other and compute with vectors, as
-processors do: no shared memory, no barriers, sums in registers.
+"""Contractions on targets whose threads run serially with vector units: accumulators in registers,
+no shared memory or barriers.
 
     along=columns   for k: sums[i, j : j + 16] += a[i, k] * b[j : j + 16, k]
     along=depth     for k in steps of 16: sums[i, j, :] += a[i, k : k + 16] * b[j, k : k + 16]
@@ -45,15 +45,13 @@ from ekiden.tir.visitor import substitute
 ALONG_COLUMNS, ALONG_DEPTH = "columns", "depth"
 VECTOR_TILE_SIZES = (12, 8, 6, 4, 3, 2, 1)
 ASSUMED_EXTENT = 1024
-"""Stands for an extent that only a run knows."""
+"""Assumed value of a dynamic extent."""
 MIN_GATHERED_LANES = 4
-"""Lanes that are worth being brought together one by one."""
+"""Minimum lanes from which gathering elements one by one pays."""
 
 
 def contiguous_column_axes(factors: ProductFactors) -> tuple[Var, ...]:
-    """Return the axes that vectors of columns run over: the last ones across which elements are
-    neighbours.
-    """
+    """Return the trailing column axes along which elements are contiguous."""
     step, columns = Var("step"), factors.columns
     for first in range(len(columns) - 1):
         if is_unit_stride(factors.b, _values_of_axes(factors, columns[first:], step), step):
@@ -64,13 +62,15 @@ def contiguous_column_axes(factors: ProductFactors) -> tuple[Var, ...]:
 def _values_of_axes(
     factors: ProductFactors, axes: Sequence[Var], number: PrimExpr
 ) -> dict[Var, PrimExpr]:
-    """Return the values of axes at the element of a number."""
+    """Return the axis values of a flat index."""
     at = unravel_index(number, [factors.extents[v] for v in axes])
     return dict(zip(axes, at, strict=True))
 
 
 def vector_axis(factors: ProductFactors, max_lanes_: int) -> tuple[str, int]:
-    """Return what vectors run over, and their lanes (at most `max_lanes_`): 1 for no vectors."""
+    """Return the vectorised axis kind and its lanes, at most `max_lanes_`; 1 lane for no
+    vectors.
+    """
     step, axes = Var("step"), contiguous_column_axes(factors)
     columns = lanes_fitting(max_lanes_, known_extent(factors.num_elements(axes)) if axes else 1)
     is_near = bool(axes) and is_unit_stride(factors.b, _values_of_axes(factors, axes, step), step)
@@ -84,12 +84,12 @@ def vector_axis(factors: ProductFactors, max_lanes_: int) -> tuple[str, int]:
 
 
 def choose_tile(target: Target, rows: int | None, columns: int | None) -> tuple[int, int]:
-    """Return the rows and columns (or vectors of them) of a thread: as many sums as stay in
-    registers besides one step's operands, of the shape with the least work for the whole result.
+    """Return the register tile (rows, columns or vectors of columns) with the least work whose
+    accumulators and operands fit the registers.
     """
 
     def fits_registers(r: int, c: int) -> bool:
-        """Return whether sums and what an iteration multiplies fit the registers, and the tile the
+        """Return whether accumulators and operands fit the registers, and the tile fits the
         result.
         """
         # Besides the sums, c vectors of columns and one element of a row are live.
@@ -97,8 +97,8 @@ def choose_tile(target: Target, rows: int | None, columns: int | None) -> tuple[
         return fewer and r * c + c + 1 < target.registers
 
     def estimate_work(shape: tuple[int, int]) -> tuple[int, int]:
-        """Return the work of all tiles: two for each multiply-add and one for each load; the higher
-        tile of equals.
+        """Return the cost of all tiles, two per multiply-add and one per load; ties prefer more
+        rows.
         """
         r, c = shape
         tiles = -(-(rows or ASSUMED_EXTENT) // r) * -(-(columns or ASSUMED_EXTENT) // c)
@@ -113,9 +113,7 @@ def choose_tile(target: Target, rows: int | None, columns: int | None) -> tuple[
 
 
 def choose_band(target: Target, rows: int, tiles: int | None, depth: int | None, dtype: str) -> int:
-    """Return the row tiles that are multiplied by some columns before the next columns: as many as
-    half of L2 holds the rows of; 0 for all.
-    """
+    """Return the number of row tiles per band, whose rows fit half of L2; 0 for all."""
     if tiles is None or depth is None:
         return 0
     max_tiles = target.l2 // 2 // max(rows * depth * dt.itemsize(dtype), 1)
@@ -124,7 +122,7 @@ def choose_band(target: Target, rows: int, tiles: int | None, depth: int | None,
 
 
 class VectorProductKernel:
-    """A builder of one kernel of vectors."""
+    """Builder of one vectorised contraction kernel."""
 
     def __init__(self, group: ReductionGroup, decision: Decision) -> None:
         factors = match_product(group.anchor)
@@ -157,7 +155,7 @@ class VectorProductKernel:
         self.rest = Buffer("rest", (const(self.rows * self.columns),), self.dtype, "local")
 
     def tiled_column_axes(self, factors: ProductFactors) -> tuple[Var, ...]:
-        """Return the axes that tiles of columns run over."""
+        """Return the column axes that tiles run over."""
         return contiguous_column_axes(factors) if self.along == ALONG_COLUMNS else factors.columns
 
     def row_index(self, i: int) -> PrimExpr:
@@ -173,46 +171,46 @@ class VectorProductKernel:
         return at if size is not None and size >= self.width else minimum(at, self.n - 1)
 
     def outer_axis_values(self) -> dict[Var, PrimExpr]:
-        """Return values of the axes that no tile runs over."""
+        """Return the values of the axes that tiles do not cover."""
         f = self.factors
         batch, line = unravel_index(self.block, [f.num_elements(f.batch), self.lines])
         return _values_of_axes(f, f.batch, batch) | _values_of_axes(f, self.outer, line)
 
     def factor_a(self, i: int, k: Mapping[Var, PrimExpr]) -> PrimExpr:
-        """Return the factor of a row at values of k."""
+        """Return the element of factor `a` at a row and values of k."""
         f = self.factors
         return self.group.replace_tensor_loads(
             f.a, _values_of_axes(f, f.rows, self.row_index(i)) | self.outer_axis_values() | dict(k)
         )
 
     def factor_b(self, column: PrimExpr, k: Mapping[Var, PrimExpr]) -> PrimExpr:
-        """Return the factor of a column at values of k."""
+        """Return the element of factor `b` at a column and values of k."""
         f = self.factors
         return self.group.replace_tensor_loads(
             f.b, _values_of_axes(f, self.inner, column) | self.outer_axis_values() | dict(k)
         )
 
     def sum_indices(self) -> Iterator[tuple[int, int, int]]:
-        """Yield rows, columns (or vectors of them), and the number of their sum."""
+        """Yield (row, column or vector, index of the accumulator)."""
         for i in range(self.rows):
             for j in range(self.columns):
                 yield i, j, i * self.columns + j
 
     def sum_at(self, number: int, lane: PrimExpr) -> PrimExpr:
-        """Return the index of a lane of a sum."""
+        """Return the index of one lane of an accumulator."""
         return const(number * self.lanes) + lane
 
     def lane_loop(self, lane: Var, body: Stmt) -> Stmt:
-        """Return a loop over all lanes at once."""
+        """Return a vectorised loop over all lanes."""
         return For(lane, const(0), const(self.lanes), ForKind.VECTORIZED, body)
 
     def emit_accumulate(self, number: int, lane: PrimExpr, value: PrimExpr) -> Stmt:
-        """Emit the addition of a product to a sum."""
+        """Emit the addition of a product to an accumulator."""
         at = (self.sum_at(number, lane),)
         return BufferStore(self.sums, BufferLoad(self.sums, at, self.dtype) + value, at)
 
     def emit_start(self) -> Stmt:
-        """Emit the initialisation of all sums to 0."""
+        """Emit the zero initialisation of the accumulators."""
         zeros: list[Stmt] = []
         for _, _, number in self.sum_indices():
             lane = Var("lane")
@@ -221,22 +219,22 @@ class VectorProductKernel:
         return seq(*zeros)
 
     def emit_column_step(self, k: Mapping[Var, PrimExpr]) -> Stmt:
-        """Emit the products of vectors of columns with elements of rows."""
+        """Emit a step of k with vectors of columns times row scalars."""
         lane = Var("lane")
         first = self.column_index(0) + lane
         b = [self.factor_b(first + j * self.lanes, k) for j in range(self.columns)]
         return self.lane_loop(lane, self.emit_products(lane, b, k))
 
     def emit_depth_step(self, k: Mapping[Var, PrimExpr], axis: Var) -> Stmt:
-        """Emit the products of vectors of columns with vectors of rows, along k."""
+        """Emit a step of k with vectors along k of both rows and columns."""
         lane = Var("lane")
         at = dict(k) | {axis: k[axis] + lane}
         b = [self.factor_b(self.column_index(j), at) for j in range(self.columns)]
         return self.lane_loop(lane, self.emit_products(lane, b, at))
 
     def emit_products(self, lane: Var, b: Sequence[PrimExpr], k: Mapping[Var, PrimExpr]) -> Stmt:
-        """Emit the addition of products to all sums: registers hold the elements of columns, and
-        those of rows one at a time.
+        """Emit the multiply-adds of all accumulators: column operands stay in registers, row
+        operands are read one at a time.
         """
         names = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
         rows_of_sums: list[Stmt] = []
@@ -250,7 +248,7 @@ class VectorProductKernel:
         return _wrap_in_lets(zip(names, b, strict=True), seq(*rows_of_sums))
 
     def emit_remainder_step(self, k: Mapping[Var, PrimExpr]) -> Stmt:
-        """Emit the products of the remainder of the depth, which no vector covers."""
+        """Emit the scalar products of the remainder of k after the last full vector."""
         stores: list[Stmt] = []
         for i, j, number in self.sum_indices():
             at = (const(number),)
@@ -260,7 +258,7 @@ class VectorProductKernel:
         return seq(*stores)
 
     def emit_k_nest(self) -> Stmt:
-        """Emit the loops of all products."""
+        """Emit the loops over k."""
         axes = self.group.reduce.axis
         k: dict[Var, PrimExpr] = {r: Var(r.name) for r in axes}
         last = axes[-1]
@@ -285,7 +283,7 @@ class VectorProductKernel:
         return body
 
     def emit_results(self) -> Stmt:
-        """Emit the epilogue of the sums, and the stores."""
+        """Emit the epilogue and the stores."""
         stores: list[Stmt] = []
         for i, j, number in self.sum_indices():
             if self.along == ALONG_COLUMNS:
@@ -310,7 +308,7 @@ class VectorProductKernel:
         return self.group.emit_store([at[a.var] for a in anchor.axis], value)
 
     def emit_lane_reduction(self) -> Stmt:
-        """Emit the reduction of the lanes of every sum to one number."""
+        """Emit the horizontal sum of every accumulator."""
         stores: list[Stmt] = []
         for _, _, number in self.sum_indices():
             # Lanes are summed once, after all of k: a horizontal sum takes several instructions.
@@ -323,7 +321,7 @@ class VectorProductKernel:
         return seq(*stores)
 
     def build(self, name: str) -> PrimFunc:
-        """Build the program."""
+        """Build the PrimFunc."""
         phases = [self.emit_start(), self.emit_k_nest()]
         local_buffers = [self.sums]
         if self.along == ALONG_DEPTH:
@@ -346,7 +344,7 @@ class VectorProductKernel:
         return simplify((self.m + (self.rows - 1)) // self.rows)
 
     def guard_tile(self, tile_index: Var, body: Stmt) -> Stmt:
-        """Return the body for a tile of the band, if that exists."""
+        """Guard a tile of the band that may not exist."""
         if not self.band:
             return substitute(body, {self.block_m: tile_index})
         exact = is_const(simplify(self.num_row_tiles % self.band), 0)
@@ -354,9 +352,7 @@ class VectorProductKernel:
         return substitute(guarded, {self.block_m: self.number * self.band + tile_index})
 
     def emit_launch(self, body: Stmt, name: str, tile_index: Var | None = None) -> PrimFunc:
-        """Emit the launch of one thread's body for all threads; those of a band after each
-        other.
-        """
+        """Emit the launch of a thread's body; the tiles of a band run consecutively."""
         tiles_n = simplify((self.n + (self.width - 1)) // self.width)
         bands: PrimExpr = const(1)
         if self.band:
@@ -379,22 +375,21 @@ def _wrap_in_lets(named: Iterable[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
 
 PANEL_STEPS = (1024, 512, 256, 128, 64, 32, 16)
 PANEL_BAND_TILES, MIN_PANEL_TILES = (64, 32, 16, 8), 8
-"""Of rows, that a thread takes with one panel."""
+"""Default and minimum row tiles that a thread multiplies by one panel."""
 MIN_THREADS_PER_CORE = 4
-"""Threads for each unit of a device, so that all have work until the end."""
+"""Minimum threads per compute unit, which balances the load."""
 Steps: TypeAlias = Callable[[Mapping[Var, PrimExpr], PrimExpr], Stmt]
-"""(a step of k, its number in the part) -> what is done there."""
+"""Function (step of k, its index in the chunk) -> statement."""
 
 
 def ordered_reduce_axes(factors: ProductFactors) -> list[ReduceAxis]:
-    """Return the axes of the sum, in the order in which elements of rows follow one another in
-    memory.
-    """
+    """Return the reduction axes in the memory order of the row factor."""
     return sorted(factors.reduce.axis, key=lambda r: -stride_bound(factors.a, r))
 
 
 def split_k_axis(axes: Sequence[ReduceAxis], steps: int) -> tuple[int, int]:
-    """Return the axis that chunks of at most `steps` iterations split, and its values per chunk.
+    """Return the reduction axis that chunks split, and its values per chunk of at most `steps`
+    iterations.
 
     Axes behind it are complete in a chunk. All chunks have the same number of values if they can.
     """
@@ -413,7 +408,8 @@ def split_k_axis(axes: Sequence[ReduceAxis], steps: int) -> tuple[int, int]:
 def choose_panel(
     target: Target, factors: ProductFactors, plain: Fixed, max_vector: int
 ) -> Fixed | None:
-    """Return the decision of a kernel with panels; None where `plain`, one without, is cheaper.
+    """Return the decision of a kernel with packed panels; None where the unpacked `plain` one is
+    estimated faster.
 
     Args:
         target: The device.
@@ -466,7 +462,7 @@ def _largest_up_to(values: Sequence[int], limit: int) -> int | None:
 def _are_panels_cheaper(
     target: Target, factors: ProductFactors, paneled: Fixed, plain: Fixed, tiles: int, bands: int
 ) -> bool:
-    """Return whether panels are cheaper than no panels.
+    """Return whether the estimated cost with packed panels is lower than without.
 
     Costs are those of an iteration of k for a vector of columns and all rows, in halves of a
     multiply-add: a load or store is one, an element that is loaded by itself or chosen by a
@@ -500,7 +496,7 @@ def _are_panels_cheaper(
 
 
 class PackedPanelKernel(VectorProductKernel):
-    """A builder of one kernel with copied panels."""
+    """Builder of a contraction kernel that packs panels of columns."""
 
     def __init__(self, group: ReductionGroup, decision: Decision) -> None:
         super().__init__(group, decision)
@@ -521,7 +517,7 @@ class PackedPanelKernel(VectorProductKernel):
         self.kept = Buffer("kept", (const(self.band * self.count),), self.dtype, "local")
 
     def tiled_column_axes(self, factors: ProductFactors) -> tuple[Var, ...]:
-        """Return all column axes: the distance between elements matters once, in the copy."""
+        """Return all column axes: packing makes them contiguous."""
         return factors.columns
 
     def emit_chunk_loop(self, make: Steps) -> Stmt:
@@ -542,7 +538,7 @@ class PackedPanelKernel(VectorProductKernel):
         return serial_loop(step, self.most if self.is_whole else remaining, body)
 
     def emit_copy_columns(self, k: Mapping[Var, PrimExpr], number: PrimExpr) -> Stmt:
-        """Emit the copy of the elements of all columns at one iteration to the panel."""
+        """Emit the packing of one row of the panel: all columns at one step of k."""
         stores: list[Stmt] = []
         for j in range(self.columns):
             lane = Var("lane")
@@ -553,14 +549,14 @@ class PackedPanelKernel(VectorProductKernel):
         return seq(*stores)
 
     def emit_panel_step(self, k: Mapping[Var, PrimExpr], number: PrimExpr) -> Stmt:
-        """Emit the products of a panel's row with the elements of rows."""
+        """Emit the multiply-adds of a panel row with the row operands."""
         lane = Var("lane")
         panel_indices = [number * self.width + j * self.lanes + lane for j in range(self.columns)]
         b = [BufferLoad(self.panel, (at,), self.panel.dtype) for at in panel_indices]
         return self.lane_loop(lane, self.emit_products(lane, b, k))
 
     def emit_move_sums(self, to: Buffer, source: Buffer) -> Stmt:
-        """Emit the move of the tile's sums between registers and the memory of the thread."""
+        """Emit the copy of the tile's accumulators between registers and thread-local memory."""
         begin = {self.sums: const(0), self.kept: self.tile * self.count}
         stores: list[Stmt] = []
         for at in range(0, self.count, self.lanes):
@@ -577,7 +573,7 @@ class PackedPanelKernel(VectorProductKernel):
         )
 
     def build(self, name: str) -> PrimFunc:
-        """Build the program."""
+        """Build the PrimFunc."""
         sums = self.emit_chunk_loop(self.emit_panel_step)
         copies = self.emit_chunk_loop(self.emit_copy_columns)
         local_buffers = [self.panel, self.sums]

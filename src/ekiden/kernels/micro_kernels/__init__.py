@@ -1,1 +1,1 @@
-"""Micro-kernels that families share: register tiles, prefetching, packing, epilogues."""
+"""Micro-kernels shared by kernel families: register tiles, prefetching, packing, epilogues."""

@@ -1,5 +1,4 @@
-"""What is computed from a tile while it is still in registers: the elementwise operators fused
-behind an anchor.
+"""Epilogues: elementwise operators fused behind an anchor, computed on a tile in registers.
 
     nn.relu(add(nn.dense(%x, %w), %b))       store max(acc + b, 0) in the place of acc
 
@@ -40,12 +39,13 @@ from ekiden.tir.stmt import BufferStore, Stmt
 
 Env = Mapping[PrimExpr, PrimExpr]
 MAX_LIGHT_OPERATIONS = 3
-"""Most operations of an epilogue that is repeated at every accumulator: bias, residual and relu."""
+"""Maximum operations of an epilogue that is inlined at every accumulator: bias, residual and relu.
+"""
 
 
 class Epilogue:
-    """A builder of the epilogue: `output` (the anchor itself, or injective on it and on other
-    inputs) is computed and stored a vector at a time.
+    """Builder of an epilogue: `output` (the anchor itself, or elementwise on it and other inputs)
+    is computed and stored a vector at a time.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Epilogue:
 
     @property
     def is_cheap(self) -> bool:
-        """Return whether it is a few instructions per vector: then it is done in registers, at
-        every accumulator.
+        """Return whether the epilogue is so few instructions that it is inlined at every
+        accumulator.
         """
         work = (
             e
@@ -103,7 +103,7 @@ class Epilogue:
         mask: PrimExpr | None,
         axis: int = -1,
     ) -> PrimExpr:
-        """Return `f(value)`, with the arguments of `store`."""
+        """Return `f(value)`; the arguments are those of `emit_store`."""
         lanes = dt.lanes(value.dtype)
         env: dict[PrimExpr, PrimExpr] = dict(zip(self.axis, indices, strict=True))
         first = indices[axis]
@@ -113,14 +113,14 @@ class Epilogue:
     def emit_raw_store(
         self, flat: PrimExpr, last: PrimExpr, value: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
-        """Emit the store of a vector from element `flat` on, whose last index is `last`; in longer
-        rows where the output is a part of a larger tensor.
+        """Emit the store of a vector without the epilogue, at flat index `flat`, into longer rows
+        where the output is part of a larger tensor.
         """
         address = self._vector_index(flat, last, dt.lanes(value.dtype))
         return BufferStore(self.target, value, (address,), mask)
 
     def load_raw(self, flat: PrimExpr, last: PrimExpr, lanes: int, mask: PrimExpr) -> PrimExpr:
-        """Load what `put` has stored; zeros where the mask is off."""
+        """Load a vector that `emit_raw_store` stored; 0 where the mask is off."""
         dtype = dt.with_lanes(self.target.dtype, lanes)
         load = BufferLoad(self.target, (self._vector_index(flat, last, lanes),), dtype)
         return if_then_else(mask, load, broadcast(const(0, self.target.dtype), lanes))
@@ -133,8 +133,8 @@ class Epilogue:
         return ramp(flat, 1, lanes)
 
     def _vectorize(self, env: Env, value: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-        """Return the body with a vector for the last axis, and the value for the anchor's element;
-        loads are guarded by the mask.
+        """Return the output expression with its last axis vectorised and `value` for the anchor's
+        element; loads are masked.
         """
         new: dict[PrimExpr, PrimExpr] = dict(env)
         for expr in post_order(self.body):
@@ -189,7 +189,7 @@ class Epilogue:
 
 
 def vector_binary(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr, dtype: str) -> PrimExpr:
-    """Return kind(a, b) where either may be a vector; ramps stay ramps under + - and * by
+    """Return kind(a, b), broadcasting a scalar operand; ramps stay ramps under +, - and * by
     scalars.
     """
     # A ramp index becomes one contiguous load; any other vector index would become a gather.
@@ -211,14 +211,12 @@ def _broadcast_to_widest(values: Sequence[PrimExpr]) -> list[PrimExpr]:
 
 
 def find_anchor(outputs: Sequence[te.Tensor], tag: str) -> te.Tensor:
-    """Return the tensor among the producers of the outputs whose operation has the tag."""
+    """Return the producer of the outputs whose operation has the tag."""
     return next(t for t in post_order_tensors(outputs) if t.op.tag == tag)
 
 
 def operands_of(anchor: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
-    """Return the data (or left side) and the weight (or right side) of an anchor, from its
-    attributes.
-    """
+    """Return the left and right operand (data and weight) of an anchor, from its attributes."""
     operands = anchor.op.attrs["inputs"]
     assert isinstance(operands, tuple)
     data, weight = operands

@@ -1,5 +1,4 @@
-"""Tiles whose sums are kept in registers that hold matrices (x86-64's AMX), beside register tiles
-(register_tiles.py), on the same panels.
+"""AMX tile products: accumulators in matrix registers, on the panels that register tiles use.
 
 A register holds 16 rows of 64 bytes. A tile is one or two of them high and all columns of a panel
 wide; some columns at a time, every 16 words of k:
@@ -42,19 +41,19 @@ from ekiden.tir.stmt import (
 from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 
 AMX_ROWS, AMX_WORDS, AMX_LANES = 16, 16, 16
-"""Of a register: rows, words of a row; columns of a register of sums."""
+"""Rows and words per row of an AMX register, and columns of an accumulator."""
 AMX_WORD_BYTES = 4
 NUM_TILE_REGISTERS = 8
 MAX_TILE_LEVELS = 2
-"""Registers of sums one above the other: a panel's words are loaded half as often."""
+"""Maximum accumulator registers stacked vertically, which halves the panel loads."""
 AMX_TILE_HEIGHTS = (MAX_TILE_LEVELS * AMX_ROWS, AMX_ROWS)
-"""Rows of a tile that is whole."""
+"""Domain of the rows of a full tile."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixDotTypes:
-    """The types of a product that matrix registers compute: dtypes of data, panel and sums, the
-    target feature, and the intrinsic.
+    """Types of a product in matrix registers: dtypes of data, panel and accumulators, the target
+    feature and the intrinsic.
     """
 
     data: str
@@ -75,8 +74,9 @@ MATRIX_DOT_FEATURES = frozenset(products.ability for products in MATRIX_DOT_TYPE
 
 @dataclass(frozen=True, slots=True)
 class MatrixTile:
-    """A tile of at most `rows` rows, `many` of which there are (at least one), and the `valid`
-    first columns of a panel; `dtype` is that of the sums."""
+    """AMX tile of at most `max_rows` rows, of which `num_rows` exist at run time, and the first
+    `num_columns` columns of a panel.
+    """
 
     rows: int
     many: PrimExpr
@@ -86,8 +86,8 @@ class MatrixTile:
 
 @dataclass(frozen=True, slots=True)
 class MatrixOperands:
-    """The operands of a tile: rows of `a` from element `a_base` on, `a_stride` apart; a panel of
-    `b` from element `b_base` on.
+    """Operands of a tile: rows of `a` from `a_base` on, `a_stride` apart, and a panel of `b` from
+    `b_base` on.
     """
 
     a: Buffer
@@ -100,7 +100,7 @@ class MatrixOperands:
 def emit_matrix_tile(
     tile: MatrixTile, loops: Sequence[ReductionLoop], factors: MatrixOperands, store: Store
 ) -> Stmt:
-    """Emit all sums of a tile over k, and `store` on them.
+    """Emit a tile's accumulation over k, and `store` on its results.
 
     Args:
         tile: The shape.
@@ -125,7 +125,7 @@ def row_tiles_with_tail(
     body: Callable[[PrimExpr, PrimExpr], Stmt],
     kind: ForKind = ForKind.SERIAL,
 ) -> Stmt:
-    """Return a loop over tiles of `limit` rows that cover [0, total); the last one may have fewer.
+    """Return a loop over tiles of `limit` rows that cover [0, total), the last one partial.
 
     Args:
         total: Rows.
@@ -146,12 +146,12 @@ def row_tiles_with_tail(
 
 
 def matrix_call(op: str, *args: ExprLike) -> Stmt:
-    """Return a statement on registers that hold matrices (ir/intrinsic.py)."""
+    """Return a statement that calls a matrix-register intrinsic."""
     return Evaluate(call_intrin(op, *args, dtype="int32"))
 
 
 class _AmxTileBuilder:
-    """A builder of the statements of a tile that is `high` registers high."""
+    """Builder of the statements of a tile of several AMX register rows."""
 
     def __init__(
         self, high: int, tile: MatrixTile, loops: Sequence[ReductionLoop], factors: MatrixOperands
@@ -176,19 +176,19 @@ class _AmxTileBuilder:
         self.stage = Buffer("stage", (size,), tile.dtype, "local")
 
     def emit_tile(self, store: Store) -> Stmt:
-        """Emit the configuration, the sums part by part, and their stores."""
+        """Emit the tile configuration, the accumulation part by part, and the stores."""
         group_starts = range(0, self.wide, self.columns)
         sums = [self.emit_part(at, min(self.columns, self.wide - at)) for at in group_starts]
         return Allocate(self.stage, seq(self.emit_configuration(), *sums, *self.emit_stores(store)))
 
     def _level_rows(self, level: int) -> PrimExpr:
-        """Return the rows of a level: of the last one the remainder."""
+        """Return the rows of a register row; the last one has the remainder."""
         if level < self.high - 1:
             return const(AMX_ROWS)
         return simplify(self.tile.many - level * AMX_ROWS)
 
     def emit_configuration(self) -> Stmt:
-        """Emit the configuration of all registers: rows, and bytes of a row."""
+        """Emit the tile configuration: rows and row bytes of every register."""
         levels = range(self.high)
         sizes: list[tuple[ExprLike, int]] = []
         # Shapes are set once per tile: a new configuration clears every register.
@@ -201,11 +201,11 @@ class _AmxTileBuilder:
         return matrix_call("matrix_shape", *(n for size in sizes for n in size))
 
     def sum(self, level: int, column: int) -> int:
-        """Return the register of some sums."""
+        """Return the register number of an accumulator."""
         return self.first + level * self.columns + column
 
     def emit_part(self, at: int, count: int) -> Stmt:
-        """Emit the sums of `count` registers of columns from number `at` on."""
+        """Emit the accumulation of `count` column registers from number `at` on."""
         every = [(level, n) for level in range(self.high) for n in range(count)]
         # Each part clears its registers itself: they still hold the sums of the part before.
         zeros = [matrix_call("matrix_zero", self.sum(*position)) for position in every]
@@ -235,7 +235,7 @@ class _AmxTileBuilder:
             b_base = b_base + variable * loop.b_stride
 
         def emit_words(k: PrimExpr, is_rest: bool) -> Stmt:
-            """Multiply WORDS words of k, or the remainder of them."""
+            """Emit the product of AMX_WORDS words of k, or of the remainder."""
             words = k * AMX_WORDS
             a, b = a_base + words * inner.a_stride, b_base + words * inner.b_stride
             return self.emit_step(a, b, count, is_rest)
@@ -249,8 +249,8 @@ class _AmxTileBuilder:
         return body
 
     def emit_step(self, a: PrimExpr, b: PrimExpr, count: int, is_rest: bool) -> Stmt:
-        """Emit the product of one group of words: those of the panel are loaded once, those of the
-        data for each level.
+        """Emit the tile products of one group of words: panel registers are loaded once, data
+        registers per register row.
         """
         # The remainder of k has shorter rows, so its operands use registers of another shape.
         f, begin = self.factors, self.high + 1 if is_rest else 0
@@ -277,7 +277,7 @@ class _AmxTileBuilder:
         return seq(*done)
 
     def emit_stores(self, store: Store) -> list[Stmt]:
-        """Emit `store` on all sums, level by level, row by row."""
+        """Emit `store` on every row of the accumulators."""
         loops: list[Stmt] = []
         for level in range(self.high):
             row = Var("row")

@@ -1,5 +1,5 @@
-"""What a tile brings near while it multiplies: the processor's own queue of instructions is too
-short to hide a second-level cache, and does not look beyond a panel.
+"""Software prefetches of register tiles: the panel row needed some steps later into L1, the next
+panel into L2.
 
     own      the row of the panel that is needed `own` steps of k later, to the first-level cache
     spread   a line of the next panel every few steps, to the second, from the first tiles of rows
@@ -19,13 +19,13 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import LetStmt, Prefetch, Stmt
 
 Lets: TypeAlias = list[tuple[Var, PrimExpr]]
-"""Names, and what they are."""
+"""Let-bindings: variables with their values."""
 
 
 @dataclass(frozen=True, slots=True)
 class PanelPrefetches:
-    """The prefetches of tiles over `steps` steps of k on panels whose rows are `row` elements,
-    `line` of which are a cache line.
+    """Prefetches of the tiles on a panel: distance into L1, and number of tiles that share
+    prefetching the next panel into L2.
     """
 
     buffer: Buffer
@@ -38,9 +38,7 @@ class PanelPrefetches:
     unroll: int
 
     def emit_near(self, origin: PrimExpr, k: PrimExpr) -> list[Stmt]:
-        """Emit the prefetch of the row `own` iterations later, where iteration 0 reads the one at
-        `origin`.
-        """
+        """Emit the prefetch into L1 of the panel row needed `row_distance` steps later."""
         at = origin + (k + self.own) * self.row
         rows = range(0, self.row if self.own else 0, self.line)
         return [Prefetch(self.buffer, (at + n,), 3) for n in rows]
@@ -93,7 +91,7 @@ class PanelPrefetches:
 
 
 def wrap_in_lets(lets: Sequence[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
-    """Bind names around a statement."""
+    """Wrap a statement in let-bindings."""
     for name, value in reversed(lets):
         body = LetStmt(name, value, body)
     return body

@@ -1,4 +1,4 @@
-"""Register tiles: the one micro-kernel under dense layers, convolutions and batched products.
+"""Register tile: the micro-kernel of dense layers, convolutions and batched matrix products.
 
 A tile is `rows` x `vectors` accumulators kept in registers while k runs; each step of k loads one
 row of a weight panel (`vectors` vectors), and per tile row one scalar that is broadcast and
@@ -41,20 +41,21 @@ from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 from ekiden.topi.nn.winograd import CHANNELS_PER_PAIR
 
 LANES_OF_256_BITS = 8
-"""Floats of 256 bits: wider vectors are two operations on some cores."""
+"""Float32 lanes of 256 bits; some cores split wider vectors in two operations."""
 WIDENED_DTYPE = "int16"
-"""The type of data that were bytes (int8_dot.py). Beside panels of it words of two are
-multiplied, beside panels of bytes two of them."""
+"""Dtype of bytes widened to int16 pairs (int8_dot.py). Beside panels of it words of two are
+multiplied, beside panels of bytes two of them.
+"""
 DOT_INSTRUCTION_BY_DTYPE = {"int8": "dot4_u8s8", "bfloat16": "dot2_bf16", WIDENED_DTYPE: "madd_s16"}
-"""dtype of a panel -> what multiplies its words."""
+"""Dot-product instruction by panel dtype."""
 MAX_DYNAMIC_TILE_ROWS = 6
-"""Most rows of a tile where their number is known only at run time."""
+"""Maximum tile rows for a dynamic number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionLoop:
-    """One loop of the reduction: its extent, its strides in the data and in the panel (elements),
-    and its first iteration; the innermost loop begins at 0.
+    """Reduction loop: its extent, its strides in the data and in the panel (elements), and its
+    first iteration.
     """
 
     extent: PrimExpr
@@ -65,8 +66,8 @@ class ReductionLoop:
 
 @dataclass(frozen=True, slots=True)
 class RegisterTile:
-    """A register tile: rows known at compile time, columns from `vectors` of `lanes`; `valid`
-    columns are stored.
+    """Register tile of `rows` by `vectors` of `lanes`, whose first `num_columns` columns are
+    stored.
     """
 
     rows: int
@@ -74,12 +75,11 @@ class RegisterTile:
     lanes: int
     valid: int
     dtype: str = "float32"
-    """Of results: int32 where data are bytes."""
+    """Accumulator dtype: int32 for byte operands."""
     dot: str = ""
-    """What multiplies words, where that is not what DOT_INSTRUCTION_BY_DTYPE says."""
+    """Dot-product instruction, if not the one of DOT_INSTRUCTION_BY_DTYPE."""
     chains: int = 1
-    """Accumulators of a result, which steps of a known number take in turn: where there are few
-    results, each step would wait for the one before."""
+    """Accumulators per result that consecutive steps alternate between, to hide the latency."""
 
     @property
     def num_vectors(self) -> int:
@@ -88,28 +88,27 @@ class RegisterTile:
 
     @property
     def vector_dtype(self) -> str:
-        """Return the type of an accumulator."""
+        """Return the dtype of an accumulator."""
         return dt.with_lanes(self.dtype, self.lanes)
 
     def accumulator_buffer(self) -> Buffer:
-        """Return the registers."""
+        """Return the register buffer of the accumulators."""
         return Buffer(
             "acc", (const(self.num_vectors * self.chains),), self.vector_dtype, "register"
         )
 
 
 def max_tile_rows(vectors: int, target: Target) -> int:
-    """Return the rows that fit in the register file besides one panel row and one broadcast; at
-    most 12, as more only cost code.
+    """Return the maximum rows of a tile that fits the registers beside a panel row and a broadcast;
+    at most 12, since code size grows.
     """
     return max(1, min(12, (target.registers - 1 - vectors) // vectors))
 
 
 def narrowest_lanes(valid: int, target: Target) -> int:
-    """Return the lanes of the vectors of a panel with `valid` columns in use: half of 512 bits
-    where that holds them all. No core is slower at that, those that cut a wide vector in two are
-    twice as fast (Zen 4, 3x39 taps of 8 channels into 8: 11.7 to 9.5 ms; 7x3 of 32 into 1: 2.9
-    to 1.8).
+    """Return the vector lanes of a panel with `valid` used columns: 256-bit vectors where those
+    suffice. No core is slower at that, those that cut a wide vector in two are twice as fast (Zen
+    4, 3x39 taps of 8 channels into 8: 11.7 to 9.5 ms; 7x3 of 32 into 1: 2.9 to 1.8).
     """
     lanes = target.lanes("float32")
     return lanes // 2 if lanes > LANES_OF_256_BITS and 2 * valid <= lanes else lanes
@@ -117,8 +116,8 @@ def narrowest_lanes(valid: int, target: Target) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ListedWords:
-    """Iterations of k behind the others: iteration n takes the data of a listed word, and the n-th
-    row of the panel behind the one at `origin`.
+    """Residual iterations of k: iteration n multiplies the data word that an index list names by
+    the n-th extra row of the panel.
     """
 
     count: int
@@ -130,17 +129,16 @@ class ListedWords:
 
 
 Store = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
-"""(tile row, first column in the panel, vector of results, mask or None) -> the statement that
-keeps them."""
+"""Function (tile row, first column, vector, mask or None) -> store statement."""
 PrefetchStep = Callable[[PrimExpr, PrimExpr, int], list[Stmt]]
-"""(where the panel is read in the first step of the innermost loop, the step, its place among those
-written one after the other) -> prefetches."""
+"""Function (panel offset of the innermost loop's first step, step, unrolled index) -> prefetches.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSums:
-    """The sums of a chunk of k: whether it is the last one, and how sums of earlier chunks are
-    loaded and stored.
+    """Partial sums of a chunk of k: whether it is the last one, and how partial sums are loaded and
+    stored.
 
     They begin with what `load` gives (row, first column, mask), and are stored to be continued
     while `is_last` does not hold.
@@ -165,7 +163,7 @@ def emit_register_tile(
     parts: ChunkSums | None = None,
     listed: ListedWords | None = None,
 ) -> Stmt:
-    """Emit a register tile: clear the accumulators, run over k, store.
+    """Emit a register tile: initialise the accumulators, loop over k, store the results.
 
     With `staged` the results pass through a small buffer, and the code of `store` stands once in a
     loop, in a function of its own, instead of once per accumulator: for stores that compute much.
@@ -220,7 +218,7 @@ def emit_register_tile(
 
 
 def _emit_chain_sums(tile: RegisterTile, acc: Buffer) -> list[Stmt]:
-    """Emit the sum of all accumulators of each result into the first, by halves."""
+    """Emit the tree sum of each result's accumulators into the first."""
     stores: list[Stmt] = []
     count = tile.chains
     while count > 1:
@@ -236,7 +234,7 @@ def _emit_chain_sums(tile: RegisterTile, acc: Buffer) -> list[Stmt]:
 def _load_initial_sums(
     tile: RegisterTile, load: Callable[[PrimExpr, PrimExpr, PrimExpr | None], PrimExpr]
 ) -> list[PrimExpr]:
-    """Return what is loaded for each accumulator."""
+    """Return the initial partial sum of each accumulator."""
     return [
         load(const(i), const(v * tile.lanes), _vector_mask(tile, v))
         for i in range(tile.rows)
@@ -245,7 +243,7 @@ def _load_initial_sums(
 
 
 def _vector_mask(tile: RegisterTile, v: int) -> PrimExpr | None:
-    """Return the lanes of a vector that are stored; None for all."""
+    """Return the mask of a vector's stored lanes, or None for all."""
     num_valid = tile.valid - v * tile.lanes
     return None if num_valid >= tile.lanes else column_mask(num_valid, tile.lanes)
 
@@ -298,7 +296,7 @@ def _emit_k_nest(
         b_step = b_step + variable * loop.b_stride
 
     def emit_step(k: PrimExpr, unrolled_index: int) -> Stmt:
-        """Run an iteration of k for all rows of the tile, with its prefetches."""
+        """Emit one step of k for all rows of the tile, with its prefetches."""
         rows = [row + a_step + k * inner.a_stride for row in a_rows]
         # Consecutive steps use different chains, so that no FMA waits for the one before it.
         chain = unrolled_index % tile.chains
@@ -327,7 +325,7 @@ def _emit_listed_nest(
 
 
 def _unrolled_loop(extent: PrimExpr, unroll: int, step: Callable[[PrimExpr, int], Stmt]) -> Stmt:
-    """Return a loop over iterations, `unroll` of which stand one after the other.
+    """Return a loop over steps, unrolled by `unroll`.
 
     The remainder follows if the number of iterations is known; else nothing is unrolled.
     """
@@ -386,7 +384,7 @@ def _emit_k_step(
 
 
 def _widen_half(tile: RegisterTile, words: PrimExpr, half: int) -> PrimExpr:
-    """Return the even bytes of words as pairs of int16, or the odd ones."""
+    """Return the even or the odd bytes of words, widened to int16 pairs."""
     pairs = dt.with_lanes("int16", 2 * tile.lanes)
     by = broadcast(const(8, "int16"), 2 * tile.lanes)
     value = call_intrin("reinterpret", words, dtype=pairs)
@@ -399,7 +397,7 @@ def _widen_half(tile: RegisterTile, words: PrimExpr, half: int) -> PrimExpr:
 
 
 def _broadcast_data(tile: RegisterTile, a: Buffer, index: PrimExpr) -> PrimExpr:
-    """Broadcast what an iteration takes of a row to every lane."""
+    """Broadcast a row's data word to every lane."""
     word = CHANNELS_PER_PAIR if a.dtype == WIDENED_DTYPE else DOT_WORD_BY_DTYPE.get(a.dtype)
     if word is None:
         return broadcast(a[index], tile.lanes)
@@ -438,8 +436,8 @@ def balanced_row_tiles(
     kind: ForKind = ForKind.SERIAL,
     index: Var | None = None,
 ) -> Stmt:
-    """Return a loop over tiles of at most `limit` rows that cover [0, total); their sizes differ by
-    at most one.
+    """Return a loop over tiles that cover [0, total), whose sizes differ by at most one and do not
+    exceed `limit`.
 
     Where the total is not known, tiles have at most DYNAMIC_ROWS rows: there is code for every
     number of rows.
@@ -476,8 +474,8 @@ def balanced_row_tiles(
 def stepped_row_tiles(
     total: PrimExpr, sizes: Sequence[int], body: Callable[[int, PrimExpr], Stmt], kind: ForKind
 ) -> Stmt:
-    """Return loops over tiles that cover [0, total) where it is not known: as many as fit of each
-    size, the largest first; the last size is 1.
+    """Return loops over tiles of decreasing sizes that cover a dynamic [0, total); the last size is
+    1.
 
     Less code than `balanced_row_tiles`, and slower where few rows are left over.
     """
@@ -524,9 +522,7 @@ def _static_row_tiles(
 def vector_loop_with_tail(
     count: PrimExpr, lanes: int, body: Callable[[PrimExpr, int], Stmt]
 ) -> Stmt:
-    """Emit `body(first, lanes)` over [0, count) in full vectors, then `body(i, 1)` for the
-    remainder.
-    """
+    """Emit `body(first, lanes)` over [0, count) in full vectors, then `body(i, 1)` for the tail."""
     main, tail = Var("i"), Var("j")
     num_vectors = simplify(count // lanes)
     vectors = For(main, const(0), num_vectors, ForKind.SERIAL, body(main * lanes, lanes))

@@ -1,5 +1,4 @@
-"""Square tiles transposed in registers: as many vectors as each has lanes, every shuffle of which
-is one instruction.
+"""Transposition of square tiles in registers, by one-instruction shuffles.
 
     a0 a1 a2 a3        a0 b0 c0 d0
     b0 b1 b2 b3   ->   a1 b1 c1 d1        within 128 bits by interleaving neighbours of neighbours,
@@ -22,15 +21,15 @@ from ekiden.tir.stmt import LetStmt, Stmt, seq
 SHUFFLE_GROUP_BITS = 128
 """Bits within which every processor shuffles in one instruction."""
 MAX_TRANSPOSE_VECTORS = 16
-"""Vectors of a tile: more leave no registers."""
+"""Maximum vectors of a tile: more would spill."""
 TRANSPOSABLE_DTYPES = frozenset(
     ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 )
-"""The types of elements that memory and registers hold alike."""
+"""Dtypes with the same representation in memory and registers."""
 
 
 def transpose_tile_size(dtype: str, target: Target) -> int:
-    """Return the rows and columns of a tile; 1 where there is none for a dtype."""
+    """Return the side of a transposable tile of a dtype; 1 if the target has none."""
     if dtype not in TRANSPOSABLE_DTYPES or not target.has("shuffles"):
         return 1
     bits = dt.SCALAR_BITS[dtype]
@@ -38,7 +37,7 @@ def transpose_tile_size(dtype: str, target: Target) -> int:
 
 
 def _butterfly_pairs(vectors: Sequence[Var], group: int) -> list[tuple[Var, Var]]:
-    """Return the vectors half a group apart, in each group: the pairs of a butterfly."""
+    """Return the butterfly pairs: vectors half a group apart."""
     half = group // 2
     return [
         (vectors[g + i], vectors[g + i + half])
@@ -48,9 +47,7 @@ def _butterfly_pairs(vectors: Sequence[Var], group: int) -> list[tuple[Var, Var]
 
 
 def _interleave_orders(lanes: int, group_lanes: int) -> tuple[list[int], list[int]]:
-    """Return the shuffles of two vectors that interleave the lower halves of each group, and the
-    upper halves.
-    """
+    """Return the shuffles that interleave the lower and the upper halves of two vectors' groups."""
     orders: tuple[list[int], list[int]] = [], []
     for side, order in enumerate(orders):
         for start in range(0, lanes, group_lanes):
@@ -61,15 +58,13 @@ def _interleave_orders(lanes: int, group_lanes: int) -> tuple[list[int], list[in
 
 
 def _alternate_orders(lanes: int, group_lanes: int) -> tuple[list[int], list[int]]:
-    """Return the shuffles of two vectors that take every second group from the first on, and from
-    the second.
-    """
+    """Return the shuffles that select the even and the odd groups of two vectors."""
     first = [at for at in range(2 * lanes) if at // group_lanes % 2 == 0]
     return first, [at + group_lanes for at in first]
 
 
 def emit_transpose(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt]) -> Stmt:
-    """Emit the transposition of a square tile: `keep(n, vector)` for each column.
+    """Emit the transposition of a square tile; `keep(n, vector)` stores column n.
 
     Args:
         rows: Vectors of as many lanes as there are rows.
@@ -117,8 +112,7 @@ def emit_transpose(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stm
 def emit_interleave(
     vectors: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt], apart: bool = False
 ) -> Stmt:
-    """Emit the interleaving of vectors, as planar channels to pixels; or the deinterleaving of
-    pixels to channels.
+    """Emit the interleaving of planar channel vectors into pixels, or the inverse.
 
     Args:
         vectors: The vectors.

@@ -1,4 +1,5 @@
-"""Register tiles as micro-kernels that schedules put in: importing this registers them.
+"""Registration of the register and AMX tiles as micro-kernels of schedules; importing the module
+registers them.
 
 A micro-kernel is a tensor intrinsic whose sizes are those of the nest that it replaces: `desc` says
 what it computes, as a loop program the schedule compares with, `impl` how. The schedule proves that
@@ -32,11 +33,11 @@ from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 CACHE_LINE_BYTES = 64
 """Bytes of a cache line."""
 _WORD_PAIR_LOOPS = ((2, 1, 2), (2, 2, 1))
-"""The loops over a word of bytes whose first and third come first in one factor."""
+"""Names of the loops over a word in the pair order 0, 2, 1, 3."""
 
 
 def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
-    """Emit a tile of sums in registers by `emit_register_tile`."""
+    """Emit a register tile for a scheduled block, by `emit_register_tile`."""
     loops, word = _loops_outside_words(nest)
     lanes = options["lanes"]
     # Half a vector holds all columns, and no core is slower at 256 bits than at 512.
@@ -84,7 +85,7 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
 
 
 def _loops_outside_words(nest: MatmulTileNest) -> tuple[tuple[SumLoop, ...], int]:
-    """Return the loops of the sums outside of words, and the elements of a word.
+    """Return the reduction loops outside the loop over a word, and the word's elements.
 
     Raises:
         ScheduleError: If the factors do not have the layout that words need.
@@ -117,15 +118,13 @@ def _static_extent(size: PrimExpr) -> int:
 
 
 def _convert_partial_sums(nest: MatmulTileNest, lanes: int) -> ChunkSums | None:
-    """Return how sums continue those of the chunk before; zeros in the first chunk."""
+    """Return how partial sums continue those of the previous chunk of k; 0 in the first chunk."""
     chunk = nest.part
     if chunk is None:
         return None
 
     def load_or_zero(row: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-        """Load what a sum begins with: the sum of the chunk before or, in the first chunk,
-        zeros.
-        """
+        """Load the previous chunk's partial sum, or 0 in the first chunk."""
         has_previous = broadcast(chunk.begun, lanes)
         zero = broadcast(const(0, nest.dtype), lanes)
         # In the first chunk no sums are stored yet: the mask keeps the load from reading them.
@@ -136,7 +135,7 @@ def _convert_partial_sums(nest: MatmulTileNest, lanes: int) -> ChunkSums | None:
 
 
 def _emit_matrix_tile(nest: MatmulTileNest, options: Options) -> Stmt:
-    """Emit a tile of sums in registers that hold matrices by `emit_matrix_tile`."""
+    """Emit an AMX tile for a scheduled block, by `emit_matrix_tile`."""
     loops, word = _loops_outside_words(nest)
     # Sums in these registers cannot be continued: a chunk of k would have to reload them.
     if word == 1 or nest.part is not None or nest.many is None or nest.a_stride is None:

@@ -1,1 +1,1 @@
-"""Kernels over integers of few bits: products of bytes and nibbles, scales, roundings."""
+"""Kernels on quantised data: int8 and int4 products, scales, rounding."""

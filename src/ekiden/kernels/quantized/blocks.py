@@ -1,4 +1,4 @@
-"""Dense layers with weights in blocks of few bits, by products of bytes: data are rounded first.
+"""Dense layers with block-quantised weights, by int8 dot products on dynamically quantised data.
 
 for each panel of rows of the weight, in parallel; for each tile of rows of the data:
   for each block of k, for each 32 of its values, for each group of these:
@@ -59,20 +59,21 @@ from ekiden.topi.nn.blocks import BYTES_PER_WORD, VALUES_PER_UNIT, PackedBlock
 
 BLOCK_DENSE_TAG = "dense_blocks_pack"
 BLOCK_SPARE_REGISTERS = 6
-"""Registers beside sums: what is unpacked of words, scales and offsets, and masks."""
+"""Registers for unpacked words, scales, offsets and masks beside the accumulators."""
 MIN_PANEL_VECTORS = 2
-"""Of a panel: as many as a tile of many rows has, so that every tile reads its panel as it lies.
+"""Minimum vectors of a panel: that of tiles with many rows, so that every tile reads whole panels.
 Half a panel at a time came from memory at a third of the speed (Zen 4: four rows took 3.3 ms of a
-weight of 32 MB, now 1.5, sixteen 7.1 and 6.0, one and two the same)."""
+weight of 32 MB, now 1.5, sixteen 7.1 and 6.0, one and two the same).
+"""
 WORDS_PER_UNIT = VALUES_PER_UNIT // BYTES_PER_WORD
 MAX_NARROW_DOT_BITS = 7
-"""Of levels whose products with bytes fit int16 two by two."""
+"""Maximum level bits whose byte pair products fit int16."""
 INT16_MAX, SIGN_BIT = (1 << 15) - 1, 1 << 7
-"""Of int16, and what bytes with a sign are less than those without."""
+"""Largest int16, and the offset of int8 values stored as uint8."""
 
 
 class _BlockDenseKernel(WordPanelKernel):
-    """A builder of one kernel."""
+    """Builder of one block-quantised dense kernel."""
 
     def __init__(
         self,
@@ -101,13 +102,12 @@ class _BlockDenseKernel(WordPanelKernel):
             # could saturate it.
             self.dot = SIGNED_DOT_FEATURE
         self.least = levels.min_value + (SIGN_BIT if self.dot == SIGNED_DOT_FEATURE else 0)
-        """Of a level, more than what is multiplied."""
+        """Bias of the levels: the smallest level less the multiplied operand."""
         self.is_short = sums_fit_int16(self.of, target)
 
     @property
     def narrow_tile_vectors(self) -> int:
-        """Return one where sums are int16: the levels of a group stay in registers, and rows go by
-        one after the other.
+        """Return 1 with int16 sums, whose group levels stay in registers while rows pass.
 
         With two, each word of the data would be live for the second vector too, which the registers
         of such processors do not hold (Zen 3, q4_0, alternately: 16 rows 140 to 164 GFLOP/s, 4 rows
@@ -116,7 +116,7 @@ class _BlockDenseKernel(WordPanelKernel):
         return 1 if self.is_short else super().narrow_tile_vectors
 
     def load_vector(self, at: PrimExpr, dtype: str) -> PrimExpr:
-        """Load a vector of the weight's bytes as numbers of a type."""
+        """Load a vector of the weight's bytes, reinterpreted as a dtype."""
         size = {"int32": 4, "float16": 2, "int8": 1}[dtype] * self.lanes
         raw = self.weight[ramp(at, 1, size)].with_fields(dtype=f"uint8x{size}")
         return call_intrin("reinterpret", raw, dtype=dt.with_lanes(dtype, self.lanes))
@@ -124,7 +124,7 @@ class _BlockDenseKernel(WordPanelKernel):
     def load_scales(
         self, base: PrimExpr, unit: PrimExpr, group: int, column: PrimExpr
     ) -> list[PrimExpr]:
-        """Return the scale, and the offset if there is one, of a group.
+        """Load the scale, and the offset of formats that have one, of a group.
 
         Args:
             base: The block.
@@ -145,7 +145,7 @@ class _BlockDenseKernel(WordPanelKernel):
         return factors
 
     def unpack_level(self, words: dict[tuple[int, int, int], Var], step: int, v: int) -> PrimExpr:
-        """Return four levels in each lane, of step `step` of a unit."""
+        """Unpack four levels per lane, of step `step` of a unit."""
         levels: PrimExpr | None = None
         low = 0
         for n, bit_field in enumerate(self.of.format.levels.parts):
@@ -162,7 +162,7 @@ class _BlockDenseKernel(WordPanelKernel):
         return levels
 
     def extract_bits(self, word: PrimExpr, at: int, bits: int, low: int) -> PrimExpr:
-        """Extract bits of every byte from `at` on, moved to `low`."""
+        """Extract `bits` bits of every byte from bit `at` on, shifted to bit `low`."""
         by = at - low
         if by:
             name = "right_shift" if by > 0 else "left_shift"
@@ -172,17 +172,17 @@ class _BlockDenseKernel(WordPanelKernel):
         return _call_intrinsic("bitwise_and", self.kind, word, self.splat(mask))
 
     def extract_byte(self, word: PrimExpr, number: int) -> PrimExpr:
-        """Extract one of the four bytes, unsigned."""
+        """Extract one byte of each word, zero-extended."""
         if number:
             word = _call_intrinsic("right_shift", self.kind, word, self.splat(8 * number))
         return _call_intrinsic("bitwise_and", self.kind, word, self.splat(255))
 
     def splat(self, value: int) -> PrimExpr:
-        """Broadcast a number to every lane."""
+        """Broadcast a scalar to every lane."""
         return broadcast(const(value, "int32"), self.lanes)
 
     def multiplicand(self, words: dict[tuple[int, int, int], Var], step: int, v: int) -> PrimExpr:
-        """Return the levels of an iteration in the form that is multiplied."""
+        """Return a step's levels as operand of the dot product."""
         levels = self.unpack_level(words, step, v)
         if self.dot != SIGNED_DOT_FEATURE:
             return levels
@@ -194,7 +194,7 @@ class _BlockDenseKernel(WordPanelKernel):
     def emit_blocks(
         self, acc: Buffer, rows: int, first: PrimExpr, panel: PrimExpr, column: int, vectors: int
     ) -> Stmt:
-        """Emit the loop over all blocks of k for a tile."""
+        """Emit the loop over all k blocks of a tile."""
         b, u, base, at = Var("block"), Var("unit"), Var("base"), Var("at")
         kind = _UnitEmitter if self.is_rounded else _FloatUnitEmitter
         unit = kind(self, acc, rows, first, column, vectors, b, u, base, at)
@@ -207,7 +207,8 @@ class _BlockDenseKernel(WordPanelKernel):
     def emit_prefetches(
         self, rows: int, first: PrimExpr, panel: PrimExpr, at: PrimExpr, unit: PrimExpr
     ) -> Stmt:
-        """Emit the prefetch of the next panel from several tiles, or of the stream of one tile.
+        """Emit prefetches: of the next panel, shared among several tiles, or of a single tile's own
+        stream.
 
         Several tiles of a panel each prefetch some units of the next one, which the first of them
         would wait for: into L2, as two panels of bytes are more than L1. One tile alone reads a
@@ -231,13 +232,15 @@ class _BlockDenseKernel(WordPanelKernel):
         )
 
     def body(self) -> Stmt:
-        """Quantize the data first, unless they are multiplied as they are."""
+        """Emit the quantisation of the data, where they are not multiplied as floats, and all
+        panels.
+        """
         inner = super().body()
         return self.rounded.emit_around(self.rows, self.lanes, inner) if self.is_rounded else inner
 
 
 class _UnitEmitter:
-    """An emitter of the values of a unit for a tile."""
+    """Emitter of the products of one unit of a block for a tile."""
 
     def __init__(
         self,
@@ -255,7 +258,7 @@ class _UnitEmitter:
         self.kernel, self.acc, self.rows, self.first = kernel, acc, rows, first
         self.column, self.vectors, self.base, self.place = column, vectors, base, words_at
         self.number = block * kernel.of.num_units + unit
-        """Of the unit in a row of the data."""
+        """Index of the unit within a data row."""
         self.groups = VALUES_PER_UNIT // kernel.of.format.group
         count = const(rows * vectors)
         self.halves = dt.with_lanes("int16", 2 * kernel.lanes)
@@ -265,7 +268,7 @@ class _UnitEmitter:
         self.scales: dict[tuple[int, int], list[Var]] = {}
 
     def emit_steps(self, step: int = 0) -> Stmt:
-        """Emit the statements from an iteration on; a word is loaded where it is used first."""
+        """Emit the steps from a step on; each word is loaded before its first use."""
         if step == WORDS_PER_UNIT:
             return seq()
         loads = []
@@ -289,18 +292,18 @@ class _UnitEmitter:
         return Allocate(self.sums, inner) if step == 0 else inner
 
     def bind_group_values(self, group: int, body: Stmt) -> Stmt:
-        """Return all from the first iteration of a group on, with what that needs."""
+        """Bind the values that a group needs around its steps."""
         return body
 
     def load_field_word(self, field_index: int, word: int, v: int) -> tuple[Var, PrimExpr]:
-        """Load a word of a bit field of the levels."""
+        """Load a word of one bit field of the levels."""
         of = self.kernel.of
         at = of.word_position(field_index, word) * of.panel + self.column + v * self.kernel.lanes
         var = self.words[field_index, word, v] = Var(f"w{field_index}_{word}_{v}", self.kernel.kind)
         return var, self.kernel.load_vector(self.place + at * BYTES_PER_WORD, "int32")
 
     def emit_products(self, step: int) -> Stmt:
-        """Emit the products of four values of all rows."""
+        """Emit the products of four values for all rows."""
         kernel = self.kernel
         levels = [Var(f"l{v}", kernel.kind) for v in range(self.vectors)]
         rows_of_products: list[Stmt] = []
@@ -325,13 +328,13 @@ class _UnitEmitter:
         return stmt
 
     def group_data_sum(self, row: int, group: int) -> PrimExpr:
-        """Return the sum of the data of a group: int32."""
+        """Return the int32 sum of a group's data."""
         groups = self.kernel.rounded.total.shape[-1]
         at = (self.first + row) * groups + self.number * self.groups + group
         return self.kernel.rounded.total[at]
 
     def emit_begin_group(self, group: int) -> list[Stmt]:
-        """Emit the initial sums of a group: levels are counted from the smallest."""
+        """Emit a group's initial sums, which undo the bias of unsigned levels."""
         # The int32 zero-point correction may exceed int16: widen_sum adds it at the group's end.
         if self.kernel.is_short:
             zero = broadcast(const(0, "int16"), 2 * self.kernel.lanes)
@@ -346,7 +349,7 @@ class _UnitEmitter:
         return stmts
 
     def initial_sum(self, row: int, group: int) -> PrimExpr:
-        """Return the initial sum of a group, in every lane."""
+        """Return a group's initial sum, broadcast to every lane."""
         min_level = self.kernel.least
         # sum(a * (q + min)) = sum(a * q) + min * sum(a): the second term starts the sums.
         initial = (
@@ -357,7 +360,7 @@ class _UnitEmitter:
         return broadcast(initial, self.kernel.lanes)
 
     def widen_sum(self, row: int, v: int, start: Var) -> PrimExpr:
-        """Return a sum of a group in int32."""
+        """Return a group's sum widened to int32."""
         partial = self.sums[const(row * self.vectors + v)]
         if not self.kernel.is_short:
             return partial
@@ -406,10 +409,10 @@ class _UnitEmitter:
 
 
 class _FloatUnitEmitter(_UnitEmitter):
-    """An emitter for data that stay floats: numbers of the weight are decoded one by one."""
+    """Emitter for float data, which multiplies decoded weights one by one."""
 
     def emit_begin_group(self, group: int) -> list[Stmt]:
-        """Name the scales: nothing is summed in integers."""
+        """Bind the scales; there are no integer sums."""
         count = len(self.kernel.of.group_scales)
         for v in range(self.vectors):
             names = [f"scale{group}_{v}_{n}" for n in range(count)]
@@ -426,7 +429,7 @@ class _FloatUnitEmitter(_UnitEmitter):
         return body
 
     def emit_products(self, step: int) -> Stmt:
-        """Multiply four values of all rows."""
+        """Emit the products of four decoded values for all rows."""
         kernel, stmts = self.kernel, list[Stmt]()
         group = step * BYTES_PER_WORD // kernel.of.format.group
         for v in range(self.vectors):
@@ -444,7 +447,7 @@ class _FloatUnitEmitter(_UnitEmitter):
     def emit_decoded_product(
         self, k: int, byte: int, v: int, level: Var, scales: list[Var]
     ) -> Stmt:
-        """Emit the decoding of value k of the unit, byte `byte` of levels, and its product."""
+        """Emit the decoding of value k of a unit and its product."""
         kernel, number = self.kernel, Var(f"b{v}_{byte}", self.kernel.real)
         level_value = kernel.extract_byte(level, byte)
         min_level = kernel.of.format.levels.min_value
@@ -474,13 +477,13 @@ def _call_intrinsic(name: str, dtype: str, *args: PrimExpr) -> PrimExpr:
 
 
 def packed_layout_of(anchor: te.Tensor) -> PackedBlock:
-    """Return the layout of an anchor's weight."""
+    """Return the packed block layout of an anchor's weight."""
     attrs = anchor.op.attrs
     return PackedBlock(BLOCK_FORMATS_BY_NAME[str(attrs["format"])], int(str(attrs["panel"])))
 
 
 def sums_fit_int16(of: PackedBlock, target: Target) -> bool:
-    """Return whether sums of a group fit int16, and are computed so."""
+    """Return whether a group's sums fit int16 and the target sums in int16."""
     levels = of.format.levels
     # Each of the two int16 halves of a lane adds half of the group's products.
     max_sum = ((1 << levels.bits) - 1) * int(MAX_INT8_LEVEL) * of.format.group // 2
@@ -492,26 +495,24 @@ def sums_fit_int16(of: PackedBlock, target: Target) -> bool:
 
 
 def is_supported(anchor: te.Tensor, target: Target) -> bool:
-    """Return whether the kernel covers a product: the shape of the weight is known."""
+    """Return whether the kernel covers a product: the weight's shape is static."""
     return all(isinstance(d, IntImm) for d in anchor_operands(anchor)[1].shape)
 
 
 def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """Return as many rows as registers hold sums of; those of int16 sums hold the levels of a
-    group, which serve as many rows.
-    """
+    """Return the default decision: as many rows as the registers hold accumulators for."""
     if sums_fit_int16(packed_layout_of(anchor), target):
         fixed = {"rows": WORDS_PER_UNIT, **fixed}
     return rows_in_registers(target, fixed, packed_layout_of(anchor).panel, BLOCK_SPARE_REGISTERS)
 
 
 def panel_columns(product: MatmulSizes, target: Target) -> int:
-    """Return the columns of a panel: vectors enough that none of one row waits for another."""
+    """Return the columns of a panel: enough vectors to hide the FMA latency of a single row."""
     return clamp_panel_width(MIN_PANEL_VECTORS * target.lanes("float32"), product, target)
 
 
 def panel_knob(target: Target) -> Knob:
-    """Return the knob of the columns of a panel."""
+    """Return the knob of panel columns."""
     lanes = target.lanes("float32")
     return Knob(
         "panel", tuple(lanes * n for n in range(1, 2 * MIN_PANEL_VECTORS + 1)), "rows of a panel"

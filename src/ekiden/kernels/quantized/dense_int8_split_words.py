@@ -1,5 +1,5 @@
-"""Dense layers of bytes whose panels have words behind the others, with a list of the words of data
-that those are multiplied with (int8_dot.py).
+"""Int8 dense layers whose large weight pairs are split into residual words, so that pair sums fit
+int16 (int8_dot.py).
 
     for a run of panels, or one, in parallel:
       for a panel, for a tile of rows:         or the other way round, by `order`
@@ -45,7 +45,7 @@ from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
 
 
 class _ListedDenseKernel:
-    """A builder of one kernel."""
+    """Builder of one int8 dense kernel with residual words."""
 
     def __init__(
         self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, decision: Decision
@@ -78,7 +78,7 @@ class _ListedDenseKernel:
     def emit_tile(
         self, rows: int, first: PrimExpr, panel: PrimExpr, valid: int, number: PrimExpr | None
     ) -> Stmt:
-        """Emit one tile of `rows` rows and one panel.
+        """Emit one tile of `rows` rows on one panel.
 
         Args:
             rows: Rows of the tile.
@@ -124,7 +124,7 @@ class _ListedDenseKernel:
         return can_hide_prefetches(rows, vectors, self.target, NARROW_EPILOGUE)
 
     def listed_words(self, panel: PrimExpr) -> ListedWords:
-        """Return the rows of a panel behind those for all words of data."""
+        """Return a panel's residual words."""
         # Listed words follow the k / 4 rows of plain words, each `width` * 4 bytes long.
         origin = panel * self.panel_size + self.k * self.width
         begin = panel * self.listed
@@ -154,7 +154,7 @@ class _ListedDenseKernel:
         )
 
     def max_tile_rows(self, valid: int) -> int:
-        """Return the most rows of a tile; of a narrow panel as many as there are registers for."""
+        """Return the maximum rows of a tile; a narrow panel gets as many as the registers hold."""
         rows = self.decision.int_value("rows")
         if valid == self.width:
             return rows
@@ -162,7 +162,7 @@ class _ListedDenseKernel:
         return max(rows, min(MAX_NARROW_TILE_ROWS, register_rows))
 
     def emit_any_panel(self, panel: PrimExpr) -> Stmt:
-        """Emit all rows of a panel, which may be the narrow one."""
+        """Emit all rows of a panel, which may be the last, narrower one."""
         num_full, tail_columns = divmod(self.units, self.width)
         if tail_columns == 0:
             return self.emit_panel(panel, self.width)
@@ -174,7 +174,7 @@ class _ListedDenseKernel:
     def emit_panel_run(
         self, begin: PrimExpr, end: PrimExpr, is_end: PrimExpr, kind: ForKind
     ) -> Stmt:
-        """Emit row tiles of panels [begin, end); the narrow one is among them if `is_end`."""
+        """Emit row tiles of panels [begin, end); `is_end` includes the narrow one."""
         num_full, tail_columns = divmod(self.units, self.width)
         stmts = []
         if num_full:
@@ -188,14 +188,14 @@ class _ListedDenseKernel:
         return seq(*stmts)
 
     def body(self) -> Stmt:
-        """Emit all panels, on data widened before if their words are multiplied in pairs."""
+        """Emit the widening of the data to int16 pairs, if needed, and all panels."""
         if self.pairs is None:
             return self.emit_all_panels()
         wide = emit_widen_pairs(self.a, self.pairs, simplify(self.rows * self.k), self.lanes)
         return Allocate(self.pairs, seq(wide, self.emit_all_panels()))
 
     def emit_all_panels(self) -> Stmt:
-        """Emit all panels, of which the last one may be narrower."""
+        """Emit all panels; the last one may be narrower."""
         panels, always = -(-self.units // self.width), const(True, "bool")
         if self.decision["split"] == "rows":
             return self.emit_panel_run(const(0), const(panels), always, ForKind.PARALLEL)
@@ -213,7 +213,9 @@ class _ListedDenseKernel:
 
 
 def has_word_list(anchor: te.Tensor) -> bool:
-    """Return whether sums of two products of a layer fit int16, and there may be listed words."""
+    """Return whether a layer's pair sums fit int16, with residual words for the pairs that would
+    not.
+    """
     return "places" in anchor.op.attrs
 
 

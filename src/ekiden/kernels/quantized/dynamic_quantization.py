@@ -1,4 +1,4 @@
-"""Data quantized dynamically to bytes in blocks, before a kernel multiplies them.
+"""Dynamic quantisation of data to int8 blocks, before a kernel multiplies them.
 
     step[row, block]   = largest magnitude of the block / 127
     bytes[row, k]      = data[row, k] / step, to the nearest whole number
@@ -24,17 +24,17 @@ from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, Stmt, seq
 
 MAX_INT8_LEVEL = 127.0
-"""What the largest number of a block becomes."""
+"""Quantised magnitude of a block's largest element."""
 MIN_MAGNITUDE = float(np.finfo(np.float32).tiny)
-"""Of a block: its numbers are multiplied by a finite one."""
+"""Lower bound of a block's magnitude, which keeps its reciprocal finite."""
 MIN_QUANTIZED_ELEMENTS_PER_THREAD = 1 << 13
-"""Numbers from which a thread of its own is worth having."""
+"""Elements per thread below which quantisation is not parallelised."""
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicQuantization:
-    """The buffers of dynamically quantised data; `block` numbers of a row have a step, and `group`
-    of them a sum.
+    """Buffers of dynamically quantised data: a step per `block_size` and a sum per `group_size`
+    elements of a row.
     """
 
     data: Buffer
@@ -48,7 +48,7 @@ class DynamicQuantization:
     def create(
         data: Buffer, block: int, group: int, is_paired: bool = False
     ) -> DynamicQuantization:
-        """Return buffers for data whose last axis blocks divide."""
+        """Create the buffers for data whose last axis is a multiple of the block."""
         leading, depth = data.shape[:-1], data.shape[-1]
         assert isinstance(depth, IntImm)
         steps, totals = (const(depth.value // size) for size in (block, group))
@@ -62,7 +62,7 @@ class DynamicQuantization:
         )
 
     def emit_around(self, rows: PrimExpr, lanes: int, body: Stmt) -> Stmt:
-        """Emit the quantisation of the data, rows in parallel, then the body."""
+        """Emit the quantisation of the data, rows in parallel, followed by the body."""
         depth = self.data.shape[-1]
         assert isinstance(depth, IntImm)
         row, n = Var("row"), Var("n")
@@ -79,7 +79,7 @@ class DynamicQuantization:
 
 
 class _BlockQuantizer:
-    """A builder of the quantisation of one block of a row."""
+    """Builder of the quantisation of one block of a row."""
 
     def __init__(self, to: DynamicQuantization, row: Var, number: PrimExpr, lanes: int) -> None:
         self.to, self.row, self.number, self.lanes = to, row, number, lanes
@@ -89,7 +89,7 @@ class _BlockQuantizer:
         self.rounded = [Var(f"q{i}", self.whole) for i in range(count)]
 
     def emit_block(self) -> Stmt:
-        """Emit the quantisation of a block, the largest magnitude first."""
+        """Emit the maximum magnitude of a block, its step, and its quantised values."""
         magnitude, inverse_step, step = (Var(n, "float32") for n in ("most", "finer", "step"))
         stmt = seq(BufferStore(self.to.step, step, (self.number,)), *self.emit_stores())
         for var, value in zip(reversed(self.rounded), reversed(self.values), strict=True):
@@ -112,7 +112,7 @@ class _BlockQuantizer:
         return stmt
 
     def emit_stores(self) -> list[Stmt]:
-        """Emit the stores of the bytes, and of the sums of groups."""
+        """Emit the stores of the quantised bytes and of the group sums."""
         stmts: list[Stmt] = []
         for i, value in enumerate(self.rounded):
             at = ramp(self.number * self.to.block + i * self.lanes, 1, self.lanes)

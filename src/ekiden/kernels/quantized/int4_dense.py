@@ -1,4 +1,4 @@
-"""Dense layers of bytes with weights of four bits, by products of bytes.
+"""Int8 dense layers with int4 weights, by int8 dot products.
 
 for each panel of 64 rows of the weight, in parallel; for each tile of rows of the data:
   for each block of k:
@@ -29,12 +29,12 @@ from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, Stmt, 
 from ekiden.topi.nn.nibbles import ROWS_PER_PANEL, VALUES_PER_WORD
 
 INT4_SPARE_REGISTERS = 4
-"""Registers beside sums: what is unpacked of a word, and the mask."""
+"""Registers for unpacked words and the mask beside the accumulators."""
 INT4_DENSE_TAG = "dense_nibbles_pack"
 
 
 class _Int4DenseKernel(WordPanelKernel):
-    """A builder of one kernel."""
+    """Builder of one int4 dense kernel."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class _Int4DenseKernel(WordPanelKernel):
         self.blocks, self.words = self.weight.shape[1:3]
 
     def load_vector(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
-        """Load a vector."""
+        """Load a vector of int32 words."""
         vector = dt.with_lanes(buffer.dtype, self.lanes)
         return buffer[ramp(at, 1, self.lanes)].with_fields(dtype=vector)
 
@@ -61,7 +61,7 @@ class _Int4DenseKernel(WordPanelKernel):
         at: PrimExpr,
         vectors: int,
     ) -> Stmt:
-        """Emit the addition of a word of each row of the weight to the sums.
+        """Emit the products of one word of each weight row, added to the sums.
 
         Args:
             sums: The sums of the block.
@@ -103,7 +103,7 @@ class _Int4DenseKernel(WordPanelKernel):
     def emit_blocks(
         self, acc: Buffer, rows: int, first: PrimExpr, panel: PrimExpr, column: int, vectors: int
     ) -> Stmt:
-        """Return the loop over all blocks of k for a tile."""
+        """Emit the loop over all k blocks of a tile."""
         b, w = Var("block"), Var("word")
         kind, real = dt.with_lanes("int32", self.lanes), dt.with_lanes("float32", self.lanes)
         sums = Buffer("sums", (const(rows * vectors),), kind, "register")
@@ -133,12 +133,12 @@ class _Int4DenseKernel(WordPanelKernel):
 
 
 def is_supported(anchor: te.Tensor, target: Target) -> bool:
-    """Return whether the kernel covers a product: the shape of the weight is known."""
+    """Return whether the kernel covers a product: the weight's shape is static."""
     return all(isinstance(d, IntImm) for t in anchor_operands(anchor)[3:] for d in t.shape)
 
 
 def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """Return as many rows as registers hold sums of."""
+    """Return the default decision: as many rows as the registers hold accumulators for."""
     return rows_in_registers(target, fixed, ROWS_PER_PANEL, INT4_SPARE_REGISTERS)
 
 

@@ -1,4 +1,4 @@
-"""How products of bytes are computed, four steps of k at a time: words of four neighbours.
+"""Int8 dot products: words of four bytes, and the instructions that multiply them.
 
     dot4_u8s8   acc + a0*b0 + a1*b1 + a2*b2 + a3*b3          one instruction, or shifts and products
     madd_s16    acc + (a0*b0 + a2*b2) + (a1*b1 + a3*b3)      two sums of two products of int16
@@ -49,22 +49,23 @@ DOT4_FEATURE, MADD_FEATURE, NARROW_DOT_FEATURE, BF16_PAIR_FEATURE = (
     "dot2_bf16",
 )
 SIGNED_DOT_FEATURE, SHORT_DOT_FEATURE = "madd_s8s8", "sum2_u8s8"
-"""The first is exact for all bytes of the first word and those from -127 on of the second."""
+"""Signed dot products: int32 accumulation (exact for second operands from -127 on) and int16
+accumulation.
+"""
 MAX_PAIR_SUM = 128
-"""Of the sum of two neighbours of one sign: 255 times that fits int16."""
+"""Maximum magnitude of the sum of two same-signed weights whose products with bytes fit int16."""
 EVEN_BYTES_MASK = 0x00FF00FF
-"""The bytes 0 and 2 of a word."""
+"""Mask of bytes 0 and 2 of a word."""
 INT16_ONES = 0x00010001
-"""1 in each int16 of a word."""
+"""Word with 1 in both int16 halves."""
 COLUMN_SUM_FEATURE = "helium"
-"""What targets are able to that add up the products of a vector of words of one column."""
+"""Target feature: horizontal sums of vectors of words of one column."""
 MIN_WIDENED_BYTES_PER_THREAD = 1 << 14
-"""Bytes from which a thread of its own is worth having: widening them takes about as long as
-calling one."""
+"""Bytes per thread below which widening is not parallelised."""
 
 
 def supported_dots(target: Target, is_narrow: bool = False) -> tuple[str, ...]:
-    """Return the instructions by which a target can multiply words of bytes, the best first.
+    """Return the dot-product instructions of a target for words of bytes, the best first.
 
     Args:
         target: The processor.
@@ -82,7 +83,7 @@ def supported_dots(target: Target, is_narrow: bool = False) -> tuple[str, ...]:
 
 
 def exact_dot_instruction(target: Target) -> str:
-    """Return the instruction of a target for products of unsigned by signed bytes.
+    """Return the target's instruction for exact uint8 by int8 products.
 
     It holds for all bytes, or where sums of two products fit int16; "" where the target has
     neither.
@@ -98,7 +99,7 @@ def exact_dot_instruction(target: Target) -> str:
 
 
 def word_dot_instructions(target: Target) -> tuple[str, ...]:
-    """Return the instructions of a target that multiply words of bytes or of int16."""
+    """Return the target's instructions that multiply words of bytes or int16."""
     needs = {
         DOT4_FEATURE: DOT4_FEATURE,
         MADD_FEATURE: MADD_FEATURE,
@@ -108,24 +109,21 @@ def word_dot_instructions(target: Target) -> tuple[str, ...]:
 
 
 def has_narrow_dot(target: Target) -> bool:
-    """Return whether a target multiplies so few bytes at a time that windows of the data are worth
-    copying to have none with zeros. On x86-64 they are not: pmaddwd takes 1.2 to 2.4 times as
-    long with them.
+    """Return whether the target's dot product is so slow that copying windows to skip padding pays.
+    On x86-64 they are not: pmaddwd takes 1.2 to 2.4 times as long with them.
     """
     return target.has(COLUMN_SUM_FEATURE) or target.has("smlad")
 
 
 def words_per_step(target: Target) -> int:
-    """Return the words of a row that are multiplied at once: rows that are built have a multiple of
-    it.
-    """
+    """Return the number of words multiplied at once, which rows of packed data are padded to."""
     return target.lanes("int32") if target.has(COLUMN_SUM_FEATURE) else 1
 
 
 def dot_instruction_knobs(
     weight: te.Tensor, target: Target, is_narrow: bool = False, matrices: str | None = None
 ) -> Space:
-    """Return the knob of a kernel whose weight may be of words.
+    """Return the knob of the dot-product instruction, for weights that may be words.
 
     Args:
         weight: The weight.
@@ -145,8 +143,7 @@ def dot_instruction_knobs(
 
 
 def matrix_dot_instruction(weight: te.Tensor, target: Target) -> str | None:
-    """Return the instruction that multiplies words in registers that hold matrices, if a target has
-    it.
+    """Return the target's AMX instruction for a weight's words, or None.
 
     Its loads are not checked, so it is not used where all accesses shall be.
     """
@@ -157,7 +154,8 @@ def matrix_dot_instruction(weight: te.Tensor, target: Target) -> str | None:
 
 
 def split_large_pairs(weight: Array) -> tuple[Array, Array]:
-    """Split a weight [panel][k / 4][column][4] so that sums of two products fit int16.
+    """Split the weight values whose pair sums overflow int16 into residual words: [panel][k /
+    4][column][4].
 
     Returns:
         The weight with the words of the remainder behind the others, and their positions, as above.
@@ -181,7 +179,7 @@ def split_large_pairs(weight: Array) -> tuple[Array, Array]:
 
 
 def create_widened_buffer(data: Buffer, decision: Decision) -> Buffer | None:
-    """Return the buffer that data are widened to, if they are.
+    """Create the buffer of data widened to int16 pairs, or None if the decision does not widen.
 
     It has the same elements, but of each word the first and the third come first.
     """
@@ -191,9 +189,10 @@ def create_widened_buffer(data: Buffer, decision: Decision) -> Buffer | None:
 
 
 def emit_widen_pairs(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) -> Stmt:
-    """Emit a copy of `size` bytes to `pairs`, in parallel. Rows are whole words and follow one
-    another, so that all are taken as one: few words of a row leave lanes idle (12544 rows of 32
-    bytes and 16 columns by AVX-512 on Zen 5: 177 us row by row, 57 as one)."""
+    """Emit the parallel widening of `size` bytes to int16 pairs. Rows are whole words and follow
+    one another, so that all are taken as one: few words of a row leave lanes idle (12544 rows of 32
+    bytes and 16 columns by AVX-512 on Zen 5: 177 us row by row, 57 as one).
+    """
     words = simplify(size // DOT_WORD_CHANNELS)
 
     def widen_words(at: PrimExpr, width: int) -> Stmt:
@@ -246,9 +245,7 @@ def emit_widen_pairs(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) ->
 
 
 def to_pair_order(levels: PrimExpr) -> PrimExpr:
-    """Return the lower halves of a vector of int32 in the order that products of int16
-    take them.
-    """
+    """Return a vector of int32 narrowed to int16 in the pair order 0, 2, 1, 3."""
     count = dt.lanes(levels.dtype)
     halves = call_intrin("reinterpret", levels, dtype=dt.with_lanes("int16", 2 * count))
     first = [

@@ -1,5 +1,4 @@
-"""Cost of the kernels of a quantised program, compared with those of its floats, by the model of
-kernels.
+"""Estimated cost of quantised kernels, compared with their float counterparts.
 
     bytes     products / (4 lanes x tile) x cycles of an iteration by the target's instructions; of
               3x3 windows those of Winograd's method where the kernel is one of that
@@ -43,23 +42,24 @@ from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE, DOT_WORD_CHANNELS
 from ekiden.topi.nn.winograd import WINOGRAD_TAPS, fills_vectors
 
 ASSUMED_EXTENT = 1 << 10
-"""What a size is taken for that only the run knows."""
+"""Assumed value of a dynamic size."""
 UNTILED_INTEGER_OPS = ("conv1d", "conv2d", "conv3d", "dense", "batch_matmul", "matmul")
-"""Tags of products that have no kernel where their sums are integers."""
+"""Tags of products without a tiled kernel for integer accumulation."""
 UNTILED_INTEGER_COST_RATIO = 8.0
-"""How many times as long a plain nest of int32 takes at least (Xeon with AVX2: 15 to 80)."""
+"""Minimum slowdown of an untiled int32 nest (Xeon with AVX2: 15 to 80)."""
 
 
 class KernelCost(NamedTuple):
-    """Cycles of a kernel, and those of its float form."""
+    """Estimated cycles of a quantised kernel, and of its float counterpart."""
 
     own: float
     floats: float
 
 
 def product_cost(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> KernelCost | None:
-    """Return the cost of the kernel of a product of integers by the model; None where it is none,
-    or on a device."""
+    """Return the cost of an integer product by the cost model; None for other kernels and on
+    devices.
+    """
     if target.kind.has_threads:
         return None
     anchor = chosen.anchor
@@ -85,13 +85,14 @@ def product_cost(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> Ke
 
 
 def float_product_cost(operations: int, target: Target) -> KernelCost:
-    """Return the cost of a product that a quantised program computes in floats too."""
+    """Return the cost of a float product that remains in a quantised program."""
     cycles = direct_cycles(operations / 2, target)
     return KernelCost(cycles, cycles)
 
 
 def pass_cost(elements: int, nbytes: int, instructions: int, target: Target) -> KernelCost:
-    """Return the cost of a kernel that finds a range or rounds, which floats do without.
+    """Return the cost of a kernel that finds a range or rounds, which a float program does not
+    need.
 
     Args:
         elements: The elements that it reads.
@@ -105,7 +106,7 @@ def pass_cost(elements: int, nbytes: int, instructions: int, target: Target) -> 
 
 
 def _plain_cost(outputs: list[te.Tensor], target: Target) -> KernelCost | None:
-    """Return the cost of a product that has no kernel where its sums are integers."""
+    """Return the cost of an integer product that has no tiled kernel."""
     for tensor in post_order_tensors(outputs):
         op = tensor.op
         if not (op.tag in UNTILED_INTEGER_OPS and tensor.dtype in ("int32", "int64")):
@@ -118,7 +119,7 @@ def _plain_cost(outputs: list[te.Tensor], target: Target) -> KernelCost | None:
 
 
 def _dot_cycles(products: int, chosen: Chosen, target: Target) -> float:
-    """Return the cycles of products of bytes by the instructions of a decision."""
+    """Return the cycles of byte products by the decision's instructions."""
     decision = chosen.decision
     if decision["dot"] in MATRIX_DOT_FEATURES:  # a row of a register takes a cycle
         return products / (AMX_LANES * AMX_WORDS * AMX_WORD_BYTES)
@@ -133,7 +134,7 @@ def _dot_cycles(products: int, chosen: Chosen, target: Target) -> float:
 
 
 def _winograd_cost(anchor: te.Tensor, target: Target) -> KernelCost | None:
-    """Return the cost of a convolution of bytes by Winograd's method; None for one of floats."""
+    """Return the cost of an int8 Winograd convolution; None for a float one."""
     kind = arithmetic_of(anchor)
     if kind is not INT8_ARITHMETIC:
         return None
@@ -147,8 +148,9 @@ def _winograd_cost(anchor: te.Tensor, target: Target) -> KernelCost | None:
 def _image_and_channels(
     anchor: te.Tensor, data: te.Tensor
 ) -> tuple[tuple[int, int, int], tuple[int, int]]:
-    """Return (images, height, width) of a result, and the channels of both sides; guesses where
-    only the run knows them."""
+    """Return (images, height, width) of a result, and its input and output channels; guesses where
+    dynamic.
+    """
     images, height, width = (known_extent(d) or 0 for d in anchor.shape[:3])
     side = math.isqrt(ASSUMED_EXTENT)
     channels = known_extent(data.shape[-1]) or 0, known_extent(anchor.shape[-1]) or 0
@@ -156,8 +158,7 @@ def _image_and_channels(
 
 
 def _float_winograd_cycles(anchor: te.Tensor, data: te.Tensor, target: Target) -> float:
-    """Return the cycles of Winograd's method for a convolution of floats; infinite where it has
-    none."""
+    """Return the cycles of a float Winograd convolution; infinite where it does not apply."""
     geometry = conv_geometry_of(anchor)
     image, channels = _image_and_channels(anchor, data)
     # Winograd's F(m, 3) covers 3 x 3 windows with stride 1, without groups and dilation.

@@ -1,5 +1,5 @@
-"""Products of int8 data with panels of words of few bits, in register tiles: what kernels of
-different formats of scales share.
+"""Register-tile products of int8 data with panels of packed words; shared by the block-quantised
+and int4 kernels.
 
 One row takes all columns of a panel at once, to have sums enough that none waits for another;
 beyond `wide_rows` tiles are two vectors wide, so that what is unpacked serves more rows.
@@ -21,11 +21,11 @@ from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
 
 NARROW_TILE_VECTORS = 2
-"""Vectors of tiles of many rows, by default."""
+"""Default vectors of tiles with many rows."""
 
 
 class WordPanelKernel:
-    """A builder of a kernel: `block` emits the sums of a tile."""
+    """Base class of kernels on word panels; subclasses emit the sums of a tile in `emit_blocks`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class WordPanelKernel:
         self.buffers = declare_parameters(inputs, outputs)
         self.operands = [self.buffers[t] for t in anchor_operands(self.anchor)]
         self.bytes = self.operands[0]
-        """Of the data."""
+        """Buffer of the quantised data."""
         self.units = int(str(self.anchor.op.attrs["units"]))
         self.lanes = target.lanes("float32")
         self.rows = product_of_dims(self.bytes.shape[:-1])
@@ -50,13 +50,13 @@ class WordPanelKernel:
 
     @property
     def narrow_tile_vectors(self) -> int:
-        """Return the vectors of tiles of many rows."""
+        """Return the vectors of tiles with many rows."""
         return NARROW_TILE_VECTORS
 
     def emit_blocks(
         self, acc: Buffer, rows: int, first: PrimExpr, panel: PrimExpr, column: int, vectors: int
     ) -> Stmt:
-        """Emit all blocks of k for a tile, which add to the sums in `acc`."""
+        """Emit all k blocks of a tile, accumulated in `acc`."""
         raise NotImplementedError
 
     def broadcast_word(self, row: PrimExpr, at: PrimExpr) -> PrimExpr:
@@ -68,9 +68,7 @@ class WordPanelKernel:
     def emit_tile(
         self, rows: int, first: PrimExpr, panel: PrimExpr, column: int, valid: int
     ) -> Stmt:
-        """Emit the tiles from a column of a panel on, of whose columns from there `valid` are
-        stored.
-        """
+        """Emit the tiles of a panel from a column on, of which `valid` columns are stored."""
         is_wide = rows <= self.decision.int_value("wide_rows")
         max_vectors = self.panel // self.lanes if is_wide else self.narrow_tile_vectors
         vectors = min(max_vectors, -(-valid // self.lanes))
@@ -98,7 +96,7 @@ class WordPanelKernel:
         return seq(tile_stmt, self.emit_tile(rows, first, panel, column + width, valid - width))
 
     def emit_panels(self, count: int, begin: int, valid: int) -> Stmt:
-        """Emit some panels in parallel, all rows of each."""
+        """Emit panels in parallel, with all rows of each."""
         panel = Var("p")
         inside = balanced_row_tiles(
             self.rows,
@@ -117,7 +115,7 @@ class WordPanelKernel:
 
 
 def anchor_operands(anchor: te.Tensor) -> tuple[te.Tensor, ...]:
-    """Return what an anchor multiplies."""
+    """Return the operands of an anchor."""
     operands = anchor.op.attrs["inputs"]
     assert isinstance(operands, tuple)
     return operands
@@ -133,8 +131,8 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def rows_in_registers(target: Target, fixed: Fixed, panel: int, spare: int) -> Decision:
-    """Return as many rows as registers hold sums of, integers and floats, with all columns; and as
-    many sums with two vectors.
+    """Return the number of rows whose integer and float accumulators fit the registers, with all
+    columns of a panel and with two vectors.
 
     Args:
         target: The processor.

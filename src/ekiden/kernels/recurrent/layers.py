@@ -63,18 +63,18 @@ from ekiden.topi.cells import RecurrentCell, VectorMath
 from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
 
 DEFAULT_RECURRENT_LANES = 16
-"""Hidden units of a panel where no target is known."""
+"""Hidden units per panel without a target."""
 MIN_PARALLEL_PRODUCTS = 1 << 17
-"""Multiplications of a step from which threads share it: less takes no longer than to call them."""
+"""Multiply-adds per time step below which the step is not parallelised."""
 DEFAULT_BATCH_ROWS = 6
-"""Sequences of a batch that a register tile takes where no target is known."""
+"""Sequences per register tile without a target."""
 PEEPHOLE_NAMES = ("p_i", "p_f", "p_o")
 
 
 class RecurrentLayerKernel:
-    """A builder of the statement of one layer. `inputs` are data [steps, batch, gates * hidden],
-    weight (packed, or as it is), and those of `cell.given`; `outputs` all hidden states and the
-    last states.
+    """Builder of the kernel of one recurrent layer. `inputs` are data [steps, batch, gates *
+    hidden], weight (packed, or as it is), and those of `cell.given`; `outputs` all hidden states
+    and the last states.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class RecurrentLayerKernel:
     # Vectors.
 
     def load_vector(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None = None) -> PrimExpr:
-        """Load a vector; zeros where the mask is not set."""
+        """Load a vector; 0 where the mask is off."""
         vector = BufferLoad(
             buffer, (ramp(at, 1, self.lanes),), dt.with_lanes(buffer.dtype, self.lanes)
         )
@@ -145,7 +145,7 @@ class RecurrentLayerKernel:
         return broadcast(const(0.0, "float32"), self.lanes)
 
     def unit_mask(self, panel: PrimExpr) -> PrimExpr | None:
-        """Return the lanes of a panel that are hidden units; None where all are."""
+        """Return the mask of a panel's lanes that are hidden units, or None for all."""
         if self.hidden == self.width:
             return None
         limit = broadcast(const(self.hidden), self.lanes)
@@ -171,7 +171,7 @@ class RecurrentLayerKernel:
         return For(row, const(0), self.batch, ForKind.SERIAL, panels_loop)
 
     def pack_weight(self) -> tuple[Buffer, Stmt]:
-        """Return a copy of the weight in panels, and the statement that fills it."""
+        """Return the buffer of a packed weight, and the statement that fills it."""
         gates, lanes, dtype = self.cell.gates, self.lanes, self.weight.dtype
         count = self.panels * self.depth * gates * lanes * self.word
         copy = Buffer("packed", (const(count),), dtype)
@@ -196,8 +196,8 @@ class RecurrentLayerKernel:
     # One step.
 
     def time_of_step(self, t: PrimExpr, row: PrimExpr) -> tuple[PrimExpr, PrimExpr | None]:
-        """Return (the row of the data that step t of a sequence takes, whether the sequence has a
-        step t).
+        """Return the data row of step t of a sequence, and the condition that the sequence has a
+        step t.
         """
         lengths = self.extras.get("lengths")
         if lengths is None:
@@ -208,19 +208,17 @@ class RecurrentLayerKernel:
         return (if_then_else(is_active, at, t) if self.cell.reverse else t), is_active
 
     def product_source(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
-        """Return what a phase multiplies with the weight, and where it begins."""
+        """Return the buffer and offset of a phase's left operand."""
         if self.is_bytes:
             return self.quantized if self.pairs is None else self.pairs, const(0)
         return self.phase_state(t, phase)
 
     def phase_state(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
-        """Return the state that a phase takes, and where it begins."""
+        """Return the buffer and offset of a phase's state."""
         return (self.reset, const(0)) if phase else (self.h, t % 2 * self.size)
 
     def emit_quantize(self, t: PrimExpr, phase: int) -> Stmt:
-        """Emit the quantisation of a phase's state to bytes, with a scale and zero point: those of
-        the smallest range that holds the state and 0.
-        """
+        """Emit the dynamic quantisation of a phase's state to bytes; its range includes 0."""
         source, start = self.phase_state(t, phase)
         shape, one = (const(self.lanes),), const(0)
         # Both start at 0, so that 0 is a level of the range (as in ONNX DynamicQuantizeLinear).
@@ -281,13 +279,13 @@ class RecurrentLayerKernel:
         return gate_values
 
     def emit_panel(self, t: PrimExpr, phase: int, panel: PrimExpr, weight: Buffer) -> Stmt:
-        """Emit the product and the cell of a panel, for all sequences."""
+        """Emit the matrix product and the cell of a panel, for all sequences."""
         chosen, lanes = self.cell.gate_phases[phase], self.lanes
         dtype = "int32" if self.is_bytes else "float32"
 
         def emit_rows(rows: int, first: PrimExpr) -> Stmt:
-            """Compute some rows of the batch: the products of their states with the gates of a
-            panel, in the thread's own memory, then the cell.
+            """Emit some batch rows: the gate products of a panel, in thread-local memory, then the
+            cell.
             """
             count = const(rows * len(chosen) * lanes)
             products = Buffer("products", (count,), dtype, "local")
@@ -307,7 +305,7 @@ class RecurrentLayerKernel:
         return balanced_row_tiles(self.batch, self.rows, emit_rows)
 
     def register_gate_groups(self, gates: Sequence[int], rows: int) -> Sequence[Sequence[int]]:
-        """Return groups of gates whose sums are in registers together."""
+        """Return groups of gates whose accumulators fit the registers together."""
         return (
             (gates,)
             if self.target is None
@@ -322,7 +320,7 @@ class RecurrentLayerKernel:
         panel: tuple[PrimExpr, Buffer],
         products: Buffer,
     ) -> Stmt:
-        """Emit the products of some gates in a step and a phase.
+        """Emit the products of some gates at a step and phase.
 
         Args:
             when: The step and the phase.
@@ -358,7 +356,7 @@ class RecurrentLayerKernel:
         )
 
     def listed_words(self, panel: PrimExpr, base: PrimExpr) -> ListedWords | None:
-        """Return the rows of a panel behind those for all words of the states, if there are any."""
+        """Return a panel's residual words, if there are any."""
         if self.places is None:
             return None
         step = self.cell.gates * self.lanes * self.word
@@ -448,8 +446,8 @@ class RecurrentLayerKernel:
         return body
 
     def emit_phase(self, t: PrimExpr, phase: int, weight: Buffer) -> Stmt:
-        """Emit all panels of a phase; each thread runs its panels forth in even steps, back in odd
-        ones.
+        """Emit all panels of a phase; threads walk their panels in alternating direction, so that
+        the last ones are still in the cache.
         """
         # Each step ends in a barrier of all threads: small layers are faster on one thread.
         products = self.hidden * self.hidden * len(self.cell.gate_phases[phase])
@@ -510,6 +508,7 @@ def build_recurrent(
 
 
 def _static_size(dim: PrimExpr) -> int:
+    """Return a static dimension as an int."""
     assert isinstance(dim, IntImm), "packed weights are known"
     return dim.value
 

@@ -1,1 +1,1 @@
-"""Search spaces: what may be chosen about each family, and the default by an analytical model."""
+"""Search spaces and default decisions of kernel families, by the analytical cost model."""

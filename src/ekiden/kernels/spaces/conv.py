@@ -41,31 +41,34 @@ from ekiden.target import Target
 from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 
 MAX_SHORT_LINE_PIXELS = 12
-"""Lines of at most this many pixels share tiles (7x7x512 3x3: 83 % of the peak by lines)."""
+"""Maximum pixels of lines whose tiles are flattened over the image (7x7x512 3x3: 83 percent of the
+peak by lines).
+"""
 
 
 MIN_MATRIX_WORDS = 3
-"""Words of a row from which registers that hold matrices pay: a multiplication takes as long with
-one word as with sixteen, 64 products a cycle for each, where dot products of 512 bits do 128."""
+"""Minimum words per row from which AMX pays: an AMX product costs the same for one word as for
+sixteen.
+"""
 
 
 def is_short_line(width: PrimExpr) -> bool:
-    """Return whether lines are too short to be cut into good tiles."""
+    """Return whether output lines are too short for tiles of equal sizes."""
     size = known_extent(width)
     return size is not None and size <= MAX_SHORT_LINE_PIXELS
 
 
 @dataclass(frozen=True, slots=True)
 class ConvSizes:
-    """Sizes that a decision depends on."""
+    """Sizes that a convolution's default decision depends on."""
 
     geometry: ConvGeometry
     product: MatmulSizes
     row_steps: int | None
-    """Steps of k of a kernel row that are one loop; None where they are several."""
+    """Steps of k of a kernel row's fused loop; None where it is not one loop."""
     panel: int
     weights: int
-    """Elements of all weights."""
+    """Number of weight elements."""
     target: Target
 
     @staticmethod
@@ -102,11 +105,11 @@ class ConvSizes:
 
     @property
     def has_flat_tiles(self) -> bool:
-        """Return whether tiles run over all output pixels."""
+        """Return whether tiles run over the flattened output pixels."""
         return self.geometry.is_pointwise or is_short_line(self.geometry.out[2])
 
     def k_block_domain(self) -> tuple[int, ...]:
-        """Return the iterations of k that a block may have."""
+        """Return the domain of the steps of k per block."""
         if self.row_steps is None or self.product.dtype != "float32":
             return ()
         depth = self.product.depth
@@ -123,13 +126,11 @@ class ConvSizes:
 
     @property
     def pixel_stride(self) -> int | None:
-        """Return the elements from the data of a pixel of a line to those of the next, if they are
-        known.
-        """
+        """Return the data stride between adjacent output pixels of a line, if it is static."""
         return known_extent(simplify(self.geometry.data[3] * self.geometry.strides[1]))
 
     def unroll_factor(self, blocking: LoopBlocking, order: str, ahead: int) -> int:
-        """Return the iterations of k that stand one after the other.
+        """Return the unroll factor of k.
 
         They are as many as for any product, but one where the next iteration of a pixel reads what
         this one of the next pixel does. A compiler loads that once for both, for all rows of a
@@ -158,7 +159,7 @@ class ConvSizes:
         return "panel" if is_heavy else "row"
 
     def k_block(self, blocking: LoopBlocking, order: str) -> int:
-        """Return the iterations of k of a block: the most that the model has cache for."""
+        """Return the steps of k per block: as many as fit the cache by the cost model."""
         max_block = blocking.k_block_steps(order) if self.has_flat_tiles else 0
         if not max_block:
             return 0
@@ -191,9 +192,7 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def _contiguous_words(sizes: ConvSizes, weight: te.Tensor) -> int:
-    """Return the words that follow one another in the data: of a tap, or of all of a row where the
-    channels of neighbouring pixels do.
-    """
+    """Return the number of contiguous data words: of a tap, or of a kernel row."""
     words = known_extent(weight.shape[-3]) or 0
     geometry = sizes.geometry
     is_whole = geometry.groups == 1 and geometry.dilation[1] == 1

@@ -1,4 +1,4 @@
-"""Search space and default decision of products of computed matrices.
+"""Search space and default decision of batched matrix products.
 
 The right matrix is copied into panels, which costs k * n writes beside m * k * n / lanes
 multiply-adds: with m below MAX_STREAMED_ROWS copying is most of the time, and lines are read in
@@ -35,15 +35,15 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
 MAX_PRODUCT_TILE_ROWS = 12
-"""Rows of a tile: more only cost code."""
+"""Maximum tile rows: more only increase code size."""
 MAX_STREAMED_ROWS = 8
-"""Rows of a tile one vector wide: enough to hide the latency of a multiply-add."""
+"""Tile rows of one vector width that hide the FMA latency."""
 ASSUMED_PRODUCT_ROWS = 1 << 12
-"""What a number of rows is taken for that is not known."""
+"""Assumed number of rows where it is dynamic."""
 
 
 def is_transposed(anchor: te.Tensor) -> bool:
-    """Return whether a product is computed as its transposition, that of one row by the left
+    """Return whether a product with one column is computed as its transpose, a row by the left
     matrix.
 
     It has one column then, and a vector of results can run along its rows.
@@ -57,15 +57,15 @@ def is_transposed(anchor: te.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProductSizes:
-    """Sizes that a decision depends on."""
+    """Sizes that a batched product's default decision depends on."""
 
     product: MatmulSizes
-    """Its depth in words of 4 bytes, which the model counts."""
+    """Product sizes with the depth in four-byte words, as the cost model counts it."""
     batch: int | None
     transpose_a: bool
     transpose_b: bool
     lanes: int
-    """Of a vector."""
+    """Lanes per vector."""
     target: Target
 
     @staticmethod
@@ -94,17 +94,17 @@ class ProductSizes:
         return self.product.columns
 
     def with_known_rows(self) -> MatmulSizes:
-        """Return the product with a known number of rows: tiles are of few sizes in any case."""
+        """Return the sizes with a known number of rows, guessed where it is dynamic."""
         size = self.product
         return MatmulSizes(size.rows or ASSUMED_PRODUCT_ROWS, size.columns, size.depth)
 
     def panel_vectors(self) -> int:
-        """Return the vectors of a full panel: the remaining columns take panels of one vector."""
+        """Return the vectors of a full panel; remaining columns use one-vector panels."""
         product, target = self.with_known_rows(), self.target
 
         def panel_cost(wide: int) -> float:
-            """Return the cycles of an iteration of k for one row, in panels of `wide` vectors and
-            the remainder.
+            """Return the cycles of a step of k for one row, in panels of `wide` vectors and a
+            remainder.
             """
             panel_cycles = step_cycles(rows := self.rows(wide), wide, target) / rows
             if product.columns is None:
@@ -121,7 +121,7 @@ class ProductSizes:
         return min(MAX_PRODUCT_TILE_ROWS, tile_rows(vectors, self.with_known_rows(), self.target))
 
     def methods(self, vectors: int) -> tuple[str, ...]:
-        """Return the methods that can compute the product, the best first."""
+        """Return the supported methods, the best first."""
         rows, width = self.product.rows, vectors * self.lanes
         methods = ["panels", "whole"] if self.can_share_panels(width) else ["whole", "panels"]
         columns = -1 if self.num_columns is None or self.transpose_b else self.num_columns
@@ -136,7 +136,9 @@ class ProductSizes:
         return tuple(methods)
 
     def can_share_panels(self, width: int) -> bool:
-        """Return whether threads have other matrices of a batch, or can share out the panels."""
+        """Return whether threads are busy with other matrices of the batch, or can share the
+        panels.
+        """
         if self.batch != 1:
             return True
         columns = self.num_columns

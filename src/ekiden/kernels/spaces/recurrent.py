@@ -24,7 +24,7 @@ from ekiden.topi.cells import RecurrentCell
 
 
 def state_dtype(weight_dtype: str, cell: RecurrentCell) -> str:
-    """Return the dtype by which the model knows the states that a weight is multiplied with."""
+    """Return the cost model's dtype of the states that a weight is multiplied with."""
     if weight_dtype != "int8":
         return "float32"
     return NARROW_EPILOGUE if "places" in cell.given else "uint8"
@@ -33,7 +33,7 @@ def state_dtype(weight_dtype: str, cell: RecurrentCell) -> str:
 def register_gate_groups(
     gates: Sequence[int], rows: int, target: Target, dtype: str
 ) -> tuple[Sequence[int], ...]:
-    """Return groups of gates whose sums are in registers together beside `rows` rows."""
+    """Return groups of gates whose accumulators, for `rows` rows, fit the registers together."""
     max_gates = len(gates)
     while max_gates > 1 and max_register_rows(max_gates, target, dtype) < rows:
         max_gates -= 1
@@ -64,9 +64,7 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decisio
 
 
 def _cheapest_tile_rows(anchor: te.Tensor, target: Target) -> int:
-    """Return the rows of the tiles that take the fewest cycles for an iteration of k of one
-    sequence.
-    """
+    """Return the tile rows with the fewest estimated cycles per step of k and sequence."""
     cell, dtype = _cell_of(anchor), state_dtype(_weight_of(anchor).dtype, _cell_of(anchor))
     batch = known_extent(anchor.shape[1])
 

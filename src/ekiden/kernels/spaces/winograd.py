@@ -52,9 +52,9 @@ from ekiden.topi.nn.winograd import (
 )
 
 MAX_TILES_PER_BLOCK = 36
-"""Most tiles of a block, if their number can be divided so."""
+"""Maximum tiles per block where a divisor of their number exists."""
 DEFAULT_TILES_PER_BLOCK = 24
-"""Tiles of a block otherwise."""
+"""Tiles per block otherwise."""
 TILES_PER_BLOCK_DOMAIN = (
     8,
     12,
@@ -64,17 +64,17 @@ TILES_PER_BLOCK_DOMAIN = (
     48,
     2 * MAX_TILES_PER_BLOCK,
 )
-"""Tiles of a block that may be asked for in any case."""
+"""Values of the knob that are valid for any number of tiles."""
 EXPOSED_WEIGHT_TIME_FRACTION = 0.5
-"""Of the time that weights take from a cache, what is seen behind multiply-adds."""
+"""Fraction of the weight-read time that arithmetic does not hide."""
 TILE_SIDE_KNOB = "m"
-"""The choice of the side of an output tile."""
+"""Knob of the side of an output tile."""
 
 
 @dataclass(frozen=True, slots=True)
 class WinogradArithmetic:
-    """The arithmetic of transformed data and weights: the dtype that iterations of k count in, the
-    bytes of an element of both, the elements of an iteration, and the dtype of data.
+    """Arithmetic of a Winograd convolution: the cost model's dtype, bytes per transformed element,
+    elements per step of k, and the data's dtype.
     """
 
     dtype: str
@@ -86,11 +86,11 @@ class WinogradArithmetic:
 FLOAT_ARITHMETIC = WinogradArithmetic("float32", 4, 1, "float32")
 INT8_ARITHMETIC = WinogradArithmetic("int16", 2, CHANNELS_PER_PAIR, "uint8")
 BYTES_PER_SUM = 4
-"""Bytes of a sum, of float32 or of int32."""
+"""Bytes of an accumulator, float32 or int32."""
 STEP_ELEMENTS_BY_DTYPE = {**DOT_WORD_BY_DTYPE, INT8_ARITHMETIC.dtype: INT8_ARITHMETIC.word}
-"""dtype of data -> elements that a step of a product takes, where that is more than one."""
+"""Elements per step of k by data dtype; others take one."""
 ASSUMED_IMAGE_SIDE = 32
-"""Height and width that an image is taken to have where only the run knows them."""
+"""Assumed image height and width where they are dynamic."""
 
 
 def arithmetic_of(anchor: te.Tensor) -> WinogradArithmetic:
@@ -113,7 +113,7 @@ def tile_side_knob() -> Knob:
 
 
 def tiles_per_block(tiles: int | None) -> int:
-    """Return the tiles of a block: a divisor of their number if a good one is known.
+    """Return the tiles per block, a divisor of their number where a good one exists.
 
     The last block repeats tiles where it does not divide. A block's V and M are to stay in the
     second-level cache: 2 * 36 points * 36 tiles * 64 channels * 4 bytes are 660 KB.
@@ -128,9 +128,7 @@ def tiles_per_block(tiles: int | None) -> int:
 
 
 def _point_product(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
-    """Return the product of one point of a patch, with all tiles as rows, and the columns of a
-    panel.
-    """
+    """Return the matrix-product sizes of one point of a transformed tile, and the panel width."""
     data, weight = operands_of(anchor)
     m = int(str(anchor.op.attrs[TILE_SIDE_KNOB]))
     n, height, width, channels = anchor.shape
@@ -190,9 +188,9 @@ def choose_tile_side(
     kind: WinogradArithmetic = FLOAT_ARITHMETIC,
     sides: Collection[int] = tuple(INTERPOLATION_POINTS),
 ) -> int:
-    """Return the side of output tiles, one of `sides`, for an output image (how many, height,
-    width; None if unknown) of a convolution of (input, output) channels; 0 where the direct sum is
-    faster. Raises CompileError for a fixed one that cannot be."""
+    """Return the side of output tiles with the fewest estimated cycles; 0 where direct convolution
+    is faster. Raises CompileError for a fixed one that cannot be.
+    """
     if TILE_SIDE_KNOB in fixed:
         tile_side_knob().check(fixed[TILE_SIDE_KNOB], "'winograd_conv2d'")
         side = int(fixed[TILE_SIDE_KNOB])
@@ -209,7 +207,7 @@ def choose_tile_side(
 def _cycles_by_side(
     image: tuple[int, int, int], channels: tuple[int, int], target: Target, kind: WinogradArithmetic
 ) -> dict[int, float]:
-    """Return side of output tiles -> cycles."""
+    """Return the estimated cycles by side of output tiles."""
     images, height, width = image
     counts = {m: images * -(-height // m) * -(-width // m) for m in INTERPOLATION_POINTS}
     return {
@@ -226,15 +224,15 @@ def winograd_cycles(
     kind: WinogradArithmetic = FLOAT_ARITHMETIC,
     side: int = 0,
 ) -> float:
-    """Return the cycles of the method with a side of tiles, or with the best one, as
-    `choose_tile_side`
-    has its arguments; infinite where there are too few tiles."""
+    """Return the estimated cycles of Winograd convolution with a tile side, or the best one;
+    infinite where there are too few tiles.
+    """
     costs = _cycles_by_side(image, channels, target, kind)
     return costs.get(side, math.inf) if side else min(costs.values(), default=math.inf)
 
 
 def direct_cycles(products: float, target: Target, dtype: str = "float32") -> float:
-    """Return the cycles of so many multiply-adds of data of a dtype in good tiles."""
+    """Return the estimated cycles of `products` multiply-adds in good register tiles."""
     matrices = MATRIX_DOT_BY_DATA.get(dtype)
     if matrices is not None and target.has(matrices.ability):  # a row of a register takes a cycle
         return products / (AMX_LANES * AMX_WORDS * AMX_WORD_BYTES)
@@ -247,8 +245,9 @@ def direct_cycles(products: float, target: Target, dtype: str = "float32") -> fl
 def _cycles(
     m: int, tiles: int, channels: tuple[int, int], target: Target, kind: WinogradArithmetic
 ) -> float:
-    """Return the cycles of the method: multiply-adds, reading the weights once for each block of
-    tiles, and the transforms' way through the second-level cache."""
+    """Return the estimated cycles: multiply-adds, weight reads per block of tiles, and transforms
+    through L2.
+    """
     points, (before, behind) = (m + WINOGRAD_TAPS - 1) ** 2, channels
     _, second, third = cache_levels(target)
     weights = kind.element_bytes * points * before * behind

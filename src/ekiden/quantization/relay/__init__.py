@@ -1,5 +1,5 @@
-"""Integer quantization of Relay programs, under TVM's names (`relay.quantize`): `annotate` says
-where values are rounded, calibration to which steps, `realize` makes integers of it.
+"""Integer quantization of Relay programs under TVM's names (`relay.quantize`): annotate, calibrate,
+realize.
 """
 
 from ekiden.quantization.relay.annotate import annotate

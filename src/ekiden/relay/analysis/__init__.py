@@ -1,4 +1,4 @@
-"""Analyses of Relay programs; none changes a program.
+"""Analyses of Relay programs, without changing them.
 
 Names follow `tvm.relay.analysis`. `get_calibration_data` runs programs: it stands on a higher floor
 and is loaded when it is first used.

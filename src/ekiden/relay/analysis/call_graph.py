@@ -109,9 +109,9 @@ class _StronglyConnectedComponents:
         self.edges = edges
         self.found: list[list[GlobalVar]] = []
         self.low: dict[GlobalVar, int] = {}
-        """The least number reached; a node's own number is that of its place in `low`."""
+        """Tarjan's low-link of each node; a node's index is its position in `low_links`."""
         self.open: dict[GlobalVar, int] = {}
-        """Nodes not yet in a group, with their numbers, in the order met."""
+        """Nodes on Tarjan's stack, with their indices."""
         for root in edges:
             if root not in self.low:
                 self._visit_from(root)

@@ -14,7 +14,7 @@ from ekiden.relay.visitor import children, post_order
 from ekiden.topi.dimensions import collect_assumptions
 
 Condition = tuple[PrimExpr, str]
-"""A condition on dimensions, and the call that needs it."""
+"""Condition on dimensions, and the call that assumes it."""
 
 
 def shape_conditions(function: Function) -> list[Condition]:

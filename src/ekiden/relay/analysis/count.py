@@ -101,7 +101,7 @@ def _root_exprs(value: IRModule | Expr) -> list[Expr]:
 
 
 def call_macs(call: Call) -> PrimExpr | None:
-    """Return the MACs of a typed call, or None if it is no product."""
+    """Return the MACs of a typed call, or None for operators without MACs."""
     assert isinstance(call.op, Op)
     count = call.op.definition.macs
     if count is None:

@@ -13,7 +13,7 @@ from ekiden.relay.visitor import post_order
 
 DEQUANTIZE_OP = "qnn.dequantize"
 QUANTIZE_OP = "qnn.quantize"
-"""The operators at which regions begin and end."""
+"""Operators that begin and end fake-quantised regions."""
 
 
 def _op_name(expr: RelayExpr) -> str:

@@ -14,7 +14,8 @@ Feature = IntEnum(
     " fRefCreate fRefRead fRefWrite fConstructor fMatch fGraph fLetRec",
     start=0,
 )
-"""The parts of the language (TVM's names and numbers): one for each class of expressions.
+"""Language features (TVM's names and numbers), one per expression class; fGraph: an expression that
+is no atom has several uses; fLetRec: a function uses its own let variable.
 
 fGraph: an expression that is no atom is used twice. fLetRec: a function uses the variable that it
 is bound to.

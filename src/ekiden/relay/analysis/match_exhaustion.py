@@ -49,7 +49,7 @@ class _HeadConstructor:
         return -1 if self.constructor is None else self.constructor.tag
 
     def unspecialize(self, row: Row) -> Row:
-        """Rebuild a row from field patterns under this head, the inverse of `fits`."""
+        """Rebuild a row from field patterns under this head, the inverse of `specialize`."""
         inner, remaining = row[: self.arity], row[self.arity :]
         if self.constructor is None:
             return (PatternTuple(inner), *remaining)

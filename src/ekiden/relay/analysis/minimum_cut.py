@@ -7,7 +7,7 @@ from collections import deque
 __all__ = ["INFINITE_COST", "FlowNetwork"]
 
 INFINITE_COST = 1 << 60
-"""A cost that no cut pays."""
+"""Capacity of an edge that no minimum cut contains."""
 
 
 class FlowNetwork:
@@ -17,7 +17,7 @@ class FlowNetwork:
 
     def __init__(self) -> None:
         self._to: list[int] = []
-        """Of each edge; the one back has the next number if it is even, else the one before."""
+        """End node of each edge; an even edge's reverse is the next one."""
         self._left: list[int] = []
         self._edges: list[list[int]] = [[], []]
 

@@ -34,7 +34,7 @@ class _BinderScope:
     first: int = 0
     last: int = 0
     block: _BinderScope | None = None
-    """The innermost scope around this one (or itself) that is no body of a Let."""
+    """Innermost enclosing scope (or itself) that is not a let body."""
 
     def open_child(self, is_block: bool) -> _BinderScope:
         """Open a child scope."""

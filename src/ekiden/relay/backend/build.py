@@ -1,4 +1,4 @@
-"""`relay.build` and `relay.optimize`, TVM's names for compiling a module."""
+"""`relay.build` and `relay.optimize` (TVM's names): compile a module."""
 
 from __future__ import annotations
 

@@ -14,15 +14,15 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 Option = tuple[type, object]
-"""The type of an option's value, and what it is where nobody says; None: it is not set."""
+"""Type of an option's value, and its default; None for unset."""
 
 TVM_TYPE_NAMES = {bool: "IntImm", int: "IntImm", str: "runtime.String"}
-"""The names that TVM has for the types of values."""
+"""TVM's names of the value types."""
 
 
 @dataclass(frozen=True)
 class RegisteredChoice:
-    """Name from a registry table, with options."""
+    """Choice from a registry by name, with options."""
 
     name: str
     options: Mapping[str, object] | None = field(default=None)
@@ -76,7 +76,7 @@ class RegisteredChoice:
         return {key: TVM_TYPE_NAMES[kind] for key, (kind, _) in options}
 
     def refused(self) -> str:
-        """Return the first set option that has no effect here, or ""."""
+        """Return the first set option that is not supported, or ""."""
         table = self.TABLE[self.name]
         for key, value in (self.options or {}).items():
             is_always = key == "link-params" and value is True  # constants are in the artifact

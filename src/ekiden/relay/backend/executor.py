@@ -1,4 +1,4 @@
-"""`Executor`, at TVM's place."""
+"""`Executor`, under TVM's module name."""
 
 from ekiden.relay.backend.choices import Executor
 

@@ -33,7 +33,7 @@ from ekiden.target import Target, TargetLike
 from ekiden.target.virtual_device import DeviceLike, Targets, compilation_config, is_target
 
 Result = object
-"""A runtime.Tensor, a tuple of results, a value of a data type, a RefValue, or a function."""
+"""Result of an evaluation: a tensor, a tuple, an ADT value, a RefValue, or a function."""
 
 
 class Executor:
@@ -179,7 +179,7 @@ EXECUTOR_CLASSES: dict[str, type[Executor]] = {
     "aot": AOTExecutor,
     "graph": GraphExecutor,
 }
-"""Kind -> executor."""
+"""Executor classes by kind."""
 
 
 def create_executor(

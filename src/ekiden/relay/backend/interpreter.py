@@ -1,4 +1,4 @@
-"""Interpreter value classes, at TVM's place."""
+"""Interpreter value classes, under TVM's module name."""
 
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.values import Closure, ConstructorValue, RefValue

@@ -1,4 +1,4 @@
-"""`Runtime`, at TVM's place."""
+"""`Runtime`, under TVM's module name."""
 
 from ekiden.relay.backend.choices import Runtime
 

@@ -16,7 +16,7 @@ from ekiden.runtime import Tensor
 from ekiden.runtime.ndarray import array as new_tensor
 
 Params = MutableMapping[str, Tensor]
-"""Values of parameters by their names."""
+"""Parameter values by name."""
 
 
 def run_pass_on_function(func: Function, transform: Pass) -> Function:

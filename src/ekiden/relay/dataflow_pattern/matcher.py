@@ -32,10 +32,10 @@ from ekiden.relay.visitor import children, post_order
 from ekiden.runtime.errors import TypeInferenceError
 
 NodeMap = dict[p.DFPattern, list[RelayExpr]]
-"""What each pattern matched: one expression; for the path of a dominator, all on it."""
+"""Expressions matched by each pattern: one, or all path nodes of a dominator."""
 
 Users = Mapping[RelayExpr, Sequence[RelayExpr]]
-"""The expressions that have an expression as a child."""
+"""Parent expressions of each expression."""
 
 
 def build_user_map(root: RelayExpr) -> Users:
@@ -269,5 +269,5 @@ _MATCH_RULES: dict[type[p.DFPattern], Callable[..., bool]] = {
     p.DataTypePattern:     _match_dtype,
     p.ShapePattern:        lambda m, q, e: _has_shape(e, q.shape) and m.matches(q.pattern, e),
 }
-"""Pattern class -> how it is matched: (matcher, pattern, expression) -> bool."""
+"""Match functions (matcher, pattern, expression) -> bool by pattern class."""
 # fmt: on

@@ -19,7 +19,7 @@ from ekiden.relay.visitor import bound_by, children, post_order
 from ekiden.runtime.lazy_dataclass import dataclass
 
 UNBOUND_PATTERNS = (p.WildcardPattern, p.VarPattern)
-"""What these match stays outside of the function and becomes an argument."""
+"""Patterns whose matches stay outside and become arguments of the function."""
 
 
 @dataclass(slots=True)

@@ -92,9 +92,9 @@ class DFPattern:
         return DFPattern.partitioner(self, expr, attrs, check)
 
     matcher: ClassVar[Callable[[DFPattern, RelayExpr], bool]]
-    """Set by matcher.py, which stands on this file."""
+    """Matching function, set by matcher.py to avoid an import cycle."""
     partitioner: ClassVar[Callable[..., RelayExpr]]
-    """Set by partition.py."""
+    """Partitioning function, set by partition.py to avoid an import cycle."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

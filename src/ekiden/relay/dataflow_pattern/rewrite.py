@@ -31,7 +31,7 @@ from ekiden.relay.visitor import children, post_order, rebuild
 from ekiden.runtime.errors import PassError
 
 MAX_REWRITE_ROUNDS = 100
-"""Rewriting stops after this many rounds over the whole program, as in TVM."""
+"""Maximum rewrite rounds over the program, as in TVM."""
 
 
 class DFPatternCallback:

@@ -1,4 +1,4 @@
-"""`from_tensorflow`, at TVM's place (see ekiden.relay.frontend)."""
+"""`from_tensorflow`, under TVM's module name (see ekiden.relay.frontend)."""
 
 from ekiden._lazy import attach
 

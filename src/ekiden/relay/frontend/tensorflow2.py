@@ -1,4 +1,4 @@
-"""`from_tensorflow` for TensorFlow 2, at TVM's place (see ekiden.relay.frontend)."""
+"""`from_tensorflow` for TensorFlow 2, under TVM's module name (see ekiden.relay.frontend)."""
 
 from ekiden._lazy import attach
 

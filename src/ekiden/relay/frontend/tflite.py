@@ -1,4 +1,4 @@
-"""`from_tflite` and `OperatorConverter`, at TVM's place (see ekiden.relay.frontend)."""
+"""`from_tflite` and `OperatorConverter`, under TVM's module name (see ekiden.relay.frontend)."""
 
 from ekiden._lazy import attach
 

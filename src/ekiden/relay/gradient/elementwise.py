@@ -93,9 +93,11 @@ def _binary_rules() -> dict[str, Callable[[Expr, Expr, Expr, Expr], tuple[Expr, 
 
 
 UNARY_GRADIENTS = _unary_rules()
-"""Operators of one argument."""
+"""Gradients of unary operators."""
 BINARY_GRADIENTS = _binary_rules()
-"""Operators of two arguments that broadcast; where both are the greatest, the first gets all."""
+"""Gradients of broadcasting binary operators; for ties of maximum and minimum, the first operand
+gets all.
+"""
 
 ZERO_GRADIENT_OPS = (
     "ceil floor round sign trunc zeros_like ones_like shape_of ndarray_size zeros ones arange "
@@ -103,7 +105,7 @@ ZERO_GRADIENT_OPS = (
     "logical_xor bitwise_and bitwise_or bitwise_xor argmax argmin isnan isinf isfinite all any "
     "floor_divide dyn.zeros dyn.ones"
 ).split()
-"""Operators whose result does not change with their arguments, almost everywhere."""
+"""Operators whose gradient is zero almost everywhere."""
 
 
 def _mask_gradient(condition: Expr, grad: Expr) -> Expr:

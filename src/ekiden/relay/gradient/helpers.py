@@ -27,7 +27,7 @@ def scalar_like(value: float, like: RelayExpr) -> Constant:
 
 
 def sum_to_shape(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) -> RelayExpr:
-    """Sum a gradient of `shape` to the shape of `target`, which was broadcast to it.
+    """Sum a gradient of `shape` over broadcast axes to the shape of `target`.
 
     Raises:
         ValueError: A dimension is not known to be broadcast or not.

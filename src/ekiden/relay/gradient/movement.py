@@ -97,7 +97,7 @@ def divide_by_mask_count(value: Expr, mask: Expr, axes: Sequence[int], dtype: st
 
 
 def divide_by_size(value: Expr, size: int, dtype: str) -> Expr:
-    """Divide a value by a size that 16-bit dtypes may not represent."""
+    """Divide a value by a size that may exceed the range of 16-bit dtypes."""
     return _divide(value, const(float(size), "float32" if itemsize(dtype) < 4 else dtype), dtype)
 
 

@@ -54,7 +54,9 @@ def check_attrs(kind: type[_AttrsT], attrs: Attrs | None) -> _AttrsT:
 def check_indices(
     name: str, indices: Array, size: int, axis: int | None, what: str = "index"
 ) -> None:
-    """Raise IndexRangeError for an out-of-range index, as the `index_check` of kernels does."""
+    """Raise IndexRangeError for an out-of-range index, as the intrinsic `index_check` in kernels
+    does.
+    """
     # Negative indices count from the end, as NumPy's do; unsigned ones have none.
     low = 0 if indices.dtype.kind == "u" else -size
     check_range(f"{name}: {what}", indices, (low, size), index_bound_text(axis), (size,))
@@ -67,7 +69,7 @@ def check_range(
     bound: str = "",
     shown: Sequence[int] = (),
 ) -> None:
-    """Raise IndexRangeError for a value outside [low, high), as the `range_check` of
+    """Raise IndexRangeError for a value outside [low, high), as the intrinsic `range_check` in
     kernels does.
     """
     low, high = ends
@@ -83,7 +85,9 @@ def check_range(
 
 
 def check_info(subject: str, info: Array, problem: str) -> None:
-    """Raise LinAlgError for a non-zero LAPACK info, as the `info_check` of kernels does."""
+    """Raise LinAlgError for a non-zero LAPACK status, as the intrinsic `info_check` in kernels
+    does.
+    """
     wrong = np.argwhere(info)
     if len(wrong):
         at = tuple(int(i) for i in wrong[0])
@@ -124,7 +128,7 @@ def check_tuple_of_tensors(name: str, types: Sequence[Type]) -> tuple[TensorType
 
 
 Takes = Literal["any", "number", "floating point", "integer", "bits", "int32"]
-"""What elements an argument may have: bool is no number, and bits are integers or bools."""
+"""Kinds of accepted dtypes: bool is not a number; bits are integers or bool."""
 _DTYPE_PREDICATES: dict[Takes, tuple[Callable[[str], bool], str]] = {
     "any": (lambda dtype: True, "anything"),
     "number": (lambda dtype: dtype != "bool", "a number"),
@@ -202,7 +206,7 @@ def unify_vector_axis(
 
 
 def to_summable(data: Array) -> Array:
-    """Return an array that NumPy can sum products of: float32 for dtypes that NumPy lacks."""
+    """Convert dtypes without NumPy arithmetic to float32."""
     return data.astype(np.float32) if data.dtype.kind == "V" else data
 
 

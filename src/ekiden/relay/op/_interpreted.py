@@ -1,4 +1,6 @@
-"""References of operators that NumPy lacks: the operator's own loop program, interpreted."""
+"""Reference implementations that interpret the operator's own loop program, for operators without a
+NumPy counterpart.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ else:
 
 
 class LoopProgram(NamedTuple):
-    """A lowered function, the arrays that it writes, and whether they are fields of a tuple.
+    """Lowered function with its output arrays, and whether they are fields of a tuple.
 
     func is None where nothing is to be written.
     """
@@ -33,7 +35,7 @@ class LoopProgram(NamedTuple):
 
 @dataclass(frozen=True)
 class InterpretedReference:
-    """A reference (attributes, *arrays) that runs the program of its operands in the interpreter.
+    """Reference implementation (attributes, *arrays) that interprets a loop program.
 
     The result shows what is computed, not that it is right: tests compare it with another
     implementation.
@@ -46,7 +48,7 @@ class InterpretedReference:
         attrs: Attrs | None,
         *arrays: Any,  # noqa: ANN401
     ) -> Array | tuple[Array, ...]:
-        """Return the results, however long it takes."""
+        """Run the program without a limit; return the results."""
         return self.within(None, attrs, *arrays)
 
     def within(
@@ -55,7 +57,9 @@ class InterpretedReference:
         attrs: Attrs | None,
         *arrays: Any,  # noqa: ANN401
     ) -> Array | tuple[Array, ...]:
-        """Return the results. Raises StepLimitError where they take more steps than a budget."""
+        """Run the program within a budget of steps; return the results. Raises StepLimitError where
+        they take more steps than a budget.
+        """
         func, outputs, is_tuple = self.program_of(attrs, arrays)
         if func is not None:
             # Copies: the program may write its parameters, and arguments are the caller's.

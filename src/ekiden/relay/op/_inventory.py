@@ -43,7 +43,9 @@ from ekiden.te import Tensor
 from ekiden.tir import transform as tir_transform
 
 Compute = Callable[..., "Tensor | Sequence[Tensor]"]
-"""(attributes, *tensors) -> a tensor, or several for a tuple. ValueError is a type error."""
+"""Computation (attributes, *tensors) -> tensor, or tensors for a tuple; a ValueError becomes a type
+error. ValueError is a type error.
+"""
 
 
 def declare_topi_op(

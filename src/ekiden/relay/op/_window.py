@@ -51,10 +51,10 @@ PER_AXIS_FIELDS = frozenset(
     {"strides", "dilation", "dilations", "pool_size", "kernel_size", "pooled_size", "groups",
      "deformable_groups", "stride1", "stride2"}
 )  # fmt: skip
-"""Fields whose numbers are steps, extents or counts; None says nothing."""
+"""Attribute fields with one number per axis (strides, extents, counts)."""
 
 PADDING_FIELDS = frozenset({"padding", "output_padding"})
-"""Fields whose numbers are widths of borders."""
+"""Attribute fields of padding widths."""
 
 
 @cache

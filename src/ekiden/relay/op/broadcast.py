@@ -130,7 +130,7 @@ _DESCRIPTIONS = {
     "logical_or": "Whether lhs or rhs is not 0",
     "logical_xor": "Whether one of lhs and rhs is not 0",
 }
-"""What precedes "elementwise" in descriptions."""
+"""Verb phrases of the operators' descriptions, which "elementwise" follows."""
 
 
 def declare_binary(

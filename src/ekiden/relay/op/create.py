@@ -149,7 +149,7 @@ def _declare_fill_like(name: str, value: int) -> Callable[[Expr], Call]:
 
 
 CONSTANT_FILL_OPS = ("zeros", "ones", "zeros_like", "ones_like")
-"""The operators whose result is one number everywhere, by their names alone."""
+"""Operators that fill their result with one constant."""
 zeros: Callable[..., Call] = _declare_fill("zeros", 0)
 ones: Callable[..., Call] = _declare_fill("ones", 1)
 zeros_like: Callable[[Expr], Call] = _declare_fill_like("zeros_like", 0)
@@ -331,9 +331,7 @@ def ndarray_size(data: Expr, dtype: str = "int32") -> Call:
 
 
 def extents(sizes: Expr) -> Call:
-    """Return an empty tensor of shape (0, *sizes), which carries the elements of a vector as
-    dimensions.
-    """
+    """Return an empty tensor of shape (0, *sizes), which carries sizes as dimensions."""
     nothing = relay_const(np.zeros(0, np.uint8))
     return call_dynamic("extents", nothing, sizes, attrs=DynamicAttrs())
 

@@ -1,4 +1,4 @@
-"""All operators with descriptions, imported when the whole registry is enumerated."""
+"""Import of all operators with their descriptions, for enumerating the whole registry."""
 
 from ekiden.relay import op
 from ekiden.relay.op import nn

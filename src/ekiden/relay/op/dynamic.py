@@ -23,7 +23,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.topi.dimensions import known_int
 
 Dims = tuple[list[PrimExpr], list[ShapeCheck]]
-"""The unknown dimensions of a result, and what must hold at run time."""
+"""Unknown result dimensions, and run-time conditions on dimensions."""
 
 
 @node("relay.attrs.DynamicAttrs")
@@ -37,7 +37,7 @@ class DynamicAttrs(Attrs):
 
 
 Kind = Callable[[Any, Sequence[TensorType]], Type]
-"""(attributes, argument types) -> the result's type, with `?` where data decides."""
+"""Function (attributes, argument types) -> result type, with `?` for data-dependent dimensions."""
 
 
 def declare_dynamic_op(

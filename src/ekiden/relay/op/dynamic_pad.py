@@ -50,19 +50,18 @@ def _pad_lower(attrs: DynPadAttrs, inputs: Sequence[Tensor], out: TensorType) ->
 
 
 PAD_MODES = ("constant", "edge", "reflect", "wrap")
-"""What borders hold: a value, the nearest element, the data mirrored, or the data repeated (TVM has
-no "wrap")."""
+"""Padding modes: constant, edge, reflect, and wrap (not in TVM)."""
 
 
 def padded(data: Array, width: Sequence[Sequence[int]] | Array, mode: str) -> Array:
-    """Return `data` padded by a mode without fill value."""
+    """Pad `data` by a mode without a fill value."""
     return np.pad(data, width, mode=mode)  # type: ignore[call-overload,no-any-return]
 
 
 def pad_or_crop(
     name: str, data: Array, width: Sequence[Sequence[int]], mode: str, value: Array
 ) -> Array:
-    """Return `data` padded by a mode; negative widths crop, even beyond the extent.
+    """Pad `data` by a mode; negative widths crop, even beyond the extent.
 
     Raises:
         InputError: An axis has no elements to crop or to repeat.

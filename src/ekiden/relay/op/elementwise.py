@@ -90,7 +90,7 @@ _DESCRIPTIONS = {
     "isnan": "Whether the element is not a number,",
     "isinf": "Whether the element is infinite,",
 }
-"""What precedes "of each element" in descriptions."""
+"""Descriptions of the operators, which "of each element" follows."""
 
 
 def declare_unary(
@@ -148,7 +148,7 @@ FOLLOW, NEVER = PrecisionPolicy.FOLLOW, PrecisionPolicy.NEVER
 
 
 def _zero(attrs: Attrs | None) -> float:
-    """Return 0, the number that no element is below."""
+    """Return 0, the lower bound of non-negative operators' results."""
     return 0.0
 
 

@@ -16,10 +16,10 @@ from ekiden.ir.op import OPS
 from ekiden.relay.expr import Call
 
 Gradient = Callable[[Call, RelayExpr], Sequence[RelayExpr | None]]
-"""(forward call, gradient of its result) -> gradients of its arguments."""
+"""Function (forward call, output gradient) -> gradients of the arguments."""
 
 GRADIENTS: dict[str, Gradient] = {}
-"""Operator name -> its gradient."""
+"""Gradient functions by operator name."""
 
 
 @overload

@@ -1,4 +1,4 @@
-"""Operator registry at TVM's place, and the attributes that users attach to operators."""
+"""Operator registration functions, under TVM's module name."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ FAKE_QUANTIZATION_ATTR = "FTVMFakeQuantizationToInteger"
 OPTIONAL_FAKE_QUANTIZATION_ATTR = "FTVMOptionalFakeQuantizationToInteger"
 KEEPS_SCALE_ATTR, CONVERTS_ALONE_ATTR = "FakeQuantizationKeeps", "FakeQuantizationAlone"
 MIXES, BIASES = "FakeQuantizationMixes", "FakeQuantizationBiases"
-"""The attributes of operators that FakeQuantizationToInteger and relay.quantize read."""
+"""Operator attributes that FakeQuantizationToInteger and relay.quantize read."""
 
 Types = Mapping[RelayExpr, AffineType]
-"""Expression -> what its integers stand for; under a call itself, what is wanted of it."""
+"""Affine types by expression; for a call itself, its required type."""
 QuantizationRule = Callable[[Call, Types], Sequence[object]]
-"""(call on integers, types) -> the integers, what they stand for. Raises where it cannot."""
+"""Function (call on integers, affine types) -> (integer expression, its affine type); raises if it
+does not apply. Raises where it cannot.
+"""
 
 
 def register_fake_quantization_to_integer(
@@ -77,7 +79,7 @@ def register_fake_quantization_to_integer(
 
 
 MIXED_PRECISION_ATTR = "FTVMMixedPrecisionConversionType"
-"""The attribute of operators that ToMixedPrecision reads."""
+"""Operator attribute of ToMixedPrecision's conversion rules."""
 
 
 register_mixed_precision_conversion = make_attr_registrar(

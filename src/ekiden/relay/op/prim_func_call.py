@@ -75,9 +75,9 @@ class _AddressMarker(StmtMutator):
 
 
 def _with_external_reads(func: PrimFunc) -> PrimFunc:
-    """Return a loop program over tensors, whose parameters before the results that its attribute
-    "num_outputs" counts are read by the functions that it calls with them: an address alone says
-    nothing of what a callee does there."""
+    """Return a PrimFunc whose buffers passed to external functions count as read, since an address
+    alone does not tell what the callee does.
+    """
     func = numbers_as_tensors(func)
     # An address passed to a foreign function may be written through: without the attribute every
     # buffer counts as written.

@@ -103,13 +103,13 @@ def _declare_scan(
 
 
 def _end_of_range(dtype: str, number: int) -> float:
-    """Return the lowest (0) or highest (1) value of a dtype: an infinity of floats."""
+    """Return the lowest (0) or highest (1) value of a dtype; for floats an infinity."""
     ends = (0, 1) if dtype == "bool" else int_range(dtype)
     return (-np.inf, np.inf)[number] if ends is None else ends[number]
 
 
 def _accumulate(function: np.ufunc) -> Callable[..., Array]:
-    """Return the running results of a function of two values, with the arguments of np.cumsum."""
+    """Wrap a binary ufunc's accumulate with the arguments of np.cumsum."""
 
     def accumulate(data: Array, axis: int | None, dtype: np.dtype[np.generic]) -> Array:
         row = data.reshape(-1) if axis is None else data

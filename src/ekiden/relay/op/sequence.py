@@ -32,7 +32,7 @@ CONS = Constructor(
 )
 NIL = Constructor("Nil", (), _LIST_HEADER, 1)
 LIST = TypeData(_LIST_HEADER, (_ELEMENT_TYPE_VAR,), (CONS, NIL))
-"""The type List[A] of the prelude; a module that uses sequences must define it or the prelude's."""
+"""Data type List[A] of the prelude, which modules with sequences must define."""
 
 Elements: TypeAlias = "list[Array]"
 
@@ -168,7 +168,7 @@ def _split_reference(attrs: SequenceSplitAttrs, data: Array, sizes: Array) -> Co
 
 
 _INTEGER_ARGUMENT_RANKS = {"position": 0, "dims": 1, "sizes": 1}
-"""Arguments that are integers, and their rank; one element stands for a number too."""
+"""Ranks of integer arguments by name; a one-element vector counts as a scalar."""
 
 
 def _check_integers(name: str, what: str, kind: Type) -> None:

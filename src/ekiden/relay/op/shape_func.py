@@ -28,9 +28,9 @@ from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, For, IfThenElse, SeqStmt, Stmt
 
 ShapeFunc = Callable[[Any, Sequence[Tensor], Sequence[int]], Sequence[Tensor]]
-"""(attributes, tensors, ranks of the results) -> the shapes of the results."""
+"""Function (attributes, tensors, result ranks) -> result shapes."""
 Load = Callable[[Any, tuple[PrimExpr, ...]], PrimExpr]
-"""(tensor or buffer, indices) -> the element there."""
+"""Function (tensor or buffer, indices) -> element."""
 
 
 def register_shape_func(
@@ -145,7 +145,7 @@ class _ShapeExpressionReader:
     def __init__(self, name: str, inputs: dict[Tensor, tuple[Buffer, bool]]) -> None:
         self.name, self.inputs = name, inputs
         self.sources: dict[Buffer, Tensor] = {}
-        """Buffers that scripts read -> what they stand for."""
+        """Tensors by the buffers that hybrid scripts read."""
 
     def read_vector(self, shape: Tensor) -> list[PrimExpr]:
         """Return all elements of a vector as expressions."""

@@ -36,9 +36,9 @@ from ekiden.target import Target
 from ekiden.te import Tensor
 
 Compute = Callable[[Any, Sequence[Tensor], Type], Sequence[Tensor]]
-"""(attributes, tensors, type of the result) -> the tensors of the result."""
+"""Function (attributes, tensors, result type) -> result tensors."""
 Schedule = Callable[[Any, Sequence[Tensor], Target], Any]
-"""(attributes, results of the kernel, target) -> a tir.Schedule, or None."""
+"""Function (attributes, kernel outputs, target) -> tir.Schedule or None."""
 
 STRATEGY, COMPUTE, SCHEDULE = "FTVMStrategy", "FTVMCompute", "FTVMSchedule"
 _VERSION_COUNTER = itertools.count()

@@ -86,7 +86,9 @@ def _split_reference(attrs: TextSplitAttrs, text: Array, slots: Array) -> Array:
 
 
 def _number_parts_reference(attrs: Attrs | None, text: Array) -> Array:
-    """See topi.text.number_parts; digits beyond those that are read are cut off there."""
+    """Parse decimals as topi.text.number_parts does, truncating digits beyond
+    MAX_SIGNIFICANT_DIGITS.
+    """
     rows = []
     for source in decode(text):
         word = source.strip().lower()
@@ -217,7 +219,7 @@ def number_parts(text: Expr) -> Call:
 
 
 def written(signs: Expr, digits: Expr, exponents: Expr, precision: int = 0) -> Call:
-    """Format numbers as strings; see ekiden.topi.text.written."""
+    """Format numbers (sign, digits, exponent) as strings; see ekiden.topi.text.written."""
     return call_op("text.written", signs, digits, exponents, attrs=TextWrittenAttrs(precision))
 
 

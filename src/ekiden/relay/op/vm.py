@@ -271,10 +271,10 @@ def bind_dims(
 
 
 def prefix(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
-    """Return the leading elements of `data` along each axis."""
+    """Return the leading elements of `data` along each axis, in the given shape."""
     return Call(get("vm.prefix"), (data,), PrefixAttrs(shape))
 
 
 def part(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
-    """Return `data` as the leading part of a tensor of `shape`."""
+    """Return `data` as the leading part of a larger tensor of `shape`."""
     return Call(get("vm.part"), (data,), PrefixAttrs(shape))

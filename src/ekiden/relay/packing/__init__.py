@@ -25,7 +25,7 @@ else:  # what few models have
     recurrent = LazyModule("ekiden.relay.packing.recurrent")
 
 Pack: TypeAlias = Callable[[Call, Target], RelayExpr]
-"""(call with checked types, target) -> what stands for it."""
+"""Function (typed call, target) -> call on a packed weight."""
 FLOAT32_SIGNATURE = ("float32", "float32", "float32")
 
 
@@ -99,11 +99,13 @@ PACKING_RULES: Mapping[tuple[str, str, str, str], PackingRule] = {
         PackingRule(_then_pack_dense(_pack_block_quantized)),
 }
 # fmt: on
-"""Operator, dtypes of data, weight and result -> its rule."""
+"""Packing rules by operator and dtypes of data, weight and result."""
 
 
 Share: TypeAlias = Callable[[Call, Call], Call]
-"""(call that reads a constant as it is, packed call of the same constant) -> what stands for it."""
+"""Function (call that reads a weight unpacked, packed call of the same weight) -> call that reads
+the packed weight.
+"""
 
 
 def _take_from_packed(call: Call, product: Call) -> Call:
@@ -111,11 +113,13 @@ def _take_from_packed(call: Call, product: Call) -> Call:
 
 
 WEIGHT_READERS: Mapping[str, tuple[int, Share]] = {"nn.take_blocks": (0, _take_from_packed)}
-"""Operators that can read a weight also where it is packed: which argument, and how."""
+"""Operators that can read a packed weight: the weight's argument index, and the rewrite."""
 
 
 def weight_reader_of(call: Call) -> tuple[RelayExpr, Share] | None:
-    """Return the weight that a call reads besides products, with its sharing rule, or None."""
+    """Return the weight that a non-product call reads, with its rewrite to the packed form, or
+    None.
+    """
     entry = WEIGHT_READERS.get(getattr(call.op, "name", ""))
     return None if entry is None else (call.args[entry[0]], entry[1])
 

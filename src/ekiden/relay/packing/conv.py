@@ -61,9 +61,9 @@ from ekiden.topi.nn.winograd import (
 )
 
 PACKED, WINOGRAD, TRANSPOSED = "conv_nhwc_pack", "winograd_conv2d", "conv_transpose_pack"
-"""Families of kernels."""
+"""Names of kernel families."""
 CONV_LAYOUTS = (("NHWC", "OIHW"), ("NDHWC", "OIDHW"))
-"""Layouts of data and weights of convolutions that have kernels, once packed."""
+"""Layouts (data, weight) of convolutions with packed kernels."""
 CONV_TRANSPOSE_LAYOUTS = (("NHWC", "IOHW"), ("NDHWC", "IODHW"))
 
 

@@ -21,7 +21,7 @@ from ekiden.topi.nn.nibbles import VALUES_PER_WORD, pack_nibbles, unpack_nibbles
 
 DENSE_NIBBLES_FAMILY = "dense_nibbles_pack"
 MAX_INT8_LEVEL = 127.0
-"""What the largest number of a block becomes."""
+"""Quantised magnitude of a block's largest element."""
 
 
 def pack_int4_dense(call: Call, target: Target) -> Call:

@@ -1,5 +1,5 @@
-"""QNN dialect (quantised operators) at TVM's place: `relay.qnn.op`, whose names are also exported
-here, and `relay.qnn.transform`.
+"""QNN dialect (quantised operators), under TVM's module names `relay.qnn.op` and
+`relay.qnn.transform`.
 
 Its operators say what a quantised model means; `qnn.transform.CanonicalizeOps`, the first pass of
 the pipeline, writes each as integer arithmetic in ordinary operators.

@@ -25,14 +25,14 @@ from ekiden.relay.transform.graph.legalize import register_legalize
 from ekiden.topi.dimensions import as_dim, replace_dim
 
 TABLE = "FTVMQnnCanonicalize"
-"""The table of legalizations (TVM's name) that says what the operators stand for."""
+"""Legalisation table (TVM's name) that expands qnn operators."""
 INT8_DTYPES = ("int8", "uint8")
 UP_TO_16_BIT_DTYPES = (*INT8_DTYPES, "int16", "uint16")
 QUANTIZED_DTYPES = (*UP_TO_16_BIT_DTYPES, "int32")
-"""What a tensor may be quantised to."""
+"""Dtypes of quantised tensors."""
 
 Expansion = Callable[[Any, Sequence[Expr], Sequence[Type]], Expr]
-"""(attributes, arguments, their types and the result's) -> the same in ordinary operators."""
+"""Function (attributes, arguments, argument and result types) -> equivalent Relay operators."""
 
 
 def declare_qnn_op(
@@ -88,7 +88,7 @@ def declare_qnn_op(
 
 
 PARAMETER_DTYPES = {"float64": "float32", "int64": "int32"}
-"""What NumPy's default types become in scales and zero points."""
+"""Conversion of NumPy's default dtypes in scales and zero points."""
 
 
 def _to_qparam(arg: Expr, what: str) -> Expr:
@@ -197,7 +197,7 @@ def broadcast_qparam(parameter: Expr, kind: Type, rank: int, axis: int) -> Expr:
 
 
 def broadcast_qparam_array(parameter: Array, rank: int, axis: int) -> Array:
-    """Reshape an array to broadcast over a tensor, as `along`."""
+    """Reshape an array to broadcast over a tensor, as `broadcast_qparam`."""
     if not parameter.ndim or not rank:
         return parameter.reshape(())
     return parameter.reshape(-1, *(1,) * (rank - 1 - axis % rank))

@@ -28,7 +28,7 @@ from ekiden.relay.qnn._declare import broadcast_qparam, call_qnn_op
 from ekiden.relay.transform.graph.calls import infer_new_types
 
 Made = tuple[Expr, "TensorAffineType | TupleAffineType"]
-"""The integers of a result, and what they stand for."""
+"""Integer expression and its affine type."""
 
 
 def _affine_type_of(types: Types, expr: Expr) -> TensorAffineType:
@@ -91,7 +91,7 @@ def _requested_type(expr: Call, types: Types, operand_type: TensorAffineType) ->
 
 
 def _is_close(a: Expr, b: Expr) -> bool:
-    """Return whether two parameters are the same, or constants that are close."""
+    """Return whether two quantisation parameters are identical, or constants within tolerance."""
     if isinstance(a, Constant) and isinstance(b, Constant):
         return a.data.shape == b.data.shape and bool(np.allclose(a.data, b.data))
     return a is b

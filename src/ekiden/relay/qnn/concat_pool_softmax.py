@@ -215,9 +215,10 @@ def avg_pool2d(
 # --- softmax -------------------------------------------------------------------------------------
 
 _BITS, _LARGE, _MOST = 8, 30, 20
-"""Bits of the result, of the quotient, and the most halvings that are told apart."""
+"""Bits of the softmax result and of the reciprocal, and the maximum power-of-two exponent of exp.
+"""
 _SOFTMAX_OUTPUT_SCALE = np.asarray(2.0 ** (1 - _BITS), np.float32)
-"""The scale of the shares before they are requantised."""
+"""Scale of the probabilities before the final requantisation."""
 
 
 def _quantized_one(scale: Array | None) -> int:

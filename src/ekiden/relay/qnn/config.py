@@ -12,9 +12,9 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 ROUNDING_MODES = ("UPWARD", "TONEAREST")
-"""Of values midway between two whole numbers: to the larger one, or away from zero."""
+"""Rounding modes of ties: upward, or away from zero."""
 REQUANTIZE_COMPUTE_DTYPES = ("int64", "float32", "float64")
-"""What the product with the quotient of the scales is computed in; int64 is fixed point."""
+"""Dtypes in which requantisation multiplies; int64 is fixed point."""
 
 
 @dataclass(frozen=True, slots=True)

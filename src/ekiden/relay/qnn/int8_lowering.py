@@ -38,11 +38,11 @@ from ekiden.relay.op.slice import strided_slice
 from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
 
 MAX_EXACT_FLOAT32_INT = 1 << 24
-"""Whole numbers of less are exact as float32, and so is each sum of such parts."""
+"""Exclusive bound of integers that float32 represents exactly, partial sums included."""
 MAX_UINT8 = 255
-"""How far a byte may be from its zero point."""
+"""Maximum distance of an 8-bit value from its zero point."""
 UINT8_TO_INT8_OFFSET = 128
-"""Between the numbers of uint8 and those of int8."""
+"""Offset between uint8 and int8 values."""
 
 
 def _int32_constant(value: int) -> Constant:

@@ -66,7 +66,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 FIXED_POINT_BITS = 31
-"""Bits behind the point of a multiplier."""
+"""Fractional bits of a fixed-point multiplier."""
 
 
 @node("relay.attrs.QuantizeAttrs")
@@ -137,7 +137,7 @@ class QuantParams:
 
 
 Levels = tuple[Array, Array]
-"""`Steps` as arrays."""
+"""Scale and zero point as arrays."""
 
 
 # --- the expressions -----------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class _FixedPointProduct:
 
     @staticmethod
     def _emit_rounded_shift(wide: Expr, high: Expr, shift: Array, rounding: str) -> Expr:
-        """Emit the product shifted right by POINT + `shift`, rounded once, ties upward.
+        """Emit the product shifted right by FIXED_POINT_BITS + `shift`, rounded once, ties upward.
 
         "TWICE" rounds `high`, the product up to the point of the multiplier, with halves away from
         zero, as gemmlowp does. A shift by POINT leaves int32, as few processors shift int64 with
@@ -309,7 +309,7 @@ def multiply_fixed_point_int(data: Expr, whole: int, exponent: int, rounding: st
 def multiply_fixed_point_array(
     data: Array, multiplier: float | Array, rounding: str = "UPWARD"
 ) -> Array:
-    """Multiply an array by numbers in fixed point, as `times`."""
+    """Multiply an array by numbers in fixed point, as `multiply_fixed_point`."""
     return _FixedPointProduct.from_quotient(np.asarray(multiplier, np.float64)).evaluate(
         data, rounding
     )

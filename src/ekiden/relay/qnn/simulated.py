@@ -162,7 +162,7 @@ def simulated_quantize(
     axis: int = -1,
     out_dtype: str | Expr = "int8",
 ) -> Call:
-    """Return the values that `quantize` would give, in the data's float dtype.
+    """Return the integers that `qnn.quantize` computes, in the data's float dtype.
 
     `out_dtype` may be an int32 scalar: CODES. Scale and zero point are scalars or vectors along
     `axis`.
@@ -182,7 +182,7 @@ def simulated_dequantize(
     axis: int = -1,
     in_dtype: str | Expr = "int8",
 ) -> Call:
-    """Return the values that `dequantize` would give for integers held in floats."""
+    """Return the values that `qnn.dequantize` computes from integers stored as floats."""
     attrs = SimulatedQuantizeAttrs(axis)
     args = data, _dtype_code(in_dtype), input_scale, input_zero_point
     return call_qnn_op("qnn.simulated_dequantize", *args, attrs=attrs)

@@ -45,7 +45,7 @@ COMPARISON_OPERATORS: dict[type[ast.cmpop], Callable[..., object]] = {
     ast.NotEq: operator.ne,
 }
 SCALAR_DTYPES: dict[object, str] = {int: "int32", float: "float32", bool: "bool"}
-"""Python's types as annotations."""
+"""Dtypes of Python's scalar type annotations."""
 
 
 class ConditionallyUnset:
@@ -79,7 +79,7 @@ class ExpressionTranslator:
         self.base = base
         self.script = script
         self.used: list[RelayScript] = []
-        """Other scripts that this one calls."""
+        """Other scripts that this script calls."""
         self._types = TypeParser(SourceText(""), [])
 
     def raise_error(self, node: ast.AST, message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Source locations of script functions in user files."""
+"""Source location of a script function, for spans and error messages."""
 
 from __future__ import annotations
 

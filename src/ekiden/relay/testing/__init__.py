@@ -1,4 +1,4 @@
-"""Networks and helpers for tests and benchmarks, at TVM's place."""
+"""Networks and helpers for tests and benchmarks, under TVM's module name."""
 
 from __future__ import annotations
 

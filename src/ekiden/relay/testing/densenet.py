@@ -15,7 +15,7 @@ DENSENET_CONFIGS = {
     169: (64, 32, (6, 12, 32, 32)),
     201: (64, 32, (6, 12, 48, 32)),
 }
-"""Layers -> channels of the first convolution, growth of each layer, layers of each block."""
+"""Stem channels, growth rate and layers per block by network depth."""
 _BOTTLENECK_FACTOR = 4
 
 

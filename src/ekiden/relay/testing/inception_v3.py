@@ -12,8 +12,8 @@ from ekiden.relay.testing.init import create_workload
 from ekiden.runtime import Tensor
 
 Step = tuple[int, int, int] | tuple[int, int, int, int]
-"""A convolution: channels, rows and columns of its kernel, and its stride if it reduces the image.
-Those without a stride pad so that the image keeps its size.
+"""Convolution: channels, kernel rows and columns, and the stride; without a stride the padding
+keeps the size. Those without a stride pad so that the image keeps its size.
 """
 Branch = Sequence[Step]
 _BN_EPSILON = 2e-5
@@ -31,14 +31,14 @@ def _conv(data: Expr, step: Step, name: str, pads: bool = True) -> Expr:
 
 
 def _convs(data: Expr, steps: Branch, name: str) -> Expr:
-    """Return convolutions one after another."""
+    """Return a chain of convolutions."""
     for number, step in enumerate(steps):
         data = _conv(data, step, f"{name}_{number}")
     return data
 
 
 def _pool(data: Expr, kind: str, channels: int, name: str) -> Expr:
-    """Return a pooling of the image's own size and a 1x1 convolution behind it."""
+    """Return a stride-1 pooling followed by a 1x1 convolution."""
     if kind == "max":
         pooled = nn.max_pool2d(data, pool_size=(3, 3), strides=(1, 1), padding=(1, 1))
     else:
@@ -49,13 +49,13 @@ def _pool(data: Expr, kind: str, channels: int, name: str) -> Expr:
 
 
 def _block(data: Expr, branches: Sequence[Branch], pooled_channels: int, name: str) -> Expr:
-    """Return the concatenated branches and a pooled one."""
+    """Return an Inception block: concatenated branches and a pooled branch."""
     parts = [_convs(data, branch, f"{name}_{number}") for number, branch in enumerate(branches)]
     return concatenate((*parts, _pool(data, "avg", pooled_channels, name)), axis=1)
 
 
 def _reduction(data: Expr, branches: Sequence[Branch], name: str) -> Expr:
-    """Return the concatenated branches and a maximum, which halve the image."""
+    """Return a reduction block, which halves the image: concatenated branches and a max pooling."""
     parts = [_convs(data, branch, f"{name}_{number}") for number, branch in enumerate(branches)]
     return concatenate((*parts, nn.max_pool2d(data, pool_size=(3, 3), strides=(2, 2))), axis=1)
 

@@ -13,7 +13,7 @@ from ekiden.relay.expr import Function
 from ekiden.relay.type_infer import infer_type
 
 DATA_INPUT_NAME = "data"
-"""The parameter of a network that is its input."""
+"""Name of a network's input parameter."""
 
 
 class Initializer:

@@ -119,7 +119,7 @@ def add_bias(data: Expr, name: str, axis: int = 1) -> Expr:
 
 
 def closed(net: Expr) -> Function:
-    """Close a network over its free variables as a function."""
+    """Return a function whose parameters are the network's free variables."""
     return Function(tuple(free_vars(net)), net)
 
 

@@ -13,7 +13,7 @@ from ekiden.runtime import Tensor
 MOBILENET_BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2),
                     (512, 1), (512, 1), (512, 1), (512, 1), (512, 1), (1024, 2), (1024, 1))
 # fmt: on
-"""Channels and stride of each block after the first convolution."""
+"""Channels and stride of each separable block."""
 
 
 def _bn_relu(data: Expr, name: str, layout: str) -> Expr:

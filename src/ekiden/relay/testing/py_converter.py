@@ -48,7 +48,7 @@ from ekiden.runtime import ADT
 from ekiden.runtime.errors import RunError
 
 RESULT_NAME = "__result"
-"""What the program leaves its value in."""
+"""Variable of the generated program that holds its result."""
 
 
 def _to_arrays(value: object) -> object:
@@ -256,7 +256,7 @@ SUPPORT_FUNCTIONS: dict[str, Callable[..., object]] = {
     "ConstructorValue": ConstructorValue,
     "RefValue": RefValue,
 }
-"""What programs call."""
+"""Functions that generated programs call."""
 
 
 def _translate(expr: RelayExpr, module: IRModule | None) -> tuple[ast.Module, dict[str, object]]:

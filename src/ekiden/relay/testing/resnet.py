@@ -16,7 +16,7 @@ RESNET_UNITS = {
     101: (3, 4, 23, 3),
     152: (3, 8, 36, 3),
 }
-"""Layers of a network for large images -> residual units of its stages."""
+"""Residual units per stage by network depth."""
 _BN_EPSILON = 2e-5
 
 

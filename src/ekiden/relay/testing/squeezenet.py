@@ -15,9 +15,7 @@ SQUEEZENET_CONFIGS: dict[str, tuple[int, int, tuple[int | str, ...]]] = {
     "1.1": (64, 3, ("pool", 16, 16, "pool", 32, 32, "pool", 48, 48, 64, 64)),
 }
 # fmt: on
-"""Version -> channels and size of the first convolution, then the squeezed channels of each fire
-and the pools between them.
-"""
+"""Stem convolution, squeeze channels of the fire modules and positions of the pools, by version."""
 
 
 def _conv_relu(

@@ -15,7 +15,7 @@ VGG_CONFIGS = {
     16: (2, 2, 3, 3, 3),
     19: (2, 2, 4, 4, 4),
 }
-"""Layers -> convolutions of each stack."""
+"""Convolutions per stage by network depth."""
 _STAGE_CHANNELS = (64, 128, 256, 512, 512)
 
 

@@ -1,4 +1,4 @@
-"""Relay-to-Relay passes: each file holds one pass and is named after it."""
+"""Relay-to-Relay passes, one per module."""
 
 from typing import TYPE_CHECKING
 

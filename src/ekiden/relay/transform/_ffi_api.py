@@ -1,4 +1,4 @@
-"""Global functions `relay._transform.NAME` as names of a module, as in TVM."""
+"""Global functions `relay._transform.NAME` as module attributes, as in TVM."""
 
 from __future__ import annotations
 

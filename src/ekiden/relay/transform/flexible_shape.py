@@ -142,8 +142,8 @@ class _ShapeDispatcher:
         return extended.get_global_var(full), extended
 
     def _check_result_type(self, module: IRModule, anything: GlobalVar) -> Type:
-        """Return the result type, and check that the dynamic size occurs in it as `affects_output`
-        says.
+        """Return the result type; raise unless the dynamic size occurs in it exactly if
+        `affects_output`.
         """
         typed = InferType()(module)[anything]
         assert isinstance(typed, Function) and typed.ret_type is not None

@@ -48,11 +48,11 @@ class InferCorrectLayoutOutput:
 
 _InferredLayouts = InferCorrectLayoutOutput
 OpAttrs = Any
-"""Attributes, of any operator."""
+"""Attributes of any operator."""
 NewLayouts = Layouts | None
 ArgumentTypes = Sequence[Type]
 LayoutRule = Callable[[OpAttrs, NewLayouts, Layouts, ArgumentTypes], _InferredLayouts]
-"""(attributes, layouts now or None, layouts before, types before) -> what the call takes."""
+"""Function (attributes, new layouts or None, old layouts, types) -> inferred layouts."""
 
 
 def primal_axes(layout: str) -> list[str]:
@@ -72,7 +72,7 @@ def axis_index(layout: str, letter: str) -> int:
 
 
 def format_layout(axes: Sequence[tuple[str, int]]) -> str:
-    """Format (letter, factor) pairs as a layout string, the inverse of `parse`."""
+    """Format (letter, factor) pairs as a layout string."""
     return "".join(f"{size or ''}{letter}" for letter, size in axes)
 
 
@@ -109,7 +109,7 @@ def _is_renaming(layout_a: str, layout_b: str) -> bool:
 
 
 def _transform_like(old: str, like_old: str, like_new: str) -> str | None:
-    """Transform `old` in the way that `like_old` became `like_new`; None where that is undefined.
+    """Apply to `old` the layout change from `like_old` to `like_new`; None where that is undefined.
 
     The two broadcast, and may name axes differently: (W, NCHW, NHWC) -> NHWC; dropping what W lacks
     is left to the caller. Axes that broadcast together are paired from the last one on; those that
@@ -206,7 +206,7 @@ def infer_broadcast(
 def _infer_convolution(
     attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
 ) -> _InferredLayouts:
-    """Infer the layouts of a convolution, which keeps its own."""
+    """Infer the layouts of a convolution, which keeps the layouts of its attributes."""
     more = ("C",) * (len(old) - 2)
     inputs = (attrs.data_layout, attrs.kernel_layout, *more)
     return _InferredLayouts(inputs, (attrs.out_layout or attrs.data_layout,), attrs)
@@ -630,7 +630,7 @@ LAYOUT_RULES: dict[str, LayoutRule] = {
     **dict.fromkeys(("qnn.requantize", "qnn.quantize", "qnn.dequantize"), _infer_axis_op),
     **dict.fromkeys(("qnn.add", "qnn.subtract", "qnn.mul"), _with_qparams(infer_broadcast, 2)),
 }
-"""Operator -> its rule; those that go element by element need none."""
+"""Layout rules by operator; elementwise operators need none."""
 
 
 def infer_layouts(

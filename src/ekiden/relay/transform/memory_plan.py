@@ -61,9 +61,9 @@ from ekiden.relay.transform.memory.storage_lifetimes import (
 from ekiden.runtime.lazy_dataclass import dataclass
 
 ArenaRegion = tuple[LifetimeBlock, int, int]
-"""A block, how many barriers stand before the stretch, and the device of an arena of it."""
+"""Key of an arena: block, number of preceding barriers, and device."""
 MIN_PLANNED_WORKSPACE_BYTES = 1 << 16
-"""Working memory below this many bytes a kernel takes from its thread, which keeps a little."""
+"""Minimum workspace that is planned; smaller ones come from the thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class KernelMemoryInfo:
 
 
 KernelInfoMap = Mapping[RelayExpr, KernelMemoryInfo]
-"""Primitive function -> what is known of its kernel."""
+"""Memory properties by primitive function."""
 
 
 def _add_workspaces(
@@ -164,11 +164,11 @@ class _ArenaPlanner:
         self.known = entry_symbols_
         self.kernels = kernels
         self.user_params = user_params_
-        """What someone outside the program has, and which is copied before it is changed."""
+        """Parameters that the caller may still hold, copied before updates."""
         self.arena_offsets: dict[Var, tuple[Var, PrimExpr]] = {}
-        """Storage -> the arena it is in, and where."""
+        """Arena and offset of each storage."""
         self.arenas: dict[tuple[LifetimeBlock, int], list[LetBinding]] = {}
-        """Where a stretch begins -> its arenas, one for each device."""
+        """Arenas by the binding at which their region begins, one per device."""
 
     def plan(self) -> RelayExpr:
         """Return the body with its storages replaced by arenas."""

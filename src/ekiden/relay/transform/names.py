@@ -109,9 +109,9 @@ from ekiden.relay.transform.shapes.name_dimensions import NameDimensions
 from ekiden.relay.type_infer import infer_expr_type
 
 InferTypeLocal = infer_expr_type
-"""The type of one expression (TVM's name)."""
+"""Infer the type of one expression (TVM's name)."""
 function_pass = function_pass_over(Function)
-"""Decorator: (relay.Function, module, context) -> relay.Function becomes a pass."""
+"""Decorator that turns (relay.Function, module, context) -> relay.Function into a pass."""
 
 for _factory in (
     NameDimensions,

@@ -1,5 +1,5 @@
-"""Archives of sources and a Makefile that `export_library` writes; what their compiler would put
-into a library stands in them as it is, and is loaded without one.
+"""Library archives of `export_library`: sources with a Makefile, and the .eki file, which is loaded
+without compiling them.
 
     name/name.eki     an executable, or modules that import each other
     name/name.c ...   what makes name.so of it
@@ -40,8 +40,8 @@ def load_archive(path: str) -> Module:
 
 
 def _extract_artifact(path: str, archive: tarfile.TarFile, size_limit: int) -> mmap.mmap:
-    """Copy the archive's single .eki, of at most `size_limit` bytes, into anonymous memory: a
-    session server may write in few places.
+    """Copy the archive's single .eki, of at most `size_limit` bytes, into anonymous memory, since a
+    session server may not write files elsewhere.
     """
     artifacts = [member for member in archive if member.isfile() and member.name.endswith(".eki")]
     if len(artifacts) != 1 or artifacts[0].size == 0:

@@ -42,8 +42,8 @@ def piece_nbytes(piece: Piece) -> int:
 
 
 def join_pieces(pieces: Sequence[Piece]) -> memoryview:
-    """Join pieces in a tensor's memory: with huge pages it takes a third of the time of joined
-    `bytes`, and it is aligned as constants are, so that `executable_of` need not copy them.
+    """Concatenate pieces in a tensor's memory, aligned as constants are, so that loading need not
+    copy them.
     """
     buffer = empty((sum(map(piece_nbytes, pieces)),), "uint8").numpy()
     at, copies = 0, []

@@ -70,8 +70,8 @@ LATE_BOUND, STORED, MADE_AT_LOAD = 0, 1, 0xFFFF
 
 @dataclass(frozen=True, slots=True)
 class ArtifactFile:
-    """Artifact file with laid-out sections, whose bytes stay in the pieces in which they were
-    computed. The pieces may be read more than once and must not be written.
+    """Artifact file with laid-out sections; each section's bytes stay in the pieces in which they
+    were computed. The pieces may be read more than once and must not be written.
     """
 
     rows: tuple[tuple[int, int, int], ...]
@@ -154,7 +154,7 @@ def _tee(chunks: Iterable[memoryview], file: Writer) -> Iterator[memoryview]:
 
 
 def assemble(sources: Iterable[SectionSource]) -> ArtifactFile:
-    """Lay out the sections of a file: of each variant at most one of each kind."""
+    """Lay out the sections of a file, at most one of each kind per variant."""
     # A canonical order makes equal programs equal files, which caches and tests rely on.
     ordered = sorted(sources, key=lambda source_key: (source_key.variant, source_key.kind))
     at = _align_section(_HEADER_STRUCT.size + len(ordered) * _SECTION_ENTRY_STRUCT.size)
@@ -191,7 +191,7 @@ def executable_of(data: Bytes, apart: Mapping[int, np.ndarray] | None = None) ->
 
 
 def _as_constant_tensors(arrays: Sequence[np.ndarray]) -> list[Tensor]:
-    """Return arrays as tensors that do not change."""
+    """Return arrays as immutable tensors."""
     tensors = [
         tensor(np.asarray(a)) if is_constant_memory(a) else empty(a.shape, a.dtype.name)
         for a in arrays

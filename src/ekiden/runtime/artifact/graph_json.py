@@ -129,6 +129,7 @@ def _read_foreign(document: Mapping[str, Any]) -> object:
 
 
 def _family_of(value: object) -> NodeFamily | None:
+    """Return the family of an object's class."""
     if isinstance(value, Tensor):
         return None
     return next((family for family in NODE_FAMILIES if isinstance(value, family.classes)), None)

@@ -60,7 +60,9 @@ class _MappedFile:
 
 @dataclass(slots=True, eq=False)
 class MappedFiles:
-    """Files that one reader has mapped, until the last array over each is gone."""
+    """Registry of the files that one reader has mapped, each until the last array over it is
+    gone.
+    """
 
     files: list[_MappedFile] = field(default_factory=list)
 
@@ -135,7 +137,7 @@ def guarded_map(handle: int, size: int) -> Tensor | None:
 
 
 def _file_state(status: os.stat_result) -> tuple[int, int]:
-    """Return the inode state that changes with a file's contents but not with its names: size and
+    """Return the inode fields that change with a file's contents but not with its names: size and
     modification time.
     """
     return status.st_size, status.st_mtime_ns

@@ -8,7 +8,7 @@ from enum import IntEnum
 
 
 class Object:
-    """Bytes of ek_object: its size, and where members begin."""
+    """Struct layout of ek_object: its size and member offsets in bytes."""
 
     BYTES = 24
     REFS = 0
@@ -18,7 +18,7 @@ class Object:
 
 
 class DType:
-    """Bytes of ek_dtype: its size, and where members begin."""
+    """Struct layout of ek_dtype: its size and member offsets in bytes."""
 
     BYTES = 4
     CODE = 0
@@ -27,7 +27,7 @@ class DType:
 
 
 class Device:
-    """Bytes of ek_device: its size, and where members begin."""
+    """Struct layout of ek_device: its size and member offsets in bytes."""
 
     BYTES = 8
     TYPE = 0
@@ -35,7 +35,7 @@ class Device:
 
 
 class Value:
-    """Bytes of ek_value: its size, and where members begin."""
+    """Struct layout of ek_value: its size and member offsets in bytes."""
 
     BYTES = 16
     TYPE_INDEX = 0
@@ -44,7 +44,7 @@ class Value:
 
 
 class Function:
-    """Bytes of ek_function: its size, and where members begin."""
+    """Struct layout of ek_function: its size and member offsets in bytes."""
 
     BYTES = 40
     BASE = 0
@@ -53,7 +53,7 @@ class Function:
 
 
 class ADT:
-    """Bytes of ek_adt: its size, and where members begin."""
+    """Struct layout of ek_adt: its size and member offsets in bytes."""
 
     BYTES = 32
     BASE = 0
@@ -63,7 +63,7 @@ class ADT:
 
 
 class DLTensor:
-    """Bytes of ek_dltensor: its size, and where members begin."""
+    """Struct layout of ek_dltensor: its size and member offsets in bytes."""
 
     BYTES = 48
     DATA = 0
@@ -76,7 +76,7 @@ class DLTensor:
 
 
 class DLTensor32:
-    """Bytes of ek_dltensor with pointers of 4 bytes: its size, and where members begin."""
+    """Struct layout of ek_dltensor with 4-byte pointers: its size and member offsets in bytes."""
 
     BYTES = 40
     DATA = 0
@@ -89,7 +89,7 @@ class DLTensor32:
 
 
 class Tensor:
-    """Bytes of ek_tensor: its size, and where members begin."""
+    """Struct layout of ek_tensor: its size and member offsets in bytes."""
 
     BYTES = 104
     BASE = 0
@@ -102,7 +102,7 @@ class Tensor:
 
 
 class Native:
-    """Bytes of ek_native: its size, and where members begin."""
+    """Struct layout of ek_native: its size and member offsets in bytes."""
 
     BYTES = 48
     CODE = 0
@@ -114,7 +114,7 @@ class Native:
 
 
 class Native32:
-    """Bytes of ek_native with pointers of 4 bytes: its size, and where members begin."""
+    """Struct layout of ek_native with 4-byte pointers: its size and member offsets in bytes."""
 
     BYTES = 24
     CODE = 0
@@ -126,7 +126,7 @@ class Native32:
 
 
 class TypeIndex:
-    """As runtime.h numbers them."""
+    """Type indices of ek_value, numbered as in runtime.h."""
 
     ANY = -1
     NONE = 0
@@ -163,7 +163,7 @@ class TypeIndex:
 
 
 class DTypeCode:
-    """As runtime.h numbers them."""
+    """Type codes of ek_dtype, numbered as in runtime.h."""
 
     INT = 0
     UINT = 1
@@ -186,7 +186,7 @@ class DTypeCode:
 
 
 class DeviceType:
-    """As runtime.h numbers them."""
+    """Device types, numbered as in runtime.h."""
 
     CPU = 1
     CUDA = 2
@@ -194,7 +194,7 @@ class DeviceType:
 
 
 class Section(IntEnum):
-    """As ek_executable.c numbers them."""
+    """Section kinds of an artifact, numbered as in ek_executable.c."""
 
     GLOBALS = 1
     CONSTANTS = 2
@@ -209,7 +209,7 @@ class Section(IntEnum):
 
 
 class TypeWord:
-    """As ek_signature.h numbers them."""
+    """Words of an encoded type, numbered as in ek_signature.h."""
 
     ANY = 0
     TENSOR = 1
@@ -217,14 +217,14 @@ class TypeWord:
 
 
 class TypeLimit:
-    """As ek_signature.h numbers them."""
+    """Limits of encoded types, numbered as in ek_signature.h."""
 
     NESTING = 16
     STACK = 16
 
 
 class DimWord:
-    """As ek_signature.h numbers them."""
+    """Words of an encoded dimension, numbered as in ek_signature.h."""
 
     CONST = 0
     SYMBOL = 1
@@ -238,7 +238,7 @@ class DimWord:
 
 
 class Event:
-    """As ek_vm_step.h numbers them."""
+    """Event kinds of a profile, numbered as in ek_vm_step.h."""
 
     CALL = 0
     ENTER = 1

@@ -1,4 +1,4 @@
-"""The instructions of the virtual machine, as the C runtime has them.
+"""Opcode table of the virtual machine, generated from the C runtime's.
 
 Generated from runtime/src/vm_opcodes.def by scripts/generate_opcodes.py. Do not edit.
 """
@@ -8,7 +8,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Opcode:
-    """One kind of instruction."""
+    """Opcode of the virtual machine: number, mnemonic, operand format and properties."""
 
     name: str
     number: int
@@ -242,5 +242,5 @@ BY_NAME: dict[str, Opcode] = {opcode.name: opcode for opcode in OPCODES}
 
 
 def operand_words(letter: str, n: int) -> int:
-    """The words of an operand; `n` is the length of the list that it may be."""
+    """Return the number of words of an operand; `n` is the length of a list operand."""
     return {"R": n, "V": n, "J": n, "L": 2 * n, "I": 2, "t": 3}.get(letter, 1)

@@ -1,4 +1,4 @@
-"""Devices by name, under TVM's names, and whether they are present."""
+"""Device constructors under TVM's names (`cpu`, `cuda`, ...), and tests for present devices."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class ForeignDevice(Device):
-    """Device of another machine: tensors are created there, and only code that knows the class
-    accepts it; subclasses implement it.
+    """Base class of devices of another machine: tensors are created there; subclasses implement the
+    transfer.
     """
 
     def empty(self, shape: Sequence[int], dtype: str) -> ForeignTensor:

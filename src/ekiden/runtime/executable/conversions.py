@@ -1,6 +1,6 @@
-"""Conversions of arguments and results that are no plain tensors: sequences as lists, strings as
-arrays of str, maps as dictionaries, values of sum types as what they hold (see
-ekiden.relay.op.sequence). An executable with such inputs or outputs loads this.
+"""Conversions of non-tensor arguments and results: sequences to lists, strings to arrays of str,
+maps to dictionaries, sum types to their payload. An executable with such inputs or outputs loads
+this.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def to_list(value: object) -> list[object]:
 
 
 def sum_content(value: object) -> object:
-    """Return the content of a sum type's value. Raises RunError for what is none."""
+    """Return the payload of a sum type's value. Raises RunError for what is none."""
     if not isinstance(value, tuple) or len(value) != 1:
         raise RunError(f"expected a value of one of several ranks, got {type(value).__name__}")
     content: object = value[0]

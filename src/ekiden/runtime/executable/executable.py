@@ -182,8 +182,8 @@ class Executable:
         return self._upgrade.tiers
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until each kernel has its own code (`compile(..., tier="quick")`), at most `timeout`
-        seconds; the executable is then equal to one compiled without tiers.
+        """Wait until every kernel has its own compiled code (`compile(..., tier="quick")`), at most
+        `timeout` seconds; the executable then equals one compiled without tiers.
 
         Raises TimeoutError, and what compiling in the background raised: the general kernels go on
         then.
@@ -342,8 +342,8 @@ class Executable:
             raise InputError("state: the program keeps no state between runs")
 
     def session(self) -> Executable:
-        """Return the same program with state of its own: its runs and those of this one do not see
-        each other's. Code, weights and machines are shared.
+        """Return an executable of the same program with separate state. Code, weights and machines
+        are shared.
         """
         # Shares the program and its machines; only the state is its own.
         clone = object.__new__(type(self))
@@ -416,8 +416,8 @@ class Executable:
         )
 
     def jit(self, calls: int = 0) -> None:
-        """Have native code made of the bytecode in this process, as `executor="aot"` does in the
-        artifact: of all functions now, or of each when it has been called `calls` times.
+        """Compile the bytecode to native code in this process, as `executor="aot"` does in the
+        artifact: all functions now, or each after `calls` calls.
 
         Needs the compiler. Machines of this executable that run go on as they are.
         """
@@ -502,9 +502,8 @@ class Executable:
 
     @property
     def num_threads(self) -> int:
-        """How many threads a run has at most, the caller's own with them: what
-        `runtime.num_threads` says, unless it is set. Setting it raises ValueError for what is no
-        number from 1 to 256.
+        """Return the maximum number of threads of a run, the caller's included. Setting it raises
+        ValueError for what is no number from 1 to 256.
         """
         return self.raw.num_threads
 

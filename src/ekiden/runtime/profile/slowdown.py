@@ -1,4 +1,6 @@
-"""Cost of a quantised program beside its floats, by the cycles that metadata give its kernels."""
+"""Predicted slowdown of a quantised program over its float form, from the cycles in kernel
+metadata.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ that."""
 
 
 def quantized_slowdown(calls: Iterable[Mapping[str, object]]) -> str:
-    """Return a sentence where calls take longer than those of the float program by the model, since
-    ranges and rounding do; "" where they do not.
+    """Return a warning if the cost model predicts the quantised calls to be slower than their float
+    form, because of range and rounding work; else "".
 
     Args:
         calls: The metadata of the kernel of each call, of which "cycles" are read.
@@ -32,7 +34,7 @@ def quantized_slowdown(calls: Iterable[Mapping[str, object]]) -> str:
 
 
 def cycles_of(cycles: object) -> tuple[int, int] | None:
-    """Return the cycles that metadata have of a kernel, if any."""
+    """Return the predicted cycles in a kernel's metadata; None if there are none."""
     if not isinstance(cycles, (list, tuple)):
         return None
     own, floats = cycles

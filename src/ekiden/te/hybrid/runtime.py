@@ -38,7 +38,7 @@ MATH_INTRINSICS = {
         " log1p atan sinh cosh popcount power isnan isinf").split()},
     "power": "pow",
 }  # fmt: skip
-"""Functions of numbers -> the intrinsics they are."""
+"""Intrinsic of each math function of hybrid scripts."""
 CAST_NAMES = tuple(name for name in dt.SCALAR_BITS if name != "handle")
 
 
@@ -60,4 +60,4 @@ HYBRID_GLOBALS: dict[str, object] = {
     **{name: _numpy_reference(op) for name, op in MATH_INTRINSICS.items()},
     **{name: dt.to_numpy(name).type for name in CAST_NAMES},
 }
-"""The names of hybrid scripts."""
+"""Global names available in hybrid scripts."""

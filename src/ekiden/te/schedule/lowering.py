@@ -45,7 +45,7 @@ from ekiden.tir.stmt import Block, BlockRealize, For, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator
 
 MAX_THREADS_PER_BLOCK = 1024
-"""How many threads a block has at most."""
+"""Maximum number of threads per block."""
 
 
 def lower(schedule: Schedule, args: Sequence[Tensor | Var], name: str = "main") -> PrimFunc:
@@ -87,11 +87,11 @@ class ScheduleDataflow:
     def __init__(self, schedule: Schedule, args: Sequence[Tensor]) -> None:
         self.schedule = schedule
         self.new: dict[Tensor, Tensor] = {}
-        """A tensor as written, or as a stage has it now -> the tensor of the program."""
+        """Current tensor of the program for each original or rewritten tensor."""
         self.steps: dict[Operation, str] = {}
-        """A step of a scan -> the name of its block."""
+        """Block name of each step computation of a scan."""
         self.copies: set[str] = set()
-        """The names of the blocks of scans that copy what steps, or what they begin with, made."""
+        """Block names of the copies that scans make of initial rows and step results."""
         self._names: dict[str, int] = {}
         self.inlined = {s for s in schedule.stages if is_inlined(s) and s.within is None}
         for tensor in args:

@@ -56,11 +56,11 @@ class Stage:
         self, op: Operation | None, is_output: bool = False, within: ExternOp | None = None
     ) -> None:
         self.op = op
-        """What the stage computes now; `cache_write` and `rfactor` change it."""
+        """Current operation; `cache_write` and `rfactor` replace it."""
         self.origin_op = op
-        """What it computed at first, by which `schedule[...]` finds it."""
+        """Original operation, by which `schedule[...]` finds the stage."""
         self.within = within
-        """The scan whose step the computation is; its first axis is the time, the scan's."""
+        """Scan whose step this computation is; its first axis is the scan's time axis."""
         self.is_output = is_output
         self.scope = ""
         self.attach_type = Attach.ROOT
@@ -68,7 +68,7 @@ class Stage:
         self.attach_ivar: Axis | None = None
         self.group: Stage | None = None
         self.num_child_stages = 0
-        """Of a group: how many stages and groups are directly in it."""
+        """Number of stages and groups directly in a group."""
         self.steps: list[Step] = []
         self.iter_var_attrs: dict[Axis, AxisAttr] = {}
         self.aligned: dict[Axis, tuple[int, int]] = {}

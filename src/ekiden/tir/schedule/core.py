@@ -73,7 +73,7 @@ class ScheduleState:
         self._programs = _schedule_programs(mod)
         self._working = "main" if "main" in self._programs else next(iter(self._programs))
         self._values: dict[Handle, tuple[str, object]] = {}
-        """Handle -> (function, name of the block / variable of the loop / number)."""
+        """Referent of each handle: (function, block name, loop variable or number)."""
         self._handles: dict[tuple[str, object], Handle] = {}
         self._trace = Trace()
         self._random = random.Random(seed)
@@ -147,7 +147,7 @@ class ScheduleState:
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
     kinds: frozenset[str] = frozenset()
-    """The steps that a trace may hold."""
+    """Primitives by the instruction kind that a trace records."""
 
     # Randomness.
 

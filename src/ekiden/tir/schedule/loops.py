@@ -41,11 +41,11 @@ from ekiden.tir.visitor import StmtMutator, flatten_seq, pre_order_stmts, sub_st
 LOOP_KIND_ANNOTATIONS = ("grain", "lanes", "thread")
 """Annotations that belong to a kind of loop."""
 UNEVEN_TAIL_MODES = ("short", "balanced")
-"""Ways to split a loop into parts that are not all of one size."""
+"""Tail modes of a split into parts of unequal size."""
 TAIL_MODES = ("predicate", "loop", *UNEVEN_TAIL_MODES)
-"""What becomes of a rest that a split leaves."""
+"""Ways to handle the remainder of a split."""
 TAIL_BLOCK_SUFFIX = "_tail"
-"""What is appended to the names of blocks in the rest that a split into exact loops leaves."""
+"""Suffix of block names in the remainder loop of a split."""
 
 
 def require_unscheduled_loop(step: str, loop: For) -> None:

@@ -476,11 +476,12 @@ def bound_analyzer(loops: Iterable[For]) -> Analyzer:
 
 
 PART_OF_ANNOTATION = "part_of"
-"""Annotation of a loop that runs over one of the parts of a range, one for each step of the loop
-that its start depends on: how many steps all parts have together. Only `split` makes it."""
+"""Annotation of a loop over one part of a range, whose start depends on the loop that counts parts:
+the total extent of all parts. Only `split` makes it.
+"""
 
 PART_EXTENT_BOUND_ANNOTATION = "at_most"
-"""Annotation of such a loop: the most steps of a part."""
+"""Annotation of a loop over a part: the largest extent of a part."""
 
 
 def loop_ranges(loops: Iterable[For]) -> dict[Var, Range]:

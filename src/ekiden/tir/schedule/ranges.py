@@ -14,7 +14,7 @@ from ekiden.ir.range import Range as Domain
 from ekiden.tir.stmt import IterVar
 
 DigitRange = tuple[int, int, Range]
-"""A digit of an iterator: its unit, how many values it has, and the part of them."""
+"""Digit of an iterator: its scale, its number of values, and the subrange required."""
 
 
 def solve_iterator_ranges(

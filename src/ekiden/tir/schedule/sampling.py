@@ -15,7 +15,9 @@ from ekiden.tir.schedule.program import RefusedError, ScheduleProgram, block_wri
 from ekiden.tir.stmt import BlockRealize, For
 
 ROOT, INLINE = -1, -2
-"""Places that are no loop: where the block is, and in its readers."""
+"""ROOT: compute location: in place, at the block's own loops. INLINE: compute location: inlined
+into the readers.
+"""
 
 
 def sample_perfect_tile(

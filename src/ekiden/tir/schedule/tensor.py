@@ -221,7 +221,7 @@ class _DescriptionMatcher:
     def __init__(self, inside: set[Var]) -> None:
         self.variables: dict[Var, PrimExpr] = {}
         self.inside = inside
-        """Variables of the matched part: offsets of buffers may not depend on them."""
+        """Variables of the matched program part, on which buffer offsets must not depend."""
         self.buffers: dict[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]] = {}
         self.analyzer = Analyzer()
 

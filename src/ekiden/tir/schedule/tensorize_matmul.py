@@ -56,7 +56,7 @@ from ekiden.tir.visitor import sub_statements
 from ekiden.tir.visitor import substitute as substitute_stmt
 
 MAX_PART_COMBINATIONS = 4096
-"""Most parts of a loop whose sizes are all looked at."""
+"""Maximum number of part-size combinations that are enumerated."""
 TENSORIZE_PRIMITIVE = "tensorize"
 
 
@@ -474,7 +474,8 @@ def _max_extent(loop: For) -> PrimExpr:
 
 
 Sizes = Callable[[PrimExpr], list[tuple[int, PrimExpr | None]]]
-"""(a loop's extent by name) -> (steps it may have, when it has them); None for otherwise."""
+"""Function (loop extent by name) -> possible trip counts with their conditions; None for otherwise.
+"""
 
 
 # A tile's row count is a constant in its code, so each that may come is written. Which may is found

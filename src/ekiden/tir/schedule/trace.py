@@ -50,7 +50,7 @@ class ExprRV(Var):
 
 Handle: TypeAlias = BlockRV | LoopRV | ExprRV
 Input: TypeAlias = object
-"""A handle, an expression of ExprRVs, an int, None, or a list of those."""
+"""Input of an instruction: a handle, an expression of ExprRVs, an int, None, or a list of those."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +73,7 @@ QUERY_KINDS = frozenset(
         "get_output_blocks",
     }
 )
-"""Steps that change nothing."""
+"""Instruction kinds that do not change the program."""
 SAMPLING_KINDS = frozenset(
     {
         "sample_perfect_tile",
@@ -82,7 +82,7 @@ SAMPLING_KINDS = frozenset(
         "sample_compute_location",
     }
 )
-"""Steps that decide something."""
+"""Instruction kinds that make a random decision."""
 SINGLE_OUTPUT_KINDS = frozenset(
     {
         "get_block",
@@ -104,7 +104,7 @@ SINGLE_OUTPUT_KINDS = frozenset(
         "sample_compute_location",
     }
 )
-"""Steps that give one handle, not a list."""
+"""Instruction kinds that return one handle instead of a list."""
 
 
 class ReplayTarget(Protocol):
@@ -336,7 +336,7 @@ _DECODING_ERRORS = (
     ValueError, LookupError, TypeError, AssertionError, AttributeError, OverflowError,
     RecursionError,
 )  # fmt: skip
-"""What reading raises where JSON is not what it should be."""
+"""Exceptions that decoding malformed JSON raises."""
 
 
 def _to_python_literal(value: object, names: Mapping[Handle, str]) -> str:

@@ -33,9 +33,9 @@ from ekiden.tir.schedule.program import ScheduleProgram, block_writes
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, IterKind, IterVar, PrimFunc
 
 MAX_ENUMERATED_POINTS = 1 << 14
-"""Of iterators of conditions, of which each is looked at."""
+"""Maximum number of points of the conditions' iterators that are enumerated."""
 FINITE_MATH_FLAGS = {"nnan", "ninf"}
-"""Flags of "tir.fast_math" that say together that every number is finite."""
+"""Flags of tir.fast_math that together assume finite numbers."""
 
 
 @dataclass(frozen=True)
@@ -138,15 +138,15 @@ class ResidueSplit:
     """
 
     values: dict[Var, PrimExpr] = field(default_factory=dict)
-    """What old iterators are in new ones."""
+    """Old iterators as expressions of the new ones."""
     spatial: dict[Var, tuple[IterVar, IterVar]] = field(default_factory=dict)
     reduced: dict[Var, IterVar] = field(default_factory=dict)
     required_residues: list[PrimExpr] = field(default_factory=list)
-    """The conditions that do not always hold now, of old iterators."""
+    """Residue conditions on old iterators that do not always hold."""
     inside: list[PrimExpr] = field(default_factory=list)
-    """What must hold of a place for it to be one of the result."""
+    """Conditions for a point to be inside the result."""
     taken: list[PrimExpr] = field(default_factory=list)
-    """What must hold of a term for it to be one."""
+    """Conditions for a term to contribute."""
 
 
 def split_by_residue(block: Block, conditions_of_term: Sequence[PrimExpr]) -> ResidueSplit:

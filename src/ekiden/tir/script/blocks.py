@@ -37,7 +37,7 @@ class BlockState:
     annotations: dict[str, object] | None = None
     init: Stmt | None = None
     declared: dict[str, tuple[ast.AST, list[BufferRegion]]] = field(default_factory=dict)
-    """"reads" and "writes", where the text has them."""
+    """Regions that T.reads and T.writes declare, where present."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class BlockParser:
         self.names = self.evaluator.names
         self.fail = source.raise_error
         self.loops: dict[Var, tuple[PrimExpr, PrimExpr]] = {}
-        """(start, extent) of the loops met."""
+        """(start, extent) of the loops parsed so far, by variable."""
         self.blocks: list[BlockState] = []
 
     def parse_body(self, nodes: Sequence[ast.stmt]) -> Stmt:

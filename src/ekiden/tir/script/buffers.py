@@ -21,7 +21,7 @@ StmtWrapper: TypeAlias = Callable[[Stmt], Stmt]
 
 
 Opened: TypeAlias = tuple[Buffer | Var, StmtWrapper | None]
-"""What a name stands for, and what is put around the statements that may use it."""
+"""Value bound to a name, and the wrapper around the statements in its scope."""
 
 
 class BufferParser(BlockParser):
@@ -32,11 +32,11 @@ class BufferParser(BlockParser):
     def __init__(self, source: ScriptSource, names: Mapping[str, object]) -> None:
         super().__init__(source, names)
         self.handles: dict[Var, Buffer | None] = {}
-        """Parameters declared as handles, and the buffers matched to them."""
+        """Buffers matched to parameters declared as handles."""
         self.memory: dict[Buffer, Buffer | None] = {}
-        """What T.allocate made, and the buffers declared over it."""
+        """Buffers declared over each T.allocate."""
         self.offsets: set[str] = set()
-        """The buffers whose offset the text asks for."""
+        """Buffers whose element offset the script declares as a variable."""
 
     def _parse_alloc_buffer(self, node: ast.AST, name: str, arguments: CallArguments) -> Opened:
         buffer = self._evaluate_buffer(node, arguments.args, arguments.keywords, name)

@@ -90,7 +90,7 @@ class Evaluator:
         self.source = source
         self.globals = names
         self.names: dict[str, object] = {}
-        """What the script itself defined, up to here."""
+        """Names that the script has defined so far."""
 
     def raise_error(self, node: ast.AST, message: str) -> NoReturn:
         """Raise ParseError at a node."""

@@ -52,7 +52,7 @@ class FunctionParser(BufferParser):
     def __init__(self, source: ScriptSource, names: Mapping[str, object]) -> None:
         super().__init__(source, names)
         self.threads: dict[script.EnvThread, Var] = {}
-        """The variables of thread axes that T.launch_thread launches."""
+        """Variables of the thread axes that T.launch_thread has launched."""
         self.attrs: dict[str, object] | None = None
 
     # Functions.
@@ -521,7 +521,7 @@ _BINDING_FORM_PARSERS: dict[str, Callable[..., Opened]] = {
     "decl_buffer": FunctionParser._parse_decl_buffer,
     "launch_thread": FunctionParser._parse_launch_thread,
 }
-"""What gives a name for the rest of a block, or in a block of its own."""
+"""Parsers of the forms that bind a name, for the rest of a block or in a nested one."""
 _STATEMENT_FORM_PARSERS: dict[str, Callable[..., Stmt | StmtWrapper | None]] = {
     "launch_thread": FunctionParser._parse_env_thread_launch,
     "where": FunctionParser._parse_where,

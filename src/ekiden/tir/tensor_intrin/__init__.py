@@ -17,7 +17,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.stmt import PrimFunc
 
 TENSOR_INTRIN_MODULES = ("lanes", "x86", "cuda")
-"""Modules of this folder that register intrinsics."""
+"""Modules of this package that register intrinsics."""
 
 
 @dataclass(frozen=True, slots=True)

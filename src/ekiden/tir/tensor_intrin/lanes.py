@@ -26,9 +26,9 @@ from ekiden.tir.stmt import (
 from ekiden.tir.tensor_intrin import TensorIntrin
 
 LANE_REDUCTIONS: Mapping[type[BinaryExpr], str] = {Add: "sum", Max: "max", Min: "min"}
-"""How a reduction takes in one more value -> what lanes are combined by."""
+"""Lane reduction of each reduction operator."""
 F32_LANE_COUNTS = (4, 8, 16)
-"""Of a vector of float32."""
+"""Supported numbers of float32 lanes."""
 
 
 def lane_reduction_name(kind: str, lanes: int) -> str:

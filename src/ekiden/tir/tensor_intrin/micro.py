@@ -20,9 +20,10 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt
 
 StoreVector = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
-"""(row, first column, vector of results, mask or None) -> the statement that keeps them."""
+"""Function (row, first column, vector, mask or None) -> statement that stores a vector of results.
+"""
 LoadVector = Callable[[PrimExpr, PrimExpr, int], PrimExpr]
-"""(row, first column, lanes) -> a vector of what was kept."""
+"""Function (row, first column, lanes) -> vector of stored partial sums."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def _dot_16x4_u8s8s32_vnni(
 
 
 VNNI_DOT_16x4_INTRIN = "dot_16x4_vnni"
-"""16 sums of 4 products of uint8 and int8, added to int32: one vpdpbusd."""
+"""Intrinsic of 16 int32 sums of 4 products of uint8 and int8: one VPDPBUSD."""
 
 TensorIntrin.register(VNNI_DOT_16x4_INTRIN, _dot_16x4_u8s8s32_desc, _dot_16x4_u8s8s32_vnni)
 
@@ -62,7 +62,7 @@ def _fma_1x16(
 
 
 FMA_1x16_INTRIN = "fma_1x16"
-"""A row of 16 sums, each with one more product by the same number."""
+"""Intrinsic of one row of 16 multiply-adds by the same number."""
 
 TensorIntrin.register(FMA_1x16_INTRIN, _fma_1x16_desc, _fma_1x16)
 
@@ -89,7 +89,7 @@ def _fma_6x16(
 
 
 FMA_6x16_INTRIN = "fma_6x16"
-"""A tile of 6 x 16 sums, each with one more product: a column by a row."""
+"""Intrinsic of a 6 x 16 outer product: each sum takes one multiply-add."""
 
 TensorIntrin.register(FMA_6x16_INTRIN, _fma_6x16_desc, _fma_6x16)
 

@@ -47,7 +47,7 @@ from ekiden.tir.visitor import (
 )
 
 MAX_PRIVATE_BYTES = 1 << 10
-"""Of a buffer that becomes each thread's own: a part of the registers that a thread has."""
+"""Maximum size of a buffer that becomes thread-private, a part of a thread's registers."""
 
 
 def _subtract_offset(index: PrimExpr, low: PrimExpr) -> PrimExpr:

@@ -108,9 +108,9 @@ class _CrossThreadReductionLowerer(StmtMutator):
         self._name, self._target = func.name, target
         self._results = frozenset(func.buffers)
         self._around: list[For] = []
-        """The loops over threads of the device around the statement."""
+        """Thread loops around the current statement."""
         self._axes: set[str] = set()
-        """The axes of threads within a block that the kernel has."""
+        """Thread axes of the kernel within a block."""
 
     def visit_for(self, stmt: For) -> Stmt:
         """Lower a reduction over threads at its outermost loop; track loops over threads."""

@@ -139,7 +139,7 @@ class _DeadStoreRemover(StmtMutator):
 
 
 _TRANSPARENT_STMTS = (BufferStore, For, IfThenElse, SeqStmt, Evaluate)
-"""Statements that name all memory they touch."""
+"""Types of statements that name all memory they access."""
 
 
 def _rebuild_nest(fill: _StoreNest, inner: Stmt) -> Stmt:

@@ -31,7 +31,7 @@ from ekiden.tir.visitor import (
 )
 
 DOUBLE_BUFFER_ANNOTATION = "double_buffer"
-"""The annotation of the one-step loop around what fills a double buffer."""
+"""Annotation of the single-iteration loop around the statements that fill a double buffer."""
 
 
 def _is_double_buffer_mark(s: Stmt) -> bool:

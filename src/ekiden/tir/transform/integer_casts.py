@@ -30,7 +30,7 @@ from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.visitor import ExprRewriter
 
 ROUNDING = frozenset(("round", "nearbyint", "floor", "ceil", "trunc"))
-"""Intrinsics whose results are whole numbers, infinite or NaN."""
+"""Intrinsics whose results are integral, infinite or NaN."""
 
 
 def _number(e: PrimExpr) -> float | None:

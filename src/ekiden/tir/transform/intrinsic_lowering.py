@@ -36,9 +36,9 @@ from ekiden.tir.transcendental import TRANSCENDENTAL_FUNCTIONS, atan2_scalar
 from ekiden.tir.visitor import ExprRewriter
 
 SHUFFLE_WORD_BYTES = 4
-"""Bytes."""
+"""Size of a shuffle word in bytes."""
 SHUFFLE_WORD_DTYPES = frozenset(("float32", "int32", "uint32"))
-"""Types of one."""
+"""Dtypes of a shuffle word."""
 
 
 def _constant_like(value: float, like: PrimExpr) -> PrimExpr:

@@ -61,11 +61,11 @@ from ekiden.tir.visitor import (
 )
 
 PARTITION_HINT_ANNOTATION = "pragma_loop_partition_hint"
-"""Annotation of a loop that is cut where conditions of values change, not of statements alone."""
+"""Annotation of a loop that is also partitioned by conditions within expressions."""
 MAX_TAIL_COPIES = 8
-"""Values of a rest for which there is a copy each."""
+"""Maximum number of tail sizes that get a copy each."""
 Decisions = Mapping[PrimExpr, PrimExpr]
-"""What stands in the place of a condition or of the extent of a loop."""
+"""Replacement of each condition or loop extent that is decided in a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,9 @@ class _LinearBound:
     low: PrimExpr
     high: PrimExpr
     inner: PrimExpr
-    """A condition is `inner < s * scale + high`; inner is >= 0 and depends on loops inside only."""
+    """Inner term of a condition `inner < scale * i + high`; it is >= 0 and depends on inner loops
+    only.
+    """
 
 
 def _strip_likely(e: PrimExpr) -> PrimExpr | None:

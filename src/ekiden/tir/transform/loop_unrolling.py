@@ -19,7 +19,7 @@ class _LoopUnroller(StmtMutator):
         super().__init__()
         self.options = options
         self.depth = 0
-        """How many loops were unrolled inside of each other, in what was last visited."""
+        """Number of nested unrolled loops in the statement visited last."""
 
     def visit_for(self, stmt: For) -> Stmt:
         """Rewrite for i in unrolled(2): s to s[i := 0]; s[i := 1]."""

@@ -61,7 +61,7 @@ from ekiden.tir.transform.simplification import Simplifier
 from ekiden.tir.visitor import StmtMutator, all_exprs, flatten_seq, pre_order_stmts
 
 DEFAULT_VECTOR_LANES = 16
-"""Of a loop whose annotation `lanes` does not say."""
+"""Number of lanes of a loop without the annotation `lanes`."""
 
 
 # Legal inside: no effects, no while whose condition differs between lanes, no store of several
@@ -86,7 +86,7 @@ class Vectorizer(StmtMutator):
         self._values: dict[Var, PrimExpr] = {var: ramp(base, 1, lanes)}
         self._buffers: dict[Buffer, Buffer] = {}
         self._merged: set[Buffer] = set()
-        """Of those, the ones that a store under a mask changes in some lanes alone."""
+        """Widened buffers that masked stores change in some lanes only."""
 
     def define(self, var: Var, value: PrimExpr) -> None:
         """Bind another scalar variable to a vector."""

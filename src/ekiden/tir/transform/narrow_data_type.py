@@ -36,7 +36,7 @@ from ekiden.tir.stmt import BufferStore, For, LetStmt, Prefetch, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, with_body
 
 Interval: TypeAlias = tuple[int, int]
-"""The lowest value of a narrow expression, and the highest."""
+"""Lowest and highest value of a narrowed expression."""
 WIDE_DTYPE, NARROW_DTYPE = "int64", "int32"
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 
@@ -75,7 +75,7 @@ class _Int32Narrower(StmtMutator):
         self._memo: dict[int, PrimExpr] = {}
         self._alive: list[PrimExpr] = []
         self._bounds: dict[int, Interval] = {}
-        """Identity of a new expression -> its values."""
+        """Interval by the identity of a new expression."""
 
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression in its own dtype, with narrow sub-expressions where possible."""

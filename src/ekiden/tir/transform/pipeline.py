@@ -56,7 +56,7 @@ from ekiden.tir.transform.virtual_threads import inject_virtual_threads
 from ekiden.tir.views import lower_match_buffer
 
 _function_pass = prim_func_pass = function_pass_over(PrimFunc)
-"""The decorator of passes over loop programs: (function, module, context) -> function."""
+"""Decorator of passes over loop programs: (function, module, context) -> function."""
 
 
 def _pass_factory(name: str, function: Callable[[PrimFunc], PrimFunc]) -> Callable[[], Pass]:
@@ -170,46 +170,46 @@ def ThreadSync(storage_scope: str = "shared") -> Pass:  # noqa: N802
 # fmt: off
 LowerMatchBuffer        = _pass_factory("LowerMatchBuffer",        lower_match_buffer)
 LowerOpaqueBlock        = _pass_factory("LowerOpaqueBlock",        lower_blocks)
-"""Blocks give way to their statements, iterators to the loop expressions they are bound to."""
+"""Pass that replaces blocks by their statements, with iterators replaced by their bindings."""
 LowerCrossThreadReduction = _pass_factory("LowerCrossThreadReduction", lower_cross_thread_reduction)
-"""Reductions bound to threads: each thread reduces its part, then threads combine."""
+"""Pass that lowers reductions bound to threads: per-thread partial results, then a combination."""
 AlignStorage            = _pass_factory("AlignStorage",            align_storage)
-"""Axes of intermediates lie as far apart as `Schedule.storage_align` asked."""
+"""Pass that pads strides of intermediates as `Schedule.storage_align` requested."""
 LoopPartition           = _pass_factory("LoopPartition",           loop_partition)
-"""Loops are cut where a condition changes, so that whole tiles do not ask."""
+"""Pass that partitions loops where a condition changes, so that full tiles need no test."""
 InjectVirtualThread     = _pass_factory("InjectVirtualThread",     inject_virtual_threads)
-"""Virtual threads are interleaved: what each does at one place stands together there."""
+"""Pass that interleaves virtual threads."""
 InjectDoubleBuffer      = _pass_factory("InjectDoubleBuffer",      inject_double_buffer)
-"""A buffer is filled for the next step of a loop while this step reads it."""
+"""Pass that fills a buffer for the next iteration while the current one reads it."""
 HoistIfThenElse         = _pass_factory("HoistIfThenElse",         hoist_conditions)
-"""What does not change in a loop is asked once, before it."""
+"""Pass that unswitches loops on loop-invariant conditions."""
 UnrollLoop              = _pass_factory("UnrollLoop",              unroll_loops)
-"""Bodies of unrolled loops are repeated; of short serial ones as the options say."""
+"""Pass that unrolls marked loops, and short serial ones as its options request."""
 FlattenBuffer           = _pass_factory("FlattenBuffer",           flatten_buffers)
-"""Every buffer is indexed by one element offset."""
+"""Pass that flattens buffer accesses to one element offset."""
 LowerSmallTypes         = _pass_factory("LowerSmallTypes",         lower_small_types)
-"""Numbers of a byte and less are computed with in bytes."""
+"""Pass that lowers 8-bit and sub-byte arithmetic to bytes."""
 SkipIntegerCasts        = _pass_factory("SkipIntegerCasts",        skip_integer_casts)
-"""Floats that were rounded and clipped to an unsigned integer's range stay floats."""
+"""Pass that keeps floats rounded and clipped to an unsigned integer's range as floats."""
 VectorizeLoop           = _pass_factory("VectorizeLoop",           vectorize_loops)
-"""Vectorized loops become whole vectors, then one masked vector for what is left."""
+"""Pass that turns vectorised loops into vectors with a masked tail."""
 StorageRewrite          = _pass_factory("StorageRewrite",          storage_rewrite)
-"""Buffers that are never needed at the same time share memory."""
+"""Pass that shares memory between buffers with disjoint live ranges."""
 LowerIntrin             = _pass_factory("LowerIntrin",             lower_intrinsics)
-"""Intrinsics that no generator knows are written in terms of those that all do."""
+"""Pass that lowers intrinsics without code generator support."""
 HoistExpression         = _pass_factory("HoistExpression",         hoist_invariants)
-"""What does not change in a loop is computed before it."""
+"""Pass that moves loop-invariant expressions out of loops."""
 RemoveNoOp              = _pass_factory("RemoveNoOp",              remove_no_op)
-"""What has no effect is dropped: variables and buffers nobody reads, empty loops."""
+"""Pass that removes dead code."""
 Simplify                = _pass_factory("Simplify",                simplify)
-"""Every expression is simplified under the ranges of the loops around it."""
+"""Pass that simplifies every expression under the ranges of enclosing loops."""
 
 RemoveAssume            = _pass_factory("RemoveAssume",            remove_assume)
-"""What is assumed is dropped, unused."""
+"""Pass that removes assumptions without using them."""
 RemoveStoreUndef        = _pass_factory("RemoveStoreUndef",        remove_store_undef)
-"""Stores of what is undefined are dropped."""
+"""Pass that removes stores of undefined values."""
 UseAssumptions          = _pass_factory("UseAssumptions",          use_assumptions)
-"""Conditions that `T.assume` decides vanish, and then the assumptions."""
+"""Pass that simplifies by `T.assume` and then removes the assumptions."""
 
 LowerInitBlock          = _pass_factory("LowerInitBlock",          lower_init_block)
 ConvertBlocksToOpaque   = _pass_factory("ConvertBlocksToOpaque",   convert_blocks_to_opaque)
@@ -218,10 +218,10 @@ ConvertForLoopsToSerial = _pass_factory("ConvertForLoopsToSerial", convert_loops
 ConvertSSA              = _pass_factory("ConvertSSA",              distinct)
 
 DropAttributes          = _pass_factory("DropAttributes",          drop_attributes)
-"""What AttrStmts say is dropped: nothing below reads it."""
+"""Pass that removes AttrStmts, which no later pass reads."""
 
 SplitHostDevice         = _module_factory("SplitHostDevice",  split_host_device)
-"""Functions are cut in two: what runs on a device's threads, and the host that starts it."""
+"""Pass that splits functions into device kernels and the host code that launches them."""
 
 PASSES: list[Pass] = [
     LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own
@@ -255,7 +255,7 @@ PASSES_BEFORE_HOST_DEVICE_SPLIT: list[Pass] = [
     InjectVirtualThread(),
     InjectDoubleBuffer(),
 ]
-"""For programs that are bound to threads: until SplitHostDevice cuts them."""
+"""Passes for programs bound to threads, up to SplitHostDevice."""
 PASSES_AFTER_HOST_DEVICE_SPLIT: list[Pass] = [
     ThreadSync(),           # while loops are loops, and memory of a block is what it was
     HoistIfThenElse(),
@@ -266,7 +266,9 @@ PASSES_AFTER_HOST_DEVICE_SPLIT: list[Pass] = [
     LowerIntrin(),
     RemoveNoOp(),
 ]
-"""For the parts of such a program. Compilers of devices hoist and reuse memory themselves."""
+"""Passes for the host and device parts after SplitHostDevice. Compilers of devices hoist and reuse
+memory themselves.
+"""
 TILED_PASSES: list[Pass] = [
     LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own
     RemoveAssume(),
@@ -290,7 +292,8 @@ PASSES_OF_PARTLY_TILED_PROGRAMS: list[Pass] = [
     VectorizeLoop(),
     LowerIntrin(),
 ]
-"""For those that have "tir.has_blocks" too: blocks beside the tiles, whose loops may be vectors."""
+"""Passes for tiled functions with further blocks (tir.has_blocks), whose loops may be vectorised.
+"""
 # fmt: on
 
 
@@ -340,7 +343,7 @@ def _lower_function(func: PrimFunc, has_threads: bool) -> PrimFunc:
 
 
 PHASE_START_PASSES = ("", "tir.FlattenBuffer", "tir.UnrollLoop")
-"""The pass behind which those of a phase are added; of the others it is the end."""
+"""Pass after which the user passes of each phase are inserted; those of other phases come last."""
 
 
 def _insert_context_passes(passes: Sequence[Pass]) -> list[Pass]:

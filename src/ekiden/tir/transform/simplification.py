@@ -79,8 +79,9 @@ class Simplifier(StmtMutator):
 
 
 MAX_CHOICE_DEPTH, MAX_JOINED_CONDITIONS = 24, 12
-"""How deep choices inside of each other are looked at, and how many parts of a condition say
-something of one another."""
+"""MAX_CHOICE_DEPTH: maximum depth of nested selects that are simplified. MAX_JOINED_CONDITIONS:
+maximum number of conjuncts simplified under each other.
+"""
 _LOGICAL_NODES = (And, Or)
 
 
@@ -90,7 +91,7 @@ class _ConditionalSimplifier(Simplifier):
     def __init__(self) -> None:
         super().__init__()
         self.conditions: dict[Var, PrimExpr] = {}
-        """Variables of type bool that are bound to what no statement changes."""
+        """Bool variables bound to conditions that no statement changes."""
 
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression simplified in its context."""

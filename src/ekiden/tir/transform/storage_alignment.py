@@ -22,11 +22,11 @@ from ekiden.tir.visitor import (
 )
 
 ALIGNMENT_ANNOTATION = "buffer_dim_align"
-"""Of a block: ((number of the buffer written, axis, factor, offset), ...); of a function in
-lowering: the same by the buffer's name.
+"""Annotation with alignment rules (buffer index, axis, factor, offset); as a function attribute
+keyed by buffer name.
 """
 AlignmentRule: TypeAlias = tuple[int, int, int]
-"""Axis, factor, offset."""
+"""Alignment rule (axis, factor, offset)."""
 
 
 def alignment_rules(block: Block) -> dict[str, tuple[AlignmentRule, ...]]:

@@ -24,7 +24,7 @@ class _ThreadBindingUnifier(StmtMutator):
     def __init__(self, name: str) -> None:
         self._name = name
         self._open: dict[str, tuple[Var, PrimExpr]] = {}
-        """Axis -> its one variable and extent, inside of an outermost loop over threads."""
+        """Variable and extent of each thread axis inside the outermost thread loop."""
         self._depth_of_threads = 0
 
     def visit_for(self, stmt: For) -> Stmt:

@@ -47,7 +47,7 @@ from ekiden.tir.visitor import (
 )
 
 STORAGE_SYNC: Stmt = Evaluate(call_intrin("tvm_storage_sync", StringImm("shared"), dtype="int32"))
-"""Waits for all threads of a block."""
+"""Barrier intrinsic of all threads of a block."""
 SHARED_SCOPES = ("shared", "shared.dyn")
 
 
@@ -95,7 +95,7 @@ class _UnsyncedAccesses:
 
     reads: set[Buffer] = field(default_factory=set)
     writes: dict[Buffer, Stmt | None] = field(default_factory=dict)
-    """By which statement; None: by several."""
+    """Statement that writes each buffer; None for several."""
 
     @staticmethod
     def from_stmt(stmt: Stmt) -> _UnsyncedAccesses:
@@ -166,7 +166,7 @@ class _BarrierSummary:
 
 
 _SyncedStmt = tuple[Stmt, _BarrierSummary]
-"""A statement with barriers inside, and what it does."""
+"""Statement with its barriers, and its access summary."""
 
 
 class _BarrierInserter(StmtMutator):
@@ -175,11 +175,11 @@ class _BarrierInserter(StmtMutator):
     def __init__(self, name: str) -> None:
         self._name = name
         self._uses = _BarrierSummary()
-        """Of the last statement that was visited."""
+        """Summary of the statement visited last."""
         self._own: set[Var] = set()
-        """Variables of which each thread has its own value."""
+        """Variables with a value per thread."""
         self._bound: set[str] = set()
-        """Axes whose threads are here."""
+        """Thread axes bound around the current statement."""
         self._added = 0
 
     def visit(self, stmt: Stmt) -> Stmt:

@@ -19,10 +19,10 @@ from ekiden.tir.stmt import IfThenElse, Stmt
 from ekiden.tir.transform.thread_sync import STORAGE_SYNC
 
 WARP_SHUFFLES_FEATURE = "warp_shuffles"
-"""The ability of targets whose threads hand each other registers, by warps."""
+"""Target feature: threads of a warp exchange registers."""
 
 Combine = Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], Stmt]
-"""The statement that combines two tuples into a place it knows."""
+"""Function (tuple, tuple) -> statement that stores their combination."""
 
 
 def element_loads(buffers: Sequence[Buffer], index: PrimExpr | None = None) -> list[PrimExpr]:

@@ -1,4 +1,4 @@
-"""Image operators; resizing, sampling at places that are data, morphology."""
+"""Image operators: resizing, data-dependent sampling, morphology."""
 
 from ekiden.topi.image import resize as _resize
 from ekiden.topi.image import sample as _sample

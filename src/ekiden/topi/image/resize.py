@@ -54,7 +54,7 @@ COORDINATE_MODES = (
     "tf_crop_and_resize",
 )
 INTEGER_TOLERANCE = 1e-5
-"""TVM's tolerance of places that rounding has put just below a whole number: 6.5 / (1 / 13)."""
+"""Tolerance of coordinates that rounding puts just below an integer (TVM's): 6.5 / (1 / 13)."""
 ROUNDING_METHODS = ("round", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
@@ -148,7 +148,7 @@ def resize(
 def _axis_groups(
     data: Tensor, shape: Shape, axes: Sequence[int], method: str, cropped: bool
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the axes to resize first, with the result stored, and the remaining ones. Elements
+    """Return the axes to resize first, into a stored intermediate, and the remaining ones. Elements
     along the last axis are gathered one by one, others in vectors, so the last axis is resized
     while there are few rows: before they multiply or after they have become fewer.
     """
@@ -169,7 +169,7 @@ def _weighted_sum(
     at: list[PrimExpr],
     taps: Sequence[tuple[int, Sequence[tuple[PrimExpr, PrimExpr | None]]]],
 ) -> PrimExpr:
-    """Return the sum over the taps of every axis, innermost axis first."""
+    """Return the weighted sum over the taps of every axis, innermost axis first."""
     if not taps:
         return data[at]
     (axis, tap_indices), *inner_taps = taps
@@ -276,7 +276,7 @@ def _round_coordinate(x: PrimExpr, rounding: str) -> PrimExpr:
 
 
 MAX_FLOAT_COORDINATE = 2.0**62
-"""Beyond all places, and a whole number of 64 bits."""
+"""Bound that float coordinates are clamped to before the conversion to int64."""
 
 
 def _clamp_coordinate(x: PrimExpr, size: PrimExpr) -> PrimExpr:
@@ -293,8 +293,8 @@ def _clamp_coordinate(x: PrimExpr, size: PrimExpr) -> PrimExpr:
 def _interpolation_taps(
     sampling: ResizeSampling, x: PrimExpr, size: PrimExpr
 ) -> list[tuple[PrimExpr, PrimExpr | None]]:
-    """Return (index, weight) of the data pixels of one axis that a result at coordinate x sums; a
-    weight of None is 1.
+    """Return the (index, weight) taps of one axis that interpolate at coordinate x; a weight of
+    None is 1.
     """
     if sampling.method == "nearest_neighbor":
         return [(_clamp_coordinate(_round_coordinate(x, sampling.rounding), size), None)]

@@ -1,4 +1,4 @@
-"""Image sampling at coordinates that are data, and dilation by a structuring element."""
+"""Image sampling at data-dependent coordinates, and morphological dilation."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def grid_sample(
 
 
 def _reflect_coordinate(x: PrimExpr, low: float, span: PrimExpr) -> PrimExpr:
-    """Reflect x back and forth between low and low + span."""
+    """Reflect x into [low, low + span]."""
     # A single pixel has span 0, by which nothing can be divided.
     safe = te.max(span, const(1e-30, SAMPLE_COORDINATE_DTYPE))
     distance = call_intrin("abs", x - low)
@@ -267,7 +267,7 @@ def _interpolate_linearly(
 
 
 CUBIC_CONVOLUTION_ALPHA = -0.75
-"""Of the convolution kernel: PyTorch's and ONNX's."""
+"""Alpha of the cubic convolution kernel, as in PyTorch and ONNX."""
 
 
 def _bicubic_sample(pixel: PixelLoad, y: PrimExpr, x: PrimExpr) -> PrimExpr:

@@ -1,4 +1,4 @@
-"""Run-time errors of failed decompositions."""
+"""Run-time check of a decomposition's LAPACK status."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ekiden.te.range_checks import RANGE_CHECKS_ATTR_KEY
 
 
 def checked(data: Tensor, info: Tensor, subject: str, problem: str) -> Tensor:
-    """Return `data`, checked: a run fails with a LinAlgError of `subject`, the element, its
-    position and `problem` unless all elements of `info` are 0.
+    """Return `data` after a run-time check of its LAPACK status `info`, which raises LinAlgError
+    with `subject`, the index and `problem`.
     """
     check = te.info_check(subject, info, problem)
     return te.compute(

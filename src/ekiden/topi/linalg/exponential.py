@@ -17,9 +17,9 @@ from ekiden.tir.stmt import Stmt
 from ekiden.topi.linalg.rows import RowMatrix, for_each_matrix, matrix_dims, working_dtype
 
 TAYLOR_TERMS_BY_DTYPE = {"float32": 10, "float64": 17}
-"""Of the series for matrices of a norm of at most 1/2: what is left out is below rounding."""
+"""Taylor terms for matrices of norm up to 1/2, with a remainder below rounding."""
 MAX_HALVINGS = 1100
-"""Halvings after which every matrix of finite numbers is small."""
+"""Maximum number of halvings, which suffices for every finite matrix."""
 
 
 def matrix_exp(data: Tensor) -> Tensor:
@@ -64,9 +64,7 @@ def _identity_element(i: PrimExpr, j: PrimExpr, dtype: str) -> PrimExpr:
 
 
 def _emit_scaling(ib: IRBuilder, scaled: RowMatrix) -> BufferVar:
-    """Emit the halvings of a matrix until no row's sum of absolute values exceeds 1/2; return their
-    number.
-    """
+    """Emit the halvings of a matrix until its infinity norm is at most 1/2; return their number."""
     dtype = scaled.dtype
     norm, count = (ib.allocate(kind, 2, name, "local") for kind, name in
                    ((dtype, "norm"), ("int64", "count")))  # fmt: skip

@@ -1,4 +1,4 @@
-"""QR decomposition by Householder reflections; the factors as LAPACK packs them, and Q of them."""
+"""QR decomposition by Householder reflections, packed as LAPACK's geqrf."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def householder_product(packed: Tensor, taus: Tensor) -> Tensor:
 
     def emit_householder_product(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit the reflections applied to the first columns of the identity, last to first, each
-        only from its own column on: earlier columns are still the identity's there.
+        from its own column on, since earlier columns are unaffected.
         """
         ib = IRBuilder()
         source, tau, out = (ib.buffer_ptr(buffer) for buffer in (*ins, *outs))

@@ -31,12 +31,11 @@ from ekiden.topi.linalg.rows import (
 from ekiden.topi.sorting import precedes
 
 MAX_JACOBI_SWEEPS = 40
-"""The most of them; 5 to 12 are what matrices need."""
+"""Maximum number of sweeps; matrices converge in 5 to 12."""
 ZERO_ROW_NORM_BY_DTYPE = {"float32": 1e-17, "float64": 1e-150}
-"""The length of a row, of a matrix whose greatest element is 1, that has no direction: its square
-is nearly below the least number."""
+"""Norm below which a row of a normalised matrix counts as zero, since its square underflows."""
 RotationStep = tuple[Var, Var, HalfAngle]
-"""Two rows, and the angle by which they are turned."""
+"""Pair of rows and the rotation angle between them."""
 
 
 def _one_of(dtype: str) -> PrimExpr:
@@ -53,9 +52,9 @@ def _emit_sweeps(
     size: PrimExpr,
     pair: Callable[[Var, Var], tuple[PrimExpr, PrimExpr, PrimExpr, PrimExpr]],
 ) -> Iterator[RotationStep]:
-    """Emit cyclic sweeps until one has no rotation; yield at each pair of rows. `pair` returns, for
-    two rows, the 2 x 2 matrix [a, b; b, d] that a rotation makes diagonal, as (a, b, d), and the
-    tolerance of b.
+    """Emit cyclic Jacobi sweeps until one makes no rotation; yield at each pair of rows. `pair`
+    returns, for two rows, the 2 x 2 matrix [a, b; b, d] that a rotation makes diagonal, as (a, b,
+    d), and the tolerance of b.
     """
     counters = ib.allocate("int64", 2, "left", "local")  # rounds that may follow; turns of this one
     counters[0] = MAX_JACOBI_SWEEPS
@@ -241,8 +240,8 @@ def _emit_store_row(
 def _emit_orthogonalization(
     ib: IRBuilder, work: RowMatrix, basis: RowMatrix, scale: PrimExpr
 ) -> BufferVar:
-    """Emit the rotations that make rows pairwise orthogonal, then their normalisation; return their
-    lengths.
+    """Emit Jacobi rotations until rows are pairwise orthogonal, then normalise them; return their
+    norms.
     """
     dtype, size = work.dtype, basis.count
     with ib.for_range(0, size, "i") as i, work.each_column() as j:

@@ -1,4 +1,6 @@
-"""Padded matrix rows as vectorised working memory; sums of rows, products of two, by vectors."""
+"""Row-major working matrix with vectorised row operations: axpy, swap, rotation, reflection, dot
+product.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +14,25 @@ from ekiden.topi.dimensions import Shape, are_equal_dims, product_of_dims, simpl
 from ekiden.topi.transform import unravel
 
 ROW_LANES = 16
-"""The elements of a step along a row, which is padded to a multiple of them."""
+"""Vector lanes along a row; rows are padded to a multiple."""
 EPSILON_BY_DTYPE = {"float32": 2.0**-23, "float64": 2.0**-52}
-"""The distance from 1 to the next number, of the dtypes that are worked in."""
+"""Machine epsilon of the working dtypes."""
 
 
 HalfAngle = tuple[PrimExpr, PrimExpr]
-"""An angle by its sine s and s / (1 + c), the tangent of its half, where c is its cosine."""
+"""Rotation angle as its sine s and tan(angle / 2) = s / (1 + c), with cosine c."""
 
 
 def rotate_pair(x: PrimExpr, y: PrimExpr, angle: HalfAngle) -> tuple[PrimExpr, PrimExpr]:
-    """Return (c x - s y, s x + c y), computed as increments of x and y, so that small angles lose
-    nothing to rounding and row lengths do not drift (Rutishauser, 1966).
+    """Rotate (x, y) to (c x - s y, s x + c y) by increments, so that small angles lose no precision
+    (Rutishauser 1966).
     """
     sine, half = angle
     return x - sine * (y + half * x), y + sine * (x - half * y)
 
 
 class RowMatrix:
-    """A matrix of `count` rows of `size` elements in working memory, zero-padded to whole
-    vectors.
-    """
+    """Working matrix of `count` rows of `size` elements, zero-padded to whole vectors."""
 
     def __init__(self, ib: IRBuilder, dtype: str, count: PrimExpr, size: PrimExpr) -> None:
         self.ib, self.dtype, self.count, self.size = ib, dtype, count, size
@@ -52,7 +52,7 @@ class RowMatrix:
 
     @contextmanager
     def _each_vector(self, begin: ExprLike = 0, end: PrimExpr | None = None) -> Iterator[PrimExpr]:
-        """Yield the first column of each vector from that of `begin` to that of `end`."""
+        """Yield the first column of each vector that covers columns `begin` to `end`."""
         last = self._blocks if end is None else (end + (ROW_LANES - 1)) // ROW_LANES
         with self.ib.for_range(convert(begin, "int64") // ROW_LANES, last, "block") as block:
             yield block * ROW_LANES
@@ -64,7 +64,7 @@ class RowMatrix:
 
     @contextmanager
     def each_column(self, begin: ExprLike = 0) -> Iterator[PrimExpr]:
-        """Yield all columns of whole vectors, from that of `begin` on."""
+        """Yield the columns of all whole vectors from the one of `begin` on."""
         with self._each_vector(begin) as first, self._each_lane() as lane:
             yield first + lane
 
@@ -75,7 +75,7 @@ class RowMatrix:
             self[i, j] = element(i, j)
 
     def emit_axpy(self, i: PrimExpr, k: PrimExpr, share: PrimExpr, begin: ExprLike = 0) -> None:
-        """Emit the subtraction of `share` times row k from row i, from column `begin` on."""
+        """Emit row i -= `share` * row k, from column `begin` on."""
         with self.each_column(begin) as j:
             less = self[i, j] - share * self[k, j]
             # Whole vectors are stored; columns before `begin` keep their values.
@@ -89,7 +89,7 @@ class RowMatrix:
             self[k, j] = saved
 
     def emit_rotation(self, i: PrimExpr, k: PrimExpr, angle: HalfAngle) -> None:
-        """Emit the rotation of rows i and k by an angle (a Givens rotation)."""
+        """Emit the Givens rotation of rows i and k by an angle."""
         with self.each_column() as j:
             x, y = self.ib.let("x", self[i, j]), self.ib.let("y", self[k, j])
             self[i, j], self[k, j] = rotate_pair(x, y, angle)
@@ -114,8 +114,8 @@ class RowMatrix:
     def emit_reflection(
         self, v: BufferVar, tau: PrimExpr, top: PrimExpr, begin: ExprLike = 0
     ) -> None:
-        """Emit the reflection (1 - tau v v') of the columns from `begin` on; v is 0 above element
-        `top`.
+        """Emit the Householder reflection (1 - tau v v') of the columns from `begin` on; v is 0
+        above element `top`.
         """
         ib = self.ib
         with self._each_vector(begin) as first:
@@ -136,19 +136,19 @@ class RowMatrix:
 
 @contextmanager
 def for_each_matrix(ib: IRBuilder, batch: Shape) -> Iterator[tuple[PrimExpr, ...]]:
-    """Yield the index of each matrix of a batch, in a parallel loop."""
+    """Yield the index of each matrix of a batch, within a parallel loop."""
     with ib.for_range(0, product_of_dims(batch), "matrix", kind="parallel") as n:
         yield tuple(unravel(n, batch))
 
 
 def working_dtype(data: Tensor) -> str:
-    """Return the working dtype: floats below float32 are widened."""
+    """Return the working dtype of a decomposition: at least float32."""
     return "float64" if data.dtype == "float64" else "float32"
 
 
 def matrix_dims(name: str, data: Tensor, square: bool = False) -> tuple[Shape, PrimExpr, PrimExpr]:
-    """Return batch shape, rows and columns. Raises ValueError for tensors that are no float
-    matrices, or not square.
+    """Return the batch shape, rows and columns of matrices. Raises ValueError for tensors that are
+    no float matrices, or not square.
     """
     if data.ndim < 2 or not data.dtype.startswith("float"):
         raise ValueError(f"{name}: expected matrices of floats, got {data.dtype}{data.shape}")
@@ -159,5 +159,5 @@ def matrix_dims(name: str, data: Tensor, square: bool = False) -> tuple[Shape, P
 
 
 def batched_shapes(batch: Shape, *tails: Sequence[PrimExpr]) -> list[Shape]:
-    """Shapes of results, each with the axes of the batch before its own."""
+    """Return result shapes with the batch axes prepended."""
     return [(*batch, *tail) for tail in tails]

@@ -155,7 +155,7 @@ def cholesky(data: Tensor) -> tuple[Tensor, ...]:
 
 def solve_triangular(a: Tensor, b: Tensor, lower: bool, unit_diagonal: bool) -> Tensor:
     """Solve a x = b for triangular a [.., n, n] and b [.., n, k]; the other triangle of a is not
-    read, nor its diagonal where that is said to be 1. A 0 on it gives infinities.
+    read, nor a unit diagonal. A 0 on it gives infinities.
 
     Raises ValueError where shapes do not fit.
     """

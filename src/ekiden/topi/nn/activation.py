@@ -1,4 +1,4 @@
-"""Activations; functions of elements that networks name, and dropout-free inference forms."""
+"""Activation functions of neural networks, and dropout in its inference form."""
 
 from ekiden.topi.elementwise import bias_add, leaky_relu, prelu, relu
 

@@ -1,4 +1,4 @@
-"""Bit planes of integers, packed into words."""
+"""Bit-plane packing of integers into machine words."""
 
 from __future__ import annotations
 

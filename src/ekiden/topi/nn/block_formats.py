@@ -1,4 +1,4 @@
-"""Block-quantised number formats of GGUF files; a row for each.
+"""Table of the block-quantised number formats of GGUF files.
 
 A block stands for `values` neighbours of a row, in groups of `group`. Number k of it is
 
@@ -24,13 +24,13 @@ from ekiden.runtime.lazy_dataclass import dataclass
 Bytes: TypeAlias = NDArray[np.uint8]
 Floats: TypeAlias = NDArray[np.float32]
 IndexMap: TypeAlias = Callable[[Any], Any]
-"""A whole number from another one: of NumPy, or of an expression."""
+"""Integer function of an index, on NumPy arrays and on expressions."""
 
 
 @dataclass(frozen=True, slots=True)
 class BitField:
-    """A bit field of number k: `bits` bits of byte `byte(k)` of the block, from bit
-    `shift(k)` on.
+    """Bit field of value k: `bits` bits of byte `byte_of(k)` of the block, from bit `shift_of(k)`
+    on.
     """
 
     bits: int
@@ -40,7 +40,7 @@ class BitField:
 
 @dataclass(frozen=True, slots=True)
 class PackedInts:
-    """Integers packed into bit fields, lowest bits first, minus a bias; 8-bit numbers may be signed
+    """Integers in bit fields, least significant first, minus a bias; 8-bit integers may be signed
     instead.
     """
 
@@ -50,23 +50,25 @@ class PackedInts:
 
     @property
     def bits(self) -> int:
-        """Return the number of bits of a number."""
+        """Return the bits per integer."""
         return sum(bit_field.bits for bit_field in self.parts)
 
     @property
     def min_value(self) -> int:
-        """Return the smallest number."""
+        """Return the smallest representable integer."""
         return -(1 << (self.bits - 1)) if self.signed else -self.bias
 
     @property
     def max_value(self) -> int:
-        """Return the largest number."""
+        """Return the largest representable integer."""
         return self.min_value + (1 << self.bits) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class GroupScale:
-    """The scale of each group: the float16 at byte `at`, times `factor`, times `sign`."""
+    """Scale of a group: the float16 at a byte offset of the block, times the group's integer factor
+    and the sign.
+    """
 
     at: int
     factor: PackedInts | None = None
@@ -75,8 +77,8 @@ class GroupScale:
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """A block-quantised format: its name in `Weight.format` and operators, its code in GGUF files,
-    the values and bytes of a block, and how levels, scales and offsets are stored.
+    """Block-quantised format: its name, its GGUF type number, values, bytes and group size of a
+    block, and the encoding of levels, scales and offsets.
     """
 
     name: str
@@ -112,9 +114,9 @@ class BlockFormat:
         return np.asarray(decoded, np.float32).reshape(shape)
 
     def encode(self, numbers: Floats) -> Bytes:
-        """Encode float32 [..., n * values] as uint8 [..., n, size], without a search for better
-        scales; of formats without factors bit-equal to `gguf.quantize`. Raises ValueError where
-        the last axis is no whole number of blocks.
+        """Encode float32 [..., n * values] as uint8 [..., n, size] by round-to-nearest; bit-equal
+        to `gguf.quantize` for formats without integer factors. Raises ValueError where the last
+        axis is no whole number of blocks.
         """
         if numbers.ndim == 0 or numbers.shape[-1] % self.values:
             raise ValueError(
@@ -144,7 +146,7 @@ def unpack_ints(number: PackedInts, blocks: Bytes, count: int) -> NDArray[np.int
 
 
 def pack_ints(number: PackedInts, blocks: Bytes, numbers: NDArray[np.int16]) -> None:
-    """Write the numbers [..., count] into blocks whose bits there are 0."""
+    """Pack integers [..., count] into the zeroed bit fields of blocks."""
     k = np.arange(numbers.shape[-1])
     stored = (numbers + (0 if number.signed else number.bias)).astype(np.uint8)
     for bit_field in number.parts:
@@ -195,7 +197,7 @@ def _encode_blocks(row: BlockFormat, grouped: Floats) -> Bytes:
 
 
 def _scale_of_extreme(grouped: Floats, levels: PackedInts) -> Floats:
-    """Return the scale that maps the value farthest from 0 to the end of the levels."""
+    """Return the scale that maps the value of largest magnitude to the end of the levels."""
     if levels.signed:
         return np.asarray(np.abs(grouped).max(axis=-1) / np.float32(levels.max_value), np.float32)
     # The levels are asymmetric (-8..7): mapping the extreme value to the negative end, with a scale
@@ -253,10 +255,7 @@ def _reciprocal(number: Floats) -> Floats:
 
 
 def _interleaved_field(at: int, length: int, bits: int, first: int = 0) -> BitField:
-    """Return the bit field of numbers in runs: from byte `at`, `length` numbers, each in a byte of
-    its own from bit `first` on, then as many in the next bits of these bytes, then in the
-    following bytes.
-    """
+    """Return the bit field of values that are interleaved in runs of `length` bytes."""
     deep = (8 - first) // bits
     return BitField(
         bits,
@@ -266,15 +265,16 @@ def _interleaved_field(at: int, length: int, bits: int, first: int = 0) -> BitFi
 
 
 def _bytewise_field(at: int, bits: int = 8, first: int = 0) -> BitField:
-    """Return the bit field of numbers in a byte each."""
+    """Return the bit field of values stored one per byte."""
     return BitField(bits, lambda k: k + at, lambda k: k * 0 + first)
 
 
 _K_SCALES = PackedInts(
     (BitField(4, lambda j: j + j // 4 * 4 + 4, lambda j: j * 0), _interleaved_field(4, 4, 2, 4))
 )
-"""Of eight groups, six bits each: the upper two lie over the first four, if they are of the last
-four; in bytes 4 to 15."""
+"""Six-bit scales of the K formats' eight groups, in bytes 4 to 15; the upper bits of the last four
+are stored above the first four.
+"""
 _K_MINIMA = PackedInts(
     (BitField(4, lambda j: j + 8, lambda j: j // 4 * 4), _interleaved_field(8, 4, 2, 4))
 )
@@ -311,7 +311,7 @@ GGUF_BLOCK_FORMATS = (
 )
 # fmt: on
 BLOCK_FORMATS_BY_NAME: Mapping[str, BlockFormat] = {row.name: row for row in GGUF_BLOCK_FORMATS}
-"""By name."""
+"""Block formats by name."""
 
 __all__ = [
     "BLOCK_FORMATS_BY_NAME",

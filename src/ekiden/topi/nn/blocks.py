@@ -1,4 +1,4 @@
-"""Matrix products with block-quantised weights (block_formats.py), and gathers of their rows.
+"""Matrix products with block-quantised weights (block_formats.py), and row lookups.
 
 plain    weight uint8 [N][blocks][size], as files have it
 packed   weight uint8 [panels][blocks][...]: what a block has of the rows of a panel, where a row is
@@ -45,23 +45,23 @@ from ekiden.topi.nn.block_formats import (
 )
 
 VALUES_PER_UNIT = 32
-"""Values whose words lie together, and of which data has a step."""
+"""Values of a packing unit, which shares a data quantisation step."""
 BYTES_PER_WORD = 4
 BlockIndex = TypeVar("BlockIndex", int, PrimExpr)
 ByteLoad = Callable[[PrimExpr], PrimExpr]
-"""A byte of a block as int32, from its place."""
+"""Function (offset) -> byte of a block as int32."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBlock:
-    """The layout of a packed block of a panel: byte offsets from its beginning."""
+    """Layout of a packed block of a panel, as byte offsets."""
 
     format: BlockFormat
     panel: int
 
     @property
     def group_scales(self) -> tuple[GroupScale, ...]:
-        """Return the scale, and the offset if there is one."""
+        """Return the scale, and the offset of formats that have one."""
         row = self.format
         return (row.scale,) if row.offset is None else (row.scale, row.offset)
 
@@ -96,8 +96,8 @@ class PackedBlock:
         return self.format.levels.bits
 
     def word_position(self, field_index: int, number: BlockIndex) -> BlockIndex:
-        """Return the position in a unit of a word of one bit field: after the words of other fields
-        whose first value precedes its own.
+        """Return the position in a unit of a word of one bit field; words are ordered by the first
+        value that needs them.
         """
         fields = self.format.levels.parts
         first, position = number * 8 // fields[field_index].bits, number
@@ -165,7 +165,9 @@ def pack_blocks(weight: Bytes, format: str, panel: int) -> Bytes:
 
 
 def _split_into_panels(rows: Array, missing: int, panel: int) -> Array:
-    """Reshape [rows, blocks, n, ...] to [panels, blocks, n, panel, ...]."""
+    """Reshape [rows, blocks, n, ...] to [panels, blocks, n, panel, ...], with `missing` padding
+    rows.
+    """
     padded = np.pad(rows, ((0, missing), *((0, 0),) * (rows.ndim - 1)))
     split = padded.reshape(-1, panel, *rows.shape[1:])
     if rows.ndim == 3:
@@ -174,7 +176,7 @@ def _split_into_panels(rows: Array, missing: int, panel: int) -> Array:
 
 
 def _pack_words(levels: PackedInts, values: Bytes) -> Bytes:
-    """Split levels [..., VALUES_PER_UNIT] into words [..., words, WORD_BYTES]."""
+    """Split levels [..., VALUES_PER_UNIT] into bytes of words [..., words, BYTES_PER_WORD]."""
     words = []
     for bit_field in levels.parts:
         bits = values & np.uint8((1 << bit_field.bits) - 1)
@@ -251,7 +253,7 @@ def _extract_bits(load: ByteLoad, at: PrimExpr, shift: PrimExpr, bits: int, low:
 
 
 def _load_packed_int(number: PackedInts, load: ByteLoad, k: PrimExpr) -> PrimExpr:
-    """Return integer k of a block: int32."""
+    """Load integer k of a block: int32."""
     if number.signed:
         return cast(cast(load(number.parts[0].byte_of(k)), "int8"), "int32")
     value, low = const(-number.bias, "int32"), 0
@@ -264,7 +266,7 @@ def _load_packed_int(number: PackedInts, load: ByteLoad, k: PrimExpr) -> PrimExp
 
 
 def _decode_value(row: BlockFormat, load: ByteLoad, k: PrimExpr) -> PrimExpr:
-    """Return number k of a plain block: float32."""
+    """Decode value k of an unpacked block: float32."""
 
     def load_scale(number: GroupScale) -> PrimExpr:
         """Return a scale of the block's header: float16, times its group's integer factor if it has
@@ -286,7 +288,7 @@ def _byte_loader(weight: Tensor, *at: PrimExpr) -> ByteLoad:
 
 
 def dense_blocks(data: Tensor, weight: Tensor, format: str) -> Tensor:
-    """Multiply data[..., k] by the transpose of a plain weight."""
+    """Multiply data[..., k] by the transpose of an unpacked block-quantised weight."""
     row = BLOCK_FORMATS_BY_NAME[format]
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
@@ -299,7 +301,9 @@ def dense_blocks(data: Tensor, weight: Tensor, format: str) -> Tensor:
 
 
 def take_blocks(weight: Tensor, indices: Tensor, format: str) -> Tensor:
-    """Gather rows of a plain weight as float32; negative indices count from the end."""
+    """Gather rows of an unpacked block-quantised weight as float32; negative indices count from the
+    end.
+    """
     row = BLOCK_FORMATS_BY_NAME[format]
     shape = (*indices.shape, weight.shape[1] * row.values)
 
@@ -321,8 +325,8 @@ def take_blocks(weight: Tensor, indices: Tensor, format: str) -> Tensor:
 def dense_blocks_pack(
     data: Tensor, weight: Tensor, format: str, units: int, panel: int, activations: str
 ) -> Tensor:
-    """Multiply data[..., k] by the transpose of a packed weight; kernels may round the data to
-    bytes if `activations` are "int8".
+    """Multiply data[..., k] by the transpose of a packed block-quantised weight; with `activations`
+    "int8", kernels may quantise the data.
     """
     of = PackedBlock(BLOCK_FORMATS_BY_NAME[format], panel)
     k = te.reduce_axis((0, data.shape[-1]), "k")
@@ -343,8 +347,8 @@ def dense_blocks_pack(
 def take_blocks_pack(
     weight: Tensor, indices: Tensor, format: str, units: int, panel: int
 ) -> Tensor:
-    """Gather rows of a packed weight of `units` rows as float32; negative indices count from the
-    end.
+    """Gather rows of a packed block-quantised weight of `units` rows as float32; negative indices
+    count from the end.
     """
     of = PackedBlock(BLOCK_FORMATS_BY_NAME[format], panel)
     shape = (*indices.shape, weight.shape[1] * of.format.values)
@@ -365,8 +369,8 @@ def take_blocks_pack(
 def _decode_packed_value(
     of: PackedBlock, weight: Tensor, number: PrimExpr, k: PrimExpr
 ) -> PrimExpr:
-    """Return number k of a row of a packed weight: its level times its group's scale (plus its
-    offset). A row is a lane of its panel.
+    """Decode value k of a row of a packed weight: level times group scale, plus the offset if there
+    is one. A row is a lane of its panel.
     """
     row, panel = of.format, of.panel
     lane, at = number % panel, k % row.values
@@ -384,6 +388,7 @@ def _decode_packed_value(
 
 
 def _load_packed_level(of: PackedBlock, load: ByteLoad, k: PrimExpr, lane: PrimExpr) -> PrimExpr:
+    """Load the level of value k of a row of a packed panel."""
     level, low = const(of.format.levels.min_value, "int32"), 0
     unit, inside = k // VALUES_PER_UNIT, k % VALUES_PER_UNIT
     for n, bit_field in enumerate(of.format.levels.parts):

@@ -1,4 +1,4 @@
-"""Convolutions under TVM's names; one per layout, over `conv` and `conv_transpose`."""
+"""Convolutions under TVM's names, one per layout, by `conv` and `conv_transpose`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def conv2d(
     kernel_layout: str = "",
     out_dtype: str | None = None,
 ) -> Tensor:
-    """Return the convolution over two axes; see `conv` for the meaning and the forms of
-    `padding`.
-    """
+    """Return the 2-D convolution; see `conv` for `padding`."""
     return conv(input, filter, strides, padding, dilation, 1, data_layout, kernel_layout, out_dtype)
 
 
@@ -100,9 +98,7 @@ def _depthwise_conv2d(
     dilation: Ints,
     out_dtype: str | None,
 ) -> Tensor:
-    """Return a convolution with one group per channel; several results of a channel are
-    adjacent.
-    """
+    """Return a depthwise convolution; the results of a channel multiplier are adjacent."""
     at = layouts[1].index("O")
     channels, multiplier = as_ints(weight.shape[at : at + 2])
     if multiplier != 1:

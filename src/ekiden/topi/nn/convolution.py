@@ -64,7 +64,7 @@ def weight_element(
 def guarded_load(
     x: Tensor, indices: Sequence[PrimExpr], conditions: Sequence[PrimExpr], otherwise: PrimExpr
 ) -> PrimExpr:
-    """Return `x[indices]` where all conditions hold, without reading it elsewhere."""
+    """Load `x[indices]` where all conditions hold, without an access elsewhere."""
     if not conditions:
         return x[indices]
     together = conditions[0]
@@ -76,14 +76,12 @@ def guarded_load(
 def in_range_conditions(
     index: PrimExpr, size: PrimExpr, before: bool, after: bool
 ) -> list[PrimExpr]:
-    """Return the range conditions of an index that can leave the range before or after."""
+    """Return the range conditions of an index, for the sides that it can leave."""
     return ([index >= 0] if before else []) + ([index < size] if after else [])
 
 
 def default_kernel_layout(data_layout: str, transposed: bool = False) -> str:
-    """Return the weight layout that goes with a data layout: OIHW with NCHW, HWIO with the
-    others.
-    """
+    """Return the default weight layout of a data layout: OIHW for NCHW, HWIO for others."""
     spatial, pair = spatial_letters(data_layout), "IO" if transposed else "OI"
     return pair + spatial if data_layout.startswith("NC") else spatial + pair[::-1]
 
@@ -99,9 +97,9 @@ def as_tuple_of(value: int | Sequence[int], rank: int, what: str) -> tuple[int, 
 def normalize_padding(
     padding: Padding, kernel: Sequence[PrimExpr], dilation: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the padding before every spatial axis, then after every one. Accepted are a number,
-    one per axis (both sides), two per axis, "VALID" (none) and "SAME" (keeps the extent at
-    stride 1, for windows of known size). Raises ValueError for anything else.
+    """Return the padding before every spatial axis, followed by the padding after every one.
+    Accepted are a number, one per axis (both sides), two per axis, "VALID" (none) and "SAME" (keeps
+    the extent at stride 1, for windows of known size). Raises ValueError for anything else.
     """
     rank = len(kernel)
     if padding == "VALID":

@@ -50,7 +50,7 @@ def bilinear_sample(
 def _bilinear_inside(
     data: Tensor, at: Sequence[PrimExpr], rows: int, columns: int, y: PrimExpr, x: PrimExpr
 ) -> PrimExpr:
-    """Interpolate as `bilinear`, with 0 already before the first pixel."""
+    """Interpolate bilinearly, with 0 before the first pixel as well."""
     ends = cast(data.shape[rows], y.dtype), cast(data.shape[columns], y.dtype)
     inside = te.all(y >= 0.0, x >= 0.0, y < ends[0], x < ends[1])
     return te.if_then_else(
@@ -62,8 +62,9 @@ DEFORMABLE_SAMPLERS: Mapping[str, Callable[..., PrimExpr]] = {
     "inside": _bilinear_inside,
     "zeros": bilinear_sample,
 }
-"""What lies around an image -> the data at a place between pixels: zeros behind its last pixels
-and nothing before its first (TVM's), or zeros on all sides (ONNX's and PyTorch's)."""
+"""Bilinear samplers by border mode: zeros past the last pixels only (TVM), or on all sides (ONNX
+and PyTorch).
+"""
 
 
 def _deformable_conv2d(
@@ -110,7 +111,7 @@ def _deformable_conv2d(
     group_channels = simplify_dim(c // deformable_groups)
 
     def sample_tap(b: Var, ci: Var, ky: Var, kx: Var, y: Var, x: Var) -> PrimExpr:
-        """Return the window's pixels, moved by the offsets: [2 * taps of each deformable group]."""
+        """Sample a tap's pixel at its position plus the learned offset."""
         tap = (ci // group_channels * kh * kw + ky * kw + kx) * 2
         move_y, move_x = (
             offset[permute_values((b, tap + n, y, x), "NCHW", layout)] for n in (0, 1)
@@ -213,9 +214,9 @@ def correlation_nchw(
     padding: Ints,
     is_multiply: bool,
 ) -> Tensor:
-    """Return how patches of one image match those of another displaced by up to `max_displacement`,
-    as means over a patch and its channels of products, or of absolute differences. Channels of
-    the result are displacements, `stride2` apart (FlowNet's correlation layer).
+    """Return the correlation of patches of two images over displacements: means of products, or of
+    absolute differences. Channels of the result are displacements, `stride2` apart (FlowNet's
+    correlation layer).
     """
     top, pad_left, bottom, right = normalize_padding(padding, (as_dim(kernel_size),) * 2, (1, 1))
     require_shape("correlation", "data2", data2.shape, data1.shape)

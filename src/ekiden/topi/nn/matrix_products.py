@@ -1,4 +1,4 @@
-"""Matrix products as sums; the schedule rules find them by their tags.
+"""Matrix products as tensor expressions, tagged for the kernel families.
 
 out[m, n] = sum over k of a[m, k] b[n, k], in the dtype of the result: operands are cast before they
 are multiplied, so that products of bytes are integers, and of 16-bit floats numbers of float32.
@@ -71,8 +71,8 @@ def dense_pack(
     words = data.shape[-1] // word
 
     def load_data(column: PrimExpr) -> PrimExpr:
-        """Return the data element of step k: the k-th, or in the last words of a column's panel
-        that of the word that its index names.
+        """Load the data element of step k; residual words at the end of a panel load the word that
+        `places` names.
         """
         step = k // word
         if places is None or is_const(places.shape[1], 0):

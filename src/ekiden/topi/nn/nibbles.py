@@ -1,4 +1,4 @@
-"""Matrix products with int4 weights that have a scale and a zero point per block of a row.
+"""Matrix products with int4 weights, which have a scale and a zero point per block of a row.
 
 plain    weight uint8 [N][blocks][block / 2], the number of the lower k in the lower half of a byte;
          scale float32 and point uint8 [N][blocks]
@@ -21,19 +21,19 @@ from ekiden.te import Tensor
 from ekiden.topi.dimensions import as_dim
 
 ROWS_PER_PANEL = 64
-"""Rows of a weight that are packed together."""
+"""Weight rows packed together."""
 VALUES_PER_WORD = 8
-"""Numbers in a word; divides a block."""
+"""Int4 values per word, a divisor of the block."""
 
 
 def unpack_nibbles(packed: Array) -> Array:
-    """Unpack [..., n] bytes to [..., 2 n] numbers, low nibble first."""
+    """Unpack [..., n] bytes to [..., 2 n] int4 values, low nibble first."""
     halves: Array = np.stack((packed & np.uint8(15), packed >> np.uint8(4)), axis=-1)
     return halves.reshape(*packed.shape[:-1], -1)
 
 
 def pack_nibbles(weight: Array, scale: Array, point: Array) -> tuple[Array, Array, Array]:
-    """Convert a plain weight to packed panels."""
+    """Pack an int4 weight into panels."""
     missing = -len(weight) % ROWS_PER_PANEL
     levels = _split_into_panels(unpack_nibbles(weight), missing)  # [panels][64][blocks][block]
     words = levels.reshape(*levels.shape[:3], -1, 2, VALUES_PER_WORD // 2)
@@ -51,7 +51,7 @@ def _split_into_panels(rows: Array, missing: int) -> Array:
 
 
 def unpack_panels(packed: Array) -> Array:
-    """Unpack a packed weight to its numbers: [rows of all panels][blocks][block]."""
+    """Unpack a packed weight: [rows of all panels][blocks][block]."""
     bytes_ = np.ascontiguousarray(packed.transpose(0, 3, 1, 2)).astype("<i4")[..., None]
     bytes_ = bytes_.view(np.uint8)
     levels = np.concatenate((bytes_ & np.uint8(15), bytes_ >> np.uint8(4)), axis=-1)
@@ -59,8 +59,8 @@ def unpack_panels(packed: Array) -> Array:
 
 
 def dense_nibbles(data: Tensor, weight: Tensor, scale: Tensor, point: Tensor) -> Tensor:
-    """Multiply data[..., k] by the transpose of the plain weight; k may end within the
-    last block.
+    """Multiply data[..., k] by the transpose of an unpacked int4 weight; the last block may be
+    partial.
     """
     block = weight.shape[2] * 2
     k = te.reduce_axis((0, data.shape[-1]), "k")
@@ -84,14 +84,14 @@ def _extract_nibbles(word: PrimExpr, shift: PrimExpr) -> PrimExpr:
 
 
 def dense_nibbles_pack(inputs: Sequence[Tensor], units: int) -> Tensor:
-    """Multiply int8 data[..., k] with a scale per block by the transpose of the packed weight."""
+    """Multiply int8 data[..., k] (quantised per block) by the transpose of a packed int4 weight."""
     data, step, _, weight, scale, point = inputs
     block = weight.shape[2] * VALUES_PER_WORD
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
     def sum_over_k(*i: Var) -> PrimExpr:
-        """Return the sum for int8 data and panels, whose words hold the first half of a group in
-        their low nibbles and the second in their high ones.
+        """Return the sum over int8 words: a word's low nibbles hold the first half of a group, its
+        high nibbles the second.
         """
         panel, row, at = i[-1] // ROWS_PER_PANEL, i[-1] % ROWS_PER_PANEL, k // block
         shift = k % (VALUES_PER_WORD // 2) * 8 + k % VALUES_PER_WORD // (VALUES_PER_WORD // 2) * 4

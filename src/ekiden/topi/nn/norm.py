@@ -1,4 +1,4 @@
-"""Normalisation operators; statistics as reductions, then one computation on each element.
+"""Normalisation operators: statistics as reductions, then one elementwise computation.
 
     mean = sum(x) / n,   variance = sum((x - mean)^2) / n
     y = (x - mean) / sqrt(variance + epsilon) * gamma + beta
@@ -149,9 +149,7 @@ def affine_transform(
     beta: Tensor | None,
     parameters: Callable[[Sequence[PrimExpr]], Sequence[PrimExpr]],
 ) -> Callable[[PrimExpr, Sequence[PrimExpr]], PrimExpr]:
-    """Return the function `value * gamma + beta` at an element's parameters, where they
-    are given.
-    """
+    """Return the function `value * gamma + beta`; either parameter may be None."""
 
     def apply_affine(value: PrimExpr, indices: Sequence[PrimExpr]) -> PrimExpr:
         """Apply the affine map to one element; parameters may have another dtype."""

@@ -20,19 +20,19 @@ from ekiden.topi.dimensions import (
 from ekiden.topi.nn.convolution import guarded_load
 
 BorderMap = Callable[[PrimExpr, PrimExpr], PrimExpr]
-"""(position, extent of the data) -> position within the data."""
+"""Function (position, extent of the data) -> position within the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaddingMode:
-    """A padding mode: the data position that a border position shows, for positions close to the
+    """Padding mode: the map from a border position to a data position, for positions close to the
     data and for any.
     """
 
     near_map: tuple[BorderMap, BorderMap]
     any_map: BorderMap
     reach: Callable[[int], int]
-    """How far data of an extent are from where `near` no longer holds."""
+    """Distance from the data up to which `near_map` is valid, by extent."""
 
 
 def pad(
@@ -88,8 +88,8 @@ def _padded_shape(data: Tensor, width: Sequence[Sequence[PrimExpr]]) -> Shape:
 
 
 def require_nonempty(name: str, shape: Shape, width: Sequence[Sequence[PrimExpr]]) -> None:
-    """Check that each padded axis has an element left that its borders can show. Raises ValueError
-    where there is known to be none; unknown extents are assumed to fit.
+    """Raise ValueError where a padded axis has no element for its borders. Raises ValueError where
+    there is known to be none; unknown extents are assumed to fit.
     """
     cut = [[min(known_int(w) or 0, 0) for w in widths] for widths in width]
     padded = [any(known_int(w) != 0 for w in axis_widths) for axis_widths in width]
@@ -104,11 +104,11 @@ def _pad_with_data(
     name: str,
     shape: Shape | None = None,
 ) -> Tensor:
-    """Pad with elements of the data, of which there must be one."""
+    """Pad with data elements by the border mode; at least one must exist."""
     require_nonempty(name, data.shape, width)
 
     def load_border_element(*i: Var) -> PrimExpr:
-        """Return the element that each axis's border rule shows."""
+        """Load the element that the border mode selects on each axis."""
         return data[
             [
                 _source_position(n, d, a, b, border)
@@ -166,8 +166,8 @@ def _is_known_nonpositive(width: PrimExpr) -> bool:
 def _source_position(
     index: PrimExpr, size: PrimExpr, before: PrimExpr, after: PrimExpr, border: PaddingMode
 ) -> PrimExpr:
-    """Return the data position that a position of the result shows; negative widths crop first. The
-    borders are separate from the interior, so that loops can be split there.
+    """Return the data position of a result position; negative widths crop first. The borders are
+    separate from the interior, so that loops can be split there.
     """
     first, cut = maximum(as_dim(0) - before, 0), maximum(as_dim(0) - after, 0)
     position, inside = index - maximum(before, 0), size - first - cut
@@ -184,7 +184,7 @@ def _source_position(
 def _border_position(
     position: PrimExpr, size: PrimExpr, width: PrimExpr, border: PaddingMode, side: int
 ) -> PrimExpr:
-    """Return the data position that a position beyond one side shows."""
+    """Return the data position of a border position on one side."""
     widest, extent = known_int(width), known_int(size)
     # A border wider than the data wraps around several times: only the general form, with a modulo,
     # covers it.
@@ -225,8 +225,7 @@ PADDING_MODES: Mapping[str, PaddingMode] = {
         (lambda p, n: p + n, lambda p, n: p - n), lambda p, n: p % maximum(n, 1), lambda n: n
     ),
 }
-"""What stands beyond the data: its first or last element, the data mirrored without or with that
-element, or the data repeated."""
+"""Padding modes: edge, reflect (without the edge), symmetric (with it), and wrap."""
 
 
 __all__ = ["mirror_pad", "pad"]

@@ -1,4 +1,4 @@
-"""Paged key-value cache; writing and reading (kernels.attention.pages says how they lie)."""
+"""Paged KV cache: writes and attention (layout in kernels.attention.kv_layout)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Let
 from ekiden.topi.dimensions import known_int, require_rank, require_shape
 
 MIN_TOKENS_PER_THREAD = 4
-"""Tokens that one thread writes sooner than two begin."""
+"""Minimum tokens per thread below which writes are not parallelised."""
 
 
 def _page_checks(
     name: str, page: int, tokens: Tensor, cache: Tensor, page_inputs: Sequence[Tensor]
 ) -> tuple[RangeCheck, ...]:
-    """Return the checks of the inputs of both operators. Raises ValueError for invalid ones."""
+    """Return the range checks of the inputs of both operators; raise ValueError for invalid types.
+    Raises ValueError for invalid ones.
+    """
     layer, tables, sequences, positions = page_inputs
     for input_tensor, rank, what in (
         (tokens, 3, "projected"), (cache, 5, "cache"), (layer, 1, "layer"), (tables, 2, "tables"),
@@ -75,7 +77,7 @@ def _page_checks(
 
 def _emit_token_store(plane: CachePlane, source_buffer: Buffer, source: PrimExpr, cache: Buffer,
                       base: PrimExpr, token: PrimExpr, values: int) -> Stmt:  # fmt: skip
-    """Emit the store of a token's numbers, from `source` on, into the plane at `base`."""
+    """Emit the store of a token's values into the plane at `base`."""
     d, group = Var("d"), Var("group")
     if plane.has_scales:
         loop = _emit_quantized_store(
@@ -90,7 +92,7 @@ def _emit_token_store(plane: CachePlane, source_buffer: Buffer, source: PrimExpr
 def _emit_quantized_store(plane: CachePlane, source_buffer: Buffer, source: PrimExpr, cache: Buffer,
                           base: PrimExpr, token: PrimExpr, group: PrimExpr,
                           values: int) -> Stmt:  # fmt: skip
-    """Emit the store of one group's quantised numbers and their scale."""
+    """Emit the store of one group's quantised values and their scale."""
     row, zero, none = plane.format, const(0), const(0.0, "float32")
     max_scale = Buffer("most", (const(1),), "float32", "register")
     k, d, first = Var("k"), Var("d"), group * plane.group_size
@@ -135,7 +137,7 @@ def _emit_quantized_store(plane: CachePlane, source_buffer: Buffer, source: Prim
 def _emit_bits_store(
     plane: CachePlane, cache: Buffer, at: PrimExpr, level: PrimExpr, shift: PrimExpr
 ) -> Stmt:
-    """Emit the store of an integer into its bits of an element."""
+    """Emit the store of an integer into a bit field of an element."""
     if plane.format.bits == 8:
         return BufferStore(cache, cast(level, cache.dtype), (at,))
     by = cast(shift, "int32")
@@ -166,8 +168,8 @@ def write_pages(cache: Tensor, projected: Tensor, places: Sequence[Tensor], page
     plane = CachePlane(page, depth, cache.dtype)
 
     def emit_write_pages(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Emit the cache's copy, which vanishes where it is updated in place, and a loop over
-        tokens in order: the last of two at one position wins.
+        """Emit the copy of the cache, elided when updated in place, and a serial loop over tokens:
+        the last write to a position wins.
         """
         old, projected_buffer, layer, tables, sequences, positions = ins
         tokens, heads, _ = projected_buffer.shape

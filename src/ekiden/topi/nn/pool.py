@@ -45,7 +45,7 @@ from ekiden.topi.reduce import Reducer, accumulator_dtype, reduce_axes
 
 
 class PoolWindow:
-    """The windows of a pooling: where each starts, and which of its taps are inside the data."""
+    """Windows of a pooling: start positions, taps, and bounds checks against the padding."""
 
     def __init__(
         self,
@@ -96,9 +96,8 @@ class PoolWindow:
         return indices[self.axes[n]] * self.strides[n] - self.before[n]
 
     def may_reach(self, n: int, end: PrimExpr) -> bool:
-        """Return whether the last window on the n-th spatial axis may have taps at `end` or after
-        it (the end of the data or of the padding). Known extents are used, so that padding and
-        `ceil_mode` without effect cost nothing.
+        """Return whether the last window on the n-th spatial axis may have taps at or past `end`.
+        Known extents are used, so that padding and `ceil_mode` without effect cost nothing.
         """
         count, last = known_int(self.shape[self.axes[n]]), known_int(end)
         if count is None or last is None:
@@ -110,7 +109,7 @@ class PoolWindow:
     def load_tap(
         self, indices: Sequence[PrimExpr], taps: Sequence[PrimExpr], otherwise: PrimExpr
     ) -> PrimExpr:
-        """Return the data at a tap of a window, `otherwise` in the padding."""
+        """Load the data at a tap of a window, `otherwise` in the padding."""
         at, conditions = list(indices), []
         for n, axis in enumerate(self.axes):
             at[axis] = self.window_start(indices, n) + taps[n] * self.dilation[n]
@@ -121,7 +120,7 @@ class PoolWindow:
         return guarded_load(self.data, at, conditions, otherwise)
 
     def load_clamped_tap(self, indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
-        """Return the data at a tap of a window, clamped to the nearest element."""
+        """Load the data at a tap of a window, clamped to the nearest element."""
         at = list(indices)
         for n, axis in enumerate(self.axes):
             position = self.window_start(indices, n) + taps[n]
@@ -131,8 +130,8 @@ class PoolWindow:
         return self.data[at]
 
     def covered_ranges(self) -> list[tuple[PrimExpr, PrimExpr]]:
-        """Return (begin, extent) of the positions that windows reach on each axis, starting `begin`
-        elements before the data.
+        """Return the (begin, extent) that windows cover on each axis, `begin` elements before the
+        data.
         """
         ranges: list[tuple[PrimExpr, PrimExpr]] = [(const(0), d) for d in self.data.shape]
         for n, axis in enumerate(self.axes):
@@ -143,8 +142,8 @@ class PoolWindow:
 
     @property
     def can_clamp_taps(self) -> bool:
-        """Return whether the clamped element is always in the window, and clamping keeps vectors
-        whole.
+        """Return whether a clamped tap is always inside its window, and clamping keeps loads
+        contiguous.
         """
         dense = all(d == 1 for d in self.dilation) and not self.may_be_empty
         inner = self.data.ndim - 1 in self.axes
@@ -152,7 +151,7 @@ class PoolWindow:
 
     @property
     def may_be_empty(self) -> bool:
-        """Return whether all taps of a window may be in the padding: its maximum is then the lowest
+        """Return whether a window may be entirely in the padding; its maximum is then the lowest
         value, its mean 0. Dilated taps may straddle the data, and possibly empty data are in no
         window.
         """
@@ -164,7 +163,7 @@ class PoolWindow:
         )
 
     def num_counted_taps(self, indices: Sequence[PrimExpr], include_pad: bool) -> PrimExpr:
-        """Return the number of taps of a window that count, at least one."""
+        """Return the number of taps that a mean counts, at least one."""
         total: PrimExpr = const(1, "int64")
         for n, axis in enumerate(self.axes):
             total = total * self._num_counted_on_axis(
@@ -187,7 +186,7 @@ class PoolWindow:
 
 
 MAX_UNROLLED_TAPS = 32
-"""Windows of at most this many taps are written out, so that taps cost a load and an operation."""
+"""Maximum window taps that are unrolled, without a loop."""
 
 
 def _reduce_window(
@@ -261,8 +260,8 @@ def _divide_by_count(total: PrimExpr, count: PrimExpr, dtype: str) -> PrimExpr:
 def _adaptive_bins(
     data: Tensor, shape: Shape, axes: Sequence[int]
 ) -> tuple[list[te.ReduceAxis], Callable[[Sequence[PrimExpr], int], tuple[PrimExpr, PrimExpr]]]:
-    """Return windows that divide axes into `shape` and differ by at most one in extent; reduction
-    variables over the longest, and (begin, end) on the n-th axis.
+    """Return the reduction variables and (begin, end) functions of bins that divide axes into
+    `shape`.
     """
     sizes = [data.shape[a] for a in axes]
     # ceil((i + 1) s / n) - floor(i s / n) is at most ceil(s / n) + 1.
@@ -471,9 +470,8 @@ def pool_grad(
     count_include_pad: bool = True,
     layout: str = "NCHW",
 ) -> Tensor:
-    """Return the gradient of pool2d with respect to its data, given that of its result: each
-    element sums the gradients of the windows whose (first) maximum it is, or its share of the
-    windows' means.
+    """Return the gradient of pool2d with respect to its data: each element sums the gradients of
+    the windows whose first maximum it is, or its share of the windows' means.
     """
     _require_pool_type("pool_grad", pool_type)
     axes, rank = spatial_axis_indices(layout), len(spatial_axis_indices(layout))
@@ -518,7 +516,7 @@ def pool_grad(
 
 
 def _argmax_taps(window: PoolWindow) -> Tensor:
-    """Return the flat tap index of each window's first maximum."""
+    """Return the flat index of the first maximum of each window."""
     lowest = te.identity("max", window.data.dtype)
     highest = max_pool(window)
     taps = reduce_axes(as_shape(window.pool_size), range(len(window.pool_size)))

@@ -73,6 +73,8 @@ def _row_indices(indices: Sequence[PrimExpr], axis: int) -> tuple[PrimExpr, ...]
 
 
 fast_softmax = softmax
-"""TVM's with an approximate exponential: ours is a polynomial anyway."""
+"""TVM's softmax with an approximate exponential; same as softmax, whose exponential is a
+polynomial.
+"""
 
 __all__ = ["fast_softmax", "log_softmax", "softmax"]

@@ -30,7 +30,7 @@ from ekiden.topi.nn.convolution import guarded_load
 from ekiden.topi.transform import unravel
 
 DEPTH_TO_SPACE_MODES = ("DCR", "CRD", "CDR")
-"""The last is how TVM writes the one before."""
+"""Depth-to-space modes; the last is TVM's spelling of the one before."""
 
 
 def depth_to_space(

@@ -29,7 +29,7 @@ from ekiden.topi.nn.convolution import (
 from ekiden.topi.nn.weights import conv_transpose_weight_shape, spatial_letters
 
 VECTORS_PER_PANEL = 4
-"""Vectors of a panel of weights."""
+"""Vectors per panel of weights."""
 
 
 def fits_one_panel(channels: int, kernel: Sequence[int], lanes: int) -> bool:
@@ -88,7 +88,7 @@ def conv_transpose(
     ci = te.reduce_axis((0, per_group), "ci")
 
     def sum_over_taps(*i: Var) -> PrimExpr:
-        """Return the sum over the taps that reach a position: with stride s, every s-th one."""
+        """Return the sum over the taps that contribute to a position."""
         b, o, *positions = permute_values(i, result, plain)
         windows: list[PrimExpr] = []
         data_indices: list[PrimExpr] = []
@@ -137,8 +137,8 @@ def conv_transpose(
 
 
 def _num_taps(kernel: PrimExpr, stride: int, dilation: int) -> PrimExpr:
-    """Return how many taps can reach a result pixel: every stride-th one of undilated taps, else
-    all are tried.
+    """Return the number of taps that can contribute to a result pixel: every stride-th one of
+    undilated taps, else all.
     """
     return simplify_dim((kernel + (stride - 1)) // stride) if dilation == 1 else kernel
 

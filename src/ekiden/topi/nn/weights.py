@@ -1,4 +1,4 @@
-"""Weight layouts of convolutions and dense layers; one place that knows their shapes.
+"""Shapes, packing and unpacking of convolution and dense weight layouts.
 
 OIHW, HWIO, ...   plain: out channels, in channels / groups, kernel height, width in any order
 OHWI{r}o          packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups = 1)
@@ -32,16 +32,16 @@ PACKED_WEIGHT_KINDS = (
     *("dense", "dense_u8s8", "dense_bf16"),
     *("conv2d", "conv2d_u8s8", "conv2d_bf16", "group_conv2d", "group_conv2d_u8s8"),
 )
-"""What `pack_weight` can pack."""
+"""Layer kinds that `pack_weight` supports."""
 DOT_WORD_CHANNELS = 4
-"""Bytes that a step of a product of bytes takes; divides K, and I."""
+"""Bytes of a dot-product word, a divisor of K or I."""
 DOT_WORD_BY_DTYPE = {"uint8": DOT_WORD_CHANNELS, "int8": DOT_WORD_CHANNELS, "bfloat16": 2}
-"""dtype -> elements that a step of a product takes at a time, where that is more than one."""
+"""Elements of a dot-product word by dtype."""
 DOT_WORD_BY_KIND = {
     **dict.fromkeys(("dense_u8s8", "conv2d_u8s8", "group_conv2d_u8s8"), DOT_WORD_CHANNELS),
     **dict.fromkeys(("dense_bf16", "conv2d_bf16"), DOT_WORD_BY_DTYPE["bfloat16"]),
 }
-"""What is packed in words -> their elements."""
+"""Elements of a dot-product word by layer kind."""
 
 
 def conv_weight_shape(
@@ -71,8 +71,8 @@ def conv_weight_shape(
 def _require_matching_tiles(
     shape: Sequence[PrimExpr], kernel_layout: str, channels: int, groups: int
 ) -> None:
-    """Raise ValueError where a packed weight has other tiles than its layout and the number of
-    output channels imply.
+    """Raise ValueError where a packed weight's tiles disagree with its layout and number of output
+    channels.
     """
     tile, is_grouped = packed_tile_size(kernel_layout), kernel_layout.startswith("G")
     count, columns = shape[is_grouped], shape[-2 if kernel_layout.endswith("i") else -1]
@@ -139,7 +139,9 @@ def pack_weight(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
 
 
 def pack_weight_view(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
-    """Return a packed weight, as a view where possible: writing the artifact copies it once."""
+    """Return a packed weight as a view where possible, so that writing the artifact makes the only
+    copy.
+    """
     if kind == "dense":
         return _pack_rows(weight, tile).transpose(0, 2, 1)
     if kind.startswith("dense_"):

@@ -39,18 +39,18 @@ INTERPOLATION_POINTS = {
     2: (0.0, 1.0, -1.0),
     4: (0.0, math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2), -math.sqrt(2)),
 }
-"""Where the polynomials are evaluated, besides infinity; opposite ones follow each other."""
+"""Toom-Cook interpolation points besides infinity; opposite points are adjacent."""
 INTEGER_INTERPOLATION_POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 1.0, -1.0, 2.0, -2.0)}
-"""The same for bytes."""
+"""Interpolation points of integer transforms."""
 CHANNELS_PER_PAIR = 2
-"""Elements of int16 that a step of a product of bytes takes."""
+"""Int16 elements of a dot-product word."""
 UINT8_MAX = 255
-"""The largest byte of the data, which have no sign."""
+"""Largest value of the uint8 data."""
 
 MAX_TRANSFORM_COLUMNS = 512
-"""Most columns of a product when weights are transformed."""
+"""Maximum columns of a matrix product in the weight transform."""
 MIN_WINOGRAD_TILES = 9
-"""Fewest tiles of an image: products of fewer rows leave the multipliers idle."""
+"""Minimum tiles of an image: products of fewer rows leave FMA units idle."""
 
 
 def fills_vectors(channels_in: int, channels_out: int, lanes: int) -> bool:
@@ -59,7 +59,9 @@ def fills_vectors(channels_in: int, channels_out: int, lanes: int) -> bool:
 
 
 def _interpolation_divisors(points: Array) -> Array:
-    """Return for each point the product of its distances to the others, and 1 for infinity."""
+    """Return, for each interpolation point, the product of its differences to the others; 1 for
+    infinity.
+    """
     distances = points[:, None] - points[None]
     np.fill_diagonal(distances, 1.0)
     return np.append(distances.prod(1), 1.0)
@@ -89,8 +91,8 @@ def integer_unscaling(m: int) -> tuple[int, int]:
 
 
 def do_sums_fit_int32(weight: Array, m: int) -> bool:
-    """Return whether every sum of bytes with an int8 OIHW weight fits in the bits that remain after
-    the shift.
+    """Return whether every scaled sum with an int8 OIHW weight fits the bits that remain after the
+    shift.
     """
     wide = weight.reshape(len(weight), -1).astype(np.int64)
     # A bound for data in 0..255: the positive weights at 255 and the others at 0, or the reverse.
@@ -266,8 +268,8 @@ def winograd_weight(weight: Tensor, m: int, tile: int) -> Tensor:
     ky, kx = te.reduce_axis((0, WINOGRAD_TAPS), "ky"), te.reduce_axis((0, WINOGRAD_TAPS), "kx")
 
     def transform_element(e: Var, panel: Var, c: PrimExpr, column: Var) -> PrimExpr:
-        """Return G g G' (Lavin and Gray 2015), for each position (u, v) = e of a tile; zeros behind
-        the channels, and in the last panel's columns behind theirs.
+        """Return G g G' (Lavin and Gray 2015) at position (u, v) = e of a tile; zeros past the last
+        channels and columns.
         """
         o = panel * tile + column
         held = [o < out, c < channels]
@@ -313,8 +315,8 @@ def winograd_conv2d(
     u, v, i, j, c = axes
 
     def convolve_element(image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
-        """Return A'((G g G') * (B' d B))A of the tile that holds (y, x), as one sum: its
-        definition; kernels compute one transform at a time.
+        """Return A'((G g G') * (B' d B))A of the tile of (y, x) as one sum: the definition, not the
+        algorithm of kernels.
         """
         row, column = y // m * m + i - top, x // m * m + j - pad_left
         held = in_range_conditions(row, height, True, True) + in_range_conditions(

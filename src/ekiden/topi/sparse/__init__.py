@@ -67,9 +67,7 @@ def _row_products(
     name: str,
     transposed: bool,
 ) -> Tensor:
-    """Return out[row, column] = sum over a row's elements of data * dense[index, column]
-    (+ extra).
-    """
+    """Return out[row, column] = sum of data * dense[index, column] over a sparse row (+ extra)."""
     data, indices, indptr = sparse
     rows, columns = (1, 0) if transposed else (0, 1)
     wide = accumulator_dtype(data.dtype)
@@ -173,7 +171,7 @@ def _bsr_dense(x: Tensor, data: Tensor, indices: Tensor, indptr: Tensor) -> Tens
 
 
 SPARSE_CONV_WINDOW_EXTENTS = range(1, 2**10, 2)
-"""The extents of windows of sparse convolutions."""
+"""Supported window extents of sparse convolutions."""
 
 
 def sparse_conv2d(

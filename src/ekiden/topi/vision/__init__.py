@@ -1,4 +1,4 @@
-"""Object detection operators; boxes, their anchors and regions, and which of them to keep."""
+"""Object detection operators: anchor boxes, region pooling, non-maximum suppression."""
 
 from ekiden.topi.vision import anchors as _anchors
 from ekiden.topi.vision import nms as _nms

@@ -1,6 +1,4 @@
-"""Anchor boxes of single-shot detectors and region proposal networks, and boxes derived
-from them.
-"""
+"""Anchor boxes of SSD and region proposal networks, and the decoding of predicted boxes."""
 
 from __future__ import annotations
 
@@ -110,7 +108,7 @@ def multibox_transform_loc(
     dtype = cls_prob.dtype
 
     def emit_transform_loc(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Emit batches in parallel; in each the boxes that count in their order, the rest -1."""
+        """Emit batches in parallel: detections in order, the remaining rows -1."""
         ib = IRBuilder()
         probability, moves, anchors = map(ib.buffer_ptr, ins)
         rows, valid = map(ib.buffer_ptr, outs)
@@ -161,7 +159,7 @@ def multibox_transform_loc(
 def _decode_box(
     anchor: Sequence[PrimExpr], move: Sequence[PrimExpr], variances: Sequence[float]
 ) -> list[PrimExpr]:
-    """Return an anchor (left, top, right, bottom) moved and scaled."""
+    """Decode an anchor (left, top, right, bottom) by predicted offsets."""
     wide, high = anchor[2] - anchor[0], anchor[3] - anchor[1]
     x = move[0] * variances[0] * wide + (anchor[0] + anchor[2]) * 0.5
     y = move[1] * variances[1] * high + (anchor[1] + anchor[3]) * 0.5
@@ -214,19 +212,19 @@ def _base_anchors(
 
 @dataclass(frozen=True, slots=True)
 class _ProposalRegions:
-    """Anchors of all pixels of a batch of images, moved by a network's predictions; inputs as of
-    `proposal`.
-    """
+    """Anchors of all pixels decoded by a network's predictions; inputs as of `proposal`."""
 
     cls_prob: Tensor
     bbox_pred: Tensor
     im_info: Tensor
     anchors: Sequence[tuple[float, float, float, float]]
     stride: int
-    """Pixels of the image from one pixel of the features to the next."""
+    """Image pixels per feature-map pixel."""
     min_size: int
     iou_loss: bool
-    """Whether moves are distances, and not shares and exponents of the anchor's extents."""
+    """Whether predictions are pixel distances, not fractions and logarithms of the anchor's
+    extents.
+    """
 
     def box_field(self, b: Var, n: Var, k: Var) -> PrimExpr:
         """Return component k of (score, left, top, right, bottom) of box n."""
@@ -237,8 +235,8 @@ class _ProposalRegions:
         return value
 
     def clamped_box(self, b: PrimExpr, n: PrimExpr) -> tuple[list[PrimExpr], PrimExpr]:
-        """Return the corners of anchor n, moved and clamped to the image, and its score; -1 for
-        boxes that are too small or in the batch's padding.
+        """Return the decoded box of anchor n, clamped to the image, and its score; -1 for boxes
+        that are too small or in the batch's padding.
         """
         kinds, width = len(self.anchors), self.cls_prob.shape[3]
         kind, pixel = n % kinds, n // kinds
@@ -308,8 +306,8 @@ def proposal(
     room = as_dim(rpn_post_nms_top_n)
 
     def emit_proposal(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Emit batches in parallel; each keeps boxes from the highest score that overlap none kept
-        before, and repeats them if too few.
+        """Emit batches in parallel: greedy suppression in order of scores; the kept boxes are
+        repeated if they are too few.
         """
         ib = IRBuilder()
         source, rank = map(ib.buffer_ptr, ins)
@@ -342,7 +340,7 @@ def proposal(
 
 
 def _apply_deltas(corner: Sequence[PrimExpr], move: Sequence[PrimExpr]) -> list[PrimExpr]:
-    """Return a box of whole pixels moved by fractions of its extents and scaled by exponentials."""
+    """Decode a pixel box by predicted centre shifts and log scales."""
     wide, high = (corner[2 + k] - corner[k] + 1.0 for k in (0, 1))
     x = corner[0] + (wide - 1.0) * 0.5 + move[0] * wide
     y = corner[1] + (high - 1.0) * 0.5 + move[1] * high

@@ -1,4 +1,4 @@
-"""Non-maximum suppression; of boxes that overlap, the one with the highest score stays.
+"""Non-maximum suppression: of overlapping boxes, the one with the highest score is kept.
 
 Results are padded: the number of boxes that stay is data.
 """
@@ -19,16 +19,16 @@ from ekiden.topi.ranks import order_preserving_rank, rank_dtype
 from ekiden.topi.sorting import emit_merge_sort, sorted_rows
 
 BOXES_PER_COMPARE = 16
-"""Boxes that are compared with one at a time."""
+"""Boxes compared at once (vector lanes)."""
 FIELDS_PER_BOX = 5
-"""Numbers of a Box."""
+"""Number of fields of a CornerBox."""
 BoxCorner = Callable[[PrimExpr, int], PrimExpr]
-"""(box, n) -> a coordinate of the box."""
+"""Function (box, n) -> coordinate n of the box."""
 
 
 @dataclass(frozen=True, slots=True)
 class CornerBox:
-    """A box by its lower and upper coordinates on both axes, and its area."""
+    """Box by its lower and upper coordinates on both axes, and its area."""
 
     low: tuple[PrimExpr, PrimExpr]
     high: tuple[PrimExpr, PrimExpr]
@@ -36,19 +36,19 @@ class CornerBox:
 
     @staticmethod
     def from_corners(corner: BoxCorner, box: PrimExpr) -> CornerBox:
-        """Return the box of two corners in any order."""
+        """Return the box of two opposite corners in any order."""
         ends = [(corner(box, axis), corner(box, axis + 2)) for axis in (0, 1)]
         low, high = (tuple(f(*pair) for pair in ends) for f in (te.min, te.max))
         return CornerBox(low, high, (high[0] - low[0]) * (high[1] - low[1]))  # type: ignore[arg-type]
 
     @property
     def fields(self) -> tuple[PrimExpr, ...]:
-        """Return all numbers of the box."""
+        """Return the coordinates and the area as a flat list."""
         return (*self.low, *self.high, self.area)
 
     @staticmethod
     def from_fields(fields: Sequence[PrimExpr]) -> CornerBox:
-        """Return the box of all its numbers."""
+        """Return the box of a flat list of fields."""
         a, b, c, d, area = fields
         return CornerBox((a, b), (c, d), area)
 
@@ -76,10 +76,9 @@ def box_iou(corner: BoxCorner, a: PrimExpr, b: PrimExpr) -> PrimExpr:
 def get_valid_counts(
     data: Tensor, score_threshold: float | Tensor = 0, id_index: int = 0, score_index: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return how many boxes of each batch have a score above the threshold and a class, the boxes
-    with those first, and their original positions. data [batch, n, fields]; a class below 0
-    marks no box (id_index < 0: there are no classes). The remaining rows are -1. Raises
-    ValueError for a negative `score_index`.
+    """Return the number of boxes per batch above the score threshold and with a class, these boxes
+    first, and their original positions. The remaining rows are -1. Raises ValueError for a negative
+    `score_index`.
     """
     batch, count, fields = data.shape
     if score_index < 0:
@@ -153,8 +152,8 @@ def non_max_suppression(
     return_indices: bool = True,
     invalid_to_bottom: bool = False,
 ) -> list[Tensor] | Tensor:
-    """Return the boxes of each batch that survive, highest score first: [positions, number of
-    them], or (return_indices False) the boxes themselves, others -1.
+    """Return the boxes of each batch that survive non-maximum suppression, highest score first:
+    [positions, count] or (return_indices False) the boxes.
 
     data [batch, n, fields], counts and positions are as from get_valid_counts. Of the first `top_k`
     by score, a box is suppressed if its overlap with a surviving one of the same class (or any:
@@ -440,6 +439,7 @@ def _emit_vector_nms(
 
 
 def _flatten_to_onnx(chosen: Tensor, number: Tensor, classes: PrimExpr) -> list[Tensor]:
+    """Return the kept boxes as ONNX's rows (batch, class, box)."""
     rows, count = chosen.shape
     size = simplify_dim(rows * count)
 
@@ -470,6 +470,7 @@ def _flatten_to_onnx(chosen: Tensor, number: Tensor, classes: PrimExpr) -> list[
 
 
 def _group_by_batch(chosen: Tensor, number: Tensor, scores: Tensor) -> list[Tensor]:
+    """Return the kept boxes of each batch consecutively, as TensorFlow does."""
     batch, classes, count = scores.shape
     size = simplify_dim(classes * count)
 

@@ -26,7 +26,7 @@ from ekiden.topi.transform import unravel
 
 ROI_COORDINATE_DTYPE = "float32"
 PixelLoad = Callable[[PrimExpr, PrimExpr], PrimExpr]
-"""(line, column) -> the pixel there."""
+"""Function (line, column) -> pixel."""
 
 
 def _as_pair(size: int | Sequence[int]) -> tuple[int, int]:
@@ -38,7 +38,7 @@ def _ceil_to_int(value: PrimExpr) -> PrimExpr:
 
 
 def _image_checks(name: str, rois: Tensor, count: PrimExpr) -> dict[str, object]:
-    """Return the checks of the image index of each region."""
+    """Return the range checks of the regions' image indices."""
     require_shape(name, "rois", rois.shape, (None, 5))
     images = te.compute(
         rois.shape[:1], lambda n: cast(rois[n, 0], "int64"), name="images", tag="injective"
@@ -47,7 +47,7 @@ def _image_checks(name: str, rois: Tensor, count: PrimExpr) -> dict[str, object]
 
 
 MAX_SAMPLES_PER_AXIS = 2**10
-"""Samples of a bin along an axis, where an attribute says them."""
+"""Maximum samples of a bin per axis with a static sampling ratio."""
 
 
 def _roi_align(
@@ -132,7 +132,7 @@ def _roi_align(
 
 
 AxisBins = tuple[PrimExpr, PrimExpr, PrimExpr]
-"""Where a region begins along an axis, the extent of a bin, how many samples one has."""
+"""Bins of a region along an axis: its begin, the bin extent, and the samples per bin."""
 
 
 def _emit_axis_bins(
@@ -167,8 +167,8 @@ def _bilinear_sampler(
     sizes: tuple[PrimExpr, PrimExpr],
     join: Callable[[PrimExpr, PrimExpr], PrimExpr] = operator.add,
 ) -> Callable[[PixelLoad], PrimExpr]:
-    """Return bilinear interpolation at a coordinate, for pixels given later; `join` replaces the
-    sum of the four weighted ones.
+    """Return a bilinear interpolation function at a coordinate; `join` replaces the sum of the four
+    weighted pixels.
     """
     height, width = sizes
     top = ib.let("top", cast(call_intrin("floor", y), "int64"))

@@ -1,3 +1,3 @@
-"""Converters of operators that several formats share: a row names the operator in each, or a
-function takes attributes that a format has read.
+"""Converters of operators that several formats share, driven by tables of operator names or by
+attributes that a format has parsed.
 """

@@ -174,7 +174,7 @@ def broadcast_in_dim(node: Node, value: Value, axes: Sequence[int], shape: Seque
 
 
 def iota(node: Node, shape: Sequence[Dim], axis: int, dtype: str) -> Value:
-    """Emit iota: each element is its index along an axis."""
+    """Emit iota: every element is its index along an axis."""
     extent, numbers = shape[axis], [number_of(d) for d in shape]
     total = math.prod(n or 0 for n in numbers)
     if None not in numbers and total <= MAX_FOLDED_ELEMENTS:

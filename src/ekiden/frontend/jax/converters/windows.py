@@ -109,7 +109,7 @@ def _reduce_by_taps(node: StablehloNode, windows: Window, count: int, kind: str)
 
 
 def _combine(node: StablehloNode, block: ir.Block, first: Many, second: Many, kind: str) -> Many:
-    """Combine two tensors by the body, by its operator where it is one."""
+    """Combine two tensors by the body, or by its operator if it is a single one."""
     (x, *_), (y, *_) = first, second
     if kind in REDUCTION_OPS and isinstance(x, Value) and isinstance(y, Value):
         return [node.given(REDUCTION_OPS[kind][1](node.scope.expr(x), node.scope.expr(y)))]
@@ -154,14 +154,16 @@ def _per_pair(
 
 @dataclass(frozen=True, slots=True)
 class _Prefixes:
-    """Windows as long as an axis that end (forward), or begin, at each of its elements."""
+    """Prefix windows: as long as an axis, and ending (forward) or beginning at each of its
+    elements.
+    """
 
     axis: int
     is_forward: bool
 
 
 def _prefixes(node: StablehloNode, windows: Window) -> _Prefixes | None:
-    """Return which prefixes windows are; None for others."""
+    """Match windows that are prefixes or suffixes of an axis; return None for other windows."""
     if any(windows.inner) or any(s != 1 for s in (*windows.strides, *windows.dilations)):
         return None
     shape = node.shape(0)
@@ -196,7 +198,9 @@ _SCAN_OPS: Mapping[str, Callable[..., Expr]] = {
 
 
 def _scan(node: StablehloNode, windows: Window, kind: str) -> Expr | None:
-    """Convert prefixes to the operator of their kind; None for other windows."""
+    """Convert prefix windows to the cumulative operator of their kind; return None for other
+    windows.
+    """
     prefixes = _prefixes(node, windows)
     if prefixes is None:
         return None
@@ -271,7 +275,7 @@ def _scan_by_pairs(node: StablehloNode, prefixes: _Prefixes, tensors: Many, kind
 
 
 def _match_pooling(node: StablehloNode, windows: Window, kind: str) -> Expr | None:
-    """Match windows over two of four axes; emit pooling, or None."""
+    """Match pooling windows over two of four axes; return the pooling call, or None."""
     if kind not in ("add", "maximum") or len(windows.strides) != 4 or any(windows.inner):
         return None
     # Relay's pooling kernels are float; integer sums must also stay exact.

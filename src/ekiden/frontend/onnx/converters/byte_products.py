@@ -40,8 +40,8 @@ def _is_one_element(value: Value) -> bool:
 
 
 def is_byte_product(data: QuantizedTensor, weight: QuantizedTensor) -> bool:
-    """Return whether the byte kernels take these operands: constant weight, 8-bit dtypes, data with
-    one zero point.
+    """Return whether the int8 kernels accept these operands: constant weight, 8-bit dtypes, data
+    with one zero point.
     """
     # The kernels pack a constant weight and correct for one zero point of the data by its column
     # sums.
@@ -90,7 +90,7 @@ def is_byte_convolution(node: OnnxNode, data: QuantizedTensor, weight: Quantized
 
 
 class QuantizedConv2d:
-    """A stand-in for nn.conv2d that emits qnn.conv2d with int32 sums."""
+    """Substitute for nn.conv2d that emits qnn.conv2d with int32 sums."""
 
     def __init__(self, node: OnnxNode, data: QuantizedTensor, weight: QuantizedTensor) -> None:
         self.node, self.data, self.weight = node, data, weight

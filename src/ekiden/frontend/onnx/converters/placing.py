@@ -1,4 +1,4 @@
-"""ONNX gathers, scatters and sorting at run-time positions.
+"""ONNX gathers, scatters and sorting, whose positions are run-time data.
 
 Coordinates are along the last axis in ONNX and along the first in Relay. With reduction "none" a
 position that is written twice has either value, as the specification leaves it open; other

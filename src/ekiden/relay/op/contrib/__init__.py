@@ -1,4 +1,4 @@
-"""Pattern tables of external compilers (at TVM's place)."""
+"""Pattern tables of external compilers, under TVM's module name."""
 
 from ekiden.relay.op.contrib import register
 from ekiden.relay.op.contrib.register import get_pattern_table, register_pattern_table

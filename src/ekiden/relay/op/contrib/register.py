@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 Table = Sequence[tuple[object, ...]]
-"""What MergeComposite takes: (name, pattern) or (name, pattern, check)."""
+"""Pattern table of MergeComposite: entries (name, pattern) or (name, pattern, check)."""
 Maker = Callable[[], Table]
 
 _TABLE_BUILDERS: dict[str, Maker] = {}

@@ -173,7 +173,7 @@ MIXED_DTYPES = (
     ("uint8", "float32", "float32"),
     ("int8", "float32", "float32"),
 )
-"""Data, weights and results of convolutions that are not of one type."""
+"""Supported (data, weight, result) dtypes of mixed-precision convolutions."""
 
 
 def _conv2d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -459,7 +459,7 @@ def _conv2d_transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Ty
 
 
 def _scatter_kernels(attrs: Conv2DTransposeAttrs, data: Array, weight: Array) -> Array:
-    """Return the uncropped transposed convolution: every input pixel adds its multiple of the
+    """Return the uncropped transposed convolution: every input pixel adds its scaled copy of the
     kernel.
     """
     (kh, kw), (sh, sw), (dh, dw) = weight.shape[2:], attrs.strides, attrs.dilation

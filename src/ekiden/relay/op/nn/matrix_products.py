@@ -281,7 +281,7 @@ class DensePackAttrs(Attrs):
 
 
 PACKED_DOT_DTYPES = (("uint8", "int8", "int32"), ("bfloat16", "bfloat16", "float32"))
-"""Of products whose weight is packed in words: data, weight, result."""
+"""Supported (data, weight, result) dtypes of products with weights packed in words."""
 
 
 def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:

@@ -433,7 +433,7 @@ class LRNAttrs(Attrs):
 
 
 MAX_LRN_WINDOW = 2**10
-"""Channels in a window of nn.lrn where the data's are not known: each is written out."""
+"""Maximum window of lrn for an unknown number of channels, since the window is unrolled."""
 
 
 def _lrn_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:

@@ -124,7 +124,7 @@ def _paged_attention_reference(
 
 
 def rounded(query: Array) -> Array:
-    """Quantise queries per head to int8, with the largest magnitude at 127."""
+    """Quantise queries per head to int8, with the largest magnitude mapped to 127."""
     step = np.abs(query).max(-1, keepdims=True) * np.float32(1 / MAX_QUERY_LEVEL)
     # A head of zeros has no step: its reciprocal is replaced by 0.
     finer = np.divide(1, step, out=np.zeros_like(step), where=step > 0)

@@ -77,7 +77,7 @@ class RecurrentAttrs(Attrs):
 
     @property
     def cell(self) -> RecurrentCell:
-        """Return the attributes as the kernel's Cell."""
+        """Return the attributes as the kernel's RecurrentCell."""
         names = self.activations or DEFAULT_ACTIVATIONS[self.kind]
         alphas, betas = (
             tuple(values) + (0.0,) * (len(names) - len(values))
@@ -196,7 +196,7 @@ def _unpack_weight(weight: Array, gates: int, hidden: int, word_indices: Array |
 
 
 Multiply = Callable[[Array], Array]
-"""States [batch, hidden] -> their products with the weight [batch, gates * hidden]."""
+"""Function: states [batch, hidden] -> products with the weight [batch, gates * hidden]."""
 
 
 def _make_quantized_product(weight: Array, scale: Array, sums: Array) -> Multiply:

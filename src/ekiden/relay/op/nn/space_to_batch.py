@@ -341,7 +341,7 @@ def l2_normalize(data: Expr, eps: float, axis: Sequence[int] | None = None) -> C
 
 
 Size = Dim | Sequence[Dim] | None
-"""One extent for all axes, one for each, or None for those of the data."""
+"""Output size: one extent for all axes, one per axis, or None for the data's."""
 
 
 def _adaptive_output_size(output_size: Size, rank: int) -> Dims:

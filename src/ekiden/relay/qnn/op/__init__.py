@@ -28,7 +28,7 @@ from ekiden.relay.qnn.simulated import simulated_dequantize, simulated_quantize
 attach_descriptions("qnn.", globals())
 
 qnn = sys.modules[__name__]
-"""The file of TVM that has them."""
+"""TVM's module name of these operators."""
 
 __all__ = [
     "abs",

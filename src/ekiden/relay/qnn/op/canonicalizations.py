@@ -17,7 +17,7 @@ from ekiden.relay.visitor import free_vars
 from ekiden.runtime.errors import CompileError
 
 Function = Callable[[Array], Array]
-"""A function of an array of float32, element by element."""
+"""Elementwise function of a float32 array."""
 
 
 def _scalar_constant(value: Expr, what: str) -> Array:

@@ -1,1 +1,1 @@
-"""Device of each value."""
+"""Device placement of heterogeneous programs."""

@@ -80,12 +80,15 @@ from ekiden.target.virtual_device import (
 from ekiden.tir.expr import Buffer, BufferLoad
 
 HOST_OPERATORS_ATTR = "host_work"
-"""The attribute of a module planned without marks for several devices: rows of a reason (the text
-of a HostReason), then the operators that run on the host for it. For reports; no pass reads it."""
+"""Module attribute of heterogeneous programs: the operators that run on the host, by reason (text
+of a HostReason). For reports; no pass reads it.
+"""
 DEVICE_TABLE_ATTR = "virtual_devices"
-"""The attribute of a module planned without marks: its devices, the host first. Their places are
-the numbers by which bytecode knows them. What functions of it do not say of their parameters and
-result is on the host, but for functions among these, which are where their callers say."""
+"""Module attribute of heterogeneous programs: the devices by bytecode number, the host first. Their
+places are the numbers by which bytecode knows them. What functions of it do not say of their
+parameters and result is on the host, but for functions among these, which are where their callers
+say.
+"""
 
 
 class DeviceDomains:
@@ -107,12 +110,12 @@ class DeviceDomains:
         self._domain_by_expr: dict[RelayExpr, Domain] = {}
         self._globals: dict[GlobalVar, CompositeDomain] = {}
         self._annotated_domains: dict[Call, Domain] = {}
-        """A mark -> where what it marks has to be."""
+        """Domain that each device annotation requires."""
         self._kernel_domains: dict[Call, DeviceDomain] = {}
-        """A call of an operator -> where it runs."""
+        """Domain of each operator call."""
         functions = {g: f for g, f in module.functions.items() if isinstance(f, Function)}
         self.orders = {f: evaluation_order(f.body) for f in functions.values()}
-        """Function -> the expressions in it."""
+        """Expressions of each function in evaluation order."""
         for name, function in functions.items():
             self._globals[name] = self._declare_function(function)
             self._unify_parameters(self._globals[name])
@@ -238,8 +241,8 @@ class DeviceDomains:
         return tuple(map(self.where, leaf_domains(domain)))
 
     def scope_location(self, expr: RelayExpr) -> DeviceMemory | None:
-        """Return the location of an expression as its operands see it; that of the reference for a
-        write.
+        """Return the location from which an expression's operands are seen; for a RefWrite, the
+        reference's.
 
         None for a `let`, whose own location says nothing of what it binds, and for several
         locations.
@@ -494,7 +497,7 @@ class DeviceDomains:
                     yield from leaf_domains(item) if need is self._host else ()
 
     def _unify_aliases(self, expr: RelayExpr) -> None:
-        """Unify the domain of an expression with those of the children that it aliases.
+        """Unify an expression's domain with the domains of the children that it aliases.
 
         These are never apart, so this comes before all marks.
         """

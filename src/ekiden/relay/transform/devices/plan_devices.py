@@ -63,7 +63,7 @@ from ekiden.target.virtual_device import (
 )
 
 _UNANNOTATED_NODES = Var, GlobalVar, Op, Constructor, Function
-"""What says itself where it is, or is everywhere."""
+"""Node classes that need no device annotation."""
 
 
 def device_table(module: IRModule) -> tuple[VirtualDevice, ...]:
@@ -81,7 +81,7 @@ class _DevicePlanner:
         self.marks = marks
         self._new: dict[RelayExpr, RelayExpr] = {}
         self._moved: dict[tuple[object, ...], RelayExpr] = {}
-        """(value, from, to) -> its copy, which all uses share."""
+        """Copies by (value, source, destination), shared by all uses."""
 
     def plan(self, function: Function) -> Function:
         """Rewrite a global function with copies, and attach the locations of its parameters and

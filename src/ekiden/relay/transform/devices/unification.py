@@ -15,16 +15,17 @@ from ekiden.target.virtual_device import HOST, DeviceMemory, VirtualDevice
 
 @dataclass(eq=False, slots=True)
 class DeviceDomain(UnionFindNode):
-    """Domain of a first-order value: one device, once it is known."""
+    """Domain of a first-order value: a union-find node whose location is set once known."""
 
     where: DeviceMemory | None = None
     is_pinned: bool = False
-    """Whether it is the host for this value alone: kernels that read it, or that give what it is
-    computed from, may run elsewhere."""
+    """Whether the value alone is on the host, while kernels that read or produce it may run
+    elsewhere.
+    """
     is_small: bool = True
-    """Whether all that is in it are a few integers."""
+    """Whether the domain holds only a few integers."""
     uses_pinned_value: bool = False
-    """Whether a pinned value goes into it."""
+    """Whether the domain depends on a pinned value."""
 
     def pin(self) -> None:
         """Pin an unconstrained domain to the host without constraining its users."""

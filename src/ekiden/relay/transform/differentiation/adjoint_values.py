@@ -52,7 +52,7 @@ class AdjointConversion(Enum):
 
 
 TypeVarConverters = Mapping[TypeVar, Var]
-"""Type parameter -> what converts its values."""
+"""Conversion functions by type parameter."""
 
 
 class AdjointConverter:
@@ -91,7 +91,7 @@ class AdjointConverter:
         what: str,
         functions: TypeVarConverters,
     ) -> RelayExpr:
-        """Convert a value of a program type, or its lifted form, as the kind of conversion says.
+        """Convert a value between its plain and lifted form, by the kind of conversion.
 
         `what` names the value in errors. Raises DifferentiationError for functions and references.
         """

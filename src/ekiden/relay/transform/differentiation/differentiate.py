@@ -54,7 +54,7 @@ from ekiden.tir.stmt import PrimFunc
 
 GRADIENT_MODES = ("higher_order", "first_order")
 PRIM_FUNC_GRADIENT_ATTR = "gradient"
-"""The attribute of a loop program that names the function with its gradients."""
+"""Attribute of a PrimFunc that names its gradient function."""
 
 
 def gradient(
@@ -188,7 +188,7 @@ class _GradientRules:
 _NORMALIZE_PASSES = Sequential(
     (InferType(), EtaExpand(), InferType(), DefuseOps(), InferType()), "Prepared"
 )
-"""Constructors that are values become functions, and fused functions operators."""
+"""Passes that eta-expand constructors and defuse functions before differentiation."""
 
 
 # Programs with a tape

@@ -65,16 +65,16 @@ from ekiden.relay.visitor import REBUILDERS, bind, children, post_order
 from ekiden.runtime.errors import DifferentiationError
 
 MAX_BETA_REDUCTION_ROUNDS = 100
-"""How often functions given to functions are applied before giving up."""
+"""Maximum rounds of beta reduction."""
 MAX_INLINING_GROWTH = 16
-"""How many times larger than the program its graph may be."""
+"""Maximum size of the inlined graph relative to the program."""
 MIN_GRAPH_NODE_BUDGET = 10_000
-"""Expressions that a graph may have however small the program is."""
+"""Minimum node budget of the inlined graph, for small programs."""
 
 AdjointValue = RelayExpr | list["AdjointValue | None"]
-"""The gradient of a tensor, or those of the fields of a tuple."""
+"""Gradient of a tensor, or of the fields of a tuple."""
 GradientRules = Callable[[Call], Gradient | None]
-"""A call of an operator or of a loop program -> its gradient, None where it has none."""
+"""Function: call -> gradient rule of its operator or PrimFunc, or None."""
 
 
 def is_graph(expr: RelayExpr, is_kernel: Callable[[RelayExpr], bool]) -> bool:

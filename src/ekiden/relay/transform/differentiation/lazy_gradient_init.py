@@ -40,9 +40,9 @@ from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import CompileError
 
 GRAD_CELL_FUNCTIONS = {LinearForm.SHIFTS: "AddGradCell", LinearForm.SCALES: "MultiplyGradCell"}
-"""What an operator of two like tensors computes -> what computes it on cells."""
+"""Functions on GradCells by operator."""
 CONSTANT_CELL_CONSTRUCTORS = {0: "Zero", 1: "One"}
-"""What all elements of a result are -> the cell that stands for it."""
+"""GradCell constructors by the operator that fills with a constant."""
 
 
 class _GradCellRewriter:

@@ -36,15 +36,17 @@ class TensorLeaf:
     """Tensor of the differentiated program with its adjoint cell and its readers."""
 
     value: RelayExpr
-    """The variable or constant that holds it, with a checked type."""
+    """Typed variable or constant that holds the tensor."""
     cell: Var | None = None
-    """Its adjoint cell; None of integers and of constants."""
+    """Adjoint cell; None for integers and constants."""
     scope: LiftedScope | None = None
-    """Where it is bound; None of constants."""
+    """Scope that binds the tensor; None for constants."""
     operation: OperatorCall | None = None
-    """What computes it; None of what a parameter, a pattern or another binding holds."""
+    """Operation that computes the tensor; None for parameters, pattern variables and other
+    bindings.
+    """
     escapes: bool = False
-    """Whether something else than operations of its scope reads it."""
+    """Whether anything but operations of its scope reads the tensor."""
     readers: list[OperatorCall] = field(default_factory=list)
 
     @property
@@ -56,7 +58,7 @@ class TensorLeaf:
 
 
 TensorTree = TensorLeaf | tuple["TensorTree", ...]
-"""A tensor, or a tuple of such values."""
+"""Tensor leaf, or a tuple of trees."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +68,7 @@ class OperatorCall:
     call: Call
     args: tuple[TensorTree, ...]
     result_var: Var
-    """Holds the result; the tensor's own variable where the result is no tuple."""
+    """Variable of the result; the tensor's own one unless the result is a tuple."""
     result: TensorTree = ()
     is_written: bool = False
 
@@ -93,17 +95,17 @@ class LiftedScope:
     chain: LetChain
     tape: Var
     params: Sequence[Var] = ()
-    """Variables that exist at its beginning: of a function, or of a pattern."""
+    """Function parameters or pattern variables of the scope."""
     parent: LiftedScope | None = None
     owner: NonOperatorBinding | None = None
-    """The binding of the parent that opens it."""
+    """Binding of the parent scope that opens this scope."""
     items: list[OperatorCall | NonOperatorBinding] = field(default_factory=list)
     needs: list[TensorLeaf] = field(default_factory=list)
-    """Leaves of its own that the result needs."""
+    """Leaves of this scope that its result needs."""
     captured: set[TensorLeaf] = field(default_factory=set)
-    """Leaves of scopes around it that it uses."""
+    """Leaves of enclosing scopes that this scope uses."""
     lifted: RelayExpr | None = None
-    """Its expression in the lifted program, once that is written."""
+    """Lifted expression of the scope, once emitted."""
 
 
 def tree_leaves(tree: TensorTree | Sequence[TensorTree]) -> list[TensorLeaf]:
@@ -137,9 +139,9 @@ class ScopePlanner:
         self.types = types
         self.is_kernel = is_kernel
         self.tensor_trees: dict[RelayExpr, TensorTree] = {}
-        """Variable of a tensor or of a tuple of tensors -> these."""
+        """Tensor tree by variable."""
         self.lifted_vars: dict[RelayExpr, Var] = {}
-        """Variable -> what holds its lifted value, where one variable does."""
+        """Variable of the lifted value by variable."""
 
     def plan(self, function: Function, body: RelayExpr) -> list[LiftedScope]:
         """Return the scopes of a function whose body is in A-normal form, outer before inner.

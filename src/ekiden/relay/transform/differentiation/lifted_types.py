@@ -34,10 +34,10 @@ from ekiden.relay.visitor import map_type, type_post_order
 
 UNIT_TYPE = TupleType(())
 BACK_PROPAGATOR_TYPE = FuncType((), UNIT_TYPE)
-"""The type of a back-propagator."""
+"""Type of a back-propagator: fn () -> ()."""
 TAPE_TYPE = RelayRefType(BACK_PROPAGATOR_TYPE)
 LIFTED_NAME_SUFFIX = "_grad"
-"""What the names of lifted functions and data types end in, as in TVM."""
+"""Name suffix of lifted functions and data types, as in TVM."""
 
 
 def is_float_tensor(kind: Type) -> bool:
@@ -59,13 +59,13 @@ class LiftedTypes:
             h: d for h, d in module.type_definitions.items() if isinstance(d, TypeData)
         }
         self.adjoint = self._adjoint_definition()
-        """The data type of what a cell holds."""
+        """Data type of adjoint cells' contents."""
         self.no_gradient, self.gradient = self.adjoint.constructors
         self.headers: dict[Type, GlobalTypeVar] = {}
-        """Names of data types whose fields change -> of their lifted ones."""
+        """Lifted headers by header of data types whose fields change."""
         self.constructors: dict[Constructor, Constructor] = {}
         self.data: dict[GlobalTypeVar, TypeData] = {}
-        """The definitions that the lifted program needs beside the module's own."""
+        """Type definitions to add to the module."""
         self._lift_type_definitions()
 
     def _adjoint_definition(self) -> TypeData:

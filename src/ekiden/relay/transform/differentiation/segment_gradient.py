@@ -99,13 +99,13 @@ class Segment:
         self.seeds = {leaf: typed_var("g", leaf.kind) for leaf in self.outputs}
         self._nodes: dict[TensorLeaf, RelayExpr] = {}
         self._variables: dict[RelayExpr, Var] = {}
-        """Node of the graph -> the variable for its value, in the order of evaluation."""
+        """Variables by graph node, in evaluation order."""
         self._operations: dict[RelayExpr, OperatorCall] = {}
         for operation in operations:
             self._add_operation(operation)
         self._grads = self._input_gradients(operations, rules)
         self._saved_nodes = {self._nodes[leaf] for leaf in outputs}
-        """Nodes that have a variable: outputs, and what is saved for the back-propagator."""
+        """Nodes bound to variables: outputs, and values saved for the back-propagator."""
         self._find_saved_values()
 
     def _add_operation(self, operation: OperatorCall) -> None:

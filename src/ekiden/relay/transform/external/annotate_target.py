@@ -33,7 +33,7 @@ from ekiden.relay.visitor import children, rebuild
 
 DEFAULT_TARGET = "default"
 NON_CALL_NODES = (Tuple, TupleGetItem, RefCreate, RefRead, RefWrite)
-"""What goes where its parts go."""
+"""Node classes that adopt the target of their operands."""
 
 
 def compiler_annotation(expr: RelayExpr, which: str) -> str | None:

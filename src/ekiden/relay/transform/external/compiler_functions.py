@@ -126,7 +126,7 @@ class _VarReplacer(ExprMutator):
 
 def specialize(function: Function, kinds: Sequence[Type]) -> Function:
     """Specialise a function to argument types and re-infer all types inside: fn (%x: Tensor[(?,
-    3)]) for Tensor[(n, 3)] returns n rows, Raises TypeInferenceError where they do not fit.
+    3)]) for Tensor[(n, 3)] returns n rows.
     """
     params = dict(zip(function.params, kinds, strict=True))
     # New variables carry no old types, so inference derives all of them from the parameters.

@@ -19,7 +19,7 @@ from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
 
 PatternEntry = tuple[str, DFPattern] | tuple[str, DFPattern, Callable[[RelayExpr], bool]]
-"""(name, pattern) or (name, pattern, check of the matched expression)."""
+"""Pattern table entry: (name, pattern) or (name, pattern, check of the match)."""
 
 
 def MergeComposite(pattern_table: Sequence[PatternEntry]) -> Pass:  # noqa: N802

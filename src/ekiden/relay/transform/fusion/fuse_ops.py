@@ -69,12 +69,12 @@ class _FusionNode(UnionFindNode):
     pattern: OpPattern
     users: list[tuple[_FusionNode, OpPattern]] = field(default_factory=list)
     external: bool = False
-    """Used from outside the scope, the result of the scope, or kept since many places read it."""
+    """Whether the node is materialised: used outside the scope, its result, or used too often."""
     anchor: OpPattern = OpPattern.OPAQUE
-    """Group: the most complex pattern in it."""
+    """Highest fusion pattern in the group."""
     size: int = 1
     members: list[RelayExpr] = field(init=False)
-    """Group: its expressions."""
+    """Expressions of the group."""
     dominator: _FusionNode | None = None
     dominator_pattern: OpPattern = OpPattern.OPAQUE
     depth: int = 1
@@ -107,9 +107,9 @@ def is_inline_constant(expr: RelayExpr) -> bool:
 
 
 MAX_POOL_2X2_EPILOGUE = "pairs_max"
-"""The ending of kernels that is a maximum over windows of 2x2."""
+"""Name of the 2x2 max-pooling epilogue of kernels."""
 MAX_EPILOGUE_DEPTH = 8
-"""How many operators between a convolution and a pooling are looked at."""
+"""Maximum operators between a convolution and a pooling fused as its epilogue."""
 
 
 def _is_fusable_max_pool(expr: RelayExpr) -> bool:
@@ -209,12 +209,12 @@ def _build_graph(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayE
 
 
 MAX_COMPUTED_COPIES = 8
-"""At how many places of a kernel an operator may be computed: what reads itself twice, shifted,
-step by step (a sum by doubling) would be written out 2, 4, 8, ... times."""
+"""Maximum recomputations of an operator within a kernel, which double with each shifted self-read.
+"""
 
 
 MAX_RECOMPUTED_OPERATORS = 3
-"""As many operators are computed anew anywhere: views of a kernel's data, a constant."""
+"""Maximum operators of a chain that is always cheap to recompute."""
 
 
 def _materialize_duplicated_values(graph: dict[RelayExpr, _FusionNode]) -> None:
@@ -239,8 +239,8 @@ def _materialize_duplicated_values(graph: dict[RelayExpr, _FusionNode]) -> None:
 
 
 def _is_cheap_chain(node: _FusionNode, graph: dict[RelayExpr, _FusionNode]) -> bool:
-    """Return whether at most MAX_RECOMPUTED_OPERATORS elementwise operators lead to a node, or it
-    is no elementwise node at all.
+    """Return whether at most MAX_RECOMPUTED_OPERATORS elementwise operators lead to a node; true
+    for other nodes.
 
     A tuple is no operator, and passed through: `concatenate((t, t))` of such leads to more and
     more.
@@ -303,7 +303,7 @@ def _find_post_dominators(nodes: list[_FusionNode]) -> None:
 
 
 FusionCondition = Callable[[OpPattern, bool], bool]
-"""(pattern of a group on the path, whether it is the sink) -> may be merged."""
+"""Predicate (pattern of a group on the path, is_sink) -> may be merged."""
 
 
 def _nodes_on_paths(
@@ -363,7 +363,7 @@ def _fuse_into_dominator(node: _FusionNode, allowed: FusionCondition, limits: Ke
 
 
 def _num_group_inputs(groups: Iterable[_FusionNode]) -> int:
-    """Return the number of values that groups read and none of them computes."""
+    """Return the number of values that groups read from outside."""
     inside = {m for g in groups for m in g.members}
     read = {operand for m in inside for operand in operands(m)} - inside
     return sum(not is_inline_constant(operand_read) for operand_read in read)

@@ -25,8 +25,7 @@ from ekiden.relay.transform.memory.storage_lifetimes import (
 )
 
 MAX_ORDER_ENTRIES = 500_000
-"""Kernels times chains, beyond which all kernels count as following each other: planning would take
-seconds."""
+"""Maximum vector-clock entries (kernels times chains); above it, kernels count as sequential."""
 
 
 class KernelOrder:
@@ -35,12 +34,12 @@ class KernelOrder:
     def __init__(self, lifetimes: StorageLifetimes) -> None:
         self.positions = [at for at, _ in lifetimes.invocations]
         self.users: dict[Var, list[int]] = {}
-        """Storage -> the kernels that read or write it."""
+        """Kernels that read or write each storage."""
         self.chains: list[list[int]] = []
         self._chain_position: list[tuple[int, int]] = []
-        """The chain of each kernel and its index there."""
+        """Chain and index within it of each kernel."""
         self._vector_clocks: list[dict[int, int]] = []
-        """For each kernel: chain -> the last index there that it follows."""
+        """Vector clock of each kernel: chain -> last index that happens before."""
         self._written: dict[Var, int] = {}
         self._read: dict[Var, list[int]] = {}
         size = 0

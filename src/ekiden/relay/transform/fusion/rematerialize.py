@@ -46,9 +46,9 @@ from ekiden.relay.transform.language.scopes import (
 )
 
 MAX_RECOMPUTED_MEMBERS = 8
-"""Operators of a kernel that is repeated."""
+"""Maximum operators of a rematerialised kernel."""
 DEFAULT_DYNAMIC_EXTENT = 128
-"""What a dimension counts as that is not known."""
+"""Assumed value of a dynamic dimension."""
 
 
 def _num_elements(expr: RelayExpr) -> int:
@@ -71,7 +71,7 @@ def _num_bytes(expr: RelayExpr) -> int:
 
 
 KernelGroup = list[RelayExpr]
-"""What one kernel computes, its result last."""
+"""Expressions of one kernel, the result last."""
 
 
 def _fusion_pattern(expr: RelayExpr) -> OpPattern:

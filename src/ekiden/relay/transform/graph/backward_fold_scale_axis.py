@@ -75,9 +75,9 @@ class _BackwardScaleFolder:
         self.accepted_scales: dict[RelayExpr, _AcceptedScale] = {}
         self.pending_scales: dict[RelayExpr, ChannelScale] = {}
         self.removed_multiplications: dict[RelayExpr, int] = {}
-        """A multiplication that is not needed any more -> which argument stands for it."""
+        """Index of the data argument that replaces each removed multiplication."""
         self.blocked_scales: dict[RelayExpr, ChannelScale] = {}
-        """What a factor came down to and cannot go into: it is multiplied with there."""
+        """Scales that reached an expression which cannot absorb them, and are reapplied there."""
 
     def run(self) -> RelayExpr:
         """Return the graph with scales folded into weights."""

@@ -20,7 +20,7 @@ from ekiden.relay.transform.language.scopes import (
 )
 
 CallRewrite = Callable[[Call], RelayExpr | None]
-"""What stands for a call whose arguments have checked types; None leaves it."""
+"""Function: typed call -> replacement, or None to keep it."""
 
 
 def infer_new_types(expr: RelayExpr) -> RelayExpr:

@@ -46,10 +46,11 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 GroupingKey = tuple[object, ...]
 MAX_COMBINED_DENSE_ROWS = 8
-"""Rows up to which the default pipeline combines dense layers. Each may be too little work for two
-cores where all together are enough (3 of 8x384x384: 66 to 36 us), and on one core it is as fast. Of
-more rows, layers fill the cores, and cutting their result costs 2 % (3 of 128x384x384); so it is
-with the 1x1 convolutions of an Inception block."""
+"""Maximum rows of dense layers that the default pipeline combines (3 of 8x384x384: 66 to 36 us).
+Each may be too little work for two cores where all together are enough (3 of 8x384x384: 66 to 36
+us), and on one core it is as fast. Of more rows, layers fill the cores, and cutting their result
+costs 2 % (3 of 128x384x384); so it is with the 1x1 convolutions of an Inception block.
+"""
 
 
 @dataclass(frozen=True, slots=True)

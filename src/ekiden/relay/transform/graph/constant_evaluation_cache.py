@@ -30,9 +30,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 EvaluationResult: TypeAlias = Array | tuple[Array, ...]
 MIN_CACHED_BYTES = 1 << 16
-"""Bytes from which an array is known by identity; a result of smaller ones is not kept."""
+"""Minimum bytes of arrays identified by identity; results of smaller ones are not cached."""
 MAX_CACHE_BYTES = 1 << 28
-"""Bytes of all that is kept."""
+"""Maximum bytes of the cache."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,7 @@ class _CachedResult:
     value: EvaluationResult | None = None
     checksums: tuple[int, ...] = ()
     last_compilation: int = 0
-    """The compilation that took it last."""
+    """Last compilation that used the result."""
 
     @property
     def nbytes(self) -> int:
@@ -56,6 +56,8 @@ class _CachedResult:
 @dataclass(slots=True, eq=False)
 class _EvaluationCache:
     # no lock: an entry is taken out whenever an array dies, in the middle of anything
+    """Process-wide cache of evaluation results, evicted by compilation."""
+
     entries: dict[Hashable, _CachedResult] = field(default_factory=dict)
     compilation_ids: Iterator[int] = field(default_factory=lambda: count(1))
 
@@ -86,7 +88,7 @@ class _EvaluationCache:
 
 _CACHE = _EvaluationCache()
 _COMPILATION_ID: ContextVar[int] = ContextVar("turn", default=0)
-"""The number of the compilation that keeps results; 0 outside of any."""
+"""Id of the current compilation, 0 outside of any."""
 
 
 @contextmanager

@@ -32,7 +32,7 @@ else:
     products = LazyModule("ekiden.topi.products")
 
 PRODUCT_DTYPES = ("float32", "float16", "bfloat16")
-"""Types whose products have kernels."""
+"""Dtypes with matrix-product kernels."""
 EinsumLabels = Sequence[str]
 
 

@@ -36,7 +36,7 @@ from ekiden.relay.transform.language.scopes import (
 ValueKey = tuple[object, ...]
 SkipPredicate = Callable[[RelayExpr], bool]
 MAX_COMPARED_CONSTANT_ELEMENTS = 16
-"""Elements of a constant up to which it is compared by content."""
+"""Maximum elements of constants compared by content."""
 
 
 FUSIBLE_PATTERNS = (OpPattern.ELEMWISE, OpPattern.BROADCAST, OpPattern.INJECTIVE)

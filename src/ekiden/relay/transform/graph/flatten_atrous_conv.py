@@ -35,7 +35,7 @@ else:
 
 CONV2D_OP_NAME = "nn.conv2d"
 SPATIAL_LAYOUTS = ("NHWC",)
-"""Layouts whose second and third axes are those that are rearranged."""
+"""Layouts whose spatial axes are the second and third."""
 
 
 def _is_conv2d(call: Call) -> bool:

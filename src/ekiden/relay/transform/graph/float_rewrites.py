@@ -27,7 +27,7 @@ class FloatRewrite:
     passes: tuple[str, ...]
     equation: str
     condition: str = ""
-    """What has to hold, or what the result differs by."""
+    """Precondition of the rewrite, or bound of the difference."""
 
 
 SCALE_FOLDING_PASSES = ("FoldScaleAxis", "ForwardFoldScaleAxis", "BackwardFoldScaleAxis")
@@ -75,7 +75,7 @@ FLOAT_REWRITES: tuple[FloatRewrite, ...] = (
         "exp(x) = fast_exp(x)",
         "exp, erf, tanh and softmax; opt level 4 asks for it by itself"),
 )
-"""All rewrites but SimplifyExpr's equations."""
+"""Rewrites outside SimplifyExpr."""
 # fmt: on
 
 _TIER_BY_REWRITE = {row.name: row.tier for row in FLOAT_REWRITES}

@@ -64,30 +64,29 @@ else:  # for large constants
     futures = LazyModule("concurrent.futures")
 
 MAX_FOLDED_BYTES, MAX_FOLDED_GROWTH = 1 << 20, 16
-"""A result may be this large, or this many times as large as what it is made from (a weight of one
-row is packed to a vector's width), so that folding does not blow an artifact up.
+"""Maximum bytes of a folded result, or its maximum growth over its operands, so that folding does
+not inflate artifacts.
 """
 
 MAX_INTERMEDIATE_BYTES = 1 << 26
-"""A result may be this large where all that is made of it is small again: the hidden layer of a
-perceptron that gives attention its bias. It is gone when folding is done.
+"""Maximum bytes of an intermediate whose uses are all small, discarded after folding. It is gone
+when folding is done.
 """
 
 MAX_STEPS = 1 << 22
-"""Steps that an interpreted loop program may take for a call, 0.2 to 2 s. A run of its kernel
-takes about a millisecond then, which does not pay for more.
+"""Maximum interpreter steps per call, 0.2 to 2 s; compiled, that takes about a millisecond. A run
+of its kernel takes about a millisecond then, which does not pay for more.
 """
 
 UNFOLDABLE = (IndexRangeError, LinAlgError, StepLimitError)
-"""Errors of an evaluation that leave a call to the run, which raises them if it comes there at all.
-"""
+"""Errors of an evaluation that leave the call unfolded, to be raised at run time if reached."""
 
 MIN_LOAD_TIME_SAVING_BYTES = 1 << 12
-"""Bytes that an artifact must save for a constant to be made when it is loaded."""
+"""Minimum artifact bytes saved by recomputing a constant at load time."""
 MIN_PARALLEL_FOLDING_BYTES = 1 << 22
-"""Bytes of large constants from which threads win more than they take to be imported, 3 ms."""
+"""Minimum bytes of large constants that repay starting the thread pool, 3 ms."""
 DeferredResult: TypeAlias = Callable[[], Array | tuple[Array, ...]]
-"""Waits for what a thread computes."""
+"""Function that waits for an evaluation in a thread."""
 
 
 def _is_constant(expr: RelayExpr) -> bool:

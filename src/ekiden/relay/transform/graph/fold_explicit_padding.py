@@ -78,7 +78,7 @@ PADDING_VALUE_TESTS: Mapping[PaddingAbsorption, Callable[[Call, float], bool]] =
     PaddingAbsorption.LOWEST: _is_lowest_padding,
     PaddingAbsorption.COUNTED: _is_counted_zero_padding,
 }
-"""Whether borders of a value are those that an operator makes itself."""
+"""Predicates (call, pad value) of implicit padding by operator."""
 
 
 def _fold_pad(call: Call) -> Call | None:

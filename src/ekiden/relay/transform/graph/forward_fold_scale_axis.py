@@ -74,7 +74,7 @@ class _ForwardScaleFolder:
         self.accepted_scales: dict[RelayExpr, _AcceptedScale] = {}
         self.new: dict[RelayExpr, RelayExpr] = {}
         self.folded_scales: dict[RelayExpr, ChannelScale] = {}
-        """Of an expression whose new form lacks a factor: that, along the axes wanted."""
+        """Scale folded out of each rewritten expression, along the absorbed axes."""
 
     def run(self) -> RelayExpr:
         """Return the graph with scales folded into weights."""

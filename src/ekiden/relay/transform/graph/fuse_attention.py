@@ -55,9 +55,9 @@ else:
     attention_op = LazyModule("ekiden.relay.op.nn.dot_product_attention")
 
 MAX_MASKED_SCORE = -1e9
-"""A score up to this is as good as none: what is added to it is rounded away, or it is -inf."""
+"""Largest score of a masked key: additions to it round away."""
 MAX_MATCHED_OPERATORS = 12
-"""Operators between the two products."""
+"""Maximum operators between the two products."""
 
 TensorShape = tuple[PrimExpr, ...]
 
@@ -175,11 +175,11 @@ class _ScoreChain:
     scale: float = 1.0
     biases: list[RelayExpr] = field(default_factory=list)
     shape: TensorShape = ()
-    """Of four axes, if there was such a one."""
+    """Four-axis shape of the scores, if one was seen."""
     empty_rows: RelayExpr | None = None
-    """Rows whose result is zero."""
+    """Condition of rows whose result is zero."""
     nan_as_zero: bool = False
-    """Whether shares that are NaN count as 0."""
+    """Whether NaN probabilities count as 0."""
 
 
 @dataclass(frozen=True, slots=True)

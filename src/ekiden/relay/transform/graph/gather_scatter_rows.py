@@ -47,8 +47,8 @@ def _is_equal_except_axis(a: TensorShape, b: TensorShape, but: int = -1) -> bool
 
 
 def match_broadcast_vector(indices: RelayExpr, axis: int, rank: int = 1) -> RelayExpr | None:
-    """Return the vector that is broadcast along all other axes, with leading unit axes up to
-    `rank`; None if the tensor is none.
+    """Return the vector that a tensor broadcasts along all other axes, with leading unit axes up to
+    `rank`, or None.
 
     Returns:
         None where indices are not known to be such.

@@ -31,7 +31,7 @@ from ekiden.runtime.errors import CompileError, EkidenError
 Legalization = Callable[[Attrs | None, Sequence[RelayExpr], Sequence[Type]], RelayExpr | None]
 
 LEGALIZE_TABLE = "FTVMLegalize"
-"""The table of rules that programs add to, where no other is named."""
+"""Default legalisation table."""
 
 
 def register_legalize(

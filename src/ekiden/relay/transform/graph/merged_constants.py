@@ -109,7 +109,7 @@ def scale_weights(weight: Array, scale: Array) -> Array | None:
 
 
 MAGNITUDE_TESTS = (np.greater_equal, np.less_equal)
-"""Whether a factor grows what it scales, and whether it shrinks it; that of 1 does both."""
+"""Predicates: whether a factor may grow, and may shrink, magnitudes (both hold for 1)."""
 
 
 def _is_floating(value: Array) -> bool:

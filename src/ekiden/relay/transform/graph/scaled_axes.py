@@ -60,7 +60,7 @@ class ChannelScale:
 
 
 ConstantProduct = Callable[[Array, Array], Array | None]
-"""fold_product or scale_weights."""
+"""fold_product or scale_weights, as a function type."""
 
 
 def apply_scale(data: RelayExpr, scale: ChannelScale, merge: ConstantProduct) -> RelayExpr | None:
@@ -138,7 +138,7 @@ class ChannelAxes:
     output_axes: AxisIndices
     weight_output_axes: AxisIndices
     groups: int = 1
-    """Parts of the channels read, of which each group of those written has one."""
+    """Number of channel groups of the convolution."""
 
     def input_scale_along_weight(self, weight: RelayExpr, scale: ChannelScale) -> ChannelScale:
         """Return an input-channel scale reshaped along the weight."""
@@ -211,8 +211,8 @@ def _is_depthwise(call: Call, read: AxisIndices, written: AxisIndices) -> bool:
 
 
 def data_argument_indices(call: RelayExpr, axes: AxisIndices) -> list[int]:
-    """Return the indices of a sum's or product's arguments that have the result's shape, where the
-    other varies along `axes` alone.
+    """Return the arguments of a sum or product with the result's shape whose other operand varies
+    only along `axes`.
     """
     row = op_definition_of(call)
     if row is None or row.linear is LinearForm.NO or not isinstance(call, Call):
@@ -232,8 +232,8 @@ def data_argument_indices(call: RelayExpr, axes: AxisIndices) -> list[int]:
 
 
 def varies_along(call: Call, at: int, axes: AxisIndices) -> bool:
-    """Return whether the argument other than number `at` varies along `axes` of the result
-    alone.
+    """Return whether the operand other than argument `at` varies only along `axes` of the
+    result.
     """
     kind, addend_type = call.checked_type, call.args[1 - at].checked_type
     assert isinstance(kind, TensorType) and isinstance(addend_type, TensorType)
@@ -247,7 +247,7 @@ def varies_along(call: Call, at: int, axes: AxisIndices) -> bool:
 
 
 def scale_for_addend(call: Call, at: int, scale: ChannelScale, axes: AxisIndices) -> ChannelScale:
-    """Return a data scale reshaped for the argument other than number `at`."""
+    """Return a data scale reshaped for the operand other than argument `at`."""
     if getattr(call.attrs, "axis", None) is not None:
         return scale
     return scale.reshape_along(call, axes)

@@ -27,7 +27,7 @@ from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functi
 from ekiden.runtime.errors import TypeInferenceError
 
 MAX_RULE_APPLICATIONS = 100
-"""Rules applied to one expression one after the other, before giving up on more."""
+"""Maximum consecutive rule applications to one expression."""
 
 
 def simplify_expr(root: RelayExpr, rules: Sequence[RewriteRule] = SIMPLIFY_RULES) -> RelayExpr:
@@ -38,7 +38,7 @@ def simplify_expr(root: RelayExpr, rules: Sequence[RewriteRule] = SIMPLIFY_RULES
         by_name.setdefault(rule.root, []).append(rule)
 
     def apply_rules(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Apply rules to a node until none matches, at most MAX_STEPS times.
+        """Apply rules to a node until none matches, at most MAX_RULE_APPLICATIONS times.
 
         New expressions inside of a result are simplified too, before the next rule is tried.
         """

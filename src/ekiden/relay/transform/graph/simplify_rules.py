@@ -64,7 +64,7 @@ else:
 
 ReplacementBuilder = Callable[[NodeMap], RelayExpr | None]
 CompiledRule = tuple[DFPattern, ReplacementBuilder]
-"""A rule's pattern, and what it makes of a match."""
+"""Pattern of a rule, and its replacement builder."""
 
 
 class RewriteRule:
@@ -125,7 +125,7 @@ EXACT_EQUATIONS = (
     "copy(x) = x",
     "add(x, x) = multiply(x, 2)",
 )
-"""Equations that hold to the last bit. A 0 of integers is 0.0 and -0.0."""
+"""Bit-exact equations; an integer 0 matches 0.0 and -0.0. A 0 of integers is 0.0 and -0.0."""
 
 ROUNDED_EQUATIONS = (
     "divide(1, sqrt(x)) = rsqrt(x)",
@@ -136,7 +136,7 @@ ROUNDED_EQUATIONS = (
     "add(subtract(x, c1), c2) = add(x, subtract(c2, c1))",
     "multiply(multiply(x, c1), c2) = multiply(x, multiply(c1, c2))",
 )
-"""Equations between real numbers whose sides differ by the rounding of their terms."""
+"""Real equations that differ only by rounding."""
 
 FREE_EQUATIONS = (
     "add(x, 0) = x",
@@ -148,7 +148,7 @@ FREE_EQUATIONS = (
     " = multiply(add(x, y), add(x, y))",
     "log(exp(x)) = x",
 )
-"""Equations between real numbers whose sides may be far apart as floats.
+"""Real equations whose sides may differ arbitrarily in floating point.
 
     add(x, 0)              0.0 for -0.0
     power(x, 0.5)          inf for -inf, where the square root is NaN
@@ -487,7 +487,7 @@ SHAPE_RULES: tuple[tuple[str, Callable[[_ShapedMatch], RelayExpr | None]], ...] 
     ("zeros_like(x) = zeros(shape of x)",                   _filled_like(0)),
     ("ones_like(x) = ones(shape of x)",                     _filled_like(1)),
 )
-"""Rules about attributes and shapes: (equation, what stands for the call).
+"""Rules on attributes and shapes: (equation, replacement builder).
 
 The operators on the left of the equation say what is matched: one call, or one in the other.
 """
@@ -608,7 +608,8 @@ def _drop_dequantize(call: Call) -> RelayExpr | None:
 
 
 def _least_of_positive(call: Call) -> RelayExpr | None:
-    """Replace the smallest element of data that is never below 0, capped at 0, by the largest.
+    """Replace minimum(min(x), 0) of non-negative x by a form of max(x), so that min and max share
+    one pass.
 
     Both are 0, or NaN where an element is; of no elements 0. A quantiser wants both ends of the
     range, so that one pass over the data is left.
@@ -623,7 +624,7 @@ def _least_of_positive(call: Call) -> RelayExpr | None:
 
 
 def _is_never_below(expr: RelayExpr, number: float) -> bool:
-    """Return whether no element of floats is below a number, as their operator declares."""
+    """Return whether all elements are at least a number, by the operator's declared lower bound."""
     while isinstance(expr, Call) and isinstance(expr.op, Op):
         row = expr.op.definition
         if row.lowest is not None:
@@ -655,7 +656,7 @@ CALL_RULES: tuple[tuple[str, Callable[[Call], RelayExpr | None]], ...] = (
     ("maximum(x, copies of number) = maximum(x, number)",              _replace_filled_by_scalar),
     ("minimum(x, copies of number) = minimum(x, number)",              _replace_filled_by_scalar),
 )
-"""Rules that look at a call as it stands: (equation, what stands for the call)."""
+"""Rules on whole calls: (equation, replacement builder)."""
 # fmt: on
 
 SIMPLIFY_RULES: tuple[RewriteRule, ...] = (
@@ -666,4 +667,4 @@ SIMPLIFY_RULES: tuple[RewriteRule, ...] = (
     *(_equation_rule(text, FloatTier.ROUNDED) for text in ROUNDED_EQUATIONS),
     *(_equation_rule(text, FloatTier.FREE) for text in FREE_EQUATIONS),
 )
-"""All rules; for each operator they are tried in this order."""
+"""All rules in the order in which they are tried."""

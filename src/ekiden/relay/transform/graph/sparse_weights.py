@@ -31,7 +31,7 @@ from ekiden.topi.dimensions import Dim, as_shape
 
 BSR_FIELDS = ("data", "indices", "indptr")
 KERNEL_LAYOUT_BY_DATA_LAYOUT = {"NHWC": "HWIO", "NCHW": "OIHW"}
-"""Layout of the data -> of the weight."""
+"""Weight layout by data layout."""
 
 
 def dense_to_bsr(weight: Array, block_size: tuple[int, int]) -> tuple[Array, Array, Array]:

@@ -216,7 +216,7 @@ class _SumRewriter:
             and self.uses[id(o)] == 1
             and is_same_shape(_tensor_type(o), _tensor_type(e))
         }
-        """Sums that are part of one other."""
+        """Sums that are terms of a single other sum."""
         self.new: dict[RelayExpr, RelayExpr] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:

@@ -65,7 +65,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 CPS_SUFFIX = "_cps"
-"""What the names of functions in this style end in, where those without it stand beside them."""
+"""Name suffix of CPS functions beside their direct-style counterparts."""
 
 
 def cps_type(kind: Type, answer: Type) -> Type:
@@ -89,9 +89,9 @@ class _CPSBody:
     chain: LetChain
     continuation: RelayExpr
     inner: dict[int, list[_CPSBody]] = field(default_factory=dict)
-    """Number of a binding -> the bodies of the function or the branches that it binds."""
+    """Bodies of the function or branches that a binding contains, by binding index."""
     join_points: dict[int, Var] = field(default_factory=dict)
-    """Number of a binding -> the continuation that its branches share."""
+    """Continuation shared by the branches of a binding, by binding index."""
     converted: RelayExpr | None = None
 
 
@@ -268,6 +268,8 @@ def _constructor_patterns(expr: RelayExpr) -> Iterator[PatternConstructor]:
 
 
 class _GlobalRenamer(ExprMutator):
+    """Mutator that renames global variables."""
+
     def __init__(self, names: Mapping[GlobalVar, GlobalVar]) -> None:
         super().__init__()
         self.memo.update(names.items())

@@ -73,13 +73,15 @@ def monomorphize(module: IRModule, entry: str = "main") -> IRModule:
 
 
 class _Monomorphizer:
+    """Monomorphiser of the functions reachable from an entry."""
+
     def __init__(self, module: IRModule) -> None:
         self.module = module
         self.names: dict[tuple[GlobalVar, tuple[Type, ...]], GlobalVar] = {}
         self.pending_instances: list[tuple[GlobalVar, tuple[Type, ...]]] = []
         self.instances: dict[GlobalVar, BaseFunc] = {}
         self.local_polymorphic_functions: Mapping[Var, Function] = {}
-        """The polymorphic functions that the function being made binds by name."""
+        """Let-bound polymorphic functions of the function being built."""
 
     def instance(self, name: GlobalVar, type_args: tuple[Type, ...]) -> GlobalVar:
         """Return the global name of a function instance; its body is built later."""

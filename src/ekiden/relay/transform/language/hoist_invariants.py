@@ -57,8 +57,7 @@ from ekiden.relay.visitor import pattern_vars, type_post_order
 from ekiden.runtime.lazy_dataclass import dataclass
 
 MAX_REGION_VISITS = 16
-"""Visits of an expression, on average, that look for loops and branches which move as a whole;
-beyond that, in programs of very deep nests, they stay where they are."""
+"""Maximum average visits per expression in the search for movable regions."""
 
 
 def hoist_invariants(function: Function) -> Function:
@@ -87,12 +86,11 @@ class _ScopeInfo:
     root: RelayScope
     scope_of_expr: dict[RelayExpr, RelayScope] = field(default_factory=dict)
     enclosing_loop_body: dict[RelayScope, RelayScope | None] = field(default_factory=dict)
-    """Scope -> the body of the innermost function around it, or itself; None where there is none.
-    """
+    """Body of the innermost recursive function around each scope, or None."""
     certain_loop_body: dict[RelayScope, RelayScope | None] = field(default_factory=dict)
-    """The same, where each call of that function reaches the scope, but perhaps the last."""
+    """Same, if every iteration but perhaps the last reaches the scope."""
     scope_of_var: dict[RelayExpr, RelayScope] = field(default_factory=dict)
-    """Variable -> the scope from which on it has its value."""
+    """Scope in which each variable is defined."""
 
 
 class _Hoister:
@@ -108,9 +106,9 @@ class _Hoister:
         self.symbols = _symbol_scopes(self.scopes)
         self.hoist_targets: dict[RelayExpr, _HoistTarget] = {}
         self.aliases: dict[RelayExpr, RelayExpr] = {}
-        """Variable of a let inside of a loop -> the value that moves, which replaces it."""
+        """Hoisted value by let variable."""
         self.names: dict[RelayExpr, list[Var]] = {}
-        """Value -> the variables that lets bind to it."""
+        """Let variables bound to each value."""
         for let in order:
             if isinstance(let, Let):
                 self.names.setdefault(let.value, []).append(let.var)
@@ -368,8 +366,8 @@ def _outermost_target(
 
 
 def _region_contents(expr: RelayExpr, scope: RelayScope) -> tuple[set[RelayScope], list[RelayExpr]]:
-    """Return the scopes and all expressions inside an expression, with those of a function that it
-    binds.
+    """Return the scopes and expressions inside an expression, including those of a function
+    value.
     """
     nodes = [expr]
     if isinstance(expr, Let) and isinstance(expr.value, Function):

@@ -33,8 +33,8 @@ DimSubstitution = Mapping[Symbol, PrimExpr]
 def call_dim_substitution(
     function: Function, args: Sequence[RelayExpr], bound: Iterable[SizeVar] = ()
 ) -> dict[Symbol, PrimExpr]:
-    """Return the substitution of a function's symbolic dimensions for one call: those of its
-    parameters, and fresh symbols for those that its body binds. `bound` are names that a
+    """Return the substitution of a callee's symbolic dimensions for one call: argument dimensions
+    for parameters' symbols, fresh symbols for those bound in the body. `bound` are names that a
     function inside of another shares with it. Arguments without types say nothing.
     """
     arg_types = [a.checked_type_or_none() for a in args]

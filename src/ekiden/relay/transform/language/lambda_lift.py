@@ -77,7 +77,7 @@ class _LambdaLifter:
         self.used_names, self.domains = used_names, domains
         self.lifted: dict[GlobalVar, BaseFunc] = {}
         self.names: dict[str, GlobalVar] = {}
-        """Digest of a lifted function -> its name."""
+        """Names of lifted functions by structural hash."""
 
     def lift(self, root: Function) -> Function:
         """Lift every function value inside `root`, except the one that a lifted global returns.

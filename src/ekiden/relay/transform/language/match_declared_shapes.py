@@ -67,7 +67,7 @@ from ekiden.relay.visitor import map_type, type_post_order
 from ekiden.runtime.errors import TypeInferenceError
 
 ShapeDeclaration = tuple[str, Span | None]
-"""What declares a shape, for messages, and where it is in the model."""
+"""Origin of a declared shape, for messages."""
 
 
 def _is_proven_equal(declared: PrimExpr, actual: PrimExpr) -> bool:

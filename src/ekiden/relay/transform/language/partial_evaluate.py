@@ -80,10 +80,10 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.step_budget import StepBudget
 
 MAX_UNROLL_DEPTH = 5_000
-"""Calls that are unrolled inside each other, before the rest is left as it is."""
+"""Maximum nesting of unrolled calls."""
 
 MAX_EVALUATED_ELEMENTS = 1 << 16
-"""Results of operators that are computed now; larger ones would make the program larger."""
+"""Maximum elements of a result evaluated at compile time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +127,7 @@ class ResidualScope:
     parent: ResidualScope | None
     bindings: list[LetBinding] = field(default_factory=list)
     is_unconditional: bool = True
-    """Whether it is certain that this scope is entered whenever the one around the call is."""
+    """Whether the scope is entered whenever the enclosing call's scope is."""
 
     def encloses(self, inner_scope: ResidualScope | None) -> bool:
         """Return whether this scope encloses another, so that its bindings are visible there."""
@@ -158,7 +158,7 @@ class UnrolledCall:
 
 
 EvaluationCoroutine = Generator["EvaluationCoroutine", StaticValue, StaticValue]
-"""An evaluation in progress, which yields those it waits for."""
+"""Evaluation coroutine, which yields the evaluations it waits for."""
 
 
 def _run_trampoline(first: EvaluationCoroutine) -> StaticValue:
@@ -192,7 +192,7 @@ class _Specializer:
         self.type_params: set[TypeVar] = set()
         """Type parameters of the function that is specialised."""
         self.bound: set[SizeVar] = set()
-        """Names of dimensions that a function inside of another may share with it."""
+        """Dimension symbols that a nested function may share with the enclosing one."""
 
     def specialize_function(self, name: GlobalVar, function: Function) -> Function:
         """Specialise a global function whose arguments are dynamic."""

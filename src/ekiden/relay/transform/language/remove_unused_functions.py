@@ -15,7 +15,7 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.analysis.call_graph import CallGraph
 
 ENTRY_FUNCTIONS_ATTR = "entries"
-"""The attribute of a module that names functions called from outside, beside main."""
+"""Module attribute that names the entry functions besides main."""
 
 
 def RemoveUnusedFunctions(entry_functions: Sequence[str] = ("main",)) -> Pass:  # noqa: N802

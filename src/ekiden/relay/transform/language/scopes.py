@@ -51,12 +51,12 @@ class RelayScope:
     parent: RelayScope | None = None
     depth: int = 0
     jump_ancestor: RelayScope | None = None
-    """A scope further out, so that any scope around is reached in a logarithm of steps."""
+    """Skip pointer to a farther ancestor, for ancestor queries in logarithmic time."""
     nodes: list[RelayExpr] = field(default_factory=list)
     outputs: set[RelayExpr] = field(default_factory=set)
-    """Expressions used by something else than the operands of this scope's own nodes."""
+    """Expressions used outside this scope's own operands."""
     inner: dict[RelayExpr, list[RelayScope]] = field(default_factory=dict)
-    """Expression of this scope -> the scopes that it opens, one for each of its `bodies`."""
+    """Child scopes that each expression opens, one per body."""
 
     def open_child(self, result: RelayExpr) -> RelayScope:
         """Open a child scope."""
@@ -130,7 +130,7 @@ def _operands_and_bodies(kind: type) -> _ChildGetter:
 _OPERANDS_AND_BODIES: dict[type, _ChildGetter] = {
     kind: _operands_and_bodies(kind) for kind in _OPERAND_GETTERS | _BODY_GETTERS
 }
-"""Node class -> its operands and then its bodies: passes walk whole programs by it."""
+"""Child getters by node class: operands first, then bodies."""
 
 
 def operands(expr: RelayExpr) -> tuple[RelayExpr, ...]:
@@ -140,7 +140,7 @@ def operands(expr: RelayExpr) -> tuple[RelayExpr, ...]:
 
 
 def bodies(expr: RelayExpr) -> tuple[RelayExpr, ...]:
-    """Return the results of the child scopes that an expression opens."""
+    """Return the body expressions of the scopes that an expression opens."""
     read = _BODY_GETTERS.get(type(expr))
     return () if read is None else read(expr)
 

@@ -13,7 +13,7 @@ from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import CompileError
 
 MAX_SHOWN_CALLS = 5
-"""Most calls that a message names."""
+"""Maximum calls named in an error message."""
 
 
 def _callee_name(call: Call) -> str:

@@ -61,7 +61,7 @@ else:
 
 AxisPermutation = tuple[int, ...]
 CHANNELS_LAST_LAYOUTS = {"NCHW": "NHWC", "NCDHW": "NDHWC"}
-"""Layouts with the channels first, and last."""
+"""Channels-last layout by channels-first layout."""
 
 
 def inverse_permutation(perm: AxisPermutation) -> AxisPermutation:
@@ -412,7 +412,7 @@ SINK_RULES: Mapping[TransposeRule, SinkRule] = {
     TransposeRule.EXTENTS: _sink_broadcast_to,
     TransposeRule.ORDER: lambda call, perm: emit_transpose(call.args[0], transpose_axes(call)),
 }
-"""What moves a transpose of the (first) operand to the result."""
+"""Rules that sink a transpose from the first operand to the result, by operator."""
 
 
 def _sink_kind(expr: RelayExpr) -> TransposeRule:

@@ -43,10 +43,9 @@ class LayoutValue:
 
 
 LayoutChange = Callable[[Call, Any, Sequence[RelayExpr]], RelayExpr | None]
-"""(call before, attributes for the layouts before, new arguments) -> the call in other layouts;
-None leaves it."""
+"""Function (old call, attributes, new arguments) -> call in new layouts, or None."""
 RewrittenValue = RelayExpr | LayoutValue | list["RewrittenValue"]
-"""What stands for an expression: itself, a value in another layout, the fields of a tuple."""
+"""Rewritten form of an expression: itself, a value in another layout, or tuple fields."""
 
 
 @dataclass(slots=True)
@@ -55,7 +54,7 @@ class LayoutRewriter:
 
     change: LayoutChange
     alteration_attr: str
-    """The attribute of operators whose call is changed though they have no rule."""
+    """Attribute of operators whose calls change layout without a layout rule."""
     rewritten: dict[RelayExpr, RewrittenValue] = field(default_factory=dict)
     transforms: dict[tuple[RelayExpr, Layout, Layout], RelayExpr] = field(default_factory=dict)
     realized: dict[int, tuple[object, RelayExpr]] = field(default_factory=dict)

@@ -32,7 +32,7 @@ from ekiden.runtime.errors import PassError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 TensorVars = frozenset[Var]
-"""Variables whose tensors a value has: itself, or those that a tuple or a field stands for."""
+"""Variables of the tensors in a value."""
 
 
 def tensor_bytes(kind: Type) -> int:

@@ -60,8 +60,7 @@ from ekiden.relay.transform.memory_plan import known_at_entry
 from ekiden.runtime.lazy_dataclass import dataclass
 
 CACHE_LINE_BYTES = 64
-"""Where a part begins is a multiple of this many bytes, as are rows that it lies in: vectors stay
-within cache lines."""
+"""Alignment of operands and rows within the result, so that vectors stay within cache lines."""
 
 
 @dataclass(slots=True)
@@ -101,13 +100,13 @@ class _ChainFacts:
 
     chain: LetChain
     storages: dict[Var, int] = field(default_factory=dict)
-    """Storage -> its binding."""
+    """Binding by storage."""
     tensors: dict[Var, int] = field(default_factory=dict)
-    """Tensor that is the only one of a storage of the chain -> its binding."""
+    """Binding of each tensor that is alone in its storage."""
     kernels: dict[Var, _KernelCall] = field(default_factory=dict)
-    """Tensor -> what writes it."""
+    """Kernel that writes each tensor."""
     users: dict[RelayExpr, list[int]] = field(default_factory=dict)
-    """Variable -> the bindings that it occurs in, as often as it does; -1 is the result."""
+    """Bindings that use each variable, with repetitions; -1 is the result."""
 
     def __post_init__(self) -> None:
         for at, (variable, value) in enumerate(self.chain.bindings):
@@ -249,7 +248,7 @@ class _ConcatenationRewriter:
         self.locations: dict[Var, _SliceLocation] = {}
         self.roots: dict[Var, _ConcatenationStorage] = {}
         self.copies: dict[int, list[tuple[Var, _SliceLocation, Function]]] = {}
-        """Binding of a concatenation that is no kernel any more -> what is still to be copied."""
+        """Remaining copies of each elided concatenation."""
 
     def rewrite_chain(self) -> LetChain:
         """Return the chain with concatenations in place where possible."""

@@ -1,4 +1,4 @@
-"""Offset assignment: place storages in one arena so that those alive together do not overlap
+"""Offset assignment: place storages in one arena so that simultaneously live ones do not overlap
 (dynamic storage allocation).
 
 Constant sizes are placed greedily, largest first, each at the lowest bytes that are free while it
@@ -37,17 +37,16 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 ARENA_ALIGNMENT_BYTES = 64
 MAX_OFFSET_NODES = 4_000
-"""Nodes, as often as they are written, of the longest offset that is computed when a function is
-entered."""
+"""Maximum tree size of an offset expression computed at function entry."""
 MAX_PLACEMENT_ROUNDS, MAX_PLACEMENTS_TRIED = 24, 20_000
-"""Most orders that are tried; and most places in all these together."""
+"""Maximum placement orders tried, and placements over all orders."""
 TYPICAL_SYMBOL_VALUE = 128
-"""The value of a symbol at which sizes are placed, where its upper bound is not below."""
+"""Assumed value of a symbol, capped by its upper bound."""
 
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """Offset of a request in the arena; `size` is a multiple of ALIGNMENT."""
+    """Placement of a request in the arena: its aligned size, live ranges and offset."""
 
     request: StorageRequest
     size: PrimExpr
@@ -55,7 +54,7 @@ class Placement:
     order: KernelOrder | None = None
     offset: PrimExpr = field(default_factory=lambda: const(0))
     byte_range: tuple[int, int] = (0, 0)
-    """Of a constant size the first byte, and the one after the last, where it was put last."""
+    """Byte range of the last placement, for constant sizes."""
 
     def place_at(self, offset: int) -> int:
         """Set the offset, and return the end."""
@@ -174,7 +173,7 @@ class _IntervalIndex:
                 low, high = (low + 1) // 2, (high - 1) // 2
 
     def overlapping(self, placement: Placement) -> list[Placement]:
-        """Return the placements whose live ranges intersect those of one."""
+        """Return the placements whose live ranges intersect the given one's."""
         candidates: dict[Placement, None] = {}
         for first, last in placement.live_ranges:
             at = first + self.size

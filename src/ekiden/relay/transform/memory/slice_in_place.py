@@ -55,9 +55,9 @@ class _SliceKernel:
 
     call: Call
     source: Var
-    """The storage of what is cut."""
+    """Storage of the sliced tensor."""
     result_locations: list[tuple[Var, Var, _StorageLocation]] = field(default_factory=list)
-    """A result, the storage that it has, and its place."""
+    """Result, its storage, and its location in the source."""
 
 
 class _SliceFinder:
@@ -70,9 +70,9 @@ class _SliceFinder:
         self.known = entry_symbols
         self.locations: dict[RelayExpr, _StorageLocation] = {}
         self.views: dict[RelayExpr, RelayExpr] = {}
-        """A tensor in another shape -> that tensor, which may have moved since."""
+        """Tensor that each reshaped view refers to."""
         self.tensor_counts: dict[Var, int] = {}
-        """Storage -> how many tensors lie in it."""
+        """Number of tensors in each storage."""
         self.slice_kernels: list[_SliceKernel] = []
         for block in self.lifetimes.blocks:
             for variable, value in block.chain.bindings:

@@ -90,8 +90,8 @@ def merge_requests(
     known: Mapping[Var, StorageRequest],
     kernels: Iterable[InPlaceCandidate],
 ) -> list[StorageRequest]:
-    """Merge requests into the `shares` of others; `known` holds all requests of the function by
-    storage, `kernels` its kernels in program order.
+    """Merge requests into those whose bytes they reuse; `known` maps storages to requests,
+    `kernels` are in program order.
     """
     owners = {r.storage: r for r in requests}
     ends: dict[Var, frozenset[int]] = {}

@@ -37,7 +37,7 @@ from ekiden.relay.visitor import pattern_vars
 from ekiden.runtime.lazy_dataclass import dataclass
 
 LiveRange = tuple[int, int]
-"""The first position and the last."""
+"""First and last position of a live range."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,15 +48,15 @@ class LifetimeBlock:
     root: RelayExpr
     parent: LifetimeBlock | None = None
     index: int = 0
-    """Of the binding of the parent that opens it."""
+    """Index of the parent's binding that opens the block."""
     opened_at: int = 0
-    """Position of that binding."""
+    """Position of the binding that opens the block."""
     joined_at: int = 0
-    """Position after all bodies of that binding."""
+    """Position after all blocks of that binding."""
     positions: list[int] = field(default_factory=list)
     end: int = 0
     barriers: list[int] = field(default_factory=list)
-    """Indices of bindings that no arena may outlive, ascending."""
+    """Indices of bindings that end arenas, ascending."""
 
     def begin_position(self) -> int:
         """Return the position of the first binding, or of the result."""
@@ -74,14 +74,12 @@ class StorageRequest:
     first: int
     device: int = 0
     uses: dict[LifetimeBlock, int] = field(default_factory=dict)
-    """The last use in each block."""
+    """Last use in each block."""
     shares: list[StorageRequest] = field(default_factory=list)
-    """Storages that follow this one in its very bytes."""
+    """Requests that reuse this storage's bytes in place."""
 
     def live_ranges(self) -> list[LiveRange]:
-        """Return the live ranges of the storage and of those that share its bytes: disjoint,
-        ascending.
-        """
+        """Return the disjoint, ascending live ranges of the storage and its in-place successors."""
         ranges: list[LiveRange] = []
         for first, last in sorted(s for r in (self, *self.shares) for s in _live_ranges(r)):
             if ranges and first <= ranges[-1][1]:
@@ -140,12 +138,12 @@ class StorageLifetimes:
         self.blocks: list[LifetimeBlock] = []
         self.requests: dict[Var, StorageRequest] = {}
         self.storages_by_value: dict[RelayExpr, frozenset[Var]] = {}
-        """Variable -> the storages that its value may lie in."""
+        """Possible storages of each variable's value."""
         self.escaped: set[Var] = set()
         self.invocations: list[tuple[int, Call]] = []
-        """Calls of kernels with their positions."""
+        """Kernel calls with their positions."""
         self.calls: list[tuple[int, Call]] = []
-        """All other calls."""
+        """Other calls with their positions."""
         self._is_barrier = is_barrier
         self._position = 0
         root = LifetimeBlock(parse_let_chain(body), body)

@@ -28,7 +28,7 @@ from ekiden.runtime import Device
 from ekiden.target.virtual_device import RESULT_PLACE, VirtualDevice
 
 OWNS_RESULTS_ATTR = "owns_results"
-"""The attribute of a module whose `main` gives memory of its own alone."""
+"""Module attribute: results of `main` own their memory."""
 
 
 def OwnResults() -> Pass:  # noqa: N802

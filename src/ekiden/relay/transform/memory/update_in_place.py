@@ -38,7 +38,7 @@ from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functi
 from ekiden.relay.transform.memory_plan import KernelInfoMap
 
 UpdatedInputIndex = Callable[[RelayExpr], int | None]
-"""A kernel -> the number of the input that it changes."""
+"""Function: kernel -> index of the input that it updates, or None."""
 
 
 def UpdateInPlace(kernels: KernelInfoMap | None = None) -> Pass:  # noqa: N802
@@ -107,7 +107,7 @@ def _rewrite_chain(
     """
     values = dict(chain.bindings)
     owned: dict[Var, Call] = {}
-    """Results that are made of what they update."""
+    """Results that overwrite the operand they update."""
     gone: set[Var] = set()
     calls: dict[Call, Call] = {}
     for _, value in chain.bindings:

@@ -55,7 +55,7 @@ class _MixedPrecisionRewriter:
         self.new: dict[RelayExpr, RelayExpr] = {}
         self._casts: dict[tuple[RelayExpr, str], RelayExpr] = {}
         self._bound: dict[Var, RelayExpr] = {}
-        """Variable -> the value that a let gives it."""
+        """Value bound to each let variable."""
         self.uncategorized_ops: dict[str, None] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:

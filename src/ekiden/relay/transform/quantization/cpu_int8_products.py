@@ -33,7 +33,7 @@ from ekiden.relay.transform.quantization.match_quantized import (
 )
 
 MIN_PACKED_ROWS = 8
-"""Rows of data from which packing the other side is worth it: fewer read it about once."""
+"""Minimum data rows for which packing the right operand pays."""
 
 
 def select_cpu_product(call: Call) -> RelayExpr | None:

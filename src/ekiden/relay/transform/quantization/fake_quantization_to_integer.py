@@ -54,7 +54,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 def load_rules() -> None:
-    """Register the rules of Ekiden's operators: what no program has named is not loaded."""
+    """Load the modules that register conversion rules, which are imported lazily."""
     import_module("ekiden.relay.qnn.affine_rules")
 
 

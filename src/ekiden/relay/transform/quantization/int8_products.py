@@ -29,7 +29,7 @@ from ekiden.target import Target
 
 INT8_DTYPES = ("int8", "uint8")
 UINT8_TO_INT8_OFFSET = 128
-"""Between the numbers of uint8 and those of int8."""
+"""Offset between uint8 and int8 values."""
 
 
 def select_int8_product(call: Call, target: Target) -> RelayExpr | None:

@@ -46,8 +46,9 @@ CONVERTIBLE_PRODUCTS = (
     "nn.conv2d_transpose",
 )
 ACCUMULATOR_DTYPES = ("int32", "float32")
-"""Types of results of which an integer product is known to hold the sums: those of int32 wrap as
-its own do."""
+"""Accumulator dtypes that hold every sum of an integer product; int32 wraps as the product itself
+does.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class _ScaleAxes:
     row_axes: Mapping[int, int]
     channel_axes: tuple[int, int] | None
     rank: int
-    """Of the result."""
+    """Rank of the result."""
 
 
 def _broadcast_parameter(

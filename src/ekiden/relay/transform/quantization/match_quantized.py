@@ -1,5 +1,5 @@
-"""Match quantised tensors: find the 8-bit data, zero point and scale that a float or integer
-expression stands for.
+"""Quantised tensor matching: find the 8-bit data, zero point and scale that an expression
+represents.
 
     multiply(cast(subtract(cast(%q u8, i32), 3), f32), 0.5f)      %q, zero point 3, scale 0.5
     transpose(qnn.dequantize(%q, 0.5f, 3))                        transpose(%q), 3, 0.5
@@ -30,13 +30,13 @@ from ekiden.topi.dimensions import are_equal_dims
 
 INT8_DTYPES = ("int8", "uint8")
 MAX_MATCHED_STEPS = 16
-"""Operators between a product and the bytes of its operand: quantisers write at most eight."""
+"""Maximum operators between a product and its 8-bit operand; quantisers emit at most eight."""
 MAX_INTEGRALITY_STEPS = 8
-"""Operators below a bound that are looked at for whether they give whole numbers."""
+"""Maximum operators searched in the proof that values are integers."""
 AXIS_MOVING_OPS = ("transpose", "expand_dims", "squeeze")
-"""What moves, adds or drops whole axes."""
+"""Operators that permute, insert or remove whole axes."""
 WIDE_DTYPES = ("int32", "int64", "float32", "float64")
-"""Types that hold bytes less their zero point."""
+"""Dtypes that represent bytes less their zero point."""
 ROUNDING_OPS = ("round", "rint", "floor", "ceil", "trunc")
 
 
@@ -103,9 +103,7 @@ def match_quantized_tensor(expr: RelayExpr) -> QuantizedTensor | None:
 
 
 def _match_quantized_source(expr: RelayExpr) -> QuantizedTensor | None:
-    """Match 8-bit data, or integral values within the range of 8 bits, where the chain of operators
-    begins.
-    """
+    """Match the source of a chain: 8-bit data, or integral values within the range of 8 bits."""
     dtype = tensor_type_of(expr).dtype
     if dtype in INT8_DTYPES:
         return QuantizedTensor(expr)
@@ -178,7 +176,7 @@ def _is_integral(root: RelayExpr) -> bool:
 # --- what is done to them ------------------------------------------------------------------------
 
 QuantizedStep = Callable[[QuantizedTensor, Call, int], QuantizedTensor | None]
-"""(what the operand stands for, the call, which argument it is) -> what the result stands for."""
+"""Function (quantised operand, call, argument index) -> quantised result, or None."""
 
 
 def _quantized_operand(expr: RelayExpr) -> int | None:
@@ -371,6 +369,6 @@ _STEP_BY_OP: Mapping[str, QuantizedStep] = {
     "multiply": _step_multiply,
     "qnn.dequantize": _step_dequantize,
 }
-"""Operators that leave it known what a tensor of bytes stands for."""
+"""Rules of the operators that preserve a quantised tensor."""
 
 __all__ = ["INT8_DTYPES", "QuantizedTensor", "match_quantized_tensor", "tensor_type_of"]

@@ -51,7 +51,7 @@ from ekiden.relay.transform.language.scopes import (
 
 INT8_DTYPES = ("int8", "uint8")
 ConstantMerge = Callable[[Array, Array], Array | None]
-"""fold_product or fold_quotient."""
+"""fold_product or fold_quotient, as a function type."""
 
 
 class _RequantizationMerger:
@@ -61,7 +61,7 @@ class _RequantizationMerger:
         self.order = evaluation_order(root)
         self.uses = Counter(id(o) for e in self.order for o in operands(e))
         self.absorbing_exprs: set[int] = set()
-        """Sums of terms that are scaled by constants, by id: a factor of all goes into these."""
+        """Ids of sums whose terms are all scaled by constants, which absorb a common factor."""
         for expr in self.order:
             if self._absorbs_factor(expr):
                 self.absorbing_exprs.add(id(expr))
@@ -78,8 +78,8 @@ class _RequantizationMerger:
         return self.new[root]
 
     def _absorbs_factor(self, expr: RelayExpr) -> bool:
-        """Return whether a factor of an expression can be absorbed by its constants, given the same
-        of its operands.
+        """Return whether the constants of an expression can absorb a factor, given that its
+        operands can.
         """
         if isinstance(expr, Constant):
             return is_float(str(expr.data.dtype))

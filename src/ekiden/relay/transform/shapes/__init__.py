@@ -1,1 +1,1 @@
-"""Symbolic shapes: passes that name, bind, hoist and carry dimensions."""
+"""Symbolic shapes: passes that name, bind, hoist and pass dimensions."""

@@ -128,7 +128,7 @@ class _DimensionBinder:
         self._original_forms: dict[RelayExpr, RelayExpr] = {}
         self._refined_forms: dict[RelayExpr, RelayExpr] = {}
         self._bindings: dict[Var, list[LetBinding]] = {}
-        """What follows the binding of a variable: its names."""
+        """Dimension bindings that follow each variable's binding."""
         order = evaluation_order(root.body)
         self._order = order
         self._values = {e.var: e.value for e in order if isinstance(e, Let)}

@@ -72,8 +72,9 @@ def dynamic_to_static(root: RelayExpr) -> RelayExpr:
 
 
 def _has_typed_operands(expr: RelayExpr) -> bool:
-    """Return whether each operand has a type: none has what a rebuilt call of a function gives, or
-    a branch, before the whole is inferred again."""
+    """Return whether every operand is typed; rebuilt calls and branches are untyped until the next
+    inference.
+    """
     work = list(expr.args if isinstance(expr, Call) else children(expr))
     while work:
         operand = work.pop()

@@ -31,7 +31,7 @@ from ekiden.relay.unify import size_vars
 from ekiden.topi.dimensions import are_equal_dims
 
 ParameterPath = tuple[Var, tuple[int, ...]]
-"""A parameter, and the fields of tuples that lead to a tensor in it."""
+"""Path of tuple indices from a parameter to a tensor in it."""
 
 
 def _type_at_path(kind: Type, path: tuple[int, ...]) -> TensorType:

@@ -45,7 +45,7 @@ class HostReason(Enum):
 
 
 MAX_CONTROL_ELEMENTS = 16
-"""Twice the dimensions of any tensor of a usual model: a shape, or padding at both ends of each."""
+"""Maximum elements of a control value: a shape, or padding on both sides of every axis."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

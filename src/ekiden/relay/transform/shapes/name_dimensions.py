@@ -25,10 +25,10 @@ from ekiden.relay.visitor import fresh_copy, map_type, type_post_order
 from ekiden.runtime.errors import TypeInferenceError
 
 TRIAL_PRIME_SIZES = (1009, 2003, 3001, 4001, 5003, 6007, 7001, 8009)
-"""The sizes that are tried; a program of more unknown dimensions stays as it is."""
+"""Distinct primes tried as dimension sizes; programs with more unknown dimensions are unchanged."""
 
 DimensionBuilder = Callable[[str, int], PrimExpr]
-"""The dimension along an axis of the parameter of that name."""
+"""Function (parameter name, axis) -> dimension."""
 
 
 def NameDimensions() -> Pass:  # noqa: N802
