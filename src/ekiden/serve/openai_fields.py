@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from itertools import starmap
 from typing import Any
 
-from ekiden.llm.json_schema import json_schema_pattern
+from ekiden.llm.json_schema import json_object_pattern, json_schema_pattern
 from ekiden.runtime.errors import InputError, RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -160,9 +160,13 @@ def _response_format(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text":
         return ""
+    if kind == "json_object":
+        return json_object_pattern()
     described = value.get("json_schema") if isinstance(value, dict) else None
     if kind != "json_schema" or not isinstance(described, dict) or "schema" not in described:
-        raise RequestError(f"'{name}': 'text', or 'json_schema' with a schema, expected")
+        raise RequestError(
+            f"'{name}': 'text', 'json_object', or 'json_schema' with a schema, expected"
+        )
     try:
         return json_schema_pattern(described["schema"])
     except InputError as error:
