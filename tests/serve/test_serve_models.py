@@ -277,11 +277,11 @@ def test_chat_as_events(echo: Running) -> None:
             {
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"name": "a", "schema": {"type": "string", "pattern": "a"}},
+                    "json_schema": {"name": "a", "schema": {"type": "string", "contentEncoding": "base64"}},
                 }
             },
             400,
-            "'response_format': schema: 'pattern' is not supported here",
+            "'response_format': schema: 'contentEncoding' is not supported here",
         ),
         (
             {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from ekiden.llm.answer_parser import REASONING_BEGIN, REASONING_END, AnswerParser
 from ekiden.llm.chat_template import find_chat_template, render_chat
@@ -19,7 +19,7 @@ from ekiden.llm.tool_formats import ToolFormat, find_tool_format
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["Conversation", "open_conversation"]
+__all__ = ["Conversation", "is_conversation", "open_conversation"]
 
 TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Variables that no option may set."""
@@ -104,6 +104,15 @@ def open_conversation(
         tokenizer.encode_rendered(text), None if is_constrained else form, names, has_reasoning,
         "content" if is_constrained else state, pattern,
     )  # fmt: skip
+
+
+def is_conversation(prompt: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    """Return whether a prompt is a list of messages."""
+    return (
+        isinstance(prompt, (list, tuple))
+        and all(isinstance(m, Mapping) for m in prompt)
+        and (len(prompt) > 0)
+    )
 
 
 def is_strict(tool: Mapping[str, Any]) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ import ekiden
 from ekiden import runtime
 from ekiden.kernels.attention.kv_layout import CACHE_FORMATS
 from ekiden.llm.architectures import DecoderConfig, read_config
+from ekiden.llm.chat import ChatAnswer
 from ekiden.llm.config_numbers import read_integer
+from ekiden.llm.conversation import is_conversation, open_conversation
 from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape
 from ekiden.llm.engine import Engine, Stream, to_token_ids
 from ekiden.llm.files import find_tokenizer, open_checkpoint
@@ -465,18 +468,89 @@ class Model:
         Raises InputError for a prompt that is empty, too long or not in the vocabulary, and for
         stop texts without a tokenizer.
         """
-        options = sampling or Sampling()
-        if changes:
-            fields = {name: getattr(options, name) for name in Sampling.__slots__}
-            unknown = sorted(set(changes) - set(fields))
-            if unknown:
-                raise InputError(f"generate: '{unknown[0]}' is none of {', '.join(fields)}")
-            options = Sampling(**{**fields, **changes})
+        options = _change(sampling or Sampling(), changes)
         stream = self.engine.submit(self.encode(prompt), options)
         pieces = self._iter_pieces(stream)
         # A generator that never starts does not reach its finally clause.
         weakref.finalize(pieces, stream.close).atexit = False  # also one that was never begun
         return pieces
+
+    async def generate_async(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling | None = None,
+        **changes: Any,  # noqa: ANN401  # fields of Sampling
+    ) -> AsyncIterator[Piece]:
+        """Generate the answer to a prompt, leaving the event loop free meanwhile; as `generate`."""
+        pieces = self.generate(prompt, sampling, **changes)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            yield piece
+
+    def generate_texts(
+        self,
+        prompts: Sequence[str | Sequence[int] | Sequence[Mapping[str, Any]]],
+        sampling: Sampling | None = None,
+        **changes: Any,  # noqa: ANN401  # fields of Sampling
+    ) -> list[str]:
+        """Return the answers to several prompts, which are made together.
+
+        Args:
+            prompts: Texts, tokens, or conversations: lists of messages.
+            sampling: That of each answer.
+            changes: Fields of `Sampling` to override.
+
+        Raises InputError as `generate` and `chat` do.
+        """
+        answers: list[ChatAnswer | Iterator[Piece]] = [
+            self.chat(prompt, sampling, **changes)
+            if is_conversation(prompt)
+            else self.generate(prompt, sampling, **changes)  # type: ignore[arg-type]
+            for prompt in prompts
+        ]
+        return [
+            answer.read()
+            if isinstance(answer, ChatAnswer)
+            else "".join(piece.text for piece in answer)
+            for answer in answers
+        ]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling: Sampling | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str = "auto",
+        options: Mapping[str, Any] | None = None,
+        **changes: Any,  # noqa: ANN401  # fields of Sampling
+    ) -> ChatAnswer:
+        """Answer a conversation by the model's chat template.
+
+        Args:
+            messages: "role" and "content", and what else the template reads.
+            sampling: By default that of the checkpoint, up to the end of the context.
+            tools: Functions that the answer may call, in OpenAI's form.
+            tool_choice: "auto", "required", or "function:" and the name of the one to call.
+            options: Further variables of the template ("enable_thinking").
+            changes: Fields of `Sampling` to override.
+
+        Raises InputError for messages that the template rejects, a model without tokenizer or
+        template, and what `generate` raises it for.
+        """
+        if self.tokenizer is None:
+            raise InputError("chat: the model has no tokenizer: that takes a tokenizer.json")
+        form = changes.get("grammar", None if sampling is None else sampling.grammar)
+        conversation = open_conversation(
+            self.tokenizer, messages, tools, tool_choice, form is not None, options
+        )
+        if form is None and conversation.pattern:
+            changes["grammar"] = self.grammar(conversation.pattern, conversation.marks)
+        if sampling is None:
+            self.check_prompt(conversation.tokens)
+            rest = self.context - len(conversation.tokens)
+            sampling = Sampling(**{"max_tokens": rest, **self.sampling_defaults})  # type: ignore[arg-type]
+        stream = self.engine.submit(conversation.tokens, _change(sampling, changes))
+        return ChatAnswer(stream, conversation)
 
     def _iter_pieces(self, stream: Stream) -> Iterator[Piece]:
         pieces = Detokenizer(self.tokenizer, stream.prompt, stream.stop_texts)
@@ -494,3 +568,16 @@ class Model:
             yield Piece(None, pieces.rest(), stream.finish)
         finally:
             stream.close()
+
+
+def _change(sampling: Sampling, changes: Mapping[str, Any]) -> Sampling:
+    """Return sampling parameters with some fields changed. Raises InputError for a field that there
+    is not.
+    """
+    if not changes:
+        return sampling
+    fields = {name: getattr(sampling, name) for name in Sampling.__slots__}
+    unknown = sorted(set(changes) - set(fields))
+    if unknown:
+        raise InputError(f"generate: '{unknown[0]}' is none of {', '.join(fields)}")
+    return Sampling(**{**fields, **changes})
