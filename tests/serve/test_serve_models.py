@@ -277,7 +277,10 @@ def test_chat_as_events(echo: Running) -> None:
             {
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"name": "a", "schema": {"type": "string", "contentEncoding": "base64"}},
+                    "json_schema": {
+                        "name": "a",
+                        "schema": {"type": "string", "contentEncoding": "base64"},
+                    },
                 }
             },
             400,

@@ -90,6 +90,19 @@ class DecoderTextModel:
         self._lock = threading.Lock()
         self._loop: EngineLoop | None = None
 
+    @property
+    def sizes(self) -> dict[str, object]:
+        """Return its sizes, by the names of vLLM and of llama.cpp's server."""
+        model, config = self._model, self._model.config
+        return {
+            "max_model_len": model.context,
+            "meta": {
+                "n_ctx": model.context, "n_ctx_train": config.max_positions,
+                "n_vocab": config.vocabulary, "n_embd": config.hidden, "n_layer": config.layers,
+                "n_slots": model.sequences,
+            },
+        }  # fmt: skip
+
     def prepare(self, messages: Sequence[Message], sampling: Sampling) -> DecoderAnswer:
         """Create the answer to a conversation; see `TextEngine`."""
         return self.open(TextRequest(tuple(messages), sampling=sampling))
