@@ -164,7 +164,7 @@ def _text_form(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
     if unknown := sorted(value.keys() - {"format"}):
         raise RequestError(f"'{name}.{unknown[0][:64]}' is not supported")
     form = value.get("format")
-    if isinstance(form, dict) and form.get("type") == "json_schema":
+    if isinstance(form, dict) and form.get("type") == "json_schema" and "schema" in form:
         form = {"type": "json_schema", "json_schema": form}
     return "" if form is None else _response_format(f"{name}.format", form)
 
@@ -179,18 +179,25 @@ def _reasoning(name: str, value: Any) -> Mapping[str, Any]:  # noqa: ANN401  # J
 
 def _response_format(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
     """Return the pattern of the answers that a format allows; empty for any."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "text":
-        return ""
-    if kind == "json_object":
-        return json_object_pattern()
-    described = value.get("json_schema") if isinstance(value, dict) else None
-    if kind != "json_schema" or not isinstance(described, dict) or "schema" not in described:
+    form = value if isinstance(value, dict) else {}
+    kind, described = form.get("type"), form.get("json_schema")
+    if kind == "json_schema" and isinstance(described, dict) and "schema" in described:
+        known, schema = {"type", "json_schema"}, described["schema"]
+    elif kind == "json_object":
+        # A schema beside it is an extension of llama.cpp's server.
+        known, schema = {"type", "schema"}, form.get("schema")
+    elif kind == "text":
+        known, schema = {"type"}, None
+    else:
         raise RequestError(
             f"'{name}': 'text', 'json_object', or 'json_schema' with a schema, expected"
         )
+    if unknown := sorted(form.keys() - known):
+        raise RequestError(f"'{name}.{unknown[0][:64]}' is not supported")
+    if schema is None:
+        return json_object_pattern() if kind == "json_object" else ""
     try:
-        return json_schema_pattern(described["schema"])
+        return json_schema_pattern(schema)
     except InputError as error:
         raise RequestError(f"'{name}': {error}") from error
 

@@ -164,10 +164,14 @@ def build_request(
         values: The fields of the request.
         requests: One for each prompt.
         options: Further fields of `OpenAIRequest`.
+
+    Raises RequestError for options of a stream where there is none.
     """
     choices = tuple(
         _with_seed(request, number) for request in requests for number in range(values.get("n", 1))
     )
+    if "stream_options" in values and not values.get("stream"):
+        raise RequestError("'stream_options': 'stream' expected beside it")
     usage = values.get("stream_options", {}).get("include_usage") is True
     return OpenAIRequest(
         values["model"], endpoint, choices, values.get("n", 1), values.get("stream", False), usage,

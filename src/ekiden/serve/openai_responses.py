@@ -22,8 +22,12 @@ from ekiden.serve.text import TextRequest
 __all__ = ["ResponsesAnswer", "parse_responses_request"]
 
 TEXT_PARTS = ("input_text", "output_text", "text")
-ITEM_KINDS = {"reasoning": "reasoning", "content": "message", "call": "function_call"}
-"""Kind of a delta -> that of its item."""
+ITEM_KINDS = {
+    "reasoning": ("reasoning", "rs"),
+    "content": ("message", "msg"),
+    "call": ("function_call", "fc"),
+}
+"""Kind of a delta -> (that of its item, what the item's name begins with)."""
 
 
 def parse_responses_request(body: Mapping[str, Any]) -> OpenAIRequest:
@@ -207,7 +211,8 @@ class ResponsesAnswer(OpenAIAnswer):
     def _open_item(self, kind: str) -> list[dict[str, object]]:
         """Return the events by which an item begins."""
         self._last = kind
-        item: dict[str, Any] = {"id": f"{kind}_{secrets.token_hex(12)}", "type": ITEM_KINDS[kind]}
+        item_kind, prefix = ITEM_KINDS[kind]
+        item: dict[str, Any] = {"id": f"{prefix}_{secrets.token_hex(12)}", "type": item_kind}
         if kind == "call":
             item |= {"status": "in_progress", "arguments": "", "name": "", "call_id": ""}
         elif kind == "reasoning":
