@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from test_json_schema import BytePieces
+from test_json_schema import BytePieces, fits
 from tiny_models import tiny
 
 from ekiden import llm
@@ -154,6 +154,80 @@ def test_calls_can_be_forced(served: DecoderTextModel, seed: int) -> None:
     assert text == "" and finish == "stop"
     request = TextRequest(said, tools=tuple(TOOLS), tool_choice="required", sampling=sampling)
     assert answer_of(served, request)[1][0].name in ("clock", "add")
+
+
+def strict(entry: dict[str, Any]) -> dict[str, Any]:
+    return {**entry, "function": {**entry["function"], "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("template", "texts", "others"),
+    [
+        (
+            "{{ tools }}<tool_call>",
+            (
+                "",
+                "so < it <tool_ is",
+                '<tool_call>\n{"name": "add", "arguments": {"x":1,"y":"a"}}\n</tool_call>',
+                'I call <tool_call>{"name": "clock", "arguments": {"any": [1]}}</tool_call> twice'
+                '<tool_call>{"name": "add", "arguments": {"x": -3, "y": "b"}}</tool_call>',
+            ),
+            (
+                '<tool_call>{"name": "add", "arguments": {"x":"1","y":"a"}}</tool_call>',
+                '<tool_call>{"name": "no", "arguments": {}}</tool_call>',
+                "<tool_call>text",
+            ),
+        ),
+        (
+            '{{ tools }}{"name": f, "parameters": d}',
+            (
+                "hello",
+                '{"name": "add", "parameters": {"x": 1, "y": "a"}}',
+                '<|python_tag|>{"name": "add", "parameters": {"x": 1, "y": "a"}}',
+            ),
+            ('{"name": "add", "parameters": {}}', "{}", "<|python_tag|>text"),
+        ),
+        (
+            "{{ tools }}[TOOL_CALLS]",
+            ("hi [TOOL", '[TOOL_CALLS][{"name": "add", "arguments": {"x": 1, "y": "a"}}]'),
+            ('[TOOL_CALLS][{"name": "add", "arguments": {}}]',),
+        ),
+    ],
+)
+def test_calls_of_strict_functions_are_of_their_schemas(
+    template: str, texts: Sequence[str], others: Sequence[str]
+) -> None:
+    tools = [TOOLS[0], strict(TOOLS[1])]
+    pattern = open_conversation(tokenizer_of(template), SAYS, tools).pattern
+    for text in texts:
+        assert fits(pattern, text), text
+    for text in others:
+        assert not fits(pattern, text), text
+
+
+def test_a_form_without_json_cannot_be_strict() -> None:
+    with pytest.raises(InputError, match="calls in the form 'xml' cannot be 'strict'"):
+        open_conversation(
+            tokenizer_of("{{ tools }}<tool_call><function="), SAYS, [strict(TOOLS[0])]
+        )
+
+
+def test_a_decoder_calls_strict_functions_by_their_schemas() -> None:
+    tokenizer = Tokenizer(Marked(), {"chat_template": TEMPLATE})
+    model = llm.load(
+        tiny("llama", vocab_size=256, max_position_embeddings=1024), page=16, sequences=1,
+        tokenizer=tokenizer,
+    )  # fmt: skip
+    served = DecoderTextModel(model)
+    sampling = Sampling(seed=1, max_tokens=200, logit_bias={1: 1e4})
+    tools = tuple(map(strict, TOOLS))
+    request = TextRequest((Message("user", "hi"),), tools=tools, sampling=sampling)
+    text, calls, _ = answer_of(served, request)
+    assert calls and text.count("<tool_call>") <= 1  # the last may be cut
+    for call in calls:
+        arguments = json.loads(call.arguments)
+        assert (call.name == "clock" and not arguments) or type(arguments["x"]) is int
+    served.close()
 
 
 def test_texts_are_continued_without_a_template(served: DecoderTextModel) -> None:

@@ -291,7 +291,7 @@ def test_grammars_of_the_past_take_no_memory(
     monkeypatch.setattr(model, "tokenizer", letters())
     form = model.grammar("A")
     assert form is not None and model.grammar("A") is form
-    monkeypatch.setattr("ekiden.llm.model.MAX_TABLE_BYTES", form.moves.nbytes)
+    monkeypatch.setattr("ekiden.llm.model.MAX_TABLE_BYTES", form.nbytes)
     gone = weakref.ref(form)
     del form
     assert model.grammar("B") is not None

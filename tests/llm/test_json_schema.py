@@ -10,9 +10,10 @@ from test_chat import LINES, Bytes
 from tiny_models import tiny
 
 from ekiden import llm
-from ekiden.frontend.onnx.regex import compile_dfa
-from ekiden.llm.json_schema import json_schema_pattern
+from ekiden.llm.grammar import LazyGrammar
+from ekiden.llm.json_schema import json_object_pattern, json_schema_pattern
 from ekiden.llm.text import Tokenizer
+from ekiden.llm.token_trie import TokenTrie
 from ekiden.runtime.errors import InputError
 from ekiden.serve.decoders import DecoderTextModel
 from ekiden.serve.text import Message, Sampling
@@ -32,14 +33,20 @@ PERSON: dict[str, Any] = {
 }
 
 
+BYTES = TokenTrie([bytes([byte]) for byte in range(256)])
+
+
 def matches(schema: object, text: str) -> bool:
-    moves, kinds, accepts = compile_dfa(json_schema_pattern(schema))
-    state = 0
+    return fits(json_schema_pattern(schema), text)
+
+
+def fits(pattern: str, text: str) -> bool:
+    grammar, state = LazyGrammar(pattern, BYTES), 0
     for byte in text.encode():
-        state = int(moves[state, kinds[byte]])
-        if state < 0:
+        if grammar.row(state)[byte] < 0:
             return False
-    return bool(accepts[state])
+        state = grammar.advance(state, byte)
+    return grammar.is_match(state)
 
 
 @pytest.mark.parametrize(
@@ -97,25 +104,107 @@ DOUBLING = {
     ("schema", "message"),
     [
         (3, "schema: an object expected, got 3"),
-        ({}, r"schema: one of '\$ref', 'enum', 'const', 'anyOf', 'type' expected"),
         ({"type": "text"}, "schema: 'type': \"text\" is no type"),
-        ({"type": "string", "pattern": "a"}, "schema: 'pattern' is not supported here"),
-        ({"type": "integer", "minimum": 1}, "schema: 'minimum' is not supported here"),
         ({"type": "string", "format": "email"}, "schema: 'format': one of date, time, date-time"),
-        ({"type": "array"}, "schema: 'items' expected for an array"),
         ({"type": "string", "minLength": 3, "maxLength": 2}, "'maxLength' is below 'minLength'"),
         ({"type": "string", "maxLength": -1}, "'maxLength': a whole number from 0 on expected"),
         ({"type": "object", "required": ["x"]}, "'required': 'x' is no property"),
-        ({"type": "object", "additionalProperties": True}, "'additionalProperties' other than"),
         ({"$ref": "#/$defs/x"}, "'#/\\$defs/x' leads nowhere"),
         ({"$ref": "http://x"}, "a local reference expected"),
         ({"enum": []}, "a list of values expected as 'enum'"),
-        (NODE, "schema at next/#/next/.*: is recursive, or too deep"),
+        ({"not": {}}, r"schema: one of '\$ref', 'enum', 'const', 'anyOf', 'type' expected"),
+        ({"type": "string", "pattern": "a", "maxLength": 1}, "'maxLength' is not supported beside"),
+        ({"type": "string", "pattern": "(a"}, "schema: 'pattern': .* at position"),
+        ({"type": "string", "pattern": "(?=a)"}, "schema: 'pattern': "),
+        ({"type": "string", "pattern": r"a\bc"}, "are not supported inside a pattern"),
+        ({"type": "integer", "minimum": 0.5}, "'minimum': a whole number up to"),
+        ({"type": "integer", "minimum": 2, "maximum": 1}, "no number between its bounds"),
+        ({"type": "integer", "multipleOf": 2}, "'multipleOf' is not supported here"),
+        ({"properties": {"a": {}}, "type": "object", "additionalProperties": {}}, "beside 'prop"),
     ],
 )
 def test_schemas_that_cannot_be_held_are_refused(schema: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         json_schema_pattern(schema)
+
+
+def test_references_may_lead_into_themselves() -> None:
+    tree = {
+        "$ref": "#/$defs/node",
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {
+                    "value": {"type": "integer"},
+                    "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+                },
+                "required": ["value"],
+            }
+        },
+    }
+    assert matches(tree, '{"value":1,"children":[{"value":2},{"value":3,"children":[]}]}')
+    assert not matches(tree, '{"value":1,"children":[{"value":"2"}]}')
+    assert matches(NODE, '{"next":{"next":{}}}')
+    assert not matches(NODE, '{"next":{"next":3}}')
+
+
+def test_a_schema_without_finite_values_is_refused() -> None:
+    with pytest.raises(InputError, match="no tokens make a text"):
+        matches({**NODE, "required": ["next"]}, "{}")
+
+
+@pytest.mark.parametrize("schema", [{}, True, {"type": "object"}, {"type": "array"}])
+def test_a_schema_that_says_nothing_takes_any_value(schema: object) -> None:
+    texts = ['{"a": [1, {"b": null}, "\\n"], "c": -1.5e3}', '[[], {}, [true, "x"]]', "3", '"x"']
+    kinds = ("object", "array") if not isinstance(schema, dict) or not schema else schema["type"]
+    for text, kind in zip(texts, ("object", "array", "", ""), strict=True):
+        assert matches(schema, text) is (schema in ({}, True) or kind == kinds)
+    for text in ("[1,]", '{"a"}', "{1: 2}", "[", "nul"):
+        assert not matches(schema, text)
+
+
+def test_json_objects_nest_to_a_bound() -> None:
+    pattern = json_object_pattern()
+    for depth, expected in ((1, True), (12, True), (100, False)):
+        assert fits(pattern, '{"a": ' * depth + "1" + "}" * depth) is expected
+    assert not fits(pattern, "[]")
+
+
+def test_names_of_objects_may_be_any() -> None:
+    schema = {"type": "object", "additionalProperties": {"type": "integer"}}
+    assert matches(schema, '{"a": 1, "b": 2}') and not matches(schema, '{"a": "1"}')
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 9), (7, 132), (-25, 8), (-9, -3), (95, None),
+                                           (None, -12), (None, 40), (100, 100)])  # fmt: skip
+def test_whole_numbers_keep_their_bounds(low: int | None, high: int | None) -> None:
+    bounds = {k: v for k, v in (("minimum", low), ("maximum", high)) if v is not None}
+    grammar = LazyGrammar(json_schema_pattern({"type": "integer", **bounds}), BYTES)
+    for number in range(-140, 160):
+        state = 0
+        for byte in str(number).encode():
+            state = grammar.advance(state, byte) if state >= 0 else state
+        is_in = (low is None or number >= low) and (high is None or number <= high)
+        assert (state >= 0 and grammar.is_match(state)) is is_in, number
+
+
+def test_numbers_keep_their_bounds() -> None:
+    schema = {"type": "number", "exclusiveMinimum": -2, "maximum": 3}
+    for text in ("-1.99", "-0.5", "0", "2.75", "3", "3.00"):
+        assert matches(schema, text), text
+    for text in ("-2", "-2.0", "3.01", "4", "-3", "1e5"):
+        assert not matches(schema, text), text
+    above = {"type": "number", "exclusiveMinimum": 0}
+    assert [matches(above, t) for t in ("0", "0.0", "0.01", "12.5")] == [False, False, True, True]
+
+
+def test_texts_match_their_pattern_as_json_writes_them() -> None:
+    schema = {"type": "string", "pattern": r"^[A-Z]{2}-\d+$"}
+    assert matches(schema, '"AB-12"') and not matches(schema, '"xAB-12"')
+    anywhere = {"type": "string", "pattern": 'a"b|\\n$'}
+    assert matches(anywhere, r'"xa\"bx"') and matches(anywhere, r'"x\n"')
+    assert not matches(anywhere, '"xa"') and not matches(anywhere, '"xab"')
+    assert matches({"type": "string", "pattern": "^é.+"}, '"éx"')
 
 
 def test_references_that_multiply_are_bounded() -> None:

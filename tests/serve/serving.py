@@ -6,14 +6,14 @@ import asyncio
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ekiden
 from ekiden import relay
-from ekiden.serve import Server, TextModel
+from ekiden.serve import EmbeddingModel, Server, TextModel
 
 PROGRAMS = {
     "soft": "def @main(%x: Tensor[(n, 4), float32]) { nn.softmax(%x) }",
@@ -154,7 +154,9 @@ def rows(inputs: dict[str, list[Any]], datatype: str = "FP32") -> list[dict[str,
 
 @contextmanager
 def serving(
-    folder: Path, text: dict[str, TextModel] | None = None, **given: object
+    folder: Path,
+    text: Mapping[str, TextModel | EmbeddingModel] | None = None,
+    **given: object,
 ) -> Iterator[Running]:
     """A server of a folder, on any port of this machine, until the block ends."""
     may_control = "token_file" not in given and "control_token_file" not in given

@@ -272,16 +272,19 @@ def test_chat_as_events(echo: Running) -> None:
         ({"stream_options": {"x": True}}, 400, "'stream_options.x' is not supported"),
         ({"prompt": "x"}, 400, "'prompt' is not supported"),
         ({"nonsense": 1}, 400, "'nonsense' is not supported"),
-        ({"response_format": {"type": "json_object"}}, 400, "'response_format': 'text', or"),
+        ({"response_format": {"type": "grammar"}}, 400, "'response_format': 'text', 'json_object'"),
         (
             {
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"name": "a", "schema": {"type": "string", "pattern": "a"}},
+                    "json_schema": {
+                        "name": "a",
+                        "schema": {"type": "string", "contentEncoding": "base64"},
+                    },
                 }
             },
             400,
-            "'response_format': schema: 'pattern' is not supported here",
+            "'response_format': schema: 'contentEncoding' is not supported here",
         ),
         (
             {

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+
 from ekiden.llm.answer_parser import AnswerParser
 from ekiden.llm.tool_formats import find_tool_format
 from ekiden.runtime.errors import InputError
-from ekiden.serve import Message, Piece, Sampling
+from ekiden.serve import Embeddings, Message, Piece, Sampling
 from ekiden.serve.text import ScoredToken, TextRequest
 
 
@@ -97,3 +99,13 @@ class ScriptedAnswer:
 
     def cancel(self) -> None:
         pass
+
+
+class Lengths:
+    """A model that makes vectors of texts: their letters, and a half."""
+
+    def embed(self, texts: Sequence[str | tuple[int, ...]]) -> Embeddings:
+        if "refuse" in texts:
+            raise InputError("too long a text")
+        vectors = np.array([[len(text), 0.5] for text in texts], np.float32)
+        return Embeddings(vectors, sum(map(len, texts)))

@@ -24,6 +24,7 @@ COMMANDS = {
     "inspect": "print a stage of the compilation of a model, or an artifact",
     "check": "list a model's operators and check that it can be compiled",
     "verify": "compare a compiled model with ONNX Runtime or ONNX's reference",
+    "chat": "talk with a language model in the terminal",
     "generate": "generate text with a language model, token by token",
     "quantize": "quantise a model: replace floats by integers where little accuracy is lost",
     "serve": "serve models over HTTP and gRPC, and text over OpenAI's protocol",

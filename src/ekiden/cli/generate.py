@@ -1,60 +1,56 @@
-"""`ekiden generate MODEL "text"`: print an answer as it is generated, and the speed."""
+"""`ekiden generate MODEL "text"`: print an answer as it is generated, and the speed; with
+`--prompts` the answers to many.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
-from ekiden.cli.options import thread_count
-from ekiden.kernels.attention.kv_layout import CACHE_FORMATS
-from ekiden.llm.model import Model, load
+from ekiden.cli.text_options import (
+    add_sampling_arguments,
+    add_text_model_arguments,
+    load_text_model,
+    sampling_fields,
+)
+from ekiden.llm.conversation import is_conversation
+from ekiden.llm.model import Model
 from ekiden.llm.sampling import Sampling
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.files import rewrite_os_errors
 
-_SAMPLING_OPTIONS: dict[str, tuple[type, str]] = {
-    "max-tokens": (int, "the most tokens of the answer (256)"),
-    "temperature": (float, "what logits are divided by; 0 for the likeliest token (0)"),
-    "top-k": (int, "only so many of the likeliest tokens"),
-    "top-p": (float, "only the likeliest that make up this share together"),
-    "min-p": (float, "only those that are at least this share of the likeliest one"),
-    "repetition-penalty": (float, "what tokens that came before are made less likely by"),
-    "seed": (int, "equal seeds give equal answers (0)"),
-}
+MAX_TEXTS_AT_ONCE = 16
+"""Of a file of prompts."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", help="a folder with config.json and safetensors, or a GGUF file")
+    add_text_model_arguments(parser)
     parser.add_argument("text", nargs="?", help="what the answer goes on from (standard input)")
     parser.add_argument("--tokens", help="numbers of tokens instead of a text: 1,529,29871")
-    parser.add_argument("--tokenizer", help="a tokenizer.json, where the model has none beside it")
-    parser.add_argument("--context", type=int, help="tokens that a text has at most")
-    parser.add_argument("--cache", help="format of the cache: " + ", ".join(CACHE_FORMATS))
-    parser.add_argument("--threads", type=thread_count, help="threads of a step")
-    parser.add_argument("--draft", help="a smaller model of the same tokens, which proposes some")
-    parser.add_argument("--proposals", type=int, help="how many of them at once (4)")
-    parser.add_argument("--stop", action="append", default=[], help="a text that ends the answer")
+    parser.add_argument(
+        "--prompts",
+        help="a file of prompts, one a line: a text in JSON, or a list of messages of a"
+        " conversation; answers come as lines of JSON",
+    )
     parser.add_argument("--quiet", action="store_true", help="say nothing of tokens a second")
-    for name, (kind, text) in _SAMPLING_OPTIONS.items():
-        parser.add_argument(f"--{name}", type=kind, help=text)
+    add_sampling_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the answer as it is generated. Raises InputError for two prompts."""
     if options.tokens is not None and options.text is not None:
         raise InputError("--tokens: give a prompt as text or as tokens, not both")
-    option_values = {
-        name.replace("-", "_"): getattr(options, name.replace("-", "_"))
-        for name in _SAMPLING_OPTIONS
-    }
-    chosen = {name: value for name, value in option_values.items() if value is not None}
-    sampling = Sampling(**chosen, stop=tuple(options.stop))
-    model = load(
-        options.model, context=options.context, sequences=1, cache=options.cache,
-        tokenizer=options.tokenizer, num_threads=options.threads, draft=options.draft,
-        proposals=options.proposals,
-    )  # fmt: skip
+    if options.prompts is not None and (options.tokens or options.text) is not None:
+        raise InputError("--prompts: give prompts in a file or one as an argument, not both")
+    sampling = Sampling(**sampling_fields(options))
+    if options.prompts is not None:
+        return _answer_all(options, sampling)
+    model = load_text_model(options)
     prompt = _tokenize_prompt(options, model)
     started = time.perf_counter()
     first, count = 0.0, 0
@@ -74,6 +70,33 @@ def run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0
+
+
+def _answer_all(options: argparse.Namespace, sampling: Sampling) -> int:
+    """Print the answers to a file's prompts, in its order. Raises InputError."""
+    prompts = _read_prompts(options.prompts)
+    model = load_text_model(options, sequences=min(max(len(prompts), 1), MAX_TEXTS_AT_ONCE))
+    for text in model.generate_texts(prompts, sampling):
+        print(json.dumps({"text": text}, ensure_ascii=False), flush=True)
+    return 0
+
+
+def _read_prompts(path: str) -> list[Any]:
+    """Return the prompts of a file. Raises InputError for a line that is none."""
+    with rewrite_os_errors("read", path):
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    prompts: list[Any] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            prompt = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"--prompts: line {number}: no JSON: {error}") from error
+        if not isinstance(prompt, str) and not is_conversation(prompt):
+            raise InputError(f"--prompts: line {number}: a text or a list of messages expected")
+        prompts.append(prompt)
+    return prompts
 
 
 def _tokenize_prompt(options: argparse.Namespace, model: Model) -> list[int]:

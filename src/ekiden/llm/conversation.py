@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from ekiden.llm.answer_parser import REASONING_BEGIN, REASONING_END, AnswerParser
 from ekiden.llm.chat_template import find_chat_template, render_chat
-from ekiden.llm.json_schema import json_schema_pattern
+from ekiden.llm.json_schema import json_object_pattern, json_schema_pattern
 from ekiden.llm.text import Tokenizer
 from ekiden.llm.tool_formats import ToolFormat, find_tool_format
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["Conversation", "open_conversation"]
+__all__ = ["Conversation", "is_conversation", "open_conversation"]
 
 TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Variables that no option may set."""
@@ -39,7 +39,8 @@ class Conversation:
     state: str
     """The state of the parser at the answer's first character."""
     pattern: str
-    """The regular expression of an answer that has to be a call; empty for any answer."""
+    """The pattern of an answer that has to be a call, or whose calls have to be of their schemas;
+    empty for any answer."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -95,6 +96,8 @@ def open_conversation(
         assert form is not None
         pattern = _call_pattern(form, tools, tool_choice)
         text, state = text + form.begin, "calls"
+    elif form is not None and not is_constrained and any(map(is_strict, tools)):
+        pattern = _strict_pattern(form, tools)
     names = frozenset(str(tool["function"]["name"]) for tool in tools)
     # A grammar's JSON is content, whatever tools there are.
     return Conversation(
@@ -103,23 +106,75 @@ def open_conversation(
     )  # fmt: skip
 
 
+def is_conversation(prompt: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    """Return whether a prompt is a list of messages."""
+    return (
+        isinstance(prompt, (list, tuple))
+        and all(isinstance(m, Mapping) for m in prompt)
+        and (len(prompt) > 0)
+    )
+
+
+def is_strict(tool: Mapping[str, Any]) -> bool:
+    """Return whether the arguments of a function have to be of its schema."""
+    return tool["function"].get("strict") is True
+
+
 def _call_pattern(form: ToolFormat, tools: Sequence[Mapping[str, Any]], choice: str) -> str:
-    """Return the regular expression of one call. Raises InputError for a form that cannot be
-    forced, or parameters that are no schema that a grammar holds.
+    """Return the pattern of one call. Raises InputError for a form that cannot be forced, or
+    parameters that are no schema that a grammar holds.
     """
     if not form.frame:
         raise InputError(f"'tool_choice': calls in the form '{form.name}' cannot be forced")
     name = choice.removeprefix("function:")
-    chosen = [t for t in tools if choice == "required" or t["function"]["name"] == name]
-    calls = []
-    for number, tool in enumerate(chosen):
-        function = tool["function"]
-        parameters = function.get("parameters") or {"type": "object", "properties": {}}
-        try:
-            arguments = json_schema_pattern(parameters)
-        except InputError as error:
-            raise InputError(f"'tools[{number}].function.parameters': {error}") from error
-        frame = re.escape(form.frame).replace(r"\ ", " ")
-        frame = frame.replace('"NAME"', re.escape(json.dumps(function["name"])))
-        calls.append(frame.replace("ARGUMENTS", arguments))
+    calls = [
+        _framed(form, tool, number, holds_schema=True)
+        for number, tool in enumerate(tools)
+        if choice == "required" or tool["function"]["name"] == name
+    ]
     return f"({'|'.join(calls)})"
+
+
+def _strict_pattern(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return the pattern of answers whose calls, if there are any, are of their schemas. Raises
+    InputError for a form that no grammar holds, and parameters that are no such schema.
+    """
+    if not form.frame:
+        raise InputError(f"'tools': calls in the form '{form.name}' cannot be 'strict'")
+    calls = [
+        _framed(form, tool, number, holds_schema=is_strict(tool))
+        for number, tool in enumerate(tools)
+    ]
+    call = rf"\s{{0,2}}({'|'.join(calls)})\s{{0,2}}"
+    begin = _literal(form.begin)
+    text = f"(?:(?!{begin})(?s:.))*" if begin else "(?s:.)*"
+    if form.opening:  # a call is the whole answer, and its first character says so
+        first = re.escape(form.opening + form.begin[:1])
+        optional = f"({begin})?" if begin else ""
+        return rf"(\s{{0,2}}{optional}{call}|\s{{0,2}}([^\s{first}]{text})?)"
+    if form.end:
+        return f"{text}({begin}{call}{_literal(form.end)}{text})*"
+    return f"{text}({begin}{call})?"
+
+
+def _framed(form: ToolFormat, tool: Mapping[str, Any], number: int, holds_schema: bool) -> str:
+    """Return the pattern of a call of one function. Raises InputError for parameters that are no
+    schema that a grammar holds.
+    """
+    function = tool["function"]
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    try:
+        arguments = (
+            json_schema_pattern(parameters, f"tool{number}_")
+            if holds_schema
+            else json_object_pattern()
+        )
+    except InputError as error:
+        raise InputError(f"'tools[{number}].function.parameters': {error}") from error
+    frame = _literal(form.frame).replace('"NAME"', _literal(json.dumps(function["name"])))
+    return frame.replace("ARGUMENTS", arguments)
+
+
+def _literal(text: str) -> str:
+    """Return the pattern of a text alone."""
+    return re.escape(text).replace(r"\ ", " ")

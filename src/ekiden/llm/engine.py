@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.grammar import Grammar
+from ekiden.llm.grammar import Grammar, LazyGrammar
 from ekiden.llm.logit_edits import TokenScore, score_token
 from ekiden.llm.page_allocator import Key, PageAllocator
 from ekiden.llm.sampling import Sampling
@@ -72,7 +72,7 @@ class Stream:
     """Tokens of the prompt that were in the cache already."""
     read: int = 0
     """Tokens that the cache holds."""
-    grammar: Grammar | None = None
+    grammar: Grammar | LazyGrammar | None = None
     state: int = 0
     """Of the grammar."""
     keys: list[Key] = field(default_factory=list)
@@ -382,7 +382,7 @@ class Engine:
                     stream, "failed", f"the logits of token {token_number} are no numbers"
                 )
             if stream.grammar is not None:
-                stream.state = int(stream.grammar.moves[stream.state, token])
+                stream.state = stream.grammar.advance(stream.state, token)
                 assert stream.state >= 0, "tokens that a form forbids have no weight"
             stream.tokens.append(token)
             try:
@@ -390,8 +390,11 @@ class Engine:
                     return self._finish_stream(stream, "stop")
             except InputError as error:  # of the tokenizer's decoder: those beside it go on
                 return self._finish_stream(stream, "failed", str(error))
-            if stream.grammar is not None and stream.grammar.is_over(stream.state):
-                return self._finish_stream(stream, "stop")
+            try:
+                if stream.grammar is not None and stream.grammar.is_over(stream.state):
+                    return self._finish_stream(stream, "stop")
+            except InputError as error:  # a pattern of too many states
+                return self._finish_stream(stream, "failed", str(error))
             if stream.length >= stream.limit:
                 return self._finish_stream(stream, "length")
         return None

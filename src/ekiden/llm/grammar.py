@@ -1,26 +1,35 @@
-"""Constrained generation: a regular expression compiled to an automaton over the tokens of a
-vocabulary.
+"""Constrained generation: the tokens that may follow, by the automaton of a regular expression.
 
-The automaton moves by bytes. A token moves it by all of its bytes, so that a table of states and
-tokens is all that the choice of a token needs; moves after which no tokens lead to a match are left
-out.
+The automaton moves by bytes, a token by all of its bytes. Moves after which no tokens lead to a
+match are left out.
+
+    Grammar        a table of states and tokens, made at once: also for vocabularies without a token
+                   for each byte, and for patterns that look at neighbours (`\\b`)
+    LazyGrammar    the row of a state is made when a text first reaches it: patterns that call parts
+                   of themselves, of any number of states
 """
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.frontend.onnx.regex import RegexError, compile_dfa
+from ekiden.llm.pushdown import DEAD, PushdownAutomaton, calls_groups
+from ekiden.llm.token_trie import TokenTrie
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["MAX_TABLE_BYTES", "Grammar"]
+__all__ = ["MAX_TABLE_BYTES", "Grammar", "LazyGrammar", "compile_grammar"]
 
 MAX_TABLE_BYTES = 1 << 30
 """Of a table."""
+MAX_ROW_BYTES = 1 << 27
+"""Of the rows that a lazy grammar keeps."""
 NO_TRANSITION = -1
 
 
@@ -80,6 +89,147 @@ class Grammar:
     def is_over(self, state: int) -> bool:
         """Return whether no token may follow in this state."""
         return not (self.moves[state] >= 0).any()
+
+    @property
+    def vocabulary(self) -> int:
+        """Return the number of tokens that it is for."""
+        return int(self.moves.shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that its table takes."""
+        return int(self.moves.nbytes)
+
+    def row(self, state: int) -> NDArray[np.int32]:
+        """Return the moves of a state [tokens]: below 0 where a token may not come."""
+        moves: NDArray[np.int32] = self.moves[state]
+        return moves
+
+    def advance(self, state: int, token: int) -> int:
+        """Return the state after a token, below 0 for one that may not come."""
+        return int(self.moves[state, token])
+
+    def is_match(self, state: int) -> bool:
+        """Return whether the text so far matches."""
+        return bool(self.accepts[state])
+
+
+class LazyGrammar:
+    """Grammar of answers whose states are made as texts reach them; several engines may use it."""
+
+    def __init__(self, pattern: str, trie: TokenTrie, ends: Sequence[int] = ()) -> None:
+        """Create a grammar.
+
+        Args:
+            pattern: What the whole answer matches, as `PushdownAutomaton` reads it.
+            trie: The tokens.
+            ends: The end tokens, allowed where the pattern matches.
+
+        Raises InputError for an invalid pattern, or one that matches no text of these tokens.
+        """
+        self.pattern, self._trie, self._ends = pattern, trie, list(ends)
+        try:
+            self._automaton = PushdownAutomaton(pattern, trie.single_bytes)
+        except RegexError as error:
+            raise InputError(f"grammar: {error}") from error
+        if not self._automaton.can_match:
+            raise InputError(f"grammar: no tokens make a text that {pattern[:256]!r} matches")
+        # The class of each byte of the trie, level by level.
+        self._kinds = [self._automaton.kinds[level.letters] for level in trie.levels]
+        self._rows: OrderedDict[int, NDArray[np.int32]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def has_assertions(self) -> bool:
+        """Return whether the pattern looks at neighbours, which this class does not honour."""
+        return self._automaton.has_assertions
+
+    @property
+    def vocabulary(self) -> int:
+        """Return the number of tokens that it is for."""
+        return len(self._trie.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that its rows and states take, about."""
+        return 4 * self.vocabulary * len(self._rows) + 2048 * self._automaton.state_count
+
+    def row(self, state: int) -> NDArray[np.int32]:
+        """Return a row [tokens] of 0 for tokens that may follow and -1 for others. Raises
+        InputError for a pattern that takes too many states.
+        """
+        with self._lock:
+            row = self._rows.get(state)
+            if row is not None:
+                self._rows.move_to_end(state)
+                return row
+            try:
+                row = self._compute_row(state)
+            except RegexError as error:
+                raise InputError(f"grammar: {error}") from error
+            self._rows[state] = row
+            while len(self._rows) > 1 and len(self._rows) * row.nbytes > MAX_ROW_BYTES:
+                self._rows.popitem(last=False)
+            return row
+
+    def _compute_row(self, state: int) -> NDArray[np.int32]:
+        automaton = self._automaton
+        row = np.full(self.vocabulary, NO_TRANSITION, np.int32)
+        nodes, states = np.zeros(1, np.int32), np.array([state], np.int32)
+        for level, kinds in zip(self._trie.levels, self._kinds, strict=True):
+            nodes, places = level.children(nodes)
+            states = automaton.follow(states[places], kinds[nodes])
+            goes_on = states != DEAD
+            nodes, states = nodes[goes_on], states[goes_on]
+            if not len(nodes):
+                break
+            is_allowed = np.zeros(len(kinds), np.bool_)
+            is_allowed[nodes] = automaton.is_alive[states]
+            row[level.tokens[is_allowed[level.ends]]] = 0
+        # The end token is allowed exactly where the text matches.
+        row[self._ends] = 0 if automaton.accepts[state] else NO_TRANSITION
+        return row
+
+    def advance(self, state: int, token: int) -> int:
+        """Return the state after a token, below 0 for one that may not come."""
+        if token in self._ends:
+            return state if self.is_match(state) else NO_TRANSITION
+        at = np.array([state], np.int32)
+        with self._lock:
+            for byte in self._trie.tokens[token] or b"":
+                at = self._automaton.follow(at, self._automaton.kinds[byte : byte + 1])
+        return NO_TRANSITION if at[0] == DEAD else int(at[0])
+
+    def is_match(self, state: int) -> bool:
+        """Return whether the text so far matches."""
+        return self._automaton.accepts[state]
+
+    def is_over(self, state: int) -> bool:
+        """Return whether no token may follow."""
+        return not (self.row(state) >= 0).any()
+
+
+def compile_grammar(
+    pattern: str, trie: TokenTrie, ends: Sequence[int] = ()
+) -> Grammar | LazyGrammar:
+    """Compile a pattern for a vocabulary, lazily where that is exact.
+
+    Args:
+        pattern: What the whole answer matches.
+        trie: The tokens.
+        ends: The end tokens, allowed where the pattern matches.
+
+    Raises InputError as `Grammar.of` and `LazyGrammar` do.
+    """
+    # With a token for each byte that tokens have, each byte that a match goes on by is a token:
+    # without, texts are left out that only longer tokens could go on.
+    if trie.single_bytes == trie.bytes or calls_groups(pattern):
+        lazy = LazyGrammar(pattern, trie, ends)
+        if not lazy.has_assertions:
+            return lazy
+        if calls_groups(pattern):
+            raise InputError("grammar: '^', '$', '\\b' and '\\B' do not go with calls of groups")
+    return Grammar.of(pattern, trie.tokens, ends)
 
 
 def _productive_states(moves: NDArray[np.int32], accepts: NDArray[np.bool_]) -> NDArray[np.bool_]:

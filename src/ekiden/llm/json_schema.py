@@ -1,7 +1,9 @@
-"""JSON schemas as regular expressions, by which `Grammar` constrains answers.
+"""JSON schemas as patterns, by which grammars constrain answers.
 
 Properties come in the order of the schema, values with at most one space after a colon or comma. A
-keyword that the expression cannot hold is refused by name: an answer never breaks its schema.
+keyword that the pattern cannot hold is refused by name: an answer never breaks its schema.
+References that lead into themselves, and values without a schema, are groups that are called
+(`pushdown`); other schemas are regular expressions.
 
 Source: JSON Schema 2020-12; RFC 8259 for the forms of values.
 """
@@ -13,9 +15,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ekiden.frontend.onnx.regex import RegexError
+from ekiden.llm.json_numbers import MAX_BOUND, integer_range_pattern, number_range_pattern
+from ekiden.llm.json_texts import JSON_CHAR, json_text_pattern
 from ekiden.runtime.errors import InputError
 
-__all__ = ["json_schema_pattern"]
+__all__ = ["json_object_pattern", "json_schema_pattern"]
 
 MAX_PATTERN_CHARS = 200_000
 """Of an expression: references may double it with each of their levels."""
@@ -27,7 +32,6 @@ _ANNOTATIONS = frozenset({
     "definitions", "deprecated", "readOnly", "writeOnly",
 })  # fmt: skip
 """Keywords that say nothing about a value."""
-_CHAR = r'([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))'
 _INTEGER = "-?(0|[1-9][0-9]*)"
 _NUMBER = rf"{_INTEGER}(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
@@ -40,35 +44,69 @@ _FORMATS: Mapping[str, str] = {
     "uuid": f"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}",
 }
 """Formats of texts (RFC 3339, RFC 9562)."""
+_VALUE, _OBJECT, _ARRAY, _MEMBER = "json", "json_object", "json_array", "json_member"
+_ANY_GROUPS: Mapping[str, str] = {
+    _VALUE: rf'(?&{_OBJECT})|(?&{_ARRAY})|"{JSON_CHAR}*"|{_NUMBER}|true|false|null',
+    _OBJECT: rf"\{{((?&{_MEMBER})(, ?(?&{_MEMBER}))*)?\}}",
+    _ARRAY: rf"\[((?&{_VALUE})(, ?(?&{_VALUE}))*)?\]",
+    _MEMBER: rf'"{JSON_CHAR}*": ?(?&{_VALUE})',
+}
+"""Any value (RFC 8259), by the names of groups."""
 
 
-def json_schema_pattern(schema: object) -> str:
-    """Return the regular expression of a schema's values as JSON. Raises InputError for an invalid
-    or recursive schema, one that needs too large an expression, or an unsupported keyword.
+def json_object_pattern() -> str:
+    """Return the pattern of any object in JSON."""
+    return _define(_ANY_GROUPS, f"(?&{_OBJECT})")
+
+
+def json_schema_pattern(schema: object, prefix: str = "") -> str:
+    """Return the pattern of a schema's values as JSON. Raises InputError for an invalid schema, one
+    that needs too large a pattern, or an unsupported keyword. Names of its groups begin with
+    `prefix`, by which several patterns can be parts of one.
     """
-    return _SchemaCompiler(schema).value(schema, ())
+    compiler = _SchemaCompiler(schema, prefix)
+    return _define(compiler.groups, compiler.value(schema, ()))
+
+
+def _define(groups: Mapping[str, str], pattern: str) -> str:
+    """Return a pattern with the groups that it calls."""
+    definitions = "".join(f"(?<{name}>{group})" for name, group in groups.items())
+    return f"(?(DEFINE){definitions}){pattern}" if groups else pattern
 
 
 class _SchemaCompiler:
     """Compiler of one schema; `path` is the location within it for errors."""
 
-    def __init__(self, root: object) -> None:
-        self._root = root
+    def __init__(self, root: object, prefix: str) -> None:
+        self._root, self._prefix = root, prefix
         self._total_chars = 0
         self._patterns: dict[str, str] = {}
         """By reference."""
+        self._open: dict[str, str] = {}
+        """Reference that is being compiled -> the group that it is called by."""
+        self.groups: dict[str, str] = {}
+        """The groups that the pattern calls."""
 
     def value(self, schema: object, path: tuple[str, ...]) -> str:
         """Return the expression of a schema's values."""
         if len(path) > MAX_SCHEMA_DEPTH:
             raise self._error(path, "is recursive, or too deep")
+        if schema is True:
+            return self._any_value(_VALUE)
         if not isinstance(schema, Mapping):
             raise self._error(path, f"an object expected, got {json.dumps(schema)[:64]}")
         keywords = {key: entry for key, entry in schema.items() if key not in _ANNOTATIONS}
         for key, rule in _RULES.items():
             if key in keywords:
                 return self._count(rule(self, keywords, path), path)
+        if not keywords:
+            return self._any_value(_VALUE)
         raise self._error(path, f"one of {', '.join(map(repr, _RULES))} expected")
+
+    def _any_value(self, name: str) -> str:
+        """Return the call of a group of any values."""
+        self.groups.update(_ANY_GROUPS)
+        return f"(?&{name})"
 
     def _count(self, pattern: str, path: tuple[str, ...]) -> str:
         """Count the characters of a subpattern towards the limit. Raises InputError for too
@@ -87,12 +125,21 @@ class _SchemaCompiler:
             raise self._error(path, f"a local reference expected, got {json.dumps(reference)[:64]}")
         if reference in self._patterns:
             return self._patterns[reference]
+        if reference in self._open:
+            group = self._open[reference] or f"{self._prefix}group{len(self.groups)}"
+            self._open[reference] = group
+            self.groups.setdefault(group, "")
+            return f"(?&{group})"
         for step in filter(None, reference[1:].split("/")):
             key = step.replace("~1", "/").replace("~0", "~")
             if not isinstance(target, Mapping) or key not in target:
                 raise self._error(path, f"'{reference[:64]}' leads nowhere")
             target = target[key]
+        self._open[reference] = ""
         pattern = self.value(target, (*path, reference))
+        if group := self._open.pop(reference):  # it led into itself
+            self.groups[group] = pattern
+            pattern = f"(?&{group})"
         self._patterns[reference] = pattern
         return pattern
 
@@ -133,28 +180,62 @@ class _SchemaCompiler:
             case "string":
                 return self._string(keywords, path)
             case "integer":
-                return _INTEGER
+                return self._number(keywords, path, is_integer=True)
             case "number":
-                return _NUMBER
+                return self._number(keywords, path, is_integer=False)
             case "boolean":
                 return "(true|false)"
             case "null":
                 return "null"
         raise self._error(path, f"'type': {json.dumps(kind)[:64]} is no type")
 
+    def _number(self, keywords: Mapping[str, Any], path: tuple[str, ...], is_integer: bool) -> str:
+        """Return the expression of numbers within bounds."""
+        bounds: dict[str, int] = {}
+        for key in _TYPE_KEYWORDS["number"]:
+            value = keywords.get(key)
+            if value is None:
+                continue
+            if type(value) not in (int, float) or value % 1 or abs(value) > MAX_BOUND:
+                raise self._error(path, f"'{key}': a whole number up to {MAX_BOUND} expected")
+            bounds[key] = int(value)
+        if not bounds:
+            return _INTEGER if is_integer else _NUMBER
+        low, is_above = _tighter(bounds.get("minimum"), bounds.get("exclusiveMinimum"), 1)
+        high, is_below = _tighter(bounds.get("maximum"), bounds.get("exclusiveMaximum"), -1)
+        if is_integer:
+            low = None if low is None else low + is_above
+            high = None if high is None else high - is_below
+            pattern = integer_range_pattern(low, high)
+        else:
+            pattern = number_range_pattern(low, high, is_above, is_below)
+        if not pattern:
+            raise self._error(path, "there is no number between its bounds")
+        return pattern
+
     def _string(self, keywords: Mapping[str, Any], path: tuple[str, ...]) -> str:
+        if "pattern" in keywords:
+            return self._matched_string(keywords, path)
         if "format" not in keywords:
-            return f'"{_CHAR}{self._repetition(keywords, "minLength", "maxLength", path)}"'
+            return f'"{JSON_CHAR}{self._repetition(keywords, "minLength", "maxLength", path)}"'
         form = _FORMATS.get(str(keywords["format"]))
         if form is None or len(keywords.keys() & {"minLength", "maxLength"}):
             expected = ", ".join(_FORMATS)
             raise self._error(path, f"'format': one of {expected}, without lengths, expected")
         return f'"{form}"'
 
+    def _matched_string(self, keywords: Mapping[str, Any], path: tuple[str, ...]) -> str:
+        if beside := sorted(keywords.keys() & {"minLength", "maxLength", "format"}):
+            raise self._error(path, f"'{beside[0]}' is not supported beside 'pattern'")
+        if not isinstance(keywords["pattern"], str):
+            raise self._error(path, "'pattern': a regular expression expected")
+        try:
+            return json_text_pattern(keywords["pattern"])
+        except RegexError as error:
+            raise self._error(path, f"'pattern': {error}") from error
+
     def _array(self, keywords: Mapping[str, Any], path: tuple[str, ...]) -> str:
-        if "items" not in keywords:
-            raise self._error(path, "'items' expected for an array")
-        item = self.value(keywords["items"], (*path, "items"))
+        item = self.value(keywords.get("items", True), (*path, "items"))
         minimum, maximum = self._bounds(keywords, "minItems", "maxItems", path)
         if maximum == 0:
             return r"\[\]"
@@ -166,8 +247,12 @@ class _SchemaCompiler:
         properties, required = keywords.get("properties", {}), keywords.get("required", [])
         if not isinstance(properties, Mapping) or not isinstance(required, list):
             raise self._error(path, "'properties' and a list 'required' expected")
-        if keywords.get("additionalProperties", False) is not False:
-            raise self._error(path, "'additionalProperties' other than false is not supported")
+        others = keywords.get("additionalProperties", "properties" not in keywords)
+        if not properties and not required and others is not False:
+            return self._any_object(others, path)
+        # Where others are allowed, an object without any is one of the schema too.
+        if not isinstance(others, bool):
+            raise self._error(path, "'additionalProperties' are not supported beside 'properties'")
         if unknown := [name for name in required if name not in properties]:
             raise self._error(path, f"'required': '{str(unknown[0])[:64]}' is no property")
         # Built from the last property: `first` where none came before, `later` after a comma.
@@ -182,6 +267,14 @@ class _SchemaCompiler:
                 later = f"(, ?{entry})?{later}"
             self._count(first, path)
         return rf"\{{{first}\}}"
+
+    def _any_object(self, schema: object, path: tuple[str, ...]) -> str:
+        """Return the expression of objects of any names, with values of a schema."""
+        if schema is True:
+            return self._any_value(_OBJECT)
+        value = self.value(schema, (*path, "additionalProperties"))
+        member = f'"{JSON_CHAR}*": ?{value}'
+        return rf"\{{({member}(, ?{member})*)?\}}"
 
     def _repetition(
         self, keywords: Mapping[str, Any], least: str, most: str, path: tuple[str, ...]
@@ -225,8 +318,17 @@ _RULES: Mapping[str, _Rule] = {
 _TYPE_KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "object": ("properties", "required", "additionalProperties"),
     "array": ("items", "minItems", "maxItems"),
-    "string": ("minLength", "maxLength", "format"),
+    "string": ("minLength", "maxLength", "format", "pattern"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    "integer": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
 }
+
+
+def _tighter(bound: int | None, exclusive: int | None, sign: int) -> tuple[int | None, bool]:
+    """Return the tighter of two bounds, and whether it is exclusive; `sign` is 1 for lower ones."""
+    if exclusive is None or (bound is not None and sign * bound > sign * exclusive):
+        return bound, False
+    return exclusive, True
 
 
 def _escape(text: str) -> str:

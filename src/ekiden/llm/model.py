@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ import ekiden
 from ekiden import runtime
 from ekiden.kernels.attention.kv_layout import CACHE_FORMATS
 from ekiden.llm.architectures import DecoderConfig, read_config
+from ekiden.llm.chat import ChatAnswer
 from ekiden.llm.config_numbers import read_integer
+from ekiden.llm.conversation import is_conversation, open_conversation
 from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape
 from ekiden.llm.engine import Engine, Stream, to_token_ids
 from ekiden.llm.files import find_tokenizer, open_checkpoint
 from ekiden.llm.generation_config import read_sampling_defaults
-from ekiden.llm.grammar import MAX_TABLE_BYTES, Grammar
+from ekiden.llm.grammar import MAX_TABLE_BYTES, Grammar, LazyGrammar, compile_grammar
 from ekiden.llm.logit_edits import logit_edits
 from ekiden.llm.program import (
     DECODE,
@@ -34,6 +37,7 @@ from ekiden.llm.program import (
 )
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.text import Detokenizer, Tokenizer
+from ekiden.llm.token_trie import TokenTrie
 from ekiden.llm.weights import Checkpoint, FileBacked, HasGenerationConfig
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -44,6 +48,8 @@ __all__ = ["Model", "Piece", "load"]
 Ints = NDArray[np.int32]
 DEFAULT_CONTEXT_TOKENS = 4096
 """Tokens of a text, where nobody says and the model can have more."""
+MAX_GRAMMARS = 64
+"""Of recent texts, which are kept."""
 DEFAULT_PROPOSED_TOKENS = 4
 """Of a smaller model at once, where nobody says."""
 
@@ -211,8 +217,8 @@ class Model:
         self.ends = config.end_tokens
         self._machine = VirtualMachine(exe)
         self._free = runtime.tensor(np.zeros((1, config.vocabulary), np.int32))
-        self._joined: tuple[list[Grammar], runtime.Tensor] = [], self._free
-        self._grammars: dict[str, Grammar] = {}
+        self._grammars: dict[tuple[str, Sequence[str]], Grammar | LazyGrammar] = {}
+        self._tries: dict[Sequence[str], TokenTrie] = {}
         self._engine: Engine | None = None
         self._lock, self._calls = threading.Lock(), threading.Lock()
 
@@ -378,52 +384,64 @@ class Model:
         return history, settings, seeds, np.array(all(s.sampling.is_greedy for s in streams))
 
     def _grammar_inputs(self, streams: Sequence[Stream]) -> tuple[runtime.Tensor, Ints]:
-        """Return the concatenated transition tables of the texts' grammars, and each text's state
-        in them, -1 without a grammar.
+        """Return the rows of the states of the texts' grammars [n, vocabulary], and the number of
+        each text's row, -1 without a grammar.
         """
-        grammars = list(dict.fromkeys(s.grammar for s in streams if s.grammar is not None))
-        if not grammars:
+        if not any(stream.grammar is not None for stream in streams):
             return self._free, np.full(len(streams), -1, np.int32)
-        # Grammars share one table, so each one's states are offset by the sizes of those before it.
-        starts = np.cumsum([0, *(len(grammar_.moves) for grammar_ in grammars)])
-        joined = self._joined  # another engine may put others there
-        if joined[0] != grammars:
-            shifted = [
-                np.where(g.moves >= 0, g.moves + n, -1)
-                for g, n in zip(grammars, starts, strict=False)
-            ]
-            joined = grammars, runtime.tensor(np.concatenate(shifted).astype(np.int32))
-            self._joined = joined
-        begins = {g: int(n) for g, n in zip(grammars, starts, strict=False)}
-        states = [-1 if s.grammar is None else begins[s.grammar] + s.state for s in streams]
-        return joined[1], np.array(states, np.int32)
+        # Steps with a grammar are of one token, so that a table needs the rows of the present
+        # states alone.
+        rows = [s.grammar.row(s.state) for s in streams if s.grammar is not None]
+        numbers = np.cumsum([s.grammar is not None for s in streams]) - 1
+        states = np.where([s.grammar is None for s in streams], -1, numbers)
+        return runtime.tensor(np.stack(rows)), states.astype(np.int32)
 
-    def grammar(self, given: Grammar | str | None) -> Grammar | None:
-        """Compile a regular expression, caching recent ones. Raises InputError, also without a
-        tokenizer to give the tokens' text.
+    def grammar(
+        self, given: Grammar | LazyGrammar | str | None, marks: Sequence[str] = ()
+    ) -> Grammar | LazyGrammar | None:
+        """Compile a pattern, caching recent ones. Raises InputError, also without a tokenizer to
+        give the tokens' text. Of special tokens, `marks` alone may match.
         """
-        if given is None or isinstance(given, Grammar):
-            if given is not None and given.moves.shape[1] != self.config.vocabulary:
+        if given is None or not isinstance(given, str):
+            if given is not None and given.vocabulary != self.config.vocabulary:
                 raise InputError(
-                    f"grammar: it is for {given.moves.shape[1]} tokens, the model has"
+                    f"grammar: it is for {given.vocabulary} tokens, the model has"
                     f" {self.config.vocabulary}"
                 )
             return given
         if self.tokenizer is None:
             raise InputError("grammar: a tokenizer is needed to say what tokens are")
-        # Compiled outside the lock: a table for a large vocabulary takes seconds, and two threads
-        # may at worst build it twice.
+        key = given, tuple(marks)
+        # Compiled outside the lock: two threads may at worst build it twice.
         with self._lock:
-            cached = self._grammars.get(given)
-        if cached is not None:
-            return cached
-        tokens = self.tokenizer.token_bytes(self.config.vocabulary)
-        compiled = Grammar.of(given, tokens, self.ends)
+            cached = self._grammars.pop(key, None)
+            if cached is not None and cached.nbytes <= MAX_TABLE_BYTES // 2:
+                self._grammars[key] = cached
+                return cached
+        compiled = compile_grammar(given, self._token_trie(key[1]), self.ends)
         with self._lock:
-            self._grammars[given] = compiled
-            while sum(g.moves.nbytes for g in self._grammars.values()) > MAX_TABLE_BYTES:
+            self._grammars[key] = compiled
+            while sum(g.nbytes for g in self._grammars.values()) > MAX_TABLE_BYTES or (
+                len(self._grammars) > MAX_GRAMMARS
+            ):
                 del self._grammars[next(iter(self._grammars))]
         return compiled
+
+    def _token_trie(self, marks: Sequence[str]) -> TokenTrie:
+        """Return the tokens as grammars see them, with those of `marks` that are special."""
+        assert self.tokenizer is not None
+        special = self.tokenizer.special_tokens if marks else {}
+        shown = tuple(mark for mark in marks if mark in special)
+        with self._lock:
+            trie = self._tries.get(shown)
+        if trie is None:
+            tokens = self.tokenizer.token_bytes(self.config.vocabulary)
+            for mark in shown:
+                tokens[special[mark]] = mark.encode()
+            trie = TokenTrie(tokens)
+            with self._lock:
+                self._tries[shown] = trie
+        return trie
 
     # Texts.
 
@@ -450,18 +468,89 @@ class Model:
         Raises InputError for a prompt that is empty, too long or not in the vocabulary, and for
         stop texts without a tokenizer.
         """
-        options = sampling or Sampling()
-        if changes:
-            fields = {name: getattr(options, name) for name in Sampling.__slots__}
-            unknown = sorted(set(changes) - set(fields))
-            if unknown:
-                raise InputError(f"generate: '{unknown[0]}' is none of {', '.join(fields)}")
-            options = Sampling(**{**fields, **changes})
+        options = _change(sampling or Sampling(), changes)
         stream = self.engine.submit(self.encode(prompt), options)
         pieces = self._iter_pieces(stream)
         # A generator that never starts does not reach its finally clause.
         weakref.finalize(pieces, stream.close).atexit = False  # also one that was never begun
         return pieces
+
+    async def generate_async(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling | None = None,
+        **changes: Any,  # noqa: ANN401  # fields of Sampling
+    ) -> AsyncIterator[Piece]:
+        """Generate the answer to a prompt, leaving the event loop free meanwhile; as `generate`."""
+        pieces = self.generate(prompt, sampling, **changes)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            yield piece
+
+    def generate_texts(
+        self,
+        prompts: Sequence[str | Sequence[int] | Sequence[Mapping[str, Any]]],
+        sampling: Sampling | None = None,
+        **changes: Any,  # noqa: ANN401  # fields of Sampling
+    ) -> list[str]:
+        """Return the answers to several prompts, which are made together.
+
+        Args:
+            prompts: Texts, tokens, or conversations: lists of messages.
+            sampling: That of each answer.
+            changes: Fields of `Sampling` to override.
+
+        Raises InputError as `generate` and `chat` do.
+        """
+        answers: list[ChatAnswer | Iterator[Piece]] = [
+            self.chat(prompt, sampling, **changes)
+            if is_conversation(prompt)
+            else self.generate(prompt, sampling, **changes)  # type: ignore[arg-type]
+            for prompt in prompts
+        ]
+        return [
+            answer.read()
+            if isinstance(answer, ChatAnswer)
+            else "".join(piece.text for piece in answer)
+            for answer in answers
+        ]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling: Sampling | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str = "auto",
+        options: Mapping[str, Any] | None = None,
+        **changes: Any,  # noqa: ANN401  # fields of Sampling
+    ) -> ChatAnswer:
+        """Answer a conversation by the model's chat template.
+
+        Args:
+            messages: "role" and "content", and what else the template reads.
+            sampling: By default that of the checkpoint, up to the end of the context.
+            tools: Functions that the answer may call, in OpenAI's form.
+            tool_choice: "auto", "required", or "function:" and the name of the one to call.
+            options: Further variables of the template ("enable_thinking").
+            changes: Fields of `Sampling` to override.
+
+        Raises InputError for messages that the template rejects, a model without tokenizer or
+        template, and what `generate` raises it for.
+        """
+        if self.tokenizer is None:
+            raise InputError("chat: the model has no tokenizer: that takes a tokenizer.json")
+        form = changes.get("grammar", None if sampling is None else sampling.grammar)
+        conversation = open_conversation(
+            self.tokenizer, messages, tools, tool_choice, form is not None, options
+        )
+        if form is None and conversation.pattern:
+            changes["grammar"] = self.grammar(conversation.pattern, conversation.marks)
+        if sampling is None:
+            self.check_prompt(conversation.tokens)
+            rest = self.context - len(conversation.tokens)
+            sampling = Sampling(**{"max_tokens": rest, **self.sampling_defaults})  # type: ignore[arg-type]
+        stream = self.engine.submit(conversation.tokens, _change(sampling, changes))
+        return ChatAnswer(stream, conversation)
 
     def _iter_pieces(self, stream: Stream) -> Iterator[Piece]:
         pieces = Detokenizer(self.tokenizer, stream.prompt, stream.stop_texts)
@@ -479,3 +568,16 @@ class Model:
             yield Piece(None, pieces.rest(), stream.finish)
         finally:
             stream.close()
+
+
+def _change(sampling: Sampling, changes: Mapping[str, Any]) -> Sampling:
+    """Return sampling parameters with some fields changed. Raises InputError for a field that there
+    is not.
+    """
+    if not changes:
+        return sampling
+    fields = {name: getattr(sampling, name) for name in Sampling.__slots__}
+    unknown = sorted(set(changes) - set(fields))
+    if unknown:
+        raise InputError(f"generate: '{unknown[0]}' is none of {', '.join(fields)}")
+    return Sampling(**{**fields, **changes})

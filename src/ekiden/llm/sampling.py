@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
-from ekiden.llm.grammar import Grammar
+from ekiden.llm.grammar import Grammar, LazyGrammar
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -44,7 +44,7 @@ class Sampling:
     special token is one too, though it has no text."""
     ignore_end: bool = False
     """Whether tokens that end a text are as others."""
-    grammar: Grammar | str | None = None
+    grammar: Grammar | LazyGrammar | str | None = None
     """The form of the text: a regular expression that the whole answer matches."""
     frequency_penalty: float = 0.0
     """What is subtracted from a token's logit for each time that the answer has it already."""

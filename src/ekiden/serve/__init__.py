@@ -16,12 +16,15 @@ import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ek
 from ekiden._lazy import load_module
 from ekiden.runtime.errors import ServeError
 from ekiden.serve.config import ModelConfig, ServerConfig
-from ekiden.serve.text import Message, Piece, Sampling, TextModel
+from ekiden.serve.text import EmbeddingModel, Embeddings, Message, Piece, Sampling, TextModel
 
 if TYPE_CHECKING:
     from ekiden.serve.server import Server
 
-__all__ = ["Message", "ModelConfig", "Piece", "Sampling", "Server", "ServerConfig", "TextModel"]
+__all__ = [
+    "EmbeddingModel", "Embeddings", "Message", "ModelConfig", "Piece", "Sampling", "Server",
+    "ServerConfig", "TextModel",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -11,6 +11,7 @@ from ekiden import llm
 from ekiden.llm.answer_parser import AnswerParser
 from ekiden.llm.conversation import Conversation, open_conversation
 from ekiden.llm.engine_loop import EngineLoop, TokenUpdate
+from ekiden.llm.grammar import Grammar, LazyGrammar
 from ekiden.llm.logit_edits import TokenScore
 from ekiden.llm.text import Detokenizer, Tokenizer
 from ekiden.runtime.errors import LoadError, RequestError, RunError
@@ -89,6 +90,19 @@ class DecoderTextModel:
         self._lock = threading.Lock()
         self._loop: EngineLoop | None = None
 
+    @property
+    def sizes(self) -> dict[str, object]:
+        """Return its sizes, by the names of vLLM and of llama.cpp's server."""
+        model, config = self._model, self._model.config
+        return {
+            "max_model_len": model.context,
+            "meta": {
+                "n_ctx": model.context, "n_ctx_train": config.max_positions,
+                "n_vocab": config.vocabulary, "n_embd": config.hidden, "n_layer": config.layers,
+                "n_slots": model.sequences,
+            },
+        }  # fmt: skip
+
     def prepare(self, messages: Sequence[Message], sampling: Sampling) -> DecoderAnswer:
         """Create the answer to a conversation; see `TextEngine`."""
         return self.open(TextRequest(tuple(messages), sampling=sampling))
@@ -98,21 +112,23 @@ class DecoderTextModel:
         model, sampling = self._model, request.sampling
         assert model.tokenizer is not None
         conversation: Conversation | None = None
-        pattern = sampling.pattern
+        grammar = model.grammar(sampling.pattern or None)
         if request.prompt is None:
             conversation = open_conversation(
                 model.tokenizer,
                 [_to_template_message(message) for message in request.messages],
                 request.tools,
                 request.tool_choice,
-                bool(pattern),
+                grammar is not None,
                 request.template_options,
             )
             tokens = conversation.tokens
-            pattern = pattern or conversation.pattern
+            if conversation.pattern:
+                # What tells calls apart may be special tokens, which a grammar has to see.
+                grammar = model.grammar(conversation.pattern, conversation.marks)
         else:
             tokens = model.encode(request.prompt)
-        stream = model.engine.prepare(tokens, self._to_llm_sampling(len(tokens), sampling, pattern))
+        stream = model.engine.prepare(tokens, self._to_llm_sampling(len(tokens), sampling, grammar))
         with self._lock:
             if self._loop is None:
                 self._loop = EngineLoop(model.engine)
@@ -145,7 +161,9 @@ class DecoderTextModel:
         for piece in self._model.generate(tokens, options):
             yield Piece(piece.text, int(piece.token is not None), piece.finish)
 
-    def _to_llm_sampling(self, prompt: int, sampling: Sampling, pattern: str = "") -> llm.Sampling:
+    def _to_llm_sampling(
+        self, prompt: int, sampling: Sampling, grammar: Grammar | LazyGrammar | None = None
+    ) -> llm.Sampling:
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         requested = {name: getattr(sampling, name) for name in names}
         settings: dict[str, Any] = {
@@ -158,7 +176,7 @@ class DecoderTextModel:
             max_tokens=sampling.max_tokens or self._model.context - prompt,
             seed=secrets.randbits(62) if sampling.seed is None else sampling.seed,
             stop=sampling.stop,
-            grammar=pattern or sampling.pattern or None,
+            grammar=grammar or sampling.pattern or None,
             frequency_penalty=sampling.frequency_penalty,
             presence_penalty=sampling.presence_penalty,
             logit_bias=sampling.logit_bias,

@@ -202,6 +202,8 @@ class Generation:
         text = version.program.text
         if text is None:
             raise RequestError(f"model '{name}' is none of text: ask for /v2/models/{name}/infer")
+        if not isinstance(text, TextModel):
+            raise RequestError(f"model '{name}' makes embeddings alone: ask for /v1/embeddings")
         if request.sampling.pattern and not constrains_answers(text):
             raise RequestError(f"'response_format': model '{name}' gives texts of any form alone")
         if not isinstance(text, RequestEngine):

@@ -35,6 +35,8 @@ __all__ = ["HttpApplication", "json_response", "read_body"]
 
 UNAUTHENTICATED_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
 """What is answered without a token: a machine that asks whether the server lives has none."""
+PAGE_PATH = "/"
+"""The page that tries models, which is the same for all and asks for a token itself."""
 BINARY_CONTENT_TYPE = "application/octet-stream"
 MAX_CONTROL_BYTES = 64 << 10
 """The most bytes of a request to load, unload or list."""
@@ -157,7 +159,8 @@ class HttpApplication:
         try:
             if scope["path"] not in UNAUTHENTICATED_PATHS:
                 self._browsers.check(scope, headers)
-                self._tokens.check(headers.get(b"authorization", b""))
+                if scope["path"] != PAGE_PATH:
+                    self._tokens.check(headers.get(b"authorization", b""))
             if b"traceparent" in headers:
                 PARENT_CONTEXT.set(headers[b"traceparent"].decode("latin-1"))
             endpoint, scope["path_params"] = self._routes.match(scope["method"], scope["path"])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from itertools import starmap
 from typing import Any
 
-from ekiden.llm.json_schema import json_schema_pattern
+from ekiden.llm.json_schema import json_object_pattern, json_schema_pattern
 from ekiden.runtime.errors import InputError, RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -155,16 +155,49 @@ def _stream_options(name: str, value: Any) -> dict[str, Any]:  # noqa: ANN401  #
     return options
 
 
+def _text_form(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
+    """Return the pattern that "text" of a response asks for, whose format holds the schema itself;
+    empty for any answer.
+    """
+    if not isinstance(value, dict):
+        raise RequestError(f"'{name}': an object expected")
+    if unknown := sorted(value.keys() - {"format"}):
+        raise RequestError(f"'{name}.{unknown[0][:64]}' is not supported")
+    form = value.get("format")
+    if isinstance(form, dict) and form.get("type") == "json_schema" and "schema" in form:
+        form = {"type": "json_schema", "json_schema": form}
+    return "" if form is None else _response_format(f"{name}.format", form)
+
+
+def _reasoning(name: str, value: Any) -> Mapping[str, Any]:  # noqa: ANN401  # JSON
+    """Return what is asked of reasoning: its effort."""
+    fields = {k: v for k, v in _object(name, value).items() if v is not None}
+    if unknown := sorted(fields.keys() - {"effort"}):
+        raise RequestError(f"'{name}.{unknown[0][:64]}' is not supported")
+    return fields
+
+
 def _response_format(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
     """Return the pattern of the answers that a format allows; empty for any."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "text":
-        return ""
-    described = value.get("json_schema") if isinstance(value, dict) else None
-    if kind != "json_schema" or not isinstance(described, dict) or "schema" not in described:
-        raise RequestError(f"'{name}': 'text', or 'json_schema' with a schema, expected")
+    form = value if isinstance(value, dict) else {}
+    kind, described = form.get("type"), form.get("json_schema")
+    if kind == "json_schema" and isinstance(described, dict) and "schema" in described:
+        known, schema = {"type", "json_schema"}, described["schema"]
+    elif kind == "json_object":
+        # A schema beside it is an extension of llama.cpp's server.
+        known, schema = {"type", "schema"}, form.get("schema")
+    elif kind == "text":
+        known, schema = {"type"}, None
+    else:
+        raise RequestError(
+            f"'{name}': 'text', 'json_object', or 'json_schema' with a schema, expected"
+        )
+    if unknown := sorted(form.keys() - known):
+        raise RequestError(f"'{name}.{unknown[0][:64]}' is not supported")
+    if schema is None:
+        return json_object_pattern() if kind == "json_object" else ""
     try:
-        return json_schema_pattern(described["schema"])
+        return json_schema_pattern(schema)
     except InputError as error:
         raise RequestError(f"'{name}': {error}") from error
 
@@ -178,15 +211,18 @@ FIELDS: Mapping[str, RequestField] = {row.name: row for row in starmap(RequestFi
     ("model",                  "cpre", _model,                  "the model that answers"),
     ("messages",               "c",    _messages,               "the chat template"),
     ("prompt",                 "p",    _anything,               "texts or tokens, one or several"),
-    ("stream",                 "cp",   _flag,                   "server-sent events"),
+    ("input",                  "re",   _anything,               "a conversation; texts or tokens"),
+    ("instructions",           "r",    _text,                   "the message of the system"),
+    ("stream",                 "cpr",   _flag,                   "server-sent events"),
     ("stream_options",         "cp",   _stream_options,         "`include_usage`"),
     ("max_tokens",             "cp",   _TOKENS,                 "the engine"),
     ("max_completion_tokens",  "c",    _TOKENS,                 "the engine, before `max_tokens`"),
-    ("temperature",            "cp",   _number(0, 2),           "token choice"),
-    ("top_p",                  "cp",   _number(0, 1),           "token choice"),
-    ("top_k",                  "cp",   _integer(0, 2**24),      "token choice; an extension"),
-    ("min_p",                  "cp",   _number(0, 1),           "token choice; an extension"),
-    ("repetition_penalty",     "cp",   _number(1e-3, 1e3),      "token choice; an extension"),
+    ("max_output_tokens",      "r",    _TOKENS,                 "the engine"),
+    ("temperature",            "cpr",   _number(0, 2),           "token choice"),
+    ("top_p",                  "cpr",   _number(0, 1),           "token choice"),
+    ("top_k",                  "cpr",   _integer(0, 2**24),      "token choice; an extension"),
+    ("min_p",                  "cpr",   _number(0, 1),           "token choice; an extension"),
+    ("repetition_penalty",     "cpr",   _number(1e-3, 1e3),      "token choice; an extension"),
     ("frequency_penalty",      "cp",   _PENALTY,                "logits of the answer's tokens"),
     ("presence_penalty",       "cp",   _PENALTY,                "logits of the answer's tokens"),
     ("logit_bias",             "cp",   _biases,                 "logits by token"),
@@ -199,19 +235,28 @@ FIELDS: Mapping[str, RequestField] = {row.name: row for row in starmap(RequestFi
     ("top_logprobs",           "c",    _integer(0, 20),         "the likeliest beside each token"),
     ("echo",                   "p",    _flag,                   "the prompt; not with `logprobs`"),
     ("response_format",        "c",    _response_format,        "a grammar"),
-    ("tools",                  "c",    _list,                   "the chat template, a parser"),
-    ("tool_choice",            "c",    _anything,               "a grammar forces a call"),
-    ("parallel_tool_calls",    "c",    _flag,                   "`false`: the first call alone"),
+    ("text",                   "r",    _text_form,              "`format`: a grammar"),
+    ("tools",                  "cr",    _list,                   "the chat template, a parser"),
+    ("tool_choice",            "cr",    _anything,               "a grammar forces a call"),
+    ("parallel_tool_calls",    "cr",    _flag,                   "`false`: the first call alone"),
     ("reasoning_effort",       "c",    _text,                   "a variable of the chat template"),
-    ("chat_template_kwargs",   "c",    _object,                 "its variables; an extension"),
+    ("reasoning",              "r",    _reasoning,              "`effort`, for the chat template"),
+    ("chat_template_kwargs",   "cr",    _object,                 "its variables; an extension"),
     ("modalities",             "c",    _only(["text"]),         "text alone"),
+    ("encoding_format",        "e",    _only("float", "base64"), "numbers, or base64 of float32"),
+    ("dimensions",             "e",    _integer(1, 2**20),      "the model's own length alone"),
+    ("previous_response_id",   "r",    _only(),                 "refused: nothing is stored"),
+    ("conversation",           "r",    _only(),                 "refused: nothing is stored"),
+    ("background",             "r",    _only(False),            "answers are waited for"),
+    ("include",                "r",    _only([]),               "nothing further"),
+    ("truncation",             "r",    _only("disabled"),       "a prompt is never cut"),
     ("functions",              "c",    _only([]),               "refused: `tools` replace it"),
-    ("user",                   "cpe",  _anything,               ""),
-    ("metadata",               "c",    _anything,               ""),
-    ("store",                  "c",    _only(False),            "nothing is stored"),
-    ("service_tier",           "c",    _anything,               ""),
-    ("safety_identifier",      "c",    _anything,               ""),
-    ("prompt_cache_key",       "c",    _anything,               ""),
+    ("user",                   "cper",  _anything,               ""),
+    ("metadata",               "cr",    _anything,               ""),
+    ("store",                  "cr",    _only(False),            "nothing is stored"),
+    ("service_tier",           "cr",    _anything,               ""),
+    ("safety_identifier",      "cr",    _anything,               ""),
+    ("prompt_cache_key",       "cr",    _anything,               ""),
     ("prediction",             "c",    _anything,               ""),
 ))}
 # fmt: on

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Any
 
 from ekiden.runtime.errors import RequestError
@@ -12,9 +12,12 @@ from ekiden.serve.openai_fields import read_fields
 from ekiden.serve.openai_messages import parse_messages, parse_tool_choice, parse_tools
 from ekiden.serve.text import Sampling, TextRequest
 
-__all__ = ["CHAT", "COMPLETIONS", "OpenAIRequest", "parse_chat_request", "parse_completion_request"]
+__all__ = [
+    "CHAT", "COMPLETIONS", "RESPONSES", "OpenAIRequest", "build_request", "parse_chat_request",
+    "parse_completion_request", "parse_sampling",
+]  # fmt: skip
 
-CHAT, COMPLETIONS = "c", "p"
+CHAT, COMPLETIONS, RESPONSES = "c", "p", "r"
 MAX_PROMPTS = 128
 """Prompts of one request for completions."""
 DEFAULT_COMPLETION_TOKENS = 16
@@ -27,7 +30,7 @@ class OpenAIRequest:
 
     model: str
     endpoint: str
-    """`CHAT` or `COMPLETIONS`."""
+    """`CHAT`, `COMPLETIONS` or `RESPONSES`."""
     requests: tuple[TextRequest, ...]
     """One for each choice of the answer, in its order: `n` for the first prompt, and so on."""
     n: int = 1
@@ -41,6 +44,8 @@ class OpenAIRequest:
     """Whether an answer may have several calls."""
     is_forced_call: bool = False
     """Whether the answer is a call of a named function, which ends with "stop"."""
+    echo: Mapping[str, Any] = field(default_factory=dict)
+    """What a response repeats of its request."""
 
 
 def parse_chat_request(body: Mapping[str, Any]) -> OpenAIRequest:
@@ -55,15 +60,15 @@ def parse_chat_request(body: Mapping[str, Any]) -> OpenAIRequest:
     options = dict(values.get("chat_template_kwargs", {}))
     if "reasoning_effort" in values:
         options.setdefault("reasoning_effort", values["reasoning_effort"])
-    sampling = _parse_sampling(values, _chat_logprobs(values))
+    pattern = values.get("response_format", "")
     request = TextRequest(
         messages=parse_messages(values["messages"]),
-        sampling=replace(sampling, pattern=values.get("response_format", "")),
+        sampling=parse_sampling(values, _chat_logprobs(values), pattern),
         tools=() if choice == "none" else tools,
         tool_choice="auto" if choice == "none" else choice,
         template_options=options,
     )
-    return _build(
+    return build_request(
         CHAT, values, (request,), is_parallel=values.get("parallel_tool_calls", True),
         is_forced_call=choice.startswith("function:"),
     )  # fmt: skip
@@ -96,9 +101,9 @@ def parse_completion_request(body: Mapping[str, Any]) -> OpenAIRequest:
         raise RequestError("'echo': not supported with 'logprobs'")
     if values.get("echo") and not all(isinstance(prompt, str) for prompt in prompts):
         raise RequestError("'echo': prompts of text expected")
-    sampling = _parse_sampling({"max_tokens": DEFAULT_COMPLETION_TOKENS, **values}, logprobs)
+    sampling = parse_sampling({"max_tokens": DEFAULT_COMPLETION_TOKENS, **values}, logprobs)
     requests = tuple(TextRequest(prompt=prompt, sampling=sampling) for prompt in prompts)
-    return _build(COMPLETIONS, values, requests, is_echo=values.get("echo", False))
+    return build_request(COMPLETIONS, values, requests, is_echo=values.get("echo", False))
 
 
 def _parse_prompts(value: object) -> list[str | tuple[int, ...]]:
@@ -123,7 +128,14 @@ def _parse_prompts(value: object) -> list[str | tuple[int, ...]]:
     return prompts
 
 
-def _parse_sampling(values: Mapping[str, Any], logprobs: int | None) -> Sampling:
+def parse_sampling(values: Mapping[str, Any], logprobs: int | None, pattern: str = "") -> Sampling:
+    """Return how tokens are chosen.
+
+    Args:
+        values: The fields of the request.
+        logprobs: The number of likeliest tokens to report; None for none.
+        pattern: What the whole answer matches; empty for any answer.
+    """
     names = (
         "temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty",
         "frequency_penalty", "presence_penalty", "logit_bias",
@@ -135,16 +147,31 @@ def _parse_sampling(values: Mapping[str, Any], logprobs: int | None) -> Sampling
         stop=values.get("stop", ()),
         ignore_end=values.get("ignore_eos", False),
         logprobs=logprobs,
+        pattern=pattern,
     )
 
 
-def _build(
-    endpoint: str, values: Mapping[str, Any], requests: tuple[TextRequest, ...], **options: bool
+def build_request(
+    endpoint: str,
+    values: Mapping[str, Any],
+    requests: tuple[TextRequest, ...],
+    **options: Any,  # noqa: ANN401  # fields of OpenAIRequest
 ) -> OpenAIRequest:
-    """Return the request, with as many choices for each prompt as it asks for."""
+    """Return a request, with as many choices for each prompt as it asks for.
+
+    Args:
+        endpoint: Its letter.
+        values: The fields of the request.
+        requests: One for each prompt.
+        options: Further fields of `OpenAIRequest`.
+
+    Raises RequestError for options of a stream where there is none.
+    """
     choices = tuple(
         _with_seed(request, number) for request in requests for number in range(values.get("n", 1))
     )
+    if "stream_options" in values and not values.get("stream"):
+        raise RequestError("'stream_options': 'stream' expected beside it")
     usage = values.get("stream_options", {}).get("include_usage") is True
     return OpenAIRequest(
         values["model"], endpoint, choices, values.get("n", 1), values.get("stream", False), usage,

@@ -1,15 +1,16 @@
 """OpenAI's endpoints, for text models.
 
-Paths: /v1/models, /v1/models/NAME, /v1/chat/completions and /v1/completions (also as streams of
-events).
+Paths: /v1/models, /v1/models/NAME, /v1/chat/completions, /v1/completions and /v1/responses (also as
+streams of events), /v1/embeddings; and / with a page that talks to them.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import Request
@@ -23,16 +24,28 @@ from ekiden.serve.engine import ServingEngine
 from ekiden.serve.generation import Generation
 from ekiden.serve.http_messages import is_short_body
 from ekiden.serve.openai_answers import OpenAIAnswer
+from ekiden.serve.openai_embeddings import embed, parse_embedding_request
 from ekiden.serve.openai_requests import (
+    RESPONSES,
     OpenAIRequest,
     parse_chat_request,
     parse_completion_request,
 )
+from ekiden.serve.openai_responses import ResponsesAnswer, parse_responses_request
 from ekiden.serve.routes import Route
 
 __all__ = ["OpenAIRoutes", "openai_error"]
 
 Parser = Callable[[Mapping[str, Any]], OpenAIRequest]
+Parsed = TypeVar("Parsed")
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; style-src"
+    " 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+"""The page loads nothing, sends to this server alone, and stands in no other page."""
 
 
 class OpenAIRoutes:
@@ -51,10 +64,16 @@ class OpenAIRoutes:
             Route("/v1/models/{model}", self.model),
             Route("/v1/chat/completions", self.chat, methods=("POST",)),
             Route("/v1/completions", self.completions, methods=("POST",)),
+            Route("/v1/responses", self.responses, methods=("POST",)),
+            Route("/v1/embeddings", self.embeddings, methods=("POST",)),
+            Route("", self.page),
         ]
 
     def _model_row(self, name: str) -> dict[str, object]:
-        return {"id": name, "object": "model", "created": self._started, "owned_by": "ekiden"}
+        row = {"id": name, "object": "model", "created": self._started, "owned_by": "ekiden"}
+        # The names of vLLM and of llama.cpp's server, for what OpenAI's own answer does not have.
+        sizes = getattr(self._engine.repository.get(name).text, "sizes", None)
+        return row if sizes is None else {**row, **sizes}
 
     async def models(self, request: Request) -> Response:
         """List the text models."""
@@ -75,6 +94,23 @@ class OpenAIRoutes:
     async def completions(self, request: Request) -> Response:
         """Complete texts, at once or as a stream."""
         return await self._respond(request, parse_completion_request)
+
+    async def responses(self, request: Request) -> Response:
+        """Answer a conversation of items, at once or as a stream."""
+        return await self._respond(request, parse_responses_request)
+
+    async def embeddings(self, request: Request) -> Response:
+        """Return the vectors of texts."""
+        body = await self._read_body(request)
+        read = partial(_parse_body, parse_embedding_request, body)
+        parsed = read() if is_short_body(body) else await self._engine.run_on_reader(read)
+        with CancelOnDisconnect(request.scope):
+            answer = await embed(self._engine, parsed)
+            return _json_response(answer)
+
+    async def page(self, request: Request) -> Response:
+        """Return the page that tries models; it has no secrets, and asks for a token itself."""
+        return Response(_chat_page(), media_type="text/html", headers=PAGE_HEADERS)
 
     async def _respond(self, request: Request, parse: Parser) -> Response:
         body = await self._read_body(request)
@@ -101,11 +137,17 @@ class OpenAIRoutes:
             for generation in generations:
                 generation.close()
             raise
-        return OpenAIAnswer(request, generations)
+        kind = ResponsesAnswer if request.endpoint == RESPONSES else OpenAIAnswer
+        return kind(request, generations)
 
 
-def _parse_body(parse: Parser, body: bytes | bytearray) -> OpenAIRequest:
+def _parse_body(parse: Callable[[Mapping[str, Any]], Parsed], body: bytes | bytearray) -> Parsed:
     return parse(parse_bounded_object(body))
+
+
+@cache
+def _chat_page() -> bytes:
+    return files("ekiden.serve").joinpath("chat.html").read_bytes()
 
 
 class EventStreamResponse(StreamingResponse):
@@ -129,8 +171,13 @@ async def _iter_events(answer: OpenAIAnswer) -> AsyncIterator[bytes]:
     """
     try:
         async for chunk in answer.chunks():
-            yield _sse_data(chunk)
-        yield b"data: [DONE]\n\n"
+            # Events of responses have names; chunks of completions have none.
+            name = chunk.get("type")
+            yield _sse_data(chunk) if name is None else b"event: %b\n%b" % (
+                str(name).encode(), _sse_data(chunk),
+            )  # fmt: skip
+        if not isinstance(answer, ResponsesAnswer):
+            yield b"data: [DONE]\n\n"
     except RequestError as error:
         yield _sse_data({"error": openai_error(error, "server_error")})
 

@@ -36,7 +36,7 @@ from ekiden.serve.signature import (
     output_arrays,
     read_signature,
 )
-from ekiden.serve.text import TextEngine, TextModel, find_text_model
+from ekiden.serve.text import EmbeddingModel, TextEngine, TextModel, find_text_model
 
 __all__ = ["ModelRepository", "ModelVersion", "ServedModel", "VersionState"]
 
@@ -65,7 +65,7 @@ class ServedProgram:
     executable: Executable | None
     signature: ModelSignature
     make_session: Callable[[], SequenceSession] | None
-    text: TextModel | None = None
+    text: TextModel | EmbeddingModel | None = None
 
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
         """Run the program. Raises what the executable raises."""
@@ -207,7 +207,7 @@ class ServedModel:
         return loaded
 
     @property
-    def text(self) -> TextModel | None:
+    def text(self) -> TextModel | EmbeddingModel | None:
         """Return the text model object, if it is one."""
         newest = self.versions.get(max(self.versions, default=0))
         return None if newest is None else newest.program.text
@@ -286,7 +286,9 @@ class ModelRepository:
             raise RequestError("no model of that name is there", "unknown")
         return model
 
-    def add_text(self, name: str, text: TextModel, config: ModelConfig | None = None) -> None:
+    def add_text(
+        self, name: str, text: TextModel | EmbeddingModel, config: ModelConfig | None = None
+    ) -> None:
         """Add a text model that has no file."""
         model = self.models[name] = ServedModel(name, self.folder / name)
         model.configure(config or ModelConfig())

@@ -12,8 +12,9 @@ from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [
-    "Message", "Piece", "RequestEngine", "Sampling", "ScoredToken", "TextAnswer", "TextEngine",
-    "TextModel", "TextRequest", "constrains_answers", "find_text_model",
+    "EmbeddingModel", "Embeddings", "Message", "Piece", "RequestEngine", "Sampling",
+    "ScoredToken", "TextAnswer", "TextEngine", "TextModel", "TextRequest", "constrains_answers",
+    "find_text_model",
 ]  # fmt: skip
 
 
@@ -121,6 +122,26 @@ class TextModel(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Vectors of texts."""
+
+    vectors: Any
+    """float32 [texts, dimensions], as numpy takes it."""
+    tokens: int = 0
+    """How many tokens the texts have together."""
+
+
+@runtime_checkable
+class EmbeddingModel(Protocol):
+    """Interface of a model that makes vectors of texts."""
+
+    def embed(self, texts: Sequence[str | tuple[int, ...]]) -> Embeddings:
+        """Return a vector for each text, or for its tokens. Raises InputError for one that it
+        refuses. Several threads may call it at once.
+        """
+
+
 def constrains_answers(model: TextModel) -> bool:
     """Return whether a model honours `Sampling.pattern`: it has a true `constrains_answers`."""
     return getattr(model, "constrains_answers", False) is True
@@ -174,20 +195,22 @@ class ParsedAnswer(TextAnswer, Protocol):
     """What tells them apart; it has not read anything yet."""
 
 
-def find_text_model(spec: str) -> TextModel:
+def find_text_model(spec: str) -> TextModel | EmbeddingModel:
     """Load the object named `package.module:name`, calling it without arguments if it is a factory.
-    Raises LoadError if there is none, or it is no TextModel.
+    Raises LoadError if there is none, or it is no TextModel or EmbeddingModel.
     """
     module, _, name = spec.partition(":")
     try:
         attribute = getattr(import_module(module), name)
         model = (
             attribute()
-            if isinstance(attribute, type) or not isinstance(attribute, TextModel)
+            if isinstance(attribute, type) or not isinstance(attribute, (TextModel, EmbeddingModel))
             else attribute
         )
     except Exception as error:  # of code that is not ours
         raise LoadError(f"text: object '{spec}': {type(error).__name__}: {error}") from error
-    if not isinstance(model, TextModel):
-        raise LoadError(f"text: object '{spec}': 'prompt_tokens' and 'generate' expected")
+    if not isinstance(model, (TextModel, EmbeddingModel)):
+        raise LoadError(
+            f"text: object '{spec}': 'prompt_tokens' and 'generate', or 'embed', expected"
+        )
     return model

@@ -110,7 +110,7 @@ def _fold_case(ranges: Ranges) -> Ranges:
     return (*ranges, *more)
 
 
-class _Parser:
+class PatternParser:
     """A recursive-descent parser of patterns in RE2's syntax."""
 
     def __init__(self, pattern: str) -> None:
@@ -345,7 +345,7 @@ def utf8_byte_ranges(low: int, high: int) -> Iterator[list[tuple[int, int]]]:
 
 
 @dataclass
-class _Nfa:
+class Nfa:
     """A nondeterministic finite automaton over bytes with conditional epsilon transitions
     (Thompson's construction).
     """
@@ -451,11 +451,11 @@ def compile_dfa(pattern: str) -> tuple[Array, Array, Array]:
     Raises:
         RegexError: the pattern is wrong, unsupported or too large.
     """
-    graph = _Nfa()
+    graph = Nfa()
     start = graph.add_state()
-    end = graph.add_tree(_Parser(pattern).parse_pattern(), start)
+    end = graph.add_tree(PatternParser(pattern).parse_pattern(), start)
     looks = any(condition for free in graph.epsilon_moves for condition, _ in free)
-    kinds = _byte_classes([*graph.byte_moves, [(*w, 0) for w in _WORD_RANGES] if looks else []])
+    kinds = byte_classes([*graph.byte_moves, [(*w, 0) for w in _WORD_RANGES] if looks else []])
     samples = [int(b) for b in np.unique(kinds, return_index=True)[1]]
     sides = [_byte_kind(b) for b in samples]
     kind_of = kinds.tolist()
@@ -507,7 +507,7 @@ def _new_keys(states: dict[_Key, int]) -> Iterator[_Key]:
         done += len(fresh)
 
 
-def _byte_classes(moves: Sequence[Sequence[tuple[int, int, int]]]) -> Array:
+def byte_classes(moves: Sequence[Sequence[tuple[int, int, int]]]) -> Array:
     """Return the equivalence class of each byte, int32 [256]."""
     starts = np.zeros(257, np.int32)
     for low, high, _ in (m for row in moves for m in row):
