@@ -334,6 +334,15 @@ def test_sizes_that_are_data() -> None:
         np.testing.assert_array_equal(out.numpy(), x * 2)
 
 
+def test_an_input_that_is_inlined_stays() -> None:
+    a = te.placeholder((8,), name="A")
+    b = te.compute((8,), lambda i: a[i] + 1, name="B")
+    s = te.create_schedule(b.op)
+    s[a].compute_inline()
+    x = numbers(8)
+    np.testing.assert_array_equal(run(s, [a, b], x), x + 1)
+
+
 def test_what_is_refused() -> None:
     a, b, c, k = matmul(8, 8, 8)
     s = te.create_schedule(c.op)
