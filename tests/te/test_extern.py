@@ -193,3 +193,8 @@ def test_a_likely_condition_may_have_another_side(kind: str, target: str) -> Non
         out = ekiden.nd.array(np.full(size, 7, "float32"))
         module(ekiden.nd.array(x), out)
         np.testing.assert_array_equal(out.numpy(), np.where(np.arange(size) < 3, x + 1, x * 4))
+
+
+def test_a_float_of_a_whole_value_is_a_dimension() -> None:
+    packed = te.compute((64 / 32, 3, 32), lambda i, j, k: X[0] + i + j + k, name="packed")
+    assert [int(d) for d in packed.shape] == [2, 3, 32]

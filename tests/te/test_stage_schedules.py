@@ -334,6 +334,28 @@ def test_sizes_that_are_data() -> None:
         np.testing.assert_array_equal(out.numpy(), x * 2)
 
 
+def test_a_result_that_is_read_whole_is_computed_where_it_is_read() -> None:
+    a = te.placeholder((6, 8), name="A")
+    b = te.compute((6, 8), lambda i, j: a[i, j] + 1, name="B")
+    c = te.compute((8, 6), lambda i, j: b[j, i] * 2, name="C")
+    s = te.create_schedule(c.op)
+    s[b].compute_at(s[c], c.op.axis[0])
+    x, out = numbers(6, 8), ekiden.nd.array(np.zeros((8, 6), "float32"))
+    also = ekiden.nd.array(np.zeros((6, 8), "float32"))
+    ekiden.build(s, [a, b, c], "llvm")(ekiden.nd.array(x), also, out)
+    np.testing.assert_array_equal(also.numpy(), x + 1)
+    np.testing.assert_array_equal(out.numpy(), (x + 1).T * 2)
+
+
+def test_an_input_that_is_inlined_stays() -> None:
+    a = te.placeholder((8,), name="A")
+    b = te.compute((8,), lambda i: a[i] + 1, name="B")
+    s = te.create_schedule(b.op)
+    s[a].compute_inline()
+    x = numbers(8)
+    np.testing.assert_array_equal(run(s, [a, b], x), x + 1)
+
+
 def test_what_is_refused() -> None:
     a, b, c, k = matmul(8, 8, 8)
     s = te.create_schedule(c.op)

@@ -344,3 +344,12 @@ def test_fractions_beside_what_they_cannot_meet_are_refused() -> None:
     ):
         with pytest.raises(TypeError, match="one dtype"):
             make()
+
+
+def test_bounds_of_a_loop_may_be_numbers() -> None:
+    i = tir.Var("i", "int32")
+    loop = tir.For(i, 0, 8, tir.ForKind.VECTORIZED, tir.Evaluate(i))
+    assert isinstance(loop.extent, tir.IntImm) and loop.extent.dtype == "int32"
+    found: list[object] = []
+    stmt_functor.post_order_visit(loop, found.append)
+    assert loop.extent in found

@@ -1,4 +1,4 @@
-"""Modules at TVM's `contrib` path: the graph executor and its debugger.
+"""Modules at TVM's `contrib` path: the graph executor and its debugger, compilers, BLAS, pictures.
 
 A module is loaded when it is first used.
 """

@@ -19,7 +19,7 @@ from ekiden.backend.graph.read_bytecode import read_graph
 from ekiden.backend.graph.write_bytecode import create_graph_module
 from ekiden.runtime import Module, Tensor
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.executor import AotModule, Devices, ExecutorModule
+from ekiden.runtime.executor.aot_executor import AotModule, Devices, ExecutorModule
 
 
 def create(graph_json_str: str, libmod: object, device: Devices) -> GraphModule:

@@ -16,7 +16,12 @@ from ekiden.compiler.export.micro import MicroProgram, compile
 from ekiden.compiler.export.model_library import export_model_library_format
 from ekiden.micro import project
 from ekiden.micro.footprint import Footprint, footprint
-from ekiden.micro.project import GeneratedProject, Sizes, generate_project
+from ekiden.micro.project import (
+    GeneratedProject,
+    Sizes,
+    generate_project,
+    get_microtvm_template_projects,
+)
 from ekiden.micro.report import MemoryReport, memory_report
 from ekiden.micro.session import MicroExecutor, Session
 from ekiden.micro.templates import TEMPLATES, Template
@@ -37,6 +42,7 @@ __all__ = [
     "export_model_library_format",
     "footprint",
     "generate_project",
+    "get_microtvm_template_projects",
     "memory_report",
     "project",
 ]

@@ -52,6 +52,8 @@ OPTIONS: dict[str, str] = {
     "stack_bytes": "that must be left for the stack (8192)",
     "heap_bytes": "for tensors that a session holds (three times those of one run)",
     "frame_bytes": "for one message of a session (8192)",
+    "workspace_size_bytes": "the most memory that was planned may need; more is refused",
+    "verbose": "true: what the compiler prints is shown",
     "flash_command": "the command that `flash` runs, in words; {firmware} is the program",
     "icount": "true: QEMU counts a nanosecond for each instruction, so that times are exact",
 }
@@ -70,6 +72,17 @@ class Sizes:
     model_constants: int
     model_workspace: int
     """Of the RAM, the memory that was planned."""
+
+
+class ProjectStream:
+    """The stream of a project's program, with what the model's inputs and outputs are:
+    {"inputs": [{"name", "shape", "dtype", "size"}, ...], "outputs": [...]}.
+    """
+
+    def __init__(self, stream: Stream, tensors: Mapping[str, list[dict[str, Any]]]) -> None:
+        self.tensors = tensors
+        self.recv_into, self.sendall = stream.recv_into, stream.sendall
+        self.settimeout, self.close = stream.settimeout, stream.close
 
 
 class GeneratedProject:
@@ -102,6 +115,8 @@ class GeneratedProject:
         if "cflags" in self.options:
             command.append(f"CFLAGS=-O2 {self.options['cflags']}")
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if self.options.get("verbose"):
+            print(done.stdout, done.stderr, sep="", end="")
         if done.returncode != 0:
             shown = "\n".join(done.stderr.splitlines()[:20])
             raise ExportError(f"build '{self.folder}': the C compiler failed:\n{shown}")
@@ -129,7 +144,7 @@ class GeneratedProject:
         if done.returncode != 0:
             raise ExportError(f"flash '{self.folder}': {done.stderr.strip()[:2000]}")
 
-    def open_transport(self) -> Stream:
+    def open_transport(self) -> ProjectStream:
         """Start the program, and return the stream on which it serves sessions; closing it ends the
         program. Raises ExportError where it is not built or serves none.
         """
@@ -138,7 +153,13 @@ class GeneratedProject:
             raise ExportError(
                 f"open transport: a program of the template {self.template.name!r} serves none"
             )
-        return start_piped_program(self._program_command())
+        about = json.loads((self.folder / "model/metadata.json").read_text())
+        (row,) = next(iter(about["modules"].values()))["memory"]["functions"]["main"]
+        rows = {
+            side: [{"name": name, **tensor} for name, tensor in row[side].items()]
+            for side in ("inputs", "outputs")
+        }
+        return ProjectStream(start_piped_program(self._program_command()), rows)
 
     transport = open_transport
 
@@ -167,7 +188,7 @@ class GeneratedProject:
 
 
 def generate_project(
-    template: str,
+    template: PathName,
     library: PathName | MicroProgram,
     folder: PathName,
     options: Options | None = None,
@@ -175,7 +196,7 @@ def generate_project(
     """Generate a project from a template around a model library.
 
     Args:
-        template: One of TEMPLATES.
+        template: One of TEMPLATES, as a text or a path.
         library: The path of a model library, or a program of `micro.compile`.
         folder: The folder to create.
         options: Options listed in OPTIONS.
@@ -183,7 +204,7 @@ def generate_project(
     Raises InputError for an unknown template or option, FileExistsError if the folder exists,
     LoadError for a file that is no model library of version 7 (docs/guides/micro.md).
     """
-    row, chosen = _lookup_template(template), dict(options or {})
+    row, chosen = _lookup_template(os.fspath(template)), dict(options or {})
     unknown = [name for name in chosen if name not in OPTIONS]
     if unknown:
         known_options = ", ".join(OPTIONS)
@@ -201,6 +222,13 @@ def generate_project(
         else _read_model_library(library)
     )
     about = _parse_mlf_metadata(files, library)
+    if "workspace_size_bytes" in chosen:
+        limit = _parse_int_option("workspace_size_bytes", chosen, 0)
+        if about.workspace_bytes > limit:
+            raise InputError(
+                f"generate project: workspace_size_bytes: the model needs {about.workspace_bytes}"
+                f" bytes, {limit} are given"
+            )
     texts, to = _generate_files(row, about, chosen), Path(folder)
     with rewrite_os_errors("generate project", folder):
         to.mkdir(parents=True)
@@ -213,6 +241,25 @@ def generate_project(
     for path, text in texts.items():
         _write_file(to / path, text.encode())
     return GeneratedProject(to)
+
+
+_TEMPLATES_BY_PLATFORM = {"crt": "host"}
+"""Name of TVM's platform -> template."""
+
+
+def get_microtvm_template_projects(platform: str) -> str:
+    """Return the template that `generate_project` takes for a platform of TVM's.
+
+    Raises:
+        InputError: There is none, as for "zephyr" and "arduino".
+    """
+    if platform in _TEMPLATES_BY_PLATFORM:
+        return _TEMPLATES_BY_PLATFORM[platform]
+    raise InputError(
+        f"template project of {platform!r}: there is none: 'crt' is this machine, TEMPLATES has"
+        f" boards ({', '.join(TEMPLATES)}); other build systems take the C of"
+        " `export_model_library_format`"
+    )
 
 
 def _lookup_template(name: str) -> Template:
@@ -272,6 +319,7 @@ class _MlfMetadata:
 
     name: str
     io_bytes: int
+    workspace_bytes: int
     pools: Mapping[str, int] | None
 
 
@@ -312,6 +360,7 @@ def _parse_mlf_metadata(files: Mapping[str, bytes], library: object) -> _MlfMeta
         return _MlfMetadata(
             name,
             sum(-(-_validate_num_bytes(t["size"]) // 16) * 16 for t in tensors),
+            _validate_num_bytes(main["workspace_size_bytes"]),
             None
             if pools is None
             else {
@@ -457,4 +506,11 @@ def _sum_linked_sizes(elf: bytes, text: str) -> Sizes:
     return Sizes(flash, ram, model["code"], model["constants"], model["workspace"])
 
 
-__all__ = ["OPTIONS", "GeneratedProject", "Sizes", "generate_project"]
+__all__ = [
+    "OPTIONS",
+    "GeneratedProject",
+    "ProjectStream",
+    "Sizes",
+    "generate_project",
+    "get_microtvm_template_projects",
+]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike
 from ekiden.rpc.channel import FrameChannel, Stream
 from ekiden.rpc.client import RPCSession, open_session
 from ekiden.rpc.remote import RemoteModule, RemoteTensor
-from ekiden.runtime import BenchmarkResult, Tensor
+from ekiden.runtime import BenchmarkResult, Tensor, tensor
 from ekiden.runtime.errors import InputError
 
 __all__ = ["MicroExecutor", "Session"]
@@ -22,8 +23,10 @@ class Session(RPCSession):
     the stream. Raises RPCError if nobody answers.
     """
 
-    def __init__(self, transport: Stream) -> None:
-        super().__init__(open_session(FrameChannel(transport), "", 0))
+    def __init__(self, transport_context_manager: Stream) -> None:
+        self.tensors: Mapping[str, Any] | None = getattr(transport_context_manager, "tensors", None)
+        """What the model's inputs and outputs are, where the transport knows it."""
+        super().__init__(open_session(FrameChannel(transport_context_manager), "", 0))
 
     def get_system_lib(self) -> RemoteModule:
         """Return the model linked into the program."""
@@ -46,30 +49,97 @@ class Session(RPCSession):
 
 
 class MicroExecutor:
-    """The executor of a session's model: inputs are set by index, outputs are returned as local
-    tensors.
+    """The executor of a session's model: inputs are set by index or name, outputs are returned as
+    local tensors. `runtime.executor.AotModule` takes it, too.
+
+    Inputs lie here, and are sent when the model runs.
     """
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.module = session.get_system_lib()
         self._main = self.module["main"]
-        self._inputs: dict[int, RemoteTensor] = {}
+        self._inputs: dict[int, Tensor] = {}
         self._outputs: tuple[Tensor, ...] = ()
 
-    def set_input(self, key: int, value: ArrayLike) -> None:
-        """Set an input by index."""
-        self._inputs[key] = self.session.cpu().array(np.asarray(value))
+    def set_input(
+        self, key: int | str | None = None, value: ArrayLike | None = None, **params: ArrayLike
+    ) -> None:
+        """Set an input by index or name, and others by name."""
+        if key is not None:
+            assert value is not None
+            self._inputs[self._input_index(key)] = tensor(np.array(value, copy=True))
+        for name, param in params.items():
+            self.set_input(name, param)
+
+    def get_input(self, key: int | str) -> Tensor:
+        """Return an input, which is zeros at first; what is copied to it is sent."""
+        index = self._input_index(key)
+        if index not in self._inputs:
+            row = self._input_rows()[index]
+            self._inputs[index] = tensor(np.zeros(row["shape"], row["dtype"]))
+        return self._inputs[index]
+
+    def _input_rows(self) -> list[dict[str, Any]]:
+        """Return what the inputs are. Raises InputError where the transport does not know."""
+        if self.session.tensors is None:
+            raise InputError(
+                "input by name: this transport does not know the model's inputs; that of a project"
+                " does, and numbers work on each"
+            )
+        rows: list[dict[str, Any]] = self.session.tensors["inputs"]
+        return rows
+
+    def _input_index(self, key: int | str) -> int:
+        if isinstance(key, int):
+            return key
+        names = [row["name"] for row in self._input_rows()]
+        if key not in names:
+            raise InputError(f"input: no input is named {key!r}; there are {', '.join(names)}")
+        return names.index(key)
+
+    def __getitem__(self, name: str) -> Callable[..., object]:
+        """Return a function of TVM's executors by name, as `AotModule` calls them.
+
+        Raises:
+            AttributeError: There is no such function.
+        """
+        functions: dict[str, Callable[..., object]] = {
+            "get_metadata": self._metadata_text,
+            "set_input": self.set_input,
+            "set_input_zero_copy": self.set_input,
+            "get_input": self._inputs.get,
+            "get_output": self.get_output,
+            "get_num_outputs": lambda: len(self._outputs),
+            "run": self.run,
+        }
+        if name not in functions:
+            raise AttributeError(f"micro executor: no function {name!r}")
+        return functions[name]
+
+    def sent(self, tensor_here: Tensor) -> Tensor:
+        """Return a tensor as `set_input` takes it."""
+        return tensor_here
+
+    def _metadata_text(self) -> str:
+        """Return the inputs and outputs as an artifact's metadata describes them."""
+        self._input_rows()
+        assert self.session.tensors is not None
+        main: dict[str, object] = {
+            side: [{key: row[key] for key in ("name", "shape", "dtype")} for row in rows]
+            for side, rows in self.session.tensors.items()
+        }
+        return json.dumps({"main": {**main, "limits": {}}})
 
     def _collect_inputs(self) -> list[RemoteTensor]:
-        """Return all inputs in index order. Raises InputError if one is missing."""
+        """Send all inputs in index order. Raises InputError if one is missing."""
         count = len(self._inputs)
         if set(self._inputs) != set(range(count)):
-            set_indices = sorted(self._inputs, key=str)
+            set_indices = sorted(self._inputs)
             raise InputError(f"run: inputs 0 to {count - 1} by number expected, got {set_indices}")
-        return [self._inputs[n] for n in range(count)]
+        return [self.session.cpu().array(self._inputs[n].numpy()) for n in range(count)]
 
-    def run(self, inputs: Mapping[int, ArrayLike] | None = None) -> None:
+    def run(self, inputs: Mapping[int | str, ArrayLike] | None = None) -> None:
         """Run the model on the inputs set before and these."""
         for key, value in (inputs or {}).items():
             self.set_input(key, value)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         intel_graphics,
         list_tags,
         mali,
+        micro,
         riscv_cpu,
         rocm,
     )
@@ -42,6 +43,7 @@ __all__ = [
     "list_tags",
     "make_compilation_config",
     "mali",
+    "micro",
     "riscv_cpu",
     "rocm",
     "target_or_current",
@@ -51,7 +53,9 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = attach(
         __name__,
         {
-            "boards": "arm_cpu bifrost create cuda intel_graphics list_tags mali riscv_cpu rocm",
+            "boards": (
+                "arm_cpu bifrost create cuda intel_graphics list_tags mali micro riscv_cpu rocm"
+            ),
             "processors": "Cache",
             "target": "Target TargetKind TargetLike target_or_current",
             "virtual_device": "HOST CompilationConfig VirtualDevice make_compilation_config",

@@ -36,6 +36,22 @@ RISCV_BOARDS: dict[str, str] = {
     "sifive-u74": "-mtriple=riscv64-linux-gnu -mcpu=sifive-u74 -mabi=lp64d",
 }
 """Target options of each RISC-V board; 32-bit ones are known, but code generation rejects them."""
+MICRO_MODELS: dict[str, str] = {
+    "host":        "",
+    "atsamd51":    "-mcpu=cortex-m4",
+    "cxd5602gg":   "-mcpu=cortex-m4",
+    "imxrt10xx":   "-mcpu=cortex-m7",
+    "mps2_an521":  "-mcpu=cortex-m33",
+    "mps3_an547":  "-mcpu=cortex-m55",
+    "nrf52840":    "-mcpu=cortex-m4",
+    "nrf5340dk":   "-mcpu=cortex-m33",
+    "sam3x8e":     "-mcpu=cortex-m3",
+    "stm32f746xx": "-mcpu=cortex-m7",
+    "stm32h7xx":   "-mcpu=cortex-m7",
+    "stm32l4r5zi": "-mcpu=cortex-m4",
+    "stm32u5xx":   "-mcpu=cortex-m33",
+}
+"""Microcontroller -> its options; "host" is this machine."""
 # fmt: on
 
 
@@ -83,6 +99,20 @@ def riscv_cpu(model: str = "sifive-u54", options: OptionText = None) -> Target:
     """Return a target for a RISC-V processor (RISCV_BOARDS lists the known models)."""
     board_options = RISCV_BOARDS.get(model, "-mtriple=riscv64-linux-gnu")
     return _make_target(f"llvm -device=arm_cpu -model={model} {board_options}", options)
+
+
+def micro(model: str = "unknown", options: OptionText = None) -> Target:
+    """Return a target for a microcontroller, for C without the runtime.
+
+    Raises:
+        ValueError: The model is not in MICRO_MODELS.
+    """
+    if model not in MICRO_MODELS:
+        raise ValueError(
+            f"target.micro: no model {model!r}; there are {', '.join(MICRO_MODELS)}, and "
+            'Target("c -mcpu=...") for others'
+        )
+    return _make_target(f"c -model={model} {MICRO_MODELS[model]}".rstrip(), options)
 
 
 def create(target: TargetLike) -> Target:

@@ -340,11 +340,12 @@ def size_var(name: str = "size", dtype: str = "int64") -> SizeVar:
 
 
 def as_dims(shape: ExprLike | Sequence[ExprLike], what: str) -> tuple[PrimExpr, ...]:
-    """Return a shape as expressions. Raises ValueError for a negative dimension, TypeError for a
-    float.
+    """Return a shape as expressions; a float of a whole value (`n / 32`) is its integer. Raises
+    ValueError for a negative dimension, TypeError for another float.
     """
     dim_list = (shape,) if isinstance(shape, (PrimExpr, int, float)) else tuple(shape)
-    dims = tuple(convert(d, "int64") if not isinstance(d, float) else convert(d) for d in dim_list)
+    whole = (int(d) if isinstance(d, float) and d.is_integer() else d for d in dim_list)
+    dims = tuple(convert(d, "int64") if not isinstance(d, float) else convert(d) for d in whole)
     for dim in dims:
         if not dt.is_int(dim.dtype):
             raise TypeError(f"{what}: a dimension must be an integer, got {dim!r}")

@@ -102,6 +102,14 @@ class For(Stmt):
     body: Stmt
     annotations: Mapping[str, object] | None = None
 
+    def __post_init__(self) -> None:
+        """Convert bounds that are numbers to expressions of the variable's dtype."""
+        if not (isinstance(self.min, PrimExpr) and isinstance(self.extent, PrimExpr)):
+            dtype = self.loop_var.dtype
+            set_frozen_fields(
+                self, min=convert(self.min, dtype), extent=convert(self.extent, dtype)
+            )
+
 
 @node("tir.While")
 class While(Stmt):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ekiden.tune.session import Session
     from ekiden.tune.sketch import TraceSpace
     from ekiden.tune.space import FamilySpace, Space
-    from ekiden.tune.task import Task, schedule_task, te_task
+    from ekiden.tune.task import Task, prim_func_task, schedule_task, te_task
     from ekiden.tune.tvm_records import read_autotvm, read_metaschedule
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "extract_tasks",
     "get_config",
     "learned",
+    "prim_func_task",
     "profile_sizes",
     "read_autotvm",
     "read_metaschedule",
@@ -81,7 +82,7 @@ if not TYPE_CHECKING:  # reading records needs no compiler
             "clusters": "RayExecutor",
             "remote": "Remote",
             "session": "Session",
-            "task": "Task schedule_task te_task",
+            "task": "Task prim_func_task schedule_task te_task",
             "sketch": "TraceSpace",
             "schedule_templates": "get_config template template_task",
             "tvm_records": "read_autotvm read_metaschedule",

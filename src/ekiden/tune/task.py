@@ -194,6 +194,18 @@ def te_task(tensors: Sequence[Tensor], target: TargetLike | None = None, name: s
     return _make_program_task(func, untuned, space, called, chosen, structural_digest(written))
 
 
+def prim_func_task(func: PrimFunc, target: TargetLike | None = None, name: str = "") -> Task:
+    """Return the task of a loop program that no schedule has changed. The default is tiled by the
+    processor model where its reductions can be tiled, else the program as it is; candidates are
+    sketches. Raises CompileError if there is no sketch.
+    """
+    chosen = target_or_current(target)
+    untuned = model_schedule(func, block_names(func), chosen)
+    found = generate_sketches(func, chosen)
+    space = TraceSpace(func, tuple(s.trace for s in found), tuple(s.name for s in found))
+    return _make_program_task(func, untuned, space, name, chosen, structural_digest(func))
+
+
 def schedule_task(
     func: PrimFunc,
     ways: Sequence[Callable[[Schedule], object]],

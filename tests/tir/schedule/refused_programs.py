@@ -68,6 +68,20 @@ def shared(
 
 
 @T.prim_func
+def half_read(
+    x: T.Buffer((8,), "float32"), right: T.Buffer((8,), "float32"), last: T.Buffer((4,), "float32")
+) -> None:
+    for i in range(8):
+        with T.block("right"):
+            v = T.axis.spatial(8, i)
+            right[v] = x[v] - T.float32(1)
+    for i in range(4):
+        with T.block("last"):
+            v = T.axis.spatial(4, i)
+            last[v] = right[v] * T.float32(2)
+
+
+@T.prim_func
 def padded(x: T.Buffer((8,), "float32"), pad: T.Buffer((10,), "float32")) -> None:
     base = T.alloc_buffer((8,), "float32")
     for i in range(8):

@@ -9,6 +9,7 @@ from pathlib import Path
 from refused_programs import (
     bare,
     changed,
+    half_read,
     padded,
     pair,
     part,
@@ -134,7 +135,7 @@ STEPS: dict[str, tuple[PrimFunc, Callable[[Schedule], object]]] = {
     "reverse_inline_padding": (padded, lambda s: s.reverse_compute_inline("pad")),
     "reverse_inline_argument": (shared, lambda s: s.reverse_compute_inline("last")),
     "compute_at_own_loop": (product(), lambda s: s.compute_at("c", at(s, "c", 0))),
-    "compute_at_output": (shared, lambda s: s.compute_at("right", at(s, "last", 0))),
+    "compute_at_output": (half_read, lambda s: s.compute_at("right", at(s, "last", 0))),
     "compute_at_earlier": (product(), lambda s: s.compute_at("d", at(s, "c", 0))),
     "compute_at_not_read": (product(), lambda s: s.compute_at("c", at(s, "e", 0))),
     "compute_at_read_elsewhere": (shared, lambda s: s.compute_at("base", at(s, "left", 0))),

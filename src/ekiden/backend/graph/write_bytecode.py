@@ -27,7 +27,7 @@ from ekiden.backend.vm.write_executable import DeviceTable, VMFunction, write_ex
 from ekiden.ir.type import tensor_type
 from ekiden.runtime import Module
 from ekiden.runtime.debug.instructions import Instruction, Operand, make_instruction
-from ekiden.runtime.executor import ExecutorModule
+from ekiden.runtime.executor.aot_executor import ExecutorModule
 
 KernelLibrary = TypeVar("KernelLibrary", bound=ExecutorModule)
 """Local or remote module of kernels, which creates modules of its own kind."""

@@ -24,7 +24,7 @@ from ekiden.contrib.debugger.debug_result import DebugResult
 from ekiden.contrib.graph_executor import GraphModule, executor_library
 from ekiden.runtime import BenchmarkResult, Tensor, num_threads
 from ekiden.runtime.errors import InputError, RunError
-from ekiden.runtime.executor import Devices, ExecutorModule
+from ekiden.runtime.executor.aot_executor import Devices, ExecutorModule
 from ekiden.runtime.profile.report import CallArgument, InstructionTime, KernelCall, Report
 
 

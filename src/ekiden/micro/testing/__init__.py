@@ -1,1 +1,5 @@
 """Test helpers for programs without an allocator, at TVM's path."""
+
+from ekiden.micro.testing.utils import get_target
+
+__all__ = ["get_target"]

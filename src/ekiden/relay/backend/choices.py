@@ -79,10 +79,14 @@ class RegisteredChoice:
         """Return the first set option that is not supported, or ""."""
         table = self.TABLE[self.name]
         for key, value in (self.options or {}).items():
-            is_always = key == "link-params" and value is True  # constants are in the artifact
+            # Constants are in the artifact; a program for "crt" is linked into what runs it.
+            is_always = value is True and (key == "link-params" or self._is_linked(key))
             if value != table[key][1] and not is_always:
                 return f"{self._kind()} {self.name!r}: {key}={value!r} has no effect here"
         return ""
+
+    def _is_linked(self, key: str) -> bool:
+        return self.name == "crt" and key == "system-lib"
 
     def __getitem__(self, key: str) -> object:
         """Return the value of an option.

@@ -13,7 +13,7 @@ import numpy as np
 from ekiden.runtime.binding._core import ADT, Device, Tensor, tensor
 from ekiden.runtime.devices.named import ForeignDevice
 from ekiden.runtime.errors import InputError, UnsupportedError
-from ekiden.runtime.executor import RemoteModule
+from ekiden.runtime.executor.aot_executor import RemoteModule
 from ekiden.runtime.profile.timing import BenchmarkResult
 
 _MAX_ARGUMENT_NESTING = 64

@@ -286,9 +286,11 @@ class Stage:
         self.attach_ivar = parent._leaf_axis(f"compute_at {self.name!r}", scope)
 
     def compute_inline(self) -> None:
-        """Inline each element into the expressions that read it. Raises ScheduleError for a
-        reduction and for what is no computation.
+        """Inline each element into the expressions that read it; an input stays as it is. Raises
+        ScheduleError for a reduction and for what is no computation.
         """
+        if self.is_input:
+            return
         if not isinstance(self.op, ComputeOp) or self.op.reduce_axis:
             kind = "a reduction" if isinstance(self.op, ComputeOp) else "no computation"
             raise ScheduleError(f"compute_inline of {self.name!r}: it is {kind}")

@@ -8,7 +8,8 @@ block's loop.
 
 The moved block runs over what one iteration of the loop reads (compute_at: the box) or has written
 (reverse_compute_at). It may run for a point more than once, or not at all for points that nobody
-reads: so it must be complete or a reduction, its inputs final, and no output of the program.
+reads: so it must be complete or a reduction, its inputs final, and no output of the program, unless
+a reader reads all of it.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ def compute_at(
     for buffer in block_writes(realize.block):
         # Only what the loop reads is computed, but the caller of the function reads all of an
         # output.
-        if program.is_param(buffer):
+        if program.is_param(buffer) and not _is_read_whole(program, realize, buffer):
             refuse(f"{step} {name!r}: it is an output block, of {buffer.name!r}", realize)
         require_sole_writer(step, program, realize, buffer)
     require_kind(step, realize, COMPLETE, REDUCTION)
@@ -186,6 +187,26 @@ def compute_at(
     # and `replace` finds it.
     without = ScheduleProgram(program.replace(program.outermost_perfect_loop(realize), NO_OP))
     return without.replace(loop.body, flatten_seq(*below[0], nest, *below[1]))
+
+
+def _is_read_whole(program: ScheduleProgram, realize: BlockRealize, buffer: Buffer) -> bool:
+    """Return whether a reader surely reads every element of a buffer: at its own iterators, one for
+    each axis, over the whole of it.
+    """
+    for reader in program.readers(buffer):
+        domains = {i.var: i.dom for i in reader.block.iter_vars if i.dom is not None}
+        for access in accesses_of_buffer(reader.block.body, buffer):
+            if reader is realize or access.is_store or access.conditional or access.loops:
+                continue
+            if len({*access.indices}) == len(buffer.shape) and all(
+                isinstance(index, Var)
+                and index in domains
+                and is_const(domains[index].min, 0)
+                and same_expr(domains[index].extent, size)
+                for index, size in zip(access.indices, buffer.shape, strict=True)
+            ):
+                return True
+    return False
 
 
 def _require_consumers(

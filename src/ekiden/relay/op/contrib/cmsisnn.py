@@ -1,0 +1,30 @@
+"""Arm's CMSIS-NN, at TVM's place: refused, as no code is made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ekiden.ir.module import IRModule
+from ekiden.runtime.errors import CompileError
+
+__all__ = ["partition_for_cmsisnn"]
+
+
+def partition_for_cmsisnn(
+    mod: IRModule, params: Mapping[str, object] | None = None, **options: object
+) -> IRModule:
+    """Refuse to cut out what Arm's CMSIS-NN has.
+
+    Args:
+        mod: The module.
+        params: Values of parameters by name.
+        options: Options of the library.
+
+    Raises:
+        CompileError: Always; the message names the way without it.
+    """
+    raise CompileError(
+        "partition_for_cmsisnn: no code is made for Arm's CMSIS-NN: "
+        "the target 'c -mcpu=cortex-m...' makes kernels of its own; a compiler"
+        " of your own is registered by ekiden.backend.external.register_external"
+    )
