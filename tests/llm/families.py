@@ -21,6 +21,7 @@ _ALIBI = {
     "num_key_value_heads": None, "num_hidden_layers": None, "num_attention_heads": None,
     "intermediate_size": None, "max_position_embeddings": None, "n_layer": 2,
 }  # fmt: skip
+_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _OWN = {"num_key_value_heads": None, "intermediate_size": None}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -70,6 +71,13 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "cohere2": ("Cohere2ForCausalLM", {"sliding_window": 8, "num_hidden_layers": 4}),
     "glm": ("GlmForCausalLM", {"head_dim": 8}),
     "glm4": ("Glm4ForCausalLM", {"head_dim": 8}),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 4, "sliding_window": 8}),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        {**_EXPERTS, "shared_expert_intermediate_size": 20, "mlp_only_layers": [0]},
+    ),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {**_EXPERTS, "norm_topk_prob": True, "head_dim": 16}),
+    "olmoe": ("OlmoeForCausalLM", {"num_experts": 5, "num_experts_per_tok": 2}),
     "smollm3": ("SmolLM3ForCausalLM", {"num_hidden_layers": 4}),
 }
 

@@ -27,12 +27,16 @@ pytest.importorskip("transformers", reason="logits are compared with those of tr
 pytestmark = pytest.mark.filterwarnings("ignore")  # of that package
 
 
-def check_logits(checkpoint: Checkpoint, model: Any) -> None:  # noqa: ANN401  # of that package
+def check_logits(
+    checkpoint: Checkpoint,
+    model: Any,  # noqa: ANN401  # of that package
+    kind: str = "interpreter",
+) -> None:
     import torch
 
     with torch.no_grad():
         expected = model(torch.tensor([IDS.tolist()])).logits[0].numpy()
-    actual = forward(checkpoint, IDS, (16, 1, 7), "interpreter")
+    actual = forward(checkpoint, IDS, (16, 1, 7), kind)
     assert np.abs(actual - expected).max() <= RELATIVE_ERROR * np.abs(expected).max()
 
 
@@ -40,6 +44,12 @@ def check_logits(checkpoint: Checkpoint, model: Any) -> None:  # noqa: ANN401  #
 def test_logits_of_a_family_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = save_family(name, tmp_path)
     check_logits(open_checkpoint(tmp_path), model)
+
+
+@pytest.mark.parametrize("name", ["bloom", "qwen2_moe"])
+def test_compiled_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model = save_family(name, tmp_path)
+    check_logits(open_checkpoint(tmp_path), model, "vm")
 
 
 def test_internlm2_is_a_llama_with_rows_ordered_by_groups() -> None:

@@ -13,7 +13,14 @@ from ekiden.llm.config_numbers import read_integer
 from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["CheckpointNames", "Config", "DecoderArchitecture", "layer_windows"]
+__all__ = [
+    "CheckpointNames",
+    "Config",
+    "DecoderArchitecture",
+    "ExpertArchitecture",
+    "ExpertNames",
+    "layer_windows",
+]
 
 Config = Mapping[str, Any]
 """Contents of a `config.json`."""
@@ -50,6 +57,47 @@ class CheckpointNames:
     embedding_norm: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Tensor names of a mixture of experts in a layer; `{}` is the number of an expert, and an
+    empty name means no tensor. correction: added to scores where experts are chosen. shared: the
+    expert of all tokens, and what its result is gated by.
+    """
+
+    router: str = "mlp.gate"
+    correction: str = ""
+    expert: str = "mlp.experts.{}."
+    up: tuple[str, ...] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+    shared: str = ""
+    shared_gate: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertArchitecture:
+    """How a family chooses experts: keys of its configuration.
+
+    count: of experts, the first key that there is. chosen: how many a token has. inner: size of an
+    expert. normalised: whether the shares of a token are divided by their sum, a key or whether.
+    scoring: "softmax" or "sigmoid". layers: which layers have experts. shared_inner: size of the
+    shared expert. grouped: whether experts are chosen within the best groups, which a group's best
+    scores decide, so many as scores_of_group says. factor: the key of what shares are multiplied
+    by.
+    """
+
+    names: ExpertNames = field(default_factory=ExpertNames)
+    count: tuple[str, ...] = ("num_experts", "num_local_experts", "n_routed_experts")
+    chosen: str = "num_experts_per_tok"
+    inner: str = "moe_intermediate_size"
+    normalised: str | bool = "norm_topk_prob"
+    scoring: str = "softmax"
+    layers: Callable[[Config, int], tuple[bool, ...]] = lambda c, n: (True,) * n
+    shared_inner: Callable[[Config], int] = lambda c: 0
+    grouped: bool = False
+    scores_of_group: int = 1
+    factor: str = ""
+
+
 def _uses_rope(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
     return (True,) * len(windows)
 
@@ -77,7 +125,8 @@ class DecoderArchitecture:
     keys: names of transformers -> those of the family's configuration. defaults: what transformers
     takes where a configuration does not say. fixed: the only value that is served of a key.
     adapt: what of the row depends on the configuration. The factors multiply embeddings, what a
-    block adds, scores and logits; clip: the key of the bound of queries, keys and values.
+    block adds, scores and logits. clip: the key of the bound of queries, keys and values. experts:
+    what the MLP of some layers is.
     """
 
     names: CheckpointNames = field(default_factory=CheckpointNames)
@@ -109,6 +158,7 @@ class DecoderArchitecture:
     score_factor: Callable[[Config, int], float] = lambda c, depth: 1 / math.sqrt(depth)
     logit_factor: Callable[[Config], float] = lambda c: 1.0
     clip: str = ""
+    experts: ExpertArchitecture | None = None
 
 
 def layer_windows(config: Config, count: int, default: Callable[[int], bool]) -> tuple[int, ...]:

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ekiden.llm.architecture_row import CheckpointNames, Config, DecoderArchitecture, layer_windows
+from ekiden.llm.architecture_row import (
+    CheckpointNames,
+    Config,
+    DecoderArchitecture,
+    ExpertArchitecture,
+    ExpertNames,
+    layer_windows,
+)
 from ekiden.llm.config_numbers import read_float, read_integer, read_size
 from ekiden.runtime.errors import ImportModelError
 
@@ -166,6 +173,15 @@ def _cohere2_turned(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...
 
 def _no_layers(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
     return (False,) * len(windows)
+
+
+def _sparse_layers(config: Config, count: int) -> tuple[bool, ...]:
+    """Return the layers that have experts: every so many, and none of those that are listed."""
+    step = read_integer(config, "decoder_sparse_step", 1)
+    dense = config.get("mlp_only_layers") or ()
+    if not isinstance(dense, (list, tuple)):
+        raise ImportModelError(f"config: 'mlp_only_layers': layers expected, got {dense!r}")
+    return tuple(n not in dense and (n + 1) % step == 0 for n in range(count))
 
 
 def _gemma_embedding_factor(config: Config) -> float:
@@ -447,5 +463,43 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
     ),
     "InternLM2ForCausalLM": DecoderArchitecture(
         _INTERNLM2_NAMES, by_group=True, biases={"attention": "bias", "out": "bias"}
+    ),
+    "MixtralForCausalLM": DecoderArchitecture(
+        windows=_uniform_windows,
+        epsilon=("rms_norm_eps", 1e-5),
+        experts=ExpertArchitecture(
+            ExpertNames(
+                router="block_sparse_moe.gate",
+                expert="block_sparse_moe.experts.{}.",
+                up=("w1", "w3"),
+                down="w2",
+            ),
+            inner="intermediate_size",
+            normalised=True,
+        ),
+    ),
+    "Qwen2MoeForCausalLM": DecoderArchitecture(
+        biases={"attention": "qkv_bias"},
+        windows=_qwen_windows,
+        defaults={"qkv_bias": True},
+        experts=ExpertArchitecture(
+            ExpertNames(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"),
+            layers=_sparse_layers,
+            shared_inner=lambda c: read_size(c, "shared_expert_intermediate_size"),
+        ),
+    ),
+    "Qwen3MoeForCausalLM": DecoderArchitecture(
+        replace(_NAMES, **_QK_NORM_NAMES),
+        windows=_qwen_windows,
+        biases=_ATTENTION_BIASES,
+        experts=ExpertArchitecture(layers=_sparse_layers),
+    ),
+    "OlmoeForCausalLM": DecoderArchitecture(
+        replace(_NAMES, **_QK_NORM_NAMES),
+        epsilon=("rms_norm_eps", 1e-5),
+        biases=_ATTENTION_BIASES,
+        qk_norm="row",
+        clip="clip_qkv",
+        experts=ExpertArchitecture(inner="intermediate_size"),
     ),
 }

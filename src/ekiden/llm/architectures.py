@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ekiden.llm.architecture_row import CheckpointNames, DecoderArchitecture
+from ekiden.llm.architecture_row import (
+    CheckpointNames,
+    DecoderArchitecture,
+    ExpertArchitecture,
+    ExpertNames,
+)
 from ekiden.llm.architecture_table import DECODER_ARCHITECTURES
 from ekiden.llm.config_numbers import read_float, read_integer, read_size
 from ekiden.llm.rope import RopeParameters, read_rope
@@ -32,6 +37,27 @@ ACTIVATION_NAMES = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu",
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_tanh": "gelu_tanh",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertConfig:
+    """Mixture of experts of a decoder: sizes, and how a token chooses."""
+
+    names: ExpertNames
+    count: int
+    chosen: int
+    """Experts of a token."""
+    inner: int
+    shared_inner: int
+    """Of the expert of all tokens, 0 for none."""
+    scoring: str
+    normalised: bool
+    factor: float
+    groups: int
+    chosen_groups: int
+    scores_of_group: int
+    layers: tuple[bool, ...]
+    """Which layers have experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +106,7 @@ class DecoderConfig:
     """Which of them each layer turns by, None where none does."""
     end_tokens: tuple[int, ...]
     """Tokens that end a text."""
+    experts: ExpertConfig | None = None
 
     @property
     def cache_depth(self) -> int:
@@ -165,6 +192,42 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
             for window, turns in zip(windows, turned, strict=True)
         ),
         end_tokens=_end_tokens(config),
+        experts=row.experts and _read_experts(row.experts, config, layers),
+    )
+
+
+def _read_experts(
+    row: ExpertArchitecture, config: Mapping[str, Any], layers: int
+) -> ExpertConfig | None:
+    """Return the mixture of experts of a configuration, None where no layer has one. Raises
+    ImportModelError for sizes that do not fit.
+    """
+    flags = row.layers(config, layers)
+    if not any(flags):
+        return None
+    count_key = next((key for key in row.count if config.get(key) is not None), row.count[0])
+    count, chosen = read_size(config, count_key), read_size(config, row.chosen)
+    groups = read_integer(config, "n_group", 1) if row.grouped else 1
+    chosen_groups = read_integer(config, "topk_group", groups) if row.grouped else 1
+    if chosen > count // groups * chosen_groups or count % groups:
+        raise ImportModelError(
+            f"config: '{row.chosen}': {chosen} of {count} '{count_key}' in {chosen_groups} of"
+            f" {groups} groups cannot be chosen"
+        )
+    normalised = row.normalised
+    return ExpertConfig(
+        names=row.names,
+        count=count,
+        chosen=chosen,
+        inner=read_size(config, row.inner),
+        shared_inner=row.shared_inner(config),
+        scoring=row.scoring,
+        normalised=bool(config.get(normalised)) if isinstance(normalised, str) else normalised,
+        factor=read_float(config, row.factor, 1.0) if row.factor else 1.0,
+        groups=groups,
+        chosen_groups=chosen_groups,
+        scores_of_group=min(row.scores_of_group, count // groups),
+        layers=flags,
     )
 
 

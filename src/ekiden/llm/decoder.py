@@ -31,8 +31,10 @@ from ekiden.llm.decoder_layers import (
     ACTIVATION_FUNCTIONS,
     DecoderLayers,
     embedding_lookup,
+    gated_product,
     matmul_weight,
 )
+from ekiden.llm.experts import mixture_of_experts
 from ekiden.llm.rope import RopeParameters
 from ekiden.llm.weights import Checkpoint
 from ekiden.relay import op
@@ -206,7 +208,11 @@ class _ForwardBuilder:
         elif config.parallel:
             # GPT-J's: one norm for both.
             mlp_input = normed
-        mixed = self._mlp(prefix, mlp_input)
+        if config.experts and config.experts.layers[n]:
+            mlp_input = self.let(f"mlp_input_{n}", mlp_input)
+            mixed = mixture_of_experts(mlp_input, prefix, config, tensors, self.let)
+        else:
+            mixed = self._mlp(prefix, mlp_input)
         if names.after_mlp:
             mixed = tensors.norm(mixed, prefix + names.after_mlp)
         mixed = _scaled(mixed, config.residual_scale)
@@ -318,9 +324,7 @@ class _ForwardBuilder:
             x, [prefix + name for name in names.up], rows, config.hidden, has_bias
         )
         if config.gated:
-            both = self.let("up", up)
-            gate = _slice_axis(both, 0, config.inner, 1)
-            inner: Expr = op.multiply(act(gate), _slice_axis(both, config.inner, rows, 1))
+            inner: Expr = gated_product(self.let("up", up), act, config.inner)
         else:
             inner = act(up)
         return self.parts.linear(

@@ -17,7 +17,13 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.runtime.errors import ImportModelError
 
-__all__ = ["ACTIVATION_FUNCTIONS", "DecoderLayers"]
+__all__ = [
+    "ACTIVATION_FUNCTIONS",
+    "DecoderLayers",
+    "embedding_lookup",
+    "gated_product",
+    "matmul_weight",
+]
 
 UNQUANTIZED_FORMATS = ("float32", "float16", "bfloat16")
 IGNORED_SUFFIXES = (
@@ -172,6 +178,12 @@ def _stored_prefix(stored: frozenset[str], names: CheckpointNames) -> str:
     rest = names.embedding.removeprefix(names.prefix)
     candidates = (names.prefix, "", "model.language_model.", f"language_model.{names.prefix}")
     return next((prefix for prefix in candidates if prefix + rest in stored), names.prefix)
+
+
+def gated_product(both: Expr, activation: Callable[[Expr], Expr], inner: int) -> Expr:
+    """Return the activated first half of [n, 2 * inner] times the second."""
+    gate = op.strided_slice(both, [0], [inner], axes=[1])
+    return op.multiply(activation(gate), op.strided_slice(both, [inner], [2 * inner], axes=[1]))
 
 
 def embedding_lookup(table: Weight, ids: Expr) -> Expr:
