@@ -22,6 +22,11 @@ _ALIBI = {
     "intermediate_size": None, "max_position_embeddings": None, "n_layer": 2,
 }  # fmt: skip
 _EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 2,
+    "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+}  # fmt: skip
 _OWN = {"num_key_value_heads": None, "intermediate_size": None}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -78,6 +83,43 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "qwen3_moe": ("Qwen3MoeForCausalLM", {**_EXPERTS, "norm_topk_prob": True, "head_dim": 16}),
     "olmoe": ("OlmoeForCausalLM", {"num_experts": 5, "num_experts_per_tok": 2}),
+    "deepseek_v2": (
+        "DeepseekV2ForCausalLM",
+        {**_LATENT, "q_lora_rank": None, "num_experts_per_tok": 2, "routed_scaling_factor": 1.5},
+    ),
+    "deepseek_v2_groups": (
+        "DeepseekV2ForCausalLM",
+        {
+            **_LATENT,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        {**_LATENT, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3},
+    ),
+    "deepseek_yarn": (
+        "DeepseekV3ForCausalLM",
+        {
+            **_LATENT,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 10000.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.7,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "smollm3": ("SmolLM3ForCausalLM", {"num_hidden_layers": 4}),
 }
 
@@ -108,7 +150,8 @@ def random_model(kind: str, changes: Mapping[str, Any]) -> Any:  # noqa: ANN401 
     model = model_class(config).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for key, parameter in model.named_parameters():
+        corrections = [item for item in model.named_buffers() if "correction" in item[0]]
+        for key, parameter in [*model.named_parameters(), *corrections]:
             is_norm = re.search(r"norm|ln_", key) and key.endswith("weight")
             parameter.normal_(0, 0.2, generator=generator).add_(1 if is_norm else 0)
     return model

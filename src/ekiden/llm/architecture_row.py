@@ -126,7 +126,8 @@ class DecoderArchitecture:
     takes where a configuration does not say. fixed: the only value that is served of a key.
     adapt: what of the row depends on the configuration. The factors multiply embeddings, what a
     block adds, scores and logits. clip: the key of the bound of queries, keys and values. experts:
-    what the MLP of some layers is.
+    what the MLP of some layers is. latent: whether queries, keys and values go through latent
+    vectors.
     """
 
     names: CheckpointNames = field(default_factory=CheckpointNames)
@@ -159,6 +160,7 @@ class DecoderArchitecture:
     logit_factor: Callable[[Config], float] = lambda c: 1.0
     clip: str = ""
     experts: ExpertArchitecture | None = None
+    latent: bool = False
 
 
 def layer_windows(config: Config, count: int, default: Callable[[int], bool]) -> tuple[int, ...]:

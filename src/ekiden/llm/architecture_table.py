@@ -184,6 +184,34 @@ def _sparse_layers(config: Config, count: int) -> tuple[bool, ...]:
     return tuple(n not in dense and (n + 1) % step == 0 for n in range(count))
 
 
+def _layers_after_dense(config: Config, count: int) -> tuple[bool, ...]:
+    """Return the layers that have experts: those after the first ones."""
+    return tuple(n >= read_integer(config, "first_k_dense_replace", 0) for n in range(count))
+
+
+def _deepseek_shared_inner(config: Config) -> int:
+    shared = read_integer(config, "n_shared_experts", 0)
+    return shared * read_size(config, "moe_intermediate_size")
+
+
+def _deepseek_score_factor(config: Config, depth: int) -> float:
+    """Return the factor of scores, which YaRN changes for latent attention."""
+    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    factor = 1.0
+    if isinstance(settings, Mapping) and settings.get("mscale_all_dim"):
+        stretch = read_float(settings, "factor", 1.0)
+        if stretch > 1:
+            factor += 0.1 * read_float(settings, "mscale_all_dim", 0.0) * math.log(stretch)
+    return factor**2 / math.sqrt(depth)
+
+
+def _adapt_deepseek_v2(row: DecoderArchitecture, config: Config) -> DecoderArchitecture:
+    """Return the row of a DeepSeek-V2: the smaller ones choose experts without groups."""
+    assert row.experts is not None
+    grouped = config.get("topk_method") == "group_limited_greedy"
+    return replace(row, experts=replace(row.experts, grouped=grouped))
+
+
 def _gemma_embedding_factor(config: Config) -> float:
     return math.sqrt(read_size(config, "hidden_size"))
 
@@ -501,5 +529,35 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
         qk_norm="row",
         clip="clip_qkv",
         experts=ExpertArchitecture(inner="intermediate_size"),
+    ),
+    "DeepseekV2ForCausalLM": DecoderArchitecture(
+        interleaved=True,
+        latent=True,
+        score_factor=_deepseek_score_factor,
+        adapt=_adapt_deepseek_v2,
+        fixed={"attention_bias": False, "mlp_bias": False, "moe_layer_freq": 1},
+        experts=ExpertArchitecture(
+            ExpertNames(shared="mlp.shared_experts"),
+            normalised=False,
+            layers=_layers_after_dense,
+            shared_inner=_deepseek_shared_inner,
+            factor="routed_scaling_factor",
+        ),
+    ),
+    "DeepseekV3ForCausalLM": DecoderArchitecture(
+        interleaved=True,
+        latent=True,
+        score_factor=_deepseek_score_factor,
+        defaults={"norm_topk_prob": True, "routed_scaling_factor": 2.5},
+        fixed={"attention_bias": False, "moe_layer_freq": 1, "rope_interleave": True},
+        experts=ExpertArchitecture(
+            ExpertNames(shared="mlp.shared_experts", correction="mlp.gate.e_score_correction_bias"),
+            scoring="sigmoid",
+            layers=_layers_after_dense,
+            shared_inner=_deepseek_shared_inner,
+            grouped=True,
+            scores_of_group=2,
+            factor="routed_scaling_factor",
+        ),
     ),
 }

@@ -61,6 +61,18 @@ class ExpertConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Sizes of latent attention: ranks of the products of queries, 0 for one of full rank, and of
+    keys and values; numbers of a key that turn, and of a value.
+    """
+
+    query_rank: int
+    key_rank: int
+    turning: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """Configuration of a decoder: its sizes, and the variations of its family. Windows and ropes
     are per layer.
@@ -107,6 +119,12 @@ class DecoderConfig:
     end_tokens: tuple[int, ...]
     """Tokens that end a text."""
     experts: ExpertConfig | None = None
+    latent: LatentConfig | None = None
+
+    @property
+    def value_depth(self) -> int:
+        """Return the numbers of a value of a head."""
+        return self.latent.value if self.latent else self.depth
 
     @property
     def cache_depth(self) -> int:
@@ -139,6 +157,11 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
     groups = read_integer(config, "num_key_value_heads", heads)
     # Grouped-query models may have head_dim * heads unequal to hidden_size.
     depth = read_integer(config, "head_dim", hidden // heads, 1)
+    latent = _read_latent(config) if row.latent else None
+    turning_depth = depth
+    if latent:
+        groups, turning_depth = heads, latent.turning
+        depth = read_size(config, "qk_nope_head_dim") + latent.turning
     if heads % groups:
         raise ImportModelError(
             f"config: {heads} 'num_attention_heads' are no multiple of {groups}"
@@ -186,14 +209,34 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
         score_softcap=read_float(config, "attn_logit_softcapping", 0.0),
         logit_softcap=read_float(config, "final_logit_softcapping", 0.0),
         windows=windows,
-        ropes=_read_ropes(row, config, depth, context or max_positions) if any(turned) else (),
+        ropes=_read_ropes(row, config, turning_depth, context or max_positions)
+        if any(turned)
+        else (),
         rope_of=tuple(
             int(row.local_rope and bool(window)) if turns else None
             for window, turns in zip(windows, turned, strict=True)
         ),
         end_tokens=_end_tokens(config),
+        latent=latent,
         experts=row.experts and _read_experts(row.experts, config, layers),
     )
+
+
+def _read_latent(config: Mapping[str, Any]) -> LatentConfig:
+    """Return the sizes of latent attention. Raises ImportModelError."""
+    turning = read_size(config, "qk_rope_head_dim")
+    latent = LatentConfig(
+        query_rank=read_integer(config, "q_lora_rank", 0),
+        key_rank=read_size(config, "kv_lora_rank"),
+        turning=turning,
+        value=read_size(config, "v_head_dim"),
+    )
+    if latent.value > read_size(config, "qk_nope_head_dim") + turning:
+        raise ImportModelError(
+            f"config: 'v_head_dim': at most the sum of 'qk_nope_head_dim' and 'qk_rope_head_dim'"
+            f" expected, got {latent.value}"
+        )
+    return latent
 
 
 def _read_experts(

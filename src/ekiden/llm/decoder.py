@@ -33,8 +33,10 @@ from ekiden.llm.decoder_layers import (
     embedding_lookup,
     gated_product,
     matmul_weight,
+    slice_axis,
 )
 from ekiden.llm.experts import mixture_of_experts
+from ekiden.llm.latent_attention import latent_projections
 from ekiden.llm.rope import RopeParameters
 from ekiden.llm.weights import Checkpoint
 from ekiden.relay import op
@@ -229,17 +231,16 @@ class _ForwardBuilder:
         """Return the attention block's output and the updated cache."""
         config, tensors, names = self.config, self.parts, self.config.names
         prefix = names.layer.format(n)
-        total = config.heads + 2 * config.groups
-        projected = tensors.linear(
-            normed, [prefix + name for name in names.attention], total * config.depth,
-            config.hidden, "attention" in config.biases, config.by_group,
-        )  # fmt: skip
-        if config.clip:
-            projected = op.clip(projected, -config.clip, config.clip)
-        heads = op.reshape(projected, (-1, total, config.depth))
-        turned_heads = self._apply_rotary(n, heads, rotation)
-        if config.alibi:
-            turned_heads = self._with_distance_biases(turned_heads, tokens.positions)
+        if config.latent:
+            assert rotation is not None
+            turned_heads = latent_projections(
+                normed, prefix + "self_attn.", config, tensors, self.let,
+                lambda part: _rotary_embedding(
+                    part, config.ropes[0], rotation, 2 * len(config.ropes[0].frequencies)
+                ),
+            )  # fmt: skip
+        else:
+            turned_heads = self._turned_heads(n, normed, tokens, rotation)
         turned = self.let(f"turned_{n}", turned_heads)
         layer = const(np.array([n], np.int32))
         cache_position = (layer, tokens.tables, tokens.sequences, tokens.positions)
@@ -252,14 +253,33 @@ class _ForwardBuilder:
             softcap=config.score_softcap, window=config.windows[n],
         )  # fmt: skip
         attended = self.let(f"heads_{n}", attended)
-        if config.cache_depth > config.depth:
-            attended = _slice_axis(attended, 0, config.depth, 2)
-        width = config.heads * config.depth
+        if config.cache_depth > config.value_depth:
+            attended = slice_axis(attended, 0, config.value_depth, 2)
+        width = config.heads * config.value_depth
         flat = op.reshape(attended, (-1, width))
         out = tensors.linear(
             flat, [prefix + names.out], config.hidden, width, "out" in config.biases
         )
         return out, written
+
+    def _turned_heads(
+        self, n: int, normed: Expr, tokens: TokenVariables, rotation: tuple[Var, Var] | None
+    ) -> Expr:
+        """Return queries, keys and values [n, heads + 2 * groups, depth of the cache]."""
+        config, tensors, names = self.config, self.parts, self.config.names
+        prefix = names.layer.format(n)
+        total = config.heads + 2 * config.groups
+        projected = tensors.linear(
+            normed, [prefix + name for name in names.attention], total * config.depth,
+            config.hidden, "attention" in config.biases, config.by_group,
+        )  # fmt: skip
+        if config.clip:
+            projected = op.clip(projected, -config.clip, config.clip)
+        heads = op.reshape(projected, (-1, total, config.depth))
+        turned_heads = self._apply_rotary(n, heads, rotation)
+        if config.alibi:
+            turned_heads = self._with_distance_biases(turned_heads, tokens.positions)
+        return turned_heads
 
     def _apply_rotary(self, n: int, projected: Expr, rotation: tuple[Var, Var] | None) -> Expr:
         """Return queries and keys rotated by their positions, and values unchanged."""
@@ -269,17 +289,17 @@ class _ForwardBuilder:
             return projected
         projected = self.let(f"projected_{n}", projected)
         prefix = names.layer.format(n)
-        values = _slice_axis(projected, heads + groups, heads + 2 * groups, 1)
+        values = slice_axis(projected, heads + groups, heads + 2 * groups, 1)
         if names.query_norm:
             query = self._head_norm(
-                _slice_axis(projected, 0, heads, 1), prefix + names.query_norm, heads
+                slice_axis(projected, 0, heads, 1), prefix + names.query_norm, heads
             )
             key = self._head_norm(
-                _slice_axis(projected, heads, heads + groups, 1), prefix + names.key_norm, groups
+                slice_axis(projected, heads, heads + groups, 1), prefix + names.key_norm, groups
             )
             both: Expr = self.let(f"both_{n}", op.concatenate([query, key], axis=1))
         else:
-            both = _slice_axis(projected, 0, heads + groups, 1)
+            both = slice_axis(projected, 0, heads + groups, 1)
         if rotation is not None:
             rope = config.ropes[config.rope_of[n] or 0]
             both = _rotary_embedding(both, rope, rotation, config.depth)
@@ -337,8 +357,8 @@ def _rotary_embedding(x: Expr, rope: RopeParameters, rotation: tuple[Var, Var], 
     cosines, sines = rotation
     pairs = len(rope.frequencies)
     turning = 2 * pairs
-    unrotated = [_slice_axis(x, turning, depth, 2)] if turning < depth else []
-    halves = [_slice_axis(x, 0, pairs, 2), _slice_axis(x, pairs, turning, 2)]
+    unrotated = [slice_axis(x, turning, depth, 2)] if turning < depth else []
+    halves = [slice_axis(x, 0, pairs, 2), slice_axis(x, pairs, turning, 2)]
     # Pairs are neighbours (GPT-J) instead of the two halves of a head (GPT-NeoX).
     if rope.interleaved:
         halves = [op.strided_slice(x, [at], [turning], [2], axes=[2]) for at in (0, 1)]
@@ -353,10 +373,6 @@ def _rotary_embedding(x: Expr, rope: RopeParameters, rotation: tuple[Var, Var], 
 
 def _scaled(x: Expr, factor: float) -> Expr:
     return x if factor == 1.0 else op.multiply(x, const(np.float32(factor)))
-
-
-def _slice_axis(x: Expr, begin: int, end: int, axis: int) -> Expr:
-    return op.strided_slice(x, [begin], [end], axes=[axis])
 
 
 def _to_dim(value: object) -> PrimExpr:

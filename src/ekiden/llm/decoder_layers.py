@@ -23,6 +23,7 @@ __all__ = [
     "embedding_lookup",
     "gated_product",
     "matmul_weight",
+    "slice_axis",
 ]
 
 UNQUANTIZED_FORMATS = ("float32", "float16", "bfloat16")
@@ -142,22 +143,33 @@ class DecoderLayers:
         """Return the embedding table."""
         return self.read_weight(name, (self._config.vocabulary, self._config.hidden))
 
-    def norm(self, data: Expr, name: str, shape: tuple[int, ...] = ()) -> Expr:
-        """Normalize data along its last axis, as the family does. `shape` is that of the weight,
-        the hidden size if it is empty: several rows are one for each head.
+    def norm(
+        self, data: Expr, name: str, shape: tuple[int, ...] = (), epsilon: float | None = None
+    ) -> Expr:
+        """Normalize data along its last axis, as the family does.
+
+        Args:
+            data: What is normalized.
+            name: That of the weight, without its end.
+            shape: Of the weight, the hidden size if it is empty; several rows are one a head.
+            epsilon: What is added to variances, else what the configuration says.
+
+        Raises:
+            ImportModelError: A tensor is missing, or has another shape.
         """
         config = self._config
+        epsilon = config.epsilon if epsilon is None else epsilon
         shape = shape or (config.hidden,)
         size = shape[-1]
         if config.norm == "layer_plain":
             ones, zeros = np.ones(size, np.float32), np.zeros(size, np.float32)
-            return op.nn.layer_norm(data, const(ones), const(zeros), -1, config.epsilon)
+            return op.nn.layer_norm(data, const(ones), const(zeros), -1, epsilon)
         weight = _dequantize(self.read_weight(f"{name}.weight", shape))
         bias = f"{name}.bias"
         if len(shape) > 1:
             assert not self.has_tensor(bias), "Cohere's norms of heads have none"
             ones, zeros = np.ones(size, np.float32), np.zeros(size, np.float32)
-            scaled = op.nn.layer_norm(data, const(ones), const(zeros), -1, config.epsilon)
+            scaled = op.nn.layer_norm(data, const(ones), const(zeros), -1, epsilon)
             return op.multiply(scaled, const(weight))
         if config.norm == "layer":
             beta = (
@@ -165,10 +177,10 @@ class DecoderLayers:
                 if self.has_tensor(bias)
                 else np.zeros(size, np.float32)
             )
-            return op.nn.layer_norm(data, const(weight), const(beta), -1, config.epsilon)
+            return op.nn.layer_norm(data, const(weight), const(beta), -1, epsilon)
         # Gemma's RMSNorm multiplies by 1 + weight.
         weight = weight + np.float32(1) if config.norm == "rms_one" else weight
-        return op.nn.rms_norm(data, const(weight), -1, config.epsilon)
+        return op.nn.rms_norm(data, const(weight), -1, epsilon)
 
 
 def _stored_prefix(stored: frozenset[str], names: CheckpointNames) -> str:
@@ -180,10 +192,15 @@ def _stored_prefix(stored: frozenset[str], names: CheckpointNames) -> str:
     return next((prefix for prefix in candidates if prefix + rest in stored), names.prefix)
 
 
+def slice_axis(x: Expr, begin: int, end: int, axis: int) -> Expr:
+    """Return the elements from begin up to end along an axis."""
+    return op.strided_slice(x, [begin], [end], axes=[axis])
+
+
 def gated_product(both: Expr, activation: Callable[[Expr], Expr], inner: int) -> Expr:
     """Return the activated first half of [n, 2 * inner] times the second."""
-    gate = op.strided_slice(both, [0], [inner], axes=[1])
-    return op.multiply(activation(gate), op.strided_slice(both, [inner], [2 * inner], axes=[1]))
+    gate = slice_axis(both, 0, inner, 1)
+    return op.multiply(activation(gate), slice_axis(both, inner, 2 * inner, 1))
 
 
 def embedding_lookup(table: Weight, ids: Expr) -> Expr:
