@@ -218,7 +218,7 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
         ),
         end_tokens=_end_tokens(config),
         latent=latent,
-        experts=row.experts and _read_experts(row.experts, config, layers),
+        experts=None if row.experts is None else _read_experts(row.experts, config, layers),
     )
 
 
