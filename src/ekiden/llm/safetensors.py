@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,6 +35,16 @@ FORMAT_BY_SAFETENSORS_DTYPE: Mapping[str, str] = {
     "BF16": "bfloat16",
 }
 """dtypes of files -> formats."""
+RAW_DTYPES: Mapping[str, np.dtype[Any]] = {
+    **{dtype: UNQUANTIZED_DTYPES[format] for dtype, format in FORMAT_BY_SAFETENSORS_DTYPE.items()},
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+}
+"""dtypes of files, with those of quantised weights."""
 MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
 """Bytes of a header, as the package has it."""
 SINGLE_FILE, INDEX_FILE, CONFIG_FILE = (
@@ -89,18 +100,25 @@ class SafetensorsFile(Mapping[str, Weight]):
             raise LoadError(
                 f"{self.path}: tensor '{name}': one of {supported} expected, got {tensor.dtype}"
             )
+        return Weight(name, format, tensor.shape, self.array(name))
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Return a tensor as it is stored, of quantised weights too. Raises KeyError, and LoadError
+        for an unsupported dtype.
+        """
+        tensor = self._tensors[name]
         where = f"{self.path}: tensor '{name}'"
-        size = tensor_bytes(tensor.shape, UNQUANTIZED_DTYPES[format].itemsize, where)
+        dtype = RAW_DTYPES.get(tensor.dtype)
+        if dtype is None:
+            raise LoadError(f"{where}: one of {', '.join(RAW_DTYPES)} expected, got {tensor.dtype}")
+        size = tensor_bytes(tensor.shape, dtype.itemsize, where)
         if size != tensor.end - tensor.begin:
             raise LoadError(
                 f"{where}: {size} bytes expected for shape {list(tensor.shape)} of"
                 f" {tensor.dtype}, got {tensor.end - tensor.begin}"
             )
         self._bytes.check()
-        raw = self._data[tensor.begin : tensor.end]
-        return Weight(
-            name, format, tensor.shape, raw.view(UNQUANTIZED_DTYPES[format]).reshape(tensor.shape)
-        )
+        return self._data[tensor.begin : tensor.end].view(dtype).reshape(tensor.shape)
 
     def check(self) -> None:
         """Raise LoadError if the file has changed since it was opened."""
@@ -217,6 +235,11 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Return a tensor as it is stored. Raises KeyError, and LoadError."""
+        file = self._open_shard(self._places[name])
+        return file.array(name) if isinstance(file, SafetensorsFile) else file[name].data
 
     def __getitem__(self, name: str) -> Weight:
         shard = self._places[name]
