@@ -66,7 +66,7 @@ class Reference:
         config, names = self.config, self.config.names
         at, h, g, d = names.layer.format(n), config.heads, config.groups, config.depth
         both = self.linear(x, [at + each for each in names.attention])
-        if config.by_head:
+        if config.by_group:
             query, key, value = both.reshape(len(x), h, 3, d).transpose(2, 0, 1, 3)
         else:
             query, key, value = np.split(both.reshape(len(x), -1, d), [h, h + g], axis=1)

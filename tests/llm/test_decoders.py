@@ -6,52 +6,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from compiled_logits import CONTEXT, forward
+from families import CONVERTED, FAMILIES
 from reference_decoder import Reference
 from tiny_models import CONFIGS, Memory, config_of, plain, tiny
 
-import ekiden
-from ekiden import llm, relay, runtime
+from ekiden import llm
 from ekiden.llm.architectures import DECODER_ARCHITECTURES, read_config
-from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape, decoder_module
+from ekiden.llm.decoder import CacheLayout, decoder_module
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import ImportModelError, InputError, UnsupportedError
-from ekiden.runtime.vm import VirtualMachine
 from long_runs import alike
 
-CONTEXT = 64
 IDS = np.random.default_rng(1).integers(0, 97, 40)
 
 
-def forward(checkpoint: Memory, parts: tuple[int, ...], kind: str) -> NDArray[Any]:
-    """The logits of IDS, read in parts of these lengths."""
-    config, layout = read_config(checkpoint.config, CONTEXT), CacheLayout(16)
-    module = decoder_module(checkpoint, config, layout)
-    shape = [int(str(d)) for d in cache_shape(config, layout, 4)]
-    tables = np.array([[2, 0, 3, 1]], np.int32)
-    if kind == "vm":
-        state: Any = runtime.Ref(runtime.empty(shape, "float32"))
-        call = VirtualMachine(ekiden.compile(module)).invoke
-    else:
-        interpreter = relay.interpreter.Interpreter(module)
-        cache: Any = np.zeros(shape, np.float32)
-    found, first = [], 0
-    for size in parts:
-        places = np.arange(first, first + size, dtype=np.int32)
-        given = (IDS[places].astype(np.int32), np.zeros_like(places), places, tables,
-                 np.arange(size, dtype=np.int32))  # fmt: skip
-        if kind == "vm":
-            found.append(call(FORWARD_ENTRY, state, *given).numpy().copy())
-        else:
-            logits, cache = interpreter.evaluate("forward", cache, *given)
-            found.append(np.asarray(logits))
-        first += size
-    return np.concatenate(found)
-
-
 def test_every_row_has_a_small_model() -> None:
-    assert {c["architectures"][0] for c in CONFIGS.values()} == set(DECODER_ARCHITECTURES)
+    tested = {c["architectures"][0] for c in CONFIGS.values()}
+    tested |= {architecture for architecture, _ in FAMILIES.values()}
+    assert tested | set(CONVERTED) == set(DECODER_ARCHITECTURES)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -59,7 +33,7 @@ def test_logits_are_those_of_the_reference(name: str) -> None:
     """As the interpreter has them: nothing is compiled."""
     checkpoint = tiny(name)
     expected = Reference(checkpoint, CONTEXT).logits(IDS[:24])
-    found = forward(checkpoint, (17, 1, 6), "debug")
+    found = forward(checkpoint, IDS, (17, 1, 6), "debug")
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
@@ -68,7 +42,7 @@ def test_logits_are_those_of_the_reference(name: str) -> None:
 def test_compiled_logits_are_those_of_the_reference(name: str) -> None:
     checkpoint = tiny(name)
     expected = Reference(checkpoint, CONTEXT).logits(IDS)
-    found = forward(checkpoint, (30, 1, 1, 8), "vm")
+    found = forward(checkpoint, IDS, (30, 1, 1, 8), "vm")
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
@@ -100,7 +74,7 @@ def test_logits_are_those_of_transformers(name: str) -> None:
 
     with torch.no_grad():
         expected = other(torch.tensor([IDS.tolist()])).logits[0].numpy()
-    np.testing.assert_allclose(forward(checkpoint, (30, 1, 9), "vm"), expected, atol=1e-4)
+    np.testing.assert_allclose(forward(checkpoint, IDS, (30, 1, 9), "vm"), expected, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")  # of that package

@@ -152,7 +152,7 @@ def test_tensors_that_do_not_tile_the_data_are_refused(tmp_path: Path) -> None:
 
 
 def test_broken_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="a folder with model.safetensors or .* expected"):
+    with pytest.raises(LoadError, match="a folder with model.safetensors, .* expected"):
         SafetensorsCheckpoint(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"1234")
     with pytest.raises(LoadError, match="it has fewer than 8 bytes"):

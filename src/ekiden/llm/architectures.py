@@ -1,180 +1,75 @@
-"""Table of decoder architectures: how each family differs from Llama, and its tensor names.
+"""The configuration of a decoder: a row of the table of architectures read together with the
+checkpoint's `config.json`.
 
-A row is read together with the checkpoint's `config.json`; what that says of sizes has the same
-names in all families. `DecoderConfig` is the two of them put together, and all that the builder
-(decoder.py) looks at.
+What that says of sizes has the names of transformers' Llama in most families, and the row has those
+of others. `DecoderConfig` is all that the builder (decoder.py) looks at.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from collections.abc import Mapping
 from typing import Any
 
+from ekiden.llm.architecture_row import (
+    CheckpointNames,
+    DecoderArchitecture,
+    ExpertArchitecture,
+    ExpertNames,
+)
+from ekiden.llm.architecture_table import DECODER_ARCHITECTURES
 from ekiden.llm.config_numbers import read_float, read_integer, read_size
 from ekiden.llm.rope import RopeParameters, read_rope
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["DECODER_ARCHITECTURES", "DecoderArchitecture", "DecoderConfig", "read_config"]
+__all__ = [
+    "ALIBI_DEPTH",
+    "DECODER_ARCHITECTURES",
+    "DecoderArchitecture",
+    "DecoderConfig",
+    "alibi_slopes",
+    "read_config",
+]
 
-
-@dataclass(frozen=True, slots=True)
-class CheckpointNames:
-    """Tensor names of a checkpoint; `{}` is the layer number. A part with several names is their
-    rows concatenated, except a head, which is the first name that exists; an empty name means no
-    tensor.
-    """
-
-    embedding: str = "model.embed_tokens.weight"
-    norm: str = "model.norm"
-    head: tuple[str, ...] = ("lm_head.weight",)
-    layer: str = "model.layers.{}."
-    before_attention: str = "input_layernorm"
-    after_attention: str = ""
-    before_mlp: str = "post_attention_layernorm"
-    after_mlp: str = ""
-    attention: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    out: str = "self_attn.o_proj"
-    query_norm: str = ""
-    key_norm: str = ""
-    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    down: str = "mlp.down_proj"
-
-
-GEMMA_NAMES = CheckpointNames(
-    after_attention="post_attention_layernorm",
-    before_mlp="pre_feedforward_layernorm",
-    after_mlp="post_feedforward_layernorm",
-)
-QK_NORM_NAMES: dict[str, Any] = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
-NEOX_NAMES = CheckpointNames(
-    embedding="gpt_neox.embed_in.weight",
-    norm="gpt_neox.final_layer_norm",
-    head=("embed_out.weight", "lm_head.weight"),
-    layer="gpt_neox.layers.{}.",
-    attention=("attention.query_key_value",),
-    out="attention.dense",
-    up=("mlp.dense_h_to_4h",),
-    down="mlp.dense_4h_to_h",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderArchitecture:
-    """Row of the table of architectures: how a family of decoders differs from Llama.
-
-    norm: "rms", "rms_one" (the weight is what is added to 1) or "layer"; epsilon: the key of the
-    configuration for what is added to variances, and its default. activation: the key of the
-    configuration, and its default. gated: whether the MLP multiplies two projections. biases: parts
-    that have one: "attention", "out", "mlp"; a string is a key of the configuration that says so.
-    parallel: attention and MLP read the same input; a key of the configuration. scaled_embedding:
-    embeddings times the root of their size. tied: whether the head is the embedding where the
-    configuration does not say. by_head: rows of the attention's projection are ordered by heads,
-    three parts each. windows: which layers see a window of keys alone. rotary: the keys that say
-    what share of a head turns. scale: the key of what scores are divided by the root of, if it is
-    not the depth. local_rope: layers with a window have a rope of their own. base: of the rope,
-    where the configuration does not say.
-    """
-
-    names: CheckpointNames = field(default_factory=CheckpointNames)
-    norm: str = "rms"
-    epsilon: tuple[str, float] = ("rms_norm_eps", 1e-6)
-    activation: tuple[str, str] = ("hidden_act", "silu")
-    gated: bool = True
-    biases: Mapping[str, bool | str] = field(default_factory=dict)
-    parallel: str = ""
-    scaled_embedding: bool = False
-    tied: bool = False
-    by_head: bool = False
-    windows: Callable[[Mapping[str, Any], int], tuple[int, ...]] = lambda c, n: (0,) * n
-    rotary: tuple[str, ...] = ("partial_rotary_factor",)
-    scale: str = ""
-    local_rope: bool = False
-    base: float = 10000.0
-
-
-def _layer_windows(
-    config: Mapping[str, Any], count: int, default: Callable[[int], bool]
-) -> tuple[int, ...]:
-    """Return a window for each layer that `layer_types` calls sliding; without it, for those that
-    `default` selects.
-    """
-    window = read_integer(config, "sliding_window", 0)
-    kinds = config.get("layer_types")
-    if kinds is not None:
-        if not isinstance(kinds, (list, tuple)) or len(kinds) != count:
-            raise ImportModelError(f"config: 'layer_types': {count} kinds expected, got {kinds!r}")
-        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
-    return tuple(window if default(n) else 0 for n in range(count))
-
-
-def _uniform_windows(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    return _layer_windows(config, count, lambda n: True)
-
-
-def _qwen_windows(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    if not config.get("use_sliding_window"):
-        return (0,) * count
-    first = read_integer(config, "max_window_layers", 0)
-    return _layer_windows(config, count, lambda n: n >= first)
-
-
-def _gemma2_windows(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    return _layer_windows(config, count, lambda n: n % 2 == 0)
-
-
-def _gemma3_windows(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    every = read_integer(config, "sliding_window_pattern", 6)
-    return _layer_windows(config, count, lambda n: (n + 1) % every != 0)
-
-
-_LLAMA_BIASES: Mapping[str, bool | str] = {
-    "attention": "attention_bias", "out": "attention_bias", "mlp": "mlp_bias",
-}  # fmt: skip
-_ATTENTION_BIASES: Mapping[str, bool | str] = {
-    "attention": "attention_bias",
-    "out": "attention_bias",
-}
-_GEMMA_ARCHITECTURE = DecoderArchitecture(
-    norm="rms_one",
-    activation=("hidden_activation", "gelu_pytorch_tanh"),
-    tied=True,
-    scaled_embedding=True,
-    biases=_ATTENTION_BIASES,
-)
-# fmt: off
-DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
-    "LlamaForCausalLM":   DecoderArchitecture(biases=_LLAMA_BIASES),
-    "MistralForCausalLM": DecoderArchitecture(windows=_uniform_windows),
-    "Qwen2ForCausalLM":   DecoderArchitecture(biases={"attention": True}, windows=_qwen_windows),
-    "Qwen3ForCausalLM":   DecoderArchitecture(replace(CheckpointNames(), **QK_NORM_NAMES),
-                                              windows=_qwen_windows, biases=_ATTENTION_BIASES),
-    "GemmaForCausalLM":   _GEMMA_ARCHITECTURE,
-    "Gemma2ForCausalLM":  replace(_GEMMA_ARCHITECTURE, names=GEMMA_NAMES, windows=_gemma2_windows,
-                                  scale="query_pre_attn_scalar"),
-    "Gemma3ForCausalLM":  replace(_GEMMA_ARCHITECTURE, names=replace(GEMMA_NAMES, **QK_NORM_NAMES),
-                                  windows=_gemma3_windows,
-                                  scale="query_pre_attn_scalar", local_rope=True, base=1e6),
-    "Phi3ForCausalLM":    DecoderArchitecture(CheckpointNames(attention=("self_attn.qkv_proj",),
-                                                              up=("mlp.gate_up_proj",)),
-                                              windows=_uniform_windows,
-                                              epsilon=("rms_norm_eps", 1e-5)),
-    "GPTNeoXForCausalLM": DecoderArchitecture(NEOX_NAMES, norm="layer",
-                                              epsilon=("layer_norm_eps", 1e-5),
-                                              activation=("hidden_act", "gelu"), gated=False,
-                                              biases={"attention": "attention_bias",
-                                                      "out": "attention_bias", "mlp": True},
-                                              parallel="use_parallel_residual", by_head=True,
-                                              rotary=("partial_rotary_factor", "rotary_pct")),
-}
-# fmt: on
-_BIAS_DEFAULTS: Mapping[str, Any] = {"attention_bias": {"GPTNeoXForCausalLM": True}}
+ALIBI_DEPTH = 8
+"""Numbers of a key that say its position: two, and zeros up to whole vectors."""
 ACTIVATION_NAMES = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu",
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_tanh": "gelu_tanh",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertConfig:
+    """Mixture of experts of a decoder: sizes, and how a token chooses."""
+
+    names: ExpertNames
+    count: int
+    chosen: int
+    """Experts of a token."""
+    inner: int
+    shared_inner: int
+    """Of the expert of all tokens, 0 for none."""
+    scoring: str
+    normalised: bool
+    factor: float
+    groups: int
+    chosen_groups: int
+    scores_of_group: int
+    layers: tuple[bool, ...]
+    """Which layers have experts."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Sizes of latent attention: ranks of the products of queries, 0 for one of full rank, and of
+    keys and values; numbers of a key that turn, and of a value.
+    """
+
+    query_rank: int
+    key_rank: int
+    turning: int
+    value: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,18 +98,48 @@ class DecoderConfig:
     biases: frozenset[str]
     parallel: bool
     tied: bool
-    by_head: bool
+    by_group: bool
+    qk_norm: str
+    transposed: bool
+    alibi: bool
+    position_offset: int
+    clip: float
+    """Bound of queries, keys and values, 0 for none."""
     embedding_scale: float
+    residual_scale: float
     score_scale: float
+    logit_scale: float
     score_softcap: float
     logit_softcap: float
     windows: tuple[int, ...]
     ropes: tuple[RopeParameters, ...]
     """Those that there are."""
-    rope_of: tuple[int, ...]
-    """Which of them each layer turns by."""
+    rope_of: tuple[int | None, ...]
+    """Which of them each layer turns by, None where none does."""
     end_tokens: tuple[int, ...]
     """Tokens that end a text."""
+    experts: ExpertConfig | None = None
+    latent: LatentConfig | None = None
+
+    @property
+    def value_depth(self) -> int:
+        """Return the numbers of a value of a head."""
+        return self.latent.value if self.latent else self.depth
+
+    @property
+    def cache_depth(self) -> int:
+        """Return the numbers of a key in the cache: ALiBi's have their positions too."""
+        return self.depth + ALIBI_DEPTH * self.alibi
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """Return the slope of each head (Press and others, "Train Short, Test Long", 2021): powers of
+    2 ** (-8 / n), and for more heads than a power of two n every second one of those of 2 * n.
+    """
+    count = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * (k + 1) / count) for k in range(count)]
+    further = [2.0 ** (-4 * (k + 1) / count) for k in range(0, 2 * (heads - count), 2)]
+    return (*slopes, *further)
 
 
 def read_config(config: Mapping[str, Any], context: int | None = None) -> DecoderConfig:
@@ -224,32 +149,28 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
     """
     name = _known_architecture(config)
     row = DECODER_ARCHITECTURES[name]
+    config = _with_common_keys(row, config)
+    row = row.adapt(row, config)
+    config = {**row.defaults, **{key: value for key, value in config.items() if value is not None}}
+    _check_fixed(row, config)
     hidden, heads = read_size(config, "hidden_size"), read_size(config, "num_attention_heads")
     groups = read_integer(config, "num_key_value_heads", heads)
     # Grouped-query models may have head_dim * heads unequal to hidden_size.
     depth = read_integer(config, "head_dim", hidden // heads, 1)
+    latent = _read_latent(config) if row.latent else None
+    turning_depth = depth
+    if latent:
+        groups, turning_depth = heads, latent.turning
+        depth = read_size(config, "qk_nope_head_dim") + latent.turning
     if heads % groups:
         raise ImportModelError(
             f"config: {heads} 'num_attention_heads' are no multiple of {groups}"
             " 'num_key_value_heads'"
         )
     layers = read_size(config, "num_hidden_layers")
-    key, default = row.activation
-    activation = str(config.get(key) or config.get("hidden_act") or default)
-    if activation not in ACTIVATION_NAMES:
-        known_activations = ", ".join(sorted(ACTIVATION_NAMES))
-        raise UnsupportedError(f"config: '{key}': {activation!r} is none of {known_activations}")
     max_positions = read_size(config, "max_position_embeddings")
     windows = row.windows(config, layers)
-    share = next(
-        (read_float(config, k, 1.0) for k in row.rotary if config.get(k) is not None), None
-    )
-    rope_config = {"rope_theta": row.base, **config}
-    ropes = [
-        read_rope(rope_config, depth, share, context or max_positions, is_local)
-        for is_local in ((False, True) if row.local_rope else (False,))
-    ]
-    scale = read_float(config, row.scale, 0.0) if row.scale else 0.0
+    turned = row.turned(config, windows)
     tied = config.get("tie_word_embeddings")
     return DecoderConfig(
         architecture=name,
@@ -259,30 +180,145 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
         heads=heads,
         groups=groups,
         depth=depth,
-        inner=read_size(config, "intermediate_size"),
+        inner=read_size({"intermediate_size": 4 * hidden, **config}, "intermediate_size"),
         max_positions=max_positions,
         names=row.names,
         norm=row.norm,
         epsilon=read_float(config, *row.epsilon),
-        activation=ACTIVATION_NAMES[activation],
+        activation=_read_activation(row, config),
         gated=row.gated,
         biases=frozenset(
             part_name
             for part_name, bias_setting in row.biases.items()
-            if _has_bias(config, name, bias_setting)
+            if bias_setting is True or (bias_setting and config.get(bias_setting))
         ),
-        parallel=bool(row.parallel) and bool(config.get(row.parallel, True)),
+        parallel=row.parallel
+        if isinstance(row.parallel, bool)
+        else bool(config.get(row.parallel, True)),
         tied=row.tied if tied is None else bool(tied),
-        by_head=row.by_head,
-        # Gemma scales embeddings by sqrt(hidden_size).
-        embedding_scale=math.sqrt(hidden) if row.scaled_embedding else 1.0,
-        score_scale=1 / math.sqrt(scale or depth),
+        by_group=row.by_group,
+        qk_norm=row.qk_norm,
+        transposed=row.transposed,
+        alibi=row.alibi,
+        position_offset=row.position_offset,
+        clip=read_float(config, row.clip, 0.0) if row.clip else 0.0,
+        embedding_scale=row.embedding_factor(config),
+        residual_scale=row.residual_factor(config),
+        score_scale=row.score_factor(config, depth),
+        logit_scale=row.logit_factor(config),
         score_softcap=read_float(config, "attn_logit_softcapping", 0.0),
         logit_softcap=read_float(config, "final_logit_softcapping", 0.0),
         windows=windows,
-        ropes=tuple(ropes),
-        rope_of=tuple(int(row.local_rope and bool(window)) for window in windows),
+        ropes=_read_ropes(row, config, turning_depth, context or max_positions)
+        if any(turned)
+        else (),
+        rope_of=tuple(
+            int(row.local_rope and bool(window)) if turns else None
+            for window, turns in zip(windows, turned, strict=True)
+        ),
         end_tokens=_end_tokens(config),
+        latent=latent,
+        experts=None if row.experts is None else _read_experts(row.experts, config, layers),
+    )
+
+
+def _read_latent(config: Mapping[str, Any]) -> LatentConfig:
+    """Return the sizes of latent attention. Raises ImportModelError."""
+    turning = read_size(config, "qk_rope_head_dim")
+    latent = LatentConfig(
+        query_rank=read_integer(config, "q_lora_rank", 0),
+        key_rank=read_size(config, "kv_lora_rank"),
+        turning=turning,
+        value=read_size(config, "v_head_dim"),
+    )
+    if latent.value > read_size(config, "qk_nope_head_dim") + turning:
+        raise ImportModelError(
+            f"config: 'v_head_dim': at most the sum of 'qk_nope_head_dim' and 'qk_rope_head_dim'"
+            f" expected, got {latent.value}"
+        )
+    return latent
+
+
+def _read_experts(
+    row: ExpertArchitecture, config: Mapping[str, Any], layers: int
+) -> ExpertConfig | None:
+    """Return the mixture of experts of a configuration, None where no layer has one. Raises
+    ImportModelError for sizes that do not fit.
+    """
+    flags = row.layers(config, layers)
+    if not any(flags):
+        return None
+    count_key = next((key for key in row.count if config.get(key) is not None), row.count[0])
+    count, chosen = read_size(config, count_key), read_size(config, row.chosen)
+    groups = read_integer(config, "n_group", 1) if row.grouped else 1
+    chosen_groups = read_integer(config, "topk_group", groups) if row.grouped else 1
+    if chosen > count // groups * chosen_groups or count % groups:
+        raise ImportModelError(
+            f"config: '{row.chosen}': {chosen} of {count} '{count_key}' in {chosen_groups} of"
+            f" {groups} groups cannot be chosen"
+        )
+    normalised = row.normalised
+    return ExpertConfig(
+        names=row.names,
+        count=count,
+        chosen=chosen,
+        inner=read_size(config, row.inner),
+        shared_inner=row.shared_inner(config),
+        scoring=row.scoring,
+        normalised=bool(config.get(normalised)) if isinstance(normalised, str) else normalised,
+        factor=read_float(config, row.factor, 1.0) if row.factor else 1.0,
+        groups=groups,
+        chosen_groups=chosen_groups,
+        scores_of_group=min(row.scores_of_group, count // groups),
+        layers=flags,
+    )
+
+
+def _with_common_keys(row: DecoderArchitecture, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with what the family names otherwise under the common names too."""
+    renamed = {
+        common: config[own] for common, own in row.keys.items() if config.get(own) is not None
+    }
+    return {**config, **renamed}
+
+
+def _check_fixed(row: DecoderArchitecture, config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedError if a key has another value than the one that is served."""
+    for key, value in row.fixed.items():
+        if config.get(key, value) != value:
+            raise UnsupportedError(
+                f"config: '{key}': only {value!r} is supported, got {config[key]!r}"
+            )
+
+
+def _read_activation(row: DecoderArchitecture, config: Mapping[str, Any]) -> str:
+    """Return the name of the activation in the builder's table. Raises UnsupportedError."""
+    key, default = row.activation
+    activation = str(config.get(key) or config.get("hidden_act") or default)
+    if activation not in ACTIVATION_NAMES:
+        known_activations = ", ".join(sorted(ACTIVATION_NAMES))
+        raise UnsupportedError(f"config: '{key}': {activation!r} is none of {known_activations}")
+    return ACTIVATION_NAMES[activation]
+
+
+def _read_ropes(
+    row: DecoderArchitecture, config: Mapping[str, Any], depth: int, context: int
+) -> tuple[RopeParameters, ...]:
+    """Return the rope of the layers, and behind it that of layers with a window if they have their
+    own.
+    """
+    share = next(
+        (read_float(config, k, 1.0) for k in row.rotary if config.get(k) is not None), None
+    )
+    if row.rotary_size and config.get(row.rotary_size):
+        share = read_integer(config, row.rotary_size, depth) / depth
+    rope_config = {
+        "rope_theta": row.base, **config,
+        "rope_interleaved": row.interleaved or config.get("rope_interleaved", False),
+    }  # fmt: skip
+    return tuple(
+        read_rope(rope_config, depth, share, context, is_local)
+        for is_local in ((False, True) if row.local_rope else (False,))
     )
 
 
@@ -299,14 +335,6 @@ def _known_architecture(config: Mapping[str, Any]) -> str:
         f"config: no decoder of the architecture {names_text}; "
         f"there are {', '.join(DECODER_ARCHITECTURES)}"
     )
-
-
-def _has_bias(config: Mapping[str, Any], name: str, setting: bool | str) -> bool:
-    """Return whether a part has a bias, by the row's setting."""
-    if isinstance(setting, bool):
-        return setting
-    default = _BIAS_DEFAULTS.get(setting, {}).get(name, False)
-    return bool(config.get(setting, default))
 
 
 def _end_tokens(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -27,13 +27,17 @@ from ekiden.ir.prim import AnyDim, PrimExpr, SizeVar
 from ekiden.ir.prim import const as dim
 from ekiden.ir.type import TensorType, TupleType
 from ekiden.kernels.attention.kv_layout import CachePlane
-from ekiden.llm.architectures import DecoderConfig
+from ekiden.llm.architectures import ALIBI_DEPTH, DecoderConfig, alibi_slopes
 from ekiden.llm.decoder_layers import (
     ACTIVATION_FUNCTIONS,
     DecoderLayers,
     embedding_lookup,
+    gated_product,
     matmul_weight,
+    slice_axis,
 )
+from ekiden.llm.experts import mixture_of_experts
+from ekiden.llm.latent_attention import latent_projections
 from ekiden.llm.rope import RopeParameters
 from ekiden.llm.weights import Checkpoint
 from ekiden.relay import op
@@ -55,6 +59,8 @@ from ekiden.runtime.lazy_dataclass import dataclass
 __all__ = ["FORWARD_ENTRY", "CacheLayout", "cache_shape", "decoder_module"]
 
 FORWARD_ENTRY = "forward_step"
+POSITION_RADIX = 256
+"""Radix of the two digits of a position in keys."""
 MAX_LISTED_NAMES = 3
 """Names of tensors in a message."""
 _LOG = logging.getLogger("ekiden")
@@ -75,7 +81,7 @@ class CacheLayout:
 
 def cache_shape(config: DecoderConfig, layout: CacheLayout, blocks: object) -> tuple[object, ...]:
     """Return the cache shape [blocks, layers, keys and values, heads, one block of pages]."""
-    plane = CachePlane(layout.page, config.depth, layout.dtype)
+    plane = CachePlane(layout.page, config.cache_depth, layout.dtype)
     return (blocks, config.layers, 2, config.groups, layout.row * plane.size)
 
 
@@ -134,19 +140,33 @@ class _ForwardBuilder:
         tokens = TokenVariables.create()
         table = self.parts.embedding_table(names.embedding)
         x: Expr = embedding_lookup(table, tokens.ids)
-        if config.embedding_scale != 1.0:
-            x = op.multiply(x, const(np.float32(config.embedding_scale)))
+        x = _scaled(x, config.embedding_scale)
+        if names.positions:
+            offset = config.position_offset
+            rows = (config.max_positions + offset, config.hidden)
+            learned = self.parts.read_weight(names.positions, rows)
+            places = (
+                op.add(tokens.positions, const(np.int32(offset))) if offset else tokens.positions
+            )
+            x = op.add(x, embedding_lookup(learned, places))
+        if names.embedding_norm:
+            x = self.parts.norm(x, names.embedding_norm)
         x = self.let("embedded", x)
         rotations = [self._rotary_tables(rope, tokens.positions) for rope in config.ropes]
         state: Var = cache
-        for n in range(config.layers):
-            x, state = self._decoder_layer(n, x, state, tokens, rotations[config.rope_of[n]])
+        for n, rope_number in enumerate(config.rope_of):
+            rotation = None if rope_number is None else rotations[rope_number]
+            x, state = self._decoder_layer(n, x, state, tokens, rotation)
         # Only the picked positions reach the head, the largest product of a prefill.
         x = self.parts.norm(op.take(x, tokens.picks, axis=0), names.norm)
         has = self.parts.has_tensor
         head = next((head_name for head_name in names.head if has(head_name)), names.head[0])
         weight = table if config.tied else self.parts.embedding_table(head)
         logits = matmul_weight(x, weight)
+        if "head" in config.biases:
+            bias = self.parts.read_vector(f"{head.removesuffix('.weight')}.bias", config.vocabulary)
+            logits = op.add(logits, const(bias))
+        logits = _scaled(logits, config.logit_scale)
         if cap := config.logit_softcap:
             bent = op.tanh(op.multiply(logits, const(np.float32(1 / cap))))
             logits = op.multiply(bent, const(np.float32(cap)))
@@ -166,36 +186,63 @@ class _ForwardBuilder:
         return self.let("cosines", cosines), self.let("sines", sines)
 
     def _decoder_layer(
-        self, n: int, x: Var, cache: Var, tokens: TokenVariables, rotation: tuple[Var, Var]
+        self,
+        n: int,
+        x: Var,
+        cache: Var,
+        tokens: TokenVariables,
+        rotation: tuple[Var, Var] | None,
     ) -> tuple[Var, Var]:
         """Return the results of one layer: the hidden state and the cache."""
         config, tensors, names = self.config, self.parts, self.config.names
         prefix = names.layer.format(n)
-        attended, cache = self._attention(n, x, cache, tokens, rotation)
+        normed: Expr = x
+        if names.before_attention:
+            normed = self.let(f"normed_{n}", tensors.norm(x, prefix + names.before_attention))
+        attended, cache = self._attention(n, normed, cache, tokens, rotation)
         if names.after_attention:
             attended = tensors.norm(attended, prefix + names.after_attention)
+        attended = _scaled(attended, config.residual_scale)
         middle = self.let(f"attended_{n}", op.add(x, attended))
         # GPT-NeoX's parallel residual: attention and MLP read the same input.
-        mlp_input = x if config.parallel else middle
-        mixed = self._mlp(prefix, tensors.norm(mlp_input, prefix + names.before_mlp))
+        mlp_input: Expr = x if config.parallel else middle
+        if names.before_mlp:
+            mlp_input = tensors.norm(mlp_input, prefix + names.before_mlp)
+        elif config.parallel:
+            # GPT-J's: one norm for both.
+            mlp_input = normed
+        if config.experts and config.experts.layers[n]:
+            mlp_input = self.let(f"mlp_input_{n}", mlp_input)
+            mixed = mixture_of_experts(mlp_input, prefix, config, tensors, self.let)
+        else:
+            mixed = self._mlp(prefix, mlp_input)
         if names.after_mlp:
             mixed = tensors.norm(mixed, prefix + names.after_mlp)
+        mixed = _scaled(mixed, config.residual_scale)
         return self.let(f"x_{n}", op.add(middle, mixed)), cache
 
     def _attention(
-        self, n: int, x: Var, cache: Var, tokens: TokenVariables, rotation: tuple[Var, Var]
+        self,
+        n: int,
+        normed: Expr,
+        cache: Var,
+        tokens: TokenVariables,
+        rotation: tuple[Var, Var] | None,
     ) -> tuple[Expr, Var]:
         """Return the attention block's output and the updated cache."""
         config, tensors, names = self.config, self.parts, self.config.names
         prefix = names.layer.format(n)
-        total = config.heads + 2 * config.groups
-        normed = self.let(f"normed_{n}", tensors.norm(x, prefix + names.before_attention))
-        projected = tensors.linear(
-            normed, [prefix + name for name in names.attention], total * config.depth,
-            config.hidden, "attention" in config.biases, config.by_head,
-        )  # fmt: skip
-        heads = op.reshape(projected, (-1, total, config.depth))
-        turned = self.let(f"turned_{n}", self._apply_rotary(n, heads, rotation))
+        if config.latent:
+            assert rotation is not None
+            turned_heads = latent_projections(
+                normed, prefix + "self_attn.", config, tensors, self.let,
+                lambda part: _rotary_embedding(
+                    part, config.ropes[0], rotation, 2 * len(config.ropes[0].frequencies)
+                ),
+            )  # fmt: skip
+        else:
+            turned_heads = self._turned_heads(n, normed, tokens, rotation)
+        turned = self.let(f"turned_{n}", turned_heads)
         layer = const(np.array([n], np.int32))
         cache_position = (layer, tokens.tables, tokens.sequences, tokens.positions)
         page = self.layout.page
@@ -206,36 +253,87 @@ class _ForwardBuilder:
             turned, written, *cache_position, page=page, scale=config.score_scale,
             softcap=config.score_softcap, window=config.windows[n],
         )  # fmt: skip
-        width = config.heads * config.depth
-        flat = op.reshape(self.let(f"heads_{n}", attended), (-1, width))
+        attended = self.let(f"heads_{n}", attended)
+        if config.cache_depth > config.value_depth:
+            attended = slice_axis(attended, 0, config.value_depth, 2)
+        width = config.heads * config.value_depth
+        flat = op.reshape(attended, (-1, width))
         out = tensors.linear(
             flat, [prefix + names.out], config.hidden, width, "out" in config.biases
         )
         return out, written
 
-    def _apply_rotary(self, n: int, projected: Expr, rotation: tuple[Var, Var]) -> Expr:
+    def _turned_heads(
+        self, n: int, normed: Expr, tokens: TokenVariables, rotation: tuple[Var, Var] | None
+    ) -> Expr:
+        """Return queries, keys and values [n, heads + 2 * groups, depth of the cache]."""
+        config, tensors, names = self.config, self.parts, self.config.names
+        prefix = names.layer.format(n)
+        total = config.heads + 2 * config.groups
+        projected = tensors.linear(
+            normed, [prefix + name for name in names.attention], total * config.depth,
+            config.hidden, "attention" in config.biases, config.by_group,
+        )  # fmt: skip
+        if config.clip:
+            projected = op.clip(projected, -config.clip, config.clip)
+        heads = op.reshape(projected, (-1, total, config.depth))
+        turned_heads = self._apply_rotary(n, heads, rotation)
+        if config.alibi:
+            turned_heads = self._with_distance_biases(turned_heads, tokens.positions)
+        return turned_heads
+
+    def _apply_rotary(self, n: int, projected: Expr, rotation: tuple[Var, Var] | None) -> Expr:
         """Return queries and keys rotated by their positions, and values unchanged."""
         config, names = self.config, self.config.names
         heads, groups = config.heads, config.groups
+        if rotation is None and not names.query_norm:
+            return projected
         projected = self.let(f"projected_{n}", projected)
         prefix = names.layer.format(n)
-        values = _slice_axis(projected, heads + groups, heads + 2 * groups, 1)
+        values = slice_axis(projected, heads + groups, heads + 2 * groups, 1)
         if names.query_norm:
-            query = self.parts.norm(
-                _slice_axis(projected, 0, heads, 1), prefix + names.query_norm, config.depth
+            query = self._head_norm(
+                slice_axis(projected, 0, heads, 1), prefix + names.query_norm, heads
             )
-            key = self.parts.norm(
-                _slice_axis(projected, heads, heads + groups, 1),
-                prefix + names.key_norm,
-                config.depth,
+            key = self._head_norm(
+                slice_axis(projected, heads, heads + groups, 1), prefix + names.key_norm, groups
             )
             both: Expr = self.let(f"both_{n}", op.concatenate([query, key], axis=1))
         else:
-            both = _slice_axis(projected, 0, heads + groups, 1)
-        rope = config.ropes[config.rope_of[n]]
-        return op.concatenate(
-            [_rotary_embedding(both, rope, rotation, config.depth), values], axis=1
-        )
+            both = slice_axis(projected, 0, heads + groups, 1)
+        if rotation is not None:
+            rope = config.ropes[config.rope_of[n] or 0]
+            both = _rotary_embedding(both, rope, rotation, config.depth)
+        return op.concatenate([both, values], axis=1)
+
+    def _with_distance_biases(self, projected: Expr, positions: Var) -> Expr:
+        """Return queries, keys and values with ALIBI_DEPTH further numbers each, which make a score
+        greater by the slope of its head times the position of its key (ALiBi).
+        """
+        config = self.config
+        heads, keys = config.heads, slice(config.heads, config.heads + config.groups)
+        slopes = np.array(alibi_slopes(heads), np.float32) / np.float32(config.score_scale)
+        shape = (1, heads + 2 * config.groups, ALIBI_DEPTH)
+        queries, high, low = (np.zeros(shape, np.float32) for _ in range(3))
+        # A position is two digits, since float16 holds integers up to 2,048 alone.
+        queries[0, :heads, 0], queries[0, :heads, 1] = slopes * POSITION_RADIX, slopes
+        high[0, keys, 0] = low[0, keys, 1] = 1
+        column = op.reshape(positions, (-1, 1, 1))
+        radix = const(np.int32(POSITION_RADIX))
+        further: Expr = const(queries)
+        for digit, place in ((op.floor_divide, high), (op.floor_mod, low)):
+            value = op.cast(digit(column, radix), "float32")
+            further = op.add(further, op.multiply(value, const(place)))
+        return op.concatenate([projected, further], axis=2)
+
+    def _head_norm(self, x: Expr, name: str, heads: int) -> Expr:
+        """Return queries or keys [n, heads, depth] normalised."""
+        depth = self.config.depth
+        if self.config.qk_norm == "row":
+            flat = op.reshape(x, (-1, heads * depth))
+            return op.reshape(self.parts.norm(flat, name, (heads * depth,)), (-1, heads, depth))
+        shape = (heads, depth) if self.config.qk_norm == "heads" else (depth,)
+        return self.parts.norm(x, name, shape)
 
     def _mlp(self, prefix: str, x: Expr) -> Expr:
         """Return the feed-forward block's output."""
@@ -247,9 +345,7 @@ class _ForwardBuilder:
             x, [prefix + name for name in names.up], rows, config.hidden, has_bias
         )
         if config.gated:
-            both = self.let("up", up)
-            gate = _slice_axis(both, 0, config.inner, 1)
-            inner: Expr = op.multiply(act(gate), _slice_axis(both, config.inner, rows, 1))
+            inner: Expr = gated_product(self.let("up", up), act, config.inner)
         else:
             inner = act(up)
         return self.parts.linear(
@@ -262,8 +358,8 @@ def _rotary_embedding(x: Expr, rope: RopeParameters, rotation: tuple[Var, Var], 
     cosines, sines = rotation
     pairs = len(rope.frequencies)
     turning = 2 * pairs
-    unrotated = [_slice_axis(x, turning, depth, 2)] if turning < depth else []
-    halves = [_slice_axis(x, 0, pairs, 2), _slice_axis(x, pairs, turning, 2)]
+    unrotated = [slice_axis(x, turning, depth, 2)] if turning < depth else []
+    halves = [slice_axis(x, 0, pairs, 2), slice_axis(x, pairs, turning, 2)]
     # Pairs are neighbours (GPT-J) instead of the two halves of a head (GPT-NeoX).
     if rope.interleaved:
         halves = [op.strided_slice(x, [at], [turning], [2], axes=[2]) for at in (0, 1)]
@@ -276,8 +372,8 @@ def _rotary_embedding(x: Expr, rope: RopeParameters, rotation: tuple[Var, Var], 
     return op.concatenate([first_rotated, right, *unrotated], axis=2)
 
 
-def _slice_axis(x: Expr, begin: int, end: int, axis: int) -> Expr:
-    return op.strided_slice(x, [begin], [end], axes=[axis])
+def _scaled(x: Expr, factor: float) -> Expr:
+    return x if factor == 1.0 else op.multiply(x, const(np.float32(factor)))
 
 
 def _to_dim(value: object) -> PrimExpr:

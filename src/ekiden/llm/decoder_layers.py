@@ -10,13 +10,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ekiden.llm.architecture_row import CheckpointNames
 from ekiden.llm.architectures import DecoderConfig
 from ekiden.llm.weights import Checkpoint, Weight
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.runtime.errors import ImportModelError
 
-__all__ = ["ACTIVATION_FUNCTIONS", "DecoderLayers"]
+__all__ = [
+    "ACTIVATION_FUNCTIONS",
+    "DecoderLayers",
+    "embedding_lookup",
+    "gated_product",
+    "matmul_weight",
+    "slice_axis",
+]
 
 UNQUANTIZED_FORMATS = ("float32", "float16", "bfloat16")
 IGNORED_SUFFIXES = (
@@ -35,6 +43,7 @@ class DecoderLayers:
     def __init__(self, checkpoint: Checkpoint, config: DecoderConfig) -> None:
         self._checkpoint, self._config = checkpoint, config
         self._names = frozenset(checkpoint)
+        self._prefix = _stored_prefix(self._names, config.names)
         self._read: set[str] = set()
 
     @property
@@ -45,12 +54,20 @@ class DecoderLayers:
 
     def has_tensor(self, name: str) -> bool:
         """Return whether a tensor exists."""
-        return name in self._names
+        return self._stored_name(name) in self._names
+
+    def _stored_name(self, name: str) -> str:
+        """Return what the checkpoint calls a tensor: its prefix may be another one."""
+        prefix = self._config.names.prefix
+        if self._prefix == prefix or not name.startswith(prefix):
+            return name
+        return self._prefix + name.removeprefix(prefix)
 
     def read_weight(self, name: str, shape: tuple[int | None, ...]) -> Weight:
         """Return the tensor of a name and shape, in which None is any size. Raises ImportModelError
         if it is missing or has another shape.
         """
+        name = self._stored_name(name)
         if name not in self._names:
             near = difflib.get_close_matches(name, self._names, 1)
             hint = f" (there is '{near[0]}')" if near else ""
@@ -72,15 +89,15 @@ class DecoderLayers:
         return _dequantize(self.read_weight(name, (size,)))
 
     def linear(self, data: Expr, names: Sequence[str], rows: int, depth: int,
-               has_bias: bool, by_head: bool = False) -> Expr:  # fmt: skip
+               has_bias: bool, by_group: bool = False) -> Expr:  # fmt: skip
         """Return data [n, depth] times the transposed, stacked weights: [n, rows]. Weights of the
-        same format are one product. With `by_head`, rows are grouped by head: query, key and
-        value of the first head, then of the next. Raises ImportModelError for missing weights or
+        same format are one product. With `by_group`, rows are ordered by group: its queries, its
+        key and its value, then those of the next. Raises ImportModelError for missing weights or
         mismatched row counts.
         """
         single = (rows,) if len(names) == 1 else (None,) * len(names)
         weights = [
-            self.read_weight(f"{n}.weight", (size, depth))
+            self._linear_weight(f"{n}.weight", size, depth)
             for n, size in zip(names, single, strict=True)
         ]
         if sum(weight.shape[0] for weight in weights) != rows:
@@ -89,13 +106,13 @@ class DecoderLayers:
                 f"checkpoint: '{names[0]}.weight' and what stands with it must have {rows} rows,"
                 f" got {shapes}"
             )
-        order = self._head_interleaved_rows(rows) if by_head else slice(None)
+        order = self._ungrouped_rows(rows) if by_group else slice(None)
         if len({row_source.format for row_source in weights}) == 1:
             # One product over stacked rows (fused QKV) reads the input once.
             stacked = np.concatenate([block.data for block in weights])[order]
             result = _multiply_weight(data, weights[0].format, stacked)
         else:
-            assert not by_head, "one tensor has one format"
+            assert not by_group, "one tensor has one format"
             result = op.concatenate(
                 [_multiply_weight(data, w.format, w.data) for w in weights], axis=1
             )
@@ -106,30 +123,84 @@ class DecoderLayers:
         ]
         return op.add(result, const(np.concatenate(biases)[order]))
 
-    def _head_interleaved_rows(self, rows: int) -> NDArray[np.int64]:
-        heads = self._config.heads
-        return np.arange(rows).reshape(heads, 3, -1).transpose(1, 0, 2).reshape(-1)
+    def _linear_weight(self, name: str, rows: int | None, depth: int) -> Weight:
+        """Return the weight [rows, depth] of a product."""
+        if not self._config.transposed:
+            return self.read_weight(name, (rows, depth))
+        # GPT-2's Conv1D stores [inputs, outputs].
+        weight = self.read_weight(name, (depth, rows))
+        return Weight.of(name, np.ascontiguousarray(weight.values().T))
+
+    def _ungrouped_rows(self, rows: int) -> NDArray[np.int64]:
+        """Return the order of rows that puts all queries first, then keys, then values."""
+        config = self._config
+        per_group = config.heads // config.groups
+        order = np.arange(rows).reshape(config.groups, per_group + 2, -1)
+        parts = order[:, :per_group], order[:, per_group], order[:, per_group + 1]
+        return np.concatenate([part.reshape(-1) for part in parts])
 
     def embedding_table(self, name: str) -> Weight:
         """Return the embedding table."""
         return self.read_weight(name, (self._config.vocabulary, self._config.hidden))
 
-    def norm(self, data: Expr, name: str, size: int | None = None) -> Expr:
-        """Normalize data along its last axis, as the family does."""
+    def norm(
+        self, data: Expr, name: str, shape: tuple[int, ...] = (), epsilon: float | None = None
+    ) -> Expr:
+        """Normalize data along its last axis, as the family does.
+
+        Args:
+            data: What is normalized.
+            name: That of the weight, without its end.
+            shape: Of the weight, the hidden size if it is empty; several rows are one a head.
+            epsilon: What is added to variances, else what the configuration says.
+
+        Raises:
+            ImportModelError: A tensor is missing, or has another shape.
+        """
         config = self._config
-        size = size or config.hidden
-        weight = self.read_vector(f"{name}.weight", size)
+        epsilon = config.epsilon if epsilon is None else epsilon
+        shape = shape or (config.hidden,)
+        size = shape[-1]
+        if config.norm == "layer_plain":
+            ones, zeros = np.ones(size, np.float32), np.zeros(size, np.float32)
+            return op.nn.layer_norm(data, const(ones), const(zeros), -1, epsilon)
+        weight = _dequantize(self.read_weight(f"{name}.weight", shape))
+        bias = f"{name}.bias"
+        if len(shape) > 1:
+            assert not self.has_tensor(bias), "Cohere's norms of heads have none"
+            ones, zeros = np.ones(size, np.float32), np.zeros(size, np.float32)
+            scaled = op.nn.layer_norm(data, const(ones), const(zeros), -1, epsilon)
+            return op.multiply(scaled, const(weight))
         if config.norm == "layer":
-            bias = f"{name}.bias"
             beta = (
                 self.read_vector(bias, size)
                 if self.has_tensor(bias)
                 else np.zeros(size, np.float32)
             )
-            return op.nn.layer_norm(data, const(weight), const(beta), -1, config.epsilon)
+            return op.nn.layer_norm(data, const(weight), const(beta), -1, epsilon)
         # Gemma's RMSNorm multiplies by 1 + weight.
         weight = weight + np.float32(1) if config.norm == "rms_one" else weight
-        return op.nn.rms_norm(data, const(weight), -1, config.epsilon)
+        return op.nn.rms_norm(data, const(weight), -1, epsilon)
+
+
+def _stored_prefix(stored: frozenset[str], names: CheckpointNames) -> str:
+    """Return what stands in a checkpoint for the prefix of names: none in those of a model without
+    its head, another one in those of a multimodal model.
+    """
+    rest = names.embedding.removeprefix(names.prefix)
+    candidates = (names.prefix, "", "model.language_model.", f"language_model.{names.prefix}")
+    return next((prefix for prefix in candidates if prefix + rest in stored), names.prefix)
+
+
+def slice_axis(x: Expr, begin: int, end: int, axis: int) -> Expr:
+    """Return the elements from begin up to end along an axis."""
+    return op.strided_slice(x, [begin], [end], axes=[axis])
+
+
+def gated_product(both: Expr, activation: Callable[[Expr], Expr], inner: int) -> Expr:
+    """Return the activated first half of [n, 2 * inner] times the second."""
+    gate = slice_axis(both, 0, inner, 1)
+    return op.multiply(activation(gate), slice_axis(both, inner, 2 * inner, 1))
 
 
 def embedding_lookup(table: Weight, ids: Expr) -> Expr:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ekiden.llm.gguf import GGUFCheckpoint
 from ekiden.llm.gguf_tokenizer import build_gguf_tokenizer
+from ekiden.llm.quantized_weights import with_decoded_weights
 from ekiden.llm.safetensors import SafetensorsCheckpoint
 from ekiden.llm.text import FILE, Tokenizer
 from ekiden.llm.weights import Checkpoint
@@ -17,10 +18,12 @@ __all__ = ["find_tokenizer", "open_checkpoint"]
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a folder of safetensors or a GGUF file. Raises LoadError."""
+    """Open a folder of safetensors or files of torch.save, or a GGUF file. Raises LoadError, and
+    UnsupportedError for weights of an unknown quantisation.
+    """
     location = Path(path)
     if location.is_dir():
-        return SafetensorsCheckpoint(location)
+        return with_decoded_weights(SafetensorsCheckpoint(location))
     if not location.is_file():
         raise LoadError(f"{location}: no such file or folder")
     return GGUFCheckpoint(location)

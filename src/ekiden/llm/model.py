@@ -143,8 +143,14 @@ def _cache_layout(page: int, cache: str, config: DecoderConfig) -> CacheLayout:
     row = CACHE_FORMATS[cache]
     if type(page) is not int or page < row.granularity or page % row.granularity:
         raise InputError(f"load: 'page' must be a multiple of {row.granularity}, got {page!r}")
+    if config.alibi and cache in ("int8", "int4"):
+        # Positions in keys would be rounded with them.
+        raise InputError(
+            f"load: a cache of {cache} cannot hold the positions that a {config.architecture} has"
+            " in its keys: float32, float16 or bfloat16 can"
+        )
     # Quantized caches store whole blocks of a head's elements.
-    if config.depth % row.granularity:
+    if config.cache_depth % row.granularity:
         raise InputError(
             f"load: a cache of {cache} is for heads of a multiple of {row.granularity} numbers,"
             f" those of the model have {config.depth}"

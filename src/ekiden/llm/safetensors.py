@@ -17,9 +17,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from ekiden.llm.torch_file import TorchFile
 from ekiden.llm.weights import UNQUANTIZED_DTYPES, MappedBytes, Weight, tensor_bytes
 from ekiden.runtime.cached_property import cached_property
 from ekiden.runtime.errors import LoadError
@@ -33,6 +35,16 @@ FORMAT_BY_SAFETENSORS_DTYPE: Mapping[str, str] = {
     "BF16": "bfloat16",
 }
 """dtypes of files -> formats."""
+RAW_DTYPES: Mapping[str, np.dtype[Any]] = {
+    **{dtype: UNQUANTIZED_DTYPES[format] for dtype, format in FORMAT_BY_SAFETENSORS_DTYPE.items()},
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+}
+"""dtypes of files, with those of quantised weights."""
 MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
 """Bytes of a header, as the package has it."""
 SINGLE_FILE, INDEX_FILE, CONFIG_FILE = (
@@ -40,6 +52,7 @@ SINGLE_FILE, INDEX_FILE, CONFIG_FILE = (
     "model.safetensors.index.json",
     "config.json",
 )
+TORCH_FILE, TORCH_INDEX_FILE = "pytorch_model.bin", "pytorch_model.bin.index.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 
 
@@ -87,18 +100,25 @@ class SafetensorsFile(Mapping[str, Weight]):
             raise LoadError(
                 f"{self.path}: tensor '{name}': one of {supported} expected, got {tensor.dtype}"
             )
+        return Weight(name, format, tensor.shape, self.array(name))
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Return a tensor as it is stored, of quantised weights too. Raises KeyError, and LoadError
+        for an unsupported dtype.
+        """
+        tensor = self._tensors[name]
         where = f"{self.path}: tensor '{name}'"
-        size = tensor_bytes(tensor.shape, UNQUANTIZED_DTYPES[format].itemsize, where)
+        dtype = RAW_DTYPES.get(tensor.dtype)
+        if dtype is None:
+            raise LoadError(f"{where}: one of {', '.join(RAW_DTYPES)} expected, got {tensor.dtype}")
+        size = tensor_bytes(tensor.shape, dtype.itemsize, where)
         if size != tensor.end - tensor.begin:
             raise LoadError(
                 f"{where}: {size} bytes expected for shape {list(tensor.shape)} of"
                 f" {tensor.dtype}, got {tensor.end - tensor.begin}"
             )
         self._bytes.check()
-        raw = self._data[tensor.begin : tensor.end]
-        return Weight(
-            name, format, tensor.shape, raw.view(UNQUANTIZED_DTYPES[format]).reshape(tensor.shape)
-        )
+        return self._data[tensor.begin : tensor.end].view(dtype).reshape(tensor.shape)
 
     def check(self) -> None:
         """Raise LoadError if the file has changed since it was opened."""
@@ -175,19 +195,25 @@ def _is_size_list(value: object) -> TypeGuard[list[int]]:
 
 
 class SafetensorsCheckpoint(Mapping[str, Weight]):
-    """Checkpoint folder of safetensors with `config.json`. A shard is mapped when one of its
-    tensors is first requested. Raises LoadError.
+    """Checkpoint folder of safetensors, or of files of torch.save where there are none, with
+    `config.json`. A shard is mapped when one of its tensors is first requested. Raises LoadError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._files: dict[str, SafetensorsFile] = {}
-        if (self.path / INDEX_FILE).is_file():
-            self._places = self._shard_index()
-        elif (self.path / SINGLE_FILE).is_file():
-            self._places = dict.fromkeys(self._open_shard(SINGLE_FILE), SINGLE_FILE)
-        else:
-            raise LoadError(f"{self.path}: a folder with {SINGLE_FILE} or {INDEX_FILE} expected")
+        self._files: dict[str, SafetensorsFile | TorchFile] = {}
+        for index, single in ((INDEX_FILE, SINGLE_FILE), (TORCH_INDEX_FILE, TORCH_FILE)):
+            self._index_file = index
+            if (self.path / index).is_file():
+                self._places = self._shard_index()
+                return
+            if (self.path / single).is_file():
+                self._places = dict.fromkeys(self._open_shard(single), single)
+                return
+        raise LoadError(
+            f"{self.path}: a folder with {SINGLE_FILE}, {INDEX_FILE}, {TORCH_FILE} or"
+            f" {TORCH_INDEX_FILE} expected"
+        )
 
     @cached_property
     def config(self) -> Mapping[str, object]:
@@ -210,11 +236,18 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
     def __len__(self) -> int:
         return len(self._places)
 
+    def array(self, name: str) -> NDArray[Any]:
+        """Return a tensor as it is stored. Raises KeyError, and LoadError."""
+        file = self._open_shard(self._places[name])
+        return file.array(name) if isinstance(file, SafetensorsFile) else file[name].data
+
     def __getitem__(self, name: str) -> Weight:
         shard = self._places[name]
         file = self._open_shard(shard)
         if name not in file:
-            raise LoadError(f"{file.path}: tensor '{name}': {INDEX_FILE} says that it is here")
+            raise LoadError(
+                f"{file.path}: tensor '{name}': {self._index_file} says that it is here"
+            )
         return file[name]
 
     def check(self) -> None:
@@ -222,9 +255,10 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
         for file in self._files.values():
             file.check()
 
-    def _open_shard(self, shard: str) -> SafetensorsFile:
+    def _open_shard(self, shard: str) -> SafetensorsFile | TorchFile:
         if shard not in self._files:
-            self._files[shard] = SafetensorsFile(self.path / shard)
+            kind = TorchFile if shard.endswith(".bin") else SafetensorsFile
+            self._files[shard] = kind(self.path / shard)
         return self._files[shard]
 
     def _read_json(self, name: str) -> dict[str, Any]:
@@ -237,19 +271,19 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
 
     def _shard_index(self) -> dict[str, str]:
         """Return the file of each tensor. Raises LoadError."""
-        shard_by_tensor = self._read_json(INDEX_FILE).get("weight_map")
+        shard_by_tensor = self._read_json(self._index_file).get("weight_map")
         if not isinstance(shard_by_tensor, dict) or not all(
             isinstance(p, str) for p in shard_by_tensor.values()
         ):
             raise LoadError(
-                f"{self.path / INDEX_FILE}: 'weight_map' with a file for each tensor expected"
+                f"{self.path / self._index_file}: 'weight_map' with a file for each tensor expected"
             )
         for name, shard in shard_by_tensor.items():
             # Path traversal: shards lie in the checkpoint's folder.
             if Path(shard).name != shard:
                 raise LoadError(
-                    f"{self.path / INDEX_FILE}: tensor '{name}': a file of the folder expected, got"
-                    f" '{shard}'"
+                    f"{self.path / self._index_file}: tensor '{name}': a file of the folder"
+                    f" expected, got '{shard}'"
                 )
         return shard_by_tensor
 

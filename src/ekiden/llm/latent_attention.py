@@ -1,0 +1,81 @@
+"""Multi-head latent attention: queries, keys and values through products of low rank.
+
+A key is a part without a position, made of the latent vector of its token, and a part that turns
+and that all heads share. The cache holds keys and values as the heads see them, values padded to
+the length of keys; it is that of other families, and not the smaller one of latent vectors.
+
+Source: DeepSeek-AI, "DeepSeek-V2" (2024), section 2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ekiden.llm.architectures import DecoderConfig
+from ekiden.llm.decoder_layers import DecoderLayers, slice_axis
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, Var, const
+
+__all__ = ["latent_projections"]
+
+LATENT_NORM_EPSILON = 1e-6
+"""Of the norms of latent vectors, whatever the configuration says of others."""
+
+
+def latent_projections(
+    x: Expr, prefix: str, config: DecoderConfig, layers: DecoderLayers,
+    bind: Callable[[str, Expr], Var], rotate: Callable[[Expr], Expr],
+) -> Expr:  # fmt: skip
+    """Return queries, keys and values of tokens.
+
+    Args:
+        x: Tokens [n, hidden], normalised.
+        prefix: What the names of the layer's attention begin with.
+        config: The configuration, which has latent vectors.
+        layers: The tensors.
+        bind: Binds a value to a new variable of a name.
+        rotate: Turns [n, heads, parts of a head that turn] by the positions.
+
+    Returns:
+        [n, 3 * heads, depth].
+
+    Raises:
+        ImportModelError: A tensor is missing, or has another shape.
+    """
+    latent = config.latent
+    assert latent is not None
+    heads, still, depth = config.heads, config.depth - latent.turning, config.depth
+    if latent.query_rank:
+        low = layers.linear(x, [prefix + "q_a_proj"], latent.query_rank, config.hidden, False)
+        low = layers.norm(low, prefix + "q_a_layernorm", (latent.query_rank,), LATENT_NORM_EPSILON)
+        query = layers.linear(low, [prefix + "q_b_proj"], heads * depth, latent.query_rank, False)
+    else:
+        query = layers.linear(x, [prefix + "q_proj"], heads * depth, config.hidden, False)
+    query = bind("query", op.reshape(query, (-1, heads, depth)))
+    turned = rotate(bind("turning", slice_axis(query, still, depth, 2)))
+    query = op.concatenate([slice_axis(query, 0, still, 2), turned], axis=2)
+
+    rank = latent.key_rank
+    both = bind(
+        "latent",
+        layers.linear(
+            x, [prefix + "kv_a_proj_with_mqa"], rank + latent.turning, config.hidden, False
+        ),
+    )
+    low = layers.norm(
+        slice_axis(both, 0, rank, 1), prefix + "kv_a_layernorm", (rank,), LATENT_NORM_EPSILON
+    )
+    rows = heads * (still + latent.value)
+    expanded = layers.linear(low, [prefix + "kv_b_proj"], rows, rank, False)
+    expanded = bind("expanded", op.reshape(expanded, (-1, heads, still + latent.value)))
+    shared = op.reshape(slice_axis(both, rank, rank + latent.turning, 1), (-1, 1, latent.turning))
+    turned_key = op.multiply(
+        rotate(bind("turning", shared)), const(np.ones((1, heads, 1), np.float32))
+    )
+    key = op.concatenate([slice_axis(expanded, 0, still, 2), turned_key], axis=2)
+    value = slice_axis(expanded, still, still + latent.value, 2)
+    if latent.value < depth:
+        value = op.nn.pad(value, ((0, 0), (0, 0), (0, depth - latent.value)))
+    return op.concatenate([query, key, value], axis=1)

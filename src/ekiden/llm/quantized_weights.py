@@ -1,0 +1,326 @@
+"""Weights that other libraries quantised: GPTQ, AWQ, compressed-tensors and fp8.
+
+`quantization_config` of `config.json` names the method, and a weight is several tensors: integers
+packed into int32, scales, zero points. Integers of 4 bits in groups of a multiple of 32 become the
+blocks that GGUF files have, without rounding: q4_0 where the zero point is 8, else q4_1. All else
+becomes float32.
+
+    method              integers        packed along   zero points
+    gptq                qweight         inputs         qzeros, 1 less (checkpoint_format "gptq")
+    awq                 qweight         outputs        qzeros; the eight of an int32 in AWQ_ORDER
+    compressed-tensors  weight_packed   inputs         weight_zero_point, or half of the range
+    fp8                 weight          -              none; scales of square blocks
+
+Source: GPTQModel (qlinear/torch.py), AutoAWQ (utils/packing_utils.py), compressed-tensors
+(compressors/pack_quantized.py), transformers (integrations/finegrained_fp8.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ekiden.llm.weights import Checkpoint, Weight
+from ekiden.runtime.errors import LoadError, UnsupportedError
+from ekiden.runtime.lazy_dataclass import dataclass
+
+__all__ = ["QuantizedCheckpoint", "RawTensors", "with_decoded_weights"]
+
+Floats = NDArray[np.float32]
+AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+"""Where the k-th of eight columns stands in an int32, in units of 4 bits."""
+BLOCK_VALUES = 32
+"""Numbers of a block of q4_0 and q4_1."""
+PACKED_BITS = (2, 4, 8)
+
+
+@runtime_checkable
+class RawTensors(Protocol):
+    """Checkpoint that has tensors of integers and small floats, too."""
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Return a tensor as it is stored. Raises KeyError."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedIntegers:
+    """Integers of a weight: levels uint8 [rows, columns], scales and zero points float32 [rows,
+    groups]; column c is of group `groups[c]`.
+    """
+
+    levels: NDArray[np.uint8]
+    scales: Floats
+    zeros: Floats
+    groups: NDArray[np.int64]
+
+    def to_weight(self, name: str, bits: int) -> Weight:
+        """Return the weight (levels - zero point) * scale, in blocks if nothing is rounded."""
+        if bits == 4 and (blocks := self._blocks()) is not None:
+            format = "q4_0" if blocks.shape[-1] == 18 else "q4_1"
+            return Weight(name, format, self.levels.shape, blocks)
+        scales, zeros = self.scales[:, self.groups], self.zeros[:, self.groups]
+        return Weight.of(name, (self.levels.astype(np.float32) - zeros) * scales)
+
+    def _blocks(self) -> NDArray[np.uint8] | None:
+        """Return the blocks of 32 numbers, None where groups do not consist of them, or where
+        float16 would round a scale or offset.
+        """
+        rows, columns = self.levels.shape
+        if columns % BLOCK_VALUES:
+            return None
+        by_block = self.groups.reshape(-1, BLOCK_VALUES)
+        if (by_block != by_block[:, :1]).any():
+            return None
+        scales, zeros = self.scales[:, by_block[:, 0]], self.zeros[:, by_block[:, 0]]
+        is_symmetric = bool((zeros == 8).all())
+        halves = [scales] if is_symmetric else [scales, -scales * zeros]
+        with np.errstate(over="ignore"):
+            numbers = [half.astype("<f2") for half in halves]
+        if any((n.astype(np.float32) != h).any() for n, h in zip(numbers, halves, strict=True)):
+            return None
+        first, second = np.split(self.levels.reshape(rows, -1, 2, BLOCK_VALUES // 2), 2, axis=2)
+        nibbles = (first | second << 4)[:, :, 0]
+        heads = [n[..., None].view(np.uint8) for n in numbers]
+        return np.concatenate([*heads, nibbles], axis=-1)
+
+
+Arrays = Callable[[str], NDArray[Any]]
+"""Returns a tensor of a weight by the end of its name."""
+
+
+def _unpack(packed: NDArray[Any], bits: int, axis: int) -> NDArray[np.uint8]:
+    """Return integers that lie in int32 along an axis, the lowest bits first."""
+    count = 32 // bits
+    lanes = np.moveaxis(np.asarray(packed).view(np.uint32), axis, -1)[..., None]
+    levels = (lanes >> np.arange(0, 32, bits, dtype=np.uint32)) & np.uint32((1 << bits) - 1)
+    flat = levels.astype(np.uint8).reshape(*levels.shape[:-2], levels.shape[-2] * count)
+    return np.moveaxis(flat, -1, axis)
+
+
+def _optional(arrays: Arrays, end: str) -> NDArray[Any] | None:
+    """Return a tensor of a weight, None if it does not exist."""
+    try:
+        return arrays(end)
+    except KeyError:
+        return None
+
+
+def _floats(values: NDArray[Any]) -> Floats:
+    return np.ascontiguousarray(values, np.float32)
+
+
+def _decode_gptq(settings: Mapping[str, Any], name: str, arrays: Arrays) -> Weight:
+    """Decode GPTQ: qweight [inputs / n, outputs], qzeros [groups, outputs / n]."""
+    bits = _packed_bits(settings, "bits")
+    levels = _unpack(arrays("qweight"), bits, 0).T
+    # Files of the first version hold zero points less 1.
+    offset = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
+    zeros = _floats(_unpack(arrays("qzeros"), bits, 1)) + np.float32(offset)
+    groups = np.asarray(arrays("g_idx"), np.int64)
+    scales = _floats(arrays("scales"))
+    return _grouped(name, levels, scales.T, zeros.T, groups).to_weight(name, bits)
+
+
+def _decode_awq(settings: Mapping[str, Any], name: str, arrays: Arrays) -> Weight:
+    """Decode AWQ: qweight [inputs, outputs / 8], qzeros [groups, outputs / 8]."""
+    if settings.get("bits", 4) != 4 or settings.get("version", "gemm") != "gemm":
+        raise UnsupportedError("config: 'quantization_config': AWQ of 4 bits as 'gemm' is read")
+
+    def in_order(packed: NDArray[Any]) -> NDArray[np.uint8]:
+        levels = _unpack(packed, 4, 1)
+        return levels.reshape(len(levels), -1, 8)[:, :, AWQ_ORDER].reshape(levels.shape)
+
+    levels, zeros = in_order(arrays("qweight")).T, _floats(in_order(arrays("qzeros"))).T
+    groups = np.arange(levels.shape[1]) // max(1, levels.shape[1] // zeros.shape[1])
+    return _grouped(name, levels, _floats(arrays("scales")).T, zeros, groups).to_weight(name, 4)
+
+
+def _decode_compressed(settings: Mapping[str, Any], name: str, arrays: Arrays) -> Weight:
+    """Decode compressed-tensors: weight_packed [outputs, inputs / n], or a weight of fp8."""
+    scales = _floats(arrays("weight_scale"))
+    if (packed := _optional(arrays, "weight_packed")) is None:
+        # int8 and fp8 are plain, with a scale for the tensor or for each row.
+        values = _floats(arrays("weight"))
+        if _optional(arrays, "weight_zero_point") is not None:
+            raise UnsupportedError(f"'{name}': zero points beside plain integers")
+        if scales.size not in (1, len(values)):
+            raise LoadError(
+                f"'{name}': a scale for each of {len(values)} rows expected, got {scales.size}"
+            )
+        return Weight.of(name, values * scales.reshape(-1, 1))
+    arguments = _weight_arguments(settings)
+    bits = _packed_bits(arguments, "num_bits")
+    shape = tuple(int(n) for n in arrays("weight_shape"))
+    levels = _unpack(packed, bits, 1)[:, : shape[1]]
+    scales = scales.reshape(shape[0], -1)
+    # Signed integers are stored with half of the range added.
+    zeros = np.full_like(scales, 1 << (bits - 1))
+    if not arguments.get("symmetric", True):
+        stored = _unpack(arrays("weight_zero_point"), bits, 0)[: shape[0]]
+        zeros = _floats(stored)
+    groups = np.arange(shape[1]) // max(1, shape[1] // scales.shape[1])
+    return _grouped(name, levels, scales, zeros, groups).to_weight(name, bits)
+
+
+def _decode_fp8(settings: Mapping[str, Any], name: str, arrays: Arrays) -> Weight:
+    """Decode fp8 with a scale for each block of rows and columns (DeepSeek-V3)."""
+    values, scales = _floats(arrays("weight")), _floats(arrays("weight_scale_inv"))
+    size = settings.get("weight_block_size") or [128, 128]
+    if (
+        not isinstance(size, (list, tuple))
+        or len(size) != 2
+        or not all(type(n) is int and n > 0 for n in size)
+    ):
+        raise LoadError(f"config: 'weight_block_size': two sizes expected, got {size!r}")
+    expected = tuple(-(-extent // int(n)) for extent, n in zip(values.shape, size, strict=True))
+    if scales.shape != expected:
+        raise LoadError(f"'{name}': scales {expected} expected, got {scales.shape}")
+    for axis, block in enumerate(size):
+        scales = np.repeat(scales, block, axis)
+    return Weight.of(name, values * scales[: values.shape[0], : values.shape[1]])
+
+
+def _grouped(
+    name: str, levels: NDArray[np.uint8], scales: Floats, zeros: Floats, groups: NDArray[np.int64]
+) -> GroupedIntegers:
+    """Check that tensors fit each other. Raises LoadError."""
+    count = scales.shape[1]
+    if (
+        scales.shape != zeros.shape
+        or len(scales) != len(levels)
+        or groups.shape != levels.shape[1:]
+        or (groups.size and not 0 <= groups.min() <= groups.max() < count)
+    ):
+        raise LoadError(
+            f"'{name}': integers {levels.shape}, scales {scales.shape} and zero points"
+            f" {zeros.shape} do not fit"
+        )
+    return GroupedIntegers(np.ascontiguousarray(levels), scales, zeros, groups)
+
+
+def _packed_bits(settings: Mapping[str, Any], key: str) -> int:
+    """Return the bits of an integer. Raises UnsupportedError."""
+    bits = settings.get(key)
+    if bits not in PACKED_BITS:
+        raise UnsupportedError(
+            f"config: 'quantization_config': '{key}' must be one of {PACKED_BITS}, got {bits!r}"
+        )
+    return int(bits)
+
+
+def _weight_arguments(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what compressed-tensors says of weights, which must be the same for all layers."""
+    groups = settings.get("config_groups")
+    weights = [
+        group["weights"]
+        for group in (groups.values() if isinstance(groups, Mapping) else ())
+        if isinstance(group, Mapping) and isinstance(group.get("weights"), Mapping)
+    ]
+    if not weights or any(entry != weights[0] for entry in weights):
+        raise UnsupportedError(
+            "config: 'quantization_config': one kind of weights in 'config_groups' is read"
+        )
+    first: Mapping[str, Any] = weights[0]
+    return first
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationMethod:
+    """Method of quantisation: ends of the names of a weight's tensors, the first of which every
+    quantised weight has, and how they are decoded.
+    """
+
+    marks: tuple[str, ...]
+    ends: tuple[str, ...]
+    decode: Callable[[Mapping[str, Any], str, Arrays], Weight]
+
+
+_GPTQ_ENDS = ("qweight", "qzeros", "scales", "g_idx")
+QUANTIZATION_METHODS: Mapping[str, QuantizationMethod] = {
+    "gptq": QuantizationMethod(("qweight",), _GPTQ_ENDS, _decode_gptq),
+    "awq": QuantizationMethod(("qweight",), _GPTQ_ENDS[:3], _decode_awq),
+    "compressed-tensors": QuantizationMethod(
+        ("weight_scale",),
+        ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point",
+         "weight_g_idx", "input_scale"),
+        _decode_compressed,
+    ),
+    "fp8": QuantizationMethod(
+        ("weight_scale_inv",), ("weight", "weight_scale_inv", "activation_scale"), _decode_fp8
+    ),
+}  # fmt: skip
+
+
+class QuantizedCheckpoint(Mapping[str, Weight]):
+    """Checkpoint whose weights another library quantised, by the names of plain ones. A weight is
+    decoded when it is requested.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
+        name = str(settings.get("quant_method"))
+        if name not in QUANTIZATION_METHODS or not isinstance(checkpoint, RawTensors):
+            raise UnsupportedError(
+                f"config: 'quantization_config': {name!r} is none of"
+                f" {', '.join(QUANTIZATION_METHODS)}"
+            )
+        self._checkpoint, self._settings = checkpoint, settings
+        self._raw: RawTensors = checkpoint
+        self._method = QUANTIZATION_METHODS[name]
+        stored = list(checkpoint)
+        self._bases = {
+            tensor.removesuffix(mark)
+            for tensor in stored
+            for mark in self._method.marks
+            if tensor.endswith(f".{mark}")
+        }
+        parts = {base + end for base in self._bases for end in self._method.ends}
+        weights = [f"{base}weight" for base in sorted(self._bases)]
+        self._names = [*(n for n in stored if n not in parts), *weights]
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        """Return the configuration."""
+        return self._checkpoint.config
+
+    @property
+    def generation(self) -> Mapping[str, object]:
+        """Return how answers are generated, empty if the checkpoint does not say."""
+        generation: Mapping[str, object] = getattr(self._checkpoint, "generation", {})
+        return generation
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, name: str) -> Weight:
+        """Return a tensor. Raises KeyError, and LoadError for tensors that do not fit."""
+        base = name.removesuffix("weight")
+        if base == name or base not in self._bases:
+            return self._checkpoint[name]
+        try:
+            return self._method.decode(
+                self._settings, name, lambda end: self._raw.array(base + end)
+            )
+        except KeyError as error:
+            raise LoadError(f"'{name}': no tensor {error}") from error
+
+    def check(self) -> None:
+        """Raise LoadError if a file has changed since it was opened."""
+        check = getattr(self._checkpoint, "check", None)
+        if check is not None:
+            check()
+
+
+def with_decoded_weights(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with plain weights and blocks alone. Raises UnsupportedError for an
+    unknown method.
+    """
+    settings = checkpoint.config.get("quantization_config")
+    if not isinstance(settings, Mapping):
+        return checkpoint
+    return QuantizedCheckpoint(checkpoint, settings)
