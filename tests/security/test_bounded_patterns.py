@@ -13,7 +13,8 @@ from ekiden.frontend.common import dft
 from ekiden.frontend.onnx import from_onnx
 from ekiden.frontend.onnx.converters import resample
 from ekiden.frontend.onnx.regex import compile_dfa
-from ekiden.llm.grammar import Grammar
+from ekiden.llm.grammar import Grammar, LazyGrammar
+from ekiden.llm.token_trie import TokenTrie
 from ekiden.relay.op import text
 from ekiden.relay.transform import InferType
 from ekiden.runtime.errors import CompileError, InputError
@@ -35,6 +36,20 @@ def test_a_pattern_that_is_catastrophic_is_refused(pattern: str) -> None:
     """Some of few states hold thousands of others in each, and took minutes."""
     with pytest.raises(InputError, match=r"^grammar: the pattern (needs more than|takes too long)"):
         Grammar.of(pattern, VOCABULARY, [0])
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?(DEFINE)(?<a>(?&a)(?&a)|y|[a-z]))(?&a)",
+        "((a{1,50}){1,50}){1,1000}",
+    ],
+)
+def test_a_pattern_of_calls_that_is_catastrophic_is_refused(pattern: str) -> None:
+    tokens = TokenTrie([*(bytes([byte]) for byte in range(256)), b"y" * 9])
+    message = "^grammar: the pattern (is too ambiguous|needs more than|takes too long)"
+    with pytest.raises(InputError, match=message):
+        LazyGrammar(pattern, tokens).row(0)
 
 
 @pytest.mark.parametrize("pattern", ["(a*)*b", "(a+)+b", "(a|a)*b", "(a|b|ab)*b"])

@@ -175,6 +175,7 @@ def server_process(folder: Path) -> Iterator[int]:
     finally:
         process.terminate()
         process.wait(SETTLE_SECONDS)
+        process.stdout.close()
 
 
 # The clients.

@@ -33,8 +33,9 @@ MAX_STACK_DEPTH = 64
 MAX_CONFIGURATIONS = 5_000
 """Of one state: more are those of an ambiguous pattern."""
 MAX_STATES = 50_000
-MAX_VISITS = 5_000_000
-"""Configurations that are looked at for one pattern, which takes some seconds."""
+MAX_VISITS = 1_000_000
+"""Configurations that are looked at for one pattern, which takes some seconds: JSON of any kind
+takes thousands."""
 UNREACHABLE = MAX_STACK_DEPTH + 1
 _BEFORE_TEXT = "(?:(?!"
 _ANYTHING = ")(?s:.))*"
