@@ -34,6 +34,9 @@ else:
 
 NARROW_EPILOGUE = "narrow"
 """What stands for the dtype of bytes whose sums of two products fit int16."""
+RANGE_EPILOGUE = "range"
+"""The ending of kernels that is the maximum or the minimum of all that they store; each element is
+stored once, unless sums are kept in the output."""
 Tensors: TypeAlias = list[te.Tensor]
 Build: TypeAlias = Callable[[Tensors, Tensors, Target, str, Decision], PrimFunc]
 """(inputs, outputs, target, name, decision) -> the loops, parameters in that order."""

@@ -49,6 +49,7 @@ from ekiden.tir.transform.serial_loops import convert_loops_to_serial
 from ekiden.tir.transform.simplification import simplify
 from ekiden.tir.transform.storage_alignment import align_storage
 from ekiden.tir.transform.storage_sharing import storage_rewrite
+from ekiden.tir.transform.store_reductions import reduce_stores
 from ekiden.tir.transform.thread_binding import unify_thread_binding
 from ekiden.tir.transform.thread_sync import thread_sync
 from ekiden.tir.transform.undefined_stores import remove_store_undef
@@ -183,6 +184,8 @@ InjectDoubleBuffer      = _pass_factory("InjectDoubleBuffer",      inject_double
 """A buffer is filled for the next step of a loop while this step reads it."""
 HoistIfThenElse         = _pass_factory("HoistIfThenElse",         hoist_conditions)
 """What does not change in a loop is asked once, before it."""
+ReduceStores            = _pass_factory("ReduceStores",            reduce_stores)
+"""The maximum of a stored buffer is found while its elements are in registers."""
 UnrollLoop              = _pass_factory("UnrollLoop",              unroll_loops)
 """Bodies of unrolled loops are repeated; of short serial ones as the options say."""
 FlattenBuffer           = _pass_factory("FlattenBuffer",           flatten_buffers)
@@ -238,6 +241,7 @@ PASSES: list[Pass] = [
     LowerSmallTypes(),      # indices are flat; loops may still be serialised
     SkipIntegerCasts(),     # while zero points that hoisting names are seen to be whole
     VectorizeLoop(),        # and this what it makes
+    ReduceStores(),         # stores are vectors now, and not yet copied by unrolling
     UnrollLoop(),           # after what is done once for all copies; constants fold into indices
     StorageRewrite(),       # indices are flat: memory of one shape serves any other
     LowerIntrin(),
@@ -273,6 +277,7 @@ TILED_PASSES: list[Pass] = [
     FlattenBuffer(),
     LowerSmallTypes(),
     SkipIntegerCasts(),
+    ReduceStores(),
     LowerIntrin(),
 ]
 """For functions with the attribute "tir.tiled": register tiles are written unrolled and in vectors,
@@ -288,6 +293,7 @@ PASSES_OF_PARTLY_TILED_PROGRAMS: list[Pass] = [
     LowerSmallTypes(),
     SkipIntegerCasts(),
     VectorizeLoop(),
+    ReduceStores(),
     LowerIntrin(),
 ]
 """For those that have "tir.has_blocks" too: blocks beside the tiles, whose loops may be vectors."""
