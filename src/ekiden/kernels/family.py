@@ -34,6 +34,9 @@ else:
 
 NARROW_EPILOGUE = "narrow"
 """Pseudo-dtype of byte products whose pair sums fit int16."""
+RANGE_EPILOGUE = "range"
+"""Epilogue that reduces all that a kernel stores to its maximum or minimum; each element is stored
+once, unless sums are kept in the output."""
 Tensors: TypeAlias = list[te.Tensor]
 Build: TypeAlias = Callable[[Tensors, Tensors, Target, str, Decision], PrimFunc]
 """Builder function (inputs, outputs, target, name, decision) -> PrimFunc."""

@@ -13,6 +13,7 @@ from ekiden.kernels.decision import Decision, Fixed
 from ekiden.kernels.families import FAMILIES, merged_overrides
 from ekiden.kernels.family import Family
 from ekiden.kernels.in_place import aliasable_inputs, updated_input
+from ekiden.kernels.output_ranges import append_ranges, split_ranges
 from ekiden.kernels.stages import (
     copy_repeated_outputs,
     inline_cheap_stages,
@@ -53,7 +54,7 @@ def choose(
     Raises:
         CompileError: For an override that the family has no knob for.
     """
-    family, anchor = _select_family(outputs, target)
+    family, anchor = _select_family(split_ranges(outputs, target)[0], target)
     if anchor is None:
         return Chosen(family, None, Decision())
     fixed = merged_overrides((family.name, *names), given) if given else {}
@@ -148,7 +149,12 @@ def scheduled(
         names: The group's own names.
     """
     chosen = choose(outputs, target, given, names)
-    result = chosen.family.make(inputs, outputs, target, name, chosen.decision, chosen.anchor)
+    stored, ranges = split_ranges(outputs, target)
+    if chosen.anchor is None:  # kernels of several stages share loops among outputs
+        stored, ranges = outputs, []
+    result = chosen.family.make(inputs, stored, target, name, chosen.decision, chosen.anchor)
+    if ranges:
+        result = append_ranges(result, stored[0], ranges, target, chosen.family, chosen.decision)
     notify_product(
         "schedule.txt",
         f"the family {chosen.family.name}, its decision, and the steps of the schedule",

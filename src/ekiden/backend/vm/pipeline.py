@@ -27,6 +27,7 @@ from ekiden.relay.qnn import transform as qnn
 from ekiden.relay.transform.devices.plan_devices import PlanDevices
 from ekiden.relay.transform.devices.schedule_device_work import DevicesFirst
 from ekiden.relay.transform.fusion.fuse_ops import FuseOps
+from ekiden.relay.transform.fusion.fuse_ranges import FuseRanges
 from ekiden.relay.transform.fusion.rematerialize import Rematerialize
 from ekiden.relay.transform.fusion.split_args import SplitArgs
 from ekiden.relay.transform.graph.combine_parallel import CombineFewRows
@@ -174,6 +175,7 @@ def vm_pipeline(
                 FuseOps(most_inputs=most_inputs or MAX_CONCAT_INPUTS),
                 "to make kernels; the option relay.FuseOps.max_depth=1 keeps operators apart",
             ),
+            *(() if any(t.kind.has_threads for t in devices) else (FuseRanges(),)),
             required_member(ToANormalForm(), "to put the program into order"),
             DeadCodeElimination(),
             InlinePrimitives(),

@@ -34,7 +34,7 @@ from ekiden.kernels.cpu.dense import CACHE_LINE_F32_WORDS, MAX_NARROW_TILE_ROWS
 from ekiden.kernels.cpu.padding import BandLoop, band_lines, emit_pad_copy
 from ekiden.kernels.cpu.windows import ResultRanges, TapRanges, taps_inside
 from ekiden.kernels.decision import Decision
-from ekiden.kernels.family import Family
+from ekiden.kernels.family import RANGE_EPILOGUE, Family
 from ekiden.kernels.geometry import ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import (
@@ -663,6 +663,7 @@ FAMILY = Family(
     why="border pixels skip taps; no primitive splits a nest by which of its terms exist",
     panel=choose_panel_width,
     panels=panel_width_knob,
+    endings=(RANGE_EPILOGUE,),
     writes_rows=True,
     keeps_sums=lambda decision: decision["k_block"] != 0,
 )

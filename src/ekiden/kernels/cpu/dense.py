@@ -38,7 +38,7 @@ from ekiden.kernels.cost_model import (
     tile_rows,
 )
 from ekiden.kernels.decision import Decision, Fixed, Knob, Space, Value, descending_range, divisors
-from ekiden.kernels.family import NARROW_EPILOGUE, Family, MatmulSizes
+from ekiden.kernels.family import NARROW_EPILOGUE, RANGE_EPILOGUE, Family, MatmulSizes
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import AMX_TILE_HEIGHTS, MATRIX_DOT_FEATURES
 from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS
@@ -357,6 +357,7 @@ FAMILY = Family(
     start=initial_program,
     panel=choose_panel_width,
     panels=panel_width_knob,
+    endings=(RANGE_EPILOGUE,),
     writes_rows=True,
     keeps_sums=lambda decision: decision["k_block"] != 0,
 )

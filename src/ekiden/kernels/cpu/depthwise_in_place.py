@@ -36,7 +36,7 @@ from ekiden.kernels.cpu.depthwise import default_decision as copied_default
 from ekiden.kernels.cpu.depthwise import search_space as copied_space
 from ekiden.kernels.cpu.depthwise_dynamic import DynamicDepthwise
 from ekiden.kernels.decision import Decision, Fixed, Knob, Space
-from ekiden.kernels.family import Family, known_extent
+from ekiden.kernels.family import RANGE_EPILOGUE, Family, known_extent
 from ekiden.kernels.geometry import NO_DEPTH_AXIS, ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import find_anchor, operands_of
 from ekiden.kernels.micro_kernels.prefetch import wrap_in_lets
@@ -463,5 +463,6 @@ FAMILY = Family(
     default=default_decision,
     build=build_depthwise_conv,
     why="border pixels skip taps; no primitive splits a nest by which of its terms exist",
+    endings=(RANGE_EPILOGUE,),
     writes_rows=True,
 )

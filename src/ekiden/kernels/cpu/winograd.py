@@ -50,7 +50,7 @@ from ekiden.kernels.cost_model import CACHE_LINE_BYTES as CACHE_LINE_BYTES
 from ekiden.kernels.cost_model import choose_panel_width, max_register_rows, panel_width_knob
 from ekiden.kernels.cpu.dense import MAX_NARROW_TILE_ROWS
 from ekiden.kernels.decision import Decision
-from ekiden.kernels.family import Family
+from ekiden.kernels.family import RANGE_EPILOGUE, Family
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.prefetch import PanelPrefetches, wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import (
@@ -632,6 +632,6 @@ FAMILY = Family(
     ends=producer_of_fused_pool,
     panel=choose_panel_width,
     panels=panel_width_knob,
-    endings=("pairs_max",),
+    endings=("pairs_max", RANGE_EPILOGUE),
     writes_rows=True,
 )

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         LowerMatchBuffer,
         LowerOpaqueBlock,
         NarrowDataType,
+        ReduceStores,
         RemoveAssume,
         RemoveNoOp,
         RemoveStoreUndef,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from ekiden.tir.transform.simplification import simplify
     from ekiden.tir.transform.storage_alignment import align_storage
     from ekiden.tir.transform.storage_sharing import storage_rewrite
+    from ekiden.tir.transform.store_reductions import reduce_stores
     from ekiden.tir.transform.thread_binding import unify_thread_binding
     from ekiden.tir.transform.undefined_stores import remove_store_undef
     from ekiden.tir.transform.virtual_threads import inject_virtual_threads
@@ -103,6 +105,7 @@ __all__ = [
     "LowerMatchBuffer",
     "LowerOpaqueBlock",
     "NarrowDataType",
+    "ReduceStores",
     "RemoveAssume",
     "RemoveNoOp",
     "RemoveStoreUndef",
@@ -136,6 +139,7 @@ __all__ = [
     "lower_match_buffer",
     "numbers_as_tensors",
     "prim_func_pass",
+    "reduce_stores",
     "remove_assume",
     "remove_no_op",
     "remove_store_undef",

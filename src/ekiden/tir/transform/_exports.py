@@ -60,9 +60,9 @@ EXPORTED_NAMES = {
         ConvertForLoopsToSerial ConvertSSA DropAttributes Filter FlattenBuffer HoistExpression
         HoistIfThenElse InjectDoubleBuffer InjectVirtualThread LoopPartition
         LowerCrossThreadReduction LowerInitBlock LowerIntrin LowerMatchBuffer LowerOpaqueBlock
-        NarrowDataType PASSES RemoveAssume RemoveNoOp RemoveStoreUndef Simplify SkipIntegerCasts
-        SplitHostDevice StorageFlatten StorageRewrite TILED_PASSES ThreadSync UnifyThreadBinding
-        UnrollLoop UseAssumptions VectorizeLoop lower prim_func_pass
+        NarrowDataType PASSES ReduceStores RemoveAssume RemoveNoOp RemoveStoreUndef Simplify
+        SkipIntegerCasts SplitHostDevice StorageFlatten StorageRewrite TILED_PASSES ThreadSync
+        UnifyThreadBinding UnrollLoop UseAssumptions VectorizeLoop lower prim_func_pass
     """,
     "scalars_as_tensors": """
         numbers_as_tensors
@@ -78,6 +78,9 @@ EXPORTED_NAMES = {
     """,
     "storage_sharing": """
         storage_rewrite
+    """,
+    "store_reductions": """
+        reduce_stores
     """,
     "thread_binding": """
         unify_thread_binding

@@ -49,6 +49,7 @@ from ekiden.tir.transform.serial_loops import convert_loops_to_serial
 from ekiden.tir.transform.simplification import simplify
 from ekiden.tir.transform.storage_alignment import align_storage
 from ekiden.tir.transform.storage_sharing import storage_rewrite
+from ekiden.tir.transform.store_reductions import reduce_stores
 from ekiden.tir.transform.thread_binding import unify_thread_binding
 from ekiden.tir.transform.thread_sync import thread_sync
 from ekiden.tir.transform.undefined_stores import remove_store_undef
@@ -183,6 +184,8 @@ InjectDoubleBuffer      = _pass_factory("InjectDoubleBuffer",      inject_double
 """Pass that fills a buffer for the next iteration while the current one reads it."""
 HoistIfThenElse         = _pass_factory("HoistIfThenElse",         hoist_conditions)
 """Pass that unswitches loops on loop-invariant conditions."""
+ReduceStores            = _pass_factory("ReduceStores",            reduce_stores)
+"""Pass that reduces a stored buffer to its maximum while its elements are in registers."""
 UnrollLoop              = _pass_factory("UnrollLoop",              unroll_loops)
 """Pass that unrolls marked loops, and short serial ones as its options request."""
 FlattenBuffer           = _pass_factory("FlattenBuffer",           flatten_buffers)
@@ -238,6 +241,7 @@ PASSES: list[Pass] = [
     LowerSmallTypes(),      # indices are flat; loops may still be serialised
     SkipIntegerCasts(),     # while zero points that hoisting names are seen to be whole
     VectorizeLoop(),        # and this what it makes
+    ReduceStores(),         # stores are vectors now, and not yet copied by unrolling
     UnrollLoop(),           # after what is done once for all copies; constants fold into indices
     StorageRewrite(),       # indices are flat: memory of one shape serves any other
     LowerIntrin(),
@@ -275,6 +279,7 @@ TILED_PASSES: list[Pass] = [
     FlattenBuffer(),
     LowerSmallTypes(),
     SkipIntegerCasts(),
+    ReduceStores(),
     LowerIntrin(),
 ]
 """For functions with the attribute "tir.tiled": register tiles are written unrolled and in vectors,
@@ -290,6 +295,7 @@ PASSES_OF_PARTLY_TILED_PROGRAMS: list[Pass] = [
     LowerSmallTypes(),
     SkipIntegerCasts(),
     VectorizeLoop(),
+    ReduceStores(),
     LowerIntrin(),
 ]
 """Passes for tiled functions with further blocks (tir.has_blocks), whose loops may be vectorised.

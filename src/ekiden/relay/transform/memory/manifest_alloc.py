@@ -27,13 +27,14 @@ from ekiden.ir.prim import AnyDim, PrimExpr, const
 from ekiden.ir.span import Span
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import StorageType, TensorType, TupleType, Type
-from ekiden.relay.expr import Call, Function, Tuple, Var
+from ekiden.relay.expr import Call, Function, Tuple, TupleGetItem, Var
 from ekiden.relay.op.memory import alloc_storage, alloc_tensor
 from ekiden.relay.op.vm import invoke_tvm_op, reshape_tensor
 from ekiden.relay.transform.devices.device_domains import DeviceDomains
 from ekiden.relay.transform.devices.plan_devices import device_table
 from ekiden.relay.transform.language.chains import LetBinding, LetChain, map_chains
 from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
+from ekiden.relay.visitor import free_vars
 from ekiden.runtime.errors import CompileError
 
 STORAGE_ALIGNMENT_BYTES = 64
@@ -141,13 +142,38 @@ def _kernel_devices(module: IRModule) -> DeviceOfCall:
     return lambda call: numbers[domains.kernel_device(call)]
 
 
+def _forward_fields(chain: LetChain) -> LetChain:
+    """Return a chain in which fields of tuples that it makes are the tensors themselves: each then
+    lives as long as it is read, not as long as the tuple. Tuples that nothing reads any more are
+    dropped.
+    """
+    packed: dict[RelayExpr, Tuple] = {}
+    forwarded: set[RelayExpr] = set()
+    bindings: list[tuple[Var, RelayExpr]] = []
+    for variable, value in chain.bindings:
+        if isinstance(value, Tuple) and all(isinstance(f, Var) for f in value.fields):
+            packed[variable] = value
+        if isinstance(value, TupleGetItem) and value.tuple_value in packed:
+            forwarded.add(value.tuple_value)
+            value = packed[value.tuple_value].fields[value.index]
+        bindings.append((variable, value))
+    if not forwarded:
+        return chain
+    values = [value for _, value in bindings]
+    if chain.result is not None:
+        values.append(chain.result)
+    read = {var for value in values for var in free_vars(value)}
+    kept = [(v, value) for v, value in bindings if v not in forwarded or v in read]
+    return LetChain(kept, chain.result)
+
+
 @module_pass(name="ManifestAlloc")
 def _manifest_alloc(module: IRModule, context: PassContext) -> IRModule:
     device_of = _kernel_devices(module)
 
     def lower_chain(chain: LetChain, is_function_body: bool) -> LetChain:
         lowered = [b for v, value in chain.bindings for b in _lower_binding(v, value, device_of)]
-        return LetChain(lowered, chain.result)
+        return _forward_fields(LetChain(lowered, chain.result))
 
     return map_functions(module, lift_body_rewrite(lambda body: map_chains(body, lower_chain)))
 
