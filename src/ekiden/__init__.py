@@ -175,8 +175,8 @@ _DEFINING_MODULES = {
 }
 _FOLDERS = frozenset(
     "_ffi arith auto_scheduler autotvm backend byoc codegen compiler container contrib driver error"
-    " frontend instrument ir kernels meta_schedule micro parser relay rpc runtime script support target te testing tir topi transform"
-    " tune".split()
+    " frontend instrument ir kernels meta_schedule micro parser relay rpc runtime script support"
+    " target te testing tir topi transform tune".split()
 )
 
 

@@ -26,7 +26,9 @@ class Session(RPCSession):
     def __init__(
         self, transport: Stream | None = None, *, transport_context_manager: Stream | None = None
     ) -> None:
-        """Begin a session over a stream; its second name is TVM's. Raises InputError without one."""
+        """Begin a session over a stream, of which the second name is TVM's. Raises InputError
+        without one.
+        """
         stream = transport if transport is not None else transport_context_manager
         if stream is None:
             raise InputError("Session: a transport expected, such as project.open_transport()")
