@@ -174,9 +174,9 @@ _DEFINING_MODULES = {
     "structural_hash": "ekiden.ir.structural",
 }
 _FOLDERS = frozenset(
-    "_ffi arith backend byoc codegen compiler container contrib driver error frontend instrument ir"
-    " kernels micro parser relay rpc runtime script support target te testing tir topi transform"
-    " tune".split()
+    "_ffi arith auto_scheduler autotvm backend byoc codegen compiler container contrib driver error"
+    " frontend instrument ir kernels meta_schedule micro parser relay rpc runtime script support"
+    " target te testing tir topi transform tune".split()
 )
 
 

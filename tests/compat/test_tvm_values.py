@@ -25,7 +25,8 @@ relay.frontend.common relay.op.strategy relay.op.op_attrs runtime.executor relay
 script micro relay.expr relay.ty relay.function relay.vm relay.backend.vm relay.param_dict
 relay.quantize relay.collage relay.debug relay.qnn.op error support _ffi arith parser container
 runtime.profiling runtime.ndarray tir.schedule tir.usmp topi.nn topi.cuda topi.x86 topi.generic
-topi.image topi.vision topi.sparse topi.utils topi.math
+topi.image topi.vision topi.sparse topi.utils topi.math autotvm auto_scheduler meta_schedule
+autotvm.task
 """
 
 

@@ -53,6 +53,10 @@ def test_a_project_of_the_platform_crt_runs_here_by_names(tmp_path: pathlib.Path
         module.run(y=one)
         np.testing.assert_array_equal(module.get_output(0).numpy(), two - one)
         assert module.get_num_inputs() == 2
+    with pytest.raises(InputError, match="Session: a transport expected"):
+        micro.Session()
+    with micro.Session(transport_context_manager=project.transport()) as session:
+        assert session.run(one, two)[0].shape == (2, 3)
 
 
 def test_a_workspace_that_is_too_small_is_told(tmp_path: pathlib.Path) -> None:

@@ -23,10 +23,18 @@ class Session(RPCSession):
     the stream. Raises RPCError if nobody answers.
     """
 
-    def __init__(self, transport_context_manager: Stream) -> None:
-        self.tensors: Mapping[str, Any] | None = getattr(transport_context_manager, "tensors", None)
+    def __init__(
+        self, transport: Stream | None = None, *, transport_context_manager: Stream | None = None
+    ) -> None:
+        """Begin a session over a stream, of which the second name is TVM's. Raises InputError
+        without one.
+        """
+        stream = transport if transport is not None else transport_context_manager
+        if stream is None:
+            raise InputError("Session: a transport expected, such as project.open_transport()")
+        self.tensors: Mapping[str, Any] | None = getattr(stream, "tensors", None)
         """What the model's inputs and outputs are, where the transport knows it."""
-        super().__init__(open_session(FrameChannel(transport_context_manager), "", 0))
+        super().__init__(open_session(FrameChannel(stream), "", 0))
 
     def get_system_lib(self) -> RemoteModule:
         """Return the model linked into the program."""

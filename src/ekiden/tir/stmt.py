@@ -104,7 +104,8 @@ class For(Stmt):
 
     def __post_init__(self) -> None:
         """Convert bounds that are numbers to expressions of the variable's dtype."""
-        if not (isinstance(self.min, PrimExpr) and isinstance(self.extent, PrimExpr)):
+        bounds: tuple[ExprLike, ...] = (self.min, self.extent)
+        if any(isinstance(bound, int) for bound in bounds):
             dtype = self.loop_var.dtype
             set_frozen_fields(
                 self, min=convert(self.min, dtype), extent=convert(self.extent, dtype)
