@@ -22,6 +22,7 @@ from ekiden.llm.engine import Engine, Stream, to_token_ids
 from ekiden.llm.files import find_tokenizer, open_checkpoint
 from ekiden.llm.generation_config import read_sampling_defaults
 from ekiden.llm.grammar import MAX_TABLE_BYTES, Grammar
+from ekiden.llm.lora import AdaptedCheckpoint
 from ekiden.llm.program import (
     DECODE,
     DRAFT,
@@ -66,6 +67,7 @@ def load(
     page: int = 64,
     cache: str | None = None,
     tokenizer: object = None,
+    adapter: str | os.PathLike[str] | None = None,
     draft: str | os.PathLike[str] | Checkpoint | None = None,
     proposals: int | None = None,
     num_threads: int | None = None,
@@ -78,7 +80,8 @@ def load(
     `cache`: "float32", "float16", "bfloat16", "int8", which has a scale for each token of a head,
     or "int4" with one for each 32 numbers; by default float32 where the weights are, so that
     nothing is rounded, and else float16. `tokenizer` is one of the package tokenizers, or its file;
-    a folder and a GGUF file have their own. `options` are those of `ekiden.compile`.
+    a folder and a GGUF file have their own. `adapter` is a folder of a LoRA as PEFT writes it, that
+    is added to the weights. `options` are those of `ekiden.compile`.
 
     `draft` is a smaller model of the same tokens: it proposes so many `proposals` (4), which go
     through the larger one at once. Texts are the same as without, and are made faster where the
@@ -91,6 +94,8 @@ def load(
     opened_checkpoint = _open_checkpoint(checkpoint)
     if tokenizer is None and isinstance(checkpoint, (str, os.PathLike)):
         tokenizer = find_tokenizer(checkpoint, opened_checkpoint)
+    if adapter is not None:
+        opened_checkpoint = AdaptedCheckpoint(opened_checkpoint, adapter)
     config: dict[str, Any] = dict(opened_checkpoint.config)
     max_positions = read_integer(config, "max_position_embeddings", DEFAULT_CONTEXT_TOKENS)
     context = min(max_positions, DEFAULT_CONTEXT_TOKENS) if context is None else context
