@@ -16,8 +16,6 @@ cache and fills again, so that nobody else refers to it and it is changed where 
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 
 from ekiden.ir.expr import BaseFunc, GlobalVar
@@ -53,6 +51,7 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.transform.language.remove_unused_functions import ENTRY_FUNCTIONS_ATTR
 from ekiden.relay.ty import RefType
+from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["FORWARD_ENTRY", "CacheLayout", "cache_shape", "decoder_module"]
@@ -62,7 +61,6 @@ POSITION_RADIX = 256
 """Radix of the two digits of a position in keys."""
 MAX_LISTED_NAMES = 3
 """Names of tensors in a message."""
-_LOG = logging.getLogger("ekiden")
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +392,7 @@ def decoder_module(
     name: str = "forward",
     has_head: bool = True,
 ) -> IRModule:
-    """Return the module of a decoder; the logger "ekiden" lists tensors that it does not use.
+    """Return the module of a decoder.
 
     Args:
         checkpoint: The tensors.
@@ -407,7 +405,8 @@ def decoder_module(
         The module.
 
     Raises:
-        ImportModelError: A tensor is missing from the checkpoint, or has another shape.
+        ImportModelError: A tensor is missing from the checkpoint, has another shape, or has no
+            place in the decoder.
     """
     forward, entry = GlobalVar(name), f"{name}_step"
     builder = _ForwardBuilder(checkpoint, config, layout)
@@ -418,10 +417,10 @@ def decoder_module(
         more = (
             f" and {len(unread) - MAX_LISTED_NAMES} more" if len(unread) > MAX_LISTED_NAMES else ""
         )
-        _LOG.warning(
-            "checkpoint: a decoder %s has no place for %s%s",
-            config.architecture, ", ".join(map(repr, unread[:MAX_LISTED_NAMES])), more,
-        )  # fmt: skip
+        listed = ", ".join(map(repr, unread[:MAX_LISTED_NAMES]))
+        raise ImportModelError(
+            f"checkpoint: a decoder {config.architecture} has no place for {listed}{more}"
+        )
     functions[GlobalVar(entry)] = _entry_function(forward, config, layout)
     x = Var("x", TensorType((), "int32"))
     functions[GlobalVar("main")] = Function((x,), x, None)
