@@ -145,7 +145,7 @@ def test_a_wrong_configuration_is_refused(changes: dict[str, Any], message: str)
 def test_ends_that_are_no_tokens_never_come() -> None:
     for given, expected in ((-1, ()), ([5, 97, None, -1], (5,)), (None, ()), (0, (0,))):
         assert read_config(config_of("llama", eos_token_id=given)).end_tokens == expected
-    with pytest.raises(ImportModelError, match="'max_position_embeddings': a whole number"):
+    with pytest.raises(ImportModelError, match="'max_position_embeddings': a positive number"):
         llm.load(Memory(config_of("llama", max_position_embeddings="many"), {}))
 
 

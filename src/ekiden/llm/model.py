@@ -16,7 +16,6 @@ import ekiden
 from ekiden import runtime
 from ekiden.kernels.attention.kv_layout import CACHE_FORMATS
 from ekiden.llm.architectures import DecoderConfig, read_config
-from ekiden.llm.config_numbers import read_integer
 from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape
 from ekiden.llm.engine import Engine, Stream, to_token_ids
 from ekiden.llm.files import find_tokenizer, open_checkpoint
@@ -97,7 +96,7 @@ def load(
     if adapter is not None:
         opened_checkpoint = AdaptedCheckpoint(opened_checkpoint, adapter)
     config: dict[str, Any] = dict(opened_checkpoint.config)
-    max_positions = read_integer(config, "max_position_embeddings", DEFAULT_CONTEXT_TOKENS)
+    max_positions = read_config(config).max_positions
     context = min(max_positions, DEFAULT_CONTEXT_TOKENS) if context is None else context
     if type(context) is not int or not 2 <= context <= max_positions:
         raise InputError(
