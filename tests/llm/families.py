@@ -139,7 +139,6 @@ def save_family(name: str, folder: Path) -> Any:  # noqa: ANN401  # of that pack
 
 def random_model(kind: str, changes: Mapping[str, Any]) -> Any:  # noqa: ANN401  # of that package
     """A small model of a class of transformers, with normally distributed weights."""
-    import torch
     import transformers
 
     model_class = getattr(transformers, kind)
@@ -147,7 +146,14 @@ def random_model(kind: str, changes: Mapping[str, Any]) -> Any:  # noqa: ANN401 
     sizes = {k: v for k, v in {**SIZES, **changes}.items() if v is not None or "token" in k}
     config = model_class.config_class(**sizes)
     config._attn_implementation = "eager"
-    model = model_class(config).eval()
+    return randomize(model_class(config))
+
+
+def randomize(model: Any) -> Any:  # noqa: ANN401  # of that package
+    """A model with normally distributed weights, about 1 for those of norms."""
+    import torch
+
+    model.eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         corrections = [item for item in model.named_buffers() if "correction" in item[0]]

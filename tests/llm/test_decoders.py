@@ -145,7 +145,7 @@ def test_a_wrong_configuration_is_refused(changes: dict[str, Any], message: str)
 def test_ends_that_are_no_tokens_never_come() -> None:
     for given, expected in ((-1, ()), ([5, 97, None, -1], (5,)), (None, ()), (0, (0,))):
         assert read_config(config_of("llama", eos_token_id=given)).end_tokens == expected
-    with pytest.raises(ImportModelError, match="'max_position_embeddings': a whole number"):
+    with pytest.raises(ImportModelError, match="'max_position_embeddings': a positive number"):
         llm.load(Memory(config_of("llama", max_position_embeddings="many"), {}))
 
 
@@ -164,19 +164,33 @@ def test_a_missing_tensor_is_named_and_a_wrong_shape_is_shown() -> None:
         llm.load(Memory(whole.config, wrong))
 
 
-def test_tensors_that_have_no_place_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_tensors_that_have_no_place_are_refused() -> None:
     whole = tiny("llama")
-    other = {f"model.layers.{n}.mlp.up_proj.bias": plain("", np.ones(48)) for n in range(5)}
-    known = {"model.layers.0.self_attn.rotary_emb.inv_freq": plain("", np.ones(4))}
     config, layout = read_config(whole.config, CONTEXT), CacheLayout(16)
-    with caplog.at_level("WARNING", "ekiden"):
-        decoder_module(Memory(whole.config, {**whole.tensors, **known}), config, layout)
-        assert not caplog.text
-        decoder_module(Memory(whole.config, {**whole.tensors, **known, **other}), config, layout)
-    assert (
-        "a decoder LlamaForCausalLM has no place for 'model.layers.0.mlp.up_proj.bias', "
-        "'model.layers.1.mlp.up_proj.bias', 'model.layers.2.mlp.up_proj.bias' and 2 more"
-    ) in caplog.text
+    ignored = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4),
+        "model.layers.0.mlp.down_proj.bias": np.zeros(32),
+        "model.layers.3.eh_proj.weight": np.ones((2, 2)),
+    }
+    known = {**whole.tensors, **{name: plain(name, values) for name, values in ignored.items()}}
+    decoder_module(Memory(whole.config, known), config, layout)
+    other = {f"model.layers.{n}.mlp.up_proj.bias": plain("", np.ones(48)) for n in range(3)}
+    other |= {"score.weight": plain("", np.ones((2, 32))), "z.bias": plain("", np.ones(3))}
+    with pytest.raises(ImportModelError) as caught:
+        decoder_module(Memory(whole.config, {**known, **other}), config, layout)
+    assert str(caught.value) == (
+        "checkpoint: a decoder LlamaForCausalLM has no place for"
+        " 'model.layers.0.mlp.up_proj.bias', 'model.layers.1.mlp.up_proj.bias',"
+        " 'model.layers.2.mlp.up_proj.bias' and 2 more"
+    )
+
+
+def test_other_parts_of_a_multimodal_model_are_ignored() -> None:
+    whole = tiny("gemma3")
+    tensors = {f"language_model.{name}": whole[name] for name in whole}
+    tensors["vision_tower.embeddings.weight"] = plain("", np.ones((2, 2)))
+    config, layout = read_config(whole.config, CONTEXT), CacheLayout(16)
+    decoder_module(Memory(whole.config, tensors), config, layout)
 
 
 def test_a_context_that_the_model_cannot_have_is_refused() -> None:

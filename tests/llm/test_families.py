@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from compiled_logits import forward
-from families import FAMILIES, SIZES, random_model, save_family
+from families import FAMILIES, SIZES, random_model, randomize, save_family
 from tiny_models import Memory, plain
 
 from ekiden import llm
@@ -50,6 +50,18 @@ def test_logits_of_a_family_are_those_of_transformers(name: str, tmp_path: Path)
 def test_compiled_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = save_family(name, tmp_path)
     check_logits(open_checkpoint(tmp_path), model, "vm")
+
+
+def test_the_text_of_a_multimodal_model_is_read(tmp_path: Path) -> None:
+    import transformers
+
+    text = {**SIZES, "head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 16}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision)
+    model = randomize(transformers.Gemma3ForConditionalGeneration(config))
+    model.save_pretrained(tmp_path)
+    check_logits(open_checkpoint(tmp_path), model)
 
 
 def test_internlm2_is_a_llama_with_rows_ordered_by_groups() -> None:

@@ -154,8 +154,11 @@ def test_compressed_tensors_of_fp8_have_a_scale_for_each_row(tmp_path: Path) -> 
 
 
 def test_plain_integers_with_zero_points_are_refused(tmp_path: Path) -> None:
-    tensors = {"a.weight": np.ones((4, 6), np.float32), "a.weight_scale": np.ones((4, 1), np.float32),
-               "a.weight_zero_point": np.ones((4, 1), np.int32)}  # fmt: skip
+    tensors = {
+        "a.weight": np.ones((4, 6), np.float32),
+        "a.weight_scale": np.ones((4, 1), np.float32),
+        "a.weight_zero_point": np.ones((4, 1), np.int32),
+    }
     checkpoint = write_folder(tmp_path, tensors, {"quant_method": "compressed-tensors"})
     with pytest.raises(UnsupportedError, match="'a.weight': zero points beside plain integers"):
         checkpoint["a.weight"]

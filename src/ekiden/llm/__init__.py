@@ -7,9 +7,22 @@ for piece in model.generate("Once upon", max_tokens=50):
 
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden.llm.chat import ChatAnswer
+from ekiden.llm.embedding import EmbeddingModel, Pooling, load_embedding_model
 from ekiden.llm.engine import Engine, Stream
 from ekiden.llm.grammar import Grammar
 from ekiden.llm.model import Model, Piece, load
 from ekiden.llm.sampling import Sampling
 
-__all__ = ["ChatAnswer", "Engine", "Grammar", "Model", "Piece", "Sampling", "Stream", "load"]
+__all__ = [
+    "ChatAnswer",
+    "EmbeddingModel",
+    "Engine",
+    "Grammar",
+    "Model",
+    "Piece",
+    "Pooling",
+    "Sampling",
+    "Stream",
+    "load",
+    "load_embedding_model",
+]

@@ -343,6 +343,15 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
         score_factor=_gemma_score_factor,
         local_rope=True,
         base=1e6,
+        defaults={
+            "vocab_size": 262208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+        },
     ),
     "Phi3ForCausalLM": DecoderArchitecture(
         CheckpointNames(attention=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),

@@ -29,8 +29,14 @@ __all__ = [
     "DecoderConfig",
     "alibi_slopes",
     "read_config",
+    "text_config",
 ]
 
+TEXT_MODELS: Mapping[str, str] = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Mistral3ForConditionalGeneration": "MistralForCausalLM",
+}
+"""Multimodal models -> the decoder of their texts, whose sizes are in `text_config`."""
 ALIBI_DEPTH = 8
 """Numbers of a key that say its position: two, and zeros up to whole vectors."""
 ACTIVATION_NAMES = {
@@ -147,6 +153,7 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
     are those of `context`. Raises UnsupportedError for an unknown architecture, activation or
     rope, and ImportModelError for a missing or invalid size.
     """
+    config = text_config(config)
     name = _known_architecture(config)
     row = DECODER_ARCHITECTURES[name]
     config = _with_common_keys(row, config)
@@ -272,6 +279,23 @@ def _read_experts(
         scores_of_group=min(row.scores_of_group, count // groups),
         layers=flags,
     )
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the configuration of the decoder in that of a multimodal model, any other as it is."""
+    inner = config.get("text_config")
+    value = config.get("architectures")
+    names = value if isinstance(value, (list, tuple)) else [value]
+    text_model = next((TEXT_MODELS[name] for name in names if name in TEXT_MODELS), None)
+    if text_model is None or not isinstance(inner, Mapping):
+        return config
+    # Ends of texts and tied heads are those of the whole model, where it says so.
+    outer = {
+        key: config[key]
+        for key in ("eos_token_id", "tie_word_embeddings", "quantization_config")
+        if config.get(key) is not None
+    }
+    return {**inner, **outer, "architectures": [text_model]}
 
 
 def _with_common_keys(row: DecoderArchitecture, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,6 @@ cache and fills again, so that nobody else refers to it and it is changed where 
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 
 from ekiden.ir.expr import BaseFunc, GlobalVar
@@ -39,7 +37,7 @@ from ekiden.llm.decoder_layers import (
 from ekiden.llm.experts import mixture_of_experts
 from ekiden.llm.latent_attention import latent_projections
 from ekiden.llm.rope import RopeParameters
-from ekiden.llm.weights import Checkpoint
+from ekiden.llm.weights import Checkpoint, Weight
 from ekiden.relay import op
 from ekiden.relay.expr import (
     Expr,
@@ -54,6 +52,7 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.transform.language.remove_unused_functions import ENTRY_FUNCTIONS_ATTR
 from ekiden.relay.ty import RefType
+from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["FORWARD_ENTRY", "CacheLayout", "cache_shape", "decoder_module"]
@@ -63,7 +62,6 @@ POSITION_RADIX = 256
 """Radix of the two digits of a position in keys."""
 MAX_LISTED_NAMES = 3
 """Names of tensors in a message."""
-_LOG = logging.getLogger("ekiden")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +129,8 @@ class _ForwardBuilder:
         self.bindings.append((var, value))
         return var
 
-    def build(self) -> Function:
-        """Return the whole function."""
+    def build(self, has_head: bool = True) -> Function:
+        """Return the whole function, of logits or of the hidden states that a head reads."""
         config, names = self.config, self.config.names
         pages: PrimExpr = SizeVar("p")
         shape = cache_shape(config, self.layout, pages)
@@ -159,6 +157,16 @@ class _ForwardBuilder:
             x, state = self._decoder_layer(n, x, state, tokens, rotation)
         # Only the picked positions reach the head, the largest product of a prefill.
         x = self.parts.norm(op.take(x, tokens.picks, axis=0), names.norm)
+        if has_head:
+            x = self._head(x, table)
+        body: Expr = Tuple((self.let("logits", x), state))
+        for variable, value in reversed(self.bindings):
+            body = Let(variable, value, body)
+        return Function((cache, *tokens.as_parameters), body, None)
+
+    def _head(self, x: Expr, table: Weight) -> Expr:
+        """Return the logits of hidden states [k, hidden]."""
+        config, names = self.config, self.config.names
         has = self.parts.has_tensor
         head = next((head_name for head_name in names.head if has(head_name)), names.head[0])
         weight = table if config.tied else self.parts.embedding_table(head)
@@ -170,10 +178,7 @@ class _ForwardBuilder:
         if cap := config.logit_softcap:
             bent = op.tanh(op.multiply(logits, const(np.float32(1 / cap))))
             logits = op.multiply(bent, const(np.float32(cap)))
-        body: Expr = Tuple((self.let("logits", logits), state))
-        for variable, value in reversed(self.bindings):
-            body = Let(variable, value, body)
-        return Function((cache, *tokens.as_parameters), body, None)
+        return logits
 
     def _rotary_tables(self, rope: RopeParameters, positions: Var) -> tuple[Var, Var]:
         """Return the cosines and sines [n, 1, pairs] of the positions."""
@@ -382,25 +387,41 @@ def _to_dim(value: object) -> PrimExpr:
 
 
 def decoder_module(
-    checkpoint: Checkpoint, config: DecoderConfig, layout: CacheLayout, name: str = "forward"
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    layout: CacheLayout,
+    name: str = "forward",
+    has_head: bool = True,
 ) -> IRModule:
-    """Return the module, with the entry `forward_step`, or another name's. Raises ImportModelError
-    for a tensor that is missing from the checkpoint or has another shape; the logger "ekiden"
-    lists tensors the decoder does not use.
+    """Return the module of a decoder.
+
+    Args:
+        checkpoint: The tensors.
+        config: The configuration.
+        layout: That of the cache.
+        name: Of the function; the entry is this with "_step".
+        has_head: Whether it returns logits, else hidden states.
+
+    Returns:
+        The module.
+
+    Raises:
+        ImportModelError: A tensor is missing from the checkpoint, has another shape, or has no
+            place in the decoder.
     """
     forward, entry = GlobalVar(name), f"{name}_step"
     builder = _ForwardBuilder(checkpoint, config, layout)
-    functions: dict[GlobalVar | str, BaseFunc] = {forward: builder.build()}
+    functions: dict[GlobalVar | str, BaseFunc] = {forward: builder.build(has_head)}
     # Files of tied models often hold a copy of the embedding as the head.
-    heads = config.names.head if config.tied else ()
+    heads = config.names.head if config.tied or not has_head else ()
     if unread := [name for name in builder.parts.unused_tensors if name not in heads]:
         more = (
             f" and {len(unread) - MAX_LISTED_NAMES} more" if len(unread) > MAX_LISTED_NAMES else ""
         )
-        _LOG.warning(
-            "checkpoint: a decoder %s has no place for %s%s",
-            config.architecture, ", ".join(map(repr, unread[:MAX_LISTED_NAMES])), more,
-        )  # fmt: skip
+        listed = ", ".join(map(repr, unread[:MAX_LISTED_NAMES]))
+        raise ImportModelError(
+            f"checkpoint: a decoder {config.architecture} has no place for {listed}{more}"
+        )
     functions[GlobalVar(entry)] = _entry_function(forward, config, layout)
     x = Var("x", TensorType((), "int32"))
     functions[GlobalVar("main")] = Function((x,), x, None)

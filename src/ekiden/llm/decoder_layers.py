@@ -5,6 +5,7 @@ tensors.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -28,11 +29,12 @@ __all__ = [
 
 UNQUANTIZED_FORMATS = ("float32", "float16", "bfloat16")
 IGNORED_SUFFIXES = (
-    "rotary_emb.inv_freq", "attention.bias", "attention.masked_bias",
+    "inv_freq", "attention.bias", "attention.masked_bias", "attn.bias", "attn.masked_bias",
     "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight",
 )  # fmt: skip
 """Ends of names: masks and frequencies, which older checkpoints and GGUF files have beside what the
 configuration says."""
+LAYER_NUMBER = re.compile(r"(\d+)\.")
 
 
 class DecoderLayers:
@@ -48,9 +50,24 @@ class DecoderLayers:
 
     @property
     def unused_tensors(self) -> list[str]:
-        """Return the tensors that were not used, except redundant ones."""
-        unread_names = self._names - self._read
-        return sorted(name for name in unread_names if not name.endswith(IGNORED_SUFFIXES))
+        """Return the tensors that were not used, except those that change nothing."""
+        return sorted(name for name in self._names - self._read if not self._is_ignored(name))
+
+    def _is_ignored(self, name: str) -> bool:
+        """Return whether a tensor changes nothing: masks, frequencies, biases of 0, what predicts
+        several tokens, and the other parts of a multimodal model.
+        """
+        if name.endswith(IGNORED_SUFFIXES):
+            return True
+        if not name.startswith(self._prefix):
+            return "language_model" in self._prefix
+        layer_prefix = self._stored_name(self._config.names.layer.split("{}")[0])
+        number = LAYER_NUMBER.match(name.removeprefix(layer_prefix))
+        # DeepSeek-V3 has layers behind the last one, for tokens after the next.
+        if number and name.startswith(layer_prefix) and int(number[1]) >= self._config.layers:
+            return True
+        # Quantisers write biases of 0 for products that have none.
+        return name.endswith(".bias") and not self._checkpoint[name].values().any()
 
     def has_tensor(self, name: str) -> bool:
         """Return whether a tensor exists."""

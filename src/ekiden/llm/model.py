@@ -26,6 +26,7 @@ from ekiden.llm.files import find_tokenizer, open_checkpoint
 from ekiden.llm.generation_config import read_sampling_defaults
 from ekiden.llm.grammar import MAX_TABLE_BYTES, Grammar, LazyGrammar, compile_grammar
 from ekiden.llm.logit_edits import logit_edits
+from ekiden.llm.lora import AdaptedCheckpoint
 from ekiden.llm.program import (
     DECODE,
     DRAFT,
@@ -73,6 +74,7 @@ def load(
     page: int = 64,
     cache: str | None = None,
     tokenizer: object = None,
+    adapter: str | os.PathLike[str] | None = None,
     draft: str | os.PathLike[str] | Checkpoint | None = None,
     proposals: int | None = None,
     num_threads: int | None = None,
@@ -85,7 +87,8 @@ def load(
     `cache`: "float32", "float16", "bfloat16", "int8", which has a scale for each token of a head,
     or "int4" with one for each 32 numbers; by default float32 where the weights are, so that
     nothing is rounded, and else float16. `tokenizer` is one of the package tokenizers, or its file;
-    a folder and a GGUF file have their own. `options` are those of `ekiden.compile`.
+    a folder and a GGUF file have their own. `adapter` is a folder of a LoRA as PEFT writes it, that
+    is added to the weights. `options` are those of `ekiden.compile`.
 
     `draft` is a smaller model of the same tokens: it proposes so many `proposals` (4), which go
     through the larger one at once. Texts are the same as without, and are made faster where the
@@ -98,8 +101,10 @@ def load(
     opened_checkpoint = _open_checkpoint(checkpoint)
     if tokenizer is None and isinstance(checkpoint, (str, os.PathLike)):
         tokenizer = find_tokenizer(checkpoint, opened_checkpoint)
+    if adapter is not None:
+        opened_checkpoint = AdaptedCheckpoint(opened_checkpoint, adapter)
     config: dict[str, Any] = dict(opened_checkpoint.config)
-    max_positions = read_integer(config, "max_position_embeddings", DEFAULT_CONTEXT_TOKENS)
+    max_positions = read_config(config).max_positions
     context = min(max_positions, DEFAULT_CONTEXT_TOKENS) if context is None else context
     if type(context) is not int or not 2 <= context <= max_positions:
         raise InputError(
