@@ -18,7 +18,6 @@ from ekiden import runtime
 from ekiden.kernels.attention.kv_layout import CACHE_FORMATS
 from ekiden.llm.architectures import DecoderConfig, read_config
 from ekiden.llm.chat import ChatAnswer
-from ekiden.llm.config_numbers import read_integer
 from ekiden.llm.conversation import is_conversation, open_conversation
 from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape
 from ekiden.llm.engine import Engine, Stream, to_token_ids
