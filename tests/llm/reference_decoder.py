@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tiny_models import Memory
 
-from ekiden.llm.architectures import DecoderConfig, read_config
+from ekiden.llm.architectures import DecoderConfig, read_decoder_config
 from ekiden.llm.rope import RopeParameters
 
 Floats = NDArray[np.float64]
@@ -32,7 +32,7 @@ class Reference:
 
     def __init__(self, checkpoint: Memory, context: int | None = None) -> None:
         self.checkpoint = checkpoint
-        self.config: DecoderConfig = read_config(checkpoint.config, context)
+        self.config: DecoderConfig = read_decoder_config(checkpoint.config, context)
 
     def value(self, name: str) -> Floats:
         return np.asarray(self.checkpoint[name].data, np.float64)
@@ -59,21 +59,21 @@ class Reference:
         pairs = len(rope.frequencies)
         angles = np.arange(len(x))[:, None, None] * np.array(rope.frequencies)
         first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
-        c, s = np.cos(angles) * rope.factor, np.sin(angles) * rope.factor
+        c, s = np.cos(angles) * rope.attention_factor, np.sin(angles) * rope.attention_factor
         return np.concatenate((first * c - second * s, second * c + first * s, rest), -1)
 
     def attention(self, n: int, x: Floats) -> Floats:
         config, names = self.config, self.config.names
-        at, h, g, d = names.layer.format(n), config.heads, config.groups, config.depth
+        at, h, g, d = names.layer.format(n), config.num_heads, config.num_kv_heads, config.head_dim
         both = self.linear(x, [at + each for each in names.attention])
-        if config.by_head:
+        if config.has_head_interleaved_qkv:
             query, key, value = both.reshape(len(x), h, 3, d).transpose(2, 0, 1, 3)
         else:
             query, key, value = np.split(both.reshape(len(x), -1, d), [h, h + g], axis=1)
         if names.query_norm:
             query = self.norm(query, at + names.query_norm)
             key = self.norm(key, at + names.key_norm)
-        rope = config.ropes[config.rope_of[n]]
+        rope = config.ropes[config.rope_index_by_layer[n]]
         query, key = self.turned(query, rope), self.turned(key, rope)
         key, value = (np.repeat(each, h // g, 1) for each in (key, value))
         scores = np.einsum("qhd,khd->hqk", query, key) * config.score_scale
@@ -81,7 +81,7 @@ class Reference:
             scores = np.tanh(scores / cap) * cap
         ahead = np.arange(len(x)) - np.arange(len(x))[:, None]
         is_seen = ahead <= 0
-        if window := config.windows[n]:
+        if window := config.layer_windows[n]:
             is_seen &= ahead > -window
         scores = np.where(is_seen, scores, -np.inf)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
@@ -94,7 +94,7 @@ class Reference:
         at, act = names.layer.format(n), ACTIVATIONS[config.activation]
         up = self.linear(x, [at + each for each in names.up])
         inner = act(up)
-        if config.gated:
+        if config.has_gated_mlp:
             gate, up = np.split(up, 2, -1)
             inner = act(gate) * up
         return self.linear(inner, [at + names.down])
@@ -102,17 +102,19 @@ class Reference:
     def logits(self, ids: Sequence[int]) -> Floats:
         config, names = self.config, self.config.names
         x = self.value(names.embedding)[list(ids)] * config.embedding_scale
-        for n in range(config.layers):
+        for n in range(config.num_layers):
             at = names.layer.format(n)
-            found = self.attention(n, self.norm(x, at + names.before_attention))
-            if names.after_attention:
-                found = self.norm(found, at + names.after_attention)
+            found = self.attention(n, self.norm(x, at + names.pre_attention_norm))
+            if names.post_attention_norm:
+                found = self.norm(found, at + names.post_attention_norm)
             middle = x + found
-            mixed = self.mlp(n, self.norm(x if config.parallel else middle, at + names.before_mlp))
-            if names.after_mlp:
-                mixed = self.norm(mixed, at + names.after_mlp)
+            mixed = self.mlp(
+                n, self.norm(x if config.has_parallel_residual else middle, at + names.pre_mlp_norm)
+            )
+            if names.post_mlp_norm:
+                mixed = self.norm(mixed, at + names.post_mlp_norm)
             x = middle + mixed
-        head = names.embedding if config.tied else names.head[-1]
+        head = names.embedding if config.ties_embeddings else names.head[-1]
         logits = self.norm(x, names.norm) @ self.value(head).T
         cap = config.logit_softcap
         return np.tanh(logits / cap) * cap if cap else logits

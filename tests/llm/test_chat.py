@@ -53,15 +53,15 @@ def model() -> llm.Model:
 
 def test_a_conversation_goes_through_the_template_of_its_model() -> None:
     pytest.importorskip("jinja2", reason="the package jinja2 renders templates")
-    tokens = templated().conversation([{"role": "user", "content": "hi"}])
+    tokens = templated().apply_chat_template([{"role": "user", "content": "hi"}])
     assert bytes(tokens).decode() == "<user>hi.\n<assistant>"
     with pytest.raises(InputError, match="the model's template refuses them: no tools"):
-        templated().conversation([{"role": "tool", "content": "hi"}])
+        templated().apply_chat_template([{"role": "tool", "content": "hi"}])
 
 
 def test_a_model_without_a_template_refuses_conversations() -> None:
     with pytest.raises(InputError, match="messages: the model has no chat template"):
-        Tokenizer(Bytes()).conversation([{"role": "user", "content": "hi"}])
+        Tokenizer(Bytes()).apply_chat_template([{"role": "user", "content": "hi"}])
 
 
 SAYS = [{"role": "user", "content": "<a> 'é'"}]
@@ -84,7 +84,7 @@ TEMPLATES: list[tuple[object, str]] = [
 def test_templates_have_what_transformers_gives_them(template: object, text: str) -> None:
     pytest.importorskip("jinja2", reason="the package jinja2 renders templates")
     settings = {"pad_token": None, "add_bos_token": True, "eos_token": "."}
-    tokens = Tokenizer(Bytes(), {"chat_template": template, **settings}).conversation(SAYS)
+    tokens = Tokenizer(Bytes(), {"chat_template": template, **settings}).apply_chat_template(SAYS)
     assert bytes(tokens).decode() == text
 
 
@@ -103,7 +103,7 @@ def test_templates_have_what_transformers_gives_them(template: object, text: str
 def test_templates_that_cannot_be_rendered_are_refused(template: object, message: str) -> None:
     pytest.importorskip("jinja2", reason="the package jinja2 renders templates")
     with pytest.raises(InputError, match=message):
-        Tokenizer(Bytes(), {"chat_template": template}).conversation(SAYS)
+        Tokenizer(Bytes(), {"chat_template": template}).apply_chat_template(SAYS)
 
 
 def test_calls_of_functions_go_through_the_template() -> None:
@@ -122,9 +122,9 @@ def test_calls_of_functions_go_through_the_template() -> None:
     served = DecoderTextModel(llm.load(tiny("llama", vocab_size=256), page=16, tokenizer=tokenizer))
     assert served.prompt_tokens(messages) == len("<user>a<assistant>f(2)<tool>31:f")
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert bytes(tokenizer.conversation(SAYS[:0], tools)).decode() == "f"
+    assert bytes(tokenizer.apply_chat_template(SAYS[:0], tools)).decode() == "f"
     several = Tokenizer(Bytes(), {"chat_template": {"default": "D", "tool_use": "T"}})
-    assert bytes(several.conversation([], tools)).decode() == "T"
+    assert bytes(several.apply_chat_template([], tools)).decode() == "T"
 
 
 def test_templates_beside_the_tokenizer_are_read(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_templates_beside_the_tokenizer_are_read(tmp_path: Path) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("T")
     tokenizer = Tokenizer.read(tmp_path / "tokenizer.json")
-    assert tokenizer.conversation(SAYS) == [*b"BF"]
-    assert tokenizer.conversation(SAYS, []) == [*b"T"]
+    assert tokenizer.apply_chat_template(SAYS) == [*b"BF"]
+    assert tokenizer.apply_chat_template(SAYS, []) == [*b"T"]
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(LoadError, match=r"chat_template\.jinja: .*utf-8"):
         Tokenizer.read(tmp_path / "tokenizer.json")
@@ -160,9 +160,9 @@ def transformers_tokenizer(**options: object) -> Any:  # noqa: ANN401  # of a pa
 def test_a_tokenizer_of_transformers_keeps_its_template() -> None:
     source = transformers_tokenizer(chat_template="{{ messages[0].content }}{{ eos_token }}")
     source.eos_token = "|"
-    tokenizer = Tokenizer.of(source)
+    tokenizer = Tokenizer.convert(source)
     assert tokenizer is not None
-    assert tokenizer.conversation(SAYS) == source.apply_chat_template(SAYS)["input_ids"]
+    assert tokenizer.apply_chat_template(SAYS) == source.apply_chat_template(SAYS)["input_ids"]
 
 
 def shipped_templates() -> list[str]:
@@ -192,7 +192,7 @@ def test_shipped_templates_are_rendered_as_by_transformers() -> None:
         for messages in (talk, talk[1:]):
             for chosen in (None, tools):
                 source.chat_template = template
-                ours = Tokenizer.of(source)
+                ours = Tokenizer.convert(source)
                 assert ours is not None
                 try:
                     expected = source.apply_chat_template(
@@ -200,7 +200,7 @@ def test_shipped_templates_are_rendered_as_by_transformers() -> None:
                     )
                 except Exception:  # a template raises what it likes
                     with pytest.raises(InputError):
-                        ours.conversation(messages, chosen)
+                        ours.apply_chat_template(messages, chosen)
                     continue
                 text = render_chat(template, ours.settings, messages, chosen)
                 assert text == expected
@@ -219,7 +219,7 @@ def test_a_decoder_answers_as_a_model_of_text(model: llm.Model) -> None:
     assert all(a == b for a, b in pieces)
     assert sum(a.tokens for a, _ in pieces) == 6
     assert pieces[-1][0].finish == "length"
-    tokens = model.tokenizer.conversation([{"role": "user", "content": "hello"}])  # type: ignore[union-attr]
+    tokens = model.tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])  # type: ignore[union-attr]
     alone = model.engine.run([tokens], llm.Sampling(max_tokens=6))[0]
     assert "".join(a.text for a, _ in pieces) == bytes(alone).decode(errors="replace")
     with pytest.raises(InputError, match="leave no place in a context of 256"):

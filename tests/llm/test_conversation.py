@@ -121,7 +121,7 @@ def test_special_tokens_that_mark_calls_are_shown() -> None:
     tokenizer = Tokenizer(Marked())
     tokens = [*b"hi\xc3", 1, *b"{}", 2, *b"!"]
     texts = Detokenizer(tokenizer, [5], (), ("<tool_call>", "</tool_call>", "<think>"))
-    shown = "".join(texts.add(token) for token in tokens) + texts.rest()
+    shown = "".join(texts.add(token) for token in tokens) + texts.flush()
     assert shown == "hi\ufffd<tool_call>{}</tool_call>!"
     hidden = Detokenizer(tokenizer, [5])
     assert "tool" not in "".join(hidden.add(token) for token in tokens)

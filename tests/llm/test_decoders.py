@@ -12,7 +12,7 @@ from tiny_models import CONFIGS, Memory, config_of, plain, tiny
 
 import ekiden
 from ekiden import llm, relay, runtime
-from ekiden.llm.architectures import DECODER_ARCHITECTURES, read_config
+from ekiden.llm.architectures import DECODER_ARCHITECTURES, read_decoder_config
 from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape, decoder_module
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.weights import Weight
@@ -26,7 +26,7 @@ IDS = np.random.default_rng(1).integers(0, 97, 40)
 
 def forward(checkpoint: Memory, parts: tuple[int, ...], kind: str) -> NDArray[Any]:
     """The logits of IDS, read in parts of these lengths."""
-    config, layout = read_config(checkpoint.config, CONTEXT), CacheLayout(16)
+    config, layout = read_decoder_config(checkpoint.config, CONTEXT), CacheLayout(16)
     module = decoder_module(checkpoint, config, layout)
     shape = [int(str(d)) for d in cache_shape(config, layout, 4)]
     tables = np.array([[2, 0, 3, 1]], np.int32)
@@ -164,13 +164,13 @@ def test_an_unknown_architecture_is_refused_with_those_that_there_are() -> None:
 )
 def test_a_wrong_configuration_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ImportModelError) as caught:
-        read_config(config_of("llama", **changes))
+        read_decoder_config(config_of("llama", **changes))
     assert message in str(caught.value)
 
 
 def test_ends_that_are_no_tokens_never_come() -> None:
     for given, expected in ((-1, ()), ([5, 97, None, -1], (5,)), (None, ()), (0, (0,))):
-        assert read_config(config_of("llama", eos_token_id=given)).end_tokens == expected
+        assert read_decoder_config(config_of("llama", eos_token_id=given)).end_tokens == expected
     with pytest.raises(ImportModelError, match="'max_position_embeddings': a whole number"):
         llm.load(Memory(config_of("llama", max_position_embeddings="many"), {}))
 
@@ -194,7 +194,7 @@ def test_tensors_that_have_no_place_are_named(caplog: pytest.LogCaptureFixture) 
     whole = tiny("llama")
     other = {f"model.layers.{n}.mlp.up_proj.bias": plain("", np.ones(48)) for n in range(5)}
     known = {"model.layers.0.self_attn.rotary_emb.inv_freq": plain("", np.ones(4))}
-    config, layout = read_config(whole.config, CONTEXT), CacheLayout(16)
+    config, layout = read_decoder_config(whole.config, CONTEXT), CacheLayout(16)
     with caplog.at_level("WARNING", "ekiden"):
         decoder_module(Memory(whole.config, {**whole.tensors, **known}), config, layout)
         assert not caplog.text
@@ -217,10 +217,10 @@ def test_weights_in_blocks_are_multiplied_as_they_are(format: str) -> None:
     size = 256 if format.endswith("_k") else 64
     made = tiny("llama", hidden_size=size, intermediate_size=size)
     tensors = {
-        name: Weight.of(name, each.data, format) if each.data.ndim == 2 else each
+        name: Weight.encode(name, each.data, format) if each.data.ndim == 2 else each
         for name, each in made.tensors.items()
     }
-    decoded = {name: plain(name, each.values()) for name, each in tensors.items()}
+    decoded = {name: plain(name, each.decode()) for name, each in tensors.items()}
     expected = Reference(Memory(made.config, decoded), CONTEXT).logits(IDS)
     for target, within in (("llvm -mcpu=x86-64", 1e-4), ("llvm", 0.2)):
         model = llm.load(

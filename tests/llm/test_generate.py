@@ -530,7 +530,7 @@ def shown(
         yield pieces.add(byte)
         if pieces.has_stopped:
             return
-    yield pieces.rest()
+    yield pieces.flush()
 
 
 def test_pieces_are_whole_letters_and_end_before_a_stop() -> None:

@@ -36,10 +36,10 @@ def numbers(*shape: int) -> NDArray[np.float32]:
 
 def some_file(path: Path, version: int = 3) -> dict[str, Weight]:
     tensors = [
-        Weight.of("plain", numbers(3, 5)), Weight.of("half", numbers(2, 3, 4), "float16"),
-        Weight.of("brain", numbers(7), "bfloat16"), Weight.of("scalar", numbers()),
-        Weight.of("none", numbers(0, 32), "q8_0"),
-        *(Weight.of(name, numbers(2, 512), name) for name in BLOCK_FORMATS_BY_NAME),
+        Weight.encode("plain", numbers(3, 5)), Weight.encode("half", numbers(2, 3, 4), "float16"),
+        Weight.encode("brain", numbers(7), "bfloat16"), Weight.encode("scalar", numbers()),
+        Weight.encode("none", numbers(0, 32), "q8_0"),
+        *(Weight.encode(name, numbers(2, 512), name) for name in BLOCK_FORMATS_BY_NAME),
     ]  # fmt: skip
     write_gguf(path, ENTRIES, tensors, version=version)
     return {t.name: t for t in tensors}
@@ -55,7 +55,7 @@ def test_what_is_written_is_read(tmp_path: Path, version: int) -> None:
         assert (found.format, found.shape) == (tensor.format, tensor.shape)
         assert found.data.dtype == tensor.data.dtype and not found.data.flags.writeable
         assert found.data.tobytes() == tensor.data.tobytes()
-        assert found.values().tobytes() == tensor.values().tobytes()
+        assert found.decode().tobytes() == tensor.decode().tobytes()
     assert list(file.metadata) == list(ENTRIES)
     for name, value in ENTRIES.items():
         if name == "nested":
@@ -108,12 +108,14 @@ def model(path: Path, row: GGUFArchitecture, **more: str | float) -> dict[str, W
         "ffn_up": (INNER, HIDDEN), "ffn_down": (HIDDEN, INNER), "token_embd": (11, HIDDEN),
         "output": (11, HIDDEN),
     }  # fmt: skip
-    names = [name.format(n) for name in row.tensors for n in range(LAYERS if "{}" in name else 1)]
+    names = [
+        name.format(n) for name in row.tensor_names for n in range(LAYERS if "{}" in name else 1)
+    ]
     tensors = {}
     for n, name in enumerate(names):
         shape = sizes.get(name.split(".")[-1], (HIDDEN,))
         values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + n
-        tensors[f"{name}.weight"] = Weight.of(f"{name}.weight", values)
+        tensors[f"{name}.weight"] = Weight.encode(f"{name}.weight", values)
     prefix = row.name
     entries = {
         "general.architecture": prefix, f"{prefix}.context_length": 128,
@@ -136,7 +138,8 @@ def test_names_and_sizes_are_those_of_transformers(tmp_path: Path, row: GGUFArch
     assert all(checkpoint[name].name == name for name in checkpoint)
     config = checkpoint.config
     expected = {
-        "architectures": [row.model], "model_type": row.model_type, "hidden_size": HIDDEN,
+        "architectures": [row.architecture_class], "model_type": row.model_type,
+        "hidden_size": HIDDEN,
         "num_hidden_layers": LAYERS, "intermediate_size": INNER, "num_attention_heads": HEADS,
         "num_key_value_heads": KEYS, "head_dim": HEAD, "max_position_embeddings": 128,
         "vocab_size": 11, "eos_token_id": 3, "tie_word_embeddings": False,
@@ -192,13 +195,13 @@ def test_queries_and_keys_stand_as_in_transformers(tmp_path: Path) -> None:
     turned = original.reshape(KEYS, 2, HEAD // 2, HIDDEN).swapaxes(1, 2).reshape(-1, HIDDEN)
     for format in ("float32", "q4_0"):
         tensors = dict(GGUFFile(tmp_path / "a.gguf"))
-        tensors["blk.1.attn_k.weight"] = Weight.of("blk.1.attn_k.weight", turned, format)
+        tensors["blk.1.attn_k.weight"] = Weight.encode("blk.1.attn_k.weight", turned, format)
         entries = dict(GGUFFile(tmp_path / "a.gguf").metadata)
         write_gguf(tmp_path / "b.gguf", entries, list(tensors.values()))
         found = GGUFCheckpoint(tmp_path / "b.gguf")["model.layers.1.self_attn.k_proj.weight"]
-        expected = Weight.of("", original, format)
+        expected = Weight.encode("", original, format)
         assert found.format == format
-        np.testing.assert_array_equal(found.values(), expected.values())
+        np.testing.assert_array_equal(found.decode(), expected.decode())
 
 
 def test_joined_rows_stand_as_in_transformers(tmp_path: Path) -> None:
@@ -206,9 +209,9 @@ def test_joined_rows_stand_as_in_transformers(tmp_path: Path) -> None:
     tensors = model(tmp_path / "a.gguf", row)
     found = GGUFCheckpoint(tmp_path / "a.gguf")
     name = "gpt_neox.layers.0.attention.query_key_value.weight"
-    parts = tensors["blk.0.attn_qkv.weight"].values().reshape(3, HEADS, HEAD, HIDDEN)
+    parts = tensors["blk.0.attn_qkv.weight"].decode().reshape(3, HEADS, HEAD, HIDDEN)
     np.testing.assert_array_equal(
-        found[name].values().reshape(HEADS, 3, HEAD, HIDDEN), parts.swapaxes(0, 1)
+        found[name].decode().reshape(HEADS, 3, HEAD, HIDDEN), parts.swapaxes(0, 1)
     )
     assert found.config["rotary_emb_base"] == 1000.0
 
@@ -218,8 +221,8 @@ def test_norms_of_gemma_are_one_less(tmp_path: Path) -> None:
     tensors = model(tmp_path / "a.gguf", row)
     found = GGUFCheckpoint(tmp_path / "a.gguf")
     name = "model.layers.0.pre_feedforward_layernorm.weight"
-    expected = tensors["blk.0.ffn_norm.weight"].values() - 1
-    np.testing.assert_array_equal(found[name].values(), expected)
+    expected = tensors["blk.0.ffn_norm.weight"].decode() - 1
+    np.testing.assert_array_equal(found[name].decode(), expected)
     assert found.config["layer_types"] == ["sliding_attention", "full_attention"]
     assert found.config["query_pre_attn_scalar"] == HEAD
 
@@ -241,7 +244,7 @@ def test_stretched_positions(tmp_path: Path) -> None:
         2 + 0.2 * np.log(4)
     )  # llama.cpp's rope_yarn
     file = GGUFFile(tmp_path / "a.gguf")
-    tensors = [*file.values(), Weight.of("rope_freqs.weight", numbers(8))]
+    tensors = [*file.values(), Weight.encode("rope_freqs.weight", numbers(8))]
     write_gguf(tmp_path / "b.gguf", dict(file.metadata), tensors)
     scaling = GGUFCheckpoint(tmp_path / "b.gguf").config["rope_scaling"]
     assert isinstance(scaling, dict) and scaling["long_factor"] == numbers(8).tolist()
@@ -253,7 +256,7 @@ def test_what_is_not_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixt
     entries = {"llama.expert_count": 0, "llama.attention.value_length": HEAD}
     model(tmp_path / "a.gguf", row, **entries)
     file = GGUFFile(tmp_path / "a.gguf")
-    biases = [Weight.of(f"blk.0.ffn_{n}.bias", numbers(4)) for n in ("up", "gate", "down")]
+    biases = [Weight.encode(f"blk.0.ffn_{n}.bias", numbers(4)) for n in ("up", "gate", "down")]
     write_gguf(tmp_path / "b.gguf", dict(file.metadata), [*file.values(), *biases])
     with caplog.at_level("WARNING", "ekiden"):
         assert GGUFCheckpoint(tmp_path / "b.gguf").config["mlp_bias"] is True
@@ -305,7 +308,7 @@ def long_name(path: Path) -> None:
 def short(path: Path) -> None:
     file = path / "a.gguf"
     file.write_bytes(file.read_bytes()[:-500])
-    GGUFFile(file)["q6_k"].values()
+    GGUFFile(file)["q6_k"].decode()
 
 
 def of_another_format(path: Path) -> None:
@@ -315,11 +318,11 @@ def of_another_format(path: Path) -> None:
     at += 4 + 8 * int.from_bytes(raw[at : at + 4], "little")
     raw[at : at + 4] = (16).to_bytes(4, "little")
     file.write_bytes(raw)
-    GGUFFile(file)["q6_k"].values()
+    GGUFFile(file)["q6_k"].decode()
 
 
 def twice(path: Path) -> None:
-    write_gguf(path / "a.gguf", {}, [Weight.of("x", numbers(2))] * 2)
+    write_gguf(path / "a.gguf", {}, [Weight.encode("x", numbers(2))] * 2)
     GGUFFile(path / "a.gguf")
 
 
@@ -421,7 +424,7 @@ def _use(path: Path) -> None:
     file = GGUFFile(path)
     for name in file:
         if name not in ("q2_k", "q3_k", "q5_k"):  # decoding takes time
-            file[name].values()
+            file[name].decode()
     checkpoint = GGUFCheckpoint(path)
     assert checkpoint.config["hidden_size"]
     for name in checkpoint:
@@ -452,4 +455,4 @@ def test_a_format_that_is_none_is_named() -> None:
     with pytest.raises(
         ValueError, match="'x': one of float32, .*q6_k expected as format, got 'q9'"
     ):
-        Weight.of("x", numbers(2), "q9")
+        Weight.encode("x", numbers(2), "q9")

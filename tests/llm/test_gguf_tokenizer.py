@@ -72,7 +72,7 @@ def test_pairs_of_bytes(tmp_path: Path, text: str) -> None:
     tokens = found.encode(text)
     assert tokens == [0, *inner.encode(text).ids]
     assert found.decode(tokens) == text.replace("<|end|>", "")
-    assert found.conversation([]) == [0], "the template is the file's"
+    assert found.apply_chat_template([]) == [0], "the template is the file's"
     kept = found.token_bytes(inner.get_vocab_size())
     assert kept[0] is None, "it only says something about a text"
     assert b"".join(kept[n] or b"" for n in tokens) == text.replace("<|end|>", "").encode()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tiny_models import config_of
 
 from ekiden.llm import safetensors
-from ekiden.llm.architectures import read_config
+from ekiden.llm.architectures import read_decoder_config
 from ekiden.llm.safetensors import SafetensorsCheckpoint, SafetensorsFile, write_safetensors
 from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import LoadError
@@ -27,7 +27,9 @@ def numbers(*shape: int) -> NDArray[np.float32]:
 def some_tensors() -> dict[str, Weight]:
     given = {"a": ("float32", (3, 4)), "b.c": ("float16", (5,)), "d": ("bfloat16", (2, 0, 3))}
     given["e"] = ("bfloat16", ())
-    return {name: Weight.of(name, numbers(*shape), kind) for name, (kind, shape) in given.items()}
+    return {
+        name: Weight.encode(name, numbers(*shape), kind) for name, (kind, shape) in given.items()
+    }
 
 
 def folder(path: Path) -> Path:
@@ -45,7 +47,7 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
         found = checkpoint[name]
         assert (found.name, found.format, found.shape) == (name, tensor.format, tensor.shape)
         assert found.data.tobytes() == tensor.data.tobytes() and not found.data.flags.writeable
-        assert found.values().dtype == np.float32
+        assert found.decode().dtype == np.float32
     with pytest.raises(KeyError):
         checkpoint["z"]
 
@@ -61,7 +63,7 @@ def test_the_ends_of_texts_are_those_of_generation(tmp_path: Path) -> None:
         ({"eos_token_id": [3, 2]}, (3, 2)),
     ):
         (tmp_path / "generation_config.json").write_text(json.dumps(ends))
-        assert read_config(SafetensorsCheckpoint(tmp_path).config).end_tokens == expected
+        assert read_decoder_config(SafetensorsCheckpoint(tmp_path).config).end_tokens == expected
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(LoadError, match=r"generation_config\.json"):
         _ = SafetensorsCheckpoint(tmp_path).config
@@ -183,7 +185,7 @@ def test_no_change_of_a_file_does_harm(
         try:
             file = SafetensorsFile(path)
             for name in file:
-                file[name].values()
+                file[name].decode()
         except LoadError as error:
             assert str(path) in str(error)
             refused += 1
@@ -191,6 +193,6 @@ def test_no_change_of_a_file_does_harm(
 
 
 def test_blocks_are_not_written(tmp_path: Path) -> None:
-    weight = Weight.of("x", numbers(2, 32), "q4_0")
+    weight = Weight.encode("x", numbers(2, 32), "q4_0")
     with pytest.raises(ValueError, match="'x': plain numbers expected, got q4_0"):
         write_safetensors(tmp_path / "a.safetensors", {"x": weight})

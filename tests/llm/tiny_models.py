@@ -82,35 +82,37 @@ def plain(name: str, values: NDArray[Any]) -> Weight:
 
 def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The tensors that a checkpoint of this configuration has."""
-    from ekiden.llm.architectures import read_config
+    from ekiden.llm.architectures import read_decoder_config
 
-    c = read_config(config)
-    names, width = c.names, c.heads * c.depth
-    total = (c.heads + 2 * c.groups) * c.depth
-    found: dict[str, tuple[int, ...]] = {names.embedding: (c.vocabulary, c.hidden)}
-    if not c.tied:
-        found[names.head[-1]] = (c.vocabulary, c.hidden)
-    norms = {names.norm: c.hidden}
-    for n in range(c.layers):
+    c = read_decoder_config(config)
+    names, width = c.names, c.num_heads * c.head_dim
+    total = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+    found: dict[str, tuple[int, ...]] = {names.embedding: (c.vocab_size, c.hidden_size)}
+    if not c.ties_embeddings:
+        found[names.head[-1]] = (c.vocab_size, c.hidden_size)
+    norms = {names.norm: c.hidden_size}
+    for n in range(c.num_layers):
         at = names.layer.format(n)
-        sizes = (total,) if len(names.attention) == 1 else (width, *(c.groups * c.depth,) * 2)
-        inner = c.inner * (2 if c.gated and len(names.up) == 1 else 1)
-        linear = [(each, (size, c.hidden), "attention")
+        sizes = (
+            (total,) if len(names.attention) == 1 else (width, *(c.num_kv_heads * c.head_dim,) * 2)
+        )
+        inner = c.intermediate_size * (2 if c.has_gated_mlp and len(names.up) == 1 else 1)
+        linear = [(each, (size, c.hidden_size), "attention")
                   for each, size in zip(names.attention, sizes, strict=True)]  # fmt: skip
-        linear.append((names.out, (c.hidden, width), "out"))
-        linear += [(each, (inner, c.hidden), "mlp") for each in names.up]
-        linear.append((names.down, (c.hidden, c.inner), "mlp"))
+        linear.append((names.out, (c.hidden_size, width), "out"))
+        linear += [(each, (inner, c.hidden_size), "mlp") for each in names.up]
+        linear.append((names.down, (c.hidden_size, c.intermediate_size), "mlp"))
         for each, shape, part in linear:
             found[f"{at}{each}.weight"] = shape
             if part in c.biases:
                 found[f"{at}{each}.bias"] = shape[:1]
-        for each in (names.before_attention, names.after_attention, names.before_mlp,
-                     names.after_mlp):  # fmt: skip
+        for each in (names.pre_attention_norm, names.post_attention_norm, names.pre_mlp_norm,
+                     names.post_mlp_norm):  # fmt: skip
             if each:
-                norms[at + each] = c.hidden
+                norms[at + each] = c.hidden_size
         for each in (names.query_norm, names.key_norm):
             if each:
-                norms[at + each] = c.depth
+                norms[at + each] = c.head_dim
     for each, size in norms.items():
         found[f"{each}.weight"] = (size,)
         if c.norm == "layer":

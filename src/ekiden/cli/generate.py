@@ -23,7 +23,7 @@ _SAMPLING_OPTIONS: dict[str, tuple[type, str]] = {
 }
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("model", help="a folder with config.json and safetensors, or a GGUF file")
     parser.add_argument("text", nargs="?", help="what the answer goes on from (standard input)")

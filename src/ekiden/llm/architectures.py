@@ -17,7 +17,7 @@ from ekiden.llm.rope import RopeParameters, read_rope
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["DECODER_ARCHITECTURES", "DecoderArchitecture", "DecoderConfig", "read_config"]
+__all__ = ["DECODER_ARCHITECTURES", "DecoderArchitecture", "DecoderConfig", "read_decoder_config"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class CheckpointNames:
     norm: str = "model.norm"
     head: tuple[str, ...] = ("lm_head.weight",)
     layer: str = "model.layers.{}."
-    before_attention: str = "input_layernorm"
-    after_attention: str = ""
-    before_mlp: str = "post_attention_layernorm"
-    after_mlp: str = ""
+    pre_attention_norm: str = "input_layernorm"
+    post_attention_norm: str = ""
+    pre_mlp_norm: str = "post_attention_layernorm"
+    post_mlp_norm: str = ""
     attention: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out: str = "self_attn.o_proj"
     query_norm: str = ""
@@ -44,9 +44,9 @@ class CheckpointNames:
 
 
 GEMMA_NAMES = CheckpointNames(
-    after_attention="post_attention_layernorm",
-    before_mlp="pre_feedforward_layernorm",
-    after_mlp="post_feedforward_layernorm",
+    post_attention_norm="post_attention_layernorm",
+    pre_mlp_norm="pre_feedforward_layernorm",
+    post_mlp_norm="post_feedforward_layernorm",
 )
 QK_NORM_NAMES: dict[str, Any] = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
 NEOX_NAMES = CheckpointNames(
@@ -67,32 +67,35 @@ class DecoderArchitecture:
 
     norm: "rms", "rms_one" (the weight is what is added to 1) or "layer"; epsilon: the key of the
     configuration for what is added to variances, and its default. activation: the key of the
-    configuration, and its default. gated: whether the MLP multiplies two projections. biases: parts
+    configuration, and its default. has_gated_mlp: whether the MLP multiplies two projections.
+    bias_settings: parts
     that have one: "attention", "out", "mlp"; a string is a key of the configuration that says so.
-    parallel: attention and MLP read the same input; a key of the configuration. scaled_embedding:
-    embeddings times the root of their size. tied: whether the head is the embedding where the
-    configuration does not say. by_head: rows of the attention's projection are ordered by heads,
-    three parts each. windows: which layers see a window of keys alone. rotary: the keys that say
-    what share of a head turns. scale: the key of what scores are divided by the root of, if it is
-    not the depth. local_rope: layers with a window have a rope of their own. base: of the rope,
-    where the configuration does not say.
+    parallel_residual_key: attention and MLP read the same input; a key of the configuration.
+    scales_embedding: embeddings times the root of their size. ties_embeddings: whether the head is
+    the embedding where the configuration does not say. has_head_interleaved_qkv: rows of the
+    attention's projection are ordered by heads, three parts each. layer_windows: which layers see a
+    window of keys alone.
+    rotary_fraction_keys: the keys that say what share of a head turns. query_scale_key: the key of
+    what scores are divided by the root of, if it is not the depth. has_local_rope: layers with a
+    window have a rope of their own.
+    rope_base: of the rope, where the configuration does not say.
     """
 
     names: CheckpointNames = field(default_factory=CheckpointNames)
     norm: str = "rms"
     epsilon: tuple[str, float] = ("rms_norm_eps", 1e-6)
     activation: tuple[str, str] = ("hidden_act", "silu")
-    gated: bool = True
-    biases: Mapping[str, bool | str] = field(default_factory=dict)
-    parallel: str = ""
-    scaled_embedding: bool = False
-    tied: bool = False
-    by_head: bool = False
-    windows: Callable[[Mapping[str, Any], int], tuple[int, ...]] = lambda c, n: (0,) * n
-    rotary: tuple[str, ...] = ("partial_rotary_factor",)
-    scale: str = ""
-    local_rope: bool = False
-    base: float = 10000.0
+    has_gated_mlp: bool = True
+    bias_settings: Mapping[str, bool | str] = field(default_factory=dict)
+    parallel_residual_key: str = ""
+    scales_embedding: bool = False
+    ties_embeddings: bool = False
+    has_head_interleaved_qkv: bool = False
+    layer_windows: Callable[[Mapping[str, Any], int], tuple[int, ...]] = lambda c, n: (0,) * n
+    rotary_fraction_keys: tuple[str, ...] = ("partial_rotary_factor",)
+    query_scale_key: str = ""
+    has_local_rope: bool = False
+    rope_base: float = 10000.0
 
 
 def _layer_windows(
@@ -140,34 +143,41 @@ _ATTENTION_BIASES: Mapping[str, bool | str] = {
 _GEMMA_ARCHITECTURE = DecoderArchitecture(
     norm="rms_one",
     activation=("hidden_activation", "gelu_pytorch_tanh"),
-    tied=True,
-    scaled_embedding=True,
-    biases=_ATTENTION_BIASES,
+    ties_embeddings=True,
+    scales_embedding=True,
+    bias_settings=_ATTENTION_BIASES,
 )
 # fmt: off
 DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
-    "LlamaForCausalLM":   DecoderArchitecture(biases=_LLAMA_BIASES),
-    "MistralForCausalLM": DecoderArchitecture(windows=_uniform_windows),
-    "Qwen2ForCausalLM":   DecoderArchitecture(biases={"attention": True}, windows=_qwen_windows),
+    "LlamaForCausalLM":   DecoderArchitecture(bias_settings=_LLAMA_BIASES),
+    "MistralForCausalLM": DecoderArchitecture(layer_windows=_uniform_windows),
+    "Qwen2ForCausalLM":   DecoderArchitecture(bias_settings={"attention": True},
+        layer_windows=_qwen_windows),
     "Qwen3ForCausalLM":   DecoderArchitecture(replace(CheckpointNames(), **QK_NORM_NAMES),
-                                              windows=_qwen_windows, biases=_ATTENTION_BIASES),
+                                              layer_windows=_qwen_windows,
+                                              bias_settings=_ATTENTION_BIASES),
     "GemmaForCausalLM":   _GEMMA_ARCHITECTURE,
-    "Gemma2ForCausalLM":  replace(_GEMMA_ARCHITECTURE, names=GEMMA_NAMES, windows=_gemma2_windows,
-                                  scale="query_pre_attn_scalar"),
+    "Gemma2ForCausalLM":  replace(_GEMMA_ARCHITECTURE, names=GEMMA_NAMES,
+        layer_windows=_gemma2_windows,
+                                  query_scale_key="query_pre_attn_scalar"),
     "Gemma3ForCausalLM":  replace(_GEMMA_ARCHITECTURE, names=replace(GEMMA_NAMES, **QK_NORM_NAMES),
-                                  windows=_gemma3_windows,
-                                  scale="query_pre_attn_scalar", local_rope=True, base=1e6),
+                                  layer_windows=_gemma3_windows,
+                                  query_scale_key="query_pre_attn_scalar", has_local_rope=True,
+                                  rope_base=1e6),
     "Phi3ForCausalLM":    DecoderArchitecture(CheckpointNames(attention=("self_attn.qkv_proj",),
                                                               up=("mlp.gate_up_proj",)),
-                                              windows=_uniform_windows,
+                                              layer_windows=_uniform_windows,
                                               epsilon=("rms_norm_eps", 1e-5)),
     "GPTNeoXForCausalLM": DecoderArchitecture(NEOX_NAMES, norm="layer",
                                               epsilon=("layer_norm_eps", 1e-5),
-                                              activation=("hidden_act", "gelu"), gated=False,
-                                              biases={"attention": "attention_bias",
+                                              activation=("hidden_act", "gelu"),
+                                              has_gated_mlp=False,
+                                              bias_settings={"attention": "attention_bias",
                                                       "out": "attention_bias", "mlp": True},
-                                              parallel="use_parallel_residual", by_head=True,
-                                              rotary=("partial_rotary_factor", "rotary_pct")),
+                                              parallel_residual_key="use_parallel_residual",
+                                              has_head_interleaved_qkv=True,
+                                              rotary_fraction_keys=("partial_rotary_factor",
+                                                  "rotary_pct")),
 }
 # fmt: on
 _BIAS_DEFAULTS: Mapping[str, Any] = {"attention_bias": {"GPTNeoXForCausalLM": True}}
@@ -184,40 +194,40 @@ class DecoderConfig:
     """
 
     architecture: str
-    vocabulary: int
-    hidden: int
-    layers: int
-    heads: int
-    groups: int
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
     """Heads of keys and values."""
-    depth: int
+    head_dim: int
     """Of a head."""
-    inner: int
+    intermediate_size: int
     """Of the MLP."""
     max_positions: int
     names: CheckpointNames
     norm: str
     epsilon: float
     activation: str
-    gated: bool
+    has_gated_mlp: bool
     biases: frozenset[str]
-    parallel: bool
-    tied: bool
-    by_head: bool
+    has_parallel_residual: bool
+    ties_embeddings: bool
+    has_head_interleaved_qkv: bool
     embedding_scale: float
     score_scale: float
     score_softcap: float
     logit_softcap: float
-    windows: tuple[int, ...]
+    layer_windows: tuple[int, ...]
     ropes: tuple[RopeParameters, ...]
     """Those that there are."""
-    rope_of: tuple[int, ...]
+    rope_index_by_layer: tuple[int, ...]
     """Which of them each layer turns by."""
     end_tokens: tuple[int, ...]
     """Tokens that end a text."""
 
 
-def read_config(config: Mapping[str, Any], context: int | None = None) -> DecoderConfig:
+def read_decoder_config(config: Mapping[str, Any], context: int | None = None) -> DecoderConfig:
     """Return the decoder that a `config.json` describes. Ropes that depend on the context length
     are those of `context`. Raises UnsupportedError for an unknown architecture, activation or
     rope, and ImportModelError for a missing or invalid size.
@@ -240,48 +250,50 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
         known_activations = ", ".join(sorted(ACTIVATION_NAMES))
         raise UnsupportedError(f"config: '{key}': {activation!r} is none of {known_activations}")
     max_positions = read_size(config, "max_position_embeddings")
-    windows = row.windows(config, layers)
+    windows = row.layer_windows(config, layers)
     share = next(
-        (read_float(config, k, 1.0) for k in row.rotary if config.get(k) is not None), None
+        (read_float(config, k, 1.0) for k in row.rotary_fraction_keys if config.get(k) is not None),
+        None,
     )
-    rope_config = {"rope_theta": row.base, **config}
+    rope_config = {"rope_theta": row.rope_base, **config}
     ropes = [
         read_rope(rope_config, depth, share, context or max_positions, is_local)
-        for is_local in ((False, True) if row.local_rope else (False,))
+        for is_local in ((False, True) if row.has_local_rope else (False,))
     ]
-    scale = read_float(config, row.scale, 0.0) if row.scale else 0.0
+    scale = read_float(config, row.query_scale_key, 0.0) if row.query_scale_key else 0.0
     tied = config.get("tie_word_embeddings")
     return DecoderConfig(
         architecture=name,
-        vocabulary=read_size(config, "vocab_size"),
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        groups=groups,
-        depth=depth,
-        inner=read_size(config, "intermediate_size"),
+        vocab_size=read_size(config, "vocab_size"),
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=groups,
+        head_dim=depth,
+        intermediate_size=read_size(config, "intermediate_size"),
         max_positions=max_positions,
         names=row.names,
         norm=row.norm,
         epsilon=read_float(config, *row.epsilon),
         activation=ACTIVATION_NAMES[activation],
-        gated=row.gated,
+        has_gated_mlp=row.has_gated_mlp,
         biases=frozenset(
             part_name
-            for part_name, bias_setting in row.biases.items()
+            for part_name, bias_setting in row.bias_settings.items()
             if _has_bias(config, name, bias_setting)
         ),
-        parallel=bool(row.parallel) and bool(config.get(row.parallel, True)),
-        tied=row.tied if tied is None else bool(tied),
-        by_head=row.by_head,
+        has_parallel_residual=bool(row.parallel_residual_key)
+        and bool(config.get(row.parallel_residual_key, True)),
+        ties_embeddings=row.ties_embeddings if tied is None else bool(tied),
+        has_head_interleaved_qkv=row.has_head_interleaved_qkv,
         # Gemma scales embeddings by sqrt(hidden_size).
-        embedding_scale=math.sqrt(hidden) if row.scaled_embedding else 1.0,
+        embedding_scale=math.sqrt(hidden) if row.scales_embedding else 1.0,
         score_scale=1 / math.sqrt(scale or depth),
         score_softcap=read_float(config, "attn_logit_softcapping", 0.0),
         logit_softcap=read_float(config, "final_logit_softcapping", 0.0),
-        windows=windows,
+        layer_windows=windows,
         ropes=tuple(ropes),
-        rope_of=tuple(int(row.local_rope and bool(window)) for window in windows),
+        rope_index_by_layer=tuple(int(row.has_local_rope and bool(window)) for window in windows),
         end_tokens=_end_tokens(config),
     )
 

@@ -4,10 +4,10 @@ a paged KV cache.
     def @forward(%cache, %ids, %sequences, %positions, %tables, %picks) -> (logits, %cache)
 
 The tokens of a call are a list [n]: token i is `ids[i]`, the one at `positions[i]` of the sequence
-whose pages are the row `sequences[i]` of `tables`. A prompt is many tokens of one sequence, a step
-of sixteen answers one token of each; both may stand in one call. `picks` says of which tokens the
-logits are wanted. Keys and values are written into the cache before they are read, so that tokens
-see each other by their positions alone.
+whose pages are the row `sequences[i]` of `page_tables`. A prompt is many tokens of one sequence, a
+step of sixteen answers one token of each; both may stand in one call. `logit_rows` says of which
+tokens the logits are wanted. Keys and values are written into the cache before they are read, so
+that tokens see each other by their positions alone.
 
     def @forward_step(%state: ref(cache), ...) -> logits
 
@@ -64,19 +64,19 @@ _LOG = logging.getLogger("ekiden")
 class CacheLayout:
     """Layout of the KV cache: tokens per page, dtype, and pages per block."""
 
-    page: int = 64
+    page_tokens: int = 64
     dtype: str = "float32"
-    row: int = 16
+    pages_per_block: int = 16
 
     def num_blocks(self, pages: int) -> int:
         """Return the number of blocks that hold `pages` pages."""
-        return -(-pages // self.row)
+        return -(-pages // self.pages_per_block)
 
 
 def cache_shape(config: DecoderConfig, layout: CacheLayout, blocks: object) -> tuple[object, ...]:
     """Return the cache shape [blocks, layers, keys and values, heads, one block of pages]."""
-    plane = CachePlane(layout.page, config.depth, layout.dtype)
-    return (blocks, config.layers, 2, config.groups, layout.row * plane.size)
+    plane = CachePlane(layout.page_tokens, config.head_dim, layout.dtype)
+    return (blocks, config.num_layers, 2, config.num_kv_heads, layout.pages_per_block * plane.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,10 @@ class TokenVariables:
     """
 
     ids: Var
-    sequences: Var
+    sequence_ids: Var
     positions: Var
-    tables: Var
-    picks: Var
+    page_tables: Var
+    logit_rows: Var
 
     @staticmethod
     def create() -> TokenVariables:
@@ -106,9 +106,9 @@ class TokenVariables:
         )  # fmt: skip
 
     @property
-    def as_parameters(self) -> tuple[Var, ...]:
+    def parameters(self) -> tuple[Var, ...]:
         """Return them as parameters."""
-        return (self.ids, self.sequences, self.positions, self.tables, self.picks)
+        return (self.ids, self.sequence_ids, self.positions, self.page_tables, self.logit_rows)
 
 
 class _ForwardBuilder:
@@ -139,13 +139,15 @@ class _ForwardBuilder:
         x = self.let("embedded", x)
         rotations = [self._rotary_tables(rope, tokens.positions) for rope in config.ropes]
         state: Var = cache
-        for n in range(config.layers):
-            x, state = self._decoder_layer(n, x, state, tokens, rotations[config.rope_of[n]])
+        for n in range(config.num_layers):
+            x, state = self._decoder_layer(
+                n, x, state, tokens, rotations[config.rope_index_by_layer[n]]
+            )
         # Only the picked positions reach the head, the largest product of a prefill.
-        x = self.parts.norm(op.take(x, tokens.picks, axis=0), names.norm)
+        x = self.parts.norm(op.take(x, tokens.logit_rows, axis=0), names.norm)
         has = self.parts.has_tensor
         head = next((head_name for head_name in names.head if has(head_name)), names.head[0])
-        weight = table if config.tied else self.parts.embedding_table(head)
+        weight = table if config.ties_embeddings else self.parts.embedding_table(head)
         logits = matmul_weight(x, weight)
         if cap := config.logit_softcap:
             bent = op.tanh(op.multiply(logits, const(np.float32(1 / cap))))
@@ -153,15 +155,15 @@ class _ForwardBuilder:
         body: Expr = Tuple((self.let("logits", logits), state))
         for variable, value in reversed(self.bindings):
             body = Let(variable, value, body)
-        return Function((cache, *tokens.as_parameters), body, None)
+        return Function((cache, *tokens.parameters), body, None)
 
     def _rotary_tables(self, rope: RopeParameters, positions: Var) -> tuple[Var, Var]:
         """Return the cosines and sines [n, 1, pairs] of the positions."""
         position_column = op.reshape(op.cast(positions, "float32"), (-1, 1, 1))
         angles = op.multiply(position_column, const(np.array(rope.frequencies, np.float32)))
-        factor = const(np.float32(rope.factor))
+        factor = const(np.float32(rope.attention_factor))
         cosines, sines = op.cos(angles), op.sin(angles)
-        if rope.factor != 1.0:
+        if rope.attention_factor != 1.0:
             cosines, sines = op.multiply(cosines, factor), op.multiply(sines, factor)
         return self.let("cosines", cosines), self.let("sines", sines)
 
@@ -172,14 +174,14 @@ class _ForwardBuilder:
         config, tensors, names = self.config, self.parts, self.config.names
         prefix = names.layer.format(n)
         attended, cache = self._attention(n, x, cache, tokens, rotation)
-        if names.after_attention:
-            attended = tensors.norm(attended, prefix + names.after_attention)
+        if names.post_attention_norm:
+            attended = tensors.norm(attended, prefix + names.post_attention_norm)
         middle = self.let(f"attended_{n}", op.add(x, attended))
         # GPT-NeoX's parallel residual: attention and MLP read the same input.
-        mlp_input = x if config.parallel else middle
-        mixed = self._mlp(prefix, tensors.norm(mlp_input, prefix + names.before_mlp))
-        if names.after_mlp:
-            mixed = tensors.norm(mixed, prefix + names.after_mlp)
+        mlp_input = x if config.has_parallel_residual else middle
+        mixed = self._mlp(prefix, tensors.norm(mlp_input, prefix + names.pre_mlp_norm))
+        if names.post_mlp_norm:
+            mixed = tensors.norm(mixed, prefix + names.post_mlp_norm)
         return self.let(f"x_{n}", op.add(middle, mixed)), cache
 
     def _attention(
@@ -188,53 +190,53 @@ class _ForwardBuilder:
         """Return the attention block's output and the updated cache."""
         config, tensors, names = self.config, self.parts, self.config.names
         prefix = names.layer.format(n)
-        total = config.heads + 2 * config.groups
-        normed = self.let(f"normed_{n}", tensors.norm(x, prefix + names.before_attention))
+        total = config.num_heads + 2 * config.num_kv_heads
+        normed = self.let(f"normed_{n}", tensors.norm(x, prefix + names.pre_attention_norm))
         projected = tensors.linear(
-            normed, [prefix + name for name in names.attention], total * config.depth,
-            config.hidden, "attention" in config.biases, config.by_head,
+            normed, [prefix + name for name in names.attention], total * config.head_dim,
+            config.hidden_size, "attention" in config.biases, config.has_head_interleaved_qkv,
         )  # fmt: skip
-        heads = op.reshape(projected, (-1, total, config.depth))
+        heads = op.reshape(projected, (-1, total, config.head_dim))
         turned = self.let(f"turned_{n}", self._apply_rotary(n, heads, rotation))
         layer = const(np.array([n], np.int32))
-        cache_position = (layer, tokens.tables, tokens.sequences, tokens.positions)
-        page = self.layout.page
+        cache_position = (layer, tokens.page_tables, tokens.sequence_ids, tokens.positions)
+        page = self.layout.page_tokens
         written = self.let(
             f"cache_{n}", op.nn.contrib_write_pages(cache, turned, *cache_position, page=page)
         )
         attended = op.nn.contrib_paged_attention(
             turned, written, *cache_position, page=page, scale=config.score_scale,
-            softcap=config.score_softcap, window=config.windows[n],
+            softcap=config.score_softcap, window=config.layer_windows[n],
         )  # fmt: skip
-        width = config.heads * config.depth
+        width = config.num_heads * config.head_dim
         flat = op.reshape(self.let(f"heads_{n}", attended), (-1, width))
         out = tensors.linear(
-            flat, [prefix + names.out], config.hidden, width, "out" in config.biases
+            flat, [prefix + names.out], config.hidden_size, width, "out" in config.biases
         )
         return out, written
 
     def _apply_rotary(self, n: int, projected: Expr, rotation: tuple[Var, Var]) -> Expr:
         """Return queries and keys rotated by their positions, and values unchanged."""
         config, names = self.config, self.config.names
-        heads, groups = config.heads, config.groups
+        heads, groups = config.num_heads, config.num_kv_heads
         projected = self.let(f"projected_{n}", projected)
         prefix = names.layer.format(n)
         values = _slice_axis(projected, heads + groups, heads + 2 * groups, 1)
         if names.query_norm:
             query = self.parts.norm(
-                _slice_axis(projected, 0, heads, 1), prefix + names.query_norm, config.depth
+                _slice_axis(projected, 0, heads, 1), prefix + names.query_norm, config.head_dim
             )
             key = self.parts.norm(
                 _slice_axis(projected, heads, heads + groups, 1),
                 prefix + names.key_norm,
-                config.depth,
+                config.head_dim,
             )
             both: Expr = self.let(f"both_{n}", op.concatenate([query, key], axis=1))
         else:
             both = _slice_axis(projected, 0, heads + groups, 1)
-        rope = config.ropes[config.rope_of[n]]
+        rope = config.ropes[config.rope_index_by_layer[n]]
         return op.concatenate(
-            [_rotary_embedding(both, rope, rotation, config.depth), values], axis=1
+            [_rotary_embedding(both, rope, rotation, config.head_dim), values], axis=1
         )
 
     def _mlp(self, prefix: str, x: Expr) -> Expr:
@@ -242,18 +244,20 @@ class _ForwardBuilder:
         config, names = self.config, self.config.names
         has_bias = "mlp" in config.biases
         act = ACTIVATION_FUNCTIONS[config.activation]
-        rows = config.inner * (2 if config.gated else 1)
+        rows = config.intermediate_size * (2 if config.has_gated_mlp else 1)
         up = self.parts.linear(
-            x, [prefix + name for name in names.up], rows, config.hidden, has_bias
+            x, [prefix + name for name in names.up], rows, config.hidden_size, has_bias
         )
-        if config.gated:
+        if config.has_gated_mlp:
             both = self.let("up", up)
-            gate = _slice_axis(both, 0, config.inner, 1)
-            inner: Expr = op.multiply(act(gate), _slice_axis(both, config.inner, rows, 1))
+            gate = _slice_axis(both, 0, config.intermediate_size, 1)
+            inner: Expr = op.multiply(
+                act(gate), _slice_axis(both, config.intermediate_size, rows, 1)
+            )
         else:
             inner = act(up)
         return self.parts.linear(
-            inner, [prefix + names.down], config.hidden, config.inner, has_bias
+            inner, [prefix + names.down], config.hidden_size, config.intermediate_size, has_bias
         )
 
 
@@ -296,7 +300,7 @@ def decoder_module(
     builder = _ForwardBuilder(checkpoint, config, layout)
     functions: dict[GlobalVar | str, BaseFunc] = {forward: builder.build()}
     # Files of tied models often hold a copy of the embedding as the head.
-    heads = config.names.head if config.tied else ()
+    heads = config.names.head if config.ties_embeddings else ()
     if unread := [name for name in builder.parts.unused_tensors if name not in heads]:
         more = (
             f" and {len(unread) - MAX_LISTED_NAMES} more" if len(unread) > MAX_LISTED_NAMES else ""
@@ -320,7 +324,7 @@ def _entry_function(forward: GlobalVar, config: DecoderConfig, layout: CacheLayo
     cache, both = Var("cache"), Var("both")
     body: Expr = TupleGetItem(both, 0)
     body = Let(Var("filled", TupleType(())), RefWrite(state, TupleGetItem(both, 1)), body)
-    body = Let(both, forward(cache, *tokens.as_parameters), body)
+    body = Let(both, forward(cache, *tokens.parameters), body)
     body = Let(Var("emptied", TupleType(())), RefWrite(state, none), body)
     body = Let(cache, RefRead(state), body)
-    return Function((state, *tokens.as_parameters), body, None)
+    return Function((state, *tokens.parameters), body, None)

@@ -107,17 +107,17 @@ class DecoderLayers:
         return op.add(result, const(np.concatenate(biases)[order]))
 
     def _head_interleaved_rows(self, rows: int) -> NDArray[np.int64]:
-        heads = self._config.heads
+        heads = self._config.num_heads
         return np.arange(rows).reshape(heads, 3, -1).transpose(1, 0, 2).reshape(-1)
 
     def embedding_table(self, name: str) -> Weight:
         """Return the embedding table."""
-        return self.read_weight(name, (self._config.vocabulary, self._config.hidden))
+        return self.read_weight(name, (self._config.vocab_size, self._config.hidden_size))
 
     def norm(self, data: Expr, name: str, size: int | None = None) -> Expr:
         """Normalize data along its last axis, as the family does."""
         config = self._config
-        size = size or config.hidden
+        size = size or config.hidden_size
         weight = self.read_vector(f"{name}.weight", size)
         if config.norm == "layer":
             bias = f"{name}.bias"
@@ -153,7 +153,7 @@ def matmul_weight(data: Expr, weight: Weight) -> Expr:
 def _dequantize(weight: Weight) -> NDArray[np.float32]:
     if weight.format in UNQUANTIZED_FORMATS:
         return np.ascontiguousarray(weight.data, np.float32)
-    return weight.values()
+    return weight.decode()
 
 
 def _format_shape(shape: Sequence[int | None]) -> str:

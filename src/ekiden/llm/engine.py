@@ -150,7 +150,7 @@ class Engine:
                 raise InputError(f"Engine: '{name}' must be at least 1, got {value!r}")
         self.model, self.sequences, self.chunk, self.steps = model, sequences, chunk, steps
         pages_per_text = model.most_pages
-        self.pages = PageAllocator(sequences * pages_per_text, model.layout.page)
+        self.pages = PageAllocator(sequences * pages_per_text, model.layout.page_tokens)
         self._state = model.new_state(sequences * pages_per_text)
         self._waiting: deque[Stream] = deque()
         self._running: list[Stream] = []
@@ -171,7 +171,7 @@ class Engine:
         """Return a prompt's text without queueing it; `add` does. Raises as `submit`."""
         stream = Stream(self, tuple(to_token_ids(prompt)), sampling or Sampling())
         self.model.check_prompt(stream.prompt)
-        self._set_ends(stream)
+        self._set_end_conditions(stream)
         self.model.check_biases(stream.sampling)
         stream.grammar = self.model.grammar(stream.sampling.grammar)
         if stream.grammar is not None and stream.grammar.is_over(stream.state):
@@ -180,7 +180,7 @@ class Engine:
         stream.keys = self.pages.prefix_keys(stream.prompt)
         return stream
 
-    def _set_ends(self, stream: Stream) -> None:
+    def _set_end_conditions(self, stream: Stream) -> None:
         """Set the tokens and texts that end a text. Raises InputError for stop texts without a
         tokenizer.
         """
@@ -208,42 +208,42 @@ class Engine:
     def step(self) -> None:
         """Make one step for all texts, if there are any."""
         with self._lock:
-            self._end_closed()
+            self._end_closed_streams()
             if self._waiting or self._running:
                 self._run_step()
-        self._end_closed_if_idle()
+        self._end_closed_streams_if_idle()
 
     def advance(self, stream: Stream) -> None:
         """Make steps until a text has one more token or is finished."""
         initial_count = len(stream.tokens)
         while len(stream.tokens) == initial_count and not stream.finish:
             with self._lock:
-                self._end_closed()
+                self._end_closed_streams()
                 if len(stream.tokens) == initial_count and not stream.finish:
                     self._run_step()
-            self._end_closed_if_idle()
+            self._end_closed_streams_if_idle()
 
     def close(self, stream: Stream) -> None:
         """End a text: at once, or at the end of the step that is being made. It may be called
         anywhere, by a collector of garbage also within a step.
         """
         self._closed.append(stream)
-        self._end_closed_if_idle()
+        self._end_closed_streams_if_idle()
 
-    def _end_closed_if_idle(self) -> None:
+    def _end_closed_streams_if_idle(self) -> None:
         """End closed texts if the lock is free; it is checked after each step once the lock is
         released, since closing a text does not wait for the lock.
         """
         # Non-blocking: the holder of the lock ends closed texts when it releases it.
         while self._closed and self._lock.acquire(blocking=False):
             try:
-                self._end_closed()
+                self._end_closed_streams()
             finally:
                 self._lock.release()
 
     # Steps. The lock is held.
 
-    def _end_closed(self) -> None:
+    def _end_closed_streams(self) -> None:
         while self._closed:
             stream = self._closed.popleft()
             if not stream.finish:
@@ -251,7 +251,7 @@ class Engine:
 
     def _run_step(self) -> None:
         """Admit waiting texts and make one step."""
-        self._admit_waiting()
+        self._admit_waiting_streams()
         try:
             if any(
                 stream.read < len(stream.prompt) or stream.sampling.is_stepwise
@@ -261,19 +261,21 @@ class Engine:
             else:
                 self._decode()
         except BaseException:
-            self._fail_running()
+            self._fail_running_streams()
             raise
 
-    def _fail_running(self) -> None:
+    def _fail_running_streams(self) -> None:
         """Fail all running texts after a failed run, since the cache may be lost."""
         for stream in list(self._running):
             self._finish_stream(stream, "failed", RUN_FAILED_REASON)
         # The failed call owned the cache in place, so its contents are undefined, shared prefixes
         # included.
-        self.pages = PageAllocator(self.sequences * self.model.most_pages, self.model.layout.page)
+        self.pages = PageAllocator(
+            self.sequences * self.model.most_pages, self.model.layout.page_tokens
+        )
         self._state = self.model.new_state(self.sequences * self.model.most_pages)
 
-    def _admit_waiting(self) -> None:
+    def _admit_waiting_streams(self) -> None:
         """Admit waiting texts while there are slots and pages."""
         while self._waiting and len(self._running) < self.sequences:
             first = self._waiting[0]
@@ -304,7 +306,7 @@ class Engine:
         # Chunked prefill bounds the time that running texts wait for a long prompt.
         budget, segments = self.chunk, []
         for stream in sorted(self._running, key=lambda item: item.read < len(item.prompt)):
-            first = self._first_unread(stream)
+            first = self._first_uncached_position(stream)
             is_prompt = stream.read < len(stream.prompt)
             count = min(budget, stream.length - first) if is_prompt else stream.length - first
             if count:
@@ -338,7 +340,7 @@ class Engine:
                 streams[i].scores.append(score_token(row, token, alternatives))
             self._append_tokens(streams[i], [token])
 
-    def _first_unread(self, stream: Stream) -> int:
+    def _first_uncached_position(self, stream: Stream) -> int:
         """Return the position of the first token to feed to the model. With proposals, the last
         token but one of a running text is read again, since the draft model has not seen it if it
         was the last proposal.
@@ -386,7 +388,7 @@ class Engine:
                 assert stream.state >= 0, "tokens that a form forbids have no weight"
             stream.tokens.append(token)
             try:
-                if stream.text is not None and stream.text.adds_stop(token):
+                if stream.text is not None and stream.text.add_and_check_stop(token):
                     return self._finish_stream(stream, "stop")
             except InputError as error:  # of the tokenizer's decoder: those beside it go on
                 return self._finish_stream(stream, "failed", str(error))

@@ -43,7 +43,7 @@ class _LoopEntry:
     deliver: Callable[[TokenUpdate], None]
     deadline: float
     """By `time.monotonic`."""
-    sent: int = field(default=0)
+    num_sent: int = field(default=0)
     """How many of its tokens were delivered."""
 
 
@@ -136,11 +136,11 @@ class EngineLoop:
     def _deliver_updates(self) -> None:
         for entry in list(self._entries.values()):
             stream = entry.stream
-            tokens = stream.tokens[entry.sent :]
+            tokens = stream.tokens[entry.num_sent :]
             if not tokens and not stream.finish:
                 continue
-            scores = stream.scores[entry.sent : entry.sent + len(tokens)]
-            entry.sent += len(tokens)
+            scores = stream.scores[entry.num_sent : entry.num_sent + len(tokens)]
+            entry.num_sent += len(tokens)
             if stream.finish:
                 del self._entries[stream]
             self._deliver_one(entry, TokenUpdate(tokens, stream.finish, stream.reason, scores))

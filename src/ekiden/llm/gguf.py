@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ekiden.llm.generation_config import GGUF_SAMPLING_KEYS
 from ekiden.llm.gguf_architectures import (
-    architecture_of,
+    find_gguf_architecture,
     read_gguf_config,
     to_transformers_name,
     to_transformers_weight,
@@ -31,7 +31,7 @@ class GGUFCheckpoint(Mapping[str, Weight]):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.file = GGUFFile(path)
-        self._architecture = architecture_of(self.path, self.file.metadata)
+        self._architecture = find_gguf_architecture(self.path, self.file.metadata)
         self._names: dict[str, str] = {}
         for name in self.file:
             new = to_transformers_name(self._architecture, name)

@@ -30,7 +30,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 __all__ = [
     "GGUF_ARCHITECTURES",
     "GGUFArchitecture",
-    "architecture_of",
+    "find_gguf_architecture",
     "read_gguf_config",
     "to_transformers_name",
     "to_transformers_weight",
@@ -44,17 +44,18 @@ _LOG = logging.getLogger("ekiden")
 class GGUFArchitecture:
     """Row of the table of GGUF architectures.
 
-    name: in GGUF files. model_type, model: in config.json. tensors: GGUF name -> transformers';
-    "blk.{}" stands for a layer. given: hyperparameters that files do not have. keys: those that
-    they have beside KEYS. finish: adds what follows from others, given the layers.
+    name: in GGUF files. model_type, architecture_class: in config.json. tensor_names: GGUF name ->
+    transformers'; "blk.{}" stands for a layer. given: hyperparameters that files do not have.
+    hyperparameter_keys: those that they have beside KEYS. finish: adds what follows from others,
+    given the layers.
     """
 
     name: str
     model_type: str
-    model: str
-    tensors: Mapping[str, str]
+    architecture_class: str
+    tensor_names: Mapping[str, str]
     default_hyperparameters: Mapping[str, object] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
+    hyperparameter_keys: Mapping[str, str] = field(default_factory=dict)
     derive_config: Callable[[Config], None] = lambda config: None
     has_permuted_qk: bool = False
     has_fused_qkv: bool = False
@@ -223,7 +224,7 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {row.name: row for row in A
 """By name. Models of Mistral are "llama" in files; those of its third generation have a name."""
 
 
-def architecture_of(path: Path, metadata: Mapping[str, object]) -> GGUFArchitecture:
+def find_gguf_architecture(path: Path, metadata: Mapping[str, object]) -> GGUFArchitecture:
     """Return the row of a file's architecture. Raises LoadError."""
     name = metadata.get("general.architecture")
     row = GGUF_ARCHITECTURES.get(name) if isinstance(name, str) else None
@@ -245,7 +246,7 @@ def to_transformers_name(row: GGUFArchitecture, name: str) -> str:
     assert match is not None
     base, end = match["base"], match["end"] or ""
     layer = _LAYER_PATTERN.match(base)
-    new_name = row.tensors.get(_LAYER_PATTERN.sub("blk.{}.", base, count=1) if layer else base)
+    new_name = row.tensor_names.get(_LAYER_PATTERN.sub("blk.{}.", base, count=1) if layer else base)
     if new_name is None:
         return name
     return (new_name.format(layer[1]) if layer else new_name) + end
@@ -257,7 +258,7 @@ def to_transformers_weight(row: GGUFArchitecture, file: GGUFFile, name: str, new
     base = _LAYER_PATTERN.sub("", name.removesuffix(".weight").removesuffix(".bias"))
     # llama.cpp stores Gemma's norm weights with 1 added.
     if row.has_offset_norms and base.endswith("norm"):
-        return Weight(new, "float32", weight.shape, weight.values() - np.float32(1))
+        return Weight(new, "float32", weight.shape, weight.decode() - np.float32(1))
     # llama.cpp interleaves the rotary halves of query and key rows.
     if row.has_permuted_qk and base in ("attn_q", "attn_k"):
         heads = "num_attention_heads" if base == "attn_q" else "num_key_value_heads"
@@ -315,11 +316,11 @@ def read_gguf_config(row: GGUFArchitecture, file: GGUFFile) -> Config:
     entries.
     """
     config: Config = {
-        "architectures": [row.model],
+        "architectures": [row.architecture_class],
         "model_type": row.model_type,
         **row.default_hyperparameters,
     }
-    for key, name in {**COMMON_CONFIG_KEYS, **row.keys}.items():
+    for key, name in {**COMMON_CONFIG_KEYS, **row.hyperparameter_keys}.items():
         if (value := _entry_value(file, f"{row.name}.{key}")) is not None:
             config[name] = value
     for key, name in TOKEN_CONFIG_KEYS.items():
@@ -334,7 +335,8 @@ def read_gguf_config(row: GGUFArchitecture, file: GGUFFile) -> Config:
     _derive_missing(row, file, config)
     row.derive_config(config)
     known_keys = {
-        f"{row.name}.{key}" for key in (*COMMON_CONFIG_KEYS, *row.keys, *EXTRA_CONFIG_KEYS)
+        f"{row.name}.{key}"
+        for key in (*COMMON_CONFIG_KEYS, *row.hyperparameter_keys, *EXTRA_CONFIG_KEYS)
     }
     if ignored := [key_name for key_name in file.metadata if key_name.startswith(f"{row.name}.")
                 and key_name not in known_keys and _is_set(file.metadata[key_name])]:  # fmt: skip
@@ -429,5 +431,5 @@ def _rope_scaling(row: GGUFArchitecture, file: GGUFFile, config: Config) -> Conf
 
 def _frequency_factors(file: GGUFFile, name: str) -> list[float]:
     """Return a tensor of frequency factors as a list."""
-    values: list[float] = file[name].values().reshape(-1).tolist()
+    values: list[float] = file[name].decode().reshape(-1).tolist()
     return values

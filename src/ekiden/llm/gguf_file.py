@@ -45,7 +45,10 @@ NUMBER_TYPES: Mapping[int, np.dtype[Any]] = {
 }  # fmt: skip
 """Types of entries that have a fixed size."""
 PLAIN_CODES = {0: "float32", 1: "float16", 30: "bfloat16"}
-FORMAT_BY_CODE = {**PLAIN_CODES, **{row.code: row.name for row in BLOCK_FORMATS_BY_NAME.values()}}
+FORMAT_BY_CODE = {
+    **PLAIN_CODES,
+    **{row.gguf_type: row.name for row in BLOCK_FORMATS_BY_NAME.values()},
+}
 """Types of tensors -> formats."""
 UNSUPPORTED_FORMATS = {
     9: "q8_1", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 20: "iq4_nl",
@@ -62,7 +65,7 @@ class _TensorEntry:
 
     shape: tuple[int, ...]
     code: int
-    at: int
+    offset: int
 
 
 class _GGUFReader:
@@ -72,7 +75,7 @@ class _GGUFReader:
         self.path, self.data, self.at = path, data, 0
         self.what = "the header"
 
-    def load_error(self, message: str) -> LoadError:
+    def make_load_error(self, message: str) -> LoadError:
         return LoadError(f"{self.path}: {self.what}: {message}")
 
     @property
@@ -84,7 +87,7 @@ class _GGUFReader:
         file.
         """
         if count > self.remaining_bytes:
-            raise self.load_error(
+            raise self.make_load_error(
                 f"{count} bytes expected at {self.at}, the file has {self.remaining_bytes} more"
             )
         self.at += count
@@ -96,7 +99,7 @@ class _GGUFReader:
         """
         raw = self.read_bytes(dtype.itemsize)
         if dtype.kind == "b" and raw[0] > 1:
-            raise self.load_error(
+            raise self.make_load_error(
                 f"0 or 1 expected for a truth value at {self.at - 1}, got {raw[0]}"
             )
         value: int | float | bool = raw.view(dtype)[0].item()
@@ -112,7 +115,7 @@ class _GGUFReader:
         count = int(self.read_number(NUMBER_TYPES[10]))
         # Refuses forged counts before anything of that size is allocated.
         if count * min_bytes > self.remaining_bytes:
-            raise self.load_error(
+            raise self.make_load_error(
                 f"{count} {of} do not fit into the {self.remaining_bytes} bytes that follow"
             )
         return count
@@ -125,7 +128,7 @@ class _GGUFReader:
         try:
             return raw.decode("utf-8", errors)
         except UnicodeDecodeError as error:
-            raise self.load_error(f"text in UTF-8 expected, got {raw[:40]!r}") from error
+            raise self.make_load_error(f"text in UTF-8 expected, got {raw[:40]!r}") from error
 
     def read_value(self, code: int, depth: int = 0) -> Entry:
         """Return a value of a type code; text need not be UTF-8. Raises what `fail` creates for an
@@ -136,7 +139,7 @@ class _GGUFReader:
         if code == STRING_TYPE:
             return self.read_string("surrogateescape")
         if code != ARRAY_TYPE:
-            raise self.load_error(f"a type from 0 to 12 expected at {self.at - 4}, got {code}")
+            raise self.make_load_error(f"a type from 0 to 12 expected at {self.at - 4}, got {code}")
         return self.read_array(depth)
 
     def read_array(self, depth: int) -> Entry:
@@ -145,17 +148,17 @@ class _GGUFReader:
         request any depth.
         """
         if depth == MAX_ARRAY_DEPTH:
-            raise self.load_error(f"arrays more than {MAX_ARRAY_DEPTH} deep")
+            raise self.make_load_error(f"arrays more than {MAX_ARRAY_DEPTH} deep")
         code = self.read_uint32()
         if code in NUMBER_TYPES:
             dtype = NUMBER_TYPES[code]
             count = self.read_count(dtype.itemsize, "values of an array")
             raw = self.read_bytes(count * dtype.itemsize)
             if code == BOOL_TYPE and raw.max(initial=0) > 1:
-                raise self.load_error("0 or 1 expected for truth values")
+                raise self.make_load_error("0 or 1 expected for truth values")
             return raw.view(dtype)
         if code not in (STRING_TYPE, ARRAY_TYPE):
-            raise self.load_error(f"a type from 0 to 12 expected at {self.at - 4}, got {code}")
+            raise self.make_load_error(f"a type from 0 to 12 expected at {self.at - 4}, got {code}")
         min_bytes = 8 if code == STRING_TYPE else 12
         return [
             self.read_value(code, depth + 1) for _ in range(self.read_count(min_bytes, "values"))
@@ -202,10 +205,10 @@ class GGUFFile(Mapping[str, Weight]):
             raise LoadError(f"{where}: type {tensor.code}{unsupported_name} is none of {supported}")
         shape, dtype = _storage_layout(tensor.shape, format, where)
         size = tensor_bytes(shape, dtype.itemsize, where)
-        if tensor.at + size > len(self._data):
-            raise LoadError(f"{where}: ends at byte {tensor.at + size} of {len(self._data)}")
+        if tensor.offset + size > len(self._data):
+            raise LoadError(f"{where}: ends at byte {tensor.offset + size} of {len(self._data)}")
         self._bytes.check()
-        raw = self._data[tensor.at : tensor.at + size]
+        raw = self._data[tensor.offset : tensor.offset + size]
         return Weight(name, format, tensor.shape, raw.view(dtype).reshape(shape))
 
     def check(self) -> None:
@@ -220,21 +223,23 @@ def _storage_layout(
     if format in UNQUANTIZED_DTYPES:
         return shape, UNQUANTIZED_DTYPES[format]
     row = BLOCK_FORMATS_BY_NAME[format]
-    if not shape or shape[-1] % row.values:
-        raise LoadError(f"{where}: shape {shape}: no whole blocks of {row.values} of {format}")
-    return (*shape[:-1], shape[-1] // row.values, row.size), np.dtype("u1")
+    if not shape or shape[-1] % row.values_per_block:
+        raise LoadError(
+            f"{where}: shape {shape}: no whole blocks of {row.values_per_block} of {format}"
+        )
+    return (*shape[:-1], shape[-1] // row.values_per_block, row.block_bytes), np.dtype("u1")
 
 
 def _read_header(cursor: _GGUFReader) -> tuple[int, int]:
     """Return the number of tensors and of entries."""
     if (magic := cursor.read_bytes(min(4, cursor.remaining_bytes)).tobytes()) != GGUF_MAGIC:
-        raise cursor.load_error(f"no GGUF file: it begins with {magic!r}")
+        raise cursor.make_load_error(f"no GGUF file: it begins with {magic!r}")
     version = cursor.read_uint32()
     if version not in GGUF_VERSIONS:
         # GGUF 3 may be big-endian without a flag: only the version number reveals it.
         is_big = int.from_bytes(version.to_bytes(4, "little"), "big") in GGUF_VERSIONS
         why = "it is big-endian" if is_big else f"version 2 or 3 expected, got {version}"
-        raise cursor.load_error(why)
+        raise cursor.make_load_error(why)
     return cursor.read_count(24, "tensors"), cursor.read_count(13, "entries")
 
 
@@ -246,7 +251,7 @@ def _read_entries(cursor: _GGUFReader, count: int) -> dict[str, Entry]:
         name = cursor.read_string()
         cursor.what = f"entry '{name}'"
         if name in entries:
-            raise cursor.load_error("it is there twice")
+            raise cursor.make_load_error("it is there twice")
         entries[name] = cursor.read_value(cursor.read_uint32())
     return entries
 
@@ -259,10 +264,10 @@ def _read_tensor_entries(cursor: _GGUFReader, count: int) -> dict[str, _TensorEn
         name = cursor.read_string()
         cursor.what = f"tensor '{name}'"
         if name in tensors:
-            raise cursor.load_error("it is there twice")
+            raise cursor.make_load_error("it is there twice")
         axes = cursor.read_uint32()
         if axes > MAX_TENSOR_AXES:
-            raise cursor.load_error(f"at most {MAX_TENSOR_AXES} axes expected, got {axes}")
+            raise cursor.make_load_error(f"at most {MAX_TENSOR_AXES} axes expected, got {axes}")
         # GGUF lists extents fastest-varying first.
         shape = tuple(int(d) for d in cursor.read_bytes(8 * axes).view("<u8")[::-1])
         code, at = cursor.read_uint32(), int(cursor.read_number(NUMBER_TYPES[10]))
@@ -277,18 +282,20 @@ def _resolve_offsets(
     step = metadata.get(ALIGNMENT_KEY, 32)
     cursor.what = f"entry '{ALIGNMENT_KEY}'"
     if type(step) is not int or step < 1 or step & (step - 1):
-        raise cursor.load_error(f"a power of 2 expected, got {step!r}")
+        raise cursor.make_load_error(f"a power of 2 expected, got {step!r}")
     # Offsets of tensors count from the aligned end of the header.
     begin = -(-cursor.at // step) * step
     placed = {}
     for name, tensor in tensors.items():
         cursor.what = f"tensor '{name}'"
-        if tensor.at % step:
-            raise cursor.load_error(f"a multiple of {step} expected as offset, got {tensor.at}")
-        if begin + tensor.at > len(cursor.data):
+        if tensor.offset % step:
+            raise cursor.make_load_error(
+                f"a multiple of {step} expected as offset, got {tensor.offset}"
+            )
+        if begin + tensor.offset > len(cursor.data):
             size = len(cursor.data)
-            raise cursor.load_error(f"begins at byte {begin + tensor.at} of {size}")
-        placed[name] = _TensorEntry(tensor.shape, tensor.code, begin + tensor.at)
+            raise cursor.make_load_error(f"begins at byte {begin + tensor.offset} of {size}")
+        placed[name] = _TensorEntry(tensor.shape, tensor.code, begin + tensor.offset)
     return placed
 
 

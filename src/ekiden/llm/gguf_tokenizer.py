@@ -58,14 +58,14 @@ class _TokenizerEntries:
         self.path, self.given = path, values
         self.tokens = self.string_list("ggml.tokens")
 
-    def load_error(self, name: str, message: str) -> LoadError:
+    def make_load_error(self, name: str, message: str) -> LoadError:
         return LoadError(f"{self.path}: 'tokenizer.{name}': {message}")
 
     def string_list(self, name: str) -> list[str]:
         """Return a list of texts. Raises what `fail` creates if it is missing or invalid."""
         value = self.given.get(name)
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-            raise self.load_error(name, "a list of texts expected")
+            raise self.make_load_error(name, "a list of texts expected")
         return value
 
     def number_list(self, name: str, default: float) -> list[float]:
@@ -74,7 +74,9 @@ class _TokenizerEntries:
         if value is None:
             return [default] * len(self.tokens)
         if not isinstance(value, np.ndarray) or value.shape != (len(self.tokens),):
-            raise self.load_error(name, f"{len(self.tokens)} numbers expected, one for each token")
+            raise self.make_load_error(
+                name, f"{len(self.tokens)} numbers expected, one for each token"
+            )
         return [float(number) for number in value]
 
     def token_id(self, name: str) -> int | None:
@@ -84,7 +86,7 @@ class _TokenizerEntries:
             return None
         if not isinstance(token_id, int) or not 0 <= token_id < len(self.tokens):
             count = len(self.tokens)
-            raise self.load_error(
+            raise self.make_load_error(
                 f"ggml.{name}_token_id", f"one of {count} tokens expected, got {token_id}"
             )
         return token_id
@@ -95,7 +97,7 @@ class _TokenizerEntries:
         """
         value = self.given.get(name, default)
         if not isinstance(value, str):
-            raise self.load_error(name, "a text expected")
+            raise self.make_load_error(name, "a text expected")
         return value
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -169,7 +171,7 @@ def _build_merge_list_bpe(package: Package, entries: _TokenizerEntries) -> Packa
     for merge_text in entries.string_list("ggml.merges"):
         left_token, space, right = merge_text.partition(" ")
         if not space:
-            raise entries.load_error(
+            raise entries.make_load_error(
                 "ggml.merges", f"two tokens and a space expected, got '{merge_text}'"
             )
         merges.append((left_token, right))

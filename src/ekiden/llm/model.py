@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import ekiden
 from ekiden import runtime
 from ekiden.kernels.attention.kv_layout import CACHE_FORMATS
-from ekiden.llm.architectures import DecoderConfig, read_config
+from ekiden.llm.architectures import DecoderConfig, read_decoder_config
 from ekiden.llm.config_numbers import read_integer
 from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape
 from ekiden.llm.engine import Engine, Stream, to_token_ids
@@ -27,7 +27,7 @@ from ekiden.llm.program import (
     DECODE,
     DRAFT,
     PREFILL,
-    SETTINGS,
+    SAMPLING_SETTING_NAMES,
     SPECULATE,
     DraftModel,
     build_generation_program,
@@ -99,7 +99,7 @@ def load(
         raise InputError(
             f"load: 'context' must be from 2 to {max_positions} tokens, got {context!r}"
         )
-    decoder = read_config(config, context)
+    decoder = read_decoder_config(config, context)
     if type(sequences) is not int or sequences < 1:
         raise InputError(f"load: 'sequences' must be at least 1, got {sequences!r}")
     layout = _cache_layout(page, cache or _default_cache_dtype(opened_checkpoint, decoder), decoder)
@@ -110,7 +110,7 @@ def load(
     small = (
         None
         if draft_checkpoint is None
-        else _open_draft(draft_checkpoint, decoder, context, proposals)
+        else _open_draft_model(draft_checkpoint, decoder, context, proposals)
     )
     generation = (
         opened_checkpoint.generation if isinstance(opened_checkpoint, HasGenerationConfig) else {}
@@ -127,7 +127,9 @@ def load(
             # A file changed during the compilation would leave torn weights in the program.
             opened_file.check()
     _trim_heap()
-    return Model(exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer), small, defaults)
+    return Model(
+        exe, decoder, layout, context, sequences, Tokenizer.convert(tokenizer), small, defaults
+    )
 
 
 def _cache_layout(page: int, cache: str, config: DecoderConfig) -> CacheLayout:
@@ -138,10 +140,10 @@ def _cache_layout(page: int, cache: str, config: DecoderConfig) -> CacheLayout:
     if type(page) is not int or page < row.granularity or page % row.granularity:
         raise InputError(f"load: 'page' must be a multiple of {row.granularity}, got {page!r}")
     # Quantized caches store whole blocks of a head's elements.
-    if config.depth % row.granularity:
+    if config.head_dim % row.granularity:
         raise InputError(
             f"load: a cache of {cache} is for heads of a multiple of {row.granularity} numbers,"
-            f" those of the model have {config.depth}"
+            f" those of the model have {config.head_dim}"
         )
     return CacheLayout(page, row.dtype)
 
@@ -162,7 +164,7 @@ def _open_checkpoint(checkpoint: str | os.PathLike[str] | Checkpoint) -> Checkpo
     return checkpoint
 
 
-def _open_draft(
+def _open_draft_model(
     checkpoint: Checkpoint, large: DecoderConfig, context: int, count: int
 ) -> DraftModel:
     """Return the draft model. Raises InputError unless it shares the larger model's vocabulary and
@@ -170,11 +172,11 @@ def _open_draft(
     """
     if type(count) is not int or count < 1:
         raise InputError(f"load: 'proposals' must be at least 1, got {count!r}")
-    config = read_config(dict(checkpoint.config), context)
-    if config.vocabulary != large.vocabulary:
+    config = read_decoder_config(dict(checkpoint.config), context)
+    if config.vocab_size != large.vocab_size:
         raise InputError(
-            f"load: 'draft' must have the {large.vocabulary} tokens of the model, it has"
-            f" {config.vocabulary}"
+            f"load: 'draft' must have the {large.vocab_size} tokens of the model, it has"
+            f" {config.vocab_size}"
         )
     return DraftModel(checkpoint, config, count)
 
@@ -205,12 +207,12 @@ class Model:
         self.sampling_defaults = sampling_defaults or {}
         """Fields of `Sampling` that the checkpoint sets for answers whose request does not."""
         self._drafts = None if draft is None else draft.config
-        self.spare = 0 if draft is None else draft.count
+        self.spare = 0 if draft is None else draft.num_proposed_tokens
         """Tokens behind the end of a text that the cache holds for a while: proposals."""
-        self.most_pages = -(-(context + self.spare) // layout.page)
+        self.most_pages = -(-(context + self.spare) // layout.page_tokens)
         self.ends = config.end_tokens
         self._machine = VirtualMachine(exe)
-        self._free = runtime.tensor(np.zeros((1, config.vocabulary), np.int32))
+        self._free = runtime.tensor(np.zeros((1, config.vocab_size), np.int32))
         self._joined: tuple[list[Grammar], runtime.Tensor] = [], self._free
         self._grammars: dict[str, Grammar] = {}
         self._engine: Engine | None = None
@@ -245,18 +247,18 @@ class Model:
             raise InputError(
                 f"prompt: {len(prompt)} tokens leave no place in a context of {self.context}"
             )
-        worst = max(prompt, key=lambda t: t if t >= 0 else self.config.vocabulary)
-        if not 0 <= worst < self.config.vocabulary:
+        worst = max(prompt, key=lambda t: t if t >= 0 else self.config.vocab_size)
+        if not 0 <= worst < self.config.vocab_size:
             raise InputError(
-                f"prompt: token {worst} is none of the {self.config.vocabulary} of the model"
+                f"prompt: token {worst} is none of the {self.config.vocab_size} of the model"
             )
 
     def check_biases(self, sampling: Sampling) -> None:
         """Raise InputError for a bias of a token that the model does not have."""
         for token in sampling.logit_bias:
-            if not 0 <= token < self.config.vocabulary:
+            if not 0 <= token < self.config.vocab_size:
                 raise InputError(
-                    f"logit_bias: token {token} is none of the {self.config.vocabulary} of the"
+                    f"logit_bias: token {token} is none of the {self.config.vocab_size} of the"
                     " model"
                 )
 
@@ -282,7 +284,7 @@ class Model:
         """Return the logits [n, vocabulary] after each of n tokens of a separate text."""
         tokens = to_token_ids(tokens)
         self.check_prompt(tokens)
-        pages = -(-len(tokens) // self.layout.page)
+        pages = -(-len(tokens) // self.layout.page_tokens)
         n = np.arange(len(tokens), dtype=np.int32)
         result = self._call_entry(
             FORWARD_ENTRY, self._allocate_cache(self.config, pages), np.array(tokens, np.int32),
@@ -373,7 +375,7 @@ class Model:
                 recent = (*stream.prompt[-2:], *stream.tokens[-2:])[-2:]
                 row[max(stream.length - 2, 0) : stream.length] = recent
         settings = np.array([text.sampling.settings() for text in streams], np.float32)
-        assert settings.shape[1] == len(SETTINGS)
+        assert settings.shape[1] == len(SAMPLING_SETTING_NAMES)
         seeds = np.array([sampled.sampling.seed for sampled in streams], np.int64)
         return history, settings, seeds, np.array(all(s.sampling.is_greedy for s in streams))
 
@@ -403,10 +405,10 @@ class Model:
         tokenizer to give the tokens' text.
         """
         if given is None or isinstance(given, Grammar):
-            if given is not None and given.moves.shape[1] != self.config.vocabulary:
+            if given is not None and given.moves.shape[1] != self.config.vocab_size:
                 raise InputError(
                     f"grammar: it is for {given.moves.shape[1]} tokens, the model has"
-                    f" {self.config.vocabulary}"
+                    f" {self.config.vocab_size}"
                 )
             return given
         if self.tokenizer is None:
@@ -417,7 +419,7 @@ class Model:
             cached = self._grammars.get(given)
         if cached is not None:
             return cached
-        tokens = self.tokenizer.token_bytes(self.config.vocabulary)
+        tokens = self.tokenizer.token_bytes(self.config.vocab_size)
         compiled = Grammar.of(given, tokens, self.ends)
         with self._lock:
             self._grammars[given] = compiled
@@ -472,10 +474,10 @@ class Model:
                     yield Piece(token, text, "stop")
                     return
                 is_last = stream.is_done
-                yield Piece(token, text + (pieces.rest() if is_last else ""),
+                yield Piece(token, text + (pieces.flush() if is_last else ""),
                             stream.finish if is_last else "")  # fmt: skip
                 if is_last:
                     return
-            yield Piece(None, pieces.rest(), stream.finish)
+            yield Piece(None, pieces.flush(), stream.finish)
         finally:
             stream.close()

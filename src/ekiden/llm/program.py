@@ -39,14 +39,14 @@ __all__ = [
     "DECODE",
     "DRAFT",
     "PREFILL",
-    "SETTINGS",
+    "SAMPLING_SETTING_NAMES",
     "SPECULATE",
     "DraftModel",
     "build_generation_program",
 ]
 
 PREFILL, DECODE, SPECULATE, DRAFT = "prefill", "decode", "speculate", "draft_step"
-SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+SAMPLING_SETTING_NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Columns of the settings of a text."""
 
 SAMPLING_SOURCE = """
@@ -229,12 +229,12 @@ def @speculate(%state: ref(ANY), %small: ref(MADE), %steps: int32,
 @dataclass(frozen=True, slots=True)
 class DraftModel:
     """Draft model of speculative decoding: a smaller decoder with the same vocabulary, which
-    proposes `count` tokens per round.
+    proposes `num_proposed_tokens` tokens per round.
     """
 
     checkpoint: Checkpoint
     config: DecoderConfig
-    count: int
+    num_proposed_tokens: int
 
 
 def build_generation_program(
@@ -250,7 +250,7 @@ def build_generation_program(
     trailing_dims = ", ".join(map(str, sizes[1:]))
     text = SAMPLING_SOURCE + DECODE_LOOP_SOURCE + ENTRY_POINTS_SOURCE
     named = {
-        "VOCABULARY": str(config.vocabulary),
+        "VOCABULARY": str(config.vocab_size),
         "CACHE": f"Tensor[(p, {trailing_dims}), {layout.dtype}]",
         "ANY": f"Tensor[(?, {trailing_dims}), {layout.dtype}]",
         "NONE": f"[0, {trailing_dims}]",

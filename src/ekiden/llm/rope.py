@@ -26,7 +26,7 @@ class RopeParameters:
     """
 
     frequencies: tuple[float, ...]
-    factor: float = 1.0
+    attention_factor: float = 1.0
     interleaved: bool = False
 
 

@@ -66,13 +66,13 @@ class Sampling:
         ):  # fmt: skip
             value = getattr(self, name)
             kinds = (int,) if type(minimum) is int else (int, float)
-            if not _is_number_of(value, kinds) or not minimum <= value <= maximum:
+            if not _is_number_of_type(value, kinds) or not minimum <= value <= maximum:
                 kind = "whole number" if kinds == (int,) else "number"
                 raise InputError(
                     f"{name}: a {kind} from {minimum} to {maximum} expected, got {value!r}"
                 )
         penalty = self.repetition_penalty
-        if not _is_number_of(penalty, (int, float)) or not 0 < penalty < math.inf:
+        if not _is_number_of_type(penalty, (int, float)) or not 0 < penalty < math.inf:
             raise InputError(f"repetition_penalty: a number above 0 expected, got {penalty!r}")
         self._check_logit_changes()
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -84,14 +84,14 @@ class Sampling:
         """Validate penalties, biases and the number of alternatives. Raises InputError."""
         for name in ("frequency_penalty", "presence_penalty"):
             value = getattr(self, name)
-            if not _is_number_of(value, (int, float)) or not abs(value) <= MAX_PENALTY:
+            if not _is_number_of_type(value, (int, float)) or not abs(value) <= MAX_PENALTY:
                 raise InputError(
                     f"{name}: a number from {-MAX_PENALTY} to {MAX_PENALTY} expected, got {value!r}"
                 )
         if not isinstance(self.logit_bias, Mapping):
             raise InputError(f"logit_bias: numbers by token expected, got {self.logit_bias!r}")
         for token, bias in self.logit_bias.items():
-            if type(token) is not int or not _is_number_of(bias, (int, float)):
+            if type(token) is not int or not _is_number_of_type(bias, (int, float)):
                 raise InputError(f"logit_bias: a number by token expected, got {token!r}: {bias!r}")
             if not abs(bias) <= MAX_LOGIT_BIAS:
                 raise InputError(f"logit_bias: {bias!r} of token {token} is out of range")
@@ -113,26 +113,26 @@ class Sampling:
     def is_greedy(self) -> bool:
         """Return whether the most likely token is chosen."""
         return (
-            self._takes_likeliest
+            self._selects_argmax
             and self.repetition_penalty == 1
             and self.grammar is None
             and not self.changes_logits
         )
 
     @property
-    def _takes_likeliest(self) -> bool:
+    def _selects_argmax(self) -> bool:
         return self.temperature == 0 or self.top_k == 1
 
     def settings(self) -> tuple[float, ...]:
         """Return the settings as the program takes them (program.SETTINGS)."""
         # Divided by a large temperature, unequal logits become equal floats, and all of them are
         # the likeliest: one likeliest token is chosen from logits that are not divided.
-        temperature = 0.0 if self._takes_likeliest else min(self.temperature, MAX_LOGIT_FACTOR)
+        temperature = 0.0 if self._selects_argmax else min(self.temperature, MAX_LOGIT_FACTOR)
         return (
             temperature, float(self.top_k), self.top_p, self.min_p,
             min(max(self.repetition_penalty, 1 / MAX_LOGIT_FACTOR), MAX_LOGIT_FACTOR),
         )  # fmt: skip
 
 
-def _is_number_of(value: object, kinds: tuple[type, ...]) -> bool:
+def _is_number_of_type(value: object, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)

@@ -38,7 +38,7 @@ class Tokenizer:
         self.inner, self.settings = inner, settings or {}
 
     @staticmethod
-    def of(source: Any) -> Tokenizer | None:  # noqa: ANN401  # of packages without types
+    def convert(source: Any) -> Tokenizer | None:  # noqa: ANN401  # of packages without types
         """Convert a user's tokenizer: one of the package, or its file. Raises LoadError."""
         if source is None or isinstance(source, Tokenizer):
             return source
@@ -77,7 +77,7 @@ class Tokenizer:
             raise InputError(f"prompt: no text: {error}") from error
         return self._encode_text(text)
 
-    def conversation(
+    def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -213,7 +213,7 @@ def _read_json_object(path: Path) -> dict[str, Any]:
     return fields
 
 
-def _prompt_tail(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> list[int]:
+def _prompt_tail_tokens(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> list[int]:
     """Return the last tokens of a prompt, starting at a character boundary: a byte decoder shows
     nothing after half a character.
     """
@@ -249,7 +249,7 @@ class Detokenizer:
         self._tokenizer, self._filter = tokenizer, StopFilter(stops)
         special_tokens = {} if tokenizer is None or not marks else tokenizer.special_tokens
         self._marks = {special_tokens[mark]: mark for mark in marks if mark in special_tokens}
-        self._tokens = _prompt_tail(tokenizer, prompt)
+        self._tokens = _prompt_tail_tokens(tokenizer, prompt)
         self._begin, self._end = 0, len(self._tokens)
 
     @property
@@ -266,7 +266,7 @@ class Detokenizer:
         self._tokens.append(token)
         return self._filter.feed(self._decode_new(is_last=False))
 
-    def adds_stop(self, token: int) -> bool:
+    def add_and_check_stop(self, token: int) -> bool:
         """Add a token, and return whether a stop text has ended the answer."""
         self.add(token)
         return self.has_stopped
@@ -291,7 +291,7 @@ class Detokenizer:
         self._begin, self._end = self._end, len(self._tokens)
         return after[len(before) :]
 
-    def rest(self) -> str:
+    def flush(self) -> str:
         """Return the text still held back at the end of the answer."""
         if self.has_stopped:
             return ""

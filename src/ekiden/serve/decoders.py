@@ -59,7 +59,7 @@ class DecoderAnswer:
                 raise RunError(f"generate: {self._stream.name}: {delivered.reason}")
             case "closed":
                 raise RequestError("the model was let go", "stopping", 1.0)
-        return [*pieces, Piece(self._texts.rest(), 0, delivered.finish)]
+        return [*pieces, Piece(self._texts.flush(), 0, delivered.finish)]
 
     def _scored_token(self, score: TokenScore) -> ScoredToken:
         data = self._tokenizer.token_data
@@ -128,7 +128,7 @@ class DecoderTextModel:
         """Return the tokens of a conversation. Raises InputError if there are too many."""
         dictionaries = [_to_template_message(message) for message in messages]
         assert self._model.tokenizer is not None
-        tokens = self._model.tokenizer.conversation(dictionaries)
+        tokens = self._model.tokenizer.apply_chat_template(dictionaries)
         self._model.check_prompt(tokens)
         return tokens
 
