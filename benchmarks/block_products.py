@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Callable
 
 import numpy as np
-from matmul_peak import build_kernel, cpu_model_name, processor_class_target, read_kernel
+from matmul_peak import build_kernel, build_read_kernel, cpu_model_name, processor_class_target
 from peers import select_clock
 
 from ekiden import te
@@ -82,7 +82,7 @@ def build_block_matmul(
 def build_memory_reader(megabytes: int, threads: int, target: Target) -> tuple[Call, int]:
     """Return a function that reads this many megabytes, and the number of bytes."""
     elements = megabytes * 1_000_000 // 4 // (4096 * threads) * 4096 * threads
-    kernel, _ = build_kernel(read_kernel(elements, threads, target), target)
+    kernel, _ = build_kernel(build_read_kernel(elements, threads, target), target)
     source = copy_to_runtime(np.ones(elements, np.float32))
     sums = tensor(np.zeros(threads * target.lanes("float32"), np.float32))
     return lambda: kernel(source, sums), elements * 4
@@ -116,7 +116,7 @@ def print_throughput_table(threads: int, options: argparse.Namespace) -> None:
                 [run, read], options.rounds, select_clock(threads)
             )
             one = spent / count
-            rate = options.size**2 * row.size / row.values / one / 1e9
+            rate = options.size**2 * row.block_bytes / row.values_per_block / one / 1e9
             share = rate / (size / reading_spent / 1e9)
             work = 2 * rows * options.size**2 / one / 1e9
             print(

@@ -36,7 +36,7 @@ from ekiden.compiler.machine_peak import dot_product_loop
 from ekiden.kernels import choose, schedule
 from ekiden.kernels.cost_model import pays_int16_sums
 from ekiden.kernels.cpu.dense import FAMILY
-from ekiden.kernels.family import NARROW_EPILOGUE, MatmulSizes
+from ekiden.kernels.family import INT16_PAIR_SUMS, MatmulSizes
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.runtime import load_image, num_threads, tensor
 from ekiden.target import Target
@@ -78,7 +78,7 @@ def build_ekiden_matmul(x: np.ndarray, w: np.ndarray, target: Target) -> tuple[C
     """Return a checked uint8 x int8 product with a constant weight, and how it multiplies words."""
     (m, k), n = x.shape, len(w)
     plain = MatmulSizes(m, n, k // DOT_WORD_CHANNELS, "uint8")
-    narrow, listed_words = replace(plain, dtype=NARROW_EPILOGUE), None
+    narrow, listed_words = replace(plain, dtype=INT16_PAIR_SUMS), None
     tile = FAMILY.panel_of(narrow, target, {})
     packed, listed = split_large_pairs(pack_weight(w, "dense_u8s8", tile))
     operands = [tensor(x), tensor(packed)]

@@ -14,9 +14,9 @@ import time
 import numpy as np
 from matmul_peak import (
     Kernel,
+    build_fma_loop_on_threads,
     build_kernel,
     cpu_model_name,
-    fma_loop_on_threads,
     processor_class_target,
 )
 from peers import mean_call_seconds, select_clock
@@ -89,7 +89,7 @@ def print_peak_shares(name: str, options: argparse.Namespace) -> None:
     """
     target, clock = processor_class_target(name, options.threads), select_clock(options.threads)
     limit, work = (
-        fma_loop_on_threads(target, options.threads),
+        build_fma_loop_on_threads(target, options.threads),
         peak_loop_flops(target) * options.threads,
     )
     total = ideal = 0.0

@@ -95,7 +95,7 @@ def copy_to_runtime(array: np.ndarray) -> Tensor:
     return copy
 
 
-def read_kernel(elements: int, count: int, target: Target) -> PrimFunc:
+def build_read_kernel(elements: int, count: int, target: Target) -> PrimFunc:
     """Return a kernel that sums equal parts of an array, one per thread, VECTORS_PER_READ vectors
     at a
     time.
@@ -125,7 +125,7 @@ def read_kernel(elements: int, count: int, target: Target) -> PrimFunc:
     return PrimFunc((source, out), shared, {"global_symbol": "reading"})
 
 
-def fma_loop_on_threads(target: Target, threads: int) -> Call:
+def build_fma_loop_on_threads(target: Target, threads: int) -> Call:
     """Return the multiply-add peak loop on every thread."""
     one = peak_loop(target)
     thread_index = Var("part")
@@ -145,8 +145,8 @@ def roofline_limit(
     # A product with one row reads each weight once: bandwidth bounds it, otherwise arithmetic does.
     if m > 1:
         share = 2 * m * n * k / (peak_loop_flops(target) * options.threads)
-        return fma_loop_on_threads(target, options.threads), share
-    read, _ = build_kernel(read_kernel(n * k, options.threads, target), target)
+        return build_fma_loop_on_threads(target, options.threads), share
+    read, _ = build_kernel(build_read_kernel(n * k, options.threads, target), target)
     sums = tensor(np.zeros(options.threads * target.lanes("float32"), np.float32))
     source = tensor(arguments[1].numpy().reshape(-1)[: n * k])
     return lambda: read(source, sums), 1.0

@@ -30,7 +30,7 @@ import nimble_bert
 import nimble_lstm
 import nimble_tree
 import numpy as np
-from nimble_engines import WEIGHT_SEED, Array, EngineWorker, Make
+from nimble_engines import WEIGHT_SEED, Array, EngineWorker, MakeRun
 
 RESULT_TOLERANCE = 1e-4
 ENGINE_PAUSE_S = 0.02
@@ -43,7 +43,7 @@ class NimbleWorkload:
     case.
     """
 
-    engines: Mapping[str, Make]
+    engines: Mapping[str, MakeRun]
     low: int
     high: int
     count: int
@@ -101,7 +101,7 @@ def measure_rounds(workers: Mapping[str, EngineWorker], cases: list[int], rounds
             time.sleep(ENGINE_PAUSE_S)
             reply = worker.run_cases(cases)
             times[0][name].append(reply.seconds)
-            times[1][name].append(reply.busy)
+            times[1][name].append(reply.cpu_seconds)
     return times
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from bert import HEADS, INNER, LAYERS, POSITIONS, WIDTH, WORDS, bert_module
-from nimble_engines import Array, Foreign, OnnxGraph, Run, import_torch
+from nimble_engines import Array, ForeignModule, OnnxGraph, Run, import_torch
 
 import ekiden
 
@@ -54,20 +54,20 @@ def _make_torch_run(threads: int, compiled: bool) -> Run:
     return run
 
 
-def _build_torch_model(torch: Foreign) -> Foreign:
+def _build_torch_model(torch: ForeignModule) -> ForeignModule:
     """Return the PyTorch model."""
     nn, weights = torch.nn, _BertWeights()
 
-    def next_parameter(*shape: int) -> Foreign:
+    def next_parameter(*shape: int) -> ForeignModule:
         return nn.Parameter(torch.from_numpy(weights(*shape)))
 
-    def make_linear(width: int, out: int) -> Foreign:
+    def make_linear(width: int, out: int) -> ForeignModule:
         """Return a linear layer."""
         layer = nn.Linear(width, out)
         layer.weight, layer.bias = next_parameter(out, width), next_parameter(out)
         return layer
 
-    def make_layer_norm() -> Foreign:
+    def make_layer_norm() -> ForeignModule:
         """Return a layer norm."""
         layer = nn.LayerNorm(WIDTH, 1e-12)
         layer.weight, layer.bias = next_parameter(WIDTH), next_parameter(WIDTH)
@@ -83,8 +83,8 @@ def _build_torch_model(torch: Foreign) -> Foreign:
             self.up, self.down = make_linear(WIDTH, INNER), make_linear(INNER, WIDTH)
             self.norm2 = make_layer_norm()
 
-        def forward(self, x: Foreign, mask: Foreign) -> Foreign:
-            def heads(y: Foreign) -> Foreign:
+        def forward(self, x: ForeignModule, mask: ForeignModule) -> ForeignModule:
+            def heads(y: ForeignModule) -> ForeignModule:
                 return y.view(*x.shape[:2], HEADS, HEAD_DEPTH).transpose(1, 2)
 
             mixed = nn.functional.scaled_dot_product_attention(
@@ -103,7 +103,9 @@ def _build_torch_model(torch: Foreign) -> Foreign:
             self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
             self.pool = make_linear(WIDTH, WIDTH)
 
-        def forward(self, words: Foreign, kinds: Foreign, mask: Foreign) -> Foreign:
+        def forward(
+            self, words: ForeignModule, kinds: ForeignModule, mask: ForeignModule
+        ) -> ForeignModule:
             """Return the hidden states and the pooled first token."""
             take = nn.functional.embedding
             positions = self.places[: words.shape[1]]

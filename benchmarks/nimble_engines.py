@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-Foreign: TypeAlias = Any
+ForeignModule: TypeAlias = Any
 """What belongs to another engine."""
 Run = Callable[[int], list[Array]]
 """A case, by its number, to its results."""
-Make = Callable[[int], Run]
+MakeRun = Callable[[int], Run]
 """The number of threads to an engine that is ready."""
 
 WEIGHT_SEED = 0
@@ -29,7 +29,7 @@ class WorkerReply:
     """Times of a request's cases, and their results if requested."""
 
     seconds: list[float]
-    busy: list[float]
+    cpu_seconds: list[float]
     """Of these, the seconds that the calling thread ran: less where others had the core."""
     results: list[Array]
 
@@ -37,7 +37,7 @@ class WorkerReply:
 class EngineWorker:
     """Engine in a separate process, so that thread pools of engines do not disturb each other."""
 
-    def __init__(self, make: Make, threads: int) -> None:
+    def __init__(self, make: MakeRun, threads: int) -> None:
         """Start the process; it is no daemon, as it may start processes that compile: close it."""
         os.environ["OMP_NUM_THREADS"] = os.environ["EKIDEN_NUM_THREADS"] = str(threads)
         context = multiprocessing.get_context("spawn")
@@ -60,7 +60,7 @@ class EngineWorker:
         self.process.join()
 
 
-def _serve_requests(make: Make, threads: int, pipe: Connection) -> None:
+def _serve_requests(make: MakeRun, threads: int, pipe: Connection) -> None:
     start = time.perf_counter()
     run = make(threads)
     pipe.send(time.perf_counter() - start)
@@ -86,7 +86,7 @@ class SeededWeights:
         return self.rng.standard_normal(shape, dtype=np.float32) * WEIGHT_SCALE
 
 
-def import_torch(threads: int) -> Foreign:
+def import_torch(threads: int) -> ForeignModule:
     """Import torch with a number of threads and without gradients."""
     import torch  # noqa: PLC0415
 
@@ -123,7 +123,7 @@ class OnnxGraph:
 
     def create_session(
         self, threads: int, inputs: dict[str, tuple[int, list[Any]]], *out: str
-    ) -> Foreign:
+    ) -> ForeignModule:
         """Return an ONNX Runtime session with the model; `inputs` are element types and shapes by
         name.
         """

@@ -8,7 +8,15 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from nimble_engines import WEIGHT_SEED, Array, Foreign, OnnxGraph, Run, SeededWeights, import_torch
+from nimble_engines import (
+    WEIGHT_SEED,
+    Array,
+    ForeignModule,
+    OnnxGraph,
+    Run,
+    SeededWeights,
+    import_torch,
+)
 
 import ekiden
 from ekiden import relay
@@ -54,7 +62,9 @@ def run_torch_compile(layers: int, threads: int) -> Run:
     return _make_torch_run(layers, torch, lambda model: torch.compile(model, dynamic=True))
 
 
-def _make_torch_run(layers: int, torch: Foreign, wrap: Callable[[Foreign], Foreign]) -> Run:
+def _make_torch_run(
+    layers: int, torch: ForeignModule, wrap: Callable[[ForeignModule], ForeignModule]
+) -> Run:
     """Return a run of the wrapped PyTorch model."""
     model = torch.nn.LSTM(INPUTS, HIDDEN, layers).eval()
     for n, layer_weights in enumerate(lstm_weights(layers)):

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import count
 
 import numpy as np
-from nimble_engines import WEIGHT_SEED, Array, Foreign, Run, SeededWeights, import_torch
+from nimble_engines import WEIGHT_SEED, Array, ForeignModule, Run, SeededWeights, import_torch
 
 import ekiden
 from ekiden import relay, runtime
@@ -154,24 +154,28 @@ class _TorchTreeLstm:
         }
         self.step = self.compute_node
 
-    def linear(self, x: Foreign, weight: str, bias: str | None = None) -> Foreign:
+    def linear(self, x: ForeignModule, weight: str, bias: str | None = None) -> ForeignModule:
         linear = self.torch.nn.functional.linear
         return linear(x, self.weights[weight], None if bias is None else self.weights[bias])
 
-    def compute_node(self, inputs: Foreign, keep: Foreign, h: Foreign, c: Foreign) -> Foreign:
+    def compute_node(
+        self, inputs: ForeignModule, keep: ForeignModule, h: ForeignModule, c: ForeignModule
+    ) -> ForeignModule:
         torch = self.torch
         i, o, u = (inputs + self.linear(h.sum(0, keepdim=True), "u")).chunk(3, dim=1)
         f = torch.sigmoid(keep + self.linear(h, "uf"))
         cell = torch.sigmoid(i) * torch.tanh(u) + (f * c).sum(0, keepdim=True)
         return torch.sigmoid(o) * torch.tanh(cell), cell
 
-    def compute_leaf(self, inputs: Foreign) -> Foreign:
+    def compute_leaf(self, inputs: ForeignModule) -> ForeignModule:
         torch = self.torch
         i, o, u = inputs.chunk(3, dim=1)
         cell = torch.sigmoid(i) * torch.tanh(u)
         return torch.sigmoid(o) * torch.tanh(cell), cell
 
-    def concat_child_states(self, root: TreeNode, visit: Callable[[TreeNode], Foreign]) -> Foreign:
+    def concat_child_states(
+        self, root: TreeNode, visit: Callable[[TreeNode], ForeignModule]
+    ) -> ForeignModule:
         """Return the concatenated states of a node's children."""
         states = [visit(child) for child in root.children]
         return [self.torch.cat(child_states) for child_states in zip(*states, strict=True)]
@@ -181,7 +185,7 @@ class _TorchTreeLstm:
         words = self.torch.from_numpy(random_word_vectors(leaves))
         none = [self.torch.zeros(1, HIDDEN)] * 2
 
-        def visit(root: TreeNode) -> Foreign:
+        def visit(root: TreeNode) -> ForeignModule:
             x = words[root.word : root.word + 1]
             below = self.concat_child_states(root, visit) if root.children else none
             return self.step(self.linear(x, "w", "b"), self.linear(x, "wf", "bf"), *below)
@@ -195,7 +199,7 @@ class _TorchTreeLstm:
         words = self.torch.from_numpy(random_word_vectors(leaves))
         inputs, keeps = self.linear(words, "w", "b"), self.linear(words, "wf", "bf")
 
-        def visit(root: TreeNode) -> Foreign:
+        def visit(root: TreeNode) -> ForeignModule:
             own = slice(root.word, root.word + 1)
             if not root.children:
                 return self.compute_leaf(inputs[own])

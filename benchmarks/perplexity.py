@@ -51,7 +51,7 @@ class DequantizedCheckpoint:
         return iter(self.whole)
 
     def __getitem__(self, name: str) -> Weight:
-        return Weight.of(name, self.whole[name].values())
+        return Weight.encode(name, self.whole[name].values())
 
     def check(self) -> None:
         """Check the underlying checkpoint."""

@@ -142,7 +142,7 @@ class QuantizationVariant:
     """Quantization variant: Ekiden's recipe, and ONNX Runtime's closest equivalent."""
 
     name: str
-    theirs: Callable[[Model, Data, Path], Model] | None
+    ort_quantize: Callable[[Model, Data, Path], Model] | None
     recipe: dict[str, Any] | None = field(default_factory=dict)
     """None: floats of 16 bits."""
 
@@ -189,7 +189,7 @@ class EvaluatedNetwork:
 
     model: Model
     data: Data
-    fresh: Data
+    test_data: Data
     labels: Array | None
 
     def timing_samples(self, data: Data) -> Data:
@@ -405,7 +405,7 @@ def bfloat16_run(model: Model) -> Callable[[Data], Array]:
 
 def measure_speedup(network: EvaluatedNetwork, variant: QuantizationVariant) -> str:
     """Return the speed-up over float32, and the number of quantized layers."""
-    x = network.timing_samples(network.fresh)
+    x = network.timing_samples(network.test_data)
     before = ekiden.compile(network.model)
     if variant.recipe is None:
         runs = [partial(before, **x), partial(bfloat16_run(network.model), x)]
@@ -450,14 +450,14 @@ def evaluate_variant(
     """
     theirs = None
     if variant.recipe is None:
-        ours = bfloat16_run(network.model)(network.fresh)
+        ours = bfloat16_run(network.model)(network.test_data)
     else:
         result = ekiden.quantize(network.model, network.data, **variant.recipe).model
-        ours = exact_outputs(result, network.fresh)
-    if variant.theirs is not None:
+        ours = exact_outputs(result, network.test_data)
+    if variant.ort_quantize is not None:
         try:
             theirs = exact_outputs(
-                variant.theirs(network.model, network.data, folder), network.fresh
+                variant.ort_quantize(network.model, network.data, folder), network.test_data
             )
         except Exception as error:  # of their quantisers, which have no base, or of what they made
             print(
@@ -513,15 +513,15 @@ class LazyNetwork:
     """Network and its float results on test data, both computed on first use."""
 
     name: str
-    make: Callable[[], EvaluatedNetwork]
+    make_network: Callable[[], EvaluatedNetwork]
     network: EvaluatedNetwork | None = None
     floats: Array | None = None
 
     def evaluate(self, variant: QuantizationVariant, folder: Path) -> list[float]:
         """Evaluate a variant with `judge`."""
         if self.network is None or self.floats is None:
-            self.network = self.make()
-            self.floats = exact_outputs(self.network.model, self.network.fresh)
+            self.network = self.make_network()
+            self.floats = exact_outputs(self.network.model, self.network.test_data)
         return evaluate_variant(self.network, self.floats, variant, folder)
 
 
@@ -558,7 +558,7 @@ def network_rows(
                     measures[variant.name].append(judged)
                     if is_timed and trained_network is trained[0]:
                         gains[variant.name] = measure_speedup(
-                            trained_network.network or trained_network.make(), variant
+                            trained_network.network or trained_network.make_network(), variant
                         )
                 except Exception as error:  # of the engine that judges, which have no base
                     failed[variant.name] = f"{type(error).__name__}: {error}"

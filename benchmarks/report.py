@@ -58,26 +58,29 @@ DARK_STYLE = """
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MachineLimits:
     """The machine's peak: operations per second, and bytes per second by the number of bytes
     touched, ascending.
     """
 
     flops: float
-    copies: tuple[tuple[int, float], ...]
+    copy_bandwidths: tuple[tuple[int, float], ...]
 
     def seconds(self, row: ReportRow) -> float:
         """Return the minimum time of a kernel's calls."""
         bytes_per_call = row.nbytes // max(row.count, 1)
-        speed = next((s for size, s in self.copies if bytes_per_call <= size), self.copies[-1][1])
+        speed = next(
+            (s for size, s in self.copy_bandwidths if bytes_per_call <= size),
+            self.copy_bandwidths[-1][1],
+        )
         return max(row.flops / self.flops, row.nbytes / speed)
 
-    def bound(self, row: ReportRow) -> str:
+    def limiting_resource(self, row: ReportRow) -> str:
         """Return which limit is closer."""
         return "flops" if row.flops / self.flops >= self.seconds(row) else "bytes"
 
 
-class Loss(NamedTuple):
+class KernelLoss(NamedTuple):
     """A kernel of a model: its calls on one set of shapes, and the seconds beyond its limit."""
 
     model: str
@@ -102,7 +105,7 @@ class Loss(NamedTuple):
         }
 
 
-def measure_limits(peak: MachinePeak) -> Limits:
+def measure_limits(peak: MachinePeak) -> MachineLimits:
     """Return the measured peak, with copies within caches."""
     copies = []
     for size in CACHED_COPY_BYTES:
@@ -115,10 +118,10 @@ def measure_limits(peak: MachinePeak) -> Limits:
             spent.append(time.perf_counter() - start)
         copies.append((size, size * calls / min(spent)))
     # 2^62 stands for any larger size: the bandwidth of main memory.
-    return Limits(peak.flops, (*copies, (1 << 62, peak.bandwidth)))
+    return MachineLimits(peak.flops, (*copies, (1 << 62, peak.bandwidth)))
 
 
-def best_of(reports: Sequence[Report]) -> Report:
+def merge_min_times(reports: Sequence[Report]) -> Report:
     """Return the first report with each call's minimum over all reports, which have the
     same calls.
     """
@@ -130,17 +133,19 @@ def best_of(reports: Sequence[Report]) -> Report:
     return replace(reports[0], calls=calls)
 
 
-def losses(model: str, report: Report, limits: Limits) -> list[Loss]:
+def kernel_losses(model: str, report: Report, limits: MachineLimits) -> list[KernelLoss]:
     """Return each kernel's loss, in the order of its first call."""
     kernel_losses = []
     for row in report.rows():
         spent, limit_s = row.duration * 1e-9, limits.seconds(row)
         share = min(1.0, limit_s / max(spent, 1e-9))
-        kernel_losses.append(Loss(model, row, max(0.0, spent - limit_s), share, limits.bound(row)))
+        kernel_losses.append(
+            KernelLoss(model, row, max(0.0, spent - limit_s), share, limits.limiting_resource(row))
+        )
     return kernel_losses
 
 
-def show(kernel_losses: Sequence[Loss], top: int) -> None:
+def print_losses(kernel_losses: Sequence[KernelLoss], top: int) -> None:
     """Print the kernels with the largest losses."""
     print(f"{'ms':>9} {'lost':>9} {'calls':>5} {'GFLOP/s':>8} {'of limit':>11}  kernel, arguments")
     for loss in sorted(kernel_losses, key=lambda loss_entry: -loss_entry.lost)[:top]:
@@ -182,24 +187,24 @@ def random_feed(exe: ekiden.Executable, dims: Mapping[str, int]) -> Feed:
 def run_kernels_command(options: argparse.Namespace) -> None:
     """Run the command `kernels`."""
     num_threads(options.threads)
-    everything: list[Loss] = []
+    everything: list[KernelLoss] = []
     for name, path, feed in iter_models(options):
         exe = ekiden.compile(path)
         peak = measure_peak()
-        report = best_of([exe.profile(peak=False, **feed) for _ in range(options.rounds)])
+        report = merge_min_times([exe.profile(peak=False, **feed) for _ in range(options.rounds)])
         limits = measure_limits(peak)
-        kernel_losses = losses(name, report, limits)
-        spent, lost = sum(f.row.duration for f in kernel_losses), sum(f.lost for f in kernel_losses)
+        losses = kernel_losses(name, report, limits)
+        spent, lost = sum(f.row.duration for f in losses), sum(f.lost for f in losses)
         print(
             f"\n{name}: {spent / 1e6:.3f} ms in kernels, {lost * 1e3:.3f} ms lost; at best"
             f" {limits.flops / 1e9:.0f} GFLOP/s, copies"
-            f" {', '.join(f'{speed / 1e9:.0f}' for _, speed in limits.copies)} GB/s"
+            f" {', '.join(f'{speed / 1e9:.0f}' for _, speed in limits.copy_bandwidths)} GB/s"
         )
-        show(kernel_losses, options.top)
+        print_losses(losses, options.top)
         sys.stdout.flush()
-        everything += kernel_losses
+        everything += losses
     print(f"\nthe {options.top} that lose most over all models")
-    show(everything, options.top)
+    print_losses(everything, options.top)
     if options.json:
         records = [{"threads": options.threads, **f.record()} for f in everything]
         Path(options.json).write_text(json.dumps(records, indent=1))
@@ -211,12 +216,12 @@ def run_page_command(options: argparse.Namespace) -> None:
     layers = [row for path in options.kernels for row in json.loads(Path(path).read_text())]
     folder = Path(options.out)
     rows = [row for row in rows if row["threads"] in options.threads]
-    text = markdown(rows, options.note, options.name)
+    text = render_page(rows, options.note, options.name)
     (folder / f"{options.name}.md").write_text(text)
-    plot(rows, layers, folder / f"{options.name}.svg")
+    plot_results(rows, layers, folder / f"{options.name}.svg")
 
 
-def markdown(rows: Sequence[Record], note: str = "", name: str = "performance") -> str:
+def render_page(rows: Sequence[Record], note: str = "", name: str = "performance") -> str:
     """Return the page: the measurements, and a table per number of threads; `name` is its
     picture's.
     """
@@ -273,7 +278,7 @@ def format_row(row: Record, engines: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def plot(rows: Sequence[Record], layers: Sequence[Record], path: Path) -> None:
+def plot_results(rows: Sequence[Record], layers: Sequence[Record], path: Path) -> None:
     """Draw two pictures: each peer's time over ours for each model, and the share of their limit
     that kernels in `layers` reach.
     """
@@ -291,7 +296,7 @@ def plot(rows: Sequence[Record], layers: Sequence[Record], path: Path) -> None:
     )
     axes = grid[0]
     for axis, count in zip(axes, threads, strict=False):
-        _peers(axis, [row for row in rows if row["threads"] == count])
+        _plot_peer_ratios(axis, [row for row in rows if row["threads"] == count])
         axis.set_title(f"{count} thread{'s' * (count > 1)}")
         axis.set_xlabel("time of the other engine / time of Ekiden")
     if layers:
@@ -308,7 +313,7 @@ def add_dark_style(svg: str) -> str:
     return svg.replace("</style>", f"{DARK_STYLE}</style>", 1)
 
 
-def _peers(axis: Axis, rows: Sequence[Record]) -> None:
+def _plot_peer_ratios(axis: Axis, rows: Sequence[Record]) -> None:
     """Draw the peers' times relative to ours."""
     names = [row["model"] for row in rows]
     engines = list(dict.fromkeys(e for row in rows for e in row["engines"]))[1:]

@@ -27,7 +27,7 @@ CHAINS, STEPS = 24, 50_000
 
 
 @T.prim_func
-def fma_peak_loop(out: T.Buffer((24, 16), "float32")) -> None:
+def build_fma_peak_loop(out: T.Buffer((24, 16), "float32")) -> None:
     acc = T.alloc_buffer((24, 16), "float32", scope="register")
     for c in T.unroll(24):
         for lane in T.vectorized(16):
@@ -107,7 +107,7 @@ def interleaved_min_times(
 def share_of_peak(size: int) -> float:
     """Return the share of the peak for size x size matrices."""
     limit, out = (
-        ekiden.build(fma_peak_loop)["peak"],
+        ekiden.build(build_fma_peak_loop)["peak"],
         ekiden.runtime.tensor(np.zeros((24, 16), "float32")),
     )
     kernel, tensors = build_matmul(size, size), random_arguments(size, size)

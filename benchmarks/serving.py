@@ -343,11 +343,11 @@ class HttpSubject:
     name: str
     port: int
     request: HttpRequest
-    most: list[float] = field(default_factory=list)
+    max_requests_per_s: list[float] = field(default_factory=list)
     """Requests a second, of each round."""
-    full: LatencyRounds = field(default_factory=LatencyRounds)
-    alone: LatencyRounds = field(default_factory=LatencyRounds)
-    half: LatencyRounds = field(default_factory=LatencyRounds)
+    full_load_latencies: LatencyRounds = field(default_factory=LatencyRounds)
+    single_client_latencies: LatencyRounds = field(default_factory=LatencyRounds)
+    half_load_latencies: LatencyRounds = field(default_factory=LatencyRounds)
     witness: LatencyRounds = field(default_factory=LatencyRounds)
     """At the rate of `half`, of a server that has its answer ready: what the machine adds."""
     wrk: list[dict[str, float]] = field(default_factory=list)
@@ -357,11 +357,11 @@ class HttpSubject:
         texts = self.request.serialize()
         run_closed_loop(self.port, texts, clients, 0.2)
         times = run_closed_loop(self.port, texts, clients, seconds)
-        self.most.append(len(times) / seconds)
-        self.full.add_round(times)
-        self.alone.add_round(run_closed_loop(self.port, texts, 1, seconds))
-        rate = float(np.median(self.most)) / 2
-        self.half.add_round(run_open_loop(self.port, texts, rate, seconds, clients))
+        self.max_requests_per_s.append(len(times) / seconds)
+        self.full_load_latencies.add_round(times)
+        self.single_client_latencies.add_round(run_closed_loop(self.port, texts, 1, seconds))
+        rate = float(np.median(self.max_requests_per_s)) / 2
+        self.half_load_latencies.add_round(run_open_loop(self.port, texts, rate, seconds, clients))
         self.witness.add_round(run_open_loop(witness, texts, rate, seconds, clients))
 
     def finish(self, clients: int) -> None:
@@ -371,11 +371,11 @@ class HttpSubject:
 
     def report_row(self) -> dict[str, object]:
         """Return the measurements."""
-        alone, half = self.alone.summarize(), self.half.summarize()
+        alone, half = self.single_client_latencies.summarize(), self.half_load_latencies.summarize()
         return {
             "name": self.name,
-            "requests_per_second": round(float(np.median(self.most))),
-            "full": self.full.summarize(), "alone": alone, "half": half,
+            "requests_per_second": round(float(np.median(self.max_requests_per_s))),
+            "full": self.full_load_latencies.summarize(), "alone": alone, "half": half,
             "witness": self.witness.summarize(),
             "half_p99_over_alone_p50": round(half["p99"] / alone["p50"], 2),
             "calm_half_p99_over_alone_p50": round(half["p99_calm"] / alone["p50"], 2),
@@ -391,17 +391,19 @@ class GrpcSubject:
     port: int
     models: Sequence[str]
     x: np.ndarray
-    most: list[float] = field(default_factory=list)
-    full: LatencyRounds = field(default_factory=LatencyRounds)
-    alone: LatencyRounds = field(default_factory=LatencyRounds)
+    max_requests_per_s: list[float] = field(default_factory=list)
+    full_load_latencies: LatencyRounds = field(default_factory=LatencyRounds)
+    single_client_latencies: LatencyRounds = field(default_factory=LatencyRounds)
 
     def measure_round(self, seconds: float, clients: int, witness: int) -> None:
         """Measure a round."""
         run_grpc_clients(self.port, self.models, self.x, clients, 0.2)
         times = run_grpc_clients(self.port, self.models, self.x, clients, seconds)
-        self.most.append(len(times) / seconds)
-        self.full.add_round(times)
-        self.alone.add_round(run_grpc_clients(self.port, self.models, self.x, 1, seconds))
+        self.max_requests_per_s.append(len(times) / seconds)
+        self.full_load_latencies.add_round(times)
+        self.single_client_latencies.add_round(
+            run_grpc_clients(self.port, self.models, self.x, 1, seconds)
+        )
 
     def finish(self, clients: int) -> None:
         """Do nothing."""
@@ -410,8 +412,9 @@ class GrpcSubject:
         """Return the measurements."""
         return {
             "name": self.name,
-            "requests_per_second": round(float(np.median(self.most))),
-            "full": self.full.summarize(), "alone": self.alone.summarize(),
+            "requests_per_second": round(float(np.median(self.max_requests_per_s))),
+            "full": self.full_load_latencies.summarize(),
+            "alone": self.single_client_latencies.summarize(),
         }  # fmt: skip
 
 
@@ -498,7 +501,10 @@ def main() -> None:
     for row in rows:
         print(json.dumps(row))
     for subject in selected[1:]:
-        ratios = [a / b for a, b in zip(subject.most, selected[0].most, strict=True)]
+        ratios = [
+            a / b
+            for a, b in zip(subject.max_requests_per_s, selected[0].max_requests_per_s, strict=True)
+        ]
         print(f"{subject.name}: {np.median(ratios):.2f} times the first line's requests a second")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))

@@ -38,7 +38,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 import ekiden
-from ekiden.frontend.jax.dtype import decode_constant, is_complex, lookup_narrow, storage_dtype
+from ekiden.frontend.jax.dtype import decode_constant, find_narrow_dtype, is_complex, storage_dtype
 from ekiden.frontend.jax.stablehlo import make_context, write_bytecode
 from ekiden.ir.dtype import to_numpy
 from ekiden.runtime.errors import EkidenError
@@ -56,8 +56,8 @@ class ResultCheck:
 
     kind: str
     """expect_eq, expect_close or expect_almost_eq."""
-    first: int
-    parts: int
+    first_result_index: int
+    num_components: int
     """1, or 2 of complex numbers: results first... against results first + parts..."""
     ulps: int = DEFAULT_ULPS
 
@@ -243,8 +243,8 @@ def _real_components(value: ir.Value) -> list[ir.Value]:
     """Return the components a tensor is compared as: both parts of complex numbers, and float32 of
     floats that no tensor of Ekiden's has.
     """
-    narrow = lookup_narrow(value.type)
-    if narrow is not None and not narrow.stored:
+    narrow = find_narrow_dtype(value.type)
+    if narrow is not None and not narrow.storage_dtype:
         return [
             stablehlo.convert(ir.RankedTensorType.get(value.type.shape, ir.F32Type.get()), value)
         ]
@@ -272,8 +272,8 @@ def run_case(case: CorpusCase) -> tuple[str, str]:
     ]
     worst = "agree"
     for check in case.checks:
-        for at in range(check.first, check.first + check.parts):
-            verdict, text = compare_arrays(results[at], results[at + check.parts], check)
+        for at in range(check.first_result_index, check.first_result_index + check.num_components):
+            verdict, text = compare_arrays(results[at], results[at + check.num_components], check)
             if verdict == "wrong":
                 return verdict, text
             worst = verdict if verdict == "near" else worst

@@ -6,7 +6,7 @@ Each row is a statement or a program, run in fresh processes of one thread:
 
     cpu     milliseconds of the processor, the median of the rounds; what NumPy takes is left out
             of imports, the interpreter's own start of all
-    own     modules of Ekiden that are loaded then, and `others`: all others
+    own     modules of Ekiden that are loaded then, and `num_other_modules`: all others
     cold    of programs: with an empty cache, compiling in the process itself
     cached  with what the cold run has left there
 
@@ -85,17 +85,17 @@ exe(*arguments)
 
 
 @dataclass(frozen=True)
-class Figure:
+class StartFigure:
     """The cost of one row."""
 
     cpu_ms: float
-    own: int
-    others: int
+    num_own_modules: int
+    num_other_modules: int
 
 
 def run_statement(
     checkout: Checkout, statement: str, *arguments: object, **environment: str
-) -> Figure | None:
+) -> StartFigure | None:
     """Run a statement in a fresh process. Return None if it fails, as for features missing in
     another commit; its output is then on standard error.
     """
@@ -111,17 +111,21 @@ def run_statement(
     if ran.returncode != 0:
         return None
     spent, own, other_modules = ran.stdout.split()
-    return Figure(float(spent), int(own), int(other_modules))
+    return StartFigure(float(spent), int(own), int(other_modules))
 
 
-def middle(rounds: Sequence[Figure | None]) -> Figure | None:
+def median_figure(rounds: Sequence[StartFigure | None]) -> StartFigure | None:
     """Return the median of the times and the modules of the last round, without the first round,
     which compiled sources; None where one failed.
     """
     figures = [figure for figure in rounds[1:] if figure is not None]
     if len(figures) < len(rounds) - 1:
         return None
-    return Figure(median(f.cpu_ms for f in figures), figures[-1].own, figures[-1].others)
+    return StartFigure(
+        median(f.cpu_ms for f in figures),
+        figures[-1].num_own_modules,
+        figures[-1].num_other_modules,
+    )
 
 
 def write_program(row: str, folder: Path) -> Path:
@@ -135,10 +139,12 @@ def write_program(row: str, folder: Path) -> Path:
     return path
 
 
-def measure_row(row: str, checkout: Checkout, rounds: int) -> dict[str, Figure | None]:
+def measure_row(row: str, checkout: Checkout, rounds: int) -> dict[str, StartFigure | None]:
     """Return the figures of a row: one for an import, a cold and a cached start for a program."""
     if row in IMPORTS:
-        return {row: middle([run_statement(checkout, IMPORTS[row]) for _ in range(rounds + 1)])}
+        return {
+            row: median_figure([run_statement(checkout, IMPORTS[row]) for _ in range(rounds + 1)])
+        }
     cold, cached = [], []
     for _ in range(rounds + 1):
         with tempfile.TemporaryDirectory() as scratch:
@@ -146,17 +152,17 @@ def measure_row(row: str, checkout: Checkout, rounds: int) -> dict[str, Figure |
             cache = {"EKIDEN_CACHE_DIR": str(Path(scratch) / "cache")}
             cold.append(run_statement(checkout, FIRST_ANSWER_PROGRAM, path, **cache))
             cached.append(run_statement(checkout, FIRST_ANSWER_PROGRAM, path, **cache))
-    return {f"{row}, cold": middle(cold), f"{row}, cached": middle(cached)}
+    return {f"{row}, cold": median_figure(cold), f"{row}, cached": median_figure(cached)}
 
 
-def line(name: str, figures: Sequence[Figure | None]) -> str:
+def format_line(name: str, figures: Sequence[StartFigure | None]) -> str:
     """Format a line of the table: columns hold the figure of this tree, then the other's; "-" for
     what failed.
     """
     cells = [
         " / ".join("-" if f is None else f"{f.cpu_ms:.0f}" for f in figures),
-        " / ".join("-" if f is None else str(f.own) for f in figures),
-        " / ".join("-" if f is None else str(f.others) for f in figures),
+        " / ".join("-" if f is None else str(f.num_own_modules) for f in figures),
+        " / ".join("-" if f is None else str(f.num_other_modules) for f in figures),
     ]
     return f"{name:32}" + "".join(f"{cell:>15}" for cell in cells)
 
@@ -181,7 +187,7 @@ def main(arguments: Sequence[str]) -> int:
         for row in options.rows or rows:
             measured = [measure_row(row, side, options.rounds) for side in sides]
             for name in measured[0]:
-                print(line(name, [side[name] for side in measured]), flush=True)
+                print(format_line(name, [side[name] for side in measured]), flush=True)
             for name, figure in measured[0].items():
                 budget = BUDGETS_MS.get(name, float("inf"))
                 if figure is None or figure.cpu_ms > budget:

@@ -96,8 +96,8 @@ def format_kernel(state: TaskState) -> str:
     """Summarize one kernel's result in a line."""
     choice = state.best.choice if state.best else "the default"
     return (
-        f"{state.trials:4} trials {state.untuned * 1e6:9.1f} us {state.ratio:5.2f}"
-        f" {state.task.node or state.task.name}: {choice} {state.failed or ''}"
+        f"{state.trials:4} trials {state.default_seconds * 1e6:9.1f} us {state.ratio:5.2f}"
+        f" {state.task.node or state.task.name}: {choice} {state.failures_by_status or ''}"
     )
 
 
@@ -106,8 +106,8 @@ def format_session(session: Session) -> str:
     before = sum(s.weight for s in session.states)
     after = sum(s.weight * s.ratio for s in session.states)
     wins = sum(s.best is not None for s in session.states)
-    gone = {k: sum(s.failed.get(k, 0) for s in session.states) for s in session.states
-            for k in s.failed}  # fmt: skip
+    gone = {k: sum(s.failures_by_status.get(k, 0) for s in session.states) for s in session.states
+            for k in s.failures_by_status}  # fmt: skip
     return (
         f"{session.trials} trials of {len(session.states)} kernels, {wins} better; kernels"
         f" {before * 1e3:.3f} -> {after * 1e3:.3f} ms {gone or ''}"

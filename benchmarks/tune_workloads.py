@@ -199,7 +199,7 @@ def main() -> None:
             f"{name}  default, tuned, torch, ort GFLOP/s {speeds}  "
             f" tuned/default {default / tuned:5.2f}  tuned/torch {theirs / tuned:5.2f}"
             f"  tuned/ort {ort / tuned:5.2f}  near at {soon} of {state.trials}, {took:.0f} s"
-            f"  {chosen.rule} {state.failed or ''}",
+            f"  {chosen.rule} {state.failures_by_status or ''}",
             flush=True,
         )
         ratios.append((theirs / tuned, ort / tuned, min(theirs, ort) / tuned, default / tuned))

@@ -11,10 +11,10 @@ limits of time and memory, takes it the given roads, and appends a line of JSON 
 what has a line is not run again, so that it can be interrupted. The processes are forks of one that
 has the packages imported. With `--tier quick --wait 60` each is compared by general kernels and by
 its own ones, and a kernel that cannot be compiled is a refusal. With `ZOO_INDUCTOR=1` the road
-`compile` runs Inductor beside. `table` writes what the lines say: how many ran and agree, also of
-those that ONNX Runtime runs, speed as ratios of medians taken in turns in one process, compile
-times, and the reasons of those that did not. `time` takes those ratios of the models of ONNX that
-`--keep` has left compiled, on a machine that does nothing else.
+`compile` runs Inductor beside. `format_table` writes what the lines say: how many ran and agree,
+also of those that ONNX Runtime runs, speed as ratios of medians taken in turns in one process,
+compile times, and the reasons of those that did not. `time` takes those ratios of the models of
+ONNX that `--keep` has left compiled, on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _compile_ekiden(model: Any) -> Any:  # noqa: ANN401
         executable = ekiden.compile(model, tier=_compile_tier())
     own: dict[str, float] = {}
     for row in timings.rows():
-        own[row.path[-1]] = own.get(row.path[-1], 0.0) + row.own
+        own[row.path[-1]] = own.get(row.path[-1], 0.0) + row.own_cpu_seconds
     name = max(own, key=lambda phase: own[phase])
     RECORDED_FIELDS.update({CPU_TIME_FIELD: round(timings.cpu, 2)}, slowest_pass=name,
                 slowest_pass_s=round(own[name], 2))  # fmt: skip
@@ -331,7 +331,7 @@ def _iter_tensors(outputs: Any) -> Iterator[Any]:  # noqa: ANN401
 
 # One model.
 
-NOT_ASKED = ("large", "not built", "not exported")
+NOT_MEASURED = ("large", "not built", "not exported")
 """States of models that did not come to Ekiden."""
 STAGES = {
     "building": "not built",
@@ -345,7 +345,7 @@ CURRENT_STAGE = multiprocessing.get_context("fork").RawValue("i", 0)
 """Which of them, as a process that ends another sees it."""
 
 
-def _at(stage: str) -> None:
+def _enter_stage(stage: str) -> None:
     CURRENT_STAGE.value = list(STAGES).index(stage)
 
 
@@ -353,7 +353,7 @@ MAX_RELATIVE_ERROR = 1e-3
 """Of the largest number that a model gives, how much may be different."""
 
 
-def one(
+def measure_model(
     package: str,
     name: str,
     road: str,
@@ -365,7 +365,7 @@ def one(
     """Return the outcome of a model on a frontend, as a line of the table."""
     import torch
 
-    _at("building")
+    _enter_stage("building")
     torch.manual_seed(WEIGHT_SEED)
     torch.set_num_threads(1)
     line: dict[str, Any] = {"package": package, "name": name, "road": road, "sizes": sizes}
@@ -373,7 +373,7 @@ def one(
         model = PACKAGES[package].build(name, max_parameters)
         model.module.eval()
         with torch.no_grad():
-            _wake(model.module)
+            _randomize_zero_weights(model.module)
             expected = _to_arrays(model.module(*model.inputs.values()))
     except TooLargeError as error:
         return {**line, "state": "large", "why": str(error)}
@@ -382,17 +382,17 @@ def one(
     line["parameters"] = sum(p.numel() for p in model.module.parameters())
     with _model_folder(f"{package}-{name}") as folder, torch.no_grad():
         started = time.perf_counter()
-        _at("exporting")
+        _enter_stage("exporting")
         try:
             engines = FRONTENDS[road](model, sizes == "dynamic", folder)
         except Exception as error:
             return {**line, "state": "not exported", "why": _first_line(error)}
         line["export_s"] = round(time.perf_counter() - started, 2)
-        ran = _ran(model, engines, expected, sizes == "dynamic", rounds, wait)
+        ran = _run_engines(model, engines, expected, sizes == "dynamic", rounds, wait)
         return {**line, **ran, **RECORDED_FIELDS}
 
 
-def _wake(module: Any) -> None:  # noqa: ANN401
+def _randomize_zero_weights(module: Any) -> None:  # noqa: ANN401
     """Randomize weights that are 0 before training, since errors in what they multiply would stay
     hidden.
     """
@@ -413,7 +413,7 @@ def _model_folder(name: str) -> Iterator[Path]:
             yield Path(temporary)
 
 
-def _ran(
+def _run_engines(
     model: ZooModel,
     engines: Engines,
     expected: Sequence[Any],
@@ -427,11 +427,11 @@ def _ran(
     inputs = list(model.inputs.values())
     for name, make in engines.items():
         started = time.perf_counter()
-        _at("compiling" if name == "ekiden" else "running ONNX Runtime")
+        _enter_stage("compiling" if name == "ekiden" else "running ONNX Runtime")
         try:
             calls[name] = make()
             if name != "ekiden":
-                line[name] = _error(calls[name](inputs), expected)
+                line[name] = _max_relative_error(calls[name](inputs), expected)
         except Exception as error:
             if name == "ekiden":
                 kind = type(error).__module__
@@ -442,10 +442,10 @@ def _ran(
         else:
             key = "compile_s" if name == "ekiden" else f"compile_{name}_s"
             line[key] = round(time.perf_counter() - started, 2)
-    _at("running")
+    _enter_stage("running")
     try:
         line.update(_compare_with_torch(model, calls, expected, is_dynamic))
-        if why := _waited(line, calls["ekiden"], wait):
+        if why := _wait_for_compiled_kernels(line, calls["ekiden"], wait):
             return {**line, "state": "refused", "why": why}
         if wait:
             again = _compare_with_torch(model, calls, expected, is_dynamic)
@@ -456,7 +456,7 @@ def _ran(
     return {**line, "state": _classify_mismatch(line["error"], calls, model, expected)}
 
 
-def _waited(line: dict[str, Any], call: Call, seconds: int) -> str:
+def _wait_for_compiled_kernels(line: dict[str, Any], call: Call, seconds: int) -> str:
     """Return why kernels are still generic after the time allowed for specialized code; "" if they
     do not.
     """
@@ -490,9 +490,12 @@ def _classify_mismatch(
     inputs = list(model.inputs.values())
     peer = calls.get("onnxruntime")
     theirs = None if peer is None else peer(inputs)
-    if theirs is not None and _error(calls["ekiden"](inputs), theirs) < MAX_RELATIVE_ERROR:
+    if (
+        theirs is not None
+        and _max_relative_error(calls["ekiden"](inputs), theirs) < MAX_RELATIVE_ERROR
+    ):
         return "exported differently"
-    is_alone = theirs is not None and _error(theirs, expected) < MAX_RELATIVE_ERROR
+    is_alone = theirs is not None and _max_relative_error(theirs, expected) < MAX_RELATIVE_ERROR
     is_open = _is_unstable(model, expected) or (not is_alone and has_ties(model))
     return "unstable" if is_open else "differs"
 
@@ -514,7 +517,9 @@ def _is_unstable(model: ZooModel, expected: Sequence[Any]) -> bool:
     perturbed = [
         v * (1 + INPUT_PERTURBATION * sign) if v.is_floating_point() else v for v, sign in pairs
     ]
-    return not _error(_to_arrays(model.module(*perturbed)), expected) < MAX_RELATIVE_ERROR
+    return (
+        not _max_relative_error(_to_arrays(model.module(*perturbed)), expected) < MAX_RELATIVE_ERROR
+    )
 
 
 def _first_line(error: Exception) -> str:
@@ -527,17 +532,19 @@ def _compare_with_torch(
 ) -> dict[str, Any]:
     """Return the largest difference from PyTorch, relative to its results' magnitude."""
     inputs = list(model.inputs.values())
-    figures = {"error": _error(calls["ekiden"](inputs), expected)}
+    figures = {"error": _max_relative_error(calls["ekiden"](inputs), expected)}
     if is_dynamic:
         by = {"batch": 1, "length": 5, "decoder_length": 3}
         for one_of in by, {**by, "batch": 0}:
             extended = _enlarge_inputs(model, one_of)
-            error = _error(calls["ekiden"](extended), _to_arrays(model.module(*extended)))
+            error = _max_relative_error(
+                calls["ekiden"](extended), _to_arrays(model.module(*extended))
+            )
             figures["error"] = max(figures["error"], error)
     return figures
 
 
-def _error(actual: Sequence[Any], expected: Sequence[Any]) -> float:
+def _max_relative_error(actual: Sequence[Any], expected: Sequence[Any]) -> float:
     """Return the largest relative difference of outputs."""
     import numpy as np
 
@@ -606,7 +613,7 @@ def run_missing(options: argparse.Namespace) -> None:
                     break
                 key = (package, name, road, sizes)
                 line = have.get(key) or _append_line(_run_in_subprocess(key, options), options.out)
-                tested += line["state"] not in NOT_ASKED
+                tested += line["state"] not in NOT_MEASURED
 
 
 def _append_line(line: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -681,7 +688,7 @@ def _run_in_subprocess(
         process.join(options.seconds)
         if process.exitcode is None:
             _kill_group(process)
-            return {**line, **_overdue(options.seconds)}
+            return {**line, **_timeout_outcome(options.seconds)}
         answer = Path(folder, "line.json")
         if not answer.is_file():
             error_text = Path(folder, "errors.txt").read_text(errors="replace").strip()
@@ -703,12 +710,12 @@ def _subprocess_main(
     with open(folder / "errors.txt", "w") as errors:
         os.dup2(errors.fileno(), 1)
         os.dup2(errors.fileno(), 2)
-    line = one(*key, *limits)
+    line = measure_model(*key, *limits)
     (folder / "line.json").write_text(json.dumps({**line, "tier": _compile_tier()}))
     os.killpg(0, signal.SIGKILL)  # kernels that are still being compiled for a quick start
 
 
-def _overdue(seconds: float) -> dict[str, str]:
+def _timeout_outcome(seconds: float) -> dict[str, str]:
     """Return the outcome of a process killed for its time; only what happened after handing over to
     Ekiden counts against it.
     """
@@ -725,7 +732,7 @@ def _kill_group(process: BaseProcess) -> None:
 # The table.
 
 
-def table(lines: Sequence[Mapping[str, Any]]) -> str:
+def format_table(lines: Sequence[Mapping[str, Any]]) -> str:
     """Format the lines as Markdown."""
     heads = ("package", "road", "sizes", "drawn", "models", "agree", "own kernels",
              "of ONNX Runtime's", "over eager", "over Inductor", "over ONNX Runtime",
@@ -735,7 +742,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     for line in lines:
         groups.setdefault((line["package"], line["road"], line["sizes"]), []).append(line)
     for key, group in sorted(groups.items()):
-        tested = [e for e in group if e["state"] not in (*NOT_ASKED, *NOT_COMPARABLE)]
+        tested = [e for e in group if e["state"] not in (*NOT_MEASURED, *NOT_COMPARABLE)]
         good = [entry for entry in tested if entry["state"] == "agrees"]
         times = [
             timed_entry[CPU_TIME_FIELD] for timed_entry in good if CPU_TIME_FIELD in timed_entry
@@ -857,7 +864,7 @@ def main() -> None:
     elif options.command == "time":
         time_kept_models(options.folder, options.turns)
     else:
-        print(table(_read_lines(options.file)))
+        print(format_table(_read_lines(options.file)))
 
 
 if __name__ == "__main__":

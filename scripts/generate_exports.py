@@ -33,11 +33,11 @@ PACKAGES = (
 )
 OPERATORS = "ekiden.relay.op"
 """The package beside whose names the operators stand."""
-CONVERTERS = "ekiden.frontend.onnx.converters"
+CONVERTERS_PACKAGE = "ekiden.frontend.onnx.converters"
 """The package whose modules have rows for operators of ONNX."""
 
 
-def offered(package: str) -> Iterator[tuple[str, str]]:
+def iter_exports(package: str) -> Iterator[tuple[str, str]]:
     """Yield (module, name) of everything that a package exports; "" is the package itself."""
     tree = ast.parse((SOURCE / package.replace(".", "/") / "__init__.py").read_text("utf-8"))
     for block in tree.body:
@@ -51,13 +51,13 @@ def offered(package: str) -> Iterator[tuple[str, str]]:
 
 def _names(package: str, module: str, each: ast.alias) -> Iterator[tuple[str, str]]:
     if each.name == "*":
-        yield from ((module, name) for name in names_of(module))
+        yield from ((module, name) for name in read_dunder_all(module))
     else:
         name = f"{each.asname}:{each.name}" if each.asname else each.name
         yield "" if module == package else module, name
 
 
-def names_of(module: str) -> list[str]:
+def read_dunder_all(module: str) -> list[str]:
     """Return the `__all__` of a module by parsing its source, without importing it."""
     tree = ast.parse((SOURCE / f"{module.replace('.', '/')}.py").read_text("utf-8"))
     for statement in tree.body:
@@ -66,7 +66,7 @@ def names_of(module: str) -> list[str]:
     raise ValueError(f"{module} has no __all__")
 
 
-def declared() -> dict[str, str]:
+def operators_by_module() -> dict[str, str]:
     """Return the module that declares each operator."""
     found: dict[str, str] = {}
     register = op.register_op_name
@@ -88,24 +88,26 @@ def declared() -> dict[str, str]:
     return {name: home for name, home in found.items() if home.startswith("ekiden.relay.")}
 
 
-def converted() -> str:
+def render_converter_table() -> str:
     """Return the text of the file that lists the ONNX operators of each converter family."""
     homes: dict[str, str] = {}
-    for file in sorted(path_of(CONVERTERS).parent.glob("*.py")):
+    for file in sorted(exports_file_path(CONVERTERS_PACKAGE).parent.glob("*.py")):
         if file.stem in ("__init__", "_exports"):
             continue
-        for row in getattr(import_module(f"{CONVERTERS}.{file.stem}"), "ROWS", ()):
+        for row in getattr(import_module(f"{CONVERTERS_PACKAGE}.{file.stem}"), "ROWS", ()):
             name = f"{row.domain}:{row.op_type}" if row.domain else row.op_type
             if homes.setdefault(name, file.stem) != file.stem:
                 raise ValueError(f"rows of {name} in {homes[name]} and {file.stem}")
     said = (
         '"""Which operators of ONNX each family converts. Made by scripts/generate_exports.py."""\n'
     )
-    rows = grouped(CONVERTERS, ((home, name) for name, home in homes.items()))
-    return "\n".join([said, table("ROWS", rows, "Family -> its operators, behind their domain.")])
+    rows = group_by_module(CONVERTERS_PACKAGE, ((home, name) for name, home in homes.items()))
+    return "\n".join(
+        [said, format_table("ROWS", rows, "Family -> its operators, behind their domain.")]
+    )
 
 
-def table(name: str, rows: Mapping[str, list[str]], what: str) -> str:
+def format_table(name: str, rows: Mapping[str, list[str]], what: str) -> str:
     """Format a table of modules and names as Python."""
     lines = [f"{name} = {{"]
     for home, names in rows.items():
@@ -114,7 +116,7 @@ def table(name: str, rows: Mapping[str, list[str]], what: str) -> str:
     return "\n".join([*lines, "}", f'"""{what}"""', ""])
 
 
-def grouped(package: str, pairs: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
+def group_by_module(package: str, pairs: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
     """Group the names by modules, these by their names within the package."""
     found: dict[str, list[str]] = {}
     for home, name in sorted(set(pairs)):
@@ -122,15 +124,21 @@ def grouped(package: str, pairs: Iterator[tuple[str, str]]) -> dict[str, list[st
     return found
 
 
-def text_of(package: str, operators: Mapping[str, str] | None) -> str:
+def render_exports_file(package: str, operators: Mapping[str, str] | None) -> str:
     """Return the text of a package's file, with the operators where they are given."""
     parts = [
         f'"""Where the names of `{package}` stand. Made by scripts/generate_exports.py."""\n',
-        table("EXPORTED_NAMES", grouped(package, offered(package)), "Module -> its names."),
+        format_table(
+            "EXPORTED_NAMES",
+            group_by_module(package, iter_exports(package)),
+            "Module -> its names.",
+        ),
     ]
     if operators is not None:
-        homes = grouped("", ((home, name) for name, home in operators.items()))
-        parts.append(table("OPERATORS", homes, "Module -> the operators that it declares."))
+        homes = group_by_module("", ((home, name) for name, home in operators.items()))
+        parts.append(
+            format_table("OPERATORS_BY_MODULE", homes, "Module -> the operators that it declares.")
+        )
     return "\n".join(parts)
 
 
@@ -142,14 +150,18 @@ def main() -> int:
     check = parser.parse_args().check
     if not check:
         for package in (*PACKAGES, OPERATORS):
-            path_of(package).write_text(text_of(package, {} if package == OPERATORS else None))
+            exports_file_path(package).write_text(
+                render_exports_file(package, {} if package == OPERATORS else None)
+            )
     status = 0
-    for package in (*PACKAGES, OPERATORS, CONVERTERS):
-        path = path_of(package)
-        if package == CONVERTERS:
-            text = converted()
+    for package in (*PACKAGES, OPERATORS, CONVERTERS_PACKAGE):
+        path = exports_file_path(package)
+        if package == CONVERTERS_PACKAGE:
+            text = render_converter_table()
         else:
-            text = text_of(package, declared() if package == OPERATORS else None)
+            text = render_exports_file(
+                package, operators_by_module() if package == OPERATORS else None
+            )
         if not check:
             path.write_text(text)
         elif not path.is_file() or path.read_text() != text:
@@ -158,7 +170,7 @@ def main() -> int:
     return status
 
 
-def path_of(package: str) -> Path:
+def exports_file_path(package: str) -> Path:
     """Return the file of a package."""
     return SOURCE / package.replace(".", "/") / "_exports.py"
 

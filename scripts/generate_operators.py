@@ -55,13 +55,21 @@ def operator_properties(definition: OpDef) -> Iterator[str]:
     """Yield the operator properties that passes query; "" for those that do not apply."""
     yield "arguments may change places" if definition.commutes else ""
     yield f"linear: {definition.linear.value}" if definition.linear.name != "NO" else ""
-    yield f"transposed: {definition.turns.value}" if definition.turns.name != "NO" else ""
-    yield f"makes borders of {definition.borders.value}" if definition.borders.name != "NO" else ""
+    yield (
+        f"transposed: {definition.transpose_rule.value}"
+        if definition.transpose_rule.name != "NO"
+        else ""
+    )
+    yield (
+        f"makes borders of {definition.padding_absorption.value}"
+        if definition.padding_absorption.name != "NO"
+        else ""
+    )
     if definition.channels is not None:
         result, weight = definition.channels
         yield f"output channels: axis {result} of the result, {weight} of the weight"
     yield f"faster and less exact: `{definition.fast}`" if definition.fast else ""
-    yield "costs more than a read" if definition.costly else ""
+    yield "costs more than a read" if definition.is_expensive else ""
     yield "reads shapes alone" if definition.shape_only else ""
     yield "f(x * s) = f(x) * s for s > 0" if definition.homogeneous else ""
     yield f"all elements are {definition.fills}" if definition.fills is not None else ""

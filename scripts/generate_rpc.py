@@ -28,7 +28,7 @@ from ekiden.rpc.syscall_filter import (  # noqa: E402
     INHERITED_VARIABLES,
     OWN_PROCESS_MARK,
     ArgumentTest,
-    Call,
+    SyscallRule,
 )
 
 MESSAGE_TABLE_HEADER = REPOSITORY_ROOT / "runtime/rpc/ek_rpc_table.h"
@@ -181,7 +181,9 @@ def _emit_argument_test(test: ArgumentTest) -> str:
     names = ("RPC_OWN_PROCESS" if value == OWN_PROCESS_MARK else value for value in test.values)
     values = ", ".join(f"(unsigned)({name})" if "_" in name else name for name in names)
     mask = f"(unsigned)({test.mask})" if test.mask else "0xFFFFFFFF"
-    flags = f"{test.argument}, {test.is_upper:d}, {test.forbids:d}, {len(test.values)}"
+    flags = (
+        f"{test.argument_index}, {test.tests_upper_half:d}, {test.is_negated:d}, {len(test.values)}"
+    )
     return f"    {{{flags}, {mask}, {{{values}}}}},"
 
 
@@ -248,18 +250,20 @@ def emit_environment_header() -> str:
     )
 
 
-def _matches_tests_at(tests: list[ArgumentTest], begin: int, call: Call) -> bool:
+def _matches_tests_at(tests: list[ArgumentTest], begin: int, call: SyscallRule) -> bool:
     """Return whether a call's tests occur in the table from this index on."""
     return bool(call.tests) and tuple(tests[begin : begin + len(call.tests)]) == call.tests
 
 
 def _describe_argument_test(test: ArgumentTest) -> str:
     """Return a test as text of the page."""
-    half = "upper half of " if test.is_upper else ""
+    half = "upper half of " if test.tests_upper_half else ""
     values = " or ".join(f"`{value}`" for value in test.values)
     mask = test.mask.replace("|", r"\|")
     bits = f" & `{mask}`" if mask else ""
-    return f"{half}argument {test.argument}{bits} is {'not ' if test.forbids else ''}{values}"
+    return (
+        f"{half}argument {test.argument_index}{bits} is {'not ' if test.is_negated else ''}{values}"
+    )
 
 
 def emit_sandbox_page() -> str:

@@ -103,7 +103,7 @@ def load_value(path: Path, kind: onnx.TypeProto) -> object:
     return onnx.numpy_helper.to_array(onnx.TensorProto.FromString(data))
 
 
-def outcome(case: TestCase, trace: bool = False, device: str = "CPU") -> TestOutcome:
+def run_and_classify(case: TestCase, trace: bool = False, device: str = "CPU") -> TestOutcome:
     """Run a test, and return its outcome with any error as the reason."""
     start = time.perf_counter()
     try:
@@ -130,7 +130,7 @@ def serve_tests(cases: Sequence[TestCase], pipe: Connection, trace: bool, device
             at = pipe.recv()
         except EOFError:
             return
-        pipe.send(outcome(cases[at], trace, device))
+        pipe.send(run_and_classify(cases[at], trace, device))
 
 
 class TestWorker:

@@ -94,7 +94,7 @@ def select_operators(names: Sequence[str]) -> list[Any]:
     return [o for o in op_db if o.aten_name in core]
 
 
-def cases(entry: Any, dtype: torch.dtype) -> Iterator[OperatorSample]:  # noqa: ANN401
+def iter_samples(entry: Any, dtype: torch.dtype) -> Iterator[OperatorSample]:  # noqa: ANN401
     """Yield the samples of an operator, or of a module in inference."""
     if hasattr(entry, "op"):
         for sample in entry.sample_inputs("cpu", dtype):
@@ -106,7 +106,7 @@ def cases(entry: Any, dtype: torch.dtype) -> Iterator[OperatorSample]:  # noqa: 
         yield OperatorSample(module, (sample.forward_input.args, sample.forward_input.kwargs))
 
 
-def check(case: OperatorSample) -> str:
+def check_sample(case: OperatorSample) -> str:
     """Return what went wrong with a sample; "" if it agrees."""
     inputs = case.input_tensors()
     expected = case(*(x.clone() for x in inputs))
@@ -141,11 +141,11 @@ def _raise_timeout(*_: object) -> None:
 
 
 def iter_results(entry: Any, dtype: torch.dtype, count: int) -> Iterator[str]:  # noqa: ANN401
-    """Yield the `check` result of each of the first samples."""
-    for case in islice(cases(entry, dtype), count):
+    """Yield the `check_sample` result of each of the first samples."""
+    for case in islice(iter_samples(entry, dtype), count):
         signal.alarm(SAMPLE_TIMEOUT_S)
         try:
-            yield check(case)
+            yield check_sample(case)
         except (Exception, TooLongError) as error:  # each is a line of the table
             lines = str(error).strip().splitlines() or [""]
             text = " ".join(lines[:2] if "not supported" in lines[0] else lines[:1])

@@ -43,7 +43,7 @@ def base_commit(names: Iterable[str]) -> str:
     return git("rev-parse", "HEAD").decode().strip()
 
 
-def floors(page: str) -> dict[str, str]:
+def layer_by_folder(page: str) -> dict[str, str]:
     """Return the layer of each folder of the package, from the architecture page: "3", "8-9",
     "above".
     """
@@ -87,7 +87,7 @@ def count_tree_lines() -> dict[str, int]:
     }
 
 
-def lines_at(commit: str) -> dict[str, int]:
+def count_lines_at(commit: str) -> dict[str, int]:
     """Return the number of lines of each file in a commit."""
     rows = [row.split("\t") for row in git("ls-tree", "-rz", commit).decode().split("\0") if row]
     blobs = {path: about.split()[2] for about, path in rows if is_source(path)}
@@ -116,9 +116,9 @@ def _layer_sort_key(key: tuple[str, str]) -> tuple[int, str, str]:
     return (int(floor.partition("-")[0]) if number is None else number, floor, folder)
 
 
-def table(before: Mapping[str, int], after: Mapping[str, int], page: str) -> list[str]:
+def format_report(before: Mapping[str, int], after: Mapping[str, int], page: str) -> list[str]:
     """Return the report's lines: layer, folder, lines before and after, and the difference."""
-    floor_of = floors(page)
+    floor_of = layer_by_folder(page)
     old, new = sum_by_layer(before, floor_of), sum_by_layer(after, floor_of)
     order = sorted({*old, *new}, key=_layer_sort_key)
     rows = [(floor, folder, old[floor, folder], new[floor, folder]) for floor, folder in order]
@@ -130,7 +130,7 @@ def table(before: Mapping[str, int], after: Mapping[str, int], page: str) -> lis
     return lines
 
 
-def too_long(lines: Mapping[str, int]) -> list[str]:
+def long_file_messages(lines: Mapping[str, int]) -> list[str]:
     """Return a message for each Python file with too many lines."""
     return [
         f"{path}: {count} lines, at most {limit} expected"
@@ -147,10 +147,14 @@ def line_limit(path: str) -> int:
 def main(arguments: list[str]) -> int:
     """Print the report. Returns the exit status."""
     commit = base_commit(arguments or BASE_BRANCHES)
-    before, after = lines_at(commit), count_tree_lines()
+    before, after = count_lines_at(commit), count_tree_lines()
     print(f"lines beside {commit[:12]}:")
-    print("\n".join(table(before, after, (REPOSITORY_ROOT / "ARCHITECTURE.md").read_text("utf-8"))))
-    for complaint in (complaints := too_long(after)):
+    print(
+        "\n".join(
+            format_report(before, after, (REPOSITORY_ROOT / "ARCHITECTURE.md").read_text("utf-8"))
+        )
+    )
+    for complaint in (complaints := long_file_messages(after)):
         print(complaint)
     return 1 if complaints else 0
 

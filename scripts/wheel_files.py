@@ -33,14 +33,14 @@ _COPIED_HEADERS = (
 """Headers of Ekiden's metadata that its part has too."""
 
 
-def table() -> dict[str, Any]:
+def runtime_package_table() -> dict[str, Any]:
     """Return `tool.ekiden-runtime` of pyproject.toml."""
     text = (REPOSITORY_ROOT / "pyproject.toml").read_text(encoding="utf-8")
     settings: dict[str, Any] = tomllib.loads(text)["tool"][RUNTIME_PACKAGE_NAME]
     return settings
 
 
-def part(names: Iterable[str], row: Mapping[str, Any]) -> list[str]:
+def select_files(names: Iterable[str], row: Mapping[str, Any]) -> list[str]:
     """Return the sorted files of a wheel that the table's patterns include and do not exclude.
     Raises ValueError if an entry of the table matches nothing, since it would be out of date.
     """
@@ -68,10 +68,10 @@ def _matches_entry(name: str, entry: str) -> bool:
 
 def runtime_wheel(wheel: Path, folder: Path) -> Path:
     """Extract the runtime part of an Ekiden wheel as a separate wheel in the folder."""
-    row = table()
+    row = runtime_package_table()
     with zipfile.ZipFile(wheel) as source:
         names = source.namelist()
-        included = part([n for n in names if ".dist-info/" not in n], row)
+        included = select_files([n for n in names if ".dist-info/" not in n], row)
         old = next(n for n in names if n.endswith(".dist-info/METADATA")).rpartition("/")[0]
         files = {name: source.read(name) for name in included}
         about = BytesParser(policy=compat32).parsebytes(source.read(f"{old}/METADATA"))

@@ -16,11 +16,11 @@ import ekiden
 from ekiden import _lazy
 from ekiden._lazy import (
     LazyModule,
-    _running_modules,
-    defer,
+    _modules_in_import,
     exported_names,
     load_deferred,
     load_module,
+    register_deferred_modules,
 )
 
 pytestmark = pytest.mark.quick
@@ -51,7 +51,7 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
 def test_rows_wait_for_modules_that_another_thread_imports(put: Put) -> None:
     """They were missing: what one thread had begun to import was nobody else's to wait for."""
     events = put("late_rows", "events['begun'].set()\nevents['go'].wait(20)\nwhole = True")
-    defer(["ekiden.late_rows"])
+    register_deferred_modules(["ekiden.late_rows"])
     thread = threading.Thread(target=load_deferred)
     thread.start()
     assert events["begun"].wait(20)
@@ -65,7 +65,7 @@ def test_rows_wait_for_modules_that_another_thread_imports(put: Put) -> None:
 
 def test_a_module_may_ask_for_all_rows_while_it_is_imported(put: Put) -> None:
     put("late_asking", "from ekiden._lazy import load_deferred\nload_deferred()\nrow = 1")
-    defer(["ekiden.late_asking"])
+    register_deferred_modules(["ekiden.late_asking"])
     load_deferred()
     assert sys.modules["ekiden.late_asking"].row == 1
     assert "ekiden.late_asking" not in _lazy._DEFERRED_MODULES
@@ -116,7 +116,7 @@ def test_a_module_that_uses_a_package_is_loaded_while_another_thread_loads_the_p
 
 def test_code_that_exec_runs_waits_for_other_threads_imports() -> None:
     """Programs that run tests or notebooks execute code in a namespace that is no module."""
-    names: dict[str, Any] = {"__name__": "no_module", "running": _running_modules}
+    names: dict[str, Any] = {"__name__": "no_module", "running": _modules_in_import}
     exec("found = running()", names)
     assert "no_module" not in names["found"]
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from ekiden import _locks
-from ekiden._locks import ForkSafeLock, hold_at_forks
+from ekiden._locks import ForkSafeLock, register_fork_guard
 
 pytestmark = [
     pytest.mark.quick,
@@ -59,9 +59,9 @@ def test_a_child_has_locks_free_that_other_threads_held() -> None:
 def test_a_child_holds_the_locks_that_the_forking_thread_held() -> None:
     lock = ForkSafeLock()
     with lock, lock:
-        assert status_of_child(lambda: lock.is_own) == 0
-        assert lock.is_own
-    assert not lock.is_own
+        assert status_of_child(lambda: lock.is_held_by_this_thread) == 0
+        assert lock.is_held_by_this_thread
+    assert not lock.is_held_by_this_thread
 
 
 def test_a_fork_waits_for_a_guard_that_another_thread_holds(
@@ -69,10 +69,10 @@ def test_a_fork_waits_for_a_guard_that_another_thread_holds(
 ) -> None:
     monkeypatch.setattr(_locks, "_GUARDS", [])
     guard = ForkSafeLock()
-    hold_at_forks(lambda: guard)
+    register_fork_guard(lambda: guard)
     with held_by_another_thread(guard) as release:
         releasing = threading.Timer(0.1, release)
         releasing.start()
-        assert status_of_child(lambda: not guard.is_own) == 0
+        assert status_of_child(lambda: not guard.is_held_by_this_thread) == 0
         assert releasing.finished.is_set()
-    assert not guard.is_own
+    assert not guard.is_held_by_this_thread

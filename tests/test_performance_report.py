@@ -31,13 +31,13 @@ def row(flops: int, nbytes: int, duration: int, count: int = 1) -> ReportRow:
 
 
 def test_the_nearer_limit_bounds_a_kernel(report: ModuleType) -> None:
-    limits = report.Limits(1e9, ((1000, 2e9), (1 << 62, 1e9)))
+    limits = report.MachineLimits(1e9, ((1000, 2e9), (1 << 62, 1e9)))
     assert limits.seconds(row(2000, 100, 1)) == 2e-6
-    assert limits.bound(row(2000, 100, 1)) == "flops"
+    assert limits.limiting_resource(row(2000, 100, 1)) == "flops"
     assert limits.seconds(row(10, 1000, 1)) == 5e-7  # small enough for the faster copies
     assert limits.seconds(row(10, 2000, 1)) == 2e-6
     assert limits.seconds(row(10, 2000, 1, count=2)) == 1e-6
-    assert limits.bound(row(10, 1000, 1)) == "bytes"
+    assert limits.limiting_resource(row(10, 1000, 1)) == "bytes"
 
 
 def test_a_profile_gives_losses(report: ModuleType) -> None:
@@ -45,10 +45,10 @@ def test_a_profile_gives_losses(report: ModuleType) -> None:
     weight = relay.const(np.ones((32, 64), np.float32))
     exe = ekiden.compile(IRModule.from_expr(relay.Function([x], relay.nn.dense(x, weight))))
     runs = [profile(exe.raw, "main", [np.ones((8, 64), np.float32)]) for _ in range(3)]
-    best = report.best_of(runs)
+    best = report.merge_min_times(runs)
     assert best.calls[0].duration == min(run.calls[0].duration for run in runs)
     limits = report.measure_limits(MachinePeak(1e12, 1e10))
-    (loss,) = report.losses("model", best, limits)
+    (loss,) = report.kernel_losses("model", best, limits)
     assert 0 < loss.share <= 1
     assert 0 <= loss.lost < best.calls[0].duration * 1e-9
     assert loss.record()["gflops"] == best.calls[0].flops / best.calls[0].duration
@@ -57,8 +57,8 @@ def test_a_profile_gives_losses(report: ModuleType) -> None:
 def test_losses_are_printed_worst_first(
     report: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = [report.Loss(f"m{n}", row(0, 1, 1000), n * 1e-3, 0.5, "bytes") for n in range(3)]
-    report.show(found, 2)
+    found = [report.KernelLoss(f"m{n}", row(0, 1, 1000), n * 1e-3, 0.5, "bytes") for n in range(3)]
+    report.print_losses(found, 2)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" bytes ")[1].split()[0] for line in lines[1:]] == ["m2", "m1"]
 
@@ -73,7 +73,7 @@ def test_the_picture_says_what_is_better_and_who_failed(report: ModuleType, tmp_
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install ekiden[docs]")
     engines = {"ekiden": {"ms": 1.0}, "other": {"ms": 2.0, "speedup": 2.0}, "third": {"error": "x"}}
     rows = [{"model": "a", "threads": 1, "engines": engines}]
-    report.plot(rows, [], tmp_path / "picture.svg")
+    report.plot_results(rows, [], tmp_path / "picture.svg")
     text = (tmp_path / "picture.svg").read_text()
     assert "time of a peer / ours, 1 thread: higher is better" in text
     assert "third fails or differs" in text
@@ -85,7 +85,7 @@ def test_the_picture_draws_what_it_says(report: ModuleType) -> None:
     """Where there is no matplotlib too."""
     drawn = _Drawn()
     other = {"ekiden": {"ms": 1.0}, "other": {"ms": 2.0, "speedup": 2.0}, "third": {"error": "x"}}
-    report._peers(drawn, [{"model": "a", "threads": 1, "engines": other}])
+    report._plot_peer_ratios(drawn, [{"model": "a", "threads": 1, "engines": other}])
     assert [(mark, list(names), label) for _, names, mark, label in drawn.plots if names] == [
         ("o", ["a"], "other"),
         ("s", ["a"], "third"),
@@ -122,7 +122,7 @@ def test_the_page_has_a_row_per_model_and_a_table_per_threads(report: ModuleType
     ] + [{"model": "b", "threads": 1, "engines": {"ekiden": {"error": "no"}}}]
     wrong = {"ms": 0.5, "speedup": 0.5, "error_over_tolerance": "integers differ"}
     rows.append({"model": "c", "threads": 1, "engines": {"ekiden": {"ms": 1.0}, "other": wrong}})
-    text = report.markdown(rows, "on a machine")
+    text = report.render_page(rows, "on a machine")
     assert "## On 1 core\n" in text
     assert "## On 2 cores\n" in text
     assert "2.00 times as fast as other (1 models)" in text

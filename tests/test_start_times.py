@@ -36,13 +36,13 @@ def test_programs_of_all_answers_are_files_that_compile_takes(
 
 
 def test_a_figure_is_the_median_without_the_first_round(start_times: ModuleType) -> None:
-    rounds = [start_times.Figure(ms, 3, 4) for ms in (900.0, 5.0, 9.0, 7.0)]
-    assert start_times.middle(rounds) == start_times.Figure(7.0, 3, 4)
-    assert start_times.middle([*rounds, None]) is None
+    rounds = [start_times.StartFigure(ms, 3, 4) for ms in (900.0, 5.0, 9.0, 7.0)]
+    assert start_times.median_figure(rounds) == start_times.StartFigure(7.0, 3, 4)
+    assert start_times.median_figure([*rounds, None]) is None
 
 
 def test_figures_of_two_trees_stand_behind_each_other(start_times: ModuleType) -> None:
-    figure = start_times.Figure(7.4, 3, 4)
-    assert start_times.line("row", [figure, None]).split() == [
+    figure = start_times.StartFigure(7.4, 3, 4)
+    assert start_times.format_line("row", [figure, None]).split() == [
         "row", "7", "/", "-", "3", "/", "-", "4", "/", "-",
     ]  # fmt: skip

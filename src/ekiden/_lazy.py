@@ -2,7 +2,8 @@
 
 - `LazyModule(name)` stands for a module in the globals of another.
 - `attach(__name__, {module: names})` gives a package the names of its modules (PEP 562).
-- `defer(modules)` notes modules that add rows to registries (`ekiden.ir.lazy_registry`).
+- `register_deferred_modules(modules)` notes modules that add rows to registries
+  (`ekiden.ir.lazy_registry`).
 
 An answer from the cache loads 54 of Ekiden's modules, a first compilation some 530 of 1100.
 """
@@ -17,15 +18,15 @@ from importlib.util import find_spec
 from itertools import accumulate
 from types import FrameType, ModuleType
 
-from ekiden._locks import ForkSafeLock, hold_at_forks
+from ekiden._locks import ForkSafeLock, register_fork_guard
 
 __all__ = [
     "LazyModule",
     "attach",
-    "defer",
     "exported_names",
     "load_deferred",
     "load_module",
+    "register_deferred_modules",
 ]
 
 _IMPORT_LOCK = ForkSafeLock()
@@ -35,7 +36,7 @@ _COMPLETE_MODULES: set[str] = set()
 """Modules that have been loaded to their end."""
 
 
-def _running_modules() -> set[str]:
+def _modules_in_import() -> set[str]:
     """Return the names of the modules that this thread is importing; it holds importlib's lock of
     each. Code that `exec` runs is no module.
     """
@@ -50,14 +51,16 @@ def _running_modules() -> set[str]:
     return names - {"__main__"}
 
 
-def _import_turn(running: set[str]) -> AbstractContextManager[object]:
+def _import_lock_for(running: set[str]) -> AbstractContextManager[object]:
     """Return the import lock for a thread that is importing nothing; a thread that holds a lock of
     importlib's must not wait for it (deadlock).
     """
     return nullcontext() if running else _IMPORT_LOCK
 
 
-hold_at_forks(lambda: _import_turn(_running_modules()))  # a child would wait for others' modules
+register_fork_guard(
+    lambda: _import_lock_for(_modules_in_import())
+)  # a child would wait for others' modules
 
 
 def load_module(name: str) -> ModuleType:
@@ -67,8 +70,8 @@ def load_module(name: str) -> ModuleType:
     module = sys.modules.get(name)
     if module is not None and name in _COMPLETE_MODULES:
         return module
-    running = _running_modules()
-    with _import_turn(running):
+    running = _modules_in_import()
+    with _import_lock_for(running):
         *_, module = map(import_module, accumulate(name.split("."), "{}.{}".format))
     if name not in running:
         _COMPLETE_MODULES.add(name)
@@ -79,7 +82,7 @@ _DEFERRED_MODULES: dict[str, None] = {}
 """Modules that add rows to tables and are not loaded yet, in the order of their packages."""
 
 
-def defer(modules: Iterable[str]) -> None:
+def register_deferred_modules(modules: Iterable[str]) -> None:
     """Register modules that add rows to tables when loaded: they load before a table lists all its
     rows, or says that it has no such row.
     """
@@ -147,7 +150,9 @@ def attach(
             )
             targets[name] = (full, target_name or name) if module else (home, "")
     rest = rest and f"{package}.{rest}"
-    defer([rest] if rest else [module for module, _ in targets.values()] if registers else [])
+    register_deferred_modules(
+        [rest] if rest else [module for module, _ in targets.values()] if registers else []
+    )
     own = sys.modules[package]
 
     def load_name(name: str) -> object:

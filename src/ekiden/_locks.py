@@ -3,7 +3,7 @@
 The child of a fork has one thread, and Python promises nothing of what others held: their locks
 stay closed in it. A `ForkSafeLock` is free there unless the forking thread holds it. Where a lock
 guards what must be whole in the child (a module that is being imported, LLVM's state), forks wait
-until they hold it themselves (`hold_at_forks`).
+until they hold it themselves (`register_fork_guard`).
 
 Ekiden itself forks no process that has threads; this is for programs that do.
 """
@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack
 from threading import RLock, get_ident
 from weakref import WeakSet
 
-__all__ = ["ForkSafeLock", "hold_at_forks"]
+__all__ = ["ForkSafeLock", "register_fork_guard"]
 
 
 class ForkSafeLock:
@@ -40,13 +40,13 @@ class ForkSafeLock:
         self._lock.release()
 
     @property
-    def is_own(self) -> bool:
+    def is_held_by_this_thread(self) -> bool:
         """Return whether this thread holds the lock."""
         return self._owner == get_ident()
 
-    def _renew(self) -> None:
+    def _release_in_child(self) -> None:
         """Release the lock in the child of a fork, where a thread that held it does not exist."""
-        if not self.is_own:
+        if not self.is_held_by_this_thread:
             self._lock, self._owner, self._depth = RLock(), None, 0
 
 
@@ -56,7 +56,7 @@ _HELD_GUARDS: dict[int, ExitStack] = {}
 """Thread that forks -> the guards that it holds until it has."""
 
 
-def hold_at_forks(guard: Callable[[], AbstractContextManager[object]]) -> None:
+def register_fork_guard(guard: Callable[[], AbstractContextManager[object]]) -> None:
     """Enter the context that `guard` returns before each fork, and leave it in parent and child.
 
     Guards are entered in the order of registration: a thread that is inside of one may wait for a
@@ -76,14 +76,14 @@ def _release_guards() -> None:
     _HELD_GUARDS.pop(get_ident(), ExitStack()).close()
 
 
-def _after_in_child() -> None:
+def _after_fork_in_child() -> None:
     _release_guards()
     _HELD_GUARDS.clear()
     for lock in list(_LOCKS):
-        lock._renew()
+        lock._release_in_child()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_before_fork, after_in_parent=_release_guards, after_in_child=_after_in_child
+        before=_before_fork, after_in_parent=_release_guards, after_in_child=_after_fork_in_child
     )

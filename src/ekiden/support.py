@@ -28,10 +28,10 @@ def _version(package: str) -> str:
         return "OFF"
 
 
-def describe() -> None:
+def print_libinfo() -> None:
     """Print the facts of `libinfo`; `ekiden doctor` checks more."""
     for name, value in libinfo().items():
         print(f"{name}: {value}")
 
 
-__all__ = ["describe", "libinfo"]
+__all__ = ["libinfo", "print_libinfo"]

@@ -108,6 +108,6 @@ def test_the_simplifier_knows_it(rule: RewriteRule) -> None:
             left = build_expr(parse_side(rule.left), names, "int64")
             right = build_expr(parse_side(rule.right), names, "int64")
             form = analyzer.rewrite_simplify if rule in REWRITE_FORMS else analyzer.simplify
-            assert str(form(left)) == str(right if rule.final else form(right))
+            assert str(form(left)) == str(right if rule.is_final else form(right))
             return
     raise AssertionError("no numbers satisfy the condition")

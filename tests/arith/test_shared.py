@@ -41,7 +41,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(100):
         n = SizeVar(f"n{number}")
         assert prove_equal(n + n, n * 2) and format_prim_expr(simplify(n + n)) == f"n{number} * 2"
-    assert len(_SHARED_ANALYZER.simplified_exprs) <= 51 and _SHARED_ANALYZER.analyzer.size <= 60
+    assert len(_SHARED_ANALYZER.canonical_forms) <= 51 and _SHARED_ANALYZER.analyzer.size <= 60
 
 
 def test_threads_keep_their_own() -> None:

@@ -6,7 +6,7 @@ import pytest
 from ekiden import relay
 from ekiden.backend.vm.constant_pool import ConstantPool
 from ekiden.backend.vm.write_executable import write_executable
-from ekiden.runtime.artifact.container_format import read_constants
+from ekiden.runtime.artifact.container_format import unpack_constants_section
 
 pytestmark = pytest.mark.quick
 
@@ -66,7 +66,7 @@ def test_arrays_of_any_strides_are_written_as_c_has_them(
         np.zeros((0, 3), "int64").T,
         np.float64(2.5),
     ]
-    found = read_constants(write_executable([], arrays, [], b"", {}))
+    found = unpack_constants_section(write_executable([], arrays, [], b"", {}))
     for array, constant in zip(arrays, found, strict=True):
         assert constant.shape == array.shape and constant.data is not None
         little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))

@@ -35,7 +35,7 @@ def shown(nodes: list[MatchLeaf | TagTest], number: int | None = 0) -> object:
     if isinstance(node, MatchLeaf):
         return node.clause, {variable.name_hint: path for variable, path in node.variables}
     cases = {tag: shown(nodes, each) for tag, each in node.cases.items()}
-    return node.path, cases, shown(nodes, node.other)
+    return node.path, cases, shown(nodes, node.default_node)
 
 
 def test_a_part_is_tested_once() -> None:

@@ -169,6 +169,6 @@ def test_only_position_independent_code_is_linked() -> None:
     made = llvm.compile_ir(text, target)
     linker = wasm.WasmLinker([made], ["f"])
     assert linker.exported("f") == 0 and linker.imports == []
-    assert dict(wasm.iter_sections(linker.text()))[wasm.CUSTOM].startswith(b"\x08dylink.0")
+    assert dict(wasm.iter_sections(linker.text()))[wasm.SECTION_CUSTOM].startswith(b"\x08dylink.0")
     image = llvm.parse_image(llvm.link_image([made], ["f"], target))
-    assert image.needs == ("lime1", "simd128") and image.exports == {"f": 0}
+    assert image.required_cpu_flags == ("lime1", "simd128") and image.exports == {"f": 0}

@@ -246,7 +246,7 @@ def test_an_interrupt_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatc
     def interrupted(name: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ekiden.cli._module", interrupted)
+    monkeypatch.setattr("ekiden.cli._import_command_module", interrupted)
     assert main(["run", "model.eki"]) == 130
 
 

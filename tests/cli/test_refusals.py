@@ -205,7 +205,9 @@ def test_shapes_from_python(shape: object, message: str) -> None:
 )
 def test_variables(name: str, value: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
-    read = {"EKIDEN_COMPILE_JOBS": environment.compile_jobs}.get(name, environment.cache_limit)
+    read = {"EKIDEN_COMPILE_JOBS": environment.num_compile_jobs}.get(
+        name, environment.cache_limit_bytes
+    )
     with pytest.raises(InputError) as caught:
         read()
     assert str(caught.value) == f"the variable {name}: expected {wanted}, got '{value}'"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ekiden.codegen.llvm.relocation import (
-    A32_CALL,
     AARCH64,
     ARMV7,
-    CALL26,
+    R_AARCH64_CALL26,
+    R_ARM_CALL,
     LinkArchitecture,
     ResolvedReference,
 )
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.quick
 
 @pytest.mark.parametrize(
     ("architecture", "kind", "reach"),
-    [(AARCH64, CALL26, 1 << 27), (ARMV7, A32_CALL, 1 << 25)],
+    [(AARCH64, R_AARCH64_CALL26, 1 << 27), (ARMV7, R_ARM_CALL, 1 << 25)],
 )
 def test_branches_go_as_far_as_their_instruction(
     architecture: LinkArchitecture, kind: int, reach: int

@@ -21,7 +21,12 @@ from ekiden import relay
 from ekiden.codegen.cache import KernelCache
 from ekiden.compiler import build
 from ekiden.compiler.cache.artifacts import ArtifactCache
-from ekiden.compiler.cache.keys import CacheRequest, file_digest, is_this_machine, request
+from ekiden.compiler.cache.keys import (
+    CacheRequest,
+    create_cache_request,
+    file_digest,
+    is_this_machine,
+)
 from ekiden.compiler.compile import compile_artifact
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.onnx import register
@@ -191,7 +196,7 @@ def test_a_file_written_meanwhile_is_not_what_was_compiled(
     compiles: Compiles, tmp_path: Path
 ) -> None:
     path = file_of(tmp_path / "a.onnx")
-    wanted = request(path, CompileOptions("llvm"))
+    wanted = create_cache_request(path, CompileOptions("llvm"))
     assert wanted is not None
     early = CacheRequest(wanted.digest, wanted.path, path.stat().st_mtime_ns - 1)
     assert ArtifactCache.default().put(early, build.compile_to_bytes(model()), ()) is None
@@ -206,9 +211,9 @@ def test_a_path_stays_that_of_the_folder_it_was_given_in(
         (tmp_path / name).mkdir()
         file_of(tmp_path / name / "a.onnx", proto)
     monkeypatch.chdir(tmp_path / "first")
-    wanted = request("a.onnx", CompileOptions("llvm"))
+    wanted = create_cache_request("a.onnx", CompileOptions("llvm"))
     monkeypatch.chdir(tmp_path / "second")
-    other = request("a.onnx", CompileOptions("llvm"))
+    other = create_cache_request("a.onnx", CompileOptions("llvm"))
     assert wanted is not None and other is not None
     assert wanted.digest() != other.digest()
     assert wanted.key(["a.onnx"]) != other.key(["a.onnx"])
@@ -225,7 +230,7 @@ def test_a_link_that_was_turned_meanwhile_is_not_what_was_compiled(
     end = "/a.onnx" if linked == "file" else ""
     link = tmp_path / "current"
     link.symlink_to(f"old{end}")
-    wanted = request(link if end else link / "a.onnx", CompileOptions("llvm"))
+    wanted = create_cache_request(link if end else link / "a.onnx", CompileOptions("llvm"))
     assert wanted is not None and wanted.is_current([])
     link.unlink()
     link.symlink_to(f"new{end}")
@@ -328,13 +333,13 @@ def test_the_limit_of_the_environment(
     text: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", text)
-    assert environment.cache_limit() == limit
+    assert environment.cache_limit_bytes() == limit
 
 
 def test_a_limit_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", "much")
     with pytest.raises(InputError) as caught:
-        environment.cache_limit()
+        environment.cache_limit_bytes()
     expected = "the variable EKIDEN_CACHE_LIMIT: expected bytes, such as 500M, got 'much'"
     assert str(caught.value) == expected
 
@@ -411,7 +416,7 @@ def test_errors_are_those_of_compiling(
 def test_a_pipe_is_left_to_the_compiler(tmp_path: Path) -> None:
     """What can be read but once is not even opened, which would wait for a writer."""
     os.mkfifo(tmp_path / "pipe")
-    assert request(tmp_path / "pipe", CompileOptions("llvm")) is None
+    assert create_cache_request(tmp_path / "pipe", CompileOptions("llvm")) is None
 
 
 def test_a_digest_is_of_all_bytes(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_executables_are_copied(exe: ekiden.Executable, tmp_path: Path) -> None:
     waiting.move_late_bound_consts(tmp_path / "weights")
     other = copy.deepcopy(waiting)
     other.load_late_bound_consts(tmp_path / "weights")
-    missing_constants = runtime.late_bound.missing_constants
+    missing_constants = runtime.late_bound.unbound_constants
     assert missing_constants(waiting.raw) and not missing_constants(other.raw)
     factory = relay.build(relay.parse("def @main(%x: Tensor[(2), float32]) { negative(%x) }"))
     assert type(pickle.loads(pickle.dumps(factory))) is type(factory)

@@ -33,7 +33,7 @@ from ekiden.compiler.cache.files import (
 from ekiden.ir import extensions
 from ekiden.ir.cache_layers import cache_layers
 from ekiden.runtime.errors import InputError, LoadError
-from ekiden.runtime.files import files_below
+from ekiden.runtime.files import list_files
 from onnx_files import arguments, expected, model
 
 
@@ -69,12 +69,12 @@ def test_the_first_layer_is_written_and_all_are_read(
     first, second = tmp_path / "first", tmp_path / "second"
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(second))
     filled(1)
-    before = {path: path.stat().st_mtime_ns for path in files_below(second)}
+    before = {path: path.stat().st_mtime_ns for path in list_files(second)}
     monkeypatch.setenv("EKIDEN_CACHE_DIR", os.pathsep.join([str(first), str(second)]))
     cache = filled(2)
     assert (cache.get(key_of(1)), cache.get(key_of(2))) == (code_of(1), code_of(2))
-    assert len(files_below(first)) == 1
-    assert {path: path.stat().st_mtime_ns for path in files_below(second)} == before
+    assert len(list_files(first)) == 1
+    assert {path: path.stat().st_mtime_ns for path in list_files(second)} == before
     monkeypatch.setenv("EKIDEN_CACHE_DIR", f"{os.pathsep}{first}")
     cache = filled(3)
     assert (cache.get(key_of(2)), cache.get(key_of(3))) == (code_of(2), None)
@@ -89,13 +89,13 @@ def test_models_are_found_in_layers_that_are_only_read(
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", "1G")
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(shared))
     ekiden.compile(str(path))
-    before = files_below(shared)
+    before = list_files(shared)
     assert [p.suffix for p in before if p.parent.name == "artifacts"] == [".eki"]
     monkeypatch.setenv("EKIDEN_CACHE_DIR", os.pathsep.join([str(own), str(shared)]))
     given = arguments(2)
     np.testing.assert_allclose(ekiden.compile(str(path))(**given).numpy(), expected(**given), 1e-5)
-    assert {p.parent.name for p in files_below(own)} <= {"known"}
-    assert files_below(shared) == before
+    assert {p.parent.name for p in list_files(own)} <= {"known"}
+    assert list_files(shared) == before
 
 
 def test_a_damaged_file_of_a_layer_is_a_miss_and_stays(
@@ -142,7 +142,7 @@ def test_many_processes_write_read_and_remove_at_once(home: Path) -> None:
 def test_the_folder_of_kernels_is_bounded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_KERNEL_LIMIT", "5K")
     filled(*range(400))
-    sizes = [p.stat().st_size for p in files_below(home)]
+    sizes = [p.stat().st_size for p in list_files(home)]
     assert sum(sizes) < 400 * 108 / 2
     assert KernelCache.default().get(key_of(399)) == code_of(399)
 
@@ -166,7 +166,7 @@ def test_what_is_packed_can_be_taken_elsewhere(
     filled(1, 2, 3)
     old = home / "kernels" / ("0" * 16) / f"{key_of(4)}.o"
     old.parent.mkdir()
-    old.write_bytes(next(iter(files_below(home))).read_bytes())
+    old.write_bytes(next(iter(list_files(home))).read_bytes())
     packed, again, everything = (tmp_path / name for name in ("a.tar", "b.tar", "c.tar"))
     assert (export_cache(packed), export_cache(again), export_cache(everything, True)) == (3, 3, 4)
     assert packed.read_bytes() == again.read_bytes()
@@ -197,7 +197,7 @@ def test_what_is_no_file_of_a_cache_is_not_taken(home: Path, tmp_path: Path) -> 
     }  # fmt: skip
     done = import_cache(packed_with(tmp_path / "p.tar", hostile))
     assert (done.imported, done.present, done.refused) == (0, 0, len(hostile))
-    assert files_below(home) == [] and not (tmp_path / "outside").exists()
+    assert list_files(home) == [] and not (tmp_path / "outside").exists()
 
 
 @pytest.mark.parametrize(
@@ -215,10 +215,10 @@ def test_other_files_are_refused(manifest: bytes, said: str, home: Path, tmp_pat
 
 def test_what_was_used_longest_ago_goes_first(home: Path) -> None:
     cache = filled(1, 2, 3)
-    for path in files_below(home):
+    for path in list_files(home):
         os.utime(path, (1, 1))
     assert cache.get(key_of(2)) == code_of(2)
-    assert time.time() - max(p.stat().st_mtime for p in files_below(home)) < 1000
+    assert time.time() - max(p.stat().st_mtime for p in list_files(home)) < 1000
     assert prune_cache(limit=150) == (2, 216)
     assert [cache.get(key_of(n)) is None for n in (1, 2, 3)] == [True, False, True]
 

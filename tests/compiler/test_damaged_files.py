@@ -14,7 +14,7 @@ from ekiden import LoadError, relay
 from ekiden.backend.graph.executor_graph import ExecutorGraph
 from ekiden.codegen.cache import KernelCache
 from ekiden.compiler.cache.artifacts import ArtifactCache
-from ekiden.compiler.cache.keys import request
+from ekiden.compiler.cache.keys import create_cache_request
 from ekiden.compiler.options import CompileOptions
 from ekiden.ir import extensions
 from ekiden.runtime.errors import ScheduleError
@@ -102,7 +102,7 @@ def test_a_damaged_list_of_weight_files_is_a_miss(
 ) -> None:
     monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
     (tmp_path / "model.onnx").write_bytes(b"a model")
-    wanted = request(tmp_path / "model.onnx", CompileOptions("llvm"))
+    wanted = create_cache_request(tmp_path / "model.onnx", CompileOptions("llvm"))
     assert wanted is not None
     x = relay.var("x", shape=(2,))
     module = relay.IRModule.from_expr(relay.Function([x], x))

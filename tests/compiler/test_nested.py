@@ -30,7 +30,7 @@ def executable() -> ekiden.Executable:
     module = ekiden.IRModule({"main": relay.Function(variables, relay.Tuple(doubled))})
     outputs = tuple(f"out{i}" for i in range(len(NAMES)))
     return ekiden.compile(
-        ImportedModule(module, input_names=NAMES, output_names=outputs).as_module()
+        ImportedModule(module, input_names=NAMES, output_names=outputs).to_module()
     )
 
 
@@ -79,18 +79,18 @@ def test_an_argument_that_does_not_fit_is_named(
 
 
 def test_names_say_places() -> None:
-    assert PytreeLeaf.of("a['it''s']") is None or PytreeLeaf.of('a["it\'s"]') is not None
-    found = PytreeLeaf.of("a['b.c'][0].d")
+    assert PytreeLeaf.parse("a['it''s']") is None or PytreeLeaf.parse('a["it\'s"]') is not None
+    found = PytreeLeaf.parse("a['b.c'][0].d")
     assert found is not None
-    assert [key for _, key in found.steps] == ["b.c", 0, None]
+    assert [key for _, key in found.access_steps] == ["b.c", 0, None]
     for name in ("input.1", "onnx::Add_0", "a[<flat index 0>]x", "x:0", ""):
-        assert PytreeLeaf.of(name) is None
-    assert PytreeInputs.of(["x", "y"]) is None
-    assert PytreeInputs.of(["input.1", "p['w']"]) is None
+        assert PytreeLeaf.parse(name) is None
+    assert PytreeInputs.from_input_names(["x", "y"]) is None
+    assert PytreeInputs.from_input_names(["input.1", "p['w']"]) is None
 
 
 def test_names_with_dots_alone_leave_lists_as_they_are() -> None:
-    nesting = PytreeInputs.of(["encoder.ids", "encoder.mask"])
+    nesting = PytreeInputs.from_input_names(["encoder.ids", "encoder.mask"])
     assert nesting is not None
     assert not nesting.passes_containers([[1, 2], {"a": 1}], {})
     assert nesting.passes_containers([SimpleNamespace(ids=1, mask=2)], {})

@@ -17,7 +17,7 @@ from ekiden.cli import main
 from ekiden.compiler.machine_peak import measure_peak
 from ekiden.ir.span import Span
 from ekiden.runtime.artifact.dim_expression import evaluate_dim
-from ekiden.runtime.debug.debugger import Place, Stepper
+from ekiden.runtime.debug.debugger import CodeLocation, Stepper
 from ekiden.runtime.errors import InputError, LoadError, RunError
 from ekiden.runtime.profile.report import (
     CallArgument,
@@ -204,7 +204,7 @@ def test_peaks_are_plausible() -> None:
 def test_steps_show_registers(executable: ekiden.Executable) -> None:
     machine = VirtualMachine(executable)
     machine.start("main", X)
-    assert machine.where() == Place("main", 0)
+    assert machine.where() == CodeLocation("main", 0)
     (first, *others) = machine.registers()
     np.testing.assert_array_equal(first.numpy(), X)  # type: ignore[attr-defined]
     assert all(value is None for value in others)
@@ -224,7 +224,7 @@ def test_a_call_under_way_stops_nobody(executable: ekiden.Executable) -> None:
     result = machine.invoke("main", X)
     np.testing.assert_array_equal(result.numpy(), expected)  # type: ignore[attr-defined]
     machine.start("main", X)
-    assert machine.where() == Place("main", 0)
+    assert machine.where() == CodeLocation("main", 0)
 
 
 def test_breakpoints(executable: ekiden.Executable) -> None:
@@ -236,7 +236,7 @@ def test_breakpoints(executable: ekiden.Executable) -> None:
     assert stepper.resume()
     stepper.set_breakpoint("main", 2)
     stepper.start("main", X)
-    assert not stepper.resume() and stepper.where() == Place("main", 2)
+    assert not stepper.resume() and stepper.where() == CodeLocation("main", 2)
     stepper.clear_breakpoints()
     assert stepper.resume()
     with pytest.raises(InputError, match="no instruction was made from 'Conv'; there are"):

@@ -141,7 +141,7 @@ def test_mxnet(tmp_path: Path) -> None:
     (mxnet,) = need("mxnet")
     net = mxnet.gluon.nn.HybridSequential()
     net.add(mxnet.gluon.nn.Dense(4, activation="relu"), mxnet.gluon.nn.Dense(3))
-    net.initialize()
+    net.add_initializer()
     net.hybridize()
     x, _y = samples()
     wanted = net(mxnet.nd.array(x)).asnumpy()

@@ -57,7 +57,9 @@ def test_small_models_with_their_post_processing(name: str, dynamic: bool) -> No
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("name", [pytest.param(n, marks=LONG) for n in detection_models.WHOLE])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=LONG) for n in detection_models.INTEGER_IDENTITY]
+)
 def test_whole_models_with_their_post_processing(name: str, dynamic: bool) -> None:
     model = detection_models.exported(
         detection_models.whole(name), torch.from_numpy(image(3, 320, 320)), dynamic

@@ -22,7 +22,7 @@ from ekiden import relay
 from ekiden.compiler.build import import_model
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.rejected_kinds import REJECTED_KINDS
-from ekiden.frontend.table import frontend_of
+from ekiden.frontend.table import find_frontend
 from ekiden.runtime.errors import EkidenError
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit")  # deprecated, and imported
@@ -181,12 +181,12 @@ def test_a_program_of_pytorch_that_is_cut(cut: int, tmp_path: Path) -> None:
     told("cannot read .*: No such file", lambda: ekiden.compile(tmp_path / "other.pt2"))
 
 
-@pytest.mark.parametrize("name", [name for other in REJECTED_KINDS for name in other.classes])
+@pytest.mark.parametrize("name", [name for other in REJECTED_KINDS for name in other.class_names])
 def test_objects_that_another_tool_makes_a_model_of(name: str) -> None:
     package, _, qualified = name.partition(".")
     base = dict if package == "builtins" else type(qualified, (), {"__module__": f"{package}.x"})
     own = type("Own", (base,), {})
-    message = told("^import an object of class 'Own': it is ", lambda: frontend_of(own()))
+    message = told("^import an object of class 'Own': it is ", lambda: find_frontend(own()))
     assert message.count(": ") >= 2  # what it is, and what to do
 
 

@@ -20,7 +20,7 @@ from ekiden import relay
 from ekiden.frontend import table
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.packages import Package
-from ekiden.frontend.table import FRONTENDS, frontend, frontend_of, is_model_file
+from ekiden.frontend.table import FRONTENDS, find_frontend, frontend_by_name, is_model_file
 from ekiden.runtime.errors import CompileError, ImportModelError
 
 pytestmark = pytest.mark.quick
@@ -60,10 +60,12 @@ def test_importing_onnx_imports_no_other_framework(tmp_path: Path) -> None:
 
 def test_models_are_told_by_name_content_and_class(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(model().SerializeToString())
-    assert frontend_of(tmp_path / "model.bin") is frontend("onnx")  # what no other row claims
-    assert frontend_of(b"") is frontend("onnx") is frontend_of(model())
-    assert frontend_of("nowhere.onnx") is frontend("onnx")
-    assert frontend_of(3) is None and frontend_of(object()) is None
+    assert find_frontend(tmp_path / "model.bin") is frontend_by_name(
+        "onnx"
+    )  # what no other row claims
+    assert find_frontend(b"") is frontend_by_name("onnx") is find_frontend(model())
+    assert find_frontend("nowhere.onnx") is frontend_by_name("onnx")
+    assert find_frontend(3) is None and find_frontend(object()) is None
     assert is_model_file("a.onnx") and not is_model_file("a.eki")
 
 
@@ -152,7 +154,11 @@ def text_of_program() -> str:
 def test_a_file_of_relays_text_is_a_model(tmp_path: Path) -> None:
     text = text_of_program()
     (tmp_path / "m.relay").write_text(text)
-    assert frontend_of(tmp_path / "m.relay") is frontend("text") is frontend_of(text.encode())
+    assert (
+        find_frontend(tmp_path / "m.relay")
+        is frontend_by_name("text")
+        is find_frontend(text.encode())
+    )
     given = np.ones((3, 100), "float32")
     for model in (tmp_path / "m.relay", text.encode()):
         np.testing.assert_array_equal(ekiden.compile(model)(given).numpy(), given + np.arange(100))
@@ -192,16 +198,16 @@ def test_a_function_for_onnx_says_what_another_file_is(tmp_path: Path) -> None:
 
 def test_content_and_folders_tell_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(
-        FRONTENDS[0], name="other", suffixes=(".odd",), starts=((4, b"ODD1"),),
-        holds=("saved.odd",), classes=("pathlib.Path",),
+        FRONTENDS[0], name="other", suffixes=(".odd",), magic_bytes=((4, b"ODD1"),),
+        marker_files=("saved.odd",), class_names=("pathlib.Path",),
     )  # fmt: skip
     monkeypatch.setattr(table, "FRONTENDS", (FRONTENDS[0], other))
     (tmp_path / "saved.odd").write_bytes(b"")
     (tmp_path / "file").write_bytes(b"\0\0\0\0ODD1 and more")
-    assert frontend_of(tmp_path) is other and is_model_file(tmp_path)
-    assert frontend_of(tmp_path / "file") is other
-    assert frontend_of(b"\0\0\0\0ODD1") is other
-    assert frontend_of("x.odd") is other
+    assert find_frontend(tmp_path) is other and is_model_file(tmp_path)
+    assert find_frontend(tmp_path / "file") is other
+    assert find_frontend(b"\0\0\0\0ODD1") is other
+    assert find_frontend("x.odd") is other
 
 
 @pytest.mark.slow
@@ -216,9 +222,9 @@ def test_options_that_a_row_does_not_honour_are_refused() -> None:
 
 
 def test_what_is_given_is_told_from_what_is_not() -> None:
-    assert list(ImportOptions().given()) == []
-    assert list(ImportOptions(shape={}, signature="").given()) == []
-    assert list(ImportOptions(shape={"x": [1]}, example_inputs=()).given()) == [
+    assert list(ImportOptions().set_option_names()) == []
+    assert list(ImportOptions(shape={}, signature="").set_option_names()) == []
+    assert list(ImportOptions(shape={"x": [1]}, example_inputs=()).set_option_names()) == [
         "shape",
         "example_inputs",
     ]
@@ -243,7 +249,7 @@ def test_what_is_missing_is_told_with_the_command(
 ) -> None:
     row = replace(FRONTENDS[0], packages=(package,), extra=extra)
     with pytest.raises(ImportModelError) as caught:
-        row.entry()
+        row.entry_module()
     assert str(caught.value) == f"import an ONNX model: {message}"
 
 
@@ -284,7 +290,7 @@ def test_what_a_converter_lacks_is_told_with_the_command(
     if body is not None:
         installed(tmp_path, name, body, version)
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = Package(name, (name,), "1.0", function="to").unusable_reason()
+    found = Package(name, (name,), "1.0", required_function="to").unusable_reason()
     monkeypatch.delitem(sys.modules, name, raising=False)
     assert found == message
 
@@ -298,7 +304,7 @@ def test_a_frontend_whose_package_is_half_installed_says_what_mends_it(
     packages = tuple(Package(n, (n,), "1.0") for n in ("odd_jax", "odd_jaxlib"))
     row = replace(FRONTENDS[0], name="no_such_folder", packages=packages)
     with pytest.raises(ImportModelError) as caught:
-        row.entry()
+        row.entry_module()
     text = str(caught.value)
     assert text.startswith("import an ONNX model: odd_jax 1.1, odd_jaxlib 1.0 cannot be imported: ")
     assert text.endswith("pip install --force-reinstall odd_jax odd_jaxlib")
@@ -314,7 +320,9 @@ def test_a_frontend_whose_package_is_half_installed_says_what_mends_it(
 def test_models_of_other_libraries_are_told_what_converts_them(
     top: str, cls: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Package, "unusable_reason", lambda self: f"pip install {self.distribution}")
+    monkeypatch.setattr(
+        Package, "unusable_reason", lambda self: f"pip install {self.distribution_name}"
+    )
     model = type(cls, (), {"__module__": top})()
     with pytest.raises(ImportModelError) as caught:
         ekiden.compile(model)

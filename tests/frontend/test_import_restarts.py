@@ -142,7 +142,7 @@ def symbols_of(function: Function) -> set[SizeVar]:
 @pytest.mark.parametrize("name", MODELS)
 def test_an_attempt_keeps_no_symbol_of_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The import is begun again at each of its questions to the facts, one after the other."""
-    same, broadcasts = Scope.same, Scope.require_broadcastable
+    same, broadcasts = Scope.require_equal_dims, Scope.require_broadcastable
     asked, stop_at = 0, -1
     attempts: list[Scope] = []
 
@@ -167,7 +167,7 @@ def test_an_attempt_keeps_no_symbol_of_another(name: str, monkeypatch: pytest.Mo
         attempts.append(self)
 
     plain = from_onnx(MODELS[name])
-    monkeypatch.setattr(Scope, "same", same_counted)
+    monkeypatch.setattr(Scope, "require_equal_dims", same_counted)
     monkeypatch.setattr(Scope, "require_broadcastable", broadcasts_counted)
     monkeypatch.setattr(Scope, "__init__", noted)
     from_onnx(MODELS[name])

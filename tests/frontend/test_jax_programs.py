@@ -194,13 +194,19 @@ def fibonacci(x: Any) -> Any:  # noqa: ANN401
 
 @program("b, 4", "", dtypes=("float32", "int32"))
 def branches(x: Any, index: Any) -> Any:  # noqa: ANN401
-    chosen = lax.switch(index % 3, [jnp.sin, jnp.cos, lambda v: v * v], x)
+    chosen = lax.switch_node(index % 3, [jnp.sin, jnp.cos, lambda v: v * v], x)
     return chosen, lax.cond(index > 2, lambda v: v + 1, lambda v: v - 1, x)
 
 
 @program("b, 9")
 def reductions(x: Any) -> Any:  # noqa: ANN401
-    both = jnp.argmax(x, 1), jnp.argmin(x, 0), jnp.any(x > 2, 1), jnp.all(x > -2, 0), x.std(1)
+    both = (
+        jnp.argmax(x, 1),
+        jnp.argmin(x, 0),
+        jnp.any(x > 2, 1),
+        jnp.all(x > -2, 0),
+        x.std(1),
+    )
     own = lax.reduce(x, 1.0, lambda a, b: a * b + 0.0 * (a + b), (1,))
     return (*both, own, jnp.median(x, 1), jax.scipy.special.logsumexp(x, 1), jnp.prod(x, 1))
 

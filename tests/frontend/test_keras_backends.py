@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.frontend.table import frontend_of
+from ekiden.frontend.table import find_frontend
 from ekiden.runtime.errors import ImportModelError
 
 Model = type("Model", (), {"__module__": "keras.src.models.model", "__qualname__": "Model"})
@@ -30,18 +30,18 @@ def test_the_row_of_a_model_is_that_of_its_backend(
     backend: str, unloaded: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     unloaded.setenv("KERAS_BACKEND", backend)
-    row = frontend_of(Model())
+    row = find_frontend(Model())
     assert row is not None
     assert row.name == backend
     unloaded.delenv("KERAS_BACKEND")
     (tmp_path / "keras.json").write_text(f'{{"backend": "{backend}"}}')
-    row = frontend_of(Model())
+    row = find_frontend(Model())
     assert row is not None
     assert row.name == backend
 
 
 def test_without_settings_keras_computes_with_tensorflow(unloaded: pytest.MonkeyPatch) -> None:
-    row = frontend_of(Model())
+    row = find_frontend(Model())
     assert row is not None
     assert row.name == "tensorflow"
 
@@ -49,7 +49,7 @@ def test_without_settings_keras_computes_with_tensorflow(unloaded: pytest.Monkey
 def test_a_backend_without_a_frontend_is_named(unloaded: pytest.MonkeyPatch) -> None:
     unloaded.setenv("KERAS_BACKEND", "numpy")
     with pytest.raises(ImportModelError, match="Keras computes with 'numpy'; set KERAS_BACKEND"):
-        frontend_of(Model())
+        find_frontend(Model())
 
 
 def test_a_file_goes_the_way_of_the_backend(unloaded: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -57,12 +57,12 @@ def test_a_file_goes_the_way_of_the_backend(unloaded: pytest.MonkeyPatch, tmp_pa
     path.write_bytes(b"PK\x03\x04")
     for backend in ("tensorflow", "jax"):
         unloaded.setenv("KERAS_BACKEND", backend)
-        row = frontend_of(path)
+        row = find_frontend(path)
         assert row is not None
         assert row.name == backend
     unloaded.setenv("KERAS_BACKEND", "torch")
     with pytest.raises(ImportModelError, match="loaded by keras.saving.load_model, with example"):
-        frontend_of(path)
+        find_frontend(path)
 
 
 PROGRAM = """

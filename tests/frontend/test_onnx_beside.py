@@ -90,8 +90,8 @@ def is_in_a_file(array: np.ndarray) -> bool:
 
 def test_weights_stay_in_their_file(tmp_path: Path) -> None:
     path = saved(tmp_path, 10, LARGE, 5000)
-    with mapped_files.borrowing() as files:
-        module = import_onnx(str(path)).as_module()
+    with mapped_files.allow_mapped_borrowing() as files:
+        module = import_onnx(str(path)).to_module()
     assert is_in_a_file(largest(module)) and len(files.files) == 1
     for size in (LARGE, 5000):
         found = next(a for a in constants(module) if a.size == size)
@@ -104,7 +104,7 @@ def test_large_ones_of_the_model_itself_beside_them(tmp_path: Path) -> None:
     model = onnx.load(path, load_external_data=False)
     model.graph.initializer[1].CopyFrom(numpy_helper.from_array(numbers(8000), "w1"))
     path.write_bytes(model.SerializeToString())
-    assert np.array_equal(largest(import_onnx(path).as_module()), numbers(LARGE))
+    assert np.array_equal(largest(import_onnx(path).to_module()), numbers(LARGE))
     wanted = sum(numbers(n).sum() for n in (LARGE, 8000))
     found = ekiden.compile(path)(np.zeros(1, np.float32)).numpy()
     np.testing.assert_allclose(found, [wanted], rtol=1e-3)
@@ -233,7 +233,7 @@ def test_what_is_opened_is_a_file_below_the_folder(tmp_path: Path) -> None:
 
 
 def test_an_imported_module_needs_nothing_of_its_files(tmp_path: Path) -> None:
-    module = import_onnx(saved(tmp_path, LARGE)).as_module()
+    module = import_onnx(saved(tmp_path, LARGE)).to_module()
     os.truncate(tmp_path / "w.bin", 0)
     assert largest(module).flags.aligned
     np.testing.assert_array_equal(largest(module), numbers(LARGE))
@@ -241,8 +241,8 @@ def test_an_imported_module_needs_nothing_of_its_files(tmp_path: Path) -> None:
 
 def test_a_file_that_is_cut_short_meanwhile_is_an_error(tmp_path: Path) -> None:
     path = saved(tmp_path, LARGE)
-    with mapped_files.borrowing() as files:
-        module = import_onnx(path).as_module()
+    with mapped_files.allow_mapped_borrowing() as files:
+        module = import_onnx(path).to_module()
     files.check("compile")
     os.truncate(tmp_path / "w.bin", 8192)
     assert largest(module)[-1] == 0, "zeros, and no signal that ends the process"
@@ -272,7 +272,7 @@ def test_small_files_and_many_are_read(tmp_path: Path) -> None:
         (tmp_path / each.name).write_bytes(each.raw_data)
         lies_at(each, location=each.name)
     (tmp_path / "model.onnx").write_bytes(chain(*weights).SerializeToString())
-    with mapped_files.borrowing() as files:
-        module = import_onnx(tmp_path / "model.onnx").as_module()
+    with mapped_files.allow_mapped_borrowing() as files:
+        module = import_onnx(tmp_path / "model.onnx").to_module()
     assert not files.files
     np.testing.assert_array_equal(largest(module), numbers(5039))

@@ -865,8 +865,10 @@ def test_what_one_node_says_of_dimensions_is_learned_at_once(
     result = onnx.helper.make_tensor_value_info("y", 1, None)
     model = onnx.helper.make_model(onnx.helper.make_graph([joined], "g", inputs, [result]))
     begun: list[object] = []
-    walk = GraphImporter.walk
-    monkeypatch.setattr(GraphImporter, "walk", lambda self: (begun.append(self), walk(self))[1])
+    walk = GraphImporter.import_nodes
+    monkeypatch.setattr(
+        GraphImporter, "import_nodes", lambda self: (begun.append(self), walk(self))[1]
+    )
     module = from_onnx(model)
     assert len(begun) == 2
     assert len({p.checked_type.shape[0] for p in module["main"].params}) == 1  # type: ignore[attr-defined]
@@ -878,4 +880,4 @@ def test_names_that_are_one_dimension_in_a_circle() -> None:
         with pytest.raises(RestartImport):
             facts.union_dims(pairs)
         facts.union_dims(pairs)  # which is no news
-    assert len({facts.first(n) for n in "abcd"}) == 1
+    assert len({facts.representative(n) for n in "abcd"}) == 1

@@ -55,7 +55,7 @@ def test_functions_call_functions() -> None:
         model([own("Norm", "x", "y")], [value("x", FLOAT, ["n", 3])], "y"), norm, square
     )
     compare(made, {"x": normal(2, 3)})
-    assert {o.name: o.how for o in survey(made).operators} == {"Norm": "function"}
+    assert {o.name: o.implementation_kind for o in survey(made).operators} == {"Norm": "function"}
 
 
 def test_a_function_has_attributes_and_a_version_of_its_own() -> None:

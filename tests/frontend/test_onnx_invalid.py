@@ -210,16 +210,18 @@ def test_an_input_that_a_converter_does_not_read_is_refused(
         return node.exprs()[0]
 
     clip = model("Clip", "x a", {"x": (4,), "a": ()})
-    monkeypatch.setitem(CONVERTER_TABLE, ("", "Clip"), (OnnxRow("Clip", first, since=11),))
+    monkeypatch.setitem(CONVERTER_TABLE, ("", "Clip"), (OnnxRow("Clip", first, since_version=11),))
     message = "Clip 'y': input 1 ('min') is not supported beside the others"
     with pytest.raises(UnsupportedError, match=re.escape(message)):
         from_onnx(clip)
     monkeypatch.setitem(
-        CONVERTER_TABLE, ("", "Clip"), (OnnxRow("Clip", all_of, since=11, inputs="input"),)
+        CONVERTER_TABLE,
+        ("", "Clip"),
+        (OnnxRow("Clip", all_of, since_version=11, supported_inputs="input"),),
     )
     with pytest.raises(UnsupportedError, match=re.escape("Clip 'y': input 1 ('min') is not")):
         from_onnx(clip)
-    row = OnnxRow("Clip", first, since=11, ignorable_inputs="min")
+    row = OnnxRow("Clip", first, since_version=11, ignorable_inputs="min")
     monkeypatch.setitem(CONVERTER_TABLE, ("", "Clip"), (row,))
     from_onnx(clip)
 
@@ -228,7 +230,7 @@ def test_rows_name_inputs_that_their_operators_have() -> None:
     CONVERTER_TABLE.load_all()
     for (domain, op_type), rows in CONVERTER_TABLE.items():
         for row in rows:
-            named = {*row.inputs.split(), *row.ignorable_inputs.split()}
+            named = {*row.supported_inputs.split(), *row.ignorable_inputs.split()}
             known = find_signature(domain, op_type, 1 << 20)
             have = {p.name for p in known.inputs} if known is not None else set[str]()
             assert named <= have, f"{op_type}: {named - have}"

@@ -13,7 +13,7 @@ import ekiden
 from ekiden.frontend.onnx import from_onnx
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import RunError
-from ekiden.runtime.text import decode, encode
+from ekiden.runtime.text import decode_strings, encode_strings
 from long_runs import sizes
 from onnx_runtime import run_onnx_runtime
 
@@ -50,7 +50,7 @@ def test_numbers_become_strings_as_onnx_runtime_writes_them(dtype: str) -> None:
     x = np.array(NUMBERS[dtype], dtype)
     model = cast(kind_of(dtype), STRING)
     (wanted,) = run_onnx_runtime(model, {"x": x})
-    (found,) = [decode(np.asarray(Interpreter(from_onnx(model)).evaluate("main", x)))]
+    (found,) = [decode_strings(np.asarray(Interpreter(from_onnx(model)).evaluate("main", x)))]
     assert found.tolist() == wanted.tolist()
     if dtype in ("float32", "int64", "uint64"):
         assert np.asarray(ekiden.compile(model)(x)).tolist() == wanted.tolist()
@@ -83,7 +83,7 @@ def test_strings_become_floats(dtype: str) -> None:
     model = cast(STRING, kind_of(dtype), 2)
     exact = {"float16": 0, "float32": 0, "float64": 3e-16}[dtype]
     results = [ekiden.compile(model)(x).numpy()]
-    results.append(np.asarray(Interpreter(from_onnx(model)).evaluate("main", encode(x))))
+    results.append(np.asarray(Interpreter(from_onnx(model)).evaluate("main", encode_strings(x))))
     for found in results:
         np.testing.assert_allclose(found, wanted, exact, 1e-323 if dtype == "float64" else 0)
         assert (np.signbit(found) == np.signbit(wanted))[~np.isnan(wanted)].all()

@@ -209,7 +209,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_an_imported_module_needs_nothing_of_its_file(file: Path) -> None:
-    module = import_onnx(str(file)).as_module()
+    module = import_onnx(str(file)).to_module()
     os.truncate(file, 0)
     large = max(constants(module), key=lambda a: a.size)
     assert large.flags.aligned
@@ -217,8 +217,8 @@ def test_an_imported_module_needs_nothing_of_its_file(file: Path) -> None:
 
 
 def test_a_file_that_is_cut_short_meanwhile_is_an_error(file: Path) -> None:
-    with mapped_files.borrowing() as files:
-        module = import_onnx(str(file)).as_module()
+    with mapped_files.allow_mapped_borrowing() as files:
+        module = import_onnx(str(file)).to_module()
     large = max(constants(module), key=lambda a: a.size)
     files.check("compile")
     os.truncate(file, 8192)
@@ -244,7 +244,7 @@ def test_a_first_answer_stands_whatever_becomes_of_the_file(file: Path, size: in
 
 
 def test_a_file_that_is_written_meanwhile_is_an_error(file: Path) -> None:
-    with mapped_files.borrowing() as files:
+    with mapped_files.allow_mapped_borrowing() as files:
         import_onnx(str(file))
     with open(file, "r+b") as opened:
         opened.seek(100_000)
@@ -258,8 +258,8 @@ def test_a_file_that_is_written_meanwhile_is_an_error(file: Path) -> None:
 def test_a_file_that_is_removed_or_replaced_stays_what_it_was(
     file: Path, how: Callable[[Path], object]
 ) -> None:
-    with mapped_files.borrowing() as files:
-        module = import_onnx(str(file)).as_module()
+    with mapped_files.allow_mapped_borrowing() as files:
+        module = import_onnx(str(file)).to_module()
     how(file)
     large = max(constants(module), key=lambda a: a.size)
     np.testing.assert_array_equal(large, numbers(400_000, 1))
@@ -272,7 +272,7 @@ def _other(path: Path) -> Path:
 
 
 def test_more_files_than_can_be_watched_are_read(file: Path) -> None:
-    with mapped_files.borrowing() as files:
+    with mapped_files.allow_mapped_borrowing() as files:
         assert sum(files.map(file) is None for _ in range(300)) >= 44
-        module = import_onnx(str(file)).as_module()
+        module = import_onnx(str(file)).to_module()
     np.testing.assert_array_equal(max(constants(module), key=lambda a: a.size), numbers(400_000, 1))

@@ -66,7 +66,7 @@ OPERANDS = {
 
 
 def computed(row: elementwise.ElementwiseRow, dtype: str, operands: list[Array]) -> Array:
-    made = Interpreter().evaluate(row.on(dtype, *(const(each) for each in operands)))
+    made = Interpreter().evaluate(row.emit(dtype, *(const(each) for each in operands)))
     assert isinstance(made, np.ndarray)
     return made
 
@@ -76,7 +76,8 @@ def test_rules_of_sizes_say_what_the_operator_computes(row: elementwise.Elementw
     assert row.rule is not None
     dtype = "bool" if row.kind is PromotionKind.LOGICAL else "float32"
     dtype = "int64" if row.kind is PromotionKind.SAME else dtype
-    unary = row.kind in (PromotionKind.FLOAT, PromotionKind.WHOLE) or row.function.__name__ in (
+    unary = row.kind in (PromotionKind.FLOAT,
+        PromotionKind.INTEGER_IDENTITY) or row.function.__name__ in (
         "logical_not", "negative",
     )  # fmt: skip
     operands = [
@@ -88,9 +89,9 @@ def test_rules_of_sizes_say_what_the_operator_computes(row: elementwise.Elementw
 
 def test_integers_are_whole() -> None:
     for row in elementwise.ELEMENTWISE_ROWS:
-        if row.kind is PromotionKind.WHOLE:
+        if row.kind is PromotionKind.INTEGER_IDENTITY:
             x = const(OPERANDS["int64"][0])
-            assert row.on("int64", x) is x
+            assert row.emit("int64", x) is x
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def agree(functions: tuple[Function, ...], *args: torch.Tensor, rtol: float = 1e
     """The interpreter gives what PyTorch gives, all in one import."""
     model = Apply(functions)
     program = import_program(decompose_program(export_module(model, list(args))), "edges")
-    module = relay.infer_type(program.as_module())
+    module = relay.infer_type(program.to_module())
     with np.errstate(all="ignore"):
         found = Interpreter(module).evaluate("main", *(a.numpy() for a in args))
     for mine, theirs in zip(found, model(*args), strict=True):
@@ -216,7 +216,7 @@ class Shifted(nn.Module):
 def test_an_element_of_a_constant_is_a_number() -> None:
     x = torch.randn(2, 5)
     program = import_program(decompose_program(export_module(Shifted(), [x])), "edges")
-    found = Interpreter(relay.infer_type(program.as_module())).evaluate("main", x.numpy())
+    found = Interpreter(relay.infer_type(program.to_module())).evaluate("main", x.numpy())
     np.testing.assert_allclose(found, Shifted()(x).numpy(), 1e-6)
 
 

@@ -241,7 +241,7 @@ def test_a_custom_operator_is_taught() -> None:
 
     @register("ekiden_test::twice")
     def convert(node: FxNode, value: object) -> object:
-        return relay.op.multiply(node.as_expr(value), relay.const(2.0))  # type: ignore[arg-type]
+        return relay.op.multiply(node.to_expr(value), relay.const(2.0))  # type: ignore[arg-type]
 
     try:
         agree(ekiden.compile(case, (x,))(x), torch.full((3,), 3.0))

@@ -43,7 +43,7 @@ def check(module: nn.Module, *args: torch.Tensor, plain: bool = True) -> None:
         program = export_module(module, [a.clone() for a in args])
         wanted = torch.utils._pytree.tree_leaves(module(*(a.clone() for a in args)))
     assert is_directly_importable(program) is plain
-    made = relay.infer_type(import_exported(program, "program").as_module())
+    made = relay.infer_type(import_exported(program, "program").to_module())
     with np.errstate(all="ignore"):
         found = Interpreter(made).evaluate("main", *(a.numpy() for a in args))
     many = found if isinstance(found, (list, tuple)) else [found]
@@ -215,7 +215,13 @@ def test_layers(name: str) -> None:
 
 
 FUNCTIONS: dict[str, Function] = {
-    "to": lambda x: (x.to(torch.int64), x.double(), x.bool(), x.type_as(x.int()), x.to("cpu")),
+    "to": lambda x: (
+        x.to(torch.int64),
+        x.double(),
+        x.bool(),
+        x.type_as(x.int()),
+        x.to("cpu"),
+    ),
     "and": lambda x: ((x > 0) & (x < 2), (x > 0) | (x < -1), (x > 0) ^ (x < 1)),
     "bits": lambda x: (x.int() & 6, x.int() | 1, x.int() ^ 3),
     "extremes": lambda x: (torch.max(x, x * x), torch.min(x, -x)),
@@ -285,6 +291,6 @@ def test_who_registers_such_an_operator_has_it(
 
     program = export_module(Apply(run), [torch.ones(3, 3, 4)])
     assert is_directly_importable(program) is plain
-    made = relay.infer_type(import_exported(program, "program").as_module())
+    made = relay.infer_type(import_exported(program, "program").to_module())
     found = np.asarray(Interpreter(made).evaluate("main", np.ones((3, 3, 4), "f")))
     assert found[1, 0, 0] == 9

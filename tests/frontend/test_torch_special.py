@@ -117,7 +117,10 @@ def test_medians() -> None:
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 def test_common_divisors_and_multiples(dtype: object) -> None:
     low = 0 if dtype == torch.uint8 else -40
-    x, y = torch.randint(low, 40, (4, 5)).to(dtype), torch.randint(low, 40, (5,)).to(dtype)
+    x, y = (
+        torch.randint(low, 40, (4, 5)).to(dtype),
+        torch.randint(low, 40, (5,)).to(dtype),
+    )
     x[0, 0] = y[0] = 0
     for found, expected in zip(
         run(lambda a, b: (torch.gcd(a, b), torch.lcm(a, b)), x, y),

@@ -42,7 +42,7 @@ def test_models_of_packages_agree(
     zoo: ModuleType, package: str, name: str, road: str, sizes: str
 ) -> None:
     _needs(package)
-    line = zoo.one(package, name, road, sizes, 1)
+    line = zoo.measure_model(package, name, road, sizes, 1)
     assert line["state"] == "agrees", line
 
 
@@ -121,11 +121,11 @@ def test_kernels_that_stay_general_are_a_refusal(zoo: ModuleType) -> None:
             return []
 
     call, line = zoo.Compiled(Executable()), {}
-    assert zoo._waited(line, call, 0) == ""
-    assert zoo._waited(line, call, 1) == ""
+    assert zoo._wait_for_compiled_kernels(line, call, 0) == ""
+    assert zoo._wait_for_compiled_kernels(line, call, 1) == ""
     assert line == {"kernels": "wait: 3 kernels are not compiled"}
     model = zoo.ZooModel(lambda: None, {})
-    ran = zoo._ran(model, {"ekiden": lambda: call}, [], False, 0, 9)
+    ran = zoo._run_engines(model, {"ekiden": lambda: call}, [], False, 0, 9)
     assert (ran["state"], ran["why"]) == (
         "refused",
         "kernels stay general: ValueError: no loops fit",
@@ -135,11 +135,11 @@ def test_kernels_that_stay_general_are_a_refusal(zoo: ModuleType) -> None:
 def test_small_results_are_compared_by_their_size(zoo: ModuleType) -> None:
     torch = pytest.importorskip("torch", reason="the package torch is not installed")
     tiny = torch.full((3,), 1e-20).numpy()
-    assert zoo._error([tiny * 2], [tiny]) == pytest.approx(1)
+    assert zoo._max_relative_error([tiny * 2], [tiny]) == pytest.approx(1)
     module = torch.nn.Linear(2, 2)
     with torch.no_grad():
         module.weight.zero_()
-        zoo._wake(module)
+        zoo._randomize_zero_weights(module)
     assert module.weight.all()
 
 
@@ -170,7 +170,7 @@ def test_the_table_counts_what_was_asked(zoo: ModuleType) -> None:
         {**same, "name": "c", "state": "refused", "why": "a | b", "onnxruntime": 1e-7},
         {**same, "name": "d", "state": "large", "why": "much"},
     ]
-    rows = zoo.table(lines).splitlines()
+    rows = zoo.format_table(lines).splitlines()
     means = "2 (66.7%) | 1 | 0 of 1 | 4.00 |  |  | 3.0"
     assert rows[2] == f"| timm | export | static | 4 | 3 | {means} |"
     assert rows[-1] == "| c | export static | refused | a / b |"
@@ -178,11 +178,11 @@ def test_the_table_counts_what_was_asked(zoo: ModuleType) -> None:
 
 
 def test_time_that_an_exporter_takes_is_its_own(zoo: ModuleType) -> None:
-    zoo._at("exporting")
-    assert zoo._overdue(9) == {"state": "not exported", "why": "9 s over, exporting"}
-    zoo._at("compiling")
-    assert zoo._overdue(9) == {"state": "out of time", "why": "9 s over, compiling"}
-    assert {zoo.STAGES["building"], zoo.STAGES["exporting"]} < set(zoo.NOT_ASKED)
+    zoo._enter_stage("exporting")
+    assert zoo._timeout_outcome(9) == {"state": "not exported", "why": "9 s over, exporting"}
+    zoo._enter_stage("compiling")
+    assert zoo._timeout_outcome(9) == {"state": "out of time", "why": "9 s over, compiling"}
+    assert {zoo.STAGES["building"], zoo.STAGES["exporting"]} < set(zoo.NOT_MEASURED)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_what_an_exporter_changed_is_its_own(
         "onnxruntime": lambda: lambda inputs: [inputs[0].numpy() * theirs],
         "ekiden": lambda: lambda inputs: [inputs[0].numpy() * ours],
     }
-    line = zoo._ran(model, engines, [torch.ones(2).numpy()], False, 0)
+    line = zoo._run_engines(model, engines, [torch.ones(2).numpy()], False, 0)
     assert line["state"] == state
     assert line["onnxruntime"] == pytest.approx(theirs - 1)
 
@@ -207,7 +207,7 @@ def test_a_model_that_roundings_change_is_unstable(zoo: ModuleType) -> None:
     torch = pytest.importorskip("torch", reason="the package torch is not installed")
     model = zoo.ZooModel(lambda x: (x - 1) * 1e6, {"x": torch.ones(2)})
     wrong = {"ekiden": lambda: lambda inputs: [inputs[0].numpy()]}
-    line = zoo._ran(model, wrong, [torch.zeros(2).numpy()], False, 0)
+    line = zoo._run_engines(model, wrong, [torch.zeros(2).numpy()], False, 0)
     assert line["state"] == "unstable"
     assert line["state"] in zoo.NOT_COMPARABLE
 
@@ -232,7 +232,7 @@ def test_a_choice_among_equal_numbers_is_unstable(
         "onnxruntime": lambda: lambda inputs: [wanted[0] * theirs],
         "ekiden": lambda: lambda inputs: [wanted[0] * 2],
     }
-    line = zoo._ran(model, engines, wanted, False, 0)
+    line = zoo._run_engines(model, engines, wanted, False, 0)
     assert line["state"] == state
     other = zoo.ZooModel(chosen, {"x": torch.tensor([1.0, 2.0, 3.0, 4.0])})
     assert not zoo.has_ties(other) and zoo.has_ties(model)

@@ -15,8 +15,8 @@ from ekiden.compiler.cache import keys as artifact_key
 from ekiden.compiler.cache.keys import file_digest
 from ekiden.compiler.options import CompileOptions
 from ekiden.ir import digest_cache, extensions
-from ekiden.ir.compiler_digest import compiler_digest, package_digest, sources
-from ekiden.ir.package_versions import version_of
+from ekiden.ir.compiler_digest import compiler_digest, list_source_files, package_digest
+from ekiden.ir.package_versions import package_version
 from ekiden.target import Target
 
 pytestmark = pytest.mark.quick
@@ -53,7 +53,7 @@ def test_sources_that_change_under_a_process_are_no_other_process_s(tmp_path: Pa
 
 def test_the_package_is_all_there() -> None:
     """What passes, operators, kernels and their runtime are made of."""
-    found = {f"/ekiden/{name}" for root in ekiden.__path__ for name in sources(root)}
+    found = {f"/ekiden/{name}" for root in ekiden.__path__ for name in list_source_files(root)}
     ends = ("ir/op.py", "relay/transform/fusion/fuse_ops.py", "relay/type_infer.py",
             "topi/slice.py", "backend/vm/pipeline.py", "runtime/binding/layout.py",
             "relay/library/prelude.rly")  # fmt: skip
@@ -73,18 +73,20 @@ def test_what_is_no_source_does_not_count(tmp_path: Path) -> None:
         (tmp_path / name).write_text("2")
     (tmp_path / "relay/.#fuse.py").symlink_to("somebody@a-machine")
     (tmp_path / "relay/again").symlink_to(tmp_path)
-    assert package_digest([str(tmp_path)]) == fresh and sources(str(tmp_path)) == ["relay/fuse.py"]
+    assert package_digest([str(tmp_path)]) == fresh and list_source_files(str(tmp_path)) == [
+        "relay/fuse.py"
+    ]
     (tmp_path / "fuse.py").symlink_to("relay/fuse.py")
     assert package_digest([str(tmp_path)]) != fresh
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        sources(str(tmp_path / "nowhere"))
+        list_source_files(str(tmp_path / "nowhere"))
 
 
 def test_both_caches_have_it_in_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
 
     def keys() -> tuple[str, str]:
-        made = artifact_key.request(b"a model", CompileOptions())
+        made = artifact_key.create_cache_request(b"a model", CompileOptions())
         assert made is not None
         return cache.compiler_folder(), made.digest()
 
@@ -137,14 +139,16 @@ def test_a_damaged_fact_is_found_out_again(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", ["numpy", "ml_dtypes", "ml-dtypes", "ekiden"])
 def test_versions_are_those_of_the_library(name: str) -> None:
-    assert version_of(name) == metadata.version(name) and version_of("no-such-package") == ""
+    assert (
+        package_version(name) == metadata.version(name) and package_version("no-such-package") == ""
+    )
 
 
 def test_a_current_target_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])
-    plain = artifact_key.request(b"a model", CompileOptions())
+    plain = artifact_key.create_cache_request(b"a model", CompileOptions())
     with Target("llvm -mcpu=x86-64-v3"):
-        other = artifact_key.request(b"a model", CompileOptions())
-    again = artifact_key.request(b"a model", CompileOptions("llvm"))
+        other = artifact_key.create_cache_request(b"a model", CompileOptions())
+    again = artifact_key.create_cache_request(b"a model", CompileOptions("llvm"))
     assert plain is not None and other is not None and again is not None
     assert plain.digest() == again.digest() != other.digest()

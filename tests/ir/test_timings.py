@@ -26,7 +26,7 @@ def watched() -> Timings:
 
 
 def test_rows_add_up_kinds_in_the_order_they_first_ran() -> None:
-    rows = {row.path: row.calls for row in watched().rows()}
+    rows = {row.path: row.num_calls for row in watched().rows()}
     assert rows == {("outer",): 1, ("outer", "inner"): 2, ("last",): 1}
     assert list(rows) == [("outer",), ("outer", "inner"), ("last",)]
 
@@ -35,9 +35,9 @@ def test_own_time_is_without_what_is_inside() -> None:
     timings = watched()
     by_path = {row.path: row for row in timings.rows()}
     outer, inner = by_path["outer",], by_path["outer", "inner"]
-    assert outer.own == pytest.approx(outer.cpu - inner.cpu)
-    assert sum(row.own for row in by_path.values()) == pytest.approx(timings.cpu)
-    assert all(row.wall >= 0 and row.cpu >= 0 for row in by_path.values())
+    assert outer.own_cpu_seconds == pytest.approx(outer.cpu_seconds - inner.cpu_seconds)
+    assert sum(row.own_cpu_seconds for row in by_path.values()) == pytest.approx(timings.cpu)
+    assert all(row.wall_seconds >= 0 and row.cpu_seconds >= 0 for row in by_path.values())
 
 
 def test_table_and_json_have_a_line_for_each_row() -> None:
@@ -92,7 +92,7 @@ def test_workers_send_what_they_ran(jobs: int, monkeypatch: pytest.MonkeyPatch) 
     with PassContext(instruments=[timings]), time_phase("outer"):
         compile_tasks(tasks, KernelCache(None))
     above = ("outer",) if jobs == 1 else ("workers",)
-    rows = {row.path: row.calls for row in timings.rows()}
+    rows = {row.path: row.num_calls for row in timings.rows()}
     assert rows[*above, "kernel"] == rows[*above, "kernel", "kernel"] == count
     assert sum(path[-1] == "outer" for path in rows) == 1
     frames = json.loads(timings.flame_chart())["shared"]["frames"]

@@ -28,8 +28,11 @@ def test_the_variant_for_another_architecture_computes_the_same(target: str, cpu
     module = IRModule.from_expr(relay.Function([x, y], relay.tanh(relay.nn.dense(x, y))))
     exe = ekiden.compile(module, [target, "llvm"])
     images = [p for kind, _, p in read_sections(exe.raw.to_bytes()) if kind is Section.IMAGE]
-    assert parse_image(bytes(images[0])).needs == (cpu,)
-    assert parse_image(bytes(images[1])).needs == (Target.host().cpu, *Target.host().needs)
+    assert parse_image(bytes(images[0])).required_cpu_flags == (cpu,)
+    assert parse_image(bytes(images[1])).required_cpu_flags == (
+        Target.host().cpu,
+        *Target.host().needs,
+    )
     emulator = Emulator(bytes(images[0]))
     (kernel,) = [name for name in emulator.info.exports if name.startswith("fused_")]
     rng = np.random.default_rng(0)
@@ -83,4 +86,4 @@ def test_aot_code_is_made_for(target: str, needs: tuple[str, ...]) -> None:
     made = compile_to_bytes(module, target, executor="aot")
     (image,) = [p for kind, _, p in read_sections(memoryview(made)) if kind is Section.IMAGE]
     info = parse_image(bytes(image))
-    assert info.needs == needs and "vm2:main" in info.exports
+    assert info.required_cpu_flags == needs and "vm2:main" in info.exports

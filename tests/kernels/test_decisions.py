@@ -14,7 +14,7 @@ from ekiden.ir.prim import PrimExpr, SizeVar, maximum
 from ekiden.kernels import FAMILIES, choose, schedule
 from ekiden.kernels.attention.scaled_dot_product import AttentionConfig
 from ekiden.kernels.cost_model import choose_panel_width
-from ekiden.kernels.decision import Decision, Fixed
+from ekiden.kernels.decision import Decision, Overrides
 from ekiden.kernels.family import MatmulSizes
 from ekiden.kernels.quantized import int4_dense
 from ekiden.runtime import load_image
@@ -44,7 +44,7 @@ def random(*shape: int) -> np.ndarray:
 
 
 def compiled(
-    inputs: list[te.Tensor], output: te.Tensor, family: str, fixed: Fixed, target: Target
+    inputs: list[te.Tensor], output: te.Tensor, family: str, fixed: Overrides, target: Target
 ) -> Callable[..., object]:
     func = schedule(inputs, [output], target, "kernel", {family: fixed})
     image = link_image([compile_object([lower(func, target)], target)], ["kernel"])
@@ -52,7 +52,7 @@ def compiled(
     return kernel
 
 
-def some_points(anchor: te.Tensor, family: str, target: Target, count: int) -> list[Fixed]:
+def some_points(anchor: te.Tensor, family: str, target: Target, count: int) -> list[Overrides]:
     """Random points of a space, always the same ones."""
     space = FAMILIES[family].space(anchor, target)
     picker = chances.Random(len(space))

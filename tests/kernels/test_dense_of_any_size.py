@@ -18,7 +18,7 @@ from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, SizeVar, cast, maximum
 from ekiden.kernels import FAMILIES, choose, schedule
-from ekiden.kernels.decision import Fixed
+from ekiden.kernels.decision import Overrides
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.runtime import load_image
 from ekiden.target import Target
@@ -167,7 +167,7 @@ def built(
             tag="broadcast",
             attrs=whole,
         )
-    fixed: Fixed = {}
+    fixed: Overrides = {}
     if layer.is_decided:
         space = FAMILIES["dense_pack"].space(anchor, layer.target)
         fixed = {c.name: random.choice(c.domain).item() for c in space if not c.is_early}

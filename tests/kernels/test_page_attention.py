@@ -45,14 +45,14 @@ def filled(row: CacheFormat, rng: np.random.Generator, size: int) -> tuple[Cache
                 given[:, ::8] = row.min_value * np.float32(2.0**-9)  # every group has this scale
                 if token % 3 == 0:
                     given = np.where(given == 0, given, np.float32(row.min_value * 2.0**-9))
-                of.write(planes[values, :, page], token, given, values)
+                of.write_token(planes[values, :, page], token, given, values)
     return of, planes
 
 
 def expected(of: CachePlane, planes: Array, tokens: Array, positions: Array) -> Array:
     """In float64."""
     keys, values = (
-        of.read(planes[n], n).astype("float64").reshape(GROUPS, -1, DEPTH) for n in (0, 1)
+        of.dequantize(planes[n], n).astype("float64").reshape(GROUPS, -1, DEPTH) for n in (0, 1)
     )
     made = np.zeros((TOKENS, HEADS, DEPTH))
     for t, last in enumerate(positions):
@@ -104,7 +104,7 @@ def check_at_ends(name: str, targets: Sequence[str]) -> None:
                for n, each in zip(names, ints, strict=True)]  # fmt: skip
     body = relay.op.nn.contrib_paged_attention(*params, page=page)
     module = relay.IRModule.from_expr(relay.Function(params, body))
-    largest = np.abs(of.read(planes[1], 1)).max()
+    largest = np.abs(of.dequantize(planes[1], 1)).max()
     steps = {"int8": (1 << 15) - 1, "int4": 127}[name]
     most = (np.sqrt(page * PAGES) / steps + 1e-4) * largest  # as many roundings, either way
     for target in targets:
@@ -160,7 +160,7 @@ def long_text(name: str, window: int) -> tuple[relay.IRModule, list[Array]]:
         for page in range(LONG):
             for token in range(PAGE):
                 given = rng.standard_normal((GROUPS, 16), np.float32)
-                of.write(planes[values, :, page], token, given, values)
+                of.write_token(planes[values, :, page], token, given, values)
     tokens = rng.standard_normal((9, HEADS + 2 * GROUPS, 16), np.float32)
     tables = np.stack([rng.permutation(LONG), rng.permutation(LONG)])
     places = [0], tables, [0] * 7 + [1, 1], [*range(508, 514), -1, 671, 3]

@@ -33,9 +33,9 @@ def layer(
     made: RecurrentCell, steps: int, batch: int | SizeVar, hidden: int, lanes: int
 ) -> list[te.Tensor]:
     """(data, a packed weight of floats, all states)."""
-    data = te.placeholder((steps, batch, made.gates * hidden), name="data")
+    data = te.placeholder((steps, batch, made.num_gates * hidden), name="data")
     panels = -(-hidden // lanes)
-    weight = te.placeholder((panels, hidden, made.gates * lanes), name="weight")
+    weight = te.placeholder((panels, hidden, made.num_gates * lanes), name="weight")
     return [data, weight, *recurrent(made, [data, weight])]
 
 

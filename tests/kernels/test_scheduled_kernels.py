@@ -15,7 +15,7 @@ from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.prim import SizeVar, maximum
 from ekiden.ir.structural import structural_equal
 from ekiden.kernels import FAMILIES, Scheduled, scheduled
-from ekiden.kernels.decision import Fixed
+from ekiden.kernels.decision import Overrides
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
@@ -48,7 +48,7 @@ def of_bytes(rows: int, columns: int, depth: int, panel: int) -> tuple[list[te.T
     return [data, weight], dense_pack(data, weight, columns, panel, "int32")
 
 
-Case = tuple[Callable[[], tuple[list[te.Tensor], te.Tensor]], Target, Fixed]
+Case = tuple[Callable[[], tuple[list[te.Tensor], te.Tensor]], Target, Overrides]
 CASES: dict[str, Case] = {
     "plain": (lambda: dense(37, 100, 64, 48), TARGET, {}),
     "leading": (lambda: dense(5, 96, 64, 48, (2, 3)), TARGET, {"split": "rows"}),
@@ -59,7 +59,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def made(case: Case, fixed: Fixed | None = None) -> Scheduled:
+def made(case: Case, fixed: Overrides | None = None) -> Scheduled:
     build, target, given = case
     inputs, output = build()
     decided = {**given, **(fixed or {})}
@@ -102,7 +102,7 @@ N, M = SizeVar("n"), SizeVar("m")
         {"k_block": 384, "order": "panel"},
     ],
 )
-def test_rows_of_any_shape(leading: tuple[int | SizeVar, ...], fixed: Fixed) -> None:
+def test_rows_of_any_shape(leading: tuple[int | SizeVar, ...], fixed: Overrides) -> None:
     case: Case = (lambda: dense(leading[-1], 100, 768, 48, leading[:-1]), TARGET, fixed)
     assert made(case).func.attrs["tir.tiled"] == 1  # type: ignore[index]
 

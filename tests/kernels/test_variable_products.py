@@ -16,7 +16,7 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import SizeVar, const
 from ekiden.ir.transform import PassContext
 from ekiden.kernels import choose, schedule
-from ekiden.kernels.cpu.skinny_gemm import SkinnyProduct
+from ekiden.kernels.cpu.skinny_gemm import SkinnyGemm
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.te.tensor import Tensor
@@ -224,8 +224,8 @@ def test_doubles(a: tuple[Dim | str, ...], b: tuple[Dim | str, ...], tb: bool, c
 def test_sums_of_few_rows_stay_in_the_first_cache() -> None:
 
     for rows in (1, 2, 7):
-        shape = SkinnyProduct(const(8), const(1 << 20), [const(0)] * rows, const(1), const(0))
+        shape = SkinnyGemm(const(8), const(1 << 20), [const(0)] * rows, const(1), const(0))
         run = shape.columns_per_run(HOST)
         assert run % HOST.lanes("float32") == 0
         assert 4 * run * rows <= 4 * 4096 + 4 * rows * HOST.lanes("float32")
-        assert rows * shape.lines_per_step(HOST) <= 24
+        assert rows * shape.matrix_rows_per_step(HOST) <= 24

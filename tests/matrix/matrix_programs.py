@@ -215,7 +215,7 @@ def _with_state_names(module: IRModule, main: Function) -> IRModule:
     assert isinstance(main.body, Tuple)
     inputs = tuple(p.name_hint for p in main.params)
     outputs = *(f"y{i}" for i in range(len(main.body.fields) - 1)), "s"
-    return ImportedModule(module, inputs, outputs, states=("s",)).as_module()
+    return ImportedModule(module, inputs, outputs, states=("s",)).to_module()
 
 
 def _with_states_and_regions(module: IRModule, maker: Maker, has_state: bool) -> Program:

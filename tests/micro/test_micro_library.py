@@ -18,7 +18,7 @@ from ekiden.backend.crt.emit import emit_files
 from ekiden.backend.crt.module import Pool
 from ekiden.cli import main
 from ekiden.compiler.export import micro as micro_driver
-from ekiden.compiler.export.model_library import metadata
+from ekiden.compiler.export.model_library import build_metadata
 from ekiden.ir.module import IRModule
 from ekiden.relay import load_param_dict
 from ekiden.runtime.errors import CompileError
@@ -119,7 +119,7 @@ def test_in_one_memory_what_is_never_needed_together_shares_bytes(model: Path) -
     )
     assert pool.used % 16 == 0
     assert (
-        metadata(module)["modules"]["default"]["memory"]["functions"]["main"][0][
+        build_metadata(module)["modules"]["default"]["memory"]["functions"]["main"][0][
             "workspace_size_bytes"
         ]
         == pool.used

@@ -212,7 +212,7 @@ def command_options() -> dict[str, str]:
     lines: dict[str, str] = {}
     for name in cli.COMMANDS:
         parser = argparse.ArgumentParser()
-        cli._module(name).arguments(parser)
+        cli._import_command_module(name).add_arguments(parser)
         lines[f"ekiden {name}"] = " command"
         _add_options(lines, f"ekiden {name}", parser)
     return lines

@@ -125,7 +125,7 @@ def test_weights_and_biases_behind_identities_are_those_of_layers() -> None:
 
 def test_the_plan_says_why() -> None:
     found = ekiden.quantize(FLOATS, DATA, kind="weight", group=64, skip=("last",), least_snr=0.0)
-    rows = {row.layer: (row.kind, row.why) for row in found.plan.layers}
+    rows = {row.layer: (row.kind, row.reason) for row in found.plan.layers}
     assert rows == {
         "first": ("float", "no groups in a Conv"),
         "grouped": ("float", "no groups in a Conv"),
@@ -134,20 +134,20 @@ def test_the_plan_says_why() -> None:
     }
     assert found.plan["wide"].snr is not None and "1 of 4 layers quantised" in str(found)
     odd = ekiden.quantize(FLOATS, kind="weight", group=128)
-    assert odd.plan["last"].why == "128 does not divide 32"
+    assert odd.plan["last"].reason == "128 does not divide 32"
     broken = network()
     weight = next(each for each in broken.graph.initializer if each.name == "w3")
     values = numpy_helper.to_array(weight).copy()
     values.flat[0] = np.nan
     weight.CopyFrom(numpy_helper.from_array(values, weight.name))
     row = ekiden.quantize(broken, DATA).plan["last"]
-    assert (row.kind, row.why) == ("float", "its weight has values that are not finite")
+    assert (row.kind, row.reason) == ("float", "its weight has values that are not finite")
     assert "<table" in found._repr_html_()
 
 
 def test_a_layer_that_errs_too_much_is_left_alone() -> None:
     found = ekiden.quantize(FLOATS, DATA, kind="weight", bits=4, least_snr=200.0)
-    assert not found.plan and {row.why for row in found.plan.layers} == {"below 200 dB"}
+    assert not found.plan and {row.reason for row in found.plan.layers} == {"below 200 dB"}
     assert np.array_equal(ekiden.compile(found.model)(FRESH).numpy(), wanted())
 
 
@@ -163,7 +163,7 @@ def test_a_whole_that_gains_too_little_is_left_alone() -> None:
     plan = QuantPlan(Recipe(faster=True, gain=1.2), (LayerPlan("a", "Conv", "static"),))
     assert plan.with_model_times(13.0, 10.0)["a"].kind == "static"
     slow = plan.with_model_times(11.0, 10.0)
-    assert not slow and slow["a"].why == "the whole 1.10 times as fast, 1.2 wanted"
+    assert not slow and slow["a"].reason == "the whole 1.10 times as fast, 1.2 wanted"
     assert str(slow).endswith(
         "0 of 1 layers quantised; the whole 11.0 us as floats, 10.0 quantised"
     )
@@ -198,7 +198,7 @@ def test_accuracy_is_kept_within_a_budget() -> None:
     loss = -accuracy(lambda feed: [ekiden.compile(rough.model)(**feed).numpy()])
     found = ekiden.quantize(FLOATS, DATA, **recipe, accuracy=accuracy, budget=loss / 2)
     left = [row for row in found.plan.layers if row.kind == "float"]
-    assert left and all(row.why.startswith("accuracy -") for row in left)
+    assert left and all(row.reason.startswith("accuracy -") for row in left)
     got = ekiden.compile(found.model)(FRESH).numpy()
     assert np.abs(got - wanted()).max() <= loss / 2 + 1e-5
 

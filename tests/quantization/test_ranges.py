@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ekiden.quantization import METHODS
+from ekiden.quantization import RANGE_METHODS
 from ekiden.quantization.ranges import Histogram, scale_and_zero_point
 
 RNG = np.random.default_rng(0)
@@ -24,20 +24,20 @@ def error(values: np.ndarray, bounds: tuple[float, float]) -> float:
     return float((((levels - float(point)) * scale - values) ** 2).mean())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", RANGE_METHODS)
 def test_every_method_stays_within_what_was_seen(name: str) -> None:
     values = RNG.standard_normal(100_000)
-    low, high = METHODS[name].find_range(histogram(values))
+    low, high = RANGE_METHODS[name].find_range(histogram(values))
     assert values.min() <= low < -1.0 and 1.0 < high <= values.max() + 1e-9
 
 
 def test_an_outlier_is_cut_where_that_is_worth_it() -> None:
     values = np.append(RNG.standard_normal(1_000_000), [60.0])
     seen = histogram(values)
-    whole = error(values, METHODS["minmax"].find_range(seen))
+    whole = error(values, RANGE_METHODS["minmax"].find_range(seen))
     for name in ("mse", "percentile", "entropy"):
-        assert METHODS[name].find_range(seen)[1] < 50.0
-    assert error(values, METHODS["mse"].find_range(seen)) < 0.6 * whole
+        assert RANGE_METHODS[name].find_range(seen)[1] < 50.0
+    assert error(values, RANGE_METHODS["mse"].find_range(seen)) < 0.6 * whole
 
 
 def test_values_that_many_elements_have_are_no_reason_to_cut() -> None:
@@ -45,7 +45,7 @@ def test_values_that_many_elements_have_are_no_reason_to_cut() -> None:
     rng = np.random.default_rng(1)
     smooth = np.abs(rng.standard_normal(200_000))
     atoms = np.repeat(rng.uniform(0, 1, 16), 10_000)
-    _, high = METHODS["entropy"].find_range(histogram(np.concatenate([smooth, atoms])))
+    _, high = RANGE_METHODS["entropy"].find_range(histogram(np.concatenate([smooth, atoms])))
     assert high > 0.7 * smooth.max()
 
 
@@ -61,6 +61,6 @@ def test_zero_is_one_of_the_levels(low: float, high: float, point: int) -> None:
 def test_a_tensor_of_one_value() -> None:
     assert scale_and_zero_point(0.0, 0.0) == (1.0, 0)
     seen = histogram(np.full(10, 3.0))
-    for row in METHODS.values():
+    for row in RANGE_METHODS.values():
         low, high = row.find_range(seen)
         assert error(np.array([3.0]), (low, high)) < 1e-4

@@ -85,9 +85,9 @@ def test_no_column_is_beyond_the_levels(name: str, columns: int) -> None:
         weight = rng.standard_normal((3, columns)).astype(np.float32)
         scale = np.abs(weight).max(axis=1, keepdims=True).repeat(columns, 1) / 7
         gram = rows.T @ rows
-        made = ROUNDING_METHODS[name].levels(weight, scale, (-7, 7), gram)
+        made = ROUNDING_METHODS[name].round_weight(weight, scale, (-7, 7), gram)
         assert np.array_equal(made, np.round(made)) and np.abs(made).max() <= 7
-        plain = ROUNDING_METHODS["nearest"].levels(weight, scale, (-7, 7), None)
+        plain = ROUNDING_METHODS["nearest"].round_weight(weight, scale, (-7, 7), None)
         before += weighted_squared_error(plain * scale - weight, gram)
         after += weighted_squared_error(made * scale - weight, gram)
     assert after <= before * (1 + 1e-6) + 1e-9  # of one column they are the same
@@ -102,7 +102,7 @@ def test_learned_rounding_is_near_the_best_of_all() -> None:
         gram, weight = rows.T @ rows, rng.standard_normal((1, 6)).astype(np.float32) * 3
         scale = np.ones((1, 6))
         for name in ("learned", "gptq", "nearest"):
-            made = ROUNDING_METHODS[name].levels(weight, scale, (-7, 7), gram)
+            made = ROUNDING_METHODS[name].round_weight(weight, scale, (-7, 7), gram)
             sums[name] += weighted_squared_error(made - weight, gram)
         choices = (np.floor(weight) + np.asarray(each) for each in product((0, 1), repeat=6))
         sums["best"] += min(weighted_squared_error(each - weight, gram) for each in choices)
@@ -115,7 +115,7 @@ def test_channels_that_no_data_reach() -> None:
     weight, scale = RNG.standard_normal((2, 4)).astype(np.float32), np.full((2, 4), 0.25)
     for name in ("gptq", "learned"):
         for gram in (np.zeros((4, 4)), np.diag([1.0, 0.0, 2.0, 0.0])):
-            made = ROUNDING_METHODS[name].levels(weight, scale, (-7, 7), gram)
+            made = ROUNDING_METHODS[name].round_weight(weight, scale, (-7, 7), gram)
             np.testing.assert_array_equal(made, np.clip(np.round(weight / scale), -7, 7))
 
 

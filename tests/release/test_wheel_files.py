@@ -83,7 +83,7 @@ def test_the_runtime_wheel_has_what_its_table_says(small: Path) -> None:
 def test_an_entry_that_names_nothing_is_refused() -> None:
     row = {"include": ["ekiden/runtime/", "ekiden/nothing.py"], "exclude": []}
     with pytest.raises(ValueError, match="the wheel has no 'ekiden/nothing.py'"):
-        wheel_files.part(["ekiden/runtime/vm.py"], row)
+        wheel_files.select_files(["ekiden/runtime/vm.py"], row)
 
 
 def test_the_runtime_wheel_says_what_it_needs(small: Path) -> None:
@@ -123,7 +123,7 @@ def imports_of(name: str, text: str) -> set[str]:
 
 def test_the_runtime_wheel_imports_nothing_that_is_not_in_it() -> None:
     files = tree()
-    taken = wheel_files.part(files, wheel_files.table())
+    taken = wheel_files.select_files(files, wheel_files.runtime_package_table())
     modules = {as_module(n) for n in files if n.endswith(".py")}
     own = {as_module(n) for n in taken if n.endswith(".py")}
     for name in taken:

@@ -77,7 +77,7 @@ def record(module: IRModule, target: Target, executor: str = "vm") -> dict[str, 
     """
     with _recording() as notes, PassContext():
         data = compile_to_bytes(module, target, executor=executor)
-    executable = container_format.executable_of(memoryview(data))
+    executable = container_format.load_executable(memoryview(data))
     names = _short_names([f.name for f in notes.funcs])
     texts = {}
     for func in notes.funcs:

@@ -13,7 +13,7 @@ from test_rpc_frames import HELLO, drive, sample, talk
 from c_builds import ADDRESS, Objects
 from ekiden import rpc
 from ekiden.rpc.messages import SESSION_KINDS, Kind
-from ekiden.rpc.sandbox import missing_facilities
+from ekiden.rpc.sandbox import missing_sandbox_facilities
 from ekiden.rpc.wire_format import NoHandles, serialize_frame
 from ekiden.runtime.paths import include_dir, server_source_dir, source_dir
 
@@ -70,7 +70,9 @@ def test_things_of_the_client_are_refused(c_server: CServer, functions_library: 
         assert echo("on") == "on"
 
 
-@pytest.mark.skipif(bool(missing_facilities()), reason=f"no sandbox: {missing_facilities()}")
+@pytest.mark.skipif(
+    bool(missing_sandbox_facilities()), reason=f"no sandbox: {missing_sandbox_facilities()}"
+)
 def test_a_module_in_c_is_held_to_its_folder(
     c_server: CServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

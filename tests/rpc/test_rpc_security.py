@@ -17,7 +17,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, rpc
-from ekiden.rpc.sandbox import missing_facilities
+from ekiden.rpc.sandbox import missing_sandbox_facilities
 from ekiden.rpc.tls_keys import Key
 
 
@@ -145,7 +145,7 @@ def test_key_files(tmp_path: Path, key: Path) -> None:
 
 
 needs_sandbox = pytest.mark.skipif(
-    bool(missing_facilities()), reason=f"no sandbox: {missing_facilities()}"
+    bool(missing_sandbox_facilities()), reason=f"no sandbox: {missing_sandbox_facilities()}"
 )
 
 HOSTILE = {

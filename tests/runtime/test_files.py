@@ -17,8 +17,8 @@ from ekiden.runtime.files import (
     Writer,
     evict_least_recent,
     write_atomic,
+    write_path_or_stream,
     write_text,
-    write_to,
 )
 
 pytestmark = pytest.mark.quick
@@ -140,14 +140,14 @@ def test_what_cannot_be_written(
 
 def test_open_files_are_written_to(tmp_path: Path) -> None:
     buffer = io.BytesIO()
-    write_to(buffer, hello)
+    write_path_or_stream(buffer, hello)
     assert buffer.getvalue() == b"hello"
     with open(tmp_path / "raw", "wb", buffering=0) as raw:
-        write_to(raw, hello)
+        write_path_or_stream(raw, hello)
     assert (tmp_path / "raw").read_bytes() == b"hello"
     for wrong in (io.StringIO(), 3):
         with pytest.raises(TypeError) as caught:
-            write_to(wrong, hello)  # type: ignore[arg-type]
+            write_path_or_stream(wrong, hello)  # type: ignore[arg-type]
         wanted = "expected a path or a file open for bytes"
         assert str(caught.value) == f"write: {wanted}, got {type(wrong).__name__}"
 

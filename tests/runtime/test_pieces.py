@@ -20,7 +20,7 @@ from ekiden.runtime.artifact.container_format import (
 )
 from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.debug.instructions import make_instruction
-from ekiden.runtime.files import write_to
+from ekiden.runtime.files import write_path_or_stream
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.integers(0, 255, (1300, 3000), np.uint8)
@@ -45,7 +45,7 @@ def plain(piece: chunks.Piece) -> bytes:
 def test_parts_are_the_bytes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [np.asarray(p) if isinstance(p, np.generic) else p for p in PIECES]
     wanted = b"".join(map(plain, given))
-    assert bytes(chunks.join_pieces(given)) == wanted
+    assert bytes(chunks.concatenate_pieces(given)) == wanted
     for size in (chunks.THREAD_CHUNK_BYTES, 1 << 19, 1 << 10):
         monkeypatch.setattr(chunks, "THREAD_CHUNK_BYTES", size)
         parts = list(chunks.iter_chunks(given))
@@ -116,7 +116,7 @@ def test_an_error_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
         made.write(Full())
 
     with pytest.raises(OSError, match="no space"):
-        write_to(tmp_path / "a.eki", write)
+        write_path_or_stream(tmp_path / "a.eki", write)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -126,7 +126,7 @@ def test_pieces_in_mapped_files_go_from_memory(
     (tmp_path / "weights").write_bytes(bytes(4 << 20))
     gone: list[int] = []
     monkeypatch.setattr(mapped_files, "advise_dontneed", lambda array: gone.append(array.nbytes))
-    with mapped_files.borrowing() as files:
+    with mapped_files.allow_mapped_borrowing() as files:
         data = files.map(tmp_path / "weights")
         assert data is not None
         array = np.frombuffer(data, np.float32).reshape(1 << 10, 1 << 10)

@@ -454,7 +454,7 @@ def test_an_answer_ends_with_its_client(models: Path, stream: bool) -> None:
             connection = begin_chat(server, stream=stream)
             assert model.asked.acquire(timeout=30)
             connection.close()
-            while version.users:
+            while version.num_users:
                 time.sleep(0.002)
             model.go.release()
             assert model.closed.acquire(timeout=30)
@@ -473,10 +473,10 @@ def test_a_request_whose_client_has_gone_is_not_run(models: Path) -> None:
         head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         connection = socket.create_connection(("127.0.0.1", server.port), 30)
         connection.sendall(head.encode() + body)
-        while not version.users:
+        while not version.num_users:
             time.sleep(0.002)
         connection.close()
-        while version.users or engine.in_flight:
+        while version.num_users or engine.in_flight:
             time.sleep(0.002)
         version.batcher._instances = 1
         assert ask_soft(server).status == 200

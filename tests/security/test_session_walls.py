@@ -22,14 +22,16 @@ from walls import (
 
 from ekiden import rpc
 from ekiden.rpc.fresh import FIRST_PASSED_DESCRIPTOR
-from ekiden.rpc.sandbox import missing_facilities
+from ekiden.rpc.sandbox import missing_sandbox_facilities
 from ekiden.rpc.syscall_filter import ALLOWED_CALLS, ENOSYS_CALLS
 from ekiden.rpc.tls_keys import Key
 from long_runs import alike
 
 pytestmark = [
     pytest.mark.early,
-    pytest.mark.skipif(bool(missing_facilities()), reason=f"no sandbox: {missing_facilities()}"),
+    pytest.mark.skipif(
+        bool(missing_sandbox_facilities()), reason=f"no sandbox: {missing_sandbox_facilities()}"
+    ),
 ]
 HIDDEN = "".join(chr(ord(letter) - 1) for letter in "in the memory of the server 4711")
 """A text of the server's owner, whose letters are moved so that a session does not have it."""

@@ -230,9 +230,9 @@ def test_arrivals_are_over_when_each_has_begun() -> None:
     assert arrivals.is_zero
     arrivals.increment()
     arrivals.increment()
-    arrivals.begin()
+    arrivals.mark_begun()
     assert not arrivals.is_zero
-    arrivals.begin()
+    arrivals.mark_begun()
     assert arrivals.is_zero
 
 

@@ -194,9 +194,9 @@ def test_requests_that_are_run_together(server: Running) -> None:
 
 def test_rows_that_are_not_apart_run_alone(server: Running) -> None:
     versions = server.server.engine.repository.models
-    assert versions["soft"].get().signature.batch == "n"
-    assert versions["mixed"].get().signature.batch == ""
-    assert versions["fixed"].get().signature.batch == ""
+    assert versions["soft"].get().signature.batch_symbol == "n"
+    assert versions["mixed"].get().signature.batch_symbol == ""
+    assert versions["fixed"].get().signature.batch_symbol == ""
     with ThreadPoolExecutor(8) as pool:
         for found in pool.map(lambda _: server.infer("mixed", x=X).output(), range(16)):
             assert found == [0.0] * 4

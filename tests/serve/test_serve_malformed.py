@@ -128,7 +128,7 @@ def test_bodies(guarded: Running, models: Path, count: int) -> None:
     assert threading.active_count() <= threads + 1
     assert memory_stats().in_use <= memory + (1 << 20)
     for model in guarded.server.engine.repository.models.values():
-        assert all(v.users == len(model.sequences) for v in model.versions.values())
+        assert all(v.num_users == len(model.sequences) for v in model.versions.values())
 
 
 @sizes("count", 60, 1000)

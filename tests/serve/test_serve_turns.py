@@ -14,7 +14,7 @@ from ekiden.serve import bounded_json, grpc_scan, json_tensors, loop_turns
 from ekiden.serve.config import ServerConfig
 from ekiden.serve.datatypes import DATATYPE_BY_NAME
 from ekiden.serve.engine import ServingEngine
-from ekiden.serve.loop_turns import give_turn, giving_turns
+from ekiden.serve.loop_turns import yield_to_loop, yielding_to_loop
 
 pytestmark = pytest.mark.quick
 
@@ -35,7 +35,7 @@ class CountingLoop:
 
 @pytest.fixture(autouse=True)
 def _turn_at_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_turns, "TURN_INTERVAL_S", 0.0)
+    monkeypatch.setattr(loop_turns, "YIELD_INTERVAL_S", 0.0)
 
 
 def _written() -> bytes:
@@ -56,7 +56,7 @@ LONG_WORK: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("name", LONG_WORK)
 def test_loop_runs_between_the_chunks_of_a_long_message(name: str) -> None:
     loop = CountingLoop()
-    with giving_turns(cast(asyncio.AbstractEventLoop, loop)):
+    with yielding_to_loop(cast(asyncio.AbstractEventLoop, loop)):
         LONG_WORK[name]()
     assert loop.turns >= 2
 
@@ -67,7 +67,7 @@ def test_reader_threads_give_turns_to_the_loop_of_their_request(tmp_path: Path) 
 
         def work() -> bool:
             loop.call_soon_threadsafe(callbacks.append, 1)
-            give_turn()
+            yield_to_loop()
             return callbacks == [1]
 
         return await ServingEngine(tmp_path, ServerConfig()).run_on_reader(work)
@@ -78,5 +78,5 @@ def test_reader_threads_give_turns_to_the_loop_of_their_request(tmp_path: Path) 
 def test_closed_loop_is_not_waited_for() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
-    with giving_turns(loop):
-        give_turn()
+    with yielding_to_loop(loop):
+        yield_to_loop()

@@ -11,7 +11,7 @@ import ekiden
 from ekiden import relay, target
 from ekiden.ir.module import IRModule
 from ekiden.target import Target, TargetKind, boards, tags
-from ekiden.target.kinds import KINDS
+from ekiden.target.kinds import TARGET_KINDS
 
 pytestmark = pytest.mark.quick
 
@@ -22,7 +22,7 @@ def test_kinds_are_values_with_names() -> None:
     assert (kind.default_device_type, kind.default_keys) == (1, ("cpu",))
     assert Target("cuda").get_target_device_type() == 2
     assert kind.options["libs"] == "list" and kind.options["opt-level"] == "int"
-    assert Target.list_kinds() == sorted(KINDS)
+    assert Target.list_kinds() == sorted(TARGET_KINDS)
 
 
 def test_attributes_are_facts_and_options() -> None:

@@ -36,12 +36,14 @@ LARGEST_ERROR = {
 def with_halves(row: BlockFormat, blocks: NDArray[np.uint8], numbers: Array) -> None:
     for real in (row.scale, row.offset):
         if real is not None:
-            blocks[..., real.at : real.at + 2] = numbers.astype("<f2")[..., None].view(np.uint8)
+            blocks[..., real.byte_offset : real.byte_offset + 2] = numbers.astype("<f2")[
+                ..., None
+            ].view(np.uint8)
 
 
 def pattern(row: BlockFormat) -> NDArray[np.uint8]:
-    blocks = (np.arange(2 * row.size) * 37 + 11) % 251
-    found = blocks.astype(np.uint8).reshape(2, row.size)
+    blocks = (np.arange(2 * row.block_bytes) * 37 + 11) % 251
+    found = blocks.astype(np.uint8).reshape(2, row.block_bytes)
     with_halves(row, found, np.array([0.75, -0.015], np.float32))
     return found
 
@@ -50,8 +52,8 @@ def pattern(row: BlockFormat) -> NDArray[np.uint8]:
 def test_decoding_keeps_what_it_was(row: BlockFormat) -> None:
     checksum, numbers = KEPT[row.name]
     found = row.decode(pattern(row))
-    assert found.shape == (2 * row.values,) and found.dtype == np.float32
-    assert found[[0, 1, 17, row.values - 1]].tolist() == numbers
+    assert found.shape == (2 * row.values_per_block,) and found.dtype == np.float32
+    assert found[[0, 1, 17, row.values_per_block - 1]].tolist() == numbers
     assert zlib.crc32(found.astype("<f4").tobytes()) == checksum
 
 
@@ -68,11 +70,11 @@ def test_four_bits_by_hand() -> None:
 @every_format
 def test_decoding_is_that_of_gguf(row: BlockFormat) -> None:
     gguf = pytest.importorskip("gguf", reason="needs the package gguf")
-    random = np.random.default_rng(row.code)
-    blocks = random.integers(0, 256, (30, 7, row.size), dtype=np.uint8)
+    random = np.random.default_rng(row.gguf_type)
+    blocks = random.integers(0, 256, (30, 7, row.block_bytes), dtype=np.uint8)
     with_halves(row, blocks, random.standard_normal((30, 7)).astype(np.float32))
-    kind = gguf.GGMLQuantizationType(row.code)
-    assert gguf.GGML_QUANT_SIZES[kind] == (row.values, row.size)
+    kind = gguf.GGMLQuantizationType(row.gguf_type)
+    assert gguf.GGML_QUANT_SIZES[kind] == (row.values_per_block, row.block_bytes)
     expected = gguf.dequantize(blocks.reshape(30, -1), kind)
     assert row.decode(blocks).tobytes() == expected.tobytes()
 
@@ -81,23 +83,23 @@ def test_decoding_is_that_of_gguf(row: BlockFormat) -> None:
 def test_encoding_is_that_of_gguf(name: str) -> None:
     gguf = pytest.importorskip("gguf", reason="needs the package gguf")
     row = BLOCK_FORMATS_BY_NAME[name]
-    random = np.random.default_rng(row.code)
-    numbers = random.standard_normal((200, 4 * row.values)).astype(np.float32)
+    random = np.random.default_rng(row.gguf_type)
+    numbers = random.standard_normal((200, 4 * row.values_per_block)).astype(np.float32)
     numbers[0], numbers[1], numbers[2] = 0, -3, np.abs(numbers[2])
     numbers[3] *= 1e-9
     numbers[4] = np.round(numbers[4] * 4) / 4  # many that lie between two levels
-    expected = gguf.quantize(numbers, gguf.GGMLQuantizationType(row.code))
+    expected = gguf.quantize(numbers, gguf.GGMLQuantizationType(row.gguf_type))
     assert row.encode(numbers).tobytes() == expected.tobytes()
 
 
 @every_format
 def test_what_is_encoded_is_near(row: BlockFormat) -> None:
     random = np.random.default_rng(3)
-    numbers = random.standard_normal((50, 2 * row.values)).astype(np.float32)
+    numbers = random.standard_normal((50, 2 * row.values_per_block)).astype(np.float32)
     numbers[0] = 0
     numbers[1] = np.abs(numbers[1])
     blocks = row.encode(numbers)
-    assert blocks.shape == (50, 2, row.size)
+    assert blocks.shape == (50, 2, row.block_bytes)
     error = np.abs(row.decode(blocks) - numbers).reshape(50, 2, -1).max(-1)
     extent = np.ptp(numbers.reshape(50, 2, -1), axis=-1)
     assert (error[2:] <= extent[2:] * LARGEST_ERROR[row.name]).all()
@@ -110,7 +112,7 @@ def test_encoding_what_was_decoded_is_stable(row: BlockFormat) -> None:
     if row.scale.factor is not None or row.offset is not None:
         pytest.skip("scales of groups are searched for")
     levels = (
-        np.arange(row.values) % (row.levels.max_value - row.levels.min_value + 1)
+        np.arange(row.values_per_block) % (row.levels.max_value - row.levels.min_value + 1)
         + row.levels.min_value
     )
     levels[0] = row.levels.max_value if row.levels.signed else row.levels.min_value

@@ -11,12 +11,12 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.frontend.onnx.converters.text import case_table
+from ekiden.frontend.onnx.converters.text import unicode_case_table
 from ekiden.frontend.onnx.regex import compile_dfa
 from ekiden.relay.expr import Expr
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.op import text
-from ekiden.runtime.text import decode, encode, sorted_texts
+from ekiden.runtime.text import decode_strings, encode_strings, sort_strings
 from ekiden.topi.text import MAX_CASE_GROWTH
 from long_runs import share
 
@@ -53,20 +53,22 @@ def run(function: Callable[..., Expr], *arrays: Array) -> Array:
 def test_texts_come_back() -> None:
     for shape in ((45,), (9, 5), (3, 0), ()):
         given = np.resize(WORDS, shape).astype(object)
-        found = decode(encode(given))
+        found = decode_strings(encode_strings(given))
         assert found.shape == given.shape and found.tolist() == given.tolist()
     with pytest.raises(TypeError, match="texts must be str, got int"):
-        encode([1, "a"])
+        encode_strings([1, "a"])
 
 
 def test_concat() -> None:
-    found = run(text.concat, encode(WORDS), encode(WORDS[::-1]))
-    assert decode(found).tolist() == [a + b for a, b in zip(WORDS, WORDS[::-1], strict=True)]
+    found = run(text.concat, encode_strings(WORDS), encode_strings(WORDS[::-1]))
+    assert decode_strings(found).tolist() == [
+        a + b for a, b in zip(WORDS, WORDS[::-1], strict=True)
+    ]
 
 
 def test_find() -> None:
-    keys = sorted_texts(set(WORDS[::2]))
-    found = run(text.find, encode(WORDS), encode(keys))
+    keys = sort_strings(set(WORDS[::2]))
+    found = run(text.find, encode_strings(WORDS), encode_strings(keys))
     assert found.tolist() == [keys.index(w) if w in keys else -1 for w in WORDS]
 
 
@@ -74,32 +76,32 @@ def test_find() -> None:
 @pytest.mark.parametrize("delimiter", ["", ",", "é", ", "])
 @pytest.mark.parametrize("maxsplit", [-1, 0, 1, 3])
 def test_split(delimiter: str, maxsplit: int) -> None:
-    data = encode(WORDS)
+    data = encode_strings(WORDS)
     counts = run(lambda x: text.count_parts(x, delimiter, maxsplit), data)
     parts = [w.split(delimiter or None, maxsplit) for w in WORDS]
     assert counts.tolist() == [len(p) for p in parts]
     slots = np.zeros(counts.max(), np.int64)
     found = run(lambda x, s: text.split(x, s, delimiter, maxsplit), data, slots)
-    for row, wanted in zip(decode(found), parts, strict=True):
+    for row, wanted in zip(decode_strings(found), parts, strict=True):
         assert row.tolist() == wanted + [""] * (len(slots) - len(wanted))
 
 
 @pytest.mark.parametrize("pattern", ["a*", "[ab,]+", ".*é.*", "(ab|x )?.", "[^a😀]{2,5}", ""])
 def test_match(pattern: str) -> None:
-    found = run(text.match, encode(WORDS), *compile_dfa(pattern))
+    found = run(text.match, encode_strings(WORDS), *compile_dfa(pattern))
     assert found.tolist() == [re.fullmatch(pattern, w) is not None for w in WORDS]
 
 
 @pytest.mark.parametrize("upper", [False, True])
 def test_case(upper: bool) -> None:
     given = np.array([*WORDS, "ﬃ ΐ Ǆ İ", "straße", "ÀÉÎ"], object)
-    found = decode(run(text.change_case, encode(given), *case_table(upper)))
+    found = decode_strings(run(text.change_case, encode_strings(given), *unicode_case_table(upper)))
     assert found.tolist() == [w.upper() if upper else w.lower() for w in given]
 
 
 @pytest.mark.parametrize("upper", [False, True])
 def test_no_letter_grows_more(upper: bool) -> None:
-    points, sizes, _ = case_table(upper)
+    points, sizes, _ = unicode_case_table(upper)
     assert all(
         s <= MAX_CASE_GROWTH * len(chr(p).encode()) for p, s in zip(points, sizes, strict=True)
     )

@@ -31,7 +31,9 @@ def check(session: Session, trials: int) -> None:
     """Every trial once, none lost."""
     choices = [r.choice for r in session.records.query(kind="trial")]
     assert len(choices) == len(set(choices)) == session.trials == trials
-    assert session.states[0].failed.keys() <= {"unsteady"}  # that is what else the machine does
+    assert session.states[0].failures_by_status.keys() <= {
+        "unsteady"
+    }  # that is what else the machine does
 
 
 def test_a_pool_of_processes_is_an_executor(task: Task) -> None:

@@ -74,14 +74,18 @@ def test_lies_about_time_are_found_out(task: Task) -> None:
     session = Session([task], measurer=quick(run_function="hostile_jobs:first_lies"))
     session.run(4)
     state = session.states[0]
-    assert state.best is None and state.failed.keys() <= {"unsteady"} and state.failed
+    assert (
+        state.best is None
+        and state.failures_by_status.keys() <= {"unsteady"}
+        and state.failures_by_status
+    )
     assert not session.records.best()
 
 
 def test_lies_about_results_are_found_out(task: Task) -> None:
     session = Session([task], measurer=quick(run_function="hostile_jobs:wrong_results"))
     session.run(2)
-    assert session.states[0].failed == {"lies": 2} and not session.records.best()
+    assert session.states[0].failures_by_status == {"lies": 2} and not session.records.best()
 
 
 @sizes("trials", 6, 1000)
@@ -128,7 +132,9 @@ def test_what_a_lost_machine_had_is_tried_again_and_counted_once(task: Task) -> 
     session.run(4)
     choices = [r.choice for r in session.records.query(kind="trial")]
     assert len(choices) == len(set(choices)) == 4 and session.trials == 4
-    assert session.states[0].failed.keys() <= {"unsteady"}  # that is what else the machine does
+    assert session.states[0].failures_by_status.keys() <= {
+        "unsteady"
+    }  # that is what else the machine does
 
 
 def test_a_machine_that_stays_away_is_said(task: Task) -> None:
@@ -151,7 +157,7 @@ def test_arrays_have_guards() -> None:
     arrays.inputs[0][1, 1] += 1
     assert arrays.memory_violation() == "it changed its inputs"
     arrays.inputs[0][...] = arrays.initial_inputs[0]
-    arrays.blocks[1][4096 + 7] = 0
+    arrays.guarded_blocks[1][4096 + 7] = 0
     assert arrays.memory_violation() == "it wrote outside its arrays"
 
 

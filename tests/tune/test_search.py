@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from ekiden.kernels.decision import Decision, Fixed, Knob
+from ekiden.kernels.decision import Decision, Knob, Overrides
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.tune import Candidate, Evolution, FamilySpace, Random, Records, Replay, Task, learned
 from ekiden.tune.cost_model import BoostedTrees, CostModel, Features, NearestNeighbours
@@ -22,7 +22,7 @@ EARLY = Knob("panel", (16, 32), "chosen before", is_early=True)
 ONE = Knob("own", (8,), "only one")
 
 
-def decide(fixed: Fixed) -> Decision:
+def decide(fixed: Overrides) -> Decision:
     if fixed.get("rows") == 1 and fixed.get("order") == "row":
         raise CompileError("these do not go together")
     rows = fixed.get("rows", 3)

@@ -143,7 +143,11 @@ def test_what_seems_faster_on_a_machine_that_is_disturbed_is_not_kept(task: Task
     session = Session([task], Records(), quick(run_function="hostile_jobs:faster_while_disturbed"))
     session.run(4)
     (state,) = session.states
-    assert not session.records.best() and state.ratio == 1 and state.failed == {"unsteady": 4}
+    assert (
+        not session.records.best()
+        and state.ratio == 1
+        and state.failures_by_status == {"unsteady": 4}
+    )
     assert state.first_failure == (
         "unsteady: 0.50 of the default's time, which was 2.00 of its least"
     )
@@ -170,7 +174,7 @@ def test_a_task_gets_more_where_more_is_won(task: Task) -> None:
     once = state.expected_gain(8)
     state.curve.extend([0.5] * 400)
     assert state.expected_gain(8) < once / 10
-    state.untuned = 1.0
+    state.default_seconds = 1.0
     assert session._next_task() is state or state.expected_gain(8) * 4 < 2e-4
 
 

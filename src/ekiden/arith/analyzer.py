@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import ClassVar, NamedTuple
 
 from ekiden.arith import modular, poly
-from ekiden.arith.canonical import CanonicalForm, bound_by_kind, is_index_dtype
+from ekiden.arith.canonical import CanonicalForm, bound_of_kind, is_index_dtype
 from ekiden.arith.int_set import IntervalSet, eval_set, interval
 from ekiden.arith.interval import UNBOUNDED_INTERVAL, Bound, Interval
 from ekiden.arith.modular import ModularSet
@@ -69,9 +69,9 @@ class Analyzer(CanonicalForm):
     SizeVars are >= 0; others are anything until bound.
     """
 
-    # What is known of a variable goes into two places: its symbolic ends (`_ranges`), which proofs
-    # may put in its place, and a constant interval (`_set_atom_bound`), by which most are decided
-    # at once.
+    # What is known of a variable goes into two places: its symbolic ends (`_var_ranges`), which
+    # proofs may put in its place, and a constant interval (`_set_atom_bound`), by which most are
+    # decided at once.
     def bind(
         self, var: Var, minimum: prim.ExprLike | Range, extent: prim.ExprLike | None = None
     ) -> None:
@@ -85,23 +85,25 @@ class Analyzer(CanonicalForm):
             minimum, extent = domain.min, domain.extent
         if extent is None:
             self._clear_caches()
-            self._bound_values[id(var)] = self._poly(prim.convert(minimum, var.dtype))
+            self._bound_values[id(var)] = self._to_poly(prim.convert(minimum, var.dtype))
             self._bound_vars.append(var)
             return
-        low = self._poly(prim.convert(minimum, "int64"))
-        high = poly.add(poly.add(low, self._poly(prim.convert(extent, "int64"))), poly.constant(-1))
+        low = self._to_poly(prim.convert(minimum, "int64"))
+        high = poly.add(
+            poly.add(low, self._to_poly(prim.convert(extent, "int64"))), poly.constant_poly(-1)
+        )
         # Forms made before know a wider range of the variable, or none.
-        if ("var", id(var)) in self._numbers:
+        if ("var", id(var)) in self._atom_indices:
             self._clear_caches()
         number = self._variable_atom(var)
-        self._ranges[number] = (low, high)
+        self._var_ranges[number] = (low, high)
         self._set_atom_bound(number, (self._bound(low)[0], self._bound(high)[1]))
 
     def _clear_caches(self) -> None:
         """Clear the caches of expressions; atoms keep their numbers."""
         self._memo = {}
-        self._alive = []
-        self._rewritten = {}
+        self._keepalive = []
+        self._rewritten_forms = {}
 
     def _set_atom_bound(self, number: int, bound: Interval) -> None:
         """Set the bound of a variable's atom.
@@ -125,12 +127,12 @@ class Analyzer(CanonicalForm):
         touched = [n for n in range(len(self._atoms)) if self._mentions_any(n, variables)]
         for n in touched:
             # All of them first: the bound of one atom is computed from those of others.
-            self._atoms[n].bound = bound_by_kind(self._atoms[n].expr)
+            self._atoms[n].bound = bound_of_kind(self._atoms[n].expr)
         for v in variables:
             if v != number:
-                low, high = self._ranges[v]
+                low, high = self._var_ranges[v]
                 self._atoms[v].bound = self._bound(low)[0], self._bound(high)[1]
-        keys = {n: key for key, n in self._numbers.items()}
+        keys = {n: key for key, n in self._atom_indices.items()}
         for n in touched:
             self._atoms[n].bound = self._recompute_atom_bound(n, keys[n])
 
@@ -138,16 +140,16 @@ class Analyzer(CanonicalForm):
         """Return a variable and those whose symbolic ranges depend on it, transitively."""
         reached = [number]
         for one in reached:
-            for candidate, ends in self._ranges.items():
+            for candidate, ends in self._var_ranges.items():
                 inside = {a for end in ends for m in end for a in m}
                 if candidate not in reached and any(
-                    a == one or self._mentions(a, one) for a in inside
+                    a == one or self._depends_on(a, one) for a in inside
                 ):
                     reached.append(candidate)
         return reached
 
     def _mentions_any(self, number: int, variables: Sequence[int]) -> bool:
-        return any(self._mentions(number, v) for v in variables)
+        return any(self._depends_on(number, v) for v in variables)
 
     def _recompute_atom_bound(self, number: int, key: object) -> Interval:
         """Recompute the bound of an atom under the current constraints.
@@ -155,15 +157,15 @@ class Analyzer(CanonicalForm):
         It is that of its normal form, computed as if the atom did not exist; side effects are
         dropped.
         """
-        atoms, numbers, terms = len(self._atoms), dict(self._numbers), dict(self._terms)
+        atoms, numbers, terms = len(self._atoms), dict(self._atom_indices), dict(self._term_cache)
         self._clear_caches()
         # Without its number the expression is taken apart anew instead of being found as this atom.
-        del self._numbers[key]
-        bound = self._bound(self._poly(self._atoms[number].expr))
+        del self._atom_indices[key]
+        bound = self._bound(self._to_poly(self._atoms[number].expr))
         self._clear_caches()
         # Atoms that the computation has added would shift the numbers of later ones.
         del self._atoms[atoms:]
-        self._numbers, self._terms = numbers, terms
+        self._atom_indices, self._term_cache = numbers, terms
         return bound
 
     def update(self, var: Var, bound: ConstIntBound, override: bool = False) -> None:
@@ -183,28 +185,38 @@ class Analyzer(CanonicalForm):
         # Forms found inside depend on the assumption, and must not be seen outside.
         saved = (
             self._memo,
-            self._alive,
-            self._rewritten,
-            self._facts,
+            self._keepalive,
+            self._rewritten_forms,
+            self._known_nonnegative,
             self._assumed_truths,
-            self._terms,
+            self._term_cache,
         )
-        numbers, count = dict(self._numbers), len(self._atoms)
+        numbers, count = dict(self._atom_indices), len(self._atoms)
         bounds = [a.bound for a in self._atoms]
         self._clear_caches()
-        self._facts, self._assumed_truths = list(self._facts), dict(self._assumed_truths)
-        self._terms = dict(self._terms)
+        self._known_nonnegative, self._assumed_truths = (
+            list(self._known_nonnegative),
+            dict(self._assumed_truths),
+        )
+        self._term_cache = dict(self._term_cache)
         try:
             self._assume(prim.convert(constraint))
             yield
         finally:
-            memo, alive, rewritten, self._facts, self._assumed_truths, self._terms = saved
-            self._memo, self._alive, self._rewritten = memo, alive, rewritten
-            self._numbers = numbers
+            (
+                memo,
+                alive,
+                rewritten,
+                self._known_nonnegative,
+                self._assumed_truths,
+                self._term_cache,
+            ) = saved
+            self._memo, self._keepalive, self._rewritten_forms = memo, alive, rewritten
+            self._atom_indices = numbers
             # Their bounds were found under the assumption.
             del self._atoms[count:]
-            for number in [n for n in self._ranges if n >= count]:
-                del self._ranges[number]
+            for number in [n for n in self._var_ranges if n >= count]:
+                del self._var_ranges[number]
             for atom, bound in zip(self._atoms, bounds, strict=True):
                 atom.bound = bound
 
@@ -230,14 +242,14 @@ class Analyzer(CanonicalForm):
                     self._assume_truth(e, 1)
 
     def _assume_truth(self, condition: PrimExpr, value: int) -> None:
-        p = self._poly(condition)
+        p = self._to_poly(condition)
         # A condition with a normal form of its own is one atom; its key finds it again.
-        if len(p) == 1 and poly.constant_of(p) is None:
+        if len(p) == 1 and poly.constant_value(p) is None:
             self._assumed_truths[poly.poly_key(p)] = value
         self._clear_caches()
 
     def _assume_comparison(self, e: BinaryExpr) -> None:
-        difference = poly.add(self._poly(e.a), self._poly(e.b), -1)
+        difference = poly.add(self._to_poly(e.a), self._to_poly(e.b), -1)
         # The difference of sides that wrap around says nothing of their order.
         if self._may_overflow_int32(e.a) or self._may_overflow_int32(e.b):
             self._assume_truth(e, 1)
@@ -245,9 +257,9 @@ class Analyzer(CanonicalForm):
         below = poly.add({}, difference, -1)
         match e:
             case LT() | LE():
-                facts = [poly.add(below, poly.constant(-int(isinstance(e, LT))))]
+                facts = [poly.add(below, poly.constant_poly(-int(isinstance(e, LT))))]
             case GT() | GE():
-                facts = [poly.add(difference, poly.constant(-int(isinstance(e, GT))))]
+                facts = [poly.add(difference, poly.constant_poly(-int(isinstance(e, GT))))]
             case EQ():
                 # An equality is two inequalities.
                 facts = [difference, below]
@@ -256,7 +268,7 @@ class Analyzer(CanonicalForm):
                 self._assume_truth(EQ(e.a, e.b, "bool"), 0)
                 return
         for p in facts:
-            self._facts.append(p)
+            self._known_nonnegative.append(p)
             self._tighten_bounds(p)
         self._clear_caches()
 
@@ -297,7 +309,7 @@ class Analyzer(CanonicalForm):
         expr = prim.convert(expr)
         if isinstance(expr, IntImm) or (isinstance(expr, Var) and not self._bound_values):
             return expr
-        return self._poly_to_expr(self._poly(expr), expr.dtype)
+        return self._poly_to_expr(self._to_poly(expr), expr.dtype)
 
     def can_prove_equal(self, lhs: prim.ExprLike, rhs: prim.ExprLike) -> bool:
         """Return whether two integer expressions are provably equal. Nothing is ever known of
@@ -305,35 +317,43 @@ class Analyzer(CanonicalForm):
         """
         a, b = prim.convert(lhs), prim.convert(rhs)
         # The same `?` may stand for two sizes: it is not even known to equal itself.
-        return self._poly(a) == self._poly(b) and not (has_unknown_dim(a) or has_unknown_dim(b))
+        return self._to_poly(a) == self._to_poly(b) and not (
+            has_unknown_dim(a) or has_unknown_dim(b)
+        )
 
     def can_prove_greater_equal(self, expr: PrimExpr, lower_bound: int) -> bool:
         """Return whether an expression is provably at least a number."""
-        return self._is_nonnegative(poly.add(self._poly(expr), poly.constant(lower_bound), -1))
+        return self._is_nonnegative(
+            poly.add(self._to_poly(expr), poly.constant_poly(lower_bound), -1)
+        )
 
     def can_prove_less(self, expr: PrimExpr, upper_bound: int) -> bool:
         """Return whether an expression is provably below a number."""
-        return self._is_nonnegative(poly.add(poly.constant(upper_bound - 1), self._poly(expr), -1))
+        return self._is_nonnegative(
+            poly.add(poly.constant_poly(upper_bound - 1), self._to_poly(expr), -1)
+        )
 
     def const_int_bound(self, expr: PrimExpr) -> ConstIntBound:
         """Return the constant bounds of an expression, infinite where unknown."""
-        return ConstIntBound(*self._tight_bound(self._poly(expr)))
+        return ConstIntBound(*self._tight_bound(self._to_poly(expr)))
 
     def modular_set(self, expr: PrimExpr) -> ModularSet:
         """Return (coeff, base) with value = coeff * k + base for some k; coeff 0 for a constant."""
-        sets = modular.ModularAnalyzer(self._poly, lambda n: self._atoms[n].expr, self._fits_dtype)
+        sets = modular.ModularAnalyzer(
+            self._to_poly, lambda n: self._atoms[n].expr, self._fits_dtype
+        )
         for number, residue in self._known_remainders():  # x % 4 is known to be 2
             sets.add_residue(number, residue)
-        for p in self._facts:  # x - 4 * y - 2 is known to be 0
+        for p in self._known_nonnegative:  # x - 4 * y - 2 is known to be 0
             # p >= 0 and -p >= 0: p is 0, and the atom congruent to the others.
-            if poly.add({}, p, -1) in self._facts:
+            if poly.add({}, p, -1) in self._known_nonnegative:
                 for monomial, scale in p.items():
                     if len(monomial) == 1 and abs(scale) == 1:
                         remainder = {m: c for m, c in p.items() if m != monomial}
                         sets.add_residue(
                             monomial[0], sets.set_of_poly(poly.add({}, remainder, -scale))
                         )
-        return sets.set_of_poly(self._poly(expr))
+        return sets.set_of_poly(self._to_poly(expr))
 
     def _known_remainders(self) -> Iterator[tuple[int, ModularSet]]:
         """Yield the atoms with known remainders, and these."""
@@ -346,7 +366,7 @@ class Analyzer(CanonicalForm):
                 yield monomial[0], ModularSet(atom.divisor, int(atom.bound[0]))
 
     def _fits_dtype(self, expr: PrimExpr, dtype: str) -> bool:
-        low, high = self._bound(self._poly(expr))
+        low, high = self._bound(self._to_poly(expr))
         ends = int_range(dtype)
         return ends is not None and ends[0] <= low and high <= ends[1]
 
@@ -359,7 +379,7 @@ class Analyzer(CanonicalForm):
         """
         if dom_map is not None:
             return eval_set(expr, dom_map, self.simplify)
-        low, high = self._bound(self._poly(expr))
+        low, high = self._bound(self._to_poly(expr))
         return interval(
             None if math.isinf(low) else const(int(low), expr.dtype),
             None if math.isinf(high) else const(int(high), expr.dtype),
@@ -367,33 +387,33 @@ class Analyzer(CanonicalForm):
 
     def coefficient(self, expr: PrimExpr, var: Var) -> int | None:
         """Return c if expr is linear, c * var + (terms without var), else None."""
-        p = self._poly(expr)
+        p = self._to_poly(expr)
         number = self._variable_atom(var)
         scale = 0
         for monomial, coefficient in p.items():
             if monomial == (number,):
                 scale = coefficient
             # The variable inside another atom, or in a product with one, is not linear.
-            elif any(a == number or self._mentions(a, number) for a in monomial):
+            elif any(a == number or self._depends_on(a, number) for a in monomial):
                 return None
         return scale
 
     def can_fuse(self, expr: PrimExpr, outer: Var, inner: Var, extent: PrimExpr) -> bool:
         """Return whether expr depends on both variables only through outer * extent + inner."""
-        p = self._poly(expr)
-        slopes = [self._slope(p, self._variable_atom(v)) for v in (outer, inner)]
+        p = self._to_poly(expr)
+        slopes = [self._linear_coefficient(p, self._variable_atom(v)) for v in (outer, inner)]
         if slopes[0] is None or slopes[1] is None:
             return False
         # f(outer * extent + inner) has the slope of `inner` times the extent in `outer`.
-        return slopes[0] == poly.multiply(slopes[1], self._poly(extent))
+        return slopes[0] == poly.multiply(slopes[1], self._to_poly(extent))
 
-    def _slope(self, p: Poly, number: int) -> Poly | None:
+    def _linear_coefficient(self, p: Poly, number: int) -> Poly | None:
         """Return the factor of a variable, or None if the polynomial is not linear in it."""
         slope: Poly = {}
         for monomial, coefficient in p.items():
             cofactor = [a for a in monomial if a != number]
             if len(cofactor) < len(monomial) - 1 or any(
-                self._mentions(a, number) for a in cofactor
+                self._depends_on(a, number) for a in cofactor
             ):
                 return None
             if len(cofactor) < len(monomial):
@@ -411,7 +431,7 @@ class _SharedAnalyzer(threading.local):
 
     def __init__(self) -> None:
         self.analyzer = Analyzer()
-        self.simplified_exprs: dict[int, tuple[PrimExpr, PrimExpr]] = {}
+        self.canonical_forms: dict[int, tuple[PrimExpr, PrimExpr]] = {}
         """id of an expression -> it, and its normal form."""
 
     def analyzer_for_proofs(self) -> Analyzer:
@@ -421,15 +441,15 @@ class _SharedAnalyzer(threading.local):
             self.analyzer = Analyzer()
         return self.analyzer
 
-    def simplified(self, expr: PrimExpr) -> PrimExpr:
+    def canonical_form(self, expr: PrimExpr) -> PrimExpr:
         """Return the canonical form from a fresh analyzer, since earlier queries would change the
         order of terms.
         """
-        entry = self.simplified_exprs.get(id(expr))
+        entry = self.canonical_forms.get(id(expr))
         if entry is None:
-            if len(self.simplified_exprs) > self.MAX_CACHED_EXPRS:
-                self.simplified_exprs.clear()
-            entry = self.simplified_exprs[id(expr)] = expr, Analyzer().simplify(expr)
+            if len(self.canonical_forms) > self.MAX_CACHED_EXPRS:
+                self.canonical_forms.clear()
+            entry = self.canonical_forms[id(expr)] = expr, Analyzer().simplify(expr)
         return entry[1]
 
 
@@ -440,7 +460,7 @@ def simplify(expr: PrimExpr) -> PrimExpr:
     """Return the canonical form without bindings; SizeVars are non-negative."""
     if isinstance(expr, (Var, IntImm)):
         return expr
-    return _SHARED_ANALYZER.simplified(expr)
+    return _SHARED_ANALYZER.canonical_form(expr)
 
 
 def prove_equal(a: PrimExpr, b: PrimExpr) -> bool:

@@ -59,10 +59,10 @@ from ekiden.ir.prim_visitor import (
 )
 
 
-# How the pieces fit. An expression becomes a Poly by `_poly`, children first, one rule of `_RULES`
-# a node. A node that no rule takes apart is an atom: `_opaque` finds its number by the kind and the
-# forms of its parts, so that two nodes written differently over equal parts are one atom. The
-# invariants:
+# How the pieces fit. An expression becomes a Poly by `_to_poly`, children first, one rule of
+# `_TYPE_RULES` a node. A node that no rule takes apart is an atom: `_opaque` finds its number by
+# the kind and the forms of its parts, so that two nodes written differently over equal parts are
+# one atom. The invariants:
 #
 # * An atom's number is larger than those of the atoms its parts are made of, which came first. What
 #   replaces an atom by its parts (`_recombine_divmod`) therefore comes to an end.
@@ -87,11 +87,12 @@ class CanonicalForm(PolynomialProver):
         self._has_symbolic_remainders = False
         """Whether any remainder has a symbolic divisor."""
         self._memo: dict[int, Poly] = {}
-        """id of an expression -> its form; `_alive` keeps the id from being given to another."""
+        """id of an expression -> its form; `_keepalive` keeps the id from being given to another.
+        """
         # By identity, as hashing a tree takes as long as the tree: shared parts are met again and
         # again, and expressions are immutable.
-        self._alive: list[PrimExpr] = []
-        self._rewritten: dict[object, Poly] = {}
+        self._keepalive: list[PrimExpr] = []
+        self._rewritten_forms: dict[object, Poly] = {}
         """Rewrite-rule results by the key that the node would have as an atom."""
         # Conditions of rules are proved in the scope, so these go with it, as `_memo` does.
         self._rewrite_depth = 0
@@ -107,14 +108,14 @@ class CanonicalForm(PolynomialProver):
         sake.
         """
         del strength
-        return poly.constant_of(self._poly(condition)) == 1
+        return poly.constant_value(self._to_poly(condition)) == 1
 
     @property
     def size(self) -> int:
         """Return the number of cached expressions."""
-        return len(self._alive)
+        return len(self._keepalive)
 
-    def _poly(self, expr: PrimExpr) -> Poly:
+    def _to_poly(self, expr: PrimExpr) -> Poly:
         """Return the canonical polynomial of an expression.
 
         Forms that are not known yet are computed children first, without recursion, as sums have
@@ -126,23 +127,23 @@ class CanonicalForm(PolynomialProver):
         for node in unvisited_post_order((expr,), self._memo):
             self._memo[id(node)] = self._node_form(node)
             # An id names an object only while it lives.
-            self._alive.append(node)
+            self._keepalive.append(node)
         return self._memo[id(expr)]
 
     def _node_form(self, expr: PrimExpr) -> Poly:
         if isinstance(expr, IntImm):
-            return poly.constant(int(expr.value))
+            return poly.constant_poly(int(expr.value))
         if isinstance(expr, Var):
             value = self._bound_values.get(id(expr))
             form: Poly = {(self._variable_atom(expr),): 1} if value is None else value
         else:
-            form = self._form_by_kind(expr)
+            form = self._canonicalize_by_kind(expr)
         if self._assumed_truths and expr.dtype == "bool":
             truth = self._assumed_truths.get(poly.poly_key(form))
-            return form if truth is None else poly.constant(truth)
+            return form if truth is None else poly.constant_poly(truth)
         return form
 
-    def _form_by_kind(self, expr: PrimExpr) -> Poly:
+    def _canonicalize_by_kind(self, expr: PrimExpr) -> Poly:
         """Canonicalise a node by the rule of its kind.
 
         Floats, vectors and integers of other widths are opaque: their arithmetic rounds, wraps or
@@ -182,13 +183,13 @@ class CanonicalForm(PolynomialProver):
             return pick(low), pick(high)
         if isinstance(expr, FloorMod) and isinstance(expr.b, IntImm) and expr.b.value > 0:
             return 0, expr.b.value - 1
-        return int_range(expr.dtype) or bound_by_kind(expr)
+        return int_range(expr.dtype) or bound_of_kind(expr)
 
     def _variable_atom(self, var: Var) -> int:
         bound = (
             (0, math.inf if var.upper is None else var.upper)
             if isinstance(var, SizeVar)
-            else bound_by_kind(var)
+            else bound_of_kind(var)
         )
         return self._intern_atom(("var", id(var)), lambda: var, bound, (0, var.name))
 
@@ -220,17 +221,17 @@ class CanonicalForm(PolynomialProver):
                 expr, [self._poly_to_expr(p, c.dtype) for p, c in zip(polys, inside, strict=True)]
             )
 
-        if key in self._numbers:
-            return {(self._numbers[key],): 1}
-        if key in self._rewritten:
-            return self._rewritten[key]
+        if key in self._atom_indices:
+            return {(self._atom_indices[key],): 1}
+        if key in self._rewritten_forms:
+            return self._rewritten_forms[key]
         simplified = make()
         if isinstance(simplified, IntImm):
-            return poly.constant(int(simplified.value))
+            return poly.constant_poly(int(simplified.value))
         changed = self._apply_rules(key, simplified) if rewrites else None
         if changed is not None:
             return changed
-        natural = bound_by_kind(expr) if bound is None else bound
+        natural = bound_of_kind(expr) if bound is None else bound
         return {(self._intern_atom(key, lambda: simplified, natural, (1, type(expr).__name__)),): 1}
 
     def _apply_rules(self, key: object, simplified: PrimExpr) -> Poly | None:
@@ -241,9 +242,9 @@ class CanonicalForm(PolynomialProver):
         changed = rule_engine.CANONICAL_RULES.apply(simplified, self.can_prove)
         if changed is None:
             return None
-        # What the rule made may have parts that rules fit in turn: `_poly` comes back here.
+        # What the rule made may have parts that rules fit in turn: `_to_poly` comes back here.
         self._rewrite_depth += 1
-        form = self._rewritten[key] = self._poly(changed[0])
+        form = self._rewritten_forms[key] = self._to_poly(changed[0])
         self._rewrite_depth -= 1
         return form
 
@@ -285,15 +286,15 @@ class CanonicalForm(PolynomialProver):
                     factor = scale // atom.divisor
                     return self._recombine_divmod(poly.add(remainder, dict(atom.numerator), factor))
                 continue
-            quotient = self._numbers.get((FloorDiv, atom.numerator, atom.divisor))
+            quotient = self._atom_indices.get((FloorDiv, atom.numerator, atom.divisor))
             if quotient is not None and p.get((quotient,)) == scale * atom.divisor:
                 remainder = {m: c for m, c in p.items() if m not in (monomial, (quotient,))}
                 return self._recombine_divmod(poly.add(remainder, dict(atom.numerator), scale))
             above = None if quotient is None else self._next_floormod_term(p, quotient, scale, atom)
             if above is not None:
                 remainder = {m: c for m, c in p.items() if m not in (monomial, (above,))}
-                size = poly.constant(atom.divisor * self._atoms[above].divisor)
-                joined = self._modulo(dict(atom.numerator), size, atom.expr.dtype)
+                size = poly.constant_poly(atom.divisor * self._atoms[above].divisor)
+                joined = self._canonicalize_modulo(dict(atom.numerator), size, atom.expr.dtype)
                 return self._recombine_divmod(poly.add(remainder, joined, scale))
         return self._recombine_symbolic(p) if self._has_symbolic_remainders else p
 
@@ -340,7 +341,7 @@ class CanonicalForm(PolynomialProver):
                 if digit is None:
                     continue
                 numerator, key = digit
-                quotient = self._numbers.get((FloorDiv, numerator, key))
+                quotient = self._atom_indices.get((FloorDiv, numerator, key))
                 ((divisor, factor),) = key
                 if quotient is None:
                     continue
@@ -359,8 +360,8 @@ class CanonicalForm(PolynomialProver):
         # Rounding towards zero and rounding down are one where the quotient is not negative; and
         # where the division is exact. A divisor of 0 has no value to be kept.
         if self._bound(a)[0] >= 0 and self._bound(b)[0] >= 0:
-            return self._divide(a, b, e.dtype)
-        divisor = poly.constant_of(b)
+            return self._canonicalize_division(a, b, e.dtype)
+        divisor = poly.constant_value(b)
         if divisor and all(c % divisor == 0 for c in a.values()):
             return {m: c // divisor for m, c in a.items()}
         self._has_truncated_division = True
@@ -368,16 +369,16 @@ class CanonicalForm(PolynomialProver):
 
     def _canonicalize_floordiv(self, e: PrimExpr) -> Poly:
         assert isinstance(e, FloorDiv)
-        return self._divide(self._form_of(e.a), self._form_of(e.b), e.dtype)
+        return self._canonicalize_division(self._form_of(e.a), self._form_of(e.b), e.dtype)
 
     def _canonicalize_floormod(self, e: PrimExpr) -> Poly:
         assert isinstance(e, FloorMod)
-        return self._modulo(self._form_of(e.a), self._form_of(e.b), e.dtype)
+        return self._canonicalize_modulo(self._form_of(e.a), self._form_of(e.b), e.dtype)
 
-    def _divide(self, p: Poly, d: Poly, dtype: str) -> Poly:
+    def _canonicalize_division(self, p: Poly, d: Poly, dtype: str) -> Poly:
         """Return (d * q + r) // d as q + r // d."""
         # Floor division takes out whole multiples of any divisor; C's does not: (-8 + 7) / 4 is 0.
-        divisor = poly.constant_of(d)
+        divisor = poly.constant_value(d)
         if divisor is not None and divisor > 0:
             quotient, remainder = poly.divide_by_const(p, divisor)
             return poly.add(quotient, self._divide_remainder(remainder, divisor, dtype))
@@ -395,18 +396,20 @@ class CanonicalForm(PolynomialProver):
         # all other coefficients. And (x // c) // d = x // (c * d) for c, d > 0.
         low, high = self._bound(p)
         if low > -math.inf and high < math.inf and low // divisor == high // divisor:
-            return poly.constant(int(low // divisor))
-        if self._is_in_range(p, poly.constant(divisor)):
+            return poly.constant_poly(int(low // divisor))
+        if self._is_in_range(p, poly.constant_poly(divisor)):
             return {}
-        common = math.gcd(poly.content(p), divisor)
+        common = math.gcd(poly.content_gcd(p), divisor)
         if common > 1:
             return self._divide_remainder(
                 poly.divide_by_const(p, common)[0], divisor // common, dtype
             )
         nested = self._match_floordiv(p)
         if nested is not None:
-            return self._divide(dict(nested[0]), poly.constant(nested[1] * divisor), dtype)
-        return self._quotient_atom(FloorDiv, p, poly.constant(divisor), dtype)
+            return self._canonicalize_division(
+                dict(nested[0]), poly.constant_poly(nested[1] * divisor), dtype
+            )
+        return self._quotient_atom(FloorDiv, p, poly.constant_poly(divisor), dtype)
 
     def _match_floordiv(self, p: Poly) -> tuple[PolyKey, int] | None:
         """Return (x, c) if p is x // c, else None."""
@@ -420,9 +423,9 @@ class CanonicalForm(PolynomialProver):
             return None
         return atom.numerator, atom.divisor
 
-    def _modulo(self, p: Poly, d: Poly, dtype: str) -> Poly:
+    def _canonicalize_modulo(self, p: Poly, d: Poly, dtype: str) -> Poly:
         """Return (d * q + r) % d as r % d, which is r if 0 <= r < d is proven."""
-        divisor = poly.constant_of(d)
+        divisor = poly.constant_value(d)
         if divisor is not None and divisor > 0:
             return self._modulo_remainder(poly.divide_by_const(p, divisor)[1], divisor, dtype)
         divided = poly.divide_by_monomial(p, d)
@@ -443,10 +446,10 @@ class CanonicalForm(PolynomialProver):
         """
         low, high = self._bound(p)
         if low > -math.inf and high < math.inf and low // divisor == high // divisor:
-            return poly.add(p, poly.constant(-int(low // divisor) * divisor))
-        if self._is_in_range(p, poly.constant(divisor)):
+            return poly.add(p, poly.constant_poly(-int(low // divisor) * divisor))
+        if self._is_in_range(p, poly.constant_poly(divisor)):
             return p
-        common = math.gcd(poly.content(p), divisor)
+        common = math.gcd(poly.content_gcd(p), divisor)
         if common > 1:
             quotient, remainder = poly.divide_by_const(p, common)
             # (g * q + r) % (g * c) = g * (q % c) + r for 0 <= r < g.
@@ -457,21 +460,21 @@ class CanonicalForm(PolynomialProver):
         p = {m: (c % divisor if m else c) for m, c in p.items()} if self._bound(p)[0] >= 0 else p
         if self._is_multiple(poly.poly_key(p), divisor):
             return {}
-        return self._quotient_atom(FloorMod, p, poly.constant(divisor), dtype)
+        return self._quotient_atom(FloorMod, p, poly.constant_poly(divisor), dtype)
 
     def _quotient_atom(self, kind: type[BinaryExpr], p: Poly, d: Poly, dtype: str) -> Poly:
         """Return p // d or p % d as an atom, or the result of a rewrite rule.
 
         Properties of a digit that `_recombine_divmod` needs later are noted with it.
         """
-        divisor = poly.constant_of(d)
+        divisor = poly.constant_value(d)
         if not p and divisor != 0:
             return {}
         numerator = poly.poly_key(p)
         key = (kind, numerator, divisor if divisor is not None else poly.poly_key(d))
-        if key in self._rewritten:
-            return self._rewritten[key]
-        if key not in self._numbers:
+        if key in self._rewritten_forms:
+            return self._rewritten_forms[key]
+        if key not in self._atom_indices:
             node = kind(self._poly_to_expr(p, dtype), self._poly_to_expr(d, dtype), dtype)
             changed = self._apply_rules(key, node)
             if changed is not None:
@@ -484,7 +487,7 @@ class CanonicalForm(PolynomialProver):
             elif kind is FloorMod and len(d) == 1:
                 self._atoms[number].symbolic_remainder = numerator, poly.poly_key(d)
                 self._has_symbolic_remainders = True
-        return {(self._numbers[key],): 1}
+        return {(self._atom_indices[key],): 1}
 
     def _quotient_bound(self, kind: type[BinaryExpr], p: Poly, d: Poly) -> Interval:
         """Return the bound of p // d or p % d.
@@ -526,9 +529,9 @@ class CanonicalForm(PolynomialProver):
         (low, high), (low2, high2) = self._bound(first), self._bound(second)
         pick = max if isinstance(e, Max) else min
         key = (type(e), poly.poly_key(first), poly.poly_key(second))
-        if key in self._rewritten:
-            return self._rewritten[key]
-        if key not in self._numbers:
+        if key in self._rewritten_forms:
+            return self._rewritten_forms[key]
+        if key not in self._atom_indices:
             node = type(e)(
                 self._poly_to_expr(first, e.dtype), self._poly_to_expr(second, e.dtype), e.dtype
             )
@@ -537,33 +540,33 @@ class CanonicalForm(PolynomialProver):
                 return changed
             bound = (pick(low, low2), pick(high, high2))
             self._intern_atom(key, lambda: node, bound, (1, type(e).__name__))
-        return {(self._numbers[key],): 1}
+        return {(self._atom_indices[key],): 1}
 
     def _canonicalize_comparison(self, e: PrimExpr) -> Poly:
         assert isinstance(e, BinaryExpr)
         answer = self._decide_comparison(
             type(e), poly.add(self._form_of(e.a), self._form_of(e.b), -1)
         )
-        return self._atom_form(e) if answer is None else poly.constant(int(answer))
+        return self._atom_form(e) if answer is None else poly.constant_poly(int(answer))
 
     def _canonicalize_and_or(self, e: PrimExpr) -> Poly:
         assert isinstance(e, (And, Or))
         absorbing = int(isinstance(e, Or))
         a, b = self._form_of(e.a), self._form_of(e.b)
-        if poly.constant_of(a) is not None:
-            return a if poly.constant_of(a) == absorbing else b
-        if poly.constant_of(b) is not None:
-            return b if poly.constant_of(b) == absorbing else a
+        if poly.constant_value(a) is not None:
+            return a if poly.constant_value(a) == absorbing else b
+        if poly.constant_value(b) is not None:
+            return b if poly.constant_value(b) == absorbing else a
         return a if a == b else self._atom_form(e)
 
     def _canonicalize_not(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Not)
-        value = poly.constant_of(self._form_of(e.a))
-        return self._atom_form(e) if value is None else poly.constant(1 - value)
+        value = poly.constant_value(self._form_of(e.a))
+        return self._atom_form(e) if value is None else poly.constant_poly(1 - value)
 
     def _canonicalize_select(self, e: PrimExpr) -> Poly:
         condition, yes, no = (self._form_of(c) for c in children(e))
-        value = poly.constant_of(condition)
+        value = poly.constant_value(condition)
         if value is not None or yes == no:
             return no if value == 0 else yes
         if not is_index_dtype(e):
@@ -602,13 +605,13 @@ class CanonicalForm(PolynomialProver):
         """
         assert isinstance(e, Cast)
         value = self._form_of(e.value)
-        number, ends = poly.constant_of(value), int_range(e.dtype)
+        number, ends = poly.constant_value(value), int_range(e.dtype)
         assert ends is not None, e.dtype
         # Widening keeps every value; narrowing does only where the bound proves it.
         exact = (e.dtype == "int64" and e.value.dtype == "int32") or e.dtype == e.value.dtype
         if number is not None and _is_index(e.value) and ends[0] <= number <= ends[1]:
             return value
-        if exact and (self._fits_int32_affine(value) or poly.constant_of(value) is not None):
+        if exact and (self._fits_int32_affine(value) or poly.constant_value(value) is not None):
             return value
         if not dt.is_int(e.value.dtype) and e.value.dtype != "bool":
             return self._atom_form(e)
@@ -653,7 +656,7 @@ def _depends_on_order(expr: PrimExpr) -> bool:
 _ORDER_DEPENDENT_OPS = (Div, FloorDiv, FloorMod, Min, Max, EQ, NE, LT, LE, GT, GE)
 
 
-def bound_by_kind(expr: PrimExpr) -> Interval:
+def bound_of_kind(expr: PrimExpr) -> Interval:
     """Return the bound of an expression by its kind and dtype alone.
 
     int32 and int64 count as numbers without ends, except for data of int32.

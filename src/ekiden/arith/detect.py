@@ -11,7 +11,7 @@ from ekiden.arith.analyzer import Analyzer
 from ekiden.arith.canonical import CanonicalForm
 from ekiden.arith.int_set import IntervalSet, SymbolicBound, eval_set
 from ekiden.arith.iter_map import IterMapLevel, IterSplit, IterSum, detect_iter_map
-from ekiden.arith.linear import LinearForm, ceil_div, conjuncts, nonnegative_forms
+from ekiden.arith.linear import LinearForm, ceil_div, nonnegative_forms, split_conjuncts
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -51,7 +51,7 @@ def _normalize_comparisons(condition: PrimExpr) -> list[PrimExpr]:
     both.
     """
     comparisons: list[PrimExpr] = []
-    pending = conjuncts(condition)
+    pending = split_conjuncts(condition)
     while pending:
         e = pending.pop(0)
         match e:
@@ -146,7 +146,7 @@ class LinearDecomposition(CanonicalForm):
 
     def decompose(self, expr: PrimExpr, variables: Sequence[Var]) -> list[PrimExpr]:
         """Return the factors and the base, as `detect_linear_equation`."""
-        remaining = dict(self._poly(expr))
+        remaining = dict(self._to_poly(expr))
         factors: list[PrimExpr] = []
         numbers = [self._variable_atom(v) for v in variables]
         for number in numbers:
@@ -168,7 +168,7 @@ class LinearDecomposition(CanonicalForm):
         ]
 
     def _uses_any(self, atom: int, numbers: Sequence[int]) -> bool:
-        return any(atom == n or self._mentions(atom, n) for n in numbers)
+        return any(atom == n or self._depends_on(atom, n) for n in numbers)
 
 
 # Regions.
@@ -228,7 +228,7 @@ def _covered_interval(axis_range: Range, total: IterSum) -> IntervalSet | None:
     reach: PrimExpr = axis_range.extent
     # By rising step: [low, low + reach) without gaps, and a step of at most `reach` joins the next
     # copy to it. A step below zero moves the start and not the end.
-    for split in sorted(total.args, key=_split_step):
+    for split in sorted(total.args, key=_iter_step):
         scale = _const_scale(split.scale)
         if scale is None or not analyzer.can_prove(reach >= abs(scale)):
             return None
@@ -240,7 +240,7 @@ def _covered_interval(axis_range: Range, total: IterSum) -> IntervalSet | None:
     return IntervalSet(low, analyzer.simplify(low + reach - 1))
 
 
-def _split_step(split: IterSplit) -> int:
+def _iter_step(split: IterSplit) -> int:
     return abs(_const_scale(split.scale) or 0)
 
 

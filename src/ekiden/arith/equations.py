@@ -14,7 +14,7 @@ from dataclasses import field
 
 from ekiden.arith.analyzer import Analyzer
 from ekiden.arith.int_set import IntervalSet
-from ekiden.arith.linear import LinearForm, conjuncts, linear_form
+from ekiden.arith.linear import LinearForm, extract_linear_form, split_conjuncts
 from ekiden.ir.prim import EQ, LE, LT, PrimExpr, Sub, Var, const, fold_binary, is_const
 from ekiden.ir.prim_visitor import substitute
 from ekiden.ir.range import Range
@@ -46,60 +46,69 @@ class _LinearSystem:
     and V with x = V y: column operations keep A V and V together.
     """
 
-    rows: list[list[int]]
-    sides: list[PrimExpr]
-    columns: list[list[int]]
-    inverse: list[list[int]]
+    matrix_rows: list[list[int]]
+    right_hand_sides: list[PrimExpr]
+    column_transform: list[list[int]]
+    inverse_transform: list[list[int]]
 
     def add_column(self, target: int, source: int, times: int) -> None:
         """Add `times` * column source to column target, of A V and V; the inverse follows."""
-        for row in (*self.rows, *self.columns):
+        for row in (*self.matrix_rows, *self.column_transform):
             row[target] += times * row[source]
-        for n, value in enumerate(self.inverse[target]):
+        for n, value in enumerate(self.inverse_transform[target]):
             # The inverse of adding a column is subtracting a row.
-            self.inverse[source][n] -= times * value
+            self.inverse_transform[source][n] -= times * value
 
     def swap_columns(self, a: int, b: int) -> None:
         """Swap two columns."""
-        for row in (*self.rows, *self.columns):
+        for row in (*self.matrix_rows, *self.column_transform):
             row[a], row[b] = row[b], row[a]
-        self.inverse[a], self.inverse[b] = self.inverse[b], self.inverse[a]
+        self.inverse_transform[a], self.inverse_transform[b] = (
+            self.inverse_transform[b],
+            self.inverse_transform[a],
+        )
 
     def negate_column(self, n: int) -> None:
         """Negate a column."""
-        for row in (*self.rows, *self.columns):
+        for row in (*self.matrix_rows, *self.column_transform):
             row[n] = -row[n]
-        self.inverse[n] = [-v for v in self.inverse[n]]
+        self.inverse_transform[n] = [-v for v in self.inverse_transform[n]]
 
 
-def _column_echelon(system: _LinearSystem) -> int:
+def _reduce_to_column_echelon(system: _LinearSystem) -> int:
     """Reduce the system to column echelon form, and return its rank.
 
     Row r has its pivot in column r, and zeros after. Euclid's algorithm runs over the columns of
     each row.
     """
     rank = 0
-    count = len(system.columns)
-    for row in range(len(system.rows)):
+    count = len(system.column_transform)
+    for row in range(len(system.matrix_rows)):
         # Euclid's algorithm on the entries of the row: what is left is their greatest common
         # divisor.
         while True:
-            at = [n for n in range(rank, count) if system.rows[row][n]]
+            at = [n for n in range(rank, count) if system.matrix_rows[row][n]]
             if not at:
                 break
             # The column with the smallest entry becomes the pivot, as in Euclid's algorithm.
-            best = min(at, key=lambda n: abs(system.rows[row][n]))
+            best = min(at, key=lambda n: abs(system.matrix_rows[row][n]))
             if best != rank:
                 system.swap_columns(best, rank)
-            pivot = system.rows[row][rank]
-            to_clear = [n for n in range(rank + 1, count) if system.rows[row][n]]
+            pivot = system.matrix_rows[row][rank]
+            to_clear = [n for n in range(rank + 1, count) if system.matrix_rows[row][n]]
             if not to_clear:
                 break
             for n in to_clear:
-                system.add_column(n, rank, -(system.rows[row][n] // pivot))
-        if rank < count and system.rows[row][rank]:
-            system.rows[row], system.rows[rank] = system.rows[rank], system.rows[row]
-            system.sides[row], system.sides[rank] = system.sides[rank], system.sides[row]
+                system.add_column(n, rank, -(system.matrix_rows[row][n] // pivot))
+        if rank < count and system.matrix_rows[row][rank]:
+            system.matrix_rows[row], system.matrix_rows[rank] = (
+                system.matrix_rows[rank],
+                system.matrix_rows[row],
+            )
+            system.right_hand_sides[row], system.right_hand_sides[rank] = (
+                system.right_hand_sides[rank],
+                system.right_hand_sides[row],
+            )
             rank += 1
     return rank
 
@@ -130,7 +139,7 @@ def solve_linear_equations(
     for var, domain in src.ranges.items():
         analyzer.bind(var, domain)
     system, nonlinear = _build_system(src, analyzer)
-    rank = _column_echelon(system)
+    rank = _reduce_to_column_echelon(system)
     values, conditions = _back_substitute(system, rank, analyzer)
     if any(is_const(c, 0) for c in conditions):
         return IntConstraintsTransform(src, IntConstraints((), {}, (const(False),)))
@@ -141,9 +150,9 @@ def _build_system(src: IntConstraints, analyzer: Analyzer) -> tuple[_LinearSyste
     rows: list[list[int]] = []
     sides: list[PrimExpr] = []
     nonlinear: list[PrimExpr] = []
-    for conjunct in (condition for r in src.relations for condition in conjuncts(r)):
+    for conjunct in (condition for r in src.relations for condition in split_conjuncts(r)):
         form = (
-            linear_form(fold_binary(Sub, conjunct.a, conjunct.b), src.variables)
+            extract_linear_form(fold_binary(Sub, conjunct.a, conjunct.b), src.variables)
             if isinstance(conjunct, EQ)
             else None
         )
@@ -162,7 +171,7 @@ def _back_substitute(
     """Return the values of the first `rank` unknowns, and the conditions for integer solutions."""
     values: list[PrimExpr] = []
     conditions: list[PrimExpr] = []
-    for n, (row, side) in enumerate(zip(system.rows, system.sides, strict=True)):
+    for n, (row, side) in enumerate(zip(system.matrix_rows, system.right_hand_sides, strict=True)):
         # Forward substitution: the reduced rows are lower triangular.
         for scale, value in zip(row, values, strict=False):
             side = side - value * scale
@@ -187,23 +196,25 @@ def _build_transform(
     analyzer: Analyzer,
 ) -> IntConstraintsTransform:
     dtype = src.variables[0].dtype
-    for n in range(rank, len(system.columns)):
-        first = next(row[n] for row in system.columns if row[n])
+    for n in range(rank, len(system.column_transform)):
+        first = next(row[n] for row in system.column_transform if row[n])
         # A free variable grows with the first old variable that depends on it.
         if first < 0:
             system.negate_column(n)
-    free = tuple(Var(f"n{k}", dtype) for k in range(len(system.columns) - rank))
+    free = tuple(Var(f"n{k}", dtype) for k in range(len(system.column_transform) - rank))
     unknowns: list[PrimExpr] = [*values, *free]
     forward: dict[Var, PrimExpr] = {}
-    for var, row in zip(src.variables, system.columns, strict=True):
+    for var, row in zip(src.variables, system.column_transform, strict=True):
         forward[var] = analyzer.simplify(_weighted_sum(row, unknowns, dtype))
     back: dict[Var, PrimExpr] = {}
     for n, new in enumerate(free):
-        back[new] = analyzer.simplify(_weighted_sum(system.inverse[rank + n], src.variables, dtype))
+        back[new] = analyzer.simplify(
+            _weighted_sum(system.inverse_transform[rank + n], src.variables, dtype)
+        )
     remaining = [analyzer.simplify(substitute(c, forward)) for c in conditions]
     ranges = _derive_ranges(src, free, forward, analyzer)
     # Ranges of the old variables that the new ranges do not imply stay as conditions.
-    remaining += _unimplied_bounds(src, ranges, forward)
+    remaining += _find_unimplied_bounds(src, ranges, forward)
     relations = tuple(c for c in remaining if not is_const(c, 1))
     return IntConstraintsTransform(src, IntConstraints(free, ranges, relations), forward, back)
 
@@ -222,7 +233,7 @@ def _derive_ranges(
     """Derive the ranges of new variables from old ones that depend on a single new one."""
     ends: dict[Var, IntervalSet] = {}
     for var, domain in src.ranges.items():
-        form = linear_form(forward[var], free) if var in forward else None
+        form = extract_linear_form(forward[var], free) if var in forward else None
         if form is None or len(form.coefficients) != 1:
             continue
         ((new, scale),) = form.coefficients.items()
@@ -261,7 +272,7 @@ def _intersect_intervals(a: IntervalSet, b: IntervalSet, analyzer: Analyzer) -> 
     return IntervalSet(low, high)
 
 
-def _unimplied_bounds(
+def _find_unimplied_bounds(
     src: IntConstraints, ranges: Mapping[Var, Range], forward: Mapping[Var, PrimExpr]
 ) -> list[PrimExpr]:
     """Return the bounds of old ranges that the new ranges do not imply."""

@@ -57,12 +57,14 @@ class _InjectivityChecker(IterMapDetector):
             # Overlapping digits cannot be told apart; together they show what is below their common
             # step.
             smallest = group[0].scale if len(group) == 1 else step
-            if not self.numbers.at_most(self.numbers.simplify(total + 1), smallest):
+            if not self.size_arithmetic.can_prove_at_most(
+                self.size_arithmetic.simplify(total + 1), smallest
+            ):
                 raise IterMapError("the parts of an index overlap")
             if len(group) == 1:
                 shown.append(group[0])
             for s in group:
-                total = self.numbers.simplify(total + (s.extent - 1) * s.scale)
+                total = self.size_arithmetic.simplify(total + (s.extent - 1) * s.scale)
         return shown
 
     # A digit of scale s is told from those below if they add up to less than s, whatever they are:
@@ -75,13 +77,13 @@ class _InjectivityChecker(IterMapDetector):
         groups: list[list[IterSplit]] = []
         total: Size = 1
         for split in sorted(a.args, key=lambda s: s.scale if isinstance(s.scale, int) else 0):
-            if not self.numbers.at_most(1, split.scale):
+            if not self.size_arithmetic.can_prove_at_most(1, split.scale):
                 raise IterMapError("an index falls where an iterator rises")
-            if groups and not self.numbers.at_most(total, split.scale):
+            if groups and not self.size_arithmetic.can_prove_at_most(total, split.scale):
                 groups[-1].append(split)
             else:
                 groups.append([split])
-            total = self.numbers.simplify(total + (split.extent - 1) * split.scale)
+            total = self.size_arithmetic.simplify(total + (split.extent - 1) * split.scale)
         return groups
 
     def _order_by_symbolic_scale(self, a: IterSum) -> list[IterSplit]:
@@ -101,7 +103,9 @@ class _InjectivityChecker(IterMapDetector):
     def _is_smaller_scale(self, a: IterSplit, b: IterSplit) -> bool:
         if isinstance(a.scale, int) and isinstance(b.scale, int):
             return a.scale < b.scale
-        return self.numbers.at_most(self.numbers.times(a.scale, a.extent), b.scale)
+        return self.size_arithmetic.can_prove_at_most(
+            self.size_arithmetic.multiply(a.scale, a.extent), b.scale
+        )
 
     def contiguous_extent(self, a: IterSum) -> Size | None:
         """Return the number of contiguous values that a sum of independent splits reaches, or None
@@ -114,12 +118,15 @@ class _InjectivityChecker(IterMapDetector):
             fitting = [
                 s
                 for s in remaining
-                if self.numbers.at_most(1, s.scale) and self.numbers.at_most(s.scale, reach)
+                if self.size_arithmetic.can_prove_at_most(1, s.scale)
+                and self.size_arithmetic.can_prove_at_most(s.scale, reach)
             ]
             if not fitting:
                 return None
             remaining.remove(fitting[0])
-            reach = self.numbers.simplify(reach + (fitting[0].extent - 1) * fitting[0].scale)
+            reach = self.size_arithmetic.simplify(
+                reach + (fitting[0].extent - 1) * fitting[0].scale
+            )
         return reach
 
     def check_determined(self, indices: Sequence[PrimExpr], required: Collection[Var]) -> None:
@@ -168,11 +175,11 @@ class _InjectivityChecker(IterMapDetector):
             return []
         reach_below: Size = 1
         for s in below:
-            reach_below = self.numbers.simplify(reach_below + (s.extent - 1) * s.scale)
+            reach_below = self.size_arithmetic.simplify(reach_below + (s.extent - 1) * s.scale)
         is_whole = top.lower_factor == 1 and self.is_topmost_split(top)
-        if not is_whole or not self.numbers.at_most(reach_below, top.scale):
+        if not is_whole or not self.size_arithmetic.can_prove_at_most(reach_below, top.scale):
             return []
-        times = self.numbers.times
+        times = self.size_arithmetic.multiply
         return [
             IterSplit(mark, times(top.scale, s.lower_factor), s.extent, 1)
             for s in used.get(top.source, ())
@@ -189,15 +196,21 @@ class _InjectivityChecker(IterMapDetector):
         reached: Size = 1
         top = False
         while remaining and not top:
-            following = [s for s in remaining if self.numbers.at_most(s.lower_factor, reached)]
+            following = [
+                s
+                for s in remaining
+                if self.size_arithmetic.can_prove_at_most(s.lower_factor, reached)
+            ]
             if not following:
                 return f"a part of {name} is in no index"
             remaining.remove(following[0])
-            joined = self.numbers.equal(following[0].lower_factor, reached)
-            end = self.numbers.times(following[0].lower_factor, following[0].extent)
+            joined = self.size_arithmetic.can_prove_equal(following[0].lower_factor, reached)
+            end = self.size_arithmetic.multiply(following[0].lower_factor, following[0].extent)
             top = self.is_topmost_split(following[0])
-            reached = end if joined or self.numbers.at_most(reached, end) else reached
-        if top or self.numbers.at_most(mark.extent, reached):
+            reached = (
+                end if joined or self.size_arithmetic.can_prove_at_most(reached, end) else reached
+            )
+        if top or self.size_arithmetic.can_prove_at_most(mark.extent, reached):
             return None
         return f"a part of {name} is in no index"
 
@@ -223,7 +236,7 @@ def determines(
         detector = _InjectivityChecker(iters, whole_sums)
         try:
             detector.check_determined(
-                [detector.numbers.analyzer.simplify(e) for e in varying_indices]
+                [detector.size_arithmetic.analyzer.simplify(e) for e in varying_indices]
                 if simplify
                 else varying_indices,
                 varying,

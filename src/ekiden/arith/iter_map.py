@@ -139,28 +139,28 @@ class _SizeArithmetic:
             return value
         return _as_python_int(simplify_around_digits(value, self.analyzer))
 
-    def equal(self, a: Size, b: Size) -> bool:
+    def can_prove_equal(self, a: Size, b: Size) -> bool:
         """Return whether two sizes are provably equal."""
         if isinstance(a, int) and isinstance(b, int):
             return a == b
         return self.analyzer.can_prove_equal(_as_expr(a, b), _as_expr(b, a))
 
-    def divides(self, divisor: Size, value: Size) -> bool:
+    def can_prove_divides(self, divisor: Size, value: Size) -> bool:
         """Return whether value is provably a multiple of the non-zero divisor."""
         if isinstance(divisor, int) and isinstance(value, int):
             return divisor != 0 and value % divisor == 0
         return self.simplify(_as_expr(value, divisor) % divisor) == 0
 
-    def at_most(self, a: Size, b: Size) -> bool:
+    def can_prove_at_most(self, a: Size, b: Size) -> bool:
         """Return whether a <= b is provable."""
         if isinstance(a, int) and isinstance(b, int):
             return a <= b
         return self.analyzer.can_prove(_as_expr(a, b) <= b)
 
-    def quotient(self, a: Size, b: Size) -> Size:
+    def divide(self, a: Size, b: Size) -> Size:
         return self.simplify(a // b)
 
-    def times(self, a: Size, b: Size) -> Size:
+    def multiply(self, a: Size, b: Size) -> Size:
         return self.simplify(a * b)
 
 
@@ -182,22 +182,22 @@ class IterMapDetector:
         """Whether a sum divides as one digit even where the divisor falls between two of its
         digits.
         """
-        self.numbers = _SizeArithmetic()
+        self.size_arithmetic = _SizeArithmetic()
         self.level = level
-        self.marks: dict[Var, IterMark] = {}
-        self.starts: dict[Var, Size] = {}
-        self.constrained: list[tuple[IterSum, IterMark]] = []
+        self.mark_of_var: dict[Var, IterMark] = {}
+        self.start_of_var: dict[Var, Size] = {}
+        self.constrained_sums: list[tuple[IterSum, IterMark]] = []
         """Fused sums with smallest scale 1 that a predicate bounds, with their marks."""
-        self._fused: dict[tuple[object, ...], IterMark] = {}
-        self._done: dict[int, IterSum] = {}
-        self._alive: list[PrimExpr] = []
+        self._fused_marks: dict[tuple[object, ...], IterMark] = {}
+        self._parsed_sums: dict[int, IterSum] = {}
+        self._keepalive: list[PrimExpr] = []
         for var, domain in iters.items():
-            self.numbers.analyzer.bind(var, domain.min, domain.extent)
-            extent = self.numbers.simplify(domain.extent)
-            self.starts[var] = self.numbers.simplify(domain.min)
+            self.size_arithmetic.analyzer.bind(var, domain.min, domain.extent)
+            extent = self.size_arithmetic.simplify(domain.extent)
+            self.start_of_var[var] = self.size_arithmetic.simplify(domain.min)
             # An iterator of extent 1 is its start: it would be a digit of no value.
             if not (trivial and extent == 1):
-                self.marks[var] = IterMark(var, extent)
+                self.mark_of_var[var] = IterMark(var, extent)
 
     # From expressions to sums.
 
@@ -208,21 +208,23 @@ class IterMapDetector:
             IterMapError: It is none.
         """
         for node in post_order(expr):
-            if id(node) not in self._done:
-                self._done[id(node)] = self._parse_node(node)
-                self._alive.append(node)
-        return self._done[id(expr)]
+            if id(node) not in self._parsed_sums:
+                self._parsed_sums[id(node)] = self._parse_node(node)
+                self._keepalive.append(node)
+        return self._parsed_sums[id(expr)]
 
     def _parse_node(self, e: PrimExpr) -> IterSum:
         if isinstance(e, IntImm):
             return IterSum((), e.value)
         if isinstance(e, Var):
             return self._parse_var(e)
-        inside = [self._done[id(c)] for c in children(e)]
+        inside = [self._parsed_sums[id(c)] for c in children(e)]
         # No iterator is inside: the node belongs to the base.
         if not any(s.args for s in inside):
-            values = {v: _as_expr(b, v) for v, b in self.starts.items() if v not in self.marks}
-            return IterSum((), self.numbers.simplify_base(substitute(e, values)))
+            values = {
+                v: _as_expr(b, v) for v, b in self.start_of_var.items() if v not in self.mark_of_var
+            }
+            return IterSum((), self.size_arithmetic.simplify_base(substitute(e, values)))
         if not isinstance(e, BinaryExpr):
             raise IterMapError(f"{type(e).__name__} of an iterator is not a digit of it")
         a, b = inside
@@ -242,10 +244,10 @@ class IterMapDetector:
         raise IterMapError(f"'{e.symbol}' of an iterator is not a digit of it")
 
     def _parse_var(self, var: Var) -> IterSum:
-        mark = self.marks.get(var)
+        mark = self.mark_of_var.get(var)
         if mark is None:
-            return IterSum((), self.starts.get(var, var))
-        return IterSum((IterSplit(mark, 1, mark.extent, 1),), self.starts[var])
+            return IterSum((), self.start_of_var.get(var, var))
+        return IterSum((IterSplit(mark, 1, mark.extent, 1),), self.start_of_var[var])
 
     def add_sums(self, a: IterSum, b: IterSum, sign: int) -> IterSum:
         """Return a + sign * b, merging equal splits."""
@@ -253,7 +255,7 @@ class IterMapDetector:
         for split in b.args:
             # The same digit twice is one with the sum of the scales.
             old = merged.get(split.key())
-            scale = self.numbers.simplify((old.scale if old else 0) + split.scale * sign)
+            scale = self.size_arithmetic.simplify((old.scale if old else 0) + split.scale * sign)
             # Equal digits of opposite sign cancel.
             if scale == 0:
                 del merged[split.key()]
@@ -261,14 +263,14 @@ class IterMapDetector:
                 merged[split.key()] = IterSplit(
                     split.source, split.lower_factor, split.extent, scale
                 )
-        base = self.numbers.simplify_base(a.base + b.base * sign)
+        base = self.size_arithmetic.simplify_base(a.base + b.base * sign)
         return IterSum(tuple(merged.values()), base)
 
     def scale_sum(self, a: IterSum, factor: Size) -> IterSum:
         """Return a * factor."""
         if factor == 0:
             return IterSum((), 0)
-        times = self.numbers.times
+        times = self.size_arithmetic.multiply
         args = (
             IterSplit(s.source, s.lower_factor, s.extent, times(s.scale, factor)) for s in a.args
         )
@@ -280,23 +282,24 @@ class IterMapDetector:
         (i * 16 + j) // 4 = i * 4 + j // 4, and (i * 16 + j) % 4 = j % 4.
         """
         # A divisor is never 0: the expression would have no value.
-        if not self.numbers.at_most(1 if isinstance(c, int) else 0, c):
+        if not self.size_arithmetic.can_prove_at_most(1 if isinstance(c, int) else 0, c):
             raise IterMapError(f"the divisor {c!r} is not known to be positive")
-        numbers = self.numbers
+        numbers = self.size_arithmetic
         keeps_sum = self.divides_whole_sums and len(a.args) > 1
-        multiple = tuple(s for s in a.args if not keeps_sum and numbers.divides(c, s.scale))
-        remainder = tuple(s for s in a.args if keeps_sum or not numbers.divides(c, s.scale))
+        divides = numbers.can_prove_divides
+        multiple = tuple(s for s in a.args if not keeps_sum and divides(c, s.scale))
+        remainder = tuple(s for s in a.args if keeps_sum or not divides(c, s.scale))
         whole_base: Size
         rest_base: Size
-        if numbers.divides(c, a.base):
-            whole_base, rest_base = numbers.quotient(a.base, c), 0
+        if numbers.can_prove_divides(c, a.base):
+            whole_base, rest_base = numbers.divide(a.base, c), 0
         elif isinstance(a.base, int) and isinstance(c, int):
             whole_base, rest_base = a.base // c, a.base % c
         else:
             whole_base, rest_base = 0, a.base
         outer = IterSum(
             tuple(
-                IterSplit(s.source, s.lower_factor, s.extent, numbers.quotient(s.scale, c))
+                IterSplit(s.source, s.lower_factor, s.extent, numbers.divide(s.scale, c))
                 for s in multiple
             ),
             whole_base,
@@ -306,13 +309,13 @@ class IterMapDetector:
 
     def _divide_remainder(self, a: IterSum, c: Size, wants_quotient: bool) -> IterSum:
         """Return a // c or a % c where no scale is a multiple of c."""
-        numbers = self.numbers
+        numbers = self.size_arithmetic
         if not a.args:
             base = a.base // c if wants_quotient else a.base % c
             return IterSum((), numbers.simplify(base))
         top = numbers.simplify(a.base + self._max_sum(a.args))
         # All of the sum is below the divisor: the quotient is 0 and the remainder the sum itself.
-        if self._is_nonnegative(a) and numbers.at_most(numbers.simplify(top + 1), c):
+        if self._is_nonnegative(a) and numbers.can_prove_at_most(numbers.simplify(top + 1), c):
             return IterSum((), 0) if wants_quotient else a
         if a.base != 0:
             raise IterMapError(f"an offset of {a.base!r} is not a multiple of the divisor {c!r}")
@@ -320,7 +323,9 @@ class IterMapDetector:
         # A divisor is positive, so steps must be: floor(-i / 2) is no digit of i.
         if isinstance(digits[0].scale, int) and digits[0].scale < 0:
             raise IterMapError(f"the divided index steps by {digits[0].scale!r}")
-        border = max((n for n, s in enumerate(digits) if numbers.divides(s.scale, c)), default=-1)
+        border = max(
+            (n for n, s in enumerate(digits) if numbers.can_prove_divides(s.scale, c)), default=-1
+        )
         border = min(border, 0) if self.divides_whole_sums else border
         if border < 0:
             step = digits[0].scale
@@ -335,39 +340,43 @@ class IterMapDetector:
         Where c does not divide it, the last value of the digit above has fewer values below it:
         such a digit is taken only where nothing is claimed and nothing is above it.
         """
-        numbers = self.numbers
-        factor = numbers.quotient(c, split.scale)
+        numbers = self.size_arithmetic
+        factor = numbers.divide(c, split.scale)
         above: Size
-        if not numbers.divides(factor, split.extent):
-            if numbers.at_most(split.extent, factor):
+        if not numbers.can_prove_divides(factor, split.extent):
+            if numbers.can_prove_at_most(split.extent, factor):
                 return IterSplit(split.source, 1, 1, 1) if wants_quotient else split
             # A last block that is not full is no bijection; without a claim its digit is still one.
             if self.level is not IterMapLevel.NO_CHECK or not self.is_topmost_split(split):
                 raise IterMapError(f"{factor!r} does not divide the extent {split.extent!r}")
             above = numbers.simplify((_as_expr(split.extent) + factor - 1) // factor)
         else:
-            above = numbers.quotient(split.extent, factor)
+            above = numbers.divide(split.extent, factor)
         if wants_quotient:
-            lower = numbers.times(split.lower_factor, factor)
+            lower = numbers.multiply(split.lower_factor, factor)
             return IterSplit(split.source, lower, above, 1)
         return IterSplit(split.source, split.lower_factor, factor, split.scale)
 
     def is_topmost_split(self, split: IterSplit) -> bool:
         """Return whether a split reaches the end of its mark."""
-        numbers, mark_extent = self.numbers, split.source.extent
-        if numbers.at_most(mark_extent, numbers.times(split.lower_factor, split.extent)):
+        numbers, mark_extent = self.size_arithmetic, split.source.extent
+        if numbers.can_prove_at_most(
+            mark_extent, numbers.multiply(split.lower_factor, split.extent)
+        ):
             return True
-        return numbers.equal(self._ceil_div(mark_extent, split.lower_factor), split.extent)
+        return numbers.can_prove_equal(
+            self._ceil_div(mark_extent, split.lower_factor), split.extent
+        )
 
     def _max_sum(self, args: Sequence[IterSplit]) -> Size:
         total: Size = 0
         for s in args:
             total = total + (s.extent - 1) * s.scale
-        return self.numbers.simplify(total)
+        return self.size_arithmetic.simplify(total)
 
     def _is_nonnegative(self, a: IterSum) -> bool:
-        return self.numbers.at_most(0, a.base) and all(
-            self.numbers.at_most(0, s.scale) for s in a.args
+        return self.size_arithmetic.can_prove_at_most(0, a.base) and all(
+            self.size_arithmetic.can_prove_at_most(0, s.scale) for s in a.args
         )
 
     # Sums in mixed radix.
@@ -390,7 +399,7 @@ class IterMapDetector:
                 raise IterMapError(f"digits overlap or leave a gap: none has the step {expected!r}")
             split = remaining.pop(at)
             digits.append(split)
-            expected = self.numbers.times(split.scale, split.extent)
+            expected = self.size_arithmetic.multiply(split.scale, split.extent)
         return tuple(digits)
 
     def _find_split_of_scale(self, remaining: Sequence[IterSplit], expected: Size) -> int | None:
@@ -399,7 +408,11 @@ class IterMapDetector:
         Of several only one may have more than one value; those of one value go first, as they leave
         the next scale unchanged.
         """
-        matching = [n for n, s in enumerate(remaining) if self.numbers.equal(s.scale, expected)]
+        matching = [
+            n
+            for n, s in enumerate(remaining)
+            if self.size_arithmetic.can_prove_equal(s.scale, expected)
+        ]
         for n in matching:
             if len(matching) == 1 or remaining[n].extent == 1:
                 return n
@@ -408,20 +421,22 @@ class IterMapDetector:
     def _smallest_scale(self, remaining: Sequence[IterSplit]) -> Size:
         """Return the scale that divides all others."""
         for split in remaining:
-            if all(self.numbers.divides(split.scale, s.scale) for s in remaining):
+            if all(self.size_arithmetic.can_prove_divides(split.scale, s.scale) for s in remaining):
                 return split.scale
         raise IterMapError("no step divides all others")
 
     def _apply_constraints(self, a: IterSum) -> IterSum:
         """Replace the splits that a predicate bounds jointly by their fused mark."""
-        for pattern, mark in self.constrained:
+        for pattern, mark in self.constrained_sums:
             held = {s.key(): s for s in a.args}
             # The bound is on these digits together, so it applies only if all of them are present.
             if not all(s.key() in held for s in pattern.args):
                 continue
             step = held[pattern.args[-1].key()].scale
             if not all(
-                self.numbers.equal(held[s.key()].scale, self.numbers.times(s.scale, step))
+                self.size_arithmetic.can_prove_equal(
+                    held[s.key()].scale, self.size_arithmetic.multiply(s.scale, step)
+                )
                 for s in pattern.args
             ):
                 continue
@@ -436,16 +451,16 @@ class IterMapDetector:
         if len(digits) == 1:
             return digits[0]
         step = digits[0].scale
-        quotient = self.numbers.quotient
+        quotient = self.size_arithmetic.divide
         scaled = tuple(
             IterSplit(s.source, s.lower_factor, s.extent, quotient(s.scale, step)) for s in digits
         )
         # Equal fused sums must be one mark, or their digits would count as independent.
         name = tuple((s.key(), size_key(s.scale)) for s in scaled)
-        mark = self._fused.get(name)
+        mark = self._fused_marks.get(name)
         if mark is None:
-            extent = self.numbers.times(scaled[-1].scale, scaled[-1].extent)
-            mark = self._fused[name] = IterMark(IterSum(scaled[::-1], 0), extent)
+            extent = self.size_arithmetic.multiply(scaled[-1].scale, scaled[-1].extent)
+            mark = self._fused_marks[name] = IterMark(IterSum(scaled[::-1], 0), extent)
         return IterSplit(mark, 1, mark.extent, step)
 
     # Predicates.
@@ -484,7 +499,7 @@ class IterMapDetector:
             case _:
                 raise IterMapError(f"a predicate must bound a sum of digits, not {e!r}")
         if not bound.args:
-            if self.numbers.at_most(1, bound.base):
+            if self.size_arithmetic.can_prove_at_most(1, bound.base):
                 return None
             raise IterMapError("a predicate without an iterator is not known to hold")
         # 0 < base - digits, that is digits < base
@@ -493,20 +508,22 @@ class IterMapDetector:
             raise IterMapError("a lower bound of iterators is not supported")
         split = self.fuse_splits(digits)
         extent = self._ceil_div(bound.base, split.scale)
-        if self.numbers.at_most(split.extent, extent):
+        if self.size_arithmetic.can_prove_at_most(split.extent, extent):
             return None
-        if split.lower_factor != 1 or not self.numbers.equal(split.extent, split.source.extent):
+        if split.lower_factor != 1 or not self.size_arithmetic.can_prove_equal(
+            split.extent, split.source.extent
+        ):
             raise IterMapError("a bound of one digit of an iterator is not supported")
-        mark = IterMark(split.source.source, self.numbers.simplify(extent))
+        mark = IterMark(split.source.source, self.size_arithmetic.simplify(extent))
         if isinstance(split.source.source, IterSum):
-            self.constrained.append((split.source.source, mark))
+            self.constrained_sums.append((split.source.source, mark))
         else:
             pattern = IterSum((IterSplit(split.source, 1, split.extent, 1),), 0)
-            self.constrained.append((pattern, mark))
+            self.constrained_sums.append((pattern, mark))
         return mark
 
     def _ceil_div(self, a: Size, b: Size) -> Size:
-        return self.numbers.simplify((a + b - 1) // b)
+        return self.size_arithmetic.simplify((a + b - 1) // b)
 
     # What may be claimed.
 
@@ -562,30 +579,34 @@ class IterMapDetector:
             self._check_all_used({m.source for m in visited if isinstance(m.source, Var)})
 
     def _check_all_used(self, used_vars: set[Var]) -> None:
-        for var, mark in self.marks.items():
+        for var, mark in self.mark_of_var.items():
             if mark.extent != 1 and var not in used_vars:
                 raise IterMapError(f"iterator {var.name!r} is not used")
 
     def _check_splits_disjoint(self, mark: IterMark, splits: Sequence[IterSplit]) -> None:
         """Check that the splits of a mark are adjacent and, for a bijection, without gaps."""
-        numbers = self.numbers
+        numbers = self.size_arithmetic
         remaining = [s for s in splits if s.extent != 1]
         name = mark.source.name if isinstance(mark.source, Var) else "a fused iterator"
         expected: Size = 1
         while remaining:
-            exact = [s for s in remaining if numbers.equal(s.lower_factor, expected)]
+            exact = [s for s in remaining if numbers.can_prove_equal(s.lower_factor, expected)]
             if not exact and self.level is not IterMapLevel.BIJECTIVE:
                 exact = [
                     s
                     for s in remaining
-                    if numbers.divides(expected, s.lower_factor)
-                    and all(numbers.at_most(s.lower_factor, o.lower_factor) for o in remaining)
+                    if numbers.can_prove_divides(expected, s.lower_factor)
+                    and all(
+                        numbers.can_prove_at_most(s.lower_factor, o.lower_factor) for o in remaining
+                    )
                 ]
             if len(exact) != 1:
                 raise IterMapError(f"{name}: digits overlap or leave a gap at {expected!r}")
             remaining.remove(exact[0])
-            expected = numbers.times(exact[0].lower_factor, exact[0].extent)
-        if self.level is IterMapLevel.BIJECTIVE and not numbers.equal(expected, mark.extent):
+            expected = numbers.multiply(exact[0].lower_factor, exact[0].extent)
+        if self.level is IterMapLevel.BIJECTIVE and not numbers.can_prove_equal(
+            expected, mark.extent
+        ):
             raise IterMapError(
                 f"{name}: only {expected!r} of {mark.extent!r} values are told apart"
             )

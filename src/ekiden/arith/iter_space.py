@@ -96,14 +96,14 @@ def iter_map_simplify(
     An index that is no sum of digits is only simplified as an expression.
     """
     detector = IterMapDetector(input_iters, check_level, simplify_trivial_iterators)
-    starts = {v: v - s for v, s in detector.starts.items() if s != 0}
-    simplify = detector.numbers.analyzer.simplify
+    starts = {v: v - s for v, s in detector.start_of_var.items() if s != 0}
+    simplify = detector.size_arithmetic.analyzer.simplify
     simplified: list[PrimExpr] = []
     try:
         detector.assume_predicate(convert(predicate))
     except IterMapError:
         # A predicate that is no bound of digits is not used at all.
-        detector.constrained.clear()
+        detector.constrained_sums.clear()
     for index in indices:
         try:
             # The sum is rebuilt without the quotients and remainders that its digits have absorbed.
@@ -186,14 +186,14 @@ class _SubspaceDivider:
     """Divider of splits into outer and inner iterators."""
 
     def __init__(self, detector: IterMapDetector, inner: set[Var]) -> None:
-        self._numbers = detector.numbers
+        self._size_arithmetic = detector.size_arithmetic
         self._detector = detector
-        self._inner = inner
-        self._marks: dict[IterMark, _DivisionForm] = {}
+        self._inner_vars = inner
+        self._divided_marks: dict[IterMark, _DivisionForm] = {}
 
     def divide_splits(self, digits: Sequence[IterSplit]) -> _DivisionForm:
         """Divide ordered splits; inner ones must be the lowest."""
-        numbers = self._numbers
+        numbers = self._size_arithmetic
         outer, inner = _EMPTY_SUM, _EMPTY_SUM
         outer_extent: Size = 1
         inner_extent: Size = 1
@@ -205,17 +205,17 @@ class _SubspaceDivider:
                 inner = self._detector.add_sums(
                     inner, self._detector.scale_sum(division.inner, inner_extent), 1
                 )
-                inner_extent = numbers.times(inner_extent, division.inner_extent)
+                inner_extent = numbers.multiply(inner_extent, division.inner_extent)
             if division.outer_extent != 1:
                 outer = self._detector.add_sums(
                     outer, self._detector.scale_sum(division.outer, outer_extent), 1
                 )
-                outer_extent = numbers.times(outer_extent, division.outer_extent)
+                outer_extent = numbers.multiply(outer_extent, division.outer_extent)
         return _DivisionForm(outer, outer_extent, inner, inner_extent)
 
     def divide_split(self, split: IterSplit) -> _DivisionForm:
         """Divide one IterSplit into its outer and inner iterators; the scale is dropped."""
-        numbers = self._numbers
+        numbers = self._size_arithmetic
         mark = self.divide_mark(split.source)
         low, extent = split.lower_factor, split.extent
 
@@ -226,41 +226,41 @@ class _SubspaceDivider:
             It is the iterator itself if that is all of it. A digit of a digit is one of the same
             source, further up.
             """
-            if lower == 1 and numbers.equal(size, count):
+            if lower == 1 and numbers.can_prove_equal(size, count):
                 return of
             single = of.args[0] if len(of.args) == 1 and of.args[0].scale == 1 else None
             source = single.source if single else IterMark(of, count)
-            start = numbers.times(single.lower_factor, lower) if single else lower
+            start = numbers.multiply(single.lower_factor, lower) if single else lower
             return IterSum((IterSplit(source, start, size, 1),), 0)
 
         below = mark.inner_extent
         # The digit begins at or above the border: it is a digit of the outer iterator.
-        if numbers.divides(below, low):
-            lower = numbers.quotient(low, below)
+        if numbers.can_prove_divides(below, low):
+            lower = numbers.divide(low, below)
             divided = split_of(mark.outer, mark.outer_extent, lower, extent)
             if low != 1 or below == 1:
                 return _DivisionForm(divided, extent, _EMPTY_SUM, 1)
-        reach = numbers.times(low, extent)
+        reach = numbers.multiply(low, extent)
         # The digit ends at or below the border: it is inner.
-        if numbers.divides(reach, below):
+        if numbers.can_prove_divides(reach, below):
             return _DivisionForm(_EMPTY_SUM, 1, split_of(mark.inner, below, low, extent), extent)
-        if low == 1 and numbers.divides(below, extent):
-            above = numbers.quotient(extent, below)
+        if low == 1 and numbers.can_prove_divides(below, extent):
+            above = numbers.divide(extent, below)
             divided = split_of(mark.outer, mark.outer_extent, 1, above)
             return _DivisionForm(divided, above, mark.inner, below)
         raise IterMapError("a digit lies across the border of outer and inner iterators")
 
     def divide_mark(self, mark: IterMark) -> _DivisionForm:
         """Divide a mark: a variable is outer or inner, a fused sum is divided by its splits."""
-        division = self._marks.get(mark)
+        division = self._divided_marks.get(mark)
         if division is None:
-            division = self._marks[mark] = self._divide_mark_uncached(mark)
+            division = self._divided_marks[mark] = self._divide_mark_uncached(mark)
         return division
 
     def _divide_mark_uncached(self, mark: IterMark) -> _DivisionForm:
         undivided = IterSum((IterSplit(mark, 1, mark.extent, 1),), 0)
         if isinstance(mark.source, Var):
-            if mark.source in self._inner:
+            if mark.source in self._inner_vars:
                 return _DivisionForm(_EMPTY_SUM, 1, undivided, mark.extent)
             return _DivisionForm(undivided, mark.extent, _EMPTY_SUM, 1)
         division = self.divide_splits(mark.source.args)
@@ -268,8 +268,8 @@ class _SubspaceDivider:
             return _DivisionForm(_EMPTY_SUM, 1, undivided, mark.extent)
         if division.inner_extent == 1:
             return _DivisionForm(undivided, mark.extent, _EMPTY_SUM, 1)
-        size = self._numbers.times(division.outer_extent, division.inner_extent)
-        if not self._numbers.equal(size, mark.extent):
+        size = self._size_arithmetic.multiply(division.outer_extent, division.inner_extent)
+        if not self._size_arithmetic.can_prove_equal(size, mark.extent):
             raise IterMapError("a predicate ties outer and inner iterators together")
         return division
 

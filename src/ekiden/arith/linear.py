@@ -63,7 +63,7 @@ class LinearForm:
 
 # Written over expressions and not over the Analyzer's polynomials, since the base has to stay an
 # expression that a caller may show, and no range of anything is known here.
-def linear_form(expr: PrimExpr, variables: Sequence[Var]) -> LinearForm | None:
+def extract_linear_form(expr: PrimExpr, variables: Sequence[Var]) -> LinearForm | None:
     """Return an expression as a linear form over variables, or None if it is not linear in them."""
     variable_set = set(variables)
     done: dict[int, LinearForm | None] = {}
@@ -96,7 +96,7 @@ def _node_form(
     return None
 
 
-def conjuncts(condition: PrimExpr) -> list[PrimExpr]:
+def split_conjuncts(condition: PrimExpr) -> list[PrimExpr]:
     """Return the conjuncts of a condition, in order."""
     conditions: list[PrimExpr] = []
     pending = [condition]
@@ -115,7 +115,7 @@ def nonnegative_forms(condition: PrimExpr, variables: Sequence[Var]) -> list[Lin
     """Return linear forms that are >= 0 exactly where an integer comparison holds, or None."""
     if not isinstance(condition, (LT, LE, GT, GE, EQ)):
         return None
-    a, b = linear_form(condition.a, variables), linear_form(condition.b, variables)
+    a, b = extract_linear_form(condition.a, variables), extract_linear_form(condition.b, variables)
     if a is None or b is None:
         return None
     minus_one = LinearForm({}, const(-1, condition.a.dtype))
@@ -156,7 +156,7 @@ def deduce_bound(
             analyzer.bind(hinted, domain)
     low: SymbolicBound = None
     high: SymbolicBound = None
-    for conjunct in conjuncts(condition):
+    for conjunct in split_conjuncts(condition):
         forms = nonnegative_forms(conjunct, [var])
         if not forms:
             return EMPTY_SET
@@ -236,7 +236,7 @@ def solve_linear_inequalities(
         analyzer.bind(var, domain)
         system += nonnegative_forms(var >= domain.min, variables) or ()
         system += nonnegative_forms(var < domain.min + domain.extent, variables) or ()
-    for conjunct in (clause for e in inequalities for clause in conjuncts(e)):
+    for conjunct in (clause for e in inequalities for clause in split_conjuncts(e)):
         forms = nonnegative_forms(conjunct, variables)
         if forms is None:
             solution.relations.append(conjunct)
@@ -331,7 +331,7 @@ __all__ = [
     "IntGroupBounds",
     "LinearForm",
     "deduce_bound",
-    "linear_form",
+    "extract_linear_form",
     "solve_inequalities_to_range",
     "solve_linear_inequalities",
 ]

@@ -22,32 +22,32 @@ class ModularSet(NamedTuple):
 ALL_INTEGERS = ModularSet(1, 0)
 
 
-def _normalized(coeff: int, base: int) -> ModularSet:
+def _normalize(coeff: int, base: int) -> ModularSet:
     return ModularSet(coeff, base % coeff if coeff else base)
 
 
 def union_sets(a: ModularSet, b: ModularSet) -> ModularSet:
     """Return the smallest modular set that contains both."""
     # Both progressions lie in the one whose step divides both steps and what is between the bases.
-    return _normalized(math.gcd(a.coeff, b.coeff, a.base - b.base), a.base)
+    return _normalize(math.gcd(a.coeff, b.coeff, a.base - b.base), a.base)
 
 
 def add_sets(a: ModularSet, b: ModularSet) -> ModularSet:
     """Return the set of a + b."""
-    return _normalized(math.gcd(a.coeff, b.coeff), a.base + b.base)
+    return _normalize(math.gcd(a.coeff, b.coeff), a.base + b.base)
 
 
 def multiply_sets(a: ModularSet, b: ModularSet) -> ModularSet:
     """Return the set of a * b."""
     # (m * k + b)(n * l + c) = m * n * k * l + m * c * k + n * b * l + b * c
     shared = math.gcd(a.coeff * b.coeff, a.coeff * b.base, b.coeff * a.base)
-    return _normalized(shared, a.base * b.base)
+    return _normalize(shared, a.base * b.base)
 
 
 def mod_set(a: ModularSet, divisor: int) -> ModularSet:
     """Return the set of a % divisor, also of a plus any multiple of the divisor."""
     # Values that differ by multiples of the divisor agree modulo every divisor of both steps.
-    return _normalized(math.gcd(a.coeff, divisor), a.base)
+    return _normalize(math.gcd(a.coeff, divisor), a.base)
 
 
 def intersect_sets(a: ModularSet, b: ModularSet) -> ModularSet:
@@ -61,7 +61,7 @@ def intersect_sets(a: ModularSet, b: ModularSet) -> ModularSet:
     if (b.base - a.base) % shared:
         return a  # no value is in both: what follows is never reached
     steps = (b.base - a.base) // shared * pow(a.coeff // shared, -1, b.coeff // shared)
-    return _normalized(a.coeff * b.coeff // shared, a.base + steps * a.coeff)
+    return _normalize(a.coeff * b.coeff // shared, a.base + steps * a.coeff)
 
 
 class ModularAnalyzer:
@@ -78,11 +78,13 @@ class ModularAnalyzer:
         fits: Callable[[PrimExpr, str], bool],
     ) -> None:
         self._poly_of, self._atom, self._fits = poly_of, atom, fits
-        self._known: dict[int, ModularSet] = {}
+        self._known_residues: dict[int, ModularSet] = {}
 
     def add_residue(self, number: int, residues: ModularSet) -> None:
         """Add a known residue of an atom."""
-        self._known[number] = intersect_sets(self._known.get(number, ALL_INTEGERS), residues)
+        self._known_residues[number] = intersect_sets(
+            self._known_residues.get(number, ALL_INTEGERS), residues
+        )
 
     def set_of_poly(self, p: Poly) -> ModularSet:
         """Return the modular set of a polynomial."""
@@ -97,7 +99,7 @@ class ModularAnalyzer:
 
     def _set_of_atom(self, number: int) -> ModularSet:
         derived = self._set_of_node(self._atom(number))
-        learned = self._known.get(number)
+        learned = self._known_residues.get(number)
         return derived if learned is None else intersect_sets(derived, learned)
 
     def _set_of_node(self, e: PrimExpr) -> ModularSet:
@@ -114,7 +116,7 @@ class ModularAnalyzer:
                 inside = self._set_of_expr(a)
                 if inside.coeff % divisor:
                     return ALL_INTEGERS
-                return _normalized(inside.coeff // divisor, inside.base // divisor)
+                return _normalize(inside.coeff // divisor, inside.base // divisor)
             case Cast(value=value) if dt.is_int(value.dtype) and dt.is_int(e.dtype):
                 inside = self._set_of_expr(value)
                 # A value that wraps around moves by a multiple of 2 ** bits.

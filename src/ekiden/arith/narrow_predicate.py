@@ -49,7 +49,7 @@ def narrow_predicate_expression(expr: PrimExpr, ranges: Mapping[Var, Range]) -> 
 
 class _PredicateNarrower:
     def __init__(self, ranges: Mapping[Var, Range]) -> None:
-        self.ends = {
+        self.range_ends = {
             v: tuple(cast(end, v.dtype) for end in (d.min, d.min + d.extent - 1))
             for v, d in ranges.items()
         }
@@ -79,7 +79,7 @@ class _PredicateNarrower:
                     self.extreme_value(e.b, int(left_low)),
                 )
                 return const(bool(wider), "bool") if a is None or b is None else type(e)(a, b)
-            case IntImm() | Var() if e not in self.ends:
+            case IntImm() | Var() if e not in self.range_ends:
                 return e
         return const(bool(wider), "bool")
 
@@ -89,7 +89,7 @@ class _PredicateNarrower:
         """
         match e:
             case Var():
-                return self.ends[e][at] if e in self.ends else e
+                return self.range_ends[e][at] if e in self.range_ends else e
             case IntImm() | FloatImm():
                 return e
             case Add() | Min() | Max():
@@ -104,7 +104,7 @@ class _PredicateNarrower:
                 return self._rebuild_if_known(
                     e, self.extreme_value(e.a, at if divisor > 0 else 1 - at), e.b
                 )
-            case FloorDiv() if not any(v in self.ends for v in free_vars(e)):
+            case FloorDiv() if not any(v in self.range_ends for v in free_vars(e)):
                 return e
         return None
 

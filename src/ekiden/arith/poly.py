@@ -22,12 +22,12 @@ PolyKey: TypeAlias = tuple[tuple[Monomial, int], ...]
 CONSTANT_MONOMIAL: Monomial = ()
 
 
-def constant(value: int) -> Poly:
+def constant_poly(value: int) -> Poly:
     """Return a constant polynomial."""
     return {CONSTANT_MONOMIAL: value} if value else {}
 
 
-def constant_of(p: Poly) -> int | None:
+def constant_value(p: Poly) -> int | None:
     """Return the value of a constant polynomial, or None."""
     if not p:
         return 0
@@ -114,6 +114,6 @@ def _divide_monomial(term: Monomial, factor: Monomial) -> Monomial | None:
     return tuple(quotient)
 
 
-def content(p: Poly) -> int:
+def content_gcd(p: Poly) -> int:
     """Return the content: the gcd of the non-constant coefficients, 0 if there are none."""
     return math.gcd(*(c for m, c in p.items() if m != CONSTANT_MONOMIAL))

@@ -4,7 +4,7 @@ An atom is what a polynomial does not look into: a variable, a quotient, a minim
 a lowest and a highest value, and the intervals of the terms add up to that of the polynomial. Where
 ends are symbols, as for i in [0, n), the variable is put at the end at which the polynomial is
 lowest, if it is known to rise or to fall with it, and the question asked again. What a scope says
-to hold (`_facts`, each >= 0) is taken off the polynomial: p - fact >= 0 is enough.
+to hold (`_known_nonnegative`, each >= 0) is taken off the polynomial: p - fact >= 0 is enough.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ searches branch, so deeper goals stay unproved.
 class Atom:
     """Opaque subexpression of the canonical form: a variable, quotient, load or call."""
 
-    __slots__ = ("bound", "divisor", "expr", "numerator", "order", "symbolic_remainder")
+    __slots__ = ("bound", "divisor", "expr", "numerator", "sort_key", "symbolic_remainder")
 
     def __init__(self, expr: PrimExpr, bound: Interval, order: tuple[object, ...]) -> None:
         self.expr = expr
         self.bound = bound
-        self.order = order
+        self.sort_key = order
         """Sort key within a sum: variables first, by name."""
         self.numerator: PolyKey | None = None
         self.divisor: int = 0
@@ -53,21 +53,21 @@ class PolynomialProver:
 
     def __init__(self) -> None:
         self._atoms: list[Atom] = []
-        self._numbers: dict[object, int] = {}
+        self._atom_indices: dict[object, int] = {}
         """Index in `_atoms` by the atom's kind and the polynomials of its parts."""
         self._has_truncated_division = False
         """Whether any quotient is truncated towards zero."""
-        self._ranges: dict[int, tuple[Poly, Poly]] = {}
+        self._var_ranges: dict[int, tuple[Poly, Poly]] = {}
         """Lowest and highest value of each ranged variable, by its atom index."""
-        self._terms: dict[tuple[Monomial, int], PrimExpr] = {}
-        self._facts: list[Poly] = []
+        self._term_cache: dict[tuple[Monomial, int], PrimExpr] = {}
+        self._known_nonnegative: list[Poly] = []
         """Polynomials known to be >= 0 in the scope."""
 
-    def _poly(self, expr: PrimExpr) -> Poly:
+    def _to_poly(self, expr: PrimExpr) -> Poly:
         """Return the canonical polynomial of an expression (implemented by the subclass)."""
         raise NotImplementedError
 
-    def _mentions(self, atom: int, variable: int) -> bool:
+    def _depends_on(self, atom: int, variable: int) -> bool:
         """Return whether a non-variable atom depends on a variable, as i // 4 on i."""
         target = self._atoms[variable].expr
         expr = self._atoms[atom].expr
@@ -76,9 +76,9 @@ class PolynomialProver:
     def _intern_atom(
         self, key: object, make: Callable[[], PrimExpr], bound: Interval, order: tuple[object, ...]
     ) -> int:
-        number = self._numbers.get(key)
+        number = self._atom_indices.get(key)
         if number is None:
-            number = self._numbers[key] = len(self._atoms)
+            number = self._atom_indices[key] = len(self._atoms)
             self._atoms.append(Atom(make(), bound, order))
         return number
 
@@ -95,13 +95,13 @@ class PolynomialProver:
             ((monomial, coefficient),) = p.items()
             if coefficient == 1 and len(monomial) == 1:
                 return atoms[monomial[0]].expr
-        number = poly.constant_of(p)
+        number = poly.constant_value(p)
         if number is not None:
             return const(number, dtype)
-        terms = sorted((m for m in p if m), key=lambda m: ([atoms[a].order for a in m], m))
+        terms = sorted((m for m in p if m), key=lambda m: ([atoms[a].sort_key for a in m], m))
         # Stable: among those that are added, and those taken away, the order of atoms stays. That
         # is by name where there is one; others stand as they were met, so that a text depends on
-        # what this analyzer was asked before (see analyzer._SharedAnalyzer.simplified).
+        # what this analyzer was asked before (see analyzer._SharedAnalyzer.canonical_form).
         terms.sort(key=lambda m: p[m] < 0)
         total: PrimExpr | None = None
         for monomial in terms:
@@ -115,9 +115,9 @@ class PolynomialProver:
     def _term_expr(self, monomial: Monomial, scale: int, first: bool) -> PrimExpr:
         """Return a term without its sign (with it if first), as a cached object."""
         scale = scale if first else abs(scale)
-        term = self._terms.get((monomial, scale))
+        term = self._term_cache.get((monomial, scale))
         if term is None:
-            term = self._terms[monomial, scale] = self._monomial_expr(monomial) * scale
+            term = self._term_cache[monomial, scale] = self._monomial_expr(monomial) * scale
         return term
 
     def _monomial_expr(self, monomial: Monomial) -> PrimExpr:
@@ -156,7 +156,7 @@ class PolynomialProver:
                 quotient = self._atoms[number].expr
                 if not isinstance(quotient, Div):
                     continue
-                a, b = self._poly(quotient.a), self._poly(quotient.b)
+                a, b = self._to_poly(quotient.a), self._to_poly(quotient.b)
                 ((by, size),) = b.items() if len(b) == 1 else (((0,), 0),)
                 cofactor = list(monomial)
                 cofactor.remove(number)
@@ -204,14 +204,14 @@ class PolynomialProver:
             return True
         if depth <= 0:
             return False
-        for fact in self._facts:
+        for fact in self._known_nonnegative:
             # Only facts that cancel a term of p: others cannot help.
             difference = _subtract_fact(p, fact)
             if difference is not None and self._is_nonnegative(difference, depth - 2):
                 return True
-        if not self._ranges:
+        if not self._var_ranges:
             return False
-        inside = {a for m in p for a in m if a in self._ranges}
+        inside = {a for m in p for a in m if a in self._var_ranges}
         # The last bound first: loops inside have ranges in which those around them occur.
         for atom in sorted(inside, reverse=True):
             replaced = self._substitute_worst_end(p, atom)
@@ -234,13 +234,13 @@ class PolynomialProver:
                 slope[tuple(cofactor)] = coefficient
             else:
                 offset[monomial] = coefficient
-        if any(atom in m for m in slope) or any(self._mentions(a, atom) for m in p for a in m):
+        if any(atom in m for m in slope) or any(self._depends_on(a, atom) for m in p for a in m):
             return None
         low, high = self._bound(slope)
         if low >= 0 or high <= 0:
             # The sign of the slope decides which end is the worst; a slope of unknown sign decides
             # nothing.
-            end = self._ranges[atom][0 if low >= 0 else 1]
+            end = self._var_ranges[atom][0 if low >= 0 else 1]
             return poly.add(offset, poly.multiply(slope, end))
         return None
 
@@ -253,16 +253,16 @@ class PolynomialProver:
                 return (kind is EQ) == (not p)
             if low == high == 0:
                 return kind is EQ
-            return self._decide_by_facts(p, kind is EQ) if self._facts else None
+            return self._decide_by_facts(p, kind is EQ) if self._known_nonnegative else None
         # p < 0 is -p - 1 >= 0 for whole numbers; that it does not hold is p >= 0
         if kind in (GT, GE):
             p, kind = {m: -c for m, c in p.items()}, LT if kind is GT else LE
         # From here on kind is LT or LE. What is asked is p < 0 (or <= 0), then its opposite.
-        if self._is_nonnegative(poly.add(poly.constant(-1 if kind is LT else 0), p, -1)):
+        if self._is_nonnegative(poly.add(poly.constant_poly(-1 if kind is LT else 0), p, -1)):
             return True
         return (
             False
-            if self._is_nonnegative(poly.add(p, poly.constant(0 if kind is LT else -1)))
+            if self._is_nonnegative(poly.add(p, poly.constant_poly(0 if kind is LT else -1)))
             else None
         )
 
@@ -273,7 +273,7 @@ class PolynomialProver:
         below = poly.add({}, p, -1)
         if self._is_nonnegative(p) and self._is_nonnegative(below):
             return wants_zero
-        one = poly.constant(-1)
+        one = poly.constant_poly(-1)
         if self._is_nonnegative(poly.add(p, one)) or self._is_nonnegative(poly.add(below, one)):
             return not wants_zero
         return None
@@ -282,7 +282,7 @@ class PolynomialProver:
         """Return whether divisibility excludes zero: 4 * i + 6 * j + 3 is odd."""
         # An equation sum(c_k * x_k) = -n has solutions in whole numbers only where gcd(c_k) divides
         # n. That is the whole of what is asked of divisibility here; `modular` knows more.
-        coeff = poly.content(p)
+        coeff = poly.content_gcd(p)
         return bool(coeff) and p.get(CONSTANT_MONOMIAL, 0) % coeff != 0
 
     def _is_in_range(self, p: Poly, d: Poly) -> bool:
@@ -290,7 +290,7 @@ class PolynomialProver:
         if not p:
             return True
         return self._is_nonnegative(p) and self._is_nonnegative(
-            poly.add(poly.add(d, p, -1), poly.constant(-1))
+            poly.add(poly.add(d, p, -1), poly.constant_poly(-1))
         )
 
 

@@ -49,31 +49,37 @@ class RewriteSimplifier:
     """Rewrite simplifier under the knowledge of an Analyzer."""
 
     def __init__(self, analyzer: Analyzer) -> None:
-        self._known = analyzer
-        self._done: dict[int, PrimExpr] = {}
+        self._analyzer = analyzer
+        self._simplified_exprs: dict[int, PrimExpr] = {}
         """Simplified form by the id of the expression; a simplified form maps to itself."""
-        self._alive: list[PrimExpr] = []
-        self._applied = 0
+        self._keepalive: list[PrimExpr] = []
+        self._num_applications = 0
 
     def simplify_expr(self, expr: PrimExpr, depth: int = 0) -> PrimExpr:
         """Simplify an expression; `depth` counts the rules that produced it in turn."""
-        for node in unvisited_post_order((expr,), self._done):
+        for node in unvisited_post_order((expr,), self._simplified_exprs):
             inside = children(node)
-            rebuilt = rebuild(node, [self._done[id(c)] for c in inside]) if inside else node
-            form = self._done.get(id(rebuilt))
+            rebuilt = (
+                rebuild(node, [self._simplified_exprs[id(c)] for c in inside]) if inside else node
+            )
+            form = self._simplified_exprs.get(id(rebuilt))
             if form is None:
                 form = self._simplify_node(rebuilt, depth, ruled=depth > 0 and node is expr)
-            self._done[id(node)] = self._done[id(form)] = form
+            self._simplified_exprs[id(node)] = self._simplified_exprs[id(form)] = form
             # Ids of dead objects would be given to new ones.
-            self._alive += (node, rebuilt, form)
-        return self._done[id(expr)]
+            self._keepalive += (node, rebuilt, form)
+        return self._simplified_exprs[id(expr)]
 
     def _simplify_node(self, e: PrimExpr, depth: int, ruled: bool) -> PrimExpr:
         """Simplify a node over simplified children.
 
         The result of a rule is not brought to its normal form, which may be the input of the rule.
         """
-        if depth == MAX_REWRITE_DEPTH or self._applied == MAX_RULE_APPLICATIONS or _is_truncmod(e):
+        if (
+            depth == MAX_REWRITE_DEPTH
+            or self._num_applications == MAX_RULE_APPLICATIONS
+            or _is_truncmod(e)
+        ):
             return e
         if isinstance(e, _COMPARISONS) and is_index_dtype(e.a):
             changed = self._decide_constant(e)
@@ -81,22 +87,22 @@ class RewriteSimplifier:
                 changed = self._simplify_as_negation(e, depth)
             if changed is not None:
                 return self.simplify_expr(changed, depth + 1)
-        applied = REWRITE_SIMPLIFY_RULES.apply(e, self._known.can_prove)
+        applied = REWRITE_SIMPLIFY_RULES.apply(e, self._analyzer.can_prove)
         if applied is not None:
-            self._applied += 1
+            self._num_applications += 1
             rewritten, rule = applied
-            return rewritten if rule.final else self.simplify_expr(rewritten, depth + 1)
+            return rewritten if rule.is_final else self.simplify_expr(rewritten, depth + 1)
         changed = rule_engine.fold_constant_call(e)
         if changed is None:
-            changed = ramp_broadcast.fold_vector_op(e, self._known.modular_set)
+            changed = ramp_broadcast.fold_vector_op(e, self._analyzer.modular_set)
         if changed is None and (not ruled or isinstance(e, _COMPARISONS)):
             changed = self._shorter_canonical_form(e)
         return e if changed is None else self.simplify_expr(changed, depth + 1)
 
     def _decide_constant(self, e: BinaryExpr) -> PrimExpr | None:
         """Return a comparison with a provable answer as a constant, else None."""
-        difference = poly.add(self._known._poly(e.a), self._known._poly(e.b), -1)
-        answer = self._known._decide_comparison(type(e), difference)
+        difference = poly.add(self._analyzer._to_poly(e.a), self._analyzer._to_poly(e.b), -1)
+        answer = self._analyzer._decide_comparison(type(e), difference)
         return None if answer is None else const(answer, "bool")
 
     def _simplify_as_negation(self, e: LE, depth: int) -> PrimExpr | None:
@@ -112,7 +118,7 @@ class RewriteSimplifier:
         if isinstance(e, _COMPARISONS) and is_index_dtype(e.a):
             is_exact = not any(isinstance(inner, prim.Div) for inner in post_order(e))
             return self._shorter_comparison(e) if is_exact else None
-        form = self._known.simplify(e)
+        form = self._analyzer.simplify(e)
         # The canonical form may be longer, as products are expanded in it.
         return form if _num_nodes(form) < _num_nodes(e) else None
 
@@ -121,11 +127,11 @@ class RewriteSimplifier:
 
         Every term is on the side where it is added, by `<` or `<=`; None if that is not shorter.
         """
-        kind, p = type(e), poly.add(self._known._poly(e.a), self._known._poly(e.b), -1)
+        kind, p = type(e), poly.add(self._analyzer._to_poly(e.a), self._analyzer._to_poly(e.b), -1)
         if kind in (GT, GE):
             kind, p = (LT if kind is GT else LE), poly.add({}, p, -1)
         offset = p.pop(CONSTANT_MONOMIAL, 0) if CONSTANT_MONOMIAL in (p := dict(p)) else 0
-        common = poly.content(p)
+        common = poly.content_gcd(p)
         if kind in (EQ, NE):
             # Whole numbers: the left side is a multiple of the common divisor and the right one is
             # not.
@@ -140,12 +146,12 @@ class RewriteSimplifier:
         if kind is LE and (offset == 1 or (offset > 0 and lhs)):
             kind, offset = LT, offset - 1
         if offset > 0 or not lhs:
-            lhs = poly.add(lhs, poly.constant(offset))
+            lhs = poly.add(lhs, poly.constant_poly(offset))
         else:
-            rhs = poly.add(rhs, poly.constant(-offset))
+            rhs = poly.add(rhs, poly.constant_poly(-offset))
         dtype = e.a.dtype
         shorter = fold_binary(
-            kind, self._known._poly_to_expr(lhs, dtype), self._known._poly_to_expr(rhs, dtype)
+            kind, self._analyzer._poly_to_expr(lhs, dtype), self._analyzer._poly_to_expr(rhs, dtype)
         )
         return None if _num_nodes(shorter) >= _num_nodes(e) else shorter
 

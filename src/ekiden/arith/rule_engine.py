@@ -70,11 +70,11 @@ _INTEGER_NAMES, _BOOLEAN_NAMES, _CONSTANT_NAMES = (
 class RulePattern:
     """Pattern of a rule's left side: a variable, a number, or a node kind over patterns.
 
-    `head` is a class, the name of an intrinsic, a name, or a number.
+    `root` is a class, the name of an intrinsic, a name, or a number.
     """
 
-    head: type[PrimExpr] | str | int
-    parts: tuple[RulePattern, ...] = ()
+    root: type[PrimExpr] | str | int
+    operands: tuple[RulePattern, ...] = ()
     is_name: bool = False
 
 
@@ -118,12 +118,12 @@ def _expand_truncmod(a: ast.expr, b: ast.expr) -> ast.expr:
 
 def _commutative_variants(p: RulePattern) -> list[RulePattern]:
     """Return all variants of a pattern under commutativity."""
-    choices = [_commutative_variants(operand) for operand in p.parts]
+    choices = [_commutative_variants(operand) for operand in p.operands]
     patterns = [
-        RulePattern(p.head, operands, p.is_name) for operands in itertools.product(*choices)
+        RulePattern(p.root, operands, p.is_name) for operands in itertools.product(*choices)
     ]
-    if p.head in _COMMUTATIVE_NODES and p.parts[0] != p.parts[1]:
-        patterns += [RulePattern(f.head, f.parts[::-1], False) for f in list(patterns)]
+    if p.root in _COMMUTATIVE_NODES and p.operands[0] != p.operands[1]:
+        patterns += [RulePattern(f.root, f.operands[::-1], False) for f in list(patterns)]
     return patterns
 
 
@@ -143,7 +143,7 @@ def _node_kind(e: PrimExpr) -> object:
 
 def _match_pattern(p: RulePattern, e: PrimExpr, bindings: PatternBindings) -> bool:
     """Match an expression against a pattern, and fill in the bindings."""
-    head = p.head
+    head = p.root
     if p.is_name:
         assert isinstance(head, str)
         bound = bindings.get(head)
@@ -156,7 +156,7 @@ def _match_pattern(p: RulePattern, e: PrimExpr, bindings: PatternBindings) -> bo
         return isinstance(e, IntImm) and int(e.value) == head
     return _node_kind(e) == head and all(
         _match_pattern(operand, child, bindings)
-        for operand, child in zip(p.parts, children(e), strict=True)
+        for operand, child in zip(p.operands, children(e), strict=True)
     )
 
 
@@ -255,7 +255,7 @@ class CompiledRule:
     """Compiled rule."""
 
     pattern: RulePattern
-    right: ExprBuilder
+    build_right: ExprBuilder
     conditions: tuple[RuleCondition, ...]
     rule: RewriteRule
 
@@ -301,7 +301,7 @@ def compile_rules(rules: Sequence[ParsedRule], written_first: bool) -> tuple[Com
             _compile_conditions(rule.condition),
         )
         written = _compile_pattern(lhs)
-        orders = [written] if rule.fixed else _commutative_variants(written)
+        orders = [written] if rule.is_noncommutative else _commutative_variants(written)
         variants = [CompiledRule(pattern, right, conditions, rule) for pattern in orders]
         first.append(variants[0])
         exchanged += variants[1:]
@@ -318,7 +318,7 @@ class RuleSet:
     def __init__(self, *rules: RewriteRule, written_first: bool = False) -> None:
         self._rules, self._written_first = rules, written_first
         self._by_kind: dict[object, list[ParsedRule]] | None = None
-        self._table: dict[object, tuple[CompiledRule, ...]] = {}
+        self._rules_by_kind: dict[object, tuple[CompiledRule, ...]] = {}
         self._candidates_by_kinds: dict[
             tuple[object, tuple[object, ...]], tuple[CompiledRule, ...]
         ] = {}
@@ -339,19 +339,19 @@ class RuleSet:
                 for compiled_rule in self._rules_for_kind(kind)
                 if all(
                     _may_match_kind(p, k)
-                    for p, k in zip(compiled_rule.pattern.parts, inside, strict=True)
+                    for p, k in zip(compiled_rule.pattern.operands, inside, strict=True)
                 )
             )
         return candidates
 
     def _rules_for_kind(self, kind: object) -> tuple[CompiledRule, ...]:
         """Return the rules for nodes of a kind."""
-        compiled_rules = self._table.get(kind)
+        compiled_rules = self._rules_by_kind.get(kind)
         if compiled_rules is None:
             if self._by_kind is None:
                 self._by_kind = group_by_root_kind(self._rules)
             rows = self._by_kind.get(kind, ())
-            compiled_rules = self._table[kind] = compile_rules(rows, self._written_first)
+            compiled_rules = self._rules_by_kind[kind] = compile_rules(rows, self._written_first)
         return compiled_rules
 
     def apply(self, e: PrimExpr, prove: ConditionProver) -> tuple[PrimExpr, RewriteRule] | None:
@@ -365,7 +365,7 @@ class RuleSet:
             # Constants of the right side take the dtype of what the rule has matched.
             dtype = next((v.dtype for n, v in bindings.items() if n in _INTEGER_NAMES), "int64")
             if all(_is_proven(c, bindings, dtype, prove) for c in candidate.conditions):
-                right = candidate.right(bindings, e.dtype if e.dtype != "bool" else dtype)
+                right = candidate.build_right(bindings, e.dtype if e.dtype != "bool" else dtype)
                 return right, candidate.rule
         return None
 
@@ -377,8 +377,8 @@ CANONICAL_RULES = RuleSet(*REWRITE_RULES, *NORMALIZE_RULES)
 def _may_match_kind(p: RulePattern, kind: object) -> bool:
     """Return whether a pattern can match a node of a kind."""
     if p.is_name:
-        return kind is IntImm or p.head not in _CONSTANT_NAMES
-    return kind is IntImm if isinstance(p.head, int) else kind == p.head
+        return kind is IntImm or p.root not in _CONSTANT_NAMES
+    return kind is IntImm if isinstance(p.root, int) else kind == p.root
 
 
 def fold_constant_call(e: PrimExpr) -> PrimExpr | None:

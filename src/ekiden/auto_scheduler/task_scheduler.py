@@ -64,7 +64,7 @@ class TaskScheduler:
         """Return the seconds of each task's best; infinite before a trial."""
         if self.session is None:
             return [math.inf] * len(self.tasks)
-        return [state.untuned * state.ratio for state in self.session.states]
+        return [state.default_seconds * state.ratio for state in self.session.states]
 
     def tune(
         self,

@@ -21,7 +21,7 @@ from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_digest
 from ekiden.relay.expr import Function
 from ekiden.runtime import Module, get_global_func, register_func
-from ekiden.runtime.devices.engines import region_code, with_engine_errors
+from ekiden.runtime.devices.engines import region_code, wrap_engine_errors
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -52,7 +52,7 @@ def register_external(compiler: str, codegen: ExternalCodegen) -> None:
         """Compile a function that an executable stores as JSON and return its kernel."""
         function = load_json(region_code(symbol, metadata))
         assert isinstance(function, Function)
-        return with_engine_errors(compiler, symbol, codegen(function))
+        return wrap_engine_errors(compiler, symbol, codegen(function))
 
     register_func(f"ek.external.{compiler}", load_kernel, override=True)
     register_compiler(compiler, ExternalCompiler(save_json))

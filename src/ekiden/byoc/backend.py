@@ -28,7 +28,7 @@ from ekiden.runtime.devices.engines import (
     encode_code,
     missing_engine_message,
     register_loader,
-    with_engine_errors,
+    wrap_engine_errors,
 )
 from ekiden.runtime.errors import CompileError, EkidenError, LoadError
 
@@ -85,7 +85,7 @@ def register(backend: Backend) -> None:
 
     def load(symbol: str, code: bytes) -> Callable[..., None]:
         """Return the engine's function of a region, its exceptions as ours."""
-        return with_engine_errors(backend.name, symbol, backend.load(symbol, code))
+        return wrap_engine_errors(backend.name, symbol, backend.load(symbol, code))
 
     register_loader(backend.name, load)
 
@@ -124,10 +124,10 @@ def partition(module: IRModule, engine: str) -> IRModule:
     that is unknown or not installed.
     """
     _lookup_backend(engine)
-    return partition_for_backend(module, engine)
+    return partition_for_engine(module, engine)
 
 
-def partition_for_backend(module: IRModule, engine: str, *, forgives: bool = False) -> IRModule:
+def partition_for_engine(module: IRModule, engine: str, *, forgives: bool = False) -> IRModule:
     """Partition a module for an installed backend. If `forgives`, a region on which the engine
     violates the Backend contract stays with Ekiden, with a warning.
     """
@@ -181,7 +181,7 @@ def _validated_patterns(backend: Backend) -> Sequence[PatternEntry]:
     """Return a backend's pattern table after validating it. Raises CompileError if they are
     malformed or a name lacks the engine's prefix.
     """
-    entries = _call_backend(backend, None, backend.patterns)
+    entries = _call_engine(backend, None, backend.patterns)
     if not isinstance(entries, (list, tuple)):
         raise _contract_error(backend, f"it gave a {type(entries).__name__} of its patterns")
     for name, *_ in entries:
@@ -196,7 +196,7 @@ def _compile_region(backend: Backend, region: Function) -> bytes:
     """Return the code that a backend compiles for a region. Raises CompileError for any error of
     the engine's.
     """
-    code = _call_backend(backend, region, lambda: backend.compile(region))
+    code = _call_engine(backend, region, lambda: backend.compile(region))
     if not isinstance(code, bytes):
         raise _contract_error(
             backend, f"it gave a {type(code).__name__} of the code of a region", region
@@ -204,7 +204,7 @@ def _compile_region(backend: Backend, region: Function) -> bytes:
     return code
 
 
-def _call_backend(
+def _call_engine(
     backend: Backend, region: Function | None, question: Callable[[], object]
 ) -> object:
     """Call into a backend, passing CompileError through and turning any other exception into
@@ -243,7 +243,7 @@ def _rejection_reason(backend: Backend, symbol: str, region: Function, forgives:
     """Return why a backend rejects a region; empty if it accepts it."""
     try:
         code = _compile_region(backend, region)
-        runner = _call_backend(backend, region, lambda: backend.load(symbol, code))
+        runner = _call_engine(backend, region, lambda: backend.load(symbol, code))
         if not callable(runner):
             what = f"it gave a {type(runner).__name__} of what runs a region"
             raise _contract_error(backend, what, region)

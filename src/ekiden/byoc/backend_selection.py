@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.byoc.backend import inline_regions, installed_backends, partition_for_backend
+from ekiden.byoc.backend import inline_regions, installed_backends, partition_for_engine
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
@@ -69,7 +69,7 @@ def choose(
     choices: list[Choice] = []
     for engine in installed_backends():
         try:
-            partitioned = partition_for_backend(module, engine, forgives=True)
+            partitioned = partition_for_engine(module, engine, forgives=True)
         except EkidenError as error:  # of an engine's patterns
             _LOGGER.warning("byoc: the engine '%s' is left out: %s", engine, error)
             continue

@@ -33,7 +33,7 @@ OPSET, IR_VERSION = 17, 8
 Attributes = Mapping[str, Any]
 
 
-def _no_attributes(call: Call) -> Attributes | None:
+def _empty_attributes(call: Call) -> Attributes | None:
     return {}
 
 
@@ -90,15 +90,15 @@ ONNX_OPERATORS: dict[str, OperatorMapping[str, Attributes]] = {
     "nn.conv2d": OperatorMapping("Conv", 2, _conv_attributes),
     "nn.max_pool2d": OperatorMapping("MaxPool", 1, _pool_attributes),
     "nn.softmax": OperatorMapping("Softmax", 1, _softmax_attributes),
-    "nn.relu": OperatorMapping("Relu", 1, _no_attributes),
-    "add": OperatorMapping("Add", 2, _no_attributes),
-    "subtract": OperatorMapping("Sub", 2, _no_attributes),
-    "multiply": OperatorMapping("Mul", 2, _no_attributes),
-    "divide": OperatorMapping("Div", 2, _no_attributes),
-    "tanh": OperatorMapping("Tanh", 1, _no_attributes),
-    "sigmoid": OperatorMapping("Sigmoid", 1, _no_attributes),
-    "exp": OperatorMapping("Exp", 1, _no_attributes),
-    "sqrt": OperatorMapping("Sqrt", 1, _no_attributes),
+    "nn.relu": OperatorMapping("Relu", 1, _empty_attributes),
+    "add": OperatorMapping("Add", 2, _empty_attributes),
+    "subtract": OperatorMapping("Sub", 2, _empty_attributes),
+    "multiply": OperatorMapping("Mul", 2, _empty_attributes),
+    "divide": OperatorMapping("Div", 2, _empty_attributes),
+    "tanh": OperatorMapping("Tanh", 1, _empty_attributes),
+    "sigmoid": OperatorMapping("Sigmoid", 1, _empty_attributes),
+    "exp": OperatorMapping("Exp", 1, _empty_attributes),
+    "sqrt": OperatorMapping("Sqrt", 1, _empty_attributes),
 }
 """By the name in Relay."""
 

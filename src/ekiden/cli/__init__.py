@@ -34,10 +34,10 @@ COMMANDS = {
     "doctor": "check the installation and print how to fix what does not work",
     "demo": "compile a trained model from PyPI and identify files with it",
 }
-"""Command -> help; each is a module here with `arguments(parser)` and `run(options)`."""
+"""Command -> help; each is a module here with `add_arguments(parser)` and `run(options)`."""
 
 
-def _module(name: str) -> ModuleType:
+def _import_command_module(name: str) -> ModuleType:
     """Import the module of a command."""
     return import_module(f"ekiden.cli.{name}")
 
@@ -64,7 +64,7 @@ class CompletionAction(argparse.Action):
 def _option_strings(name: str) -> list[str]:
     command = argparse.ArgumentParser()
     command.add_argument("-v", "--verbose")
-    _module(name).arguments(command)
+    _import_command_module(name).add_arguments(command)
     return [text for action in command._actions for text in action.option_strings]
 
 
@@ -88,8 +88,8 @@ def build_parser(selected: str | None) -> argparse.ArgumentParser:
         )  # fmt: skip
         # Only the selected command's module is imported: the others would double the start-up time.
         if name == selected:
-            module = _module(name)
-            module.arguments(command)
+            module = _import_command_module(name)
+            module.add_arguments(command)
             command.set_defaults(run=module.run)
     return top
 

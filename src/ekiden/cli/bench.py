@@ -31,7 +31,7 @@ from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.files import check_folder
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("file", help=MODEL_FILE_HELP)
     add_dim_argument(parser)

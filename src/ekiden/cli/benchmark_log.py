@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ekiden.ir.package_versions import version_of
+from ekiden.ir.package_versions import package_version
 from ekiden.runtime.files import check_folder
 
 LOG_SCHEMA_VERSION = "0.1"
@@ -49,7 +49,7 @@ def build_log_entry(
         "metadata": {},
         "workload_args": {"inputs": dict(inputs)},
         "workload_metadata": {},
-        "engine_version": version_of("ekiden"),
+        "engine_version": package_version("ekiden"),
         "engine_config": {"tvm_target": target},
         "compilation_config": {},
         "software_config": {} if hardware else environment,

@@ -11,13 +11,13 @@ from ekiden.compiler.cache.files import (
     export_cache,
     import_cache,
     prune_cache,
-    stats_rows,
+    stats_to_json,
 )
 from ekiden.runtime.environment import parse_bytes
 from ekiden.runtime.errors import InputError
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     stats = actions.add_parser(
@@ -45,7 +45,7 @@ def _print_cache_stats(options: argparse.Namespace) -> int:
     """Print the number of files and bytes by folder and kind."""
     rows = cache_stats()
     if options.json:
-        print(json.dumps(stats_rows(rows), indent=1))
+        print(json.dumps(stats_to_json(rows), indent=1))
         return 0
     layer = ""
     for row in rows:

@@ -18,7 +18,7 @@ from ekiden.compiler.build import import_model
 from ekiden.compiler.sample_inputs import trial_dims
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.common.survey import Survey
-from ekiden.frontend.table import frontend_of
+from ekiden.frontend.table import find_frontend
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm
 from ekiden.relay.analysis.count import get_total_mac_number
@@ -37,7 +37,7 @@ REGISTER_OPERATOR_HINT = (
 )
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("file", help="an ONNX model")
     add_dim_argument(parser)
@@ -65,10 +65,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _survey_model(file: str) -> Survey:
-    row = frontend_of(file)
+    row = find_frontend(file)
     if row is None or not row.has_survey:
         raise InputError(f"'{file}': only ONNX models can be listed without importing them")
-    return row.entry().survey(file)
+    return row.entry_module().survey(file)
 
 
 def _parse_symbol_sizes(survey: Survey, texts: list[str]) -> dict[str, int]:
@@ -76,12 +76,12 @@ def _parse_symbol_sizes(survey: Survey, texts: list[str]) -> dict[str, int]:
     an unknown symbol.
     """
     fixed = parse_dim_sizes(texts)
-    if unknown := [n for n in fixed if n not in survey.dimensions]:
-        symbols = ", ".join(f"'{n}'" for n in survey.dimensions) or "none"
+    if unknown := [n for n in fixed if n not in survey.symbolic_dims]:
+        symbols = ", ".join(f"'{n}'" for n in survey.symbolic_dims) or "none"
         raise InputError(
             f"read a dimension: no symbol is named '{unknown[0]}'; there are {symbols}"
         )
-    return {n: fixed.get(n, 1) for n in survey.dimensions}
+    return {n: fixed.get(n, 1) for n in survey.symbolic_dims}
 
 
 def _estimate_costs(
@@ -172,7 +172,7 @@ def _print_report(
     print(f"{'operator':40} {'nodes':>6}  how")
     for operator in survey.operators:
         name = f"{operator.domain}::{operator.name}" if operator.domain else operator.name
-        print(f"{name:40} {operator.count:6}  {operator.how}")
+        print(f"{name:40} {operator.count:6}  {operator.implementation_kind}")
     if problems:
         print(f"not supported ({len(problems)}):")
         for text in problems:

@@ -29,15 +29,15 @@ from ekiden.ir.pass_context import DENORMALS_KINDS, FLOAT_REWRITES_KINDS
 from ekiden.ir.timings import Timings
 from ekiden.ir.transform import PassContext
 from ekiden.runtime import Device
-from ekiden.runtime.artifact.container_format import artifact_bytes, metadata_of
-from ekiden.runtime.artifact.metadata import EXECUTOR_KINDS, placement_text, tensor_infos
+from ekiden.runtime.artifact.container_format import artifact_bytes, artifact_metadata
+from ekiden.runtime.artifact.metadata import EXECUTOR_KINDS, placement_summary, tensor_infos
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import check_folder, write_text
 from ekiden.target import Target, TargetLike
 from ekiden.target.virtual_device import DeviceLike, Targets
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "model", help="a model file or folder of a supported format (docs/frontends.md)"
@@ -140,12 +140,12 @@ def run(options: argparse.Namespace) -> int:
     write_artifact(data, options.output, cc=options.cc)
     with redirect_stdout_for_stream(options.output):
         print_artifact_size(options.output, len(data), time.perf_counter() - started)
-        metadata = metadata_of(data)
+        metadata = artifact_metadata(data)
         described = tensor_infos(metadata, str(options.output))
         for what, infos in zip(("input", "output"), described, strict=True):
             for info in infos:
                 print(f"  {what} {info}")
-        if placement := placement_text(metadata):
+        if placement := placement_summary(metadata):
             print(f"  devices {placement}")
         if options.timings and timings is not None:
             print(timings.format_table())

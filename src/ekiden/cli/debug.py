@@ -19,7 +19,7 @@ from ekiden.cli.options import (
 from ekiden.compiler.locate_tensor import find_tensor
 from ekiden.compiler.sample_inputs import random_inputs
 from ekiden.runtime import Tensor
-from ekiden.runtime.debug.debugger import Place, Stepper
+from ekiden.runtime.debug.debugger import CodeLocation, Stepper
 from ekiden.runtime.debug.disassemble import print_instruction
 from ekiden.runtime.debug.instructions import Instruction, decode
 from ekiden.runtime.errors import EkidenError, InputError
@@ -40,7 +40,7 @@ save FILE               write the state; --state FILE goes on from it, in anothe
 quit"""
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("file", help=MODEL_FILE_HELP)
     add_dim_argument(parser)
@@ -141,7 +141,7 @@ class DebuggerPrompt:
         """Print the next instruction."""
         print(self._format_instruction(self.stepper.where()))
 
-    def _format_instruction(self, location: Place) -> str:
+    def _format_instruction(self, location: CodeLocation) -> str:
         """Format the instruction at a location, with its source node."""
         text = print_instruction(self.code[location.function][location.instruction])
         source = self.stepper.source(location)
@@ -198,7 +198,7 @@ class DebuggerPrompt:
         for number in range(max(0, at.instruction - 5), at.instruction + 6):
             if number < len(self.code[at.function]):
                 mark = "->" if number == at.instruction else "  "
-                print(f"{mark} {self._format_instruction(Place(at.function, number))}")
+                print(f"{mark} {self._format_instruction(CodeLocation(at.function, number))}")
 
     def do_save(self, text: str) -> None:
         """Run `save FILE`."""

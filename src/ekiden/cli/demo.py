@@ -31,7 +31,7 @@ MAGIKA_BLOCK_BYTES = 4096
 """Bytes looked at from each end of a file (Magika's `block_size`)."""
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "files", nargs="*", help="files to identify (default: some of Python's own)"

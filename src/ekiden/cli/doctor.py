@@ -38,10 +38,10 @@ class CheckResult:
     name: str
     state: str
     detail: str
-    mend: str = ""
+    fix: str = ""
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="skip the measurements")
@@ -64,8 +64,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         for finding in findings:
             print(f"{finding.state:8} {finding.name:20} {finding.detail}")
-            if finding.state != "ok" and finding.mend:
-                print(f"{'':8} {'':20} {finding.mend}")
+            if finding.state != "ok" and finding.fix:
+                print(f"{'':8} {'':20} {finding.fix}")
     return 0 if is_sound else FAILED_CHECK_EXIT_STATUS
 
 

@@ -18,7 +18,7 @@ from ekiden.cli.options import (
 from ekiden.runtime.errors import InputError
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("file", help=MODEL_FILE_HELP)
     add_output_arguments(parser)

@@ -27,7 +27,7 @@ MAX_TEXTS_AT_ONCE = 16
 """Of a file of prompts."""
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_text_model_arguments(parser)
     parser.add_argument("text", nargs="?", help="what the answer goes on from (standard input)")

@@ -63,7 +63,7 @@ SCHEDULING_STAGES = ("decisions", "schedule")
 """Stages of a kernel that say how it is made."""
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("file", help="a model or an artifact")
     parser.add_argument(

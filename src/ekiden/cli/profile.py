@@ -21,7 +21,7 @@ from ekiden.runtime.files import check_folder, write_text
 from ekiden.runtime.profile.report import COLUMN_HEADERS, TEXT_COLUMNS, Report
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("file", help=MODEL_FILE_HELP)
     add_dim_argument(parser)

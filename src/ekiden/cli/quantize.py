@@ -15,8 +15,8 @@ from ekiden.compiler.export.library import export_format_of, write_artifact
 from ekiden.compiler.options import CompileOptions
 from ekiden.compiler.quantize import quantize
 from ekiden.ir.op import Array
-from ekiden.quantization.plan import KINDS, QuantPlan, Recipe
-from ekiden.quantization.ranges import METHODS
+from ekiden.quantization.plan import QUANT_KINDS, QuantPlan, Recipe
+from ekiden.quantization.ranges import RANGE_METHODS
 from ekiden.quantization.rounding import ROUNDING_METHODS
 from ekiden.runtime.artifact.container_format import artifact_bytes
 from ekiden.runtime.errors import InputError
@@ -25,7 +25,7 @@ from ekiden.runtime.files import check_folder, write_text
 _DEFAULT_RECIPE = Recipe()
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("model", help="an ONNX model in floating point")
     parser.add_argument(
@@ -34,10 +34,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="calibration data: inputs by name, samples along the first axis",
     )
     add_output_arguments(parser)
-    kinds = "; ".join(f"{row.name}: {row.meaning}" for row in KINDS.values())
-    parser.add_argument("--kind", choices=tuple(KINDS), default=_DEFAULT_RECIPE.kind, help=kinds)
-    methods = "; ".join(f"{row.name}: {row.meaning}" for row in METHODS.values())
-    parser.add_argument("--method", choices=tuple(METHODS), default=_DEFAULT_RECIPE.method,
+    kinds = "; ".join(f"{row.name}: {row.meaning}" for row in QUANT_KINDS.values())
+    parser.add_argument(
+        "--kind", choices=tuple(QUANT_KINDS), default=_DEFAULT_RECIPE.kind, help=kinds
+    )
+    methods = "; ".join(f"{row.name}: {row.meaning}" for row in RANGE_METHODS.values())
+    parser.add_argument("--method", choices=tuple(RANGE_METHODS), default=_DEFAULT_RECIPE.method,
                         help=methods.replace("%", "%%"))  # fmt: skip
     parser.add_argument(
         "--bits", type=int, default=_DEFAULT_RECIPE.bits, help="bits of a weight (8)"

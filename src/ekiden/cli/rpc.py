@@ -15,7 +15,7 @@ FILE_WRITING_ACTIONS = ("keygen", "build")
 SERVING_ACTIONS = ("server", "tracker", "proxy")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "what",

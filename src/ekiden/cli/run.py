@@ -22,7 +22,7 @@ from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import write_atomic
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("file", help=MODEL_FILE_HELP)
     parser.add_argument(

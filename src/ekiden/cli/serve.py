@@ -25,7 +25,7 @@ _NUMERIC_FIELDS: dict[str, tuple[type, str]] = {
 }
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments: the most commonly changed configuration fields."""
     parser.add_argument("folder", help="a folder of models: NAME/VERSION/model.eki, or NAME.eki")
     for name, text in _STRING_FIELDS.items():

@@ -34,7 +34,7 @@ from ekiden.tune.session import Progress, Session
 ProgressDisplay: TypeAlias = AbstractContextManager[Progress | None]
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "model", help="a model file or folder of a supported format (docs/frontends.md)"
@@ -144,11 +144,11 @@ def print_tuning_summary(session: Session) -> None:
         table.add_column(head, justify="left" if is_text else "right", overflow="fold")
     for state in sorted(session.states, key=lambda s: -s.weight):
         best = state.best
-        is_measured = state.untuned < math.inf
+        is_measured = state.default_seconds < math.inf
         table.add_row(
             state.task.name, state.task.node, str(state.task.calls), str(state.trials),
-            f"{state.untuned * 1e6:.1f}" if is_measured else "",
-            f"{state.untuned * state.ratio * 1e6:.1f}" if is_measured else "",
+            f"{state.default_seconds * 1e6:.1f}" if is_measured else "",
+            f"{state.default_seconds * state.ratio * 1e6:.1f}" if is_measured else "",
             f"{state.ratio:.2f}" if is_measured else "",
             best.choice if best else state.end_reason or "default",
         )  # fmt: skip
@@ -158,9 +158,9 @@ def print_tuning_summary(session: Session) -> None:
     after = sum(s.weight * s.ratio for s in session.states)
     if before:
         console.print(f"these kernels: {before * 1e3:.3f} ms, tuned {after * 1e3:.3f} ms")
-    failed = {k for s in session.states for k in s.failed}
+    failed = {k for s in session.states for k in s.failures_by_status}
     for status in sorted(failed):
-        number = sum(s.failed.get(status, 0) for s in session.states)
+        number = sum(s.failures_by_status.get(status, 0) for s in session.states)
         console.print(f"{number} {status}")
     first = next((s.first_failure for s in session.states if s.first_failure), "")
     if first:

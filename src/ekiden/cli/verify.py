@@ -24,7 +24,7 @@ from ekiden.runtime.errors import InputError
 MISMATCH_EXIT_STATUS = 3
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "file", help="an ONNX model, or an artifact compiled from the model of --model"

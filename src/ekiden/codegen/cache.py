@@ -19,7 +19,7 @@ from ekiden.runtime.files import (
     PathName,
     check_trusted,
     evict_least_recent,
-    log_skipped_once,
+    log_skipped_cache_file,
     make_private_folder,
     write_atomic,
 )
@@ -103,7 +103,7 @@ class KernelCache:
         """Return the cache in the user's cache folder, unless the environment names another."""
         home, fallbacks = cache_layers()
         folder = None if home is None else os.path.join(home, "kernels")
-        limit = environment.kernel_limit()
+        limit = environment.kernel_cache_limit_bytes()
         return KernelCache(
             folder, [os.path.join(fallback, "kernels") for fallback in fallbacks], limit
         )
@@ -154,7 +154,7 @@ def _read_trusted(path: str, layer: PathName | None) -> bytes | None:
             check_trusted(path, layer)
             code = verify_checksum(file.read())
     except PermissionError as error:
-        log_skipped_once(error)
+        log_skipped_cache_file(error)
         return None
     except OSError:
         return None

@@ -33,10 +33,10 @@ __attribute__((constructor)) static void find_services(void) {{
 {fill}
 }}
 """
-_count = itertools.count()
+_library_ids = itertools.count()
 
 
-def printed(funcs: Sequence[PrimFunc]) -> tuple[str, dict[Stmt, int]]:
+def print_functions(funcs: Sequence[PrimFunc]) -> tuple[str, dict[Stmt, int]]:
     """Print several functions; return the text, and the line of each of their statements."""
     texts: list[str] = []
     lines: dict[Stmt, int] = {}
@@ -56,8 +56,8 @@ def build_debug_library(
     Raises CompileError if the C compiler cannot link it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"{_sanitize_file_name(funcs[0].name)}-{os.getpid()}-{next(_count)}"
-    text, lines = printed(funcs)
+    stem = folder / f"{_sanitize_file_name(funcs[0].name)}-{os.getpid()}-{next(_library_ids)}"
+    text, lines = print_functions(funcs)
     source = stem.with_suffix(".tir.py")
     source.write_text(text, encoding="utf-8")
     code = compile_object(source, lines)

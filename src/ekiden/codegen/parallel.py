@@ -127,9 +127,9 @@ class _WorkerPool:
         self._tasks = tasks
         self._workers = workers
         self._cancellation = cancellation
-        self._waiting = iter(range(len(tasks)))
-        self._running: dict[WorkerProcess, _RunningTask] = {}
-        self.refused: list[int] = []
+        self._pending_tasks = iter(range(len(tasks)))
+        self._running_tasks: dict[WorkerProcess, _RunningTask] = {}
+        self.local_tasks: list[int] = []
         """Positions of tasks that only this process can run."""
 
     def iter_results(self) -> Iterator[tuple[int, bytes]]:
@@ -137,7 +137,7 @@ class _WorkerPool:
         CompileError for one whose worker ends, and CancelledError."""
         for worker in self._workers:
             self._dispatch_next(worker)
-        while self._running:
+        while self._running_tasks:
             for worker in self._wait_for_replies():
                 position, code = self._receive_result(worker)
                 self._dispatch_next(worker)  # before the caller has it, who may take his time
@@ -146,17 +146,17 @@ class _WorkerPool:
 
     def _dispatch_next(self, worker: WorkerProcess) -> None:
         """Dispatch to a worker the next task that another process can run, if there is one."""
-        for position in self._waiting:
+        for position in self._pending_tasks:
             try:
                 frame = None if self._tasks[position].is_local else encode(self._tasks[position])
             except NotTransferableError as error:
                 _LOG.debug("kernel %s: %s", self._tasks[position].name, error)
                 frame = None
             if frame is None:
-                self.refused.append(position)
+                self.local_tasks.append(position)
                 continue
-            deadline = time.monotonic() + environment.kernel_timeout()
-            self._running[worker] = _RunningTask(position, deadline)
+            deadline = time.monotonic() + environment.kernel_timeout_s()
+            self._running_tasks[worker] = _RunningTask(position, deadline)
             try:
                 worker.send(frame)
             except WorkerEndedError as error:
@@ -166,10 +166,10 @@ class _WorkerPool:
     def _wait_for_replies(self) -> list[WorkerProcess]:
         """Wait for replies, and return the workers that have one. Raises CancelledError, and
         CompileError where a worker takes too long."""
-        sources: list[WorkerProcess | CancellationToken] = list(self._running)
+        sources: list[WorkerProcess | CancellationToken] = list(self._running_tasks)
         if self._cancellation is not None:
             sources.append(self._cancellation)
-        deadline = min(running.deadline for running in self._running.values())
+        deadline = min(running.deadline for running in self._running_tasks.values())
         ready: list[WorkerProcess | CancellationToken] = []
         # Short waits: an exception set by another thread is raised only when control returns to
         # Python.
@@ -178,25 +178,25 @@ class _WorkerPool:
         if self._cancellation is not None:
             self._cancellation.check()
         if not ready:
-            late = min(self._running, key=lambda worker: self._running[worker].deadline)
-            limit = environment.kernel_timeout()
+            late = min(self._running_tasks, key=lambda worker: self._running_tasks[worker].deadline)
+            limit = environment.kernel_timeout_s()
             error = WorkerEndedError(f"gave no answer within {limit:g} s")
             raise self._worker_error(late, error)
-        return [worker for worker in self._running if worker in ready]
+        return [worker for worker in self._running_tasks if worker in ready]
 
     def _receive_result(self, worker: WorkerProcess) -> tuple[int, bytes | None]:
         """Return the position of the task that a worker has run and its code, or None if it must be
         compiled in this process.
         """
         try:
-            reply = worker.receive(environment.kernel_timeout())
+            reply = worker.receive(environment.kernel_timeout_s())
         except WorkerEndedError as error:
             raise self._worker_error(worker, error) from error
-        position = self._running.pop(worker).position
+        position = self._running_tasks.pop(worker).position
         # Instruments ran as copies in the worker; their observations are merged into the program's
         # own.
         for instrument, observations in zip(
-            PassContext.current().instruments, reply.seen, strict=False
+            PassContext.current().instruments, reply.instrument_results, strict=False
         ):
             instrument.add_seen(observations)
         for record in reply.records:
@@ -206,12 +206,12 @@ class _WorkerPool:
         # The worker could not decode the task: this process compiles it after the others.
         if reply.result is None:
             _LOG.debug("kernel %s: %s", self._tasks[position].name, reply.unavailable_reason)
-            self.refused.append(position)
+            self.local_tasks.append(position)
         return position, reply.result
 
     def _worker_error(self, worker: WorkerProcess, error: WorkerEndedError) -> CompileError:
         """Return the error that names the kernel which a worker was at."""
-        kernel = self._tasks[self._running[worker].position].name
+        kernel = self._tasks[self._running_tasks[worker].position].name
         text = f"compiling kernels: a worker process {error.how} at the kernel {kernel}"
         if error.printed:
             text += f": {error.printed}"
@@ -236,7 +236,7 @@ def _start_pool(
     # A background compilation always uses workers: in this process it would hold the interpreter
     # lock.
     is_background = cancellation is not None
-    jobs = min(environment.compile_jobs(), len(tasks))
+    jobs = min(environment.num_compile_jobs(), len(tasks))
     if not tasks or (not is_background and (jobs < 2 or len(tasks) < MIN_PARALLEL_TASKS)):
         return None
     try:
@@ -261,7 +261,7 @@ def _compile_all(
     if pool is not None:
         with closing(pool):
             yield from pool.iter_results()
-        remaining = pool.refused
+        remaining = pool.local_tasks
     for position in remaining:
         if cancellation is not None:
             cancellation.check()

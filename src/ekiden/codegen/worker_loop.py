@@ -76,7 +76,7 @@ class WorkerSetup:
     """State that a worker takes over from the program before its first task."""
 
     environment: dict[str, str]
-    folder: str
+    working_directory: str
     """Working directory, to which file names are relative."""
     niceness: int
     log_level: int
@@ -96,7 +96,7 @@ class TaskReply:
     error: BaseException | None = None
     unavailable_reason: str = ""
     """Reason why only the program's own process can run the task."""
-    seen: list[object] = field(default_factory=list)
+    instrument_results: list[object] = field(default_factory=list)
     """Observations of each pass instrument."""
     records: list[logging.LogRecord] = field(default_factory=list)
 
@@ -132,7 +132,7 @@ def _apply_setup(setup: WorkerSetup, recorder: _LogRecorder) -> PassContext:
     os.environ.clear()
     os.environ.update(setup.environment)
     with suppress(OSError):  # a folder that was removed: names of files are absolute then
-        os.chdir(setup.folder)
+        os.chdir(setup.working_directory)
     with suppress(OSError):
         os.nice(setup.niceness)
     logger = logging.getLogger(_LOGGER_NAME)
@@ -205,6 +205,8 @@ def _serve_tasks(connection: FrameConnection) -> None:
     with _apply_setup(setup, recorder) as context:
         while True:
             reply = _run_task(connection.receive())
-            reply.seen = [instrument.take_seen() for instrument in context.instruments]
+            reply.instrument_results = [
+                instrument.take_seen() for instrument in context.instruments
+            ]
             reply.records = recorder.drain()
             _send_reply(connection, reply)

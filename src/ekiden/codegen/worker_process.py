@@ -24,7 +24,7 @@ from ekiden._locks import ForkSafeLock
 from ekiden.ir.pass_context import DENORMALS_OPTION, PassContext, PassInstrument
 from ekiden.ir.process_transfer import NotTransferableError, encode
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.fresh_python import fresh_python_command
+from ekiden.runtime.fresh_python import python_subprocess_command
 
 if TYPE_CHECKING:
     import logging
@@ -94,7 +94,7 @@ class _ForkServerHandle:
         own, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with own, server_end:
             self._process = subprocess.Popen(
-                fresh_python_command(_SERVER_COMMAND, str(server_end.fileno())),
+                python_subprocess_command(_SERVER_COMMAND, str(server_end.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, **SINGLE_THREAD_ENVIRONMENT},
@@ -127,14 +127,14 @@ class _ForkServerHandle:
 _SERVER_COMMAND = "from ekiden.codegen.worker_server import serve; serve(int(sys.argv[1]))"
 _SERVER_LOCK = ForkSafeLock()
 _server: _ForkServerHandle | None = None
-_socket_of_workers: socket.socket | None = None
+_worker_request_socket: socket.socket | None = None
 """Socket by which a worker requests further workers from the server."""
 
 
 def become_worker(server: socket.socket) -> None:
     """Record the socket by which a new worker requests further workers from the server."""
-    global _socket_of_workers
-    _socket_of_workers = server
+    global _worker_request_socket
+    _worker_request_socket = server
 
 
 def _get_server() -> _ForkServerHandle:
@@ -155,8 +155,10 @@ def preload_modules(modules: Sequence[str]) -> None:
 def _request_server(modules: Sequence[str], descriptors: Sequence[int] = ()) -> None:
     """Send the server a request; start another one where it has ended, as it does when idle."""
     # A worker asks the server that it came from, and never starts one of its own.
-    if _socket_of_workers is not None:
-        socket.send_fds(_socket_of_workers, [json.dumps(list(modules)).encode()], list(descriptors))
+    if _worker_request_socket is not None:
+        socket.send_fds(
+            _worker_request_socket, [json.dumps(list(modules)).encode()], list(descriptors)
+        )
         return
     try:
         _get_server().send_request(modules, descriptors)

@@ -9,7 +9,7 @@ from functools import partial
 
 from ekiden import runtime
 from ekiden.backend.vm.place_by_cost import DeviceCosts
-from ekiden.compiler.build import module_of
+from ekiden.compiler.build import as_module
 from ekiden.compiler.device_peak import DeviceFigures, measure_device
 from ekiden.compiler.machine_peak import measure_peak
 from ekiden.compiler.sample_inputs import random_inputs
@@ -25,7 +25,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.report import MachinePeak
 from ekiden.runtime.profile.timing import min_times_interleaved
 from ekiden.target import Target
-from ekiden.target.kinds import KINDS
+from ekiden.target.kinds import TARGET_KINDS
 from ekiden.target.target import TargetLike
 from ekiden.target.virtual_device import DeviceLike, Targets, compilation_config
 
@@ -77,7 +77,7 @@ def candidate_plans(targets: Targets, model: object = None) -> list[DevicePlan]:
     ]
     by_kind, fixed = config.by_kind, _declared_devices(model)
     if targets is None:
-        named = {k.device_type: k.name for k in reversed(KINDS.values()) if k.has_generator}
+        named = {k.device_type: k.name for k in reversed(TARGET_KINDS.values()) if k.has_generator}
         devices = [Device(kind, 0) for kind in named if kind != cpu().type]
         accelerators = [present_device for present_device in devices if present_device.exist]
         accelerators += [
@@ -112,7 +112,7 @@ def _declared_devices(model: object) -> list[Device]:
     """Return the non-host devices that a program's annotations name."""
     if not isinstance(model, (IRModule, Function)):
         return []
-    annotated = iter_virtual_devices(module_of(model))
+    annotated = iter_virtual_devices(as_module(model))
     return list(dict.fromkeys(p.device for p in annotated if p.device.type != cpu().type))
 
 
@@ -169,11 +169,11 @@ def _device_costs(
     return DeviceCosts(
         (peak.flops, figures.flops),
         (peak.bandwidth, figures.bandwidth),
-        (HOST_LAUNCH_S, figures.launch),
+        (HOST_LAUNCH_S, figures.launch_s),
         (host, device),
-        figures.copy_to_device,
-        figures.copy_to_host,
-        figures.latency,
+        figures.to_device_bandwidth,
+        figures.to_host_bandwidth,
+        figures.copy_latency_s,
     )
 
 

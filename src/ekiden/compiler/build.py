@@ -19,13 +19,13 @@ from ekiden.codegen.parallel import CancellationToken, ProgressCallback
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
-from ekiden.frontend.common.sum_value import is_sum
-from ekiden.frontend.table import accepted_models, as_bytes, describe_model, frontend_of
+from ekiden.frontend.common.sum_value import is_sum_type
+from ekiden.frontend.table import accepted_models, describe_model, find_frontend, to_bytes
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
-from ekiden.ir.package_versions import version_of
+from ekiden.ir.package_versions import package_version
 from ekiden.ir.pass_context import (
     BYOC_ENGINE_OPTION,
     PassContext,
@@ -67,7 +67,7 @@ Model: TypeAlias = str | os.PathLike[str] | bytes | IRModule | Function | Any
 """
 
 
-def module_of(program: IRModule | Function) -> IRModule:
+def as_module(program: IRModule | Function) -> IRModule:
     """Return a Relay program as a module; a function becomes `main`."""
     return program if isinstance(program, IRModule) else IRModule({"main": program})
 
@@ -78,18 +78,18 @@ def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
     attributes. Raises CompileError for anything else, and for options that the model does not know.
     """
     if isinstance(model, (IRModule, Function)):
-        for name in options.given():
+        for name in options.set_option_names():
             what = "an ekiden.IRModule" if isinstance(model, IRModule) else "a relay.Function"
             raise CompileError(f"compile: {what} takes no '{name}'")
-        return _check_module(module_of(model))
-    model = as_bytes(model)
-    row = frontend_of(model)
+        return _check_module(as_module(model))
+    model = to_bytes(model)
+    row = find_frontend(model)
     if row is None:
         raise CompileError(f"compile: expected {accepted_models()}, got {describe_model(model)}")
     # Options that the frontend ignores are errors: silently dropping `shape` would compile another
     # model.
     row.check_options(options)
-    return row.entry().import_model(model, options).as_module()
+    return row.entry_module().import_model(model, options).to_module()
 
 
 def _check_module(module: IRModule) -> IRModule:
@@ -131,9 +131,9 @@ class CompiledModel:
     """Constants by number that are not in the artifact, for programs with general kernels, which
     are loaded but not stored.
     """
-    files: mapped_files.MappedFiles
+    mapped_weight_files: mapped_files.MappedFiles
     """Mapped weight files, checked for changes before the artifact is written."""
-    general: GeneralProgram | None = None
+    general_program: GeneralProgram | None = None
     """General program whose kernels remain to be compiled, if any."""
 
     def __len__(self) -> int:
@@ -145,7 +145,7 @@ class CompiledModel:
         they were first read.
         """
         contents = self.artifact.to_bytes()
-        self.files.check("compile")
+        self.mapped_weight_files.check("compile")
         return contents
 
     @time_phase("write")
@@ -154,14 +154,14 @@ class CompiledModel:
         then.
         """
         self.artifact.write_seekable(cast("Seekable", file))
-        self.files.check("compile")
+        self.mapped_weight_files.check("compile")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GeneralProgram:
     """Program that runs with general kernels while its specialised ones are compiled."""
 
-    forms: Mapping[str, bytes]
+    general_kernels: Mapping[str, bytes]
     """Code of the general kernels by kernel name."""
     lowered: LoweredModule
     metadata: dict[str, object]
@@ -174,7 +174,7 @@ class GeneralProgram:
         """Compile every kernel's specialised code, passing each to `on_kernel`; return the final
         artifact. Raises what compiling raises, and CancelledError.
         """
-        code = self.lowered.kernels.kernels.code
+        code = self.lowered.kernels.kernels.code_by_key
         finishing = FullTierRequest(on_kernel, cancellation, code)
         with attach_dump(self.dump):
             own = lower_full_tier(self.lowered, finishing, self.executor == "async")
@@ -221,9 +221,9 @@ def compile_model(model: Model, options: CompileOptions) -> CompiledModel:
     for code_target in (*config.primitive_targets, *config.device_targets):
         get_code_generator(code_target, "compile")
     flushes = [flushes_denormals(variant_target) for variant_target in config.primitive_targets]
-    with mapped_files.borrowing() as files:
+    with mapped_files.allow_mapped_borrowing() as files:
         module = import_model(model, options.inputs)
-    imported = ImportedModule.of(module)
+    imported = ImportedModule.from_module(module)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
     module = _declare_conditions(NameDimensions()(InferType()(module)))
@@ -247,16 +247,16 @@ def compile_model(model: Model, options: CompileOptions) -> CompiledModel:
         )  # fmt: skip
         # one that may have general kernels is one variant, and is kept for their own code
         held_variants = list(variants) if options.tier == "quick" else []
-        general = held_variants[0][0].kernels.kernels.general if held_variants else {}
+        general = held_variants[0][0].kernels.kernels.general_forms if held_variants else {}
         is_native = options.executor == "aot" and not general
         linked = compile_variants(held_variants or variants, is_native=is_native)
     # What the full tier needs is kept: the lowered module and the files that its weights are mapped
     # from.
     general_program: GeneralProgram | None = None
-    if linked.general:
+    if linked.general_forms:
         ((lowered, about),) = held_variants
         general_program = GeneralProgram(
-            linked.general, lowered, about, options.executor, files, current_dump()
+            linked.general_forms, lowered, about, options.executor, files, current_dump()
         )
     return CompiledModel(
         linked.file, imported.weight_files, linked.external_sections, files, general_program
@@ -269,7 +269,7 @@ def _artifact_metadata(
     """Return the metadata of an artifact other than its inputs and outputs."""
     metadata: dict[str, object] = {
         "weights": _constant_bytes(module),
-        "producer": f"ekiden {version_of('ekiden')}",
+        "producer": f"ekiden {package_version('ekiden')}",
         "mod_name": options.mod_name,
         "states": list(imported.states),
         "tensors": {name: [node, at] for name, node, at in imported.tensors},
@@ -301,7 +301,7 @@ def describe_main(module: IRModule) -> dict[str, object]:
     assert isinstance(main, Function)
     kinds = [p.checked_type for p in main.params]
     results = _flatten_fields(main.body.checked_type)
-    imported = ImportedModule.of(module)
+    imported = ImportedModule.from_module(module)
     names = imported.input_names or [p.name_hint for p in main.params]
     out_names = imported.output_names or [f"output{i}" for i in range(len(results))]
     inputs = [_describe_value(n, k, imported) for n, k in zip(names, kinds, strict=True)]
@@ -351,7 +351,7 @@ def _describe_value(name: str, kind: Type, imported: ImportedModule) -> dict[str
             "dtype": f"{SEQUENCE_OF_MAPS_PREFIX}{kind.dtype}",
             "keys": keys,
         }
-    if imported.sequences and is_sum(kind):
+    if imported.sequences and is_sum_type(kind):
         tensor = kind.args[0] if isinstance(kind, TypeCall) else kind
         assert isinstance(tensor, TensorType), "an output is a tensor of one of several ranks"
         return {

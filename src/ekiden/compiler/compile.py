@@ -17,14 +17,14 @@ from ekiden import runtime
 from ekiden._lazy import LazyModule, load_module
 from ekiden._locks import ForkSafeLock
 from ekiden.compiler.cache.artifacts import ArtifactCache
-from ekiden.compiler.cache.keys import CacheRequest, is_this_machine, request
+from ekiden.compiler.cache.keys import CacheRequest, create_cache_request, is_this_machine
 from ekiden.compiler.options import DEFAULT_OPTIONS, CompileOptions
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.frontend.table import frontend_of
+from ekiden.frontend.table import find_frontend
 from ekiden.ir.pass_context import DEBUG_LEVEL, INFO_LEVEL, time_phase
 from ekiden.runtime import Device, environment
 from ekiden.runtime.artifact import late_bound
-from ekiden.runtime.artifact.metadata import placement_text
+from ekiden.runtime.artifact.metadata import placement_summary
 from ekiden.runtime.debug.short_repr import short_repr
 from ekiden.runtime.devices.named import check_devices_present
 from ekiden.runtime.errors import CompileError, UnrankedInputError
@@ -193,7 +193,7 @@ def _compile_executable(model: Model, options: CompileOptions) -> Executable:
     program = (
         artifact
         if isinstance(artifact, runtime.Executable)
-        else container_format.executable_of(artifact)
+        else container_format.load_executable(artifact)
     )
     try:
         if options.num_threads is not None:
@@ -253,7 +253,7 @@ def export(
             if isinstance(artifact, runtime.Executable)
             else artifact
         )
-        if placement := placement_text(container_format.metadata_of(data)):
+        if placement := placement_summary(container_format.artifact_metadata(data)):
             _LOG.log(INFO_LEVEL, "compile: %s", placement)
     library.write_artifact(data, path, cc=cc, options=options)
 
@@ -295,8 +295,8 @@ def _split_positional(
 
 def _accepts_examples(model: Model) -> bool:
     """Return whether a model's shapes and dtypes may be inferred from example inputs."""
-    row = frontend_of(model)
-    return row is not None and "example_inputs" in row.options
+    row = find_frontend(model)
+    return row is not None and "example_inputs" in row.honoured_options
 
 
 def _are_examples(argument: Targets | Sequence[object]) -> bool:
@@ -344,33 +344,35 @@ class _RelaxedGc:
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock()
-        self._inside: list[int] = []
+        self._entered_threads: list[int] = []
         """Entry count of each thread inside the context."""
-        self._before = gc.get_threshold()
+        self._saved_threshold = gc.get_threshold()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._reset_in_child)
 
     def __enter__(self) -> None:
         with self._lock:
-            if not self._inside:
-                self._before = gc.get_threshold()
-                if 0 < self._before[0] < RELAXED_GC_THRESHOLD:
-                    gc.set_threshold(RELAXED_GC_THRESHOLD, *self._before[1:])
-            self._inside.append(threading.get_ident())
+            if not self._entered_threads:
+                self._saved_threshold = gc.get_threshold()
+                if 0 < self._saved_threshold[0] < RELAXED_GC_THRESHOLD:
+                    gc.set_threshold(RELAXED_GC_THRESHOLD, *self._saved_threshold[1:])
+            self._entered_threads.append(threading.get_ident())
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._inside.remove(threading.get_ident())
-            if not self._inside:
+            self._entered_threads.remove(threading.get_ident())
+            if not self._entered_threads:
                 _promote_to_old_generation()
-                gc.set_threshold(*self._before)
+                gc.set_threshold(*self._saved_threshold)
 
     def _reset_in_child(self) -> None:
         """Reset the thread counts in a forked child, where other threads do not exist."""
-        own = [thread_id for thread_id in self._inside if thread_id == threading.get_ident()]
-        if self._inside and not own:
-            gc.set_threshold(*self._before)
-        self._inside = own
+        own = [
+            thread_id for thread_id in self._entered_threads if thread_id == threading.get_ident()
+        ]
+        if self._entered_threads and not own:
+            gc.set_threshold(*self._saved_threshold)
+        self._entered_threads = own
 
 
 _RELAXED_GC = _RelaxedGc()
@@ -440,7 +442,7 @@ def compile_fastest(model: Model, options: CompileOptions) -> runtime.Executable
         return (
             artifact
             if isinstance(artifact, runtime.Executable)
-            else container_format.executable_of(artifact)
+            else container_format.load_executable(artifact)
         )
 
     fastest = auto.compile_fastest_plan(auto.candidate_plans(options.target, model), compile_for)
@@ -468,7 +470,7 @@ def _compile_quick(
     _import_compiler()  # as a phase of its own, and without looking for garbage
     started = time.perf_counter()
     compiled = _compile_model(model, options)
-    if compiled.general is None:
+    if compiled.general_program is None:
         return _store_artifact(cache, cache_request, compiled, started), None
 
     def store_final(final: CompiledModel) -> runtime.Executable:
@@ -479,16 +481,16 @@ def _compile_quick(
             else cache.put(cache_request, final, compiled.weight_files)
         )
         return (
-            container_format.executable_of(final.to_bytes())
+            container_format.load_executable(final.to_bytes())
             if cached_program is None
             else cached_program
         )
 
-    raw = container_format.executable_of(compiled.to_bytes(), compiled.external_constants)
-    compiled.files.check("compile")
+    raw = container_format.load_executable(compiled.to_bytes(), compiled.external_constants)
+    compiled.mapped_weight_files.check("compile")
     _log_artifact(len(compiled), started)
     upgrade = load_module("ekiden.compiler.tiers").TierUpgrade
-    return raw, upgrade(raw, compiled.general, targets[0], store_final, WORKER_PRELOAD)
+    return raw, upgrade(raw, compiled.general_program, targets[0], store_final, WORKER_PRELOAD)
 
 
 def _look_up_cache(
@@ -501,7 +503,7 @@ def _look_up_cache(
         wanted_shape = "a mapping of names of inputs to shapes"
         raise CompileError(f"compile: shape: expected {wanted_shape}, got {kind.__name__}")
     cache = ArtifactCache.default()
-    cache_request = request(model, options) if cache.is_used else None
+    cache_request = create_cache_request(model, options) if cache.is_enabled else None
     cached = cache.get(cache_request) if cache_request is not None else None
     if cached is not None:
         _LOG.log(INFO_LEVEL, "compile: the artifact is in the cache")
@@ -510,7 +512,7 @@ def _look_up_cache(
 
 def _compile_model(model: Model, options: CompileOptions) -> CompiledModel:
     """Run the compiler."""
-    if options.tier == "full" and environment.compile_jobs() > 1:
+    if options.tier == "full" and environment.num_compile_jobs() > 1:
         worker_process.preload_modules(WORKER_PRELOAD)
     with _RELAXED_GC:
         return cast("CompiledModel", _import_compiler().compile_model(model, options))

@@ -17,7 +17,7 @@ from ekiden.kernels.gpu.launch import serial_loop, thread_loop
 from ekiden.runtime import Device, empty, get_global_func, tensor
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.target.kinds import KINDS
+from ekiden.target.kinds import TARGET_KINDS
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import Allocate, BufferStore, PrimFunc, Stmt, seq
 
@@ -47,17 +47,17 @@ class DeviceFigures:
 
     flops: float
     bandwidth: float
-    launch: float
-    copy_to_device: float
-    copy_to_host: float
-    latency: float
+    launch_s: float
+    to_device_bandwidth: float
+    to_host_bandwidth: float
+    copy_latency_s: float
 
     def __str__(self) -> str:
         """Return the figures in one line."""
         return (
             f"{self.flops / 1e9:.3g} GFLOP/s, {self.bandwidth / 1e9:.3g} GB/s, a kernel "
-            f"{self.launch * 1e6:.3g} us, copies {self.copy_to_device / 1e9:.3g} GB/s there and "
-            f"{self.copy_to_host / 1e9:.3g} GB/s back"
+            f"{self.launch_s * 1e6:.3g} us, copies {self.to_device_bandwidth / 1e9:.3g} GB/s "
+            f"there and {self.to_host_bandwidth / 1e9:.3g} GB/s back"
         )
 
 
@@ -107,7 +107,9 @@ def measure_device(device: Device) -> DeviceFigures:
     kernels are built for the first time. Raises DeviceError if the device, its driver or its
     compiler fails, and ValueError for a kind without a code generator.
     """
-    kinds = [k.name for k in KINDS.values() if k.device_type == device.type and k.has_generator]
+    kinds = [
+        k.name for k in TARGET_KINDS.values() if k.device_type == device.type and k.has_generator
+    ]
     if not kinds:
         raise ValueError(f"measure: there is no code generator for {device}")
     room = (
@@ -126,7 +128,7 @@ def measure_device(device: Device) -> DeviceFigures:
     return DeviceFigures(
         flops,
         8 * blocks * BLOCK_THREADS / seconds,
-        copies.seconds(1),
+        copies.measure_seconds(1),
         4 * count / _min_seconds(lambda: device_array.copyfrom(host), device),
         4 * count / _min_seconds(lambda: device_array.copyto(host), device),
         _min_seconds(lambda: one_there.copyfrom(one), device),
@@ -144,7 +146,7 @@ class _DeviceLoop:
             device,
         )
 
-    def seconds(self, blocks: int) -> float:
+    def measure_seconds(self, blocks: int) -> float:
         """Measure the seconds of a run with the given number of blocks."""
         shape = blocks, self._columns
         arrays = [empty(shape, "float32", self._device) for _ in range(self._arrays)]
@@ -156,7 +158,7 @@ class _DeviceLoop:
         """
         blocks = 1
         while True:
-            seconds = self.seconds(blocks)
+            seconds = self.measure_seconds(blocks)
             if seconds >= MIN_RUN_S or blocks >= max_blocks:
                 return blocks, seconds
             blocks = min(max_blocks, blocks * BLOCKS_GROWTH)

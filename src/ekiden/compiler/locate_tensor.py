@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ekiden import runtime
 from ekiden.backend.vm.operands import read_registers, written_registers
 from ekiden.runtime.artifact.metadata import tensor_infos
-from ekiden.runtime.debug.debugger import Place
+from ekiden.runtime.debug.debugger import CodeLocation
 from ekiden.runtime.debug.instructions import Instruction
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.profile.report import instruction_sources, tensor_nodes
@@ -27,7 +27,7 @@ class RegisterLocation(NamedTuple):
 
 
 def find_tensor(
-    executable: runtime.Executable, code: FunctionCode, frames: Sequence[Place], name: str
+    executable: runtime.Executable, code: FunctionCode, frames: Sequence[CodeLocation], name: str
 ) -> RegisterLocation:
     """Return the register that holds an input of the model or a node's result. Raises InputError
     for an unknown tensor, one that only exists inside a kernel, and one that is not computed yet
@@ -67,7 +67,12 @@ def _output_register(instruction: Instruction, number: int) -> int:
 
 
 def _live_register(
-    code: FunctionCode, frames: Sequence[Place], function: str, at: int, register: int, name: str
+    code: FunctionCode,
+    frames: Sequence[CodeLocation],
+    function: str,
+    at: int,
+    register: int,
+    name: str,
 ) -> RegisterLocation:
     """Return the register if instruction `at` has run and its result is live. Raises InputError
     otherwise.

@@ -91,7 +91,7 @@ def dot_product_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
     instruction is faster than float32.
     """
     panel_products = MATRIX_DOT_BY_PANEL[dtype]
-    if target.has(panel_products.ability):
+    if target.has(panel_products.feature):
         return _amx_loop(panel_products)
     dots = {"int8": ("dot4_u8s8", "madd_s16"), "bfloat16": ("dot2_bf16",)}[dtype]
     dot = next(filter(target.has, dots), None)

@@ -130,7 +130,7 @@ class CompileOptions:
     @property
     def time_limit_s(self) -> float | None:
         """Return the time limit in seconds, from the options or the environment."""
-        return environment.compile_timeout() if self.timeout_s is None else float(self.timeout_s)
+        return environment.compile_timeout_s() if self.timeout_s is None else float(self.timeout_s)
 
     def pass_options(self) -> dict[str, object]:
         """Return these options as pass options, by the keys of PassContext. Raises OSError,
@@ -177,7 +177,7 @@ def tuning_record_options(records: RecordsLike) -> dict[str, object]:
     records = _CURRENT_RECORDS.get() if records is None else records
     if records is None:
         if TUNING_RECORDS_OPTION in PassContext.current().config or not (
-            environment_files := environment.record_files()
+            environment_files := environment.tuning_record_files()
         ):
             return {}
         records = list(environment_files)

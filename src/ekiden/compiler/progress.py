@@ -67,9 +67,9 @@ class TuningBar:
         for head in ("kernel", "trials", "best us", "of the default", "of the peak"):
             table.add_column(head, justify="left" if head == "kernel" else "right")
         for state in sorted(session.states, key=lambda s: -s.weight)[:MAX_SHOWN_KERNELS]:
-            seconds = state.untuned * state.ratio
+            seconds = state.default_seconds * state.ratio
             share = state.task.flops / seconds / self._peak
-            is_measured = state.untuned < math.inf
+            is_measured = state.default_seconds < math.inf
             table.add_row(
                 state.task.name[:48], str(state.trials),
                 f"{seconds * 1e6:.1f}" if is_measured else "",

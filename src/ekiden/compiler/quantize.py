@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from ekiden.compiler.compile import compile
-from ekiden.frontend.onnx.load import Source, read_model
+from ekiden.frontend.onnx.load import ModelSource, read_model
 from ekiden.ir.op import Array
 from ekiden.quantization.calibrate import Feeds, TensorStats, collect_stats, parse_calibration_data
 from ekiden.quantization.gram_matrix import accumulate_gram_matrices
@@ -19,7 +19,7 @@ from ekiden.quantization.plan import QuantPlan, Recipe
 from ekiden.quantization.qdq_rewrite import apply_smoothing, insert_quantization, upgrade_opset
 from ekiden.quantization.sensitivity import initial_plan, refine_plan, time_whole_model
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.files import PathName, write_to
+from ekiden.runtime.files import PathName, write_path_or_stream
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Quantized", "quantize"]
@@ -39,7 +39,7 @@ class Quantized:
     def save(self, path: PathName) -> None:
         """Write the ONNX model."""
         data = self.model.SerializeToString()
-        write_to(path, lambda file: file.write(data))
+        write_path_or_stream(path, lambda file: file.write(data))
 
     def __str__(self) -> str:
         return str(self.plan)
@@ -49,7 +49,7 @@ class Quantized:
 
 
 def quantize(
-    model: Source,
+    model: ModelSource,
     calibrate: object = None,
     *,
     plan: QuantPlan | None = None,
@@ -107,7 +107,7 @@ def quantize(
 
 def _quantizable_layers(proto: onnx.ModelProto, label: str, recipe: Recipe) -> list[Layer]:
     layers = find_layers(proto, label)
-    names = {layer.name for layer in layers} | {result_layer.result for result_layer in layers}
+    names = {layer.name for layer in layers} | {result_layer.result_name for result_layer in layers}
     if unknown := [name for name in recipe.skip if name not in names]:
         layer_names = ", ".join(f"'{listed_layer.name}'" for listed_layer in layers) or "none"
         raise InputError(f"quantize: no layer is named '{unknown[0]}'; there are {layer_names}")
@@ -129,14 +129,14 @@ def _observe_inputs(
     if not feeds:
         return {}
     observations = collect_stats(proto, _multiplied_tensors(layers), feeds, _compile_runner)
-    if recipe.needs_grams:
+    if recipe.needs_gram_matrices:
         accumulate_gram_matrices(proto, layers, feeds, _compile_runner, observations)
     return observations
 
 
 def _multiplied_tensors(layers: Sequence[Layer]) -> dict[str, int]:
     """Return the tensors that layers multiply, with their channel axes."""
-    return {layer.data: 1 if layer.node.op_type == "Conv" else -1 for layer in layers}
+    return {layer.data_name: 1 if layer.node.op_type == "Conv" else -1 for layer in layers}
 
 
 def _compile_runner(model: onnx.ModelProto) -> ProgramRunner:

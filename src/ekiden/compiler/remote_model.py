@@ -12,7 +12,7 @@ from ekiden import runtime
 from ekiden.ir.op import Array
 from ekiden.rpc import RemoteTensor, RPCSession
 from ekiden.runtime.artifact.chunks import Bytes
-from ekiden.runtime.artifact.container_format import metadata_of, without_kernels
+from ekiden.runtime.artifact.container_format import artifact_metadata, strip_kernels
 from ekiden.runtime.artifact.metadata import (
     ANY_RANK_PREFIX,
     OBJECT_DTYPE,
@@ -20,11 +20,11 @@ from ekiden.runtime.artifact.metadata import (
     SEQUENCE_PREFIX,
     STRING_DTYPE,
     TensorInfo,
+    target_variants,
     tensor_infos,
-    variants,
 )
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.profile.report import Report, report_of
+from ekiden.runtime.profile.report import Report, build_report
 
 __all__ = ["RemoteModel"]
 
@@ -42,7 +42,7 @@ class RemoteModel:
     """
 
     def __init__(self, session: RPCSession, data: Bytes) -> None:
-        metadata = metadata_of(data)
+        metadata = artifact_metadata(data)
         self.inputs, self.outputs = tensor_infos(metadata, _ARTIFACT_NAME)
         self.target = str(metadata.get("target", "llvm"))
         if "states" in metadata:
@@ -92,15 +92,15 @@ class RemoteModel:
         machine's peak. Raises InputError for an artifact of several targets, of which the other
         machine has chosen one.
         """
-        if len(variants(metadata_of(self._data))) > 1:
+        if len(target_variants(artifact_metadata(self._data))) > 1:
             raise InputError("profile: with --remote an artifact for one target expected")
-        local = runtime.Executable.from_bytes(without_kernels(self._data, 0))
+        local = runtime.Executable.from_bytes(strip_kernels(self._data, 0))
         device = self.session.cpu()
         sent = [device.array(np.asarray(argument)) for argument in args]
         self.module["main"](*sent)
         threads = self.session.get_function("ek.runtime.num_threads")(0)
         profile_data = self.module["profile"](local.index("main"), _MAX_EVENT_WORDS, *sent)
-        return report_of(local, profile_data, cast(int, threads))
+        return build_report(local, profile_data, cast(int, threads))
 
 
 def _is_tensor(info: TensorInfo) -> bool:

@@ -60,7 +60,7 @@ class TierUpgrade:
         self._target = target
         self._store = store
         self._worker_modules = worker_modules
-        self._tiers = _kernel_tiers(raw, general.forms)
+        self._tiers = _kernel_tiers(raw, general.general_kernels)
         self._cancellation = CancellationToken()
         # A fork has the object but not the thread.
         self._owner = os.getpid()
@@ -69,13 +69,13 @@ class TierUpgrade:
         self.done = threading.Event()
         self._thread: threading.Thread | None = None
         swap = runtime.get_global_func("ek.executable.swap")
-        for name, form in general.forms.items():
+        for name, form in general.general_kernels.items():
             swap(raw, name, general_function(form))
         self._swap = swap
 
     def start(self, become: Callable[[runtime.Executable], None]) -> None:
         """Start the upgrade; `become` is called with the final program."""
-        self._become = become
+        self._on_final_program = become
         # The PassContext is a context variable, which a new thread would not inherit.
         context = contextvars.copy_context()
         self._thread = threading.Thread(
@@ -121,11 +121,11 @@ class TierUpgrade:
         try:
             self._cancellation.wait(UPGRADE_START_DELAY_S)
             worker_process.preload_modules(self._worker_modules)
-            with _without_instruments():
+            with _context_without_instruments():
                 artifact = self._finish(self._install_kernel, self._cancellation)
                 self.program = self._store(artifact)
             # The swap comes last: until then calls run with kernels replaced one by one.
-            self._become(self.program)
+            self._on_final_program(self.program)
             self._tiers = dict.fromkeys(self.program.primitives, COMPILED_TIER)
             seconds = time.perf_counter() - started
             _LOG.info("compile: every kernel has its own code %.2f s later", seconds)
@@ -152,7 +152,7 @@ def _kernel_tiers(raw: runtime.Executable, general: Mapping[str, bytes]) -> dict
     return {name: GENERAL_TIER if name in general else COMPILED_TIER for name in raw.primitives}
 
 
-def _without_instruments() -> PassContext:
+def _context_without_instruments() -> PassContext:
     """Return the current PassContext without instruments: they observe the compilation in the
     thread that created them.
     """

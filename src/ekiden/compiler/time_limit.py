@@ -39,7 +39,7 @@ class _Watchdog:
     def __init__(self) -> None:
         self._target = threading.current_thread()
         self._lock = threading.Lock()
-        self._ends = threading.Event()
+        self._stop_event = threading.Event()
         self.is_over = self.is_stopped = False
 
     def start(self, seconds: float) -> None:
@@ -47,7 +47,7 @@ class _Watchdog:
         threading.Thread(target=self._interrupt_repeatedly, args=(seconds,), daemon=True).start()
 
     def _interrupt_repeatedly(self, seconds: float) -> None:
-        while not self._ends.wait(seconds):
+        while not self._stop_event.wait(seconds):
             seconds = INTERRUPT_RETRY_INTERVAL_S
             with self._lock:  # an identity is given again when its thread has ended
                 if self.is_over or not self._target.is_alive():
@@ -59,7 +59,7 @@ class _Watchdog:
         self.is_over = True
         with self._lock:
             _raise_in_thread(self._target.ident, None)
-        self._ends.set()
+        self._stop_event.set()
         self.is_stopped = True
 
 

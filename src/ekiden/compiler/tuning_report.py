@@ -50,8 +50,8 @@ def _task_row(state: TaskState) -> str:
     decision = f"{best.rule}: {best.choice}" if best else "the default"
     return (
         f"<tr><td class='t'>{escape(task.name)}<td class='t'>{escape(task.node)}<td>{task.calls}"
-        f"<td>{state.trials}<td>{_format_microseconds(state.untuned)}"
-        f"<td>{_format_microseconds(state.untuned * state.ratio)}"
+        f"<td>{state.trials}<td>{_format_microseconds(state.default_seconds)}"
+        f"<td>{_format_microseconds(state.default_seconds * state.ratio)}"
         f"<td>{state.ratio:.3f}<td class='t'>{escape(decision)}</tr>"
     )
 

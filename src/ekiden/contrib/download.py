@@ -56,7 +56,7 @@ def download(
     target.parent.mkdir(parents=True, exist_ok=True)
     for attempt in range(1, retries + 1):
         try:
-            _fetch(url, target)
+            _fetch_atomically(url, target)
             return
         except (OSError, ValueError) as error:
             if attempt == retries:
@@ -90,7 +90,7 @@ def download_testdata(
     return str(path)
 
 
-def _fetch(url: str, target: Path) -> None:
+def _fetch_atomically(url: str, target: Path) -> None:
     """Fetch a file to a temporary name and rename it, so that a partial file never has its final
     name.
     """

@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from warnings import catch_warnings, simplefilter
 
-from ekiden.ir.package_versions import version_of
+from ekiden.ir.package_versions import package_version
 from ekiden.runtime.lazy_dataclass import dataclass
 
 
@@ -21,18 +21,18 @@ class Package:
 
     module: str
     distributions: tuple[str, ...]
-    oldest: str = ""
-    below: str = ""
-    function: str = ""
+    min_version: str = ""
+    first_unsupported_version: str = ""
+    required_function: str = ""
 
-    def installed(self) -> str:
+    def installed_version(self) -> str:
         """Return the installed version; "" if it is unknown."""
-        return next(filter(None, map(version_of, self.distributions)), "")
+        return next(filter(None, map(package_version, self.distributions)), "")
 
     @property
-    def distribution(self) -> str:
+    def distribution_name(self) -> str:
         """Return the name of the installed distribution, otherwise of the one to install."""
-        return next(filter(version_of, self.distributions), self.distributions[0])
+        return next(filter(package_version, self.distributions), self.distributions[0])
 
     def problem(self) -> PackageProblem | None:
         """Return the problem of a missing package or an unsupported version; None if there
@@ -42,12 +42,20 @@ class Package:
             return PackageProblem(
                 f"the package {self.distributions[0]!r} is missing", "pip install"
             )
-        actual = self.installed()
-        too_old = actual and self.oldest and _parse_version(actual) < _parse_version(self.oldest)
-        too_new = actual and self.below and _parse_version(actual) >= _parse_version(self.below)
+        actual = self.installed_version()
+        too_old = (
+            actual
+            and self.min_version
+            and _parse_version(actual) < _parse_version(self.min_version)
+        )
+        too_new = (
+            actual
+            and self.first_unsupported_version
+            and _parse_version(actual) >= _parse_version(self.first_unsupported_version)
+        )
         if not too_old and not too_new:
             return None
-        bounds = ("from", self.oldest), ("below", self.below)
+        bounds = ("from", self.min_version), ("below", self.first_unsupported_version)
         expected = " ".join(f"{word} {number}" for word, number in bounds if number)
         text = f"expected {self.distributions[0]} {expected}, got {actual}"
         return PackageProblem(text, "pip install --upgrade")
@@ -62,32 +70,32 @@ class Package:
                 with catch_warnings():
                     simplefilter("ignore")
                     module = import_module(self.module)
-                if self.function:
-                    getattr(module, self.function)
+                if self.required_function:
+                    getattr(module, self.required_function)
             except IMPORT_ERRORS as error:
-                problem = broken_import((self,), error)
-        return "" if problem is None else problem.as_text(self.distribution)
+                problem = broken_import_problem((self,), error)
+        return "" if problem is None else problem.as_text(self.distribution_name)
 
 
 @dataclass(frozen=True, slots=True)
 class PackageProblem:
     """A problem with a package and the pip command that solves it."""
 
-    what: str
-    command: str
+    description: str
+    pip_command: str
 
     def as_text(self, install: str) -> str:
         """Format problem and command as text. `install` is what pip is to install."""
-        return f"{self.what}; {self.command} {install}"
+        return f"{self.description}; {self.pip_command} {install}"
 
 
 IMPORT_ERRORS = (Exception, SystemExit)
 """What importing a package may raise."""
 
 
-def broken_import(packages: Sequence[Package], error: BaseException) -> PackageProblem:
+def broken_import_problem(packages: Sequence[Package], error: BaseException) -> PackageProblem:
     """Return the problem of packages whose import raised, which pip must reinstall."""
-    have = ", ".join(f"{p.distribution} {p.installed()}".strip() for p in packages)
+    have = ", ".join(f"{p.distribution_name} {p.installed_version()}".strip() for p in packages)
     message = str(error) or type(error).__name__
     return PackageProblem(f"{have} cannot be imported: {message}", "pip install --force-reinstall")
 

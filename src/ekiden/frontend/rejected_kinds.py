@@ -10,24 +10,24 @@ from ekiden.runtime.lazy_dataclass import dataclass
 class RejectedKind:
     """A kind of file or object that no frontend accepts, and advice for its user.
 
-    `starts`, `holds`, `members` and `classes` are as those of a frontend; `converter` is the
-    package that the advice needs.
+    `magic_bytes`, `marker_files`, `archive_members` and `class_names` are as those of a frontend;
+    `converter` is the package that the advice needs.
     """
 
-    what: str
+    description: str
     suffixes: tuple[str, ...]
     advice: str
-    starts: tuple[tuple[int, bytes], ...] = ()
-    holds: tuple[str, ...] = ()
-    members: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()
+    magic_bytes: tuple[tuple[int, bytes], ...] = ()
+    marker_files: tuple[str, ...] = ()
+    archive_members: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
     converter: Package | None = None
 
 
 def _onnx_converter(*package: str) -> Package:
     """Return the package that converts models to ONNX: module, oldest version, function."""
     module, oldest, function = package
-    return Package(module, (module,), oldest, function=function)
+    return Package(module, (module,), oldest, required_function=function)
 
 
 _CONVERT_ADVICE = "convert it to ONNX by"
@@ -38,26 +38,26 @@ REJECTED_KINDS = (
         "a pointer of Git LFS",
         (),
         "fetch the file itself: git lfs pull",
-        starts=((0, b"version https://git-lfs"),),
+        magic_bytes=((0, b"version https://git-lfs"),),
     ),
     RejectedKind(
         "a web page",
         (".html",),
         "the download gave no model: look at what it says",
-        starts=((0, b"<!DOCTYPE"), (0, b"<!doctype"), (0, b"<html")),
+        magic_bytes=((0, b"<!DOCTYPE"), (0, b"<!doctype"), (0, b"<html")),
     ),
     RejectedKind(
         "a file of TorchScript",
         (),
         "give ekiden.compile the module, loaded by torch.jit.load, with example_inputs",
-        members=("constants.pkl",),
+        archive_members=("constants.pkl",),
     ),
     RejectedKind(
         "what torch.save wrote",
         (),
         "give ekiden.compile the module, loaded by torch.load, with example_inputs",
-        starts=((0, b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."),),
-        members=("data.pkl",),
+        magic_bytes=((0, b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."),),
+        archive_members=("data.pkl",),
     ),
     RejectedKind(
         "a file of PyTorch that Python has to load",
@@ -70,7 +70,7 @@ REJECTED_KINDS = (
         (),
         "give ekiden.compile the module that from_pretrained "
         "makes of it, with example_inputs, or run it by `ekiden generate`",
-        holds=(
+        marker_files=(
             "model.safetensors",
             "model.safetensors.index.json",
             "pytorch_model.bin",
@@ -81,60 +81,60 @@ REJECTED_KINDS = (
         "weights alone",
         (".safetensors", ".npz", ".msgpack", ".pdiparams", ".params", ".weights.h5"),
         "load them into the model in its framework, and give ekiden.compile that model",
-        starts=((5, b'\0\0\0{"'),),
-        holds=("checkpoint", "_CHECKPOINT_METADATA", "_METADATA"),
-        classes=("builtins.dict",),
+        magic_bytes=((5, b'\0\0\0{"'),),
+        marker_files=("checkpoint", "_CHECKPOINT_METADATA", "_METADATA"),
+        class_names=("builtins.dict",),
     ),
     RejectedKind(
         "in ONNX Runtime's own format",
         (".ort",),
         "give ekiden.compile the .onnx file that it was made of",
-        starts=((4, b"ORTM"),),
-        classes=("onnxruntime.InferenceSession",),
+        magic_bytes=((4, b"ORTM"),),
+        class_names=("onnxruntime.InferenceSession",),
     ),
     RejectedKind(
         "pickled",
         (".pkl", ".pickle", ".joblib"),
         "load it; ekiden.compile takes what is a model of a framework",
-        starts=tuple((0, bytes((0x80, protocol))) for protocol in range(2, 6)),
+        magic_bytes=tuple((0, bytes((0x80, protocol))) for protocol in range(2, 6)),
     ),
     RejectedKind(
         "an expression of Relay",
         (),
         "make a function of it: relay.Function(parameters, it)",
-        classes=("ekiden.ExprWithOp",),
+        class_names=("ekiden.ExprWithOp",),
     ),
     RejectedKind(
         "a part of an ONNX model",
         (),
         "make a model of it by onnx.helper.make_model",
-        classes=("onnx.GraphProto", "onnx.FunctionProto"),
+        class_names=("onnx.GraphProto", "onnx.FunctionProto"),
     ),
     RejectedKind(
         "a model of LightGBM",
         (),
         _CONVERT_ADVICE,
-        classes=("lightgbm.LGBMModel", "lightgbm.Booster"),
+        class_names=("lightgbm.LGBMModel", "lightgbm.Booster"),
         converter=_onnx_converter("onnxmltools", "1.12", "convert_lightgbm"),
     ),
     RejectedKind(
         "a model of XGBoost",
         (".ubj",),
         _CONVERT_ADVICE,
-        classes=("xgboost.XGBModel", "xgboost.Booster"),
+        class_names=("xgboost.XGBModel", "xgboost.Booster"),
         converter=_onnx_converter("onnxmltools", "1.12", "convert_xgboost"),
     ),
     RejectedKind(
         "a model of CatBoost",
         (".cbm",),
         "save it by save_model(path, format='onnx')",
-        classes=("catboost.CatBoost",),
+        class_names=("catboost.CatBoost",),
     ),
     RejectedKind(
         "an estimator of scikit-learn",
         (),
         _CONVERT_ADVICE,
-        classes=("sklearn.BaseEstimator",),
+        class_names=("sklearn.BaseEstimator",),
         converter=_onnx_converter("skl2onnx", "1.17", "to_onnx"),
     ),
     RejectedKind(
@@ -142,75 +142,75 @@ REJECTED_KINDS = (
         (),
         "give ekiden.compile a function that calls it, as "
         "lambda x: module.apply(variables, x), with example_inputs",
-        classes=("flax.Module",),
+        class_names=("flax.Module",),
     ),
     RejectedKind(
         "lowered already",
         (),
         "give ekiden.compile the function, or jax.export.export of it",
-        classes=("jax.Lowered", "jax.Compiled"),
+        class_names=("jax.Lowered", "jax.Compiled"),
     ),
     RejectedKind(
         "a function of TensorFlow for inputs of many types",
         (),
         "give ekiden.compile f.get_concrete_function(tf.TensorSpec(...))",
-        classes=("tensorflow.Function",),
+        class_names=("tensorflow.Function",),
     ),
     RejectedKind(
         "a layer of Keras",
         (),
         "make a model of it: keras.Sequential([keras.Input(...), it])",
-        classes=("keras.Layer",),
+        class_names=("keras.Layer",),
     ),
     RejectedKind(
         "a module of TensorFlow",
         (),
         "give ekiden.compile one of its functions, by "
         "get_concrete_function, or the folder that tf.saved_model.save wrote",
-        classes=("tensorflow.Module",),
+        class_names=("tensorflow.Module",),
     ),
     RejectedKind(
         "a graph of TensorFlow",
         (),
         "give ekiden.compile its GraphDef, frozen: as_graph_def()",
-        classes=("tensorflow.Graph",),
+        class_names=("tensorflow.Graph",),
     ),
     RejectedKind(
         "a model of Keras 2",
         (),
         "export it, and give ekiden.compile the folder: model.export(path)",
-        classes=("tf_keras.Model",),
+        class_names=("tf_keras.Model",),
     ),
     RejectedKind(
         "a model of Keras 2",
         (".h5", ".hdf5"),
         "give ekiden.compile the model, loaded by keras.models.load_model",
-        starts=((0, b"\x89HDF\r\n"),),
+        magic_bytes=((0, b"\x89HDF\r\n"),),
     ),
     RejectedKind(
         "a checkpoint of a language model",
         (".gguf",),
         "run it by `ekiden generate`",
-        starts=((0, b"GGUF"),),
+        magic_bytes=((0, b"GGUF"),),
     ),
     RejectedKind(
         "a model of CoreML",
         (".mlmodel", ".mlpackage"),
         _CONVERT_ADVICE,
-        classes=("coremltools.MLModel",),
+        class_names=("coremltools.MLModel",),
         converter=_onnx_converter("onnxmltools", "1.12", "convert_coreml"),
     ),
     RejectedKind(
         "compiled already",
         (".eki", ".so", ".dll", ".dylib"),
         "load it by ekiden.load, or look into it by `ekiden inspect`",
-        starts=((0, b"\x7fELF"),),
+        magic_bytes=((0, b"\x7fELF"),),
     ),
     RejectedKind(
         "a model of OpenVINO",
         (".xml",),
         _ORIGINAL_MODEL_ADVICE,
-        classes=("openvino.Model", "openvino.CompiledModel"),
+        class_names=("openvino.Model", "openvino.CompiledModel"),
     ),
     RejectedKind(
         "made for another engine",
@@ -222,13 +222,13 @@ REJECTED_KINDS = (
         "compressed",
         (".gz", ".tgz", ".xz", ".bz2", ".zst", ".zip", ".tar"),
         "unpack it, and give ekiden.compile the model that is in it",
-        starts=((0, b"\x1f\x8b\x08"), (0, b"\xfd7zXZ"), (0, b"BZh"), (0, b"\x28\xb5\x2f\xfd")),
+        magic_bytes=((0, b"\x1f\x8b\x08"), (0, b"\xfd7zXZ"), (0, b"BZh"), (0, b"\x28\xb5\x2f\xfd")),
     ),
     RejectedKind(
         "a model of PaddlePaddle",
         (".pdmodel",),
         _CONVERT_ADVICE,
-        classes=("paddle.Layer",),
+        class_names=("paddle.Layer",),
         converter=_onnx_converter("paddle2onnx", "1.2", "export"),
     ),
 )

@@ -1,4 +1,5 @@
-"""`relay.frontend`: importers with TVM's signatures, which return a module and its parameters.
+"""`relay_functions.frontend`: importers with TVM's signatures, which return a module and its
+parameters.
 
 Each is imported on first use.
 """
@@ -30,7 +31,7 @@ _EXPORTERS = {
 }
 """TVM's importers of frameworks that are not read here: framework, and how a model becomes ONNX."""
 
-_FRONTEND_BY_FUNCTION = {name: row for row in FRONTENDS for name in row.relay}
+_FRONTEND_BY_FUNCTION = {name: row for row in FRONTENDS for name in row.relay_functions}
 
 __all__ = ["from_jax", "from_keras", "from_onnx", "from_pytorch", "from_tensorflow", "from_tflite"]
 __all__ += sorted(_EXPORTERS)
@@ -39,16 +40,16 @@ __all__ += sorted(_EXPORTERS)
 def __getattr__(name: str) -> object:
     """Import a frontend's importer on first use; raise ImportModelError for a missing package."""
     if name in _EXPORTERS:
-        globals()[name] = refuse = _refusing_importer(name, *_EXPORTERS[name])
+        globals()[name] = refuse = _make_refusing_importer(name, *_EXPORTERS[name])
         return refuse
     if name not in _FRONTEND_BY_FUNCTION:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importer: object = getattr(_FRONTEND_BY_FUNCTION[name].module("relay"), name)
+    importer: object = getattr(_FRONTEND_BY_FUNCTION[name].import_submodule("relay"), name)
     globals()[name] = importer
     return importer
 
 
-def _refusing_importer(name: str, framework: str, way: str) -> Callable[..., NoReturn]:
+def _make_refusing_importer(name: str, framework: str, way: str) -> Callable[..., NoReturn]:
     """Return a function that takes any arguments and raises UnsupportedError with the way to
     ONNX.
     """

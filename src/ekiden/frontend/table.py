@@ -1,7 +1,8 @@
 """Registry of frontends, one row each: the models it accepts, its packages, its module.
 
 Reading the table imports no framework; a frontend is imported when one of its models is given. To
-add one: a row here, and a folder with a module `entry` whose functions are those of `Entry`.
+add one: a row here, and a folder with a module `entry` whose functions are those of
+`FrontendEntry`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from ekiden._lazy import load_module
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.frontend.packages import IMPORT_ERRORS, Package, broken_import
+from ekiden.frontend.packages import IMPORT_ERRORS, Package, broken_import_problem
 from ekiden.frontend.rejected_kinds import REJECTED_KINDS, RejectedKind
 from ekiden.runtime.errors import CompileError, ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ekiden.frontend.common.survey import Survey
 
 
-class Entry(Protocol):
+class FrontendEntry(Protocol):
     """Interface of a frontend's module `entry`."""
 
     def import_model(self, model: object, options: ImportOptions) -> ImportedModule:
@@ -48,7 +49,7 @@ class Frontend:
 
     name: str
     """Its folder: `ekiden.frontend.<name>`."""
-    model: str
+    model_noun: str
     """What its models are called: "an ONNX model"."""
     accepted_forms: str
     """What it takes, for messages: "a path, bytes or onnx.ModelProto"."""
@@ -57,31 +58,33 @@ class Frontend:
     """The extra of Ekiden that installs them; "" for what Ekiden always brings."""
     suffixes: tuple[str, ...] = ()
     """How the names of its files end."""
-    starts: tuple[tuple[int, bytes], ...] = ()
+    magic_bytes: tuple[tuple[int, bytes], ...] = ()
     """(offset, bytes): what stands in its files and bytes, where that tells them."""
     matches_bytes: Callable[[bytes], bool] | None = None
     """Whether bytes are one of its models, where no fixed place in them says so."""
-    holds: tuple[str, ...] = ()
+    marker_files: tuple[str, ...] = ()
     """The files of which one is in each of its folders."""
-    members: tuple[str, ...] = ()
+    archive_members: tuple[str, ...] = ()
     """Names of which one is in each of its files that are zip archives."""
-    classes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
     """The classes of its objects, as "top-level package.class", subclasses with them."""
-    tensors: tuple[str, ...] = ()
+    tensor_class_names: tuple[str, ...] = ()
     """The classes of its tensors, the same."""
-    options: frozenset[str] = frozenset()
+    honoured_options: frozenset[str] = frozenset()
     """The fields of ImportOptions that it honours."""
     serialize: Callable[[object], bytes] | None = None
     """The bytes of an object, if its artifacts are kept; needs nothing to be imported."""
     has_survey: bool = False
-    relay: tuple[str, ...] = ()
-    """TVM's functions for it, which `relay.frontend` has; they are in its module `relay`."""
+    relay_functions: tuple[str, ...] = ()
+    """TVM's functions for it, which `relay_functions.frontend` has; they are in its module
+    `relay_functions`.
+    """
 
-    def entry(self) -> Entry:
+    def entry_module(self) -> FrontendEntry:
         """Import the frontend's entry module; raise ImportModelError for a missing package."""
-        return cast(Entry, self.module("entry"))
+        return cast(FrontendEntry, self.import_submodule("entry"))
 
-    def module(self, name: str) -> ModuleType:
+    def import_submodule(self, name: str) -> ModuleType:
         """Import one of the frontend's modules.
 
         Raises ImportModelError with the command that installs what is missing or cannot be
@@ -91,9 +94,9 @@ class Frontend:
         try:
             return load_module(f"ekiden.frontend.{self.name}.{name}")
         except IMPORT_ERRORS as error:  # of a package, which may raise anything
-            problem = broken_import(self.packages, error)
-            text = problem.as_text(" ".join(p.distribution for p in self.packages))
-            raise ImportModelError(f"import {self.model}: {text}") from error
+            problem = broken_import_problem(self.packages, error)
+            text = problem.as_text(" ".join(p.distribution_name for p in self.packages))
+            raise ImportModelError(f"import {self.model_noun}: {text}") from error
 
     def check_packages(self) -> None:
         """Raise ImportModelError for a missing package or an unsupported version."""
@@ -101,14 +104,16 @@ class Frontend:
             problem = package.problem()
             if problem is not None:
                 install = f"'ekiden[{self.extra}]'" if self.extra else package.distributions[0]
-                raise ImportModelError(f"import {self.model}: {problem.as_text(install)}")
+                raise ImportModelError(f"import {self.model_noun}: {problem.as_text(install)}")
 
     def check_options(self, options: ImportOptions) -> None:
         """Raise CompileError for an unsupported option or example inputs of another framework."""
-        for name in options.given():
-            if name not in self.options:
-                supported = ", ".join(f"'{n}'" for n in sorted(self.options)) or "none"
-                raise CompileError(f"compile: {self.model} takes no '{name}'; it takes {supported}")
+        for name in options.set_option_names():
+            if name not in self.honoured_options:
+                supported = ", ".join(f"'{n}'" for n in sorted(self.honoured_options)) or "none"
+                raise CompileError(
+                    f"compile: {self.model_noun} takes no '{name}'; it takes {supported}"
+                )
         kwargs: object = options.example_kwargs
         if kwargs is not None and not isinstance(kwargs, Mapping):
             actual = type(kwargs).__name__
@@ -118,18 +123,20 @@ class Frontend:
         named = [(str(at), positional) for at, positional in enumerate(inputs)]
         for name, example in [*named, *(options.example_kwargs or {}).items()]:
             # By class name, so that no framework is imported to look at an example.
-            row = next((r for r in FRONTENDS if _is_instance_by_name(example, r.tensors)), self)
+            row = next(
+                (r for r in FRONTENDS if _is_instance_by_name(example, r.tensor_class_names)), self
+            )
             if row is not self:
                 text = f"example input {name} is a {type(example).__name__} of another framework"
                 raise CompileError(
-                    f"compile: {self.model}: {text}; {row.model} is {row.accepted_forms}"
+                    f"compile: {self.model_noun}: {text}; {row.model_noun} is {row.accepted_forms}"
                 )
 
     def check_model(self, model: object, function: str) -> None:
         """Raise CompileError if `function` is given a model of another frontend."""
-        if isinstance(as_bytes(model), (str, os.PathLike, bytes)):
+        if isinstance(to_bytes(model), (str, os.PathLike, bytes)):
             return  # whoever reads it says what it is
-        if frontend_of(model) is not self:
+        if find_frontend(model) is not self:
             raise CompileError(
                 f"{function}: expected {self.accepted_forms}, or a path or bytes of one, "
                 f"got {describe_model(model)}"
@@ -154,64 +161,64 @@ _MAX_ROOT_OFFSET = 1024
 FRONTENDS = (
     Frontend(
         "onnx",
-        model="an ONNX model",
+        model_noun="an ONNX model",
         accepted_forms="an onnx.ModelProto",
         packages=(Package("onnx", ("onnx",), "1.17"),),
         suffixes=(".onnx",),
-        classes=("onnx.ModelProto",),
-        options=frozenset(("shape",)),
+        class_names=("onnx.ModelProto",),
+        honoured_options=frozenset(("shape",)),
         serialize=operator.methodcaller("SerializeToString", deterministic=True),
         has_survey=True,
-        relay=("from_onnx",),
+        relay_functions=("from_onnx",),
     ),
     Frontend(
         "torch",
-        model="a PyTorch model",
+        model_noun="a PyTorch model",
         accepted_forms="a torch.nn.Module with example_inputs, a torch.export.ExportedProgram",
         packages=(Package("torch", ("torch",), "2.6"),),
         extra="torch",
         suffixes=(".pt2",),
-        members=("archive_format", "serialized_exported_program.json"),
-        classes=("torch.Module", "torch.ExportedProgram", "torch.ScriptFunction"),
-        tensors=("torch.Tensor",),
-        options=frozenset(("example_inputs", "example_kwargs", "dynamic_shapes")),
-        relay=("from_pytorch",),
+        archive_members=("archive_format", "serialized_exported_program.json"),
+        class_names=("torch.Module", "torch.ExportedProgram", "torch.ScriptFunction"),
+        tensor_class_names=("torch.Tensor",),
+        honoured_options=frozenset(("example_inputs", "example_kwargs", "dynamic_shapes")),
+        relay_functions=("from_pytorch",),
     ),
     Frontend(
         "tflite",
-        model="a TensorFlow Lite model",
+        model_noun="a TensorFlow Lite model",
         accepted_forms="a .tflite file",
         packages=(Package("tflite", ("tflite",), "2.18"),),
         extra="tflite",
         suffixes=(".tflite",),
-        starts=((4, b"TFL3"),),
-        options=frozenset(("shape", "signature")),
-        relay=("from_tflite",),
+        magic_bytes=((4, b"TFL3"),),
+        honoured_options=frozenset(("shape", "signature")),
+        relay_functions=("from_tflite",),
     ),
     Frontend(
         "tensorflow",
-        model="a TensorFlow model",
+        model_noun="a TensorFlow model",
         accepted_forms="a SavedModel, a GraphDef, a Keras model or a concrete function",
         packages=(Package("tensorflow", ("tensorflow", "tensorflow-cpu"), "2.16"),),
         extra="tensorflow",
         suffixes=(".pb", ".keras"),
-        holds=("saved_model.pb",),
-        members=("model.weights.h5",),
-        classes=("tensorflow.GraphDef", "tensorflow.ConcreteFunction", "keras.Model"),
-        tensors=("tensorflow.Tensor",),
-        options=frozenset(("shape", "signature")),
-        relay=("from_tensorflow", "from_keras"),
+        marker_files=("saved_model.pb",),
+        archive_members=("model.weights.h5",),
+        class_names=("tensorflow.GraphDef", "tensorflow.ConcreteFunction", "keras.Model"),
+        tensor_class_names=("tensorflow.Tensor",),
+        honoured_options=frozenset(("shape", "signature")),
+        relay_functions=("from_tensorflow", "from_keras"),
     ),
     Frontend(
         "jax",
-        model="a JAX program",
+        model_noun="a JAX program",
         accepted_forms="a function of JAX with example_inputs, a jax.export.Exported, StableHLO",
         packages=(Package("jax", ("jax",), "0.6"), Package("jaxlib", ("jaxlib",), "0.6")),
         extra="jax",
         suffixes=(".jax", ".mlir", ".stablehlo", ".mlirbc"),
-        starts=((0, b"ML\xefR"), *((0, word) for word in _MLIR_PREFIXES)),
+        magic_bytes=((0, b"ML\xefR"), *((0, word) for word in _MLIR_PREFIXES)),
         matches_bytes=_is_jax_export,
-        classes=(
+        class_names=(
             "jax.Exported",
             "jaxlib.Module",
             "jaxlib.PjitFunction",
@@ -219,61 +226,63 @@ FRONTENDS = (
             "builtins.method",
             "functools.partial",
         ),
-        tensors=("jaxlib.ArrayImpl",),
-        options=frozenset(("example_inputs", "example_kwargs", "dynamic_shapes", "signature")),
-        relay=("from_jax",),
+        tensor_class_names=("jaxlib.ArrayImpl",),
+        honoured_options=frozenset(
+            ("example_inputs", "example_kwargs", "dynamic_shapes", "signature")
+        ),
+        relay_functions=("from_jax",),
     ),
     Frontend(
         "text",
-        model="a Relay program",
+        model_noun="a Relay program",
         accepted_forms="Relay's text",
         packages=(),
         suffixes=(".relay",),
-        starts=((0, b"#[version = "),),
+        magic_bytes=((0, b"#[version = "),),
     ),
 )
 """The first row is for files and bytes that no other claims."""
 
 
-def frontend(name: str) -> Frontend:
+def frontend_by_name(name: str) -> Frontend:
     """Return the frontend of a name."""
     return next(row for row in FRONTENDS if row.name == name)
 
 
-def frontend_of(model: object) -> Frontend | None:
+def find_frontend(model: object) -> Frontend | None:
     """Return the frontend that accepts a path, bytes or object; None if there is none.
 
     Raises ImportModelError for a file or an object that another tool must convert first.
     """
     if isinstance(model, (str, os.PathLike)):
         path = os.fspath(model) or os.curdir
-        row = _frontend_of_path(path)
+        row = _find_frontend_of_path(path)
         is_keras = not path.endswith(".pb") and not os.path.isdir(path)
         return _keras_file_frontend(row, repr(_base_name(path))) if is_keras else row
-    model = as_bytes(model)
+    model = to_bytes(model)
     if isinstance(model, bytes):
         archive_row = (
-            _frontend_of_archive(BytesIO(model), "bytes") if model[:4] == _ZIP_MAGIC else None
+            _find_frontend_of_archive(BytesIO(model), "bytes") if model[:4] == _ZIP_MAGIC else None
         )
         for rejected in REJECTED_KINDS:
             if _has_magic_bytes(rejected, model[:_MAGIC_BYTES_READ]):
-                raise _rejection("bytes", rejected)
+                raise _rejection_error("bytes", rejected)
         # Lazy: is_own searches all bytes, which magic bytes make unnecessary.
         own = (
             row for row in FRONTENDS if row.matches_bytes is not None and row.matches_bytes(model)
         )
         archive_row = _keras_file_frontend(archive_row, "bytes")
-        return archive_row or _frontend_of_bytes(model) or next(own, FRONTENDS[0])
+        return archive_row or _find_frontend_of_bytes(model) or next(own, FRONTENDS[0])
     for row in FRONTENDS:
-        if _is_instance_by_name(model, row.classes):
+        if _is_instance_by_name(model, row.class_names):
             return (
                 _keras_frontend("the model")
                 if _is_instance_by_name(model, (_KERAS_MODEL_CLASS,))
                 else row
             )
     for rejected in REJECTED_KINDS:
-        if _is_instance_by_name(model, rejected.classes):
-            raise _rejection(f"an object of class {type(model).__name__!r}", rejected)
+        if _is_instance_by_name(model, rejected.class_names):
+            raise _rejection_error(f"an object of class {type(model).__name__!r}", rejected)
     return None
 
 
@@ -289,7 +298,7 @@ def _keras_frontend(what: str) -> Frontend:
         supported = ", ".join(repr(name) for name in _FRONTEND_OF_KERAS_BACKEND)
         text = f"{what}: Keras computes with {backend!r}; set KERAS_BACKEND to one of {supported}"
         raise ImportModelError(f"import {text}")
-    return frontend(_FRONTEND_OF_KERAS_BACKEND[backend])
+    return frontend_by_name(_FRONTEND_OF_KERAS_BACKEND[backend])
 
 
 def keras_backend() -> str:
@@ -327,7 +336,7 @@ def _keras_file_frontend(row: Frontend | None, name: str) -> Frontend | None:
     return backend_row
 
 
-def as_bytes(model: object) -> object:
+def to_bytes(model: object) -> object:
     """Convert a bytearray or memoryview to `bytes`; other objects are unchanged."""
     return bytes(model) if isinstance(model, (bytearray, memoryview)) else model
 
@@ -340,12 +349,17 @@ def _is_instance_by_name(value: object, classes: Sequence[str]) -> bool:
     return any(f"{c.__module__.partition('.')[0]}.{c.__qualname__}" in classes for c in kinds)
 
 
-def _rejection(name: str, rejected: RejectedKind) -> ImportModelError:
+def _rejection_error(name: str, rejected: RejectedKind) -> ImportModelError:
     """Return the error that rejects a model, with the advice of its kind."""
-    text, converter = f"import {name}: it is {rejected.what}: {rejected.advice}", rejected.converter
+    text, converter = (
+        f"import {name}: it is {rejected.description}: {rejected.advice}",
+        rejected.converter,
+    )
     if converter is not None:
         trouble = converter.unusable_reason()
-        text += f" {converter.module}.{converter.function}" + (f"\n  {trouble}" if trouble else "")
+        text += f" {converter.module}.{converter.required_function}" + (
+            f"\n  {trouble}" if trouble else ""
+        )
     return ImportModelError(text)
 
 
@@ -368,7 +382,7 @@ def _base_name(path: str) -> str:
     return os.path.basename(path.rstrip(os.sep))
 
 
-def _frontend_of_path(path: str) -> Frontend:
+def _find_frontend_of_path(path: str) -> Frontend:
     """Return the frontend of a path by its first bytes, archive members, marker files or suffix."""
     if "\0" in path:
         raise ImportModelError(f"import {path!r}: no path has a character of zero")
@@ -378,7 +392,7 @@ def _frontend_of_path(path: str) -> Frontend:
         with suppress(OSError), open(path, "rb") as file:  # whoever reads it says so
             head = file.read(_MAGIC_BYTES_READ)
             matching_row = (
-                _frontend_of_archive(file, repr(shown)) if head[:4] == _ZIP_MAGIC else None
+                _find_frontend_of_archive(file, repr(shown)) if head[:4] == _ZIP_MAGIC else None
             )
     matching_row = matching_row or next(
         (row for row in FRONTENDS if _has_marker_file(row, path)), None
@@ -386,7 +400,7 @@ def _frontend_of_path(path: str) -> Frontend:
     if matching_row is not None:
         return matching_row
     around = os.path.dirname(path) or os.curdir
-    if any(shown in row.holds and _has_marker_file(row, around) for row in FRONTENDS):
+    if any(shown in row.marker_files and _has_marker_file(row, around) for row in FRONTENDS):
         text = f"it is a part of a model: give the folder, {around!r}"
         raise ImportModelError(f"import {shown!r}: {text}")
     if names := _list_models(path):
@@ -399,13 +413,13 @@ def _frontend_of_path(path: str) -> Frontend:
                 or name.endswith(rejected.suffixes)
                 or _has_marker_file(rejected, path)
             ):
-                raise _rejection(repr(shown), rejected)
+                raise _rejection_error(repr(shown), rejected)
     for row in FRONTENDS:
         if name.endswith(row.suffixes):
             return row
     if os.path.isdir(path):
         raise ImportModelError(f"import {path!r}: it is a folder, in which there is no model")
-    return _frontend_of_bytes(head) or FRONTENDS[0]
+    return _find_frontend_of_bytes(head) or FRONTENDS[0]
 
 
 def _list_models(folder: str) -> str:
@@ -428,20 +442,20 @@ _MAGIC_BYTES_READ = 64
 
 def _has_marker_file(row: Frontend | RejectedKind, path: str) -> bool:
     """Return whether a folder has one of a row's marker files."""
-    return any(os.path.isfile(os.path.join(path, name)) for name in row.holds)
+    return any(os.path.isfile(os.path.join(path, name)) for name in row.marker_files)
 
 
 def _has_magic_bytes(row: Frontend | RejectedKind, data: bytes) -> bool:
     """Return whether data have a row's magic bytes at their offset."""
-    return any(data[at : at + len(text)] == text for at, text in row.starts)
+    return any(data[at : at + len(text)] == text for at, text in row.magic_bytes)
 
 
-def _frontend_of_bytes(data: bytes) -> Frontend | None:
+def _find_frontend_of_bytes(data: bytes) -> Frontend | None:
     """Return the frontend whose magic bytes data begin with; None if there is none."""
     return next((row for row in FRONTENDS if _has_magic_bytes(row, data)), None)
 
 
-def _frontend_of_archive(file: IO[bytes], name: str) -> Frontend | None:
+def _find_frontend_of_archive(file: IO[bytes], name: str) -> Frontend | None:
     """Return the frontend of a zip archive by its members; raise ImportModelError for rejected
     kinds.
     """
@@ -458,11 +472,11 @@ def _frontend_of_archive(file: IO[bytes], name: str) -> Frontend | None:
     except (OSError, ValueError, BadZipFile):
         return None  # cut short: whoever takes it by its name says so
     for row in FRONTENDS:
-        if members.intersection(row.members):
+        if members.intersection(row.archive_members):
             return row
     for rejected in REJECTED_KINDS:
-        if members.intersection(rejected.members):
-            raise _rejection(name, rejected)
+        if members.intersection(rejected.archive_members):
+            raise _rejection_error(name, rejected)
     return None
 
 

@@ -54,7 +54,7 @@ class Attrs(Node):
         return True
 
     @classmethod
-    def in_full(cls, fields: dict[str, object]) -> dict[str, object]:
+    def expand_abbreviations(cls, fields: dict[str, object]) -> dict[str, object]:
         """Expand the abbreviated fields of a text to the form in which they are stored."""
         return fields
 
@@ -67,16 +67,16 @@ class Attrs(Node):
 @node("relay.attrs.NamedDimsAttrs")
 class NamedDimsAttrs(Attrs):
     """Wrapper of a user-defined operator's attributes that names the unknown dimensions of its
-    result; user code sees `own` only.
+    result; user code sees `user_attrs` only.
     """
 
-    own: Attrs | None = None
+    user_attrs: Attrs | None = None
     symbols: tuple[PrimExpr, ...] = ()
 
 
 def unwrap_user_attrs(attrs: Attrs | None) -> Attrs | None:
     """Return the attributes as user code gave them, without the NamedDimsAttrs wrapper."""
-    return attrs.own if isinstance(attrs, NamedDimsAttrs) else attrs
+    return attrs.user_attrs if isinstance(attrs, NamedDimsAttrs) else attrs
 
 
 def with_dim_symbols(attrs: Attrs | None, symbols: tuple[PrimExpr, ...]) -> Attrs:

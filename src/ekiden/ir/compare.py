@@ -115,15 +115,17 @@ class _ComparisonScope:
     lhs_to_rhs: dict[Node, Node] = field(default_factory=dict)
     """Map from each visited node of the left side to its counterpart."""
     rhs_to_lhs: dict[Node, Node] = field(default_factory=dict)
-    bound: set[Node] = field(default_factory=set)
+    bound_vars: set[Node] = field(default_factory=set)
 
-    def binds(self, var: Node) -> bool:
+    def is_bound(self, var: Node) -> bool:
         """Return whether the variable is bound in this scope or an enclosing one."""
-        return var in self.bound or (self.parent_scope is not None and self.parent_scope.binds(var))
+        return var in self.bound_vars or (
+            self.parent_scope is not None and self.parent_scope.is_bound(var)
+        )
 
     def scope_of_variable(self, var: Node) -> _ComparisonScope:
         """Return the scope that binds a variable, or the outermost one for a free variable."""
-        if self.parent_scope is None or var in self.bound:
+        if self.parent_scope is None or var in self.bound_vars:
             return self
         return self.parent_scope.scope_of_variable(var)
 
@@ -161,7 +163,7 @@ class _StructuralComparer:
         if isinstance(a, Node) and isinstance(b, Node):
             return self._compare_nodes(path, a, b)
         if isinstance(a, _MissingElement):
-            return _length_mismatch(path, *a.counts)
+            return _length_mismatch(path, *a.lengths)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             return _pair_mappings(path, a, b)
         if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
@@ -191,9 +193,9 @@ class _StructuralComparer:
             return _make_mismatch(path, _describe_value(a), _describe_value(b))
         scope.lhs_to_rhs[a], scope.rhs_to_lhs[b] = b, a
         # Before the fields are compared, in which these variables occur.
-        scope.bound.update(plan.bound_variables(a))
+        scope.bound_vars.update(plan.bound_variables(a))
         is_size = a.type_key == "tir.SizeVar" and self.map_size_vars
-        is_free = not scope.binds(a) and not (self.map_free_vars or is_size)
+        is_free = not scope.is_bound(a) and not (self.map_free_vars or is_size)
         if plan.is_variable and a is not b and is_free:
             return _make_mismatch(path, _describe_value(a), _describe_value(b))
         inside = [(path.attr(n), getattr(a, n), getattr(b, n)) for n in plan.names]
@@ -215,7 +217,7 @@ class _MissingElement:
     """Placeholder for the element missing at the end of the shorter sequence."""
 
     def __init__(self, counts: tuple[int, int]) -> None:
-        self.counts = counts
+        self.lengths = counts
 
 
 def _pair_sequences(path: ObjectPath, a: Sequence[object], b: Sequence[object]) -> Iterator[_Pair]:

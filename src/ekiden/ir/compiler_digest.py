@@ -13,8 +13,8 @@ from ekiden import IMPORTED_NS
 from ekiden._lazy import LazyModule
 from ekiden.ir.digest_cache import memoize_on_disk
 from ekiden.ir.hashes import sha256
-from ekiden.ir.package_versions import version_of
-from ekiden.runtime.files import states_below
+from ekiden.ir.package_versions import package_version
+from ekiden.runtime.files import folder_fingerprint
 
 if TYPE_CHECKING:
     import hashlib
@@ -45,9 +45,9 @@ def package_digest(roots: Iterable[str], imported_ns: int | None = None) -> str:
     same digest: modules are imported when they are first used, and what runs is neither what the
     files are nor what they were.
     """
-    states_by_root = {root: states_below(root, _SOURCE_SUFFIXES) for root in roots}
+    states_by_root = {root: folder_fingerprint(root, _SOURCE_SUFFIXES) for root in roots}
     changed = max((latest for _, latest in states_by_root.values()), default=0)
-    beneath = " ".join([sys.version, *map(version_of, _VERSIONED_PACKAGES)])
+    beneath = " ".join([sys.version, *map(package_version, _VERSIONED_PACKAGES)])
     if imported_ns is not None and imported_ns < changed <= time.time_ns():
         # The modules in memory may be older than the files now on disk: a key that no other process
         # shares.
@@ -73,16 +73,16 @@ def _hash_file_contents(beneath: str, files: dict[str, list[str]]) -> str:
     return digest.hexdigest()
 
 
-def sources(root: str) -> list[str]:
+def list_source_files(root: str) -> list[str]:
     """Return the package's source files that affect compilation, as paths relative to its
     folder.
     """
-    return _parse_file_names(states_below(root, _SOURCE_SUFFIXES)[0])
+    return _parse_file_names(folder_fingerprint(root, _SOURCE_SUFFIXES)[0])
 
 
 def _parse_file_names(listed: bytes) -> list[str]:
-    """Parse the file names from the records of `states_below`, sorted so that the location of the
-    package does not matter.
+    """Parse the file names from the records of `folder_fingerprint`, sorted so that the location of
+    the package does not matter.
     """
     names, offset = [], 0
     while offset < len(listed):

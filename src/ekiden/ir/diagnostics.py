@@ -77,28 +77,28 @@ def _print_diagnostics(context: DiagnosticContext) -> None:
         print(f"{diagnostic.level.name.lower()}: {prefix}{diagnostic.message}", file=sys.stderr)
 
 
-_overriding: list[DiagnosticRenderer] = []
+_override_stack: list[DiagnosticRenderer] = []
 _DEFAULT_RENDERER = DiagnosticRenderer(_print_diagnostics)
 
 
 def get_renderer() -> DiagnosticRenderer:
     """Return the active renderer: the user's, or the default that prints to stderr."""
-    return _overriding[-1] if _overriding else _DEFAULT_RENDERER
+    return _override_stack[-1] if _override_stack else _DEFAULT_RENDERER
 
 
 def override_renderer(render_func: Callable[[DiagnosticContext], object] | None) -> None:
     """Install a user's render function, or restore the default with None."""
     # A list and not a name that is bound anew: other modules hold the list.
-    _overriding.clear()
+    _override_stack.clear()
     if render_func is not None:
-        _overriding.append(DiagnosticRenderer(render_func))
+        _override_stack.append(DiagnosticRenderer(render_func))
 
 
 def report_error(module: IRModule | None, error: CompileError) -> None:
     """Render an error that the caller is about to raise, if the user has installed a renderer."""
-    if not _overriding:
+    if not _override_stack:
         return
-    context = DiagnosticContext(module, _overriding[-1])
+    context = DiagnosticContext(module, _override_stack[-1])
     # Only errors of parsers and type inference know their place.
     span = getattr(error, "span", None)
     context.emit(Diagnostic(DiagnosticLevel.ERROR, span, str(error)))

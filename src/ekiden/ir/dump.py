@@ -25,7 +25,7 @@ from pathlib import Path
 
 from ekiden.ir.hashes import blake2b
 from ekiden.ir.module import IRModule
-from ekiden.ir.package_versions import version_of
+from ekiden.ir.package_versions import package_version
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, with_instruments
 from ekiden.runtime.environment import DumpRequest
 from ekiden.runtime.errors import InputError
@@ -65,13 +65,13 @@ class _DumpStage:
     folder: Path
     is_selected: bool
     """Whether the function filter selects the whole stage, as it does a kernel by name."""
-    count: int = 0
+    num_passes: int = 0
     """Number of passes that have run."""
     text: str = ""
     """Text of the module at the previous pass, for detecting changes."""
     module: IRModule | None = None
     """Module whose text is `text`, so that it is not printed again."""
-    running: list[_PassRun] = field(default_factory=list)
+    running_passes: list[_PassRun] = field(default_factory=list)
     """Passes in progress, outermost first."""
 
 
@@ -84,7 +84,7 @@ class DumpIR(PassInstrument):
     """
 
     compiles_cached = True
-    _source = "DumpIR"
+    _folder_origin = "DumpIR"
     """Option or variable that chose the folder, for error messages."""
 
     def __init__(
@@ -107,12 +107,12 @@ class DumpIR(PassInstrument):
         self._show_meta_data = show_meta_data
         self._function = function
         self._pass_name = pass_name
-        self._stages: dict[str, _DumpStage] = {}
-        self._kernels: list[_PassRun] = []
+        self._stage_of_kernel: dict[str, _DumpStage] = {}
+        self._open_kernels: list[_PassRun] = []
         """Kernels whose compilation is in progress."""
-        self._phases: list[_PassRun] = []
+        self._open_phases: list[_PassRun] = []
         """Other compilation phases in progress."""
-        self._seen: list[tuple[str, float]] | None = None
+        self._unreported_kernels: list[tuple[str, float]] | None = None
         """Kernels compiled in this worker process and their seconds, not yet reported to the
         program. None in the program.
         """
@@ -127,15 +127,15 @@ class DumpIR(PassInstrument):
         with self._exclude_dump_time():
             stage = self._stage_for_module(module)
             # Only outermost passes have files: `running` holds the pass around this one, if any.
-            if not stage.running and self._matches_pass_filter(info.name):
+            if not stage.running_passes and self._matches_pass_filter(info.name):
                 name = (
                     "000-input"
-                    if stage.count == 0
+                    if stage.num_passes == 0
                     else f"{_numbered_pass_name(stage, info)}-before"
                 )
-                what = "before the first pass" if stage.count == 0 else f"before {info.name}"
+                what = "before the first pass" if stage.num_passes == 0 else f"before {info.name}"
                 self._write_module(stage, module, name, None, what)
-        stage.running.append(self._start_run(info.name))
+        stage.running_passes.append(self._start_run(info.name))
 
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
         """Write the module that the pass returned, and its time into the index."""
@@ -145,15 +145,15 @@ class DumpIR(PassInstrument):
         with self._exclude_dump_time():
             stage = self._stage_for_module(module)
             # Passes inside of this one that an exception left open are dropped with it.
-            run = _pop_finished_run(stage.running, info.name)
-            if run is None or stage.running:
+            run = _pop_finished_run(stage.running_passes, info.name)
+            if run is None or stage.running_passes:
                 return
             if self._matches_pass_filter(info.name):
                 seconds = run.elapsed_without_dump(ended, self._dump_seconds)
                 name, what = _numbered_pass_name(stage, info), f"after {info.name}"
                 if not self._write_module(stage, module, name, seconds, what):
                     self._append_index_line(stage, "-", seconds, f"{name}: nothing changed")
-            stage.count += 1
+            stage.num_passes += 1
 
     def run_failed(self, module: IRModule, info: PassInfo, error: BaseException) -> None:
         """Write the input module of a pass that raised an error."""
@@ -162,8 +162,8 @@ class DumpIR(PassInstrument):
         with self._exclude_dump_time():
             stage = self._stage_for_module(module)
             # The pass is over; what it ran and left open goes with it.
-            _pop_finished_run(stage.running, info.name)
-            if stage.running or not self._matches_pass_filter(info.name):
+            _pop_finished_run(stage.running_passes, info.name)
+            if stage.running_passes or not self._matches_pass_filter(info.name):
                 return
             name, what = _numbered_pass_name(stage, info), f"{info.name} failed"
             self._write_module(stage, module, f"{name}-failed", None, f"before {what}")
@@ -175,11 +175,11 @@ class DumpIR(PassInstrument):
         """Return the stage of a pass: the kernel's while one is compiled or if the module holds
         PrimFuncs only, else the model's.
         """
-        if self._kernels:
-            return self._kernel_stage(self._kernels[-1].name)
+        if self._open_kernels:
+            return self._kernel_stage(self._open_kernels[-1].name)
         if _is_prim_func_module(module):
             kernel = next(iter(module.functions)).name_hint
-            is_new = kernel not in self._stages
+            is_new = kernel not in self._stage_of_kernel
             stage = self._kernel_stage(kernel)
             if is_new and stage.is_selected and self._pass_name == "*":
                 model_stage = self._get_stage("", self.folder, is_selected=False)
@@ -194,9 +194,9 @@ class DumpIR(PassInstrument):
         return self._get_stage(kernel, folder, self._matches_function_filter(kernel))
 
     def _get_stage(self, key: str, folder: Path, is_selected: bool) -> _DumpStage:
-        if key not in self._stages:
-            self._stages[key] = _DumpStage(folder, is_selected)
-        return self._stages[key]
+        if key not in self._stage_of_kernel:
+            self._stage_of_kernel[key] = _DumpStage(folder, is_selected)
+        return self._stage_of_kernel[key]
 
     # What stages make beside modules.
 
@@ -205,9 +205,9 @@ class DumpIR(PassInstrument):
         if not self._matches_pass_filter(file_name.partition(".")[0]):
             return
         with self._exclude_dump_time():
-            is_kernel = bool(self._kernels)
+            is_kernel = bool(self._open_kernels)
             if is_kernel:
-                stage = self._kernel_stage(self._kernels[-1].name)
+                stage = self._kernel_stage(self._open_kernels[-1].name)
             else:
                 stage = self._get_stage("", self.folder, is_selected=False)
             if stage.is_selected or (not is_kernel and self._function == "*"):
@@ -219,7 +219,7 @@ class DumpIR(PassInstrument):
     def enter_phase(self, name: str) -> None:
         """Record the start of a phase or of a kernel's compilation."""
         is_kernel = name.startswith(KERNEL_PHASE_PREFIX)
-        phases = self._kernels if is_kernel else self._phases
+        phases = self._open_kernels if is_kernel else self._open_phases
         phases.append(self._start_run(name.removeprefix(KERNEL_PHASE_PREFIX)))
 
     def _start_run(self, name: str) -> _PassRun:
@@ -229,20 +229,20 @@ class DumpIR(PassInstrument):
         """Append the finished kernel or phase with its time to the index."""
         ended = time.perf_counter()
         if not name.startswith(KERNEL_PHASE_PREFIX):
-            run = _pop_finished_run(self._phases, name)
+            run = _pop_finished_run(self._open_phases, name)
             if run is not None and (stage := self._stage_for_phase()) is not None:
                 with self._exclude_dump_time():
                     seconds = run.elapsed_without_dump(ended, self._dump_seconds)
                     self._append_index_line(stage, "-", seconds, f"phase: {name}")
             return
         kernel = name.removeprefix(KERNEL_PHASE_PREFIX)
-        run = _pop_finished_run(self._kernels, kernel)
+        run = _pop_finished_run(self._open_kernels, kernel)
         if run is None or not self._matches_function_filter(kernel):
             return
         seconds = run.elapsed_without_dump(ended, self._dump_seconds)
         # A worker has no index of the compilation: it reports the kernel to the program.
-        if self._seen is not None:
-            self._seen.append((kernel, seconds))
+        if self._unreported_kernels is not None:
+            self._unreported_kernels.append((kernel, seconds))
         else:
             self._index_kernel(kernel, seconds)
 
@@ -250,9 +250,9 @@ class DumpIR(PassInstrument):
         """Return the stage whose index lists the phase, or None if a filter excludes phases."""
         if self._pass_name != "*":
             return None
-        if not self._kernels:
+        if not self._open_kernels:
             return self._get_stage("", self.folder, is_selected=False)
-        stage = self._kernel_stage(self._kernels[-1].name)
+        stage = self._kernel_stage(self._open_kernels[-1].name)
         return stage if stage.is_selected else None
 
     def _index_kernel(self, kernel: str, seconds: float | None) -> None:
@@ -272,12 +272,12 @@ class DumpIR(PassInstrument):
         # A list instead of None marks the copy as that of a worker, which reports its kernels to
         # the program.
         copy = type(self)(self.folder, self._show_meta_data, self._function, self._pass_name)
-        copy._seen = []
+        copy._unreported_kernels = []
         return copy
 
     def take_seen(self) -> object:
         """Return the kernels compiled since the last call, with their seconds, and forget them."""
-        kernels, self._seen = self._seen, []
+        kernels, self._unreported_kernels = self._unreported_kernels, []
         return kernels
 
     def add_seen(self, seen: object) -> None:
@@ -366,7 +366,8 @@ class DumpIR(PassInstrument):
         try:
             yield
         except OSError as error:
-            text = f"{self._source}: no file can be written in '{folder}': {os_error_text(error)}"
+            reason = os_error_text(error)
+            text = f"{self._folder_origin}: no file can be written in '{folder}': {reason}"
             raise InputError(text) from error
 
     @contextmanager
@@ -382,14 +383,14 @@ class DumpIR(PassInstrument):
 class CompilationDump(DumpIR):
     """Dump of one compilation requested by `EKIDEN_DUMP`, also in its worker processes."""
 
-    _source = "the variable EKIDEN_DUMP"
+    _folder_origin = "the variable EKIDEN_DUMP"
     dumps_compilation = True
 
     def write_index_header(self, what: str, dump: DumpRequest) -> None:
         """Write the first index line: what is compiled, the version, and the filters."""
         filters = [f"{key}={value}" for key, value in dump.filters().items() if value != "*"]
         filter_note = f" ({', '.join(filters)})" if filters else ""
-        version = f"ekiden {version_of('ekiden')}"
+        version = f"ekiden {package_version('ekiden')}"
         self._append_index_line(
             self._get_stage("", self.folder, is_selected=False),
             "-", None, f"{what} by {version}, process {os.getpid()}{filter_note}",
@@ -447,7 +448,7 @@ def _create_numbered_folder(parent: str, what: str) -> Path:
                 return folder
     except OSError as error:
         raise InputError(
-            f"{CompilationDump._source}: no folder can be made in '{parent}': "
+            f"{CompilationDump._folder_origin}: no folder can be made in '{parent}': "
             f"{os_error_text(error)}"
         ) from error
 
@@ -459,7 +460,7 @@ def _is_prim_func_module(module: IRModule) -> bool:
 
 
 def _numbered_pass_name(stage: _DumpStage, info: PassInfo) -> str:
-    return f"{stage.count + 1:03}-{info.name}"
+    return f"{stage.num_passes + 1:03}-{info.name}"
 
 
 def _pop_finished_run(running: list[_PassRun], name: str) -> _PassRun | None:

@@ -28,20 +28,20 @@ class IntrinsicDef:
     reference: Callable[..., object]
     dtype: str | None = None
     """Result dtype; None for that of the last argument."""
-    effects: bool = False
+    has_effects: bool = False
     """Whether a call has side effects, so that it neither moves nor merges."""
     is_compiled: bool = True
     """Whether code generators implement it; programs may contain others, which code generators
     reject.
     """
-    also: str = ""
+    tvm_name: str = ""
     """TVM's name where it differs."""
-    says_regions: bool = False
+    has_exact_regions: bool = False
     """Whether the address arguments declare exactly the accessed regions and their layout, so that
     buffer layouts may change.
     """
 
-    calls: bool = False
+    is_function_call: bool = False
     """Whether a call invokes a function, with strings and addresses among its arguments."""
     is_typed: bool = False
     """Whether each call states its result dtype, which nothing else determines."""
@@ -227,7 +227,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("sin",         1, np.sin),
     IntrinsicDef("cos",         1, np.cos),
     IntrinsicDef("pow",         2, _int_or_float_power),
-    IntrinsicDef("abs",         1, np.abs, also="fabs"),
+    IntrinsicDef("abs",         1, np.abs, tvm_name="fabs"),
     IntrinsicDef("floor",       1, np.floor),
     IntrinsicDef("ceil",        1, np.ceil),
     IntrinsicDef("round",       1, np.round),     # halves to even
@@ -246,21 +246,22 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("dot2_bf16",   3, _dot2_bfloat16),    # acc + 2 products of bfloat16 in words a, b
     # Registers that hold matrices of at most 16 rows of 64 bytes (x86-64's AMX), by number. shape:
     # rows and bytes of each. load: number, address, bytes between rows. dot: the sum, its factors.
-    IntrinsicDef("matrix_shape", ANY_ARITY, _raise_no_reference, "int32", effects=True),
-    IntrinsicDef("matrix_zero", 1, _raise_no_reference, "int32", effects=True),
-    IntrinsicDef("matrix_load", 3, _raise_no_reference, "int32", effects=True),
-    IntrinsicDef("matrix_dot4_u8s8", 3, _raise_no_reference, "int32", effects=True),
-    IntrinsicDef("matrix_dot2_bf16", 3, _raise_no_reference, "int32", effects=True),
+    IntrinsicDef("matrix_shape", ANY_ARITY, _raise_no_reference, "int32", has_effects=True),
+    IntrinsicDef("matrix_zero", 1, _raise_no_reference, "int32", has_effects=True),
+    IntrinsicDef("matrix_load", 3, _raise_no_reference, "int32", has_effects=True),
+    IntrinsicDef("matrix_dot4_u8s8", 3, _raise_no_reference, "int32", has_effects=True),
+    IntrinsicDef("matrix_dot2_bf16", 3, _raise_no_reference, "int32", has_effects=True),
     # of a whole one, to be stored
-    IntrinsicDef("matrix_value", 1, _raise_no_reference, effects=True),
+    IntrinsicDef("matrix_value", 1, _raise_no_reference, has_effects=True),
     IntrinsicDef("shuffle", ANY_ARITY, _shuffle_vectors),    # elements of two vectors, by numbers
     IntrinsicDef("same_memory", 2, _has_same_address,   "bool"),  # of the addresses of two buffers
     # the bits as another type; the dtype is given
     IntrinsicDef("reinterpret", 1, _raise_no_reference),
-    IntrinsicDef("call_packed", ANY_ARITY, _call_packed, "int32", effects=True, calls=True),
+    IntrinsicDef("call_packed", ANY_ARITY, _call_packed, "int32", has_effects=True,
+        is_function_call=True),
     # of the same module
-    IntrinsicDef("call_function", ANY_ARITY, _raise_no_reference, "int32", effects=True,
-        calls=True),
+    IntrinsicDef("call_function", ANY_ARITY, _raise_no_reference, "int32", has_effects=True,
+        is_function_call=True),
     # waits for all threads of a block, whose memory of a scope is then as they have written it
     IntrinsicDef("tvm_storage_sync", 1, _raise_no_reference, "int32", True, is_compiled=False),
     # what another thread of the warp has: the threads that take part as bits, all of which call it,
@@ -271,25 +272,27 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     # of how many times their least width the processor's scalable vectors are
     IntrinsicDef("vscale",      0, _raise_no_reference, "int64", is_compiled=False),
     # of a C function by its symbol, which who links or loads the code finds
-    IntrinsicDef("call_extern", ANY_ARITY, _raise_no_reference, "int32", effects=True, calls=True,
+    IntrinsicDef("call_extern", ANY_ARITY, _raise_no_reference, "int32", has_effects=True,
+        is_function_call=True,
         is_typed=True),
-    IntrinsicDef("call_pure_extern", ANY_ARITY, _raise_no_reference, "int32", calls=True,
+    IntrinsicDef("call_pure_extern", ANY_ARITY, _raise_no_reference, "int32", is_function_call=True,
         is_typed=True),
     # of an intrinsic of LLVM by its name, then a number of operands, then the operands
-    IntrinsicDef("call_llvm_intrin", ANY_ARITY, _raise_no_reference, effects=True, calls=True,
+    IntrinsicDef("call_llvm_intrin", ANY_ARITY, _raise_no_reference, has_effects=True,
+        is_function_call=True,
         is_typed=True),
-    IntrinsicDef("call_llvm_pure_intrin", ANY_ARITY, _raise_no_reference, calls=True,
+    IntrinsicDef("call_llvm_pure_intrin", ANY_ARITY, _raise_no_reference, is_function_call=True,
         is_typed=True),
-    IntrinsicDef("ret",         1, lambda x: x, effects=True, is_compiled=False),  # the end
+    IntrinsicDef("ret",         1, lambda x: x, has_effects=True, is_compiled=False),  # the end
     # where the first element of a region is, and how far apart its neighbours along an axis, which
     # is known when buffers are laid out: FlattenBuffer
     IntrinsicDef("region_offset", 1, _raise_no_reference, "int64", is_compiled=False,
-        says_regions=True),
+        has_exact_regions=True),
     IntrinsicDef("region_stride", 2, _raise_no_reference, "int64", is_compiled=False,
-        says_regions=True),
+        has_exact_regions=True),
     # matrices that a warp of NVIDIA's holds together (tensor cores): CUDA C has them
     *(IntrinsicDef(name, ANY_ARITY, _raise_no_reference, "handle", True, is_compiled=False,
-                   says_regions=True)
+                   has_exact_regions=True)
       for name in ("tvm_fill_fragment", "tvm_load_matrix_sync", "tvm_mma_sync",
                    "tvm_store_matrix_sync")),
     # what else its threads have: programs hold them, no generator has them
@@ -304,12 +307,13 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     # no value in particular: RemoveStoreUndef drops what stores it
     IntrinsicDef("undef",       0, _raise_no_reference, "int32", is_compiled=False),
     # a promise that a condition holds: Simplify uses it, lowering drops it
-    IntrinsicDef("assume",      1, _check_assumption,   "bool", effects=True, is_compiled=False),
+    IntrinsicDef("assume",      1, _check_assumption,   "bool", has_effects=True,
+        is_compiled=False),
     IntrinsicDef("bitwise_and", 2, np.bitwise_and),
     IntrinsicDef("bitwise_or",  2, np.bitwise_or),
     IntrinsicDef("bitwise_xor", 2, np.bitwise_xor),
-    IntrinsicDef("left_shift",  2, np.left_shift, also="shift_left"),
-    IntrinsicDef("right_shift", 2, np.right_shift, also="shift_right"),
+    IntrinsicDef("left_shift",  2, np.left_shift, tvm_name="shift_left"),
+    IntrinsicDef("right_shift", 2, np.right_shift, tvm_name="shift_right"),
     # Written in terms of those above by tir's LowerIntrin.
     IntrinsicDef("exp2",        1, np.exp2),
     IntrinsicDef("exp10",       1, lambda x: np.power(10.0, x)),
@@ -346,7 +350,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
 # fmt: on
 
 
-TVM_INTRINSIC_NAMES = {row.also: row.name for row in INTRINSICS.values() if row.also}
+TVM_INTRINSIC_NAMES = {row.tvm_name: row.name for row in INTRINSICS.values() if row.tvm_name}
 """TVM's name of an intrinsic -> ours, where they differ."""
 OpName.tvm_names = {ours: theirs for theirs, ours in TVM_INTRINSIC_NAMES.items()}
 
@@ -362,7 +366,7 @@ PURE_EFFECT, OPAQUE_EFFECT = 1, 3
 """PURE_EFFECT: TVM's number of a pure operator's "TCallEffectKind". OPAQUE_EFFECT: TVM's number of
 an opaque operator's "TCallEffectKind".
 """
-_EFFECTS = {n: r.effects for r in INTRINSICS.values() for n in (r.name, r.also) if n}
+_EFFECTS = {n: r.has_effects for r in INTRINSICS.values() for n in (r.name, r.tvm_name) if n}
 _EFFECTS |= {"address_of": False, "tvm_access_ptr": False}  # tir.BufferAddress
 for _name, _effects in _EFFECTS.items():  # in the one registry, beside the operators of Relay
     OP_ATTRS.setdefault("TCallEffectKind", {})[register_op_name(f"tir.{_name}").name] = (

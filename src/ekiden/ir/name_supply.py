@@ -51,7 +51,7 @@ class GlobalVarSupply:
 
     def __init__(self, value: NameSupply | IRModule | None = None) -> None:
         self.names = value if isinstance(value, NameSupply) else NameSupply()
-        self._known: dict[str, GlobalVar] = {}
+        self._vars_by_name: dict[str, GlobalVar] = {}
         if isinstance(value, IRModule):
             for var in value.functions:
                 self.reserve_global(var)
@@ -61,23 +61,23 @@ class GlobalVarSupply:
         is allowed.
         """
         name = global_var.name_hint
-        if not allow_conflict and self._known.get(name, global_var) is not global_var:
+        if not allow_conflict and self._vars_by_name.get(name, global_var) is not global_var:
             raise ValueError(f"reserve global: @{name} is another variable already")
         self.names.reserve_name(name, add_prefix=False)
-        self._known[name] = global_var
+        self._vars_by_name[name] = global_var
 
     def fresh_global(self, name: str, add_prefix: bool = True) -> GlobalVar:
         """Return a new GlobalVar with an unused name, with a number appended if needed."""
         var = GlobalVar(self.names.fresh_name(name, add_prefix))
-        self._known[var.name_hint] = var
+        self._vars_by_name[var.name_hint] = var
         return var
 
     def unique_global_for(self, name: str, add_prefix: bool = True) -> GlobalVar:
         """Return the one GlobalVar of a name, creating it on first use."""
         full_name = self.names._full_name(name, add_prefix)
-        if full_name not in self._known:
-            self._known[full_name] = GlobalVar(self.names.reserve_name(name, add_prefix))
-        return self._known[full_name]
+        if full_name not in self._vars_by_name:
+            self._vars_by_name[full_name] = GlobalVar(self.names.reserve_name(name, add_prefix))
+        return self._vars_by_name[full_name]
 
 
 __all__ = ["GlobalVarSupply", "NameSupply"]

@@ -26,9 +26,9 @@ from ekiden.ir.lazy_registry import LazyRegistry
 from ekiden.runtime import Object, define_node_class, set_node_hooks
 from ekiden.runtime.lazy_dataclass import (
     apply_dataclass,
-    declared_defaults,
     delete_attribute,
     field_values,
+    read_declared_defaults,
     set_attribute,
     set_field_values,
 )
@@ -112,7 +112,7 @@ def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
 
         Raises ValueError when the key is taken.
         """
-        defaults = declared_defaults(cls)
+        defaults = read_declared_defaults(cls)
         # Slots need a new class object: from here on `cls` is not the class that programs see.
         node_class = apply_dataclass(
             cls, repr=not hasattr(cls, "astext"), eq=False, frozen=True, slots=True

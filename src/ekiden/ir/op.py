@@ -50,9 +50,9 @@ class PrecisionPolicy(Enum):
 class MemoryAliasing(Enum):
     """Aliasing between the arguments and the result of an explicit memory operator."""
 
-    KEEPS = "its result may hold it"
-    READS = "its result lies elsewhere"
-    VIEWS = "its result lies there"
+    MAY_ALIAS = "its result may hold it"
+    NO_ALIAS = "its result lies elsewhere"
+    MUST_ALIAS = "its result lies there"
 
 
 class LinearForm(Enum):
@@ -272,24 +272,25 @@ class OpDef:
     solve: what a program may leave out of the argument types, if anything.
     relation / reference / lower: see the types above; lower is None for operators without a kernel
     (vm.*, memory.*). pattern: how it fuses. reshape_only: the result is the first input's bytes
-    under another shape (no kernel runs). fence: it is its input, with which nothing behind it is
-    fused; FuseOps leaves it out. precision, memory: see the classes above. layout: the
+    under another shape (no kernel runs). is_fusion_barrier: it is its input, with which nothing
+    behind it is fused; FuseOps leaves it out. precision, memory: see the classes above. layout: the
     attribute with the layout of the first input, of an operator that takes it with channels first
     or last, all else as it is. macs: of products and convolutions. dims / padded: where the shape
     of the result depends on data, how the unknown dimensions follow from the arguments (the
     attributes then have a field `symbols` for them), or the operator that gives the largest
     result there can be, with a vector of the true dimensions as its last field: one for all
     unknown dimensions, or one for each. host: the registered function that computes it at run time
-    where it is no kernel. hands_on: which arguments of that function may be on any device, as it
-    does not look into their tensors; they and the result, unless that is elsewhere (`memory`), are
-    in one place. fields: how many fields the result has where it is a tuple. refuses:
-    whether numbers among its data (an index, a length) may be out of range, which is then an error
-    that names them. kernels: the families of kernels that may compute it, by name
-    (kernels/families.py); they say how its weights lie, what may follow, where results may lie.
-    linear, turns, borders: see the classes above. commutes: whether two arguments may change
-    places. channels: where output channels lie, (axis of the result, axis of the weight) in the
-    default layouts. fast: the operator that is faster and less exact. costly: whether an element
-    takes longer to compute than to read. shape_only: of the arguments the shapes are read, not the
+    where it is no kernel. forwarded_args: which arguments of that function may be on any device, as
+    it does not look into their tensors; they and the result, unless that is elsewhere (`memory`),
+    are in one place. fields: how many fields the result has where it is a tuple. refuses: whether
+    numbers among its data (an index, a length) may be out of range, which is then an error that
+    names them. kernels: the families of kernels that may compute it, by name (kernels/families.py);
+    they say how its weights lie, what may follow, where results may lie.
+    linear, transpose_rule, padding_absorption: see the classes above. commutes: whether two
+    arguments may change places. channels: where output channels lie, (axis of the result, axis of
+    the weight) in the default layouts. fast: the operator that is faster and less exact.
+    is_expensive: whether an element takes longer to compute than to read. shape_only: of the
+    arguments the shapes are read, not the
     elements: the types of the arguments alone say the result. fills: the number that all elements
     of the result are. gradient_of: the operator whose gradient it is, for which argument of that;
     it has no kernel (ExpandOps). quantizes: the operator on real numbers that it is on integers
@@ -315,25 +316,25 @@ class OpDef:
     optional: int = 0
     stateful: bool = False
     reshape_only: bool = False
-    fence: bool = False
+    is_fusion_barrier: bool = False
     precision: PrecisionPolicy = PrecisionPolicy.UNKNOWN
-    memory: MemoryAliasing = MemoryAliasing.KEEPS
+    memory: MemoryAliasing = MemoryAliasing.MAY_ALIAS
     layout: str = ""
     macs: Macs | None = None
     dims: DimsOf | None = None
     padded: str | None = None
     host: str = ""
-    hands_on: tuple[int, ...] = ()
-    refuses: bool = False
+    forwarded_args: tuple[int, ...] = ()
+    may_fail: bool = False
     fields: Callable[[Attrs | None], int] | None = None
     kernels: tuple[str, ...] = ()
     linear: LinearForm = LinearForm.NO
-    turns: TransposeRule = TransposeRule.NO
-    borders: PaddingAbsorption = PaddingAbsorption.NO
+    transpose_rule: TransposeRule = TransposeRule.NO
+    padding_absorption: PaddingAbsorption = PaddingAbsorption.NO
     commutes: bool = False
     channels: tuple[int, int] | None = None
     fast: str = ""
-    costly: bool = False
+    is_expensive: bool = False
     shape_only: bool = False
     fills: int | None = None
     gradient_of: tuple[str, int] | None = None

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 else:
     metadata = LazyModule("importlib.metadata")
 
-__all__ = ["version_of"]
+__all__ = ["package_version"]
 
 _DIST_INFO_SUFFIX = ".dist-info"
 
 
-def version_of(distribution: str) -> str:
+def package_version(distribution: str) -> str:
     """Return a package's version, or "" if it is not installed."""
     version = _installed_versions().get(_normalize_name(distribution))
     if version is not None:

@@ -223,12 +223,12 @@ class ExprInterner:
 
     def __init__(self) -> None:
         self._rows: dict[tuple[object, ...], PrimExpr] = {}
-        self._known: dict[int, tuple[PrimExpr, PrimExpr]] = {}
+        self._interned_exprs: dict[int, tuple[PrimExpr, PrimExpr]] = {}
         """Interned expression by the identity of each seen one, which is kept alive."""
 
     def __call__(self, expr: PrimExpr) -> PrimExpr:
         """Return the canonical object of an expression."""
-        interned, rows = self._known, self._rows
+        interned, rows = self._interned_exprs, self._rows
         if id(expr) not in interned:
             for node in unvisited_post_order((expr,), interned):
                 inside = [interned[id(c)][0] for c in children(node)]

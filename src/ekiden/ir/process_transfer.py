@@ -51,7 +51,7 @@ class _ObjectRecord(NamedTuple):
     """
 
     kind: type | str | None
-    parts: tuple[int, ...] = ()
+    part_positions: tuple[int, ...] = ()
     leaf: object = None
 
 

@@ -69,7 +69,7 @@ SCOPE_TYPE_KEYS = frozenset({"tir.PrimFunc"})
 INFERRED_FIELDS = {"relay.Call": "type_args"}
 """Field that type inference fills in and a program may omit, by node type."""
 
-_digests: weakref.WeakKeyDictionary[Node, str] = weakref.WeakKeyDictionary()
+_digest_cache: weakref.WeakKeyDictionary[Node, str] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,12 @@ class NodePlan:
             )
 
 
-_plans: dict[type, NodePlan] = {}
+_plan_cache: dict[type, NodePlan] = {}
 
 
 def node_plan(node: Node) -> NodePlan:
     """Return the (cached) encoding plan of the node's class."""
-    plan = _plans.get(type(node))
+    plan = _plan_cache.get(type(node))
     if plan is None:
         key = node.type_key
         fields = [
@@ -113,7 +113,7 @@ def node_plan(node: Node) -> NodePlan:
         inferred = INFERRED_FIELDS.get(key, "")
         names = tuple(f.name for f in fields if f.name != inferred)
         plan = NodePlan(key, names, inferred, binding, key in VARIABLE_NAME_FIELDS, graph)
-        _plans[type(node)] = plan
+        _plan_cache[type(node)] = plan
     return plan
 
 
@@ -154,18 +154,18 @@ def _nested_nodes(roots: Iterable[Node], keys: frozenset[str]) -> Iterator[Node]
 class _CanonicalForm:
     """Canonical form of one program: a list of rows, one per distinct node, in post order."""
 
-    free: FreeVars
+    free_var_keys: FreeVars
     map_sizes: bool
     functions: frozenset[Node] = frozenset()
     """Functions of a module, each of which is a scope."""
     root: object = None
     """Root node of the rows, which is no scope within itself."""
     rows: list[CanonicalRow] = field(default_factory=list)
-    numbers: dict[Node, int] = field(default_factory=dict)
+    row_of_node: dict[Node, int] = field(default_factory=dict)
     """Row number of each node."""
-    same: dict[CanonicalRow, int] = field(default_factory=dict)
+    interned_rows: dict[CanonicalRow, int] = field(default_factory=dict)
     """Number of each interned row, for nodes whose sharing is irrelevant."""
-    bound: set[Node] = field(default_factory=set)
+    bound_vars: set[Node] = field(default_factory=set)
     inferred: list[object] = field(default_factory=list)
     """Values of inferred fields, in row order; they are in no row."""
     free_vars: list[Node] = field(default_factory=list)
@@ -182,7 +182,7 @@ class _CanonicalForm:
         # x1), ... has few however long its text; and a stack of our own, since models are deeper
         # than Python recurses. Binders are seen on the way down, before the variables they bind.
         stack: list[tuple[Node, bool]] = [(n, False) for n in reversed(list(nodes_in_field(root)))]
-        numbers = self.numbers
+        numbers = self.row_of_node
         while stack:
             node, done = stack.pop()
             if node in numbers:
@@ -207,7 +207,7 @@ class _CanonicalForm:
             scope = self.open_scopes[node] = _CanonicalForm("order", map_sizes=False, root=form)
             scope.rows.append(scope.write(form))
             return scope.free_vars
-        self.bound.update(plan.bound_variables(node))
+        self.bound_vars.update(plan.bound_variables(node))
         return [n for name in plan.names for n in nodes_in_field(getattr(node, name))]
 
     def _append_row(self, node: Node, plan: NodePlan) -> int:
@@ -236,16 +236,16 @@ class _CanonicalForm:
 
     def _intern_row(self, row: CanonicalRow) -> int:
         """Return the number of a row, appending it only if no equal row exists."""
-        number = self.same.setdefault(row, len(self.rows))
+        number = self.interned_rows.setdefault(row, len(self.rows))
         if number == len(self.rows):
             self.rows.append(row)
         return number
 
     def _encode_variable(self, node: Node, key: str) -> CanonicalRow:
-        is_mapped = node in self.bound or (key == "tir.SizeVar" and self.map_sizes)
+        is_mapped = node in self.bound_vars or (key == "tir.SizeVar" and self.map_sizes)
         if not is_mapped:
             self.free_vars.append(node)
-        if is_mapped or self.free == "order":
+        if is_mapped or self.free_var_keys == "order":
             return ("bound" if is_mapped else "free", len(self.rows))
         # A free variable under "identity": no variable but itself is equal.
         return ("is", id(node))
@@ -253,7 +253,7 @@ class _CanonicalForm:
     def _encode_value(self, value: object) -> object:
         """Encode a field's value as strings, row numbers and nested tuples."""
         if isinstance(value, Node):
-            return self.numbers[value]
+            return self.row_of_node[value]
         if isinstance(value, Enum):
             # By the name: numbers of enums may change between versions, digests are kept on disk.
             return f"e{value.name}"
@@ -389,11 +389,11 @@ def structural_digest(a: object) -> str:
     functions.
     """
     # Functions are immutable, and asked for again by every cache.
-    if isinstance(a, BaseFunc) and (remembered := _digests.get(a)) is not None:
+    if isinstance(a, BaseFunc) and (remembered := _digest_cache.get(a)) is not None:
         return remembered
     digest = _hash_rows(_canonicalize(a, "order").rows)
     if isinstance(a, BaseFunc):
-        _digests[a] = digest
+        _digest_cache[a] = digest
     return digest
 
 

@@ -33,8 +33,8 @@ class TimedSpan:
     name: str
     start: float
     end: float = 0.0
-    cpu: float = 0.0
-    inside: list[TimedSpan] = field(default_factory=list)
+    cpu_seconds: float = 0.0
+    children: list[TimedSpan] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -44,25 +44,25 @@ class TimingRow:
     """
 
     path: tuple[str, ...]
-    calls: int = 0
-    wall: float = 0.0
-    cpu: float = 0.0
-    own: float = 0.0
+    num_calls: int = 0
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    own_cpu_seconds: float = 0.0
 
     def as_json(self) -> dict[str, object]:
         """Return the row as a JSON dictionary."""
-        return {"phase": list(self.path), "calls": self.calls, "wall_s": self.wall,
-                "cpu_s": self.cpu, "own_cpu_s": self.own}  # fmt: skip
+        return {"phase": list(self.path), "calls": self.num_calls, "wall_s": self.wall_seconds,
+                "cpu_s": self.cpu_seconds, "own_cpu_s": self.own_cpu_seconds}  # fmt: skip
 
 
 class Timings(PassInstrument):
     """Pass instrument that times passes and phases in this process and its workers."""
 
     def __init__(self) -> None:
-        self.processes: dict[int, list[TimedSpan]] = {os.getpid(): []}
+        self.spans_by_process: dict[int, list[TimedSpan]] = {os.getpid(): []}
         """Spans of each process in order, this process first."""
-        self._owner = os.getpid()
-        self._open: list[TimedSpan] = []
+        self._owner_pid = os.getpid()
+        self._open_spans: list[TimedSpan] = []
 
     def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
         """Start the pass's timers."""
@@ -75,15 +75,15 @@ class Timings(PassInstrument):
     def enter_phase(self, name: str) -> None:
         """Start the phase's timers."""
         # The CPU clock is kept negative until the end adds its reading.
-        span = TimedSpan(name, time.perf_counter(), cpu=-time.process_time())
+        span = TimedSpan(name, time.perf_counter(), cpu_seconds=-time.process_time())
         self._current_spans().append(span)
-        self._open.append(span)
+        self._open_spans.append(span)
 
     def exit_phase(self, name: str) -> None:
         """Stop the phase's timers, and those nested in it that an exception left open."""
-        while self._open:
-            span = self._open.pop()
-            span.end, span.cpu = time.perf_counter(), span.cpu + time.process_time()
+        while self._open_spans:
+            span = self._open_spans.pop()
+            span.end, span.cpu_seconds = time.perf_counter(), span.cpu_seconds + time.process_time()
             if span.name == name:
                 return
 
@@ -93,7 +93,11 @@ class Timings(PassInstrument):
         self._current_spans().append(TimedSpan(name, ended - wall, ended, cpu))
 
     def _current_spans(self) -> list[TimedSpan]:
-        return self._open[-1].inside if self._open else self.processes[self._owner]
+        return (
+            self._open_spans[-1].children
+            if self._open_spans
+            else self.spans_by_process[self._owner_pid]
+        )
 
     def for_worker(self) -> Timings:
         """Return an empty instrument for a worker process."""
@@ -101,22 +105,22 @@ class Timings(PassInstrument):
 
     def take_seen(self) -> object:
         """Return this process's id and the runs recorded since the last call."""
-        spans = self.processes[self._owner]
-        self.processes[self._owner] = []
+        spans = self.spans_by_process[self._owner_pid]
+        self.spans_by_process[self._owner_pid] = []
         return os.getpid(), spans
 
     def add_seen(self, report: object) -> None:
         """Merge the runs reported by a worker."""
         assert isinstance(report, tuple), "what take_seen has given"
         process, spans = report
-        self.processes.setdefault(process, []).extend(spans)
+        self.spans_by_process.setdefault(process, []).extend(spans)
 
     # What it makes of them.
 
     def rows(self) -> list[TimingRow]:
         """Return the call tree's rows in order of first run; workers' rows are below "workers"."""
         rows_by_path: dict[tuple[str, ...], TimingRow] = {}
-        for process, spans in self.processes.items():
+        for process, spans in self.spans_by_process.items():
             # Wall times of workers overlap: they are summed apart from the program's.
             below: tuple[str, ...] = () if process == self._main_process_id else ("workers",)
             if below:
@@ -135,12 +139,12 @@ class Timings(PassInstrument):
 
     @property
     def _main_process_id(self) -> int:
-        return next(iter(self.processes))
+        return next(iter(self.spans_by_process))
 
     @property
     def cpu(self) -> float:
         """Return the CPU seconds of all processes."""
-        return sum(span.cpu for spans in self.processes.values() for span in spans)
+        return sum(span.cpu_seconds for spans in self.spans_by_process.values() for span in spans)
 
     def format_table(self) -> str:
         """Format the profile as a text table: calls, wall ms, CPU ms, own ms, share.
@@ -152,8 +156,9 @@ class Timings(PassInstrument):
         for row in self.rows():
             name = "  " * (len(row.path) - 1) + row.path[-1]
             lines.append(
-                f"{name[:43]:44}{row.calls:7}{row.wall * 1e3:10.1f}{row.cpu * 1e3:10.1f}"
-                f"{row.own * 1e3:10.1f}{row.own / total_cpu:7.1%}"
+                f"{name[:43]:44}{row.num_calls:7}{row.wall_seconds * 1e3:10.1f}"
+                f"{row.cpu_seconds * 1e3:10.1f}"
+                f"{row.own_cpu_seconds * 1e3:10.1f}{row.own_cpu_seconds / total_cpu:7.1%}"
             )
         return "\n".join([*lines, f"{'all processes':61}{total_cpu * 1e3:10.1f}"])
 
@@ -168,7 +173,9 @@ class Timings(PassInstrument):
         It has one timeline for each process, by the clock.
         """
         spans = [
-            s for process_spans in self.processes.values() for s in _flatten_spans(process_spans)
+            s
+            for process_spans in self.spans_by_process.values()
+            for s in _flatten_spans(process_spans)
         ]
         names = {name: at for at, name in enumerate(dict.fromkeys(s.name for s in spans))}
         began = min((s.start for s in spans), default=0.0)
@@ -177,7 +184,7 @@ class Timings(PassInstrument):
                 "compile" if process == self._main_process_id else f"worker {process}",
                 process_spans, names, began,
             )
-            for process, process_spans in self.processes.items()
+            for process, process_spans in self.spans_by_process.items()
         ]  # fmt: skip
         shared = {"frames": [{"name": name} for name in names]}
         return json.dumps(
@@ -192,11 +199,15 @@ def _row_sort_key(pair: tuple[tuple[int, ...], TimingRow]) -> tuple[int, ...]:
 def _accumulate_spans(row: TimingRow, spans: Iterable[TimedSpan], own: float | None = None) -> None:
     """Accumulate spans into a row."""
     for span in spans:
-        row.calls += 1
-        row.wall += span.end - span.start
-        row.cpu += span.cpu
+        row.num_calls += 1
+        row.wall_seconds += span.end - span.start
+        row.cpu_seconds += span.cpu_seconds
         # Without what ran inside, which has rows of its own.
-        row.own += span.cpu - sum(inner.cpu for inner in span.inside) if own is None else own
+        row.own_cpu_seconds += (
+            span.cpu_seconds - sum(inner.cpu_seconds for inner in span.children)
+            if own is None
+            else own
+        )
 
 
 def _accumulate_tree(
@@ -208,7 +219,7 @@ def _accumulate_tree(
         # What follows the colon names one kernel: they are summed up by their kind.
         path = (*around, span.name.partition(":")[0])
         _accumulate_spans(rows_by_path.setdefault(path, TimingRow(path)), [span])
-        stack.extend((path, inner) for inner in reversed(span.inside))
+        stack.extend((path, inner) for inner in reversed(span.children))
 
 
 def _flatten_spans(spans: Sequence[TimedSpan]) -> list[TimedSpan]:
@@ -216,7 +227,7 @@ def _flatten_spans(spans: Sequence[TimedSpan]) -> list[TimedSpan]:
     all_spans, stack = [], list(reversed(spans))
     while stack:
         all_spans.append(stack.pop())
-        stack.extend(reversed(all_spans[-1].inside))
+        stack.extend(reversed(all_spans[-1].children))
     return all_spans
 
 
@@ -234,7 +245,7 @@ def _speedscope_profile(
         if opens:
             # Below what is inside: it closes after all of that.
             stack.append((span, False))
-            stack.extend((inner, True) for inner in reversed(span.inside))
+            stack.extend((inner, True) for inner in reversed(span.children))
     ends = [span.end - began for span in spans]
     return {"type": "evented", "name": title, "unit": "seconds", "startValue": 0,
             "endValue": max(ends, default=0.0), "events": events}  # fmt: skip

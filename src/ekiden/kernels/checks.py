@@ -61,9 +61,9 @@ def _emit_check(
     inliner = ProducerInliner(set(between))
 
     def lower_value(value: PrimExpr) -> PrimExpr:
-        return rewrite(inliner.expr(value), lower_load)
+        return rewrite(inliner.rewrite_expr(value), lower_load)
 
-    def checked_element(at: Sequence[PrimExpr]) -> PrimExpr:
+    def load_checked_element(at: Sequence[PrimExpr]) -> PrimExpr:
         return lower_value(check.values[tuple(at)])
 
     def lower_load(e: PrimExpr) -> PrimExpr:
@@ -73,12 +73,12 @@ def _emit_check(
         return e
 
     if not check.values.shape and is_const(
-        Analyzer().simplify(check.is_in_range(checked_element(()))), 1
+        Analyzer().simplify(check.is_in_range(load_checked_element(()))), 1
     ):
         return None
     if target.kind.has_threads:
-        return _emit_check_launch(check.map_bounds(lower_value), checked_element)
-    failure_search = emit_violation_search(check.map_bounds(lower_value), checked_element)
+        return _emit_check_launch(check.map_bounds(lower_value), load_checked_element)
+    failure_search = emit_violation_search(check.map_bounds(lower_value), load_checked_element)
     sizes = [
         d.value if isinstance(d, IntImm) else MAX_SCALAR_CHECK_ELEMENTS + 1
         for d in check.values.shape

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 
 from ekiden.kernels.decision import Knob, divisors
-from ekiden.kernels.family import NARROW_EPILOGUE, MatmulSizes, clamp_panel_width
+from ekiden.kernels.family import INT16_PAIR_SUMS, MatmulSizes, clamp_panel_width
 from ekiden.kernels.micro_kernels.matrix_tiles import AMX_LANES, AMX_WORD_BYTES, MATRIX_DOT_BY_DATA
 from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -84,7 +84,7 @@ class KStepCost:
     per_row: int = 0
     columns: int = 1
     registers: int = 1
-    rows: int = 0
+    tile_rows_limit: int = 0
     """Tile rows where accumulators are kept for one column at a time; 0 for as many as fit."""
 
 
@@ -100,7 +100,7 @@ WIDENED_PAIRS_STEP = KStepCost(per_accumulator=4, per_vector=3, columns=2, regis
 """Step cost of two int16 pair products per accumulator, with data widened before."""
 WIDENED_HALVES_STEP = KStepCost(per_accumulator=2, per_vector=2, per_row=2, columns=2, registers=3)
 """Step cost of two int16 pair products per accumulator, with both operands widened in the loop."""
-FOUR_WORDS_STEP = KStepCost(per_accumulator=2, per_vector=3, per_row=2, rows=4)
+FOUR_WORDS_STEP = KStepCost(per_accumulator=2, per_vector=3, per_row=2, tile_rows_limit=4)
 """Step cost of four steps reduced along k within vectors, with gathered weights. There are
 registers for four sums.
 """
@@ -122,7 +122,7 @@ STEPS_BY_DTYPE: Mapping[str, tuple[tuple[str, KStepCost], ...]] = {
     "uint8": BYTE_STEPS,
     "int8": BYTE_STEPS,
     # a product of bytes, its sums two by two, then a sum; beside a broadcast the ones of the second
-    NARROW_EPILOGUE: (
+    INT16_PAIR_SUMS: (
         ("dot4_u8s8", FMA_STEP),
         ("madd_u8s8", KStepCost(per_accumulator=3, registers=3)),
         *BYTE_STEPS[1:],
@@ -140,7 +140,7 @@ def step_cost(dtype: str, target: Target) -> KStepCost:
     return next(step for ability, step in candidates if not ability or target.has(ability))
 
 
-def spare_registers(target: Target, dtype: str = "float32") -> int:
+def accumulator_registers(target: Target, dtype: str = "float32") -> int:
     """Return the number of registers for accumulators and a panel row, without the broadcast and,
     where there is no FMA, the product.
     """
@@ -153,10 +153,10 @@ def max_register_rows(vectors: int, target: Target, dtype: str = "float32") -> i
     registers.
     """
     step = step_cost(dtype, target)
-    if step.rows:
-        return step.rows
+    if step.tile_rows_limit:
+        return step.tile_rows_limit
     columns = vectors * step.columns
-    return max(1, (spare_registers(target, dtype) - columns) // vectors)
+    return max(1, (accumulator_registers(target, dtype) - columns) // vectors)
 
 
 def accumulator_chains(rows: int, vectors: int, target: Target, dtype: str = "float32") -> int:
@@ -168,10 +168,10 @@ def accumulator_chains(rows: int, vectors: int, target: Target, dtype: str = "fl
     sums = rows * vectors
     # latency * units independent FMAs keep all units busy.
     latency_chains = -(-target.fma_latency * target.fma_units // sums)
-    return max(1, min(latency_chains, (spare_registers(target, dtype) - vectors) // sums))
+    return max(1, min(latency_chains, (accumulator_registers(target, dtype) - vectors) // sums))
 
 
-def is_evenly_shared(panels: int, cores: int) -> bool:
+def is_balanced(panels: int, cores: int) -> bool:
     """Return whether sharing panels among threads loses at most a tenth of the time to
     imbalance.
     """
@@ -275,7 +275,7 @@ def choose_panel_width(product: MatmulSizes, target: Target) -> int:
     """
     lanes = target.lanes("float32")
     matrix_unit = MATRIX_DOT_BY_DATA.get(product.dtype)
-    if matrix_unit is not None and target.has(matrix_unit.ability):
+    if matrix_unit is not None and target.has(matrix_unit.feature):
         bytes_ = AMX_WORD_BYTES * (product.depth or 0) * 2 * AMX_LANES
         return clamp_panel_width(
             (4 if 2 * bytes_ <= target.l1 // 2 else 2) * AMX_LANES, product, target
@@ -304,7 +304,7 @@ def pays_int16_sums(listed: int, depth: int, target: Target) -> bool:
     """
     before, narrowed_cost = (
         step_cost("uint8", target).per_accumulator,
-        step_cost(NARROW_EPILOGUE, target).per_accumulator,
+        step_cost(INT16_PAIR_SUMS, target).per_accumulator,
     )
     return bool(depth) and narrowed_cost * (depth + listed) < before * depth
 
@@ -336,7 +336,7 @@ class LoopBlocking:
         return math.inf if not (size.columns and size.depth) else 4 * size.columns * size.depth
 
     @property
-    def cycles(self) -> float:
+    def step_cycles(self) -> float:
         """Return the cycles of one step of k of a tile."""
         rows = min(self.rows, self.product.rows or self.rows)
         return step_cycles(rows, self.panel_vectors, self.target, self.product.dtype)
@@ -377,7 +377,7 @@ class LoopBlocking:
         floats = self.rows
         if 4 * depth * self.panel > USABLE_CACHE_FRACTION * second.size:
             floats += self.panel
-        return 4 * floats / self.cycles > REREAD_L3_BANDWIDTH * third.bandwidth
+        return 4 * floats / self.step_cycles > REREAD_L3_BANDWIDTH * third.bandwidth
 
     def prefetch_distance(self, order: str) -> int:
         """Return the distance, in steps of k, of the prefetches of a panel into L1.
@@ -399,7 +399,7 @@ class LoopBlocking:
         is_near = is_by_panel or self.weight_bytes <= second.size // 2
         # Several latencies ahead: hardware needs slack where several misses queue up.
         wait = PREFETCH_AHEAD_LATENCIES * (second if is_near else third).latency
-        steps = max(wait / self.cycles, MIN_PREFETCH_BYTES / (4 * self.panel))
+        steps = max(wait / self.step_cycles, MIN_PREFETCH_BYTES / (4 * self.panel))
         return next((d for d in PREFETCH_DISTANCES[1:] if d >= steps), PREFETCH_DISTANCES[-1])
 
     def pack_prefetch_cache(self) -> str:
@@ -416,7 +416,7 @@ class LoopBlocking:
         third = cache_levels(self.target)[2]
         if order != "panel":
             return 0
-        steps = L3_LINES_PER_PREFETCH * CACHE_LINE_BYTES / third.bandwidth / self.cycles
+        steps = L3_LINES_PER_PREFETCH * CACHE_LINE_BYTES / third.bandwidth / self.step_cycles
         enough = (
             d
             for d in self.panel_prefetch_domain()
@@ -438,7 +438,7 @@ class LoopBlocking:
         has_known_depth = self.product.depth and self.product.dtype == "float32"
         return 2 if ahead and has_known_depth and order == "panel" else 1
 
-    def packs_rows(self, block: int) -> int:
+    def should_pack_rows(self, block: int) -> int:
         """Return 1 if the rows of a block of k must be packed to avoid L1 set conflicts, else 0."""
         depth = self.product.depth
         return int(bool(block and depth and exceeds_associativity(self.rows, depth, self.target)))
@@ -454,7 +454,7 @@ __all__ = [
     "can_hide_prefetches",
     "choose_panel_width",
     "exceeds_associativity",
-    "is_evenly_shared",
+    "is_balanced",
     "max_register_rows",
     "panel_width_knob",
     "pays_int16_sums",

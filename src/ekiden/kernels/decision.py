@@ -18,7 +18,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 Value: TypeAlias = int | str
 """Value of a knob: an integer or a word."""
-Fixed: TypeAlias = Mapping[str, Value]
+Overrides: TypeAlias = Mapping[str, Value]
 """Overridden knob values by name."""
 
 
@@ -63,7 +63,7 @@ class Decision(Mapping[str, Value]):
     pairs: tuple[tuple[str, Value], ...] = ()
 
     @staticmethod
-    def from_mapping(values: Fixed) -> Decision:
+    def from_mapping(values: Overrides) -> Decision:
         """Return the decision with these values."""
         return Decision(tuple(values.items()))
 
@@ -105,7 +105,7 @@ class Decision(Mapping[str, Value]):
         return " ".join(f"{name}={value}" for name, value in self.pairs)
 
 
-def require_valid_overrides(space: Space, fixed: Fixed, of: str) -> None:
+def require_valid_overrides(space: Space, fixed: Overrides, of: str) -> None:
     """Raise CompileError unless overrides are values of the search space's knobs.
 
     Knobs that are set early are not checked: they are settled before there is a kernel.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ekiden._lazy import load_module
 from ekiden.ir.pass_context import KERNEL_DECISIONS_OPTION, PassContext
-from ekiden.kernels.decision import Decision, Fixed, Value
+from ekiden.kernels.decision import Decision, Overrides, Value
 from ekiden.kernels.family import Family
 from ekiden.runtime.errors import CompileError
 
@@ -63,7 +63,7 @@ _LOADED_FAMILIES: dict[str, Family] = {}
 FAMILIES: Mapping[str, Family] = _LazyFamilyTable()
 
 
-def override_options() -> Mapping[str, Fixed]:
+def override_options() -> Mapping[str, Overrides]:
     """Return the overrides of the current PassContext, by family, kernel or node.
 
     Raises:
@@ -74,7 +74,7 @@ def override_options() -> Mapping[str, Fixed]:
     return {str(name): _parse_override(str(name), value) for name, value in option.items()}
 
 
-def _parse_override(name: str, value: object) -> Fixed:
+def _parse_override(name: str, value: object) -> Overrides:
     if isinstance(value, str):
         return Decision.parse(value)
     if not isinstance(value, Mapping) or not all(
@@ -84,7 +84,9 @@ def _parse_override(name: str, value: object) -> Fixed:
     return dict(value)
 
 
-def merged_overrides(names: Iterable[str], options: Mapping[str, Fixed] | None = None) -> Fixed:
+def merged_overrides(
+    names: Iterable[str], options: Mapping[str, Overrides] | None = None
+) -> Overrides:
     """Return the overrides that apply to several names; later names take precedence."""
     overrides: dict[str, Value] = {}
     by_name = override_options() if options is None else options

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ekiden import te
 from ekiden._lazy import LazyModule
 from ekiden.ir.prim import IntImm
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, require_valid_overrides
+from ekiden.kernels.decision import Decision, Knob, Overrides, Space, require_valid_overrides
 from ekiden.kernels.stages import has_known_weights
 from ekiden.kernels.steps import (
     Scheduled,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 else:
     vector_access = LazyModule("ekiden.kernels.gpu.vector_access")
 
-NARROW_EPILOGUE = "narrow"
+INT16_PAIR_SUMS = "narrow"
 """Pseudo-dtype of byte products whose pair sums fit int16."""
 RANGE_EPILOGUE = "range"
 """Epilogue that reduces all that a kernel stores to its maximum or minimum; each element is stored
@@ -83,7 +83,7 @@ def empty_space(anchor: te.Tensor, target: Target) -> Space:
     return ()
 
 
-def empty_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def empty_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the empty decision of a family without knobs."""
     return Decision()
 
@@ -128,7 +128,7 @@ class Family:
     needs: tuple[str, ...] = ()
     needs_one: tuple[str, ...] = ()
     space: Callable[[te.Tensor, Target], Space] = empty_space
-    default: Callable[[te.Tensor, Target, Fixed], Decision] = empty_decision
+    default: Callable[[te.Tensor, Target, Overrides], Decision] = empty_decision
     ends: Callable[[Sequence[te.Tensor]], Sequence[te.Tensor]] = identity_outputs
     is_whole: bool = False
     panel: Callable[[MatmulSizes, Target], int] | None = None
@@ -184,7 +184,7 @@ class Family:
             return False
         return is_kind and has_one and all(map(target.has, self.needs))
 
-    def decide(self, anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    def decide(self, anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
         """Return the decision for a kernel.
 
         Args:
@@ -204,7 +204,7 @@ class Family:
         assert not missing, f"{self.name}: {decision} does not say {missing}"
         return decision
 
-    def panel_of(self, product: MatmulSizes, target: Target, fixed: Fixed) -> int:
+    def panel_of(self, product: MatmulSizes, target: Target, fixed: Overrides) -> int:
         """Return the panel width of packed weights, in columns. Raises CompileError for an invalid
         override.
         """

@@ -27,17 +27,17 @@ class DepthAxis:
     """
 
     size: PrimExpr
-    out: PrimExpr
+    num_results: PrimExpr
     kernel: int
     stride: int
-    front: int
-    back: int
+    pad_front: int
+    pad_back: int
     dilation: int
 
     @property
     def padded_slices(self) -> PrimExpr:
         """Return the number of depth slices with padding."""
-        return simplify(self.size + (self.front + self.back))
+        return simplify(self.size + (self.pad_front + self.pad_back))
 
 
 NO_DEPTH_AXIS = DepthAxis(const(1), const(1), 1, 1, 0, 0, 1)
@@ -63,7 +63,7 @@ class ConvGeometry:
     @property
     def is_padded(self) -> bool:
         """Return whether any tap can be outside the data."""
-        return any((*self.padding, self.depth.front, self.depth.back))
+        return any((*self.padding, self.depth.pad_front, self.depth.pad_back))
 
     @property
     def window_extents(self) -> tuple[int, int]:
@@ -76,7 +76,7 @@ class ConvGeometry:
         """Return the window axes of depth, lines and pixels."""
         top, left_pad, bottom, right = self.padding
         deep = self.depth
-        slices = deep.size, deep.kernel, deep.stride, deep.dilation, deep.front, deep.back
+        slices = deep.size, deep.kernel, deep.stride, deep.dilation, deep.pad_front, deep.pad_back
         line_and_pixel = zip(self.kernel, self.strides, self.dilation, strict=True)
         (ky, sy, dy), (kx, sx, dx) = line_and_pixel
         lines = WindowAxis(self.data[1], ky, sy, dy, top, bottom)
@@ -102,14 +102,16 @@ class ConvGeometry:
         """Return the number of images of the data, padding slices included."""
         if self.depth is NO_DEPTH_AXIS:
             return self.data[0]
-        images = self.out[0] // maximum(self.depth.out, const(1))  # of data that may have no slices
+        images = self.out[0] // maximum(
+            self.depth.num_results, const(1)
+        )  # of data that may have no slices
         return simplify(images * self.depth.padded_slices)
 
     def first_padded_slice(self, image: PrimExpr) -> PrimExpr:
         """Return the first padded slice that an image of the result reads."""
         if self.depth is NO_DEPTH_AXIS:
             return image
-        out, step = self.depth.out, self.depth.stride
+        out, step = self.depth.num_results, self.depth.stride
         return image // out * self.depth.padded_slices + image % out * step
 
     def unpadded_slice(self, image: PrimExpr) -> tuple[PrimExpr, PrimExpr | None]:
@@ -117,7 +119,7 @@ class ConvGeometry:
         if self.depth is NO_DEPTH_AXIS:
             return image, None
         padded, size = self.depth.padded_slices, self.depth.size
-        at = image % padded - self.depth.front
+        at = image % padded - self.depth.pad_front
         data_image = image // padded * size + at
         return data_image, logical_and(at >= 0, at < size) if self.has_padded_slices else None
 
@@ -140,12 +142,12 @@ class ConvGeometry:
         if self.depth is NO_DEPTH_AXIS:
             return at
         image, *inner = at
-        return [image // self.depth.out, image % self.depth.out, *inner]
+        return [image // self.depth.num_results, image % self.depth.num_results, *inner]
 
     @property
     def has_padded_slices(self) -> bool:
         """Return whether the depth axis is padded."""
-        return bool(self.depth.front or self.depth.back)
+        return bool(self.depth.pad_front or self.depth.pad_back)
 
 
 def _conv_geometry(
@@ -201,10 +203,10 @@ class TransposedAxis:
     kernel: int
     stride: int
     dilation: int
-    before: int
-    extra: int
+    pad_before: int
+    extra_results: int
     """Results beyond (size - 1) * stride: window reach plus output padding minus cropping."""
-    number: int
+    num_phases: int
     """Number of phases with results: at most `stride`, and at most the number of results."""
 
     @property
@@ -224,28 +226,28 @@ class TransposedAxis:
     @property
     def padding_before(self) -> int:
         """Return the padding before the data that the first results' taps need."""
-        return max(0, ((self.kernel - 1) * self.dilation - self.before) // self.stride)
+        return max(0, ((self.kernel - 1) * self.dilation - self.pad_before) // self.stride)
 
     @property
     def read_offset(self) -> int:
         """Return the data offset, from element q, of the results from stride * q on."""
-        return (self.before + self.stride - 1) // self.stride
+        return (self.pad_before + self.stride - 1) // self.stride
 
     @property
-    def padding_behind(self) -> int:
+    def padding_after(self) -> int:
         """Return the padding after the data."""
-        return max(0, -(-self.extra // self.stride) - 1 + self.read_offset)
+        return max(0, -(-self.extra_results // self.stride) - 1 + self.read_offset)
 
     def num_positions(self, size: PrimExpr) -> PrimExpr:
         """Return the number of positions q of each phase."""
-        return simplify(size + (-(-self.extra // self.stride) - 1))
+        return simplify(size + (-(-self.extra_results // self.stride) - 1))
 
     def first_tap(self, phase: PrimExpr) -> PrimExpr:
         """Return the first tap of a phase."""
         # stride and dilation divided by their gcd are coprime, so the inverse exists.
         inverse = pow(self.data_step, -1, self.tap_step)
         return simplify(
-            (phase + self.before) // self._stride_dilation_gcd * inverse % self.tap_step
+            (phase + self.pad_before) // self._stride_dilation_gcd * inverse % self.tap_step
         )
 
     def num_taps(self, phase: PrimExpr) -> PrimExpr:
@@ -260,12 +262,12 @@ class TransposedAxis:
         if self._stride_dilation_gcd == 1:
             return num_taps
         # Where the gcd is not 1, some phases meet no tap at all.
-        fits = fold_binary(EQ, (phase + self.before) % self._stride_dilation_gcd, const(0))
+        fits = fold_binary(EQ, (phase + self.pad_before) % self._stride_dilation_gcd, const(0))
         return if_then_else(fits, num_taps, const(0))
 
     def first_element(self, phase: PrimExpr) -> PrimExpr:
         """Return the padded index of the element that the first tap of q = 0 reads."""
-        position = phase + (self.before + self.padding_before * self.stride)
+        position = phase + (self.pad_before + self.padding_before * self.stride)
         return simplify((position - self.first_tap(phase) * self.dilation) // self.stride)
 
 
@@ -296,7 +298,7 @@ def transposed_geometry(anchor: te.Tensor, axes: tuple[TransposedAxis, ...]) -> 
     n, *sizes, _ = data.shape
     counts = [axis.num_positions(size) for axis, size in zip(axes, sizes, strict=True)]
     windows = tuple(
-        (axis.padding_before + axis.read_offset + 1, 1, axis.padding_before, axis.padding_behind, 1)
+        (axis.padding_before + axis.read_offset + 1, 1, axis.padding_before, axis.padding_after, 1)
         for axis in axes
     )
     out = (n, *counts, anchor.shape[-1])

@@ -43,7 +43,7 @@ def aliasable_inputs(
     if not is_plain or output.is_part or not isinstance(op, ComputeOp):
         return ()
     # Only after inlining is it visible at which indices each input is read.
-    body = ProducerInliner(set(consumers)).expr(op.body[output.value_index])
+    body = ProducerInliner(set(consumers)).rewrite_expr(op.body[output.value_index])
     axes = [a.var for a in op.axis]
     # The anchor reads its inputs at many indices before the first element is stored.
     elsewhere = set(input_tensors(anchor)) if anchor is not None else set()

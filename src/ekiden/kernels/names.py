@@ -9,7 +9,7 @@ from ekiden import te
 from ekiden.ir.pass_context import notify_product
 from ekiden.ir.prim import is_const
 from ekiden.kernels.checks import add_range_checks
-from ekiden.kernels.decision import Decision, Fixed
+from ekiden.kernels.decision import Decision, Overrides
 from ekiden.kernels.families import FAMILIES, merged_overrides
 from ekiden.kernels.family import Family
 from ekiden.kernels.in_place import aliasable_inputs, updated_input
@@ -25,7 +25,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 
-_NO_OVERRIDES: Mapping[str, Fixed] = {}
+_NO_OVERRIDES: Mapping[str, Overrides] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Chosen:
 def choose(
     outputs: list[te.Tensor],
     target: Target,
-    given: Mapping[str, Fixed] = _NO_OVERRIDES,
+    given: Mapping[str, Overrides] = _NO_OVERRIDES,
     names: tuple[str, ...] = (),
 ) -> Chosen:
     """Select the family and the decision for a group.
@@ -111,7 +111,7 @@ def schedule(
     outputs: list[te.Tensor],
     target: Target,
     name: str,
-    given: Mapping[str, Fixed] = _NO_OVERRIDES,
+    given: Mapping[str, Overrides] = _NO_OVERRIDES,
     names: tuple[str, ...] = (),
 ) -> PrimFunc:
     """Return the loop program of a group; see `scheduled`.
@@ -132,7 +132,7 @@ def scheduled(
     outputs: list[te.Tensor],
     target: Target,
     name: str,
-    given: Mapping[str, Fixed] = _NO_OVERRIDES,
+    given: Mapping[str, Overrides] = _NO_OVERRIDES,
     names: tuple[str, ...] = (),
 ) -> Scheduled:
     """Return the loop program of a group, and its schedule.

@@ -85,7 +85,7 @@ class TiledKernelBuilder(Protocol):
         """Return the kernel's loops."""
 
 
-def build_function_of(
+def kernel_builder(
     kernel: Callable[[list[te.Tensor], list[te.Tensor], Target, Decision], TiledKernelBuilder],
 ) -> Callable[[Sequence[te.Tensor], Sequence[te.Tensor], Target, str, Decision], PrimFunc]:
     """Return the `build` function of a family from its kernel class."""
@@ -105,10 +105,10 @@ def build_function_of(
 
 
 __all__ = [
-    "build_function_of",
     "create_tiled_function",
     "declare_extern_parameters",
     "declare_parameters",
+    "kernel_builder",
     "product_of_dims",
     "unflatten_row",
 ]  # fmt: skip

@@ -59,7 +59,7 @@ def _reads_same_index(anchor: Tensor, output: Tensor, consumers: Sequence[Tensor
     op = output.op
     assert isinstance(op, ComputeOp)
     axes = [a.var for a in op.axis]
-    body = ProducerInliner(set(consumers)).expr(op.body[output.value_index])
+    body = ProducerInliner(set(consumers)).rewrite_expr(op.body[output.value_index])
     return all(
         _is_axis_or_zero(index, axis, dim)
         for load in post_order(body)

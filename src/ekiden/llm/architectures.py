@@ -286,7 +286,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = config.get("text_config")
     value = config.get("architectures")
     names = value if isinstance(value, (list, tuple)) else [value]
-    text_model = next((TEXT_MODELS[name] for name in names if name in TEXT_MODELS), None)
+    text_model = next((TEXT_MODELS[str(name)] for name in names if str(name) in TEXT_MODELS), None)
     if text_model is None or not isinstance(inner, Mapping):
         return config
     # Ends of texts and tied heads are those of the whole model, where it says so.

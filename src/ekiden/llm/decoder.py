@@ -254,11 +254,11 @@ class _ForwardBuilder:
         written = self.let(
             f"cache_{n}", op.nn.contrib_write_pages(cache, turned, *cache_position, page=page)
         )
-        attended = op.nn.contrib_paged_attention(
+        unbound = op.nn.contrib_paged_attention(
             turned, written, *cache_position, page=page, scale=config.score_scale,
             softcap=config.score_softcap, window=config.windows[n],
         )  # fmt: skip
-        attended = self.let(f"heads_{n}", attended)
+        attended: Expr = self.let(f"heads_{n}", unbound)
         if config.cache_depth > config.value_depth:
             attended = slice_axis(attended, 0, config.value_depth, 2)
         width = config.heads * config.value_depth

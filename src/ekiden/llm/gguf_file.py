@@ -45,7 +45,10 @@ NUMBER_TYPES: Mapping[int, np.dtype[Any]] = {
 }  # fmt: skip
 """Types of entries that have a fixed size."""
 PLAIN_CODES = {0: "float32", 1: "float16", 30: "bfloat16"}
-FORMAT_BY_CODE = {**PLAIN_CODES, **{row.code: row.name for row in BLOCK_FORMATS_BY_NAME.values()}}
+FORMAT_BY_CODE = {
+    **PLAIN_CODES,
+    **{row.gguf_type: row.name for row in BLOCK_FORMATS_BY_NAME.values()},
+}
 """Types of tensors -> formats."""
 UNSUPPORTED_FORMATS = {
     9: "q8_1", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 20: "iq4_nl",
@@ -220,9 +223,11 @@ def _storage_layout(
     if format in UNQUANTIZED_DTYPES:
         return shape, UNQUANTIZED_DTYPES[format]
     row = BLOCK_FORMATS_BY_NAME[format]
-    if not shape or shape[-1] % row.values:
-        raise LoadError(f"{where}: shape {shape}: no whole blocks of {row.values} of {format}")
-    return (*shape[:-1], shape[-1] // row.values, row.size), np.dtype("u1")
+    if not shape or shape[-1] % row.values_per_block:
+        raise LoadError(
+            f"{where}: shape {shape}: no whole blocks of {row.values_per_block} of {format}"
+        )
+    return (*shape[:-1], shape[-1] // row.values_per_block, row.block_bytes), np.dtype("u1")
 
 
 def _read_header(cursor: _GGUFReader) -> tuple[int, int]:

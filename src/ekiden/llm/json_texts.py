@@ -4,7 +4,7 @@ of its form between quotes, where some characters are escaped.
 
 from __future__ import annotations
 
-from ekiden.frontend.onnx.regex import PatternParser, RegexError, Tree
+from ekiden.frontend.onnx.regex import PatternParser, RegexError, SyntaxTree
 
 __all__ = ["JSON_CHAR", "json_text_pattern"]
 
@@ -26,7 +26,7 @@ def json_text_pattern(pattern: str) -> str:
     return f'"({"|".join(_anchored(option) for option in options)})"'
 
 
-def _anchored(tree: Tree) -> str:
+def _anchored(tree: SyntaxTree) -> str:
     """Return the expression of one alternative: without an anchor anything may stand beside it."""
     assert tree[0] == "cat" and isinstance(tree[1], list)
     items = list(tree[1])
@@ -35,7 +35,7 @@ def _anchored(tree: Tree) -> str:
     return f"{'' if begins else JSON_CHAR + '*'}{body}{'' if ends else JSON_CHAR + '*'}"
 
 
-def _escaped(tree: Tree) -> str:
+def _escaped(tree: SyntaxTree) -> str:
     """Return the expression of a tree's texts between quotes."""
     match tree:
         case ("set", ranges):

@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.frontend.onnx.regex import Nfa, PatternParser, RegexError, Tree, byte_classes
+from ekiden.frontend.onnx.regex import Nfa, PatternParser, RegexError, SyntaxTree, byte_classes
 
 __all__ = ["DEAD", "START", "PushdownAutomaton", "calls_groups"]
 
@@ -57,43 +57,43 @@ class _GroupParser(PatternParser):
 
     def __init__(self, pattern: str) -> None:
         super().__init__(pattern)
-        self.groups: dict[str, Tree] = {}
+        self.groups: dict[str, SyntaxTree] = {}
 
-    def parse_atom(self) -> Tree:
+    def parse_atom(self) -> SyntaxTree:
         """Parse an atom; see `PatternParser`."""
-        if self.accept(_BEFORE_TEXT):
+        if self.consume_if_next(_BEFORE_TEXT):
             return ("without", self._parse_literal())
         return super().parse_atom()
 
     def _parse_literal(self) -> bytes:
         """Parse the text that does not occur, up to the end of the form."""
         chars = []
-        while not self.accept(")"):
+        while not self.consume_if_next(")"):
             char = self.next_char()
             char = self.next_char() if char == "\\" else char
             chars.append(char)
         if not chars or not self.pattern.startswith(_ANYTHING[1:], self.at):
-            self.fail("'(?:(?!TEXT)(?s:.))*' expected, without another form in it")
+            self.raise_error("'(?:(?!TEXT)(?s:.))*' expected, without another form in it")
         self.at += len(_ANYTHING) - 1
         return "".join(chars).encode()
 
-    def parse_group(self) -> Tree:
+    def parse_group(self) -> SyntaxTree:
         """Parse the inside of parentheses; see `PatternParser`."""
-        if self.accept("?&"):
+        if self.consume_if_next("?&"):
             end = self.pattern.find(")", self.at)
             name, self.at = self.pattern[self.at : end], end + 1
             if end < 0 or not name.isidentifier():
-                self.fail("the name of a group expected")
+                self.raise_error("the name of a group expected")
             return ("call", name)
-        if self.accept("?(DEFINE)"):
+        if self.consume_if_next("?(DEFINE)"):
             self.parse_alternation()
-            if not self.accept(")"):
-                self.fail("')' expected")
+            if not self.consume_if_next(")"):
+                self.raise_error("')' expected")
             return ("cat", [])
         named = _NAME.match(self.pattern, self.at)
         tree = super().parse_group()
         if named is not None and self.groups.setdefault(named[1], tree) != tree:
-            self.fail(f"two unlike groups named '{named[1]}'")
+            self.raise_error(f"two unlike groups named '{named[1]}'")
         return tree
 
 
@@ -127,12 +127,12 @@ class _PushdownNfa(Nfa):
         """Return whether a place depends on the bytes beside it."""
         return any(condition for moves in self.epsilon_moves for condition, _ in moves)
 
-    def _add_group(self, tree: Tree) -> int:
+    def _add_group(self, tree: SyntaxTree) -> int:
         start = self.add_state()
         self.finals.add(self.add_tree(tree, start))
         return start
 
-    def add_tree(self, tree: Tree, start: int) -> int:
+    def add_tree(self, tree: SyntaxTree, start: int) -> int:
         """Append the automaton of a tree; see `Nfa`."""
         match tree:
             case ("call", str(name)):

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.runtime.artifact.mapped_files import MappedFiles, read_whole
+from ekiden.runtime.artifact.mapped_files import MappedFiles, read_remaining
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME
@@ -103,7 +103,7 @@ class MappedBytes:
             content = self._files.map(path)
             if content is None:
                 with open(path, "rb", buffering=0) as file:
-                    content = read_whole(file)
+                    content = read_remaining(file)
         except OSError as error:
             raise LoadError(f"{path}: cannot be read: {error.strerror}") from error
         self.data: NDArray[np.uint8] = np.frombuffer(content.toreadonly(), np.uint8)

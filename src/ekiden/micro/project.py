@@ -182,7 +182,7 @@ class GeneratedProject:
     def sizes(self) -> Sizes:
         """Return the linked sizes. Raises ExportError before `build`."""
         self._check_is_built("sizes")
-        return _sum_linked_sizes(
+        return _parse_linked_sizes(
             self.firmware.read_bytes(), (self.folder / "build/firmware.map").read_text()
         )
 
@@ -478,7 +478,7 @@ def _install_hint(program: str) -> str:
     return f": apt install {packages[program]}" if program in packages else ""
 
 
-def _sum_linked_sizes(elf: bytes, text: str) -> Sizes:
+def _parse_linked_sizes(elf: bytes, text: str) -> Sizes:
     """Sum the allocated sections of a linked program, and the model's own sections in the linker
     map.
     """

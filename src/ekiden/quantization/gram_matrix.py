@@ -30,12 +30,12 @@ def accumulate_gram_matrices(
     """Add X^T X of each layer's input rows X to the statistics of its data tensor, by
     layer name.
     """
-    for values in iter_tensor_values(model, {layer.data for layer in layers}, feeds, compile):
+    for values in iter_tensor_values(model, {layer.data_name for layer in layers}, feeds, compile):
         for layer in layers:
             # float64: G is inverted later, and float32 sums of squares lose its small eigenvalues.
-            rows = input_rows(layer, values[layer.data]).astype(np.float64)
+            rows = input_rows(layer, values[layer.data_name]).astype(np.float64)
             gram = np.matmul(rows.transpose(0, 2, 1), rows)
-            grams = stats[layer.data].gram_matrices
+            grams = stats[layer.data_name].gram_matrices
             grams[layer.name] = grams[layer.name] + gram if layer.name in grams else gram
 
 

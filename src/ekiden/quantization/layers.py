@@ -32,12 +32,12 @@ class Layer:
         return str(self.node.name or self.node.output[0])
 
     @property
-    def data(self) -> str:
+    def data_name(self) -> str:
         """Return the name of its data tensor."""
         return str(self.node.input[0])
 
     @property
-    def result(self) -> str:
+    def result_name(self) -> str:
         """Return the name of its result."""
         return str(self.node.output[0])
 

@@ -7,13 +7,13 @@ import math
 from dataclasses import asdict, replace
 from typing import Any
 
-from ekiden.quantization.ranges import METHODS
+from ekiden.quantization.ranges import RANGE_METHODS
 from ekiden.quantization.rounding import ROUNDING_METHODS
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.html import table_html
 
-__all__ = ["KINDS", "LayerPlan", "QuantPlan", "Recipe"]
+__all__ = ["QUANT_KINDS", "LayerPlan", "QuantPlan", "Recipe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class QuantKind:
 
 # fmt: off
 _PRODUCT_OPERATORS = ("Conv", "Gemm", "MatMul")
-KINDS = {row.name: row for row in (
+QUANT_KINDS = {row.name: row for row in (
     #    name       activation  bits     operators           meaning
     QuantKind("static",  "data",     (8,),    _PRODUCT_OPERATORS,
               "ranges from calibration data"),
@@ -76,13 +76,13 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Raises InputError for unknown or inconsistent options."""
-        kind = KINDS.get(self.kind)
+        kind = QUANT_KINDS.get(self.kind)
         if kind is None:
             raise InputError(
-                f"quantize: no kind is named '{self.kind}'; there are {_format_names(KINDS)}"
+                f"quantize: no kind is named '{self.kind}'; there are {_format_names(QUANT_KINDS)}"
             )
-        if self.method not in METHODS:
-            choices = _format_names(METHODS)
+        if self.method not in RANGE_METHODS:
+            choices = _format_names(RANGE_METHODS)
             raise InputError(f"quantize: no method is named '{self.method}'; there are {choices}")
         if self.rounding not in ROUNDING_METHODS:
             choices = _format_names(ROUNDING_METHODS)
@@ -111,12 +111,12 @@ class Recipe:
     def needs_data(self) -> bool:
         """Return whether calibration data are required."""
         return (
-            KINDS[self.kind].activation == "data" or bool(self.smooth) or self.bias_correction
-            or self.needs_grams
+            QUANT_KINDS[self.kind].activation == "data" or bool(self.smooth) or self.bias_correction
+            or self.needs_gram_matrices
         )  # fmt: skip
 
     @property
-    def needs_grams(self) -> bool:
+    def needs_gram_matrices(self) -> bool:
         """Return whether Gram matrices of the layers' inputs are required."""
         return self.awq or ROUNDING_METHODS[self.rounding].needs_data
 
@@ -134,7 +134,7 @@ class LayerPlan:
     operator: str
     kind: str
     """A row of KINDS, or "float" for a layer that is left alone."""
-    why: str = ""
+    reason: str = ""
     snr: float | None = None
     """Of its own result on calibration data, in decibels; None: not measured."""
     float_us: float | None = None
@@ -143,9 +143,9 @@ class LayerPlan:
     bits: int = 8
     group: int = 0
 
-    def as_float(self, why: str) -> LayerPlan:
+    def keep_float(self, why: str) -> LayerPlan:
         """Return the decision to keep the layer in floats."""
-        return replace(self, kind="float", why=why)
+        return replace(self, kind="float", reason=why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class QuantPlan:
 
     def exclude_layer(self, layer: str, why: str) -> QuantPlan:
         """Return the plan with one more layer kept in floats."""
-        rows = (row.as_float(why) if row.layer == layer else row for row in self.layers)
+        rows = (row.keep_float(why) if row.layer == layer else row for row in self.layers)
         return QuantPlan(self.recipe, tuple(rows))
 
     def with_model_times(self, float_us: float, quantised_us: float) -> QuantPlan:
@@ -181,7 +181,7 @@ class QuantPlan:
         rows, gain = self.layers, float_us / quantised_us
         if gain < self.recipe.gain:
             why = f"the whole {gain:.2f} times as fast, {self.recipe.gain:g} wanted"
-            rows = tuple(row if row.kind == "float" else row.as_float(why) for row in rows)
+            rows = tuple(row if row.kind == "float" else row.keep_float(why) for row in rows)
         return QuantPlan(self.recipe, rows, float_us, quantised_us)
 
     def json(self) -> str:
@@ -200,7 +200,7 @@ class QuantPlan:
             times = (values.get("float_us"), values.get("quantised_us"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"read a plan of quantisation: {error}") from None
-        if unknown := [row.kind for row in layers if row.kind not in (*KINDS, "float")]:
+        if unknown := [row.kind for row in layers if row.kind not in (*QUANT_KINDS, "float")]:
             raise InputError(f"read a plan of quantisation: no kind is named '{unknown[0]}'")
         return cls(recipe, layers, *times)
 
@@ -214,7 +214,7 @@ class QuantPlan:
                 _format_number(row.snr),
                 _format_number(row.float_us),
                 _format_number(row.quantised_us),
-                row.why,
+                row.reason,
             )
             for row in self.layers
         ]

@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper, version_converter
 
-from ekiden.frontend.onnx.load import referenced_names, subgraphs, topological_order
+from ekiden.frontend.onnx.load import referenced_names, subgraph_attributes, topological_order
 from ekiden.ir.op import Array
 from ekiden.quantization.calibrate import TensorStats
 from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import QuantPlan, Recipe
-from ekiden.quantization.ranges import METHODS, scale_and_zero_point
+from ekiden.quantization.ranges import RANGE_METHODS, scale_and_zero_point
 from ekiden.quantization.weight_quantization import (
     QuantizedWeight,
     awq_factor,
@@ -90,7 +90,7 @@ class _QuantizedGraphBuilder:
         self._recipe, self._seen = plan.recipe, stats
         kinds = {row.layer: row.kind for row in plan.layers}
         self._planned = {
-            layer_entry.result: (layer_entry, kinds[layer_entry.name])
+            layer_entry.result_name: (layer_entry, kinds[layer_entry.name])
             for layer_entry in layers
             if kinds.get(layer_entry.name, "float") != "float"
         }
@@ -108,7 +108,7 @@ class _QuantizedGraphBuilder:
             if planned is None:
                 self._out.append(node)
             else:
-                self._emit_layer(*planned, planned[0].result)
+                self._emit_layer(*planned, planned[0].result_name)
         return self._finalize_graph()
 
     def add_copies(self) -> tuple[onnx.ModelProto, list[tuple[str, str, str]]]:
@@ -120,9 +120,9 @@ class _QuantizedGraphBuilder:
             self._out.append(node)
             planned = self._planned.get(node.output[0]) if node.output else None
             if planned is not None:
-                result = self._unique_name(f"{planned[0].result}_integers")
+                result = self._unique_name(f"{planned[0].result_name}_integers")
                 self._emit_layer(*planned, result)
-                rows.append((planned[0].name, planned[0].result, result))
+                rows.append((planned[0].name, planned[0].result_name, result))
         del self._made.graph.output[:]
         names = [name for _, *pair in rows for name in pair]
         self._made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
@@ -182,13 +182,15 @@ class _QuantizedGraphBuilder:
         bias = layer.bias
         if self._recipe.bias_correction and layer.node.op_type != "MatMul":
             shift = bias_correction(
-                layer, layer.weight, integers.dequantize(), self._seen[layer.data].mean
+                layer, layer.weight, integers.dequantize(), self._seen[layer.data_name].mean
             )
             bias = -shift if bias is None else (bias - shift).astype(np.float32)
         if kind == "dynamic":
             self._emit_dynamic_matmul(layer, integers, bias, result)
             return
-        data = layer.data if kind == "weight" else self._emit_quantize_dequantize(layer.data)
+        data = (
+            layer.data_name if kind == "weight" else self._emit_quantize_dequantize(layer.data_name)
+        )
         base = layer.node.input[1]
         inputs = [data, self._emit_weight_dequantize(base, integers)]
         if bias is not None:
@@ -197,17 +199,17 @@ class _QuantizedGraphBuilder:
         node.CopyFrom(layer.node)
         node.input[:] = inputs
         node.output[0] = result
-        if result != layer.result:
+        if result != layer.result_name:
             node.name = ""
         self._out.append(node)
 
     def _gram_matrix(self, layer: Layer) -> Array | None:
         """Return the Gram matrix of a layer's input, if collected."""
-        stats = self._seen.get(layer.data)
+        stats = self._seen.get(layer.data_name)
         return None if stats is None else stats.gram_matrices.get(layer.name)
 
     def _scale_and_zero_point(self, tensor: str) -> tuple[np.float32, np.uint8]:
-        method = METHODS[self._recipe.method]
+        method = RANGE_METHODS[self._recipe.method]
         return scale_and_zero_point(*method.find_range(self._seen[tensor].histogram))
 
     def _emit_quantize_dequantize(self, tensor: str) -> str:
@@ -243,9 +245,11 @@ class _QuantizedGraphBuilder:
         """Emit a bias as int32 at the scale of the products; as floats if it overflows int32 or the
         data are not quantized.
         """
-        base = layer.node.input[2] if len(layer.node.input) > 2 else f"{layer.result}_bias"
+        base = layer.node.input[2] if len(layer.node.input) > 2 else f"{layer.result_name}_bias"
         if kind == "static" and bias.ndim == 1:
-            scale = (self._scale_and_zero_point(layer.data)[0] * integers.scale).astype(np.float32)
+            scale = (self._scale_and_zero_point(layer.data_name)[0] * integers.scale).astype(
+                np.float32
+            )
             levels = np.round(bias.astype(np.float64) / scale)
             # The accumulator is int32: a larger bias would wrap around.
             if np.abs(levels).max(initial=0.0) < 2**31 - 1:
@@ -264,7 +268,7 @@ class _QuantizedGraphBuilder:
         if layer.channel_axis == 0:
             values = np.ascontiguousarray(values.T)
         base = layer.node.input[1]
-        data = self._emit_dynamic_quantize(layer.data)
+        data = self._emit_dynamic_quantize(layer.data_name)
         weight = self._add_initializer(f"{base}_levels", values)
         sums = self._emit_node("MatMulInteger", [data[0], weight, data[2]], f"{result}_sums")
         floats = self._emit_node("Cast", [sums], f"{result}_floats", to=onnx.TensorProto.FLOAT)
@@ -283,7 +287,7 @@ class _QuantizedGraphBuilder:
         packed, scale = quantize_int4_groups(layer, self._recipe, self._gram_matrix(layer))
         base = layer.node.input[1]
         inputs = [
-            layer.data,
+            layer.data_name,
             self._add_initializer(f"{base}_levels", packed),
             self._add_initializer(f"{base}_scale", scale.reshape(-1)),
         ]
@@ -324,7 +328,7 @@ def _collect_names(graph: onnx.GraphProto) -> set[str]:
         names.update(node.input)
         names.update(node.output)
         names.add(node.name)
-        for inner in subgraphs(node):
+        for inner in subgraph_attributes(node):
             names |= _collect_names(inner)
     return names
 
@@ -356,17 +360,17 @@ def apply_smoothing(
     names = _collect_names(copy.graph)
     excluded = {"", *recipe.skip}
     by_result = {
-        layer_entry.result: layer_entry
+        layer_entry.result_name: layer_entry
         for layer_entry in layers
         if layer_entry.node.op_type != "Conv"
-        and not excluded & {layer_entry.name, layer_entry.result}
+        and not excluded & {layer_entry.name, layer_entry.result_name}
     }
     nodes = []
     for node in topological_order(copy.graph, "model"):
         layer = by_result.get(node.output[0]) if node.output else None
         if layer is not None:
-            factor = smoothquant_factors(layer, stats[layer.data], recipe)
-            base = f"{layer.result}_smooth"
+            factor = smoothquant_factors(layer, stats[layer.data_name], recipe)
+            base = f"{layer.result_name}_smooth"
             while any(f"{base}{end}" in names for end in ("", "_data", "_weight")):
                 base += "_"
             shape = [1, 1]
@@ -374,7 +378,7 @@ def apply_smoothing(
             weight = layer.weight * factor.reshape(shape)
             copy.graph.initializer.append(numpy_helper.from_array(1 / factor, base))
             copy.graph.initializer.append(numpy_helper.from_array(weight, f"{base}_weight"))
-            nodes.append(helper.make_node("Mul", [layer.data, base], [f"{base}_data"]))
+            nodes.append(helper.make_node("Mul", [layer.data_name, base], [f"{base}_data"]))
             changed = onnx.NodeProto()
             changed.CopyFrom(node)
             changed.input[0], changed.input[1] = f"{base}_data", f"{base}_weight"
@@ -393,8 +397,8 @@ def single_layer_model(layer: Layer, data: Array) -> onnx.ModelProto:
     weights = [numpy_helper.from_array(layer.weight, layer.node.input[1])]
     if layer.bias is not None:
         weights.append(numpy_helper.from_array(layer.bias, layer.node.input[2]))
-    port = helper.make_tensor_value_info(layer.data, onnx.TensorProto.FLOAT, data.shape)
+    port = helper.make_tensor_value_info(layer.data_name, onnx.TensorProto.FLOAT, data.shape)
     graph = helper.make_graph(
-        [node], "layer", [port], [onnx.ValueInfoProto(name=layer.result)], weights
+        [node], "layer", [port], [onnx.ValueInfoProto(name=layer.result_name)], weights
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)

@@ -15,7 +15,7 @@ import numpy as np
 from ekiden.ir.op import Array
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["METHODS", "Histogram", "RangeMethod", "scale_and_zero_point"]
+__all__ = ["RANGE_METHODS", "Histogram", "RangeMethod", "scale_and_zero_point"]
 
 NUM_HISTOGRAM_BINS = 2048
 NUM_UINT8_LEVELS = 256
@@ -150,7 +150,7 @@ class RangeMethod:
 
 
 # fmt: off
-METHODS = {row.name: row for row in (
+RANGE_METHODS = {row.name: row for row in (
     #      name          range                      meaning
     RangeMethod("minmax",     _minmax_range,                   "all values"),
     RangeMethod("percentile", _percentile_range,               "the middle 99.99 % of it"),

@@ -106,7 +106,7 @@ class RoundingMethod:
     """Method that rounds a weight [rows, columns] with steps `scale` to integers within a range."""
 
     name: str
-    levels: Callable[[Array, Array, LevelRange, Array | None], Array]
+    round_weight: Callable[[Array, Array, LevelRange, Array | None], Array]
     needs_data: bool
     meaning: str
 

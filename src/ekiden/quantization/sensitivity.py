@@ -19,7 +19,7 @@ import onnx
 from ekiden.ir.op import Array
 from ekiden.quantization.calibrate import Feeds, ModelCompiler, TensorStats
 from ekiden.quantization.layers import Layer
-from ekiden.quantization.plan import KINDS, LayerPlan, QuantPlan, Recipe
+from ekiden.quantization.plan import QUANT_KINDS, LayerPlan, QuantPlan, Recipe
 from ekiden.quantization.qdq_rewrite import (
     add_quantized_copies,
     insert_quantization,
@@ -52,22 +52,22 @@ def initial_plan(layers: Sequence[Layer], recipe: Recipe) -> QuantPlan:
     """Return the plan before any measurement: the requested kind for every layer that
     supports it.
     """
-    kind = KINDS[recipe.kind]
+    kind = QUANT_KINDS[recipe.kind]
     rows = []
     for layer in layers:
         operator = layer.node.op_type
         row = LayerPlan(layer.name, operator, recipe.kind, bits=recipe.bits, group=recipe.group)
         size = layer.weight.shape[layer.reduction_axis]
-        if layer.name in recipe.skip or layer.result in recipe.skip:
-            row = row.as_float("asked for")
+        if layer.name in recipe.skip or layer.result_name in recipe.skip:
+            row = row.keep_float("asked for")
         elif not np.isfinite(layer.weight).all():
-            row = row.as_float("its weight has values that are not finite")
+            row = row.keep_float("its weight has values that are not finite")
         elif operator not in kind.operators:
-            row = row.as_float(f"no {operator} of the kind '{recipe.kind}'")
+            row = row.keep_float(f"no {operator} of the kind '{recipe.kind}'")
         elif recipe.group and operator == "Conv":
-            row = row.as_float("no groups in a Conv")
+            row = row.keep_float("no groups in a Conv")
         elif recipe.group and recipe.bits == 8 and size % recipe.group:
-            row = row.as_float(f"{recipe.group} does not divide {size}")
+            row = row.keep_float(f"{recipe.group} does not divide {size}")
         rows.append(row)
     return QuantPlan(recipe, tuple(rows))
 
@@ -91,7 +91,7 @@ def refine_plan(
             row = replace(row, snr=ratios.get(row.layer))
             # A layer that fails the error check is not worth timing.
             if row.snr is not None and row.snr < plan.recipe.least_snr:
-                row = row.as_float(f"below {plan.recipe.least_snr:g} dB")
+                row = row.keep_float(f"below {plan.recipe.least_snr:g} dB")
             elif plan.recipe.faster:
                 row = _time_layer(by_name[row.layer], row, plan.recipe, stats, compile)
         rows.append(row)
@@ -147,14 +147,14 @@ def _time_layer(
     compile: ModelCompiler,
 ) -> LayerPlan:
     """Time one layer by itself in both versions, including the quantization of its input."""
-    data = stats[layer.data].sample[:MAX_TIMING_BATCH]
+    data = stats[layer.data_name].sample[:MAX_TIMING_BATCH]
     floats = single_layer_model(layer, data)
     plan = QuantPlan(recipe, (row,))
     runs = [
         compile(candidate)
         for candidate in (floats, insert_quantization(floats, [layer], plan, stats))
     ]
-    feed = {layer.data: data}
+    feed = {layer.data_name: data}
     before, after = min_times_interleaved([partial(run, feed) for run in runs], MIN_LAYER_TIMING_S)
     timed_row = replace(row, float_us=before * 1e6, quantised_us=after * 1e6)
-    return timed_row if after < before else timed_row.as_float("not faster")
+    return timed_row if after < before else timed_row.keep_float("not faster")

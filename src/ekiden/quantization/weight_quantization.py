@@ -109,13 +109,15 @@ def _quantize_layer_levels(
     layer: Layer, steps: Array, ends: LevelRange, recipe: Recipe, gram: Array | None
 ) -> Array:
     """Return the integer levels of a layer's weight, given the step of each element."""
-    matrix, scale = (_as_rows(layer, matrix_source) for matrix_source in (layer.weight, steps))
+    matrix, scale = (
+        _reshape_to_rows(layer, matrix_source) for matrix_source in (layer.weight, steps)
+    )
     levels = _round_rows(matrix, scale, ends, recipe, gram)
     moved = np.moveaxis(layer.weight, layer.channel_axis, 0).shape
     return np.moveaxis(levels.reshape(moved), 0, layer.channel_axis)
 
 
-def _as_rows(layer: Layer, array: Array) -> Array:
+def _reshape_to_rows(layer: Layer, array: Array) -> Array:
     """Reshape a weight to one row per output channel."""
     moved = np.moveaxis(array, layer.channel_axis, 0)
     return moved.reshape(len(moved), -1)
@@ -125,7 +127,7 @@ def _round_rows(
     matrix: Array, scale: Array, ends: LevelRange, recipe: Recipe, gram: Array | None
 ) -> Array:
     """Round rows to integer levels; each group of a grouped convolution has its own Gram matrix."""
-    levels = ROUNDING_METHODS[recipe.rounding].levels
+    levels = ROUNDING_METHODS[recipe.rounding].round_weight
     if gram is None:
         return levels(matrix, scale, ends, None)
     groups = (np.split(group_source, len(gram)) for group_source in (matrix, scale))
@@ -151,7 +153,7 @@ def awq_factor(layer: Layer, recipe: Recipe, gram: Array) -> Array:
         scaled = replace(layer, weight=layer.weight * factor.reshape(shape))
         dequantised = _quantize_dequantize(scaled, plain) / factor.reshape(shape)
         error = weighted_squared_error(
-            _as_rows(layer, dequantised - layer.weight).astype(np.float64), cost
+            _reshape_to_rows(layer, dequantised - layer.weight).astype(np.float64), cost
         )
         if error < best_error:
             best, best_error = factor, error

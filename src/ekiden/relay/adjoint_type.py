@@ -32,7 +32,7 @@ def adjoint_type(kind: Type) -> Type:
     return TypeCall(_ADJOINT_HEADER, (kind,))
 
 
-def definition(module: IRModule, header: Type) -> TypeData | None:
+def type_definition(module: IRModule, header: Type) -> TypeData | None:
     """Return the definition of a data type: the module's own, else the standard one, else None."""
     if not isinstance(header, GlobalTypeVar):
         return None
@@ -47,5 +47,5 @@ __all__ = [
     "NO_GRADIENT_CONSTRUCTOR",
     "STANDARD_TYPE_DATA",
     "adjoint_type",
-    "definition",
+    "type_definition",
 ]

@@ -14,11 +14,11 @@ from ekiden.runtime.errors import ParseError
 from ekiden.tir.script.parser import from_source
 from ekiden.tir.stmt import PrimFunc
 
-Given = Mapping[str, tuple[object, int]]
+ParsedEntries = Mapping[str, tuple[object, int]]
 """Parsed attribute entries: name -> (value, source offset)."""
 
 
-def read_attrs(source: SourceText, callee: Expr, entries: Given, at: int) -> Attrs | None:
+def read_attrs(source: SourceText, callee: Expr, entries: ParsedEntries, at: int) -> Attrs | None:
     """Build the attributes of a call of `callee` from parsed entries.
 
     They are of the class its operator declares, or of the one that `attrs_type_key` names.
@@ -44,7 +44,7 @@ def read_attrs(source: SourceText, callee: Expr, entries: Given, at: int) -> Att
     return _build_attrs(source, kind, values, at)
 
 
-def _build_attrs(source: SourceText, kind: type[Attrs], values: Given, at: int) -> Attrs:
+def _build_attrs(source: SourceText, kind: type[Attrs], values: ParsedEntries, at: int) -> Attrs:
     field_names = list(getattr(kind, "__dataclass_fields__", ()))
     classes = allowed_field_types(kind.type_key)
     prims = prim_expr_fields(kind.type_key)
@@ -64,7 +64,7 @@ def _build_attrs(source: SourceText, kind: type[Attrs], values: Given, at: int) 
             value = (value,)  # TVM's text has a number alone for several of them
         fields[name] = _to_int64_constants(value) if name in prims else value
     try:
-        return kind(**kind.in_full(fields))
+        return kind(**kind.expand_abbreviations(fields))
     except TypeError as error:
         # The class names the fields that a text has left out only in the error of its constructor.
         missing = str(error).partition("required positional argument")[2].lstrip("s: ")

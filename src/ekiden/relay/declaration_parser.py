@@ -20,7 +20,7 @@ class DeclarationParser(TypeParser):
     def __init__(self, source: SourceText, tokens: list[LexerToken], init: IRModule) -> None:
         """Start with the names of a module whose definitions the text may use."""
         super().__init__(source, tokens)
-        self.init = init
+        self.init_module = init
         self.globals = {g.name_hint: g for g in init.functions}
         self.global_types = {t.name_hint: t for t in init.type_definitions}
         self.constructors: dict[str, Constructor] = {

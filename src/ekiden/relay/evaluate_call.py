@@ -42,7 +42,7 @@ def evaluate_call(
         arrays = arrays[0]
     try:
         if budget is not None and isinstance(reference, InterpretedReference):
-            result = reference.within(budget, attrs, *arrays)
+            result = reference.run_within_budget(budget, attrs, *arrays)
         else:
             result = reference(attrs, *arrays)
     except EkidenError:

@@ -27,7 +27,7 @@ from ekiden.ir.span import Span
 from ekiden.ir.type import GlobalTypeVar, TensorType, TupleType, Type, TypeVar, tensor_type
 from ekiden.runtime.devices.memory import track_array
 from ekiden.runtime.errors import TypeInferenceError
-from ekiden.target.virtual_device import RESULT_PLACE
+from ekiden.target.virtual_device import RESULT_DEVICE_ATTR
 
 if TYPE_CHECKING:
     from ekiden.relay import type_infer
@@ -363,7 +363,7 @@ class Function(BaseFunc):
     @property
     def virtual_device_(self) -> object:
         """Return the device of the result set by PlanDevices, or None (TVM's name)."""
-        return self.attr(RESULT_PLACE)
+        return self.attr(RESULT_DEVICE_ATTR)
 
 
 @node("relay.RefCreate")

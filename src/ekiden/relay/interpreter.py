@@ -121,7 +121,7 @@ def _match_shape(call: Call, value: Value, frame: ActivationFrame) -> None:
     where = f" ({call.span})" if call.span else ""
     kind = TensorType(attrs.shape, str(value.dtype))
     bind_symbols(kind, value, frame.symbols, f"{attrs.place or 'a tensor'}{where}")
-    frame.bound |= frame.symbols.keys() - before
+    frame.bound_symbols |= frame.symbols.keys() - before
 
 
 def _check_tensor_value(kind: TensorType, value: Array, what: str) -> None:
@@ -163,9 +163,9 @@ class Interpreter:
         self.module = module or IRModule()
         self.depth_limit = depth_limit
         self._closures: dict[Expr, Closure] = {}
-        self._parts: dict[Expr, tuple[Expr, ...]] = {}
+        self._call_operands: dict[Expr, tuple[Expr, ...]] = {}
         """Subexpressions that a call evaluates, last first, by call."""
-        self._attrs: dict[Attrs, bool] = {}
+        self._has_symbolic_attrs: dict[Attrs, bool] = {}
         """Whether a call's attributes contain symbols, by call."""
 
     def evaluate(self, target: Expr | str = "main", *args: object) -> Value:
@@ -268,12 +268,12 @@ class Interpreter:
 
     def _eval_call(self, call: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps) -> None:
         assert isinstance(call, Call)
-        pending = self._parts.get(call)
+        pending = self._call_operands.get(call)
         if pending is None:
             pending = tuple(
                 p for p in (*reversed(call.args), call.op) if type(p) not in _ATOM_CLASSES
             )
-            self._parts[call] = pending
+            self._call_operands[call] = pending
         if not pending:
             self._enter_callee(call, frame, is_tail, stack)
             return
@@ -327,13 +327,13 @@ class Interpreter:
         )
 
     def _bind_attrs(self, attrs: Attrs, symbols: Symbols) -> Attrs:
-        has_symbols = self._attrs.get(attrs)
+        has_symbols = self._has_symbolic_attrs.get(attrs)
         if has_symbols is False:
             return attrs
         bound = bind_attrs(attrs, symbols)
         # Attributes without symbols are remembered, since checking them again costs time.
         if has_symbols is None:
-            self._attrs[attrs] = bound is not attrs
+            self._has_symbolic_attrs[attrs] = bound is not attrs
         return bound
 
     def _new_frame(
@@ -353,7 +353,7 @@ class Interpreter:
         if own or caller.symbols or (outer is not None and outer.symbols):
             around = outer.symbols if outer is not None else {}
             # Sizes that the caller bound within its own body are not visible to the callee.
-            passed = {s: n for s, n in caller.symbols.items() if s not in caller.bound}
+            passed = {s: n for s, n in caller.symbols.items() if s not in caller.bound_symbols}
             frame.symbols = {**passed, **around, **own}
         return frame
 
@@ -372,7 +372,7 @@ class Interpreter:
             before = set(frame.symbols)
             bind_symbols(let.var.type_annotation, value, frame.symbols, f"%{let.var.name_hint}")
             # What a binding names belongs to this activation, and is not passed to callees.
-            frame.bound |= frame.symbols.keys() - before
+            frame.bound_symbols |= frame.symbols.keys() - before
         _delegate_to(let, let.body, frame, is_tail, stack)
 
     def _eval_if(self, choice: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps) -> None:
@@ -438,13 +438,13 @@ def _delegate_to(
     """Evaluate another expression in place of `expr`, with its result."""
     if not is_tail:
 
-        def copy(
+        def forward_value(
             self: Interpreter, at: Expr, where: ActivationFrame, tail: bool, steps: Steps
         ) -> None:
             # When the inner expression has its value: this step lies below it.
             where.values[at] = self._value_of(inner, where)
 
-        stack.append((copy, expr, frame, False))
+        stack.append((forward_value, expr, frame, False))
     stack.append((Interpreter._open_expr, inner, frame, is_tail))
 
 

@@ -95,13 +95,13 @@ _HIGHER_LAYER_EXPORTS = {
 }
 """Exports of higher layers, and rarely used ones."""
 _HIGHER_LAYER_NAMES = frozenset(exported_names(_HIGHER_LAYER_EXPORTS))
-_load_above, __dir__ = attach(__name__, _HIGHER_LAYER_EXPORTS)
+_load_higher_layer, __dir__ = attach(__name__, _HIGHER_LAYER_EXPORTS)
 
 
 def __getattr__(name: str) -> object:
     """Load an export of a higher layer, or return an operator. Raises AttributeError."""
     if name in _HIGHER_LAYER_NAMES:
-        return _load_above(name)
+        return _load_higher_layer(name)
     # TVM has the operators in `relay` too, hundreds of names: they are looked up, not copied.
     if not name.startswith("_") and hasattr(op, name):
         return getattr(op, name)

@@ -58,7 +58,7 @@ from ekiden.relay.lexer import LexerToken, SourceText, tokenize
 from ekiden.relay.metadata import Entries, read_metadata
 from ekiden.relay.type_infer import infer_type
 from ekiden.runtime.errors import LoadError, ParseError, TypeInferenceError
-from ekiden.target.virtual_device import PARAM_PLACES
+from ekiden.target.virtual_device import PARAM_DEVICES_ATTR
 from ekiden.tir.script.parser import from_source
 from ekiden.tir.stmt import PrimFunc
 
@@ -105,7 +105,7 @@ def parse(
     text = SourceText(source, src_name)
     parser = _RelayParser(text, init_module, init_meta_table)
     try:
-        module = parser.read(parser.parse_module)
+        module = parser.run_parser(parser.parse_module)
         return _infer_types(module, text)
     except (ParseError, TypeInferenceError) as error:
         report_error(None, error)
@@ -130,7 +130,7 @@ def parse_expr(source: str, src_name: str = "text") -> Expr:
     Types are not inferred, and functions it calls need no definition.
     """
     parser = _RelayParser(SourceText(source, src_name))
-    return parser.read(parser.parse_single_expr)
+    return parser.run_parser(parser.parse_single_expr)
 
 
 def _run_trampoline(start: Steps) -> Expr:
@@ -157,14 +157,14 @@ class _RelayParser(DeclarationParser):
     ) -> None:
         tokens, metadata = tokenize(source)
         super().__init__(source, tokens, init or IRModule())
-        self.places: dict[Var, object] = {}
+        self.param_devices: dict[Var, object] = {}
         """Device annotation by parameter."""
         self.meta = _read_metadata(source, metadata) or meta or {}
         self.has_free_globals = False
         self.scopes: list[dict[str, Expr]] = [{}]
         self.graph: list[dict[str, Expr]] = [{}]
 
-    def read(self, start: Callable[[], _ResultT]) -> _ResultT:
+    def run_parser(self, start: Callable[[], _ResultT]) -> _ResultT:
         """Run a parser coroutine. Types, patterns and attribute values nest Python calls, to a
         limit.
         """
@@ -181,8 +181,8 @@ class _RelayParser(DeclarationParser):
         attrs = self._parse_module_attrs()
         begins = self._scan_definitions()
         # Definitions of the initial module stay; those of the text come after them.
-        functions: dict[GlobalVar | str, BaseFunc] = dict(self.init.functions.items())
-        types: dict[GlobalTypeVar, Node] = dict(self.init.type_definitions)
+        functions: dict[GlobalVar | str, BaseFunc] = dict(self.init_module.functions.items())
+        types: dict[GlobalTypeVar, Node] = dict(self.init_module.type_definitions)
         # Types first: functions may use constructors that are defined after them.
         for is_type in (True, False):
             for at in begins:
@@ -196,7 +196,7 @@ class _RelayParser(DeclarationParser):
                 elif not is_type and self.next_is("prim_func"):
                     name, loops = self._parse_prim_func()
                     functions[name] = loops
-        return IRModule(functions, types, {**self.init.attrs, **attrs})
+        return IRModule(functions, types, {**self.init_module.attrs, **attrs})
 
     def parse_single_expr(self) -> Expr:
         """Parse one expression up to the end of the text."""
@@ -217,7 +217,7 @@ class _RelayParser(DeclarationParser):
     # Functions and blocks
 
     @contextmanager
-    def scope(self) -> Generator[None, None, None]:
+    def open_scope(self) -> Generator[None, None, None]:
         """Open a lexical scope."""
         self.scopes.append({})
         self.graph.append({})
@@ -230,7 +230,7 @@ class _RelayParser(DeclarationParser):
     def parse_function_rest(self) -> Steps:
         """Parse a function from its type parameters on."""
         at = self.next_token.at
-        with self.parse_type_params() as type_params, self.scope():
+        with self.parse_type_params() as type_params, self.open_scope():
             params, attrs = self._parse_params()
             ret = self.parse_type() if self.accept("->") else None
             self.expect("{")
@@ -268,9 +268,9 @@ class _RelayParser(DeclarationParser):
                 attrs[key] = self.parse_attr_value()
             if not self.next_is(")"):
                 self.expect(",")
-        devices = tuple(map(self.places.get, params))
+        devices = tuple(map(self.param_devices.get, params))
         if any(devices):
-            attrs[PARAM_PLACES] = devices
+            attrs[PARAM_DEVICES_ATTR] = devices
         return tuple(params), attrs
 
     def _parse_attr_key(self) -> str:
@@ -294,7 +294,7 @@ class _RelayParser(DeclarationParser):
             annotation = None
         variable = Var(name.text, annotation, span=self.span(name.at))
         if device is not None:
-            self.places[variable] = device
+            self.param_devices[variable] = device
         return variable
 
     def bind_new_var(self, scope: int = -1) -> Var:
@@ -306,7 +306,7 @@ class _RelayParser(DeclarationParser):
     def parse_block(self) -> Steps:
         """Parse bindings and a result, without braces."""
         lets: list[tuple[Var, Expr, int]] = []
-        scope = self.scope()
+        scope = self.open_scope()
         # By hand: a generator may be dropped between its steps, and `finally` leaves the scope
         # then.
         scope.__enter__()
@@ -321,10 +321,10 @@ class _RelayParser(DeclarationParser):
                 elif self._is_graph_binding():
                     name = self.advance().text
                     self.advance()
-                    self.graph[-1][name] = yield self.expr()
+                    self.graph[-1][name] = yield self.parse_infix()
                     self.expect(";")
                 else:
-                    result = yield self.expr()
+                    result = yield self.parse_infix()
                     if not self.accept(";"):
                         break
                     lets.append((Var("_", None), result, at))
@@ -346,14 +346,14 @@ class _RelayParser(DeclarationParser):
         # Other values do not see the variable, but an outer one of its name.
         if self.next_is("fn"):  # a function may call itself
             self.scopes[-1][var.name_hint] = var
-        value = yield self.expr()
+        value = yield self.parse_infix()
         self.expect(";")
         self.scopes[-1][var.name_hint] = var
         return var, value, at
 
     # Expressions
 
-    def expr(self, tightest: int = 0) -> Steps:
+    def parse_infix(self, tightest: int = 0) -> Steps:
         """Parse infix operators of at least the given precedence (precedence climbing)."""
         result = yield self.parse_postfix()
         while self.next_token.kind == "mark" and self.next_token.text in INFIX_OPERATORS:
@@ -362,7 +362,7 @@ class _RelayParser(DeclarationParser):
                 break
             at = self.advance().at
             # One level tighter: operators of one level associate to the left.
-            operand = yield self.expr(level + 1)
+            operand = yield self.parse_infix(level + 1)
             result = Call(get(name), (result, operand), None, span=self.span(at))
         return result
 
@@ -418,7 +418,7 @@ class _RelayParser(DeclarationParser):
             elif token.kind in ("local", "graph") and self.peek_token(1).text in (",", ")"):
                 args.append(self._resolve_name(self.advance()))
             else:
-                args.append((yield self.expr()))
+                args.append((yield self.parse_infix()))
             if not self.next_is(")"):
                 self.expect(",")
         return Call(
@@ -526,7 +526,7 @@ class _RelayParser(DeclarationParser):
         fields: list[Expr] = []
         while not self.accept(")"):
             is_block = self.next_is("let") or self.next_is("free_var") or self._is_graph_binding()
-            fields.append((yield self.parse_block() if is_block else self.expr()))
+            fields.append((yield self.parse_block() if is_block else self.parse_infix()))
             if self.accept(")"):
                 return fields[0] if len(fields) == 1 else Tuple(tuple(fields), span=self.span(at))
             self.expect(",")
@@ -537,7 +537,7 @@ class _RelayParser(DeclarationParser):
 
     def _parse_if(self, start: LexerToken) -> Steps:
         self.expect("(")
-        cond = yield self.expr()
+        cond = yield self.parse_infix()
         self.expect(")")
         yes = yield self._parse_braces()
         self.expect("else")
@@ -546,12 +546,12 @@ class _RelayParser(DeclarationParser):
 
     def _parse_match(self, start: LexerToken) -> Steps:
         self.expect("(")
-        data = yield self.expr()
+        data = yield self.parse_infix()
         self.expect(")")
         self.expect("{")
         clauses: list[Clause] = []
         while not self.accept("}"):
-            with self.scope():
+            with self.open_scope():
                 pattern = self.parse_pattern()
                 self.expect("=>")
                 clauses.append(Clause(pattern, (yield self.parse_block())))
@@ -586,10 +586,10 @@ class _RelayParser(DeclarationParser):
     def _parse_reference(self, start: LexerToken) -> Steps:
         """Parse `ref(a)`, `ref_read(r)` or `ref_write(r, a)`."""
         self.expect("(")
-        first = yield self.expr()
+        first = yield self.parse_infix()
         if start.text == "ref_write":
             self.expect(",")
-            second = yield self.expr()
+            second = yield self.parse_infix()
         self.expect(")")
         span = self.span(start.at)
         if start.text == "ref_write":

@@ -108,11 +108,11 @@ class PrintScopes:
 
     def __init__(self, root: Expr) -> None:
         self.events = print_order(root)
-        self.top = PrintBlock(root)
+        self.root_block = PrintBlock(root)
         # An expression is bound in the innermost block that contains all of its uses.
-        self.block: dict[Expr, PrintBlock] = {root: self.top}
-        self.inner: dict[tuple[Expr, int], PrintBlock] = {}
-        self.uses: dict[Expr, int] = {root: 1}
+        self.block_by_expr: dict[Expr, PrintBlock] = {root: self.root_block}
+        self.nested_blocks: dict[tuple[Expr, int], PrintBlock] = {}
+        self.use_counts: dict[Expr, int] = {root: 1}
         self.tail_lets: set[Expr] = set()
         self.results: set[Expr] = {root}
         # Users before operands: the block of an operand is the common one of all its uses.
@@ -121,17 +121,17 @@ class PrintScopes:
                 self._assign_children(expr)
 
     def _assign_block(self, expr: Expr, block: PrintBlock) -> None:
-        self.block[expr] = lowest_common_block(self.block.get(expr), block)
-        self.uses[expr] = self.uses.get(expr, 0) + 1
+        self.block_by_expr[expr] = lowest_common_block(self.block_by_expr.get(expr), block)
+        self.use_counts[expr] = self.use_counts.get(expr, 0) + 1
 
     def _assign_children(self, expr: Expr) -> None:
-        block = self.block[expr]
+        block = self.block_by_expr[expr]
         if isinstance(expr, Let):
             block = self._let_body_block(expr, block)
         for operand in inline_children(expr):
             self._assign_block(operand, block)
         for index, body in enumerate(block_children(expr)):
-            inner = self.inner[expr, index] = PrintBlock(body, block, block.depth + 1)
+            inner = self.nested_blocks[expr, index] = PrintBlock(body, block, block.depth + 1)
             self.results.add(body)
             self._assign_block(body, inner)
 
@@ -141,11 +141,11 @@ class PrintScopes:
         A let that is the one result of its block continues it; any other let opens a block.
         """
         # A let in tail position continues its block; others need brackets.
-        if let is block.result and self.uses[let] == 1:
+        if let is block.result and self.use_counts[let] == 1:
             self.tail_lets.add(let)
             block.result = let.body
         else:
-            block = self.inner[let, 0] = PrintBlock(let.body, block, block.depth + 1)
+            block = self.nested_blocks[let, 0] = PrintBlock(let.body, block, block.depth + 1)
         self.results.add(let.body)
         self._assign_block(let.body, block)
         return block

@@ -51,7 +51,7 @@ from ekiden.relay.expr import (
 from ekiden.relay.metadata import write_metadata
 from ekiden.relay.print_scopes import PrintBlock, PrintScopes
 from ekiden.relay.visitor import free_vars
-from ekiden.target.virtual_device import PARAM_PLACES, VirtualDevice
+from ekiden.target.virtual_device import PARAM_DEVICES_ATTR, VirtualDevice
 from ekiden.tir.printer import SCRIPT_HEADER
 from ekiden.tir.printer import astext as loops_text
 from ekiden.tir.stmt import PrimFunc
@@ -112,7 +112,7 @@ class UniqueNames(dict[Node, str]):
 
     def __init__(self, quote: Callable[[str], str] = str, reserved: Iterable[str] = ()) -> None:
         super().__init__()
-        self._taken = dict.fromkeys(reserved, 0)
+        self._suffix_by_name = dict.fromkeys(reserved, 0)
         self._quote = quote
 
     def get(self, key: Node, default: str = "") -> str:  # type: ignore[override]
@@ -125,15 +125,15 @@ class UniqueNames(dict[Node, str]):
     def forget_type_vars(self) -> None:
         """Release the names of type parameters at the end of a definition."""
         for key in [k for k in self if isinstance(k, TypeVar)]:
-            self._taken.pop(self.pop(key), None)
+            self._suffix_by_name.pop(self.pop(key), None)
 
     def _make_unique(self, name: str) -> str:
         candidate = name
         # The counter goes on from the last number: many variables have one name.
-        while candidate in self._taken:
-            self._taken[name] += 1
-            candidate = f"{name}_{self._taken[name]}"
-        self._taken[candidate] = 0
+        while candidate in self._suffix_by_name:
+            self._suffix_by_name[name] += 1
+            candidate = f"{name}_{self._suffix_by_name[name]}"
+        self._suffix_by_name[candidate] = 0
         return candidate
 
 
@@ -285,7 +285,7 @@ class _RelayPrinter:
 
     def print_function_attrs(self, attrs: Mapping[str, object] | None) -> list[str]:
         """Print a function's attributes, such as `Primitive=1`."""
-        shown = [(k, v) for k, v in (attrs or {}).items() if k != PARAM_PLACES]
+        shown = [(k, v) for k, v in (attrs or {}).items() if k != PARAM_DEVICES_ATTR]
         return [f"{quote_name(k)}={self.print_attr_value(v)}" for k, v in shown]
 
     def print_pattern(self, pattern: Pattern) -> str:
@@ -308,7 +308,7 @@ class _RelayPrinter:
 
     def print_function_head(self, function: Function, start: str) -> str:
         """Print a function's header."""
-        devices = function.attr(PARAM_PLACES)
+        devices = function.attr(PARAM_DEVICES_ATTR)
         device_of_param = devices if isinstance(devices, tuple) else (None,) * len(function.params)
         params = [
             *map(self.print_param, function.params, device_of_param),
@@ -339,9 +339,9 @@ class _BodyPrinter:
     def __init__(self, printer: _RelayPrinter, root: Expr) -> None:
         self.printer = printer
         self.scopes = PrintScopes(root)
-        self.text: dict[Expr, list[str]] = {}
-        self.count = 0
-        self.in_place = self._find_inlined()
+        self.lines_by_expr: dict[Expr, list[str]] = {}
+        self.num_bindings = 0
+        self.inlined = self._find_inlined()
 
     def _find_inlined(self) -> set[Expr]:
         """Return the expressions printed inline instead of being numbered."""
@@ -350,7 +350,7 @@ class _BodyPrinter:
         in_place: set[Expr] = set()
         for expr, is_binding in scopes.events:
             # What is used twice is bound to a number, or its text would duplicate it.
-            if is_binding or scopes.uses[expr] != 1:
+            if is_binding or scopes.use_counts[expr] != 1:
                 continue
             # A projection of a projection would not show its type.
             is_projection = isinstance(expr, TupleGetItem) and expr.tuple_value not in in_place
@@ -363,13 +363,13 @@ class _BodyPrinter:
         for expr, is_binding in self.scopes.events:
             if is_binding:
                 assert isinstance(expr, Let)
-                block = self.scopes.inner.get((expr, 0)) or self.scopes.block[expr]
+                block = self.scopes.nested_blocks.get((expr, 0)) or self.scopes.block_by_expr[expr]
                 block.lines += _binding_lines(
                     f"let {self.printer.print_param(expr.var)} = ", self.use_lines(expr.value)
                 )
             elif expr not in self.scopes.tail_lets:
                 self._print_expr(expr)
-        return self.block_lines(self.scopes.top)
+        return self.block_lines(self.scopes.root_block)
 
     def _print_expr(self, expr: Expr) -> None:
         lines = self._render_expr(expr)
@@ -377,16 +377,16 @@ class _BodyPrinter:
         if (
             comment
             and len(lines) == 1
-            and not (isinstance(expr, TupleGetItem) and expr in self.in_place)
+            and not (isinstance(expr, TupleGetItem) and expr in self.inlined)
         ):
             lines = [f"{lines[0]} {comment}"]
-        if expr in self.in_place:
-            self.text[expr] = lines
+        if expr in self.inlined:
+            self.lines_by_expr[expr] = lines
             return
-        name = f"%{self.count}"
-        self.count += 1
-        self.text[expr] = [name]
-        self.scopes.block[expr].lines += _binding_lines(f"{name} = ", lines)
+        name = f"%{self.num_bindings}"
+        self.num_bindings += 1
+        self.lines_by_expr[expr] = [name]
+        self.scopes.block_by_expr[expr].lines += _binding_lines(f"{name} = ", lines)
 
     def _type_comment(self, expr: Expr) -> str:
         if self.printer.annotate is not None:
@@ -400,7 +400,7 @@ class _BodyPrinter:
 
     def use_lines(self, expr: Expr) -> list[str]:
         """Return an expression's text at a use."""
-        lines = self.text.get(expr)
+        lines = self.lines_by_expr.get(expr)
         return [self.printer.print_atom(expr)] if lines is None else lines
 
     def operand_text(self, expr: Expr) -> str:
@@ -413,7 +413,7 @@ class _BodyPrinter:
 
     def nested_lines(self, expr: Expr, index: int = 0) -> list[str]:
         """Return the indented lines of an expression's block."""
-        return _indent_lines(self.block_lines(self.scopes.inner[expr, index]))
+        return _indent_lines(self.block_lines(self.scopes.nested_blocks[expr, index]))
 
     def _render_expr(self, expr: Expr) -> list[str]:
         match expr:

@@ -22,7 +22,14 @@ __all__ = ["MAX_BOXES", "draw"]
 
 MAX_BOXES = 120
 """Maximum boxes of a graph drawn in notebooks."""
-LINE, GLYPH, PAD, GAP_X, GAP_Y, MARGIN = 15, 6.9, 9, 26, 34, 8
+LINE_HEIGHT_PX, GLYPH_WIDTH_PX, BOX_PADDING_PX, BOX_GAP_X_PX, BOX_GAP_Y_PX, PICTURE_MARGIN_PX = (
+    15,
+    6.9,
+    9,
+    26,
+    34,
+    8,
+)
 """Layout in pixels: line height, glyph width, box padding, horizontal and vertical gaps, margin."""
 SVG_STYLE = """
 .ekg text{font:12px ui-monospace,monospace;fill:#1d2733}.ekg .t{fill:#6a7785;font-size:11px}
@@ -41,20 +48,20 @@ class _GraphBox:
 
     kind: str
     lines: list[str]
-    typed: str = ""
-    reads: list[_GraphBox] = field(default_factory=list)
+    type_text: str = ""
+    operands: list[_GraphBox] = field(default_factory=list)
     layer: int = 0
     x: float = 0.0
     y: float = 0.0
 
     @property
     def width(self) -> float:
-        longest = max(map(len, [*self.lines, self.typed]))
-        return longest * GLYPH + 2 * PAD
+        longest = max(map(len, [*self.lines, self.type_text]))
+        return longest * GLYPH_WIDTH_PX + 2 * BOX_PADDING_PX
 
     @property
     def height(self) -> int:
-        return LINE * (len(self.lines) + bool(self.typed)) + PAD
+        return LINE_HEIGHT_PX * (len(self.lines) + bool(self.type_text)) + BOX_PADDING_PX
 
 
 def draw(function: Function) -> str:
@@ -65,11 +72,11 @@ def draw(function: Function) -> str:
     """
     boxes = _build_boxes(function)
     layers = _layout_boxes(boxes)
-    pairs = [(above, below) for below in boxes for above in dict.fromkeys(below.reads)]
+    pairs = [(above, below) for below in boxes for above in dict.fromkeys(below.operands)]
     sides = [_edge_bypass_x(above, below, layers) for above, below in pairs]
     ends = [box.x + box.width for box in boxes] + [side for side in sides if side is not None]
-    width = max(ends) + MARGIN
-    height = max(box.y + box.height for box in layers[-1]) + MARGIN
+    width = max(ends) + PICTURE_MARGIN_PX
+    height = max(box.y + box.height for box in layers[-1]) + PICTURE_MARGIN_PX
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" class="ekg" {size}><style>{SVG_STYLE}</style>'
     edges = "".join(_draw_edge(a, b, side) for (a, b), side in zip(pairs, sides, strict=True))
@@ -179,25 +186,25 @@ def _layout_boxes(boxes: list[_GraphBox]) -> list[list[_GraphBox]]:
     """
     for box in boxes:
         # The longest path decides, so that all edges point down.
-        box.layer = max((read_box.layer + 1 for read_box in box.reads), default=0)
+        box.layer = max((read_box.layer + 1 for read_box in box.operands), default=0)
     layers: list[list[_GraphBox]] = [[] for _ in range(max(box.layer for box in boxes) + 1)]
     for box in boxes:
         layers[box.layer].append(box)
-    widths = [sum(b.width for b in layer) + GAP_X * (len(layer) - 1) for layer in layers]
-    top = float(MARGIN)
+    widths = [sum(b.width for b in layer) + BOX_GAP_X_PX * (len(layer) - 1) for layer in layers]
+    top = float(PICTURE_MARGIN_PX)
     for layer, width in zip(layers, widths, strict=True):
         # The barycenter heuristic of layered drawings keeps crossings few.
         layer.sort(key=_barycenter)
-        x = MARGIN + (max(widths) - width) / 2
+        x = PICTURE_MARGIN_PX + (max(widths) - width) / 2
         for box in layer:
             box.x, box.y = x, top
-            x += box.width + GAP_X
-        top += max(box.height for box in layer) + GAP_Y
+            x += box.width + BOX_GAP_X_PX
+        top += max(box.height for box in layer) + BOX_GAP_Y_PX
     return layers
 
 
 def _barycenter(box: _GraphBox) -> float:
-    middles = [read_box.x + read_box.width / 2 for read_box in box.reads]
+    middles = [read_box.x + read_box.width / 2 for read_box in box.operands]
     return sum(middles) / len(middles) if middles else 0.0
 
 
@@ -208,7 +215,7 @@ def _edge_bypass_x(
     between = [box for layer in layers[above.layer + 1 : below.layer] for box in layer]
     if not between:
         return None
-    return max(box.x + box.width for box in [above, *between, below]) + GAP_X * 0.7
+    return max(box.x + box.width for box in [above, *between, below]) + BOX_GAP_X_PX * 0.7
 
 
 def _draw_edge(above: _GraphBox, below: _GraphBox, side: float | None) -> str:
@@ -230,11 +237,13 @@ def _draw_box(box: _GraphBox) -> str:
         f'<rect class="{box.kind}" x="{box.x:.0f}" y="{box.y:.0f}" rx="4" '
         f'width="{box.width:.0f}" height="{box.height}"></rect>'
     ]
-    texts = [(line, "") for line in box.lines] + ([(box.typed, ' class="t"')] if box.typed else [])
+    texts = [(line, "") for line in box.lines] + (
+        [(box.type_text, ' class="t"')] if box.type_text else []
+    )
     for at, (line, mark) in enumerate(texts, 1):
-        y = box.y + LINE * at
+        y = box.y + LINE_HEIGHT_PX * at
         elements.append(
-            f'<text xml:space="preserve"{mark} x="{box.x + PAD:.0f}" y="{y:.0f}">'
+            f'<text xml:space="preserve"{mark} x="{box.x + BOX_PADDING_PX:.0f}" y="{y:.0f}">'
             f"{escape(line)}</text>"
         )
     return "".join(elements)

@@ -82,7 +82,7 @@ class TvmJsonReader:
         self._arrays: list[Array] = [array_from_bytes(base64.b64decode(a))[0] for a in texts]
         version = str(document.get("attrs", {}).get("tvm_version", ""))
         self._version = tuple(int(v) for v in version.split(".")[:2] if v.isdigit())
-        self._made: dict[int, object] = {0: None}
+        self._built_nodes: dict[int, object] = {0: None}
         self._dims: dict[PrimExpr, PrimExpr] = {}
 
     def read(self, number: int) -> object:
@@ -91,7 +91,7 @@ class TvmJsonReader:
         Raises:
             LoadError: A node has no meaning here.
         """
-        making = {number: self._node_steps(number)} if number not in self._made else {}
+        making = {number: self._node_steps(number)} if number not in self._built_nodes else {}
         answer: object = None
         while making:
             # The node added last first: it is what the others wait for.
@@ -99,16 +99,16 @@ class TvmJsonReader:
             try:
                 requested = steps.send(answer)
             except StopIteration as end:
-                self._made[at] = answer = end.value
+                self._built_nodes[at] = answer = end.value
                 del making[at]
                 continue
-            answer = self._made.get(requested)
+            answer = self._built_nodes.get(requested)
             # A node that is still under construction cannot be its own field.
             if requested in making:
                 raise LoadError(f"JSON of TVM: node {requested} is a part of itself")
-            if requested not in self._made:
+            if requested not in self._built_nodes:
                 making[requested] = self._node_steps(requested)
-        return self._made[number]
+        return self._built_nodes[number]
 
     def _node_steps(self, number: int) -> Steps:
         row = self._nodes[number]

@@ -44,7 +44,7 @@ from ekiden.ir.type import (
     Type,
     TypeCall,
 )
-from ekiden.relay.adjoint_type import definition
+from ekiden.relay.adjoint_type import type_definition
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.call_types import CallTypeRules, format_count
 from ekiden.relay.expr import (
@@ -154,7 +154,7 @@ def infer_expr_type(expr: Expr, module: IRModule | None = None) -> Type:
     Checked types are set on the way.
     """
     run = _TypeInferencer(module or IRModule(), knows_types=module is not None)
-    run.walk(expr, into_typed=False)
+    run.infer_subexpressions(expr, into_typed=False)
     run.write_types()
     return expr.checked_type
 
@@ -191,8 +191,8 @@ class _TypeInferencer(CallTypeRules):
         super().__init__(module, knows_types)
         self.standard_types: dict[GlobalTypeVar, Node] = {}
         """Standard data types used but not defined by the module."""
-        self.waiting: list[Expr] = []
-        self.current: GlobalVar | None = None
+        self.deferred_exprs: list[Expr] = []
+        self.current_function: GlobalVar | None = None
 
     # Walking
 
@@ -200,19 +200,19 @@ class _TypeInferencer(CallTypeRules):
         """Infer one global function."""
         function = self.module[name]
         assert isinstance(function, Function)
-        self.current = name
+        self.current_function = name
         self.rigid = set(
             size_vars(p.type_annotation for p in function.params if p.type_annotation is not None)
         )
         self._type_of_global(name)
-        self.walk(function)
+        self.infer_subexpressions(function)
         # What the signature of this function does not decide may be solved by its callers.
         self._solve_deferred()
         what = f"the type of @{name.name_hint}, as it is called"
         self._unify_or_fail(self.types[name], self.type_of(function), function, what)
         self.types[name] = self.unifier.resolve(self.type_of(function))
 
-    def walk(self, root: Expr, into_typed: bool = True) -> None:
+    def infer_subexpressions(self, root: Expr, into_typed: bool = True) -> None:
         """Infer the types below root iteratively; typed expressions may be skipped.
 
         The stack holds expressions to open and actions to take when their children are done. A
@@ -284,7 +284,7 @@ class _TypeInferencer(CallTypeRules):
             return
         inferred = _TYPING_RULES[type(expr)](self, expr)
         if inferred is None:
-            self.waiting.append(expr)
+            self.deferred_exprs.append(expr)
             inferred = self.unifier.fresh_hole()
         self.types[expr] = inferred
 
@@ -298,7 +298,7 @@ class _TypeInferencer(CallTypeRules):
 
     # Names
 
-    def var(self, var: Expr) -> Type:
+    def type_of_var(self, var: Expr) -> Type:
         """Return a variable's annotation, its inferred type, or a fresh hole."""
         assert isinstance(var, Var)
         annotation = var.type_annotation
@@ -309,7 +309,7 @@ class _TypeInferencer(CallTypeRules):
     def _declare_let_var(self, let: Let) -> None:
         """Declare the type of a let variable before its value, for recursive functions."""
         if let.var.type_annotation is not None:
-            self.types[let.var] = self.var(let.var)
+            self.types[let.var] = self.type_of_var(let.var)
         elif isinstance(let.value, Function):
             # Before its value is inferred: recursive calls see what is known so far.
             self.types[let.var] = self._signature_with_holes(let.value)
@@ -320,7 +320,7 @@ class _TypeInferencer(CallTypeRules):
             return signature
         for p in function.params:
             if p not in self.types:
-                self.types[p] = self.var(p)
+                self.types[p] = self.type_of_var(p)
         ret = function.ret_type if function.ret_type is not None else self.unifier.fresh_hole()
         self._check_written_type(ret, function, self._result_description(function))
         return FuncType(tuple(self.types[p] for p in function.params), ret, function.type_params)
@@ -359,7 +359,7 @@ class _TypeInferencer(CallTypeRules):
         """Return the polymorphic function type of a constructor, also of one without fields."""
         assert isinstance(constructor, Constructor)
         header = constructor.belong_to
-        data = definition(self.module, header)
+        data = type_definition(self.module, header)
         if data is None:
             self.raise_error(
                 constructor, f"{constructor.name_hint}: the module has no type {header.name_hint}"
@@ -376,7 +376,7 @@ class _TypeInferencer(CallTypeRules):
             return checked
         return TensorType(tuple(const(d) for d in constant.data.shape), str(constant.data.dtype))
 
-    def op(self, op: Expr) -> Type:
+    def type_of_op(self, op: Expr) -> Type:
         """Return the unit type, since operators have relations, not types."""
         return op.checked_type_or_none() or _UNIT_TYPE
 
@@ -424,7 +424,7 @@ class _TypeInferencer(CallTypeRules):
         return FuncType(tuple(map(self.type_of, expr.params)), ret, expr.type_params)
 
     def _result_description(self, function: Function) -> str:
-        at = self.current
+        at = self.current_function
         is_global = at is not None and self.module.functions[at] is function
         return f"the result of @{at.name_hint}" if at and is_global else "the result of a function"
 
@@ -480,7 +480,7 @@ class _TypeInferencer(CallTypeRules):
         match pattern:
             case PatternVar(var=var):
                 what = f"match: pattern %{var.name_hint}"
-                declared = self.var(var)
+                declared = self.type_of_var(var)
                 merged = self._unify_or_fail(declared, kind, at, what)
                 self.types[var] = merged if var.type_annotation is None else declared
             case PatternTuple(patterns=inner):
@@ -512,17 +512,17 @@ class _TypeInferencer(CallTypeRules):
 
     def _solve_deferred(self) -> None:
         """Retry deferred expressions in order until a fixed point."""
-        while self.waiting:
-            before, self.waiting = self.waiting, []
+        while self.deferred_exprs:
+            before, self.deferred_exprs = self.deferred_exprs, []
             # Relations may need types that only later expressions determine.
             for expr in before:
                 inferred = _TYPING_RULES[type(expr)](self, expr)
                 if inferred is None:
-                    self.waiting.append(expr)
+                    self.deferred_exprs.append(expr)
                 else:
                     self._unify_or_fail(self.types[expr], inferred, expr, "the result")
             # A round without progress: the rest stays open.
-            if len(self.waiting) == len(before):
+            if len(self.deferred_exprs) == len(before):
                 return
 
     def write_types(self) -> None:
@@ -568,10 +568,10 @@ class _TypeInferencer(CallTypeRules):
 
 
 _ATOM_RULES: Mapping[type, Callable[[_TypeInferencer, Expr], Type]] = {
-    Var: _TypeInferencer.var,
+    Var: _TypeInferencer.type_of_var,
     GlobalVar: _TypeInferencer._type_of_global,
     Constant: _TypeInferencer.type_of_constant,
-    Op: _TypeInferencer.op,
+    Op: _TypeInferencer.type_of_op,
     Constructor: _TypeInferencer.type_of_constructor,
 }
 _TYPING_RULES: Mapping[type, Callable[..., Type | None]] = {

@@ -115,7 +115,7 @@ class Unifier:
     def __init__(self) -> None:
         self.solved: dict[IncompleteType, Type] = {}
         self.has_holes = False
-        self._dim = unify_dim
+        self._combine_dims = unify_dim
 
     def fresh_hole(self) -> IncompleteType:
         """Return a fresh hole."""
@@ -195,11 +195,11 @@ class Unifier:
         It is as `unify`, but dimensions that are not known to be equal become `?`.
         """
         # For the parts of the types too, down to their tensors.
-        self._dim = join_dim
+        self._combine_dims = join_dim
         try:
             return self.unify(a, b)
         finally:
-            self._dim = unify_dim
+            self._combine_dims = unify_dim
 
     def _unify_all(self, xs: tuple[Type, ...], ys: tuple[Type, ...]) -> tuple[Type, ...]:
         return tuple(self.unify(x, y) for x, y in zip(xs, ys, strict=True))
@@ -207,7 +207,7 @@ class Unifier:
     def _unify_tensors(self, a: TensorType, b: TensorType) -> TensorType:
         if a.dtype != b.dtype or len(a.shape) != len(b.shape):
             raise MismatchError
-        shape = tuple(map(self._dim, a.shape, b.shape))
+        shape = tuple(map(self._combine_dims, a.shape, b.shape))
         return (
             a
             if all(x is y for x, y in zip(shape, a.shape, strict=True))

@@ -38,7 +38,7 @@ class ActivationFrame:
     values: dict[Expr, Value] = field(default_factory=dict)
     outer: ActivationFrame | None = None
     symbols: Symbols = field(default_factory=dict)
-    bound: set[PrimVar] = field(default_factory=set)
+    bound_symbols: set[PrimVar] = field(default_factory=set)
     """Symbols bound by this activation."""
     caller: ActivationFrame | None = None
     result: Expr | None = None

@@ -309,11 +309,11 @@ def fresh_copy(expr: Expr, mapping: Mapping[Var, Expr] | None = None) -> Expr:
 def bound_vars(expr: Expr) -> list[Var]:
     """Return all variables bound in `expr`, in order."""
     met = post_order(expr, into_functions=True)
-    bound = {v for e in met for v in bound_by(e)}
+    bound = {v for e in met for v in vars_bound_by(e)}
     return [e for e in met if isinstance(e, Var) and e in bound]
 
 
-def bound_by(expr: Expr) -> Sequence[Var]:
+def vars_bound_by(expr: Expr) -> Sequence[Var]:
     """Return the variables that an expression itself binds."""
     match expr:
         case Let(var=var):
@@ -339,7 +339,7 @@ def free_vars(expr: Expr) -> list[Var]:
         if isinstance(e, Var):
             used.append(e)
         else:
-            bound.update(bound_by(e))
+            bound.update(vars_bound_by(e))
     # At the end, as a shared variable may be met before its binder in this order.
     return [v for v in used if v not in bound]
 
@@ -466,7 +466,6 @@ __all__ = [
     "all_vars",
     "annotated_types",
     "bind",
-    "bound_by",
     "bound_vars",
     "children",
     "close_over_free_vars",
@@ -481,4 +480,5 @@ __all__ = [
     "substitute_type",
     "type_children",
     "type_post_order",
+    "vars_bound_by",
 ]

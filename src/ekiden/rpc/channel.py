@@ -163,7 +163,7 @@ class FrameChannel:
         self._begin, self._end = 0, have
         while self._end < size:
             # Reads ahead into the buffer, which saves a system call per small frame.
-            self._end += self._read_some(data[self._end : max(size, self._ahead)], until)
+            self._end += self._read_available(data[self._end : max(size, self._ahead)], until)
 
     def _read_into(self, buffer: memoryview, until: float | None) -> None:
         """Fill a buffer, first from the read-ahead and then from the stream."""
@@ -171,9 +171,9 @@ class FrameChannel:
         buffer[:have] = self._data[self._begin : self._begin + have]
         self._begin += have
         while have < len(buffer):
-            have += self._read_some(buffer[have:], until)
+            have += self._read_available(buffer[have:], until)
 
-    def _read_some(self, data: memoryview, until: float | None) -> int:
+    def _read_available(self, data: memoryview, until: float | None) -> int:
         """Read some bytes. Raises RPCError at the end of the stream, OSError."""
         if until is not None:
             # A timeout of 0 would make the socket non-blocking.

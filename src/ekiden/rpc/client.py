@@ -44,7 +44,7 @@ _HELLO_TIMEOUT_S = 20.0
 """How long the other side may take to say HELLO: it may have to start first."""
 _MAX_TIMEOUT_S = (2**32 - 1) // 1000
 """Seconds of a session whose end can be said in milliseconds."""
-_numbers = itertools.count()
+_session_numbers = itertools.count()
 
 
 class RPCSession:
@@ -56,7 +56,7 @@ class RPCSession:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._number = next(_numbers)
+        self._number = next(_session_numbers)
 
     def get_function(self, name: str) -> RemoteFunction:
         """Return a global function by name. Raises AttributeError."""

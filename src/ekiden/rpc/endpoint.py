@@ -31,7 +31,7 @@ from ekiden.rpc.messages import (
     Kind,
     ValueTag,
 )
-from ekiden.rpc.wire_format import check_lent_size, parse_body, serialize_parts
+from ekiden.rpc.wire_format import check_lent_size, parse_body, serialize_frame_parts
 from ekiden.runtime import kind_of_error
 
 __all__ = ["Endpoint", "Progress", "RemoteProxies", "Request"]
@@ -228,7 +228,7 @@ class Endpoint:
             raise make_remote_error(*map(str, fields))
         return fields[0]
 
-    def release_later(self, handle: int) -> None:
+    def queue_release(self, handle: int) -> None:
         """Release a remote object, with the next request."""
         self._dropped.append(handle)
 
@@ -270,7 +270,7 @@ class Endpoint:
         # sent.
         before = self._last
         try:
-            frame, tail = serialize_parts(kind, fields, self)
+            frame, tail = serialize_frame_parts(kind, fields, self)
             size = len(frame) + (0 if tail is None else len(tail))
             # The peer would end the session; an error here costs only this message.
             if size > self.peer_limit + FRAME_HEADER_BYTES:

@@ -19,13 +19,13 @@ from importlib import import_module
 from typing import NoReturn
 
 from ekiden.rpc.errors import RPCError
-from ekiden.runtime.fresh_python import fresh_python_command
+from ekiden.runtime.fresh_python import python_subprocess_command
 
 __all__ = [
     "FIRST_PASSED_DESCRIPTOR",
     "Background",
     "has_parent",
-    "run",
+    "run_task",
     "start_task",
     "task_command",
     "write_task_file",
@@ -35,7 +35,7 @@ FIRST_PASSED_DESCRIPTOR = 4
 """Of those that a program is given: 3 is the file of its task."""
 _MIN_PARKED_DESCRIPTOR = 64
 """Descriptors are moved here before they get the numbers of a program, which others may have."""
-_BOOTSTRAP_CODE = "from ekiden.rpc.fresh import run; run(int(sys.argv[1]))"
+_BOOTSTRAP_CODE = "from ekiden.rpc.fresh import run_task; run_task(int(sys.argv[1]))"
 
 
 class Background:
@@ -43,7 +43,7 @@ class Background:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._end = weakref.finalize(self, _terminate_program, pid, os.getpid())
+        self._end = weakref.finalize(self, _terminate_process, pid, os.getpid())
 
     def terminate(self) -> None:
         """Terminate the program and everything it started."""
@@ -57,7 +57,7 @@ class Background:
 
 # A copy of the object in a forked process must not end the process that it names: the finalizer
 # remembers whose it is.
-def _terminate_program(pid: int, owner: int) -> None:
+def _terminate_process(pid: int, owner: int) -> None:
     if os.getpid() != owner:
         return
     with suppress(ProcessLookupError):
@@ -86,7 +86,7 @@ def write_task_file(entry: str, *arguments: object) -> int:
 def task_command(task: int) -> list[str]:
     """Return the command line of a program that runs the task in that descriptor."""
     try:
-        return fresh_python_command(_BOOTSTRAP_CODE, str(task))
+        return python_subprocess_command(_BOOTSTRAP_CODE, str(task))
     except OSError as error:
         text = f"rpc: {error}; servers and sessions are programs of their own"
         raise RPCError(text) from error
@@ -117,7 +117,7 @@ def start_task(entry: str, arguments: Sequence[object], descriptors: Sequence[in
         )  # fmt: skip
 
 
-def run(task: int) -> NoReturn:
+def run_task(task: int) -> NoReturn:
     """Run the task of a descriptor, and exit."""
     code = 1
     log = logging.getLogger("ekiden.rpc")

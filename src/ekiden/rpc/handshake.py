@@ -24,7 +24,7 @@ from ekiden.rpc.services import receive_hello
 from ekiden.rpc.tls_keys import Key, wrap_server_socket
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["HandshakeServer", "HandshakenClient", "relay", "run_in_thread"]
+__all__ = ["HandshakeServer", "HandshakenClient", "forward_both_ways", "run_in_thread"]
 
 _log = logging.getLogger("ekiden.rpc")
 MAX_PENDING_HANDSHAKES = 64
@@ -48,7 +48,7 @@ class HandshakenClient:
     received_at: float
 
     @property
-    def is_plain(self) -> bool:
+    def is_unencrypted(self) -> bool:
         """Return whether its connection is unencrypted, so that another process can take
         it over.
         """
@@ -167,7 +167,7 @@ def run_in_thread(run: Callable[[], object]) -> None:
     threading.Thread(target=run, daemon=True).start()
 
 
-def relay(one: socket.socket, second: socket.socket) -> None:
+def forward_both_ways(one: socket.socket, second: socket.socket) -> None:
     """Forward bytes in both directions until one side closes, through a single buffer: allocating
     memory for each message would take longer than a small message itself.
     """

@@ -48,7 +48,8 @@ class Proxy(Hub):
         path = None if credentials is None else os.path.abspath(os.fspath(credentials))
         try:
             super().__init__(
-                "rpc.Proxy", (host, port, port_end), credentials, "ekiden.rpc.proxy:meet",
+                "rpc.Proxy", (host, port, port_end), credentials,
+                "ekiden.rpc.proxy:make_proxy_handler",
                 (host, tracker_addr, path), web,
             )  # fmt: skip
         finally:
@@ -56,7 +57,7 @@ class Proxy(Hub):
                 listener.close()
 
 
-def meet(
+def make_proxy_handler(
     listener: socket.socket,
     host: str,
     tracker: tuple[str, int] | None,
@@ -145,7 +146,7 @@ class _Matchmaker:
         client.writer.write(first)
         await asyncio.wait(
             [
-                asyncio.ensure_future(_forward(*direction))
+                asyncio.ensure_future(_forward_bytes(*direction))
                 for direction in ((peer, client), (client, peer))
             ],
             return_when=asyncio.FIRST_COMPLETED,
@@ -196,7 +197,7 @@ class _Matchmaker:
             self._tracker = None
 
 
-async def _forward(one: HubPeer, destination: HubPeer) -> None:
+async def _forward_bytes(one: HubPeer, destination: HubPeer) -> None:
     """Forward one side's bytes to the other until it ends."""
     while data := await one.reader.read(1 << 18):
         destination.writer.write(data)

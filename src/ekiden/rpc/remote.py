@@ -45,7 +45,7 @@ class _RemoteHandle:
         self.endpoint, self.handle = endpoint, handle
 
     def __del__(self) -> None:
-        self.endpoint.release_later(self.handle)
+        self.endpoint.queue_release(self.handle)
 
 
 class RemoteObject(_RemoteHandle):
@@ -156,28 +156,28 @@ class RemoteDevice(ForeignDevice):
     """Device of the remote side of a session; it equals no local device."""
 
     endpoint: Endpoint
-    there: Device
+    remote_device: Device
 
     @staticmethod
     def of(endpoint: Endpoint, index: int, there: Device) -> RemoteDevice:
         """Return the proxy of a device in session number `index`."""
         proxy = RemoteDevice(_REMOTE_TYPE_STRIDE * (index + 1) + there.type, there.id)
-        proxy.endpoint, proxy.there = endpoint, there
+        proxy.endpoint, proxy.remote_device = endpoint, there
         return proxy
 
     @property
     def exist(self) -> bool:
         """Return whether the session can use the device."""
-        if self.there.type == CPU_DEVICE_TYPE:
+        if self.remote_device.type == CPU_DEVICE_TYPE:
             return True
         try:
-            return self.there.id < cast(int, self._call_with_device("ek.device.count"))
+            return self.remote_device.id < cast(int, self._call_with_device("ek.device.count"))
         except RPCError:
             return False
 
     def sync(self, stream: object = None) -> None:
         """Wait for the device's pending work."""
-        if self.there.type != CPU_DEVICE_TYPE:
+        if self.remote_device.type != CPU_DEVICE_TYPE:
             self._call_with_device("ek.device.sync")
 
     def _call_with_device(self, name: str) -> object:
@@ -192,7 +192,7 @@ class RemoteDevice(ForeignDevice):
             raise ValueError(
                 f"empty: sizes from 0 on, at most {MAX_TENSOR_RANK}, expected, got {shape}"
             )
-        kind = RemoteTensorType((self.there, str(DataType(dtype)), tuple(shape)))
+        kind = RemoteTensorType((self.remote_device, str(DataType(dtype)), tuple(shape)))
         allocated = self.endpoint.request(Kind.ALLOC, kind)
         assert isinstance(allocated, RemoteTensor)
         allocated.device = self
@@ -206,7 +206,7 @@ class RemoteDevice(ForeignDevice):
         return copy
 
     def __str__(self) -> str:
-        return f"remote[{self.type // _REMOTE_TYPE_STRIDE - 1}]:{self.there}"
+        return f"remote[{self.type // _REMOTE_TYPE_STRIDE - 1}]:{self.remote_device}"
 
 
 class RemoteTensor(_RemoteHandle):

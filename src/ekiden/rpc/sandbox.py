@@ -22,10 +22,10 @@ from ekiden.runtime.lazy_dataclass import dataclass
 __all__ = [
     "Limits",
     "SandboxState",
-    "missing_facilities",
+    "missing_sandbox_facilities",
     "restrict_process",
     "set_parent_death_signal",
-    "start_sandboxed",
+    "start_sandboxed_process",
 ]
 
 DAY_SECONDS = 86_400.0
@@ -77,12 +77,12 @@ def set_parent_death_signal() -> None:
         os._exit(1)
 
 
-def missing_facilities() -> str:
+def missing_sandbox_facilities() -> str:
     """Return which sandbox facilities this machine lacks, as text; "" if none."""
     return sandbox_lack()
 
 
-def start_sandboxed(
+def start_sandboxed_process(
     command: Sequence[str],
     folder: str,
     descriptors: Sequence[int],

@@ -28,9 +28,9 @@ from ekiden.rpc.errors import RPCError
 from ekiden.rpc.folders import remove_stale_folders
 from ekiden.rpc.fresh import FIRST_PASSED_DESCRIPTOR, Background, has_parent, start_task
 from ekiden.rpc.function_pickle import serialize_function
-from ekiden.rpc.handshake import HandshakenClient, HandshakeServer, relay, run_in_thread
+from ekiden.rpc.handshake import HandshakenClient, HandshakeServer, forward_both_ways, run_in_thread
 from ekiden.rpc.messages import MAX_HELLO_BYTES, PROTOCOL_MAGIC, PROTOCOL_VERSION, Kind
-from ekiden.rpc.sandbox import Limits, missing_facilities
+from ekiden.rpc.sandbox import Limits, missing_sandbox_facilities
 from ekiden.rpc.session import SessionTask
 from ekiden.rpc.session_programs import SessionProgram, start_session_program
 from ekiden.rpc.tls_keys import Key, is_loopback
@@ -118,7 +118,7 @@ class Server(Background):
     ) -> None:
         if no_fork or timeout is not None:
             raise InputError("rpc.Server: no_fork and timeout cannot be had: sessions are programs")
-        if sandbox and (lack := missing_facilities()):
+        if sandbox and (lack := missing_sandbox_facilities()):
             raise InputError(f"rpc.Server: no sandbox here: {lack}; or: sandbox=False")
         libraries = load_library.split(":") if isinstance(load_library, str) else load_library or ()
         tracker = None if tracker_addr is None else (tracker_addr[0], int(tracker_addr[1]))
@@ -214,8 +214,8 @@ class _RunningSession:
 
     program: SessionProgram
     client: HandshakenClient
-    ends: float
-    gone: float | None = None
+    deadline: float
+    disconnected_at: float | None = None
     """When the client was found to have gone."""
 
 
@@ -285,7 +285,7 @@ class _ServerLoop:
             except (OSError, RPCError) as error:  # no room for a folder, no more processes
                 self._fail_waiting(str(error))
                 return
-            self.spares[program.process] = program
+            self.spares[program.process_descriptor] = program
 
     def _fail_waiting(self, reason: str) -> None:
         """Tell the waiting clients that a program could not be started or prepared; the next client
@@ -312,11 +312,11 @@ class _ServerLoop:
             poll.register(number, select.POLLIN)
         for session in self.sessions.values():
             self._watch_program(actions, session.program)
-            poll.register(session.program.process, select.POLLIN)
-            if session.program.output >= 0:
-                poll.register(session.program.output, select.POLLIN)
-            if session.gone is None:
-                actions[session.client.stream.fileno()] = partial(_mark_gone, session)
+            poll.register(session.program.process_descriptor, select.POLLIN)
+            if session.program.output_descriptor >= 0:
+                poll.register(session.program.output_descriptor, select.POLLIN)
+            if session.disconnected_at is None:
+                actions[session.client.stream.fileno()] = partial(_mark_disconnected, session)
                 # The session's process reads the data; this process only needs to see the client
                 # leave.
                 poll.register(session.client.stream, select.POLLRDHUP)
@@ -329,9 +329,9 @@ class _ServerLoop:
         self, actions: dict[int, Callable[[], object]], program: SessionProgram
     ) -> None:
         """Register what to do when a program ends or prints."""
-        actions[program.process] = lambda: self._reap_program(program)
-        if program.output >= 0:
-            actions[program.output] = program.log_output
+        actions[program.process_descriptor] = lambda: self._reap_program(program)
+        if program.output_descriptor >= 0:
+            actions[program.output_descriptor] = program.log_output
 
     def _accept_connection(self) -> None:
         assert self.listener is not None
@@ -359,7 +359,7 @@ class _ServerLoop:
 
     def _read_ready_report(self, spare: SessionProgram) -> None:
         """Handle a program's report that it is ready, or why not."""
-        if spare.process not in self.spares:
+        if spare.process_descriptor not in self.spares:
             return
         if reason := spare.read_report():
             spare.kill()
@@ -373,7 +373,7 @@ class _ServerLoop:
             if ready is None or len(self.sessions) + self.relays >= self._session_limit:
                 return
             self.waiting.remove(guest)
-            del self.spares[ready.process]
+            del self.spares[ready.process_descriptor]
             self._begin_session(guest, ready)
 
     def _begin_session(self, guest: HandshakenClient, program: SessionProgram) -> None:
@@ -386,26 +386,26 @@ class _ServerLoop:
             ends = min(ends, guest.received_at + guest.seconds)
         self._has_had_client = True
         session = _RunningSession(program, guest, ends)
-        self.sessions[program.process] = session
+        self.sessions[program.process_descriptor] = session
         with suppress(OSError):  # the program has ended, and is reaped
-            if guest.is_plain:
+            if guest.is_unencrypted:
                 program.hand_over(guest.stream, guest.endpoint.peer_limit)
                 return
             # TLS is terminated here, outside of the sandbox, so that no session can read the key.
             own_end, other_end = socket.socketpair()
             with other_end:
                 program.hand_over(other_end, guest.endpoint.peer_limit)
-            run_in_thread(lambda: _forward_tls(guest.stream, own_end))
+            run_in_thread(lambda: _forward_tls_bytes(guest.stream, own_end))
 
     def _reap_program(self, program: SessionProgram) -> None:
         """Clean up after a program that has ended; another event in the same round may already have
         done so.
         """
         # Already reaped by another action of the same poll.
-        if program.process < 0:
+        if program.process_descriptor < 0:
             return
-        self.spares.pop(program.process, None)
-        session = self.sessions.pop(program.process, None)
+        self.spares.pop(program.process_descriptor, None)
+        session = self.sessions.pop(program.process_descriptor, None)
         is_lost = session is None and not program.is_ready and program.control is not None
         # waitpid after SIGKILL, so that no zombie keeps the process id.
         program.clean_up()
@@ -422,10 +422,13 @@ class _ServerLoop:
         self.door.close_expired()
         for session in self.sessions.values():
             reason = session.program.exceeded_limit()
-            if current_time > session.ends:
+            if current_time > session.deadline:
                 reason = "its time is over"
             # A grace period lets the session finish by itself.
-            elif session.gone is not None and current_time > session.gone + _DISCONNECT_GRACE_S:
+            elif (
+                session.disconnected_at is not None
+                and current_time > session.disconnected_at + _DISCONNECT_GRACE_S
+            ):
                 reason = "its client has gone"
             if reason:
                 _log.info("session %d ends: %s", session.program.pid, reason)
@@ -480,7 +483,7 @@ class _ServerLoop:
             upstream = _connect_other_server(guest, self.options.credentials)
             guest.endpoint.send_hello(self.options.task.key, limit=upstream.peer_limit)
             assert isinstance(upstream.channel.stream, socket.socket)
-            relay(guest.stream, upstream.channel.stream)
+            forward_both_ways(guest.stream, upstream.channel.stream)
         except RPCError as error:
             guest.send_refusal(str(error))
         except OSError as error:
@@ -492,8 +495,8 @@ class _ServerLoop:
             self.door.wake_up()
 
 
-def _mark_gone(session: _RunningSession) -> None:
-    session.gone = time.monotonic()
+def _mark_disconnected(session: _RunningSession) -> None:
+    session.disconnected_at = time.monotonic()
 
 
 def _has_disconnected(endpoint: Endpoint) -> bool:
@@ -503,10 +506,10 @@ def _has_disconnected(endpoint: Endpoint) -> bool:
     return not endpoint.channel.is_open or bool(select.select([stream], [], [], 0)[0])
 
 
-def _forward_tls(stream: socket.socket, session: socket.socket) -> None:
+def _forward_tls_bytes(stream: socket.socket, session: socket.socket) -> None:
     """Forward a TLS client's bytes to its session and back, until a side ends."""
     with suppress(OSError), session:
-        relay(stream, session)
+        forward_both_ways(stream, session)
     with suppress(OSError):
         stream.shutdown(socket.SHUT_RDWR)
 

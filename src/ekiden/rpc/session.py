@@ -42,7 +42,7 @@ class SessionTask:
     libraries: tuple[str, ...]
     functions: dict[str, bytes]
     """Functions of the server's owner by name, as `portable.serialize_function` has them."""
-    refused: dict[str, str]
+    unavailable_functions: dict[str, str]
     """Those that cannot be had here, and why."""
     prepare: bytes | None
     """The owner's `server_init_callback`."""
@@ -73,7 +73,7 @@ def _prepare_session(task: SessionTask, walls: int) -> None:
         except Exception as error:  # of a module that a session cannot import
             function = _unavailable_function(name, f"{type(error).__name__}: {error}")
         register_func(name, function, override=True)
-    for name, reason in task.refused.items():
+    for name, reason in task.unavailable_functions.items():
         register_func(name, _unavailable_function(name, reason), override=True)
     if task.prepare is not None:
         deserialize_function(task.prepare)()

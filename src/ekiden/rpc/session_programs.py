@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ekiden.rpc.folders import SessionFolder
 from ekiden.rpc.fresh import FIRST_PASSED_DESCRIPTOR, task_command, write_task_file
-from ekiden.rpc.sandbox import Limits, start_sandboxed
+from ekiden.rpc.sandbox import Limits, start_sandboxed_process
 from ekiden.rpc.session import FAILED, READY, UINT32_STRUCT, SessionTask
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -37,16 +37,16 @@ class SessionProgram:
     """Program of a session, idle or with a client."""
 
     pid: int
-    process: int
+    process_descriptor: int
     """The file descriptor of the process, readable when it has ended."""
     control: socket.socket | None
     """Where it says that it is ready, and gets its client; None then."""
-    output: int
+    output_descriptor: int
     """What it prints, to be read."""
     folder: SessionFolder
     limits: Limits
     is_ready: bool = False
-    logged: int = 0
+    num_logged_bytes: int = 0
 
     def read_report(self) -> str:
         """Receive the program's report: return why it cannot take a client, or "" if it is
@@ -70,14 +70,14 @@ class SessionProgram:
         """Log the program's output, escaped because a terminal would interpret it. Return False at
         its end.
         """
-        if self.output < 0:
+        if self.output_descriptor < 0:
             return False
-        data = os.read(self.output, 1 << 14)
+        data = os.read(self.output_descriptor, 1 << 14)
         if not data:
-            os.close(self.output)
-            self.output = -1
-        log_budget = MAX_LOGGED_OUTPUT_BYTES - self.logged
-        self.logged += len(data)
+            os.close(self.output_descriptor)
+            self.output_descriptor = -1
+        log_budget = MAX_LOGGED_OUTPUT_BYTES - self.num_logged_bytes
+        self.num_logged_bytes += len(data)
         for line in data[: max(log_budget, 0)].decode(errors="replace").splitlines():
             _log.info("session %d: %s", self.pid, line.encode("unicode_escape").decode())
         return bool(data)
@@ -93,16 +93,16 @@ class SessionProgram:
     def kill(self) -> None:
         """Kill the program immediately."""
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.process, signal.SIGKILL)
+            signal.pidfd_send_signal(self.process_descriptor, signal.SIGKILL)
 
     def clean_up(self) -> None:
-        """Wait for the program's end, and clean up after it; `process` is negative then."""
+        """Wait for the program's end and clean up; `process_descriptor` is negative then."""
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         while self.log_output():  # its last words
             continue
-        os.close(self.process)
-        self.process = -1
+        os.close(self.process_descriptor)
+        self.process_descriptor = -1
         if self.control is not None:
             self.control.close()
         self.folder.remove()
@@ -120,7 +120,7 @@ def start_session_program(template: SessionTask) -> SessionProgram:
             "ekiden.rpc.session:run_session", replace(template, folder=folder.path)
         )
         descriptors = (other_end.fileno(), task)
-        pid, walls = start_sandboxed(
+        pid, walls = start_sandboxed_process(
             task_command(FIRST_PASSED_DESCRIPTOR),
             folder.path,
             descriptors,

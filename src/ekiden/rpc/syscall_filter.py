@@ -19,7 +19,7 @@ __all__ = [
     "INHERITED_VARIABLES",
     "OWN_PROCESS_MARK",
     "ArgumentTest",
-    "Call",
+    "SyscallRule",
 ]  # fmt: skip
 
 OWN_PROCESS_MARK = "OWN_PROCESS"
@@ -29,18 +29,19 @@ OWN_PROCESS_MARK = "OWN_PROCESS"
 @dataclass(frozen=True, slots=True)
 class ArgumentTest:
     """Test of a system-call argument: the bits under `mask` equal one of `values`, or with
-    `forbids` none of them. A filter compares 32-bit halves: `is_upper` selects the upper one.
+    `is_negated` none of them. A filter compares 32-bit halves: `tests_upper_half` selects the upper
+    one.
     """
 
-    argument: int
+    argument_index: int
     values: tuple[str, ...]
     mask: str = ""
-    forbids: bool = False
-    is_upper: bool = False
+    is_negated: bool = False
+    tests_upper_half: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SyscallRule:
     """System call that is allowed if all of its argument tests hold."""
 
     name: str
@@ -50,7 +51,7 @@ class Call:
 
 def _null_pointer_tests(argument: int) -> tuple[ArgumentTest, ArgumentTest]:
     """Return the tests of a pointer that must be NULL."""
-    return ArgumentTest(argument, ("0",)), ArgumentTest(argument, ("0",), is_upper=True)
+    return ArgumentTest(argument, ("0",)), ArgumentTest(argument, ("0",), tests_upper_half=True)
 
 
 def _open_flag_tests(argument: int) -> tuple[ArgumentTest, ...]:
@@ -60,8 +61,8 @@ def _open_flag_tests(argument: int) -> tuple[ArgumentTest, ...]:
     """
     return (
         ArgumentTest(argument, ("0",), mask="O_PATH"),
-        ArgumentTest(argument, ("3",), mask="3", forbids=True),
-        ArgumentTest(argument, ("O_TRUNC",), mask="(O_TRUNC | 3)", forbids=True),
+        ArgumentTest(argument, ("3",), mask="3", is_negated=True),
+        ArgumentTest(argument, ("O_TRUNC",), mask="(O_TRUNC | 3)", is_negated=True),
     )
 
 
@@ -123,24 +124,28 @@ _IDENTITY_CALLS = (
 )
 
 
-def _unconditional_calls(names: str) -> tuple[Call, ...]:
+def _unconditional_calls(names: str) -> tuple[SyscallRule, ...]:
     """Return the rows of calls that pass whatever their arguments are."""
-    return tuple(Call(name) for name in names.split())
+    return tuple(SyscallRule(name) for name in names.split())
 
 
-CALL_GROUPS: dict[str, tuple[Call, ...]] = {
+CALL_GROUPS: dict[str, tuple[SyscallRule, ...]] = {
     "memory": _unconditional_calls(_MEMORY_CALLS),
     "threads": (
         *_unconditional_calls(_THREAD_CALLS),
-        Call("clone", _CLONE_TESTS, "a thread of the session, never a process or a namespace"),
-        Call("sched_setaffinity", _OWN_THREAD_TEST, "the calling thread alone"),
-        Call("arch_prctl", _ARCH_PRCTL_TESTS, "thread-local storage, and matrix registers"),
-        Call("prctl", _PRCTL_TESTS, "names of threads and of memory; never the death signal"),
+        SyscallRule(
+            "clone", _CLONE_TESTS, "a thread of the session, never a process or a namespace"
+        ),
+        SyscallRule("sched_setaffinity", _OWN_THREAD_TEST, "the calling thread alone"),
+        SyscallRule("arch_prctl", _ARCH_PRCTL_TESTS, "thread-local storage, and matrix registers"),
+        SyscallRule(
+            "prctl", _PRCTL_TESTS, "names of threads and of memory; never the death signal"
+        ),
     ),
     "signals": (
         *_unconditional_calls(_SIGNAL_CALLS),
         *(
-            Call(name, _OWN_PROCESS_TEST, "to itself")
+            SyscallRule(name, _OWN_PROCESS_TEST, "to itself")
             for name in ("kill", "tgkill", "rt_tgsigqueueinfo")
         ),
     ),
@@ -148,27 +153,29 @@ CALL_GROUPS: dict[str, tuple[Call, ...]] = {
     "descriptors": (
         *_unconditional_calls(_DESCRIPTOR_CALLS),
         *(
-            Call(name, _FCNTL_TESTS, "no owner, no signals, no locks")
+            SyscallRule(name, _FCNTL_TESTS, "no owner, no signals, no locks")
             for name in ("fcntl", "fcntl64")
         ),
-        Call("ioctl", _IOCTL_TESTS, "what a stream is, and how much there is to read"),
+        SyscallRule("ioctl", _IOCTL_TESTS, "what a stream is, and how much there is to read"),
     ),
     "files": (
         *_unconditional_calls(_FILE_CALLS),
-        Call(
+        SyscallRule(
             "openat",
             _open_flag_tests(2),
             "not of a path alone; O_TRUNC of what may be written alone",
         ),
-        Call("open", _open_flag_tests(1), "the same"),
+        SyscallRule("open", _open_flag_tests(1), "the same"),
     ),
     "connection": (
         *_unconditional_calls(_CONNECTION_CALLS),
-        Call("sendto", _null_pointer_tests(4), "no address: to the client alone"),
+        SyscallRule("sendto", _null_pointer_tests(4), "no address: to the client alone"),
     ),
     "about itself": (
         *_unconditional_calls(_IDENTITY_CALLS),
-        Call("prlimit64", (*_OWN_THREAD_TEST, *_null_pointer_tests(2)), "reads its own limits"),
+        SyscallRule(
+            "prlimit64", (*_OWN_THREAD_TEST, *_null_pointer_tests(2)), "reads its own limits"
+        ),
     ),
 }
 """Calls by what they are for."""

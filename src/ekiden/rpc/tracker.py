@@ -58,10 +58,12 @@ class Tracker(Hub):
         credentials: PathName | None = None,
     ) -> None:
         where = (host, port, port_end)
-        super().__init__("rpc.Tracker", where, credentials, "ekiden.rpc.tracker:serve_registry")
+        super().__init__(
+            "rpc.Tracker", where, credentials, "ekiden.rpc.tracker:make_registry_handler"
+        )
 
 
-def serve_registry(listener: socket.socket) -> Callable[[HubPeer], Awaitable[None]]:
+def make_registry_handler(listener: socket.socket) -> Callable[[HubPeer], Awaitable[None]]:
     """Return the handler of a tracker's clients and devices."""
     return _DeviceRegistry().serve
 
@@ -73,7 +75,7 @@ class _FreeDevice:
     key: str
     host: str
     port: int
-    match: str
+    match_key: str
     owner: HubPeer
 
 
@@ -120,7 +122,7 @@ class _DeviceRegistry:
             case Kind.REQUEST:
                 key, priority = cast(tuple[str, int], tuple(fields))
                 assigned = await self._request_device(peer, key, priority)
-                await peer.send(Kind.RETURN, [assigned.host, assigned.port, assigned.match])
+                await peer.send(Kind.RETURN, [assigned.host, assigned.port, assigned.match_key])
             case Kind.SUMMARY:
                 await peer.send(Kind.RETURN, json.dumps(self._summary()))
             case _:
@@ -133,22 +135,22 @@ class _DeviceRegistry:
         mine = self.known.get(device.owner)
         if mine is None or device in self.free[device.key]:
             return
-        begin = self.taken.get(device.match)
+        begin = self.taken.get(device.match_key)
         if (
             begin is not None
-            and device.match in mine
+            and device.match_key in mine
             and time.monotonic() < begin + CONNECT_TIMEOUT_S
         ):
             return
-        if device.match in mine:  # elsewhere before, or never connected to
-            self._remove_device(mine[device.match])
+        if device.match_key in mine:  # elsewhere before, or never connected to
+            self._remove_device(mine[device.match_key])
         if device.owner.key.startswith("server:"):
             for (
                 known_device
             ) in mine.values():  # a server is one device, whatever its match was before
                 self._remove_device(known_device)
             mine.clear()
-        mine[device.match] = device
+        mine[device.match_key] = device
         self._assign_device(device)
 
     def _assign_device(self, device: _FreeDevice) -> None:
@@ -157,13 +159,13 @@ class _DeviceRegistry:
         """
         queue = self.waiting[device.key]
         if queue:
-            self.taken[device.match] = time.monotonic()
+            self.taken[device.match_key] = time.monotonic()
             heapq.heappop(queue)[2].set_result(device)
         else:
             self.free[device.key].append(device)
 
     def _remove_device(self, device: _FreeDevice) -> None:
-        self.taken.pop(device.match, None)
+        self.taken.pop(device.match_key, None)
         if device in self.free[device.key]:
             self.free[device.key].remove(device)
 
@@ -173,7 +175,7 @@ class _DeviceRegistry:
         """
         if self.free.get(key):
             device = self.free[key].pop(0)
-            self.taken[device.match] = time.monotonic()
+            self.taken[device.match_key] = time.monotonic()
             return device
         future: asyncio.Future[_FreeDevice] = asyncio.get_running_loop().create_future()
         # heapq with (-priority, order): highest priority first, then first come, first served.

@@ -71,7 +71,7 @@ async def _bridge_page(page: ServerConnection, proxy: tuple[str, int]) -> None:
     near, far = socket.socketpair()  # what a page says waits there, and the page with it
     heard, talked = await asyncio.open_connection(sock=near, limit=MAX_HELLO_BYTES)
     _, into = await asyncio.open_connection(sock=far)
-    feeding = asyncio.ensure_future(_forward_page_messages(page, into))
+    feeding = asyncio.ensure_future(_forward_page_to_stream(page, into))
     reader, writer = await asyncio.open_connection(*proxy)
     try:
         peer = HubPeer(heard, writer)
@@ -83,7 +83,7 @@ async def _bridge_page(page: ServerConnection, proxy: tuple[str, int]) -> None:
         )
         pumps = [
             asyncio.ensure_future(forwarder)
-            for forwarder in (_write_chunks(heard, writer), _forward_to_page(reader, page))
+            for forwarder in (_write_message_chunks(heard, writer), _forward_to_page(reader, page))
         ]
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         for pump in pumps:
@@ -94,7 +94,7 @@ async def _bridge_page(page: ServerConnection, proxy: tuple[str, int]) -> None:
             writer_or_socket.close()
 
 
-async def _forward_page_messages(page: ServerConnection, into: asyncio.StreamWriter) -> None:
+async def _forward_page_to_stream(page: ServerConnection, into: asyncio.StreamWriter) -> None:
     """Forward a page's messages to a stream, no faster than they are read."""
     try:
         async for data in page:
@@ -106,7 +106,7 @@ async def _forward_page_messages(page: ServerConnection, into: asyncio.StreamWri
         into.close()
 
 
-async def _write_chunks(heard: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _write_message_chunks(heard: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while data := await heard.read(1 << 18):
         writer.write(data)
         await writer.drain()

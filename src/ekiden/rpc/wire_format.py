@@ -25,7 +25,7 @@ __all__ = [
     "parse_body",
     "parse_header",
     "serialize_frame",
-    "serialize_parts",
+    "serialize_frame_parts",
 ]  # fmt: skip
 
 _HEAD, _READ_HEAD = struct.Struct("<IB3x"), struct.Struct("<IBBH")
@@ -102,7 +102,7 @@ class MessageWriter:
         self.tail: memoryview | None = None
         self._handles = handles
 
-    def number(self, form: struct.Struct, value: object) -> None:
+    def write_number(self, form: struct.Struct, value: object) -> None:
         """Write a number. Raises OverflowError if it does not fit."""
         try:
             self.data += form.pack(value)
@@ -111,15 +111,15 @@ class MessageWriter:
 
     def write_blob(self, value: Bytes) -> None:
         """Write length-prefixed bytes."""
-        self.number(_U32, len(value))
+        self.write_number(_U32, len(value))
         self.data += value
 
-    def write_last(self, value: Bytes) -> None:
+    def write_last_field(self, value: Bytes) -> None:
         """Write the last field of a message, keeping large bytes in place."""
         if len(value) < _MIN_TAIL_BYTES:
             self.write_blob(value)
         else:
-            self.number(_U32, len(value))
+            self.write_number(_U32, len(value))
             self.tail = memoryview(value)
 
     def write_text(self, value: str) -> None:
@@ -135,13 +135,13 @@ class MessageWriter:
         self.data += _TYPE.pack(*device, kind.type_code, kind.bits, kind.lanes, len(shape))
         self.data += struct.pack(f"<{len(shape)}q", *shape)
 
-    def values(self, items: Sequence[object], depth: int = 0) -> None:
+    def write_values(self, items: Sequence[object], depth: int = 0) -> None:
         """Write count-prefixed values."""
-        self.number(_U32, len(items))
+        self.write_number(_U32, len(items))
         for item in items:
-            self.value(item, depth)
+            self.write_value(item, depth)
 
-    def value(self, item: object, depth: int = 0) -> None:
+    def write_value(self, item: object, depth: int = 0) -> None:
         """Write one value. Raises TypeError for what cannot be transferred, ValueError if it is
         nested too deeply.
         """
@@ -162,7 +162,7 @@ class MessageWriter:
         # Runtime objects may be callable, but are passed as objects.
         is_thing = isinstance(item, (Object, Module)) and not isinstance(item, PackedFunc)
         if callable(item) and not is_thing:
-            return MessageWriter._function
+            return MessageWriter._write_function
         hint = ": copy it there first, as ekiden.nd.array(x, session.cpu())"
         is_array = hasattr(item, "__array__") or hasattr(item, "__dlpack__")
         raise TypeError(f"rpc: {type(item).__name__} cannot cross{hint if is_array else ''}")
@@ -177,7 +177,7 @@ class MessageWriter:
         self._write_tagged(ValueTag.YOURS, _U64, self._handles.remote_handle(item))
 
     def _write_scalar(self, item: np.generic, depth: int) -> None:
-        self.value(item.item(), depth)
+        self.write_value(item.item(), depth)
 
     def _write_none(self, item: object, depth: int) -> None:
         self.data.append(ValueTag.NONE)
@@ -191,7 +191,7 @@ class MessageWriter:
     def _write_float(self, item: float, depth: int) -> None:
         self._write_tagged(ValueTag.FLOAT, _F64, item)
 
-    def _dtype(self, item: DataType, depth: int) -> None:
+    def _write_dtype(self, item: DataType, depth: int) -> None:
         self.data.append(ValueTag.DTYPE)
         self.data += _DTYPE.pack(item.type_code, item.bits, item.lanes)
 
@@ -216,20 +216,20 @@ class MessageWriter:
         self.data.append(ValueTag.ADT)
         self.data += _ADT.pack(getattr(item, "tag", 0), len(item))
         for element in item:
-            self.value(element, depth + 1)
+            self.write_value(element, depth + 1)
 
     def _write_array(self, item: Sequence[object], depth: int) -> None:
         self.data.append(ValueTag.ARRAY)
-        self.values(item, depth + 1)
+        self.write_values(item, depth + 1)
 
     def _write_map(self, item: dict[object, object], depth: int) -> None:
         """Write a dictionary."""
         self._write_tagged(ValueTag.MAP, _U32, len(item))
         for pair in item.items():
             for key_or_value in pair:
-                self.value(key_or_value, depth + 1)
+                self.write_value(key_or_value, depth + 1)
 
-    def _function(self, item: object, depth: int) -> None:
+    def _write_function(self, item: object, depth: int) -> None:
         self._write_tagged(ValueTag.FUNCTION, _U64, self._handles.export(item))
 
 
@@ -239,7 +239,7 @@ _VALUE_WRITERS: tuple[tuple[type | tuple[type, ...], Callable[..., None]], ...] 
     (int, MessageWriter._write_int),
     (float, MessageWriter._write_float),
     (np.generic, MessageWriter._write_scalar),
-    (DataType, MessageWriter._dtype),
+    (DataType, MessageWriter._write_dtype),
     (str, MessageWriter._write_str),
     ((bytes, bytearray, memoryview), MessageWriter._write_bytes),
     (Device, MessageWriter._write_device),
@@ -253,21 +253,21 @@ _WRITER_BY_TYPE = {cls: write for cls, write in _VALUE_WRITERS if isinstance(cls
 
 
 def _write_handles(writer: MessageWriter, value: Sequence[int]) -> None:
-    writer.number(_U32, len(value))
+    writer.write_number(_U32, len(value))
     for handle in value:
-        writer.number(_U64, handle)
+        writer.write_number(_U64, handle)
 
 
 _FIELD_WRITERS: dict[str, Callable[..., None]] = {
-    "u": lambda w, v: w.number(_U32, v),
-    "q": lambda w, v: w.number(_U64, v),
-    "i": lambda w, v: w.number(_I64, v),
-    "h": lambda w, v: w.number(_U64, v),
+    "u": lambda w, v: w.write_number(_U32, v),
+    "q": lambda w, v: w.write_number(_U64, v),
+    "i": lambda w, v: w.write_number(_I64, v),
+    "h": lambda w, v: w.write_number(_U64, v),
     "s": MessageWriter.write_text,
-    "b": MessageWriter.write_last,
+    "b": MessageWriter.write_last_field,
     "t": MessageWriter.write_tensor_type,
-    "v": MessageWriter.value,
-    "V": MessageWriter.values,
+    "v": MessageWriter.write_value,
+    "V": MessageWriter.write_values,
     "H": _write_handles,
 }
 
@@ -300,25 +300,25 @@ class MessageReader:
         at = self._advance(size)
         return self._data[at : self._at]
 
-    def number(self, form: struct.Struct) -> int:
+    def read_number(self, form: struct.Struct) -> int:
         """Return the next number."""
         value: int = form.unpack_from(self._data, self._advance(form.size))[0]
         return value
 
-    def count(self, min_bytes: int) -> int:
+    def read_count(self, min_bytes: int) -> int:
         """Return a count of items that take at least `min_bytes` each. Raises FrameError for more
         than can fit.
         """
         # What is announced must be here already: memory is taken in proportion to the bytes that
         # came, whatever number stands in them.
-        count = self.number(_U32)
+        count = self.read_number(_U32)
         if count * min_bytes > self.remaining_bytes:
             raise FrameError(f"rpc: {count} items announced in {self.remaining_bytes} bytes")
         return count
 
     def read_blob(self) -> memoryview:
         """Return length-prefixed bytes."""
-        return self.read_bytes(self.count(1))
+        return self.read_bytes(self.read_count(1))
 
     def read_bytes_or_view(self) -> Bytes:
         """Return bytes; a view into the message if its memory outlives the call."""
@@ -348,11 +348,11 @@ class MessageReader:
             raise FrameError(f"rpc: sizes of a tensor expected, got {shape}")
         return RemoteTensorType((Device(kind, number), _dtype_name(code, bits, lanes), shape))
 
-    def values(self, depth: int = 0) -> list[object]:
+    def read_values(self, depth: int = 0) -> list[object]:
         """Return count-prefixed values."""
-        return [self.value(depth) for _ in range(self.count(1))]
+        return [self.read_value(depth) for _ in range(self.read_count(1))]
 
-    def value(self, depth: int = 0) -> object:
+    def read_value(self, depth: int = 0) -> object:
         """Return one value. Raises FrameError for an unknown tag, or containers nested deeper than
         DEPTH_LIMIT.
         """
@@ -366,11 +366,11 @@ class MessageReader:
 
     def read_local_object(self, depth: int) -> object:
         """Return a local object by its handle."""
-        return self._handles.local_object(self.number(_U64))
+        return self._handles.local_object(self.read_number(_U64))
 
     def read_proxy(self, tag: ValueTag, about: Callable[[MessageReader], object]) -> object:
         """Return a proxy of a remote object."""
-        handle = self.number(_U64)
+        handle = self.read_number(_U64)
         return self._handles.make_proxy(tag, handle, about(self))
 
     def read_bool(self, depth: int) -> bool:
@@ -388,65 +388,65 @@ class MessageReader:
         # Each item takes at least one byte.
         if count > self.remaining_bytes:
             raise FrameError(f"rpc: {count} items announced in {self.remaining_bytes} bytes")
-        items = tuple(self.value(depth + 1) for _ in range(count))
+        items = tuple(self.read_value(depth + 1) for _ in range(count))
         return ADT(tag, items) if tag else items
 
     def read_map(self, depth: int) -> dict[object, object]:
         """Return a dictionary. Raises FrameError for an unhashable key."""
         entries = {}
-        for _ in range(self.count(2)):
-            key = self.value(depth + 1)
+        for _ in range(self.read_count(2)):
+            key = self.read_value(depth + 1)
             try:
                 hash(key)
             except (TypeError, ValueError) as error:  # a list in a tuple; a view of these bytes
                 raise FrameError(f"rpc: a key expected, got a {type(key).__name__}") from error
-            entries[key] = self.value(depth + 1)
+            entries[key] = self.read_value(depth + 1)
         return entries
 
-    def device(self, depth: int) -> Device:
+    def read_device(self, depth: int) -> Device:
         """Return a local device."""
         return Device(*_DEVICE.unpack(self.read_bytes(_DEVICE.size)))
 
-    def dtype(self, depth: int) -> DataType:
+    def read_dtype(self, depth: int) -> DataType:
         """Return a dtype."""
         return DataType(_dtype_name(*_DTYPE.unpack(self.read_bytes(_DTYPE.size))))
 
 
-def _no_description(reader: MessageReader) -> None:
+def _read_no_description(reader: MessageReader) -> None:
     """Return None: functions and modules have no description on the wire."""
 
 
 _VALUE_READERS: dict[int, Callable[[MessageReader, int], object]] = {
     ValueTag.NONE: lambda r, depth: None,
-    ValueTag.INT: lambda r, depth: r.number(_I64),
+    ValueTag.INT: lambda r, depth: r.read_number(_I64),
     ValueTag.BOOL: MessageReader.read_bool,
     ValueTag.FLOAT: lambda r, depth: _F64.unpack(r.read_bytes(8))[0],
-    ValueTag.DTYPE: MessageReader.dtype,
-    ValueTag.DEVICE: MessageReader.device,
+    ValueTag.DTYPE: MessageReader.read_dtype,
+    ValueTag.DEVICE: MessageReader.read_device,
     ValueTag.OBJECT: lambda r, depth: r.read_proxy(ValueTag.OBJECT, MessageReader.read_text),
     ValueTag.STR: lambda r, depth: r.read_text(),
     ValueTag.BYTES: lambda r, depth: r.read_bytes_or_view(),
-    ValueTag.FUNCTION: lambda r, depth: r.read_proxy(ValueTag.FUNCTION, _no_description),
-    ValueTag.SHAPE: lambda r, depth: Shape(r.read_sizes(r.count(8))),
+    ValueTag.FUNCTION: lambda r, depth: r.read_proxy(ValueTag.FUNCTION, _read_no_description),
+    ValueTag.SHAPE: lambda r, depth: Shape(r.read_sizes(r.read_count(8))),
     ValueTag.TENSOR: lambda r, depth: r.read_proxy(ValueTag.TENSOR, MessageReader.read_tensor_type),
-    ValueTag.ARRAY: lambda r, depth: r.values(depth + 1),
+    ValueTag.ARRAY: lambda r, depth: r.read_values(depth + 1),
     ValueTag.MAP: MessageReader.read_map,
-    ValueTag.MODULE: lambda r, depth: r.read_proxy(ValueTag.MODULE, _no_description),
+    ValueTag.MODULE: lambda r, depth: r.read_proxy(ValueTag.MODULE, _read_no_description),
     ValueTag.YOURS: MessageReader.read_local_object,
     ValueTag.ADT: MessageReader.read_adt,
 }
 
 _FIELD_READERS: dict[str, Callable[[MessageReader], object]] = {
-    "u": lambda r: r.number(_U32),
-    "q": lambda r: r.number(_U64),
-    "i": lambda r: r.number(_I64),
-    "h": lambda r: r.number(_U64),
+    "u": lambda r: r.read_number(_U32),
+    "q": lambda r: r.read_number(_U64),
+    "i": lambda r: r.read_number(_I64),
+    "h": lambda r: r.read_number(_U64),
     "s": MessageReader.read_text,
     "b": MessageReader.read_blob,
     "t": MessageReader.read_tensor_type,
-    "v": MessageReader.value,
-    "V": MessageReader.values,
-    "H": lambda r: [r.number(_U64) for _ in range(r.count(8))],
+    "v": MessageReader.read_value,
+    "V": MessageReader.read_values,
+    "H": lambda r: [r.read_number(_U64) for _ in range(r.read_count(8))],
 }
 
 
@@ -462,7 +462,7 @@ def _dtype_name(code: int, bits: int, lanes: int) -> str:
         raise FrameError(f"rpc: a dtype expected, got {name}x{lanes}") from error
 
 
-def serialize_parts(
+def serialize_frame_parts(
     kind: Kind, fields: Sequence[object], handles: HandleTable
 ) -> tuple[bytearray, memoryview | None]:
     """Serialize a frame, returning its last bytes separately if they stay in place. Raises
@@ -477,8 +477,8 @@ def serialize_parts(
 
 
 def serialize_frame(kind: Kind, fields: Sequence[object], handles: HandleTable) -> bytearray:
-    """Serialize a whole frame. Raises what `serialize_parts` raises."""
-    frame, tail = serialize_parts(kind, fields, handles)
+    """Serialize a whole frame. Raises what `serialize_frame_parts` raises."""
+    frame, tail = serialize_frame_parts(kind, fields, handles)
     return frame if tail is None else frame + tail
 
 

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 else:
     pathlib = LazyModule("pathlib")
 
-DEFAULT_CACHE_LIMIT = 4 << 30
-DEFAULT_KERNEL_LIMIT = 1 << 30
+DEFAULT_CACHE_LIMIT_BYTES = 4 << 30
+DEFAULT_KERNEL_CACHE_LIMIT_BYTES = 1 << 30
 DEFAULT_KERNEL_TIMEOUT_S = 600.0
 
 
@@ -57,25 +57,25 @@ def cache_folders() -> tuple[str | None, tuple[str, ...]] | None:
     return first or None, tuple(filter(None, fallbacks))
 
 
-def cache_limit() -> int:
+def cache_limit_bytes() -> int:
     """Return the size limit of compiled models in bytes. Raises InputError for an invalid
     number.
     """
-    return _read_bytes("EKIDEN_CACHE_LIMIT", DEFAULT_CACHE_LIMIT)
+    return _read_bytes("EKIDEN_CACHE_LIMIT", DEFAULT_CACHE_LIMIT_BYTES)
 
 
-def kernel_limit() -> int:
+def kernel_cache_limit_bytes() -> int:
     """Return the size limit of compiled kernels in bytes. Raises InputError for an invalid
     number.
     """
-    return _read_bytes("EKIDEN_KERNEL_LIMIT", DEFAULT_KERNEL_LIMIT)
+    return _read_bytes("EKIDEN_KERNEL_LIMIT", DEFAULT_KERNEL_CACHE_LIMIT_BYTES)
 
 
 def _read_bytes(name: str, default: int) -> int:
     chosen = os.environ.get(name, "")
     size = parse_bytes(chosen) if chosen else default
     if size is None:
-        raise _invalid_variable(name, "bytes, such as 500M", chosen)
+        raise _invalid_variable_error(name, "bytes, such as 500M", chosen)
     return size
 
 
@@ -85,7 +85,7 @@ def parse_bytes(text: str) -> int | None:
     return int(match[1]) << 10 * " KMG".index(match[2] or " ") if match else None
 
 
-def compile_jobs() -> int:
+def num_compile_jobs() -> int:
     """Return the number of processes that compile kernels. Raises InputError for an
     invalid number.
     """
@@ -93,17 +93,17 @@ def compile_jobs() -> int:
     if not chosen:
         return len(os.sched_getaffinity(0))
     if not chosen.isdecimal() or int(chosen) == 0:
-        raise _invalid_variable("EKIDEN_COMPILE_JOBS", "a whole number above 0", chosen)
+        raise _invalid_variable_error("EKIDEN_COMPILE_JOBS", "a whole number above 0", chosen)
     return int(chosen)
 
 
-def kernel_timeout() -> float:
+def kernel_timeout_s() -> float:
     """Return how many seconds one kernel may take to compile. Raises InputError for what is no
     number above 0."""
     return _read_seconds("EKIDEN_KERNEL_TIMEOUT") or DEFAULT_KERNEL_TIMEOUT_S
 
 
-def compile_timeout() -> float | None:
+def compile_timeout_s() -> float | None:
     """Return the time limit of a compilation in seconds, None for no limit. Raises InputError for
     what is no number above 0.
     """
@@ -115,15 +115,15 @@ def _read_seconds(name: str) -> float | None:
     if not text:
         return None
     if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:
-        raise _invalid_variable(name, "seconds above 0", text)
+        raise _invalid_variable_error(name, "seconds above 0", text)
     return float(text)
 
 
-def _invalid_variable(name: str, expected: str, value: str) -> InputError:
+def _invalid_variable_error(name: str, expected: str, value: str) -> InputError:
     return InputError(f"the variable {name}: expected {expected}, got '{value}'")
 
 
-def record_files() -> list[pathlib.Path]:
+def tuning_record_files() -> list[pathlib.Path]:
     """Return the files of tuning records."""
     chosen = os.environ.get("EKIDEN_RECORDS", "")
     return [pathlib.Path(path) for path in chosen.split(os.pathsep) if path]
@@ -158,7 +158,9 @@ def dump_request() -> DumpRequest | None:
     patterns: dict[str, str] = dict(pattern.split("=", 1) for pattern in filters)
     is_known = patterns.keys() <= {"function", "pass"} and len(patterns) == len(filters)
     if not folder or not is_known or "" in patterns.values():
-        raise _invalid_variable("EKIDEN_DUMP", "folder[,function=PATTERN][,pass=PATTERN]", text)
+        raise _invalid_variable_error(
+            "EKIDEN_DUMP", "folder[,function=PATTERN][,pass=PATTERN]", text
+        )
     return DumpRequest(
         os.path.abspath(folder), patterns.get("function", "*"), patterns.get("pass", "*")
     )

@@ -33,15 +33,15 @@ __all__ = [
     "check_folder",
     "check_trusted",
     "evict_least_recent",
-    "files_below",
-    "log_skipped_once",
+    "folder_fingerprint",
+    "list_files",
+    "log_skipped_cache_file",
     "make_private_folder",
     "os_error_text",
     "rewrite_os_errors",
-    "states_below",
     "write_atomic",
+    "write_path_or_stream",
     "write_text",
-    "write_to",
 ]
 
 PathName: TypeAlias = str | os.PathLike[str]
@@ -89,7 +89,7 @@ def check_folder(path: PathName) -> Path:
     return target
 
 
-def write_to(file: File, write: Callable[[Writer], object]) -> None:
+def write_path_or_stream(file: File, write: Callable[[Writer], object]) -> None:
     """Write to a path atomically, or to an open binary file. Raises TypeError for anything else."""
     kind: type = type(file)
     if isinstance(file, (str, os.PathLike)):
@@ -175,14 +175,14 @@ def check_trusted(path: PathName, layer: PathName | None = None) -> None:
 
 
 _LOG = LazyLogger("ekiden")
-_LOGGED: set[str] = set()
+_LOGGED_FOLDERS: set[str] = set()
 
 
-def log_skipped_once(error: OSError) -> None:
+def log_skipped_cache_file(error: OSError) -> None:
     """Log a cache file that is skipped, once per folder."""
     folder = os.path.dirname(str(error).partition("'")[2].partition("'")[0])
-    if folder not in _LOGGED:
-        _LOGGED.add(folder)
+    if folder not in _LOGGED_FOLDERS:
+        _LOGGED_FOLDERS.add(folder)
         _LOG.warning("cache: %s; it is not used", error)
 
 
@@ -201,7 +201,7 @@ def evict_least_recent(folder: PathName, limit: int) -> tuple[int, int]:
     """
     _remove_stale_partials(folder)
     files = []
-    for path in files_below(folder):
+    for path in list_files(folder):
         with suppress(OSError):
             state = path.stat()
             files.append((state.st_mtime_ns, state.st_size, path))
@@ -233,7 +233,7 @@ def _remove_stale_partials(folder: PathName) -> None:
                     os.unlink(path)
 
 
-def files_below(folder: PathName) -> list[Path]:
+def list_files(folder: PathName) -> list[Path]:
     """Return the files below a folder, sorted, without partial files; [] where there is no
     folder.
     """
@@ -242,7 +242,7 @@ def files_below(folder: PathName) -> list[Path]:
     return sorted(paths)
 
 
-def states_below(folder: str, endings: tuple[str, ...]) -> tuple[bytes, int]:
+def folder_fingerprint(folder: str, endings: tuple[str, ...]) -> tuple[bytes, int]:
     """Return a fingerprint of the files below a folder with one of these suffixes, and the last
     modification time in nanoseconds. The fingerprint has for each the relative path, a 0 byte,
     and 40 bytes that identify the file and its state. Links to folders are not followed, hidden

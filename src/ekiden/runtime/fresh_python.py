@@ -10,12 +10,12 @@ import json
 import os
 import sys
 
-__all__ = ["fresh_python_command"]
+__all__ = ["python_subprocess_command"]
 
 _BOOTSTRAP_CODE = "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); "
 
 
-def fresh_python_command(code: str, *arguments: str) -> list[str]:
+def python_subprocess_command(code: str, *arguments: str) -> list[str]:
     """Return the command line of a Python process that runs `code`, with `arguments` as
     `sys.argv[1:]`.
 

@@ -24,7 +24,7 @@ from itertools import chain
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin
 
-__all__ = ["apply_dataclass", "dataclass", "declared_defaults"]
+__all__ = ["apply_dataclass", "dataclass", "read_declared_defaults"]
 
 _T = TypeVar("_T")
 _Method = Callable[..., Any]
@@ -57,8 +57,8 @@ _FIELDS_ATTRIBUTE = "__dataclass_fields__"
 class LazyFields(LazyAttribute):
     """Descriptor of `__dataclass_fields__`, computed when it is first read. The fields that the
     class body declares then go through Python's decorator, on a class that has nothing else;
-    constructors and comparisons are compiled from `own_fields`, so that most classes never need
-    it.
+    constructors and comparisons are compiled from `declared_fields`, so that most classes never
+    need it.
     """
 
     __slots__ = ("_declared", "defaults", "kw_only")
@@ -72,7 +72,7 @@ class LazyFields(LazyAttribute):
         return iter(self.defaults)
 
     @property
-    def own_fields(self) -> Mapping[str, _Field]:
+    def declared_fields(self) -> Mapping[str, _Field]:
         """Return the fields that the class body declares. Raises ValueError for a default that
         instances would share and change.
         """
@@ -98,7 +98,7 @@ class LazyFields(LazyAttribute):
         return field
 
     def _collect_fields(self, cls: Any) -> dict[str, _Field]:  # noqa: ANN401
-        body: dict[str, object] = dict(self.own_fields)
+        body: dict[str, object] = dict(self.declared_fields)
         # Python looks for ClassVar in annotations that are texts, with three patterns a field
         body["__annotations__"] = dict.fromkeys(self.defaults, object)
         body["__doc__"] = cls.__doc__  # else Python writes one, for which it imports `inspect`
@@ -121,13 +121,13 @@ def _fields(cls: type) -> list[_Field]:
     for base in reversed(cls.__mro__):
         known = vars(base).get(_FIELDS_ATTRIBUTE)
         if isinstance(known, LazyFields):
-            fields.update(known.own_fields)
+            fields.update(known.declared_fields)
         elif known is not None:
             fields.update((field.name, field) for field in dataclasses.fields(base))
     return list(fields.values())
 
 
-def declared_defaults(cls: type) -> dict[str, object]:
+def read_declared_defaults(cls: type) -> dict[str, object]:
     """Return the fields that the body of a class declares: name -> default, as written; MISSING
     where there is none, a `Field` for `field(...)`."""
     return {
@@ -205,7 +205,7 @@ def apply_dataclass(
     has_hash = "__hash__" in own and not (vars(cls)["__hash__"] is None and "__eq__" in own)
     if cls.__doc__ is None:
         cls.__doc__ = cls.__name__  # dataclasses would write the signature, which takes as long
-    defaults = declared_defaults(cls)
+    defaults = read_declared_defaults(cls)
     done = (_recreate_with_slots if slots else _restore_field_defaults)(cls, defaults)
     LazyFields(done, defaults, kw_only)
     done.__replace__ = dataclasses.replace  # type: ignore[attr-defined]  # copy.replace, from 3.13

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from ekiden.runtime.artifact import mapped_files
 from ekiden.runtime.binding._core import DataType, Tensor, empty, tensor
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.files import File, Writer, write_to
+from ekiden.runtime.files import File, Writer, write_path_or_stream
 
 SAFETENSORS_DTYPES = {
     "bool": "BOOL",
@@ -69,7 +69,7 @@ def save_params(path: File, params: Params, metadata: Mapping[str, str] | None =
     Raises TypeError for a dtype the format does not have (complex128, and integers of less than a
     byte).
     """
-    write_to(path, lambda opened: _write_safetensors(opened, params, metadata))
+    write_path_or_stream(path, lambda opened: _write_safetensors(opened, params, metadata))
 
 
 def _write_safetensors(file: Writer, params: Params, metadata: Mapping[str, str] | None) -> None:
@@ -124,7 +124,7 @@ def map_params(path: str | PathLike[str]) -> dict[str, Tensor]:
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        data = mapped_files.guarded_map(file.fileno(), size) if size else None
+        data = mapped_files.map_readonly_tensor(file.fileno(), size) if size else None
     return load_params(path) if data is None else _read_tensors(_tensor_bytes(data), str(path))
 
 

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
-TEXT_TERMINATOR = 255
+STRING_TERMINATOR = 255
 """The byte behind a text."""
 
 
-def encode(texts: object, width: int | None = None) -> Array:
+def encode_strings(texts: object, width: int | None = None) -> Array:
     """Encode an array (or nested lists) of str, or bytes in UTF-8, as bytes with one axis more, as
     long as the longest text or `width`. Raises TypeError for other elements.
     """
     strings = np.asarray(texts, object)
     raw = [_to_utf8(t) for t in strings.ravel()]
     wide = max([1, *map(len, raw)]) if width is None else width
-    padded = np.full((len(raw), wide), TEXT_TERMINATOR, np.uint8)
+    padded = np.full((len(raw), wide), STRING_TERMINATOR, np.uint8)
     sizes = np.fromiter(map(len, raw), np.int64, len(raw))
     padded[np.arange(wide) < sizes[:, None]] = np.frombuffer(b"".join(raw), np.uint8)
     return padded.reshape(*strings.shape, wide)
@@ -40,11 +40,11 @@ def _to_utf8(text: object) -> bytes:
     raise TypeError(f"texts must be str, got {type(text).__name__}")
 
 
-def decode(data: Array) -> Array:
+def decode_strings(data: Array) -> Array:
     """Decode bytes to an object array of str."""
     rows = np.ascontiguousarray(data).reshape(math.prod(data.shape[:-1]), data.shape[-1])
     ends = np.concatenate(
-        [rows == TEXT_TERMINATOR, np.ones((len(rows), 1), np.bool_)], axis=1
+        [rows == STRING_TERMINATOR, np.ones((len(rows), 1), np.bool_)], axis=1
     ).argmax(1)
     decoded = np.empty(len(rows), object)
     for i, (row, end) in enumerate(zip(rows, ends, strict=True)):
@@ -52,6 +52,6 @@ def decode(data: Array) -> Array:
     return decoded.reshape(data.shape[:-1])
 
 
-def sorted_texts(texts: Iterable[str]) -> list[str]:
+def sort_strings(texts: Iterable[str]) -> list[str]:
     """Sort texts by their padded bytes: a text sorts after its extensions."""
-    return sorted(texts, key=lambda t: t.encode() + bytes([TEXT_TERMINATOR]))
+    return sorted(texts, key=lambda t: t.encode() + bytes([STRING_TERMINATOR]))

@@ -20,7 +20,7 @@ from ekiden.runtime.artifact.metadata import tensor_infos
 from ekiden.runtime.binding._core import Executable, Module, Object, Tensor, cpu, tensor, wait_for
 from ekiden.runtime.binding._core import VirtualMachine as Machine
 from ekiden.runtime.cached_property import cached_property
-from ekiden.runtime.debug.debugger import Place, Stepper
+from ekiden.runtime.debug.debugger import CodeLocation, Stepper
 from ekiden.runtime.devices.named import check_devices
 from ekiden.runtime.errors import InputError, UnsupportedError
 from ekiden.runtime.executable.output_buffers import (
@@ -274,13 +274,13 @@ class VirtualMachine:
         """Return the values in the registers of a frame; 0 is the innermost."""
         return self.stepper.registers(frame)
 
-    def where(self) -> Place:
+    def where(self) -> CodeLocation:
         """Return the next instruction."""
         return self.stepper.where()
 
     def set_breakpoint(
         self, function: str = "main", instruction: int | None = None, *, source: str | None = None
-    ) -> list[Place]:
+    ) -> list[CodeLocation]:
         """Set a breakpoint at an instruction, or at the instructions made from a model node."""
         return self.stepper.set_breakpoint(function, instruction, source=source)
 

@@ -53,8 +53,8 @@ class QueuedRequest:
     future: asyncio.Future[list[Array]]
     deadline: float
     """By `time.monotonic`."""
-    run: RunFunction
-    key: Key | None = None
+    run_function: RunFunction
+    batch_key: Key | None = None
     """Work of one key can be run together; None: alone."""
     rows: int = 1
     arrival_time: float = field(default_factory=time.monotonic)
@@ -102,7 +102,7 @@ class PendingArrivals:
         """Count an arrived request that is waiting for its turn."""
         self._count += 1
 
-    def begin(self) -> None:
+    def mark_begun(self) -> None:
         """Count one of them as begun."""
         self._count -= 1
 
@@ -354,11 +354,13 @@ class Batcher:
             self._size -= work.size
             if work.is_dropped:
                 continue
-            if not batch or (work.key == batch[0].key and rows + work.rows <= self._rows):
+            if not batch or (
+                work.batch_key == batch[0].batch_key and rows + work.rows <= self._rows
+            ):
                 batch.append(work)
                 rows += work.rows
                 # Work without a key belongs to a sequence, which is never batched.
-                if work.key is None:
+                if work.batch_key is None:
                     break
             else:
                 # Requests of other shapes go back: they keep their priority and arrival number.
@@ -416,7 +418,7 @@ def _run_batched(batch: Sequence[QueuedRequest], time_limit: float = math.inf) -
     # A batch may run as long as its most patient request; impatient ones are expired by their own
     # timers.
     seconds = min(time_limit, max(work.deadline for work in batch) - time.monotonic())
-    outputs = batch[0].run([np.concatenate(column) for column in columns], seconds)
+    outputs = batch[0].run_function([np.concatenate(column) for column in columns], seconds)
     rows = [work.rows for work in batch]
     if any(len(output) != sum(rows) for output in outputs):
         raise EkidenError("a run of several requests gave another number of rows")
@@ -435,7 +437,7 @@ def _run_single(work: QueuedRequest, time_limit: float = math.inf) -> object:
     if remaining <= 0:
         return RequestError("the time of the request ended before it ran", "deadline")
     try:
-        return work.run(work.arrays, min(remaining, time_limit))
+        return work.run_function(work.arrays, min(remaining, time_limit))
     except Exception as error:  # whatever it is: its request is answered, the thread goes on
         if isinstance(error, RunLimitError) and remaining > time_limit:
             raise

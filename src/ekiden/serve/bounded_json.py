@@ -20,7 +20,7 @@ import orjson
 
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.serve.loop_turns import give_turn
+from ekiden.serve.loop_turns import yield_to_loop
 
 __all__ = [
     "SCAN_CHUNK_BYTES",
@@ -53,10 +53,10 @@ _OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
 class StructuralMarks:
     """Structural characters of a chunk: brackets and commas outside of strings."""
 
-    opens: npt.NDArray[np.bool_]
-    closes: npt.NDArray[np.bool_]
+    opening_brackets: npt.NDArray[np.bool_]
+    closing_brackets: npt.NDArray[np.bool_]
     commas: npt.NDArray[np.bool_]
-    outside: npt.NDArray[np.bool_]
+    outside_strings: npt.NDArray[np.bool_]
     codes: Bytes
 
 
@@ -90,7 +90,7 @@ def structural_marks(piece: bytes, texts: StringState) -> StructuralMarks:
 def iter_chunks(data: memoryview) -> Iterator[tuple[int, bytes]]:
     """Yield the chunks of bytes, each with its position."""
     for start in range(0, len(data), SCAN_CHUNK_BYTES):
-        give_turn()
+        yield_to_loop()
         yield start, bytes(data[start : start + SCAN_CHUNK_BYTES])
 
 
@@ -99,58 +99,64 @@ class _JsonScan:
     """State of the scan of a JSON body."""
 
     depth: int = 0
-    values: int = 0
+    num_values: int = 0
     """Brackets and commas, which are as many as there are values, or more."""
-    left_out: int = 0
+    num_skipped_values: int = 0
     """Those in long arrays that have ended."""
     skipped_bytes: int = 0
-    begin: int = -1
+    array_begin: int = -1
     """Where the array of a tensor began that has not ended; -1: none."""
     values_at_begin: int = 0
-    arrays: list[tuple[int, int]] = field(default_factory=list)
+    array_ranges: list[tuple[int, int]] = field(default_factory=list)
 
     def scan_chunk(self, start: int, marks: StructuralMarks, takes_arrays: bool) -> None:
         """Scan one chunk."""
-        steps = marks.opens.astype(np.int64) - marks.closes
+        steps = marks.opening_brackets.astype(np.int64) - marks.closing_brackets
         depths = np.cumsum(steps) + self.depth
         if len(depths) and (int(depths.max()) > MAX_JSON_DEPTH or int(depths.min()) < 0):
             raise RequestError(f"the body is no JSON of at most {MAX_JSON_DEPTH} levels")
         # An upper bound of the number of values, without parsing any.
-        counts = np.cumsum(marks.opens | marks.commas) + self.values
+        counts = np.cumsum(marks.opening_brackets | marks.commas) + self.num_values
         if takes_arrays:
             self._record_arrays(start, marks, depths, counts)
-        self.depth, self.values = int(depths[-1]), int(counts[-1])
+        self.depth, self.num_values = int(depths[-1]), int(counts[-1])
 
     def _record_arrays(
         self, start: int, marks: StructuralMarks, depths: Integers, counts: Integers
     ) -> None:
         """Record where the arrays of tensors begin and end."""
-        begins = marks.opens & (marks.codes == _OPEN_LIST) & (depths == TENSOR_ARRAY_DEPTH)
-        ends = marks.closes & (marks.codes == _CLOSE_LIST) & (depths == TENSOR_ARRAY_DEPTH - 1)
+        begins = (
+            marks.opening_brackets & (marks.codes == _OPEN_LIST) & (depths == TENSOR_ARRAY_DEPTH)
+        )
+        ends = (
+            marks.closing_brackets
+            & (marks.codes == _CLOSE_LIST)
+            & (depths == TENSOR_ARRAY_DEPTH - 1)
+        )
         positions = np.flatnonzero(begins | ends)
         # Each position costs Python time below, so their number is bounded first.
         if len(positions) > MAX_JSON_VALUES:
             raise RequestError("the body has too many arrays", "too_large")
         for position in positions.tolist():
             if begins[position]:
-                self.begin, self.values_at_begin = start + position, int(counts[position])
-            elif self.begin >= 0:
+                self.array_begin, self.values_at_begin = start + position, int(counts[position])
+            elif self.array_begin >= 0:
                 self._end_array(start + position + 1, int(counts[position]))
 
     def _end_array(self, end: int, count: int) -> None:
-        if end - self.begin > SCAN_CHUNK_BYTES:
-            self.arrays.append((self.begin, end))
-            self.left_out += count - self.values_at_begin
-            self.skipped_bytes += end - self.begin
-        self.begin = -1
+        if end - self.array_begin > SCAN_CHUNK_BYTES:
+            self.array_ranges.append((self.array_begin, end))
+            self.num_skipped_values += count - self.values_at_begin
+            self.skipped_bytes += end - self.array_begin
+        self.array_begin = -1
 
     def check(self, scanned: int) -> None:
         """Raise RequestError ("too_large") if there is too much outside of long arrays."""
-        values, skipped = self.left_out, self.skipped_bytes
-        if self.begin >= 0 and scanned - self.begin > SCAN_CHUNK_BYTES:
-            values += self.values - self.values_at_begin
-            skipped += scanned - self.begin
-        if self.values - values > MAX_JSON_VALUES:
+        values, skipped = self.num_skipped_values, self.skipped_bytes
+        if self.array_begin >= 0 and scanned - self.array_begin > SCAN_CHUNK_BYTES:
+            values += self.num_values - self.values_at_begin
+            skipped += scanned - self.array_begin
+        if self.num_values - values > MAX_JSON_VALUES:
             raise RequestError(
                 f"the body has more than {MAX_JSON_VALUES} values beside its tensors", "too_large"
             )
@@ -188,10 +194,10 @@ def parse_bounded(data: memoryview) -> tuple[dict[str, Any], LongArrays]:
         scan.scan_chunk(start, structural_marks(piece, texts), takes_arrays=True)
         # After each chunk: an oversized body is refused before all of it has been scanned.
         scan.check(start + len(piece))
-    arrays = LongArrays(data, scan.arrays)
+    arrays = LongArrays(data, scan.array_ranges)
     chunks: list[bytes | memoryview] = []
     at = 0
-    for name, (begin, end) in zip(arrays.names, scan.arrays, strict=True):
+    for name, (begin, end) in zip(arrays.names, scan.array_ranges, strict=True):
         chunks += [data[at:begin], b'"', name.encode(), b'"']
         at = end
     # The skeleton is small, so parsing it holds the interpreter lock only briefly.
@@ -204,7 +210,7 @@ def check_values(data: bytes | bytearray | memoryview, values: int) -> None:
     scan, texts = _JsonScan(), StringState()
     for start, piece in iter_chunks(memoryview(data)):
         scan.scan_chunk(start, structural_marks(piece, texts), takes_arrays=False)
-        if scan.values > values:
+        if scan.num_values > values:
             raise RequestError(f"the body has more than {values} values", "too_large")
 
 

@@ -15,13 +15,13 @@ from ekiden.serve.batcher import PendingArrivals
 from ekiden.serve.config import Limits
 from ekiden.serve.metrics import ServerMetrics
 
-__all__ = ["ABORT_KEY", "CancelOnDisconnect", "connection_class", "has_body"]
+__all__ = ["ABORT_KEY", "CancelOnDisconnect", "connection_class", "has_complete_body"]
 
 ABORT_KEY = "ekiden.abort"
 """Where a request's scope has what ends its connection at once."""
 CYCLE_KEY = "ekiden.cycle"
-"""Where it has the request as uvicorn keeps it, of which `has_body` asks: by a weak reference, as
-that has the scope itself."""
+"""Where it has the request as uvicorn keeps it, of which `has_complete_body` asks: by a weak
+reference, as that has the scope itself."""
 CONNECTION_KEY = "ekiden.connection"
 """Where it has its connection, by a weak reference, whose end ends the task that answers it."""
 MAX_HEADER_BYTES = 64 << 10
@@ -68,7 +68,7 @@ def connection_class(
     return type("BoundedConnection", (HttpConnection,), attributes)
 
 
-def has_body(scope: Scope) -> bool:
+def has_complete_body(scope: Scope) -> bool:
     """Return whether a request's body has arrived completely."""
     cycle = scope[CYCLE_KEY]()
     return cycle is not None and not cycle.more_body

@@ -149,7 +149,7 @@ def tensor_from_bytes(
     """Interpret little-endian bytes as a tensor, without copying. Raises RequestError."""
     count = element_count(name, shape)
     if kind.is_text:
-        return _split_texts(name, data, count).reshape(tuple(shape))
+        return _split_length_prefixed_texts(name, data, count).reshape(tuple(shape))
     expected = count * kind.numpy.itemsize
     if len(data) != expected:
         raise RequestError(f"input '{name}': {expected} bytes expected, got {len(data)}")
@@ -192,7 +192,7 @@ def text_array(name: str, texts: Sequence[bytes], shape: Sequence[int]) -> Array
     return array.reshape(tuple(shape))
 
 
-def _split_texts(name: str, data: bytes | memoryview, count: int) -> Array:
+def _split_length_prefixed_texts(name: str, data: bytes | memoryview, count: int) -> Array:
     """Split texts that are each prefixed with a 4-byte little-endian length. Raises
     RequestError.
     """

@@ -15,7 +15,7 @@ from ekiden.serve.batcher import PendingArrivals
 from ekiden.serve.config import ServerConfig
 from ekiden.serve.datatypes import Array
 from ekiden.serve.logs import JsonLog
-from ekiden.serve.loop_turns import giving_turns
+from ekiden.serve.loop_turns import yielding_to_loop
 from ekiden.serve.metrics import ServerMetrics
 from ekiden.serve.reasons import to_request_error
 from ekiden.serve.repository import ModelRepository, ModelVersion, ServedModel, VersionState
@@ -76,7 +76,7 @@ class ServingEngine:
 
         def call_with_turns() -> Result:
             """Call in the reader's thread, which lets the event loop have its turns."""
-            with giving_turns(loop):
+            with yielding_to_loop(loop):
                 return call()
 
         return await loop.run_in_executor(self._readers, call_with_turns)
@@ -133,7 +133,7 @@ class ServingEngine:
             return False
         return not self.is_stopping
 
-    def index(self, only_ready: bool) -> list[dict[str, str]]:
+    def repository_index(self, only_ready: bool) -> list[dict[str, str]]:
         """Return every version of every model with its state."""
         rows = []
         for name, model in sorted(self.repository.models.items()):
@@ -217,7 +217,7 @@ class ServingEngine:
         if reason == "failed":
             self.log.log_failure(model, error)
 
-    def read(self, model: str, read: Callable[[], Result]) -> Result:
+    def parse_request(self, model: str, read: Callable[[], Result]) -> Result:
         """Parse a request, counting it if it is invalid. Raises RequestError."""
         try:
             return read()

@@ -43,7 +43,7 @@ class PieceSource(Protocol):
 
     prompt: int
 
-    async def next(self) -> list[Piece]:
+    async def next_pieces(self) -> list[Piece]:
         """Return the next pieces; an empty list once the answer is over."""
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class EngineSource:
 
         answer.start(deadline, enqueue_item)
 
-    async def next(self) -> list[Piece]:
+    async def next_pieces(self) -> list[Piece]:
         """Return the next pieces; see `PieceSource`."""
         while True:
             pieces = self._answer.pieces(await self._queue.get())
@@ -95,7 +95,7 @@ class IteratorSource:
             lambda: iter(self._model.generate(messages, sampling))
         )
 
-    async def next(self) -> list[Piece]:
+    async def next_pieces(self) -> list[Piece]:
         """Return the next pieces; see `PieceSource`."""
         iterator = self._iterator
         assert iterator is not None
@@ -209,8 +209,8 @@ class Generation:
         if not isinstance(text, RequestEngine):
             check_plain_request(name, request)
         # An answer holds its slot for its whole duration, so the queue bounds concurrent answers.
-        if version.users >= version.config.queue:
-            raise RequestError(f"{version.users} answers are under way already", "busy", 1.0)
+        if version.num_users >= version.config.queue:
+            raise RequestError(f"{version.num_users} answers are under way already", "busy", 1.0)
         generation = cls(engine, name, version, request)
         generation._open_source()
         try:
@@ -288,7 +288,7 @@ class Generation:
         held, scores = StopFilter(self._sampling.stop), HeldScores()
         is_over = False
         while not (held.has_stopped or is_over):
-            pieces = await self._await_with_deadline(self._source.next())
+            pieces = await self._await_with_deadline(self._source.next_pieces())
             is_over = not pieces
             for piece in pieces:
                 self.completion += piece.tokens
@@ -324,6 +324,8 @@ class Generation:
 
 def text_thread_pool(version: ModelVersion) -> ThreadPoolExecutor:
     """Return the threads that run a text model."""
-    if version.pool is None:
-        version.pool = ThreadPoolExecutor(version.config.instances, f"text {version.number}")
-    return version.pool
+    if version.text_thread_pool is None:
+        version.text_thread_pool = ThreadPoolExecutor(
+            version.config.instances, f"text {version.number}"
+        )
+    return version.text_thread_pool

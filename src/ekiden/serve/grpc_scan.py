@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.datatypes import MAX_STRING_ELEMENTS, Array, Datatype, element_count, text_array
-from ekiden.serve.loop_turns import give_turn
+from ekiden.serve.loop_turns import yield_to_loop
 
 __all__ = ["PackedContents", "encode_bytes_field", "is_brief_message", "split_request"]
 
@@ -124,7 +124,7 @@ def _decode_numbers(kind: Datatype, payload: memoryview) -> Iterator[npt.NDArray
         return
     at = 0
     while at < len(payload):
-        give_turn()
+        yield_to_loop()
         # In chunks, because masks and 64-bit shifts take many times the bytes of their input.
         codes = np.frombuffer(payload[at : at + DECODE_CHUNK_BYTES], np.uint8)
         ends = np.flatnonzero(codes < 128)

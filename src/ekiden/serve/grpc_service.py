@@ -100,7 +100,7 @@ class GrpcService:
             return parse_request(data, limits.body_bytes)
 
         if is_brief_message(data):
-            request = engine.read("", read)
+            request = engine.parse_request("", read)
         else:
             request = await engine.parse_on_reader("", read)
         remaining = context.time_remaining()
@@ -157,7 +157,9 @@ class GrpcService:
 
     async def _RepositoryIndex(self, request: Proto, context: Context) -> Proto:  # noqa: N802
         """List the models and their states."""
-        return create_message("RepositoryIndexResponse", models=self._engine.index(request.ready))
+        return create_message(
+            "RepositoryIndexResponse", models=self._engine.repository_index(request.ready)
+        )
 
     async def _RepositoryModelLoad(self, request: Proto, context: Context) -> Proto:  # noqa: N802
         """Load a model."""

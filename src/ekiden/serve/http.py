@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.bounded_json import parse_bounded_object
-from ekiden.serve.connections import ABORT_KEY, CancelOnDisconnect, has_body
+from ekiden.serve.connections import ABORT_KEY, CancelOnDisconnect, has_complete_body
 from ekiden.serve.engine import ServingEngine
 from ekiden.serve.http_messages import (
     HEADER_LENGTH,
@@ -69,7 +69,7 @@ async def read_body(
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length) > max_bytes:
         raise RequestError(f"the body: at most {max_bytes} bytes expected", "too_large")
-    if has_body(request.scope):  # in one piece
+    if has_complete_body(request.scope):  # in one piece
         message = await request.receive()
         if message["type"] != "http.request":
             raise ClientDisconnect
@@ -153,7 +153,7 @@ class HttpApplication:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
             return
-        self._engine.arrivals.begin()
+        self._engine.arrivals.mark_begun()
         guarded = GuardedSend(send, self._limits.body_seconds)
         headers = scope[REQUEST_HEADERS_KEY] = dict(scope["headers"])
         try:
@@ -277,7 +277,7 @@ class HttpApplication:
         ready = fields.get("ready", False)
         if not isinstance(ready, bool) or set(fields) - {"ready"}:
             raise RequestError("the body: 'ready', true or false, expected")
-        return json_response(self._engine.index(ready))
+        return json_response(self._engine.repository_index(ready))
 
     async def load_model(self, request: Request) -> Response:
         """Load a model, or what is new of it."""

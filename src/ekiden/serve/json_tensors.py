@@ -22,7 +22,7 @@ from ekiden.serve.bounded_json import (
     structural_marks,
 )
 from ekiden.serve.datatypes import Array, Datatype, convert_values, element_count, tensor_to_json
-from ekiden.serve.loop_turns import give_turn
+from ekiden.serve.loop_turns import yield_to_loop
 
 __all__ = ["MIN_CHUNKED_ELEMENTS", "format_tensor", "parse_tensor"]
 
@@ -61,7 +61,7 @@ def split_values(name: str, data: memoryview) -> Iterator[tuple[bytes, Structura
     """Yield the bytes of an array in chunks that end with a comma."""
     at, size = 0, SCAN_CHUNK_BYTES
     while at < len(data):
-        give_turn()
+        yield_to_loop()
         piece = bytes(data[at : at + size])
         marks = structural_marks(piece, StringState())
         if at + size < len(data):
@@ -73,8 +73,9 @@ def split_values(name: str, data: memoryview) -> Iterator[tuple[bytes, Structura
                 continue
             end = int(commas[-1]) + 1
             piece = piece[:end]
-            marks = StructuralMarks(marks.opens[:end], marks.closes[:end], marks.commas[:end],
-                                    marks.outside[:end], marks.codes[:end])  # fmt: skip
+            marks = StructuralMarks(marks.opening_brackets[:end], marks.closing_brackets[:end],
+                marks.commas[:end],
+                                    marks.outside_strings[:end], marks.codes[:end])  # fmt: skip
         yield piece, marks
         at, size = at + len(piece), SCAN_CHUNK_BYTES
 
@@ -83,10 +84,12 @@ def parse_values(piece: bytes, marks: StructuralMarks) -> list[Any]:
     """Parse the values of a chunk whose brackets were checked."""
     codes = np.frombuffer(piece, np.uint8).copy()
     # The brackets of a nested array are those between values: `1[,2]` is no JSON.
-    shown = np.where(marks.outside, marks.codes, _LETTER)
+    shown = np.where(marks.outside_strings, marks.codes, _LETTER)
     if _MISPLACED_BRACKET_PATTERN.search(shown.astype(np.uint8).tobytes()):
         raise RequestError("the body is no JSON: a bracket stands beside a value")
-    codes[(marks.opens | marks.closes) & ((codes == 91) | (codes == 93))] = _BLANK
+    codes[(marks.opening_brackets | marks.closing_brackets) & ((codes == 91) | (codes == 93))] = (
+        _BLANK
+    )
     if len(codes) and marks.commas[-1]:
         codes[-1] = _BLANK
     try:
@@ -111,8 +114,8 @@ class BracketNesting:
     def accepts(self, marks: StructuralMarks) -> bool:
         """Check a chunk against the shape; return whether it fits."""
         comma_positions = np.flatnonzero(marks.commas)
-        opens = np.cumsum(marks.opens) + self._opens
-        closes = np.cumsum(marks.closes) + self._closes
+        opens = np.cumsum(marks.opening_brackets) + self._opens
+        closes = np.cumsum(marks.closing_brackets) + self._closes
         if self._strides is None and not self._check_opening(
             int(opens[comma_positions[0] if len(comma_positions) else -1])
         ):
@@ -153,7 +156,7 @@ def format_tensor(name: str, kind: Datatype, array: Array) -> Iterator[bytes]:
     flat = array.reshape(-1)
     yield b"["
     for begin in range(0, len(flat), MIN_CHUNKED_ELEMENTS):
-        give_turn()
+        yield_to_loop()
         values = tensor_to_json(name, kind, flat[begin : begin + MIN_CHUNKED_ELEMENTS])
         text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
         yield b"," + text if begin else text

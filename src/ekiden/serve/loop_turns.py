@@ -5,7 +5,7 @@ takes it again before the loop's thread is awake, and each time the loop's wait 
 `sys.setswitchinterval` begins anew: 64 MB of numbers let it wait for 130 ms on end. So work in
 chunks waits for a turn of the loop every few milliseconds:
 
-    with giving_turns(loop): read_request(...)    # give_turn() before each chunk
+    with yielding_to_loop(loop): read_request(...)    # yield_to_loop() before each chunk
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["give_turn", "giving_turns"]
+__all__ = ["yield_to_loop", "yielding_to_loop"]
 
-TURN_INTERVAL_S = 0.004
+YIELD_INTERVAL_S = 0.004
 """Seconds of work between two turns, each of which takes about 0.1 ms."""
 MAX_WAIT_S = 1.0
 """Seconds that a turn is waited for: a loop that stops has none."""
 
 
-class _Turns:
+class _LoopYielder:
     """Yielder of one piece of work to an event loop in another thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -33,11 +33,11 @@ class _Turns:
         self._has_run = threading.Event()
         self._last = time.monotonic()
 
-    def give(self) -> None:
+    def yield_if_due(self) -> None:
         """Wait until the loop has run an iteration, if the last yield is older than the
         interval.
         """
-        if time.monotonic() - self._last < TURN_INTERVAL_S:
+        if time.monotonic() - self._last < YIELD_INTERVAL_S:
             return
         self._has_run.clear()
         try:
@@ -48,21 +48,21 @@ class _Turns:
         self._last = time.monotonic()
 
 
-_TURNS: ContextVar[_Turns | None] = ContextVar("turns", default=None)
+_LOOP_YIELDER: ContextVar[_LoopYielder | None] = ContextVar("turns", default=None)
 
 
 @contextmanager
-def giving_turns(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+def yielding_to_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """Set, for this thread inside the context, the event loop to which `yield_to_loop` yields."""
-    token = _TURNS.set(_Turns(loop))
+    token = _LOOP_YIELDER.set(_LoopYielder(loop))
     try:
         yield
     finally:
-        _TURNS.reset(token)
+        _LOOP_YIELDER.reset(token)
 
 
-def give_turn() -> None:
+def yield_to_loop() -> None:
     """Let the event loop of `yielding_to_loop` run, if it has not for an interval."""
-    turns = _TURNS.get()
+    turns = _LOOP_YIELDER.get()
     if turns is not None:
-        turns.give()
+        turns.yield_if_due()

@@ -71,8 +71,8 @@ async def embed(engine: ServingEngine, request: EmbeddingRequest) -> dict[str, o
     text = version.program.text
     if not isinstance(text, EmbeddingModel):
         raise RequestError(f"'model': '{request.model[:64]}' makes no embeddings")
-    if version.users >= version.config.queue:
-        raise RequestError(f"{version.users} answers are under way already", "busy", 1.0)
+    if version.num_users >= version.config.queue:
+        raise RequestError(f"{version.num_users} answers are under way already", "busy", 1.0)
     started, outcome = time.perf_counter(), "ok"
     engine.begin_request()
     version.add_user()

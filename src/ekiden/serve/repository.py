@@ -54,7 +54,7 @@ class VersionState(Enum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
-Stamp = tuple[str, int, int, int]
+FileStamp = tuple[str, int, int, int]
 """A file as it was when it was loaded: path, inode, size, time of its last change."""
 
 
@@ -78,17 +78,17 @@ class ModelVersion:
     """Loaded version of a model, kept while it has users."""
 
     number: int
-    stamp: Stamp
+    file_stamp: FileStamp
     config: ModelConfig
     program: ServedProgram
     batcher: Batcher
-    users: int = 0
+    num_users: int = 0
     """Requests and sequences."""
     is_retired: bool = False
-    on_end: Callable[[], None] = lambda: None
+    end_callback: Callable[[], None] = lambda: None
     _answer_sizes: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
     """Shapes of inputs -> bytes of outputs."""
-    pool: ThreadPoolExecutor | None = None
+    text_thread_pool: ThreadPoolExecutor | None = None
     """The threads of a model of text, made with its first answer."""
 
     @property
@@ -109,11 +109,11 @@ class ModelVersion:
 
     def add_user(self) -> None:
         """Add a user, which keeps the version loaded."""
-        self.users += 1
+        self.num_users += 1
 
     def remove_user(self) -> None:
         """Remove a user; the last user of a retired version unloads it."""
-        self.users -= 1
+        self.num_users -= 1
         self._end_if_unused()
 
     def retire(self) -> None:
@@ -122,12 +122,12 @@ class ModelVersion:
         self._end_if_unused()
 
     def _end_if_unused(self) -> None:
-        if self.is_retired and self.users == 0:
-            if self.pool is not None:
-                self.pool.shutdown(wait=False)
+        if self.is_retired and self.num_users == 0:
+            if self.text_thread_pool is not None:
+                self.text_thread_pool.shutdown(wait=False)
             if isinstance(self.program.text, TextEngine):
                 self.program.text.close()
-            self.on_end()
+            self.end_callback()
 
     async def run(
         self,
@@ -323,7 +323,7 @@ class ModelRepository:
             stamp = file_stamp(path)
             old = model.versions.get(number)
             # An unchanged version is kept, with its queue, its sequences and their state.
-            if old is not None and old.stamp == stamp and old.config == config:
+            if old is not None and old.file_stamp == stamp and old.config == config:
                 new_versions[number] = old
                 continue
             if number not in model.versions:
@@ -341,7 +341,7 @@ class ModelRepository:
             self._on_event(
                 "loaded", model=model.name, version=number,
                 seconds=round(time.perf_counter() - started, 3),
-                batched=bool(program.signature.batch),
+                batched=bool(program.signature.batch_symbol),
             )  # fmt: skip
         model.configure(config)
         self._swap_versions(model, new_versions)
@@ -350,7 +350,7 @@ class ModelRepository:
         self,
         model: ServedModel,
         number: int,
-        stamp: Stamp,
+        stamp: FileStamp,
         program: ServedProgram,
         config: ModelConfig | None = None,
     ) -> ModelVersion:
@@ -379,7 +379,7 @@ class ModelRepository:
             if number not in new_versions:
                 model.states[number] = (VersionState.UNLOADING, "")
                 # The state changes only when the last user of the old version is done.
-                version.on_end = lambda number=number: self._on_version_end(model, number)  # type: ignore[misc]
+                version.end_callback = lambda number=number: self._on_version_end(model, number)  # type: ignore[misc]
             version.retire()
 
     def _on_version_end(self, model: ServedModel, number: int) -> None:
@@ -423,10 +423,10 @@ def _files_differ(model: ServedModel) -> bool:
         stamps = {n: file_stamp(p) for n, p in version_files(model.path, config).items()}
     except (EkidenError, OSError):
         return True
-    return stamps != {n: v.stamp for n, v in model.versions.items()} or config != model.config
+    return stamps != {n: v.file_stamp for n, v in model.versions.items()} or config != model.config
 
 
-def file_stamp(path: Path) -> Stamp:
+def file_stamp(path: Path) -> FileStamp:
     """Return a fingerprint of a file's identity and time of change. Raises LoadError if it is not
     readable.
     """
@@ -490,7 +490,7 @@ def load_program(path: Path, config: ModelConfig) -> ServedProgram:
         executable, full_signature, config.sequences.state, str(path)
     )
     # Batching is enabled only for programs that were shown to treat rows independently.
-    if signature.batch and (
+    if signature.batch_symbol and (
         maker is not None
         or not config.batching.enabled
         or not _has_independent_rows(executable, signature)
@@ -515,7 +515,7 @@ def _has_independent_rows(executable: Executable, signature: ModelSignature) -> 
     if any(port.datatype.is_text for port in signature.inputs):
         return False
     try:
-        sample_inputs = random_inputs(executable, {signature.batch: BATCH_TRIAL_ROWS})
+        sample_inputs = random_inputs(executable, {signature.batch_symbol: BATCH_TRIAL_ROWS})
     except EkidenError:
         return False
     feeds = [sample_inputs[port.name] for port in signature.inputs]

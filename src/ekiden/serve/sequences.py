@@ -32,7 +32,7 @@ class SequenceSession(Protocol):
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
         """Return the outputs of the next step. If it fails, the state is unchanged."""
 
-    def values(self) -> dict[str, Array]:
+    def state_values(self) -> dict[str, Array]:
         """Return the state by name."""
 
     def restore(self, values: Mapping[str, Array]) -> None:
@@ -49,7 +49,7 @@ class StatefulSession:
         """Return the outputs of the next step; see `Session`."""
         return output_arrays(self._executable(*arrays, timeout=seconds))
 
-    def values(self) -> dict[str, Array]:
+    def state_values(self) -> dict[str, Array]:
         """Return the state by name; see `Session`."""
         return {name: value.numpy() for name, value in self._executable.state.items()}
 
@@ -89,7 +89,7 @@ class FeedbackSession:
             self._values[port.name] = np.zeros(shape, port.datatype.numpy)
         return self._values[port.name]
 
-    def values(self) -> dict[str, Array]:
+    def state_values(self) -> dict[str, Array]:
         """Return the state by name; see `Session`."""
         return dict(self._values)
 
@@ -141,11 +141,11 @@ class ActiveSequence:
     """What it began with, and stays with when another version is loaded."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the step under way: steps wait for each other."""
-    last: float = field(default_factory=time.monotonic)
+    last_used: float = field(default_factory=time.monotonic)
 
     def save(self) -> bytes:
         """Return the state as a safetensors file."""
-        return bytes(save_param_dict(self.session.values()))
+        return bytes(save_param_dict(self.session.state_values()))
 
     def restore(self, data: bytes) -> None:
         """Continue from a saved file."""
@@ -182,7 +182,7 @@ class SequenceTable:
         sequence = self._found.get(name)
         if sequence is None:
             raise RequestError("the sequence has not begun here, or has ended", "conflict")
-        sequence.last = time.monotonic()
+        sequence.last_used = time.monotonic()
         return sequence
 
     def begin(self, name: int | str, make: Callable[[], ActiveSequence]) -> ActiveSequence:
@@ -207,5 +207,5 @@ class SequenceTable:
         """End the sequences that have been idle too long."""
         oldest = time.monotonic() - self._idle
         for name, sequence in self.items():
-            if sequence.last < oldest and not sequence.lock.locked():
+            if sequence.last_used < oldest and not sequence.lock.locked():
                 self.end(name)

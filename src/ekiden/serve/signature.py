@@ -68,7 +68,7 @@ class ModelSignature:
 
     inputs: tuple[TensorPort, ...]
     outputs: tuple[TensorPort, ...]
-    batch: str = ""
+    batch_symbol: str = ""
     """The first dimension of all inputs and outputs, and of nothing else; empty: no such."""
 
     def order_inputs(self, inputs_by_name: Mapping[str, Array]) -> list[Array]:
@@ -106,7 +106,7 @@ class ModelSignature:
         """Return a key that is equal for requests that can be batched together; None for one that
         cannot.
         """
-        if not self.batch or arrays[0].shape[0] == 0:
+        if not self.batch_symbol or arrays[0].shape[0] == 0:
             return None
         return tuple(array.shape[1:] for array in arrays)
 

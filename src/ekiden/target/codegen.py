@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.fresh_python import fresh_python_command
+from ekiden.runtime.fresh_python import python_subprocess_command
 from ekiden.target.probe import host_architecture
 from ekiden.target.target import Target
 
@@ -66,7 +66,7 @@ def llvm_lookup_intrinsic_id(name: str) -> int:
         return 0
     llvm_version_major()
     # LLVM aborts the process on malformed intrinsic calls, so it parses in another one.
-    command = fresh_python_command(
+    command = python_subprocess_command(
         _PARSE_CALL_SCRIPT.replace("UNKNOWN", str(_UNKNOWN_INTRINSIC_STATUS)), name
     )
     parsing = subprocess.run(command, capture_output=True, timeout=_PARSE_TIMEOUT_S, check=False)

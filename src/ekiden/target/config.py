@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from ekiden.runtime.debug.short_repr import short_repr
 from ekiden.runtime.errors import CompileError
 from ekiden.target.facts import FACT_OPTION_ALIASES, FACT_OPTIONS
-from ekiden.target.kinds import KINDS, TargetKind
+from ekiden.target.kinds import TARGET_KINDS, TargetKind
 from ekiden.target.tags import TARGET_TAGS
 
 Config = dict[str, object]
@@ -50,11 +50,11 @@ def _target_kind(name: object, source: object) -> TargetKind:
     """Look up a target kind by name. Raises CompileError if it is unknown."""
     if isinstance(name, TargetKind):
         return name
-    if name not in KINDS:
-        kind_names = ", ".join(KINDS)
+    if name not in TARGET_KINDS:
+        kind_names = ", ".join(TARGET_KINDS)
         hint = f"; tags are {', '.join(TARGET_TAGS)}" if "/" in str(name) else ""
         raise CompileError(f"target: unknown kind in {source!r}; there are {kind_names}{hint}")
-    return KINDS[str(name)]
+    return TARGET_KINDS[str(name)]
 
 
 def _parse_options(words: Sequence[str]) -> Config:
@@ -106,8 +106,8 @@ def _convert_option(kind: TargetKind, name: str, value: object) -> object:
     if option is None:
         return value
     if option.type is str:
-        text = str(value).removesuffix(option.usual)
-        if option.form and not re.fullmatch(option.form, text):
+        text = str(value).removesuffix(option.default_suffix)
+        if option.pattern and not re.fullmatch(option.pattern, text):
             expected = option.expected
             raise CompileError(f"target: option -{name} must be {expected}, got {text!r}")
         return text

@@ -29,11 +29,11 @@ class TargetOption:
     default: int | None = None
     minimum: int = 0
     """Minimum of a numeric option."""
-    form: str = ""
+    pattern: str = ""
     """Regular expression that a text option must match in full."""
     expected: str = ""
     """Description of the pattern for error messages."""
-    usual: str = ""
+    default_suffix: str = ""
     """Suffix without meaning, which is dropped from the text."""
 
 
@@ -150,7 +150,7 @@ _UNKNOWN_GPU_OPTIONS = {**_GPU_OPTIONS, "max_num_threads": TargetOption(int, Non
                         "vector-bits": TargetOption(int, None, 32, 8)}
 """Defaults of an unknown device: scalar code."""
 _CUDA_OPTIONS = {**_GPU_OPTIONS, "cores": TargetOption(int, None, 1),
-                 "arch": TargetOption(str, None, form=r"sm_([5-9]\d|1\d\d)[af]?",
+                 "arch": TargetOption(str, None, pattern=r"sm_([5-9]\d|1\d\d)[af]?",
                         expected="an architecture from 'sm_50' on, as 'sm_80' or 'sm_90a'")}
 _SPIRV_TRIPLES = {f"spirv64{version}": "spirv" for version in ("", *(f"v1.{n}" for n in range(5)))}
 """Code format of each SPIR-V triple for OpenCL. One without a version is the oldest, which every
@@ -158,7 +158,8 @@ driver of SPIR-V takes.
 """
 _OPENCL_OPTIONS = {**_UNKNOWN_GPU_OPTIONS, "cores": TargetOption(int, None, 1, 1),
                    "local_memory": TargetOption(int, None, 1),
-                   "mtriple": TargetOption(str, tuple(_SPIRV_TRIPLES), usual="-unknown-unknown")}
+                   "mtriple": TargetOption(str, tuple(_SPIRV_TRIPLES),
+                       default_suffix="-unknown-unknown")}
 
 _VULKAN_OPTIONS = {**_UNKNOWN_GPU_OPTIONS, "cores": TargetOption(int, None, 1, 1),
                    "local_memory": TargetOption(int, None, 1)}
@@ -178,7 +179,7 @@ _NVIDIA_MIN_ARCH = {"tensor_cores": 80, **dict.fromkeys(_DOT_ABILITIES, 61)}
 # LLVM's PTX of older ones knows no shfl.sync
 _NVPTX_MIN_ARCH = {**_NVIDIA_MIN_ARCH, "warp_shuffles": 70}
 
-KINDS: dict[str, TargetKind] = {each.name: each for each in (
+TARGET_KINDS: dict[str, TargetKind] = {each.name: each for each in (
     #          name  device  keys              generator
     TargetKind("llvm",      1, ("cpu",),              True, abilities=None,
                own_options=_CODE_OPTIONS),
@@ -209,5 +210,5 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
 
 def supported_kinds() -> str:
     """Return the kinds that code can be generated for, formatted for messages."""
-    names = [repr(k.name) for k in KINDS.values() if k.has_generator]
+    names = [repr(k.name) for k in TARGET_KINDS.values() if k.has_generator]
     return f"{', '.join(names[:-1])} and {names[-1]}"

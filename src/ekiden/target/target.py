@@ -28,7 +28,7 @@ from ekiden.target import facts as target_facts
 from ekiden.target.config import Config, format_option, parse_target_config
 from ekiden.target.device_facts import DEVICE_ATTRIBUTES, device_facts
 from ekiden.target.features import ABILITIES, FEATURE_TABLE, has_any, unused_features
-from ekiden.target.kinds import KINDS, MAX_KERNEL_ARGUMENTS, TargetKind, supported_kinds
+from ekiden.target.kinds import MAX_KERNEL_ARGUMENTS, TARGET_KINDS, TargetKind, supported_kinds
 from ekiden.target.processors import PROCESSORS, Cache
 from ekiden.target.triple import DEFAULT_TRIPLES, architecture_of, is_supported
 
@@ -109,7 +109,7 @@ class Target:
             values = _fields_from_config(parse_target_config(target))
         values |= given
         kind = values["kind"]
-        values["kind"] = KINDS[kind] if isinstance(kind, str) else kind
+        values["kind"] = TARGET_KINDS[kind] if isinstance(kind, str) else kind
         if host is not None:
             values["host_target"] = Target.parse(host)
         for target_field in fields(Target):
@@ -259,7 +259,7 @@ class Target:
         that names no target is not equal.
         """
         if isinstance(other, Target):
-            return self is other or _facts(self) == _facts(other)
+            return self is other or _identity_fields(self) == _identity_fields(other)
         if not isinstance(other, str):
             return NotImplemented
         try:
@@ -269,7 +269,7 @@ class Target:
 
     def __hash__(self) -> int:
         """Return the hash of its text form, so that the text finds it in a dictionary."""
-        facts = _facts(self)
+        facts = _identity_fields(self)
         cached = _HASH_CACHE.get(facts)
         if cached is None:
             cached = _HASH_CACHE[facts] = hash(str(self))
@@ -431,7 +431,7 @@ class Target:
     @staticmethod
     def list_kinds() -> list[str]:
         """Return the names of the kinds."""
-        return sorted(KINDS)
+        return sorted(TARGET_KINDS)
 
     def __enter__(self) -> Target:
         """Make it the current target, the default of `compile` and `build`."""
@@ -455,7 +455,7 @@ def target_or_current(target: TargetLike | None = None) -> Target:
     return Target.parse(target if target is not None else Target.current() or "llvm")
 
 
-_facts = attrgetter(*(f.name for f in fields(Target)))
+_identity_fields = attrgetter(*(f.name for f in fields(Target)))
 """Return all fields of a target, which its equality compares."""
 _HASH_CACHE: dict[tuple[object, ...], int] = {}
 """Hash of a target by its facts, cached because formatting its text is slow."""
@@ -544,7 +544,7 @@ def _neutral_facts() -> dict[str, object]:
 def _complete_fields(overrides: Mapping[str, object]) -> dict[str, Any]:
     """Return the missing fields, from the table row of the given processor."""
     kind = overrides.get("kind", "llvm")
-    kind = KINDS[kind] if isinstance(kind, str) else kind
+    kind = TARGET_KINDS[kind] if isinstance(kind, str) else kind
     assert isinstance(kind, TargetKind)
     if not kind.is_cpu:
         return _fields_from_config({"kind": kind})

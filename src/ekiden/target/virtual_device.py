@@ -13,7 +13,7 @@ from ekiden.runtime import Device, device
 from ekiden.runtime.debug.short_repr import short_repr
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.target.kinds import KINDS
+from ekiden.target.kinds import TARGET_KINDS
 from ekiden.target.target import Target, TargetLike, target_or_current
 
 DeviceLike: TypeAlias = "VirtualDevice | Device | str"
@@ -98,8 +98,9 @@ HOST = VirtualDevice()
 ANY_VIRTUAL_DEVICE = VirtualDevice(-1)
 """Unconstrained device, by TVM's number."""
 
-PARAM_PLACES, RESULT_PLACE = "param_virtual_devices", "virtual_device"
-"""PARAM_PLACES: attribute of a planned function: the device of each parameter. RESULT_PLACE:
+PARAM_DEVICES_ATTR, RESULT_DEVICE_ATTR = "param_virtual_devices", "virtual_device"
+"""PARAM_DEVICES_ATTR: attribute of a planned function: the device of each parameter.
+RESULT_DEVICE_ATTR:
 attribute of a planned function: the device of its result. A place is a virtual device, a tuple of
 places for a tuple, or None: of functions, and of what may be anywhere. A function of a planned
 module without them has all on the host.
@@ -331,7 +332,9 @@ def _device_targets(pairs: Sequence[tuple[VirtualDevice, Sequence[Target]]]) -> 
 
 def _default_target(device_type: int) -> Target:
     """Return the default target of a device type: the first kind that has a generator."""
-    names = [k.name for k in KINDS.values() if k.device_type == device_type and k.has_generator]
+    names = [
+        k.name for k in TARGET_KINDS.values() if k.device_type == device_type and k.has_generator
+    ]
     return Target(names[0])
 
 
@@ -369,7 +372,7 @@ def check_supported(virtual: VirtualDevice) -> None:
     """Raise CompileError for a device without a code generator, or a memory scope that code cannot
     name.
     """
-    kinds = {k.device_type: k.name for k in reversed(KINDS.values()) if k.has_generator}
+    kinds = {k.device_type: k.name for k in reversed(TARGET_KINDS.values()) if k.has_generator}
     if virtual.device_type not in kinds:
         supported = ", ".join(f"{device(number)}" for number in sorted(kinds))
         raise CompileError(

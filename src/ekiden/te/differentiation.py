@@ -130,7 +130,7 @@ def _zero_like(like: PrimExpr) -> PrimExpr:
     return const(0.0, like.dtype)
 
 
-def adjoints(body: PrimExpr, seed: PrimExpr) -> dict[ProducerLoad, PrimExpr]:
+def compute_adjoints(body: PrimExpr, seed: PrimExpr) -> dict[ProducerLoad, PrimExpr]:
     """Return the adjoint of every tensor element that an expression reads, from the expression's.
     Raises DifferentiationError for an operation without a rule.
     """
@@ -238,14 +238,14 @@ class _Adjoints:
         lead: tuple[PrimExpr, ...],
     ) -> None:
         self.output, self.inputs, self.lead = output, inputs, lead
-        self.parts: dict[Tensor, list[Tensor]] = {output: [seed]}
-        self.order = post_order_tensors([output])
+        self.contributions: dict[Tensor, list[Tensor]] = {output: [seed]}
+        self.topological_order = post_order_tensors([output])
         self.wanted = self._tensors_on_path()
 
     def _tensors_on_path(self) -> set[Tensor]:
         """Return the inputs, and what is computed from them."""
         dependent = set(self.inputs)
-        for tensor in self.order:
+        for tensor in self.topological_order:
             if any(t in dependent for t in tensor.op.input_tensors):
                 dependent.add(tensor)
         return dependent
@@ -254,8 +254,8 @@ class _Adjoints:
         """Return the adjoints of the inputs."""
         adjoint_of: dict[Tensor, Tensor] = {}
         # Readers before producers: all contributions to a tensor are there when it is reached.
-        for tensor in reversed(self.order):
-            contributions = self.parts.get(tensor)
+        for tensor in reversed(self.topological_order):
+            contributions = self.contributions.get(tensor)
             if tensor not in self.wanted or not contributions:
                 continue
             adjoint_of[tensor] = self._sum_contributions(tensor, contributions)
@@ -300,10 +300,10 @@ class _Adjoints:
         if isinstance(body, Reduce):
             sums = body.axis
             seed, body = seed * _reduction_derivative(tensor, body), body.source
-        for load, value in adjoints(body, seed).items():
+        for load, value in compute_adjoints(body, seed).items():
             if load.producer in self.wanted:
                 contribution = self._contribution(op, sums, load, value, lead)
-                self.parts.setdefault(load.producer, []).append(contribution)
+                self.contributions.setdefault(load.producer, []).append(contribution)
 
     # dX[p] = sum over all steps s with f(s) = p of g(s). `_inverse` solves f(s) = p for s in whole
     # numbers: s = V n + c, with n free; its relations say for which p there is a solution at all

@@ -58,21 +58,21 @@ class ProducerInliner:
     """
 
     def __init__(self, chosen: Collection[Tensor]) -> None:
-        self._chosen = chosen
+        self._inlined_tensors = chosen
         self._memo: dict[int, PrimExpr] = {}
-        self._alive: list[PrimExpr] = []
-        self._elements: dict[object, PrimExpr] = {}
-        self._flat: dict[Tensor, PrimExpr] = {}
-        self._depths: dict[Tensor, int] = {}
+        self._keepalive: list[PrimExpr] = []
+        self._element_cache: dict[object, PrimExpr] = {}
+        self._flat_bodies: dict[Tensor, PrimExpr] = {}
+        self._chain_depths: dict[Tensor, int] = {}
         self._analyzer = Analyzer()
         if len(chosen) > MAX_INLINE_DEPTH:
             for tensor in post_order_tensors(chosen):
                 if tensor in chosen:
                     self._record_chain_depth(tensor)
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression with every load of a chosen tensor replaced, recursively."""
-        self._alive.append(expr)
+        self._keepalive.append(expr)
         return rewrite(expr, self._inline_load, self._memo)
 
     def _record_chain_depth(self, tensor: Tensor) -> None:
@@ -84,22 +84,22 @@ class ProducerInliner:
         op = tensor.op
         assert isinstance(op, ComputeOp)
         depth = 1 + max(
-            (self._depths.get(load.producer, 0) for load in tensor_loads(op)), default=0
+            (self._chain_depths.get(load.producer, 0) for load in tensor_loads(op)), default=0
         )
         if depth > MAX_INLINE_DEPTH:
-            self._flat[tensor] = self.expr(op.body[tensor.value_index])
+            self._flat_bodies[tensor] = self.rewrite_expr(op.body[tensor.value_index])
             depth = 0
-        self._depths[tensor] = depth
+        self._chain_depths[tensor] = depth
 
     def _inline_load(self, expr: PrimExpr) -> PrimExpr:
-        if not isinstance(expr, ProducerLoad) or expr.producer not in self._chosen:
+        if not isinstance(expr, ProducerLoad) or expr.producer not in self._inlined_tensors:
             return expr
         key = (expr.producer, *(_index_key(i) for i in expr.indices))
-        inlined = self._elements.get(key)
+        inlined = self._element_cache.get(key)
         if inlined is None:
             # Keys contain ids of indices: these stay referenced so that no id is reused.
-            self._alive.extend(expr.indices)
-            inlined = self._elements[key] = self._inlined_element(expr)
+            self._keepalive.extend(expr.indices)
+            inlined = self._element_cache[key] = self._inlined_element(expr)
         return inlined
 
     def _inlined_element(self, load: ProducerLoad) -> PrimExpr:
@@ -112,7 +112,7 @@ class ProducerInliner:
         def substitute_axis(e: PrimExpr) -> PrimExpr:
             return self._inline_load(values.get(e, e) if isinstance(e, Var) else e)
 
-        body = self._flat.get(load.producer, op.body[load.producer.value_index])
+        body = self._flat_bodies.get(load.producer, op.body[load.producer.value_index])
         return rewrite(body, substitute_axis)
 
 
@@ -128,7 +128,7 @@ def inline_injective(outputs: Sequence[Tensor], keep: Collection[Tensor] = ()) -
     order = post_order_tensors(outputs)
     inlined = {t for t in order if is_injective(t) and t not in stay}
     inliner = ProducerInliner(inlined)
-    return rewrite_tensors(outputs, inliner.expr, inlined)
+    return rewrite_tensors(outputs, inliner.rewrite_expr, inlined)
 
 
 def rewrite_tensors(

@@ -264,7 +264,7 @@ def _emit_range_check(
     inliner = ProducerInliner(computed)
 
     def lower_value(value: PrimExpr) -> PrimExpr:
-        return buffers.replace_loads(inliner.expr(value))
+        return buffers.replace_loads(inliner.rewrite_expr(value))
 
     loops = emit_violation_search(
         check.map_bounds(lower_value), lambda at: lower_value(check.values[at])

@@ -166,13 +166,13 @@ def extent_checks(
             )
         # An extent that only the run knows is checked as a tensor of rank 0, with the same code as
         # indices.
-        extent = compute((), partial(_unchanged, size), name="extent", tag="injective")
+        extent = compute((), partial(_identity, size), name="extent", tag="injective")
         subject = f"{name}: extent of {what[0]!r} along axis {axis}"
         checks.append(range_check(subject, extent, 0, limit + 1))
     return tuple(checks)
 
 
-def _unchanged(value: PrimExpr) -> PrimExpr:
+def _identity(value: PrimExpr) -> PrimExpr:
     return value
 
 

@@ -29,8 +29,8 @@ __all__ = ["IntrinsicCall", "TensorComputeOp"]
 
 @node("te.TensorComputeOp")
 class TensorComputeOp(ComputeOp):
-    """A computation whose last `own` axes an instruction executes. Of the reduced axes, the last
-    `own_sums` are summed inside the instruction.
+    """A computation whose last `num_intrin_axes` axes an instruction executes. Of the reduced axes,
+    the last `num_intrin_reduce_axes` are summed inside the instruction.
     """
 
     name: str
@@ -39,8 +39,8 @@ class TensorComputeOp(ComputeOp):
     axis: tuple[IterVar, ...]
     body: tuple[PrimExpr, ...]
     intrin: object = ignored_field(default=None)
-    own: int = 0
-    own_sums: int = 0
+    num_intrin_axes: int = 0
+    num_intrin_reduce_axes: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

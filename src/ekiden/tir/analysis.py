@@ -187,7 +187,7 @@ def _find_side_effect(func: PrimFunc) -> str:
         for e in post_order(*stmt_exprs(s)):
             if (
                 isinstance(e, Intrinsic)
-                and find_intrinsic(e.op).effects
+                and find_intrinsic(e.op).has_effects
                 and e.op not in ("ret", "assume")
             ):
                 return f"calls {e.op}"

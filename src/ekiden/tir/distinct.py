@@ -48,20 +48,22 @@ class _AlphaRenamer(StmtMutator):
     """
 
     def __init__(self) -> None:
-        self._seen: set[Var | Buffer] = set()
+        self._defined_symbols: set[Var | Buffer] = set()
         self._values: dict[Var, PrimExpr] = {}
         self._buffers: dict[Buffer, Buffer] = {}
         self._memo: dict[int, PrimExpr] = {}
 
     def add_outer_definitions(self, bound_before: Iterable[Var | Buffer]) -> None:
         """Register the definitions of an enclosing scope, so that redefining them renames."""
-        self._seen.update(bound_before)
+        self._defined_symbols.update(bound_before)
 
     @contextmanager
     def _fresh_scope(self, stmt: Stmt) -> Iterator[None]:
         """Bind fresh names, within the context, to what a statement redefines."""
-        rebound = [candidate for candidate in stmt_definitions(stmt) if candidate in self._seen]
-        self._seen.update(stmt_definitions(stmt))
+        rebound = [
+            candidate for candidate in stmt_definitions(stmt) if candidate in self._defined_symbols
+        ]
+        self._defined_symbols.update(stmt_definitions(stmt))
         outer = [(name, self._substitution_map(name).get(name)) for name in rebound]
         # Only a second definition of the same object gets a fresh one; unique definitions keep
         # their identity, which caches keyed by object rely on.

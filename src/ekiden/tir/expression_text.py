@@ -107,10 +107,10 @@ class NameScope:
 
     def __init__(self) -> None:
         self._names: dict[object, str] = {}
-        self._used: set[str] = set()
-        self._counts: dict[str, int] = {}
+        self._used_names: set[str] = set()
+        self._next_suffix: dict[str, int] = {}
         """First number to try as a suffix, by name hint."""
-        self._frames: list[list[tuple[object, str, int, str | None]]] = [[]]
+        self._scope_stack: list[list[tuple[object, str, int, str | None]]] = [[]]
         """Names assigned in each open scope: (symbol, hint, number, name in the outer scope)."""
 
     def name_of(self, binding: Var | Buffer) -> str:
@@ -131,38 +131,38 @@ class NameScope:
         if not clean or clean[0].isdigit() or clean in RESERVED_NAMES or not clean.isidentifier():
             clean = f"v_{clean}" if clean.isascii() else "v"
         name, number = clean, 0
-        if name in self._used:
-            number = self._counts.get(clean, 1)
-            while (name := f"{clean}_{number}") in self._used:
+        if name in self._used_names:
+            number = self._next_suffix.get(clean, 1)
+            while (name := f"{clean}_{number}") in self._used_names:
                 number += 1
-            self._counts[clean] = number + 1
-        self._frames[-1].append((binding, clean, number, self._names.get(binding)))
+            self._next_suffix[clean] = number + 1
+        self._scope_stack[-1].append((binding, clean, number, self._names.get(binding)))
         self._names[binding] = name
-        self._used.add(name)
+        self._used_names.add(name)
         return name
 
     def push_scope(self) -> None:
         """Open a scope of names."""
-        self._frames.append([])
+        self._scope_stack.append([])
 
     def pop_scope(self) -> None:
         """Close the innermost scope: its names become free again."""
-        for binding, clean, number, outside in reversed(self._frames.pop()):
-            self._used.discard(self._names.pop(binding))
+        for binding, clean, number, outside in reversed(self._scope_stack.pop()):
+            self._used_names.discard(self._names.pop(binding))
             if outside is not None:
                 self._names[binding] = outside
             if number:
-                self._counts[clean] = min(self._counts[clean], number)
+                self._next_suffix[clean] = min(self._next_suffix[clean], number)
 
 
 class ExpressionPrinter:
     """A printer of expressions; lines that name long shared sub-expressions are collected in
-    `before`.
+    `preceding_lines`.
     """
 
     def __init__(self, names: NameScope) -> None:
         self.names = names
-        self.before: list[str] = []
+        self.preceding_lines: list[str] = []
         """Lines to print above the current statement."""
 
     def print_expr(self, e: PrimExpr, level: int = 0) -> str:
@@ -189,7 +189,7 @@ class ExpressionPrinter:
                 or (size > _MAX_SHARED_EXPR_CHARS and id(sub_expr) in shared)
             ):
                 name = self.names.define(sub_expr, "t")
-                self.before.append(f"{name} = T.meta_var({printed.text})")
+                self.preceding_lines.append(f"{name} = T.meta_var({printed.text})")
                 printed = _PrintedExpr(name)
             printed_by_id[id(sub_expr)] = printed
         return printed_by_id[id(e)].parenthesized(level)
@@ -382,4 +382,4 @@ def expression_text(expr: PrimExpr) -> str:
     """
     exprs = ExpressionPrinter(NameScope())
     text = exprs.print_expr(expr)
-    return "\n".join([*exprs.before, text])
+    return "\n".join([*exprs.preceding_lines, text])

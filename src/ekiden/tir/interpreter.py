@@ -127,7 +127,7 @@ class _PythonEmitter:
     def __init__(self, functions: Mapping[str, PrimFunc], budget: StepBudget | None) -> None:
         self.functions = functions
         self.budget = budget
-        self.steps = 0
+        self.num_steps = 0
         """Nodes evaluated per execution of the lines so far, without those that loops charge
         themselves.
         """
@@ -167,16 +167,16 @@ class _PythonEmitter:
             case For():
                 low, extent = self.emit_expr(s.min), self.emit_expr(s.extent)
                 header = f"for {self.name_of(s.loop_var)} in range({low}, {low} + {extent}):"
-                at, steps = len(self.lines), self.steps
+                at, steps = len(self.lines), self.num_steps
                 self.emit_line(depth, header)
                 self.emit_stmt(s.body, depth + 1)
                 if isinstance(s.extent, IntImm):
-                    self.steps = steps + s.extent.value * (self.steps - steps)
+                    self.num_steps = steps + s.extent.value * (self.num_steps - steps)
                 else:
                     self.charge(at, depth, steps, f"max({extent}, 0)")
             case While():
                 self.emit_line(depth, "while True:")
-                at, steps = len(self.lines), self.steps
+                at, steps = len(self.lines), self.num_steps
                 self.depth = depth + 1
                 self.emit_line(depth + 1, f"if not {self.emit_expr(s.condition)}:")
                 self.emit_line(depth + 2, "break")
@@ -216,10 +216,10 @@ class _PythonEmitter:
         They are then no steps of what is around the loop.
         """
         if self.budget is not None:
-            steps = self.steps - before + 1
+            steps = self.num_steps - before + 1
             charge = self.intern_constant(self.budget.charge)
             self.lines.insert(at, "    " * depth + f"{charge}(int({times}) * {steps})")
-        self.steps = before + 1
+        self.num_steps = before + 1
 
     def emit_allocate(self, buffer: Buffer, depth: int) -> None:
         """Emit an allocation filled with NaN or 77, so that reading uninitialised memory shows."""
@@ -271,7 +271,7 @@ class _PythonEmitter:
 
     def emit_node(self, e: PrimExpr, x: list[str]) -> str:
         """Return one node as Python; `x` holds the text of its children."""
-        self.steps += 1
+        self.num_steps += 1
         match e:
             case Var():
                 return self.name_of(e)
@@ -455,7 +455,7 @@ def run_prim_func(
         source.values[source.name_of(buffer)] = held[buffer]
     source.emit_stmt(func.body, 0)
     if budget is not None:
-        budget.charge(source.steps)
+        budget.charge(source.num_steps)
     # Compiled code overflows and divides by zero silently, too.
     with np.errstate(all="ignore"):
         exec(compile("\n".join(source.lines), f"<{func.name}>", "exec"), source.values)

@@ -104,35 +104,35 @@ class IRBuilder:
     """
 
     def __init__(self) -> None:
-        self._open: list[list[Stmt]] = [[]]
+        self._scope_stack: list[list[Stmt]] = [[]]
         self._enclosing: list[list[Callable[[Stmt], Stmt]]] = [[]]
 
     def emit(self, stmt: Stmt | PrimExpr) -> None:
         """Append a statement, or an expression to evaluate."""
-        self._open[-1].append(Evaluate(stmt) if isinstance(stmt, PrimExpr) else stmt)
+        self._scope_stack[-1].append(Evaluate(stmt) if isinstance(stmt, PrimExpr) else stmt)
 
     def _push_scope(self) -> None:
-        self._open.append([])
+        self._scope_stack.append([])
         self._enclosing.append([])
 
     def _pop_scope(self) -> Stmt:
         """Close the innermost scope; return its statements within its allocations and
         definitions.
         """
-        body = flatten_seq(*self._open.pop())
+        body = flatten_seq(*self._scope_stack.pop())
         for wrap in reversed(self._enclosing.pop()):
             body = wrap(body)
         return body
 
     def _wrap_following(self, wrap: Callable[[Stmt], Stmt]) -> None:
         """Wrap the statements emitted later in this scope in `wrap`."""
-        before = self._open[-1]
+        before = self._scope_stack[-1]
         if before:
             done = flatten_seq(*before)
             self._enclosing[-1].append(lambda body: flatten_seq(done, body))
         # The statements so far stay in front of the wrapped ones: a let or an allocation covers
         # only what follows it.
-        self._open[-1] = []
+        self._scope_stack[-1] = []
         self._enclosing[-1].append(wrap)
 
     @contextmanager
@@ -184,7 +184,7 @@ class IRBuilder:
 
         Raises ValueError unless an if_scope is just before.
         """
-        previous = self._open[-1].pop() if self._open[-1] else None
+        previous = self._scope_stack[-1].pop() if self._scope_stack[-1] else None
         if not isinstance(previous, IfThenElse) or previous.else_case is not None:
             raise ValueError("else_scope: expected an if_scope just before")
         self._push_scope()
@@ -253,10 +253,10 @@ class IRBuilder:
 
     def get(self) -> Stmt:
         """Return the whole statement. Raises ValueError while a scope is open."""
-        if len(self._open) != 1:
+        if len(self._scope_stack) != 1:
             raise ValueError("ir_builder: a scope is still open")
         body = self._pop_scope()
-        self._open, self._enclosing = [[]], [[]]
+        self._scope_stack, self._enclosing = [[]], [[]]
         return body
 
 

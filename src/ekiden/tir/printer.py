@@ -67,16 +67,16 @@ class _StmtPrinter:
         self.names = NameScope()
         self.exprs = ExpressionPrinter(self.names)
         self.lines: list[str] = []
-        self.line_of: dict[Stmt, int] = {}
+        self.line_by_stmt: dict[Stmt, int] = {}
         self._stack: list[_Task] = []
         self._loops: dict[Var, PrimExpr] = {}
         """Extents of the enclosing loops that start at 0, for T.axis.remap."""
 
     def print_line(self, text: str, indent: int) -> None:
         """Append a line, after those that its expressions need."""
-        if self.exprs.before:
-            self.lines.extend("    " * indent + line for line in self.exprs.before)
-            self.exprs.before.clear()
+        if self.exprs.preceding_lines:
+            self.lines.extend("    " * indent + line for line in self.exprs.preceding_lines)
+            self.exprs.preceding_lines.clear()
         self.lines.append("    " * indent + text)
 
     def print_stmts(self, root: Stmt, indent: int) -> None:
@@ -153,11 +153,11 @@ class _StmtPrinter:
                 return
             case _:
                 self.print_line(f"T.{type(s).__name__}()", indent)
-        self.line_of.setdefault(s, len(self.lines))
+        self.line_by_stmt.setdefault(s, len(self.lines))
 
     def _print_nested(self, s: Stmt, head: str, indent: int) -> None:
         self.print_line(head, indent)
-        self.line_of.setdefault(s, len(self.lines))
+        self.line_by_stmt.setdefault(s, len(self.lines))
 
     def _print_store(self, s: BufferStore, indent: int) -> None:
         e = self.exprs
@@ -258,7 +258,9 @@ class _StmtPrinter:
         names = []
         for loop in nest:
             names.append(self.names.define(loop.loop_var, loop.loop_var.name))
-            self.line_of.setdefault(loop, len(self.lines) + len(self.exprs.before) + 1)
+            self.line_by_stmt.setdefault(
+                loop, len(self.lines) + len(self.exprs.preceding_lines) + 1
+            )
             if is_const(loop.min, 0):
                 self._loops[loop.loop_var] = loop.extent
         head = f"T.grid({', '.join(extents)})" if len(nest) > 1 else kind
@@ -286,7 +288,7 @@ class _StmtPrinter:
     def _print_block(self, s: BlockRealize, indent: int) -> None:
         b = s.block
         self._print_nested(s, f"with T.block({quote_string(b.name)}):", indent)
-        self.line_of.setdefault(b, len(self.lines))
+        self.line_by_stmt.setdefault(b, len(self.lines))
         self.names.push_scope()
         self._stack.append(_POP_SCOPE_MARKER)
         indent += 1
@@ -439,7 +441,7 @@ def print_with_lines(func: PrimFunc) -> tuple[str, dict[Stmt, int]]:
     printer = _StmtPrinter()
     printer.lines += [SCRIPT_HEADER, ""]
     printer.print_function(func)
-    return "\n".join(printer.lines) + "\n", printer.line_of
+    return "\n".join(printer.lines) + "\n", printer.line_by_stmt
 
 
 def astext(func: PrimFunc) -> str:

@@ -31,7 +31,7 @@ _IDENTITY_ELEMENTS: Mapping[type[BinaryExpr], int] = {Add: 0, Mul: 1}
 Elements = Sequence[tuple[Buffer, tuple[PrimExpr, ...]]]
 
 
-def same_expr(a: PrimExpr, b: PrimExpr) -> bool:
+def is_same_expr(a: PrimExpr, b: PrimExpr) -> bool:
     """Return whether two expressions are structurally equal."""
     return a is b or structural_key(a) == structural_key(b)
 
@@ -45,7 +45,7 @@ def match_update(store: BufferStore) -> tuple[type[BinaryExpr], PrimExpr] | None
         if (
             isinstance(own, BufferLoad)
             and own.buffer is store.buffer
-            and all(same_expr(a, b) for a, b in zip(own.indices, store.indices, strict=True))
+            and all(is_same_expr(a, b) for a, b in zip(own.indices, store.indices, strict=True))
         ):
             return type(value), term
     return None
@@ -174,7 +174,8 @@ def _match_operator_reduction(
         combination.append(store.with_fields(value=op(own, var, dtype)))
     initial = tuple(starts[b].value for b in updates)
     is_neutral = all(
-        a is b or (is_const(a) and same_expr(a, b)) for a, b in zip(initial, neutral, strict=True)
+        a is b or (is_const(a) and is_same_expr(a, b))
+        for a, b in zip(initial, neutral, strict=True)
     )
     targets = tuple((b, s.indices) for b, s in updates.items())
     initial_values = () if is_neutral else initial
@@ -228,8 +229,8 @@ __all__ = [
     "COMBINE_ANNOTATION",
     "REDUCTION_OPERATORS",
     "DecomposedReduction",
+    "is_same_expr",
     "match_reduction",
     "match_update",
-    "same_expr",
     "substitute_iterators",
 ]  # fmt: skip

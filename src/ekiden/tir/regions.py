@@ -42,14 +42,14 @@ class Access:
     statement and the access.
 
     A call that is passed the buffer's address touches `extents` elements from the indices on; no
-    indices mean all of the buffer. `conditional`: it may not happen, for another reason than that
-    its element would be outside the buffer.
+    indices mean all of the buffer. `is_conditional`: it may not happen, for another reason than
+    that its element would be outside the buffer.
     """
 
     indices: tuple[PrimExpr, ...]
     loops: tuple[For, ...]
     is_store: bool
-    conditional: bool
+    is_conditional: bool
     extents: tuple[PrimExpr, ...] | None = None
 
 

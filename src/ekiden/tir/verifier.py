@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from ekiden.arith import Analyzer
-from ekiden.arith.linear import LinearForm, linear_form
+from ekiden.arith.linear import LinearForm, extract_linear_form
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import INTRINSICS, find_intrinsic
 from ekiden.ir.prim import (
@@ -351,7 +351,7 @@ class _Verifier:
         """Return the minimum or maximum of an index over loops; None where it is not linear in
         them.
         """
-        form = linear_form(index, looped)
+        form = extract_linear_form(index, looped)
         if form is None:
             return None
         total = form.base
@@ -490,7 +490,7 @@ class _Verifier:
         # undecidable ones to the primitives.
         if len(moving) > 1 or not isinstance(loop.extent, IntImm):
             return
-        form = linear_form(moving[0], [var, *ranges])
+        form = extract_linear_form(moving[0], [var, *ranges])
         scale = 0 if form is None else form.coefficients.get(var, 0)
         if form is None or scale == 0:
             return
@@ -530,7 +530,7 @@ class _Verifier:
                 if not is_same_expr(a, b):
                     return
                 continue
-            second = linear_form(b, [var, *(f.loop_var for f in store.loops)])
+            second = extract_linear_form(b, [var, *(f.loop_var for f in store.loops)])
             if second is None or second.coefficients != form.coefficients:
                 return
             apart = Analyzer().simplify(second.base - form.base)

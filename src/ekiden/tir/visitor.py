@@ -122,7 +122,7 @@ def has_only_region_accesses(root: Stmt, buffer: Buffer) -> bool:
             if not isinstance(operand, BufferAddress) or operand.buffer is not buffer:
                 continue
             is_box = len(operand.indices) == len(operand.extents) == rank
-            if not (is_box and isinstance(e, Intrinsic) and find_intrinsic(e.op).says_regions):
+            if not (is_box and isinstance(e, Intrinsic) and find_intrinsic(e.op).has_exact_regions):
                 return False
     return buffer.scope in LATE_SCOPES
 
@@ -369,12 +369,12 @@ class ExprRewriter(StmtMutator):
     def __init__(self, change: Callable[[PrimExpr], PrimExpr]) -> None:
         self._rewrite_node = change
         self._memo: dict[int, PrimExpr] = {}
-        self._alive: list[PrimExpr] = []
+        self._keepalive: list[PrimExpr] = []
 
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Rewrite the expression bottom-up."""
         # The memo is keyed by id: expressions stay referenced so that their ids are not reused.
-        self._alive.append(expr)
+        self._keepalive.append(expr)
         return rewrite(expr, self._rewrite_node, self._memo)
 
 

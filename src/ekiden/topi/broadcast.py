@@ -102,7 +102,7 @@ def as_tensor(value: Tensor | ExprLike, like: Tensor | None = None) -> Tensor:
     return te.compute((), lambda: scalar, name="constant")
 
 
-def element(x: Tensor, indices: Sequence[PrimExpr]) -> PrimExpr:
+def load_operand(x: Tensor, indices: Sequence[PrimExpr]) -> PrimExpr:
     """Load an element of `x`, or return the constant of a scalar tensor so that special cases can
     match it.
     """
@@ -115,7 +115,9 @@ def broadcast(function: Callable[..., PrimExpr], name: str, *tensors: Tensor) ->
     shape = broadcast_shapes(*tensors)
     return te.compute(
         shape,
-        lambda *i: function(*(element(t, broadcast_indices(i, t.shape, shape)) for t in tensors)),
+        lambda *i: function(
+            *(load_operand(t, broadcast_indices(i, t.shape, shape)) for t in tensors)
+        ),
         name=name,
         tag="broadcast",
     )
@@ -353,7 +355,7 @@ def full_like(x: Tensor, fill_value: float | int | Tensor) -> Tensor:
     """Return a tensor of one value in the shape and dtype of `x`."""
     value = as_tensor(fill_value, x)
     return te.compute(
-        x.shape, lambda *i: cast(element(value, ()), x.dtype), name="full_like", tag="elemwise"
+        x.shape, lambda *i: cast(load_operand(value, ()), x.dtype), name="full_like", tag="elemwise"
     )
 
 

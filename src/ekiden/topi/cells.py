@@ -44,7 +44,7 @@ class CellMath(Protocol):
     def maximum(self, a: CellValue, b: CellValue) -> CellValue:
         """Return max(a, b)."""
 
-    def smaller(self, a: CellValue, b: CellValue) -> CellValue:
+    def minimum(self, a: CellValue, b: CellValue) -> CellValue:
         """Return min(a, b)."""
 
 
@@ -70,7 +70,7 @@ class VectorMath:
         """Return max(a, b)."""
         return Max(a, b, a.dtype)
 
-    def smaller(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    def minimum(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
         """Return min(a, b)."""
         return Min(a, b, a.dtype)
 
@@ -94,7 +94,7 @@ class ArrayMath:
         """Return max(a, b)."""
         return np.maximum(a, b)
 
-    def smaller(self, a: CellValue, b: CellValue) -> CellValue:
+    def minimum(self, a: CellValue, b: CellValue) -> CellValue:
         """Return min(a, b)."""
         return np.minimum(a, b)
 
@@ -107,12 +107,12 @@ def _relu(m: CellMath, x: CellValue) -> CellValue:
 
 
 def _min_with_zero(m: CellMath, x: CellValue) -> CellValue:
-    return m.smaller(x, m.constant(0.0))
+    return m.minimum(x, m.constant(0.0))
 
 
 def _clamp_to_unit(m: CellMath, x: CellValue) -> CellValue:
     """Clamp to [0, 1]."""
-    return m.maximum(m.smaller(x, m.constant(1.0)), m.constant(0.0))
+    return m.maximum(m.minimum(x, m.constant(1.0)), m.constant(0.0))
 
 
 def _softplus(m: CellMath, x: CellValue) -> CellValue:
@@ -190,14 +190,14 @@ class RecurrentCell:
 
     kind: str
     activations: tuple[tuple[str, float, float], ...]
-    given: tuple[str, ...] = ()
+    optional_inputs: tuple[str, ...] = ()
     reverse: bool = False
     reset_first: bool = False
     input_forget: bool = False
     clip: float = 0.0
 
     @property
-    def gates(self) -> int:
+    def num_gates(self) -> int:
         """Return the number of gates of a step."""
         return GATE_COUNTS[self.kind]
 
@@ -206,13 +206,13 @@ class RecurrentCell:
         """Return the gates of each matrix product of a step; a second product multiplies the result
         of the first.
         """
-        return ((0, 1), (2,)) if self.reset_first else (tuple(range(self.gates)),)
+        return ((0, 1), (2,)) if self.reset_first else (tuple(range(self.num_gates)),)
 
     def apply_activation(self, m: CellMath, n: int, x: CellValue) -> CellValue:
         """Apply the n-th activation to a clipped value."""
         name, alpha, beta = self.activations[n]
         if self.clip:
-            x = m.maximum(m.smaller(x, m.constant(self.clip)), m.constant(-self.clip))
+            x = m.maximum(m.minimum(x, m.constant(self.clip)), m.constant(-self.clip))
         return CELL_ACTIVATIONS[name](m, x, alpha, beta)
 
     def compute_phase(
@@ -247,12 +247,12 @@ class RecurrentCell:
     ) -> dict[str, CellValue]:
         i, f, g, o = gates
         old = state["c"]
-        if "peephole" in self.given:
+        if "peephole" in self.optional_inputs:
             i, f = i + state["p_i"] * old, f + state["p_f"] * old
         take = self.apply_activation(m, 0, i)
         keep = m.constant(1.0) - take if self.input_forget else self.apply_activation(m, 0, f)
         new = keep * old + take * self.apply_activation(m, 1, g)
-        if "peephole" in self.given:
+        if "peephole" in self.optional_inputs:
             # The output gate sees the new cell state, the other two the old one (ONNX LSTM).
             o = o + state["p_o"] * new
         # Called directly: `clip` bounds the sums of gates, not the cell state.

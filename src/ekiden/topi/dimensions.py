@@ -65,7 +65,7 @@ def as_shape(dims: Iterable[Dim]) -> Shape:
     return tuple(as_dim(d) for d in dims)
 
 
-def as_attr(dims: Iterable[Dim] | Dim) -> Dims:
+def to_attr_dims(dims: Iterable[Dim] | Dim) -> Dims:
     """Return a shape as attributes store it: constants as ints, other dimensions as expressions.
     One dimension may be passed alone.
     """
@@ -73,7 +73,7 @@ def as_attr(dims: Iterable[Dim] | Dim) -> Dims:
     return tuple(d.value if isinstance(d, IntImm) else d for d in dim_list)
 
 
-def axes_attr(axis: int | Sequence[int] | None) -> tuple[int, ...] | None:
+def to_attr_axes(axis: int | Sequence[int] | None) -> tuple[int, ...] | None:
     """Return axes as attributes store them; None stands for all axes."""
     if axis is None:
         return None
@@ -265,7 +265,7 @@ def require_positive(name: str, **numbers: int) -> None:
             raise ValueError(f"{name}: {what!r} must be positive, got {number}")
 
 
-def expect_natural(name: str, what: str, numbers: Sequence[PrimExpr]) -> None:
+def require_natural(name: str, what: str, numbers: Sequence[PrimExpr]) -> None:
     """Raise ValueError for negative numbers of elements, and assume that symbolic ones are not
     negative. Unknown ones are assumed not to be, so that a run is refused. Raises ValueError where
     one is known to be.

@@ -30,7 +30,7 @@ def is_blocked(layout: str) -> bool:
     return layout != primal_layout(layout) and not layout.startswith(("OHWI", "ODHWI", "G"))
 
 
-def axis(layout: str, letter: str) -> int:
+def axis_index(layout: str, letter: str) -> int:
     """Return the index of an axis by its letter."""
     return [name for name, _ in parse_layout(layout)].index(letter)
 
@@ -68,7 +68,7 @@ def spatial_axis_indices(layout: str) -> tuple[int, ...]:
 
 def channel_axis(layout: str) -> int:
     """Return the index of the channel axis."""
-    return axis(layout, "C")
+    return axis_index(layout, "C")
 
 
 def transform_shape(shape: Sequence[PrimExpr], source: str, target: str) -> tuple[PrimExpr, ...]:

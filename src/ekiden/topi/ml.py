@@ -84,7 +84,7 @@ class _TreeWalk:
     data: BufferVar
     roots: BufferVar
     features: BufferVar
-    limits: BufferVar
+    thresholds: BufferVar
     children: BufferVar
     missing: BufferVar
 
@@ -142,7 +142,7 @@ class _TreeWalk:
         lacks = fold_binary(NE, self.missing[node], const(0, "int32"))
         absent = logical_and(call_intrin("isnan", value), lacks)
         side = Select(
-            fold_binary(Or, value <= self.limits[node], absent), const(0), const(1), "int64"
+            fold_binary(Or, value <= self.thresholds[node], absent), const(0), const(1), "int64"
         )
         return ib.let("next", cast(self.children[node, side], "int64"))
 

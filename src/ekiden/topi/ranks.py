@@ -86,34 +86,34 @@ def prefers_selection(count: PrimExpr, size: PrimExpr) -> PrimExpr:
 
 
 class RowSelection:
-    """Builder of the streaming selection of a row's first `count` elements in order. `kept` holds
-    their ranks and `order` their positions, after INSERTION_LANES sentinels that precede
-    everything.
+    """Builder of the streaming selection of a row's first `count` elements in order.
+    `selected_ranks` holds their ranks and `selected_positions` their positions, after
+    INSERTION_LANES sentinels that precede everything.
     """
 
     def __init__(self, ib: IRBuilder, count: PrimExpr, dtype: str, index: str) -> None:
-        self.ib, self.last = ib, simplify(count + (INSERTION_LANES - 1))
+        self.ib, self.list_length = ib, simplify(count + (INSERTION_LANES - 1))
         self.blocks = simplify((count + (INSERTION_LANES - 1)) // INSERTION_LANES)
         capacity = (self.blocks + 1) * INSERTION_LANES
-        self.kept = ib.allocate(dtype, capacity, "kept")
-        self.order = ib.allocate(index, capacity, "kept_order")
+        self.selected_ranks = ib.allocate(dtype, capacity, "kept")
+        self.selected_positions = ib.allocate(index, capacity, "kept_order")
         # Sentinels precede every rank, so that the slot before the first kept element can be read.
         low = const(-(1 << (dt.SCALAR_BITS[dtype] - 1)), dtype)
         with ib.for_range(0, capacity, "p") as p:
-            self.kept[p] = low
-            self.order[p] = 0
+            self.selected_ranks[p] = low
+            self.selected_positions[p] = 0
 
     def emit_begin(
         self, ranks: BufferVar, order: BufferVar, start: PrimExpr, size: PrimExpr
     ) -> None:
         """Emit the initial list: the sorted ranks[start : start + size] with their positions."""
         with self.ib.for_range(0, size, "p") as p:
-            self.kept[p + INSERTION_LANES] = ranks[start + p]
-            self.order[p + INSERTION_LANES] = order[start + p]
+            self.selected_ranks[p + INSERTION_LANES] = ranks[start + p]
+            self.selected_positions[p + INSERTION_LANES] = order[start + p]
 
     def position(self, n: PrimExpr) -> PrimExpr:
         """Return the row position of the n-th selected element."""
-        return self.order[n + INSERTION_LANES]
+        return self.selected_positions[n + INSERTION_LANES]
 
     def emit_scan(
         self, low: PrimExpr, size: PrimExpr, ranked: Callable[[PrimExpr], PrimExpr]
@@ -128,18 +128,22 @@ class RowSelection:
 
     def _emit_block(self, base: PrimExpr, ranked: Callable[[PrimExpr], PrimExpr]) -> None:
         ib = self.ib
-        ranks = ib.allocate(self.kept.dtype, COMPARE_BLOCK_ELEMENTS, "ranks", "local")
+        ranks = ib.allocate(self.selected_ranks.dtype, COMPARE_BLOCK_ELEMENTS, "ranks", "local")
         with ib.for_range(0, COMPARE_BLOCK_ELEMENTS, "lane", kind="vectorized") as lane:
             ranks[lane] = ranked(base + lane)
         with (
             ib.if_scope(
-                _emit_minimum(ranks, const(0), COMPARE_BLOCK_ELEMENTS) < self.kept[self.last]
+                _emit_minimum(ranks, const(0), COMPARE_BLOCK_ELEMENTS)
+                < self.selected_ranks[self.list_length]
             ),
             ib.for_range(0, COMPARE_BLOCK_ELEMENTS // INSERTION_LANES, "group") as group,
         ):
             first = ib.let("first", group * INSERTION_LANES)
             with (
-                ib.if_scope(_emit_minimum(ranks, first, INSERTION_LANES) < self.kept[self.last]),
+                ib.if_scope(
+                    _emit_minimum(ranks, first, INSERTION_LANES)
+                    < self.selected_ranks[self.list_length]
+                ),
                 ib.for_range(0, INSERTION_LANES, "each") as lane_index,
             ):
                 self._emit_insertion(
@@ -154,25 +158,25 @@ class RowSelection:
         ib = self.ib
         # From the last block down: a slot reads its predecessor before that is overwritten.
         with (
-            ib.if_scope(new_rank < self.kept[self.last]),
+            ib.if_scope(new_rank < self.selected_ranks[self.list_length]),
             ib.for_range(0, self.blocks, "down") as down,
         ):
             start = ib.let("start", (self.blocks - down) * INSERTION_LANES)
             with ib.for_range(0, INSERTION_LANES, "lane", kind="vectorized") as lane:
                 slot = start + lane
                 current, before = (
-                    ib.let("here", self.kept[slot]),
-                    ib.let("before", self.kept[slot - 1]),
+                    ib.let("here", self.selected_ranks[slot]),
+                    ib.let("before", self.selected_ranks[slot - 1]),
                 )
                 was, moved = (
-                    ib.let("was", self.order[slot]),
-                    ib.let("moved", self.order[slot - 1]),
+                    ib.let("was", self.selected_positions[slot]),
+                    ib.let("moved", self.selected_positions[slot - 1]),
                 )
                 stays, follows = current <= new_rank, before <= new_rank
                 first = Select(follows, new_rank, before, new_rank.dtype)
-                self.kept[slot] = Select(stays, current, first, new_rank.dtype)
+                self.selected_ranks[slot] = Select(stays, current, first, new_rank.dtype)
                 position = Select(follows, cast(at, was.dtype), moved, was.dtype)
-                self.order[slot] = Select(stays, was, position, was.dtype)
+                self.selected_positions[slot] = Select(stays, was, position, was.dtype)
 
 
 def _emit_minimum(ranks: BufferVar, first: PrimExpr, count: int) -> PrimExpr:

@@ -180,7 +180,7 @@ def any(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     return _reduce_truth(data, axis, keepdims, te.max, "any")
 
 
-def _flat_position(variables: Sequence[te.ReduceAxis]) -> PrimExpr:
+def _flat_index(variables: Sequence[te.ReduceAxis]) -> PrimExpr:
     """Return the flat position along several axes."""
     flat: PrimExpr = as_dim(0)
     for variable in variables:
@@ -207,7 +207,7 @@ def _arg_reduce(
         is_match = fold_binary(EQ, value, extreme[i])
         if dt.is_float(x.dtype):
             is_match = fold_binary(Or, is_match, call_intrin("isnan", value))
-        position = Select(is_match, _flat_position(variables), missing, "int64")
+        position = Select(is_match, _flat_index(variables), missing, "int64")
         return te.max(position, variables) if last else te.min(position, variables)
 
     positions = te.compute(

@@ -132,28 +132,28 @@ class _TokenSampler:
 
     def __init__(self, ib: IRBuilder, weights: BufferVar, row: PrimExpr, tokens: PrimExpr) -> None:
         self.ib, self.row, self.tokens, self.weights = ib, row, tokens, weights
-        self.limit = ib.allocate("float32", (1,), "limit")
+        self.threshold = ib.allocate("float32", (1,), "limit")
         self.sums = ib.allocate(_MASS_DTYPE, (BUCKETS,), "sums")
-        self.listed = ib.allocate("float32", (tokens,), "listed")
+        self.bucket_weights = ib.allocate("float32", (tokens,), "listed")
         self.count = ib.allocate("int64", (1,), "count")
-        self.found = ib.allocate("int64", (2,), "found")
+        self.search_bounds = ib.allocate("int64", (2,), "found")
         self.total = ib.allocate(_MASS_DTYPE, (2,), "total")
 
-    def emit_for_each(self, step: Callable[[PrimExpr, PrimExpr], None]) -> None:
+    def emit_weight_loop(self, step: Callable[[PrimExpr, PrimExpr], None]) -> None:
         """Emit a loop over the weights above the threshold, with their tokens."""
         with self.ib.for_range(0, self.tokens, "token") as token:
             value = self.ib.let("value", self.weights[self.row, token])
-            with self.ib.if_scope(fold_binary(GE, value, self.limit[0])):
+            with self.ib.if_scope(fold_binary(GE, value, self.threshold[0])):
                 step(token, value)
 
-    def emit_mass(self) -> PrimExpr:
+    def emit_total_weight(self) -> PrimExpr:
         """Emit the sum of the weights above the threshold."""
         self.total[0] = const(0.0, _MASS_DTYPE)
 
         def add_weight(token: PrimExpr, value: PrimExpr) -> None:
             self.total[0] = self.total[0] + cast(value, _MASS_DTYPE)
 
-        self.emit_for_each(add_weight)
+        self.emit_weight_loop(add_weight)
         return self.total[0]
 
     def bucket_of(self, value: PrimExpr) -> PrimExpr:
@@ -162,7 +162,7 @@ class _TokenSampler:
         bits = cast(call_intrin("reinterpret", value, dtype="int32"), "int64")
         return maximum(minimum(bits // (1 << WEIGHT_BUCKET_SHIFT), const(BUCKETS - 1)), const(0))
 
-    def emit_cut(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
+    def emit_raise_threshold(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
         """Emit the raise of the threshold to the largest weight such that the weights from it on,
         transformed by `weigh`, reach the target.
         """
@@ -174,68 +174,68 @@ class _TokenSampler:
             at = ib.let("at", self.bucket_of(value))
             self.sums[at] = self.sums[at] + weigh(value)
 
-        self.emit_for_each(add_to_bucket)
+        self.emit_weight_loop(add_to_bucket)
         # found[0]: the bucket in which the target is reached; total[0]: what lies above it
-        self.found[0] = const(BUCKETS - 1)
+        self.search_bounds[0] = const(BUCKETS - 1)
         self.total[0] = const(0.0, _MASS_DTYPE)
-        bucket_number = self.found[0]
+        bucket_number = self.search_bounds[0]
         # A histogram over the highest bits first: one pass counts, a second one collects the single
         # bucket in which the limit is.
         with ib.while_loop(
             logical_and(bucket_number > 0, self.total[0] + self.sums[bucket_number] < target)
         ):
             self.total[0] = self.total[0] + self.sums[bucket_number]
-            self.found[0] = bucket_number - 1
+            self.search_bounds[0] = bucket_number - 1
         self.count[0] = const(0)
 
         def collect_in_bucket(token: PrimExpr, value: PrimExpr) -> None:
             """Collect the weights of the threshold's bucket."""
-            with ib.if_scope(fold_binary(EQ, self.bucket_of(value), self.found[0])):
-                self.listed[self.count[0]] = value
+            with ib.if_scope(fold_binary(EQ, self.bucket_of(value), self.search_bounds[0])):
+                self.bucket_weights[self.count[0]] = value
                 self.count[0] = self.count[0] + 1
 
-        self.emit_for_each(collect_in_bucket)
+        self.emit_weight_loop(collect_in_bucket)
         self.emit_bisection(target, weigh)
 
     def emit_bisection(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
         """Emit a binary search for the threshold over the float bit patterns of one bucket."""
         ib = self.ib
-        first = ib.let("first", self.found[0] * (1 << WEIGHT_BUCKET_SHIFT))
-        self.found[0] = first
-        self.found[1] = first + (1 << WEIGHT_BUCKET_SHIFT)
+        first = ib.let("first", self.search_bounds[0] * (1 << WEIGHT_BUCKET_SHIFT))
+        self.search_bounds[0] = first
+        self.search_bounds[1] = first + (1 << WEIGHT_BUCKET_SHIFT)
         # The bits of floats >= 0 order like the floats, so the search ends after
         # WEIGHT_BUCKET_SHIFT steps, without a sort.
-        with ib.while_loop(self.found[1] - self.found[0] > 1):
-            middle = ib.let("middle", (self.found[0] + self.found[1]) // 2)
+        with ib.while_loop(self.search_bounds[1] - self.search_bounds[0] > 1):
+            middle = ib.let("middle", (self.search_bounds[0] + self.search_bounds[1]) // 2)
             self.total[1] = self.total[0]
             with ib.for_range(0, self.count[0], "i") as i:
-                value = self.listed[i]
+                value = self.bucket_weights[i]
                 bits = cast(call_intrin("reinterpret", value, dtype="int32"), "int64")
                 with ib.if_scope(bits >= middle):
                     self.total[1] = self.total[1] + weigh(value)
             reached = ib.let("reached", self.total[1] >= target)
-            self.found[0] = if_then_else(reached, middle, self.found[0])
-            self.found[1] = if_then_else(reached, self.found[1], middle)
-        limit = call_intrin("reinterpret", cast(self.found[0], "int32"), dtype="float32")
+            self.search_bounds[0] = if_then_else(reached, middle, self.search_bounds[0])
+            self.search_bounds[1] = if_then_else(reached, self.search_bounds[1], middle)
+        limit = call_intrin("reinterpret", cast(self.search_bounds[0], "int32"), dtype="float32")
         # At most 1, the greatest weight: rounding of the sums never leaves a row without tokens.
-        self.limit[0] = maximum(self.limit[0], minimum(limit, const(1.0)))
+        self.threshold[0] = maximum(self.threshold[0], minimum(limit, const(1.0)))
 
     def emit_token(self, share: PrimExpr) -> PrimExpr:
         """Emit the draw by inverse transform sampling; -1 where no weight is positive."""
         ib = self.ib
-        target_mass = ib.let("wanted", share * self.emit_mass())
-        self.found[0] = const(-1)
+        target_mass = ib.let("wanted", share * self.emit_total_weight())
+        self.search_bounds[0] = const(-1)
         self.total[0] = const(0.0, _MASS_DTYPE)
 
         def accumulate(token: PrimExpr, value: PrimExpr) -> None:
             """Accumulate weights until they exceed the drawn mass."""
-            is_before = logical_and(self.total[0] > target_mass, self.found[0] >= 0)
+            is_before = logical_and(self.total[0] > target_mass, self.search_bounds[0] >= 0)
             with ib.if_scope(logical_and(value > const(0.0), Not(is_before))):
                 self.total[0] = self.total[0] + cast(value, _MASS_DTYPE)
-                self.found[0] = token
+                self.search_bounds[0] = token
 
-        self.emit_for_each(accumulate)
-        return self.found[0]
+        self.emit_weight_loop(accumulate)
+        return self.search_bounds[0]
 
 
 def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, places: Tensor) -> Tensor:
@@ -275,17 +275,19 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, places: Tensor)
                 ib.let("setting", settings_buffer[n, i]) for i in range(SETTINGS)
             )
             # Greedy: the greatest weight is 1, so this limit leaves the maxima alone.
-            draw.limit[0] = if_then_else(heat > const(0.0), const(0.0), const(1.0))
+            draw.threshold[0] = if_then_else(heat > const(0.0), const(0.0), const(1.0))
             with ib.if_scope(
                 logical_and(heat > const(0.0), logical_and(top_k >= const(1.0),
                                                            top_k < cast(tokens, "float32")))
             ):  # fmt: skip
-                draw.emit_cut(cast(top_k, _MASS_DTYPE), lambda value: const(1.0, _MASS_DTYPE))
+                draw.emit_raise_threshold(
+                    cast(top_k, _MASS_DTYPE), lambda value: const(1.0, _MASS_DTYPE)
+                )
             with ib.if_scope(logical_and(heat > const(0.0), top_p < const(1.0))):
-                target = ib.let("target", cast(top_p, _MASS_DTYPE) * draw.emit_mass())
-                draw.emit_cut(target, lambda value: cast(value, _MASS_DTYPE))
+                target = ib.let("target", cast(top_p, _MASS_DTYPE) * draw.emit_total_weight())
+                draw.emit_raise_threshold(target, lambda value: cast(value, _MASS_DTYPE))
             # min p is relative to the greatest weight, which is 1, and never excludes it.
-            draw.limit[0] = maximum(draw.limit[0], minimum(min_p, const(1.0)))
+            draw.threshold[0] = maximum(draw.threshold[0], minimum(min_p, const(1.0)))
             zero = const(0, THREEFRY_WORD_DTYPE)
             key = [cast(keys[n], THREEFRY_WORD_DTYPE), zero, zero, zero]
             word = emit_threefry(

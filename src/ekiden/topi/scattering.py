@@ -29,9 +29,9 @@ from ekiden.kernels.cpu.scatter import (
     SCATTER_REDUCTIONS,
     Combine,
     SliceScatter,
+    axes_of_shape,
     axis_vars,
     emit_copy,
-    loops_of_shape,
 )
 from ekiden.kernels.in_place import UPDATES_ATTR_KEY
 from ekiden.te import Tensor
@@ -81,7 +81,7 @@ def scatter_elements(
 
     def emit_scatter(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit rows in parallel and the updates of a row in order."""
-        axes = loops_of_shape(indices.shape)
+        axes = axes_of_shape(indices.shape)
         indices_of_update = axis_vars(axes)
         target_index = normalize_negative_index(ins[1][indices_of_update], data.shape[at])
         position = (*indices_of_update[:at], target_index, *indices_of_update[at + 1 :])
@@ -191,7 +191,7 @@ def strided_set(
         only the first.
         """
         bounds = dict(zip(map(id, bound_tensors), ins[2:], strict=True))
-        axes = loops_of_shape(v.shape)
+        axes = axes_of_shape(v.shape)
         target_index: list[PrimExpr] = list(axis_vars(axes))
         inside: PrimExpr = const(True)
         lets: list[tuple[Var, PrimExpr]] = []
@@ -300,7 +300,7 @@ def sparse_to_dense(
 
     def emit_sparse_to_dense(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit the fill in parallel, then the stores in order: the last of equal positions wins."""
-        axes = loops_of_shape(shape)
+        axes = axes_of_shape(shape)
         fill = ins[2][()] if isinstance(default_value, Tensor) else convert(default_value, dtype)
         filled = parallel_outer_loops(
             axes, 1, BufferStore(outs[0], cast(fill, dtype), axis_vars(axes))

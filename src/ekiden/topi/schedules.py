@@ -31,7 +31,7 @@ SCHEDULE_NAMES = (
 """Names of TVM's schedules, all of which are the same parallel schedule."""
 
 
-def schedule_spread(outs: Outs, on_gpu: bool) -> Schedule:
+def schedule_parallel(outs: Outs, on_gpu: bool) -> Schedule:
     """Return a schedule that inlines elementwise stages and distributes the elements of each other
     stage over threads.
     """
@@ -44,11 +44,11 @@ def schedule_spread(outs: Outs, on_gpu: bool) -> Schedule:
         if stage.op not in results and not stage.op.reduce_axis:
             stage.compute_inline()
         elif stage.op.axis:
-            _spread_stage(stage, on_gpu)
+            _parallelize_stage(stage, on_gpu)
     return schedule
 
 
-def _spread_stage(stage: Stage, on_gpu: bool) -> None:
+def _parallelize_stage(stage: Stage, on_gpu: bool) -> None:
     op = stage.op
     assert isinstance(op, ComputeOp)
     axes = list(op.axis)
@@ -69,7 +69,7 @@ def schedule_getattr(on_gpu: bool | None) -> Callable[[str], object]:
     def find_attribute(name: str) -> object:
         """Return a schedule, or an operator. Raises AttributeError for other names."""
         if name in SCHEDULE_NAMES:
-            return lambda outs: schedule_spread(
+            return lambda outs: schedule_parallel(
                 outs, _is_gpu_target() if on_gpu is None else on_gpu
             )
         namespaces: tuple[ModuleType, ...] = (topi, topi.nn, topi.image, topi.vision)

@@ -92,7 +92,7 @@ def _sliced_axes(
     return chosen, steps
 
 
-def take_ranges(x: Tensor, ranges: Sequence[SliceRange], name: str = "strided_slice") -> Tensor:
+def slice_by_ranges(x: Tensor, ranges: Sequence[SliceRange], name: str = "strided_slice") -> Tensor:
     """Return the elements first + n * stride of each axis."""
 
     def load_slice_element(*i: Var) -> PrimExpr:
@@ -119,7 +119,7 @@ def strided_slice(
     See `slice_ranges` for lists of different lengths and for slice_mode "size". `assume_inbound` is
     TVM's: bounds are always clipped here.
     """
-    return take_ranges(a, slice_ranges(a.shape, begin, end, strides, axes, slice_mode))
+    return slice_by_ranges(a, slice_ranges(a.shape, begin, end, strides, axes, slice_mode))
 
 
 def dynamic_strided_slice(
@@ -203,7 +203,9 @@ def split(ary: Tensor, indices_or_sections: int | Sequence[Dim], axis: int = 0) 
     at = normalize_axis(axis, ary.ndim, "split")
     full_ranges: list[SliceRange] = [(as_dim(0), 1, d) for d in ary.shape]
     return [
-        take_ranges(ary, [*full_ranges[:at], (begin, 1, extent), *full_ranges[at + 1 :]], "split")
+        slice_by_ranges(
+            ary, [*full_ranges[:at], (begin, 1, extent), *full_ranges[at + 1 :]], "split"
+        )
         for begin, extent in split_ranges(indices_or_sections, ary.shape[at])
     ]
 

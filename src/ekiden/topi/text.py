@@ -24,7 +24,7 @@ from ekiden.ir.prim import (
     fold_binary,
     logical_and,
 )
-from ekiden.runtime.text import TEXT_TERMINATOR
+from ekiden.runtime.text import STRING_TERMINATOR
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
@@ -48,7 +48,7 @@ def _require_byte_rows(name: str, *texts: Tensor) -> None:
 
 def _load_byte(text: BufferVar, row: PrimExpr, at: PrimExpr, width: PrimExpr) -> PrimExpr:
     """Load a byte of a text as int32; the end marker past its width."""
-    return if_then_else(at < width, cast(text[row, at], "int32"), const(TEXT_TERMINATOR, "int32"))
+    return if_then_else(at < width, cast(text[row, at], "int32"), const(STRING_TERMINATOR, "int32"))
 
 
 def length(text: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def length(text: Tensor) -> Tensor:
     return te.compute(
         text.shape[:-1],
         lambda *i: te.sum(
-            cast(fold_binary(NE, text[(*i, k)], const(TEXT_TERMINATOR, "uint8")), "int64"), k
+            cast(fold_binary(NE, text[(*i, k)], const(STRING_TERMINATOR, "uint8")), "int64"), k
         ),
         name="text_length",
         tag="reduce",
@@ -76,7 +76,7 @@ def concat(first: Tensor, second: Tensor) -> Tensor:
         """Return a byte of the concatenation: the first text, the second, then the end marker."""
         at = j - sizes[i]
         inside = logical_and(fold_binary(GE, at, const(0)), at < second.shape[1])
-        later = if_then_else(inside, second[i, at], const(TEXT_TERMINATOR, "uint8"))
+        later = if_then_else(inside, second[i, at], const(STRING_TERMINATOR, "uint8"))
         return if_then_else(j < sizes[i], first[i, j], later)
 
     return te.compute(
@@ -154,7 +154,7 @@ def match(text: Tensor, moves: Tensor, kinds: Tensor, accepts: Tensor) -> Tensor
             state[0] = 0
             with ib.for_range(0, text.shape[1], "j") as j:
                 byte = ib.let("byte", source[i, j])
-                with ib.if_scope(fold_binary(NE, byte, const(TEXT_TERMINATOR, "uint8"))):
+                with ib.if_scope(fold_binary(NE, byte, const(STRING_TERMINATOR, "uint8"))):
                     byte_class = cast(
                         kind[te.min(cast(byte, "int64"), kinds.shape[0] - 1)], "int64"
                     )
@@ -190,11 +190,11 @@ def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) ->
             state = ib.allocate("int64", 4, "state", "local")  # end of input, of output; low, high
             state[0], state[1] = 0, 0
             with ib.for_range(0, wide * MAX_CASE_GROWTH, "j") as j:
-                out[i, j] = TEXT_TERMINATOR
+                out[i, j] = STRING_TERMINATOR
             with ib.for_range(0, wide, "at") as at:
                 lead = ib.let("lead", cast(source[i, at], "int32"))
                 begins = logical_and(
-                    state[0].equal(at), fold_binary(NE, lead, const(TEXT_TERMINATOR, "int32"))
+                    state[0].equal(at), fold_binary(NE, lead, const(STRING_TERMINATOR, "int32"))
                 )
                 with ib.if_scope(begins):
                     # A character cut off by the width ends with it: malformed text reads nothing
@@ -284,7 +284,7 @@ def _emit_split_walk(
     with ib.for_range(0, wide + 1, "at") as at:
         byte = ib.let("byte", _load_byte(source, row, at, wide))
         with ib.if_scope(state[2] <= at):
-            ends = ib.let("ends", byte.equal(const(TEXT_TERMINATOR, "int32")))
+            ends = ib.let("ends", byte.equal(const(STRING_TERMINATOR, "int32")))
             cuts = ib.let("cuts", _is_delimiter_at(source, row, at, wide, delimiter))
             allowed = cuts if max_cuts < 0 else logical_and(cuts, state[0] < max_cuts)
             is_cut = ib.let("is_cut", fold_binary(Or, allowed, ends))
@@ -352,7 +352,7 @@ def split(text: Tensor, slots: Tensor, delimiter: str = "", maxsplit: int = -1) 
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, rows, "i", kind="parallel") as i:
             with ib.for_range(0, room, "p") as p, ib.for_range(0, wide, "j") as j:
-                out[i, p, j] = TEXT_TERMINATOR
+                out[i, p, j] = STRING_TERMINATOR
 
             def store_part(number: PrimExpr, begin: PrimExpr, end: PrimExpr) -> None:
                 """Store a part in its slot."""
@@ -507,7 +507,7 @@ def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) ->
             quotient = ib.allocate("uint64", 1, "rest", "local")
             s = ib.allocate("int64", 3, "state", "local")  # digits, bytes written, exponent
             with ib.for_range(0, MAX_NUMBER_TEXT_BYTES, "j") as j:
-                out[i, j] = TEXT_TERMINATOR
+                out[i, j] = STRING_TERMINATOR
             quotient[0], s[0], s[1], s[2] = digits_of[i], 0, 0, exponent_of[i]
             # No uint64 has more than 20 decimal digits.
             with ib.for_range(0, 20, "d") as d:

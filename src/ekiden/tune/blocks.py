@@ -19,7 +19,7 @@ def extent(schedule: tir.Schedule, loop: LoopRV) -> int:
     return int(loop_node.extent.value) if isinstance(loop_node.extent, IntImm) else 0
 
 
-def block_of(schedule: tir.Schedule, handle: BlockRV) -> Block:
+def resolve_block(schedule: tir.Schedule, handle: BlockRV) -> Block:
     """Return the block a handle refers to."""
     block = schedule.get(handle)
     assert isinstance(block, Block), block
@@ -37,7 +37,7 @@ def has_block(schedule: tir.Schedule, name: str) -> bool:
 
 def iter_kinds(schedule: tir.Schedule, name: str) -> list[IterKind]:
     """Return the iterator kinds of a block."""
-    return [v.kind for v in block_of(schedule, schedule.get_block(name)).iter_vars]
+    return [v.kind for v in resolve_block(schedule, schedule.get_block(name)).iter_vars]
 
 
 def is_reduction(schedule: tir.Schedule, name: str) -> bool:

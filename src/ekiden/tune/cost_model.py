@@ -49,7 +49,7 @@ class NearestNeighbours:
     """
 
     def __init__(self, width: float = 0.5) -> None:
-        self.width = width
+        self.bandwidth = width
 
     def fit(self, rows: Sequence[Features], ratios: Sequence[float]) -> None:
         """Store the measurements, scaled by each feature's spread."""
@@ -67,7 +67,7 @@ class NearestNeighbours:
         count = max(1, len(self._table.names))
         away = ((log_features[:, None] - self._known[None]) ** 2).sum(axis=2) / count
         # The constant keeps the sum nonzero where all measurements are far away.
-        weights = np.exp(-away / self.width**2) + 1e-9
+        weights = np.exp(-away / self.bandwidth**2) + 1e-9
         return list(map(float, weights @ self._values / weights.sum(axis=1)))
 
 

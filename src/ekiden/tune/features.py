@@ -38,9 +38,9 @@ class _FeatureSums:
     stores: float = 0.0
     operations: float = 0.0
     loads: float = 0.0
-    scalar: float = 0.0
-    moved: float = 0.0
-    kept: float = 0.0
+    scalar_operations: float = 0.0
+    bytes_moved: float = 0.0
+    bytes_reused: float = 0.0
     registers: float = 0.0
     statements: float = 0.0
     innermost: dict[int, float] = field(default_factory=dict)
@@ -58,9 +58,9 @@ def program_features(func: PrimFunc) -> Mapping[str, float]:
         "operations": work,
         "loads of operations": sums.loads / work,
         "stores of operations": sums.stores / work,
-        "scalars of operations": sums.scalar / work,
-        "bytes of operations": sums.moved / work,
-        "kept of operations": sums.kept / work,
+        "scalars of operations": sums.scalar_operations / work,
+        "bytes of operations": sums.bytes_moved / work,
+        "kept of operations": sums.bytes_reused / work,
         "registers": sums.registers,
         "statements": sums.statements,
         "innermost": inner,
@@ -117,18 +117,18 @@ def _add_store(sums: _FeatureSums, stmt: BufferStore, nest: _LoopNest) -> None:
     sums.statements += nest.copies
     sums.operations += operations
     sums.loads += nest.iterations * len(loads)
-    sums.scalar += nest.iterations * (lanes == 1)
+    sums.scalar_operations += nest.iterations * (lanes == 1)
     sums.innermost[nest.innermost_iterations] = (
         sums.innermost.get(nest.innermost_iterations, 0.0) + operations
     )
     for buffer, dtype in [(e.buffer, e.dtype) for e in loads] + [(stmt.buffer, stmt.value.dtype)]:
         size = dt.itemsize(dtype)
         if buffer.scope == "register":
-            sums.kept += nest.iterations * size
+            sums.bytes_reused += nest.iterations * size
             # The largest live tile approximates register pressure: unrolled copies times lanes.
             sums.registers = max(sums.registers, nest.copies * nest.lanes * size)
         else:
-            sums.moved += nest.iterations * size
+            sums.bytes_moved += nest.iterations * size
 
 
 __all__ = ["program_features"]

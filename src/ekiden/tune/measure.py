@@ -81,7 +81,7 @@ class Measurer:
 
     executor: Executor | None = None
     runners: int = 1
-    jobs: int = field(default_factory=environment.compile_jobs)
+    jobs: int = field(default_factory=environment.num_compile_jobs)
     threads: int = 1
     cold: bool = False
     turns: int = 12
@@ -98,7 +98,7 @@ class Measurer:
     """RPC server whose sessions run candidates; None for local processes."""
     build_function: str = "ekiden.tune.build_job:job"
     run_function: str = "ekiden.tune.run_job:job"
-    _kept: dict[tuple[str, Candidate], _BuiltCandidate] = field(
+    _build_cache: dict[tuple[str, Candidate], _BuiltCandidate] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -203,7 +203,7 @@ class Measurer:
         """Build candidates, caching the most recent ones: winners are measured again, and the
         default is part of every batch.
         """
-        cache = self._kept
+        cache = self._build_cache
         key = f"{task.key} {task.sizes}"
         new = [c for c in candidates if (key, c) not in cache]
         built_now = dict(zip(new, self._build_missing(task, new), strict=True)) if new else {}

@@ -7,14 +7,14 @@ from __future__ import annotations
 import math
 
 from ekiden import tir
-from ekiden.arith.linear import linear_form
+from ekiden.arith.linear import extract_linear_form
 from ekiden.ir.dtype import itemsize
 from ekiden.kernels.cost_model import (
     CACHE_LINE_BYTES,
     MEMORY_OP_CYCLES,
     USABLE_CACHE_FRACTION,
     cache_levels,
-    is_evenly_shared,
+    is_balanced,
     max_register_rows,
     step_cycles,
 )
@@ -25,7 +25,7 @@ from ekiden.target import Target
 from ekiden.tir.regions import BufferRegion, block_regions
 from ekiden.tir.stmt import Block, IterKind, PrimFunc
 from ekiden.tune import rules
-from ekiden.tune.blocks import block_of, extent, is_reduction, vector_lanes
+from ekiden.tune.blocks import extent, is_reduction, resolve_block, vector_lanes
 
 MAX_PACKING_SHARE = 0.05
 """Maximum share of a reduction's time that packing its columns may take. Columns that lie apart
@@ -67,11 +67,13 @@ def _reads_padding_in_place(schedule: tir.Schedule, name: str, target: Target) -
     0.74).
     """
     readers = schedule.get_consumers(schedule.get_block(name))
-    block = block_of(schedule, schedule.get_block(name))
+    block = resolve_block(schedule, schedule.get_block(name))
     if len(readers) != 1 or IterKind.REDUCE in [v.kind for v in block.iter_vars]:
         return False
     try:
-        window = _TiledReduction.from_block(schedule, block_of(schedule, readers[0]).name, target)
+        window = _TiledReduction.from_block(
+            schedule, resolve_block(schedule, readers[0]).name, target
+        )
     except ScheduleError:
         return False
     return window.window_taps() is not None
@@ -84,7 +86,7 @@ def _schedule_elementwise(schedule: tir.Schedule, name: str, target: Target, is_
     block = schedule.get_block(name)
 
     def are_reductions(blocks: list[tir.BlockRV]) -> bool:
-        return any(is_reduction(schedule, block_of(schedule, b).name) for b in blocks)
+        return any(is_reduction(schedule, resolve_block(schedule, b).name) for b in blocks)
 
     readers = schedule.get_consumers(block)
     if is_bare:
@@ -129,7 +131,7 @@ class _TiledReduction:
     def from_block(schedule: tir.Schedule, name: str, target: Target) -> _TiledReduction:
         """Describe a reduction block. Raises ScheduleError if it cannot be tiled."""
         handle = schedule.get_block(name)
-        block = block_of(schedule, handle)
+        block = resolve_block(schedule, handle)
         extents = tuple(extent(schedule, loop) for loop in schedule.get_loops(handle))
         spatial = [n for n, v in enumerate(block.iter_vars) if v.kind is not IterKind.REDUCE]
         is_plain = len(block.iter_vars) == len(extents)
@@ -238,7 +240,7 @@ class _TiledReduction:
             return None
         row, last = (self.block.iter_vars[n].var for n in (self.row, -1))
         for axis_range in reads[0].region:
-            form = linear_form(axis_range.min, (row, last))
+            form = extract_linear_form(axis_range.min, (row, last))
             steps = [form.coefficients.get(v, 0) for v in (row, last)] if form else [0]
             if min(steps) > 0:
                 return steps[0], steps[1]
@@ -268,7 +270,7 @@ class _TiledReduction:
             return False
         trip_counts = [self.extents[n] for n in self.row_loops]
         panels = -(-self.extents[self.columns] // (vectors * self.lanes))
-        if math.prod(trip_counts[:above]) == 1 and not is_evenly_shared(panels, self.target.cores):
+        if math.prod(trip_counts[:above]) == 1 and not is_balanced(panels, self.target.cores):
             return False
         tiles = math.prod(trip_counts[above:]) / rows
         copy_cost = vectors + size / third.bandwidth
@@ -296,7 +298,7 @@ class _TiledReduction:
         if (
             is_narrow
             or width % (vectors * self.lanes)
-            or not is_evenly_shared(math.prod(trip_counts[:above]), self.target.cores)
+            or not is_balanced(math.prod(trip_counts[:above]), self.target.cores)
         ):
             return 0
         tiles = math.prod(trip_counts[above:]) / rows

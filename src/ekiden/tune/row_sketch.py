@@ -26,11 +26,11 @@ from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import BufferStore, IterKind
 from ekiden.tir.tensor_intrin.lanes import F32_LANE_COUNTS, LANE_REDUCTIONS, lane_reduction_name
 from ekiden.tune.blocks import (
-    block_of,
     extent,
     is_reduction,
     iter_kinds,
     parallelize_first,
+    resolve_block,
     sample_number,
     try_schedule_step,
 )
@@ -50,7 +50,7 @@ def apply_row_sketch(schedule: tir.Schedule, name: str, target: Target) -> list[
     lanes = target.lanes("float32")
     if target.kind.has_threads or schedule.get_consumers(schedule.get_block(name)):
         return []
-    stages = _producers(schedule, name)
+    stages = _transitive_producers(schedule, name)
     sums = [stage for stage in (name, *stages) if is_reduction(schedule, stage)]
     if (
         lanes not in F32_LANE_COUNTS
@@ -65,16 +65,16 @@ def keep_placed(schedule: tir.Schedule, name: str, target: Target) -> list[tir.S
     """Keep a block that another rule has already computed at a loop."""
     del target
     block = schedule.get_block(name)
-    around = len(schedule.get_loops(block)) > len(block_of(schedule, block).iter_vars)
+    around = len(schedule.get_loops(block)) > len(resolve_block(schedule, block).iter_vars)
     return [schedule] if around else None
 
 
-def _producers(schedule: tir.Schedule, name: str) -> list[str]:
+def _transitive_producers(schedule: tir.Schedule, name: str) -> list[str]:
     """Return the transitive producers of a block, consumers first."""
     waiting, names = list(schedule.get_producers(schedule.get_block(name))), []
     while waiting:
         block = waiting.pop(0)
-        names.append(block_of(schedule, block).name)
+        names.append(resolve_block(schedule, block).name)
         waiting.extend(schedule.get_producers(block))
     return list(reversed(dict.fromkeys(reversed(names))))
 
@@ -84,7 +84,7 @@ def _reduces_rows(schedule: tir.Schedule, name: str, lanes: int) -> bool:
     contiguous vector per row.
     """
     handle = schedule.get_block(name)
-    block, loops = block_of(schedule, handle), schedule.get_loops(handle)
+    block, loops = resolve_block(schedule, handle), schedule.get_loops(handle)
     last = block.iter_vars[-1]
     rows = [extent(schedule, x) for x in loops[:-1]]
     reads, writes = block_regions(block)
@@ -103,7 +103,7 @@ def _reduces_rows(schedule: tir.Schedule, name: str, lanes: int) -> bool:
 
 def _reduction_kind(schedule: tir.Schedule, block: BlockRV) -> str:
     """Return how a reduction combines lanes; empty if no instruction does."""
-    body = block_of(schedule, block).body
+    body = resolve_block(schedule, block).body
     update = match_update(body) if isinstance(body, BufferStore) else None
     return "" if update is None else LANE_REDUCTIONS.get(update[0], "")
 
@@ -168,7 +168,7 @@ def _split_partials(schedule: tir.Schedule, name: str, lanes: int) -> BlockRV:
 
 def _row_bytes(schedule: tir.Schedule, block: BlockRV, shared: int) -> int:
     """Return the bytes a block writes per row; larger than any stack if unknown."""
-    _, writes = block_regions(block_of(schedule, block))
+    _, writes = block_regions(resolve_block(schedule, block))
     sizes = [int(d.value) if isinstance(d, IntImm) else 1 << 40 for d in writes[0].buffer.shape]
     return math.prod(sizes[shared:]) * itemsize(writes[0].buffer.dtype)
 

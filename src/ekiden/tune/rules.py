@@ -35,11 +35,11 @@ from ekiden.tir.tensor_intrin.x86 import VNNI_DOT_16x4_INTRIN
 from ekiden.tir.transform.inject_prefetch import PREFETCH_ANNOTATION as BRING_AHEAD
 from ekiden.tir.transform.loop_partitioning import PARTITION_HINT_ANNOTATION
 from ekiden.tune.blocks import (
-    block_of,
     extent,
     is_reduction,
     iter_kinds,
     parallelize_first,
+    resolve_block,
     sample_number,
     try_schedule_step,
     uniform_probabilities,
@@ -88,7 +88,7 @@ def spread(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedu
     if is_reduction(schedule, name):
         return None
     block = schedule.get_block(name)
-    producers = [block_of(schedule, b).name for b in schedule.get_producers(block)]
+    producers = [resolve_block(schedule, b).name for b in schedule.get_producers(block)]
     waits = (
         [schedule] if sum(is_reduction(schedule, producer) for producer in producers) == 1 else []
     )
@@ -178,7 +178,7 @@ def _fusible_consumer(schedule: tir.Schedule, name: str) -> BlockRV | None:
     readers = schedule.get_consumers(schedule.get_block(name))
     if len(readers) != 1:
         return None
-    reader = block_of(schedule, readers[0])
+    reader = resolve_block(schedule, readers[0])
     kinds, mine = iter_kinds(schedule, reader.name), iter_kinds(schedule, name)
     is_plain = len(schedule.get_loops(readers[0])) == len(kinds)
     spatial = [k for k in mine if k is not IterKind.REDUCE]
@@ -204,7 +204,7 @@ def apply_tile(
     spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
     reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
     pick = chosen or (None, None, None)
-    above = num_panel_loops(block_of(schedule, block))
+    above = num_panel_loops(resolve_block(schedule, block))
     width = sample_number(schedule, tile_widths(extent(schedule, spatial[-1]), lanes), pick[0])
     column_tile, vector, lane = schedule.split(spatial[-1], factors=[None, width, lanes])
     outer, inner = [*spatial[:-1], column_tile], [vector, lane]
@@ -251,7 +251,9 @@ def _skip_padding_terms(
     """Skip iterations of a reduction that only add zeros, if that saves more than checking the
     shared factor once.
     """
-    spatial = [v.extent for v in block_of(schedule, block).iter_vars if v.kind is IterKind.SPATIAL]
+    spatial = [
+        v.extent for v in resolve_block(schedule, block).iter_vars if v.kind is IterKind.SPATIAL
+    ]
     shared = math.prod(size.value for size in spatial[:-1] if isinstance(size, IntImm))
     if loops and schedule.share_skipped(block, *loops) * shared > ZERO_CHECK_COST:
         schedule.skip_turns(block, *loops, lanes=lanes)
@@ -269,7 +271,7 @@ def apply_blocked_tile(
     """
     block, reader = schedule.get_block(name), _fusible_consumer(schedule, name)
     lanes = target.lanes("float32")
-    kinds, above = iter_kinds(schedule, name), num_panel_loops(block_of(schedule, block))
+    kinds, above = iter_kinds(schedule, name), num_panel_loops(resolve_block(schedule, block))
     loops = schedule.get_loops(block)
     spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
     reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
@@ -279,7 +281,7 @@ def apply_blocked_tile(
     pick = chosen or (None, None, None, None)
     few = [d for d in divisors(extent(schedule, reduced[-1])) if d <= MAX_BLOCK_STEPS]
     steps = sample_number(schedule, few, pick[3])
-    second = block_regions(block_of(schedule, block))[0][1].buffer
+    second = block_regions(resolve_block(schedule, block))[0][1].buffer
     outer, _ = schedule.split(reduced[-1], factors=[None, steps])
     outer = schedule.fuse(*reduced[:-1], outer) if len(reduced) > 1 else outer
     partial = schedule.rfactor(outer, 0)
@@ -304,12 +306,14 @@ def apply_blocked_tile(
     schedule.vectorize(lane)
     schedule.vectorize(own_lane)
     schedule.decompose_reduction(partial, last)
-    read = [r.buffer.name for r in block_regions(block_of(schedule, partial))[0]].index(second.name)
+    read = [r.buffer.name for r in block_regions(resolve_block(schedule, partial))[0]].index(
+        second.name
+    )
     schedule.annotate(step, BRING_AHEAD, [read, steps, width * lanes])
     schedule.decompose_reduction(block, outer)
     parallelize_first(schedule, spatial[:above])
     if reader is not None:
-        vectorize_rows(schedule, block_of(schedule, reader).name, target)
+        vectorize_rows(schedule, resolve_block(schedule, reader).name, target)
 
 
 def num_panel_loops(block: Block) -> int:
@@ -396,7 +400,7 @@ def tensorize(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Sch
     loops = schedule.get_loops(schedule.get_block(name))
     if len(kinds) != len(loops) or IterKind.REDUCE not in kinds or target.kind.has_threads:
         return None
-    block = block_of(schedule, schedule.get_block(name))
+    block = resolve_block(schedule, schedule.get_block(name))
     reads, writes = block_regions(block)
     dtypes = [r.buffer.dtype for r in (*reads, *writes)]
     variants: list[tir.Schedule] = []
@@ -442,7 +446,7 @@ def _pack_operand(schedule: tir.Schedule, block: BlockRV, lanes: int, depth: int
     """Pack the second factor, a matrix, so that the products of a sum are contiguous, and split the
     block's iterators accordingly.
     """
-    block_node = block_of(schedule, block)
+    block_node = resolve_block(schedule, block)
     kinds = [v.kind for v in block_node.iter_vars]
     columns, last = kinds.index(IterKind.REDUCE) - 1, len(kinds) - 1
     reads, _ = block_regions(block_node)
@@ -552,7 +556,7 @@ def _bind_thread_tile(schedule: tir.Schedule, name: str, shares: bool) -> None:
     schedule.reverse_compute_at(sums, who)
     if shares:
         count = numbers[0] * numbers[1] if len(numbers) > 1 else numbers[0]
-        for factor in range(len(block_regions(block_of(schedule, block))[0])):
+        for factor in range(len(block_regions(resolve_block(schedule, block))[0])):
             copy = schedule.cache_read(block, factor, "shared")
             schedule.compute_at(copy, last, preserve_unit_loops=True)
             inner = schedule.get_loops(copy)[len(schedule.get_loops(block)) - 1 - len(own) :]

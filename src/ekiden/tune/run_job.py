@@ -60,7 +60,7 @@ class KernelArrays:
 
     inputs: list[Array]
     outputs: list[Array]
-    blocks: list[Array]
+    guarded_blocks: list[Array]
     initial_inputs: list[Array] = field(default_factory=list)
 
     device: runtime.Device | None = None
@@ -88,7 +88,7 @@ class KernelArrays:
 
     def memory_violation(self) -> str:
         """Describe a memory violation; empty if there is none."""
-        for block in self.blocks:
+        for block in self.guarded_blocks:
             if (block[:GUARD_ZONE_BYTES] != GUARD_FILL_BYTE).any() or (
                 block[-GUARD_ZONE_BYTES:] != GUARD_FILL_BYTE
             ).any():
@@ -373,7 +373,7 @@ def _check_candidates(
             # The next candidate must see the original inputs and intact guards.
             for before, array in zip(arrays.initial_inputs, arrays.inputs, strict=True):
                 array[...] = before
-            for block in arrays.blocks:
+            for block in arrays.guarded_blocks:
                 block[:GUARD_ZONE_BYTES] = block[-GUARD_ZONE_BYTES:] = GUARD_FILL_BYTE
             continue
         sample_so_far = cast("list[float]", results[number]["sample"])

@@ -27,7 +27,7 @@ from typing import Any, TypeAlias, cast
 
 from ekiden.ir.range import Range
 from ekiden.ir.structural import structural_digest
-from ekiden.kernels.decision import Decision, Fixed, Knob, Value
+from ekiden.kernels.decision import Decision, Knob, Overrides, Value
 from ekiden.kernels.family import known_extent
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -145,10 +145,10 @@ Entity: TypeAlias = SplitEntity | ReorderEntity | AnnotateEntity | OtherOptionEn
 class Config:
     """Configuration of a template: knobs and their values, read as `cfg["tile"]`."""
 
-    fixed: Fixed = field(default_factory=dict)
+    fixed: Overrides = field(default_factory=dict)
     choices: dict[str, Knob] = field(default_factory=dict)
     flop: int = 0
-    _make: dict[str, Callable[[Value], Entity]] = field(default_factory=dict)
+    _entity_factories: dict[str, Callable[[Value], Entity]] = field(default_factory=dict)
 
     def define_split(
         self,
@@ -261,7 +261,7 @@ class Config:
         if name not in self.choices:
             names = ", ".join(self.choices) or "none"
             raise InputError(f"config: no knob is called '{name}'; there are: {names}")
-        return self._make[name](self.fixed.get(name, self.choices[name].domain[0]))
+        return self._entity_factories[name](self.fixed.get(name, self.choices[name].domain[0]))
 
     def __contains__(self, name: str) -> bool:
         return name in self.choices
@@ -285,7 +285,7 @@ class Config:
         if name in self.choices and self.choices[name].domain != domain:
             raise InputError(f"config: '{name}' is defined twice, with other values")
         self.choices[name] = Knob(name, domain, "a knob of a template")
-        self._make[name] = make
+        self._entity_factories[name] = make
 
 
 def _infer_factor(name: str, factors: list[int], length: int) -> list[int]:
@@ -369,7 +369,7 @@ class ScheduleTemplate:
         with self.target, with_config(config):
             return self.function(*self.args)
 
-    def decide(self, fixed: Fixed) -> Decision:
+    def decide(self, fixed: Overrides) -> Decision:
         """Return the decision with the first value of every knob that is not overridden. Raises
         CompileError for incompatible knobs.
         """

@@ -50,13 +50,13 @@ class TaskState:
     """Confirmed candidates that are not revoked."""
     is_best_reconfirmed: bool = True
     """Whether the best was measured against this run's default."""
-    untuned: float = math.inf
+    default_seconds: float = math.inf
     """Fastest time of the default in seconds."""
     run_default_seconds: float = math.inf
     """Fastest time of the default in this run."""
     end_reason: str = ""
     """Reason why it gets no more trials."""
-    failed: dict[str, int] = field(default_factory=dict)
+    failures_by_status: dict[str, int] = field(default_factory=dict)
     """Number of failed trials by status."""
     first_failure: str = ""
 
@@ -78,7 +78,7 @@ class TaskState:
     @property
     def weight(self) -> float:
         """Return the seconds of a model run spent in the default kernel; 0 where it never ran."""
-        return self.task.calls * self.untuned if self.untuned < math.inf else 0.0
+        return self.task.calls * self.default_seconds if self.default_seconds < math.inf else 0.0
 
     def expected_gain(self, window: int) -> float:
         """Return the seconds per model run that the next trial is expected to save: what the last
@@ -104,12 +104,14 @@ class TaskState:
             is_new = candidate not in self.history
             self.history[candidate] = record.ratio if record.status == "ok" else math.inf
             if record.status != "ok":
-                self.failed[record.status] = self.failed.get(record.status, 0) + 1
+                self.failures_by_status[record.status] = (
+                    self.failures_by_status.get(record.status, 0) + 1
+                )
                 self.first_failure = self.first_failure or f"{record.status}: {record.said}"
             if is_new:
                 self.curve.append(self.ratio)
         if record.untuned > 0:
-            self.untuned = min(self.untuned, record.untuned)
+            self.default_seconds = min(self.default_seconds, record.untuned)
         if self.curve:
             self.curve[-1] = min(self.curve[-1], self.ratio)
 
@@ -164,11 +166,11 @@ class Session:
     @property
     def seconds_left(self) -> float:
         """Estimate the remaining seconds from this run's speed."""
-        done = self.trials - self._before
+        done = self.trials - self._trials_before
         spent = time.monotonic() - self.started
         return (self.budget - self.trials) * spent / done if done else math.inf
 
-    _before: int = field(init=False, default=0)
+    _trials_before: int = field(init=False, default=0)
 
     def run(self, trials: int, seconds: float = math.inf) -> None:
         """Try candidates until their number, earlier ones included, or the time limit is reached;
@@ -176,7 +178,7 @@ class Session:
         """
         if trials < 1:
             raise InputError(f"tune: trials above 0 expected, got {trials}")
-        self.started, self.budget, self._before = time.monotonic(), trials, self.trials
+        self.started, self.budget, self._trials_before = time.monotonic(), trials, self.trials
         try:
             self._run_trials(trials, seconds)
         finally:

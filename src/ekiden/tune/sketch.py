@@ -23,7 +23,7 @@ from ekiden.target import Target
 from ekiden.tir.schedule.sampling import sample_categorical
 from ekiden.tir.schedule.trace import SAMPLING_KINDS, BlockRV, Instruction, Trace
 from ekiden.tir.stmt import PrimFunc
-from ekiden.tune.blocks import block_of, has_block
+from ekiden.tune.blocks import has_block, resolve_block
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.features import program_features
 from ekiden.tune.program import DEFAULT_RULE_NAME
@@ -85,7 +85,7 @@ def block_names(func: PrimFunc) -> list[str]:
         block = waiting.pop(0)
         blocks.append(block)
         waiting.extend(schedule.get_producers(block))
-    names = [block_of(schedule, b).name for b in blocks]
+    names = [resolve_block(schedule, b).name for b in blocks]
     return list(dict.fromkeys(reversed(names)))
 
 
@@ -97,7 +97,7 @@ class TraceSpace:
     traces: tuple[Trace, ...]
     names: tuple[str, ...] = ()
     """Names of the traces, sketch0, ... by default."""
-    _settled: dict[bytes, Candidate | str] = field(
+    _candidate_cache: dict[bytes, Candidate | str] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     """Candidate of each decided trace by digest, or the reason of its rejection."""
@@ -165,12 +165,12 @@ class TraceSpace:
         """
         # A digest: traces are kilobytes, and a long search settles many of them.
         key = sha256(f"{name} {trace_text(trace)}".encode()).digest()
-        if key not in self._settled:
+        if key not in self._candidate_cache:
             try:
-                self._settled[key] = self._apply_trace(name, trace, (), random.Random(0))
+                self._candidate_cache[key] = self._apply_trace(name, trace, (), random.Random(0))
             except CompileError as error:
-                self._settled[key] = str(error)
-        settled = self._settled[key]
+                self._candidate_cache[key] = str(error)
+        settled = self._candidate_cache[key]
         if isinstance(settled, str):
             raise CompileError(settled)
         return settled

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ekiden.kernels.decision import Decision, Fixed, Knob, Value
+from ekiden.kernels.decision import Decision, Knob, Overrides, Value
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tune.candidate import Candidate
 
@@ -37,7 +37,7 @@ class Space(Protocol):
 class DecisionFunction(Protocol):
     """Decision function of a kernel family under some overrides."""
 
-    def __call__(self, fixed: Fixed) -> Decision:
+    def __call__(self, fixed: Overrides) -> Decision:
         """Return the decision. Raises CompileError for impossible overrides."""
 
 
@@ -72,14 +72,14 @@ class FamilySpace:
             total *= len(choice.domain)
         return total
 
-    def _complete_candidate(self, fixed: Fixed) -> Candidate:
+    def _complete_candidate(self, fixed: Overrides) -> Candidate:
         """Complete a candidate that fixes some knobs: all knobs are spelled out, because models
         change and records do not. A candidate equal to the model's choice is the default.
         """
         chosen = self._fixed_candidate(fixed)
         return self.default if fixed and chosen == self._fixed_candidate({}) else chosen
 
-    def _fixed_candidate(self, fixed: Fixed) -> Candidate:
+    def _fixed_candidate(self, fixed: Overrides) -> Candidate:
         decision = self.decide(fixed)
         names = [c.name for c in self.free]
         return Candidate(self.family, str(Decision(tuple((n, decision[n]) for n in names))))

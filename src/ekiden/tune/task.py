@@ -20,7 +20,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, Var
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.structural import structural_digest
-from ekiden.kernels.attention.softmax_bounds import tensors_with_row_bounds
+from ekiden.kernels.attention.softmax_bounds import apply_row_bounds
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.devices.plan_devices import device_table
@@ -34,7 +34,7 @@ from ekiden.te.prim_func import create_prim_func
 from ekiden.te.tensor import Tensor
 from ekiden.tir.schedule.schedule import Schedule
 from ekiden.tir.stmt import IterKind, PrimFunc
-from ekiden.tune.blocks import block_of
+from ekiden.tune.blocks import resolve_block
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.model_schedule import model_schedule
 from ekiden.tune.program import CANDIDATE_KERNEL_NAME, DEFAULT_RULE_NAME, TaskSource
@@ -183,7 +183,7 @@ def te_task(tensors: Sequence[Tensor], target: TargetLike | None = None, name: s
     # what kernels of families know of a row's values, candidates are written by too
     func = written
     if not chosen.kind.has_threads:
-        func = create_prim_func([*inputs, *tensors_with_row_bounds(outputs, chosen)])
+        func = create_prim_func([*inputs, *apply_row_bounds(outputs, chosen)])
     untuned = model_schedule(func, block_names(func), chosen)
     if untuned is None:
         untuned = kernels.schedule(inputs, outputs, chosen, CANDIDATE_KERNEL_NAME)
@@ -246,7 +246,7 @@ def program_flops(func: PrimFunc) -> int:
     visited: set[str] = set()
     while waiting:
         block = waiting.pop()
-        block_node = block_of(schedule, block)
+        block_node = resolve_block(schedule, block)
         if block_node.name in visited:
             continue
         visited.add(block_node.name)

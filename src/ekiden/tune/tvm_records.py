@@ -26,7 +26,7 @@ from ekiden.runtime.errors import EkidenError, LoadError, ScheduleError
 from ekiden.runtime.files import PathName, rewrite_os_errors
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.stmt import PrimFunc
-from ekiden.tune.blocks import block_of
+from ekiden.tune.blocks import resolve_block
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.schedule_templates import TemplateSpace
 from ekiden.tune.sketch import TraceSpace, trace_text
@@ -211,8 +211,8 @@ class _TraceReplay:
     def __init__(self, schedule: tir.Schedule, decisions: Mapping[int, object]) -> None:
         self._schedule = schedule
         self._decisions = decisions
-        self._known: dict[str, object] = {}
-        self._notes: dict[str, object] = {}
+        self._values: dict[str, object] = {}
+        self._deferred_annotations: dict[str, object] = {}
 
     def run(self, insts: Sequence[Sequence[Any]]) -> None:
         """Apply every step, then the recorded annotations. Raises ScheduleError for an unsupported
@@ -223,7 +223,7 @@ class _TraceReplay:
                 break
             result = self._apply_instruction(number, kind.replace("SBlock", "Block"), inputs, attrs)
             several = result if isinstance(result, (list, tuple)) else [result]
-            self._known.update(zip(outputs, several, strict=False))
+            self._values.update(zip(outputs, several, strict=False))
         self._apply_annotations()
 
     def _apply_instruction(
@@ -253,14 +253,14 @@ class _TraceReplay:
 
     def _resolve_input(self, value: Any) -> object:  # noqa: ANN401  JSON
         if isinstance(value, str):
-            return self._known[value] if value in self._known else _unquote(value)
+            return self._values[value] if value in self._values else _unquote(value)
         return [self._resolve_input(v) for v in value] if isinstance(value, list) else value
 
     def _annotate(self, kind: str, operands: Sequence[Any], key: str) -> None:
         """Apply an annotation; those of MetaSchedule's own passes are collected for the end."""
         if key.startswith(ANNOTATION_PREFIX):
             if kind == "Annotate":
-                self._notes[key.removeprefix(ANNOTATION_PREFIX)] = operands[1]
+                self._deferred_annotations[key.removeprefix(ANNOTATION_PREFIX)] = operands[1]
             return
         if operands[0] is None:
             raise ScheduleError(f"the note {key!r} of a whole program has no meaning here")
@@ -269,13 +269,13 @@ class _TraceReplay:
 
     def _apply_annotations(self) -> None:
         """Parallelize the first loops and vectorize the last loop of every block."""
-        if not self._notes:
+        if not self._deferred_annotations:
             return
         for block in self._iter_blocks():
             loops = self._schedule.get_loops(block)
-            if "parallel" in self._notes and loops:
+            if "parallel" in self._deferred_annotations and loops:
                 self._try_step(self._schedule.parallel, loops[0])
-            if "vectorize" in self._notes and loops:
+            if "vectorize" in self._deferred_annotations and loops:
                 self._try_step(self._schedule.vectorize, loops[-1])
 
     def _iter_blocks(self) -> Iterator[Any]:
@@ -283,7 +283,7 @@ class _TraceReplay:
         waiting, visited = list(self._schedule.get_output_blocks()), set()
         while waiting:
             block = waiting.pop()
-            name = block_of(self._schedule, block).name
+            name = resolve_block(self._schedule, block).name
             if name not in visited:
                 visited.add(name)
                 waiting.extend(self._schedule.get_producers(block))

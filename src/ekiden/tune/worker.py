@@ -25,8 +25,8 @@ from typing import TypeAlias
 from ekiden.rpc.sandbox import set_parent_death_signal
 from ekiden.tune.job_messages import Head, Message, MessageReader, send_message
 
-Tell: TypeAlias = Callable[[Head], None]
-Job: TypeAlias = Callable[[Head, list[bytes], Tell], Message]
+ProgressCallback: TypeAlias = Callable[[Head], None]
+Job: TypeAlias = Callable[[Head, list[bytes], ProgressCallback], Message]
 """Function (request, blobs, progress callback) -> (reply, blobs)."""
 JOB_IDLE_TIMEOUT_S = 60.0
 """Seconds without a job after which a worker exits."""

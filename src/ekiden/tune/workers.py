@@ -45,7 +45,7 @@ class TuneWorker:
             env={**os.environ, **single, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._to = self._process.stdin.fileno()
+        self._stdin = self._process.stdin.fileno()
         self._reader = MessageReader(self._process.stdout.fileno())
         self._ready = False
 
@@ -59,7 +59,7 @@ class TuneWorker:
             _, _, function = job.function.partition(":")
             limits = {"seconds": job.seconds, "memory": job.memory}
             request = {**job.head, **limits, "function": function}
-            send_message(self._to, request, job.parts)
+            send_message(self._stdin, request, job.parts)
             reply = self._reader.receive(time.monotonic() + job.seconds + JOB_REPLY_GRACE_S)
         except BaseException:
             self.close()

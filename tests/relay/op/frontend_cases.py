@@ -13,7 +13,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import IntImm
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
-from ekiden.runtime.text import encode, sorted_texts
+from ekiden.runtime.text import encode_strings, sort_strings
 
 UNARY = ("tanh", "exp", "sqrt", "rsqrt", "erf", "sigmoid", "log", "abs", "hardswish")
 LONGEST_TEXT = 40
@@ -135,12 +135,12 @@ def as_texts(data: Array) -> Array:
                 break
             text += letter
         made.append(text)
-    return encode(made, width).reshape(data.shape)
+    return encode_strings(made, width).reshape(data.shape)
 
 
 def texts() -> Iterator[Case]:
     """Joining, finding, matching, changing and cutting."""
-    keys = const(encode(sorted_texts(["a", "aB", "B", "1", "a a"])))
+    keys = const(encode_strings(sort_strings(["a", "aB", "B", "1", "a a"])))
     moves = const(np.array([[1, 0], [1, 2], [2, 2]], np.int32))  # a run of "a", then something
     kinds = const(np.array([b != ord("a") for b in range(256)], np.int32))
     accepts = const(np.array([False, True, True]))
@@ -149,15 +149,15 @@ def texts() -> Iterator[Case]:
     table = (
         np.array([ord(old) for old, _ in changed], np.int32),
         np.array([len(new.encode()) for _, new in changed], np.int32),
-        encode([new for _, new in changed]),
+        encode_strings([new for _, new in changed]),
     )
     slots = const(np.zeros(LONGEST_TEXT, np.int64))
     yield case(op.text.concat, words(5, 4), words(5, 7))
     yield case(lambda t: op.text.find(t, keys), words(5, 4), symbolic=(5,))
     yield case(lambda t: op.text.match(t, moves, kinds, accepts), words(5, 4))
     yield case(lambda t: op.text.change_case(t, *map(const, table)), words(5, 4), symbolic=(5,))
-    numbers = encode(["1", "-25", "300", "+7", "18446744073709551615"])
-    floats = encode(["1.25e3", "-0.5", ".25", "inf", "-nan", "12345678901234567890.5"])
+    numbers = encode_strings(["1", "-25", "300", "+7", "18446744073709551615"])
+    floats = encode_strings(["1.25e3", "-0.5", ".25", "inf", "-nan", "12345678901234567890.5"])
     yield case(op.text.whole_number, numbers)
     yield case(op.text.number_parts, floats)
     parts = (np.array([1, -1, 1, 2, -2, 3]), np.array([125, 10, 0, 0, 0, 0], np.uint64),

@@ -57,7 +57,7 @@ from ekiden.relay.transform import InferType
 from ekiden.relay.values import ConstructorValue
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import BoundsError, CompileError, IndexRangeError, InputError, RunError
-from ekiden.runtime.executable.conversions import to_list
+from ekiden.runtime.executable.conversions import sequence_to_list
 from ekiden.tir.stmt import PrimFunc
 
 EXTENTS = (0, 1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 33)
@@ -464,7 +464,7 @@ def _leaves(found: object) -> list[Array]:
     if isinstance(found, ConstructorValue):
         return op.sequence.elements(found)
     if isinstance(found, runtime.ADT):
-        return [_plain(e) for e in to_list(found)]
+        return [_plain(e) for e in sequence_to_list(found)]
     many = found if isinstance(found, (tuple, list)) else (found,)
     return [a for m in many for a in (_leaves(m) if isinstance(m, (tuple, list)) else [_plain(m)])]
 
@@ -587,7 +587,7 @@ class Fuzzer:
                 for d in shape
             ]
             found.append(
-                self.mutator.array(like, extents, dtype, variant.sizes, OPS[variant.name].refuses)
+                self.mutator.array(like, extents, dtype, variant.sizes, OPS[variant.name].may_fail)
             )
         prepare = PREPARED.get(variant.name)
         return found if prepare is None else prepare(found)

@@ -312,9 +312,9 @@ def products_of_nibbles(x: Array, n: int, block: int) -> Iterator[Case]:
 def products_of_blocks(name: str, panel: int) -> Iterator[Case]:
     """Of weights in blocks, as they come and packed; data that are whole bytes, and rows."""
     row = BLOCK_FORMATS_BY_NAME[name]
-    plain = normal(5, 2 * row.values)
+    plain = normal(5, 2 * row.values_per_block)
     weight = row.encode(plain)
-    x = integers(-126, 127, 3, 2 * row.values, dtype="float32")
+    x = integers(-126, 127, 3, 2 * row.values_per_block, dtype="float32")
     x[:, ::32] = 127
     exact = row.decode(weight).astype("float64")
     expected = lambda a, *_: a @ exact.T  # noqa: E731

@@ -24,7 +24,7 @@ from ekiden.runtime.errors import (
     RunError,
     TypeInferenceError,
 )
-from ekiden.runtime.text import encode, sorted_texts
+from ekiden.runtime.text import encode_strings, sort_strings
 from long_runs import alike, share
 
 pytestmark = pytest.mark.quick
@@ -243,7 +243,7 @@ def test_truths_between_numbers(ends: tuple[float, float]) -> None:
 
 
 def test_texts_of_no_width_are_found_among_keys() -> None:
-    keys = relay.const(encode(sorted_texts(["", "a"])))
+    keys = relay.const(encode_strings(sort_strings(["", "a"])))
     found = both(lambda t: op.text.find(t, keys), np.zeros((3, 0), "uint8"))
     assert found.tolist() == [1, 1, 1]
 

@@ -39,11 +39,11 @@ PLAIN = Target.parse("llvm -mcpu=x86-64")
 def weight(row: BlockFormat, rows: int, blocks: int) -> Array:
     """Blocks of every level; scales that are numbers."""
     random = np.random.default_rng(rows + blocks)
-    found = random.integers(0, 256, (rows, blocks, row.size), dtype=np.uint8)
+    found = random.integers(0, 256, (rows, blocks, row.block_bytes), dtype=np.uint8)
     for real in (row.scale, row.offset):
         if real is not None:
             numbers = random.standard_normal((rows, blocks, 1)).astype("<f2")
-            found[..., real.at : real.at + 2] = numbers.view(np.uint8)
+            found[..., real.byte_offset : real.byte_offset + 2] = numbers.view(np.uint8)
     return found
 
 
@@ -52,7 +52,7 @@ def layer(
 ) -> IRModule:
     """A layer of so many rows, or of any number."""
     count = relay.SizeVar("n") if rows is None else rows
-    depth = given.shape[1] * row.values
+    depth = given.shape[1] * row.values_per_block
     x = relay.var("x", relay.TensorType((count, depth), "float32"))
     body = relay.nn.dense_blocks(x, relay.const(given), row.name, how)
     return IRModule.from_expr(relay.Function([x], relay.nn.relu(body) if relu else body))
@@ -73,7 +73,7 @@ def test_packing_keeps_every_number(row: BlockFormat, rows: int, panel: int) -> 
 @pytest.mark.parametrize("row", GGUF_BLOCK_FORMATS, ids=NAMES)
 def test_packed_weights_are_hardly_larger(row: BlockFormat) -> None:
     """Factors of six bits become bytes, and no more."""
-    more = PackedBlock(row, 1).block_bytes - row.size
+    more = PackedBlock(row, 1).block_bytes - row.block_bytes
     assert more == {"q3_k": 4, "q4_k": 4, "q5_k": 4, "q2_k": 16}.get(row.name, 0)
 
 
@@ -98,7 +98,7 @@ def test_a_layer_becomes_what_the_target_multiplies(target: Target, last: str) -
 @pytest.mark.parametrize("units", [1, 64, 77])
 @pytest.mark.parametrize("how", ["int8", "float32"])
 def test_layers(row: BlockFormat, rows: int, units: int, how: str) -> None:
-    given = weight(row, units, 512 // row.values)
+    given = weight(row, units, 512 // row.values_per_block)
     data = np.random.default_rng(rows).standard_normal((rows, 512)).astype("float32")
     plain = row.decode(given).astype("float64")
     expected = np.maximum(data @ plain.T, 0)
@@ -126,8 +126,8 @@ def test_bytes_that_need_no_rounding_are_exact(row: BlockFormat, cpu: str) -> No
     target = Target.parse(f"llvm -mcpu={cpu}")
     if not target.serves(Target.host()):
         pytest.skip(f"this machine does not run code for {cpu}")
-    random = np.random.default_rng(row.code)
-    given = weight(row, 40, 512 // row.values)
+    random = np.random.default_rng(row.gguf_type)
+    given = weight(row, 40, 512 // row.values_per_block)
     data = random.integers(-127, 128, (3, 512)).astype("float32")
     data[:, ::32] = 127
     data[0], data[1, 1::2] = 127, -127
@@ -139,7 +139,7 @@ def test_bytes_that_need_no_rounding_are_exact(row: BlockFormat, cpu: str) -> No
 
 def kernel_object(row: BlockFormat, target: Target) -> None:
     panel = 4 * target.lanes("float32")
-    data = placeholder((2, row.values), name="data")
+    data = placeholder((2, row.values_per_block), name="data")
     packed = placeholder((1, 1, PackedBlock(row, panel).block_bytes), "uint8", "weight")
     result = dense_blocks_pack(data, packed, row.name, panel, panel, "int8")
     compile_object([lower(schedule([data, packed], [result], target, "k"), target)], target)
@@ -150,7 +150,7 @@ def brought_near(rows: int, at: int) -> tuple[set[int], list[int], int]:
     that it reads; and how many there are."""
     row, target = BLOCK_FORMATS_BY_NAME["q4_0"], Target.parse("llvm -mcpu=x86-64-v3")
     panel = 4 * target.lanes("float32")
-    data = placeholder((rows, 4 * row.values), name="data")
+    data = placeholder((rows, 4 * row.values_per_block), name="data")
     packed = placeholder((6, 4, PackedBlock(row, panel).block_bytes), "uint8", "weight")
     result = dense_blocks_pack(data, packed, row.name, 6 * panel, panel, "int8")
     func = lower(schedule([data, packed], [result], target, "k"), target)

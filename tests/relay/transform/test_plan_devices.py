@@ -12,7 +12,7 @@ from ekiden.relay.transform.devices.plan_devices import recover_virtual_device_m
 from ekiden.runtime import cpu
 from ekiden.runtime.errors import CompileError
 from ekiden.target import CompilationConfig, VirtualDevice, make_compilation_config
-from ekiden.target.virtual_device import PARAM_PLACES, RESULT_PLACE, compilation_config
+from ekiden.target.virtual_device import PARAM_DEVICES_ATTR, RESULT_DEVICE_ATTR, compilation_config
 
 META = {"VirtualDevice": [VirtualDevice(cpu(0)), VirtualDevice(cpu(1))]}
 ON_0 = "virtual_device=meta[VirtualDevice][0]"
@@ -44,8 +44,8 @@ def plan_of(function: relay.Function, config: CompilationConfig) -> IRModule:
 def places(module: IRModule, name: str = "main") -> tuple[list[int], int]:
     """The numbers of the CPU devices of a function's parameters, and of its result."""
     function = module[name]
-    params = function.attr(PARAM_PLACES) or (VirtualDevice(),) * len(function.params)
-    result = function.attr(RESULT_PLACE) or VirtualDevice()
+    params = function.attr(PARAM_DEVICES_ATTR) or (VirtualDevice(),) * len(function.params)
+    result = function.attr(RESULT_DEVICE_ATTR) or VirtualDevice()
     return [p.virtual_device_id for p in params], result.virtual_device_id
 
 
@@ -235,7 +235,10 @@ def test_memories_of_a_device_are_planned_and_told_apart() -> None:
     )
     module = InferType()(relay.parse(text, init_meta_table=META_SCOPES))
     planned = PlanDevices()(module)
-    assert [p.memory_scope for p in planned["main"].attr(PARAM_PLACES)] == ["scratch", "texture"]
+    assert [p.memory_scope for p in planned["main"].attr(PARAM_DEVICES_ATTR)] == [
+        "scratch",
+        "texture",
+    ]
     assert copies(planned) == 2
     assert structural_equal(relay.fromtext(planned.astext()), planned)
     with pytest.raises(CompileError, match=r"scope 'global' expected, got '\w+' of cpu\(0\)"):

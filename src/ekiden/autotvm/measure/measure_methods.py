@@ -45,7 +45,7 @@ class LocalBuilder(Builder):
         do_fork: bool = False,
         runtime: object = None,
     ) -> None:
-        super().__init__(timeout, n_parallel or environment.compile_jobs(), build_kwargs)
+        super().__init__(timeout, n_parallel or environment.num_compile_jobs(), build_kwargs)
         if callable(build_func):
             raise InputError("LocalBuilder: build_func 'default' or 'ndk' expected, got a function")
         if build_func not in ("default", "ndk"):

@@ -80,7 +80,7 @@ class ConfigSpace(Config):
         self.errors: list[str] = []
         for choice in choices:
             self.choices[choice.name] = choice
-            self._make[choice.name] = OtherOptionEntity
+            self._entity_factories[choice.name] = OtherOptionEntity
 
     def _define_knob(self, name: str, texts: object, make: Callable[[Value], Entity]) -> None:
         """Define a knob, or define it anew."""
@@ -90,7 +90,7 @@ class ConfigSpace(Config):
     @property
     def space_map(self) -> dict[str, KnobSpace]:
         """Return the values of every knob by name."""
-        return {n: KnobSpace(c, self._make[n]) for n, c in self.choices.items()}
+        return {n: KnobSpace(c, self._entity_factories[n]) for n, c in self.choices.items()}
 
     def raise_error(self, msg: str) -> None:
         """Note why this configuration cannot be."""
@@ -235,7 +235,9 @@ class ConfigEntity(Config):
     is_fallback = False
 
     def __init__(self, space: ConfigSpace, values: Mapping[str, Value]) -> None:
-        super().__init__(dict(values), dict(space.choices), space.flop, dict(space._make))
+        super().__init__(
+            dict(values), dict(space.choices), space.flop, dict(space._entity_factories)
+        )
         self.index = space.index_of(values)
         self.code_hash = space.code_hash
         self.cost: float | None = None
@@ -296,7 +298,7 @@ class ConfigEntity(Config):
             text = ",".join(map(str, value)) if code != "ot" else str(value).replace(" ", "")
             values[name] = int(text) if text.isdigit() else text
             space.choices[name] = Knob(name, (values[name],), "a knob of a log")
-            space._make[name] = lambda _, entity=entity: entity  # type: ignore[misc]
+            space._entity_factories[name] = lambda _, entity=entity: entity  # type: ignore[misc]
         config = ConfigEntity(space, values)
         config.index, config.code_hash = int(json_dict["index"]), json_dict["code_hash"]
         return config

@@ -21,7 +21,7 @@ from ekiden.backend.aot.register_facts import (
 from ekiden.backend.vm.operands import jump_offsets
 from ekiden.backend.vm.write_executable import VMFunction
 from ekiden.codegen.llvm.builder import FunctionBuilder, LlvmModule
-from ekiden.codegen.llvm.quoting import quoted
+from ekiden.codegen.llvm.quoting import quote_name
 from ekiden.runtime.binding import layout
 from ekiden.runtime.binding.layout import Native, Native32, Tensor, TypeIndex, Value
 from ekiden.runtime.debug.instructions import Instruction, Operand, encode
@@ -76,22 +76,22 @@ class _FunctionEmitter:
         self.program = program
         self.function = function
         self.is_checked = is_checked
-        self.b = FunctionBuilder(program.module)
+        self.builder = FunctionBuilder(program.module)
         self.native, self.pointer = program.native_layout, program.module.pointer_bytes
-        self.b.block = "start"
+        self.builder.block = "start"
         self.facts: RegisterFacts = entry_facts(len(function.params), function.n_registers)
-        self.words: list[int] = []
+        self.instruction_words: list[int] = []
         at = 0
         for instruction in function.code:
-            self.words.append(at)
+            self.instruction_words.append(at)
             at += len(encode(instruction))
-        self.targets = {t for i in range(len(function.code)) for t in self._jump_targets(i)}
-        self.failures: list[tuple[str, int]] = []
+        self.jump_targets = {t for i in range(len(function.code)) for t in self._jump_targets(i)}
+        self.failure_blocks: list[tuple[str, int]] = []
         """Blocks that end in a failure, with the word index of the failing instruction."""
-        self.points = 0
-        self.resumed: list[int] = []
-        self.place = NATIVE_CONTEXT_WORDS
-        self.most = max(
+        self.num_resume_points = 0
+        self.resume_indices: list[int] = []
+        self.frame_offset = NATIVE_CONTEXT_WORDS
+        self.max_call_words = max(
             (len(_tuple_operand(i["args"])) for i in function.code if i.name == "InvokePacked"),
             default=0,
         )
@@ -104,10 +104,10 @@ class _FunctionEmitter:
         """Add the function to the module."""
         is_open = True
         for index, instruction in enumerate(self.function.code):
-            if index in self.targets:
+            if index in self.jump_targets:
                 if is_open:
-                    self.b.branch(_block_label(index))
-                self.b.start(_block_label(index))
+                    self.builder.branch(_block_label(index))
+                self.builder.start(_block_label(index))
                 # Facts are not joined over several predecessors: a jump target starts without any.
                 self.facts = {}
                 is_open = True
@@ -118,9 +118,9 @@ class _FunctionEmitter:
         self._emit_function_text()
 
     def _emit_function_text(self) -> None:
-        resume = " ".join(f"i32 {k}, label %point{k}" for k in self.resumed)
-        name = quoted(NATIVE_SYMBOL_PREFIX + self.function.name)
-        size = max(1, self.most) * 2
+        resume = " ".join(f"i32 {k}, label %point{k}" for k in self.resume_indices)
+        name = quote_name(NATIVE_SYMBOL_PREFIX + self.function.name)
+        size = max(1, self.max_call_words) * 2
         text = [
             f"define ptr @{name}(ptr %vm, ptr %R, ptr %native, i32 %point) #0 {{",
             "entry:",
@@ -132,7 +132,7 @@ class _FunctionEmitter:
             f"  %points = load ptr, ptr %points.at, align {self.pointer}",
             f"  switch i32 %point, label %start [ {resume} ]",
             "start:",
-            *self.b.lines,
+            *self.builder.lines,
             *self._failure_block(),
             "}",
         ]
@@ -141,9 +141,9 @@ class _FunctionEmitter:
 
     def _failure_block(self) -> list[str]:
         """Return the block that every failure branches to."""
-        if not self.failures:
+        if not self.failure_blocks:
             return []
-        incoming = ", ".join(f"[ {4 * word + 1}, %{block} ]" for block, word in self.failures)
+        incoming = ", ".join(f"[ {4 * word + 1}, %{block} ]" for block, word in self.failure_blocks)
         return [
             "failed:",
             f"  %failed.place = phi i64 {incoming}",
@@ -157,13 +157,19 @@ class _FunctionEmitter:
         return self._offset_address("%R", Value.BYTES * register + offset)
 
     def _offset_address(self, base: str, offset: int) -> str:
-        return self.b.value(f"getelementptr i8, ptr {base}, i64 {offset}") if offset else base
+        return (
+            self.builder.append_value(f"getelementptr i8, ptr {base}, i64 {offset}")
+            if offset
+            else base
+        )
 
     def _load_type_word(self, register: int) -> str:
-        return self.b.value(f"load i32, ptr {self._register_address(register)}, align 8")
+        return self.builder.append_value(
+            f"load i32, ptr {self._register_address(register)}, align 8"
+        )
 
     def _load_payload(self, register: int, kind: str = "i64") -> str:
-        return self.b.value(
+        return self.builder.append_value(
             f"load {kind}, ptr {self._register_address(register, Value.V)}, align 8"
         )
 
@@ -176,15 +182,15 @@ class _FunctionEmitter:
 
     def _set_register(self, register: int, head: str, payload: str) -> None:
         """Store an owned value in a register, then release the previous one."""
-        b = self.b
+        b = self.builder
         if not self._may_be_object(register):
             self._store_register(register, head, payload)
             return
         # Store before release: a destructor may run code that reads the register.
         old, previous_object = self._load_type_word(register), self._load_payload(register, "ptr")
         self._store_register(register, head, payload)
-        release, done = b.fresh("release"), b.fresh("done")
-        b.branch_if(b.value(f"icmp sge i32 {old}, {TypeIndex.OBJECT}"), release, done)
+        release, done = b.fresh_name("release"), b.fresh_name("done")
+        b.branch_if(b.append_value(f"icmp sge i32 {old}, {TypeIndex.OBJECT}"), release, done)
         b.start(release)
         self._declare_service("ek_object_release", "void", "ptr")
         b.append_void(f"call void @ek_object_release(ptr {previous_object})")
@@ -192,15 +198,17 @@ class _FunctionEmitter:
         b.start(done)
 
     def _store_register(self, register: int, head: str, payload: str) -> None:
-        self.b.append_void(f"store i64 {head}, ptr {self._register_address(register)}, align 8")
-        self.b.append_void(
+        self.builder.append_void(
+            f"store i64 {head}, ptr {self._register_address(register)}, align 8"
+        )
+        self.builder.append_void(
             f"store i64 {payload}, ptr {self._register_address(register, Value.V)}, align 8"
         )
 
     def _emit_retain(self, object_pointer: str) -> None:
         # A relaxed increment suffices: the caller holds a reference, so the object cannot be freed
         # meanwhile.
-        self.b.append_void(f"atomicrmw add ptr {object_pointer}, i64 1 monotonic")
+        self.builder.append_void(f"atomicrmw add ptr {object_pointer}, i64 1 monotonic")
 
     def _declare_service(self, name: str, result: str, *arguments: str) -> None:
         self.program.module.declare(name, result, arguments)
@@ -217,7 +225,9 @@ class _FunctionEmitter:
     def _emit_by_opcode(self, index: int, instruction: Instruction) -> bool:
         if self._needs_interrupt_check(index, instruction):
             self._declare_service("ek_native_poll", "i32", "ptr")
-            self._check_status(index, self.b.value("call i32 @ek_native_poll(ptr %vm)"))
+            self._check_status(
+                index, self.builder.append_value("call i32 @ek_native_poll(ptr %vm)")
+            )
         match instruction.name:
             case _ if instruction.has("frames"):
                 return self._exit_to_interpreter(instruction)
@@ -226,7 +236,7 @@ class _FunctionEmitter:
                 return False
             case "Fatal":
                 self._emit_helper_call(index, instruction)
-                self.b.append_void("unreachable")  # it always fails
+                self.builder.append_void("unreachable")  # it always fails
                 return False
             case "Move":
                 self._emit_move(_int_operand(instruction["dst"]), _int_operand(instruction["src"]))
@@ -258,40 +268,44 @@ class _FunctionEmitter:
         """Return to the interpreter loop, which executes a call or return; the instruction after it
         is a new entry point.
         """
-        b = self.b
-        b.append_void(f"ret ptr {self._offset_address('%points', 4 * self.place)}")
+        b = self.builder
+        b.append_void(f"ret ptr {self._offset_address('%points', 4 * self.frame_offset)}")
         self._count_resume_points(instruction)
         if instruction.has("ends"):
             return False  # nothing comes back from there
-        b.start(f"point{self.points}")
-        self.resumed.append(self.points)
+        b.start(f"point{self.num_resume_points}")
+        self.resume_indices.append(self.num_resume_points)
         return True
 
     def _count_resume_points(self, instruction: Instruction) -> None:
-        self.points += 1
-        self.place += len(encode(instruction)) + NATIVE_CONTEXT_WORDS
+        self.num_resume_points += 1
+        self.frame_offset += len(encode(instruction)) + NATIVE_CONTEXT_WORDS
 
     def _pc_address(self, index: int) -> str:
-        return self._offset_address("%code", 4 * self.words[index])
+        return self._offset_address("%code", 4 * self.instruction_words[index])
 
     def _emit_helper_call(self, index: int, instruction: Instruction) -> None:
         """Emit a call of the virtual machine's own implementation of an instruction (`ek_op_*`)."""
         name = f"ek_op_{instruction.name}"
         self._declare_service(name, "i32", "ptr", "ptr", "ptr")
-        status = self.b.value(f"call i32 @{name}(ptr %vm, ptr %R, ptr {self._pc_address(index)})")
+        status = self.builder.append_value(
+            f"call i32 @{name}(ptr %vm, ptr %R, ptr {self._pc_address(index)})"
+        )
         self._check_status(index, status)
 
     def _check_status(self, index: int, status: str) -> None:
         """Branch to the failure block unless a status is 0."""
-        going = self.b.fresh("ok")
-        self.failures.append((self.b.block, self.words[index]))
-        self.b.branch_if(self.b.value(f"icmp eq i32 {status}, 0"), going, "failed")
-        self.b.start(going)
+        going = self.builder.fresh_name("ok")
+        self.failure_blocks.append((self.builder.block, self.instruction_words[index]))
+        self.builder.branch_if(
+            self.builder.append_value(f"icmp eq i32 {status}, 0"), going, "failed"
+        )
+        self.builder.start(going)
 
     def _emit_move(self, dst: int, src: int) -> None:
-        b = self.b
+        b = self.builder
         register = src if src >= 0 else -1 - src
-        head = b.value(f"load i64, ptr {self._register_address(register)}, align 8")
+        head = b.append_value(f"load i64, ptr {self._register_address(register)}, align 8")
         payload = self._load_payload(register)
         # A negative operand moves the value: the source register is cleared instead of a reference
         # counted.
@@ -305,26 +319,26 @@ class _FunctionEmitter:
         self._set_register(dst, head, payload)
 
     def _retain_value(self, register: int, head: str, payload: str) -> None:
-        b = self.b
-        object_pointer = b.value(f"inttoptr i64 {payload} to ptr")
+        b = self.builder
+        object_pointer = b.append_value(f"inttoptr i64 {payload} to ptr")
         if self._register_fact(register).is_tensor:
             self._emit_retain(object_pointer)
             return
-        kind = b.value(f"trunc i64 {head} to i32")
-        retain, done = b.fresh("retain"), b.fresh("done")
-        b.branch_if(b.value(f"icmp sge i32 {kind}, {TypeIndex.OBJECT}"), retain, done)
+        kind = b.append_value(f"trunc i64 {head} to i32")
+        retain, done = b.fresh_name("retain"), b.fresh_name("done")
+        b.branch_if(b.append_value(f"icmp sge i32 {kind}, {TypeIndex.OBJECT}"), retain, done)
         b.start(retain)
         self._emit_retain(object_pointer)
         b.branch(done)
         b.start(done)
 
     def _emit_load_constant(self, instruction: Instruction) -> None:
-        b = self.b
+        b = self.builder
         tensor = self._load_table_entry(
             self.native.CONSTANTS, _int_operand(instruction["const_index"])
         )
         self._emit_retain(tensor)
-        bits = b.value(f"ptrtoint ptr {tensor} to i64")
+        bits = b.append_value(f"ptrtoint ptr {tensor} to i64")
         self._set_register(_int_operand(instruction["dst"]), str(TypeIndex.TENSOR), bits)
 
     def _load_table_entry(self, table: int, index: int) -> str:
@@ -334,7 +348,7 @@ class _FunctionEmitter:
 
     def _load_pointer(self, base: str, offset: int) -> str:
         """Load a pointer from memory."""
-        return self.b.value(
+        return self.builder.append_value(
             f"load ptr, ptr {self._offset_address(base, offset)}, align {self.pointer}"
         )
 
@@ -344,57 +358,59 @@ class _FunctionEmitter:
         labels = [_block_label(target) for target in self._jump_targets(index)]
         match instruction.name:
             case "Goto":
-                self.b.branch(labels[0])
+                self.builder.branch(labels[0])
             case "If":
                 self._emit_if(index, instruction, labels)
             case _:
                 self._emit_switch(index, instruction, labels)
 
     def _emit_if(self, index: int, instruction: Instruction, labels: list[str]) -> None:
-        b = self.b
+        b = self.builder
         test, target = _int_operand(instruction["test"]), _int_operand(instruction["target"])
-        fast, slow = b.fresh("fast"), b.fresh("slow")
+        fast, slow = b.fresh_name("fast"), b.fresh_name("slow")
         # Integers and booleans are compared here; tensors take the virtual machine's
         # implementation.
         plain = self._emit_is_plain(test)
         if self._register_fact(target).number is None:
-            plain = b.value(f"and i1 {plain}, {self._emit_is_plain(target)}")
+            plain = b.append_value(f"and i1 {plain}, {self._emit_is_plain(target)}")
         b.branch_if(plain, fast, slow)
         b.start(fast)
         known_number = self._register_fact(target).number
         expected = self._load_payload(target) if known_number is None else str(known_number)
-        b.branch_if(b.value(f"icmp eq i64 {self._load_payload(test)}, {expected}"), *labels)
+        b.branch_if(b.append_value(f"icmp eq i64 {self._load_payload(test)}, {expected}"), *labels)
         b.start(slow)
         self._emit_interpreted_jump(index, labels)
 
     def _emit_is_plain(self, register: int) -> str:
-        b = self.b
+        b = self.builder
         kind = self._load_type_word(register)
-        above = b.value(f"sub i32 {kind}, {TypeIndex.INT}")
-        return b.value(f"icmp ult i32 {above}, {TypeIndex.BOOL - TypeIndex.INT + 1}")
+        above = b.append_value(f"sub i32 {kind}, {TypeIndex.INT}")
+        return b.append_value(f"icmp ult i32 {above}, {TypeIndex.BOOL - TypeIndex.INT + 1}")
 
     def _emit_interpreted_jump(self, index: int, labels: list[str]) -> None:
         """Emit a call of the virtual machine for a jump, and a branch on the program counter that
         it returns.
         """
-        b = self.b
+        b = self.builder
         self._declare_service("ek_native_choose", "i32", "ptr", "ptr", "ptr")
         pc = self._pc_address(index)
-        chosen = b.value(f"call i32 @ek_native_choose(ptr %vm, ptr %R, ptr {pc})")
+        chosen = b.append_value(f"call i32 @ek_native_choose(ptr %vm, ptr %R, ptr {pc})")
         cases = " ".join(f"i32 {i}, label %{label}" for i, label in enumerate(labels))
-        self.failures.append((b.block, self.words[index]))
+        self.failure_blocks.append((b.block, self.instruction_words[index]))
         b.append_void(f"switch i32 {chosen}, label %failed [ {cases} ]")
 
     def _emit_switch(self, index: int, instruction: Instruction, labels: list[str]) -> None:
-        b = self.b
+        b = self.builder
         value = _int_operand(instruction["value"])
-        fast, slow = b.fresh("fast"), b.fresh("slow")
+        fast, slow = b.fresh_name("fast"), b.fresh_name("slow")
         b.branch_if(
-            b.value(f"icmp eq i32 {self._load_type_word(value)}, {TypeIndex.ADT}"), fast, slow
+            b.append_value(f"icmp eq i32 {self._load_type_word(value)}, {TypeIndex.ADT}"),
+            fast,
+            slow,
         )
         b.start(fast)
         tag_address = self._offset_address(self._load_payload(value, "ptr"), layout.ADT.TAG)
-        tag = b.value(f"load i32, ptr {tag_address}, align 8")
+        tag = b.append_value(f"load i32, ptr {tag_address}, align 8")
         cases = " ".join(f"i32 {i}, label %{label}" for i, label in enumerate(labels[:-1]))
         b.append_void(f"switch i32 {tag}, label %{labels[-1]} [ {cases} ]")
         b.start(slow)
@@ -406,7 +422,7 @@ class _FunctionEmitter:
         """Emit a kernel call with its arguments on the stack; calls with tuples or outputs that may
         be shared go to the virtual machine.
         """
-        b = self.b
+        b = self.builder
         args, count = _tuple_operand(instruction["args"]), _int_operand(instruction["output_size"])
         outputs = args[len(args) - count :]
         # Checked builds validate arguments, and shared outputs must be copied before a kernel
@@ -414,24 +430,24 @@ class _FunctionEmitter:
         if self.is_checked or not all(self._register_fact(r).is_writable for r in outputs):
             self._emit_helper_call(index, instruction)
             return
-        done = b.fresh("done")
+        done = b.fresh_name("done")
         if count == 1 and not self._branch_if_empty(outputs[0], done):
             return
-        slow = b.fresh("slow")
+        slow = b.fresh_name("slow")
         tuples = [
             self._emit_is_tuple(r)
             for r in dict.fromkeys(args)
             if not self._register_fact(r).is_tensor
         ]
         if tuples:
-            fast = b.fresh("fast")
+            fast = b.fresh_name("fast")
             either = tuples[0]
             for is_tuple in tuples[1:]:
-                either = b.value(f"or i1 {either}, {is_tuple}")
+                either = b.append_value(f"or i1 {either}, {is_tuple}")
             b.branch_if(either, slow, fast)
             b.start(fast)
         for i, register in enumerate(args):
-            head = b.value(f"load i64, ptr {self._register_address(register)}, align 8")
+            head = b.append_value(f"load i64, ptr {self._register_address(register)}, align 8")
             payload = self._load_payload(register)
             b.append_void(
                 f"store i64 {head}, ptr {self._offset_address('%args', Value.BYTES * i)}, align 8"
@@ -447,13 +463,15 @@ class _FunctionEmitter:
         b.start(done)
 
     def _emit_is_tuple(self, register: int) -> str:
-        return self.b.value(f"icmp eq i32 {self._load_type_word(register)}, {TypeIndex.ADT}")
+        return self.builder.append_value(
+            f"icmp eq i32 {self._load_type_word(register)}, {TypeIndex.ADT}"
+        )
 
     def _branch_if_empty(self, register: int, empty: str) -> bool:
         """Branch to `empty` where a tensor has no elements; return False where that is known
         statically.
         """
-        b = self.b
+        b = self.builder
         shape = self._register_fact(register).shape or ()
         if 0 in shape:
             return False
@@ -462,28 +480,32 @@ class _FunctionEmitter:
             dims = self._load_pointer(tensor, Tensor.DL + self.program.module.tensor.SHAPE)
             is_empty = "false"
             for axis in range(len(shape)):
-                dim = b.value(f"load i64, ptr {self._offset_address(dims, 8 * axis)}, align 8")
-                is_empty = b.value(f"or i1 {is_empty}, {b.value(f'icmp eq i64 {dim}, 0')}")
-            going = b.fresh("going")
+                dim = b.append_value(
+                    f"load i64, ptr {self._offset_address(dims, 8 * axis)}, align 8"
+                )
+                is_empty = b.append_value(
+                    f"or i1 {is_empty}, {b.append_value(f'icmp eq i64 {dim}, 0')}"
+                )
+            going = b.fresh_name("going")
             b.branch_if(is_empty, empty, going)
             b.start(going)
         return True
 
     def _emit_kernel_call(self, index: int, primitive: int, count: int) -> None:
-        b = self.b
+        b = self.builder
         name = self.program.primitives[primitive]
         # Kernels of the same image are called directly, others through the function object linked
         # at load.
         if name in self.program.kernels:
-            self._declare_service(quoted(name), "i32", "ptr", "ptr", "i32", "ptr")
-            call = f"call i32 @{quoted(name)}(ptr null, ptr %args, i32 {count}, ptr %ret)"
-            self._check_status(index, b.value(call))
+            self._declare_service(quote_name(name), "i32", "ptr", "ptr", "i32", "ptr")
+            call = f"call i32 @{quote_name(name)}(ptr null, ptr %args, i32 {count}, ptr %ret)"
+            self._check_status(index, b.append_value(call))
             return
         function = self._load_table_entry(self.native.LINKED, primitive)
         code = self._load_pointer(function, layout.Function.CALL)
         b.append_void("store i64 0, ptr %ret, align 8")
         call = f"call i32 {code}(ptr {function}, ptr %args, i32 {count}, ptr %ret)"
-        status = b.value(call)
+        status = b.append_value(call)
         self._declare_service("ek_value_drop", "void", "ptr")
         b.append_void("call void @ek_value_drop(ptr %ret)")
         self._check_status(index, status)

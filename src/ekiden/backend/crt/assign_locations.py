@@ -46,7 +46,7 @@ from ekiden.relay.transform.memory.storage_lifetimes import (
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-PlaceAll: TypeAlias = Callable[
+AllocateRequests: TypeAlias = Callable[
     [Sequence[StorageRequest]], tuple[dict[StorageRequest, Location], int]
 ]
 """Function that assigns offsets to storage requests and returns the total bytes."""
@@ -75,11 +75,11 @@ class _LocationAssigner:
     outputs: dict[int, list[StorageRequest]] = field(default_factory=dict)
     """Requests that are placed in each result's memory."""
     output_of: dict[StorageRequest, int] = field(default_factory=dict)
-    places: dict[StorageRequest, Location] = field(default_factory=dict)
-    saved: list[StorageRequest] = field(default_factory=list)
+    offsets: dict[StorageRequest, Location] = field(default_factory=dict)
+    temporaries: list[StorageRequest] = field(default_factory=list)
     """Temporaries of cyclic moves."""
 
-    def assign(self, frames: Mapping[str, int], place_all: PlaceAll) -> Routine:
+    def assign(self, frames: Mapping[str, int], place_all: AllocateRequests) -> Routine:
         """Assign a location to each storage and return the routine."""
         reader = self.reader
         self._set_dynamic_sizes(frames)
@@ -93,13 +93,13 @@ class _LocationAssigner:
         self._alias_results(carried.union(p.storage for p in reader.params if p is not None))
         unbound = [r for r in requests if r not in self.output_of]
         for request in merge_requests(unbound, reader.requests, reader.replacements):
-            self._set_owner(request, request.shares)
+            self._set_owner(request, request.in_place_successors)
         self._alias_loop_params(loop_ends)
         self._alias_results(frozenset())
         moves = [self._sequentialize_moves(leave) for leave in self._iteration_ends()]
         roots = dict.fromkeys(self.owners[r.storage] for r in requests)
         placed = [r for r in roots if r not in self.output_of]
-        self.places, size = place_all([*placed, *self.saved])
+        self.offsets, size = place_all([*placed, *self.temporaries])
         signature = reader.program.signatures[reader.names[0]]
         return Routine(
             name=reader.names[0],
@@ -107,10 +107,10 @@ class _LocationAssigner:
             outputs=len(signature.result),
             entries=len(reader.names),
             locals=tuple(kind.is_cell for kind in reader.locals),
-            starts=tuple(map(self._initial_location, range(len(reader.locals)))),
+            initial_locations=tuple(map(self._initial_location, range(len(reader.locals)))),
             matches=reader.matches,
             code=tuple(self._emit_statements(moves)),
-            frame=size,
+            frame_bytes=size,
         )
 
     def _iteration_ends(self) -> list[ParallelMoves]:
@@ -183,8 +183,8 @@ class _LocationAssigner:
                     # overwritten.
                     apart = owner is not param and owner not in self.output_of
                     if apart and not _interfere(owner, param):
-                        param.shares += [owner, *owner.shares]
-                        self._set_owner(param, param.shares)
+                        param.in_place_successors += [owner, *owner.in_place_successors]
+                        self._set_owner(param, param.in_place_successors)
 
     def _loop_param_request(self, number: int) -> StorageRequest:
         request = self.reader.params[number]
@@ -203,7 +203,7 @@ class _LocationAssigner:
         for copy in pending:
             if leave.entry is not None:
                 param = self._loop_param_request(copy.move.number)
-                param.shares.append(self._temporary_request(leave, copy.move.size))
+                param.in_place_successors.append(self._temporary_request(leave, copy.move.size))
         reads = [self._read_tokens(copy.source) for copy in pending]
         writes = [self._written_token(copy.move, leave) for copy in pending]
         ordered: list[_OrderedMove] = []
@@ -227,7 +227,7 @@ class _LocationAssigner:
     def _save_to_temporary(self, copy: _OrderedMove, leave: ParallelMoves) -> _OrderedMove:
         """Save a source that another move overwrites to a temporary, and move it from there."""
         saved = self._temporary_request(leave, copy.move.size)
-        self.saved.append(saved)
+        self.temporaries.append(saved)
         self.owners[saved.storage] = saved
         first = _OrderedMove(copy.move, copy.source, saved)
         copy.source = ValueLeaf(StorageOffset(saved.storage), frozenset((saved.storage,)), True)
@@ -275,7 +275,7 @@ class _LocationAssigner:
 
     def _location_in_owner(self, owner: StorageRequest, offset: int = 0) -> Location:
         output = self.output_of.get(owner)
-        start = self.places[owner] if output is None else Location(MemoryHome.OUTPUT, output)
+        start = self.offsets[owner] if output is None else Location(MemoryHome.OUTPUT, output)
         return replace(start, offset=start.offset + offset)
 
     def _initial_location(self, number: int) -> Location | None:
@@ -297,14 +297,14 @@ class _LocationAssigner:
 
     def _locate_operands(self, draft: DraftStatement) -> Iterator[Statement]:
         statement = replace(
-            draft.statement, places=tuple(map(self._location_of_leaf, draft.leaves))
+            draft.statement, locations=tuple(map(self._location_of_leaf, draft.leaves))
         )
         lists = [leaf.lists for leaf in draft.leaves if leaf.lists is not None]
         capacity = (lists[0].root().capacity or 0) if lists else 0
         if isinstance(statement, crt.ListAppend):
             yield replace(statement, capacity=capacity)
         elif isinstance(statement, crt.KernelCallStatement) and statement.kernel is None:
-            source, target = statement.places
+            source, target = statement.locations
             # A copy whose ends were placed in the same location is elided.
             if source != target:
                 size = statement.nbytes * capacity if lists else statement.nbytes
@@ -348,7 +348,7 @@ def _interfere(a: StorageRequest, b: StorageRequest) -> bool:
 
 
 def assign_locations(
-    reader: RoutineReader, frames: Mapping[str, int], place_all: PlaceAll
+    reader: RoutineReader, frames: Mapping[str, int], place_all: AllocateRequests
 ) -> Routine:
     """Return the routine of what a reader has read. `frames` are the bytes of those that it calls,
     `assign_offsets` finds a place for each request of it that is no result.
@@ -358,4 +358,4 @@ def assign_locations(
     return _LocationAssigner(reader).assign(frames, place_all)
 
 
-__all__ = ["PlaceAll", "assign_locations"]
+__all__ = ["AllocateRequests", "assign_locations"]

@@ -37,7 +37,9 @@ def emit_routines(module: MicroModule, prefix: str) -> str:
         for routine in module.routines
     ]
     texts = "".join(emitter.emit_function() for emitter in emitters)
-    return _constructor_table(module) + COPY_HELPER * any(e.takes for e in emitters) + texts
+    return (
+        _constructor_table(module) + COPY_HELPER * any(e.uses_copy_helper for e in emitters) + texts
+    )
 
 
 def _routine_names(module: MicroModule) -> dict[str, str]:
@@ -55,7 +57,7 @@ def _routine_names(module: MicroModule) -> dict[str, str]:
 
 def _constructor_table(module: MicroModule) -> str:
     """Return the C table of constructor tags, or "" if there are none."""
-    operands = [p for r in module.routines for s in r.code for p in s.places]
+    operands = [p for r in module.routines for s in r.code for p in s.locations]
     count = max((p.number + 1 for p in operands if p.home is MemoryHome.NUMBER), default=0)
     if count == 0:
         return ""
@@ -73,7 +75,7 @@ class _RoutineEmitter:
     groups: set[str]
     """Routines with several functions."""
     is_main: bool
-    takes: bool = False
+    uses_copy_helper: bool = False
     """Whether it calls the copy helper."""
 
     def emit_function(self) -> str:
@@ -109,7 +111,7 @@ class _RoutineEmitter:
         lines = []
         if self.is_main and self.routine.entries > 1:
             lines.append(f"int32_t {ENTRY_VARIABLE_NAME} = 0;")
-        rows = zip(self.routine.locals, self.routine.starts, strict=True)
+        rows = zip(self.routine.locals, self.routine.initial_locations, strict=True)
         for number, (is_cell, start) in enumerate(rows):
             if start is not None:
                 kind = "uint8_t *" if is_cell else "const uint8_t *"
@@ -149,11 +151,11 @@ class _RoutineEmitter:
     def _block_header(self, statement: Statement) -> str:
         """Return the header of a block."""
         match statement:
-            case crt.IfHeader(places=(test,)):
+            case crt.IfHeader(locations=(test,)):
                 return f"if (*{self._byte_address(test)} != 0) {{"
-            case crt.SwitchHeader(places=()):
+            case crt.SwitchHeader(locations=()):
                 return f"switch ({ENTRY_VARIABLE_NAME}) {{"
-            case crt.SwitchHeader(places=(value,)):
+            case crt.SwitchHeader(locations=(value,)):
                 return f"switch ({self._load_number(value)}) {{"
             case crt.CaseHeader(number=None):
                 return "default: {"
@@ -169,7 +171,7 @@ class _RoutineEmitter:
         match statement:
             case KernelCallStatement():
                 return [self._kernel_call(statement)]
-            case crt.SetAddressStatement(local=local, places=(location,)):
+            case crt.SetAddressStatement(local=local, locations=(location,)):
                 return [f"v{local} = {self._byte_address(location)};"]
             case crt.SelectClause(match=number, clause=clause):
                 return [f"clause{number} = {clause};"]
@@ -184,9 +186,9 @@ class _RoutineEmitter:
                 return [self._routine_call(statement)]
             case crt.ListAppend():
                 return self._append_lines(statement)
-            case crt.CheckListLength(length=length, places=(count,)):
+            case crt.CheckListLength(length=length, locations=(count,)):
                 return [f"if ({self._load_number(count)} != {length}) return -1;"]
-            case crt.ReverseList(length=length, nbytes=nbytes, places=(source, target)):
+            case crt.ReverseList(length=length, nbytes=nbytes, locations=(source, target)):
                 last = f"(size_t)({length} - 1 - n) * {nbytes}"
                 copy = f"memcpy({self._byte_address(target)} + (size_t)n * {nbytes}, "
                 copy += f"{self._byte_address(source)} + {last}, {nbytes});"
@@ -198,7 +200,7 @@ class _RoutineEmitter:
         return f"*(const int32_t *)(const void *){self._byte_address(location)}"
 
     def _append_lines(self, statement: crt.ListAppend) -> list[str]:
-        count, elements, element, after = statement.places
+        count, elements, element, after = statement.locations
         where = f"{self._byte_address(elements)} + (size_t)n * {statement.nbytes}"
         return [
             "{",
@@ -211,23 +213,23 @@ class _RoutineEmitter:
 
     def _routine_call(self, call: crt.RoutineCallStatement) -> str:
         entry = [str(call.entry)] if call.routine in self.groups else []
-        arguments = ", ".join([*entry, *map(self._byte_address, call.places)])
+        arguments = ", ".join([*entry, *map(self._byte_address, call.locations)])
         source = f" /* {_c_comment(call.source)} */" if call.source else ""
         return f"if ({self.names[call.routine]}({arguments}) != 0) return -1;{source}"
 
     def _kernel_call(self, step: KernelCallStatement) -> str:
         if step.kernel is None:
-            source, target = step.places
+            source, target = step.locations
             homes = (MemoryHome.LOCAL,) if self.is_main else (MemoryHome.LOCAL, MemoryHome.INPUT)
             function = "take" if source.home in homes else "memcpy"
-            self.takes |= source.home in homes
+            self.uses_copy_helper |= source.home in homes
             addresses = f"{self._byte_address(target)}, {self._byte_address(source)}"
             return f"{function}({addresses}, {step.nbytes});"
         kinds = [f"{'const ' * p.is_read}{p.c_type} *" for p in step.kernel.parameters]
-        kinds += ["uint8_t *"] * (len(step.places) - len(kinds))
+        kinds += ["uint8_t *"] * (len(step.locations) - len(kinds))
         arguments = [
             self._kernel_argument(kind, location)
-            for kind, location in zip(kinds, step.places, strict=True)
+            for kind, location in zip(kinds, step.locations, strict=True)
         ]
         source_text = f" /* {_c_comment(step.source)} */" if step.source else ""
         call = f"{step.kernel.name}({', '.join(arguments)})"

@@ -36,7 +36,7 @@ class MicroKernels:
     target: Target
     prefix: str
     helpers: HelperFunctions = field(init=False)
-    made: dict[str, MicroKernel] = field(default_factory=dict)
+    kernel_by_key: dict[str, MicroKernel] = field(default_factory=dict)
     """Compiled kernels by the key of their canonical function."""
     facts: dict[RelayExpr, KernelMemoryInfo] = field(default_factory=dict)
     _facts: dict[str, KernelMemoryInfo] = field(default_factory=dict)
@@ -56,10 +56,10 @@ class MicroKernels:
             )
         form = canonicalize(function)
         key = kernel_key(form, self.target, "")
-        if key not in self.made:
-            self.made[key], self._facts[key] = self._get_or_compile(form, function)
+        if key not in self.kernel_by_key:
+            self.kernel_by_key[key], self._facts[key] = self._get_or_compile(form, function)
         self.facts[function] = self._facts[key]
-        return self.made[key]
+        return self.kernel_by_key[key]
 
     def _get_or_compile(
         self, form: Function, function: Function
@@ -82,7 +82,7 @@ class MicroKernels:
                 error.add_note(f"while compiling {describe_kernel_name(function, name)}")
             raise
         parameters = tuple(KernelParameter(*row) for row in bare.parameters)
-        kernel = MicroKernel(name, parameters, bare.text, bare.workspace)
+        kernel = MicroKernel(name, parameters, bare.text, bare.workspace_bytes)
         return kernel, kernel_facts(lowered, self.target)
 
     def _unique_name(self, hint: str) -> str:

@@ -77,14 +77,14 @@ class TypeLayouts:
 
     def __init__(self, definitions: Mapping[GlobalTypeVar, Node]) -> None:
         self._definitions = definitions
-        self._known: dict[Type, tuple[LeafType, ...]] = {}
+        self._leaves_by_type: dict[Type, tuple[LeafType, ...]] = {}
 
     def leaves(self, kind: Type, where: str) -> tuple[LeafType, ...]:
         """Return the leaves of a type. Raises CompileError, which begins with `where`, for one
         whose values have no bound."""
-        leaves = self._known.get(kind)
+        leaves = self._leaves_by_type.get(kind)
         if leaves is None:
-            leaves = self._known[kind] = tuple(self._flatten_type(kind, where))
+            leaves = self._leaves_by_type[kind] = tuple(self._flatten_type(kind, where))
         return leaves
 
     def _flatten_type(self, kind: Type, where: str) -> list[LeafType]:

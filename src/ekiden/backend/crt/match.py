@@ -84,7 +84,7 @@ def _emit_decision_tree(
         kind, scrutinee = _subvalue(reader, match, value, node.path, heads)
         reader.append_draft(crt.SwitchHeader(), scrutinee[0])
         stack.append(crt.BlockEnd())
-        default = nodes[node.other] if node.other is not None else None
+        default = nodes[node.default_node] if node.default_node is not None else None
         stack += [crt.BlockEnd(), (default, heads), crt.CaseHeader(None)]
         made_by = {c.tag: c for c, _ in reader.program.layouts.constructors(kind)}
         for tag, case in node.cases.items():

@@ -91,7 +91,7 @@ class KernelCallStatement:
     """
 
     kernel: MicroKernel | None
-    places: tuple[Location, ...]
+    locations: tuple[Location, ...]
     """Locations of the parameters, then of the workspace if it needs one."""
     nbytes: int = 0
     source: str = ""
@@ -103,28 +103,28 @@ class SetAddressStatement:
     """Assignment of a location to a pointer variable."""
 
     local: int
-    places: tuple[Location, ...]
+    locations: tuple[Location, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class IfHeader:
     """Head of a block for a true boolean at a location."""
 
-    places: tuple[Location, ...]
+    locations: tuple[Location, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ElseHeader:
     """Head of the block for a false boolean."""
 
-    places: tuple[Location, ...] = ()
+    locations: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BlockEnd:
     """End of a block."""
 
-    places: tuple[Location, ...] = ()
+    locations: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class SwitchHeader:
     group.
     """
 
-    places: tuple[Location, ...] = ()
+    locations: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class CaseHeader:
     """Head of the block of a number; None is the default."""
 
     number: int | None
-    places: tuple[Location, ...] = ()
+    locations: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class SelectClause:
 
     match: int
     clause: int
-    places: tuple[Location, ...] = ()
+    locations: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +158,14 @@ class ClauseSwitchHeader:
     """Head of a switch on the clause that a match has selected."""
 
     match: int
-    places: tuple[Location, ...] = ()
+    locations: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LoopHeader:
     """Head of the loop that Again continues."""
 
-    places: tuple[Location, ...] = ()
+    locations: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +173,14 @@ class ContinueLoop:
     """Jump to the loop's head with another function of the group."""
 
     entry: int
-    places: tuple[Location, ...] = ()
+    locations: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnStatement:
     """Return from the routine."""
 
-    places: tuple[Location, ...] = ()
+    locations: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class FailStatement:
     """Abort of the program: the model rejects its input."""
 
     reason: str
-    places: tuple[Location, ...] = ()
+    locations: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class RoutineCallStatement:
     routine: str
     entry: int
     """Index of the called function within its group."""
-    places: tuple[Location, ...]
+    locations: tuple[Location, ...]
     """Locations of the inputs and outputs, then of the frame if it needs one."""
     source: str = ""
 
@@ -211,7 +211,7 @@ class ListAppend:
 
     capacity: int
     nbytes: int
-    places: tuple[Location, ...]
+    locations: tuple[Location, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class CheckListLength:
     """Check that a list has `length` elements."""
 
     length: int
-    places: tuple[Location, ...]
+    locations: tuple[Location, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class ReverseList:
 
     length: int
     nbytes: int
-    places: tuple[Location, ...]
+    locations: tuple[Location, ...]
 
 
 Statement: TypeAlias = (
@@ -266,11 +266,11 @@ class Routine:
     """Number of functions in the group."""
     locals: tuple[bool, ...]
     """Whether each local variable is written through."""
-    starts: tuple[Location | None, ...]
+    initial_locations: tuple[Location | None, ...]
     """Initial location of each local variable."""
     matches: int
     code: tuple[Statement, ...]
-    frame: int
+    frame_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

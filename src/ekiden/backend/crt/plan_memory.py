@@ -88,7 +88,7 @@ def plan_module(
     routines: list[Routine] = []
     for reader in readers[:-1]:
         routines.append(assign_locations(reader, frames, _assign_frame))
-        frames[routines[-1].name] = routines[-1].frame
+        frames[routines[-1].name] = routines[-1].frame_bytes
 
     def assign_main_pools(
         requests: Sequence[StorageRequest],
@@ -102,14 +102,14 @@ def plan_module(
 
     routines.append(assign_locations(readers[-1], frames, assign_main_pools))
     helpers = (*kernels.helpers.externs.values(), *kernels.helpers.texts.values())
-    texts = (*helpers, *(kernel.text for kernel in kernels.made.values()))
+    texts = (*helpers, *(kernel.text for kernel in kernels.kernel_by_key.values()))
     return MicroModule(
         name=name,
         target=kernels.target,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         constants=tuple(data for _, data in program.constants.values()),
-        kernels=tuple(kernels.made.values()),
+        kernels=tuple(kernels.kernel_by_key.values()),
         routines=tuple(routines),
         pools=tuple(used),
         helpers=(*used_functions(texts), *helpers),

@@ -29,7 +29,7 @@ from ekiden.runtime.debug.instructions import Instruction, decode, dtype_name
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-HOST_PLACE = 0
+HOST_DEVICE_NUMBER = 0
 """Number of the host in an executable's device table."""
 
 
@@ -40,7 +40,7 @@ class _GraphTensor:
     shape: tuple[int, ...]
     dtype: str
     storage: int
-    place: int
+    device_number: int
     """Device number in the executable; the host's for an argument that is not read yet."""
     entry: GraphEntry | None = None
 
@@ -72,12 +72,12 @@ class _BytecodeReader:
     params: dict[str, Tensor] = field(default_factory=dict)
     registers: dict[int, _Value] = field(default_factory=dict)
     _storages: dict[tuple[object, int], int] = field(default_factory=dict)
-    _made: dict[int, _GraphTensor] = field(default_factory=dict)
+    _constant_nodes: dict[int, _GraphTensor] = field(default_factory=dict)
     _names: dict[str, int] = field(default_factory=dict)
     _allocated: int = 0
-    _places: dict[object, int] = field(default_factory=dict)
+    _storage_devices: dict[object, int] = field(default_factory=dict)
     """Device number of each allocated storage."""
-    _read: set[int] = field(default_factory=set)
+    _read_arguments: set[int] = field(default_factory=set)
     """Arguments that a node has read, which are placed on the first reader's device."""
 
     def device(self, place: int) -> GraphDevice:
@@ -108,7 +108,7 @@ class _BytecodeReader:
         self.graph.nodes.append(
             GraphNode(self.unique_name(name), outputs=outputs, constant=constant)
         )
-        return _GraphTensor(shape, dtype, storage, HOST_PLACE, (number, 0))
+        return _GraphTensor(shape, dtype, storage, HOST_DEVICE_NUMBER, (number, 0))
 
     def load_constant(self, number: int) -> Tensor:
         """Return a constant of the executable. Raises CompileError if it is bound late and has no
@@ -122,13 +122,13 @@ class _BytecodeReader:
     def to_tensor(self, value: _Value) -> _GraphTensor:
         """Return a value as a tensor of the graph; a constant becomes a node."""
         if isinstance(value, _GraphConstant):
-            if value.number not in self._made:
+            if value.number not in self._constant_nodes:
                 data = self.load_constant(value.number)
                 name = f"p{len(self.params)}"
                 node_tensor = self.add_argument(name, data.shape, data.dtype, value.number)
                 self.params[self.graph.nodes[-1].name] = data
-                self._made[value.number] = node_tensor
-            return self._made[value.number]
+                self._constant_nodes[value.number] = node_tensor
+            return self._constant_nodes[value.number]
         if not isinstance(value, _GraphTensor):
             raise CompileError("graph: a result or argument of a kernel is not a tensor")
         return value
@@ -159,17 +159,17 @@ class _BytecodeReader:
                 " relay.build makes executables without such tensors"
             )
         output_rows = tuple(
-            GraphOutput(o.shape, o.dtype, o.storage, self.device(o.place)) for o in outputs
+            GraphOutput(o.shape, o.dtype, o.storage, self.device(o.device_number)) for o in outputs
         )
         self.graph.nodes.append(GraphNode(self.unique_name(name), name, entries, output_rows))
 
     def _read_argument(self, operand: _GraphTensor, place: int) -> None:
         """Move an argument that no node has read to the device of the node that reads it."""
         number = -1 if operand.entry is None else operand.entry[0]
-        if number < 0 or self.graph.nodes[number].function or number in self._read:
+        if number < 0 or self.graph.nodes[number].function or number in self._read_arguments:
             return
-        self._read.add(number)
-        operand.place = place
+        self._read_arguments.add(number)
+        operand.device_number = place
         node = self.graph.nodes[number]
         outputs = tuple(replace(output, device=self.device(place)) for output in node.outputs)
         self.graph.nodes[number] = replace(node, outputs=outputs)
@@ -192,14 +192,16 @@ class _BytecodeReader:
             case "AllocStorage" | "AllocArena", (int(dst), *_, int(place)):
                 self._allocated += 1
                 registers[dst] = self._allocated
-                self._places[self._allocated] = place
+                self._storage_devices[self._allocated] = place
             case "AllocTensor", (int(dst), int(of), int(offset), tuple(dtype), tuple(shape)):
                 storage = self.storage(registers.get(of), offset)
-                place = self._places.get(registers.get(of), HOST_PLACE)
+                place = self._storage_devices.get(registers.get(of), HOST_DEVICE_NUMBER)
                 registers[dst] = _GraphTensor(shape, dtype_name(*dtype), storage, place)
             case "Own", (int(dst), int(of), _):
                 source = self.to_tensor(self.register_value(of))
-                registers[dst] = self.interpret_copy(source, source.place, source.place)
+                registers[dst] = self.interpret_copy(
+                    source, source.device_number, source.device_number
+                )
             case "AllocADT", (int(dst), 0, tuple(fields)):
                 registers[dst] = _GraphTuple(tuple(map(self.register_value, fields)))
             case "GetField", (int(dst), int(of), int(index)):
@@ -235,7 +237,9 @@ class _BytecodeReader:
             for r in args[len(args) - count :]
             for t in self.flatten_tensors(self.registers.get(r))
         ]
-        self.add_node(name, inputs, outputs, outputs[0].place if outputs else HOST_PLACE)
+        self.add_node(
+            name, inputs, outputs, outputs[0].device_number if outputs else HOST_DEVICE_NUMBER
+        )
 
     def reshape(self, value: _Value, register: int, index: int, ndim: int) -> _GraphTensor:
         """Interpret ReshapeTensor: a node that shares the storage of its input."""
@@ -244,8 +248,10 @@ class _BytecodeReader:
             raise CompileError(_no_graph_reason("ReshapeTensor"))
         dims = np.asarray(self.load_constant(shape.number).numpy())[index : index + ndim]
         source = self.to_tensor(value)
-        reshaped = _GraphTensor(tuple(map(int, dims)), source.dtype, source.storage, source.place)
-        self.add_node(RESHAPE_FUNCTION, [source], [reshaped], source.place)
+        reshaped = _GraphTensor(
+            tuple(map(int, dims)), source.dtype, source.storage, source.device_number
+        )
+        self.add_node(RESHAPE_FUNCTION, [source], [reshaped], source.device_number)
         return reshaped
 
     def interpret_copy(self, source: _GraphTensor, to_place: int, from_place: int) -> _GraphTensor:

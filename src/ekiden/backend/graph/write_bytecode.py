@@ -47,11 +47,11 @@ class _MainWriter:
         self.primitives: dict[str, int] = {}
         arguments = graph.argument_nodes
         self.registers: dict[GraphEntry, int] = {(n, 0): i for i, n in enumerate(arguments)}
-        self.count = len(arguments)
+        self.num_registers = len(arguments)
         self.storages: dict[object, int] = {}
         outputs = [output for node in graph.nodes for output in node.outputs]
         self.devices = list(dict.fromkeys([HOST, *(output.device for output in outputs)]))
-        self.places: list[int] = []
+        self.primitive_devices: list[int] = []
         """Device number of the memory that each primitive writes."""
         self.sizes = self._storage_sizes()
 
@@ -75,7 +75,7 @@ class _MainWriter:
         arguments = [self.graph.nodes[number].outputs[0] for number in self.graph.argument_nodes]
         params = tuple(self._place(argument.device) for argument in arguments)
         constants = (self._place(HOST),) * len(self.constants)
-        return DeviceTable(tuple(self.devices), constants, tuple(self.places), (params,))
+        return DeviceTable(tuple(self.devices), constants, tuple(self.primitive_devices), (params,))
 
     def build_function(self) -> VMFunction:
         """Return the whole function."""
@@ -90,12 +90,12 @@ class _MainWriter:
         arguments = [self.graph.nodes[n] for n in self.graph.argument_nodes]
         names = tuple(node.name for node in arguments)
         types = tuple(tensor_type(n.outputs[0].shape, n.outputs[0].dtype) for n in arguments)
-        return VMFunction("main", names, self.count, tuple(self.code), types)
+        return VMFunction("main", names, self.num_registers, tuple(self.code), types)
 
     def _emit_into(self, name: str, **operands: Operand | str) -> int:
-        self.count += 1
-        self.code.append(make_instruction(name, dst=self.count - 1, **operands))
-        return self.count - 1
+        self.num_registers += 1
+        self.code.append(make_instruction(name, dst=self.num_registers - 1, **operands))
+        return self.num_registers - 1
 
     def _emit_node(self, number: int, node: GraphNode) -> None:
         inputs = tuple(self.registers[e] for e in node.inputs)
@@ -128,8 +128,10 @@ class _MainWriter:
 
     def _primitive_index(self, node: GraphNode) -> int:
         index = self.primitives.setdefault(node.function, len(self.primitives))
-        if index == len(self.places):
-            self.places.append(self._place(node.outputs[0].device) if node.outputs else -1)
+        if index == len(self.primitive_devices):
+            self.primitive_devices.append(
+                self._place(node.outputs[0].device) if node.outputs else -1
+            )
         return index
 
     def _emit_alloc_tensor(self, entry: GraphEntry, output: GraphOutput) -> int:

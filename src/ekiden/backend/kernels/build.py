@@ -82,25 +82,25 @@ class CompiledKernels:
     facts: list[KernelMemoryInfo]
     objects: list[bytes]
     exports: list[str]
-    device: list[DeviceKernel] = field(default_factory=list)
+    device_kernels: list[DeviceKernel] = field(default_factory=list)
     """Device kernels that the host code launches."""
-    code: Mapping[str, bytes] = field(default_factory=dict)
+    code_by_key: Mapping[str, bytes] = field(default_factory=dict)
     """Compiled code by key, reused when the general kernels are compiled later."""
-    general: Mapping[str, bytes] = field(default_factory=dict)
+    general_forms: Mapping[str, bytes] = field(default_factory=dict)
     """General forms by name in the quick tier, which are in no object."""
 
     def with_shape_kernels(self, programs: Sequence[PrimFunc], target: Target) -> CompiledKernels:
         """Return these kernels together with the shape kernels `programs`, compiled to one object;
         a shape kernel that has a general form is left out where these have general ones.
         """
-        forms = general_shape_forms(programs, target) if self.general else {}
-        general = {**self.general, **forms}
+        forms = general_shape_forms(programs, target) if self.general_forms else {}
+        general = {**self.general_forms, **forms}
         programs = [f for f in programs if f.name not in forms]
         if not programs:
-            return replace(self, general=general)
+            return replace(self, general_forms=general)
         code = _compile_host_programs(programs, target.code_host)
         exports = [*self.exports, *(f.name for f in programs)]
-        return replace(self, objects=[*self.objects, code], exports=exports, general=general)
+        return replace(self, objects=[*self.objects, code], exports=exports, general_forms=general)
 
     @time_phase("link")
     def link(
@@ -304,7 +304,7 @@ def build_kernels(
     kernels = [kernel for _, device_kernels in codes for kernel in device_kernels]
     return CompiledKernels(
         [t.name for t in tasks], forms, facts, objects, exports, kernels,
-        code=tiered.code if tiered.general else {}, general=tiered.general,
+        code_by_key=tiered.code if tiered.general else {}, general_forms=tiered.general,
     )  # fmt: skip
 
 

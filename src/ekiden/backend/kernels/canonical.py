@@ -38,7 +38,7 @@ class _DimRenaming:
         result = function.body.checked_type
         dims = [d for t in [*kinds, *flatten_tensor_types(result)] for d in t.shape]
         self.symbols: dict[Var, PrimExpr] = {}
-        self.compound: list[tuple[PrimExpr, PrimExpr]] = []
+        self.symbol_by_compound_dim: list[tuple[PrimExpr, PrimExpr]] = []
         # Plain symbols first: a compound dimension is renamed in terms of them if possible.
         for dim in dims:
             if isinstance(dim, Var) and dim not in self.symbols:
@@ -48,16 +48,16 @@ class _DimRenaming:
                 any(v not in self.symbols for v in prim_vars(dim))
                 and self._known_symbol(dim) is None
             ):
-                self.compound.append((dim, self._fresh_symbol()))
+                self.symbol_by_compound_dim.append((dim, self._fresh_symbol()))
 
     def _fresh_symbol(self) -> SizeVar:
-        return SizeVar(f"n{len(self.symbols) + len(getattr(self, 'compound', ()))}")
+        return SizeVar(f"n{len(self.symbols) + len(getattr(self, 'symbol_by_compound_dim', ()))}")
 
     def unify_types(self, expected: Type | None, inferred: Type | None) -> bool:
         """Unify the type that an operator infers in canonical symbols with the expected one: a
         symbol may turn out to equal an expression of earlier ones. Return whether it did.
         """
-        if not self.compound:
+        if not self.symbol_by_compound_dim:
             return False
         pairs = zip(_type_dims(expected), _type_dims(inferred), strict=False)
         return any(self._unify_dim(dim, self._known_symbol(dim), value) for dim, value in pairs)
@@ -70,11 +70,13 @@ class _DimRenaming:
         is_broadcast = any(isinstance(e, Select) for e in post_order(value))
         if not free or symbol in free or is_broadcast:
             return False
-        self.compound = [(e, simplify(substitute(v, {symbol: value}))) for e, v in self.compound]
+        self.symbol_by_compound_dim = [
+            (e, simplify(substitute(v, {symbol: value}))) for e, v in self.symbol_by_compound_dim
+        ]
         return True
 
     def _known_symbol(self, expr: PrimExpr) -> PrimExpr | None:
-        return next((v for e, v in self.compound if prove_equal(e, expr)), None)
+        return next((v for e, v in self.symbol_by_compound_dim if prove_equal(e, expr)), None)
 
     def rename_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return a dimension or attribute in canonical symbols."""

@@ -160,7 +160,7 @@ class GeneralFormBuilder:
                 self.stages.append(self._check_stage(group, waiting[op]))
             else:
                 self._add_stages(group)
-        self.owners = assign_memory_owners(groups, self.temporaries)
+        self.memory_owners = assign_memory_owners(groups, self.temporaries)
 
     def _add_stages(self, group: Sequence[te.Tensor]) -> None:
         """Add the stages of an operation."""
@@ -240,7 +240,7 @@ class GeneralFormBuilder:
             params += [element_type_number(tensor.dtype), len(dims), *dims]
         buffers = [len(self.buffers)]
         for tensor in (*self.params, *self.temporaries):
-            owner = self.owners.get(tensor)
+            owner = self.memory_owners.get(tensor)
             owner_word = 0 if owner is None else -1 - self.buffers[owner]
             buffers += [
                 element_type_number(tensor.dtype),
@@ -368,11 +368,15 @@ class GeneralFormBuilder:
         )
         *along, of_panel, of_step = steps
         zero = self.sizes.constant(0)
-        if remaining_terms or along[column] != zero or (lies.word > 1 and along[-1] != zero):
+        if (
+            remaining_terms
+            or along[column] != zero
+            or (lies.elements_per_word > 1 and along[-1] != zero)
+        ):
             return none
-        if lies.word > 1:
+        if lies.elements_per_word > 1:
             along[-1] = of_step
-        return [lies.tile, self.buffers[lies.weight.producer], of_panel, lies.word,
+        return [lies.tile, self.buffers[lies.weight.producer], of_panel, lies.elements_per_word,
                 *along[n_spatial:], offset, *along[:n_spatial]]  # fmt: skip
 
 
@@ -410,7 +414,7 @@ class _PackedPanels(NamedTuple):
     weight: te.ProducerLoad
     indices: Sequence[PrimExpr]
     tile: int
-    word: int
+    elements_per_word: int
     """Consecutive elements of the last reduction axis that are stored side by side."""
     panel: Var
     """Panel number, within the indices."""

@@ -87,9 +87,9 @@ class _ChoiceFinder:
     """
 
     def __init__(self) -> None:
-        self.within: dict[int, bool] = {}
+        self.contains_choice: dict[int, bool] = {}
         """Whether each expression (by id) contains a conditional value, loads aside."""
-        self.alive: list[PrimExpr] = []
+        self.keepalive: list[PrimExpr] = []
 
     def find_choice(self, value: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:
         """Return (condition, then, else), with the whole value in both cases, or None."""
@@ -108,11 +108,11 @@ class _ChoiceFinder:
         return condition, then_value, otherwise
 
     def _contains_choice(self, value: PrimExpr) -> bool:
-        for node in unvisited_post_order((value,), self.within):
-            inside = any(self.within[id(c)] for c in _elementwise_operands(node))
-            self.within[id(node)] = inside or _match_choice(node) is not None
-            self.alive.append(node)
-        return self.within[id(value)]
+        for node in unvisited_post_order((value,), self.contains_choice):
+            inside = any(self.contains_choice[id(c)] for c in _elementwise_operands(node))
+            self.contains_choice[id(node)] = inside or _match_choice(node) is not None
+            self.keepalive.append(node)
+        return self.contains_choice[id(value)]
 
 
 def _match_choice(value: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:

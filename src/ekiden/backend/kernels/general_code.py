@@ -58,15 +58,15 @@ GENERAL_ELEMENT_DTYPES = ("float32", "float64", "bool", "int8", "int16", "int32"
                           "uint16",
             "uint32", "float16", "bfloat16")  # fmt: skip
 HALF_PRECISION_DTYPES = ("float16", "bfloat16")
-F32, F64, INT = range(3)
-S_CONST, S_SYMBOL = 0, 1
+FLOAT32_REGISTER, FLOAT64_REGISTER, INT64_REGISTER = range(3)
+SIZE_OP_CONST, SIZE_OP_SYMBOL = 0, 1
 SIZE_OP_NUMBERS: dict[type[PrimExpr], int] = {
     kind: number
     for number, kind in enumerate(
         (Add, Sub, Mul, Div, FloorDiv, FloorMod, Min, Max, EQ, NE, LT, LE, GT, GE, And, Or), 2
     )
 }
-S_NOT, S_SELECT = 18, 19
+SIZE_OP_NOT, SIZE_OP_SELECT = 18, 19
 GENERAL_OPCODES = (
     "const", "size", "axis", "load", "add", "sub", "mul", "div", "floordiv", "floormod", "min",
     "max", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "select", "to_f32", "to_f64",
@@ -126,7 +126,7 @@ def element_type_number(dtype: str) -> int:
 def register_kind(dtype: str) -> int:
     """Return the register kind of a dtype."""
     number = element_type_number(dtype)
-    return F32 if dtype in HALF_PRECISION_DTYPES else min(number, INT)
+    return FLOAT32_REGISTER if dtype in HALF_PRECISION_DTYPES else min(number, INT64_REGISTER)
 
 
 class Sizes:
@@ -137,11 +137,11 @@ class Sizes:
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, int]] = []
         """Encoded size operations with operands as row numbers (for a constant, its value)."""
-        self._known: dict[tuple[int, int, int, int], int] = {}
+        self._interned_rows: dict[tuple[int, int, int, int], int] = {}
         self._symbols: dict[Var, int] = {}
         self._are_sizes: dict[int, bool] = {}
         """Cached results of `has` for expressions that are kept alive."""
-        self._alive: list[PrimExpr] = []
+        self._keepalive: list[PrimExpr] = []
 
     def bind(self, symbol: Var) -> bool:
         """Bind a symbol to the next argument dimension; return whether it is new. Raises
@@ -157,7 +157,7 @@ class Sizes:
 
     def constant(self, value: int) -> int:
         """Return a constant."""
-        return self._intern_row(S_CONST, value)
+        return self._intern_row(SIZE_OP_CONST, value)
 
     def add(self, a: int, b: int) -> int:
         """Return a sum of sizes."""
@@ -190,7 +190,7 @@ class Sizes:
             else:
                 is_size = isinstance(node, (IntImm, Not, Select)) or type(node) in SIZE_OP_NUMBERS
             is_size_of[id(node)] = is_size and all(is_size_of[id(c)] for c in children(node))
-            self._alive.append(node)
+            self._keepalive.append(node)
         return is_size_of[id(expr)]
 
     def size_number(self, expr: PrimExpr) -> int:
@@ -209,31 +209,31 @@ class Sizes:
             case Var():
                 if expr not in self._symbols:
                     raise NoGeneralFormError(f"a size that depends on {expr.name}")
-                return self._intern_row(S_SYMBOL, self._symbols[expr])
+                return self._intern_row(SIZE_OP_SYMBOL, self._symbols[expr])
             case Add():
                 return self.add(*inside)
             case Mul():
                 return self.mul(*inside)
             case Not():
-                return self._intern_row(S_NOT, *inside)
+                return self._intern_row(SIZE_OP_NOT, *inside)
             case Select():
-                return self._intern_row(S_SELECT, *inside)
+                return self._intern_row(SIZE_OP_SELECT, *inside)
         if type(expr) not in SIZE_OP_NUMBERS:
             raise NoGeneralFormError(f"a size by {type(expr).__name__}")
         return self._intern_row(SIZE_OP_NUMBERS[type(expr)], *inside)
 
     def _fold_constants(self, op: int, a: int, b: int, by: Callable[[int, int], int]) -> int:
         lhs, rhs = self.rows[a], self.rows[b]
-        if lhs[0] == rhs[0] == S_CONST:
+        if lhs[0] == rhs[0] == SIZE_OP_CONST:
             return self.constant(by(lhs[1], rhs[1]))
         return self._intern_row(op, a, b)
 
     def _intern_row(self, op: int, a: int, b: int = 0, c: int = 0) -> int:
         row = (op, a, b, c)
-        if row not in self._known:
-            self._known[row] = len(self.rows)
+        if row not in self._interned_rows:
+            self._interned_rows[row] = len(self.rows)
             self.rows.append(row)
-        return self._known[row]
+        return self._interned_rows[row]
 
     def encode(self) -> list[int]:
         """Return the rows after their count."""
@@ -257,12 +257,12 @@ class CodeBuilder:
         """Instructions as (operation, kind, result, operands), with row numbers until registers are
         allocated.
         """
-        self._made: dict[int, int] = {}
+        self._instruction_of_expr: dict[int, int] = {}
         self._addresses: dict[int, LoadAddress] = {}
         self._depths: dict[int, int] = {}
-        self._known: dict[tuple[int, ...], int] = {}
+        self._interned_instructions: dict[tuple[int, ...], int] = {}
         """Interned instructions, and loads after a -1."""
-        self._alive: list[PrimExpr] = []
+        self._keepalive: list[PrimExpr] = []
 
     def encode(self, results: Sequence[PrimExpr]) -> list[int]:
         """Encode the code that computes some values. Raises NoGeneralFormError beyond
@@ -284,19 +284,19 @@ class CodeBuilder:
         stack = [(expr, False)]
         while stack:
             node, is_ready = stack.pop()
-            if id(node) in self._made:
+            if id(node) in self._instruction_of_expr:
                 continue
             if is_ready:
-                self._made[id(node)] = self._emit_node(node)
+                self._instruction_of_expr[id(node)] = self._emit_node(node)
                 continue
-            self._alive.append(node)
+            self._keepalive.append(node)
             stack.append((node, True))
             # what needs most registers comes first, while few others are held
             # Deepest operand first: registers needed stay at the Sethi-Ullman bound rather than
             # growing with the expression.
             needs = sorted(self._dependencies(node), key=self._expr_depth)
             stack += [(inner, False) for inner in needs]
-        return self._made[id(expr)]
+        return self._instruction_of_expr[id(expr)]
 
     def _expr_depth(self, expr: PrimExpr) -> int:
         """Return the depth of an expression."""
@@ -304,7 +304,7 @@ class CodeBuilder:
             for node in unvisited_post_order((expr,), self._depths):
                 inside = [self._depths[id(c)] for c in children(node)]
                 self._depths[id(node)] = 1 + max(inside, default=0)
-            self._alive.append(expr)
+            self._keepalive.append(expr)
         return self._depths[id(expr)]
 
     def _dependencies(self, expr: PrimExpr) -> list[PrimExpr]:
@@ -385,7 +385,7 @@ class CodeBuilder:
     # Instructions --------------------------------------------------------------------------------
 
     def _append(self, op: str, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
-        row_index = self._known.setdefault(
+        row_index = self._interned_instructions.setdefault(
             (GENERAL_OPCODE_NUMBERS[op], kind, a, b, c), len(self.rows)
         )
         if row_index == len(self.rows):
@@ -398,21 +398,25 @@ class CodeBuilder:
                 return self._emit_load(expr)
             case IntImm(value=value):
                 element_type_number(expr.dtype)
-                return self._append("const", INT, int(value))
+                return self._append("const", INT64_REGISTER, int(value))
             case FloatImm(value=value):
                 row_index = self._append("const", register_kind(expr.dtype), _float64_bits(value))
                 return self._wrap_to_dtype("const", row_index, expr.dtype)
             case Var() if expr in self.axes:
-                return self._append("axis", INT, self.axes[expr])
+                return self._append("axis", INT64_REGISTER, self.axes[expr])
             case _ if self._is_size(expr):
-                return self._append("size", INT, self.sizes.size_number(expr))
+                return self._append("size", INT64_REGISTER, self.sizes.size_number(expr))
             case Cast():
-                return self._emit_cast(self._made[id(expr.value)], expr.value.dtype, expr.dtype)
+                return self._emit_cast(
+                    self._instruction_of_expr[id(expr.value)], expr.value.dtype, expr.dtype
+                )
             case Not(a=a):
-                return self._append("not", INT, self._made[id(a)])
+                return self._append("not", INT64_REGISTER, self._instruction_of_expr[id(a)])
             case Select(condition=c, true_value=a, false_value=b):
                 kind = register_kind(expr.dtype)
-                return self._append("select", kind, *(self._made[id(x)] for x in (c, a, b)))
+                return self._append(
+                    "select", kind, *(self._instruction_of_expr[id(x)] for x in (c, a, b))
+                )
             case Intrinsic():
                 return self._emit_intrinsic(expr)
             case BinaryExpr():
@@ -425,42 +429,51 @@ class CodeBuilder:
         steps, offset, more = self._addresses[id(expr)]
         buffer = self.buffers[expr.producer]
         load = [buffer, 1, *steps, offset]
-        number, by = self._known.setdefault((-1, *load), len(self.loads)), -1
+        number, by = self._interned_instructions.setdefault((-1, *load), len(self.loads)), -1
         if number == len(self.loads):
             self.loads.append(load)
         for term_expr, scale in more:
             term = self._append(
-                "mul", INT, self._made[id(term_expr)], self._append("size", INT, scale)
+                "mul",
+                INT64_REGISTER,
+                self._instruction_of_expr[id(term_expr)],
+                self._append("size", INT64_REGISTER, scale),
             )
-            by = term if by < 0 else self._append("add", INT, by, term)
+            by = term if by < 0 else self._append("add", INT64_REGISTER, by, term)
         return self._append("load", register_kind(expr.dtype), number, by)
 
     def _emit_binary(self, expr: BinaryExpr) -> int:
         if type(expr) not in BINARY_OPCODES:
             raise NoGeneralFormError(f"an expression of {type(expr).__name__}")
         op, kind = BINARY_OPCODES[type(expr)], register_kind(expr.a.dtype)
-        if op in ("floordiv", "floormod") and kind != INT:
+        if op in ("floordiv", "floormod") and kind != INT64_REGISTER:
             raise NoGeneralFormError("a floor division of floats")
-        row_index = self._append(op, kind, self._made[id(expr.a)], self._made[id(expr.b)])
+        row_index = self._append(
+            op, kind, self._instruction_of_expr[id(expr.a)], self._instruction_of_expr[id(expr.b)]
+        )
         return self._wrap_to_dtype(op, row_index, expr.dtype)
 
     def _wrap_to_dtype(self, op: str, row_index: int, dtype: str) -> int:
         """Wrap a number to its dtype: an integer to its range, a half float rounded."""
         if dtype in HALF_PRECISION_DTYPES and op not in HALF_EXACT_OPS:
-            return self._append("wrap", F32, row_index, element_type_number(dtype))
-        if op in OVERFLOWING_OPS and register_kind(dtype) == INT and dtype != "int64":
-            return self._append("wrap", INT, row_index, element_type_number(dtype))
+            return self._append("wrap", FLOAT32_REGISTER, row_index, element_type_number(dtype))
+        if op in OVERFLOWING_OPS and register_kind(dtype) == INT64_REGISTER and dtype != "int64":
+            return self._append("wrap", INT64_REGISTER, row_index, element_type_number(dtype))
         return row_index
 
     def _emit_cast(self, row_index: int, source: str, target: str) -> int:
         before, after = register_kind(source), register_kind(target)
         if before == after:
-            if source == target or (after != INT and target not in HALF_PRECISION_DTYPES):
+            if source == target or (
+                after != INT64_REGISTER and target not in HALF_PRECISION_DTYPES
+            ):
                 return row_index
             return self._append("wrap", after, row_index, element_type_number(target))
-        if after == INT:
+        if after == INT64_REGISTER:
             return self._append("to_int", before, row_index, element_type_number(target))
-        row_index = self._append("to_f32" if after == F32 else "to_f64", before, row_index)
+        row_index = self._append(
+            "to_f32" if after == FLOAT32_REGISTER else "to_f64", before, row_index
+        )
         return (
             self._wrap_to_dtype("cast", row_index, target)
             if target in HALF_PRECISION_DTYPES
@@ -469,19 +482,24 @@ class CodeBuilder:
 
     def _emit_intrinsic(self, expr: Intrinsic) -> int:
         name = OP_ALIASES.get(expr.op, expr.op)
-        args = [self._made[id(a)] for a in expr.args]
+        args = [self._instruction_of_expr[id(a)] for a in expr.args]
         if name == "likely":
             return args[0]
         if name == "if_then_else":
             return self._append("select", register_kind(expr.dtype), *args)
         kind = register_kind(expr.args[0].dtype)
         by = expr.args[1] if name == "right_shift" else None
-        if isinstance(by, IntImm) and 0 <= by.value < MAX_SHIFT and kind == INT:
-            return self._append("floordiv", INT, args[0], self._append("const", INT, 1 << by.value))
+        if isinstance(by, IntImm) and 0 <= by.value < MAX_SHIFT and kind == INT64_REGISTER:
+            return self._append(
+                "floordiv",
+                INT64_REGISTER,
+                args[0],
+                self._append("const", INT64_REGISTER, 1 << by.value),
+            )
         fits = (
             name == "abs"
-            or (name in FLOAT_ONLY_OPS and kind != INT)
-            or (name in INTEGER_ONLY_OPS and kind == INT)
+            or (name in FLOAT_ONLY_OPS and kind != INT64_REGISTER)
+            or (name in INTEGER_ONLY_OPS and kind == INT64_REGISTER)
         )
         if not fits:
             raise NoGeneralFormError(f"{expr.op} of {expr.args[0].dtype}")

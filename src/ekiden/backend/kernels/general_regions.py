@@ -129,7 +129,7 @@ class _ScalarMath:
     def maximum(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
         return Max(a, b, a.dtype)
 
-    def smaller(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    def minimum(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
         return Min(a, b, a.dtype)
 
 
@@ -142,10 +142,10 @@ class _RecurrentLayer:
         self.cell, self.outputs = cell, list(outputs)
         self.data, self.given = op.inputs[:2]
         self.is_bytes = self.given.dtype == "int8"
-        self.extras = dict(zip(cell.given, op.inputs[2:], strict=True))
+        self.extra_inputs = dict(zip(cell.optional_inputs, op.inputs[2:], strict=True))
         self.steps, self.batch, rows = self.data.whole_shape
         assert isinstance(rows, IntImm)
-        self.hidden = rows.value // cell.gates
+        self.hidden = rows.value // cell.num_gates
         self.h = _state_tensor((self.batch, const(self.hidden)), "h_state")
         self.c = _state_tensor((self.batch, const(self.hidden)), "c_state")
         self.reset = _state_tensor((self.batch, const(self.hidden)), "reset_state")
@@ -157,7 +157,7 @@ class _RecurrentLayer:
             panels, width = self.given.whole_shape[0], self.given.whole_shape[2]
             assert isinstance(panels, IntImm) and isinstance(width, IntImm)
             self.columns, self.width = panels.value * width.value, width.value
-            self.lanes = self.width // cell.gates
+            self.lanes = self.width // cell.num_gates
         self.weight = self.given
         if not self.is_packed:
             panels = const(-(-self.columns // self.width))
@@ -165,7 +165,7 @@ class _RecurrentLayer:
             self.weight = _state_tensor(shape, "panels", self.dtype)
         self.products = _state_tensor((self.batch, const(self.columns)), "products", self.dtype)
         self.bytes = _state_tensor((self.batch, const(self.hidden)), "bytes", "uint8")
-        self.places = self.extras.get("places")
+        self.places = self.extra_inputs.get("places")
         if self.places is None or is_const(self.places.whole_shape[1], 0):
             self.places = None
         else:
@@ -183,7 +183,7 @@ class _RecurrentLayer:
 
     def init_state(self, name: str) -> RegionStep:
         """Return the step that initialises a state."""
-        initial_state = self.extras.get(f"initial_{name}")
+        initial_state = self.extra_inputs.get(f"initial_{name}")
 
         def initial_element(b: Var, u: Var) -> PrimExpr:
             return const(0.0, "float32") if initial_state is None else initial_state[b, u]
@@ -337,14 +337,14 @@ class _RecurrentLayer:
         if not self.is_bytes:
             return value
         step, point = self.quantization_params()
-        total = cast(value - point * self.extras["sums"][row], "float32")
-        return total * (step * self.extras["scale"][row])
+        total = cast(value - point * self.extra_inputs["sums"][row], "float32")
+        return total * (step * self.extra_inputs["scale"][row])
 
     def input_row(self, t: PrimExpr, b: Var) -> tuple[PrimExpr, PrimExpr | None]:
         """Return the input row of a time step, and whether it exists, as
         kernels.recurrent.layers.Layer does.
         """
-        lengths = self.extras.get("lengths")
+        lengths = self.extra_inputs.get("lengths")
         if lengths is None:
             return (self.steps - 1 - t if self.cell.reverse else t), None
         length = lengths[b]
@@ -382,13 +382,13 @@ class _RecurrentLayer:
         when, is_valid = self.input_row(t, b)
         x = [self.data[when, b, u + g * self.hidden] for g in chosen]
         r = [self.gate_product(b, u, g) for g in chosen]
-        if "bias" in self.extras:
-            bias = self.extras["bias"]
+        if "bias" in self.extra_inputs:
+            bias = self.extra_inputs["bias"]
             r = [value + bias[u + g * self.hidden] for g, value in zip(chosen, r, strict=True)]
         old = {name: state[b, u] for name, state in self.states.items()}
         cell_inputs = dict(old)
-        if "peephole" in self.extras:
-            weight = self.extras["peephole"]
+        if "peephole" in self.extra_inputs:
+            weight = self.extra_inputs["peephole"]
             cell_inputs |= {
                 name: weight[u + n * self.hidden] for n, name in enumerate(PEEPHOLE_NAMES)
             }
@@ -412,7 +412,7 @@ def _build_recurrent(
 ) -> None:
     """Add the loop over time."""
     layer, t = _RecurrentLayer(op, outputs), Var("t")
-    if layer.cell.reverse and "lengths" in layer.extras:
+    if layer.cell.reverse and "lengths" in layer.extra_inputs:
         raise NoGeneralFormError("sequences of their own lengths are read backwards")
     regions.add_unrepeated(*layer.pack_weight(), *(layer.init_state(name) for name in layer.states))
     steps: list[RegionStep] = []
@@ -444,25 +444,25 @@ class _QueryBlock:
             for layout, operand in zip(heads.layouts, op.inputs[:3], strict=False)
         )
         blocks = simplify((self.q["s"] + (MAX_QUERY_ROWS - 1)) // MAX_QUERY_ROWS)
-        self.turns = simplify(self.q["b"] * self.q["h"] * blocks)
+        self.num_iterations = simplify(self.q["b"] * self.q["h"] * blocks)
         number: PrimExpr = iteration
-        self.start: PrimExpr = const(0)
+        self.first_query: PrimExpr = const(0)
         self.rows = self.q["s"]
         if not is_const(blocks, 1):
-            number, self.start = iteration // blocks, iteration % blocks * MAX_QUERY_ROWS
-            self.rows = minimum(self.q["s"] - self.start, const(MAX_QUERY_ROWS))
+            number, self.first_query = iteration // blocks, iteration % blocks * MAX_QUERY_ROWS
+            self.rows = minimum(self.q["s"] - self.first_query, const(MAX_QUERY_ROWS))
         self.b, self.head = number // self.q["h"], number % self.q["h"]
         groups = k["h"]
-        self.shared = self.head // simplify(self.q["h"] // groups)
+        self.kv_head = self.head // simplify(self.q["h"] // groups)
         self.queries, self.keys, self.depth = self.q["s"], self.v["s"], self.q["d"]
         self.scores = _state_tensor((self.rows, self.keys), "scores")
-        self.top = _state_tensor((self.rows,), "top")
-        self.total = _state_tensor((self.rows,), "total")
-        self.mixed = _state_tensor((self.rows, self.v["d"]), "mixed")
+        self.row_max = _state_tensor((self.rows,), "top")
+        self.row_sum = _state_tensor((self.rows,), "total")
+        self.weighted_values = _state_tensor((self.rows, self.v["d"]), "mixed")
 
     def operand_element(self, tensor: te.Tensor, n: int, s: PrimExpr, d: PrimExpr) -> PrimExpr:
         """Return an element of the n-th operand."""
-        head = self.shared if n in (1, 2) else self.head
+        head = self.kv_head if n in (1, 2) else self.head
         index = {"b": self.b, "h": head, "s": s, "d": d}
         return tensor[tuple(index[axis] for axis in self.heads.layouts[n])]
 
@@ -482,7 +482,7 @@ class _QueryBlock:
         if cap := self.heads.softcap:
             value = call_intrin("tanh", value * const(1 / cap, "float32")) * const(cap, "float32")
         if self.bias is not None:
-            bias_index = (self.b, self.head, self.start + s, key)
+            bias_index = (self.b, self.head, self.first_query + s, key)
             dims = self.bias.whole_shape
             value = value + self.bias[tuple(
                 const(0) if is_const(d, 1) else i for i, d in zip(bias_index, dims, strict=True)
@@ -490,34 +490,34 @@ class _QueryBlock:
         if not self.heads.causal:
             return value
         return if_then_else(
-            key < self.num_visible_keys(self.start + s), value, const(-math.inf, "float32")
+            key < self.num_visible_keys(self.first_query + s), value, const(-math.inf, "float32")
         )
 
     def output_element(self, s: Var, d: Var) -> PrimExpr:
         """Return an element of the result: the weighted sum over the softmax denominator."""
-        value = self.mixed[s, d] / self.total[s]
+        value = self.weighted_values[s, d] / self.row_sum[s]
         if not self.heads.nan_as_zero:
             return value
-        return if_then_else(call_intrin("isnan", self.total[s]), const(0.0, "float32"), value)
+        return if_then_else(call_intrin("isnan", self.row_sum[s]), const(0.0, "float32"), value)
 
     def build_steps(self) -> list[RegionStep]:
         """Return the steps of the block."""
         d, j, n, m = (te.reduce_axis((0, extent), name) for extent, name in (
             (self.depth, "d"), (self.keys, "j"), (self.keys, "n"), (self.keys, "m")))  # fmt: skip
         scores, rows = _result_destination(self.scores), self.scores.whole_shape
-        width = self.mixed.whole_shape
+        width = self.weighted_values.whole_shape
         layout = self.heads.layouts[3]
         strides = dict(zip(layout, _row_major_strides(self.output.whole_shape), strict=True))
         destination = ResultLayout(
             self.output,
             (strides["s"], strides["d"]),
-            self.b * strides["b"] + self.head * strides["h"] + self.start * strides["s"],
+            self.b * strides["b"] + self.head * strides["h"] + self.first_query * strides["s"],
         )
         return [
             _region_step(
                 rows,
                 lambda s, key: te.sum(
-                    self.operand_element(self.query, 0, self.start + s, d)
+                    self.operand_element(self.query, 0, self.first_query + s, d)
                     * self.operand_element(self.key, 1, key, d),
                     d,
                 ),
@@ -528,19 +528,19 @@ class _QueryBlock:
             _region_step(
                 rows[:1],
                 lambda s: te.max(self.scores[s, j], j),
-                _result_destination(self.top),
+                _result_destination(self.row_max),
                 name="top",
             ),
             _region_step(
                 rows,
-                lambda s, key: call_intrin("exp", self.scores[s, key] - self.top[s]),
+                lambda s, key: call_intrin("exp", self.scores[s, key] - self.row_max[s]),
                 scores,
                 name="powers",
             ),
             _region_step(
                 rows[:1],
                 lambda s: te.sum(self.scores[s, n], n),
-                _result_destination(self.total),
+                _result_destination(self.row_sum),
                 name="total",
             ),
             _region_step(
@@ -548,7 +548,7 @@ class _QueryBlock:
                 lambda s, d: te.sum(
                     self.scores[s, m] * self.operand_element(self.value, 2, m, d), m
                 ),
-                _result_destination(self.mixed),
+                _result_destination(self.weighted_values),
                 name="mixed",
             ),
             _region_step(width, self.output_element, destination, name="share"),
@@ -561,7 +561,7 @@ def _build_attention(
     """Add the loop over query blocks of heads."""
     iteration = Var("head")
     head = _QueryBlock(op, outputs[0], iteration)
-    regions.regions.append(Region(iteration, head.turns, head.build_steps()))
+    regions.regions.append(Region(iteration, head.num_iterations, head.build_steps()))
 
 
 REGION_BUILDERS: dict[str, Callable[[_RegionBuilder, te.ExternOp, Sequence[te.Tensor]], None]] = {

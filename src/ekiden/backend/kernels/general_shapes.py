@@ -43,23 +43,23 @@ class _ShapeFormBuilder:
         self.tensors = {param: _buffer_tensor(param, named_dims) for param in params}
         *inputs, output = self.tensors.values()
         self.form = GeneralFormBuilder(inputs, [output])
-        self.waiting: list[tuple[te.Tensor, int, PrimExpr]] = []
+        self.pending_stores: list[tuple[te.Tensor, int, PrimExpr]] = []
         """Pending stores: tensor, index and value."""
-        self.changed: dict[int, PrimExpr] = {}
+        self.tensor_exprs: dict[int, PrimExpr] = {}
         """Expressions over tensors by the identity of those over buffers, shared by all values."""
 
     def add_statement(self, statement: Stmt) -> None:
         """Add a statement. Raises NoGeneralFormError for what is neither a store nor a check."""
         match statement:
             case BufferStore(buffer=buffer, value=value, indices=(IntImm(value=index),)):
-                written = {tensor for tensor, _, _ in self.waiting}
+                written = {tensor for tensor, _, _ in self.pending_stores}
                 read = {e.buffer for e in post_order(value) if isinstance(e, BufferLoad)}
-                is_full = len(self.waiting) == STAGE_LIMITS["results"]
+                is_full = len(self.pending_stores) == STAGE_LIMITS["results"]
                 if is_full or not written.isdisjoint(
                     self.tensors[buffer_read] for buffer_read in read
                 ):
                     self.flush_stores()
-                self.waiting.append(
+                self.pending_stores.append(
                     (self.tensors[buffer], int(index), self._loads_to_tensors(value))
                 )
             case AssertStmt():
@@ -76,15 +76,15 @@ class _ShapeFormBuilder:
 
     def flush_stores(self) -> None:
         """Emit a stage of the pending stores."""
-        if not self.waiting:
+        if not self.pending_stores:
             return
         sizes, buffers = self.form.sizes, self.form.buffers
         destination_words = [
-            word for t, at, _ in self.waiting for word in (buffers[t], sizes.constant(at))
+            word for t, at, _ in self.pending_stores for word in (buffers[t], sizes.constant(at))
         ]
-        code = self._encode_values([value for _, _, value in self.waiting])
-        self.form.stages.append([MAP, 0, 0, 0, len(self.waiting), *destination_words, *code])
-        self.waiting = []
+        code = self._encode_values([value for _, _, value in self.pending_stores])
+        self.form.stages.append([MAP, 0, 0, 0, len(self.pending_stores), *destination_words, *code])
+        self.pending_stores = []
 
     def _encode_values(self, values: Sequence[PrimExpr]) -> list[int]:
         return CodeBuilder([], self.form.sizes, self.form.buffers).encode(values)
@@ -98,7 +98,7 @@ class _ShapeFormBuilder:
                 return node
             return self.tensors[node.buffer][node.indices]
 
-        return rewrite(value, replace_load, self.changed)
+        return rewrite(value, replace_load, self.tensor_exprs)
 
 
 def _buffer_tensor(buffer: Buffer, named_dims: set[Var]) -> te.Tensor:

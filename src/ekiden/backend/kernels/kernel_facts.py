@@ -54,11 +54,11 @@ def rename_facts(facts: KernelMemoryInfo, symbols: Mapping[str, PrimExpr]) -> Ke
     return replace(facts, workspace=size)
 
 
-_Need = tuple[PrimExpr, PrimExpr]
+_WorkspaceNeed = tuple[PrimExpr, PrimExpr]
 """Peak workspace in bytes of the calling thread, and of each thread in a parallel loop."""
 
 
-def _workspace_need(stmt: Stmt, bound: frozenset[Var]) -> _Need:
+def _workspace_need(stmt: Stmt, bound: frozenset[Var]) -> _WorkspaceNeed:
     """Return the workspace need of a statement. Sizes that depend on loop variables count as 0: the
     caller cannot compute them, so the kernel allocates them itself. Of sequential statements and
     branches the largest counts, as each frees what it took. The recursion is as deep as loops
@@ -101,7 +101,7 @@ def _workspace_need(stmt: Stmt, bound: frozenset[Var]) -> _Need:
             return const(0), const(0)
 
 
-def _largest_need(needs: list[_Need]) -> _Need:
+def _largest_need(needs: list[_WorkspaceNeed]) -> _WorkspaceNeed:
     alone, per_thread = needs[0]
     for more, more_each in needs[1:]:
         alone, per_thread = maximum(alone, more), maximum(per_thread, more_each)

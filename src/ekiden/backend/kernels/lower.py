@@ -29,7 +29,7 @@ from ekiden.ir.prim import BinaryExpr, PrimExpr, Select, const
 from ekiden.ir.prim_visitor import free_vars, has_nonconstant_divisor, rewrite
 from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType
-from ekiden.kernels.decision import Fixed
+from ekiden.kernels.decision import Overrides as FamilyOverrides
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.op.prim_func_call import CallLoweredAttrs
 from ekiden.relay.op.strategy import implementation_of
@@ -106,7 +106,7 @@ def index_check_names(function: Function) -> tuple[str, ...]:
 def _index_checking_calls(function: Function) -> list[Call]:
     exprs = evaluation_order(function.body)
     calls = [e for e in exprs if isinstance(e, Call) and isinstance(e.op, Op)]
-    return [c for c in calls if isinstance(c.op, Op) and c.op.definition.refuses]
+    return [c for c in calls if isinstance(c.op, Op) and c.op.definition.may_fail]
 
 
 def te_graph(function: Function, target: Target | None = None) -> tuple[Tensors, Tensors]:
@@ -155,7 +155,7 @@ def describe_kernel_name(function: Function, name: str) -> str:
     return f"the kernel {name} of {function.span}" if function.span else f"the kernel {name}"
 
 
-Overrides = Mapping[str, Fixed]
+Overrides = Mapping[str, FamilyOverrides]
 """Fixed decisions of kernels, by family, kernel or node."""
 NO_KERNEL_OVERRIDES: Overrides = {}
 MAX_DISPLAY_NAME_CHARS = 80

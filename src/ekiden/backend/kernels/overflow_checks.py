@@ -64,8 +64,8 @@ class _Intervals:
 
     def __init__(self, extents: Sequence[Buffer]) -> None:
         self.extents = {id(buffer) for buffer in extents}
-        self.of: dict[int, SizeInterval] = {}
-        self.risky: dict[int, bool] = {}
+        self.interval_of: dict[int, SizeInterval] = {}
+        self.needs_check: dict[int, bool] = {}
         """Whether an expression or one of its operands needs an overflow check."""
         self.reads_data: dict[int, bool] = {}
         """Whether an expression reads a buffer element."""
@@ -77,15 +77,15 @@ class _Intervals:
             low, high = self.unbounded_interval(node)
             operands = [id(child) for child in children(node)]
             leaves = _is_arithmetic(node) and (low < INT64_RANGE[0] or high > INT64_RANGE[1])
-            inside = any(map(self.risky.__getitem__, operands))
-            self.risky[id(node)] = inside or leaves or _has_unrepresentable_constant(node)
+            inside = any(map(self.needs_check.__getitem__, operands))
+            self.needs_check[id(node)] = inside or leaves or _has_unrepresentable_constant(node)
             self.reads_data[id(node)] = isinstance(node, BufferLoad) or any(
                 map(self.reads_data.__getitem__, operands)
             )
             if leaves:  # beyond, a check has failed
                 ends = (-MAX_PRODUCT, MAX_PRODUCT) if isinstance(node, Mul) else INT64_RANGE
                 low, high = max(low, ends[0]), min(high, ends[1])
-            self.of[id(node)] = low, high
+            self.interval_of[id(node)] = low, high
 
     def may_overflow(self, node: PrimExpr) -> bool:
         """Return whether a node by itself may overflow int64."""
@@ -113,7 +113,7 @@ class _Intervals:
             return node.value, node.value
         if self.is_extent(node):
             return 0, MAX_EXTENT
-        inside = [self.of.get(id(child), INT64_RANGE) for child in children(node)]
+        inside = [self.interval_of.get(id(child), INT64_RANGE) for child in children(node)]
         match node:
             case Add() | Sub() | Mul():
                 return _interval_arithmetic(node, inside[0], inside[1])
@@ -185,7 +185,7 @@ def size_conditions(
         node, guard = stack.pop()
         always, under_guard = (id(node), id(true)), (id(node), id(guard))
         # A node that is checked unconditionally needs no check under a guard.
-        if not intervals.risky[id(node)] or always in visited or under_guard in visited:
+        if not intervals.needs_check[id(node)] or always in visited or under_guard in visited:
             continue
         visited.add(under_guard)
         # A side is checked only where it is chosen: the other side may overflow harmlessly.

@@ -23,7 +23,7 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.runtime.lazy_logger import LazyLogger
-from ekiden.runtime.profile.slowdown import MIN_SLOWDOWN, quantized_slowdown
+from ekiden.runtime.profile.slowdown import MIN_SLOWDOWN, quantized_slowdown_warning
 from ekiden.target import Target
 
 if TYPE_CHECKING:
@@ -39,19 +39,23 @@ MIN_PASS_ELEMENTS = 1 << 12
 MAX_KERNELS_NAMED = 3
 """Maximum number of kernels that a warning names."""
 ACCUMULATOR_DTYPES = ("int32", "int64")
-BYTES = ("int8", "uint8")
+BYTE_DTYPES = ("int8", "uint8")
 
 
-def _multiplies(call: Call) -> bool:
+def _has_multiplication(call: Call) -> bool:
     return isinstance(call.op, Op) and call.op.definition.macs is not None
 
 
-def _multiplies_integers(call: Call) -> bool:
+def _has_integer_multiplication(call: Call) -> bool:
     kind = call.checked_type
-    return isinstance(kind, TensorType) and kind.dtype in ACCUMULATOR_DTYPES and _multiplies(call)
+    return (
+        isinstance(kind, TensorType)
+        and kind.dtype in ACCUMULATOR_DTYPES
+        and _has_multiplication(call)
+    )
 
 
-def _size(kind: Type | None) -> int | None:
+def _num_elements(kind: Type | None) -> int | None:
     """Return the number of elements of a tensor; None where only the run knows it."""
     if not isinstance(kind, TensorType):
         return None
@@ -59,7 +63,7 @@ def _size(kind: Type | None) -> int | None:
     return math.prod(sizes) if len(sizes) == len(kind.shape) else None
 
 
-def cost_over_floats(function: Function, target: Target) -> dict[str, object]:
+def estimate_slowdown(function: Function, target: Target) -> dict[str, object]:
     """Return what the metadata of a kernel in canonical form say of its cost by the model.
 
     Products, ranges and roundings have "cycles", [its own, those of its float form], where sizes
@@ -67,39 +71,43 @@ def cost_over_floats(function: Function, target: Target) -> dict[str, object]:
     long, as text. Empty for other kernels.
     """
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
-    if not any(map(_multiplies, calls)):
-        return _pass_cycles(function, calls, target)
+    if not any(map(_has_multiplication, calls)):
+        return _estimate_pass_cycles(function, calls, target)
     operations = count_flops(function)
     number = operations.value if isinstance(operations, IntImm) else None
     if number is not None and number < MIN_OPERATIONS:
         return {}
-    if not any(map(_multiplies_integers, calls)):
+    if not any(map(_has_integer_multiplication, calls)):
         if number is None or target.kind.has_threads:
             return {}
-        return _cycles(over_floats.float_product_cost(number, target))
+        return _estimate_cycles(over_floats.float_product_cost(number, target))
     _, outputs = te_graph(function, target)
     cost = over_floats.product_cost(outputs, kernels.choose(outputs, target), target)
     if cost is None:
         return {}
-    facts = _cycles(cost) if number is not None else {}
-    times = cost.own / cost.floats if cost.floats else 0.0
+    facts = _estimate_cycles(cost) if number is not None else {}
+    times = cost.quantized / cost.floating_point if cost.floating_point else 0.0
     return facts | ({"over_floats": f"{times:.1f}"} if times >= MIN_SLOWDOWN else {})
 
 
-def _cycles(cost: over_floats.KernelCost) -> dict[str, object]:
-    return {"cycles": [round(cost.own), round(cost.floats)]}
+def _estimate_cycles(cost: over_floats.KernelCost) -> dict[str, object]:
+    return {"cycles": [round(cost.quantized), round(cost.floating_point)]}
 
 
-def _pass_cycles(function: Function, calls: list[Call], target: Target) -> dict[str, object]:
+def _estimate_pass_cycles(
+    function: Function, calls: list[Call], target: Target
+) -> dict[str, object]:
     """Return the cycles of a kernel that rounds floats to bytes or reduces all of a tensor."""
-    sizes = [_size(param.checked_type) for param in function.params]
+    sizes = [_num_elements(param.checked_type) for param in function.params]
     elements = max((size for size in sizes if size is not None), default=0)
     result = function.body.checked_type
     if elements < MIN_PASS_ELEMENTS or target.kind.has_threads or None in sizes:
         return {}
     kinds = [call.checked_type for call in calls]
     rounds = any(
-        isinstance(kind, TensorType) and kind.dtype in BYTES and _size(kind) == elements
+        isinstance(kind, TensorType)
+        and kind.dtype in BYTE_DTYPES
+        and _num_elements(kind) == elements
         for kind in kinds
     )
     reads_floats = any(
@@ -108,17 +116,19 @@ def _pass_cycles(function: Function, calls: list[Call], target: Target) -> dict[
         and size == elements
         for p, size in zip(function.params, sizes, strict=True)
     )
-    reduces = _size(result) == 1 and any(
+    reduces = _num_elements(result) == 1 and any(
         isinstance(c.op, Op) and c.op.definition.pattern is OpPattern.COMM_REDUCE for c in calls
     )
     if not reads_floats or not (rounds or reduces) or not isinstance(result, TensorType):
         return {}
-    written = (_size(result) or 0) * itemsize(result.dtype)
+    written = (_num_elements(result) or 0) * itemsize(result.dtype)
     nbytes = elements * itemsize("float32") + written
-    return _cycles(over_floats.pass_cost(elements, nbytes, len(calls), target))
+    return _estimate_cycles(
+        over_floats.quantization_pass_cost(elements, nbytes, len(calls), target)
+    )
 
 
-def warn_of_slower(
+def warn_of_slowdown(
     kernels: Mapping[str, Mapping[str, object]],
     sources: Iterable[tuple[str, str]],
     calls: Iterable[str],
@@ -127,7 +137,7 @@ def warn_of_slower(
     """Log a warning where a program or kernels of it are slower than their floats by the model.
 
     Args:
-        kernels: The facts of `cost_over_floats`, by kernel.
+        kernels: The facts of `estimate_slowdown`, by kernel.
         sources: Names of kernels with the nodes of the model that they are of.
         calls: The name of the kernel of each call of the program.
         target: The processor.
@@ -149,9 +159,9 @@ def warn_of_slower(
             named,
             more,
         )
-    slowdown = quantized_slowdown(kernels.get(name, {}) for name in calls)
+    slowdown = quantized_slowdown_warning(kernels.get(name, {}) for name in calls)
     if slowdown:
         LOG.warning("compile: on %s %s (docs/guides/quantise.md)", target.cpu, slowdown)
 
 
-__all__ = ["cost_over_floats", "warn_of_slower"]
+__all__ = ["estimate_slowdown", "warn_of_slowdown"]

@@ -49,7 +49,7 @@ class FullTierRequest:
 
     on_kernel: OnKernel
     cancellation: CancellationToken
-    code: Mapping[str, bytes]
+    code_by_key: Mapping[str, bytes]
     """Code of kernels that are compiled already, by key."""
 
 
@@ -102,7 +102,7 @@ def compile_full_tier(
     """
     rows = {t.key: (t, form) for t, form in zip(tasks, forms, strict=True)}
     counts = Counter(t.key for t in tasks)
-    pending = [key for key in rows if key not in finishing.code]
+    pending = [key for key in rows if key not in finishing.code_by_key]
     # A kernel that is called often or works much gains most from its own code.
     pending.sort(key=lambda key: -counts[key] * estimate_work(rows[key][1]))
 
@@ -114,7 +114,7 @@ def compile_full_tier(
         finishing.on_kernel(task.name, objects)
 
     code = {
-        **finishing.code,
+        **finishing.code_by_key,
         **compile_tasks(
             [rows[key][0] for key in pending], cache, None, hand_over, finishing.cancellation
         ),

@@ -14,7 +14,7 @@ from ekiden.backend.kernels.lower import choose_primitive, describe_kernel_name,
 from ekiden.backend.kernels.size_ranges import TunedSizes
 from ekiden.ir.pass_context import TUNING_RECORDS_OPTION, PassContext
 from ekiden.ir.structural import structural_digest
-from ekiden.kernels.decision import Decision, Fixed, require_valid_overrides
+from ekiden.kernels.decision import Decision, Overrides, require_valid_overrides
 from ekiden.relay.expr import Function
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -33,8 +33,8 @@ class TuningRecords:
     target: Target
     records: Mapping[str, Sequence[TuningRecord]]
     """Records by workload and target, per set of sizes."""
-    used: int = 0
-    foreign: int = 0
+    num_used: int = 0
+    num_foreign: int = 0
     """Number of kernels with records for other targets only."""
     refused: list[str] = field(default_factory=list)
 
@@ -47,7 +47,7 @@ class TuningRecords:
             target, {str(key): _parse_records(key, value) for key, value in option.items()}
         )
 
-    def applicable_decisions(self, form: Function) -> list[tuple[TunedSizes, str, Fixed]]:
+    def applicable_decisions(self, form: Function) -> list[tuple[TunedSizes, str, Overrides]]:
         """Return the applicable (sizes, family, decision) of a canonical function; an empty family
         is the default, no sizes are all sizes.
         """
@@ -56,17 +56,17 @@ class TuningRecords:
         workload = structural_digest(form)
         records = self.records.get(f"{workload} {self.target}")
         if records is None:
-            self.foreign += any(key.startswith(f"{workload} ") for key in self.records)
+            self.num_foreign += any(key.startswith(f"{workload} ") for key in self.records)
             return []
         applicable = [
             (points, rule if fixed is not None else "", fixed or {})
             for points, rule, choice in records
             for fixed in [self._validate_decision(form, rule, choice) if rule else {}]
         ]
-        self.used += any(rule for _, rule, _ in applicable)
+        self.num_used += any(rule for _, rule, _ in applicable)
         return applicable if any(rule for _, rule, _ in applicable) else []
 
-    def _validate_decision(self, form: Function, rule: str, choice: str) -> Fixed | None:
+    def _validate_decision(self, form: Function, rule: str, choice: str) -> Overrides | None:
         """Return the decision of a record; None, with a warning, if it does not apply."""
         try:
             fixed = Decision.parse(choice)
@@ -91,13 +91,13 @@ class TuningRecords:
         """Log how many records were used; a warning where none was."""
         if not self.records:
             return
-        if not self.used and not self.refused:
+        if not self.num_used and not self.refused:
             _LOG.warning(
                 "records: none of %d is of one of the %d kernels for %s%s",
                 len(self.records), kernels, self.target,
-                f"; {self.foreign} are of other targets" if self.foreign else "",
+                f"; {self.num_foreign} are of other targets" if self.num_foreign else "",
             )  # fmt: skip
-        _LOG.info("records: %d of %d kernels are tuned", self.used, kernels)
+        _LOG.info("records: %d of %d kernels are tuned", self.num_used, kernels)
 
 
 def _parse_records(key: object, value: object) -> list[TuningRecord]:

@@ -20,16 +20,16 @@ class BytecodeEmitter:
     """
 
     def __init__(self, n_params: int) -> None:
-        self.count = n_params
+        self.num_registers = n_params
         self._code: list[Instruction] = []
-        self.source = ""
+        self.source_node = ""
         """Model node of the instructions that follow."""
         self._labels: list[int] = []
         """Position of each label."""
 
     def emit(self, name: str, **operands: Operand | str) -> None:
         """Append an instruction."""
-        self._code.append(replace(make_instruction(name, **operands), source=self.source))
+        self._code.append(replace(make_instruction(name, **operands), source=self.source_node))
 
     def name_checks(self, names: tuple[str, ...]) -> None:
         """Record the names of the operators that may reject an index in the last instruction."""
@@ -37,8 +37,8 @@ class BytecodeEmitter:
 
     def new_register(self) -> int:
         """Return a new virtual register."""
-        self.count += 1
-        return self.count - 1
+        self.num_registers += 1
+        return self.num_registers - 1
 
     def emit_into(self, name: str, **operands: Operand | str) -> int:
         """Append an instruction whose result is a new register, and return it."""

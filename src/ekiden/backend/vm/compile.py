@@ -36,7 +36,7 @@ from ekiden.backend.external import is_external_function
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint
-from ekiden.backend.kernels.quantized_slowdown import cost_over_floats, warn_of_slower
+from ekiden.backend.kernels.quantized_slowdown import estimate_slowdown, warn_of_slowdown
 from ekiden.backend.vm.constant_pool import ConstantPool
 from ekiden.backend.vm.dim_plan import DimPlan
 from ekiden.backend.vm.function_compiler import FunctionCompiler, ProgramTables, param_devices
@@ -168,7 +168,7 @@ def _kernel_sources(module_kernels: ModuleKernels) -> list[tuple[str, str]]:
     return [(name, str(f.span)) for name, f in functions if f.span]
 
 
-def _called(module_kernels: ModuleKernels, module: IRModule) -> Iterator[str]:
+def _called_kernels(module_kernels: ModuleKernels, module: IRModule) -> Iterator[str]:
     """Yield the name of the kernel of each call of a module, but for those of engines."""
     functions = (f for f, _ in module_kernels.functions)
     names = dict(zip(functions, module_kernels.kernels.names, strict=False))
@@ -226,7 +226,7 @@ class LinkedExecutable:
     file: ArtifactFile
     external_sections: Mapping[int, Array]
     """Large constants, by number, that are stored outside the file's bytes."""
-    general: Mapping[str, bytes]
+    general_forms: Mapping[str, bytes]
     """General forms of kernels without code yet, by name."""
 
 
@@ -245,13 +245,16 @@ def compile_variants(
         for lowered, metadata in variants
     ]
     for program in programs:
-        assert program.places.devices == programs[0].places.devices, (
+        assert program.device_table.devices == programs[0].device_table.devices, (
             "devices do not depend on targets"
         )
-    placed = [replace(p, places=replace(p.places, constants=tuple(pool.devices))) for p in programs]
-    general = programs[0].general
+    placed = [
+        replace(p, device_table=replace(p.device_table, constants=tuple(pool.devices)))
+        for p in programs
+    ]
+    general = programs[0].general_forms
     apart: dict[int, Array] = {}
-    if general and len(programs[0].places.devices) == 1 and not pool.load_time_numbers:
+    if general and len(programs[0].device_table.devices) == 1 and not pool.load_time_numbers:
         large = {n: a for n, a in enumerate(pool.arrays) if a.nbytes >= MIN_THREADED_BYTES}
         apart = {n: a for n, a in large.items() if a.dtype.isbuiltin == 1}  # whole bytes
     return LinkedExecutable(
@@ -304,7 +307,7 @@ def _compile_target_variant(
     program.primitives = {
         (f, at): primitives.kernel_number(f, at) for f, at in module_kernels.calls
     }
-    program.loads = {
+    program.load_time_primitives = {
         array: primitives.load_time_number(f)
         for array, f in module_kernels.load_time_functions.items()
     }
@@ -316,10 +319,12 @@ def _compile_target_variant(
     compiled = [_with_input_names(f, metadata) if f.name == "main" else f for f in compiled]
     rows = zip(kernels.names, kernels.forms, kernels.facts, strict=True)
     about = {
-        n: describe_kernel(f) | _profile_annotations(form) | cost_over_floats(f, target)
+        n: describe_kernel(f) | _profile_annotations(form) | estimate_slowdown(f, target)
         for n, f, form in rows
     }
-    warn_of_slower(about, _kernel_sources(module_kernels), _called(module_kernels, module), target)
+    warn_of_slowdown(
+        about, _kernel_sources(module_kernels), _called_kernels(module_kernels, module), target
+    )
     metadata = {**metadata, "kernels": about, **_debug_origins(compiled, metadata)}
     if checks := _instruction_checks(compiled):
         metadata = {**metadata, "checks": checks}
@@ -348,8 +353,8 @@ def _compile_target_variant(
             param_devices(functions.get(f.name), len(f.params), devices) for f in compiled
         ),
     )
-    derived = [(made_one, by, of) for made_one, (by, of) in program.derived.items()]
-    code = pack_kernels(kernels.device) if kernels.device else b""
+    derived = [(made_one, by, of) for made_one, (by, of) in program.derived_constants.items()]
+    code = pack_kernels(kernels.device_kernels) if kernels.device_kernels else b""
     return ExecutableProgram(
-        compiled, primitives.names, image, metadata, placement, derived, code, kernels.general
+        compiled, primitives.names, image, metadata, placement, derived, code, kernels.general_forms
     )

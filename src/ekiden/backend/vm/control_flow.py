@@ -34,7 +34,7 @@ ValueParts: TypeAlias = dict[Path, int]
 """Registers of a value's components, by path."""
 _Heads: TypeAlias = dict[Path, Constructor]
 """Constructors at the paths of a matched value."""
-_Waiting: TypeAlias = tuple[int, int, ValueParts, _Heads]
+_PendingNode: TypeAlias = tuple[int, int, ValueParts, _Heads]
 """Decision-tree node to be emitted, its label, and the constructors known there."""
 
 MAX_JUMP_TABLE_CASES = 256
@@ -86,7 +86,7 @@ class ChoiceEmitter(BytecodeEmitter):
         ends = _MatchFailures(tuple_paths(expr.clauses), self.new_label())
         shared: dict[int, int] = {}
         value = self._atom_register(expr.data)
-        waiting: list[_Waiting] = [(0, self.new_label(), {(): value}, {})] if nodes else []
+        waiting: list[_PendingNode] = [(0, self.new_label(), {(): value}, {})] if nodes else []
         while waiting:
             number, label, registers, heads = waiting.pop()
             node = nodes[number]
@@ -110,19 +110,19 @@ class ChoiceEmitter(BytecodeEmitter):
 
     def _emit_match_failures(self, match: Match, ends: _MatchFailures) -> None:
         """Emit the errors for values that no clause matches."""
-        before, where = self.source, f" of the match at {match.span}" if match.span else ""
+        before, where = self.source_node, f" of the match at {match.span}" if match.span else ""
         message = f"no clause{where} is for it"
         if not match.clauses and match.span:  # none was meant to fit: it says why the program ends
             message = str(match.span)
         for label, heads in ends.failure_labels:
             self.bind_label(label)
             shown = matches.pattern_text(pattern_at(heads, ends.tuples))
-            self.source = f"no clause{where} is for {shown}"
+            self.source_node = f"no clause{where} is for {shown}"
             self.emit("Fatal")
         self.bind_label(ends.fallback_label)
-        self.source = message
+        self.source_node = message
         self.emit("Fatal")
-        self.source = before
+        self.source_node = before
 
     def _emit_jump_or_return(self, after: int, to: int | None) -> None:
         if to is not None:
@@ -130,7 +130,7 @@ class ChoiceEmitter(BytecodeEmitter):
 
     def _emit_test(
         self, test: TagTest, registers: ValueParts, heads: _Heads, ends: _MatchFailures
-    ) -> list[_Waiting]:
+    ) -> list[_PendingNode]:
         """Emit a test and return the nodes for its outcomes."""
         value = self._component_register(test.path, registers)
         heads_by_tag = {c.tag: {**heads, test.path: c} for c in self._data_type_constructors(test)}
@@ -141,9 +141,9 @@ class ChoiceEmitter(BytecodeEmitter):
             for tag, node in test.cases.items()
         ]
         fallback_label = ends.fallback_label
-        if test.other is not None:
+        if test.default_node is not None:
             fallback_label = self.new_label()
-            waiting.append((test.other, fallback_label, dict(registers), heads))
+            waiting.append((test.default_node, fallback_label, dict(registers), heads))
         else:
             missing = {tag: self.new_label() for tag in heads_by_tag if tag not in labels}
             ends.failure_labels.extend((label, heads_by_tag[tag]) for tag, label in missing.items())

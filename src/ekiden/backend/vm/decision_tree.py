@@ -50,7 +50,7 @@ class TagTest:
     path: Path
     cases: dict[int, int]
     """Node number of each tag."""
-    other: int | None
+    default_node: int | None
     """Node of all other tags; None if no clause matches them."""
     data: GlobalTypeVar
     """Type of the tested value."""
@@ -95,14 +95,14 @@ class _TreeBuilder:
     """Builder of the tree: nodes in breadth-first order, and the rows of pending ones."""
 
     nodes: list[MatchLeaf | TagTest] = field(default_factory=list)
-    waiting: list[list[_ClauseRow]] = field(default_factory=list)
+    pending_rows: list[list[_ClauseRow]] = field(default_factory=list)
 
     def node_number(self, rows: list[_ClauseRow]) -> int:
         """Return the number that the node of these rows will get; the node is built later, breadth
         first.
         """
-        self.waiting.append(rows)
-        return len(self.waiting) - 1
+        self.pending_rows.append(rows)
+        return len(self.pending_rows) - 1
 
     def build_node(self, rows: list[_ClauseRow]) -> MatchLeaf | TagTest:
         """Return the node that decides among rows; the first that matches wins. It tests the path
@@ -139,8 +139,8 @@ def decision_tree(clauses: Sequence[Clause]) -> list[MatchLeaf | TagTest]:
     if clauses:
         builder.node_number([_clause_row(i, [(c.lhs, ())]) for i, c in enumerate(clauses)])
     # Breadth first and iterative, so that deep patterns do not exhaust the stack.
-    while len(builder.nodes) < len(builder.waiting):
-        builder.nodes.append(builder.build_node(builder.waiting[len(builder.nodes)]))
+    while len(builder.nodes) < len(builder.pending_rows):
+        builder.nodes.append(builder.build_node(builder.pending_rows[len(builder.nodes)]))
     return builder.nodes
 
 

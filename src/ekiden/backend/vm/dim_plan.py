@@ -58,26 +58,26 @@ class DimVector:
         self.constraints: list[Constraint] = []
         # A vector without elements is never computed, but its checks must run.
         self.exprs: list[PrimExpr] = [const(0)] if constraints else []
-        self._places: dict[tuple[int, ...], int] = {}
+        self._slot_by_exprs: dict[tuple[int, ...], int] = {}
         self._checked: set[int] = set()
-        self._one = ExprInterner()
+        self._interner = ExprInterner()
         for constraint in constraints:
             self.check(constraint)
 
     def slot_of(self, exprs: Sequence[PrimExpr]) -> int:
         """Return the slot of the first of `exprs`, whose values are stored consecutively."""
-        shared = [*map(self._one, exprs)]
+        shared = [*map(self._interner, exprs)]
         # Interned, so that equality of expressions is identity and the key is small.
         key = tuple(map(id, shared))
-        if key not in self._places:
-            self._places[key] = len(self.exprs)
+        if key not in self._slot_by_exprs:
+            self._slot_by_exprs[key] = len(self.exprs)
             self.exprs.extend(shared)
-        return self._places[key]
+        return self._slot_by_exprs[key]
 
     def check(self, constraint: Constraint) -> None:
         """Add a condition, once."""
         if not self.has_check(constraint):
-            self._checked.add(id(self._one(constraint[0])))
+            self._checked.add(id(self._interner(constraint[0])))
             self.constraints.append(constraint)
             self.mark_used()
 
@@ -88,7 +88,7 @@ class DimVector:
 
     def has_check(self, constraint: Constraint) -> bool:
         """Return whether a condition is checked."""
-        return id(self._one(constraint[0])) in self._checked
+        return id(self._interner(constraint[0])) in self._checked
 
 
 @dataclass(eq=False, slots=True)
@@ -107,7 +107,7 @@ class DimStage:
     """vm.match_shape and vm.bind_dims calls that bind symbols here."""
     symbols: dict[Var, int] = field(default_factory=dict)
     """Slot of each symbol bound here."""
-    earlier: dict[DimStage, set[Var]] = field(default_factory=dict)
+    earlier_vectors: dict[DimStage, set[Var]] = field(default_factory=dict)
     """Slots read from the vectors of earlier stages."""
     depth: int = 0
 
@@ -124,8 +124,8 @@ class DimPlan:
         """Shape sources of the entry stage (stage_kernels.entry_sources), computed once."""
         self.entry = DimStage(name, None, function.body, DimVector(constraints))
         self.stages = [self.entry]
-        self._ends: dict[DimStage, RelayVar] = {}
-        self._inside: dict[int, tuple[PrimExpr, list[Var]]] = {}
+        self._last_binding: dict[DimStage, RelayVar] = {}
+        self._free_symbols_cache: dict[int, tuple[PrimExpr, list[Var]]] = {}
         """Symbols of each expression by identity, with the expression, which is kept alive."""
         self.before: dict[RelayExpr, DimStage] = {}
         """Stage at the beginning of each inner chain."""
@@ -140,7 +140,7 @@ class DimPlan:
         while stack:
             body, stage = stack.pop()
             stack.extend(self._plan_chain(body, stage))
-        self.after = {variable: stage for stage, variable in self._ends.items()}
+        self.after = {variable: stage for stage, variable in self._last_binding.items()}
         """Stage computed after each variable's binding."""
         # Later stages first: they add the symbols that they read to the vectors of earlier ones.
         for stage in reversed(self.stages):
@@ -161,9 +161,9 @@ class DimPlan:
 
     def _free_symbols(self, expr: PrimExpr) -> list[Var]:
         """Return the symbols of an expression, cached."""
-        cached = self._inside.get(id(expr))
+        cached = self._free_symbols_cache.get(id(expr))
         if cached is None:
-            cached = self._inside[id(expr)] = expr, free_vars(expr)
+            cached = self._free_symbols_cache[id(expr)] = expr, free_vars(expr)
         return cached[1]
 
     def _new_stage(self, parent: DimStage, chain: RelayExpr) -> DimStage:
@@ -185,7 +185,7 @@ class DimPlan:
                 if isinstance(call.op, Op) and call.op.definition.stateful:
                     stage = open_stage = open_stage or self._new_stage(stage, body)
                     self._bind_symbols(stage, call)
-                    self._ends[stage] = variable
+                    self._last_binding[stage] = variable
                 continue
             open_stage = None
             if call is not None:
@@ -260,7 +260,7 @@ class DimPlan:
             origin = self._bound_at.get(symbol, self.entry)
             if origin is not stage:
                 origin.dims.slot_of((symbol,))
-                stage.earlier.setdefault(origin, set()).add(symbol)
+                stage.earlier_vectors.setdefault(origin, set()).add(symbol)
 
 
 def _occurs_in_type(symbol: PrimExpr, kind: TensorType) -> bool:

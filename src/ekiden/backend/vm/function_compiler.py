@@ -19,7 +19,7 @@ from ekiden.backend.vm.control_flow import ChoiceEmitter, ValueParts
 from ekiden.backend.vm.dim_plan import DimPlan, DimStage, constant_values, is_static
 from ekiden.backend.vm.primitives import HOST_DEVICE_INDEX
 from ekiden.backend.vm.register_allocation import allocate_registers
-from ekiden.backend.vm.stage_kernels import arguments, entry_sources
+from ekiden.backend.vm.stage_kernels import entry_sources, stage_arguments
 from ekiden.backend.vm.write_executable import VMFunction
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.node import Node, node_fields
@@ -49,7 +49,7 @@ from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import VirtualDevice
-from ekiden.target.virtual_device import PARAM_PLACES
+from ekiden.target.virtual_device import PARAM_DEVICES_ATTR
 
 _Closure: TypeAlias = tuple[int, tuple[int, ...]]
 """Function number and registers of the captured values."""
@@ -71,9 +71,9 @@ class ProgramTables:
     """Number of each fused function on its device."""
     shape_functions: dict[DimStage, int] = field(default_factory=dict)
     host_functions: dict[str, int] = field(default_factory=dict)
-    loads: dict[int, int] = field(default_factory=dict)
+    load_time_primitives: dict[int, int] = field(default_factory=dict)
     """Primitive that computes each load-time constant, by array identity."""
-    derived: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    derived_constants: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     """Derived constants: the primitive and its operand constants, which precede them."""
 
     def constant_number(self, data: Array, device: int) -> int:
@@ -82,7 +82,7 @@ class ProgramTables:
         Sources stand before what is made of them, so that the loader makes them in order; a chain
         of any length is walked with a list.
         """
-        if id(data) not in self.loads or len(self.devices) > 1:
+        if id(data) not in self.load_time_primitives or len(self.devices) > 1:
             return self.constants.intern(data, device)
         waiting = [data]
         while waiting:
@@ -91,15 +91,21 @@ class ProgramTables:
             assert isinstance(source, Call)
             inputs = [a.data for a in source.args if isinstance(a, Constant)]
             numbers = [
-                self.constants.intern(a, HOST_DEVICE_INDEX, id(a) in self.loads) for a in inputs
+                self.constants.intern(a, HOST_DEVICE_INDEX, id(a) in self.load_time_primitives)
+                for a in inputs
             ]
-            missing = [a for a, n in zip(inputs, numbers, strict=True)
-                       if id(a) in self.loads and n not in self.derived]  # fmt: skip
+            missing = [
+                a
+                for a, n in zip(inputs, numbers, strict=True)
+                if id(a) in self.load_time_primitives and n not in self.derived_constants
+            ]
             if missing:
                 waiting.extend(missing)
                 continue
             number = self.constants.intern(last, HOST_DEVICE_INDEX, is_made=True)
-            self.derived.setdefault(number, (self.loads[id(last)], tuple(numbers)))
+            self.derived_constants.setdefault(
+                number, (self.load_time_primitives[id(last)], tuple(numbers))
+            )
             waiting.pop()
         return self.constants.intern(data, HOST_DEVICE_INDEX, is_made=True)
 
@@ -153,7 +159,7 @@ class FunctionCompiler(ChoiceEmitter):
         vector = self.emit_into(
             "AllocTensor", storage=storage, offset=0, dtype="int64", shape=(length,)
         )
-        args = (*tensors, *(self.vectors[s] for s in stage.earlier), vector)
+        args = (*tensors, *(self.vectors[s] for s in stage.earlier_vectors), vector)
         index = self.program.shape_functions[stage]
         self.emit("InvokePacked", packed_index=index, output_size=1, args=args)
         self.vectors[stage] = vector
@@ -162,12 +168,12 @@ class FunctionCompiler(ChoiceEmitter):
         """Emit the size vector of a stage after the entry, if it is used."""
         if stage is None or not stage.dims.exprs:
             return
-        stage_arguments = arguments(stage)
+        arguments = stage_arguments(stage)
         tensors = [
             self._component_register(
                 (0, *argument.path), {(0,): self._atom_register(argument.value)}
             )
-            for argument in stage_arguments
+            for argument in arguments
         ]
         self._emit_dim_vector(stage, tensors)
 
@@ -180,7 +186,7 @@ class FunctionCompiler(ChoiceEmitter):
         assert chain.result is not None
         last = chain.tail_binding_index()
         for variable, value in chain.bindings[:last]:
-            self.source = str(value.span or "")
+            self.source_node = str(value.span or "")
             if isinstance(value, (If, Match)):
                 self.registers[variable] = self.new_register()
                 yield self._emit_branches(value, self.registers[variable])
@@ -191,7 +197,7 @@ class FunctionCompiler(ChoiceEmitter):
             self._emit_stage_vector(self.plan.after.get(variable))
         result = chain.result if last == len(chain.bindings) else chain.bindings[last][1]
         if result is not chain.result:
-            self.source = str(result.span or "")
+            self.source_node = str(result.span or "")
         if isinstance(result, (If, Match)):
             yield self._emit_branches(result, to)
         else:
@@ -446,7 +452,7 @@ def param_devices(
     function: Function | None, count: int, devices: Mapping[Device, int]
 ) -> tuple[int, ...]:
     """Return the device numbers of a function's parameters."""
-    attribute = function.attr(PARAM_PLACES) if function is not None else None
+    attribute = function.attr(PARAM_DEVICES_ATTR) if function is not None else None
     if not isinstance(attribute, tuple):
         return (HOST_DEVICE_INDEX,) * count
     captured = (HOST_DEVICE_INDEX,) * (count - len(attribute))  # nobody passes these from outside

@@ -245,7 +245,7 @@ def lower(
         unplanned = passes(module)
         kernels = compile_kernels(unplanned, target, devices, progress, tier=tier)
         planned = _plan_memory(unplanned, kernels, concurrent)
-    return LoweredModule(planned, kernels, unplanned if kernels.kernels.general else None)
+    return LoweredModule(planned, kernels, unplanned if kernels.kernels.general_forms else None)
 
 
 def lower_full_tier(

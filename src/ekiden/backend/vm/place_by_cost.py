@@ -162,7 +162,7 @@ class _PlacementNetwork:
 
     costs: DeviceCosts
     scale: tuple[float, float]
-    refuses: UnsupportedOperators
+    unsupported_operators: UnsupportedOperators
     device: VirtualDevice
     declared: set[RelayExpr] = field(default_factory=set)
     """Devices that the program declares, by expression."""
@@ -253,7 +253,7 @@ class _PlacementNetwork:
         self.network.add_edge(b, a, INFINITE_COST)
 
     def _set_operator_costs(self, call: Call, node: int) -> None:
-        if self.refuses(call):
+        if self.unsupported_operators(call):
             self._pin_to_host(call)
             return
         host, device = (

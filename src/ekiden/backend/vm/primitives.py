@@ -35,22 +35,25 @@ class PrimitiveTable:
     ) -> None:
         names = module_kernels.kernels.names
         self._module, self._made = module, module_kernels
-        self._placed = dict(zip(module_kernels.functions, names, strict=True))
+        self._kernel_names = dict(zip(module_kernels.functions, names, strict=True))
         own = {f: name for (f, _), name in zip(module_kernels.functions, names, strict=True)}
-        self._named = {**own, **module_kernels.symbols}
+        self._external_names = {**own, **module_kernels.symbols}
         called = [
             (self._kernel_name(f, device), _kernel_device(f, device))
             for f, device in module_kernels.calls
         ]
         called += [
-            (self._named[f], HOST_DEVICE_INDEX) for f in module_kernels.load_time_functions.values()
+            (self._external_names[f], HOST_DEVICE_INDEX)
+            for f in module_kernels.load_time_functions.values()
         ]
         called += [(name, ANY_DEVICE_INDEX) for name in anywhere]
         self._numbers = {primitive: at for at, primitive in enumerate(dict.fromkeys(called))}
 
     def _kernel_name(self, f: Function, device: int) -> str:
         """Return the name of a function's kernel on a device; external code has one for all."""
-        return self._placed.get((f, self._made.target_of(self._module, device)), self._named[f])
+        return self._kernel_names.get(
+            (f, self._made.target_of(self._module, device)), self._external_names[f]
+        )
 
     @property
     def names(self) -> list[str]:
@@ -68,7 +71,7 @@ class PrimitiveTable:
 
     def load_time_number(self, f: Function) -> int:
         """Return the number of the primitive that computes a constant at load time, on the host."""
-        return self._numbers[self._named[f], HOST_DEVICE_INDEX]
+        return self._numbers[self._external_names[f], HOST_DEVICE_INDEX]
 
     def device_free_number(self, name: str) -> int:
         """Return the number of a primitive without a device."""

@@ -62,12 +62,12 @@ class _Liveness:
     """Liveness of values, computed from the last instruction to the first."""
 
     def __init__(self, code: Sequence[Instruction], n_params: int) -> None:
-        self.at: dict[int, frozenset[int]] = {}
+        self.live_in: dict[int, frozenset[int]] = {}
         """Live values before instructions that are jump targets or follow one."""
-        self.dying: list[list[int]] = [[] for _ in code]
+        self.last_uses: list[list[int]] = [[] for _ in code]
         """Values whose last use, or unused definition, is at each instruction."""
         self.is_needed = _reachable_instructions(code)
-        self.rivals: dict[int, set[int]] = {}
+        self.interference: dict[int, set[int]] = {}
         """Interference of values written in several places (symmetric)."""
         count: dict[int, int] = dict.fromkeys(range(n_params), 1)
         for instruction in code:
@@ -92,7 +92,7 @@ class _Liveness:
             if not self.is_needed[at]:
                 continue
             if _never_falls_through(code[at]):
-                live = set().union(*(self.at[target] for target in targets[at]))
+                live = set().union(*(self.live_in[target] for target in targets[at]))
             self._transfer(at, code[at], live)
             for register in joined.intersection(written_registers(code[at])):
                 after.setdefault(register, []).append(frozenset(live - {register}))
@@ -100,7 +100,7 @@ class _Liveness:
             if self.is_needed[at]:
                 live.update(read_registers(code[at]))
             if at in leaders:
-                self.at[at] = frozenset(live)
+                self.live_in[at] = frozenset(live)
         self._find_interference(after)
 
     def _transfer(self, at: int, instruction: Instruction, live: set[int]) -> None:
@@ -111,7 +111,7 @@ class _Liveness:
             self.is_needed[at] = False
             return
         mine = dict.fromkeys((*read_registers(instruction), *written))
-        self.dying[at] = [register for register in mine if register not in live]
+        self.last_uses[at] = [register for register in mine if register not in live]
 
     def _find_interference(self, after: dict[int, list[frozenset[int]]]) -> None:
         """Record interference of values written in several places: their register is taken at the
@@ -120,8 +120,8 @@ class _Liveness:
         """
         for register, (*later_sets, first) in after.items():
             for rival in frozenset().union(*later_sets) - first:
-                self.rivals.setdefault(register, set()).add(rival)
-                self.rivals.setdefault(rival, set()).add(register)
+                self.interference.setdefault(register, set()).add(rival)
+                self.interference.setdefault(rival, set()).add(register)
 
 
 def _reachable_instructions(code: Sequence[Instruction]) -> list[bool]:
@@ -149,7 +149,7 @@ class _RegisterFile:
     preferences: dict[int, int]
     """Preferred register: the value that it is moved to."""
     occupied: set[int] = field(default_factory=set)
-    free: list[int] = field(default_factory=list)
+    free_heap: list[int] = field(default_factory=list)
     """Heap of free registers, some of which may have been taken since."""
     count: int = 0
 
@@ -158,14 +158,16 @@ class _RegisterFile:
         occupied.
         """
         self.occupied = {self.register_of[value] for value in live}
-        self.free = [register for register in range(self.count) if register not in self.occupied]
+        self.free_heap = [
+            register for register in range(self.count) if register not in self.occupied
+        ]
 
     def release(self, value: int) -> None:
         """Free the register of a dead value."""
         register = self.register_of[value]
         if register in self.occupied:
             self.occupied.remove(register)
-            heapq.heappush(self.free, register)
+            heapq.heappush(self.free_heap, register)
 
     def allocate(self, value: int, near: int | None = None) -> int:
         """Allocate a register for a value, preferably that of the dying value `near`. A value
@@ -177,7 +179,7 @@ class _RegisterFile:
         return self.register_of[value]
 
     def _choose_register(self, value: int, near: int | None) -> int:
-        rivals = self.liveness.rivals.get(value, ())
+        rivals = self.liveness.interference.get(value, ())
         barred = {self.register_of[rival] for rival in rivals if rival in self.register_of}
         wish = self.preferences.get(value)
         # A Move becomes a no-op where source and destination get the same register.
@@ -190,15 +192,15 @@ class _RegisterFile:
     def _lowest_free(self, barred: set[int]) -> int:
         passed: list[int] = []
         chosen = None
-        while self.free and chosen is None:
-            register = heapq.heappop(self.free)
+        while self.free_heap and chosen is None:
+            register = heapq.heappop(self.free_heap)
             # Barred registers return to the heap: they are barred for this value only.
             if register in barred:
                 passed.append(register)
             elif register not in self.occupied:
                 chosen = register
         for register in passed:
-            heapq.heappush(self.free, register)
+            heapq.heappush(self.free_heap, register)
         if chosen is None:
             chosen, self.count = self.count, self.count + 1
         return chosen
@@ -216,56 +218,60 @@ class _LinearScanAllocator:
             if instruction.name == "Move"
         ]
         wishes = {src: dst for src, dst in moves if isinstance(src, int) and isinstance(dst, int)}
-        self.places = _RegisterFile(self.liveness, {i: i for i in range(n_params)}, wishes)
-        self.places.count = n_params
-        self.places.occupied = set(range(n_params))
-        self.holds: dict[int, int] = dict.fromkeys(range(n_params), OWNER_KIND)
+        self.register_file = _RegisterFile(self.liveness, {i: i for i in range(n_params)}, wishes)
+        self.register_file.count = n_params
+        self.register_file.occupied = set(range(n_params))
+        self.register_kinds: dict[int, int] = dict.fromkeys(range(n_params), OWNER_KIND)
         """Kind of value in each register that holds memory, dead or alive."""
-        self.dead: set[int] = set()
+        self.dead_registers: set[int] = set()
         """Registers whose value is dead."""
-        self.coming: dict[int, dict[int, int]] = {}
+        self.kinds_at_target: dict[int, dict[int, int]] = {}
         """Register kinds at the targets of jumps."""
-        self.made: list[list[Instruction]] = []
+        self.rewritten: list[list[Instruction]] = []
 
     def rewrite(self) -> tuple[int, tuple[Instruction, ...]]:
         """Rewrite the function; return the number of registers and the instructions."""
         self._free_unread_params()
         for at, instruction in enumerate(self.code):
-            if at in self.liveness.at:
+            if at in self.liveness.live_in:
                 self._enter_target(at)
             if not self.liveness.is_needed[at]:
-                self.made.append([])
+                self.rewritten.append([])
                 continue
-            self.made.append(self._rewrite_instruction(at, instruction))
+            self.rewritten.append(self._rewrite_instruction(at, instruction))
             for target in _jump_positions(instruction, at):
-                _join_register_kinds(self.coming.setdefault(target, {}), self.holds)
+                _join_register_kinds(
+                    self.kinds_at_target.setdefault(target, {}), self.register_kinds
+                )
             # What registers hold is known again at the next jump target.
             if _never_falls_through(instruction):
-                self.holds = {}
-        return self.places.count, _thread_jumps(self.code, self.made)
+                self.register_kinds = {}
+        return self.register_file.count, _thread_jumps(self.code, self.rewritten)
 
     def _free_unread_params(self) -> None:
         """Free parameters that nothing reads at entry."""
         used = {register for instruction in self.code for register in read_registers(instruction)}
-        for param in [p for p in self.places.register_of if p not in used]:
+        for param in [p for p in self.register_file.register_of if p not in used]:
             self._end_live_range(param)
 
     def _enter_target(self, at: int) -> None:
-        self.places.reset_to_live(self.liveness.at[at])
-        _join_register_kinds(self.holds, self.coming.pop(at, {}))
-        self.dead = self.holds.keys() - self.places.occupied
+        self.register_file.reset_to_live(self.liveness.live_in[at])
+        _join_register_kinds(self.register_kinds, self.kinds_at_target.pop(at, {}))
+        self.dead_registers = self.register_kinds.keys() - self.register_file.occupied
 
     def _end_live_range(self, value: int, is_moved: bool = False) -> None:
-        self.places.release(value)
+        self.register_file.release(value)
         if is_moved:
-            self.holds.pop(self.places.register_of[value], None)
-        elif self.places.register_of[value] in self.holds:
-            self.dead.add(self.places.register_of[value])
+            self.register_kinds.pop(self.register_file.register_of[value], None)
+        elif self.register_file.register_of[value] in self.register_kinds:
+            self.dead_registers.add(self.register_file.register_of[value])
 
     def _rewrite_instruction(self, at: int, instruction: Instruction) -> list[Instruction]:
-        dying = self.liveness.dying[at]
+        dying = self.liveness.last_uses[at]
         rewritten = self._kill_instructions(instruction)
-        read = {value: self.places.register_of[value] for value in read_registers(instruction)}
+        read = {
+            value: self.register_file.register_of[value] for value in read_registers(instruction)
+        }
         kind = self._result_kind(instruction, dying)
         written = written_registers(instruction)
         movable = movable_registers(instruction)
@@ -277,7 +283,7 @@ class _LinearScanAllocator:
             if value in read and value not in written:
                 self._end_live_range(value, value in moved)
         near = next(iter(read), None) if instruction.name == "Move" else None
-        write = {value: self.places.allocate(value, near) for value in written}
+        write = {value: self.register_file.allocate(value, near) for value in written}
         self._allocate_result(write, kind, dying)
         if instruction.name != "Move" or list(write.values()) != list(read.values()):
             rewritten.append(rename_registers(instruction, read, write, moved))
@@ -285,10 +291,10 @@ class _LinearScanAllocator:
 
     def _allocate_result(self, write: dict[int, int], kind: int, dying: Sequence[int]) -> None:
         for value, register in write.items():
-            self.dead.discard(register)
-            self.holds.pop(register, None)
+            self.dead_registers.discard(register)
+            self.register_kinds.pop(register, None)
             if kind:
-                self.holds[register] = kind
+                self.register_kinds[register] = kind
             if value in dying:
                 self._end_live_range(value)
 
@@ -300,7 +306,8 @@ class _LinearScanAllocator:
             return OWNER_KIND if instruction["storage"] in dying else VIEW_KIND
         if instruction.name in ("Move", "ReshapeTensor"):
             return max(
-                self.holds.get(self.places.register_of[v], 0) for v in read_registers(instruction)
+                self.register_kinds.get(self.register_file.register_of[v], 0)
+                for v in read_registers(instruction)
             )
         return OWNER_KIND
 
@@ -316,11 +323,13 @@ class _LinearScanAllocator:
         # allocation only memory that it can reuse matters.
         lowest_kind = VIEW_KIND if instruction.has("long") else OWNER_KIND
         dead_registers = sorted(
-            candidate for candidate in self.dead if self.holds[candidate] >= lowest_kind
+            candidate
+            for candidate in self.dead_registers
+            if self.register_kinds[candidate] >= lowest_kind
         )
         for register in dead_registers:
-            self.dead.remove(register)
-            del self.holds[register]
+            self.dead_registers.remove(register)
+            del self.register_kinds[register]
         return [
             make_instruction("KillRegister", dst=dead_register) for dead_register in dead_registers
         ]

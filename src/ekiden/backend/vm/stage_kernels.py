@@ -34,7 +34,7 @@ class ShapeSource:
     """Tensor whose shape binds symbols: a parameter's number, then tuple field indices."""
 
     path: tuple[int, ...]
-    kind: TensorType
+    tensor_type: TensorType
     """Tensor type with a symbol in place of each compound dimension."""
 
 
@@ -58,7 +58,9 @@ def shape_sources(function: Function, dims: DimVector) -> ShapeSources:
     ]
     shown: dict[Var, PrimExpr] = {}
     all_sources = [ShapeSource(path, _name_compound_dims(kind, shown)) for path, kind in tensors]
-    plain = {d for t in all_sources for d in t.kind.shape if isinstance(d, Var) and d not in shown}
+    plain = {
+        d for t in all_sources for d in t.tensor_type.shape if isinstance(d, Var) and d not in shown
+    }
     solved = _solve_compound_dims(shown, plain)
     simplest = Analyzer().simplify  # one for all, which have much in common
     moved = [replace(e, solved) for e in dims.exprs]  # what is not, is as simple as it was made
@@ -73,7 +75,7 @@ def shape_sources(function: Function, dims: DimVector) -> ShapeSources:
     needed = set(free_vars(*exprs, *(c.condition for c in checks)))  # parts that they share once
     used: list[ShapeSource] = []
     for source in all_sources:
-        bound_here = needed & {d for d in source.kind.shape if isinstance(d, Var)}
+        bound_here = needed & {d for d in source.tensor_type.shape if isinstance(d, Var)}
         if bound_here:
             used.append(source)
             needed -= bound_here
@@ -96,7 +98,7 @@ def _divisibility_checks(
     """
     consistency_checks: list[RunCheck] = []
     for source in all_sources:
-        for axis, name in enumerate(source.kind.shape):
+        for axis, name in enumerate(source.tensor_type.shape):
             dim = shown.get(name) if isinstance(name, Var) else None
             if dim is None or solved.keys().isdisjoint(free_vars(dim)):
                 continue
@@ -167,7 +169,7 @@ class StageArgument:
     path: tuple[int, ...]
 
 
-def arguments(stage: DimStage) -> list[StageArgument]:
+def stage_arguments(stage: DimStage) -> list[StageArgument]:
     """Return the tensors whose shapes or elements a stage after the entry reads."""
     return [StageArgument(value, path) for value, path, _ in _read_tensors(stage)]
 
@@ -190,13 +192,14 @@ def entry_sources(plan: DimPlan) -> ShapeSources:
 
 def stage_kernel(plan: DimPlan, stage: DimStage) -> PrimFunc:
     """Return the kernel of a stage. Its arguments are the parameters of `sources` at entry, or
-    `arguments` and then the vectors of `stage.earlier`; the last one is its output.
+    `stage_arguments` and then the vectors of `stage.earlier`; the last one is its output.
     """
     name = f"shape_func_{stage.name}"
     if stage is plan.entry:
         entry_inputs = entry_sources(plan)
         params = [
-            Buffer(f"p{i}", t.kind.shape, t.kind.dtype) for i, t in enumerate(entry_inputs.tensors)
+            Buffer(f"p{i}", t.tensor_type.shape, t.tensor_type.dtype)
+            for i, t in enumerate(entry_inputs.tensors)
         ]
         conditions = [check.condition for check in entry_inputs.checks]
         checks = (*_overflow_checks((*entry_inputs.exprs, *conditions)), *entry_inputs.checks)
@@ -215,7 +218,7 @@ class _StageKernelBuilder:
         ]
         self.vectors = [
             Buffer(f"v{i}", (const(len(s.dims.exprs)),), "int64")
-            for i, s in enumerate(stage.earlier)
+            for i, s in enumerate(stage.earlier_vectors)
         ]
         self.result = Buffer("dims", (const(len(stage.dims.exprs)),), "int64")
         self.defined: dict[Var, PrimExpr] = {}
@@ -233,7 +236,7 @@ class _StageKernelBuilder:
             s: self.result[at] for s, at in self.stage.symbols.items()
         }
         for vector, (earlier_stage, symbols) in zip(
-            self.vectors, self.stage.earlier.items(), strict=True
+            self.vectors, self.stage.earlier_vectors.items(), strict=True
         ):
             symbol_values |= {s: vector[earlier_stage.dims.slot_of((s,))] for s in symbols}
         dims = self.stage.dims

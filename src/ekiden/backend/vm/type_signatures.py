@@ -52,23 +52,23 @@ class _SymbolTable:
     """
 
     table: list[_EncodedSymbol] = field(default_factory=list)
-    own: dict[Var | str, int] = field(default_factory=dict)
+    function_symbols: dict[Var | str, int] = field(default_factory=dict)
     """Symbols of the function being encoded."""
 
     def symbol_number(self, dim: PrimExpr) -> int:
         """Return the number of a dimension that is not constant."""
         text = format_prim_expr(dim)
         key = dim if isinstance(dim, Var) else text
-        if key not in self.own:
+        if key not in self.function_symbols:
             upper = dim.upper if isinstance(dim, SizeVar) else None
             symbol = _EncodedSymbol(
                 text, NO_UPPER_BOUND if upper is None else upper, self.encode_definition(dim)
             )
-            self.own[key] = self._intern_symbol(symbol)
-        return self.own[key]
+            self.function_symbols[key] = self._intern_symbol(symbol)
+        return self.function_symbols[key]
 
     def _intern_symbol(self, symbol: _EncodedSymbol) -> int:
-        used_numbers = set(self.own.values())
+        used_numbers = set(self.function_symbols.values())
         for number, row in enumerate(self.table):
             if number not in used_numbers and row == symbol:
                 return number
@@ -130,7 +130,7 @@ def encode_signatures(functions: Sequence[Sequence[Type]]) -> bytes:
     """
     symbols, rows = _SymbolTable(), []
     for types in functions:
-        symbols.own = {}
+        symbols.function_symbols = {}
         words = [word for kind in types for word in _encode_type(kind, symbols, 0)]
         rows.append(_encode_words(words))
     heads = [

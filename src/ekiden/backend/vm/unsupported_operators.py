@@ -23,15 +23,15 @@ class UnsupportedOperators:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._known: dict[str, bool] = {}
+        self._is_unsupported_cache: dict[str, bool] = {}
 
     def __call__(self, call: Call) -> bool:
         """Return whether it refuses the call of an operator with a kernel."""
         form = canonicalize(single_operator_function(call))
         key = kernel_key(form, self._target, "")
-        if key not in self._known:
-            self._known[key] = self._is_unsupported(form)
-        return self._known[key]
+        if key not in self._is_unsupported_cache:
+            self._is_unsupported_cache[key] = self._is_unsupported(form)
+        return self._is_unsupported_cache[key]
 
     def _is_unsupported(self, form: Function) -> bool:
         try:

@@ -15,7 +15,7 @@ from ekiden.runtime.artifact.container_format import (
     ConstantRecord,
     SectionSource,
     assemble,
-    write_constants,
+    pack_constants_section,
 )
 from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.debug.instructions import Instruction, dtype_code, encode
@@ -65,14 +65,14 @@ class ExecutableProgram:
     primitives: Sequence[str]
     image: bytes
     metadata: dict[str, object]
-    places: DeviceTable = field(default_factory=DeviceTable)
-    derived: Sequence[tuple[int, int, tuple[int, ...]]] = ()
+    device_table: DeviceTable = field(default_factory=DeviceTable)
+    derived_constants: Sequence[tuple[int, int, tuple[int, ...]]] = ()
     """Constants computed at load time: number, primitive, and operand constants, which precede
     them.
     """
     device_code: bytes = b""
     """Device kernels; if empty, the section is omitted."""
-    general: Mapping[str, bytes] = field(default_factory=dict)
+    general_forms: Mapping[str, bytes] = field(default_factory=dict)
     """General forms, by name, of kernels missing from the image; not part of the file."""
 
 
@@ -113,7 +113,7 @@ def write_programs(
     kinds = dict.fromkeys(kind for sections in written for kind in sections)
     # Sections that are equal in all variants are stored once.
     common = {k for k in kinds if all(s.get(k) == written[0].get(k) for s in written)}
-    file_parts = [SectionSource(Section.CONSTANTS, lambda at: write_constants(records, at))]
+    file_parts = [SectionSource(Section.CONSTANTS, lambda at: pack_constants_section(records, at))]
     file_parts += [
         SectionSource(kind, _eager_payload(written[0][kind])) for kind in kinds if kind in common
     ]
@@ -137,11 +137,11 @@ def _encode_sections(program: ExecutableProgram) -> dict[Section, bytes]:
         payloads[Section.IMAGE] = program.image
     if any(function.types for function in program.functions):
         payloads[Section.TYPES] = encode_signatures([f.types for f in program.functions])
-    if program.derived:
-        payloads[Section.DERIVED] = _encode_derived(program.derived)
+    if program.derived_constants:
+        payloads[Section.DERIVED] = _encode_derived(program.derived_constants)
     # Without a table everything is on the host.
-    if len(program.places.devices) > 1:
-        payloads[Section.DEVICES] = _encode_device_table(program.places)
+    if len(program.device_table.devices) > 1:
+        payloads[Section.DEVICES] = _encode_device_table(program.device_table)
     if program.device_code:
         payloads[Section.DEVICE_CODE] = program.device_code
     return payloads

@@ -45,8 +45,8 @@ class DotProductWriter:
 
     def __init__(self, writer: ExpressionWriter, dots: DotProductNest) -> None:
         self.out, self.dots = writer, dots
-        self.together = max(1, COLUMNS_PER_LOOP // len(dots.data))
-        self.apart = writer.unique("apart")
+        self.contiguous_vectors = max(1, COLUMNS_PER_LOOP // len(dots.data))
+        self.weight_stride = writer.unique("apart")
         """Distance in bytes between the words of a weight vector."""
 
     def write(self) -> None:
@@ -55,9 +55,13 @@ class DotProductWriter:
         totals = self.declare_accumulators("total", rows)
         self.write_loops([], lambda vectors: self.accumulate_lines("vaddvaq_u8", totals, vectors))
         step, sums, n = dots.weights[0].step, out.unique("sums"), out.unique("n")
-        out.emit_line(f"const uint32x4_t {self.apart} = vmulq_n_u32(vidupq_n_u32(0, 1), {step});")
+        out.emit_line(
+            f"const uint32x4_t {self.weight_stride} = vmulq_n_u32(vidupq_n_u32(0, 1), {step});"
+        )
         out.emit_line(f"int32_t {sums}[{rows * dots.num_columns}];")
-        out.emit_line(f"for (int32_t {n} = 0; {n} < {dots.num_columns}; {n} += {self.together}) {{")
+        out.emit_line(
+            f"for (int32_t {n} = 0; {n} < {dots.num_columns}; {n} += {self.contiguous_vectors}) {{"
+        )
         with out.indented():
             self.write_columns(sums, n)
         out.emit_line("}")
@@ -72,17 +76,17 @@ class DotProductWriter:
     def write_columns(self, sums: str, n: str) -> None:
         """Emit the dot products of a group of output columns, the first of which is column `n`."""
         rows = range(len(self.dots.data))
-        own = [self.declare_accumulators("sum", len(rows)) for _ in range(self.together)]
+        own = [self.declare_accumulators("sum", len(rows)) for _ in range(self.contiguous_vectors)]
 
         def dot_lines(vectors: Sequence[str]) -> list[str]:
             """Return the lines of one iteration: load each weight once, and each row's data once
             where several columns share it, then one VMLADAVA for each pair.
             """
             data, emitted = list(vectors[: len(rows)]), []
-            weights = [self.out.unique("w") for _ in range(self.together)]
+            weights = [self.out.unique("w") for _ in range(self.contiguous_vectors)]
             for name, text in zip(weights, vectors[len(rows) :], strict=True):
                 emitted.append(f"const uint8x16_t {name} = {text};")
-            for row in rows if self.together > 1 else ():
+            for row in rows if self.contiguous_vectors > 1 else ():
                 name = self.out.unique("v")
                 emitted.append(f"const uint8x16_t {name} = {data[row]};")
                 data[row] = name
@@ -91,7 +95,7 @@ class DotProductWriter:
             return emitted
 
         self.write_loops(
-            [f" + ({n} + {c}) * {WORD_BYTES}" for c in range(self.together)], dot_lines
+            [f" + ({n} + {c}) * {WORD_BYTES}" for c in range(self.contiguous_vectors)], dot_lines
         )
         for c, column in enumerate(own):
             for row, name in enumerate(column):
@@ -157,7 +161,7 @@ class DotProductWriter:
         """Emit an unmasked iteration: four full words of each operand."""
         more = k * self.dots.weights[0].step
         weight_vectors = [
-            f"ek_raised_bytes(vldrwq_gather_offset_u32({name} + {more}, {self.apart}))"
+            f"ek_raised_bytes(vldrwq_gather_offset_u32({name} + {more}, {self.weight_stride}))"
             for name in weights
         ]
         self.write_block(lines([*data, *weight_vectors]))
@@ -172,7 +176,8 @@ class DotProductWriter:
         # Data outside the mask are 0, so that raised weights add nothing there.
         near = [f"vldrbq_z_u8({name} + {k * VECTOR_WORDS * WORD_BYTES}, {mask})" for name in data]
         weight_vectors = [
-            f"ek_raised_bytes(vldrwq_gather_offset_z_u32({name} + {more}, {self.apart}, {mask}))"
+            f"ek_raised_bytes(vldrwq_gather_offset_z_u32({name} + {more}, {self.weight_stride},"
+            f" {mask}))"
             for name in weights
         ]
         self.write_block(lines([*near, *weight_vectors]))

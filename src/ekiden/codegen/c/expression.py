@@ -61,13 +61,13 @@ class ExpressionWriter:
     """Writer of the expressions of one C function; lines go to `lines` at the current depth."""
 
     def __init__(self, helpers: HelperFunctions) -> None:
-        self.helpers, self.syntax = helpers, helpers.form.syntax
+        self.helpers, self.syntax = helpers, helpers.dialect.syntax
         self.lines: list[str] = []
         self.depth = 1
         self.names: dict[Var | Buffer, str] = {}
-        self.positive: set[Var] = set()
-        self._taken: dict[str, int] = {}
-        self._used: set[str] = set()
+        self.nonnegative_vars: set[Var] = set()
+        self._used_names: dict[str, int] = {}
+        self._use_counts: set[str] = set()
         self._memo: list[dict[PrimExpr, str]] = [{}]
 
     # names and lines
@@ -82,13 +82,13 @@ class ExpressionWriter:
         clean = f"_{clean}" if clean[0].isdigit() else clean
         # A name in capitals could be a macro of a header.
         clean = clean.lower() if is_macro_like(clean) else clean
-        count = self._taken.get(clean, 0)
+        count = self._used_names.get(clean, 0)
         name = clean
-        while name in self._used or name in C_KEYWORDS:
+        while name in self._use_counts or name in C_KEYWORDS:
             count += 1
             name = f"{clean}_{count}"
-        self._taken[clean] = count
-        self._used.add(name)
+        self._used_names[clean] = count
+        self._use_counts.add(name)
         return name
 
     def bind_name(self, symbol: Var | Buffer) -> str:
@@ -185,7 +185,7 @@ class ExpressionWriter:
             return (index.base,)
         if isinstance(e, Intrinsic):
             check_supported_call(e)
-        if isinstance(e, Intrinsic) and find_intrinsic(e.op).calls:
+        if isinstance(e, Intrinsic) and find_intrinsic(e.op).is_function_call:
             return value_arguments(e)
         return children(e)
 
@@ -256,7 +256,11 @@ class ExpressionWriter:
         x, y = self.operand_text(e.a), self.operand_text(e.b)
         if kind in (FloorDiv, FloorMod) and dt.is_int(dtype):
             # C truncates quotients, which for non-negative numbers is the floor.
-            plain = is_nonnegative(e.a, self.positive) and isinstance(e.b, IntImm) and e.b.value > 0
+            plain = (
+                is_nonnegative(e.a, self.nonnegative_vars)
+                and isinstance(e.b, IntImm)
+                and e.b.value > 0
+            )
             if plain:
                 return f"({x} {'/' if kind is FloorDiv else '%'} {y})"
         infix = kind in (Add, Sub, Mul) or (kind is Div and dt.is_float(dtype))
@@ -344,7 +348,7 @@ class ExpressionWriter:
         arguments = ", ".join(self.extern_argument(a) for a in e.args[1:])
         kinds = [None if isinstance(a, StringImm) else a.dtype for a in e.args[1:]]
         call = f"{self.extern(name, e.dtype, kinds)}({arguments})"
-        return self._assign_temporary(e, call) if find_intrinsic(e.op).effects else call
+        return self._assign_temporary(e, call) if find_intrinsic(e.op).has_effects else call
 
     def extern(self, name: str, result: str, arguments: Sequence[str | None]) -> str:
         """Declare an external C function for these dtypes (None: a string) and return its
@@ -457,8 +461,8 @@ class ExpressionWriter:
 
     def record_nonnegative(self, var: Var, value: PrimExpr) -> None:
         """Record that a variable is non-negative if its value provably is."""
-        if isinstance(var, SizeVar) or is_nonnegative(value, self.positive):
-            self.positive.add(var)
+        if isinstance(var, SizeVar) or is_nonnegative(value, self.nonnegative_vars):
+            self.nonnegative_vars.add(var)
 
 
 def _contiguous_ramp(e: PrimExpr) -> Ramp | None:

@@ -36,7 +36,7 @@ class FreestandingFunction:
 
     text: str
     parameters: tuple[tuple[str, bool], ...]
-    workspace: int
+    workspace_bytes: int
 
 
 class FreestandingWriter(VectorWriter):

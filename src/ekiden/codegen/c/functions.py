@@ -78,7 +78,7 @@ def emit_module(funcs: Sequence[PrimFunc], target: Target) -> str:
     head = FILE_HEADER.format(target=target)
     sites = [f"EK_CALL_SITE({v}, {c_string_literal(name)});" for name, v in helpers.sites.items()]
     sites += [*helpers.prototypes.values(), *helpers.externs.values()]
-    if helpers.bounds:
+    if helpers.bounds_mode:
         sites.append(BOUNDS_CHECK_MACRO)
     return (
         "\n\n".join([head, *sites, ARGUMENT_CHECK_HELPERS, *helpers.texts.values(), *definitions])
@@ -89,7 +89,7 @@ def emit_module(funcs: Sequence[PrimFunc], target: Target) -> str:
 class HostWriter(StatementWriter):
     """Statement writer for host functions, whose compiler vectorises loops."""
 
-    whole_loops = True
+    scalarizes_vector_loops = True
 
 
 def _aliased_parameters(func: PrimFunc) -> frozenset[Buffer]:
@@ -109,9 +109,9 @@ def _emit_function(func: PrimFunc, helpers: HelperFunctions) -> list[str]:
     writer = HostWriter(helpers, symbol, loops)
     sizes = [row.extent for row in shape_checks(func) if row.binds_var]
     variables = [v for v in sizes if isinstance(v, Var)]
-    writer.positive |= {v for v in variables if isinstance(v, SizeVar)}
+    writer.nonnegative_vars |= {v for v in variables if isinstance(v, SizeVar)}
     if (func.attrs or {}).get("tir.noalias"):
-        writer.shared = _aliased_parameters(func)
+        writer.aliasing_buffers = _aliased_parameters(func)
     arguments = [
         f"{memory_type(p.dtype)} *{writer.restrict_qualifier(p)}{writer.bind_name(p)}"
         if isinstance(p, Buffer)
@@ -119,8 +119,8 @@ def _emit_function(func: PrimFunc, helpers: HelperFunctions) -> list[str]:
         for p in func.params
     ]
     arguments += [f"{c_type(v.dtype)} {writer.bind_name(v)}" for v in variables]
-    writer.device = device_type_of(func)
-    if writer.device is not None:
+    writer.device_type = device_type_of(func)
+    if writer.device_type is not None:
         arguments.append(f"{c_type(DEVICE_ID_VAR.dtype)} {writer.bind_name(DEVICE_ID_VAR)}")
     if flushes_subnormals(func):
         writer.flush_subnormals()
@@ -137,7 +137,7 @@ def _emit_packed_entry(func: PrimFunc, symbol: str, helpers: HelperFunctions) ->
     arguments.
     """
     w = StatementWriter(helpers, symbol, [])
-    w.device = device_type_of(func)
+    w.device_type = device_type_of(func)
     count = len(func.params)
     w.emit_line("(void)self;")
     w.emit_line("(void)ret;")
@@ -161,7 +161,7 @@ def _emit_packed_entry(func: PrimFunc, symbol: str, helpers: HelperFunctions) ->
         else name
         for p, name in zip(func.params, argument_names, strict=True)
     ]
-    if w.device is not None:
+    if w.device_type is not None:
         sizes.append(w.name(DEVICE_ID_VAR))
     w.emit_line(f"return {symbol}_compute({', '.join([*values, *sizes])});")
     # A name that is no C identifier is given to the symbol by an assembler label.
@@ -208,7 +208,7 @@ def _unpack_tensor(w: StatementWriter, func: PrimFunc, i: int, buffer: Buffer) -
     w.check(wrong, "TypeError", f"{label} must have dtype {buffer.dtype}")
     if rank and not buffer.strides:
         w.check(f"!ek_dltensor_is_contiguous({name})", "ValueError", not_contiguous_message(label))
-    if w.device is not None and is_device_argument(func, buffer):
+    if w.device_type is not None and is_device_argument(func, buffer):
         _check_device(w, name, label)
     return name
 
@@ -217,8 +217,8 @@ def _check_device(w: StatementWriter, name: str, label: str) -> None:
     """Emit the check that an argument is on the first argument's device, and that the device has
     the right type.
     """
-    wrong = f"{name}->device.type != {w.device}"
-    w.check(wrong, "ValueError", f"{label} must lie on a device of type {w.device}")
+    wrong = f"{name}->device.type != {w.device_type}"
+    w.check(wrong, "ValueError", f"{label} must lie on a device of type {w.device_type}")
     number = f"{name}->device.id"
     if DEVICE_ID_VAR not in w.names:
         w.emit_line(f"const {c_type(DEVICE_ID_VAR.dtype)} {w.bind_name(DEVICE_ID_VAR)} = {number};")

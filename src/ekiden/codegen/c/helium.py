@@ -188,7 +188,7 @@ class HeliumSyntax(VectorSyntax):
         "int8": "i8", "uint8": "u8", "int16": "i16", "uint16": "u16", "int32": "i32",
         "uint32": "u32", "float32": "f32", "bool": "b32",
     }  # fmt: skip
-    holds = True
+    has_vector_arrays = True
 
     def has(self, dtype: str) -> bool:
         """Return whether the dtype is a four-lane vector that Helium holds."""

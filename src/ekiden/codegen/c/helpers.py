@@ -222,7 +222,7 @@ class HelperBuilder(FunctionBuilder):
     def __init__(self, module: LlvmModule, form: HelperDialect, prefix: str) -> None:
         super().__init__(module)
         self.form, self.prefix = form, prefix if form.table_qualifier else ""
-        self.syntax, self.reorders = form.syntax, form.reassociates_sums
+        self.syntax, self.allows_reassociation = form.syntax, form.reassociates_sums
         self.tables: dict[tuple[float, ...], str] = {}
         self.uses_half = False
 
@@ -232,7 +232,7 @@ class HelperBuilder(FunctionBuilder):
         line = f"{kind} {text}"
         operand = self._scopes[-1].get(line)
         if operand is None:
-            operand = self._scopes[-1][line] = f"%{self.fresh()}"
+            operand = self._scopes[-1][line] = f"%{self.fresh_name()}"
             self.lines.append(f"  {self.syntax.let(kind, operand[1:], text)}")
         return operand
 
@@ -283,7 +283,7 @@ class HelperBuilder(FunctionBuilder):
             source_value = syntax.cast(syntax.type(source), x)
             return self.assign(target, self.form.bit_cast(kind, source_value))
         if opcode == "bitcast":
-            name = self.fresh()
+            name = self.fresh_name()
             self.lines.append(f"  {kind} {name};")
             # A cast of pointers would break strict aliasing; memcpy is defined and costs nothing.
             self.lines.append(f"  memcpy(&{name}, &({c_type(source)}){{{x}}}, sizeof {name});")
@@ -367,8 +367,8 @@ class HelperFunctions:
     """
 
     def __init__(self, target: Target | None = None, form: HelperDialect | None = None) -> None:
-        self.form = form or HelperDialect()
-        self.bounds = target is not None and bool(target.bounds)
+        self.dialect = form or HelperDialect()
+        self.bounds_mode = target is not None and bool(target.bounds)
         self.texts: dict[str, str] = {}
         self.sites: dict[str, str] = {}
         self.prototypes: dict[str, str] = {}
@@ -392,7 +392,7 @@ class HelperFunctions:
             return None
         ability, _ = SOFTWARE_INTRINSICS.get(name, (None, None))
         has = ability is None or self._module.has(ability)
-        return self.form.syntax.math(_MATH_H_NAMES[name], dtype) if has else None
+        return self.dialect.syntax.math(_MATH_H_NAMES[name], dtype) if has else None
 
     def has(self, ability: str) -> bool:
         """Return whether the target has an ability."""
@@ -446,8 +446,8 @@ class HelperFunctions:
         if name == "ek_dot4_u8s8_int32" and target is not None and target.has("smlad"):
             self.texts.setdefault("smlad", SMLAD_HELPERS)
             self.texts.setdefault(name, DOT4_BY_SMLAD)
-        if name in self.form.native_functions:
-            self.texts.setdefault(name, self.form.native_functions[name])
+        if name in self.dialect.native_functions:
+            self.texts.setdefault(name, self.dialect.native_functions[name])
         kinds = [argument] * len(xs)
         self._define(name, kinds, dtype, lambda b, o: emit_intrinsic(b, op, dtype, argument, o))
         return f"{name}({', '.join(xs)})"
@@ -477,23 +477,23 @@ class HelperFunctions:
     ) -> None:
         if name in self.texts:
             return
-        b = HelperBuilder(self._module, self.form, f"{name}_")
+        b = HelperBuilder(self._module, self.dialect, f"{name}_")
         names = [f"%{letter}" for letter in "xyz"[: len(arguments)]]
         value = _strip_type(emit(b, names))
         if b.uses_half:
-            if self.form.bit_cast is None:
+            if self.dialect.bit_cast is None:
                 self.texts.setdefault("words", FLOAT_BITS_HELPERS)
             self.texts.setdefault(
-                "half", FLOAT16_HELPERS.replace("static inline ", self.form.function_qualifier)
+                "half", FLOAT16_HELPERS.replace("static inline ", self.dialect.function_qualifier)
             )
-        syntax = self.form.syntax
+        syntax = self.dialect.syntax
         parameters = [(syntax.type(t), n[1:]) for t, n in zip(arguments, names, strict=True)]
-        tables = [_constant_table(row, label, self.form) for row, label in b.tables.items()]
-        if self.form.table_qualifier:
+        tables = [_constant_table(row, label, self.dialect) for row, label in b.tables.items()]
+        if self.dialect.table_qualifier:
             for table in tables:
                 self.texts[table] = table
             tables = []
-        head = self.form.function_qualifier + syntax.function_header(
+        head = self.dialect.function_qualifier + syntax.function_header(
             name, parameters, syntax.type(result)
         )
         self.texts[name] = "\n".join([head, *tables, *b.lines, f"  return {value};", "}"])

@@ -106,7 +106,7 @@ class _LaneScalarizer:
             case BufferLoad() if len(operands) == 1 and dt.lanes(e.buffer.dtype) == 1:
                 return BufferLoad(e.buffer, (operands[0],), kind)
             case Intrinsic() if (
-                e.op not in _CROSS_LANE_INTRINSICS and not find_intrinsic(e.op).effects
+                e.op not in _CROSS_LANE_INTRINSICS and not find_intrinsic(e.op).has_effects
             ):
                 return Intrinsic(e.op, tuple(operands), kind)
         return None

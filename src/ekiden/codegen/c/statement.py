@@ -58,20 +58,20 @@ from ekiden.tir.visitor import conditional_nodes, free_vars_and_buffers, stmt_ex
 class StatementWriter(ExpressionWriter):
     """Writer of the statements of one C function that returns int: 0, or -1 with an error set."""
 
-    whole_loops: ClassVar = False
+    scalarizes_vector_loops: ClassVar = False
     """Whether vector loops are written as loops over elements, which the C compiler vectorises."""
 
     def __init__(self, helpers: HelperFunctions, symbol: str, functions: list[str]) -> None:
         super().__init__(helpers)
         self.symbol, self.functions = symbol, functions
-        self.frees: list[str] = []
+        self.cleanup_calls: list[str] = []
         """Calls that free scratch memory, in order of allocation."""
-        self.device: int | None = None
+        self.device_type: int | None = None
         """DLPack device type on which it launches kernels and buffers are allocated."""
         self.in_parallel = False
-        self.shared: frozenset[Buffer] | None = None
+        self.aliasing_buffers: frozenset[Buffer] | None = None
         """Buffers that may alias element by element; None if any may alias arbitrarily."""
-        self.mode = ""
+        self.saved_rounding_mode = ""
         """Variable with the control register saved before flushing subnormals, if they are flushed.
         """
 
@@ -108,15 +108,19 @@ class StatementWriter(ExpressionWriter):
     def flush_subnormals(self) -> None:
         """Flush subnormals to zero from here to the end of the function."""
         self.helpers.texts.setdefault("subnormals", FLUSH_SUBNORMALS_HELPERS)
-        self.mode = self.unique("mode")
-        self.emit_line(f"const uint64_t {self.mode} = ek_flush_subnormals();")
+        self.saved_rounding_mode = self.unique("mode")
+        self.emit_line(f"const uint64_t {self.saved_rounding_mode} = ek_flush_subnormals();")
 
     def _cleanup_lines(self) -> list[str]:
         """Return the cleanup lines that run before the function returns: free scratch memory,
         restore the rounding mode.
         """
-        frees = self.frees[::-1]
-        return [*frees, f"ek_set_rounding({self.mode});"] if self.mode else frees
+        frees = self.cleanup_calls[::-1]
+        return (
+            [*frees, f"ek_set_rounding({self.saved_rounding_mode});"]
+            if self.saved_rounding_mode
+            else frees
+        )
 
     def write_epilogue(self) -> None:
         """Emit the function's epilogue."""
@@ -151,7 +155,7 @@ class StatementWriter(ExpressionWriter):
 
     def bounds_checked_index(self, buffer: Buffer, index: str) -> str:
         """Return the index, with a bounds check that returns from the function."""
-        if not self.helpers.bounds:
+        if not self.helpers.bounds_mode:
             return index
         extent = self.text(flat_buffer_extent(buffer))
         text = c_string_literal(bounds_error_format(self.symbol, buffer))
@@ -223,7 +227,7 @@ class StatementWriter(ExpressionWriter):
 
     def write_nested(self, s: Stmt) -> None:
         """Emit nested lets and allocations iteratively, however deep."""
-        before = len(self.frees)
+        before = len(self.cleanup_calls)
         while isinstance(s, (LetStmt, Allocate)):
             if isinstance(s, LetStmt):
                 self.let(s.var, s.value)
@@ -232,8 +236,8 @@ class StatementWriter(ExpressionWriter):
             s = s.body
         self.statement(s)
         # Last allocated is freed first: the workspace allocator is a stack for each thread.
-        while len(self.frees) > before:
-            self.emit_line(self.frees.pop())
+        while len(self.cleanup_calls) > before:
+            self.emit_line(self.cleanup_calls.pop())
 
     def let(self, var: Var, value: PrimExpr) -> None:
         """Declare a variable; one of several lanes is an array."""
@@ -269,24 +273,24 @@ class StatementWriter(ExpressionWriter):
             size = self.text(extent * dt.itemsize(buffer.dtype))
             name = self.bind_name(buffer)
             declared = f"(*{name}){inner}" if inner else f"*{name}"
-            if self.device is None:
+            if self.device_type is None:
                 allocation, free = f"ek_workspace_alloc({size})", f"ek_workspace_free({name});"
             else:
-                device_arguments = f"{self.device}, {self.name(DEVICE_ID_VAR)}"
+                device_arguments = f"{self.device_type}, {self.name(DEVICE_ID_VAR)}"
                 allocation = f"ek_device_workspace_alloc({device_arguments}, {size})"
                 free = f"ek_device_workspace_free({device_arguments}, {name}, {size});"
             self.emit_line(f"{kind} {declared} = {allocation};")
             self.emit_line(f"if ({name} == NULL) {{")
             self.write_failure()
             self.emit_line("}")
-            self.frees.append(free)
+            self.cleanup_calls.append(free)
             return
         self.emit_line(f"{kind} {self.bind_name(buffer)}[{max(extent.value, 1)}]{inner};")
 
     def restrict_qualifier(self, symbol: Var | Buffer) -> str:
         """Return `restrict` for a pointer that no other pointer aliases."""
-        is_apart = isinstance(symbol, Buffer) and self.shared is not None
-        return "restrict " if is_apart and symbol not in (self.shared or ()) else ""
+        is_apart = isinstance(symbol, Buffer) and self.aliasing_buffers is not None
+        return "restrict " if is_apart and symbol not in (self.aliasing_buffers or ()) else ""
 
     def is_elementwise(self, loop: For) -> bool:
         """Return whether each iteration reads, from buffers that may alias the stored one, only the
@@ -294,7 +298,7 @@ class StatementWriter(ExpressionWriter):
         """
         store = loop.body
         assert isinstance(store, BufferStore)
-        near = {store.buffer, *(self.shared or ())}
+        near = {store.buffer, *(self.aliasing_buffers or ())}
         loads = [e for e in post_order(store.value) if isinstance(e, BufferLoad)]
         return all(is_same_expr(e.indices[0], store.indices[0]) for e in loads if e.buffer in near)
 
@@ -322,7 +326,11 @@ class StatementWriter(ExpressionWriter):
         """Emit a loop over lanes. Guarded loads are made unconditional when their addresses are
         inside the buffer: compilers do not vectorise a load that depends on a condition.
         """
-        guarded = _guarded_loads(value) if self.whole_loops and not self.helpers.bounds else []
+        guarded = (
+            _guarded_loads(value)
+            if self.scalarizes_vector_loops and not self.helpers.bounds_mode
+            else []
+        )
         in_bounds = self.in_bounds_condition(*guarded) if guarded else None
         if in_bounds is None:
             self.write_lane_loop(lanes, lambda: self.element_store(s, self.text(value)))
@@ -350,7 +358,7 @@ class StatementWriter(ExpressionWriter):
         conditions: list[str] = []
         for e in post_order(*sides):
             if isinstance(e, Intrinsic) and (
-                e.op == "if_then_else" or find_intrinsic(e.op).effects
+                e.op == "if_then_else" or find_intrinsic(e.op).has_effects
             ):
                 return None
             if not isinstance(e, BufferLoad):
@@ -430,11 +438,11 @@ class StatementWriter(ExpressionWriter):
         if s.kind is ForKind.PARALLEL and not self.in_parallel:
             self.parallel(s)
             return
-        longer = scalarize_vector_loop(s) if self.whole_loops else None
+        longer = scalarize_vector_loop(s) if self.scalarizes_vector_loops else None
         s = longer or s
         low, high = self.text(s.min), self.text(s.min + s.extent)
         # No iteration reads what another one stores, which compilers cannot prove by themselves.
-        if longer is not None and self.shared is not None and self.is_elementwise(s):
+        if longer is not None and self.aliasing_buffers is not None and self.is_elementwise(s):
             self.emit_line("#pragma GCC ivdep")
         self.write_serial_for(s, low, f"({high})" if " ? " in high else high)
 
@@ -454,11 +462,11 @@ class StatementWriter(ExpressionWriter):
         grain = int(str((s.annotations or {}).get("grain", 1)))
         body = type(self)(self.helpers, self.symbol, self.functions)
         function = f"{self.symbol}_loop{len(self.functions)}"
-        captured = _captured_symbols(s, self.helpers.bounds)
+        captured = _captured_symbols(s, self.helpers.bounds_mode)
         fields = [_capture_declaration(symbol, self.name(symbol)) for symbol in captured]
-        body.in_parallel, body.positive = True, set(self.positive)
-        body.shared = self.shared
-        if self.mode:
+        body.in_parallel, body.nonnegative_vars = True, set(self.nonnegative_vars)
+        body.aliasing_buffers = self.aliasing_buffers
+        if self.saved_rounding_mode:
             body.flush_subnormals()
         self.functions.append("")
         slot = len(self.functions) - 1
@@ -468,12 +476,12 @@ class StatementWriter(ExpressionWriter):
         self.emit_line(f"struct {function}_context {context} = {{{values or '0'}}};")
         extent = self.text(s.extent)
         call = f"ek_parallel_for({function}, &{context}, {extent}, {max(grain, 1)})"
-        if self.mode:  # a thread that is made begins with what its maker has set
-            self.emit_line(f"ek_set_rounding({self.mode});")
+        if self.saved_rounding_mode:  # a thread that is made begins with what its maker has set
+            self.emit_line(f"ek_set_rounding({self.saved_rounding_mode});")
         self.emit_line(f"if ({call} != 0) {{")
         self.write_failure()
         self.emit_line("}")
-        if self.mode:
+        if self.saved_rounding_mode:
             self.emit_line("(void)ek_flush_subnormals();")
         self.invalidate_loads()
 

@@ -58,27 +58,30 @@ class VectorWriter(StatementWriter):
     def __init__(self, helpers: HelperFunctions, symbol: str, vectors: VectorSyntax | None) -> None:
         super().__init__(helpers, symbol, [])
         self.vectors = vectors
-        self.whole: dict[Var, str] = {}
+        self.vector_names: dict[Var, str] = {}
         """C names of vector variables; `names` has those of their lanes."""
-        self.arrays: dict[Buffer, int] = {}
+        self.vector_arrays: dict[Buffer, int] = {}
         """Number of lanes per element of thread-local buffers that are arrays of vectors."""
-        self._in_lanes = False
+        self._is_in_lane_loop = False
         if vectors is not None:
             form = HelperDialect(
-                helpers.form.function_qualifier, helpers.form.table_qualifier, vectors.bits, vectors
+                helpers.dialect.function_qualifier,
+                helpers.dialect.table_qualifier,
+                vectors.bits,
+                vectors,
             )
             self._functions_of_vectors = helpers.with_dialect(form)
 
     def _is_vector_type(self, dtype: str) -> bool:
         """Return whether a value of this dtype is emitted as a whole vector here."""
-        return not self._in_lanes and self.vectors is not None and self.vectors.has(dtype)
+        return not self._is_in_lane_loop and self.vectors is not None and self.vectors.has(dtype)
 
     def collect_vector_arrays(self, body: Stmt) -> None:
         """Collect the buffers that become arrays of vectors. OpenCL compilers need not keep scalar
         arrays in registers (PoCL does not: a 512 x 512 product has 24 GFLOP/s instead of 90).
         """
         if self.vectors is not None:
-            self.arrays = find_vector_arrays(body, self.vectors)
+            self.vector_arrays = find_vector_arrays(body, self.vectors)
 
     def write_allocate(self, buffer: Buffer) -> None:
         """Allocate an array of vectors where every access is one whole vector."""
@@ -89,7 +92,7 @@ class VectorWriter(StatementWriter):
             kind = self.vectors.type(buffer.dtype)
             self.emit_line(self.vectors.var(kind, self.bind_name(buffer), math.prod(extents)))
             return
-        lanes = self.arrays.get(buffer)
+        lanes = self.vector_arrays.get(buffer)
         if lanes is None or self.vectors is None or not is_static:
             super().write_allocate(buffer)
             return
@@ -99,11 +102,15 @@ class VectorWriter(StatementWriter):
 
     def _has_vector_elements(self, buffer: Buffer) -> bool:
         """Return whether the buffer's own elements are vectors."""
-        return self.vectors is not None and self.vectors.holds and self.vectors.has(buffer.dtype)
+        return (
+            self.vectors is not None
+            and self.vectors.has_vector_arrays
+            and self.vectors.has(buffer.dtype)
+        )
 
     def element_access(self, buffer: Buffer, index: str) -> str:
         """Return a scalar access; into an array of vectors through a pointer cast."""
-        if buffer not in self.arrays or self.vectors is None:
+        if buffer not in self.vector_arrays or self.vectors is None:
             return super().element_access(buffer, index)
         return f"(({self.vectors.lane_type(buffer.dtype)} *){self.name(buffer)})[{index}]"
 
@@ -111,15 +118,15 @@ class VectorWriter(StatementWriter):
 
     def write_lane_loop(self, lanes: int, line: Callable[[], str]) -> None:
         """Emit a loop in which every expression is of one lane."""
-        outer, self._in_lanes = self._in_lanes, True
+        outer, self._is_in_lane_loop = self._is_in_lane_loop, True
         try:
             super().write_lane_loop(lanes, line)
         finally:
-            self._in_lanes = outer
+            self._is_in_lane_loop = outer
 
     def _cached_text(self, e: PrimExpr) -> str | None:
         if isinstance(e, Var) and self._is_vector_type(e.dtype):
-            return self.whole.get(e) or self._memoized_text(e)
+            return self.vector_names.get(e) or self._memoized_text(e)
         return super()._cached_text(e)
 
     def _operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
@@ -228,7 +235,7 @@ class VectorWriter(StatementWriter):
     def _has_native_division(self, e: BinaryExpr) -> bool:
         divisor = e.b.value if isinstance(e.b, Broadcast) else e.b
         is_positive = isinstance(divisor, IntImm) and divisor.value > 0
-        return is_positive and is_nonnegative(e.a, self.positive)
+        return is_positive and is_nonnegative(e.a, self.nonnegative_vars)
 
     def _write_vector_cast(self, e: Cast) -> str:
         assert self.vectors is not None
@@ -241,7 +248,11 @@ class VectorWriter(StatementWriter):
             x = self.vectors.bool_to_int(x, e.dtype) if source == "bool" else x
             return self.vectors.convert(e.value.dtype, e.dtype, x)
         # The clamp keeps the value in range, so that the plain conversion is defined.
-        if self.vectors.holds and source == "float32" and _is_clamped_to(e.value, target):
+        if (
+            self.vectors.has_vector_arrays
+            and source == "float32"
+            and _is_clamped_to(e.value, target)
+        ):
             word = dt.with_lanes("int32", dt.lanes(e.dtype))
             return self.vectors.convert(e.value.dtype, word, x)
         return self._functions_of_vectors.cast(e.value.dtype, e.dtype, x)
@@ -280,7 +291,7 @@ class VectorWriter(StatementWriter):
         """Return the element of a vector array that an aligned index selects, or None for other
         buffers.
         """
-        if buffer not in self.arrays:
+        if buffer not in self.vector_arrays:
             return None
         number = _vector_index(index)
         assert number is not None
@@ -382,8 +393,8 @@ class VectorWriter(StatementWriter):
         assert self.vectors is not None
         self.record_nonnegative(var, value)
         text = self.text(value)
-        self.whole[var] = self._vector_variable(var.name, var.dtype, text)
-        self.names[var] = self.vectors.lane_array(self.whole[var], var.dtype)
+        self.vector_names[var] = self._vector_variable(var.name, var.dtype, text)
+        self.names[var] = self.vectors.lane_array(self.vector_names[var], var.dtype)
 
     def write_store(self, s: BufferStore) -> None:
         """Store contiguous lanes at once; elsewhere evaluate the value at once and store
@@ -406,7 +417,7 @@ class VectorWriter(StatementWriter):
         assert self.vectors is not None
         index = s.indices[0]
         check_lanes("c: the store to", s.buffer, index, value.dtype)
-        text = self.text(strip_redundant_casts(value) if self.vectors.holds else value)
+        text = self.text(strip_redundant_casts(value) if self.vectors.has_vector_arrays else value)
         is_near = isinstance(index, Ramp) and is_const(index.stride, 1)
         is_masked = s.predicate is not None and not is_const(s.predicate, 1)
         held = ""
@@ -415,14 +426,14 @@ class VectorWriter(StatementWriter):
             self.invalidate_loads()
             return
         name = Var("value", value.dtype)
-        self.whole[name] = self._vector_variable("value", value.dtype, text)
-        self.names[name] = self.vectors.lane_array(self.whole[name], value.dtype)
+        self.vector_names[name] = self._vector_variable("value", value.dtype, text)
+        self.names[name] = self.vectors.lane_array(self.vector_names[name], value.dtype)
         lane_value = f"{self.names[name]}[lane]"
         if is_near and s.predicate is not None and dt.lanes(s.predicate.dtype) > 1:
             held = self._vector_variable("mask", s.predicate.dtype, self.text(s.predicate))
             self.emit_line(f"if ({self.vectors.all_lanes(held)}) {{")
             with self.indented():
-                self._store_contiguous(s, self.whole[name], value.dtype)
+                self._store_contiguous(s, self.vector_names[name], value.dtype)
             self.emit_line("} else {")
         self.write_lane_loop(lanes, lambda: self.element_store(s, lane_value))
         if held:

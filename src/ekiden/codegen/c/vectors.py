@@ -35,7 +35,7 @@ class VectorSyntax(CSyntax):
         "float64": "double", "float16": "ushort", "bfloat16": "ushort", "bool": "int",
     }  # fmt: skip
     """Stem of the vector type of each dtype; 16-bit floats are stored as their bits."""
-    holds: ClassVar = False
+    has_vector_arrays: ClassVar = False
     """Whether buffers of vectors are arrays of vector types rather than of lanes."""
 
     def has(self, dtype: str) -> bool:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ekiden.target import Target
-from ekiden.target.kinds import KINDS
+from ekiden.target.kinds import TARGET_KINDS
 
 KERNEL_FORMATS: Mapping[str, str] = {
     kind.name: "ptx" if kind.name == "nvptx" else kind.name
-    for kind in KINDS.values()
+    for kind in TARGET_KINDS.values()
     if kind.has_threads and kind.has_generator
 }
 """Default kernel code format of each target kind."""
 ALL_KERNEL_FORMATS = frozenset(KERNEL_FORMATS.values()).union(
-    *(kind.triples.values() for kind in KINDS.values())
+    *(kind.triples.values() for kind in TARGET_KINDS.values())
 )
 """All code formats of kernels."""
 

@@ -28,16 +28,16 @@ class WgslWriter(KernelWriter):
 
     def __init__(self, helpers: HelperFunctions, symbol: str, dialect: KernelDialect) -> None:
         super().__init__(helpers, symbol, dialect)
-        self.places: dict[Buffer, str] = {}
+        self.begin_elements: dict[Buffer, str] = {}
         """Element at which each bound buffer begins."""
 
     def element_access(self, buffer: Buffer, index: str) -> str:
         """Return an element, offset by the start of its buffer in the bound memory."""
-        if buffer not in self.places:
+        if buffer not in self.begin_elements:
             return super().element_access(buffer, index)
         if dt.lanes(buffer.dtype) > 1:
             raise CompileError(f"WGSL: buffer {buffer.name!r} holds vectors")
-        return f"{self.name(buffer)}[{self.places[buffer]} + ({index})]"
+        return f"{self.name(buffer)}[{self.begin_elements[buffer]} + ({index})]"
 
     def element_store(self, s: BufferStore, value: str) -> str:
         """Return a store, after a check that memory has the element type."""
@@ -131,13 +131,13 @@ def print_wgsl(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel
             access = dialect.pointer_qualifier if buffer in written else "storage, read"
             bound.append((access, name, dialect.syntax.type(buffer.dtype)))
             fields.append(writer.unique(f"{name}_at"))
-            writer.places[buffer] = f"ek_given.{fields[-1]}"
+            writer.begin_elements[buffer] = f"ek_given.{fields[-1]}"
         body = narrow.visit(func.body)
         for size in map(narrow.narrow_var, sizes):
             fields.append(writer.bind_name(size))
             writer.names[size] = f"ek_given.{fields[-1]}"
             if isinstance(size, SizeVar):
-                writer.positive.add(size)
+                writer.nonnegative_vars.add(size)
         writer.statement(body)
     except CompileError as error:
         raise CompileError(f"kernel {symbol!r}: target {target.kind.name!r}: {error}") from error

@@ -55,7 +55,7 @@ class KernelWriter(WideAccessWriter):
         self.layouts: dict[Buffer, str] = {}
         self.exchanges = False
         # No name of a program may hide a word of the language.
-        self._used |= dialect.keywords
+        self._use_counts |= dialect.keywords
 
     def collect_vector_arrays(self, body: Stmt) -> None:
         """Collect the layouts of the matrix fragments that warps load."""
@@ -85,7 +85,7 @@ class KernelWriter(WideAccessWriter):
             raise CompileError(f"kernel {self.symbol!r}: there is no thread axis {axis!r}")
         name = self.bind_name(s.loop_var)
         # Thread indices are never negative, so that divisions of them need no correction.
-        self.positive.add(s.loop_var)
+        self.nonnegative_vars.add(s.loop_var)
         kind = self.syntax.type(s.loop_var.dtype)
         self.emit_line(self.syntax.let(kind, name, self.dialect.thread_indices[axis]))
         self.statement(s.body)
@@ -164,7 +164,7 @@ class KernelWriter(WideAccessWriter):
             self.helpers.texts.setdefault(name, with_include_guard(text))
             self.emit_line(fragments.declare_fragment(buffer, self.bind_name(buffer)))
             return
-        if buffer in self.arrays:
+        if buffer in self.vector_arrays:
             super().write_allocate(buffer)
             return
         lanes, kind = dt.lanes(buffer.dtype), memory_type(buffer.dtype)
@@ -268,7 +268,7 @@ def print_kernel(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKern
     for size in sizes:
         parameters.append(dialect.scalar_parameter.format(name=writer.bind_name(size)))
         if isinstance(size, SizeVar):
-            writer.positive.add(size)
+            writer.nonnegative_vars.add(size)
     _check_dtypes(func, dialect, symbol)
     writer.collect_vector_arrays(func.body)
     writer.statement(func.body)
@@ -308,7 +308,7 @@ def _declare_buffer(
 ) -> None:
     """Declare a buffer's parameter, and its name in the body."""
     kind, name = memory_type(buffer.dtype), writer.bind_name(buffer)
-    writer.arguments[buffer] = ""
+    writer.alignment_flags[buffer] = ""
     pointer = f"{dialect.pointer_qualifier}{kind} *"
     if not dialect.has_byte_offsets:
         parameters.append(f"{pointer}{name}")

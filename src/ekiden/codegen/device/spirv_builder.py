@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import struct
 
-from ekiden.codegen.device.spirv_module import FUNCTION, NO_CONTRACTION, Id, SpirvModule
+from ekiden.codegen.device.spirv_module import (
+    DECORATION_NO_CONTRACTION,
+    STORAGE_CLASS_FUNCTION,
+    Id,
+    SpirvModule,
+)
 from ekiden.codegen.device.spirv_module import Operand as Word
 from ekiden.codegen.llvm.builder import Arguments, FunctionBuilder, LlvmModule, Operand
 from ekiden.ir import dtype as dt
@@ -98,7 +103,7 @@ class SpirvBuilder(FunctionBuilder):
 
     def memory_epoch(self, buffer: int) -> str:
         """Return the epoch of a buffer's memory: loads within one epoch return the same value."""
-        return f"@{self._memory}.{self._changes.get(buffer, 0)}"
+        return f"@{self._memory_epochs}.{self._num_epochs.get(buffer, 0)}"
 
     # Blocks.
 
@@ -127,8 +132,11 @@ class SpirvBuilder(FunctionBuilder):
         last = self.spirv.function[-1][1]
         if len(last) > 1 and f"%{last[1]}" == result:
             decorations = self.spirv.decorations
-            if not decorations or decorations[-1] != ("Decorate", (last[1], NO_CONTRACTION)):
-                self.spirv.decorate(Id(last[1]), NO_CONTRACTION)
+            if not decorations or decorations[-1] != (
+                "Decorate",
+                (last[1], DECORATION_NO_CONTRACTION),
+            ):
+                self.spirv.decorate(Id(last[1]), DECORATION_NO_CONTRACTION)
 
     def negate(self, dtype: str, a: Operand) -> Operand:
         """Return `-a` of floats."""
@@ -199,7 +207,7 @@ class SpirvBuilder(FunctionBuilder):
         variable = spirv.local_variable(kind)
         # The optional last operand of OpVariable is its initializer.
         spirv.variables[-1] = ("Variable", (*spirv.variables[-1][1], table))
-        pointer = spirv.pointer(FUNCTION, spirv.type("f64"))
+        pointer = spirv.pointer(STORAGE_CLASS_FUNCTION, spirv.type("f64"))
         at = self.append_pure("AccessChain", pointer, variable, self.operand_id(index, "int64"))
         return self.append_pure("Load", spirv.type("f64"), self.operand_id(at, "int64"))
 

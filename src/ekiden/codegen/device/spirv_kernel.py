@@ -20,15 +20,15 @@ from ekiden.codegen.common import (
 )
 from ekiden.codegen.device.spirv_builder import SpirvBuilder, spirv_type
 from ekiden.codegen.device.spirv_module import (
-    BLOCK,
-    FUNCTION,
-    LOCAL_INVOCATION_ID,
-    NUM_WORKGROUPS,
-    OFFSET,
-    PHYSICAL,
-    PUSH_CONSTANT,
-    WORKGROUP,
-    WORKGROUP_ID,
+    BUILT_IN_LOCAL_INVOCATION_ID,
+    BUILT_IN_NUM_WORKGROUPS,
+    BUILT_IN_WORKGROUP_ID,
+    DECORATION_BLOCK,
+    DECORATION_OFFSET,
+    STORAGE_CLASS_FUNCTION,
+    STORAGE_CLASS_PHYSICAL,
+    STORAGE_CLASS_PUSH_CONSTANT,
+    STORAGE_CLASS_WORKGROUP,
     Id,
     SpirvModule,
 )
@@ -101,11 +101,11 @@ class SpirvKernelEmitter:
     def __init__(self, target: Target, name: str, threads: Sequence[int]) -> None:
         self.name, self.threads = name, threads
         self.spirv = SpirvModule()
-        self.b = SpirvBuilder(LlvmModule(target), self.spirv)
+        self.builder = SpirvBuilder(LlvmModule(target), self.spirv)
         self.variables: dict[Var, LaneOperands] = {}
-        self.memory: dict[Buffer, _BufferLocation] = {}
+        self.buffer_locations: dict[Buffer, _BufferLocation] = {}
         self.checks: list[tuple[str, str]] = []
-        self.blocks: dict[str, Operand] = {}
+        self.grid: dict[str, Operand] = {}
         """Number of blocks and index of this block along each axis ("x", "at x")."""
         self.arguments = ""
         """Address of the kernel's argument block."""
@@ -114,20 +114,20 @@ class SpirvKernelEmitter:
 
     def begin(self, buffers: Sequence[Buffer], sizes: Sequence[Var]) -> None:
         """Emit the prologue: read the arguments and compute the block's index."""
-        b, spirv = self.b, self.spirv
+        b, spirv = self.builder, self.spirv
         word = spirv.type("i64")
         block = spirv.fresh_id()
         spirv.declarations.append(("TypeStruct", (block, word)))
-        spirv.decorate(block, BLOCK)
-        spirv.decorations.append(("MemberDecorate", (block, 0, OFFSET, 0)))
-        push_constants = spirv.global_variable(PUSH_CONSTANT, block)
+        spirv.decorate(block, DECORATION_BLOCK)
+        spirv.decorations.append(("MemberDecorate", (block, 0, DECORATION_OFFSET, 0)))
+        push_constants = spirv.global_variable(STORAGE_CLASS_PUSH_CONSTANT, block)
         zero = spirv.constant("i32", 0)
         arguments_pointer = b.append_pure(
-            "AccessChain", spirv.pointer(PUSH_CONSTANT, word), push_constants, zero
+            "AccessChain", spirv.pointer(STORAGE_CLASS_PUSH_CONSTANT, word), push_constants, zero
         )
         self.arguments = b.append_pure("Load", word, b.operand_id(arguments_pointer, _WORD_DTYPE))
         for n, axis in enumerate(_AXIS_LETTERS):
-            self.blocks[axis] = self._load_argument_word(n)
+            self.grid[axis] = self._load_argument_word(n)
         self._decompose_block_index()
         for n, buffer in enumerate(buffers):
             self._bind_buffer(buffer, self._load_argument_word(len(_AXIS_LETTERS) + n))
@@ -137,9 +137,9 @@ class SpirvKernelEmitter:
 
     def _load_argument_word(self, n: int) -> Operand:
         """Load the n-th 64-bit word of the arguments."""
-        b, spirv = self.b, self.spirv
+        b, spirv = self.builder, self.spirv
         at = b.binary("add", _WORD_DTYPE, self.arguments, b.const(8 * n, _WORD_DTYPE))
-        pointer = spirv.pointer(PHYSICAL, spirv.type("i64"), 8)
+        pointer = spirv.pointer(STORAGE_CLASS_PHYSICAL, spirv.type("i64"), 8)
         word_pointer = b.append_pure("ConvertUToPtr", pointer, b.operand_id(at, _WORD_DTYPE))
         return b.append_pure(
             "Load", spirv.type("i64"), b.operand_id(word_pointer, _WORD_DTYPE), 2, 8
@@ -147,11 +147,11 @@ class SpirvKernelEmitter:
 
     def _bind_buffer(self, buffer: Buffer, address: Operand) -> None:
         kind, stride = self._storage_type(buffer)
-        pointer = self.spirv.pointer(PHYSICAL, self.spirv.type(kind), stride)
-        base = self.b.append_pure("ConvertUToPtr", pointer, self.b.operand_id(address, _WORD_DTYPE))
-        self.memory[buffer] = _BufferLocation(
-            PHYSICAL, self.b.operand_id(base, _WORD_DTYPE), address
-        )
+        pointer = self.spirv.pointer(STORAGE_CLASS_PHYSICAL, self.spirv.type(kind), stride)
+        b = self.builder
+        base = b.append_pure("ConvertUToPtr", pointer, b.operand_id(address, _WORD_DTYPE))
+        location = STORAGE_CLASS_PHYSICAL, b.operand_id(base, _WORD_DTYPE), address
+        self.buffer_locations[buffer] = _BufferLocation(*location)
 
     def _storage_type(self, buffer: Buffer) -> tuple[str, int]:
         """Return the type of a buffer's elements in memory and their size in bytes."""
@@ -167,21 +167,26 @@ class SpirvKernelEmitter:
         """Decompose the linear block index into x, y and z; return from the kernel beyond the last
         block.
         """
-        b = self.b
-        x, y = self._built_in_component(WORKGROUP_ID, 0), self._built_in_component(WORKGROUP_ID, 1)
-        width = self._built_in_component(NUM_WORKGROUPS, 0)
+        b = self.builder
+        x, y = (self._built_in_component(BUILT_IN_WORKGROUP_ID, n) for n in (0, 1))
+        width = self._built_in_component(BUILT_IN_NUM_WORKGROUPS, 0)
         line = b.binary("add", _WORD_DTYPE, x, b.binary("mul", _WORD_DTYPE, y, width))
-        plane = b.binary("mul", _WORD_DTYPE, self.blocks["x"], self.blocks["y"])
-        total = b.binary("mul", _WORD_DTYPE, plane, self.blocks["z"])
+        plane = b.binary(
+            "mul",
+            _WORD_DTYPE,
+            self.grid["x"],
+            self.grid["y"],
+        )
+        total = b.binary("mul", _WORD_DTYPE, plane, self.grid["z"])
         self._return_if(b.compare("uge", _WORD_DTYPE, line, total))
-        self.blocks["at x"] = b.binary("urem", _WORD_DTYPE, line, self.blocks["x"])
-        quotient = b.binary("udiv", _WORD_DTYPE, line, self.blocks["x"])
-        self.blocks["at y"] = b.binary("urem", _WORD_DTYPE, quotient, self.blocks["y"])
-        self.blocks["at z"] = b.binary("udiv", _WORD_DTYPE, line, plane)
+        self.grid["at x"] = b.binary("urem", _WORD_DTYPE, line, self.grid["x"])
+        quotient = b.binary("udiv", _WORD_DTYPE, line, self.grid["x"])
+        self.grid["at y"] = b.binary("urem", _WORD_DTYPE, quotient, self.grid["y"])
+        self.grid["at z"] = b.binary("udiv", _WORD_DTYPE, line, plane)
 
     def _built_in_component(self, which: int, axis: int) -> Operand:
         """Return one component of a built-in input as a 64-bit word."""
-        b, spirv = self.b, self.spirv
+        b, spirv = self.builder, self.spirv
         all_three = b.append_pure("Load", spirv.type("v3"), spirv.built_in(which))
         one = b.append_typed(
             "CompositeExtract", "int32", b.operand_id(all_three, _WORD_DTYPE), axis
@@ -194,18 +199,18 @@ class SpirvKernelEmitter:
         if letter not in tuple(_AXIS_LETTERS) or kind not in ("blockIdx", "threadIdx"):
             raise CompileError(f"kernel {self.name!r}: there is no thread axis {axis!r}")
         if kind == "blockIdx":
-            return self.blocks[f"at {letter}"]
-        return self._built_in_component(LOCAL_INVOCATION_ID, _AXIS_LETTERS.index(letter))
+            return self.grid[f"at {letter}"]
+        return self._built_in_component(BUILT_IN_LOCAL_INVOCATION_ID, _AXIS_LETTERS.index(letter))
 
     # Control.
 
     @contextmanager
     def _branch_block(self, label: Id, merge: Id) -> Iterator[None]:
         """Emit a block of a structured branch, which jumps to the merge block at its end."""
-        self.b.start_block(label)
-        with self.b.scope():
+        self.builder.start_block(label)
+        with self.builder.scope():
             yield
-            self.b.jump(merge)
+            self.builder.jump(merge)
 
     def _emit_if(
         self,
@@ -213,7 +218,7 @@ class SpirvKernelEmitter:
         then_body: Callable[[], object],
         else_body: Callable[[], object] | None = None,
     ) -> None:
-        b, spirv = self.b, self.spirv
+        b, spirv = self.builder, self.spirv
         yes, merge = spirv.fresh_id(), spirv.fresh_id()
         no = merge if else_body is None else spirv.fresh_id()
         b.append("SelectionMerge", merge, 0)
@@ -226,7 +231,7 @@ class SpirvKernelEmitter:
         b.start_block(merge)
 
     def _return_if(self, condition: Operand) -> None:
-        b, spirv = self.b, self.spirv
+        b, spirv = self.builder, self.spirv
         out, on = spirv.fresh_id(), spirv.fresh_id()
         b.append("SelectionMerge", on, 0)
         b.append("BranchConditional", b.operand_id(condition, "bool"), out, on)
@@ -238,7 +243,7 @@ class SpirvKernelEmitter:
         """Emit a structured loop: `going` emits the condition before each iteration, `body` the
         iteration.
         """
-        b, spirv = self.b, self.spirv
+        b, spirv = self.builder, self.spirv
         head, ask, body_label, again, merge = (spirv.fresh_id() for _ in range(5))
         b.jump(head)
         b.touch_memory()
@@ -259,59 +264,61 @@ class SpirvKernelEmitter:
 
     # Statements.
 
-    def statement(self, s: Stmt) -> None:
+    def emit_stmt(self, s: Stmt) -> None:
         """Emit one statement."""
         match s:
             case SeqStmt():
                 for stmt in s.seq:
-                    self.statement(stmt)
+                    self.emit_stmt(stmt)
             case BufferStore():
                 self.store(s)
             case For():
-                self.loop(s)
+                self.emit_for(s)
             case LetStmt():
-                self.variables[s.var] = self.value(s.value)
-                self.statement(s.body)
+                self.variables[s.var] = self.emit_expr(s.value)
+                self.emit_stmt(s.body)
             case Allocate():
-                self.allocate(s.buffer)
-                self.statement(s.body)
+                self.emit_allocate(s.buffer)
+                self.emit_stmt(s.body)
             case While():
-                self._emit_loop(lambda: self.value(s.condition)[0], lambda: self.statement(s.body))
+                self._emit_loop(
+                    lambda: self.emit_expr(s.condition)[0], lambda: self.emit_stmt(s.body)
+                )
             case IfThenElse():
                 else_case = s.else_case
                 self._emit_if(
-                    self.value(s.condition)[0],
-                    lambda: self.statement(s.then_case),
-                    None if else_case is None else lambda: self.statement(else_case),
+                    self.emit_expr(s.condition)[0],
+                    lambda: self.emit_stmt(s.then_case),
+                    None if else_case is None else lambda: self.emit_stmt(else_case),
                 )
-                self.b.touch_memory()
+                self.builder.touch_memory()
             case Evaluate():
-                self.evaluate(s.value)
+                self.emit_evaluate(s.value)
             case AssertStmt():
-                self.assertion(s)
+                self.emit_assert(s)
             case _:
                 raise InternalError(f"SPIR-V: statement {type(s).__name__} must be lowered first")
 
-    def evaluate(self, e: PrimExpr) -> None:
+    def emit_evaluate(self, e: PrimExpr) -> None:
         """Emit a barrier or the value's effects; other calls are refused."""
         if isinstance(e, IntImm):
             return
         if isinstance(e, Intrinsic) and e.op == "tvm_storage_sync":
             constants = (self.spirv.constant("i32", n) for n in _BARRIER_OPERANDS)
-            self.b.append("ControlBarrier", *constants)
-            self.b.touch_memory()
+            self.builder.append("ControlBarrier", *constants)
+            self.builder.touch_memory()
             return
-        self.value(e)
+        self.emit_expr(e)
 
-    def loop(self, s: For) -> None:
+    def emit_for(self, s: For) -> None:
         """Emit a loop; a loop bound to a thread axis becomes that thread's index."""
-        b, dtype = self.b, s.loop_var.dtype
+        b, dtype = self.builder, s.loop_var.dtype
         if s.kind is ForKind.THREAD_BINDING:
             axis = str((s.annotations or {}).get("thread"))
             self.variables[s.loop_var] = [emit_cast(b, self.thread_index(axis), _WORD_DTYPE, dtype)]
-            self.statement(s.body)
+            self.emit_stmt(s.body)
             return
-        (low,), (extent,) = self.value(s.min), self.value(s.extent)
+        (low,), (extent,) = self.emit_expr(s.min), self.emit_expr(s.extent)
         end = b.binary("add", dtype, low, emit_cast(b, extent, s.extent.dtype, dtype))
         kind = self.spirv.type(spirv_type(dtype))
         counter = self.spirv.local_variable(kind)
@@ -326,13 +333,13 @@ class SpirvKernelEmitter:
         def emit_iteration() -> None:
             """Emit one iteration and the increment of the counter."""
             self.variables[s.loop_var] = number
-            self.statement(s.body)
+            self.emit_stmt(s.body)
             following = b.binary("add", dtype, number[0], b.const(1, dtype))
             b.append("Store", counter, b.operand_id(following, dtype))
 
         self._emit_loop(emit_condition, emit_iteration)
 
-    def allocate(self, buffer: Buffer) -> None:
+    def emit_allocate(self, buffer: Buffer) -> None:
         """Declare an array of the thread, or of its block."""
         extent: PrimExpr = const(dt.lanes(buffer.dtype))
         for dim in buffer.shape:
@@ -352,29 +359,31 @@ class SpirvKernelEmitter:
         name = "i8" if element == "bool" else spirv_type(element)
         kind = self.spirv.array(self.spirv.type(name), max(int(extent.value), 1))
         if is_shared:
-            variable = self.spirv.global_variable(WORKGROUP, kind)
-            self.memory[buffer] = _BufferLocation(WORKGROUP, variable)
+            variable = self.spirv.global_variable(STORAGE_CLASS_WORKGROUP, kind)
+            self.buffer_locations[buffer] = _BufferLocation(STORAGE_CLASS_WORKGROUP, variable)
         else:
-            self.memory[buffer] = _BufferLocation(FUNCTION, self.spirv.local_variable(kind))
+            self.buffer_locations[buffer] = _BufferLocation(
+                STORAGE_CLASS_FUNCTION, self.spirv.local_variable(kind)
+            )
 
-    def assertion(self, s: AssertStmt) -> None:
+    def emit_assert(self, s: AssertStmt) -> None:
         """Emit a check; the first failing thread records which one it was, and its values."""
         number = len(self.checks)
         self.checks.append((s.kind, s.format))
-        (condition,) = self.value(s.condition)
+        (condition,) = self.emit_expr(s.condition)
         # An atomic minimum decides which thread reports, so that the message does not depend on
         # scheduling.
-        wrong = self.b.binary("xor", "bool", condition, "true")
+        wrong = self.builder.binary("xor", "bool", condition, "true")
         self._emit_if(wrong, lambda: self._report_failure([const(number), *s.values]))
         self._return_if(wrong)
 
     def _report_failure(self, values: Sequence[PrimExpr]) -> None:
-        b, spirv = self.b, self.spirv
+        b, spirv = self.builder, self.spirv
         word = spirv.type("i32")
         linear: Operand = b.const(0, _WORD_DTYPE)
         for n, axis in reversed(list(enumerate(_AXIS_LETTERS))):
             threads = b.const(self.threads[n], _WORD_DTYPE)
-            axis_threads = b.binary("mul", _WORD_DTYPE, self.blocks[axis], threads)
+            axis_threads = b.binary("mul", _WORD_DTYPE, self.grid[axis], threads)
             own = b.binary("mul", _WORD_DTYPE, self.thread_index(f"blockIdx.{axis}"), threads)
             own = b.binary("add", _WORD_DTYPE, own, self.thread_index(f"threadIdx.{axis}"))
             linear = b.binary(
@@ -385,7 +394,7 @@ class SpirvKernelEmitter:
             b.compare("slt", _WORD_DTYPE, linear, last), _WORD_DTYPE, linear, last
         )
         mine = b.operand_id(b.convert("trunc", _WORD_DTYPE, "int32", clamped_thread), "int32")
-        pointer = spirv.pointer(PHYSICAL, word, 4)
+        pointer = spirv.pointer(STORAGE_CLASS_PHYSICAL, word, 4)
         status = b.operand_id(self.status_address(), _WORD_DTYPE)
         status_pointer = b.append_pure("ConvertUToPtr", pointer, status)
         scope, relaxed = (spirv.constant("i32", n) for n in (1, 0))
@@ -406,10 +415,10 @@ class SpirvKernelEmitter:
         self._emit_if(is_first, lambda: self._report_values(values))
 
     def _report_values(self, values: Sequence[PrimExpr]) -> None:
-        b, spirv = self.b, self.spirv
-        pointer = spirv.pointer(PHYSICAL, spirv.type("i64"), 8)
+        b, spirv = self.builder, self.spirv
+        pointer = spirv.pointer(STORAGE_CLASS_PHYSICAL, spirv.type("i64"), 8)
         for n, value in enumerate(values, start=1):
-            number = emit_cast(b, self.value(value)[0], value.dtype, _WORD_DTYPE)
+            number = emit_cast(b, self.emit_expr(value)[0], value.dtype, _WORD_DTYPE)
             at = b.binary("add", _WORD_DTYPE, self.status_address(), b.const(8 * n, _WORD_DTYPE))
             slot_pointer = b.append_pure("ConvertUToPtr", pointer, b.operand_id(at, _WORD_DTYPE))
             b.append(
@@ -422,9 +431,9 @@ class SpirvKernelEmitter:
 
     def status_address(self) -> Operand:
         """Return the address of the error status that checks write, which follows all arguments."""
-        return self._load_argument_word(len(_AXIS_LETTERS) + self.n_arguments)
+        return self._load_argument_word(len(_AXIS_LETTERS) + self.num_arguments)
 
-    n_arguments = 0
+    num_arguments = 0
 
     # Memory.
 
@@ -432,23 +441,23 @@ class SpirvKernelEmitter:
         self, buffer: Buffer, index: Operand, dtype: str
     ) -> tuple[Id, tuple[int, ...]]:
         """Return the pointer to an element, and the memory-access operands of its load or store."""
-        b, spirv = self.b, self.spirv
-        memory = self.memory.get(buffer)
+        b, spirv = self.builder, self.spirv
+        memory = self.buffer_locations.get(buffer)
         if memory is None:
             raise InternalError(f"kernel {self.name!r}: buffer {buffer.name!r} is not in scope")
         element = dt.element_dtype(buffer.dtype)
         kind = spirv.type("i8" if element == "bool" else spirv_type(element))
         at = b.operand_id(index, dtype)
-        if memory.storage == PHYSICAL:
+        if memory.storage == STORAGE_CLASS_PHYSICAL:
             _, stride = self._storage_type(buffer)
-            pointer = spirv.pointer(PHYSICAL, kind, stride)
+            pointer = spirv.pointer(STORAGE_CLASS_PHYSICAL, kind, stride)
             element_pointer = b.append_pure("PtrAccessChain", pointer, memory.base, at)
             return b.operand_id(element_pointer, _WORD_DTYPE), (2, stride)
         pointer = spirv.pointer(memory.storage, kind)
         return b.operand_id(b.append_pure("AccessChain", pointer, memory.base, at), _WORD_DTYPE), ()
 
     def _load_element(self, buffer: Buffer, index: Operand, dtype: str) -> Operand:
-        b = self.b
+        b = self.builder
         element_pointer, access = self._element_pointer(buffer, index, dtype)
         element = dt.element_dtype(buffer.dtype)
         kind = self.spirv.type("i8" if element == "bool" else spirv_type(element))
@@ -463,8 +472,8 @@ class SpirvKernelEmitter:
         """Return the element index of each lane of an access; for a buffer of vectors, of all lanes
         of an element.
         """
-        b, own = self.b, dt.lanes(buffer.dtype)
-        lane_indices = self.value(index)
+        b, own = self.builder, dt.lanes(buffer.dtype)
+        lane_indices = self.emit_expr(index)
         if own == 1:
             return lane_indices
         scaled = [b.binary("mul", dt.element_dtype(index.dtype), p, b.const(own, index.dtype))
@@ -490,13 +499,13 @@ class SpirvKernelEmitter:
 
     def store(self, s: BufferStore) -> None:
         """Emit a store, lane by lane, under the predicate of each."""
-        b, buffer = self.b, s.buffer
+        b, buffer = self.builder, s.buffer
         check_lanes("SPIR-V: the store to", buffer, s.indices[0], s.value.dtype)
-        values, index = self.value(s.value), s.indices[0]
+        values, index = self.emit_expr(s.value), s.indices[0]
         lane_indices = self._lane_indices(buffer, index)
         if len(values) == 1 and len(lane_indices) > 1:
             values = values * len(lane_indices)
-        masks = [None] * len(lane_indices) if s.predicate is None else self.value(s.predicate)
+        masks = [None] * len(lane_indices) if s.predicate is None else self.emit_expr(s.predicate)
         for at, value, mask in zip(lane_indices, values, masks, strict=True):
             if mask is None:
                 self._store_element(buffer, at, dt.element_dtype(index.dtype), value)
@@ -504,10 +513,12 @@ class SpirvKernelEmitter:
                 put = (buffer, at, dt.element_dtype(index.dtype), value)
                 self._emit_if(mask, lambda put=put: self._store_element(*put))  # type: ignore[misc]
         # Buffers of the caller may overlap; arrays of a thread or a block do not.
-        b.touch_memory(0 if self.memory[buffer].storage == PHYSICAL else id(buffer))
+        b.touch_memory(
+            0 if self.buffer_locations[buffer].storage == STORAGE_CLASS_PHYSICAL else id(buffer)
+        )
 
     def _store_element(self, buffer: Buffer, index: Operand, dtype: str, value: Operand) -> None:
-        b, element = self.b, dt.element_dtype(buffer.dtype)
+        b, element = self.builder, dt.element_dtype(buffer.dtype)
         element_pointer, access = self._element_pointer(buffer, index, dtype)
         if element == "bool":
             value, element = b.convert("zext", "bool", "uint8", value), "uint8"
@@ -515,7 +526,7 @@ class SpirvKernelEmitter:
 
     # Expressions.
 
-    def value(self, root: PrimExpr) -> LaneOperands:
+    def emit_expr(self, root: PrimExpr) -> LaneOperands:
         """Emit an expression, each shared node once, and return its lanes."""
         computed: dict[PrimExpr, LaneOperands] = {}
         stack = [root]
@@ -555,7 +566,7 @@ class SpirvKernelEmitter:
         check_supported_call(e)
 
     def _emit_node(self, e: PrimExpr, computed: dict[PrimExpr, LaneOperands]) -> LaneOperands:
-        b, kind = self.b, dt.element_dtype(e.dtype) if e.dtype else ""
+        b, kind = self.builder, dt.element_dtype(e.dtype) if e.dtype else ""
         match e:
             case IntImm() | FloatImm():
                 return [b.const(e.value, kind)]
@@ -601,20 +612,22 @@ class SpirvKernelEmitter:
         while len(lanes) > 1 and len(lanes) % 2 == 0:
             half = len(lanes) // 2
             pairs = zip(lanes[:half], lanes[half:], strict=True)
-            lanes = [emit_binary(self.b, node, kind, x, y) for x, y in pairs]
+            lanes = [emit_binary(self.builder, node, kind, x, y) for x, y in pairs]
         total = lanes[0]
         for lane in lanes[1:]:
-            total = emit_binary(self.b, node, kind, total, lane)
+            total = emit_binary(self.builder, node, kind, total, lane)
         return total
 
     def _emit_intrinsic(
         self, e: Intrinsic, kind: str, computed: dict[PrimExpr, LaneOperands]
     ) -> LaneOperands:
-        b = self.b
+        b = self.builder
         if e.op == "if_then_else":
             return self._emit_branch(e, kind, computed[e.args[0]])
         if e.op == "same_memory":
-            one, second = (self.memory[buffer].address for buffer in buffer_address_args(e))
+            one, second = (
+                self.buffer_locations[buffer].address for buffer in buffer_address_args(e)
+            )
             return [b.compare("eq", _WORD_DTYPE, one, second)]
         if e.op == "likely":
             return computed[e.args[0]]
@@ -630,7 +643,7 @@ class SpirvKernelEmitter:
 
     def _emit_branch(self, e: Intrinsic, kind: str, conditions: LaneOperands) -> LaneOperands:
         """Emit a branch that evaluates only the chosen side: the other may read out of bounds."""
-        b, spirv = self.b, self.spirv
+        b, spirv = self.builder, self.spirv
         sides: list[tuple[LaneOperands, Id]] = []
         if len(conditions) > 1:
             raise CompileError(
@@ -639,7 +652,7 @@ class SpirvKernelEmitter:
 
         def emit_side(value: PrimExpr) -> None:
             """Emit one side in its own block."""
-            lanes = [f"%{b.operand_id(x, kind)}" for x in self.value(value)]
+            lanes = [f"%{b.operand_id(x, kind)}" for x in self.emit_expr(value)]
             sides.append((lanes, b.label))
 
         self._emit_if(conditions[0], lambda: emit_side(e.args[1]), lambda: emit_side(e.args[2]))
@@ -675,10 +688,10 @@ def emit_vulkan_kernel(
     arguments are its buffers, then `sizes`. Raises CompileError for what a device cannot do.
     """
     kernel = SpirvKernelEmitter(target, name, threads)
-    kernel.n_arguments = len(func.buffers) + len(sizes)
+    kernel.num_arguments = len(func.buffers) + len(sizes)
     kernel.begin(func.buffers, sizes)
-    kernel.statement(func.body)
-    kernel.b.append("Return")
+    kernel.emit_stmt(func.body)
+    kernel.builder.append("Return")
     spirv = kernel.spirv
     code, text = spirv.encode(name, threads), spirv.disassemble(name, threads)
     return SpirvCode(code, text, tuple(kernel.checks))

@@ -41,15 +41,17 @@ SPIRV_CAPABILITIES: dict[str, int] = {
     "SignedZeroInfNanPreserve": 4466,
     "PhysicalStorageBufferAddresses": 5347,
 }
-INPUT, WORKGROUP, FUNCTION, PUSH_CONSTANT, PHYSICAL = 1, 4, 7, 9, 5349
+STORAGE_CLASS_INPUT, STORAGE_CLASS_WORKGROUP, STORAGE_CLASS_FUNCTION = 1, 4, 7
+STORAGE_CLASS_PUSH_CONSTANT, STORAGE_CLASS_PHYSICAL = 9, 5349
 """Storage classes."""
-BLOCK, ARRAY_STRIDE, BUILT_IN, OFFSET, NO_CONTRACTION = 2, 6, 11, 35, 42
+DECORATION_BLOCK, DECORATION_ARRAY_STRIDE, DECORATION_BUILT_IN = 2, 6, 11
+DECORATION_OFFSET, DECORATION_NO_CONTRACTION = 35, 42
 """Decorations."""
-NUM_WORKGROUPS, WORKGROUP_ID, LOCAL_INVOCATION_ID = 24, 26, 27
+BUILT_IN_NUM_WORKGROUPS, BUILT_IN_WORKGROUP_ID, BUILT_IN_LOCAL_INVOCATION_ID = 24, 26, 27
 """Built-in inputs."""
-LOCAL_SIZE, KEEPS_NAN = 17, 4461
+EXECUTION_MODE_LOCAL_SIZE, EXECUTION_MODE_PRESERVE_NAN = 17, 4461
 """Modes of a kernel: threads of a block; no operation assumes that there are no NaNs."""
-PHYSICAL_ADDRESSES, GLSL_MODEL, COMPUTE = 5348, 1, 5
+ADDRESSING_MODEL_PHYSICAL, MEMORY_MODEL_GLSL, EXECUTION_MODEL_COMPUTE = 5348, 1, 5
 """How addresses are, how memory is ordered, and what a kernel is."""
 SCALAR_TYPE_OPS: dict[str, tuple[str, int]] = {
     "i8": ("TypeInt", 8), "i16": ("TypeInt", 16), "i32": ("TypeInt", 32), "i64": ("TypeInt", 64),
@@ -79,14 +81,14 @@ class SpirvModule:
         self.variables: list[Instruction] = []
         self.function: list[Instruction] = []
         self.interface: list[Id] = []
-        self._bound = 1
-        self._known: dict[object, Id] = {}
+        self._next_id = 1
+        self._interned_ids: dict[object, Id] = {}
         self.glsl = self.fresh_id()
 
     def fresh_id(self) -> Id:
         """Return an unused result id."""
-        self._bound += 1
-        return Id(self._bound - 1)
+        self._next_id += 1
+        return Id(self._next_id - 1)
 
     def require_capability(self, capability: str) -> None:
         """Declare a capability of the device."""
@@ -100,11 +102,11 @@ class SpirvModule:
 
     def _intern_declaration(self, op: str, *operands: Operand, typed: Id | None = None) -> Id:
         key = (op, operands, typed)
-        if key not in self._known:
-            result_id = self._known[key] = self.fresh_id()
+        if key not in self._interned_ids:
+            result_id = self._interned_ids[key] = self.fresh_id()
             head = (result_id,) if typed is None else (typed, result_id)
             self.declarations.append((op, (*head, *operands)))
-        return self._known[key]
+        return self._interned_ids[key]
 
     def type(self, name: str) -> Id:
         """Return a scalar type, "bool", "void" or a vector of three numbers ("v3")."""
@@ -120,11 +122,13 @@ class SpirvModule:
     def pointer(self, storage: int, to: Id, stride: int = 0) -> Id:
         """Return a pointer type; for pointers to memory, with the array stride in bytes."""
         key = ("pointer", storage, to)
-        if key not in self._known:
-            pointer_type = self._known[key] = self._intern_declaration("TypePointer", storage, to)
+        if key not in self._interned_ids:
+            pointer_type = self._interned_ids[key] = self._intern_declaration(
+                "TypePointer", storage, to
+            )
             if stride:
-                self.decorate(pointer_type, ARRAY_STRIDE, stride)
-        return self._known[key]
+                self.decorate(pointer_type, DECORATION_ARRAY_STRIDE, stride)
+        return self._interned_ids[key]
 
     def array(self, of: Id, count: int) -> Id:
         """Return the type of an array."""
@@ -159,15 +163,22 @@ class SpirvModule:
     def built_in(self, number: int) -> Id:
         """Return the built-in input variable (a vector of three integers) of a number."""
         key = ("built in", number)
-        if key not in self._known:
-            variable = self._known[key] = self.global_variable(INPUT, self.type("v3"))
-            self.decorate(variable, BUILT_IN, number)
-        return self._known[key]
+        if key not in self._interned_ids:
+            variable = self._interned_ids[key] = self.global_variable(
+                STORAGE_CLASS_INPUT, self.type("v3")
+            )
+            self.decorate(variable, DECORATION_BUILT_IN, number)
+        return self._interned_ids[key]
 
     def local_variable(self, kind: Id) -> Id:
         """Return a new local variable of the function."""
         variable = self.fresh_id()
-        self.variables.append(("Variable", (self.pointer(FUNCTION, kind), variable, FUNCTION)))
+        self.variables.append(
+            (
+                "Variable",
+                (self.pointer(STORAGE_CLASS_FUNCTION, kind), variable, STORAGE_CLASS_FUNCTION),
+            )
+        )
         return variable
 
     # The whole.
@@ -179,17 +190,17 @@ class SpirvModule:
         void = self.type("void")
         of_kernel = self._intern_declaration("TypeFunction", void)
         entry, first = self.fresh_id(), self.fresh_id()
-        modes: list[Instruction] = [("ExecutionMode", (entry, LOCAL_SIZE, *threads))]
+        modes: list[Instruction] = [("ExecutionMode", (entry, EXECUTION_MODE_LOCAL_SIZE, *threads))]
         # Without this mode a driver may assume that no float is NaN or infinite (SPIR-V 1.4, float
         # controls).
-        if ("TypeFloat", (32,), None) in self._known:
+        if ("TypeFloat", (32,), None) in self._interned_ids:
             self.require_capability("SignedZeroInfNanPreserve")
-            modes.append(("ExecutionMode", (entry, KEEPS_NAN, 32)))
+            modes.append(("ExecutionMode", (entry, EXECUTION_MODE_PRESERVE_NAN, 32)))
         return [
             *(("Capability", (SPIRV_CAPABILITIES[c],)) for c in self.capabilities),
             ("ExtInstImport", (self.glsl, "GLSL.std.450")),
-            ("MemoryModel", (PHYSICAL_ADDRESSES, GLSL_MODEL)),
-            ("EntryPoint", (COMPUTE, entry, name, *self.interface)),
+            ("MemoryModel", (ADDRESSING_MODEL_PHYSICAL, MEMORY_MODEL_GLSL)),
+            ("EntryPoint", (EXECUTION_MODEL_COMPUTE, entry, name, *self.interface)),
             *modes,
             ("Name", (entry, name)),
             *self.decorations,
@@ -208,7 +219,7 @@ class SpirvModule:
             body = [word for operand in operands for word in _encode_operand(operand)]
             words += [len(body) + 1 << 16 | SPIRV_OPCODES[op], *body]
         # The bound is above all ids, some of which `instructions` has just made.
-        words[3] = self._bound
+        words[3] = self._next_id
         return struct.pack(f"<{len(words)}I", *words)
 
     def disassemble(self, name: str, threads: Iterable[int]) -> str:

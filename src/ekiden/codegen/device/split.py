@@ -218,7 +218,7 @@ class _ThreadExtentUnifier(StmtMutator):
 class _KernelLaunch:
     kernel: DeviceKernel
     grid: LaunchGrid
-    used: tuple[int, ...]
+    buffer_indices: tuple[int, ...]
     """Indices of the buffers that the kernel takes."""
     sizes: tuple[PrimExpr, ...]
 
@@ -228,7 +228,7 @@ class _KernelLaunch:
         """
         axes = [f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz"]
         grid = [self.grid.get(axis, const(1)) for axis in axes]
-        buffers = [addresses[n] for n in self.used]
+        buffers = [addresses[n] for n in self.buffer_indices]
         args = (StringImm(self.kernel.name), DEVICE_ID_VAR, *grid, *buffers, *self.sizes)
         return Intrinsic("call_packed", args, "int32")
 

@@ -28,7 +28,7 @@ from ekiden.tir.visitor import StmtMutator
 WGSL_TYPES = {"bool": "bool", "int32": "i32", "uint32": "u32", "float32": "f32", "int": "i32"}
 STORAGE_DTYPES = ("float32", "int32", "uint32")
 """Element dtypes of storage buffers."""
-WIDE, NARROW = "int64", "int32"
+WIDE_DTYPE, NARROW_DTYPE = "int64", "int32"
 INDEX_SAFE_CALLS = frozenset(("if_then_else", "call_packed", "call_function"))
 """Intrinsics whose int64 result is bounded by their operands; a shift's need not be."""
 
@@ -164,11 +164,11 @@ class IndexNarrower(StmtMutator):
         64-bit data.
         """
         self._memo: dict[int, PrimExpr] = {}
-        self._alive: list[PrimExpr] = []
+        self._keepalive: list[PrimExpr] = []
 
     def narrow_var(self, var: Var) -> Var:
         """Return the narrow replacement of a variable."""
-        if dt.element_dtype(var.dtype) != WIDE:
+        if dt.element_dtype(var.dtype) != WIDE_DTYPE:
             return var
         if var not in self.variables:
             kind = SizeVar if isinstance(var, SizeVar) else Var
@@ -182,31 +182,31 @@ class IndexNarrower(StmtMutator):
     def visit_allocate(self, stmt: Allocate) -> Stmt:
         """Narrow the extents of an allocation."""
         buffer = stmt.buffer
-        if dt.element_dtype(buffer.dtype) == WIDE:
+        if dt.element_dtype(buffer.dtype) == WIDE_DTYPE:
             self.buffers[buffer] = buffer.with_fields(dtype=_narrow_dtype(buffer.dtype))
         return super().visit_allocate(stmt)
 
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression with int32 in place of int64."""
         # The memo is keyed by id: its nodes stay alive, or an id could be used again.
-        self._alive.append(expr)
+        self._keepalive.append(expr)
         for node in post_order(expr):
             if id(node) not in self._memo:
                 new = self._narrow_node(node)
                 self._memo[id(node)] = new
-                self._alive += (node, new)
+                self._keepalive += (node, new)
         return self._memo[id(expr)]
 
     def _narrow_node(self, e: PrimExpr) -> PrimExpr:
         operands = [self._memo[id(c)] for c in children(e)]
-        is_wide = dt.element_dtype(e.dtype) == WIDE
+        is_wide = dt.element_dtype(e.dtype) == WIDE_DTYPE
         match e:
             case Var():
                 return self.narrow_var(e)
             case IntImm() if is_wide:
                 if not -(1 << 31) <= e.value < 1 << 31:
                     raise CompileError(f"WGSL has no integers of 64 bits: {e.value}")
-                return IntImm(e.value, NARROW)
+                return IntImm(e.value, NARROW_DTYPE)
             case Cast():
                 if is_wide and dt.is_float(e.value.dtype):
                     raise CompileError("WGSL has no integers of 64 bits: a float is made one")
@@ -246,7 +246,11 @@ class IndexNarrower(StmtMutator):
 
 
 def _narrow_dtype(dtype: str) -> str:
-    return dt.with_lanes(NARROW, dt.lanes(dtype)) if dt.element_dtype(dtype) == WIDE else dtype
+    return (
+        dt.with_lanes(NARROW_DTYPE, dt.lanes(dtype))
+        if dt.element_dtype(dtype) == WIDE_DTYPE
+        else dtype
+    )
 
 
 __all__ = ["STORAGE_DTYPES", "WGSL_HEADER", "WGSL_KEYWORDS", "IndexNarrower", "WgslSyntax"]

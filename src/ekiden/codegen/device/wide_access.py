@@ -35,19 +35,19 @@ class WideAccessWriter(VectorWriter):
         super().__init__(helpers, symbol, dialect.vectors)
         self.dialect = dialect
         self.top: list[str] = []
-        self.arguments: dict[Buffer, str] = {}
+        self.alignment_flags: dict[Buffer, str] = {}
         """Name of the alignment flag of each memory parameter; empty until an access needs it."""
-        self._loaded: dict[PrimExpr, str] = {}
+        self._loaded_lanes: dict[PrimExpr, str] = {}
         """Lane array of each wide load that was emitted."""
 
     def invalidate_loads(self) -> None:
         """Drop loaded lanes, as memory may have changed."""
         super().invalidate_loads()
-        self._loaded = {}
+        self._loaded_lanes = {}
 
     def _cached_text(self, e: PrimExpr) -> str | None:
-        if isinstance(e, BufferLoad) and e in self._loaded:
-            return f"{self._loaded[e]}[lane]"
+        if isinstance(e, BufferLoad) and e in self._loaded_lanes:
+            return f"{self._loaded_lanes[e]}[lane]"
         return super()._cached_text(e)
 
     def hoist_lane_reductions(self, *values: PrimExpr) -> None:
@@ -59,7 +59,11 @@ class WideAccessWriter(VectorWriter):
             for e in order:
                 # A guarded load may be out of bounds where its condition is false, so it cannot be
                 # hoisted.
-                if isinstance(e, BufferLoad) and id(e) not in guarded and e not in self._loaded:
+                if (
+                    isinstance(e, BufferLoad)
+                    and id(e) not in guarded
+                    and e not in self._loaded_lanes
+                ):
                     self._emit_wide_load(e)
 
     def _emit_wide_load(self, e: BufferLoad) -> None:
@@ -74,7 +78,7 @@ class WideAccessWriter(VectorWriter):
         self.emit_line(
             f"ek_load_near<{access_type}>({name}, &{self.name(e.buffer)}[{offset}], {guard});"
         )
-        self._loaded[e] = name
+        self._loaded_lanes[e] = name
 
     def write_store(self, s: BufferStore) -> None:
         """Emit the lanes, then one wide store of them."""
@@ -87,7 +91,7 @@ class WideAccessWriter(VectorWriter):
         index = s.indices[0]
         assert isinstance(index, Ramp)
         self.hoist_lane_reductions(value)
-        offset, name = self.text(index.base), self._loaded.get(value, "")
+        offset, name = self.text(index.base), self._loaded_lanes.get(value, "")
         if not name:
             name = self.unique("wide")
             self.emit_line(
@@ -104,7 +108,7 @@ class WideAccessWriter(VectorWriter):
 
     def _wide_type(self, buffer: Buffer, index: PrimExpr) -> str:
         """Return the type of a wide access at an index; "" where the access is scalar."""
-        size = vector_access_bytes(buffer, index, is_argument=buffer in self.arguments)
+        size = vector_access_bytes(buffer, index, is_argument=buffer in self.alignment_flags)
         return self.dialect.wide_types.get(size, "")
 
     def _alignment_flag(self, buffer: Buffer) -> str:
@@ -113,13 +117,13 @@ class WideAccessWriter(VectorWriter):
         """
         self.helpers.texts.setdefault("near", self.dialect.wide_helpers)
         # Shared arrays are declared with their alignment: only arguments need a test.
-        if buffer not in self.arguments:
+        if buffer not in self.alignment_flags:
             return "true"
-        if not self.arguments[buffer]:
-            self.arguments[buffer] = self.unique(f"{self.name(buffer)}_near")
+        if not self.alignment_flags[buffer]:
+            self.alignment_flags[buffer] = self.unique(f"{self.name(buffer)}_near")
             at = f"(uint64_t){self.name(buffer)} % {MAX_ACCESS_BYTES}"
-            self.top.append(f"  const bool {self.arguments[buffer]} = {at} == 0;")
-        return self.arguments[buffer]
+            self.top.append(f"  const bool {self.alignment_flags[buffer]} = {at} == 0;")
+        return self.alignment_flags[buffer]
 
 
 __all__ = ["WideAccessWriter"]

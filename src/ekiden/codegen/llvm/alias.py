@@ -23,7 +23,7 @@ class AliasScopes:
 
     def __init__(self, metadata: list[str], homes: Mapping[Buffer, Buffer]) -> None:
         self._metadata = metadata
-        self._homes = homes
+        self._scope_ids = homes
         self._domain = self._add_metadata(f'distinct !{{!{self._next_metadata_id()}, !"function"}}')
         self._scopes: dict[Buffer, int] = {}
 
@@ -39,7 +39,7 @@ class AliasScopes:
         """Return the first of three metadata ids of a buffer: its alias scope, the list of only
         this scope, the list of all other scopes.
         """
-        buffer = self._homes.get(buffer, buffer)
+        buffer = self._scope_ids.get(buffer, buffer)
         first_node = self._scopes.get(buffer)
         if first_node is None:
             scope = self._next_metadata_id()

@@ -13,9 +13,9 @@ from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
 
 MAX_TILE_ROW_BYTES = 64
 """Maximum bytes per tile row."""
-_BYTES_AT, _ROWS_AT = 16, 48
-"""_BYTES_AT: offset of the bytes-per-row fields in the 64-byte tile configuration. _ROWS_AT: offset
-of the row-count fields in the 64-byte tile configuration.
+_ROW_BYTES_OFFSET, _ROW_COUNT_OFFSET = 16, 48
+"""_ROW_BYTES_OFFSET: offset of the bytes-per-row fields in the 64-byte tile configuration.
+_ROW_COUNT_OFFSET: offset of the row-count fields in the 64-byte tile configuration.
 """
 TILE_DOT_INTRINSICS = {
     "matrix_dot4_u8s8": "llvm.x86.tdpbusd",
@@ -30,27 +30,27 @@ class TileConfig:
     """
 
     def __init__(self, b: FunctionBuilder) -> None:
-        self.b = b
-        self.numbers: dict[tuple[Operand | None, ...], int] = {}
-        self.current, self.place = f"%{b.fresh('shaped')}", f"%{b.fresh('shape')}"
+        self.builder = b
+        self.config_ids: dict[tuple[Operand | None, ...], int] = {}
+        self.current, self.place = f"%{b.fresh_name('shaped')}", f"%{b.fresh_name('shape')}"
         b.entry.append(f"  {self.current} = alloca i64, align 8")
         b.entry.append(f"  {self.place} = alloca [64 x i8], align 64")
         b.entry.append(f"  store i64 0, ptr {self.current}, align 8")
 
     def invalidate(self) -> None:
         """Invalidate the current configuration: another function may have loaded one."""
-        self.b.append_void(f"store i64 0, ptr {self.current}, align 8")
+        self.builder.append_void(f"store i64 0, ptr {self.current}, align 8")
 
     def load_config(self, sizes: Sequence[Operand]) -> None:
         """Load a tile configuration (LDTILECFG) unless it is current: rows, and bytes per row, of
         each tile as i64.
         """
-        b, number = self.b, self._config_id(sizes)
-        same = b.value(f"load i64, ptr {self.current}, align 8")
-        load_block, done = b.fresh("reshape"), b.fresh("shaped")
+        b, number = self.builder, self._config_id(sizes)
+        same = b.append_value(f"load i64, ptr {self.current}, align 8")
+        load_block, done = b.fresh_name("reshape"), b.fresh_name("shaped")
         # LDTILECFG zeroes all tiles and costs more than a compare: skip it where the configuration
         # is the current one.
-        b.branch_if(b.value(f"icmp ne i64 {same}, {number}"), load_block, done)
+        b.branch_if(b.append_value(f"icmp ne i64 {same}, {number}"), load_block, done)
         b.start(load_block)
         b.append_void(f"store i64 {number}, ptr {self.current}, align 8")
         # LDTILECFG faults unless all reserved bytes of the configuration are 0.
@@ -59,10 +59,18 @@ class TileConfig:
         _store_config_field(b, self.place, 0, "i8", "1")
         for n, (rows, bytes_) in enumerate(zip(sizes[::2], sizes[1::2], strict=True)):
             _store_config_field(
-                b, self.place, _BYTES_AT + 2 * n, "i16", b.value(f"trunc i64 {bytes_} to i16")
+                b,
+                self.place,
+                _ROW_BYTES_OFFSET + 2 * n,
+                "i16",
+                b.append_value(f"trunc i64 {bytes_} to i16"),
             )
             _store_config_field(
-                b, self.place, _ROWS_AT + n, "i8", b.value(f"trunc i64 {rows} to i8")
+                b,
+                self.place,
+                _ROW_COUNT_OFFSET + n,
+                "i8",
+                b.append_value(f"trunc i64 {rows} to i8"),
             )
         b.module.declare("llvm.x86.ldtilecfg", "void", ["ptr"])
         b.append_void(f"call void @llvm.x86.ldtilecfg(ptr {self.place})")
@@ -75,12 +83,12 @@ class TileConfig:
         """
         constant_sizes = tuple(None if s.startswith("%") else s for s in sizes)
         # 0 stands for an unknown configuration, so ids begin at 1.
-        first = self.numbers.setdefault(constant_sizes, len(self.numbers) + 1)
+        first = self.config_ids.setdefault(constant_sizes, len(self.config_ids) + 1)
         number = str(first << 32)
         for n, size in enumerate(dict.fromkeys(s for s in sizes if s.startswith("%"))):
             # Sizes are at most 64: each distinct dynamic one gets a byte below the index at bit 32.
-            moved = self.b.value(f"shl i64 {size}, {8 * n}")
-            number = self.b.value(f"or i64 {number}, {moved}")
+            moved = self.builder.append_value(f"shl i64 {size}, {8 * n}")
+            number = self.builder.append_value(f"or i64 {number}, {moved}")
         return number
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from ekiden.codegen.llvm.compiler import PROGRAM_INTRINSICS
 from ekiden.codegen.llvm.debug import DebugInfo
-from ekiden.codegen.llvm.quoting import escaped
+from ekiden.codegen.llvm.quoting import escape_bytes
 from ekiden.codegen.llvm.types import intrinsic_suffix, llvm_constant, register_type
 from ekiden.ir import dtype as dt
 from ekiden.runtime.binding.layout import DLTensor, DLTensor32
@@ -43,9 +43,9 @@ class LlvmModule:
         self.metadata: list[str] = []
         self.intrinsics: set[str] = set()
         """Names of the LLVM intrinsics that the user's program calls."""
-        self.constants = 0
+        self.constant_address_space = 0
         """Address space of constant tables."""
-        self.gathers = True
+        self.has_gather = True
         """Whether the target has gather and scatter instructions."""
         self._names: dict[str, int] = {}
 
@@ -109,9 +109,9 @@ class LlvmModule:
 
     def text(self, head: Sequence[str]) -> str:
         """Return the module as LLVM IR."""
-        space = f"addrspace({self.constants}) " if self.constants else ""
+        space = f"addrspace({self.constant_address_space}) " if self.constant_address_space else ""
         strings = [
-            f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{escaped(data)}"'
+            f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{escape_bytes(data)}"'
             for data, name in self.strings.items()
         ]
         tables = [
@@ -148,16 +148,16 @@ class FunctionBuilder:
         self.block = "entry"
         self.location = ""
         self.flags = ""
-        self.reorders = False
+        self.allows_reassociation = False
         """Whether sums may be reassociated, so that rounding errors must not be relied on."""
         self._scopes: list[dict[str, Operand]] = [{}]
         self._count = 0
-        self._memory = 0
-        self._changes: dict[int, int] = {}
+        self._memory_epochs = 0
+        self._num_epochs: dict[int, int] = {}
 
     # blocks
 
-    def fresh(self, hint: str = "v") -> str:
+    def fresh_name(self, hint: str = "v") -> str:
         """Return a new local name without its percent sign."""
         self._count += 1
         return f"{hint}{self._count}"
@@ -190,9 +190,9 @@ class FunctionBuilder:
         """Append an instruction without a value."""
         self.lines.append(f"  {text}{self.location}")
 
-    def value(self, text: str, hint: str = "v") -> Operand:
+    def append_value(self, text: str, hint: str = "v") -> Operand:
         """Append an instruction that must not move or merge."""
-        name = f"%{self.fresh(hint)}"
+        name = f"%{self.fresh_name(hint)}"
         self.lines.append(f"  {name} = {text}{self.location}")
         return name
 
@@ -204,26 +204,26 @@ class FunctionBuilder:
             previous = table.get(key)
             if previous is not None:
                 return previous
-        result = self._scopes[-1][key] = self.value(text)
+        result = self._scopes[-1][key] = self.append_value(text)
         return result
 
     def load(self, text: str, buffer: int = 0) -> Operand:
         """Append a load, merged with an earlier one unless memory may have changed since."""
-        return self.pure(text, f"@{self._memory}.{self._changes.get(buffer, 0)}")
+        return self.pure(text, f"@{self._memory_epochs}.{self._num_epochs.get(buffer, 0)}")
 
     def touch_memory(self, buffer: int = 0) -> None:
         """Record that memory may have changed: all of it, or one buffer; loads are not reused
         across this point.
         """
         if buffer:
-            self._changes[buffer] = self._changes.get(buffer, 0) + 1
+            self._num_epochs[buffer] = self._num_epochs.get(buffer, 0) + 1
         else:
-            self._memory += 1
+            self._memory_epochs += 1
 
     def phi(self, dtype: str, *incoming: tuple[Operand, str]) -> Operand:
         """Append a phi over (value, block) pairs."""
         pairs = ", ".join(f"[ {value}, %{block} ]" for value, block in incoming)
-        return self.value(f"phi {register_type(dtype)} {pairs}")
+        return self.append_value(f"phi {register_type(dtype)} {pairs}")
 
     def const(self, number: int | float, dtype: str) -> Operand:
         """Return a constant."""
@@ -326,9 +326,9 @@ class FunctionBuilder:
             register_type(dt.with_lanes("float64", lanes)),
         )
         word = register_type(dt.with_lanes("int64", lanes))
-        space = self.module.constants
+        space = self.module.constant_address_space
         pointer = f"ptr addrspace({space})" if space else "ptr"
-        if lanes > 1 and not self.module.gathers:
+        if lanes > 1 and not self.module.has_gather:
             return self._load_table_lanes(values, index, lanes)
         pointers = self.pure(f"getelementptr double, {pointer} {table}, {word} {index}")
         if lanes == 1:

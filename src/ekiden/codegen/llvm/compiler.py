@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
-from ekiden._locks import hold_at_forks
+from ekiden._locks import register_fork_guard
 from ekiden.codegen.compile_task import CompileTask
 from ekiden.codegen.worker_process import compile_isolated
-from ekiden.ir.package_versions import version_of
+from ekiden.ir.package_versions import package_version
 from ekiden.ir.pass_context import DEBUG_LEVEL, time_phase
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InternalError
@@ -34,7 +34,7 @@ else:
         "llvmlite.binding"
     )  # 15 ms that a program with general kernels does not wait for
 
-LLVM_VERSION = f"llvmlite {version_of('llvmlite')}"
+LLVM_VERSION = f"llvmlite {package_version('llvmlite')}"
 """LLVM version, part of the key of cached object code."""
 
 
@@ -55,7 +55,7 @@ def llvm_lock() -> AbstractContextManager[object]:
 
 # any fork waits until no thread is inside LLVM: the child would find its lock closed, for ever, and
 # what it guards between two states
-hold_at_forks(llvm_lock)
+register_fork_guard(llvm_lock)
 
 
 LLVM_ABI_NAMES = {RISCV: "lp64d"}
@@ -158,7 +158,7 @@ def run_isolated(
     Raises CompileError where the process ends.
     """
     task = CompileTask("", f"{name}: call of {user_intrinsics(text)}", function, (text, *arguments))
-    return compile_isolated(task, environment.kernel_timeout())
+    return compile_isolated(task, environment.kernel_timeout_s())
 
 
 def compile_ir(text: str, target: Target) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ekiden.codegen.llvm.quoting import quoted
+from ekiden.codegen.llvm.quoting import quote_name
 from ekiden.tir.stmt import PrimFunc, Stmt
 
 
@@ -22,7 +22,8 @@ class DebugInfo:
         self._nodes = [
             'distinct !DICompileUnit(language: DW_LANG_C99, file: !1, producer: "ekiden",'
             " isOptimized: true, runtimeVersion: 0, emissionKind: FullDebug)",
-            f"!DIFile(filename: {quoted(path.name)}, directory: {quoted(str(path.parent))})",
+            f"!DIFile(filename: {quote_name(path.name)},"
+            f" directory: {quote_name(str(path.parent))})",
             "!DISubroutineType(types: !{null})",
             '!{i32 2, !"Debug Info Version", i32 3}',
             '!{i32 7, !"Dwarf Version", i32 4}',
@@ -40,7 +41,7 @@ class DebugInfo:
     def subprogram(self, name: str, line: int) -> int:
         """Add a function's DISubprogram and return its node number."""
         return self._add_metadata(
-            f"distinct !DISubprogram(name: {quoted(name)}, scope: !1, file: !1, line: {line},"
+            f"distinct !DISubprogram(name: {quote_name(name)}, scope: !1, file: !1, line: {line},"
             f" type: !2, scopeLine: {line}, spFlags: DISPFlagDefinition, unit: !0)"
         )
 

@@ -76,19 +76,19 @@ class ExpressionEmitter:
     """
 
     def __init__(self, module: LlvmModule) -> None:
-        self.b = FunctionBuilder(module)
+        self.builder = FunctionBuilder(module)
         self.variables: dict[Var, Operand] = {}
         self.pointers: dict[Buffer, Operand] = {}
-        self.spaces: dict[Buffer, int] = {}
+        self.address_spaces: dict[Buffer, int] = {}
         """Address space of each buffer outside the default one."""
         self.registers: dict[RegisterKey, Operand] = {}
         self.register_lanes: dict[Buffer, int] = {}
-        self.positive: set[Var] = set()
+        self.nonnegative_vars: set[Var] = set()
         self.mask: LaneMask | None = None
         self.alias: AliasScopes | None = None
         self.fast_math = ""
         self._affine: dict[PrimExpr, PrimExpr] = {}
-        self._other_forms: dict[Cast, PrimExpr | None] = {}
+        self._half_width_forms: dict[Cast, PrimExpr | None] = {}
         self._memo: list[dict[PrimExpr, Operand]] = [{}]
 
     # what expressions refer to
@@ -107,7 +107,7 @@ class ExpressionEmitter:
 
     def pointer_type(self, buffer: Buffer) -> str:
         """Return the pointer type of a buffer's address space."""
-        space = self.spaces.get(buffer, 0)
+        space = self.address_spaces.get(buffer, 0)
         return f"ptr addrspace({space})" if space else "ptr"
 
     def capture_variable(self, var: Var) -> None:
@@ -133,7 +133,7 @@ class ExpressionEmitter:
         outer, self.mask = self.mask, mask
         self._memo.append({})
         try:
-            with self.b.scope():
+            with self.builder.scope():
                 yield
         finally:
             del self._memo[-1:]  # a statement that failed inside may have left none
@@ -142,7 +142,7 @@ class ExpressionEmitter:
     def cached_operand(self, e: PrimExpr) -> Operand | None:
         """Return the operand of a constant, a variable or a node emitted before, else None."""
         if isinstance(e, (IntImm, FloatImm)):
-            return self.b.const(e.value, e.dtype)
+            return self.builder.const(e.value, e.dtype)
         if isinstance(e, Var):
             return self.variable(e)
         for table in reversed(self._memo):
@@ -150,7 +150,7 @@ class ExpressionEmitter:
                 return table[e]
         return None
 
-    def is_known(self, e: PrimExpr) -> bool:
+    def has_operand(self, e: PrimExpr) -> bool:
         """Return whether a node has an operand already; a variable from outside the scope is
         captured.
         """
@@ -163,7 +163,7 @@ class ExpressionEmitter:
 
     # A walk with a stack of its own. A node stays on it until its operands are known, and is looked
     # at again then: twice in all, as its operands are pushed once.
-    def value(self, root: PrimExpr) -> Operand:
+    def emit_expr(self, root: PrimExpr) -> Operand:
         """Emit an expression and return its operand."""
         operand = self.cached_operand(root)
         if operand is not None:
@@ -171,10 +171,10 @@ class ExpressionEmitter:
         stack = [root]
         while stack:
             e = stack[-1]
-            if self.is_known(e):
+            if self.has_operand(e):
                 stack.pop()
                 continue
-            waiting = [c for c in self.operands(e) if not self.is_known(c)]
+            waiting = [c for c in self.operands(e) if not self.has_operand(c)]
             if waiting:
                 stack.extend(reversed(waiting))
                 continue
@@ -202,7 +202,7 @@ class ExpressionEmitter:
                 return (e.args[0],)
             case Intrinsic(op="same_memory"):
                 return ()
-            case Intrinsic() if find_intrinsic(e.op).calls:
+            case Intrinsic() if find_intrinsic(e.op).is_function_call:
                 return value_arguments(e)
             case Intrinsic(op="shuffle"):
                 return e.args[:2]
@@ -241,12 +241,12 @@ class ExpressionEmitter:
 
     def emit(self, e: PrimExpr) -> Operand:
         """Emit one node whose operands have been emitted."""
-        b = self.b
+        b = self.builder
         match e:
             case FloorDiv() | FloorMod() if self.is_unsigned_division(e):
                 return self.unsigned_division(e)
             case BinaryExpr():
-                operands = [self.value(e.a), self.value(e.b)]
+                operands = [self.emit_expr(e.a), self.emit_expr(e.b)]
                 # Set for this instruction alone: the lowering of intrinsics relies on exact
                 # rounding.
                 b.flags = self.fast_math
@@ -257,21 +257,21 @@ class ExpressionEmitter:
             case Cast():
                 form = self.half_width_form(e)
                 if form is not None:
-                    return self.value(form)
+                    return self.emit_expr(form)
                 levels = self.rounded_operand(e)
                 if levels is not None:
-                    return emit_round_to_int(b, self.value(levels), levels.dtype, e.dtype)
-                return emit_cast(b, self.value(e.value), e.value.dtype, e.dtype)
+                    return emit_round_to_int(b, self.emit_expr(levels), levels.dtype, e.dtype)
+                return emit_cast(b, self.emit_expr(e.value), e.value.dtype, e.dtype)
             case Broadcast():
-                return b.splat(e.value.dtype, self.value(e.value), dt.lanes(e.dtype))
+                return b.splat(e.value.dtype, self.emit_expr(e.value), dt.lanes(e.dtype))
             case VectorReduce():
-                return emit_lane_reduction(b, e.kind, e.value.dtype, self.value(e.value))
+                return emit_lane_reduction(b, e.kind, e.value.dtype, self.emit_expr(e.value))
             case Intrinsic(op="if_then_else"):
                 return self.emit_if_then_else(e)
             case Intrinsic(op="same_memory"):
                 buffers = buffer_address_args(e)
                 one, second = (self.pointer(buffer) for buffer in buffers)
-                return b.value(f"icmp eq {self.pointer_type(buffers[0])} {one}, {second}")
+                return b.append_value(f"icmp eq {self.pointer_type(buffers[0])} {one}, {second}")
             case Intrinsic(op="call_packed" | "call_function"):
                 return self.call_packed(e)
             case Intrinsic(op="call_extern" | "call_pure_extern"):
@@ -279,19 +279,19 @@ class ExpressionEmitter:
             case Intrinsic(op="call_llvm_intrin" | "call_llvm_pure_intrin"):
                 return self.call_llvm(e)
             case Intrinsic(op="shuffle"):
-                one, two = (self.value(a) for a in e.args[:2])
+                one, two = (self.emit_expr(a) for a in e.args[:2])
                 return emit_shuffle(b, e.args[0].dtype, one, two, shuffle_indices(e))
             case Intrinsic():
-                operands = [self.value(a) for a in e.args]
+                operands = [self.emit_expr(a) for a in e.args]
                 below = len(e.args) == 1 and is_nonpositive(e.args[0])
                 return emit_intrinsic(b, e.op, e.dtype, e.args[0].dtype, operands, below)
             case Select():
                 lanes = dt.lanes(e.condition.dtype)
-                chosen = (self.value(x) for x in (e.condition, e.true_value, e.false_value))
+                chosen = (self.emit_expr(x) for x in (e.condition, e.true_value, e.false_value))
                 condition, yes, no = chosen
                 return b.select(condition, e.dtype, yes, no, lanes)
             case Not():
-                return b.binary("xor", e.a.dtype, self.value(e.a), b.const(True, e.a.dtype))
+                return b.binary("xor", e.a.dtype, self.emit_expr(e.a), b.const(True, e.a.dtype))
             case Ramp():
                 return self.emit_ramp(e)
             case BufferLoad():
@@ -302,17 +302,17 @@ class ExpressionEmitter:
         """Return the even/odd-halves form (PMULDQ) of a cast from int64 arithmetic to int32, else
         None; the same object for the same cast.
         """
-        if e not in self._other_forms:
-            has = self.b.module.has("mul_even_s32")
-            self._other_forms[e] = split_even_odd(e) if has else None
-        return self._other_forms[e]
+        if e not in self._half_width_forms:
+            has = self.builder.module.has("mul_even_s32")
+            self._half_width_forms[e] = split_even_odd(e) if has else None
+        return self._half_width_forms[e]
 
     def rounded_operand(self, e: Cast) -> PrimExpr | None:
         """Return the operand of a round-to-int32 that the processor does in one instruction, else
         None.
         """
         is_round = isinstance(e.value, Intrinsic) and e.value.op == "round"
-        if not is_round or not self.b.module.has("rounds_to_int"):
+        if not is_round or not self.builder.module.has("rounds_to_int"):
             return None
         assert isinstance(e.value, Intrinsic)
         kinds = dt.element_dtype(e.value.dtype), dt.element_dtype(e.dtype)
@@ -322,17 +322,17 @@ class ExpressionEmitter:
         """Emit base + stride * <0, 1, ...>."""
         scalar = dt.element_dtype(e.dtype)
         steps = ", ".join(f"{register_type(scalar)} {i}" for i in range(dt.lanes(e.dtype)))
-        base = self.b.splat(scalar, self.value(e.base), dt.lanes(e.dtype))
-        stride = self.b.splat(scalar, self.value(e.stride), dt.lanes(e.dtype))
-        return self.b.binary(
-            "add", e.dtype, base, self.b.binary("mul", e.dtype, stride, f"<{steps}>")
+        base = self.builder.splat(scalar, self.emit_expr(e.base), dt.lanes(e.dtype))
+        stride = self.builder.splat(scalar, self.emit_expr(e.stride), dt.lanes(e.dtype))
+        return self.builder.binary(
+            "add", e.dtype, base, self.builder.binary("mul", e.dtype, stride, f"<{steps}>")
         )
 
     # integers known to be non-negative divide without corrections
 
     def is_nonnegative(self, e: PrimExpr) -> bool:
         """Return whether an index expression is provably >= 0."""
-        return is_nonnegative(e, self.positive)
+        return is_nonnegative(e, self.nonnegative_vars)
 
     def is_unsigned_division(self, e: FloorDiv | FloorMod) -> bool:
         """Return whether both operands are non-negative integers."""
@@ -341,7 +341,9 @@ class ExpressionEmitter:
     def unsigned_division(self, e: FloorDiv | FloorMod) -> Operand:
         """Emit a division of non-negative integers that gives 0 for a zero divisor."""
         unsigned = dt.with_lanes("u" + dt.element_dtype(e.dtype).lstrip("u"), dt.lanes(e.dtype))
-        return emit_binary(self.b, type(e), unsigned, self.value(e.a), self.value(e.b))
+        return emit_binary(
+            self.builder, type(e), unsigned, self.emit_expr(e.a), self.emit_expr(e.b)
+        )
 
     def call_extern(self, e: Intrinsic) -> Operand:
         """Raise CompileError: there are no C functions to call here; subclasses override it."""
@@ -368,36 +370,40 @@ class ExpressionEmitter:
         select where neither side can fail.
         """
         condition, yes, no = e.args
-        test, lanes = self.value(condition), dt.lanes(condition.dtype)
+        test, lanes = self.emit_expr(condition), dt.lanes(condition.dtype)
         if is_speculatable(yes) and is_speculatable(no):
-            return self.b.select(test, e.dtype, self.value(yes), self.value(no), lanes)
+            return self.builder.select(
+                test, e.dtype, self.emit_expr(yes), self.emit_expr(no), lanes
+            )
         if lanes == 1:
             return self.emit_branch(test, e)
         with self.conditional_region(self.narrow_mask(test, lanes)):
-            chosen = self.value(yes)
-        inverse = self.b.binary("xor", condition.dtype, test, self.b.const(True, condition.dtype))
+            chosen = self.emit_expr(yes)
+        inverse = self.builder.binary(
+            "xor", condition.dtype, test, self.builder.const(True, condition.dtype)
+        )
         with self.conditional_region(self.narrow_mask(inverse, lanes)):
-            else_value = self.value(no)
-        return self.b.select(test, e.dtype, chosen, else_value, lanes)
+            else_value = self.emit_expr(no)
+        return self.builder.select(test, e.dtype, chosen, else_value, lanes)
 
     def narrow_mask(self, test: Operand, lanes: int) -> LaneMask:
         """Return the enclosing lane mask restricted to the lanes in which `test` holds."""
         outer = self.mask
         if outer is not None and outer.lanes == lanes:
-            test = self.b.binary("and", dt.with_lanes("bool", lanes), outer.value, test)
+            test = self.builder.binary("and", dt.with_lanes("bool", lanes), outer.value, test)
         return LaneMask(test, lanes)
 
     def emit_branch(self, test: Operand, e: Intrinsic) -> Operand:
         """Emit a branch that evaluates only one side."""
-        b = self.b
-        labels = [b.fresh("then"), b.fresh("else")]
-        after = b.fresh("join")
+        b = self.builder
+        labels = [b.fresh_name("then"), b.fresh_name("else")]
+        after = b.fresh_name("join")
         b.branch_if(test, *labels)
         incoming: list[tuple[Operand, str]] = []
         for label, side in zip(labels, e.args[1:], strict=True):
             b.start(label)
             with self.conditional_region(self.mask):
-                result = self.value(side)
+                result = self.emit_expr(side)
             incoming.append((result, b.block))
             b.branch(after)
         b.start(after)
@@ -414,14 +420,14 @@ class ExpressionEmitter:
         stored = memory_dtype(e.dtype)
         if isinstance(index, Broadcast):
             one = self.scalar_load(e.buffer, index.value, dt.element_dtype(stored))
-            raw = self.b.splat(dt.element_dtype(stored), one, dt.lanes(index.dtype))
+            raw = self.builder.splat(dt.element_dtype(stored), one, dt.lanes(index.dtype))
         elif dt.lanes(index.dtype) == 1 and self.mask is not None:
             raw = self.scalar_load(e.buffer, index, stored)
         else:
             raw = self.memory_load(e.buffer, index, stored)
         if stored == e.dtype:
             return raw
-        return self.b.compare("ne", stored, raw, self.b.const(0, stored))
+        return self.builder.compare("ne", stored, raw, self.builder.const(0, stored))
 
     def memory_load(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
         """Emit a load under the current mask."""
@@ -439,13 +445,13 @@ class ExpressionEmitter:
             moved = neighbours.with_fields(base=neighbours.base + offset)
             return self.masked_load(buffer, moved, dtype, within)
 
-        return emit_strided(self.b, dtype, stride.value, mask, load_window)
+        return emit_strided(self.builder, dtype, stride.value, mask, load_window)
 
     def masked_load(
         self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
     ) -> Operand:
         """Emit a load of the lanes in a mask, or of all lanes without one."""
-        b, kind, lanes = self.b, register_type(dtype), dt.lanes(index.dtype)
+        b, kind, lanes = self.builder, register_type(dtype), dt.lanes(index.dtype)
         align = dt.itemsize(dt.element_dtype(dtype))
         self.check_access(buffer, index, mask)
         address, gathers = self.address(buffer, index)
@@ -457,7 +463,7 @@ class ExpressionEmitter:
                 self.memory_id(buffer),
             )
         bits = dt.with_lanes("bool", lanes)
-        space = self.spaces.get(buffer, 0)
+        space = self.address_spaces.get(buffer, 0)
         name = (
             f"llvm.masked.gather.{intrinsic_suffix(dtype)}.v{lanes}p{space}"
             if gathers
@@ -486,10 +492,10 @@ class ExpressionEmitter:
 
     def scalar_load(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
         """Emit a load of one element under a vector mask: only if any lane is active."""
-        b, mask = self.b, self.mask
+        b, mask = self.builder, self.mask
         if mask is None or mask.lanes == 1:
             return self.memory_load(buffer, index, dtype)
-        before, load_block, after = b.block, b.fresh("some"), b.fresh("join")
+        before, load_block, after = b.block, b.fresh_name("some"), b.fresh_name("join")
         # With no active lane the address may be out of bounds, so the load must not be executed.
         b.branch_if(b.any_lane(mask.value, mask.lanes), load_block, after)
         b.start(load_block)
@@ -510,21 +516,23 @@ class ExpressionEmitter:
         lanes = dt.lanes(index.dtype)
         if lanes > 1:
             offsets = dt.with_lanes("int64", lanes)
-            offset_vector = emit_cast(self.b, self.value(index), index.dtype, offsets)
+            offset_vector = emit_cast(self.builder, self.emit_expr(index), index.dtype, offsets)
             pointer_vector = (
                 f"getelementptr {kind}, {pointer} {base}, {register_type(offsets)} {offset_vector}"
             )
-            return self.b.pure(pointer_vector), True
+            return self.builder.pure(pointer_vector), True
         variable, offset = split_offset(index)
         address = base
         if not isinstance(variable, IntImm) or variable.value != 0:
-            one = emit_cast(self.b, self.value(variable), variable.dtype, "int64")
+            one = emit_cast(self.builder, self.emit_expr(variable), variable.dtype, "int64")
             # The constant offset stays apart, so that neighbouring accesses share this instruction.
-            address = self.b.pure(f"getelementptr {kind}, {pointer} {base}, i64 {one}")
+            address = self.builder.pure(f"getelementptr {kind}, {pointer} {base}, i64 {one}")
         if offset:
             # loads of WebAssembly add a constant in more bits than an address has: it may not wrap
-            flag = "nuw " if offset > 0 and self.b.module.is_wasm else ""
-            address = self.b.pure(f"getelementptr {flag}{kind}, {pointer} {address}, i64 {offset}")
+            flag = "nuw " if offset > 0 and self.builder.module.is_wasm else ""
+            address = self.builder.pure(
+                f"getelementptr {flag}{kind}, {pointer} {address}, i64 {offset}"
+            )
         return address, False
 
     def register_key(self, buffer: Buffer, index: PrimExpr) -> RegisterKey:

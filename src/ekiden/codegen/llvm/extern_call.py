@@ -31,7 +31,7 @@ class ExternCallEmitter(PackedCallEmitter):
         """Emit the call of a C function. Vectorised loops that make such calls were serialised
         before.
         """
-        name, b = extern_symbol(e, "llvm"), self.b
+        name, b = extern_symbol(e, "llvm"), self.builder
         if b.module.is_wasm:
             raise CompileError(f"llvm: call_extern {name!r}: WebAssembly has no C symbols to call")
         if any(dt.lanes(operand.dtype) > 1 for operand in (e, *e.args[1:])):
@@ -41,8 +41,8 @@ class ExternCallEmitter(PackedCallEmitter):
         result = " ".join(reversed(result.split()))  # an attribute stands before a result's type
         self.module.declare(symbol, result, [kind for kind, _ in arguments])
         argument_list = ", ".join(f"{kind} {operand}" for kind, operand in arguments)
-        value = b.value(f"call {result} @{symbol}({argument_list})")
-        if find_intrinsic(e.op).effects:
+        value = b.append_value(f"call {result} @{symbol}({argument_list})")
+        if find_intrinsic(e.op).has_effects:
             b.touch_memory()
         return value
 
@@ -52,15 +52,15 @@ class ExternCallEmitter(PackedCallEmitter):
             return "ptr", self.module.string_constant(a.value)
         if isinstance(a, BufferAddress):
             return self.region_address(a)
-        return _typed_with_extension(a.dtype), self.value(a)
+        return _typed_with_extension(a.dtype), self.emit_expr(a)
 
     def region_address(self, a: BufferAddress) -> tuple[str, Operand]:
         """Return (type, operand) of the address of a buffer or of a region's first element."""
         kind, data = self.pointer_type(a.buffer), self.pointer(a.buffer)
         if a.indices:
-            at = self.value(a.indices[0])
+            at = self.emit_expr(a.indices[0])
             element = memory_type(a.buffer.dtype)
-            data = self.b.pure(f"getelementptr {element}, {kind} {data}, i64 {at}")
+            data = self.builder.pure(f"getelementptr {element}, {kind} {data}, i64 {at}")
         return kind, data
 
 

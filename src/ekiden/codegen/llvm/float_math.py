@@ -189,7 +189,7 @@ class FloatMath:
         whose last bit has weight 1: below AVX-512 no instruction converts int64 vectors, and GCC
         does not vectorise a loop with such a conversion.
         """
-        if not self.is_double or self.b.reorders:
+        if not self.is_double or self.b.allows_reassociation:
             return self.b.convert("sitofp", self.word, self.dtype, x)
         number = self.const(1.5 * 2.0**self.mantissa_bits)
         with self.without_fast_math():
@@ -205,7 +205,7 @@ class FloatMath:
         so large that its last bit stands for 1 is added: that bit and those above it are n. Of
         NaN n is NaN.
         """
-        if self.b.reorders:
+        if self.b.allows_reassociation:
             n = self.emit_intrinsic("roundeven", self.mul(x, self.const(factor)))
             return n, self.int_op("add", self.to_int(n), self.int_const(bias))
         number = self.const(1.5 * 2.0**self.mantissa_bits + bias)

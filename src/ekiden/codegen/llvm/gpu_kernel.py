@@ -79,7 +79,7 @@ class GpuKernelEmitter(WideAccessEmitter):
         self.backend = backend
         self.checks: list[tuple[str, str]] = []
         self.globals: list[str] = []
-        self.b.entry = []
+        self.builder.entry = []
 
     def in_parallel(self) -> bool:
         """Return True: parallel loops run serially in the thread."""
@@ -92,20 +92,20 @@ class GpuKernelEmitter(WideAccessEmitter):
 
     def emit_return(self, code: int) -> None:
         """Emit the end of the thread."""
-        self.b.append_void("ret void")
+        self.builder.append_void("ret void")
 
-    def statement(self, s: Stmt) -> None:
+    def emit_stmt(self, s: Stmt) -> None:
         """Emit one statement; a barrier is one."""
         value = s.value if isinstance(s, Evaluate) else None
         if isinstance(value, Intrinsic) and value.op == "tvm_storage_sync":
-            self.b.append_void(self.backend_call("barrier", "there is no barrier"))
+            self.builder.append_void(self.backend_call("barrier", "there is no barrier"))
             # Other threads may have stored to shared memory before the barrier.
-            self.b.touch_memory()
+            self.builder.touch_memory()
             return
         if isinstance(value, Intrinsic) and value.op in ("call_packed", "call_function"):
             name = value.args[0].value if isinstance(value.args[0], StringImm) else ""
             raise CompileError(f"kernel {self.name!r}: a thread cannot call {name!r} of the host")
-        super().statement(s)
+        super().emit_stmt(s)
 
     def backend_call(self, word: str, missing: str, *computed: str) -> str:
         """Return the call of a backend function with computed, typed arguments. Raises CompileError
@@ -122,8 +122,8 @@ class GpuKernelEmitter(WideAccessEmitter):
 
     def thread_index(self, axis: str, dtype: str = "int64") -> Operand:
         """Return the index of the thread along an axis, or the axis's extent."""
-        number = self.b.pure(self.backend_call(axis, f"there is no thread axis {axis!r}"))
-        return emit_cast(self.b, number, self.backend.index_type, dtype)
+        number = self.builder.pure(self.backend_call(axis, f"there is no thread axis {axis!r}"))
+        return emit_cast(self.builder, number, self.backend.index_type, dtype)
 
     def operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
         """Return the operands to emit; the sizes of warp shuffles are constants and left out."""
@@ -135,15 +135,15 @@ class GpuKernelEmitter(WideAccessEmitter):
             return super().emit(e)
         missing = f"{e.op}: kind {self.backend.kind!r} has no shuffles of a warp"
         if e.op == ACTIVE_MASK_OP:
-            return self.b.value(self.backend_call(ACTIVE_MASK_OP, missing))
+            return self.builder.append_value(self.backend_call(ACTIVE_MASK_OP, missing))
         exchange = parse_warp_shuffle(e)
         kind, name = ("float", "f32") if e.dtype == "float32" else ("i32", "i32")
         last = 0 if e.op.endswith("_up") else WARP_SIZE - 1
         # The c operand of PTX shfl.sync: segment mask in bits 8 to 12, clamp in bits 0 to 4.
         within = (WARP_SIZE - exchange.width) << 8 | last  # of the segment: its bits, its end
-        mask, value, lane = (self.value(a) for a in evaluated_operands(e))
+        mask, value, lane = (self.emit_expr(a) for a in evaluated_operands(e))
         arguments = f"i32 {mask}", f"{kind} {value}", f"i32 {lane}", f"i32 {within}"
-        return self.b.value(self.backend_call(f"{e.op}.{name}", missing, *arguments))
+        return self.builder.append_value(self.backend_call(f"{e.op}.{name}", missing, *arguments))
 
     def emit_for(self, s: For) -> None:
         """Emit a loop; a loop bound to a thread axis becomes that thread's index."""
@@ -153,8 +153,8 @@ class GpuKernelEmitter(WideAccessEmitter):
         axis = str((s.annotations or {}).get("thread"))
         self.variables[s.loop_var] = self.thread_index(axis, s.loop_var.dtype)
         # Thread indices are never negative, so that divisions of them need no correction.
-        self.positive.add(s.loop_var)
-        self.statement(s.body)
+        self.nonnegative_vars.add(s.loop_var)
+        self.emit_stmt(s.body)
 
     def emit_allocate(self, buffer: Buffer) -> None:
         """Allocate a thread-local or block-shared array, unless it is held in SSA values."""
@@ -180,7 +180,7 @@ class GpuKernelEmitter(WideAccessEmitter):
             self._allocate_local(buffer, kind, extent.value * dt.itemsize(buffer.dtype))
             return
         self.pointers[buffer] = name = f"@{self.name}.shared.{len(self.globals)}"
-        self.spaces[buffer] = SHARED_SPACE
+        self.address_spaces[buffer] = SHARED_SPACE
         space = f"addrspace({SHARED_SPACE})"
         self.globals.append(f"{name} = internal {space} global {kind} undef, align 64")
 
@@ -190,8 +190,8 @@ class GpuKernelEmitter(WideAccessEmitter):
                 f"kernel {self.name!r}: buffer {buffer.name!r} of a thread has {size} bytes, of "
                 f"which there may be {MAX_THREAD_LOCAL_BYTES}"
             )
-        self.pointers[buffer] = name = f"%{self.b.fresh('stack')}"
-        self.b.entry.append(f"  {name} = alloca {kind}, align 16")
+        self.pointers[buffer] = name = f"%{self.builder.fresh_name('stack')}"
+        self.builder.entry.append(f"  {name} = alloca {kind}, align 16")
 
     # Threads have no instructions that take several addresses or leave lanes out: each lane is an
     # access of its own, behind a branch where a mask may leave it out. Of neighbours that are all
@@ -209,8 +209,8 @@ class GpuKernelEmitter(WideAccessEmitter):
         inside = None if mask is None else self.in_bounds(buffer, index)
         if inside is None:
             return self.load_lanes(buffer, index, dtype, mask)
-        b, incoming = self.b, []
-        wide_block, lanes_block, after = (b.fresh(n) for n in ("whole", "each", "join"))
+        b, incoming = self.builder, []
+        wide_block, lanes_block, after = (b.fresh_name(n) for n in ("whole", "each", "join"))
         b.branch_if(inside, wide_block, lanes_block)
         for label, lane_mask in ((wide_block, None), (lanes_block, mask)):
             b.start(label)
@@ -232,14 +232,14 @@ class GpuKernelEmitter(WideAccessEmitter):
             return None
         assert isinstance(index, Ramp)
         # One unsigned comparison covers both ends: a negative base is a very large number.
-        last = self.b.const(extent.value - lanes, index.base.dtype)
-        return self.b.compare("ule", index.base.dtype, self.value(index.base), last)
+        last = self.builder.const(extent.value - lanes, index.base.dtype)
+        return self.builder.compare("ule", index.base.dtype, self.emit_expr(index.base), last)
 
     def load_lanes(
         self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
     ) -> Operand:
         """Load each lane by itself; masked-off lanes are 0."""
-        b, kind, scalar = self.b, register_type(dtype), dt.element_dtype(dtype)
+        b, kind, scalar = self.builder, register_type(dtype), dt.element_dtype(dtype)
         vector, element = "zeroinitializer", register_type(scalar)
         for lane, address in enumerate(self.lane_addresses(buffer, index)):
             load = f"load {element}, {self.pointer_type(buffer)} {address}"
@@ -247,14 +247,14 @@ class GpuKernelEmitter(WideAccessEmitter):
             if mask is None:
                 one = b.load(load, self.memory_id(buffer))
             else:
-                before, load_block, after = b.block, b.fresh("on"), b.fresh("lane")
+                before, load_block, after = b.block, b.fresh_name("on"), b.fresh_name("lane")
                 b.branch_if(
                     self.extract_lane(mask, "bool", dt.lanes(dtype), lane), load_block, after
                 )
                 b.start(load_block)
                 # Not `b.load`: its value does not dominate later blocks, where it must not be
                 # reused.
-                loaded = b.value(load)
+                loaded = b.append_value(load)
                 b.branch(after)
                 b.start(after)
                 one = b.phi(scalar, (b.const(0, scalar), before), (loaded, load_block))
@@ -263,11 +263,11 @@ class GpuKernelEmitter(WideAccessEmitter):
 
     def emit_memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
         """Store the lanes in a predicate; all lanes without one."""
-        b, index, lanes = self.b, self.ramp_of(s.indices[0]), dt.lanes(s.indices[0].dtype)
+        b, index, lanes = self.builder, self.ramp_of(s.indices[0]), dt.lanes(s.indices[0].dtype)
         if lanes == 1 or (s.predicate is None and is_contiguous_access(index)):
             super().emit_memory_store(s, dtype, value)
             return
-        mask = None if s.predicate is None else self.value(s.predicate)
+        mask = None if s.predicate is None else self.emit_expr(s.predicate)
         element = register_type(dt.element_dtype(dtype))
         alignment = dt.itemsize(dt.element_dtype(dtype))
         for lane, address in enumerate(self.lane_addresses(s.buffer, index)):
@@ -277,7 +277,7 @@ class GpuKernelEmitter(WideAccessEmitter):
             if mask is None:
                 b.append_void(store)
                 continue
-            store_block, after = b.fresh("on"), b.fresh("lane")
+            store_block, after = b.fresh_name("on"), b.fresh_name("lane")
             b.branch_if(self.extract_lane(mask, "bool", lanes, lane), store_block, after)
             b.start(store_block)
             b.append_void(store)
@@ -287,7 +287,7 @@ class GpuKernelEmitter(WideAccessEmitter):
     def extract_lane(self, vector: Operand, element: str, lanes: int, number: int) -> Operand:
         """Extract one lane of a vector."""
         kind = register_type(dt.with_lanes(element, lanes))
-        return self.b.pure(f"extractelement {kind} {vector}, i64 {number}")
+        return self.builder.pure(f"extractelement {kind} {vector}, i64 {number}")
 
     def lane_addresses(self, buffer: Buffer, index: PrimExpr) -> list[Operand]:
         """Return the address of each lane of an access."""
@@ -295,58 +295,60 @@ class GpuKernelEmitter(WideAccessEmitter):
         if isinstance(index, Ramp):
             lane_indices = [index.base + index.stride * n for n in range(lanes)]
             return [self.address(buffer, one)[0] for one in lane_indices]
-        index_vector = self.value(index)
+        index_vector = self.emit_expr(index)
         kind, pointer = memory_type(buffer.dtype), self.pointer_type(buffer)
         addresses = []
         for n in range(lanes):
             one = self.extract_lane(index_vector, dt.element_dtype(index.dtype), lanes, n)
-            at = emit_cast(self.b, one, dt.element_dtype(index.dtype), "int64")
+            at = emit_cast(self.builder, one, dt.element_dtype(index.dtype), "int64")
             base = self.pointer(buffer)
-            addresses.append(self.b.pure(f"getelementptr {kind}, {pointer} {base}, i64 {at}"))
+            addresses.append(self.builder.pure(f"getelementptr {kind}, {pointer} {base}, i64 {at}"))
         return addresses
 
     def emit_assert(self, s: AssertStmt) -> None:
         """Emit a check; the first failing thread records which one it was, and its values."""
         number = len(self.checks)
         self.checks.append((s.kind, s.format))
-        condition = self.value(s.condition)
-        reported = [self.value(e) for e in (const(number), *(cast(v, "int64") for v in s.values))]
+        condition = self.emit_expr(s.condition)
+        reported = [
+            self.emit_expr(e) for e in (const(number), *(cast(v, "int64") for v in s.values))
+        ]
         self.fail_unless(condition, lambda: self._report_failure(reported))
 
     def _report_failure(self, reported: Sequence[Operand]) -> None:
-        b = self.b
-        thread = b.value(f"trunc i64 {self._linear_thread_index()} to i32")
+        b = self.builder
+        thread = b.append_value(f"trunc i64 {self._linear_thread_index()} to i32")
         # The lowest failing thread wins whatever the schedule, so that the message is
         # deterministic.
         b.append_void(
-            f"%{b.fresh('before')} = atomicrmw min {STATUS_PARAMETER}, i32 {thread} monotonic"
+            f"%{b.fresh_name('before')} = atomicrmw min {STATUS_PARAMETER}, i32 {thread} monotonic"
         )
-        first, mine, join = (b.fresh(n) for n in ("first", "mine", "others"))
+        first, mine, join = (b.fresh_name(n) for n in ("first", "mine", "others"))
         b.append_void(f"%{first}.at = getelementptr i32, {STATUS_PARAMETER}, i64 1")
         b.append_void(f"%{first} = load volatile i32, {GLOBAL_POINTER} %{first}.at, align 4")
         # Only the thread that still holds the minimum writes its values.
-        is_first = b.value(f"icmp eq i32 %{first}, {thread}")
+        is_first = b.append_value(f"icmp eq i32 %{first}, {thread}")
         b.branch_if(is_first, mine, join)
         b.start(mine)
         for at, value in enumerate(reported, start=1):
-            slot = b.value(f"getelementptr i64, {STATUS_PARAMETER}, i64 {at}")
+            slot = b.append_value(f"getelementptr i64, {STATUS_PARAMETER}, i64 {at}")
             b.append_void(f"store i64 {value}, {GLOBAL_POINTER} {slot}, align 8")
         b.branch(join)
         b.start(join)
 
     def _linear_thread_index(self) -> Operand:
         """Return the linear index of the thread in the launch."""
-        b = self.b
+        b = self.builder
         total: Operand = "0"
         for axis in "zyx":
             block, threads = (
                 self.thread_index(f"blockIdx.{axis}"),
                 self.thread_index(f"blockDim.{axis}"),
             )
-            own = b.value(f"mul i64 {block}, {threads}")
-            own = b.value(f"add i64 {own}, {self.thread_index(f'threadIdx.{axis}')}")
-            size = b.value(f"mul i64 {self.thread_index(f'gridDim.{axis}')}, {threads}")
-            total = b.value(f"add i64 {b.value(f'mul i64 {total}, {size}')}, {own}")
+            own = b.append_value(f"mul i64 {block}, {threads}")
+            own = b.append_value(f"add i64 {own}, {self.thread_index(f'threadIdx.{axis}')}")
+            size = b.append_value(f"mul i64 {self.thread_index(f'gridDim.{axis}')}, {threads}")
+            total = b.append_value(f"add i64 {b.append_value(f'mul i64 {total}, {size}')}, {own}")
         return total
 
     def write(self, func: PrimFunc, sizes: Sequence[Var]) -> str:
@@ -354,23 +356,23 @@ class GpuKernelEmitter(WideAccessEmitter):
         parameters: list[str] = []
         for n, buffer in enumerate(func.buffers):
             self.pointers[buffer] = self.declare_memory_parameter(f"buffer.{n}", parameters)
-            self.spaces[buffer] = GLOBAL_SPACE
+            self.address_spaces[buffer] = GLOBAL_SPACE
         for n, size in enumerate(sizes):
             parameters.append(f"i64 %size.{n}")
             kind = {"int64": f"%size.{n}"}.get(size.dtype)
-            self.variables[size] = kind or self.b.value(
+            self.variables[size] = kind or self.builder.append_value(
                 f"trunc i64 %size.{n} to i{_integer_bits(size)}"
             )
             if isinstance(size, SizeVar):
-                self.positive.add(size)
-        self.statement(func.body)
+                self.nonnegative_vars.add(size)
+        self.emit_stmt(func.body)
         self.emit_return(0)
         if self.checks:
             self.declare_memory_parameter("ek_status", parameters)
         hint = self.vector_width_metadata()
         signature = f"void @{self.name}({', '.join(parameters)})"
         head = f"define {self.backend.calling_convention} {signature} #0{hint} {{"
-        return "\n".join([head, "entry:", *self.b.entry, *self.b.lines, "}"])
+        return "\n".join([head, "entry:", *self.builder.entry, *self.builder.lines, "}"])
 
     # Intel's compiler for processors makes vectors across threads else, of vectors too: a softmax
     # took four times as long (Zen 3).
@@ -379,7 +381,7 @@ class GpuKernelEmitter(WideAccessEmitter):
         backend a name for it.
         """
         lane_counts = (
-            re.findall(r"<(\d+) x float>", "\n".join(self.b.lines))
+            re.findall(r"<(\d+) x float>", "\n".join(self.builder.lines))
             if self.backend.vector_width_hint
             else []
         )
@@ -397,7 +399,7 @@ class GpuKernelEmitter(WideAccessEmitter):
             return f"%{name}"
         parameters += [f"{GLOBAL_POINTER} %{name}.memory", f"i64 %{name}.at"]
         offset_address = f"getelementptr i8, {GLOBAL_POINTER} %{name}.memory, i64 %{name}.at"
-        self.b.entry.append(f"  %{name} = {offset_address}")
+        self.builder.entry.append(f"  %{name} = {offset_address}")
         return f"%{name}"
 
 
@@ -424,7 +426,7 @@ def emit_kernel_ir(
         # Emission starts anew after each demotion: a register buffer changes every access emitted
         # before.
         module = LlvmModule(target)
-        module.constants, module.gathers = backend.constant_space, False
+        module.constant_address_space, module.has_gather = backend.constant_space, False
         emitter = GpuKernelEmitter(module, name, demoted, backend)
         try:
             text = emitter.write(func, sizes)
@@ -450,7 +452,7 @@ def _compile_kernel_ir(
     if backend.is_binary:
         name = f"kernel {text.name!r}: as {backend.format}"
         task = CompileTask("", name, _emit_machine_code, (text.ir, triple, cpu, readable))
-        return compile_isolated(task, environment.kernel_timeout())
+        return compile_isolated(task, environment.kernel_timeout_s())
     if user_intrinsics(text.ir):
         return run_isolated(
             _optimize_to_assembly, text.ir, triple, cpu, name=f"kernel {text.name!r}"

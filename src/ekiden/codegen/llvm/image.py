@@ -47,7 +47,7 @@ class ImageInfo:
     exports: dict[str, int]
     imports: tuple[str, ...]
     text: bytes
-    needs: tuple[str, ...] = ()
+    required_cpu_flags: tuple[str, ...] = ()
     """Target processor, followed by the /proc/cpuinfo flags that the code requires."""
 
 
@@ -83,7 +83,7 @@ def link_image(
     tail = b"".join([*table, *(_encode_name(name) for name in linker.imports)])
     total = exports_at + len(tail)
     counts = len(exports), len(linker.imports)
-    mark = linker.mark
+    mark = linker.header_byte
     header = IMAGE_HEADER.pack(
         IMAGE_MAGIC, mark, IMAGE_VERSION, *counts, len(text), exports_at, imports_at, total
     )
@@ -122,10 +122,10 @@ class _ImageLinker:
         if len(machines) != 1 or not machines <= set(LINK_ARCHITECTURES):
             raise InternalError(f"image: objects of one known machine expected, got {machines}")
         self.architecture = LINK_ARCHITECTURES[machines.pop()]
-        self.mark = self.architecture.header_byte
-        self.places: dict[tuple[int, int], int] = {}
-        self.globals: dict[str, int] = {}
-        self.end = 0
+        self.header_byte = self.architecture.header_byte
+        self.section_offsets: dict[tuple[int, int], int] = {}
+        self.global_symbols: dict[str, int] = {}
+        self.num_bytes = 0
         # Code first, so that the executable pages of the image are contiguous.
         for executable in (True, False):
             for number, elf_object in enumerate(objects):
@@ -134,28 +134,28 @@ class _ImageLinker:
             self._define_symbols(number, elf_object)
         # Sorted, because the same objects must give the same bytes.
         self.imports = sorted(self._undefined_symbols())
-        self.stubs = _align_up(self.end, 8)
+        self.stubs = _align_up(self.num_bytes, 8)
         self.size = self._stub_offset(len(self.imports))
         # The address table is on pages of its own: it is written at load, the text is mapped
         # read-only.
-        self.slots = _align_up(self.size, PAGE_BYTES)
+        self.address_table_offset = _align_up(self.size, PAGE_BYTES)
 
     def _layout_sections(self, number: int, elf_object: elf.ElfObject, executable: bool) -> None:
         for index, section in elf_object.sections.items():
             if section.executable == executable and section.data:
-                self.end = _align_up(self.end, section.alignment)
-                self.places[number, index] = self.end
-                self.end += len(section.data)
+                self.num_bytes = _align_up(self.num_bytes, section.alignment)
+                self.section_offsets[number, index] = self.num_bytes
+                self.num_bytes += len(section.data)
 
     def _define_symbols(self, number: int, elf_object: elf.ElfObject) -> None:
         for symbol in elf_object.symbols:
-            section_offset = self.places.get((number, symbol.section))
+            section_offset = self.section_offsets.get((number, symbol.section))
             # Local symbols are resolved within their object; other objects may use the same names.
             if section_offset is None or symbol.is_local:
                 continue
-            if symbol.name in self.globals:
+            if symbol.name in self.global_symbols:
                 raise InternalError(f"image: {symbol.name!r} is defined twice")
-            self.globals[symbol.name] = section_offset + symbol.value
+            self.global_symbols[symbol.name] = section_offset + symbol.value
 
     def _undefined_symbols(self) -> set[str]:
         used = (
@@ -167,14 +167,14 @@ class _ImageLinker:
         return {
             s.name
             for s in used
-            if s.section == elf.UNDEFINED_SECTION and s.name and s.name not in self.globals
+            if s.section == elf.UNDEFINED_SECTION and s.name and s.name not in self.global_symbols
         }
 
     def exported(self, name: str) -> int:
         """Return the offset of an exported function."""
-        if name not in self.globals:
+        if name not in self.global_symbols:
             raise InternalError(f"image: no object defines {name!r}")
-        return self.globals[name]
+        return self.global_symbols[name]
 
     def _stub_offset(self, number: int) -> int:
         return self.stubs + self.architecture.stub_size * number
@@ -184,16 +184,18 @@ class _ImageLinker:
         # Gaps between sections hold trapping instructions: a wild jump fails at once.
         filler = self.architecture.trap_instruction
         out = bytearray(filler * -(-self.size // len(filler)))[: self.size]
-        for (number, index), section_offset in self.places.items():
+        for (number, index), section_offset in self.section_offsets.items():
             section = self.objects[number].sections[index]
             out[section_offset : section_offset + len(section.data)] = section.data
         for i in range(len(self.imports)):
             at = self._stub_offset(i)
-            code = self.architecture.encode_stub(at, self.slots + self.architecture.slot_bytes * i)
+            code = self.architecture.encode_stub(
+                at, self.address_table_offset + self.architecture.slot_bytes * i
+            )
             out[at : at + len(code)] = code
         references = [
             self._resolve_reference(number, base, relocation)
-            for (number, index), base in self.places.items()
+            for (number, index), base in self.section_offsets.items()
             for relocation in self.objects[number].sections[index].relocations
         ]
         for reference in self.architecture.pair_relocations(references):
@@ -209,14 +211,14 @@ class _ImageLinker:
         slot, or a stub.
         """
         symbol, at = self.objects[number].symbols[r.symbol], section_offset + r.offset
-        home = self.places.get((number, symbol.section))
-        target = home + symbol.value if home is not None else self.globals.get(symbol.name)
+        home = self.section_offsets.get((number, symbol.section))
+        target = home + symbol.value if home is not None else self.global_symbols.get(symbol.name)
         # An import is reached through a slot of the address table where the relocation allows it
         # (GOTPCREL and its like), else through a stub.
         is_slot = target is None and r.kind in self.architecture.table_relocations
         if target is None:
             imported = self.imports.index(symbol.name)
-            slot = self.slots + self.architecture.slot_bytes * imported
+            slot = self.address_table_offset + self.architecture.slot_bytes * imported
             target = slot if is_slot else self._stub_offset(imported)
         return ResolvedReference(r.kind, at, target + r.addend, is_slot, symbol.name)
 

@@ -25,7 +25,7 @@ class IntrinsicCallEmitter(ExternCallEmitter):
         name = e.args[0].value if e.args and isinstance(e.args[0], StringImm) else ""
         if not name.startswith("llvm."):
             raise CompileError(f"llvm: {e.op}: expected the name of an intrinsic first, got {e!r}")
-        b, effects = self.b, find_intrinsic(e.op).effects
+        b, effects = self.builder, find_intrinsic(e.op).has_effects
         b.module.intrinsics.add(name)
         operands = ", ".join(" ".join(self._emit_operand(name, a)) for a in e.args[2:])
         if e.dtype == VOID_DTYPE:
@@ -33,7 +33,7 @@ class IntrinsicCallEmitter(ExternCallEmitter):
             b.touch_memory()
             return "undef"
         call = f"call {_llvm_type(e.dtype)} @{name}({operands})"
-        value = b.value(call) if effects else b.pure(call)
+        value = b.append_value(call) if effects else b.pure(call)
         if effects:
             b.touch_memory()
         return self._bitcast_bfloat16(value, e.dtype, is_result=True)
@@ -43,7 +43,9 @@ class IntrinsicCallEmitter(ExternCallEmitter):
             raise CompileError(f"llvm: {name}: expected numbers and buffers, got {a!r}")
         if isinstance(a, BufferAddress):
             return self.region_address(a)
-        return _llvm_type(a.dtype), self._bitcast_bfloat16(self.value(a), a.dtype, is_result=False)
+        return _llvm_type(a.dtype), self._bitcast_bfloat16(
+            self.emit_expr(a), a.dtype, is_result=False
+        )
 
     def _bitcast_bfloat16(self, value: Operand, dtype: str, *, is_result: bool) -> Operand:
         """Bitcast between uint16, which holds our bfloat16, and LLVM's bfloat type."""
@@ -51,7 +53,7 @@ class IntrinsicCallEmitter(ExternCallEmitter):
             return value
         kinds = [register_type(dtype), _llvm_type(dtype)]
         source, to = reversed(kinds) if is_result else kinds
-        return self.b.pure(f"bitcast {source} {value} to {to}")
+        return self.builder.pure(f"bitcast {source} {value} to {to}")
 
 
 def _llvm_type(dtype: str) -> str:

@@ -111,7 +111,7 @@ def _sin_shifted(narrow: FloatMath, x: Operand, ahead: int) -> Operand:
     small_result = m.cast(_sin_reduced(m, narrow.element, wide, None, ahead), narrow)
     is_large = b.compare("oge", narrow.dtype, narrow.abs(x), narrow.const(MAX_CODY_WAITE_ARGUMENT))
     some = is_large if narrow.lanes == 1 else b.any_lane(is_large, narrow.lanes)
-    before, large, after = b.block, b.fresh("large"), b.fresh("join")
+    before, large, after = b.block, b.fresh_name("large"), b.fresh_name("join")
     b.branch_if(some, large, after)
     b.start(large)
     with b.scope():

@@ -14,7 +14,7 @@ from ekiden.codegen.llvm.builder import LlvmModule, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.expression import ExpressionEmitter
 from ekiden.codegen.llvm.image import CALL_SITE_PREFIX
-from ekiden.codegen.llvm.quoting import quoted
+from ekiden.codegen.llvm.quoting import quote_name
 from ekiden.codegen.llvm.types import memory_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, const
@@ -42,7 +42,7 @@ class PackedCallEmitter(ExpressionEmitter):
 
     def call_packed(self, e: Intrinsic) -> Operand:
         """Emit a packed call and return its result; a status of -1 of the callee is propagated."""
-        name, b = e.args[0], self.b
+        name, b = e.args[0], self.builder
         if not isinstance(name, StringImm):
             raise InternalError(f"llvm: call_packed: expected a name first, got {name!r}")
         values = [self.pack_argument(a) for a in e.args[1:]]
@@ -54,10 +54,10 @@ class PackedCallEmitter(ExpressionEmitter):
         self.store_word(result, 0, "i64 0")
         self.store_word(result, PAYLOAD_WORD, "i64 0")
         call_arguments = f"ptr {arguments}, i32 {len(values)}, ptr {result}"
-        status = b.value(f"call i32 {self.callee(e.op, name.value)}, {call_arguments})")
+        status = b.append_value(f"call i32 {self.callee(e.op, name.value)}, {call_arguments})")
         # The callee may have written to any buffer.
         b.touch_memory()
-        self.fail_unless(b.value(f"icmp eq i32 {status}, 0"))
+        self.fail_unless(b.append_value(f"icmp eq i32 {status}, 0"))
         return self.load_result(result, e.dtype)
 
     def callee(self, op: str, name: str) -> str:
@@ -66,23 +66,23 @@ class PackedCallEmitter(ExpressionEmitter):
         """
         types = ["ptr", "ptr", "i32", "ptr"]
         if op == "call_function":
-            self.module.declare(quoted(name), "i32", types)
-            return f"@{quoted(name)}(ptr null"
-        site = f"@{quoted(CALL_SITE_PREFIX + name)}"
+            self.module.declare(quote_name(name), "i32", types)
+            return f"@{quote_name(name)}(ptr null"
+        site = f"@{quote_name(CALL_SITE_PREFIX + name)}"
         self.module.declarations.setdefault(site, f"{site} = external global i8")
         self.module.declare("ek_call_packed", "i32", types)
         return f"@ek_call_packed(ptr {site}"
 
     def allocate_words(self, count: int) -> Operand:
         """Allocate 64-bit words on the stack."""
-        name = f"%{self.b.fresh('words')}"
-        self.b.entry.append(f"  {name} = alloca [{max(count, 1)} x i64], align 16")
+        name = f"%{self.builder.fresh_name('words')}"
+        self.builder.entry.append(f"  {name} = alloca [{max(count, 1)} x i64], align 16")
         return name
 
     def store_word(self, base: Operand, slot: int, value: str) -> None:
         """Store a typed operand in a 64-bit word of a stack array."""
-        address = self.b.pure(f"getelementptr i64, ptr {base}, i64 {slot}")
-        self.b.append_void(f"store {value}, ptr {address}, align 8")
+        address = self.builder.pure(f"getelementptr i64, ptr {base}, i64 {slot}")
+        self.builder.append_void(f"store {value}, ptr {address}, align 8")
 
     def pack_argument(self, a: PrimExpr) -> tuple[int, str]:
         """Return (type index, typed payload) of an argument."""
@@ -93,26 +93,29 @@ class PackedCallEmitter(ExpressionEmitter):
         if dt.lanes(a.dtype) > 1:
             raise InternalError(f"llvm: call_packed: an argument is a vector: {a!r}")
         if a.dtype == "handle":
-            return TypeIndex.OPAQUE_PTR, f"ptr {self.value(a)}"
+            return TypeIndex.OPAQUE_PTR, f"ptr {self.emit_expr(a)}"
         if dt.is_float(a.dtype):
-            return TypeIndex.FLOAT, f"double {emit_cast(self.b, self.value(a), a.dtype, 'float64')}"
+            return (
+                TypeIndex.FLOAT,
+                f"double {emit_cast(self.builder, self.emit_expr(a), a.dtype, 'float64')}",
+            )
         kind = TypeIndex.BOOL if a.dtype == "bool" else TypeIndex.INT
-        return kind, f"i64 {emit_cast(self.b, self.value(a), a.dtype, 'int64')}"
+        return kind, f"i64 {emit_cast(self.builder, self.emit_expr(a), a.dtype, 'int64')}"
 
     def build_dltensor(self, a: BufferAddress) -> Operand:
         """Build a DLTensor over a buffer or a region of it on the stack."""
-        buffer, b = a.buffer, self.b
+        buffer, b = a.buffer, self.builder
         data = self.pointer(buffer)
         if a.indices:
-            at = self.value(a.indices[0])
+            at = self.emit_expr(a.indices[0])
             data = b.pure(f"getelementptr {memory_type(buffer.dtype)}, ptr {data}, i64 {at}")
         extents = a.extents or buffer.shape
         shape, strides = self.allocate_words(len(extents)), self.allocate_words(len(extents))
         step: PrimExpr = const(1)
         for axis in reversed(range(len(extents))):
-            self.store_word(shape, axis, f"i64 {self.value(extents[axis])}")
+            self.store_word(shape, axis, f"i64 {self.emit_expr(extents[axis])}")
             stride = buffer.strides[axis] if buffer.strides else step
-            self.store_word(strides, axis, f"i64 {self.value(stride)}")
+            self.store_word(strides, axis, f"i64 {self.emit_expr(stride)}")
             # A region is strided as its buffer, so that steps come from the buffer's own shape.
             step = step * buffer.shape[axis]
         layout = self.module.tensor
@@ -133,15 +136,15 @@ class PackedCallEmitter(ExpressionEmitter):
 
     def load_result(self, slot: Operand, dtype: str) -> Operand:
         """Return the value that a call has returned; an object in it is released."""
-        b = self.b
-        kind = b.value(f"load i32, ptr {slot}, align 8")
+        b = self.builder
+        kind = b.append_value(f"load i32, ptr {slot}, align 8")
         payload = b.pure(f"getelementptr i64, ptr {slot}, i64 {PAYLOAD_WORD}")
-        integer = b.value(f"load i64, ptr {payload}, align 8")
-        number = b.value(f"load double, ptr {payload}, align 8")
+        integer = b.append_value(f"load i64, ptr {payload}, align 8")
+        number = b.append_value(f"load double, ptr {payload}, align 8")
         self.module.declare("ek_value_drop", "void", ["ptr"])
         # Dropped after the payload was read: this may free an object.
         b.append_void(f"call void @ek_value_drop(ptr {slot})")
-        is_float = b.value(f"icmp eq i32 {kind}, {TypeIndex.FLOAT}")
+        is_float = b.append_value(f"icmp eq i32 {kind}, {TypeIndex.FLOAT}")
         if dt.is_float(dtype):
             value = b.select(is_float, "float64", number, emit_cast(b, integer, "int64", "float64"))
             return emit_cast(b, value, "float64", dtype)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Return a name between quotes, escaped."""
-    return f'"{escaped(name.encode(errors="surrogateescape"))}"'
+    return f'"{escape_bytes(name.encode(errors="surrogateescape"))}"'
 
 
-def escaped(data: bytes) -> str:
+def escape_bytes(data: bytes) -> str:
     """Escape bytes for LLVM's quoted strings."""
     plain = range(32, 127)
     return "".join(chr(c) if c in plain and chr(c) not in '"\\' else f"\\{c:02X}" for c in data)

@@ -19,17 +19,21 @@ from ekiden.runtime.lazy_dataclass import dataclass
 # Where the compiler goes through a table of addresses for something that is inside of the image
 # after all, the load becomes the computation of an address ("relaxation" in the psABIs).
 # fmt: off
-PC64, PC32, PLT32, GOTPCREL, GOTPCRELX, REX_GOTPCRELX = 24, 2, 4, 9, 41, 42
-PREL64, PREL32, JUMP26, CALL26 = 260, 261, 282, 283
-PAGE21, GOT_PAGE21, ADD_LOW12, GOT_LOW12 = 275, 311, 277, 312
+R_X86_64_PC64, R_X86_64_PC32, R_X86_64_PLT32 = 24, 2, 4
+R_X86_64_GOTPCREL, R_X86_64_GOTPCRELX, R_X86_64_REX_GOTPCRELX = 9, 41, 42
+R_AARCH64_PREL64, R_AARCH64_PREL32, R_AARCH64_JUMP26, R_AARCH64_CALL26 = 260, 261, 282, 283
+R_AARCH64_ADR_PREL_PG_HI21, R_AARCH64_ADR_GOT_PAGE = 275, 311
+R_AARCH64_ADD_ABS_LO12_NC, R_AARCH64_LD64_GOT_LO12_NC = 277, 312
 LOAD_LOW12 = {278: 0, 284: 1, 285: 2, 286: 3, 299: 4}   # -> log2 of the bytes loaded
-RV_CALL, RV_CALL_PLT, RV_GOT_HI20, RV_HI20, RV_LO12_I, RV_LO12_S = 18, 19, 20, 23, 24, 25
+R_RISCV_CALL, R_RISCV_CALL_PLT, R_RISCV_GOT_HI20 = 18, 19, 20
+R_RISCV_PCREL_HI20, R_RISCV_PCREL_LO12_I, R_RISCV_PCREL_LO12_S = 23, 24, 25
 RV_ADD, RV_SUB = {35: "<i", 36: "<q"}, {39: "<i", 40: "<q"}   # -> what is added to
-A32_REL32, A32_CALL, A32_JUMP24, A32_GOT_PREL = 3, 28, 29, 96
+R_ARM_REL32, R_ARM_CALL, R_ARM_JUMP24, R_ARM_GOT_PREL = 3, 28, 29, 96
 RISCV_LO12_ADDRESS = -1   # the low half of what goes through no slot
 # fmt: on
-LOAD_WORD, ADD_WORD = 0xF9400000, 0x91000000
-"""LOAD_WORD: encoding of `ldr x0, [x0, #0]`. ADD_WORD: encoding of `add x0, x0, #0`."""
+LDR_INSTRUCTION, ADD_INSTRUCTION = 0xF9400000, 0x91000000
+"""LDR_INSTRUCTION: encoding of `ldr x0, [x0, #0]`. ADD_INSTRUCTION: encoding of `add x0, x0, #0`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class ResolvedReference:
     """
 
     kind: int
-    at: int
+    offset: int
     target: int
     is_slot: bool
     name: str
@@ -89,7 +93,7 @@ def _branch_immediate(r: ResolvedReference, bits: int) -> int:
     """Return a branch's immediate in instructions of 4 bytes. Raises InternalError if the distance
     does not fit, as truncation would branch into another function.
     """
-    words = r.target - r.at >> 2
+    words = r.target - r.offset >> 2
     if not -(1 << bits - 1) <= words < 1 << bits - 1:
         raise InternalError(f"image: {r.name!r} is {4 * words} bytes away, too far for a branch")
     return words & (1 << bits) - 1
@@ -103,15 +107,15 @@ def _x86_stub(at: int, slot: int) -> bytes:
 def _x86_relocate(out: bytearray, r: ResolvedReference) -> None:
     if r.kind in X86_64.table_relocations and not r.is_slot:
         # 0x8B is mov, a load from the table: only that can become lea, the address itself.
-        if out[r.at - 2] != 0x8B:
+        if out[r.offset - 2] != 0x8B:
             raise InternalError(
                 f"image: {r.name!r} is reached through an address table but lies inside the image"
             )
-        out[r.at - 2] = 0x8D  # mov becomes lea
-    if r.kind == PC64:
-        struct.pack_into("<q", out, r.at, r.target - r.at)
-    elif r.kind in (PC32, PLT32) or r.kind in X86_64.table_relocations:
-        struct.pack_into("<i", out, r.at, r.target - r.at)
+        out[r.offset - 2] = 0x8D  # mov becomes lea
+    if r.kind == R_X86_64_PC64:
+        struct.pack_into("<q", out, r.offset, r.target - r.offset)
+    elif r.kind in (R_X86_64_PC32, R_X86_64_PLT32) or r.kind in X86_64.table_relocations:
+        struct.pack_into("<i", out, r.offset, r.target - r.offset)
     else:
         raise _unsupported_relocation(r)
 
@@ -125,31 +129,36 @@ def _adrp_immediate(at: int, target: int) -> int:
 def _aarch64_stub(at: int, slot: int) -> bytes:
     low = (slot & 0xFFF) >> 3
     return struct.pack(  # adrp x16, slot; ldr x16, [x16, :lo12:slot]; br x16
-        "<III", 0x90000010 | _adrp_immediate(at, slot), LOAD_WORD | low << 10 | 0x210, 0xD61F0200
+        "<III",
+        0x90000010 | _adrp_immediate(at, slot),
+        LDR_INSTRUCTION | low << 10 | 0x210,
+        0xD61F0200,
     )
 
 
 def _aarch64_relocate(out: bytearray, r: ResolvedReference) -> None:
-    if r.kind in (PREL32, PREL64):
-        struct.pack_into("<i" if r.kind == PREL32 else "<q", out, r.at, r.target - r.at)
+    if r.kind in (R_AARCH64_PREL32, R_AARCH64_PREL64):
+        struct.pack_into(
+            "<i" if r.kind == R_AARCH64_PREL32 else "<q", out, r.offset, r.target - r.offset
+        )
         return
-    (word,) = struct.unpack_from("<I", out, r.at)
+    (word,) = struct.unpack_from("<I", out, r.offset)
     low = r.target & 0xFFF
-    if r.kind in (JUMP26, CALL26):
+    if r.kind in (R_AARCH64_JUMP26, R_AARCH64_CALL26):
         word |= _branch_immediate(r, 26)
-    elif r.kind in (PAGE21, GOT_PAGE21):
-        word |= _adrp_immediate(r.at, r.target)
-    elif r.kind == ADD_LOW12:
+    elif r.kind in (R_AARCH64_ADR_PREL_PG_HI21, R_AARCH64_ADR_GOT_PAGE):
+        word |= _adrp_immediate(r.offset, r.target)
+    elif r.kind == R_AARCH64_ADD_ABS_LO12_NC:
         word |= low << 10
-    elif r.kind == GOT_LOW12 and r.is_slot:
+    elif r.kind == R_AARCH64_LD64_GOT_LO12_NC and r.is_slot:
         word |= low >> 3 << 10
-    elif r.kind == GOT_LOW12:
-        word = ADD_WORD | low << 10 | word & 0x3FF
+    elif r.kind == R_AARCH64_LD64_GOT_LO12_NC:
+        word = ADD_INSTRUCTION | low << 10 | word & 0x3FF
     elif r.kind in LOAD_LOW12:
         word |= low >> LOAD_LOW12[r.kind] << 10
     else:
         raise _unsupported_relocation(r)
-    struct.pack_into("<I", out, r.at, word)
+    struct.pack_into("<I", out, r.offset, word)
 
 
 # The low half is added with its sign, so that the high half is one more where bit 11 is set.
@@ -172,46 +181,46 @@ def _pair_riscv_relocations(references: Sequence[ResolvedReference]) -> Sequence
     """Resolve low-half relocations, which name the instruction with the high half: they get its
     target, relative to it.
     """
-    firsts = {r.at: r for r in references if r.kind in (RV_GOT_HI20, RV_HI20)}
+    firsts = {r.offset: r for r in references if r.kind in (R_RISCV_GOT_HI20, R_RISCV_PCREL_HI20)}
 
     def pair_low_half(r: ResolvedReference) -> ResolvedReference:
         """Return a reference, or the low half of the address that its first instruction begins.
         Raises KeyError where there is no instruction at its target.
         """
-        if r.kind not in (RV_LO12_I, RV_LO12_S):
+        if r.kind not in (R_RISCV_PCREL_LO12_I, R_RISCV_PCREL_LO12_S):
             return r
         first = firsts[r.target]
-        is_same = first.kind == RV_GOT_HI20 and not first.is_slot
-        target = r.at + first.target - first.at
+        is_same = first.kind == R_RISCV_GOT_HI20 and not first.is_slot
+        target = r.offset + first.target - first.offset
         return replace(r, kind=RISCV_LO12_ADDRESS if is_same else r.kind, target=target)
 
     return [pair_low_half(r) for r in references]
 
 
 def _riscv_relocate(out: bytearray, r: ResolvedReference) -> None:
-    delta = r.target - r.at
+    delta = r.target - r.offset
     add = RV_ADD.get(r.kind) or RV_SUB.get(r.kind)
     if add is not None:
-        (value,) = struct.unpack_from(add, out, r.at)
-        struct.pack_into(add, out, r.at, value + r.target * (1 if r.kind in RV_ADD else -1))
+        (value,) = struct.unpack_from(add, out, r.offset)
+        struct.pack_into(add, out, r.offset, value + r.target * (1 if r.kind in RV_ADD else -1))
         return
-    (word,) = struct.unpack_from("<I", out, r.at)
+    (word,) = struct.unpack_from("<I", out, r.offset)
     low = delta & 0xFFF
-    if r.kind in (RV_CALL, RV_CALL_PLT):  # auipc and jalr
-        (jump,) = struct.unpack_from("<I", out, r.at + 4)
-        struct.pack_into("<I", out, r.at + 4, jump & 0xFFFFF | low << 20)
+    if r.kind in (R_RISCV_CALL, R_RISCV_CALL_PLT):  # auipc and jalr
+        (jump,) = struct.unpack_from("<I", out, r.offset + 4)
+        struct.pack_into("<I", out, r.offset + 4, jump & 0xFFFFF | low << 20)
         word = word & 0xFFF | _auipc_immediate(delta)
-    elif r.kind in (RV_GOT_HI20, RV_HI20):
+    elif r.kind in (R_RISCV_GOT_HI20, R_RISCV_PCREL_HI20):
         word = word & 0xFFF | _auipc_immediate(delta)
-    elif r.kind == RV_LO12_I:
+    elif r.kind == R_RISCV_PCREL_LO12_I:
         word = word & 0xFFFFF | low << 20
     elif r.kind == RISCV_LO12_ADDRESS:  # ld becomes addi
         word = word & 0xF8F80 | 0x13 | low << 20
-    elif r.kind == RV_LO12_S:
+    elif r.kind == R_RISCV_PCREL_LO12_S:
         word = word & 0x1FFF07F | (low >> 5) << 25 | (low & 0x1F) << 7
     else:
         raise _unsupported_relocation(r)
-    struct.pack_into("<I", out, r.at, word)
+    struct.pack_into("<I", out, r.offset, word)
 
 
 def _armv7_stub(at: int, slot: int) -> bytes:
@@ -221,16 +230,16 @@ def _armv7_stub(at: int, slot: int) -> bytes:
 
 def _armv7_relocate(out: bytearray, r: ResolvedReference) -> None:
     """Patch a reference of ARMv7, whose addend is stored in place."""
-    (word,) = struct.unpack_from("<I", out, r.at)
-    if r.kind == A32_REL32 or (r.kind == A32_GOT_PREL and r.is_slot):
-        word = word + r.target - r.at & 0xFFFFFFFF
-    elif r.kind in (A32_CALL, A32_JUMP24):
+    (word,) = struct.unpack_from("<I", out, r.offset)
+    if r.kind == R_ARM_REL32 or (r.kind == R_ARM_GOT_PREL and r.is_slot):
+        word = word + r.target - r.offset & 0xFFFFFFFF
+    elif r.kind in (R_ARM_CALL, R_ARM_JUMP24):
         # REL objects hold the addend in the branch: sign-extend its 24 bits.
         added = (word & 0xFFFFFF ^ 0x800000) - 0x800000
         word = word & 0xFF000000 | _branch_immediate(replace(r, target=r.target + 4 * added), 24)
     else:
         raise _unsupported_relocation(r)
-    struct.pack_into("<I", out, r.at, word)
+    struct.pack_into("<I", out, r.offset, word)
 
 
 X86_64 = LinkArchitecture(
@@ -240,7 +249,7 @@ X86_64 = LinkArchitecture(
     trap_instruction=b"\xcc",
     stub_size=8,
     encode_stub=_x86_stub,
-    table_relocations=frozenset((GOTPCREL, GOTPCRELX, REX_GOTPCRELX)),
+    table_relocations=frozenset((R_X86_64_GOTPCREL, R_X86_64_GOTPCRELX, R_X86_64_REX_GOTPCRELX)),
     apply_relocation=_x86_relocate,
 )
 AARCH64 = LinkArchitecture(
@@ -250,7 +259,7 @@ AARCH64 = LinkArchitecture(
     trap_instruction=b"\0\0\0\0",
     stub_size=12,
     encode_stub=_aarch64_stub,
-    table_relocations=frozenset((GOT_PAGE21, GOT_LOW12)),
+    table_relocations=frozenset((R_AARCH64_ADR_GOT_PAGE, R_AARCH64_LD64_GOT_LO12_NC)),
     apply_relocation=_aarch64_relocate,
 )
 RISCV64 = LinkArchitecture(
@@ -260,7 +269,7 @@ RISCV64 = LinkArchitecture(
     trap_instruction=b"\0\0",
     stub_size=12,
     encode_stub=_riscv_stub,
-    table_relocations=frozenset((RV_GOT_HI20,)),
+    table_relocations=frozenset((R_RISCV_GOT_HI20,)),
     apply_relocation=_riscv_relocate,
     pair_relocations=_pair_riscv_relocations,
 )
@@ -271,7 +280,7 @@ ARMV7 = LinkArchitecture(
     trap_instruction=b"\xf0\0\xf0\xe7",
     stub_size=16,
     encode_stub=_armv7_stub,
-    table_relocations=frozenset((A32_GOT_PREL,)),
+    table_relocations=frozenset((R_ARM_GOT_PREL,)),
     apply_relocation=_armv7_relocate,
     slot_bytes=4,
 )

@@ -26,7 +26,7 @@ from ekiden.codegen.llvm.debug import DebugLocations
 from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey
 from ekiden.codegen.llvm.intrinsic_call import IntrinsicCallEmitter
 from ekiden.codegen.llvm.operations import emit_lane_reduction
-from ekiden.codegen.llvm.quoting import quoted
+from ekiden.codegen.llvm.quoting import quote_name
 from ekiden.codegen.llvm.types import intrinsic_suffix, memory_dtype, memory_type, register_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import LT, IntImm, Intrinsic, PrimExpr, SizeVar, Var, cast, const, is_const
@@ -76,26 +76,26 @@ class StatementEmitter(IntrinsicCallEmitter):
         super().__init__(module)
         self.module, self.name, self.demoted = module, name, demoted
         self.workspaces: list[Operand] = []
-        self.device: int | None = None
+        self.device_type: int | None = None
         """DLPack device type on which it launches kernels and buffers are allocated."""
         self._sizes: dict[Operand, Operand] = {}
         self.failures: list[str] = []
-        self.shapes: amx.TileConfig | None = None
+        self.tile_config: amx.TileConfig | None = None
         """AMX tile configuration, if the function has loaded one."""
-        self.flushed: subnormals.FlushToZeroMode | None = None
+        self.flush_mode: subnormals.FlushToZeroMode | None = None
         """Saved control register, if the function flushes subnormals."""
         self._stores: dict[Stmt, frozenset[RegisterKey]] = {}
         self.lines: DebugLocations | None = None
 
-    def statement(self, s: Stmt) -> None:
+    def emit_stmt(self, s: Stmt) -> None:
         """Emit one statement."""
         self.begin_statement()
         if self.lines is not None:
-            self.b.location = self.lines.enter(s)
+            self.builder.location = self.lines.enter(s)
         match s:
             case SeqStmt():
                 for stmt in s.seq:
-                    self.statement(stmt)
+                    self.emit_stmt(stmt)
             case BufferStore():
                 self.emit_store(s)
             case For():
@@ -110,7 +110,7 @@ class StatementEmitter(IntrinsicCallEmitter):
                 self.emit_tile_intrinsic(s.value)
             case Evaluate():
                 if not isinstance(s.value, IntImm):
-                    self.value(s.value)
+                    self.emit_expr(s.value)
             case AssertStmt():
                 self.emit_assert(s)
             case Prefetch():
@@ -122,18 +122,19 @@ class StatementEmitter(IntrinsicCallEmitter):
         """Lower AMX tile intrinsics."""
         assert isinstance(e, Intrinsic)
         if e.op == "matrix_shape":
-            if self.shapes is None:
-                self.shapes = amx.TileConfig(self.b)
-            return self.shapes.load_config([self.value(cast(a, "int64")) for a in e.args])
+            if self.tile_config is None:
+                self.tile_config = amx.TileConfig(self.builder)
+            return self.tile_config.load_config([self.emit_expr(cast(a, "int64")) for a in e.args])
         numbers = [a.value for a in e.args if isinstance(a, IntImm)]
         if e.op == "matrix_zero":
-            return amx.tile_zero(self.b, numbers[0])
+            return amx.tile_zero(self.builder, numbers[0])
         if e.op in amx.TILE_DOT_INTRINSICS:
-            return amx.tile_dot_product(self.b, e.op, numbers)
+            return amx.tile_dot_product(self.builder, e.op, numbers)
         _, region, stride = e.args
         assert isinstance(region, BufferAddress)
         address, _ = self.address(region.buffer, region.indices[0])
-        return amx.tile_load(self.b, numbers[0], address, self.value(cast(stride, "int64")))
+        row_bytes = self.emit_expr(cast(stride, "int64"))
+        return amx.tile_load(self.builder, numbers[0], address, row_bytes)
 
     # variables and buffers
 
@@ -145,15 +146,15 @@ class StatementEmitter(IntrinsicCallEmitter):
         while isinstance(s, (LetStmt, Allocate)):
             self.begin_statement()
             if self.lines is not None:
-                self.b.location = self.lines.enter(s)
+                self.builder.location = self.lines.enter(s)
             if isinstance(s, LetStmt):
-                self.variables[s.var] = self.value(s.value)
+                self.variables[s.var] = self.emit_expr(s.value)
                 if self.is_nonnegative(s.value):
-                    self.positive.add(s.var)
+                    self.nonnegative_vars.add(s.var)
             else:
                 self.emit_allocate(s.buffer)
             s = s.body
-        self.statement(s)
+        self.emit_stmt(s)
         # Last allocated is freed first: the workspace allocator is a stack for each thread.
         while len(self.workspaces) > before:
             self.free_workspace(self.workspaces.pop())
@@ -169,44 +170,44 @@ class StatementEmitter(IntrinsicCallEmitter):
             extent = extent * d
         if buffer.scope != "global" and isinstance(extent, IntImm):
             kind = f"[{max(extent.value, 1)} x {memory_type(buffer.dtype)}]"
-            self.pointers[buffer] = name = f"%{self.b.fresh('stack')}"
-            self.b.entry.append(f"  {name} = alloca {kind}, align 64")
+            self.pointers[buffer] = name = f"%{self.builder.fresh_name('stack')}"
+            self.builder.entry.append(f"  {name} = alloca {kind}, align 64")
             return
-        size = self.value(extent * dt.itemsize(buffer.dtype))
+        size = self.emit_expr(extent * dt.itemsize(buffer.dtype))
         self.pointers[buffer] = self.allocate_workspace(size)
 
     def allocate_workspace(self, size: Operand) -> Operand:
         """Allocate scratch memory in bytes, freed at the end of the scope or on failure."""
-        if self.device is not None:
+        if self.device_type is not None:
             self.module.declare("ek_device_workspace_alloc", "ptr", ["i64", "i64", "i64"])
-            arguments = f"i64 {self.device}, i64 {self.variables[DEVICE_ID_VAR]}, i64 {size}"
-            memory = self.b.value(f"call ptr @ek_device_workspace_alloc({arguments})")
+            arguments = f"i64 {self.device_type}, i64 {self.variables[DEVICE_ID_VAR]}, i64 {size}"
+            memory = self.builder.append_value(f"call ptr @ek_device_workspace_alloc({arguments})")
             self._sizes[memory] = size
         else:
             self.module.declare("ek_workspace_alloc", "ptr", ["i64"])
-            memory = self.b.value(f"call ptr @ek_workspace_alloc(i64 {size})")
+            memory = self.builder.append_value(f"call ptr @ek_workspace_alloc(i64 {size})")
         # The test comes before the append, or the failing path would free a null workspace.
-        self.fail_unless(self.b.value(f"icmp ne ptr {memory}, null"))
+        self.fail_unless(self.builder.append_value(f"icmp ne ptr {memory}, null"))
         self.workspaces.append(memory)
         return memory
 
     def free_workspace(self, memory: Operand) -> None:
         """Free scratch memory."""
-        if self.device is not None:
+        if self.device_type is not None:
             self.module.declare("ek_device_workspace_free", "void", ["i64", "i64", "ptr", "i64"])
-            arguments = f"i64 {self.device}, i64 {self.variables[DEVICE_ID_VAR]}, ptr {memory}"
+            arguments = f"i64 {self.device_type}, i64 {self.variables[DEVICE_ID_VAR]}, ptr {memory}"
             call = f"call void @ek_device_workspace_free({arguments}, i64 {self._sizes[memory]})"
-            return self.b.append_void(call)
+            return self.builder.append_void(call)
         self.module.declare("ek_workspace_free", "void", ["ptr"])
-        return self.b.append_void(f"call void @ek_workspace_free(ptr {memory})")
+        return self.builder.append_void(f"call void @ek_workspace_free(ptr {memory})")
 
     def emit_return(self, code: int) -> None:
         """Return from the function."""
-        if self.flushed is not None:
-            self.flushed.leave(self.b)
-        if self.shapes is not None:
-            amx.tile_release(self.b)
-        self.b.append_void(f"ret i32 {code}")
+        if self.flush_mode is not None:
+            self.flush_mode.leave(self.builder)
+        if self.tile_config is not None:
+            amx.tile_release(self.builder)
+        self.builder.append_void(f"ret i32 {code}")
 
     # failing
 
@@ -214,30 +215,30 @@ class StatementEmitter(IntrinsicCallEmitter):
         """Return -1 unless the condition holds, after freeing all workspaces; the error is set
         already, or by `say`.
         """
-        going, failed = self.b.fresh("ok"), self.b.fresh("fail")
-        self.b.branch_if(condition, going, failed)
-        self.b.start(failed)
+        going, failed = self.builder.fresh_name("ok"), self.builder.fresh_name("fail")
+        self.builder.branch_if(condition, going, failed)
+        self.builder.start(failed)
         if say is not None:
-            with self.b.scope():
+            with self.builder.scope():
                 say()
         for memory in reversed(self.workspaces):
             self.free_workspace(memory)
         self.emit_return(-1)
-        self.b.start(going)
+        self.builder.start(going)
 
     def check(self, condition: Operand, kind: str, message: str) -> None:
         """Fail with an error unless the condition holds."""
         self.module.declare("ek_kernel_error", "i32", ["ptr", "ptr"])
         text, name = self.module.string_constant(message), self.module.string_constant(kind)
         call = f"call i32 @ek_kernel_error(ptr {name}, ptr {text})"
-        self.fail_unless(condition, lambda: self.b.append_void(call))
+        self.fail_unless(condition, lambda: self.builder.append_void(call))
 
     def emit_assert(self, s: AssertStmt) -> None:
         """Emit a check whose message may show values."""
         if not s.values:
-            return self.check(self.value(s.condition), s.kind, s.message)
-        values = [self.value(cast(v, "int64")) for v in s.values]
-        return self.fail_with_values(self.value(s.condition), s.kind, s.format, values)
+            return self.check(self.emit_expr(s.condition), s.kind, s.message)
+        values = [self.emit_expr(cast(v, "int64")) for v in s.values]
+        return self.fail_with_values(self.emit_expr(s.condition), s.kind, s.format, values)
 
     def fail_with_values(
         self, condition: Operand, kind: str, text: str, values: Sequence[Operand]
@@ -252,7 +253,7 @@ class StatementEmitter(IntrinsicCallEmitter):
             for n, value in enumerate(values):
                 self.store_word(words, n, f"i64 {value}")
             arguments = f"ptr {name}, ptr {message}, ptr {words}"
-            self.b.append_void(f"call i32 @ek_kernel_error_values({arguments})")
+            self.builder.append_void(f"call i32 @ek_kernel_error_values({arguments})")
 
         self.fail_unless(condition, set_error)
 
@@ -264,10 +265,10 @@ class StatementEmitter(IntrinsicCallEmitter):
         target = self.module.target
         if target is None or not target.bounds:
             return
-        b, lanes = self.b, dt.lanes(index.dtype)
+        b, lanes = self.builder, dt.lanes(index.dtype)
         kind, bits = dt.with_lanes("int64", lanes), dt.with_lanes("bool", lanes)
-        at = emit_cast(b, self.value(index), index.dtype, kind)
-        extent = self.value(flat_buffer_extent(buffer))
+        at = emit_cast(b, self.emit_expr(index), index.dtype, kind)
+        extent = self.emit_expr(flat_buffer_extent(buffer))
         limit = b.splat("int64", extent, lanes) if lanes > 1 else extent
         wrong = b.compare("uge", kind, at, limit)
         if mask is not None and lanes > 1:
@@ -309,21 +310,21 @@ class StatementEmitter(IntrinsicCallEmitter):
                     else None
                 )
             return self.emit_if(IfThenElse(s.predicate, s.with_fields(predicate=None)))
-        value = self.value(contract_fma(s))
+        value = self.emit_expr(contract_fma(s))
         if s.buffer.scope == "register" and s.buffer not in self.pointers:
             key = self.register_key(s.buffer, s.indices[0])
             if s.predicate is not None:
                 lanes, old = dt.lanes(s.predicate.dtype), self.registers.get(key, "poison")
-                mask = self.value(s.predicate)
-                value = self.b.select(mask, s.value.dtype, value, old, lanes)
+                mask = self.emit_expr(s.predicate)
+                value = self.builder.select(mask, s.value.dtype, value, old, lanes)
             self.registers[key] = value
             return None
         stored_dtype = memory_dtype(s.value.dtype)
         if stored_dtype != s.value.dtype:
-            value = self.b.convert("zext", s.value.dtype, stored_dtype, value)
+            value = self.builder.convert("zext", s.value.dtype, stored_dtype, value)
         self.emit_memory_store(s, stored_dtype, value)
         # A store ends the value numbering of loads from buffers that may overlap this one.
-        self.b.touch_memory(self.memory_id(s.buffer))
+        self.builder.touch_memory(self.memory_id(s.buffer))
         return None
 
     def emit_tile_store(self, s: BufferStore) -> None:
@@ -332,22 +333,22 @@ class StatementEmitter(IntrinsicCallEmitter):
         (number,) = s.value.args
         assert isinstance(number, IntImm)
         address, _ = self.address(s.buffer, s.indices[0])
-        amx.tile_store(self.b, number.value, address)
-        self.b.touch_memory(self.memory_id(s.buffer))
+        amx.tile_store(self.builder, number.value, address)
+        self.builder.touch_memory(self.memory_id(s.buffer))
 
     def emit_memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
         """Emit a scalar, contiguous, masked or scattered store."""
-        b, kind, index = self.b, register_type(dtype), self.ramp_of(s.indices[0])
+        b, kind, index = self.builder, register_type(dtype), self.ramp_of(s.indices[0])
         lanes, align = dt.lanes(index.dtype), dt.itemsize(dt.element_dtype(dtype))
         mask = None
         if s.predicate is not None:
-            mask = self.value(s.predicate)
+            mask = self.emit_expr(s.predicate)
         self.check_access(s.buffer, index, mask)
         address, scatters = self.address(s.buffer, index)
         if not scatters and s.predicate is not None and is_first_lane_mask(s.predicate):
             lanes, element = 1, register_type(dt.element_dtype(dtype))
             kind, value = element, b.pure(f"extractelement {kind} {value}, i64 0")
-        pointer, space = self.pointer_type(s.buffer), self.spaces.get(s.buffer, 0)
+        pointer, space = self.pointer_type(s.buffer), self.address_spaces.get(s.buffer, 0)
         if lanes == 1 or (mask is None and not scatters):
             where = f"{pointer} {address}, align {align}{self.alias_metadata(s.buffer)}"
             b.append_void(f"store {kind} {value}, {where}")
@@ -372,7 +373,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         index = self.ramp_of(s.indices[0])
         address, _ = self.address(s.buffer, index.base if isinstance(index, Ramp) else index)
         self.module.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
-        self.b.append_void(
+        self.builder.append_void(
             f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 {s.locality}, i32 1)"
         )
 
@@ -385,11 +386,11 @@ class StatementEmitter(IntrinsicCallEmitter):
         """Emit a branch; register buffers written on either side merge in phis."""
         if isinstance(s.condition, IntImm):
             chosen = s.then_case if s.condition.value else s.else_case
-            return self.statement(chosen) if chosen is not None else None
-        b, start = self.b, dict(self.registers)
-        then_label, after = b.fresh("then"), b.fresh("join")
-        else_label = b.fresh("else") if s.else_case is not None else after
-        condition = self.value(s.condition)
+            return self.emit_stmt(chosen) if chosen is not None else None
+        b, start = self.builder, dict(self.registers)
+        then_label, after = b.fresh_name("then"), b.fresh_name("join")
+        else_label = b.fresh_name("else") if s.else_case is not None else after
+        condition = self.emit_expr(s.condition)
         origin = b.block
         b.branch_if(condition, then_label, else_label)
         ends: list[tuple[dict[RegisterKey, Operand], str]] = []
@@ -400,7 +401,7 @@ class StatementEmitter(IntrinsicCallEmitter):
             b.start(label)
             self.registers = dict(start)
             with self.conditional_region(self.mask):
-                self.statement(case)
+                self.emit_stmt(case)
             ends.append((self.registers, b.block))
             b.branch(after)
         b.start(after)
@@ -421,7 +422,7 @@ class StatementEmitter(IntrinsicCallEmitter):
             result[key] = (
                 a
                 if a == b
-                else self.b.phi(self.register_dtype(key), (a, left_block), (b, right_block))
+                else self.builder.phi(self.register_dtype(key), (a, left_block), (b, right_block))
             )
         return result
 
@@ -442,12 +443,12 @@ class StatementEmitter(IntrinsicCallEmitter):
         if is_const(s.extent, 1):
             self.emit_nested(LetStmt(s.loop_var, s.min, s.body))
         elif s.kind is ForKind.PARALLEL and not self.in_parallel():
-            self.parallel(s)
+            self.emit_parallel_for(s)
         elif "apart" in (s.annotations or {}):
             self.call_outlined(s)
         else:
-            begin = self.value(s.min)
-            end = self.value(s.min + s.extent)
+            begin = self.emit_expr(s.min)
+            end = self.emit_expr(s.min + s.extent)
             self.emit_serial_for(s, begin, end, isinstance(s.extent, IntImm))
 
     def in_parallel(self) -> bool:
@@ -460,11 +461,11 @@ class StatementEmitter(IntrinsicCallEmitter):
         """Emit a bottom-tested loop; unless it provably `runs` at least once, a zero-trip guard
         precedes it.
         """
-        b, var = self.b, s.loop_var
+        b, var = self.builder, s.loop_var
         kind = register_type(var.dtype)
         # Loop inversion: LLVM's passes are not run on this code, so the loop is emitted in the form
         # that they would produce.
-        body, after = b.fresh("loop"), b.fresh("done")
+        body, after = b.fresh_name("loop"), b.fresh_name("done")
         # Sorted, because text is the key of caches and must not depend on hash order.
         carried = sorted(self.loop_carried_registers(s.body), key=lambda k: (k[0].name, k[1]))
         start = {key: self.registers.get(key, "poison") for key in carried}
@@ -477,19 +478,19 @@ class StatementEmitter(IntrinsicCallEmitter):
         b.touch_memory()
         b.start(body)
         # phis come first in the block, with the incoming values of the end filled in afterwards
-        counter, following = f"%{b.fresh('i')}", f"%{b.fresh('next')}"
+        counter, following = f"%{b.fresh_name('i')}", f"%{b.fresh_name('next')}"
         header_line = len(b.lines)
-        phis = {key: f"%{b.fresh('r')}" for key in carried}
+        phis = {key: f"%{b.fresh_name('r')}" for key in carried}
         self.registers.update(phis)
         self.variables[var] = counter
         if self.is_nonnegative(s.min):
-            self.positive.add(var)
+            self.nonnegative_vars.add(var)
         with self.conditional_region(self.mask):
-            self.statement(s.body)
+            self.emit_stmt(s.body)
         if self.lines is not None:
             b.location = self.lines.enter(s)
         b.append_void(f"{following} = add {kind} {counter}, 1")
-        again = b.value(f"icmp slt {kind} {following}, {end}")
+        again = b.append_value(f"icmp slt {kind} {following}, {end}")
         back = b.block
         b.branch_if(again, body, after)
         header = [f"  {counter} = phi {kind} [ {begin}, %{origin} ], [ {following}, %{back} ]"]
@@ -513,21 +514,21 @@ class StatementEmitter(IntrinsicCallEmitter):
 
     def emit_while(self, s: While) -> None:
         """Emit a top-tested loop; register buffers written in it are phis of the header."""
-        b = self.b
-        head, body, after = b.fresh("while"), b.fresh("turn"), b.fresh("done")
+        b = self.builder
+        head, body, after = b.fresh_name("while"), b.fresh_name("turn"), b.fresh_name("done")
         carried = sorted(self.loop_carried_registers(s.body), key=lambda k: (k[0].name, k[1]))
         origin, outer = b.block, dict(self.registers)
         b.branch(head)
         b.touch_memory()
         b.start(head)
         header_line = len(b.lines)
-        phis = {key: f"%{b.fresh('r')}" for key in carried}
+        phis = {key: f"%{b.fresh_name('r')}" for key in carried}
         self.registers.update(phis)
         with self.conditional_region(self.mask):
             self.begin_statement()
-            b.branch_if(self.value(s.condition), body, after)
+            b.branch_if(self.emit_expr(s.condition), body, after)
             b.start(body)
-            self.statement(s.body)
+            self.emit_stmt(s.body)
             back = b.block
             b.branch(head)
         header: list[str] = []
@@ -580,17 +581,17 @@ class StatementEmitter(IntrinsicCallEmitter):
 
     # Flushing of subnormals is a mode of the thread: the pool's own threads, and what the runtime
     # does in between, must not get it. It is left before and set again after.
-    def parallel(self, s: For) -> None:
+    def emit_parallel_for(self, s: For) -> None:
         """Emit a call of ek_parallel_for over [0, extent)."""
         grain = int(str((s.annotations or {}).get("grain", 1)))
         self.module.declare("ek_parallel_for", "i32", ["ptr", "ptr", "i64", "i64"])
         function, context, extent = self.outline_loop_body(s)
         arguments = f"ptr @{function}, ptr {context}, i64 {extent}, i64 {max(grain, 1)}"
-        if self.flushed is not None:
-            self.flushed.leave(self.b)
+        if self.flush_mode is not None:
+            self.flush_mode.leave(self.builder)
         self.run_function(f"@ek_parallel_for({arguments})")
-        if self.flushed is not None:
-            self.flushed.resume(self.b)
+        if self.flush_mode is not None:
+            self.flush_mode.resume(self.builder)
 
     def call_outlined(self, s: For) -> None:
         """Outline a loop body as a function and call it over [0, extent)."""
@@ -601,25 +602,25 @@ class StatementEmitter(IntrinsicCallEmitter):
         """Emit the function of a loop's body; return its name, the captured context and the loop's
         extent.
         """
-        b, body = self.b, OutlinedBodyEmitter(self.module, self)
+        b, body = self.builder, OutlinedBodyEmitter(self.module, self)
         function = body.write(s)
         slots = max(body.slots, 1)
-        context = f"%{b.fresh('context')}"
+        context = f"%{b.fresh_name('context')}"
         # In the entry block: an alloca inside a loop would grow the stack in each iteration.
         b.entry.append(f"  {context} = alloca [{slots} x i64], align 8")
         for slot, dtype, value in body.captured:
-            slot_address = b.value(f"getelementptr i64, ptr {context}, i64 {slot}")
+            slot_address = b.append_value(f"getelementptr i64, ptr {context}, i64 {slot}")
             b.append_void(f"store {register_type(dtype)} {value}, ptr {slot_address}, align 8")
-        extent = emit_cast(b, self.value(s.extent), s.extent.dtype, "int64")
+        extent = emit_cast(b, self.emit_expr(s.extent), s.extent.dtype, "int64")
         return function, context, extent
 
     def run_function(self, call: str) -> None:
         """Emit a call that may write memory and fail."""
-        status = self.b.value(f"call i32 {call}")
-        self.b.touch_memory()
-        if self.shapes is not None:
-            self.shapes.invalidate()
-        self.fail_unless(self.b.value(f"icmp eq i32 {status}, 0"))
+        status = self.builder.append_value(f"call i32 {call}")
+        self.builder.touch_memory()
+        if self.tile_config is not None:
+            self.tile_config.invalidate()
+        self.fail_unless(self.builder.append_value(f"icmp eq i32 {status}, 0"))
 
 
 class OutlinedBodyEmitter(StatementEmitter):
@@ -628,19 +629,19 @@ class OutlinedBodyEmitter(StatementEmitter):
     def __init__(self, module: LlvmModule, outer: StatementEmitter) -> None:
         super().__init__(module, outer.name, outer.demoted)
         self.alias, self.fast_math = outer.alias, outer.fast_math
-        self.outer = outer
+        self.enclosing_emitter = outer
         self.captured: list[tuple[int, str, Operand]] = []
         self.slots = 0
-        self.b._count = outer.b._count
+        self.builder._count = outer.builder._count
 
     def in_parallel(self) -> bool:
         """Return True: loops inside run inline."""
         return True
 
     def _capture_slot(self, dtype: str, value: Operand) -> Operand:
-        slot_address, name = f"%{self.b.fresh('slot')}", f"%{self.b.fresh('c')}"
-        self.b.entry.append(f"  {slot_address} = getelementptr i64, ptr %ctx, i64 {self.slots}")
-        self.b.entry.append(f"  {name} = load {register_type(dtype)}, ptr {slot_address}, align 8")
+        slot, name = (f"%{self.builder.fresh_name(n)}" for n in ("slot", "c"))
+        self.builder.entry.append(f"  {slot} = getelementptr i64, ptr %ctx, i64 {self.slots}")
+        self.builder.entry.append(f"  {name} = load {register_type(dtype)}, ptr {slot}, align 8")
         self.captured.append((self.slots, dtype, value))
         self.slots += -(-dt.itemsize(dtype) // 8)
         return name
@@ -648,36 +649,36 @@ class OutlinedBodyEmitter(StatementEmitter):
     # A constant is written again in the body; only what was computed takes a slot.
     def capture_variable(self, var: Var) -> None:
         """Capture a variable of the enclosing function."""
-        value = self.outer.variable(var)
+        value = self.enclosing_emitter.variable(var)
         self.variables[var] = value if value[0] != "%" else self._capture_slot(var.dtype, value)
-        if isinstance(var, SizeVar) or var in self.outer.positive:
-            self.positive.add(var)
+        if isinstance(var, SizeVar) or var in self.enclosing_emitter.nonnegative_vars:
+            self.nonnegative_vars.add(var)
 
     def capture_buffer(self, buffer: Buffer) -> None:
         """Capture a buffer's address of the enclosing function."""
         if buffer.scope == "register" and buffer not in self.demoted:
             raise DemoteRegisterError(buffer)
-        self.pointers[buffer] = self._capture_slot("handle", self.outer.pointer(buffer))
+        self.pointers[buffer] = self._capture_slot("handle", self.enclosing_emitter.pointer(buffer))
 
     # Captured values are loaded in the entry block, once for a call: a call is a whole chunk of
     # steps.
     def write(self, s: For) -> str:
         """Emit the function; returns its name."""
-        name = quoted(self.module.unique(f"{self.name}.body"))
+        name = quote_name(self.module.unique(f"{self.name}.body"))
         if self.module.debug is not None:
             line = self.module.debug.lines.get(s, 1)
             self.lines = DebugLocations(self.module.debug, f"{self.name}.body", line)
-            self.b.location = self.lines.header()
+            self.builder.location = self.lines.header()
         # The mode belongs to a thread: each worker of the pool sets it for itself.
-        if self.outer.flushed is not None:
-            self.flushed = subnormals.enter_flush_to_zero(self.b)
-        start = self.value(s.min)
+        if self.enclosing_emitter.flush_mode is not None:
+            self.flush_mode = subnormals.enter_flush_to_zero(self.builder)
+        start = self.emit_expr(s.min)
         kind = s.loop_var.dtype
-        begin = emit_cast(self.b, "%begin", "int64", kind)
-        end = emit_cast(self.b, "%end", "int64", kind)
+        begin = emit_cast(self.builder, "%begin", "int64", kind)
+        end = emit_cast(self.builder, "%end", "int64", kind)
         if not is_const(s.min, 0):
-            begin = self.b.binary("add", kind, begin, start)
-            end = self.b.binary("add", kind, end, start)
+            begin = self.builder.binary("add", kind, begin, start)
+            end = self.builder.binary("add", kind, end, start)
         self.emit_serial_for(s, begin, end, runs=False)
         self.emit_return(0)
         self.module.functions.append(
@@ -694,7 +695,7 @@ def function_text(
     """
     linkage = "internal " if internal else ""
     debug = "" if emitter.lines is None else f" !dbg !{emitter.lines.subprogram}"
-    extension = emitter.b.module.extension("i32")
+    extension = emitter.builder.module.extension("i32")
     head = f"define {linkage}{extension}i32 @{name}({parameters}) #0{debug} {{"
-    lines = [head, "entry:", *emitter.b.entry]
-    return "\n".join([*lines, *emitter.b.lines, "}"])
+    lines = [head, "entry:", *emitter.builder.entry]
+    return "\n".join([*lines, *emitter.builder.lines, "}"])

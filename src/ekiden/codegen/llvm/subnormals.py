@@ -54,12 +54,12 @@ def enter_flush_to_zero(b: FunctionBuilder) -> FlushToZeroMode | None:
 def _enter_x86(b: FunctionBuilder) -> FlushToZeroMode:
     for name in ("stmxcsr", "ldmxcsr"):
         b.module.declare(f"llvm.x86.sse.{name}", "void", ["ptr"])
-    saved, changed = f"%{b.fresh('kept')}", f"%{b.fresh('changed')}"
+    saved, changed = f"%{b.fresh_name('kept')}", f"%{b.fresh_name('changed')}"
     b.entry += [f"  {slot} = alloca i32, align 4" for slot in (saved, changed)]
     b.append_void(f"call void @llvm.x86.sse.stmxcsr(ptr {saved})")
-    before = b.value(f"load i32, ptr {saved}, align 4")
+    before = b.append_value(f"load i32, ptr {saved}, align 4")
     b.append_void(
-        f"store i32 {b.value(f'or i32 {before}, {MXCSR_FTZ_DAZ}')}, ptr {changed}, align 4"
+        f"store i32 {b.append_value(f'or i32 {before}, {MXCSR_FTZ_DAZ}')}, ptr {changed}, align 4"
     )
     return FlushToZeroMode("llvm.x86.sse.ldmxcsr", f"ptr {saved}", f"ptr {changed}")
 
@@ -67,8 +67,8 @@ def _enter_x86(b: FunctionBuilder) -> FlushToZeroMode:
 def _enter_aarch64(b: FunctionBuilder) -> FlushToZeroMode:
     b.module.declare("llvm.aarch64.get.fpcr", "i64", [])
     b.module.declare("llvm.aarch64.set.fpcr", "void", ["i64"])
-    saved = b.value("call i64 @llvm.aarch64.get.fpcr()")
-    changed = b.value(f"or i64 {saved}, {FPCR_FZ}")
+    saved = b.append_value("call i64 @llvm.aarch64.get.fpcr()")
+    changed = b.append_value(f"or i64 {saved}, {FPCR_FZ}")
     return FlushToZeroMode("llvm.aarch64.set.fpcr", f"i64 {saved}", f"i64 {changed}")
 
 

@@ -15,13 +15,27 @@ from ekiden.runtime.errors import InternalError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 WASM_MAGIC = b"\0asm\1\0\0\0"
-CUSTOM, TYPE, IMPORT, FUNCTION, ELEMENT, CODE, DATA = 0, 1, 2, 3, 9, 10, 11
-I32, MUTABLE = 0x7F, 1
-OF_FUNCTION, OF_DATA, OF_GLOBAL = 0, 1, 2
+(
+    SECTION_CUSTOM,
+    SECTION_TYPE,
+    SECTION_IMPORT,
+    SECTION_FUNCTION,
+    SECTION_ELEMENT,
+    SECTION_CODE,
+    SECTION_DATA,
+) = 0, 1, 2, 3, 9, 10, 11
+VALUE_TYPE_I32, GLOBAL_MUTABLE = 0x7F, 1
+SYMBOL_FUNCTION, SYMBOL_DATA, SYMBOL_GLOBAL = 0, 1, 2
 """Kinds of symbols; of imports the function is 0 too, the table 1, the memory 2, a global 3."""
-UNDEFINED, NAMED = 0x10, 0x40
-SEGMENT_INFO, SYMBOL_TABLE = 5, 8
-FUNCTION_INDEX, TYPE_INDEX, GLOBAL_INDEX, MEMORY_REL, TABLE_REL = 0, 6, 7, 11, 12
+SYMBOL_FLAG_UNDEFINED, SYMBOL_FLAG_EXPLICIT_NAME = 0x10, 0x40
+LINKING_SEGMENT_INFO, LINKING_SYMBOL_TABLE = 5, 8
+(
+    R_WASM_FUNCTION_INDEX_LEB,
+    R_WASM_TYPE_INDEX_LEB,
+    R_WASM_GLOBAL_INDEX_LEB,
+    R_WASM_MEMORY_ADDR_REL_SLEB,
+    R_WASM_TABLE_INDEX_REL_SLEB,
+) = 0, 6, 7, 11, 12
 """The relocations of position-independent code."""
 WASM_BASE_GLOBALS = ("__memory_base", "__table_base", "__stack_pointer")
 
@@ -126,14 +140,14 @@ class WasmObject:
     """Relocatable WebAssembly object."""
 
     types: list[bytes] = field(default_factory=list)
-    imported: list[tuple[str, int]] = field(default_factory=list)
+    imported_functions: list[tuple[str, int]] = field(default_factory=list)
     """Imported functions: name and type index."""
     globals: list[str] = field(default_factory=list)
     """Names of imported globals."""
-    functions: list[int] = field(default_factory=list)
+    function_types: list[int] = field(default_factory=list)
     """Type indices of the object's own functions."""
     code: bytes = b""
-    bodies: list[tuple[int, int]] = field(default_factory=list)
+    body_ranges: list[tuple[int, int]] = field(default_factory=list)
     """Range of each function body in the code section."""
     segments: list[bytes] = field(default_factory=list)
     alignments: list[int] = field(default_factory=list)
@@ -151,21 +165,23 @@ def parse_wasm(data: bytes) -> WasmObject:
     wasm_object = WasmObject()
     for number, content in iter_sections(data):
         cursor = _WasmReader(content)
-        if number == TYPE:
+        if number == SECTION_TYPE:
             wasm_object.types = [_read_function_type(cursor) for _ in range(cursor.read_unsigned())]
-        elif number == IMPORT:
+        elif number == SECTION_IMPORT:
             _read_imports(wasm_object, cursor)
-        elif number == FUNCTION:
-            wasm_object.functions = [cursor.read_unsigned() for _ in range(cursor.read_unsigned())]
-        elif number == CODE:
+        elif number == SECTION_FUNCTION:
+            wasm_object.function_types = [
+                cursor.read_unsigned() for _ in range(cursor.read_unsigned())
+            ]
+        elif number == SECTION_CODE:
             wasm_object.code = content
             for _ in range(cursor.read_unsigned()):
                 size = cursor.read_unsigned()
-                wasm_object.bodies.append((cursor.at, cursor.at + size))
+                wasm_object.body_ranges.append((cursor.at, cursor.at + size))
                 cursor.at += size
-        elif number == DATA:
+        elif number == SECTION_DATA:
             wasm_object.segments = [_read_segment(cursor) for _ in range(cursor.read_unsigned())]
-        elif number == CUSTOM:
+        elif number == SECTION_CUSTOM:
             _read_custom_section(wasm_object, cursor.read_name(), cursor)
     return wasm_object
 
@@ -182,7 +198,7 @@ def _read_imports(wasm_object: WasmObject, cursor: _WasmReader) -> None:
     for _ in range(cursor.read_unsigned()):
         _module, name, kind = cursor.read_name(), cursor.read_name(), cursor.read_byte()
         if kind == 0:
-            wasm_object.imported.append((name, cursor.read_unsigned()))
+            wasm_object.imported_functions.append((name, cursor.read_unsigned()))
             continue
         if kind == 3:
             wasm_object.globals.append(name)
@@ -211,12 +227,12 @@ def _read_custom_section(wasm_object: WasmObject, name: str, cursor: _WasmReader
         while cursor.at < len(cursor.data):
             kind, size = cursor.read_byte(), cursor.read_unsigned()
             subsection = _WasmReader(cursor.read_bytes(size))
-            if kind == SEGMENT_INFO:
+            if kind == LINKING_SEGMENT_INFO:
                 for _ in range(subsection.read_unsigned()):
                     subsection.read_name()
                     wasm_object.alignments.append(1 << subsection.read_unsigned())
                     subsection.read_unsigned()
-            elif kind == SYMBOL_TABLE:
+            elif kind == LINKING_SYMBOL_TABLE:
                 wasm_object.symbols = [
                     _read_symbol(wasm_object, subsection) for _ in range(subsection.read_unsigned())
                 ]
@@ -229,8 +245,8 @@ def _read_custom_section(wasm_object: WasmObject, name: str, cursor: _WasmReader
 
 def _read_symbol(wasm_object: WasmObject, cursor: _WasmReader) -> WasmSymbol:
     kind, flags = cursor.read_byte(), cursor.read_unsigned()
-    outside, local = bool(flags & UNDEFINED), flags & 3 == 2
-    if kind == OF_DATA:
+    outside, local = bool(flags & SYMBOL_FLAG_UNDEFINED), flags & 3 == 2
+    if kind == SYMBOL_DATA:
         name = cursor.read_name()
         if outside:
             return WasmSymbol(kind, name, -1, 0, local)
@@ -238,19 +254,33 @@ def _read_symbol(wasm_object: WasmObject, cursor: _WasmReader) -> WasmSymbol:
         cursor.read_unsigned()
         return WasmSymbol(kind, name, index, offset, local)
     index = cursor.read_unsigned()
-    name = "" if outside and not flags & NAMED else cursor.read_name() if kind != 3 else ""
-    if kind == OF_FUNCTION and outside:
-        return WasmSymbol(kind, name or wasm_object.imported[index][0], -1, index, local)
-    if kind == OF_GLOBAL and outside:
+    name = (
+        ""
+        if outside and not flags & SYMBOL_FLAG_EXPLICIT_NAME
+        else cursor.read_name()
+        if kind != 3
+        else ""
+    )
+    if kind == SYMBOL_FUNCTION and outside:
+        return WasmSymbol(kind, name or wasm_object.imported_functions[index][0], -1, index, local)
+    if kind == SYMBOL_GLOBAL and outside:
         name = name or wasm_object.globals[index]
     return WasmSymbol(kind, name, index, 0, local)
 
 
 def _read_relocation(cursor: _WasmReader) -> WasmRelocation:
     kind, offset, index = cursor.read_byte(), cursor.read_unsigned(), cursor.read_unsigned()
-    if kind not in (FUNCTION_INDEX, TYPE_INDEX, GLOBAL_INDEX, MEMORY_REL, TABLE_REL):
+    if kind not in (
+        R_WASM_FUNCTION_INDEX_LEB,
+        R_WASM_TYPE_INDEX_LEB,
+        R_WASM_GLOBAL_INDEX_LEB,
+        R_WASM_MEMORY_ADDR_REL_SLEB,
+        R_WASM_TABLE_INDEX_REL_SLEB,
+    ):
         raise InternalError(f"wasm: relocation {kind} is none of position-independent code")
-    return WasmRelocation(kind, offset, index, cursor.read_signed() if kind == MEMORY_REL else 0)
+    return WasmRelocation(
+        kind, offset, index, cursor.read_signed() if kind == R_WASM_MEMORY_ADDR_REL_SLEB else 0
+    )
 
 
 class WasmLinker:
@@ -258,33 +288,37 @@ class WasmLinker:
     relocations.
     """
 
-    mark = 3
+    header_byte = 3
     """Architecture byte in the image header."""
 
     def __init__(self, objects: Sequence[bytes], exports: Sequence[str]) -> None:
         self.objects = [parse_wasm(data) for data in objects]
         self.types: dict[bytes, int] = {}
-        self.wanted: dict[str, int | None] = {}
+        self.undefined_symbols: dict[str, int | None] = {}
         """Undefined symbols: the type index of a function, None for an address."""
         self.data, self.alignment = bytearray(), 1
-        self.places: dict[tuple[int, int], int] = {}
+        self.segment_offsets: dict[tuple[int, int], int] = {}
         self.defined: dict[str, tuple[int, int]] = {}
         for number, wasm_object in enumerate(self.objects):
             self._add_object(number, wasm_object)
         for name in self.defined:
-            self.wanted.pop(name, None)
+            self.undefined_symbols.pop(name, None)
         # Imported functions come before a module's own in WebAssembly's index space.
-        functions = sorted(n for n in self.wanted if self.wanted[n] is not None)
-        addresses = sorted(n for n in self.wanted if self.wanted[n] is None)
+        functions = sorted(
+            n for n in self.undefined_symbols if self.undefined_symbols[n] is not None
+        )
+        addresses = sorted(n for n in self.undefined_symbols if self.undefined_symbols[n] is None)
         self.imports = [*functions, *addresses]
         self.functions = {name: i for i, name in enumerate(functions)}
         self.globals = {name: i for i, name in enumerate((*WASM_BASE_GLOBALS, *addresses))}
-        self.own: dict[tuple[int, int], int] = {}
+        self.function_indices: dict[tuple[int, int], int] = {}
         for number, wasm_object in enumerate(self.objects):
-            for index in range(len(wasm_object.functions)):
-                self.own[number, index] = len(functions) + len(self.own)
+            for index in range(len(wasm_object.function_types)):
+                self.function_indices[number, index] = len(functions) + len(self.function_indices)
         self.table: dict[int, int] = {}
-        self._places = {name: self._table_index(self._function_index(name)) for name in exports}
+        self._export_table_indices = {
+            name: self._table_index(self._function_index(name)) for name in exports
+        }
 
     def _add_object(self, number: int, wasm_object: WasmObject) -> None:
         kinds = [self.types.setdefault(t, len(self.types)) for t in wasm_object.types]
@@ -292,24 +326,29 @@ class WasmLinker:
             alignment = wasm_object.alignments[index]
             self.alignment = max(self.alignment, alignment)
             self.data += bytes(-len(self.data) % alignment)
-            self.places[number, index] = len(self.data)
+            self.segment_offsets[number, index] = len(self.data)
             self.data += segment
         for symbol in wasm_object.symbols:
-            if symbol.kind == OF_FUNCTION and symbol.index >= 0 and not symbol.is_local:
+            if symbol.kind == SYMBOL_FUNCTION and symbol.index >= 0 and not symbol.is_local:
                 if symbol.name in self.defined:
                     raise InternalError(f"image: {symbol.name!r} is defined twice")
-                self.defined[symbol.name] = number, symbol.index - len(wasm_object.imported)
-            elif symbol.kind == OF_FUNCTION and symbol.index < 0:
-                self.wanted[symbol.name] = kinds[wasm_object.imported[symbol.offset][1]]
-            elif symbol.kind == OF_DATA and symbol.index < 0:
-                self.wanted[symbol.name] = None
+                self.defined[symbol.name] = (
+                    number,
+                    symbol.index - len(wasm_object.imported_functions),
+                )
+            elif symbol.kind == SYMBOL_FUNCTION and symbol.index < 0:
+                self.undefined_symbols[symbol.name] = kinds[
+                    wasm_object.imported_functions[symbol.offset][1]
+                ]
+            elif symbol.kind == SYMBOL_DATA and symbol.index < 0:
+                self.undefined_symbols[symbol.name] = None
 
     def _function_index(self, name: str) -> int:
         if name in self.functions:
             return self.functions[name]
         if name not in self.defined:
             raise InternalError(f"image: no object defines {name!r}")
-        return self.own[self.defined[name]]
+        return self.function_indices[self.defined[name]]
 
     def _table_index(self, function: int) -> int:
         """Return the table index of a function, relative to the module's table base."""
@@ -317,23 +356,25 @@ class WasmLinker:
 
     def exported(self, name: str) -> int:
         """Return the table index of an exported function."""
-        return self._places[name]
+        return self._export_table_indices[name]
 
     def _relocation_value(self, number: int, r: WasmRelocation) -> int:
         """Return the value that a relocation writes into the code."""
         wasm_object = self.objects[number]
-        if r.kind == TYPE_INDEX:
+        if r.kind == R_WASM_TYPE_INDEX_LEB:
             return self.types[wasm_object.types[r.index]]
         symbol = wasm_object.symbols[r.index]
-        if r.kind == GLOBAL_INDEX:
+        if r.kind == R_WASM_GLOBAL_INDEX_LEB:
             return self.globals[symbol.name]
-        if r.kind == MEMORY_REL:
-            return self.places[number, symbol.index] + symbol.offset + r.addend
+        if r.kind == R_WASM_MEMORY_ADDR_REL_SLEB:
+            return self.segment_offsets[number, symbol.index] + symbol.offset + r.addend
         if symbol.index < 0:
             function = self._function_index(symbol.name)
         else:
-            function = self.own[number, symbol.index - len(wasm_object.imported)]
-        return function if r.kind == FUNCTION_INDEX else self._table_index(function)
+            function = self.function_indices[
+                number, symbol.index - len(wasm_object.imported_functions)
+            ]
+        return function if r.kind == R_WASM_FUNCTION_INDEX_LEB else self._table_index(function)
 
     def _relocated_code(self) -> list[bytes]:
         bodies: list[bytes] = []
@@ -345,7 +386,7 @@ class WasmLinker:
                 )
             bodies += [
                 encode_leb128(end - start) + bytes(code[start:end])
-                for start, end in wasm_object.bodies
+                for start, end in wasm_object.body_ranges
             ]
         return bodies
 
@@ -355,7 +396,7 @@ class WasmLinker:
         kinds = [
             encode_leb128(self.types[wasm_object.types[kind]])
             for wasm_object in self.objects
-            for kind in wasm_object.functions
+            for kind in wasm_object.function_types
         ]
         memory, table_size = len(self.data), len(self.table)
         room = b"".join(
@@ -365,23 +406,23 @@ class WasmLinker:
         encoded_sections = [
             WASM_MAGIC,
             encode_section(
-                CUSTOM, encode_name("dylink.0") + b"\1" + encode_leb128(len(room)) + room
+                SECTION_CUSTOM, encode_name("dylink.0") + b"\1" + encode_leb128(len(room)) + room
             ),
-            encode_section(TYPE, encode_vector(list(self.types))),
-            encode_section(IMPORT, encode_vector(self._encode_imports())),
-            encode_section(FUNCTION, encode_vector(kinds)),
+            encode_section(SECTION_TYPE, encode_vector(list(self.types))),
+            encode_section(SECTION_IMPORT, encode_vector(self._encode_imports())),
+            encode_section(SECTION_FUNCTION, encode_vector(kinds)),
             encode_section(
-                ELEMENT,
+                SECTION_ELEMENT,
                 encode_vector(
                     [b"\0" + base[1] + encode_vector(list(map(encode_leb128, self.table)))]
                 ),
             ),
-            encode_section(CODE, encode_vector(bodies)),
+            encode_section(SECTION_CODE, encode_vector(bodies)),
         ]
         if self.data:
             content = encode_leb128(memory) + bytes(self.data)
             encoded_sections.append(
-                encode_section(DATA, encode_vector([b"\0" + base[0] + content]))
+                encode_section(SECTION_DATA, encode_vector([b"\0" + base[0] + content]))
             )
         return b"".join(encoded_sections)
 
@@ -394,7 +435,9 @@ class WasmLinker:
             encode_name("env") + encode_name("memory") + b"\2\0\0",
             encode_name("env") + encode_name("__indirect_function_table") + table,
             *(
-                encode_name("env") + encode_name(n) + bytes((3, I32, n == "__stack_pointer"))
+                encode_name("env")
+                + encode_name(n)
+                + bytes((3, VALUE_TYPE_I32, n == "__stack_pointer"))
                 for n in WASM_BASE_GLOBALS
             ),
         ]
@@ -402,11 +445,14 @@ class WasmLinker:
         return [
             *own,
             *(
-                encode_name("env") + encode_name(n) + b"\0" + encode_leb128(self.wanted[n] or 0)
+                encode_name("env")
+                + encode_name(n)
+                + b"\0"
+                + encode_leb128(self.undefined_symbols[n] or 0)
                 for n in self.functions
             ),
             *(
-                encode_name("GOT.mem") + encode_name(n) + bytes((3, I32, MUTABLE))
+                encode_name("GOT.mem") + encode_name(n) + bytes((3, VALUE_TYPE_I32, GLOBAL_MUTABLE))
                 for n in addresses
             ),
         ]

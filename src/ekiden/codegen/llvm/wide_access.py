@@ -33,23 +33,23 @@ class WideAccessEmitter(StatementEmitter):
         align = self._alignment(buffer, index) if mask is None else 0
         if not align:
             return super().masked_load(buffer, index, dtype, mask)
-        b, kind, (at, _) = self.b, register_type(dtype), self.address(buffer, index)
+        b, kind, (at, _) = self.builder, register_type(dtype), self.address(buffer, index)
         pointer = f"{self.pointer_type(buffer)} {at}"
         if buffer.scope == SHARED_SCOPE:
             return b.load(f"load {kind}, {pointer}, align {align}", self.memory_id(buffer))
-        wide, scalar, join = (b.fresh(n) for n in ("wide", "each", "done"))
+        wide, scalar, join = (b.fresh_name(n) for n in ("wide", "each", "done"))
         b.branch_if(self._alignment_flag(buffer), wide, scalar)
         b.start(wide)
         # Not `b.load`: the value exists on this side of the branch only.
-        loaded = b.value(f"load {kind}, {pointer}, align {align}")
+        loaded = b.append_value(f"load {kind}, {pointer}, align {align}")
         b.branch(join)
         b.start(scalar)
         lanes: Operand = "poison"
         element_type, size = memory_type(buffer.dtype), dt.itemsize(buffer.dtype)
         for lane, lane_pointer in enumerate(self._lane_pointers(buffer, pointer, dt.lanes(dtype))):
-            load = b.value(f"load {element_type}, {lane_pointer}, align {size}")
+            load = b.append_value(f"load {element_type}, {lane_pointer}, align {size}")
             element = f"{element_type} {load}"
-            lanes = b.value(f"insertelement {kind} {lanes}, {element}, i64 {lane}")
+            lanes = b.append_value(f"insertelement {kind} {lanes}, {element}, i64 {lane}")
         b.branch(join)
         b.start(join)
         return b.phi(dtype, (loaded, wide), (lanes, scalar))
@@ -60,12 +60,12 @@ class WideAccessEmitter(StatementEmitter):
         if not align:
             super().emit_memory_store(s, dtype, value)
             return
-        b, kind, (at, _) = self.b, register_type(dtype), self.address(s.buffer, s.indices[0])
+        b, kind, (at, _) = self.builder, register_type(dtype), self.address(s.buffer, s.indices[0])
         place = f"{self.pointer_type(s.buffer)} {at}"
         if s.buffer.scope == SHARED_SCOPE:
             b.append_void(f"store {kind} {value}, {place}, align {align}")
             return
-        wide, each, done = (b.fresh(n) for n in ("wide", "each", "done"))
+        wide, each, done = (b.fresh_name(n) for n in ("wide", "each", "done"))
         b.branch_if(self._alignment_flag(s.buffer), wide, each)
         b.start(wide)
         b.append_void(f"store {kind} {value}, {place}, align {align}")
@@ -73,7 +73,7 @@ class WideAccessEmitter(StatementEmitter):
         b.start(each)
         own, size = memory_type(s.buffer.dtype), dt.itemsize(s.buffer.dtype)
         for lane, each_at in enumerate(self._lane_pointers(s.buffer, place, dt.lanes(dtype))):
-            one = b.value(f"extractelement {kind} {value}, i64 {lane}")
+            one = b.append_value(f"extractelement {kind} {value}, i64 {lane}")
             b.append_void(f"store {own} {one}, {each_at}, align {size}")
         b.branch(done)
         b.start(done)
@@ -91,8 +91,8 @@ class WideAccessEmitter(StatementEmitter):
         """
         pointer = self.pointers[buffer]
         name = f"%near.{pointer.removeprefix('%buffer.')}"
-        if f"  {name} = icmp eq i64 {name}.rest, 0" not in self.b.entry:
-            self.b.entry += [
+        if f"  {name} = icmp eq i64 {name}.rest, 0" not in self.builder.entry:
+            self.builder.entry += [
                 f"  {name}.at = ptrtoint {self.pointer_type(buffer)} {pointer} to i64",
                 f"  {name}.rest = and i64 {name}.at, {MAX_ACCESS_BYTES - 1}",
                 f"  {name} = icmp eq i64 {name}.rest, 0",
@@ -103,7 +103,7 @@ class WideAccessEmitter(StatementEmitter):
         """Return the typed address of each lane after that of the first."""
         kind, pointer = memory_type(buffer.dtype), self.pointer_type(buffer)
         at = [f"getelementptr {kind}, {first_address}, i64 {lane}" for lane in range(lanes)]
-        return [f"{pointer} {self.b.value(text)}" for text in at]
+        return [f"{pointer} {self.builder.append_value(text)}" for text in at]
 
 
 __all__ = ["WideAccessEmitter"]

@@ -26,7 +26,7 @@ from ekiden.runtime.files import (
     Writer,
     check_trusted,
     evict_least_recent,
-    log_skipped_once,
+    log_skipped_cache_file,
     make_private_folder,
     write_atomic,
 )
@@ -39,19 +39,21 @@ MIN_ARTIFACTS_IN_LIMIT = 4
 
 
 class ArtifactCache:
-    """Disk cache of artifacts of at most `limit` bytes; 0 disables it. `others` are read only."""
+    """Disk cache of artifacts of at most `limit` bytes; 0 disables it. `read_only_folders` are read
+    only.
+    """
 
     def __init__(
         self, folder: PathName | None, limit: int, others: Sequence[PathName] = ()
     ) -> None:
         self.folder = folder if limit > 0 else None
-        self.others = tuple(others) if limit > 0 else ()
+        self.read_only_folders = tuple(others) if limit > 0 else ()
         self.limit = limit
 
     @property
-    def is_used(self) -> bool:
+    def is_enabled(self) -> bool:
         """Return whether the cache has a folder."""
-        return self.folder is not None or bool(self.others)
+        return self.folder is not None or bool(self.read_only_folders)
 
     @staticmethod
     def default() -> ArtifactCache:
@@ -59,13 +61,13 @@ class ArtifactCache:
         home, fallbacks = cache_layers()
         folder = os.path.join(home, "artifacts") if home is not None else None
         folders = [os.path.join(fallback, "artifacts") for fallback in fallbacks]
-        return ArtifactCache(folder, environment.cache_limit(), folders)
+        return ArtifactCache(folder, environment.cache_limit_bytes(), folders)
 
     def get(self, wanted_request: CacheRequest) -> runtime.Executable | None:
         """Return the artifact, mapped from its file; None on a miss. A file that fails its
         checksums is removed.
         """
-        for layer in (self.folder, *self.others):
+        for layer in (self.folder, *self.read_only_folders):
             with suppress(OSError, ValueError):
                 executable = None if layer is None else self._get_from_layer(layer, wanted_request)
                 if executable is not None:
@@ -151,7 +153,7 @@ def _map_artifact(path: str, layer: PathName | None) -> runtime.Executable | Non
         check_trusted(path, layer)
         executable = runtime.Executable.load(path)
     except PermissionError as error:
-        log_skipped_once(error)
+        log_skipped_cache_file(error)
         return None
     except LoadError:
         if is_own:

@@ -24,7 +24,7 @@ from ekiden.runtime.errors import EkidenError, InputError, LoadError
 from ekiden.runtime.files import (
     PathName,
     evict_least_recent,
-    files_below,
+    list_files,
     make_private_folder,
     rewrite_os_errors,
     write_atomic,
@@ -106,7 +106,7 @@ def iter_entries(layer: Path) -> Iterator[CacheEntry]:
     """Yield the cache files of a layer in order, ignoring other files."""
     for kind in CACHE_KINDS:
         folder = layer / kind.folder
-        for path in files_below(folder):
+        for path in list_files(folder):
             name = path.relative_to(folder).as_posix()
             if kind.pattern.fullmatch(name):
                 yield CacheEntry(kind, f"{kind.folder}/{name}", path)
@@ -295,7 +295,7 @@ def _subfolders(folder: Path) -> Sequence[Path]:
 def _shrink_kinds(home: Path, limit: int) -> Iterator[tuple[int, int]]:
     """Shrink each kind to its share of the limit, in proportion to its current size."""
     sizes = {
-        kind.folder: sum(map(_file_size, files_below(home / kind.folder))) for kind in CACHE_KINDS
+        kind.folder: sum(map(_file_size, list_files(home / kind.folder))) for kind in CACHE_KINDS
     }
     total_bytes = sum(sizes.values())
     for name, size in sizes.items():
@@ -303,7 +303,7 @@ def _shrink_kinds(home: Path, limit: int) -> Iterator[tuple[int, int]]:
             yield evict_least_recent(home / name, limit * size // total_bytes)
 
 
-def stats_rows(stats: Sequence[CacheStats]) -> list[dict[str, object]]:
+def stats_to_json(stats: Sequence[CacheStats]) -> list[dict[str, object]]:
     """Return the statistics as JSON-compatible rows."""
     names = ("layer", "kind", "files", "bytes", "current")
     return [{name: cast(object, getattr(row, name)) for name in names} for row in stats]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
 from ekiden.compiler.options import CompileOptions
-from ekiden.frontend.table import as_bytes, frontend_of
+from ekiden.frontend.table import find_frontend, to_bytes
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.digest_cache import file_identity, memoize_on_disk
 from ekiden.ir.extensions import has_extensions
@@ -52,13 +52,13 @@ class CacheRequest:
     digest: gives one of everything but weights in files of their own; the bytes of the model and of
     the compiler are read when it is first asked for, which raises OSError where the model's cannot
     be. path: the model's, beside which those files lie. created_ns: when it was created; what
-    changed since is not what the digest is of. folder: where the path led then.
+    changed since is not what the digest is of. resolved_path: where the path led then.
     """
 
     digest: Callable[[], str]
     path: str | None
     created_ns: int
-    folder: str = ""
+    resolved_path: str = ""
 
     def key(self, weight_files: Sequence[str]) -> str:
         """Return the artifact's cache key, given the names of the model's external weight files.
@@ -76,7 +76,7 @@ class CacheRequest:
         """Return whether no file has changed since the request was created. Raises OSError."""
         if self.path is None:
             return True
-        if self.folder and os.path.realpath(self.path) != self.folder:
+        if self.resolved_path and os.path.realpath(self.path) != self.resolved_path:
             return False
         path = pathlib.Path(self.path)
         inside = path.rglob("*") if path.is_dir() else ()
@@ -88,7 +88,7 @@ class CacheRequest:
         return all(max(s.st_mtime_ns, s.st_ctime_ns) <= self.created_ns for s in states)
 
 
-def request(model: object, options: CompileOptions) -> CacheRequest | None:
+def create_cache_request(model: object, options: CompileOptions) -> CacheRequest | None:
     """Create the cache request of a compilation; None if it must not be cached (instrumented,
     extended, measured, or without a model file).
     """
@@ -107,11 +107,11 @@ def request(model: object, options: CompileOptions) -> CacheRequest | None:
         settings = [
             importer,
             options.executor,
-            _to_plain(options.inputs.plain()),
+            _to_plain_data(options.inputs.to_dict()),
             context.opt_level,
             sorted(context.required_pass),
             sorted(context.disabled_pass),
-            _to_plain(context.config),
+            _to_plain_data(context.config),
         ]
 
         @functools.cache
@@ -187,11 +187,11 @@ def _model_digest(model: object) -> tuple[list[str], Callable[[], str]]:
     """Return the importer's identity, and a function that digests the model's bytes when called.
     Raises TypeError for a model without bytes, OSError where there is no such file.
     """
-    model = as_bytes(model)
-    row = frontend_of(model)
+    model = to_bytes(model)
+    row = find_frontend(model)
     if row is None:
         raise TypeError(f"no digest of {type(model).__name__}")
-    importer = [row.name, *(package.installed() for package in row.packages)]
+    importer = [row.name, *(package.installed_version() for package in row.packages)]
     path = _absolute_path(model)
     if path is not None:
         if os.path.isdir(path):
@@ -200,7 +200,7 @@ def _model_digest(model: object) -> tuple[list[str], Callable[[], str]]:
         return importer, lambda: file_digest(path)
     if not isinstance(model, bytes):
         if row.serialize is None:
-            raise TypeError(f"{row.model} has no bytes")
+            raise TypeError(f"{row.model_noun} has no bytes")
         model = row.serialize(model)
     view = memoryview(model)
     text = _merkle_digest(len(view), lambda at: hashlib.sha256(view[at : at + _LEAF_BYTES]))
@@ -260,14 +260,14 @@ def _sha256(content: object) -> str:
     return sha256(json.dumps(content).encode()).hexdigest()
 
 
-def _to_plain(value: object) -> object:
+def _to_plain_data(value: object) -> object:
     """Convert a value to lists, numbers and strings for hashing. Raises TypeError for a value made
     of anything else.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return sorted([key, _to_plain(item)] for key, item in value.items())
+        return sorted([key, _to_plain_data(item)] for key, item in value.items())
     if isinstance(value, Sequence):
-        return list(map(_to_plain, value))
+        return list(map(_to_plain_data, value))
     return operator.index(value)  # type: ignore[arg-type]  # raises TypeError

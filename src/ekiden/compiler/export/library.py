@@ -34,10 +34,10 @@ from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.chunks import Bytes
 from ekiden.runtime.artifact.container_format import (
     SECTION_ALIGNMENT_BYTES,
+    artifact_metadata,
     function_names,
-    metadata_of,
 )
-from ekiden.runtime.artifact.metadata import variants
+from ekiden.runtime.artifact.metadata import target_variants
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.executable.formats import ARTIFACT_SUFFIX, MODEL_FILE_KINDS
 from ekiden.runtime.files import PathName, Writer, check_folder, rewrite_os_errors, write_atomic
@@ -103,7 +103,7 @@ def _artifact_content(data: Bytes) -> _ExportContent:
     """Return the content of an artifact; of several variants, the one of this machine's
     architecture, else the first.
     """
-    parsed = (Target.parse(text or "llvm") for text in variants(metadata_of(data)))
+    parsed = (Target.parse(text or "llvm") for text in target_variants(artifact_metadata(data)))
     architectures = [target.architecture.replace("-", "_") for target in parsed]
     machine = platform.machine()
     runs_on = machine if machine in architectures else architectures[0]
@@ -114,7 +114,7 @@ def _module_content(module: runtime.Module) -> _ExportContent:
     """Return the content of a module with its imports, for its code's architecture or this
     machine's. Raises ExportError for a kind that cannot be saved.
     """
-    module_images = [_serialize_one(imported) for imported in _with_imports(module)]
+    module_images = [_serialize_one(imported) for imported in _collect_imports(module)]
     data = serialize_module(module)
     runs_on = (
         architecture_of(_serialize_one(module)) if module.kind == "image" else platform.machine()
@@ -369,7 +369,7 @@ def serialize_module(module: runtime.Module) -> bytes:
     ExportError for a kind that cannot be saved.
     """
     # Numbered once each, because imports may form a diamond.
-    numbers = {importer: at for at, importer in enumerate(_with_imports(module))}
+    numbers = {importer: at for at, importer in enumerate(_collect_imports(module))}
     imports = [
         n
         for m in numbers
@@ -392,7 +392,7 @@ def serialize_module(module: runtime.Module) -> bytes:
     return bytes(data)
 
 
-def _with_imports(module: runtime.Module) -> list[runtime.Module]:
+def _collect_imports(module: runtime.Module) -> list[runtime.Module]:
     """Return a module and its transitive imports, each once, nearest first."""
     order = {module: None}
     for importer in (waiting := [module]):

@@ -85,7 +85,9 @@ def compile(
     inputs = _tensors_of(described["inputs"], "input", kinds)
     results = result.fields if isinstance(result, TupleType) else (result,)
     outputs = _tensors_of(described["outputs"], "output", results)
-    if [t.name for t in outputs] == ["output0"] and not ImportedModule.of(module).output_names:
+    if [t.name for t in outputs] == ["output0"] and not ImportedModule.from_module(
+        module
+    ).output_names:
         outputs = (replace(outputs[0], name="output"),)  # TVM's name of the only one
     prepared = vm_pipeline(chosen, plans_memory=False)(module)
     kernels = MicroKernels(chosen, tvmgen_prefix(name))

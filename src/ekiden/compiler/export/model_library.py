@@ -27,7 +27,7 @@ DLPACK_CPU_DEVICE_TYPE = 1
 """DLPack device type of the CPU, the only device."""
 
 
-def metadata(module: MicroModule) -> dict[str, Any]:
+def build_metadata(module: MicroModule) -> dict[str, Any]:
     """Build the content of metadata.json."""
     return {"version": MLF_VERSION, "modules": {module.name: _module_metadata(module)}}
 
@@ -84,7 +84,7 @@ def library_files(program: MicroProgram) -> dict[str, bytes]:
     }
     params = {name: runtime.tensor(array) for name, array in names.items()}
     texts = {f"codegen/host/{path}": text for path, text in emit_files(module).items()}
-    texts["metadata.json"] = json.dumps(metadata(module), indent=2, sort_keys=True) + "\n"
+    texts["metadata.json"] = json.dumps(build_metadata(module), indent=2, sort_keys=True) + "\n"
     texts["src/relay.txt"] = program.relay
     contents = {path: text.encode() for path, text in texts.items()}
     contents[f"parameters/{module.name}.params"] = bytes(runtime.save_param_dict(params))
@@ -109,4 +109,4 @@ def export_model_library_format(program: MicroProgram, file_name: PathName) -> P
     return file_name
 
 
-__all__ = ["MLF_VERSION", "export_model_library_format", "library_files", "metadata"]
+__all__ = ["MLF_VERSION", "build_metadata", "export_model_library_format", "library_files"]

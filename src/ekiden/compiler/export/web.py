@@ -18,8 +18,8 @@ from ekiden.codegen.llvm import wasm
 from ekiden.compiler.export.library import run_c_compiler
 from ekiden.ir.cache_layers import cache_layers
 from ekiden.runtime.artifact.chunks import Bytes
-from ekiden.runtime.artifact.container_format import metadata_of
-from ekiden.runtime.artifact.metadata import variants
+from ekiden.runtime.artifact.container_format import artifact_metadata
+from ekiden.runtime.artifact.metadata import target_variants
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.files import PathName, make_private_folder, rewrite_os_errors, write_atomic
 from ekiden.runtime.paths import include_dir, source_dir, web_source_dir
@@ -90,7 +90,7 @@ def build_runtime(*, cc: str | None = None, name: str = RUNTIME_FILE) -> bytes:
     with tempfile.TemporaryDirectory(prefix="ekiden-web-") as folder:
         words = [*command, *folders, *map(str, sources), "-o", name]
         run_c_compiler(folder, words, f"build '{name}'")
-        module = _unbound_table(Path(folder, name).read_bytes())
+        module = _remove_table_limit(Path(folder, name).read_bytes())
     if cached_file is not None:
         make_private_folder(cached_file.parent)
         write_atomic(cached_file, lambda file: file.write(module), is_owners=True)
@@ -109,7 +109,7 @@ def write_web_folder(data: Bytes, folder: PathName, *, cc: str | None = None) ->
 
     Raises ExportError for an artifact without code for WebAssembly, and as `build_runtime`.
     """
-    targets = [Target.parse(text or "llvm") for text in variants(metadata_of(data))]
+    targets = [Target.parse(text or "llvm") for text in target_variants(artifact_metadata(data))]
     if all(target.architecture != WASM for target in targets):
         architectures = ", ".join(target.architecture for target in targets)
         raise ExportError(
@@ -161,7 +161,7 @@ def _cached_output(command: Sequence[str], sources: Sequence[Path]) -> Path | No
     return Path(home, "web") / f"{hasher.hexdigest()[:32]}.wasm"
 
 
-def _unbound_table(module: bytes) -> bytes:
+def _remove_table_limit(module: bytes) -> bytes:
     """Remove the size limit of a module's function table, since linkers size it for the module's
     own functions and models add theirs.
     """

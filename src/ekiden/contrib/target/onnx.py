@@ -87,7 +87,7 @@ def _write_model(
     for param, param_name in zip(main.params, names, strict=True):
         values[param] = [param_name]
         if param_name in params:
-            writer.initialize(param_name, _as_array(params[param_name]))
+            writer.add_initializer(param_name, _to_array(params[param_name]))
         else:
             inputs.append(_value_info(param_name, param.checked_type))
     problems: dict[str, None] = {}
@@ -121,13 +121,13 @@ def _write_expr(writer: GraphWriter, expr: Expr, values: Mapping[Expr, Sequence[
         case Op():
             return []
         case Constant():
-            return [writer.constant(np.asarray(expr.data))]
+            return [writer.add_constant(np.asarray(expr.data))]
         case Tuple():
             return [name for field in expr.fields for name in values[field]]
         case TupleGetItem():
             field = values[expr.tuple_value][expr.index]
             if not field and any(values[expr.tuple_value]):
-                raise NotWritableError(f"{_label(expr.tuple_value)}: field {expr.index}")
+                raise NotWritableError(f"{_expr_label(expr.tuple_value)}: field {expr.index}")
             return [field]
         case Call(op=Op() as operator):
             emit = EMITTERS.get(operator.name)
@@ -138,7 +138,7 @@ def _write_expr(writer: GraphWriter, expr: Expr, values: Mapping[Expr, Sequence[
     raise NotWritableError(f"no ONNX form of {type(expr).__name__}: inline and simplify it first")
 
 
-def _label(expr: Expr) -> str:
+def _expr_label(expr: Expr) -> str:
     """Return an expression's name for messages."""
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         return expr.op.name
@@ -178,6 +178,6 @@ def _value_info(name: str, kind: Type) -> onnx.ValueInfoProto:
     return onnx.helper.make_tensor_value_info(name, element, dims)
 
 
-def _as_array(value: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 - a tensor of any library
+def _to_array(value: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 - a tensor of any library
     """Return a parameter's value as an array."""
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)

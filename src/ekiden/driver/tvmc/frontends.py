@@ -59,7 +59,9 @@ def load_model(
     if model_format is not None:
         row = next(r for r in FRONTENDS if r.name == TVM_FORMATS[model_format])
         if row.suffixes and Path(path).suffix not in row.suffixes and Path(path).is_file():
-            raise InputError(f"tvmc: '{path}': {row.model} ends in {' or '.join(row.suffixes)}")
+            raise InputError(
+                f"tvmc: '{path}': {row.model_noun} ends in {' or '.join(row.suffixes)}"
+            )
     shapes = {name: tuple(shape) for name, shape in (shape_dict or {}).items()}
     return TVMCModel(import_model(path, ImportOptions(shapes or None)), {})
 

@@ -16,7 +16,7 @@ from ekiden.driver.tvmc import autotuner, compiler, frontends, runner
 from ekiden.driver.tvmc.model import TVMCPackage
 from ekiden.relay.backend import Executor, Runtime
 from ekiden.runtime.errors import EkidenError, InputError
-from ekiden.target.kinds import KINDS
+from ekiden.target.kinds import TARGET_KINDS
 
 __all__ = ["main", "parse_shapes"]
 
@@ -60,7 +60,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input-shapes", type=parse_shapes, help="such as 'x:[1,3] y:[2,4]'")
     parser.add_argument("--target", default="llvm", help="the target")
     parser.add_argument("--target-host", help="the target's host")
-    for kind in sorted(KINDS):
+    for kind in sorted(TARGET_KINDS):
         for option in TARGET_OPTIONS:
             parser.add_argument(f"--target-{kind}-{option}", help=argparse.SUPPRESS)
     parser.add_argument("-v", "--verbose", action="count", default=0, help=argparse.SUPPRESS)
@@ -134,7 +134,7 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
 
 def _target_options(options: argparse.Namespace) -> dict[str, dict[str, object]]:
     values: dict[str, dict[str, object]] = {}
-    for kind in KINDS:
+    for kind in TARGET_KINDS:
         for option in TARGET_OPTIONS:
             value = getattr(options, f"target_{kind}_{option}".replace("-", "_"), None)
             if value is not None:

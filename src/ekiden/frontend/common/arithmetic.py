@@ -17,12 +17,12 @@ import numpy as np
 from ekiden._lazy import LazyModule
 from ekiden.arith import Analyzer, simplify
 from ekiden.frontend.common import data_dependent_dims
-from ekiden.frontend.common.exact_integers import exact_floor, whole
+from ekiden.frontend.common.exact_integers import exact_floor, exact_integer
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, constant, known
+from ekiden.frontend.common.value import Value, constant_value, known_value
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float, is_int, to_numpy
 from ekiden.ir.intrinsic import call_intrin
@@ -44,7 +44,7 @@ Rule = Callable[[Sequence[Array]], Array | None]
 Scalar = Callable[..., object]
 
 
-def as_node_rule(rule: Rule) -> Callable[[object, Sequence[Array]], Array | None]:
+def to_node_rule(rule: Rule) -> Callable[[object, Sequence[Array]], Array | None]:
     """Adapt a rule on arrays to the signature of converters: (node, inputs) -> elements."""
     return lambda node, inputs: rule(inputs)
 
@@ -60,10 +60,10 @@ def evaluate_rule(
     if not present or not all(v.is_known for v in present):
         return None
     # Views are exempt: they copy no elements, however large the tensor is.
-    if not is_view and sum(v.elements.size for v in present) > MAX_FOLDED_ELEMENTS:
+    if not is_view and sum(v.known_elements.size for v in present) > MAX_FOLDED_ELEMENTS:
         return None
-    elements = rule([v.elements for v in present])
-    return None if elements is None else known(elements, dtype)
+    elements = rule([v.known_elements for v in present])
+    return None if elements is None else known_value(elements, dtype)
 
 
 def propagate_elements(
@@ -78,7 +78,7 @@ def propagate_elements(
         return result
     if not all(_is_trackable(v) for v in present):
         return result
-    input_elements = [data_dependent_dims.elements(scope, v) for v in present]
+    input_elements = [data_dependent_dims.tracked_elements(scope, v) for v in present]
     known_inputs = [e for e in input_elements if e is not None]
     if len(known_inputs) < len(input_elements):
         return result
@@ -91,7 +91,7 @@ def propagate_elements(
         return result
     tidy = np.asarray(np.frompyfunc(simplify, 1, 1)(elements), object)
     if all(map(data_dependent_dims.is_dim, tidy.ravel())):
-        return known(tidy, result.type.dtype)
+        return known_value(tidy, result.type.dtype)
     result.hint = tidy
     return result
 
@@ -111,7 +111,7 @@ def fold_results(scope: Scope, inputs: Sequence[Value | None], result: Result) -
     # Symbols are not folded here: the interpreter evaluates arrays alone.
     if not present or any(v.array is None for v in present):
         return result
-    size = sum(v.elements.size for v in present)
+    size = sum(v.known_elements.size for v in present)
     if not isinstance(result, Expr):
         outputs = result if isinstance(result, Sequence) else [result]
         return [
@@ -135,7 +135,7 @@ def _fold_expr(scope: Scope, result: Expr, size: int) -> Expr | Value:
     if size + math.prod(d.value for d in shape) > MAX_FOLDED_ELEMENTS or _is_stateful(result):
         return result
     evaluated_array = interpreter.Interpreter().evaluate(result)
-    return constant(evaluated_array) if isinstance(evaluated_array, np.ndarray) else result
+    return constant_value(evaluated_array) if isinstance(evaluated_array, np.ndarray) else result
 
 
 def _is_stateful(root: Expr) -> bool:
@@ -143,19 +143,19 @@ def _is_stateful(root: Expr) -> bool:
     return any(isinstance(e, Op) and e.definition.stateful for e in post_order(root))
 
 
-def known_shape(shape: Sequence[PrimExpr], dtype: str = "int64") -> Value | None:
+def constant_shape(shape: Sequence[PrimExpr], dtype: str = "int64") -> Value | None:
     """Return a shape as an integer vector known at import; None if one of its dimensions is
     unknown.
     """
     if any(isinstance(d, prim.AnyDim) for d in shape):
         return None
-    return known(np.array(shape, object), dtype)
+    return known_value(np.array(shape, object), dtype)
 
 
 # Element by element.
 
 
-def elementwise(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
+def elementwise_rule(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
     """Build a rule that applies `numeric` to arrays of numbers and `symbolic` to each element
     otherwise.
     """
@@ -167,15 +167,15 @@ def elementwise(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
         if all(i.dtype != np.object_ for i in inputs):
             with np.errstate(all="ignore"):
                 return np.asarray(numeric(*inputs))
-        lifted = [lift_to_exprs(i) for i in inputs]
+        lifted = [to_expr_elements(i) for i in inputs]
         return np.asarray(np.frompyfunc(symbolic, len(lifted), 1)(*lifted), object)
 
     return rule
 
 
-def left_fold(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
+def left_fold_rule(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
     """Build a rule that folds a binary rule from the left over any number of inputs."""
-    pair = elementwise(numeric, symbolic)
+    pair = elementwise_rule(numeric, symbolic)
 
     def rule(inputs: Sequence[Array]) -> Array | None:
         """Apply the binary rule from the left; return None where any step has no value."""
@@ -187,7 +187,7 @@ def left_fold(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
     return rule
 
 
-def arange(inputs: Sequence[Array]) -> Array | None:
+def arange_rule(inputs: Sequence[Array]) -> Array | None:
     """Evaluate a range (start, limit, step); return None above MAX_FOLDED_ELEMENTS elements."""
     if any(i.dtype == np.object_ for i in inputs):
         return None
@@ -197,7 +197,7 @@ def arange(inputs: Sequence[Array]) -> Array | None:
     return np.arange(start, limit, step).astype(inputs[0].dtype)
 
 
-def lift_to_exprs(values: Array) -> Array:
+def to_expr_elements(values: Array) -> Array:
     """Convert numbers to expressions: an object array of immediates, integers of any width as
     int64.
     """
@@ -240,7 +240,7 @@ def _symbolic_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return a / b
 
 
-def trunc_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+def truncated_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """Return C's remainder of expressions, whose sign is that of the dividend."""
     if is_non_negative(b):
         if is_non_negative(a):
@@ -286,26 +286,26 @@ _NEGATED_COMPARISONS = {
 }  # fmt: skip
 
 
-def select(condition: PrimExpr, x: PrimExpr, y: PrimExpr) -> PrimExpr:
+def fold_select(condition: PrimExpr, x: PrimExpr, y: PrimExpr) -> PrimExpr:
     """Select x where the condition holds, else y."""
     if prim.is_const(condition):
         return y if prim.is_const(condition, 0) else x
     return prim.Select(condition, x, y, x.dtype)
 
 
-def _not(value: PrimExpr) -> PrimExpr:
+def _negate_condition(value: PrimExpr) -> PrimExpr:
     """Return the negated condition, with constants folded."""
     if prim.is_const(value):
         return prim.const(prim.is_const(value, 0))
     return prim.Not(value)
 
 
-def _intrinsic(name: str) -> Scalar:
+def _intrinsic_rule(name: str) -> Scalar:
     """Return the rule of a unary intrinsic such as "floor"."""
     return lambda x: call_intrin(name, x)
 
 
-def cast(dtype: str) -> Rule:
+def cast_rule(dtype: str) -> Rule:
     """Return the rule of a cast to a dtype."""
 
     def rule(inputs: Sequence[Array]) -> Array | None:
@@ -329,7 +329,7 @@ def _cast_element(value: PrimExpr, dtype: str) -> PrimExpr:
     """
     if is_int(dtype) and is_float(value.dtype):
         integer = exact_floor(value)
-        if integer is not None and (whole(value) is not None or is_non_negative(integer)):
+        if integer is not None and (exact_integer(value) is not None or is_non_negative(integer)):
             return integer
     return prim.cast(value, "int64" if is_int(dtype) else dtype)
 
@@ -337,13 +337,13 @@ def _cast_element(value: PrimExpr, dtype: str) -> PrimExpr:
 def concat_elements(inputs: Sequence[Array], axis: int) -> Array:
     """Concatenate arrays along an axis; numbers become expressions where another array has some."""
     if any(i.dtype == np.object_ for i in inputs):
-        inputs = [lift_to_exprs(i) for i in inputs]
+        inputs = [to_expr_elements(i) for i in inputs]
     return np.concatenate(inputs, axis=axis)
 
 
 def reduce_elements(data: Array, function: Scalar) -> PrimExpr:
     """Fold the elements of a non-empty vector into one expression, from the left."""
-    total, *remaining = lift_to_exprs(data)
+    total, *remaining = to_expr_elements(data)
     for element in remaining:
         total = function(total, element)
     assert isinstance(total, PrimExpr)
@@ -351,24 +351,24 @@ def reduce_elements(data: Array, function: Scalar) -> PrimExpr:
 
 
 # fmt: off
-add           = elementwise(np.add, operator.add)
-subtract      = elementwise(np.subtract, operator.sub)
-multiply      = elementwise(np.multiply, operator.mul)
-divide        = elementwise(_truncating_divide, _symbolic_divide)
-floor_mod     = elementwise(np.mod, operator.mod)
-negative      = elementwise(np.negative, operator.neg)
-minimum       = left_fold(np.minimum, prim.minimum)
-maximum       = left_fold(np.maximum, prim.maximum)
-equal         = elementwise(np.equal, _symbolic_compare(prim.EQ))
-not_equal     = elementwise(np.not_equal, _symbolic_compare(prim.NE))
-less          = elementwise(np.less, _symbolic_compare(prim.LT))
-less_equal    = elementwise(np.less_equal, _symbolic_compare(prim.LE))
-greater       = elementwise(np.greater, _symbolic_compare(prim.GT))
-greater_equal = elementwise(np.greater_equal, _symbolic_compare(prim.GE))
-logical_not   = elementwise(np.logical_not, _not)
-logical_and   = elementwise(np.logical_and, prim.logical_and)
-where         = elementwise(np.where, select)
-floor         = elementwise(np.floor, _intrinsic("floor"))
-ceil          = elementwise(np.ceil, _intrinsic("ceil"))
-sqrt          = elementwise(np.sqrt, _intrinsic("sqrt"))
+add           = elementwise_rule(np.add, operator.add)
+subtract      = elementwise_rule(np.subtract, operator.sub)
+multiply      = elementwise_rule(np.multiply, operator.mul)
+divide        = elementwise_rule(_truncating_divide, _symbolic_divide)
+floor_mod     = elementwise_rule(np.mod, operator.mod)
+negative      = elementwise_rule(np.negative, operator.neg)
+minimum       = left_fold_rule(np.minimum, prim.minimum)
+maximum       = left_fold_rule(np.maximum, prim.maximum)
+equal         = elementwise_rule(np.equal, _symbolic_compare(prim.EQ))
+not_equal     = elementwise_rule(np.not_equal, _symbolic_compare(prim.NE))
+less          = elementwise_rule(np.less, _symbolic_compare(prim.LT))
+less_equal    = elementwise_rule(np.less_equal, _symbolic_compare(prim.LE))
+greater       = elementwise_rule(np.greater, _symbolic_compare(prim.GT))
+greater_equal = elementwise_rule(np.greater_equal, _symbolic_compare(prim.GE))
+logical_not   = elementwise_rule(np.logical_not, _negate_condition)
+logical_and   = elementwise_rule(np.logical_and, prim.logical_and)
+where         = elementwise_rule(np.where, fold_select)
+floor         = elementwise_rule(np.floor, _intrinsic_rule("floor"))
+ceil          = elementwise_rule(np.ceil, _intrinsic_rule("ceil"))
+sqrt          = elementwise_rule(np.sqrt, _intrinsic_rule("sqrt"))
 # fmt: on

@@ -25,7 +25,7 @@ class _RuntimeCheck:
     """Run-time check: a bool condition, and the error message where it does not hold."""
 
     condition: Expr
-    text: str
+    message: str
     span: Span
 
 
@@ -57,19 +57,19 @@ class ImportBlock:
         self._required.add(condition)
         return is_new
 
-    def require(self, condition: Expr, text: str, span: Span) -> None:
+    def add_runtime_check(self, condition: Expr, text: str, span: Span) -> None:
         """Add a run-time check that ends the run with this message where a condition does not
         hold.
         """
         self._items.append(_RuntimeCheck(condition, text, span))
 
-    def close(self, result: Expr) -> Expr:
+    def wrap_result(self, result: Expr) -> Expr:
         """Wrap a result in all bindings and checks; the first becomes the outermost."""
         # Built from the innermost outwards, so that each check precedes the bindings that rely on
         # it.
         for item in reversed(self._items):
             if isinstance(item, _RuntimeCheck):
-                stop = emit_failure(item.text)
+                stop = emit_failure(item.message)
                 result = If(item.condition, result, stop, span=item.span)
             else:
                 var, value = item

@@ -19,7 +19,7 @@ from ekiden.relay.transform.language.scopes import is_atom, replace_children
 from ekiden.relay.visitor import children
 
 
-def bind_captured(
+def bind_captured_exprs(
     function: Function,
     values: Mapping[Var, Expr],
     is_captured: Callable[[Expr], bool],

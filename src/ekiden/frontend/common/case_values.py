@@ -37,7 +37,7 @@ class CaseValues:
     def __getitem__(self, name: str) -> Value:
         """Return what a name stands for, in the current case."""
         value = self._values[name]
-        return value if self._cases is None else self._cases.value(name, value)
+        return value if self._cases is None else self._cases.lookup_value(name, value)
 
     def get(self, name: str) -> Value | None:
         """Return the value bound to a name in the current case; None where there is none."""
@@ -47,7 +47,7 @@ class CaseValues:
         """Return whether a name is bound to a value in the current case."""
         return name in self._values and not isinstance(self[name], CaseDependentValue)
 
-    def put(self, values: Mapping[str, Value]) -> None:
+    def bind(self, values: Mapping[str, Value]) -> None:
         """Bind names to values in the current case."""
         cases = self._cases
         if cases is not None and cases.at is not cases.root:
@@ -58,7 +58,7 @@ class CaseValues:
             self._values.update(values)
             self.ranked.update(n for n, v in values.items() if isinstance(v, SumMember))
 
-    def put_constant(self, name: str, value: Value) -> None:
+    def bind_in_all_cases(self, name: str, value: Value) -> None:
         """Bind a name to a value that is the same in all cases."""
         self._values[name] = value
 
@@ -96,7 +96,7 @@ class CaseValues:
         before, failures = len(problems), list[RankCase]()
         for case in waiting:
             noted = len(problems)
-            with cases.inside(case):
+            with cases.enter_case(case):
                 try:
                     convert()
                 except UnsupportedError:
@@ -106,7 +106,7 @@ class CaseValues:
             if case.error is None and len(problems) > noted:
                 case.error = UnsupportedError(problems[noted])
             failures += [case] if case.error is not None else []
-        if failures and not cases.at.leaves():
+        if failures and not cases.at.live_leaves():
             first = failures[0].error
             if isinstance(first, UnsupportedError):
                 # The same problem is reported once, not once per case.
@@ -120,7 +120,7 @@ class CaseValues:
         for case in failures:
             origin = None if cases.root.whole is None else cases.root.whole.origin
             if case.around is cases.root and origin is not None:
-                self.scope.doom(origin[0], origin[1][case.number], str(case.error))
+                self.scope.mark_branch_doomed(origin[0], origin[1][case.number], str(case.error))
         return True
 
     def _split_by_inputs(
@@ -132,7 +132,7 @@ class CaseValues:
         """
         assert self._cases is not None
         try:
-            return self._cases.split_members(names, self._values)
+            return self._cases.split_until_ranked(names, self._values)
         except Unsupported:
             # Only outermost cases can be merged and split anew: inner ones still have nodes to
             # import.
@@ -143,18 +143,18 @@ class CaseValues:
                 raise
         self._merge_cases(needed)
         self._cases = RankCaseTree(self.scope)
-        return self._cases.split_members(names, self._values)
+        return self._cases.split_until_ranked(names, self._values)
 
     def _merge_cases(self, live: Sequence[str]) -> None:
         """Merge all cases; live values of several ranks become members of one sum."""
         assert self._cases is not None
         cases, self._cases = self._cases, None
         self.ranked.clear()
-        self.put(cases.end(live, self._values))
+        self.bind(cases.merge_results(live, self._values))
 
     def _all_cases_failed(self) -> bool:
         """Return whether a node could be imported in no case."""
-        return self._cases is not None and not self._cases.root.leaves()
+        return self._cases is not None and not self._cases.root.live_leaves()
 
     def try_merge_cases(self, live: Callable[[], Sequence[str]]) -> None:
         """Merge the cases where all values that are read later have one rank."""
@@ -166,10 +166,10 @@ class CaseValues:
             return
         # Cases end as early as possible: each node within them is imported once per case.
         needed = live()
-        if self._cases.are_uniform(needed, self._values):
+        if self._cases.have_uniform_types(needed, self._values):
             self._merge_cases(needed)
 
-    def finish(self, names: Sequence[str]) -> None:
+    def merge_outputs(self, names: Sequence[str]) -> None:
         """Merge the cases at the end of the graph; outputs of several ranks become members of one
         sum. Raises Unsupported for too many combinations, and, without words, where no case is
         left: that has been noted.
@@ -183,5 +183,5 @@ class CaseValues:
         if not outputs or (len(wholes) == 1 and all(isinstance(v, SumMember) for v in values)):
             return
         cases = cases or RankCaseTree(self.scope)
-        cases.split_members(outputs, self._values)
-        self.put(cases.end(outputs, self._values))
+        cases.split_until_ranked(outputs, self._values)
+        self.bind(cases.merge_results(outputs, self._values))

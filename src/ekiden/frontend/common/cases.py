@@ -21,16 +21,16 @@ from ekiden.frontend.common.sequence_value import AbsentValue, NonTensorValue
 from ekiden.frontend.common.sum_value import (
     MAX_ALTERNATIVES,
     MAX_CASES,
-    Kinds,
     SumMember,
     SumValue,
+    TypeCombination,
     inject_alternative,
     match_sum,
     merge_alternatives,
     merge_first_alternatives,
     payload_var,
 )
-from ekiden.frontend.common.text_value import TextValue
+from ekiden.frontend.common.text_value import StringValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.ir.dtype import is_int
@@ -46,7 +46,7 @@ class CaseDependentValue(NonTensorValue):
     """Placeholder for a value of a graph that is bound separately in each case."""
 
     __slots__ = ()
-    what = "a value whose rank depends on data"
+    description = "a value whose rank depends on data"
 
     def __init__(self) -> None:
         self.array = self.symbols = self.hint = self.expr = None
@@ -74,7 +74,7 @@ class RankCase:
             at = at.around
         return ancestors[::-1]
 
-    def leaves(self) -> list[RankCase]:
+    def live_leaves(self) -> list[RankCase]:
         """Return, in order, the unsplit cases below this one, without those that fail."""
         unsplit, waiting = [], [self]
         while waiting:
@@ -104,18 +104,18 @@ class RankCaseTree:
         self.root = self.at = RankCase(None)
 
     @contextmanager
-    def inside(self, case: RankCase) -> Iterator[None]:
+    def enter_case(self, case: RankCase) -> Iterator[None]:
         """Return a context in which nodes are imported for a case nested in the current one."""
         before, path = self.at, case.path()
         blocks = [c.block for c in path[len(before.path()) :]]
         self.at = case
         try:
-            with self.scope.inside_alternative(blocks) if blocks else nullcontext():
+            with self.scope.enter_alternative(blocks) if blocks else nullcontext():
                 yield
         finally:
             self.at = before
 
-    def value(self, name: str, value: Value) -> Value:
+    def lookup_value(self, name: str, value: Value) -> Value:
         """Look up a name of the graph in the current case and its enclosing ones."""
         for case in reversed(self.at.path()):
             if isinstance(value, CaseDependentValue) and name in case.values:
@@ -128,84 +128,84 @@ class RankCaseTree:
             value = inner[0].members[value.index]
         return value
 
-    def split(self, sum_value: SumValue) -> list[RankCase]:
+    def split_by_sum(self, sum_value: SumValue) -> list[RankCase]:
         """Split each case of the current one by the alternatives of a sum; return the new ones.
 
         Raises Unsupported where that would make too many.
         """
-        old = self.at.leaves()
+        old = self.at.live_leaves()
         # Cases multiply with each independent sum, and each is imported by itself: bound the
         # product.
-        if len(self.root.leaves()) + len(old) * (len(sum_value.kinds) - 1) > MAX_CASES:
+        if len(self.root.live_leaves()) + len(old) * (len(sum_value.kinds) - 1) > MAX_CASES:
             raise Unsupported(f"more than {MAX_CASES} combinations of ranks would be told apart")
-        return [case for leaf in old for case in self._split(leaf, sum_value)]
+        return [case for leaf in old for case in self._split_leaf(leaf, sum_value)]
 
-    def _split(self, leaf: RankCase, sum_value: SumValue) -> list[RankCase]:
+    def _split_leaf(self, leaf: RankCase, sum_value: SumValue) -> list[RankCase]:
         """Split one unsplit case by the alternatives of a sum, and bind the fields of each."""
         leaf.whole = sum_value
         for number, kinds in enumerate(sum_value.kinds):
             var = payload_var(kinds, self.scope.span)
             case = RankCase(leaf, number, var)
-            with self.inside(case):
+            with self.enter_case(case):
                 fields = (TupleGetItem(var, i) for i in range(len(kinds)))
-                case.members = [self.scope.bound(f, "held") for f in fields]
+                case.members = [self.scope.bind_named(f, "held") for f in fields]
             leaf.inner.append(case)
         return leaf.inner
 
-    def split_members(self, names: Sequence[str], values: dict[str, Value]) -> list[RankCase]:
+    def split_until_ranked(self, names: Sequence[str], values: dict[str, Value]) -> list[RankCase]:
         """Split the cases of the current one until no value under these names is a member of a sum;
         return them. Raises Unsupported where that would make too many.
         """
-        done, waiting = [], self.at.leaves()
+        done, waiting = [], self.at.live_leaves()
         while waiting:
             case = waiting.pop(0)
-            with self.inside(case):
-                values_read = (self.value(n, values[n]) for n in names if n in values)
+            with self.enter_case(case):
+                values_read = (self.lookup_value(n, values[n]) for n in names if n in values)
                 member = next((v for v in values_read if isinstance(v, SumMember)), None)
                 if member is None:
                     done.append(case)
                 else:
-                    waiting = self.split(member.whole) + waiting
+                    waiting = self.split_by_sum(member.whole) + waiting
         return done
 
     # The end.
 
     def _leaf_alternatives(
         self, leaf: RankCase, names: Sequence[str], values: dict[str, Value]
-    ) -> list[Kinds]:
+    ) -> list[TypeCombination]:
         """Return the combinations of types that the values of one case may have, as seen from
         outside all cases.
         """
-        with self.inside(leaf):
-            alternatives = type_alternatives(self.scope, self._values(names, values))
+        with self.enter_case(leaf):
+            alternatives = type_alternatives(self.scope, self._current_values(names, values))
         for case in reversed(leaf.path()):
             alternatives = [
-                tuple(self.scope.outside(kind, case.block) for kind in kinds)
+                tuple(self.scope.erase_block_dims(kind, case.block) for kind in kinds)
                 for kinds in alternatives
             ]
         return alternatives
 
-    def _values(self, names: Sequence[str], values: dict[str, Value]) -> list[Value]:
+    def _current_values(self, names: Sequence[str], values: dict[str, Value]) -> list[Value]:
         """Return the values under these names in the current case. Raises Unsupported where they
         are members of several sums."""
-        current_values = [self.value(n, values[n]) for n in names]
+        current_values = [self.lookup_value(n, values[n]) for n in names]
         if len({id(v.whole) for v in current_values if isinstance(v, SumMember)}) > 1:
             # Values of two independent sums would need the product of their alternatives.
             raise Unsupported(f"more than {MAX_CASES} combinations of ranks would be told apart")
         return current_values
 
-    def are_uniform(self, names: Sequence[str], values: dict[str, Value]) -> bool:
+    def have_uniform_types(self, names: Sequence[str], values: dict[str, Value]) -> bool:
         """Return whether all cases bind these names to values of one rank and dtype.
 
         Integers that are known (axes and shapes, which later nodes need) must have the same
         numbers, too.
         """
-        leaves = self.root.leaves()
+        leaves = self.root.live_leaves()
         for leaf in leaves:
-            with self.inside(leaf):
-                if any(isinstance(self.value(n, values[n]), SumMember) for n in names):
+            with self.enter_case(leaf):
+                if any(isinstance(self.lookup_value(n, values[n]), SumMember) for n in names):
                     return False
-        if len(self._alternatives(names, values)[0]) > 1:
+        if len(self._collect_alternatives(names, values)[0]) > 1:
             return False
         return not any(self._differs_by_case(name, values, leaves) for name in names)
 
@@ -214,8 +214,8 @@ class RankCaseTree:
     ) -> bool:
         """Return whether integers under this name are known in a case and differ between cases."""
         for leaf in leaves:
-            with self.inside(leaf):
-                value = self.value(name, values[name])
+            with self.enter_case(leaf):
+                value = self.lookup_value(name, values[name])
             if (
                 not isinstance(value, NonTensorValue)
                 and value.is_known
@@ -228,28 +228,28 @@ class RankCaseTree:
         """Return whether the values have at most MAX_ALTERNATIVES combinations of ranks over all
         cases.
         """
-        _, numbers = self._alternatives(names, values)
+        _, numbers = self._collect_alternatives(names, values)
         return all(n is not None for own in numbers for n in own)
 
-    def _alternatives(
+    def _collect_alternatives(
         self, names: Sequence[str], values: dict[str, Value]
-    ) -> tuple[list[Kinds], list[list[int | None]]]:
+    ) -> tuple[list[TypeCombination], list[list[int | None]]]:
         """Return the combinations of types over all cases, and for each case the numbers of its
         own.
         """
-        every = [self._leaf_alternatives(leaf, names, values) for leaf in self.root.leaves()]
+        every = [self._leaf_alternatives(leaf, names, values) for leaf in self.root.live_leaves()]
         alternatives, flat = merge_first_alternatives([kinds for own in every for kinds in own])
         numbers = iter(flat)
         return alternatives, [[next(numbers) for _ in own] for own in every]
 
-    def end(self, names: Sequence[str], values: dict[str, Value]) -> dict[str, Value]:
+    def merge_results(self, names: Sequence[str], values: dict[str, Value]) -> dict[str, Value]:
         """Return the values under these names after all cases: plain ones, or members of a sum."""
-        scope, leaves = self.scope, self.root.leaves()
+        scope, leaves = self.scope, self.root.live_leaves()
         same = {n: v for n in names if (v := self._common_value(n, values, leaves)) is not None}
         open_names = [n for n in names if n not in same]
         if not open_names:
             return same
-        alternatives, numbers = self._alternatives(open_names, values)
+        alternatives, numbers = self._collect_alternatives(open_names, values)
         reason = f"{', '.join(map(repr, open_names))}: more than {MAX_ALTERNATIVES} combinations"
         for leaf, case_numbers in zip(leaves, numbers, strict=True):
             if all(n is None for n in case_numbers):
@@ -267,16 +267,18 @@ class RankCaseTree:
                 case, open_names, values, alternatives, numbers_of, results
             )
         merged_result = results[id(self.root)]
-        texts = {n for n in open_names if self._is_text(n, values, leaves)}
+        texts = {n for n in open_names if self._is_string_tensor(n, values, leaves)}
         merged_values = _unpack_results(scope, merged_result, alternatives, open_names)
-        return same | {n: _as_text(scope, v) if n in texts else v for n, v in merged_values.items()}
+        return same | {
+            n: _to_string_tensor(scope, v) if n in texts else v for n, v in merged_values.items()
+        }
 
     def _case_result(
         self,
         case: RankCase,
         names: Sequence[str],
         values: dict[str, Value],
-        alternatives: Sequence[Kinds],
+        alternatives: Sequence[TypeCombination],
         numbers_of: dict[int, list[int | None]],
         results: dict[int, Expr],
     ) -> Expr:
@@ -284,7 +286,7 @@ class RankCaseTree:
         the match over its inner cases, or a failure.
         """
         scope = self.scope
-        with self.inside(case):
+        with self.enter_case(case):
             error = case.failure()
             if error is not None:
                 return emit_failure(str(error))
@@ -293,14 +295,14 @@ class RankCaseTree:
                 arms = [(c.var, results[id(c)]) for c in case.inner if c.var is not None]
                 result: Expr = match_sum(case.whole.expr, arms).with_fields(span=scope.span)
             else:
-                current_values, numbers = self._values(names, values), numbers_of[id(case)]
+                current_values, numbers = self._current_values(names, values), numbers_of[id(case)]
                 if len(alternatives) == 1:
                     pairs = zip(current_values, alternatives[0], strict=True)
-                    result = Tuple(tuple(scope.under(v, kind) for v, kind in pairs))
+                    result = Tuple(tuple(scope.under_type(v, kind) for v, kind in pairs))
                 else:
                     reason = f"more than {MAX_ALTERNATIVES} combinations of ranks"
                     result = inject_values(scope, current_values, alternatives, numbers, reason)
-            return result if case is self.root else scope.close(result)
+            return result if case is self.root else scope.close_block(result)
 
     def _common_value(
         self, name: str, values: dict[str, Value], leaves: Sequence[RankCase]
@@ -308,8 +310,8 @@ class RankCaseTree:
         """Return the value of a name where all cases agree on it; else None."""
         case_values: list[Value] = []
         for leaf in leaves:
-            with self.inside(leaf):
-                case_values.append(self.value(name, values[name]))
+            with self.enter_case(leaf):
+                case_values.append(self.lookup_value(name, values[name]))
         first = case_values[0]
         if isinstance(first, AbsentValue) and all(isinstance(v, AbsentValue) for v in case_values):
             return first
@@ -322,19 +324,21 @@ class RankCaseTree:
             return None
         return first if all(_are_equal(first, v) for v in case_values[1:]) else None
 
-    def _is_text(self, name: str, values: dict[str, Value], leaves: Sequence[RankCase]) -> bool:
+    def _is_string_tensor(
+        self, name: str, values: dict[str, Value], leaves: Sequence[RankCase]
+    ) -> bool:
         """Return whether a name is bound to strings."""
-        with self.inside(leaves[0]):
-            return isinstance(self.value(name, values[name]), TextValue)
+        with self.enter_case(leaves[0]):
+            return isinstance(self.lookup_value(name, values[name]), StringValue)
 
 
 def _are_equal(a: Value, b: Value) -> bool:
     """Return whether known values have the same elements and type."""
-    if a.type.dtype != b.type.dtype or a.elements.shape != b.elements.shape:
+    if a.type.dtype != b.type.dtype or a.known_elements.shape != b.known_elements.shape:
         return False
     if a.array is not None and b.array is not None:
         return bool(np.array_equal(a.array, b.array))
-    pairs = zip(a.elements.ravel(), b.elements.ravel(), strict=True)
+    pairs = zip(a.known_elements.ravel(), b.known_elements.ravel(), strict=True)
     return all(
         isinstance(x, PrimExpr) and isinstance(y, PrimExpr) and are_equal_dims(x, y)
         for x, y in pairs
@@ -342,19 +346,23 @@ def _are_equal(a: Value, b: Value) -> bool:
 
 
 def _unpack_results(
-    scope: Scope, result: Expr, alternatives: Sequence[Kinds], names: Sequence[str]
+    scope: Scope, result: Expr, alternatives: Sequence[TypeCombination], names: Sequence[str]
 ) -> dict[str, Value]:
     """Return the fields of a tuple, or of a sum of tuples, under their names."""
     if len(alternatives) == 1:
-        return dict(zip(names, scope.fields(result, names), strict=True))
+        return dict(zip(names, scope.bind_tuple_fields(result, names), strict=True))
     return dict(
-        zip(names, sum_members(scope, SumValue(scope.spanned(result), alternatives)), strict=True)
+        zip(
+            names,
+            sum_members(scope, SumValue(scope.attach_span(result), alternatives)),
+            strict=True,
+        )
     )
 
 
-def _as_text(scope: Scope, value: Value) -> Value:
+def _to_string_tensor(scope: Scope, value: Value) -> Value:
     """Return a byte tensor as a string tensor; members of sums are returned unchanged."""
-    return value if isinstance(value, SumMember) else TextValue(scope.expr(value), value.type)
+    return value if isinstance(value, SumMember) else StringValue(scope.expr(value), value.type)
 
 
 def find_sum_value(values: Sequence[Value]) -> SumValue | None:
@@ -364,14 +372,16 @@ def find_sum_value(values: Sequence[Value]) -> SumValue | None:
 
 def type_alternatives(
     scope: Scope, values: Sequence[Value], block: ImportBlock | None = None
-) -> list[Kinds]:
+) -> list[TypeCombination]:
     """Return the combinations of types that values may have, as seen from outside a block."""
     sum_value = find_sum_value(values)
     if sum_value is None:
-        return [tuple(scope.outside(v.kind, block) for v in values)]
+        return [tuple(scope.erase_block_dims(v.relay_type, block) for v in values)]
     return [
         tuple(
-            scope.outside(kinds[v.index] if isinstance(v, SumMember) else v.kind, block)
+            scope.erase_block_dims(
+                kinds[v.index] if isinstance(v, SumMember) else v.relay_type, block
+            )
             for v in values
         )
         for kinds in sum_value.kinds
@@ -381,7 +391,7 @@ def type_alternatives(
 def inject_values(
     scope: Scope,
     values: Sequence[Value],
-    alternatives: Sequence[Kinds],
+    alternatives: Sequence[TypeCombination],
     numbers: Sequence[int | None],
     reason: str = "",
 ) -> Expr:
@@ -393,7 +403,7 @@ def inject_values(
     Raises:
         Unsupported: for strings.
     """
-    if any(isinstance(v, TextValue) for v in values):
+    if any(isinstance(v, StringValue) for v in values):
         raise Unsupported("strings whose rank depends on data are not supported")
     sum_value = find_sum_value(values)
     arms: list[tuple[Var, Expr]] = []
@@ -406,7 +416,7 @@ def inject_values(
         fields = [
             scope.relax_type(TupleGetItem(held, value.index), kind)
             if isinstance(value, SumMember)
-            else scope.under(value, kind)
+            else scope.under_type(value, kind)
             for value, kind in zip(values, alternatives[number], strict=True)
         ]
         kinds = [TupleType(k) for k in alternatives]
@@ -426,7 +436,9 @@ def sum_members(scope: Scope, union: SumValue) -> list[Value]:
         if len(kinds) > 1:
             fields.append(SumMember(union, index))
         else:
-            fields.append(scope.bound(_project_member(scope, union, index, kinds[0][0]), "held"))
+            fields.append(
+                scope.bind_named(_project_member(scope, union, index, kinds[0][0]), "held")
+            )
     return fields
 
 
@@ -438,7 +450,7 @@ def _project_member(scope: Scope, union: SumValue, index: int, kind: Type) -> Ex
     return match_sum(union.expr, arms).with_fields(span=scope.span)
 
 
-def as_program_output(scope: Scope, value: Value) -> Value:
+def to_program_output(scope: Scope, value: Value) -> Value:
     """Return a value as an output of the program; one of several ranks becomes a sum of tensors of
     its own.
     """
@@ -453,5 +465,5 @@ def as_program_output(scope: Scope, value: Value) -> Value:
         field = scope.relax_type(TupleGetItem(var, index), kinds[number][0])
         arms.append((var, inject_alternative([k for (k,) in kinds], number, field)))
     assert sum_value.expr is not None
-    output = scope.spanned(match_sum(sum_value.expr, arms).with_fields(span=scope.span))
+    output = scope.attach_span(match_sum(sum_value.expr, arms).with_fields(span=scope.span))
     return SumValue(output, sum_value.kinds)

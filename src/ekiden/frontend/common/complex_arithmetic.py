@@ -4,7 +4,7 @@ pair.
 
 from __future__ import annotations
 
-from ekiden.frontend.common.dft import Parts
+from ekiden.frontend.common.dft import ComplexParts
 from ekiden.frontend.common.value import Value
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -19,7 +19,7 @@ class ComplexValue:
     imaginary: Value
 
 
-def complex_multiply(a: Parts, b: Parts) -> Parts:
+def complex_multiply(a: ComplexParts, b: ComplexParts) -> ComplexParts:
     """Emit the product of two complex tensors: (p r - q s, p s + q r)."""
     (p, q), (r, s) = a, b
     return (
@@ -28,7 +28,7 @@ def complex_multiply(a: Parts, b: Parts) -> Parts:
     )
 
 
-def complex_divide(a: Parts, b: Parts) -> Parts:
+def complex_divide(a: ComplexParts, b: ComplexParts) -> ComplexParts:
     """Emit the quotient of two complex tensors: the product with the conjugate over the squared
     modulus.
     """
@@ -47,13 +47,13 @@ def complex_abs(a: Expr, b: Expr) -> Expr:
     return op.multiply(scale, op.sqrt(op.add(op.multiply(p, p), op.multiply(q, q))))
 
 
-def exponential(a: Expr, b: Expr) -> Parts:
+def emit_complex_exp(a: Expr, b: Expr) -> ComplexParts:
     """Emit exp(a) (cos b + i sin b)."""
     size = op.exp(a)
     return op.multiply(size, op.cos(b)), op.multiply(size, op.sin(b))
 
 
-def polar_power(size: Expr, angle: Expr, exponent: float, dtype: str) -> Parts:
+def complex_polar_power(size: Expr, angle: Expr, exponent: float, dtype: str) -> ComplexParts:
     """Emit a real power of a number in polar form: r^p (cos p a + i sin p a)."""
     turned = op.multiply(angle, const(exponent, dtype))
     # sqrt is correctly rounded and one instruction; pow is neither.
@@ -68,12 +68,12 @@ def polar_power(size: Expr, angle: Expr, exponent: float, dtype: str) -> Parts:
 _SQUARE_ROOT_EXPONENT = 0.5
 
 
-def complex_sin(a: Expr, b: Expr) -> Parts:
+def complex_sin(a: Expr, b: Expr) -> ComplexParts:
     """Emit sin a cosh b + i cos a sinh b."""
     return op.multiply(op.sin(a), op.cosh(b)), op.multiply(op.cos(a), op.sinh(b))
 
 
-def complex_cos(a: Expr, b: Expr) -> Parts:
+def complex_cos(a: Expr, b: Expr) -> ComplexParts:
     """Emit cos a cosh b - i sin a sinh b."""
     return (
         op.multiply(op.cos(a), op.cosh(b)),
@@ -81,7 +81,7 @@ def complex_cos(a: Expr, b: Expr) -> Parts:
     )
 
 
-def complex_tanh(a: Expr, b: Expr) -> Parts:
+def complex_tanh(a: Expr, b: Expr) -> ComplexParts:
     """Return (t (1 + u u) + i u / cosh(a)^2) / (1 + t t u u) with t = tanh a and u = tan b; nothing
     overflows where a is large.
     """
@@ -93,14 +93,14 @@ def complex_tanh(a: Expr, b: Expr) -> Parts:
     return real, op.divide(op.multiply(u, op.multiply(slope, slope)), size)
 
 
-def complex_tan(a: Expr, b: Expr) -> Parts:
+def complex_tan(a: Expr, b: Expr) -> ComplexParts:
     """Emit tan z = -i tanh(i z)."""
     real, imaginary = complex_tanh(op.negative(b), a)
     return imaginary, op.negative(real)
 
 
-def complex_sigmoid(a: Expr, b: Expr) -> Parts:
+def complex_sigmoid(a: Expr, b: Expr) -> ComplexParts:
     """Emit the sigmoid 1 / (1 + exp(-z))."""
-    real, imaginary = exponential(op.negative(a), op.negative(b))
+    real, imaginary = emit_complex_exp(op.negative(a), op.negative(b))
     one = op.ones_like(a)
     return complex_divide((one, op.zeros_like(a)), (op.add(one, real), imaginary))

@@ -15,10 +15,10 @@ from ekiden.topi.dimensions import known_int, product_of_dims
 
 def mean(node: Node, data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
     """Emit the mean over axes; an integer mean truncates towards zero."""
-    kind = node.typed(data)
+    kind = node.tensor_type_of(data)
     if is_float(kind.dtype):
         return op.mean(data, axis=axis, keepdims=keepdims)
-    count = node.scope.scalar(product_of_dims([kind.shape[a] for a in axis]))
+    count = node.scope.emit_dim(product_of_dims([kind.shape[a] for a in axis]))
     # Narrow integer sums would wrap: accumulate in int64.
     total = op.sum(op.cast(data, "int64"), axis=axis, keepdims=keepdims)
     return op.cast(op.trunc_divide(total, op.cast(count, "int64")), kind.dtype)
@@ -56,7 +56,7 @@ def broadcast_args(node: Node) -> Expr:
     if 0 in lengths:
         return b if lengths[0] == 0 else a
     if None in lengths:
-        node.unsupported("shapes of unknown rank are not supported")
+        node.reject("shapes of unknown rank are not supported")
     first, second = (n or 0 for n in lengths)
     a, b = (
         e if n == max(first, second) else op.nn.pad(e, ((max(first, second) - n, 0),), 1.0)

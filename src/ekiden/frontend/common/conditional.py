@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common.arithmetic import lift_to_exprs, select
+from ekiden.frontend.common.arithmetic import fold_select, to_expr_elements
 from ekiden.frontend.common.block import ImportBlock, emit_failure
 from ekiden.frontend.common.cases import (
     find_sum_value,
@@ -24,14 +24,14 @@ from ekiden.frontend.common.loop import as_scalar
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import AbsentValue
-from ekiden.frontend.common.sum_value import Kinds, SumValue, merge_alternatives
-from ekiden.frontend.common.value import Value, constant, known
+from ekiden.frontend.common.sum_value import SumValue, TypeCombination, merge_alternatives
+from ekiden.frontend.common.value import Value, constant_value, known_value
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, If, Tuple, const
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
 
-Run = Callable[[], list[Value]]
+SubgraphImport = Callable[[], list[Value]]
 """Imports a branch; what it gives."""
 
 
@@ -40,38 +40,44 @@ class _Branch:
     import failed.
     """
 
-    def __init__(self, scope: Scope, run: Run) -> None:
+    def __init__(self, scope: Scope, run: SubgraphImport) -> None:
         self.scope, self.block = scope, ImportBlock()
         self.values: list[Value] = []
         self.error: Exception | None = None
-        with self.scope.inside(self.block):
+        with self.scope.enter_block(self.block):
             try:
                 self.values = run()
             except UnsupportedError:
                 raise
             except (CompileError, ValueError) as error:
                 self.error = error
-            self.types = [self.scope.outside(v.kind) for v in self.values]
+            self.types = [self.scope.erase_block_dims(v.relay_type) for v in self.values]
 
-    def alternatives(self) -> list[Kinds]:
+    def alternatives(self) -> list[TypeCombination]:
         """Return the combinations of types of its values, as seen from outside."""
         return type_alternatives(self.scope, self.values, self.block)
 
-    def inject_results(self, alternatives: Sequence[Kinds], numbers: Sequence[int]) -> Expr:
+    def inject_results(
+        self, alternatives: Sequence[TypeCombination], numbers: Sequence[int]
+    ) -> Expr:
         """Emit its results as a sum of these alternatives."""
-        with self.scope.inside(self.block):
-            return self.scope.close(inject_values(self.scope, self.values, alternatives, numbers))
+        with self.scope.enter_block(self.block):
+            return self.scope.close_block(
+                inject_values(self.scope, self.values, alternatives, numbers)
+            )
 
     def expr(self, kinds: Sequence[Type]) -> Expr:
         """Emit the branch's results as a tuple of these types."""
         scope = self.scope
-        with scope.inside(self.block):
+        with scope.enter_block(self.block):
             pairs = zip(self.values, kinds, strict=True)
-            results = [scope.under(v, k) for v, k in pairs]
-            return scope.close(Tuple(tuple(results), span=scope.span))
+            results = [scope.under_type(v, k) for v, k in pairs]
+            return scope.close_block(Tuple(tuple(results), span=scope.span))
 
 
-def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[str]) -> list[Value]:
+def emit_if(
+    node: Node, condition: Value, runs: Sequence[SubgraphImport], names: Sequence[str]
+) -> list[Value]:
     """Emit an If over a one-element condition; return its results.
 
     `names` are those of the branches in messages.
@@ -87,7 +93,7 @@ def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[st
     if len(errors) == len(sides):
         raise errors[0]
     doomed = {n: str(s.error) for n, s in enumerate(sides) if s.error is not None}
-    doomed |= node.scope.doomed()
+    doomed |= node.scope.doomed_branches()
     if doomed:
         # A branch can be doomed by its own import or by a later node that read its result
         # (Facts.doomed).
@@ -96,9 +102,9 @@ def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[st
         (failing,) = doomed
         return _emit_runnable_branch(node, condition, sides, names, 1 - failing, doomed[failing])
     if len(sides[0].values) != len(sides[1].values):
-        node.unsupported("its branches have different numbers of outputs")
+        node.reject("its branches have different numbers of outputs")
     if any(isinstance(v, AbsentValue) for s in sides for v in s.values):
-        node.needs(0, "whether an optional value is there depends on data")
+        node.reject_dynamic_input(0, "whether an optional value is there depends on data")
     _check_dtypes(node, sides, names)
     alternatives, numbers = merge_alternatives([k for s in sides for k in s.alternatives()])
     if len(alternatives) > 1:
@@ -106,16 +112,16 @@ def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[st
     (common,) = alternatives
     test = as_scalar(node.scope, condition)
     chosen = If(test, sides[0].expr(common), sides[1].expr(common))
-    chosen_fields = node.scope.fields(
+    chosen_fields = node.scope.bind_tuple_fields(
         chosen.with_fields(span=node.scope.span), _result_names(node, common)
     )
     pairs = zip(sides[0].values, sides[1].values, strict=True)
-    known_results = [_known_if_result(node.scope, condition, a, b) for a, b in pairs]
+    known_results = [_fold_if_result(node.scope, condition, a, b) for a, b in pairs]
     return [v if k is None else k for k, v in zip(known_results, chosen_fields, strict=True)]
 
 
 def emit_switch(
-    node: Node, index: Value, runs: Sequence[Run], what: str = "branch", at: int = 0
+    node: Node, index: Value, runs: Sequence[SubgraphImport], what: str = "branch", at: int = 0
 ) -> list[Value]:
     """Emit nested Ifs that select the branch numbered `index`; indices out of range select the last
     one. Those before `at` are known not to be the one.
@@ -123,18 +129,18 @@ def emit_switch(
     if at == len(runs) - 1:
         return runs[at]()
     if index.array is not None:
-        test = constant(np.asarray(index.array == at))
+        test = constant_value(np.asarray(index.array == at))
     else:
-        test = node.given(op.equal(as_scalar(node.scope, index), const(at, index.type.dtype)))
-    sides: list[Run] = [runs[at], partial(emit_switch, node, index, runs, what, at + 1)]
-    return choose(node, test, sides, (f"{what} {at}", f"a later {what}"))
+        test = node.bind_shared(op.equal(as_scalar(node.scope, index), const(at, index.type.dtype)))
+    sides: list[SubgraphImport] = [runs[at], partial(emit_switch, node, index, runs, what, at + 1)]
+    return emit_if(node, test, sides, (f"{what} {at}", f"a later {what}"))
 
 
 def _emit_sum_if(
     node: Node,
     condition: Value,
     sides: Sequence[_Branch],
-    alternatives: Sequence[Kinds],
+    alternatives: Sequence[TypeCombination],
     numbers: Sequence[int],
 ) -> list[Value]:
     """Emit an If whose branches differ in rank; its results are members of a sum."""
@@ -145,7 +151,7 @@ def _emit_sum_if(
     first, second = (
         s.inject_results(alternatives, n) for s, n in zip(sides, side_numbers, strict=True)
     )
-    chosen = scope.spanned(If(as_scalar(scope, condition), first, second, span=scope.span))
+    chosen = scope.attach_span(If(as_scalar(scope, condition), first, second, span=scope.span))
     origin = None
     if len(alternatives) == len(sides) and all(len(n) == 1 for n in side_numbers):
         branches = (0, 1) if numbers[0] == 0 else (1, 0)
@@ -187,26 +193,26 @@ def _emit_runnable_branch(
         node.scope.declare_sum_type(len(alternatives))
         held = side.inject_results(alternatives, numbers)
         arms = (held, stop) if runnable == 0 else (stop, held)
-        chosen = node.scope.spanned(If(test, *arms).with_fields(span=node.scope.span))
+        chosen = node.scope.attach_span(If(test, *arms).with_fields(span=node.scope.span))
         return sum_members(node.scope, SumValue(chosen, alternatives))
     both = (side.expr(side.types), stop) if runnable == 0 else (stop, side.expr(side.types))
     chosen = If(test, *both).with_fields(span=node.scope.span)
-    return node.scope.fields(chosen, _result_names(node, side.types))
+    return node.scope.bind_tuple_fields(chosen, _result_names(node, side.types))
 
 
-def _known_if_result(scope: Scope, condition: Value, a: Value, b: Value) -> Value | None:
+def _fold_if_result(scope: Scope, condition: Value, a: Value, b: Value) -> Value | None:
     """Return the result known at import: one that both branches agree on, or a Select of shape
     expressions; else None.
     """
     if a is b:
         return a
-    if not a.is_known or not b.is_known or a.elements.shape != b.elements.shape:
+    if not a.is_known or not b.is_known or a.known_elements.shape != b.known_elements.shape:
         return None
     if a.array is not None and b.array is not None and np.array_equal(a.array, b.array):
         return a
     # A symbol bound inside a branch has no value outside of it.
     if condition.symbols is None or not scope.depends_on_main_only(a, b):
         return None
-    x, y = lift_to_exprs(a.elements), lift_to_exprs(b.elements)
-    chosen = np.frompyfunc(select, 3, 1)(condition.symbols.item(), x, y)
-    return known(np.asarray(chosen), a.type.dtype)
+    x, y = to_expr_elements(a.known_elements), to_expr_elements(b.known_elements)
+    chosen = np.frompyfunc(fold_select, 3, 1)(condition.symbols.item(), x, y)
+    return known_value(np.asarray(chosen), a.type.dtype)

@@ -18,14 +18,14 @@ MAX_CONSTANT_ELEMENTS = 1 << 16
 number in a file."""
 
 
-def iota(count: int, dtype: str = "int64") -> Expr:
+def emit_iota(count: int, dtype: str = "int64") -> Expr:
     """Emit the int vector 0, 1, ..., count - 1; it is empty for a negative count, as in NumPy."""
     if count <= MAX_CONSTANT_ELEMENTS:
         return const(np.arange(count, dtype=to_numpy(dtype)))
     return op.arange(0, count, 1, dtype)
 
 
-def full(shape: Sequence[int], value: float, dtype: str) -> Expr:
+def emit_full(shape: Sequence[int], value: float, dtype: str) -> Expr:
     """Emit a tensor of one value; extents are non-negative."""
     if math.prod(shape) <= MAX_CONSTANT_ELEMENTS:
         return const(np.full(tuple(shape), value, to_numpy(dtype)))

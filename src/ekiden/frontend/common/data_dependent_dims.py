@@ -17,22 +17,22 @@ import numpy as np
 
 from ekiden.arith import simplify
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.value import Symbols, Value
+from ekiden.frontend.common.value import SymbolArray, Value
 from ekiden.ir.dtype import is_int
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, Var, const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
-from ekiden.topi.dimensions import Dim, as_attr, known_int
+from ekiden.topi.dimensions import Dim, known_int, to_attr_dims
 
 MAX_TRACKED_ELEMENTS = 64
 """The longest vector that is followed: sizes are few, and longer vectors are other things."""
 
 
-def elements(scope: Scope, value: Value) -> Symbols | None:
+def tracked_elements(scope: Scope, value: Value) -> SymbolArray | None:
     """Return the tracked elements of a tensor as expressions; None if they are not tracked."""
     if value.is_known:
-        return value.elements
+        return value.known_elements
     kind = value.type
     count = known_int(kind.shape[0]) if kind.shape else 1
     if (
@@ -67,13 +67,13 @@ def resolve_named_sizes(scope: Scope, value: Value) -> Value:
     return Value(value.type, symbols=elements_now, expr=value.expr)
 
 
-def named_dims(scope: Scope, value: Value) -> tuple[Dim, ...] | None:
+def to_named_dims(scope: Scope, value: Value) -> tuple[Dim, ...] | None:
     """Return an integer scalar or vector as dimensions; elements that depend on data get names.
 
     None if it is no such vector. The run ends where a number of the data is negative.
     """
     value = resolve_named_sizes(scope, value)
-    tracked = elements(scope, value)
+    tracked = tracked_elements(scope, value)
     if value.is_known:
         return value.dims()
     if tracked is None:
@@ -82,13 +82,16 @@ def named_dims(scope: Scope, value: Value) -> tuple[Dim, ...] | None:
     shape = [e if is_dim(e) and not _is_negative(e) else AnyDim() for e in flat]
     vector = op.reshape(op.cast(scope.expr(value), "int64"), (len(flat),))
     # The first extent is 0: the variable carries the sizes in its type and occupies no memory.
-    var = scope.variable("sizes", TensorType((const(0), *shape), "uint8"))
-    scope.bind(var, op.extents(vector))
-    for element, name in zip(flat, scope.typed(var).shape[1:], strict=True):
+    var = scope.new_parameter("sizes", TensorType((const(0), *shape), "uint8"))
+    scope.bind_var(var, op.extents(vector))
+    for element, name in zip(flat, scope.tensor_type_of(var).shape[1:], strict=True):
         if isinstance(element, Var) and isinstance(name, SizeVar):
-            scope.name_size(element, name)
-    named = [e if is_dim(e) else n for e, n in zip(flat, scope.typed(var).shape[1:], strict=True)]
-    return as_attr(named)
+            scope.name_element_dim(element, name)
+    named = [
+        e if is_dim(e) else n
+        for e, n in zip(flat, scope.tensor_type_of(var).shape[1:], strict=True)
+    ]
+    return to_attr_dims(named)
 
 
 def _is_negative(element: PrimExpr) -> bool:

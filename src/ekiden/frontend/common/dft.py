@@ -23,7 +23,7 @@ MAX_DFT_MATRIX_EXTENT = 1024
 MAX_DFT_EXTENT = 1 << 26
 """The largest extent that is taken apart: its waves are constants of 1 GB in float64."""
 
-Parts = tuple[Expr, Expr]
+ComplexParts = tuple[Expr, Expr]
 """The real and the imaginary parts of complex numbers."""
 
 
@@ -85,7 +85,7 @@ def has_dft(extent: int | None) -> bool:
 
 def dft_last_axis(
     real: Expr, imaginary: Expr | None, shape: Shape, extent: int, dtype: str, inverse: bool = False
-) -> Parts:
+) -> ComplexParts:
     """Emit the DFT of the last axis; the inverse is divided by the extent. Exact to the rounding of
     sums in `dtype`.
 
@@ -141,9 +141,9 @@ def dft_last_axis(
 
 def dft_axis(
     scope: Scope, components: tuple[Expr, Expr | None], axis: int, inverse: bool, dtype: str
-) -> Parts:
+) -> ComplexParts:
     """Emit the unnormalized DFT of one axis of any extent; a missing imaginary part is 0."""
-    shape = scope.typed(components[0]).shape
+    shape = scope.tensor_type_of(components[0]).shape
     rank, extent = len(shape), known_int(shape[axis])
     order = [i for i in range(rank) if i != axis] + [axis]
     back = [order.index(i) for i in range(rank)]
@@ -159,13 +159,13 @@ def dft_axis(
         dft = op.dft(wide, wide_imaginary, inverse=inverse)
         spectrum = TupleGetItem(dft, 0), TupleGetItem(dft, 1)
     if inverse:  # it has divided by the extent
-        count = op.cast(scope.scalar(shape[axis]), scope.typed(spectrum[0]).dtype)
+        count = op.cast(scope.emit_dim(shape[axis]), scope.tensor_type_of(spectrum[0]).dtype)
         spectrum = op.multiply(spectrum[0], count), op.multiply(spectrum[1], count)
     x, y = (op.cast(op.transpose(p, axes=back), dtype) for p in spectrum)
     return x, y
 
 
-def expand_hermitian(spectrum: Parts, axis: int, extent: int) -> Parts:
+def expand_hermitian(spectrum: ComplexParts, axis: int, extent: int) -> ComplexParts:
     """Emit the full spectrum of a real signal from its first half, by conjugate symmetry."""
     real, imaginary = (op.strided_slice(p, [0], [extent // 2 + 1], axes=[axis]) for p in spectrum)
     mirror = [extent - k for k in range(extent // 2 + 1, extent)]
@@ -179,7 +179,7 @@ def expand_hermitian(spectrum: Parts, axis: int, extent: int) -> Parts:
 
 def _direct_dft(
     real: Expr, imaginary: Expr | None, shape: Shape, extent: int, dtype: str, inverse: bool
-) -> Parts:
+) -> ComplexParts:
     """Emit a DFT as one product with the full DFT matrix."""
     rank, is_complex = len(shape), imaginary is not None
     rows = real if imaginary is None else op.concatenate([real, imaginary], axis=rank)

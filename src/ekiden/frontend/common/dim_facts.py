@@ -11,7 +11,7 @@ from ekiden.ir.prim import PrimExpr, Var
 from ekiden.ir.prim_visitor import free_vars, substitute
 
 T = TypeVar("T")
-Place = tuple[str, str, int, int]
+DimLocation = tuple[str, str, int, int]
 """Where a dimension is data: node, value, axis, and how often the same was met before."""
 
 
@@ -37,15 +37,15 @@ class DimFacts:
         self.upper: dict[str, int] = {}
         self.equal: dict[str, PrimExpr] = {}
         self.doomed: dict[str, dict[int, str]] = {}
-        self._of_data: dict[Place, str] = {}
+        self._of_data: dict[DimLocation, str] = {}
 
-    def data_dim_name(self, location: Place) -> str:
+    def data_dim_name(self, location: DimLocation) -> str:
         """Return the name of a data-dependent dimension; a location has the same name in each
         attempt.
         """
         return self._of_data.setdefault(location, f"dim{len(self._of_data) + 1}")
 
-    def first(self, name: str) -> str:
+    def representative(self, name: str) -> str:
         """Return the representative of the dimensions that are equal to this one (union-find)."""
         while name in self.same:
             name = self.same[name]
@@ -55,7 +55,7 @@ class DimFacts:
         """Record that the dimensions of each pair are equal; restart if that is new."""
         is_new = False
         for name, second_name in pairs:
-            representative, merged = self.first(name), self.first(second_name)
+            representative, merged = self.representative(name), self.representative(second_name)
             if representative != merged:
                 self.same[merged] = representative
                 is_new = True
@@ -78,7 +78,7 @@ class DimFacts:
         if new:
             raise RestartImport
 
-    def doom(self, name: str, branch: int, reason: str) -> NoReturn:
+    def mark_branch_doomed(self, name: str, branch: int, reason: str) -> NoReturn:
         """Record that a branch of a conditional always fails later, and restart the import."""
         self.doomed.setdefault(name, {})[branch] = reason
         raise RestartImport

@@ -18,7 +18,7 @@ def may_infer_extent(node: Node, index: int) -> bool:
     if value.is_known:
         return False
     is_followed = value.hint is not None
-    numbers = [None if e is None else known_int(e) for e in node.partial(index)]
+    numbers = [None if e is None else known_int(e) for e in node.partial_elements(index)]
     return not is_followed or -1 in numbers
 
 
@@ -29,10 +29,10 @@ def reshape_to_data(node: Node, allow_zero: bool) -> Value:
     Numbers of the data may be -1 (inferred) and, unless `allow_zero`, 0 (copied from the input).
     """
     reshaped = op.reshape(node.expr(0), node.expr(1), allowzero=allow_zero)
-    shape: list[PrimExpr] = [AnyDim() if d is None else d for d in node.partial(1)]
+    shape: list[PrimExpr] = [AnyDim() if d is None else d for d in node.partial_elements(1)]
     for axis, dim in enumerate(shape):
         if known_int(dim) == -1:
             shape[axis] = AnyDim()
         elif known_int(dim) == 0 and not allow_zero:
             shape[axis] = node.shape(0)[axis]
-    return node.scope.bound(reshaped, node.output_names[0], shape)
+    return node.scope.bind_named(reshaped, node.output_names[0], shape)

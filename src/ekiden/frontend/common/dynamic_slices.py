@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden.frontend.common.node import Node
-from ekiden.frontend.common.value import Value, known, scalar_value
+from ekiden.frontend.common.value import Value, known_value, scalar_value
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import Dim, as_attr, as_dim, simplify_dim
+from ekiden.topi.dimensions import Dim, as_dim, simplify_dim, to_attr_dims
 from ekiden.topi.dimensions import known_int as number_of
 
 Dims = Sequence[Dim]
 
 
-def take_window(data: Expr, start: Expr, size: Dim, axis: int) -> Expr:
+def dynamic_slice_axis(data: Expr, start: Expr, size: Dim, axis: int) -> Expr:
     """Emit the window of `size` elements along an axis from a run-time start."""
     if number_of(size) == 1:
         indices = op.reshape(start, (1,))
@@ -38,24 +38,30 @@ def clamp_start(node: Node, value: Value, extent: Dim, size: Dim) -> Value:
     if number_of(limit) == 0:
         return zero
     wide = op.cast(node.scope.expr(value), "int64")
-    moved = op.minimum(op.maximum(wide, node.scope.expr(zero)), node.scope.scalar(limit))
-    return node.given(moved)
+    moved = op.minimum(op.maximum(wide, node.scope.expr(zero)), node.scope.emit_dim(limit))
+    return node.bind_shared(moved)
 
 
-def update_window(node: Node, data: Expr, update: Value, starts: Sequence[Value]) -> Expr:
+def emit_dynamic_update_slice(
+    node: Node, data: Expr, update: Value, starts: Sequence[Value]
+) -> Expr:
     """Emit a tensor with a window replaced, at starts clamped by `clamp_start` (XLA
     DynamicUpdateSlice).
     """
     if not starts:
         return node.scope.expr(update)
     window = update.type.shape
-    begin = node.scope.expr(node.given(op.stack([node.scope.expr(s) for s in starts], axis=0)))
-    extents = node.scope.expr(known(np.array(window, object), "int64"))
+    begin = node.scope.expr(
+        node.bind_shared(op.stack([node.scope.expr(s) for s in starts], axis=0))
+    )
+    extents = node.scope.expr(known_value(np.array(window, object), "int64"))
     ones = const(np.ones(len(window), np.int64))
     return op.strided_set(data, node.scope.expr(update), begin, op.add(begin, extents), ones)
 
 
-def pad(node: Node, value: Value, fill: Expr, low: Dims, high: Dims, inner: Sequence[int]) -> Expr:
+def xla_pad(
+    node: Node, value: Value, fill: Expr, low: Dims, high: Dims, inner: Sequence[int]
+) -> Expr:
     """Emit XLA Pad: low, high and interior padding; negative padding crops."""
     data, shape = node.scope.expr(value), [as_dim(d) for d in value.type.shape]
     if any(inner):
@@ -67,13 +73,15 @@ def pad(node: Node, value: Value, fill: Expr, low: Dims, high: Dims, inner: Sequ
         for pair in zip(low, high, strict=True)
     ]
     if any(number_of(w) != 0 for pair in widths for w in pair):
-        data = op.nn.pad(data, [as_attr(pair) for pair in widths], fill)
+        data = op.nn.pad(data, [to_attr_dims(pair) for pair in widths], fill)
         shape = [
             simplify_dim(d + as_dim(a) + as_dim(b)) for d, (a, b) in zip(shape, widths, strict=True)
         ]
     if any(before or behind for before, behind in cuts):
         begin = [before for before, _ in cuts]
-        end = as_attr(simplify_dim(d - behind) for d, (_, behind) in zip(shape, cuts, strict=True))
+        end = to_attr_dims(
+            simplify_dim(d - behind) for d, (_, behind) in zip(shape, cuts, strict=True)
+        )
         data = op.strided_slice(data, begin, end)
     return data
 
@@ -92,7 +100,7 @@ def _pad_interior(
         widths = [(0, 0)] * (axis + 1) + [(0, count)] + [(0, 0)] * (rank - axis - 1)
         wide = simplify_dim(as_dim(shape[axis]) * (count + 1))
         joined = (*shape[:axis], wide, *shape[axis + 1 :])
-        data = op.reshape(op.nn.pad(row, widths, fill), as_attr(joined), allowzero=True)
+        data = op.reshape(op.nn.pad(row, widths, fill), to_attr_dims(joined), allowzero=True)
         shape = [*shape[:axis], simplify_dim(wide - count), *shape[axis + 1 :]]
-        data = op.strided_slice(data, (0,), as_attr((shape[axis],)), axes=(axis,))
+        data = op.strided_slice(data, (0,), to_attr_dims((shape[axis],)), axes=(axis,))
     return data, shape

@@ -35,7 +35,7 @@ def log1p(x: Expr, dtype: str) -> Expr:
     return op.where(op.equal(u, one), x, op.where(far, op.log(u), near))
 
 
-def whole(x: Expr, dtype: str, target: str, of_none: float = 0) -> Expr:
+def saturating_cast(x: Expr, dtype: str, target: str, of_none: float = 0) -> Expr:
     """Emit a cast of floats to integers that truncates and saturates at the dtype's limits; NaN
     becomes `of_none`.
 
@@ -115,10 +115,10 @@ def python_mod(x: Expr, y: Expr, dtype: str) -> Expr:
     if not is_float(dtype):
         return op.floor_mod(x, y)
     remainder = fmod(x, y, dtype)
-    return op.where(signs_differ(remainder, y, dtype), op.add(remainder, y), remainder)
+    return op.where(nonzero_signs_differ(remainder, y, dtype), op.add(remainder, y), remainder)
 
 
-def signs_differ(remainder: Expr, y: Expr, dtype: str) -> Expr:
+def nonzero_signs_differ(remainder: Expr, y: Expr, dtype: str) -> Expr:
     """Emit the mask of non-zero remainders whose sign differs from the divisor's."""
     zero = const(0, dtype)
     differs = op.not_equal(op.less(remainder, zero), op.less(y, zero))

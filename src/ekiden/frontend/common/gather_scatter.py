@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden.frontend.common.node import Node
-from ekiden.frontend.common.value import Value, constant, known
+from ekiden.frontend.common.value import Value, constant_value, known_value
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import Dim, are_equal_dims, as_attr, as_dim, simplify_dim
+from ekiden.topi.dimensions import Dim, are_equal_dims, as_dim, simplify_dim, to_attr_dims
 from ekiden.topi.dimensions import known_int as number_of
 
 
@@ -25,42 +25,44 @@ from ekiden.topi.dimensions import known_int as number_of
 class WindowPositions:
     """Start positions and extents of gather or scatter windows.
 
-    batch: the shape of the indices. starts: for an axis of the tensor its positions, of that shape.
-    sizes: the extents of a window. dropped: axes that have the extent 1 in a window and are not in
-    the result; batching: those of them that go along with an axis of the indices, by that axis.
-    covering: positions along axes that a window has all of. A gather clamps them to 0, a scatter
-    drops a window that does not begin there.
+    batch_shape: the shape of the indices. starts: for an axis of the tensor its positions, of that
+    shape.
+    window_extents: the extents of a window. collapsed_axes: axes that have the extent 1 in a window
+    and are not in the result; batching_axes: those of them that go along with an axis of the
+    indices, by that axis.
+    full_axis_starts: positions along axes that a window has all of. A gather clamps them to 0, a
+    scatter drops a window that does not begin there.
     """
 
     shape: tuple[PrimExpr, ...]
-    batch: tuple[PrimExpr, ...]
+    batch_shape: tuple[PrimExpr, ...]
     starts: dict[int, Value]
-    sizes: tuple[Dim, ...]
-    dropped: tuple[int, ...]
-    batching: dict[int, int]
-    covering: dict[int, Value]
+    window_extents: tuple[Dim, ...]
+    collapsed_axes: tuple[int, ...]
+    batching_axes: dict[int, int]
+    full_axis_starts: dict[int, Value]
 
     @property
     def partial_axes(self) -> list[int]:
         """Return the axes that are indexed or only partly covered by a window."""
         return [
             i for i in range(len(self.shape))
-            if i in self.starts or i in self.batching
-            or not are_equal_dims(as_dim(self.sizes[i]), self.shape[i])
+            if i in self.starts or i in self.batching_axes
+            or not are_equal_dims(as_dim(self.window_extents[i]), self.shape[i])
         ]  # fmt: skip
 
     @property
-    def whole(self) -> list[int]:
+    def full_axes(self) -> list[int]:
         """Return the axes that a window covers entirely."""
         return [i for i in range(len(self.shape)) if i not in self.partial_axes]
 
     @property
-    def kept(self) -> list[int]:
+    def partial_result_axes(self) -> list[int]:
         """Return the partly covered axes that the result has."""
-        return [i for i in self.partial_axes if i not in self.dropped]
+        return [i for i in self.partial_axes if i not in self.collapsed_axes]
 
 
-def window_positions(
+def decode_window_positions(
     node: Node, operand: int, indices: int, vector: int,
     sizes: Sequence[Dim], dropped: Sequence[int],
     batching: Sequence[int], index_batching: Sequence[int], start_map: Sequence[int],
@@ -87,20 +89,23 @@ def _index_component(node: Node, indices: Value, vector: int, number: int) -> Va
     rank = len(indices.type.shape)
     if indices.array is not None:
         wide = indices.array.astype(np.int64)
-        return constant(wide if vector == rank else np.take(wide, number, axis=vector))
+        return constant_value(wide if vector == rank else np.take(wide, number, axis=vector))
     data = node.scope.expr(indices)
     if vector < rank:
         if number_of(indices.type.shape[vector]) != 1:
             data = op.strided_slice(data, (number,), (number + 1,), axes=(vector,))
         data = op.squeeze(data, axis=[vector])
-    return node.given(data if indices.type.dtype == "int64" else op.cast(data, "int64"))
+    return node.bind_shared(data if indices.type.dtype == "int64" else op.cast(data, "int64"))
 
 
-def max_start(node: Node, at: WindowPositions, axis: int) -> Expr:
+def max_window_start(node: Node, at: WindowPositions, axis: int) -> Expr:
     """Emit the last start at which a window fits along an axis."""
-    return node.scope.spanned(
+    return node.scope.attach_span(
         node.scope.expr(
-            known(np.array(simplify_dim(at.shape[axis] - as_dim(at.sizes[axis])), object), "int64")
+            known_value(
+                np.array(simplify_dim(at.shape[axis] - as_dim(at.window_extents[axis])), object),
+                "int64",
+            )
         )
     )
 
@@ -109,19 +114,21 @@ def clamp_positions(node: Node, at: WindowPositions) -> WindowPositions:
     """Return the positions clamped so that every window fits, as XLA's gather requires."""
     moved = {}
     for axis, start in at.starts.items():
-        limit = simplify_dim(at.shape[axis] - as_dim(at.sizes[axis]))
+        limit = simplify_dim(at.shape[axis] - as_dim(at.window_extents[axis]))
         if start.array is not None and number_of(limit) is not None:
-            moved[axis] = constant(np.clip(start.array, 0, number_of(limit)))
+            moved[axis] = constant_value(np.clip(start.array, 0, number_of(limit)))
         else:
             low = op.maximum(node.scope.expr(start), const(0, "int64"))
-            moved[axis] = node.given(op.minimum(low, max_start(node, at, axis)))
-    return WindowPositions(at.shape, at.batch, moved, at.sizes, at.dropped, at.batching, {})
+            moved[axis] = node.bind_shared(op.minimum(low, max_window_start(node, at, axis)))
+    return WindowPositions(
+        at.shape, at.batch_shape, moved, at.window_extents, at.collapsed_axes, at.batching_axes, {}
+    )
 
 
-def index_tensor(node: Node, at: WindowPositions) -> Expr:
+def emit_index_tensor(node: Node, at: WindowPositions) -> Expr:
     """Emit the index of every element: [partial axes, batch..., extents of kept axes...]."""
-    kept_axes = at.kept
-    target = (*at.batch, *(as_dim(at.sizes[i]) for i in kept_axes))
+    kept_axes = at.partial_result_axes
+    target = (*at.batch_shape, *(as_dim(at.window_extents[i]) for i in kept_axes))
     rows = [_axis_index(node, at, axis, kept_axes, target) for axis in at.partial_axes]
     return op.stack(rows, axis=0)
 
@@ -130,21 +137,25 @@ def _axis_index(
     node: Node, at: WindowPositions, axis: int, kept_axes: Sequence[int], target: Sequence[PrimExpr]
 ) -> Expr:
     """Emit the index of every element along one axis, broadcast to `target`."""
-    count = len(at.batch)
+    count = len(at.batch_shape)
     index: Expr | None = None
-    if axis in at.batching:
-        index = _iota_along(at.batch[at.batching[axis]], at.batching[axis], len(target))
+    if axis in at.batching_axes:
+        index = _iota_along(
+            at.batch_shape[at.batching_axes[axis]], at.batching_axes[axis], len(target)
+        )
     elif axis in at.starts:
         start = node.scope.expr(at.starts[axis])
-        index = op.reshape(start, as_attr((*at.batch, *(1,) * len(kept_axes))), allowzero=True)
-    if axis in kept_axes and number_of(as_dim(at.sizes[axis])) != 1:
+        index = op.reshape(
+            start, to_attr_dims((*at.batch_shape, *(1,) * len(kept_axes))), allowzero=True
+        )
+    if axis in kept_axes and number_of(as_dim(at.window_extents[axis])) != 1:
         along = _iota_along(
-            as_dim(at.sizes[axis]), count + list(kept_axes).index(axis), len(target)
+            as_dim(at.window_extents[axis]), count + list(kept_axes).index(axis), len(target)
         )
         index = along if index is None else op.add(index, along)
     if index is None:
         index = const(np.zeros((1,) * len(target), np.int64))
-    return op.broadcast_to(index, as_attr(target))
+    return op.broadcast_to(index, to_attr_dims(target))
 
 
 def _iota_along(extent: PrimExpr, axis: int, rank: int) -> Expr:
@@ -154,20 +165,24 @@ def _iota_along(extent: PrimExpr, axis: int, rank: int) -> Expr:
     wide = [1] * rank
     numbers = op.arange(0, extent, 1, dtype="int64")
     shape: list[Dim] = [*wide[:axis], extent, *wide[axis + 1 :]]
-    return op.reshape(numbers, as_attr(shape), allowzero=True)
+    return op.reshape(numbers, to_attr_dims(shape), allowzero=True)
 
 
-def result_order(at: WindowPositions, offsets: Sequence[int]) -> list[int]:
+def result_permutation(at: WindowPositions, offsets: Sequence[int]) -> list[int]:
     """Return the permutation from [batch..., kept..., covered...] to the axis order of the
     dimension numbers.
 
     `offsets` are the result axes of the window, in its order (offset_dims).
     """
-    window = [i for i in range(len(at.shape)) if i not in at.dropped]
-    have = [("batch", i) for i in range(len(at.batch))]
-    have += [("window", i) for i in (*at.kept, *at.whole) if i not in at.dropped]
-    rank = len(at.batch) + len(window)
-    batch = iter(range(len(at.batch)))
+    window = [i for i in range(len(at.shape)) if i not in at.collapsed_axes]
+    have = [("batch", i) for i in range(len(at.batch_shape))]
+    have += [
+        ("window", i)
+        for i in (*at.partial_result_axes, *at.full_axes)
+        if i not in at.collapsed_axes
+    ]
+    rank = len(at.batch_shape) + len(window)
+    batch = iter(range(len(at.batch_shape)))
     target_axes = [
         ("window", window[list(offsets).index(i)]) if i in offsets else ("batch", next(batch))
         for i in range(rank)
@@ -177,18 +192,22 @@ def result_order(at: WindowPositions, offsets: Sequence[int]) -> list[int]:
 
 def gather_windows(node: Node, at: WindowPositions, offsets: Sequence[int]) -> Expr:
     """Gather the windows at these positions."""
-    data, moving, covered_axes = node.expr(0), at.partial_axes, at.whole
-    dropped_whole = [i for i in covered_axes if i in at.dropped]
+    data, moving, covered_axes = node.expr(0), at.partial_axes, at.full_axes
+    dropped_whole = [i for i in covered_axes if i in at.collapsed_axes]
     if not moving:
         windows = data
-        lead = len(at.batch)
+        lead = len(at.batch_shape)
         if dropped_whole:
             windows = op.squeeze(windows, axis=dropped_whole)
-        window_extents = [as_dim(at.sizes[i]) for i in covered_axes if i not in dropped_whole]
+        window_extents = [
+            as_dim(at.window_extents[i]) for i in covered_axes if i not in dropped_whole
+        ]
         windows = (
-            op.broadcast_to(windows, as_attr((*at.batch, *window_extents))) if lead else windows
+            op.broadcast_to(windows, to_attr_dims((*at.batch_shape, *window_extents)))
+            if lead
+            else windows
         )
-    elif len(moving) == 1 and not at.kept and moving[0] in at.starts:
+    elif len(moving) == 1 and not at.partial_result_axes and moving[0] in at.starts:
         # Indexing one axis alone is take, which copies whole rows instead of single elements.
         (axis,) = moving  # rows of one axis
         index = node.scope.expr(at.starts[axis])
@@ -198,9 +217,9 @@ def gather_windows(node: Node, at: WindowPositions, offsets: Sequence[int]) -> E
     else:
         order = [*moving, *covered_axes]
         ordered = data if order == list(range(len(order))) else op.transpose(data, order)
-        windows = op.gather_nd(ordered, index_tensor(node, at))
+        windows = op.gather_nd(ordered, emit_index_tensor(node, at))
         windows = _squeeze_windows(windows, at, dropped_whole)
-    order = result_order(at, offsets)
+    order = result_permutation(at, offsets)
     return windows if order == list(range(len(order))) else op.transpose(windows, order)
 
 
@@ -208,5 +227,5 @@ def _squeeze_windows(windows: Expr, at: WindowPositions, dropped: Sequence[int])
     """Drop collapsed axes that the window covers entirely."""
     if not dropped:
         return windows
-    lead = len(at.batch) + len(at.kept)
-    return op.squeeze(windows, axis=[lead + at.whole.index(i) for i in dropped])
+    lead = len(at.batch_shape) + len(at.partial_result_axes)
+    return op.squeeze(windows, axis=[lead + at.full_axes.index(i) for i in dropped])

@@ -58,7 +58,7 @@ class ImportedModule:
     params: Mapping[str, Array] = field(default_factory=dict)
     """Weights that are parameters of main, by name: they stand behind its other inputs."""
 
-    def as_module(self) -> IRModule:
+    def to_module(self) -> IRModule:
         """Return the module with all metadata as module attributes."""
         metadata = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "module"}
         attributes = {
@@ -75,7 +75,7 @@ class ImportedModule:
         return IRModule(functions, self.module.type_definitions, attrs)
 
     @staticmethod
-    def of(module: IRModule) -> ImportedModule:
+    def from_module(module: IRModule) -> ImportedModule:
         """Read the metadata from a module's attributes; empty for modules that no importer
         created.
         """

@@ -23,7 +23,7 @@ from ekiden.frontend.common.scope import Scope, is_as_specific
 from ekiden.frontend.common.sequence_value import SequenceValue, join_types
 from ekiden.frontend.common.sum_value import possible_dtypes, value_of_type_call
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, constant, known
+from ekiden.frontend.common.value import Value, constant_value, known_value
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim import const as prim_const
 from ekiden.ir.text import format_type
@@ -67,12 +67,12 @@ class Iteration:
     scan output.
     """
 
-    go: Value
+    condition: Value
     carried: Sequence[Value]
-    parts: Sequence[Value] = ()
+    scan_slices: Sequence[Value] = ()
 
 
-Step = Callable[[Value, Value, Sequence[Value]], Iteration]
+ImportIteration = Callable[[Value, Value, Sequence[Value]], Iteration]
 """(number of the iteration, whether it goes on, carried values) -> what the iteration gives."""
 
 
@@ -90,7 +90,7 @@ def _carried_type(value: Value) -> Type | None:
     """
     if isinstance(value, SequenceValue) and value.items == ():
         return None
-    return value.kind
+    return value.relay_type
 
 
 def as_tensor_type(kind: Type) -> TensorType:
@@ -99,7 +99,7 @@ def as_tensor_type(kind: Type) -> TensorType:
     return kind
 
 
-def _loop_function(loop: Let) -> Function:
+def _bound_loop_function(loop: Let) -> Function:
     """Return the function that a loop binds."""
     assert isinstance(loop.value, Function)
     return loop.value
@@ -113,22 +113,23 @@ def is_constant_true(value: Value) -> bool:
 def as_scalar(scope: Scope, value: Value) -> Expr:
     """Emit a one-element value as a tensor of rank 0."""
     expr = scope.expr(value)
-    return scope.spanned(expr if not value.type.shape else op.reshape(expr, ()))
+    return scope.attach_span(expr if not value.type.shape else op.reshape(expr, ()))
 
 
 @dataclass(slots=True)
 class Loop:
     """Loop under construction: its initial values and the function that imports one iteration.
 
-    limit: the maximum trip count, an int64 scalar. go: whether to begin at all; None for yes.
+    limit: the maximum trip count, an int64 scalar. initial_condition: whether to begin at all; None
+    for yes.
     """
 
     node: Node
     names: Sequence[str]
-    start: Sequence[Value]
+    initial_values: Sequence[Value]
     limit: Expr | None
-    go: Value | None
-    step: Step
+    initial_condition: Value | None
+    import_iteration: ImportIteration
 
     def build(self) -> tuple[list[Value], list[CollectedSlices], bool]:
         """Build the loop; return the last carried values, the collected slices, and whether the
@@ -137,45 +138,47 @@ class Loop:
         Raises CarriedRankChange when a carried value changes its rank or dtype.
         """
         kinds, endless = (
-            [_carried_type(v) for v in self.start],
-            self.go is None or is_constant_true(self.go),
+            [_carried_type(v) for v in self.initial_values],
+            self.initial_condition is None or is_constant_true(self.initial_condition),
         )
-        scope, births_before = self.node.scope, self.node.scope.birth_count()
+        scope, births_before = self.node.scope, self.node.scope.num_created_exprs()
         # Fixed-point iteration over the carried types: the body is imported anew until they are
         # stable.
         while True:
             # A fresh block in each round: the bindings of a failed round must not stay.
             block = ImportBlock()
-            with scope.inside(block):
+            with scope.enter_block(block):
                 index = self._carried_param("i", TensorType((), "int64"))
-                go = constant(np.array(True))
+                go = constant_value(np.array(True))
                 if not endless:
                     go = self._carried_param("go", TensorType((), "bool"))
                 params = [
                     v if k is None else self._carried_param(n, k)
-                    for n, k, v in zip(self.names, kinds, self.start, strict=True)
+                    for n, k, v in zip(self.names, kinds, self.initial_values, strict=True)
                 ]
-                iteration = self.step(index, go, params)
+                iteration = self.import_iteration(index, go, params)
                 changed = self._widened_types(kinds, iteration.carried)
-                if endless and not is_constant_true(iteration.go):
+                if endless and not is_constant_true(iteration.condition):
                     endless = False  # it was taken for true, which iterations change
                 elif all(a is b for a, b in zip(kinds, changed, strict=True)):
                     head = [index] if endless else [index, go]
                     if any(k is None for k in kinds):  # they stay empty: of any type
                         kinds = [
-                            v.kind if k is None else k
-                            for k, v in zip(kinds, self.start, strict=True)
+                            v.relay_type if k is None else k
+                            for k, v in zip(kinds, self.initial_values, strict=True)
                         ]
                         continue
                     typed = [k for k in kinds if k is not None]
                     moving = self._variant_indices(typed, params, iteration.carried)
-                    loop, slice_types = self._function(typed, head, params, iteration, moving)
+                    loop, slice_types = self._build_function(typed, head, params, iteration, moving)
                     break
                 else:
                     kinds = changed
         fixed = self._invariant_values(params, moving)
-        loop = loop.with_fields(value=scope.capture(_loop_function(loop), births_before, fixed))
-        last, collected = self._unpack_results(scope.spanned(loop), slice_types, moving)
+        loop = loop.with_fields(
+            value=scope.hoist_loop_invariants(_bound_loop_function(loop), births_before, fixed)
+        )
+        last, collected = self._unpack_results(scope.attach_span(loop), slice_types, moving)
         return last, collected, endless
 
     def unroll(self) -> tuple[list[Value], list[list[Value]]] | None:
@@ -188,27 +191,29 @@ class Loop:
             return None
         trip_count = int(limit.data.item())
         if trip_count > MAX_UNROLLED_ITERATIONS or not (
-            self.go is None or is_constant_true(self.go)
+            self.initial_condition is None or is_constant_true(self.initial_condition)
         ):
             return None
-        values, slices = list(self.start), list[list[Value]]()
+        values, slices = list(self.initial_values), list[list[Value]]()
         for number in range(trip_count):
-            iteration = self.step(constant(np.array(number)), constant(np.array(True)), values)
+            iteration = self.import_iteration(
+                constant_value(np.array(number)), constant_value(np.array(True)), values
+            )
             # A condition that depends on data cannot end an unrolled loop.
-            if iteration.go.array is None:
+            if iteration.condition.array is None:
                 return None
             values = list(iteration.carried)
-            slices.append(list(iteration.parts))
-            if not is_constant_true(iteration.go):
+            slices.append(list(iteration.scan_slices))
+            if not is_constant_true(iteration.condition):
                 break
         return values, slices
 
     def _carried_param(self, name: str, kind: Type) -> Value:
         """Add a parameter of the loop function for a carried value."""
-        var = self.node.scope.variable(name, kind)
+        var = self.node.scope.new_parameter(name, kind)
         if isinstance(kind, TypeCall):
             return value_of_type_call(var, kind)
-        return Value(self.node.scope.typed(var), expr=var)
+        return Value(self.node.scope.tensor_type_of(var), expr=var)
 
     def _widened_types(
         self, kinds: Sequence[Type | None], after: Sequence[Value]
@@ -222,13 +227,13 @@ class Loop:
             if _carried_type(value) is None:
                 widened_types.append(kind)
                 continue
-            new = self.node.scope.outside(value.kind)
+            new = self.node.scope.erase_block_dims(value.relay_type)
             common_type = new if kind is None else join_types(kind, new)
             if common_type is None:
                 was = "" if kind is None else format_type(kind)
                 raise CarriedRankChange(
                     f"the carried value {name!r} must keep its type and rank, but is "
-                    f"{was} before an iteration and {format_type(value.kind)} after it",
+                    f"{was} before an iteration and {format_type(value.relay_type)} after it",
                     index
                     if kind is not None and possible_dtypes(kind) == possible_dtypes(new)
                     else None,
@@ -244,20 +249,20 @@ class Loop:
         """Return the numbers of the loop-variant carried values; the invariant others are
         captured.
         """
-        every = zip(kinds, params, after, self.start, strict=True)
+        every = zip(kinds, params, after, self.initial_values, strict=True)
         return [
             n
             for n, (kind, param, value, start) in enumerate(every)
-            if param.expr is None or value.expr is not param.expr or start.kind is not kind
+            if param.expr is None or value.expr is not param.expr or start.relay_type is not kind
         ]
 
     def _invariant_values(self, params: Sequence[Value], moving: Sequence[int]) -> dict[Var, Value]:
         """Return the initial values of the loop-invariant variables."""
-        pairs = zip(params, self.start, strict=True)
+        pairs = zip(params, self.initial_values, strict=True)
         steady = [p for n, p in enumerate(pairs) if n not in moving]
         return {p.expr: value for p, value in steady if isinstance(p.expr, Var)}
 
-    def _function(
+    def _build_function(
         self,
         kinds: Sequence[Type],
         head: Sequence[Value],
@@ -271,7 +276,9 @@ class Loop:
         Closes the block of the function's body.
         """
         scope = self.node.scope
-        slice_types = [as_tensor_type(scope.outside(p.type)) for p in iteration.parts]
+        slice_types = [
+            as_tensor_type(scope.erase_block_dims(p.type)) for p in iteration.scan_slices
+        ]
         lists = [sequence.list_type(p) for p in slice_types]
         collected_vars = [Var(f"kept{n}", kind, scope.span) for n, kind in enumerate(lists)]
         parameters = [*head, *(params[n] for n in moving)]
@@ -291,8 +298,12 @@ class Loop:
         function = Function(tuple(variables), body, result, span=scope.span)
         start: list[Expr] = [const(np.int64(0))]
         if len(head) > 1:
-            start.append(const(True) if self.go is None else as_scalar(self.node.scope, self.go))
-        start += [scope.under(self.start[n], kinds[n]) for n in moving]
+            start.append(
+                const(True)
+                if self.initial_condition is None
+                else as_scalar(self.node.scope, self.initial_condition)
+            )
+        start += [scope.under_type(self.initial_values[n], kinds[n]) for n in moving]
         start += [sequence.empty() for _ in lists]
         loop_let = Let(loop, function, Call(loop, tuple(start), span=scope.span), span=scope.span)
         return loop_let, slice_types
@@ -320,36 +331,36 @@ class Loop:
         scope = self.node.scope
         added = [
             scope.relax_type(scope.expr(p), k)
-            for p, k in zip(iteration.parts, slice_types, strict=True)
+            for p, k in zip(iteration.scan_slices, slice_types, strict=True)
         ]
         lists = [
             sequence.append(collected, new)
             for collected, new in zip(collected_vars, added, strict=True)
         ]
-        go = [as_scalar(self.node.scope, iteration.go)] if len(head) > 1 else []
+        go = [as_scalar(self.node.scope, iteration.condition)] if len(head) > 1 else []
         carried = [
-            scope.under(v, p.checked_type) if isinstance(v, SequenceValue) else scope.expr(v)
+            scope.under_type(v, p.checked_type) if isinstance(v, SequenceValue) else scope.expr(v)
             for v, p in zip(after, params, strict=False)
         ]
         args = (op.add(head[0], const(np.int64(1))), *go, *carried, *lists)
-        return scope.close(scope.spanned(Call(loop, args)))
+        return scope.close_block(scope.attach_span(Call(loop, args)))
 
     def _unpack_results(
         self, loop_result: Expr, slice_types: Sequence[TensorType], moving: Sequence[int]
     ) -> tuple[list[Value], list[CollectedSlices]]:
         """Return the final carried values and the collected slices from the loop's result tuple."""
         scope = self.node.scope
-        last = list(self.start)
+        last = list(self.initial_values)
         for index, number in enumerate(moving):
-            last[number] = scope.bound(TupleGetItem(loop_result, index), self.names[number])
+            last[number] = scope.bind_named(TupleGetItem(loop_result, index), self.names[number])
         first = len(moving)
         lists = [
-            scope.spanned(TupleGetItem(loop_result, first + i)) for i in range(len(slice_types))
+            scope.attach_span(TupleGetItem(loop_result, first + i)) for i in range(len(slice_types))
         ]
         return last, [CollectedSlices(e, k) for e, k in zip(lists, slice_types, strict=True)]
 
 
-def stacked(
+def stack_slices(
     scope: Scope,
     slices: CollectedSlices,
     name: str,
@@ -364,10 +375,10 @@ def stacked(
     """
     kind = slices.type
     dims = np.array([prim_const(0) if is_unknown_dim(d) else d for d in kind.shape], object)
-    shape, like = scope.expr(known(dims, "int64")), const(0, kind.dtype)
-    stack = scope.bound(sequence.stack(slices.sequence, shape, like, length, reverse), name)
+    shape, like = scope.expr(known_value(dims, "int64")), const(0, kind.dtype)
+    stack = scope.bind_named(sequence.stack(slices.sequence, shape, like, length, reverse), name)
     if axis == 0:
         return stack
     order = list(range(1, len(kind.shape) + 1))
     order.insert(axis, 0)
-    return scope.bound(op.transpose(scope.expr(stack), order), name)
+    return scope.bind_named(op.transpose(scope.expr(stack), order), name)

@@ -14,8 +14,8 @@ def broadcast_matmul(node: Node, a: Expr, b: Expr) -> Expr:
 
     Raises Unsupported where they do not broadcast.
     """
-    a_shape, b_shape = node.typed(a).shape, node.typed(b).shape
-    node.scope.same(a_shape[-1:], b_shape[-2:-1])
+    a_shape, b_shape = node.tensor_type_of(a).shape, node.tensor_type_of(b).shape
+    node.scope.require_equal_dims(a_shape[-1:], b_shape[-2:-1])
     # A two-dimensional weight multiplies all rows at once: one GEMM instead of a batch of small
     # ones.
     if len(b_shape) == 2:
@@ -29,11 +29,11 @@ def batched_matmul(node: Node, a: Expr, b: Expr, transpose_b: bool = False) -> E
     The leading axes broadcast and become the one batch of nn.batch_matmul. Raises Unsupported where
     they do not broadcast.
     """
-    a_shape, b_shape = node.typed(a).shape, node.typed(b).shape
+    a_shape, b_shape = node.tensor_type_of(a).shape, node.tensor_type_of(b).shape
     node.scope.require_broadcastable(a_shape[:-2], b_shape[:-2])
     batch = broadcast_shape(a_shape[:-2], b_shape[:-2])
     if batch is None:
-        node.unsupported(f"batches {a_shape[:-2]!r} and {b_shape[:-2]!r} do not broadcast")
+        node.reject(f"batches {a_shape[:-2]!r} and {b_shape[:-2]!r} do not broadcast")
     sides = _collapse_batch(node, a, batch), _collapse_batch(node, b, batch)
     product_of_each = op.nn.batch_matmul(*sides, transpose_b=transpose_b)
     if len(batch) == 1:
@@ -46,7 +46,7 @@ def _collapse_batch(node: Node, expr: Expr, batch: Shape) -> Expr:
     """Collapse the batch axes: [batch..., r, c] becomes [product, r, c]; a batch of 1 is not
     repeated.
     """
-    shape = node.typed(expr).shape
+    shape = node.tensor_type_of(expr).shape
     if len(shape) == 3 and (len(batch) == 1 or is_const(shape[0], 1)):
         return expr
     # batch_matmul broadcasts a batch of 1 itself, without copying the matrix.
@@ -62,7 +62,7 @@ def batched_take(node: Node, data: Expr, indices: Expr, axis: int, batch: int) -
     """Emit a gather along an axis with `batch` leading axes shared by data and indices."""
     if not batch:
         return op.take(data, indices, axis=axis)
-    rank, width = len(node.typed(data).shape), len(node.typed(indices).shape)
+    rank, width = len(node.tensor_type_of(data).shape), len(node.tensor_type_of(indices).shape)
     order = [*range(batch), axis, *range(batch, axis), *range(axis + 1, rank)]
     ordered = data if axis == batch else op.transpose(data, order)
     gathered = op.gather_nd(ordered, op.expand_dims(indices, 0), batch_dims=batch, index_rank=1)

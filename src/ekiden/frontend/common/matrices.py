@@ -9,7 +9,7 @@ from ekiden.ir.prim import maximum, minimum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import Shape, as_attr, simplify_dim
+from ekiden.topi.dimensions import Shape, simplify_dim, to_attr_dims
 
 SINGULAR_MESSAGE = "is 0: the matrix is singular"
 NOT_POSITIVE_DEFINITE_MESSAGE = "is not positive: the matrix is not positive definite"
@@ -25,12 +25,12 @@ class LuFactors:
     info: Expr
 
     @classmethod
-    def of(cls, matrix: Expr) -> LuFactors:
+    def factorize(cls, matrix: Expr) -> LuFactors:
         """Factorise matrices [.., n, n]."""
         outputs = op.linalg.lu_factor(matrix)
         return cls(*(TupleGetItem(outputs, at) for at in range(4)))
 
-    def checked(self, subject: str) -> LuFactors:
+    def require_nonsingular(self, subject: str) -> LuFactors:
         """Return the factors with a run-time check that raises LinAlgError where a matrix is
         singular.
 
@@ -58,7 +58,7 @@ def _gather_rows(data: Expr, rows: Expr, shape: Shape) -> Expr:
     """Gather rows of [.., n, k]: row i of the result is row rows[.., i]."""
     if len(shape) == 2:
         return op.take(data, rows, axis=0)
-    indices = op.broadcast_to(op.expand_dims(rows, -1), as_attr(shape))
+    indices = op.broadcast_to(op.expand_dims(rows, -1), to_attr_dims(shape))
     return op.gather(data, len(shape) - 2, indices)
 
 
@@ -71,7 +71,7 @@ def identity_matrix(shape: Shape, dtype: str) -> Expr:
     """Emit identity matrices of that shape."""
     rows, columns = (op.arange(0, d, 1, "int64") for d in shape[-2:])
     eye = op.cast(op.equal(op.expand_dims(rows, 1), columns), dtype)
-    return eye if len(shape) == 2 else op.broadcast_to(eye, as_attr(shape))
+    return eye if len(shape) == 2 else op.broadcast_to(eye, to_attr_dims(shape))
 
 
 def matrix_diagonal(matrix: Expr, shape: Shape, dtype: str) -> Expr:
@@ -80,7 +80,7 @@ def matrix_diagonal(matrix: Expr, shape: Shape, dtype: str) -> Expr:
     return op.sum(op.where(ones, matrix, const(0, dtype)), axis=[-1], keepdims=False)
 
 
-def slogdet(factors: LuFactors, shape: Shape, dtype: str) -> tuple[Expr, Expr]:
+def lu_slogdet(factors: LuFactors, shape: Shape, dtype: str) -> tuple[Expr, Expr]:
     """Return the sign of the determinants [..] and the logarithm of their absolute value
     (slogdet).
     """
@@ -90,7 +90,7 @@ def slogdet(factors: LuFactors, shape: Shape, dtype: str) -> tuple[Expr, Expr]:
     return op.multiply(signs, _parity(factors, shape, dtype)), logs
 
 
-def determinant(factors: LuFactors, shape: Shape, dtype: str) -> Expr:
+def lu_determinant(factors: LuFactors, shape: Shape, dtype: str) -> Expr:
     """Return the determinants [..]: the product of U's diagonal times the permutation's parity."""
     pivot_product = op.prod(
         matrix_diagonal(factors.packed, shape, dtype), axis=[-1], keepdims=False
@@ -111,10 +111,10 @@ def unpack_lu(factors: LuFactors, shape: Shape, dtype: str) -> tuple[Expr, Expr]
     """Return L [.., m, min(m, n)] and U [.., min(m, n), n] from the packed factors."""
     rows, columns = shape[-2:]
     rank_bound = simplify_dim(minimum(rows, columns))
-    lower_part = op.strided_slice(factors.packed, [0], as_attr([rank_bound]), axes=[-1])
+    lower_part = op.strided_slice(factors.packed, [0], to_attr_dims([rank_bound]), axes=[-1])
     below = op.trilu(lower_part, const(-1, "int64"), upper=False)
     ones = identity_matrix((*shape[:-2], rows, rank_bound), dtype)
-    right = op.strided_slice(factors.packed, [0], as_attr([rank_bound]), axes=[-2])
+    right = op.strided_slice(factors.packed, [0], to_attr_dims([rank_bound]), axes=[-2])
     return op.add(below, ones), op.trilu(right, const(0, "int64"), upper=True)
 
 
@@ -125,7 +125,7 @@ def permutation_matrix(factors: LuFactors, shape: Shape, dtype: str) -> Expr:
     return op.cast(op.equal(rows, columns), dtype)
 
 
-def qr(matrix: Expr, shape: Shape, complete: bool = False) -> tuple[Expr, Expr]:
+def qr_decomposition(matrix: Expr, shape: Shape, complete: bool = False) -> tuple[Expr, Expr]:
     """Return Q [.., m, k] and R [.., k, n] with k = min(m, n), or m where `complete`."""
     rows, columns = shape[-2:]
     rank_bound = simplify_dim(minimum(rows, columns))
@@ -137,9 +137,9 @@ def qr(matrix: Expr, shape: Shape, complete: bool = False) -> tuple[Expr, Expr]:
         # padding.
         missing = simplify_dim(maximum(rows - columns, 0))
         widths = [(0, 0)] * (len(shape) - 1) + [(0, missing)]
-        wide = op.nn.pad(packed, [as_attr(w) for w in widths])
-        reflectors = op.strided_slice(wide, [0], as_attr([rows]), axes=[-1])
+        wide = op.nn.pad(packed, [to_attr_dims(w) for w in widths])
+        reflectors = op.strided_slice(wide, [0], to_attr_dims([rows]), axes=[-1])
         return op.linalg.householder_product(reflectors, tau), right
-    reflectors = op.strided_slice(packed, [0], as_attr([rank_bound]), axes=[-1])
-    right = op.strided_slice(right, [0], as_attr([rank_bound]), axes=[-2])
+    reflectors = op.strided_slice(packed, [0], to_attr_dims([rank_bound]), axes=[-1])
+    right = op.strided_slice(right, [0], to_attr_dims([rank_bound]), axes=[-2])
     return op.linalg.householder_product(reflectors, tau), right

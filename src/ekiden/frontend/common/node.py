@@ -29,7 +29,7 @@ class Subgraph(Protocol):
     """Subgraph of a node: a branch, or the body of a loop."""
 
     @property
-    def names(self) -> Sequence[str]:
+    def input_names(self) -> Sequence[str]:
         """Return the names of the subgraph's inputs."""
 
     def import_body(self, inputs: Sequence[Value]) -> list[Value]:
@@ -101,11 +101,11 @@ class Node:
         )
         return copied
 
-    def unsupported(self, reason: str) -> NoReturn:
+    def reject(self, reason: str) -> NoReturn:
         """Reject the node; `reason` follows its name in the error."""
         raise Unsupported(reason)
 
-    def needs(self, index: int, reason: str) -> NoReturn:
+    def reject_dynamic_input(self, index: int, reason: str) -> NoReturn:
         """Reject the node because an input must be constant; the error lists the parameters that it
         depends on.
         """
@@ -113,7 +113,7 @@ class Node:
 
     # Inputs.
 
-    def optional(self, index: int) -> Value | None:
+    def optional_value(self, index: int) -> Value | None:
         """Return an input, or None if it is absent."""
         return self.inputs[index] if index < len(self.inputs) else None
 
@@ -123,14 +123,14 @@ class Node:
 
     def value(self, index: int) -> Value:
         """Return a required input. Raises Unsupported if it is missing."""
-        operand = self.optional(index)
-        return self.unsupported(f"input {index} is missing") if operand is None else operand
+        operand = self.optional_value(index)
+        return self.reject(f"input {index} is missing") if operand is None else operand
 
     def expr(self, index: int) -> Expr:
         """Return an input as an expression. Raises Unsupported for strings."""
         operand = self.value(index)
-        if operand.is_text:
-            self.unsupported("expected a tensor of numbers, got one of strings")
+        if operand.is_string:
+            self.reject("expected a tensor of numbers, got one of strings")
         return self.scope.expr(operand)
 
     def exprs(self) -> list[Expr]:
@@ -153,14 +153,18 @@ class Node:
         """Return the dtype of an input."""
         return self.type(index).dtype
 
-    def numbers(self, index: int, what: str) -> Array:
+    def constant_array(self, index: int, what: str) -> Array:
         """Return the array of an input that must be constant; `what` names it in the error."""
         array = self.value(index).array
-        return self.needs(index, f"{what!r} must be constant") if array is None else array
+        return (
+            self.reject_dynamic_input(index, f"{what!r} must be constant")
+            if array is None
+            else array
+        )
 
-    def axes(self, index: int, what: str = "axes") -> tuple[int, ...]:
+    def constant_ints(self, index: int, what: str = "axes") -> tuple[int, ...]:
         """Return the integers of a constant input."""
-        return tuple(int(v) for v in self.numbers(index, what).ravel())
+        return tuple(int(v) for v in self.constant_array(index, what).ravel())
 
     def dims(self, index: int, what: str, count: int | None = None) -> tuple[Dim, ...]:
         """Return an integer input as dimensions; data-dependent elements become named dimensions.
@@ -175,29 +179,29 @@ class Node:
             and known_int(operand.type.shape[0]) is None
         ):
             # The operator fixes the length of this vector: a dynamic extent can only be `count`.
-            self.scope.same(operand.type.shape, (as_dim(count),))
+            self.scope.require_equal_dims(operand.type.shape, (as_dim(count),))
             operand = self.as_value(op.reshape(self.expr(index), (count,)))
-        extents = data_dependent_dims.named_dims(self.scope, operand)
+        extents = data_dependent_dims.to_named_dims(self.scope, operand)
         if extents is None:
-            self.needs(index, f"{what!r} must be a vector of known length")
+            self.reject_dynamic_input(index, f"{what!r} must be a vector of known length")
         return extents
 
-    def learn(self, index: int, axis: int, extent: Dim) -> None:
+    def constrain_extent(self, index: int, axis: int, extent: Dim) -> None:
         """Require an axis of an input to have this extent, which may refine the model's shapes.
 
         A known mismatch is left to the operator, which rejects it.
         """
-        shape = () if self.optional(index) is None else self.shape(index)
+        shape = () if self.optional_value(index) is None else self.shape(index)
         if axis < len(shape) and (known_int(shape[axis]) is None or known_int(extent) is None):
-            self.scope.same((shape[axis],), (as_dim(extent),))
+            self.scope.require_equal_dims((shape[axis],), (as_dim(extent),))
 
-    def partial(self, index: int) -> Sequence[PrimExpr | None]:
+    def partial_elements(self, index: int) -> Sequence[PrimExpr | None]:
         """Return the elements of an integer input as shape expressions, None for those that depend
         on data.
         """
-        elements = data_dependent_dims.elements(self.scope, self.value(index))
+        elements = data_dependent_dims.tracked_elements(self.scope, self.value(index))
         if elements is None:
-            self.needs(index, "expected a vector of known length")
+            self.reject_dynamic_input(index, "expected a vector of known length")
         dims = [as_dim(e if isinstance(e, PrimExpr) else int(e)) for e in elements.ravel()]
         return [e if data_dependent_dims.is_dim(e) else None for e in dims]
 
@@ -208,31 +212,31 @@ class Node:
         Raises Unsupported where it is negative or beyond any model.
         """
         if not 0 <= count <= MAX_DECLARED_ELEMENTS:
-            self.unsupported(f"{what} must be in [0, {MAX_DECLARED_ELEMENTS}], got {count}")
+            self.reject(f"{what} must be in [0, {MAX_DECLARED_ELEMENTS}], got {count}")
         return count
 
     def axis(self, axis: int, rank: int) -> int:
         """Normalize an axis: count negative ones from the end, and reject those out of range."""
         if not -rank <= axis < rank:
-            self.unsupported(f"axis {axis} is out of range for rank {rank}")
+            self.reject(f"axis {axis} is out of range for rank {rank}")
         return axis + rank if axis < 0 else axis
 
     # Expressions under construction.
 
-    def typed(self, expr: Expr) -> TensorType:
+    def tensor_type_of(self, expr: Expr) -> TensorType:
         """Return the type of an expression under construction."""
-        return self.scope.typed(expr)
+        return self.scope.tensor_type_of(expr)
 
     def as_value(self, expr: Expr) -> Value:
         """Return an expression under construction as a value."""
-        return Value(self.typed(expr), expr=expr)
+        return Value(self.tensor_type_of(expr), expr=expr)
 
-    def given(self, expr: Expr) -> Value:
+    def bind_shared(self, expr: Expr) -> Value:
         """Return an expression as a value that later expressions may share."""
-        spanned = self.scope.spanned(expr)
-        return Value(self.scope.typed(spanned), expr=spanned)
+        spanned = self.scope.attach_span(expr)
+        return Value(self.scope.tensor_type_of(spanned), expr=spanned)
 
-    def wants(self, index: int) -> bool:
+    def is_output_used(self, index: int) -> bool:
         """Return whether an output is used.
 
         An absent output, "", is not, though absent inputs have the same name.
@@ -248,15 +252,15 @@ class AttributeNode(Node):
     Accessors return the default where the node does not state the attribute.
     """
 
-    def flag(self, name: str) -> bool:
+    def bool_attribute(self, name: str) -> bool:
         """Return a Boolean attribute; False where it is absent."""
         raise NotImplementedError
 
-    def number(self, name: str, default: int = 0) -> int:
+    def int_attribute(self, name: str, default: int = 0) -> int:
         """Return an integer attribute."""
         raise NotImplementedError
 
-    def dtype_of(self, name: str, default: str = "float32") -> str:
+    def dtype_attribute(self, name: str, default: str = "float32") -> str:
         """Return a dtype attribute. Raises Unsupported for one that no tensor has."""
         raise NotImplementedError
 

@@ -45,16 +45,16 @@ class ImportOptions:
     signature: str = ""
     """Which of the functions of a model that has several."""
 
-    def given(self) -> Iterator[str]:
+    def set_option_names(self) -> Iterator[str]:
         """Yield the names of the options that are set."""
         for option in fields(self):
             value = getattr(self, option.name)
             if value is not None and not (isinstance(value, (str, dict)) and not value):
                 yield option.name
 
-    def plain(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Return the options that are set, by name; they are part of the artifact cache's key."""
-        return {name: getattr(self, name) for name in self.given()}
+        return {name: getattr(self, name) for name in self.set_option_names()}
 
 
 def check_convert_config(

@@ -16,8 +16,8 @@ from ekiden.frontend.common.loop import CarriedRankChange, CollectedSlices, Iter
 from ekiden.frontend.common.scope import is_as_specific
 from ekiden.frontend.common.sum_value import (
     MAX_ALTERNATIVES,
-    Kinds,
     SumValue,
+    TypeCombination,
     merge_first_alternatives,
     possible_dtypes,
 )
@@ -31,20 +31,20 @@ class _MoreRanksError(Exception):
     alternatives.
     """
 
-    def __init__(self, alternatives: list[Kinds]) -> None:
+    def __init__(self, alternatives: list[TypeCombination]) -> None:
         super().__init__()
         self.alternatives = alternatives
 
 
-def build_any_rank(loop: Loop) -> tuple[list[Value], list[CollectedSlices], bool]:
+def build_loop(loop: Loop) -> tuple[list[Value], list[CollectedSlices], bool]:
     """Build a loop that may change the rank of carried values; the result is that of Loop.build."""
     try:
         return loop.build()
     except CarriedRankChange as error:
-        return build_ranked(loop, error)
+        return build_rank_polymorphic_loop(loop, error)
 
 
-def build_ranked(
+def build_rank_polymorphic_loop(
     loop: Loop, first: CarriedRankChange
 ) -> tuple[list[Value], list[CollectedSlices], bool]:
     """Build a loop in which a carried value is known to change its rank. Raises CarriedRankChange
@@ -66,16 +66,23 @@ class _RankChangingLoop:
 
     def __init__(self, loop: Loop, ranked: Sequence[int]) -> None:
         self.loop, self.ranked, self.scope = loop, ranked, loop.node.scope
-        self.plain = [i for i in range(len(loop.start)) if i not in ranked]
-        self.alternatives = type_alternatives(self.scope, self._ranked_values(loop.start))
+        self.plain = [i for i in range(len(loop.initial_values)) if i not in ranked]
+        self.alternatives = type_alternatives(
+            self.scope, self._rank_changing_values(loop.initial_values)
+        )
 
     def build(self) -> tuple[list[Value], list[CollectedSlices], bool]:
         """Return the last carried values in their order, the parts, and whether the limit alone
         ends the loop."""
         names = [*(self.loop.names[i] for i in self.plain), "held"]
         while True:
-            start = self._pack_values(self.loop.start)
-            loop = replace(self.loop, names=names, start=start, step=self._ranked_step)
+            start = self._pack_values(self.loop.initial_values)
+            loop = replace(
+                self.loop,
+                names=names,
+                initial_values=start,
+                import_iteration=self._import_iteration,
+            )
             try:
                 last, slices, endless = loop.build()
             except _MoreRanksError as more:
@@ -86,20 +93,20 @@ class _RankChangingLoop:
                 raise CarriedRankChange(str(error), index) from error
             return self._unpack_values(last), slices, endless
 
-    def _ranked_values(self, values: Sequence[Value]) -> list[Value]:
+    def _rank_changing_values(self, values: Sequence[Value]) -> list[Value]:
         """Return the values whose rank changes."""
         return [values[i] for i in self.ranked]
 
     def _pack_values(self, values: Sequence[Value]) -> list[Value]:
         """Return the plain values followed by the sum of the others."""
-        scope, held = self.scope, self._ranked_values(values)
+        scope, held = self.scope, self._rank_changing_values(values)
         scope.declare_sum_type(len(self.alternatives))
         _, numbers = merge_first_alternatives([*self.alternatives, *type_alternatives(scope, held)])
         names = ", ".join(repr(self.loop.names[i]) for i in self.ranked)
         reason = f"{names}: more than {MAX_ALTERNATIVES} combinations of ranks in an iteration"
         own = numbers[len(self.alternatives) :]
         expr = inject_values(scope, held, self.alternatives, own, reason)
-        sum_value = SumValue(scope.spanned(expr), self.alternatives)
+        sum_value = SumValue(scope.attach_span(expr), self.alternatives)
         return [*(values[i] for i in self.plain), sum_value]
 
     def _unpack_values(self, values: Sequence[Value]) -> list[Value]:
@@ -110,14 +117,14 @@ class _RankChangingLoop:
         by_number |= zip(self.ranked, sum_members(self.scope, sum_value), strict=True)
         return [by_number[i] for i in range(len(by_number))]
 
-    def _ranked_step(self, index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+    def _import_iteration(self, index: Value, go: Value, values: Sequence[Value]) -> Iteration:
         """Import one iteration; raise _MoreRanksError where it produces a rank that is not yet an
         alternative.
         """
-        result = self.loop.step(index, go, self._unpack_values(values))
+        result = self.loop.import_iteration(index, go, self._unpack_values(values))
         for number in self.ranked:
             self._check_dtype(number, result.carried[number])
-        after = type_alternatives(self.scope, self._ranked_values(result.carried))
+        after = type_alternatives(self.scope, self._rank_changing_values(result.carried))
         every, _ = merge_first_alternatives([*self.alternatives, *after])
         old, new = (TupleType(tuple(map(TupleType, k))) for k in (self.alternatives, every))
         if not is_as_specific(new, old):
@@ -125,7 +132,7 @@ class _RankChangingLoop:
         return replace(result, carried=self._pack_values(result.carried))
 
     def _check_dtype(self, number: int, value: Value) -> None:
-        old_type, new_type = self.loop.start[number].kind, value.kind
+        old_type, new_type = self.loop.initial_values[number].relay_type, value.relay_type
         if possible_dtypes(old_type) != possible_dtypes(new_type):
             raise CarriedRankChange(
                 f"the carried value {self.loop.names[number]!r} must keep its dtype, but is "

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ekiden.frontend.common.loop import Iteration, Loop, stacked
+from ekiden.frontend.common.loop import Iteration, Loop, stack_slices
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.value import Value
 from ekiden.relay import op
@@ -24,9 +24,9 @@ from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import known_int
 
-Gate = Callable[[Expr], Expr]
+LstmGateFunction = Callable[[Expr], Expr]
 """The cell that it may look at -> what goes into its activation."""
-Step = Callable[[Sequence[Expr], Sequence[Expr]], list[Expr]]
+StepFunction = Callable[[Sequence[Expr], Sequence[Expr]], list[Expr]]
 """(inputs of a step, states) -> the states behind it, of which the first is the output."""
 
 
@@ -34,20 +34,20 @@ Step = Callable[[Sequence[Expr], Sequence[Expr]], list[Expr]]
 class LstmStep:
     """Result of one LSTM step: gate activations, the new cell state, and its activation."""
 
-    take: Expr
-    keep: Expr
-    new: Expr
-    show: Expr
-    cell: Expr
-    shown: Expr
+    input_gate: Expr
+    forget_gate: Expr
+    cell_candidate: Expr
+    output_gate: Expr
+    cell_state: Expr
+    activated_cell: Expr
 
     @property
     def hidden(self) -> Expr:
         """Return the hidden state: the activated cell times the output gate."""
-        return op.multiply(self.shown, self.show)
+        return op.multiply(self.activated_cell, self.output_gate)
 
 
-def lstm_gate(total: Expr, peephole: Expr | None = None) -> Gate:
+def lstm_gate(total: Expr, peephole: Expr | None = None) -> LstmGateFunction:
     """Return an LSTM gate of the pre-activation `total`, with a peephole weight on the cell state
     if there is one.
     """
@@ -56,8 +56,8 @@ def lstm_gate(total: Expr, peephole: Expr | None = None) -> Gate:
     return lambda cell: op.add(total, op.multiply(cell, peephole))
 
 
-def lstm(
-    gates: Sequence[Gate | None],
+def lstm_step(
+    gates: Sequence[LstmGateFunction | None],
     cell: Expr,
     activation: Callable[[Expr], Expr] = op.tanh,
     bound: float = 0.0,
@@ -89,7 +89,7 @@ _RECURRENT_LAYERS: Mapping[str, Callable[..., Expr]] = {
 }  # fmt: skip
 
 
-def recurrent_layer(
+def emit_recurrent_layer(
     kind: str, data: Expr, weights: Sequence[Expr | None], **options: Any,  # noqa: ANN401
 ) -> list[Expr]:  # fmt: skip
     """Emit one direction of a layer by its operator; return the hidden states of all steps, then
@@ -106,7 +106,7 @@ def recurrent_layer(
     return [TupleGetItem(outputs, at) for at in range(3 if kind == "lstm" else 2)]
 
 
-def gru(data: Sequence[Expr], state: Sequence[Expr], hidden: Expr) -> Expr:
+def gru_step(data: Sequence[Expr], state: Sequence[Expr], hidden: Expr) -> Expr:
     """Compute the next hidden state of a GRU from the products of data and state for the gates r, z
     and n.
     """
@@ -138,30 +138,34 @@ def clip_symmetric(x: Expr, limit: float) -> Expr:
 
 
 def scan_steps(
-    node: Node, data: Sequence[Expr], start: Sequence[Value], step: Step, backwards: bool = False
+    node: Node,
+    data: Sequence[Expr],
+    start: Sequence[Value],
+    step: StepFunction,
+    backwards: bool = False,
 ) -> tuple[Expr, list[Value]]:
     """Run a step function over data [steps, ...]; return the outputs [steps, ...] and the final
     states.
     """
     scope = node.scope
-    extent = node.typed(data[0]).shape[0]
+    extent = node.tensor_type_of(data[0]).shape[0]
     # One step, as in token-by-token inference, needs no loop.
     if known_int(extent) == 1:
         rows = [op.squeeze(d, axis=[0]) for d in data]
-        next_states = [node.given(e) for e in step(rows, [scope.expr(s) for s in start])]
+        next_states = [node.bind_shared(e) for e in step(rows, [scope.expr(s) for s in start])]
         return op.expand_dims(scope.expr(next_states[0]), 0), next_states
-    limit = scope.spanned(scope.scalar(extent))
-    sequences = [node.given(d) for d in data]
-    last = scope.spanned(op.subtract(limit, const(np.int64(1))))
+    limit = scope.attach_span(scope.emit_dim(extent))
+    sequences = [node.bind_shared(d) for d in data]
+    last = scope.attach_span(op.subtract(limit, const(np.int64(1))))
 
     def scan_body(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
         """Run one time step."""
         at = scope.expr(index)
         at = op.subtract(last, at) if backwards else at
-        rows = [scope.expr(node.given(op.take(scope.expr(d), at, axis=0))) for d in sequences]
-        after = [node.given(e) for e in step(rows, [scope.expr(c) for c in carried])]
+        rows = [scope.expr(node.bind_shared(op.take(scope.expr(d), at, axis=0))) for d in sequences]
+        after = [node.bind_shared(e) for e in step(rows, [scope.expr(c) for c in carried])]
         return Iteration(go, after, after[:1])
 
     names = [f"state{at}" for at in range(len(start))]
     final, (collected,), _ = Loop(node, names, start, limit, None, scan_body).build()
-    return scope.expr(stacked(scope, collected, "steps", extent, 0, backwards)), final
+    return scope.expr(stack_slices(scope, collected, "steps", extent, 0, backwards)), final

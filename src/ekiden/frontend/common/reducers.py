@@ -11,8 +11,8 @@ from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 
-Reduce = Callable[..., Expr]
-REDUCTION_OPS: Mapping[str, tuple[Reduce, Callable[[Expr, Expr], Expr]]] = {
+ReduceFunction = Callable[..., Expr]
+REDUCTION_OPS: Mapping[str, tuple[ReduceFunction, Callable[[Expr, Expr], Expr]]] = {
     "add": (op.sum, op.add),
     "multiply": (op.prod, op.multiply),
     "maximum": (op.max, op.maximum),

@@ -12,11 +12,11 @@ import numpy as np
 
 from ekiden.arith import Analyzer
 from ekiden.frontend.common.block import ImportBlock
-from ekiden.frontend.common.captures import bind_captured
+from ekiden.frontend.common.captures import bind_captured_exprs
 from ekiden.frontend.common.dim_arithmetic import lower_dim
 from ekiden.frontend.common.dim_facts import DimFacts, RestartImport
 from ekiden.frontend.common.sequence_value import SequenceValue
-from ekiden.frontend.common.spans import with_span
+from ekiden.frontend.common.spans import attach_span
 from ekiden.frontend.common.sum_value import sum_type_definition, value_of_type_call
 from ekiden.frontend.common.value import Value, sanitize_name
 from ekiden.ir import prim
@@ -74,7 +74,7 @@ class Scope:
 
     # Dimensions.
 
-    def symbol(self, name: str) -> PrimExpr:
+    def dim_symbol(self, name: str) -> PrimExpr:
         """Return the dimension of that name: a symbol, or a number where the model admits no other
         extent.
         """
@@ -88,7 +88,7 @@ class Scope:
 
     def _dim_symbol(self, name: str) -> PrimExpr:
         """Return the symbol of a dimension, or of its representative among equal ones."""
-        name = self._facts.first(name)
+        name = self._facts.representative(name)
         if name in self._facts.known:
             return prim.const(self._facts.known[name])
         if name not in self._symbols:
@@ -117,11 +117,11 @@ class Scope:
             if isinstance(dim, SizeVar):
                 self._sources.setdefault(dim, (var, axis))
             elif len(symbols := free_vars(dim)) == 1 and isinstance(symbols[0], SizeVar):
-                terms = _linear_terms(dim, symbols[0])
+                terms = _linear_coefficients(dim, symbols[0])
                 if terms is not None:
                     self._made.setdefault(symbols[0], (var, axis, *terms))
 
-    def require(self, condition: PrimExpr, why: str = "") -> None:
+    def require_condition(self, condition: PrimExpr, why: str = "") -> None:
         """Require a condition on dimensions for the current node; nothing is emitted if it always
         holds.
 
@@ -135,21 +135,23 @@ class Scope:
         if len(self._blocks) == 1 and not block.symbols.intersection(free_vars(condition)):
             self.constraints.setdefault(repr(condition), (condition, f"{self.span}{why}"))
         elif block.mark_required(repr(condition)):
-            scalar = self.spanned(self.scalar(condition))
-            block.require(
+            scalar = self.attach_span(self.emit_dim(condition))
+            block.add_runtime_check(
                 scalar, f"{self.span}{why} needs {format_prim_expr(condition)}", self.span
             )
 
-    def require_data(self, condition: Expr, why: str) -> None:
+    def require_at_run_time(self, condition: Expr, why: str) -> None:
         """Require that a data-dependent bool scalar holds, checked at run time in the current
         block.
         """
-        self._blocks[-1].require(self.spanned(condition), f"{self.span}{why}", self.span)
+        self._blocks[-1].add_runtime_check(
+            self.attach_span(condition), f"{self.span}{why}", self.span
+        )
 
     # Blocks: main, branches, functions.
 
     @contextmanager
-    def inside(self, block: ImportBlock) -> Iterator[ImportBlock]:
+    def enter_block(self, block: ImportBlock) -> Iterator[ImportBlock]:
         """Return a context in which a branch or a function body is imported."""
         self._blocks.append(block)
         try:
@@ -157,21 +159,21 @@ class Scope:
         finally:
             self._blocks.pop()
 
-    def close(self, result: Expr) -> Expr:
+    def close_block(self, result: Expr) -> Expr:
         """Return the innermost block as one expression: its bindings and checks around the
         result.
         """
-        closed = self._blocks[-1].close(result)
+        closed = self._blocks[-1].wrap_result(result)
         self.type_of(closed)
         return closed
 
-    def variable(self, name: str, kind: Type) -> Var:
+    def new_parameter(self, name: str, kind: Type) -> Var:
         """Return a new parameter of the function whose body is the innermost block."""
         if not isinstance(kind, TensorType):
             var = Var(sanitize_name(name) or "value", kind, span=self.span)
             var.set_checked_type(kind)
             return var
-        dims = (self._named(name, axis, dim) for axis, dim in enumerate(kind.shape))
+        dims = (self._name_unknown_dim(name, axis, dim) for axis, dim in enumerate(kind.shape))
         named = TensorType(tuple(dims), kind.dtype)
         var = Var(sanitize_name(name) or "value", named, span=self.span)
         var.set_checked_type(named)
@@ -181,7 +183,7 @@ class Scope:
         self._register_symbols(var, named)
         return var
 
-    def _named(self, name: str, axis: int, dim: PrimExpr) -> PrimExpr:
+    def _name_unknown_dim(self, name: str, axis: int, dim: PrimExpr) -> PrimExpr:
         """Return a symbol for an unknown dimension of a value; known ones are returned unchanged.
 
         Attempts give it the same name, by its location in the model, so that facts hold of it.
@@ -193,7 +195,7 @@ class Scope:
         called = self._facts.data_dim_name((*where, count))
         return self._dim_symbol(called) if len(self._blocks) == 1 else SizeVar(called)
 
-    def bound(
+    def bind_named(
         self, expr: Expr, name: str = "value", shape: Sequence[PrimExpr] | None = None
     ) -> Value:
         """Bind an expression to a variable if it has unknown dimensions, which get names from here
@@ -203,20 +205,20 @@ class Scope:
         """
         kind = self.type_of(expr)
         if isinstance(kind, TypeCall):
-            return value_of_type_call(self.spanned(expr), kind)
+            return value_of_type_call(self.attach_span(expr), kind)
         assert isinstance(kind, TensorType), f"a tensor or a sequence expected, got {kind!r}"
         # An extent built from itself layer after layer would double its text: bind a symbol to it.
         if any(has_more_nodes(d, MAX_EXTENT_NODES) for d in kind.shape):
             return self._bind_long_extents(expr, name, kind)
         if not any(isinstance(d, AnyDim) for d in kind.shape):
-            return Value(kind, expr=self.spanned(expr))
+            return Value(kind, expr=self.attach_span(expr))
         if shape is not None:
             pairs = zip(kind.shape, shape, strict=True)
             dims = (extent if isinstance(d, AnyDim) else d for d, extent in pairs)
             kind = TensorType(tuple(dims), kind.dtype)
-        var = self.variable(name, kind)
-        self.bind(var, expr)
-        return Value(self.typed(var), expr=var)
+        var = self.new_parameter(name, kind)
+        self.bind_var(var, expr)
+        return Value(self.tensor_type_of(var), expr=var)
 
     def _bind_long_extents(self, expr: Expr, name: str, kind: TensorType) -> Value:
         """Bind an expression whose extents have a long text, and replace these extents by
@@ -228,15 +230,15 @@ class Scope:
             if has_more_nodes(dim, MAX_EXTENT_NODES):
                 dims[axis] = symbols.get(id(self._interned(dim)), AnyDim())
         open_dims = (AnyDim() if d is not k else d for d, k in zip(dims, kind.shape, strict=True))
-        relaxed = self.relax_type(self.spanned(expr), TensorType(tuple(open_dims), kind.dtype))
-        var = self.variable(name, TensorType(tuple(dims), kind.dtype))
-        self.bind(var, relaxed)
-        for dim, symbol in zip(kind.shape, self.typed(var).shape, strict=True):
+        relaxed = self.relax_type(self.attach_span(expr), TensorType(tuple(open_dims), kind.dtype))
+        var = self.new_parameter(name, TensorType(tuple(dims), kind.dtype))
+        self.bind_var(var, relaxed)
+        for dim, symbol in zip(kind.shape, self.tensor_type_of(var).shape, strict=True):
             if has_more_nodes(dim, MAX_EXTENT_NODES) and isinstance(symbol, SizeVar):
                 self._blocks[-1].extents.setdefault(id(self._interned(dim)), symbol)
-        return Value(self.typed(var), expr=var)
+        return Value(self.tensor_type_of(var), expr=var)
 
-    def short(self, value: Value) -> Value:
+    def materialize_long_elements(self, value: Value) -> Value:
         """Return a value whose elements are computed at run time, if their shape expressions have
         become too long.
         """
@@ -247,13 +249,13 @@ class Scope:
             return value
         return Value(value.type, expr=self.expr(value))
 
-    def bind(self, var: Var, expr: Expr) -> None:
+    def bind_var(self, var: Var, expr: Expr) -> None:
         """Bind a variable to an expression in the innermost block."""
-        spanned = self.spanned(expr)
+        spanned = self.attach_span(expr)
         self._blocks[-1].bind(var, spanned)
         self._origins[var] = spanned
 
-    def name_size(self, number: PrimVar, dim: SizeVar) -> None:
+    def name_element_dim(self, number: PrimVar, dim: SizeVar) -> None:
         """Record, in the innermost block, that an element of a tensor is a named dimension."""
         self._blocks[-1].sizes[number] = dim
 
@@ -269,9 +271,9 @@ class Scope:
 
     def params_of(self, expr: Expr) -> list[str]:
         """Return the names of the parameters of `main` that an expression depends on."""
-        return [self.param_names[v] for v in self.sources(expr)]
+        return [self.param_names[v] for v in self.source_params(expr)]
 
-    def sources(self, expr: Expr) -> list[Var]:
+    def source_params(self, expr: Expr) -> list[Var]:
         """Return the parameters of `main` that an expression depends on."""
         visited: dict[Var, None] = {}
         waiting = [expr]
@@ -287,9 +289,9 @@ class Scope:
         unknown.
         """
         expr = self.expr(value)
-        return self.relax_type(expr, self.outside(self.type_of(expr)))
+        return self.relax_type(expr, self.erase_block_dims(self.type_of(expr)))
 
-    def outside(self, kind: Type, block: ImportBlock | None = None) -> Type:
+    def erase_block_dims(self, kind: Type, block: ImportBlock | None = None) -> Type:
         """Return a type with the dimensions that are bound inside a block, the innermost by
         default, replaced by unknown ones.
         """
@@ -322,7 +324,7 @@ class Scope:
         relaxed_let.set_checked_type(kind)
         return relaxed_let
 
-    def under(self, value: Value, kind: Type) -> Expr:
+    def under_type(self, value: Value, kind: Type) -> Expr:
         """Return a value as an expression under a type no more specific than its own."""
         if isinstance(value, SequenceValue):
             assert isinstance(kind, TypeCall)
@@ -331,15 +333,15 @@ class Scope:
             return self.sequence(value, element)
         return self.relax_type(self.expr(value), kind)
 
-    def fields(self, expr: Expr, names: Sequence[str]) -> list[Value]:
+    def bind_tuple_fields(self, expr: Expr, names: Sequence[str]) -> list[Value]:
         """Return the fields of a tuple of tensors, each bound."""
-        tuple_expr = self.spanned(expr)
-        return [self.bound(TupleGetItem(tuple_expr, i), name) for i, name in enumerate(names)]
+        tuple_expr = self.attach_span(expr)
+        return [self.bind_named(TupleGetItem(tuple_expr, i), name) for i, name in enumerate(names)]
 
     # Alternatives of values of several ranks.
 
     @contextmanager
-    def inside_alternative(self, blocks: Sequence[ImportBlock]) -> Iterator[None]:
+    def enter_alternative(self, blocks: Sequence[ImportBlock]) -> Iterator[None]:
         """Enter a `with` block in which nodes are imported for one alternative, in the innermost of
         these blocks.
         """
@@ -357,26 +359,26 @@ class Scope:
         data = sum_type_definition(count)
         self.module.type_definitions[data.header] = data
 
-    def doomed(self) -> Mapping[int, str]:
+    def doomed_branches(self) -> Mapping[int, str]:
         """Return the branches of the current node after which a later node always fails, each with
         its error.
         """
         return self._facts.doomed.get(str(self.span), {})
 
-    def doom(self, name: str, branch: int, reason: str) -> None:
+    def mark_branch_doomed(self, name: str, branch: int, reason: str) -> None:
         """Record that a node fails after one branch of the conditional `name`.
 
         Raises Learned, unless it fails only within an alternative of another choice.
         """
         if not self._tentative:
-            self._facts.doom(name, branch, reason)
+            self._facts.mark_branch_doomed(name, branch, reason)
 
-    def same(self, first: Sequence[PrimExpr], second: Sequence[PrimExpr]) -> None:
+    def require_equal_dims(self, first: Sequence[PrimExpr], second: Sequence[PrimExpr]) -> None:
         """Require dimensions to be pairwise equal; a node states all its equalities at once.
 
         Raises Learned when that says more of symbols than was known.
         """
-        pairs = list(_unequal_pairs(first, second))
+        pairs = list(_possibly_unequal_pairs(first, second))
         inner = {s for block in self._blocks for s in block.symbols}
         named = [
             (a.name, b.name)
@@ -387,17 +389,17 @@ class Scope:
             self._facts.union_dims(named)
         # A branch that is not taken must not constrain the inputs.
         if len(self._blocks) == 1:  # of main, which every run computes
-            self._learn_number(pairs)
+            self._learn_extent(pairs)
         if not self._tentative:
             self._learn_resized(pairs)
         for a, b in pairs:
-            self.require(fold_binary(prim.EQ, a, b))
+            self.require_condition(fold_binary(prim.EQ, a, b))
 
     def require_broadcastable(self, first: Sequence[PrimExpr], second: Sequence[PrimExpr]) -> None:
         """Require two shapes to broadcast; s against min(s, c) with c > 1 implies s <= c."""
         aligned = zip(reversed(first), reversed(second), strict=False)
         pairs = [(a, b) for a, b in aligned if not is_const(a, 1) and not is_const(b, 1)]
-        pairs = list(_unequal_pairs([a for a, _ in pairs], [b for _, b in pairs]))
+        pairs = list(_possibly_unequal_pairs([a for a, _ in pairs], [b for _, b in pairs]))
         if not self._tentative:
             for a, b in pairs:
                 self._learn_bound(a, b)
@@ -407,9 +409,9 @@ class Scope:
             condition = fold_binary(prim.EQ, a, b)
             for dim in (d for d in (a, b) if not is_const(d)):
                 condition = fold_binary(prim.Or, condition, fold_binary(prim.EQ, dim, 1))
-            self.require(condition)
+            self.require_condition(condition)
 
-    def _learn_number(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
+    def _learn_extent(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
         """Learn that a named dimension must be a number, and restart the import."""
         for symbol, number in ((x, y) for a, b in pairs for x, y in ((a, b), (b, a))):
             if self._is_stated(symbol) and isinstance(number, IntImm):
@@ -455,7 +457,7 @@ class Scope:
         required = self._resolve_named_dims(self._facts.equal[key])
         if required is None:
             return extent
-        self.require(fold_binary(prim.EQ, extent, required))
+        self.require_condition(fold_binary(prim.EQ, extent, required))
         return required
 
     def _resolve_named_dims(self, expr: PrimExpr) -> PrimExpr | None:
@@ -468,7 +470,7 @@ class Scope:
 
     # Expressions.
 
-    def typed(self, expr: Expr) -> TensorType:
+    def tensor_type_of(self, expr: Expr) -> TensorType:
         """Return the type of a tensor expression. Raises ImportModelError if it is no tensor."""
         kind = self.type_of(expr)
         if not isinstance(kind, TensorType):
@@ -484,14 +486,14 @@ class Scope:
         parameters' shapes.
         """
         if isinstance(value, SequenceValue):
-            return self.sequence(value, value.joined())
+            return self.sequence(value, value.common_element_type())
         if value.expr is None:
             assert value.symbols is not None
-            scalars = [self.scalar(e) for e in value.symbols.ravel()]
+            scalars = [self.emit_dim(e) for e in value.symbols.ravel()]
             vector = op.stack(scalars, axis=0) if scalars else relay_const(np.zeros(0, np.int64))
             shaped = op.reshape(vector, value.symbols.shape) if value.symbols.ndim != 1 else vector
-            dtype = self.typed(shaped).dtype
-            value.expr = self.spanned(
+            dtype = self.tensor_type_of(shaped).dtype
+            value.expr = self.attach_span(
                 shaped if dtype == value.type.dtype else op.cast(shaped, value.type.dtype)
             )
         return value.expr
@@ -504,38 +506,40 @@ class Scope:
         list_expr: Expr = sequence.empty(element)
         for item in value.items:
             list_expr = sequence.append(list_expr, self.relax_type(self.expr(item), element))
-        return self.relax_type(self.spanned(list_expr), sequence.list_type(element))
+        return self.relax_type(self.attach_span(list_expr), sequence.list_type(element))
 
-    def spanned(self, expr: Expr) -> Expr:
+    def attach_span(self, expr: Expr) -> Expr:
         """Return an expression, typed, with the current node as the span of its new parts."""
         self.type_of(expr)
-        return self.span_all([expr])[0]
+        return self.attach_spans([expr])[0]
 
-    def span_all(self, exprs: Sequence[Expr]) -> list[Expr]:
+    def attach_spans(self, exprs: Sequence[Expr]) -> list[Expr]:
         """Attach the current node as span to the new parts of typed expressions, and record when
         they were made.
         """
-        spanned = with_span(exprs, self.span)
+        spanned = attach_span(exprs, self.span)
         for expr in spanned:
             self._births.setdefault(expr, len(self._births))
         return spanned
 
     # Loops.
 
-    def birth_count(self) -> int:
+    def num_created_exprs(self) -> int:
         """Return the number of expressions created so far; it orders expressions by age."""
         return len(self._births)
 
-    def capture(self, function: Function, begun: int, fixed: Mapping[Var, Value]) -> Function:
+    def hoist_loop_invariants(
+        self, function: Function, begun: int, fixed: Mapping[Var, Value]
+    ) -> Function:
         """Hoist what existed before a loop began out of its body, together with loop-invariant
         variables. They are bound in the innermost block, before the loop.
         """
         values = {var: self.expr(value) for var, value in fixed.items()}
-        return bind_captured(
-            function, values, lambda e: self._births.get(e, begun) < begun, self._captured_name
+        return bind_captured_exprs(
+            function, values, lambda e: self._births.get(e, begun) < begun, self._captured_var
         )
 
-    def _captured_name(self, expr: Expr) -> Expr:
+    def _captured_var(self, expr: Expr) -> Expr:
         """Return the variable of a captured expression, bound in the innermost block unless one is
         visible.
         """
@@ -548,7 +552,7 @@ class Scope:
         var = Var("captured", kind, span=expr.span)
         var.set_checked_type(kind)
         self._blocks[-1].captured[expr] = var
-        self.bind(var, expr)
+        self.bind_var(var, expr)
         return var
 
     def shape_vector(self, value: Value, rank: int) -> Expr:
@@ -557,11 +561,11 @@ class Scope:
         own = op.shape_of(self.expr(value), dtype="int64")
         return op.concatenate([ones, own], axis=0) if len(value.type.shape) < rank else own
 
-    def scalar(self, dim: PrimExpr) -> Expr:
+    def emit_dim(self, dim: PrimExpr) -> Expr:
         """Emit a shape expression as a scalar tensor."""
-        return lower_dim(dim, self._dim_size)
+        return lower_dim(dim, self._emit_dim_symbol)
 
-    def _dim_size(self, symbol: SizeVar) -> Expr:
+    def _emit_dim_symbol(self, symbol: SizeVar) -> Expr:
         # One expression a symbol: shape_of and take of it are shared by all nodes.
         """Emit the run-time extent of a symbol: an element of the shape of a parameter, solved for
         the symbol if linear.
@@ -574,11 +578,11 @@ class Scope:
             if not is_plain:
                 factor, offset = (relay_const(n, "int64") for n in self._made[symbol][2:])
                 size = op.floor_divide(op.subtract(size, offset), factor)
-            self._scalars[symbol] = self.spanned(size)
+            self._scalars[symbol] = self.attach_span(size)
         return self._scalars[symbol]
 
 
-def _linear_terms(dim: PrimExpr, symbol: SizeVar) -> tuple[int, int] | None:
+def _linear_coefficients(dim: PrimExpr, symbol: SizeVar) -> tuple[int, int] | None:
     """Return (factor, offset) of `factor * symbol + offset`, by evaluation at three points; None
     for other forms.
     """
@@ -607,7 +611,7 @@ def is_as_specific(actual: Type, expected: Type) -> bool:
     return False
 
 
-def _unequal_pairs(
+def _possibly_unequal_pairs(
     first: Sequence[PrimExpr], second: Sequence[PrimExpr]
 ) -> Iterator[tuple[PrimExpr, PrimExpr]]:
     """Yield the pairs of dimensions that are not provably equal, skipping unknown ones."""

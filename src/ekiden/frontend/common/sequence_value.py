@@ -55,12 +55,12 @@ class NonTensorValue(Value):
     """Value other than a tensor; operations that need a tensor raise Unsupported."""
 
     __slots__ = ()
-    what = "a value that is no tensor"
+    description = "a value that is no tensor"
 
     def __getattribute__(self, name: str) -> object:
         """Raise Unsupported for `type`, which only operations on tensors read."""
         if name == "type":
-            raise Unsupported(f"expected a tensor, got {self.what}")
+            raise Unsupported(f"expected a tensor, got {self.description}")
         return super().__getattribute__(name)
 
 
@@ -70,14 +70,14 @@ class MapValue(NonTensorValue):
     """
 
     __slots__ = ("keys",)
-    what = "a sequence of maps"
+    description = "a sequence of maps"
 
     def __init__(self, expr: Expr, keys: Sequence[int | str]) -> None:
         self.array = self.symbols = self.hint = None
         self.expr, self.keys = expr, tuple(keys)
 
     @property
-    def kind(self) -> Type:
+    def relay_type(self) -> Type:
         """Return the type of the matrix."""
         assert self.expr is not None
         return self.expr.checked_type
@@ -87,13 +87,13 @@ class AbsentValue(NonTensorValue):
     """Absent optional value (ONNX Optional)."""
 
     __slots__ = ()
-    what = "an optional value that is absent"
+    description = "an optional value that is absent"
 
     def __init__(self) -> None:
         self.array = self.symbols = self.hint = self.expr = None
 
     @property
-    def kind(self) -> Type:
+    def relay_type(self) -> Type:
         """Return the empty tuple type, which stands for an absent value in messages."""
         return TupleType(())
 
@@ -104,7 +104,7 @@ class SequenceValue(NonTensorValue):
     """
 
     __slots__ = ("dtype", "element", "items")
-    what = "a sequence"
+    description = "a sequence"
 
     def __init__(
         self,
@@ -119,11 +119,11 @@ class SequenceValue(NonTensorValue):
         self.expr, self.element, self.dtype = expr, element, dtype
 
     @property
-    def kind(self) -> Type:
+    def relay_type(self) -> Type:
         """Return the type of the run-time list that represents it."""
-        return sequence.list_type(self.joined())
+        return sequence.list_type(self.common_element_type())
 
-    def joined(self) -> TensorType:
+    def common_element_type(self) -> TensorType:
         """Return the common type of all elements."""
         if self.items is None:
             assert self.element is not None
@@ -149,7 +149,7 @@ def _require_common_type(a: Type, b: Type) -> Type:
     return common
 
 
-def as_sequence_value(expr: Expr, kind: TypeCall) -> SequenceValue:
+def to_sequence_value(expr: Expr, kind: TypeCall) -> SequenceValue:
     """Return a run-time list as a value."""
     (element,) = kind.args
     assert isinstance(element, TensorType)

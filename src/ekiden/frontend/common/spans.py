@@ -20,7 +20,7 @@ from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.visitor import ExprMutator
 
 
-def with_span(roots: Sequence[Expr], span: Span) -> list[Expr]:
+def attach_span(roots: Sequence[Expr], span: Span) -> list[Expr]:
     """Attach a span and the inferred type to every new expression (one without a span)."""
     done: dict[int, Expr] = {}
     # Iterative: models are deeper than Python's recursion limit.

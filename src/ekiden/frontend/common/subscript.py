@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ekiden.frontend.common.node import Node
-from ekiden.frontend.common.value import Value, known
+from ekiden.frontend.common.value import Value, known_value
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
@@ -41,7 +41,7 @@ class Subscript:
                 self.items.append(None)
             elif masks["shrink_axis"] >> i & 1:
                 if isinstance(b, PrimExpr):
-                    node.unsupported(f"the index {b!r} must be constant")
+                    node.reject(f"the index {b!r} must be constant")
                 self.items.append(b)
             else:
                 first = None if masks["begin"] >> i & 1 else b
@@ -54,16 +54,16 @@ class Subscript:
         bounds = [i for i in self.items if isinstance(i, slice)]
         if any(isinstance(b, PrimExpr) for i in bounds for b in (i.start, i.stop)):
             return None
-        return known(np.asarray(value.elements[tuple(self.items)]), value.type.dtype)
+        return known_value(np.asarray(value.known_elements[tuple(self.items)]), value.type.dtype)
 
-    def expr(self) -> Expr:
+    def lower(self) -> Expr:
         """Lower the subscript: strided_slice, then squeeze of indexed axes, then expand_dims of new
         ones.
         """
         node, begin, end, steps = self.node, [], [], []
         axis_items = [i for i in self.items if i is not None]
         for axis, item in enumerate(axis_items):
-            first, last, step = self._axis_bounds(axis, item)
+            first, last, step = self._axis_slice_bounds(axis, item)
             begin.append(first)
             end.append(last)
             steps.append(step)
@@ -75,7 +75,7 @@ class Subscript:
             sliced = op.expand_dims(sliced, axis=at)
         return sliced
 
-    def _axis_bounds(self, axis: int, item: slice | int) -> tuple[Dim, Dim, int]:
+    def _axis_slice_bounds(self, axis: int, item: slice | int) -> tuple[Dim, Dim, int]:
         """Return (begin, end, stride) of one axis as strided_slice takes them."""
         dim = self.node.shape(0)[axis]
         extent = number(dim)
@@ -88,5 +88,5 @@ class Subscript:
             first, last, _ = item.indices(extent)
             return first, last if step > 0 or last >= 0 else -extent - 1, step
         if step < 0:
-            self.node.unsupported(f"axis {axis} of extent {dim!r} must be known to go backwards")
+            self.node.reject(f"axis {axis} of extent {dim!r} must be known to go backwards")
         return item.start or 0, dim if item.stop is None else item.stop, step

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache, reduce
 from typing import TypeAlias
 
-from ekiden.frontend.common.sequence_value import NonTensorValue, as_sequence_value, join_types
+from ekiden.frontend.common.sequence_value import NonTensorValue, join_types, to_sequence_value
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.ir.span import Span
 from ekiden.ir.text import format_type
@@ -36,7 +36,7 @@ MAX_ALTERNATIVES = 8
 """The most combinations of ranks that values may have at one place of a program."""
 MAX_CASES = 32
 """The most cases that a node is imported for."""
-Kinds: TypeAlias = tuple[Type, ...]
+TypeCombination: TypeAlias = tuple[Type, ...]
 """The types of several values in one alternative."""
 
 
@@ -57,7 +57,7 @@ def sum_type(alternatives: Sequence[Type]) -> TypeCall:
     return TypeCall(sum_type_definition(len(alternatives)).header, tuple(alternatives))
 
 
-def is_sum(kind: Type) -> bool:
+def is_sum_type(kind: Type) -> bool:
     """Return whether a type is a sum type of this module."""
     return isinstance(kind, TypeCall) and str(getattr(kind.func, "name_hint", "")).startswith(
         SUM_TYPE_PREFIX
@@ -100,16 +100,19 @@ class SumValue(NonTensorValue):
     """
 
     __slots__ = ("kinds", "origin")
-    what = "a value of one of several ranks"
+    description = "a value of one of several ranks"
 
     def __init__(
-        self, expr: Expr, kinds: Sequence[Kinds], origin: tuple[str, tuple[int, ...]] | None = None
+        self,
+        expr: Expr,
+        kinds: Sequence[TypeCombination],
+        origin: tuple[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.array = self.symbols = self.hint = None
         self.expr, self.kinds, self.origin = expr, tuple(kinds), origin
 
     @property
-    def kind(self) -> Type:
+    def relay_type(self) -> Type:
         """Return the sum type."""
         assert self.expr is not None
         checked = self.expr.checked_type_or_none()
@@ -120,19 +123,19 @@ class SumMember(NonTensorValue):
     """Field of a sum value: one of the values that every alternative holds."""
 
     __slots__ = ("index", "whole")
-    what = "a value whose rank depends on data"
+    description = "a value whose rank depends on data"
 
     def __init__(self, union: SumValue, index: int) -> None:
         self.array = self.symbols = self.hint = self.expr = None
         self.whole, self.index = union, index
 
     @property
-    def kind(self) -> Type:
+    def relay_type(self) -> Type:
         """Return the sum of the types that the field may have."""
         return sum_type([kinds[self.index] for kinds in self.whole.kinds])
 
 
-def as_sum_value(expr: Expr, kind: TypeCall) -> SumValue:
+def to_sum_value(expr: Expr, kind: TypeCall) -> SumValue:
     """Return an expression of a sum of tuples as a value."""
     kinds = [k.fields for k in kind.args if isinstance(k, TupleType)]
     assert len(kinds) == len(kind.args), f"a sum of tuples expected, got {format_type(kind)}"
@@ -141,10 +144,10 @@ def as_sum_value(expr: Expr, kind: TypeCall) -> SumValue:
 
 def value_of_type_call(expr: Expr, kind: TypeCall) -> NonTensorValue:
     """Return an expression of an algebraic data type as a value: a sum or a sequence."""
-    return as_sum_value(expr, kind) if is_sum(kind) else as_sequence_value(expr, kind)
+    return to_sum_value(expr, kind) if is_sum_type(kind) else to_sequence_value(expr, kind)
 
 
-def merge_alternatives(every: Sequence[Kinds]) -> tuple[list[Kinds], list[int]]:
+def merge_alternatives(every: Sequence[TypeCombination]) -> tuple[list[TypeCombination], list[int]]:
     """Merge combinations of equal ranks and dtypes; return the alternatives and the number of each
     combination's own.
 
@@ -157,11 +160,13 @@ def merge_alternatives(every: Sequence[Kinds]) -> tuple[list[Kinds], list[int]]:
     return alternatives, assigned
 
 
-def merge_first_alternatives(every: Sequence[Kinds]) -> tuple[list[Kinds], list[int | None]]:
+def merge_first_alternatives(
+    every: Sequence[TypeCombination],
+) -> tuple[list[TypeCombination], list[int | None]]:
     """Merge combinations like merge_alternatives, up to MAX_ALTERNATIVES; further ones have no
     number.
     """
-    groups: dict[object, list[Kinds]] = {}
+    groups: dict[object, list[TypeCombination]] = {}
     for kinds in every:
         key = tuple(map(_rank_signature, kinds))
         if key in groups or len(groups) < MAX_ALTERNATIVES:
@@ -174,12 +179,12 @@ def merge_first_alternatives(every: Sequence[Kinds]) -> tuple[list[Kinds], list[
 
 def possible_dtypes(kind: Type) -> set[str]:
     """Return the dtypes that a tensor or a sum of tensors may have."""
-    if isinstance(kind, TypeCall) and is_sum(kind):
+    if isinstance(kind, TypeCall) and is_sum_type(kind):
         return {d for k in kind.args for d in possible_dtypes(k)}
     return {kind.dtype} if isinstance(kind, TensorType) else {format_type(kind)}
 
 
-def _join_kinds(a: Kinds, b: Kinds) -> Kinds:
+def _join_kinds(a: TypeCombination, b: TypeCombination) -> TypeCombination:
     """Join two combinations of types pairwise."""
     both = [join_types(x, y) for x, y in zip(a, b, strict=True)]
     return tuple(k for k in both if k is not None)

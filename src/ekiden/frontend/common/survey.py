@@ -34,14 +34,14 @@ class Port:
 class Operator:
     """Operator of a model with the number of its nodes and how it is imported.
 
-    how: "kernel" for one that has a converter, "function" for one that is expanded by its
-    definition, "none".
+    implementation_kind: "kernel" for one that has a converter, "function" for one that is expanded
+    by its definition, "none".
     """
 
     domain: str
     name: str
     count: int
-    how: str
+    implementation_kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Survey:
     parameter_bytes: int
 
     @property
-    def dimensions(self) -> tuple[str, ...]:
+    def symbolic_dims(self) -> tuple[str, ...]:
         """Return the names of the inputs' symbolic dimensions, in order."""
         dims = [d for port in self.inputs for d in port.shape or () if isinstance(d, str)]
         return tuple(dict.fromkeys(dims))

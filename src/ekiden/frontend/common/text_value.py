@@ -18,24 +18,24 @@ from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.sum_value import SumMember
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.value import Value, constant_value
 from ekiden.ir.op import Array
 from ekiden.ir.prim import Max, PrimExpr, fold_binary
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, TupleGetItem, const
-from ekiden.runtime.text import TEXT_TERMINATOR, encode
+from ekiden.runtime.text import STRING_TERMINATOR, encode_strings
 from ekiden.topi.dimensions import Dim, Shape, are_equal_dims, known_int, product_of_dims
 
-N = TypeVar("N", bound=Node)
+NodeType = TypeVar("NodeType", bound=Node)
 
 
-class TextValue(NonTensorValue):
+class StringValue(NonTensorValue):
     """String tensor, as an expression of bytes [..., width]."""
 
     __slots__ = ("bytes_type",)
-    what = "a tensor of strings"
-    is_text = True
+    description = "a tensor of strings"
+    is_string = True
     bytes_type: TensorType
 
     def __init__(self, expr: Expr, bytes_type: TensorType) -> None:
@@ -53,39 +53,39 @@ class TextValue(NonTensorValue):
         return self.bytes_type.shape[-1]
 
     @property
-    def kind(self) -> Type:
+    def relay_type(self) -> Type:
         """Return the type of its byte tensor."""
         return self.bytes_type
 
 
-def text_constant(texts: Array | Sequence[str]) -> TextValue:
+def string_constant(texts: Array | Sequence[str]) -> StringValue:
     """Return known strings as a value."""
-    data = encode(texts)
-    value = constant(data)
+    data = encode_strings(texts)
+    value = constant_value(data)
     assert value.expr is not None
-    return TextValue(value.expr, value.type)
+    return StringValue(value.expr, value.type)
 
 
-def as_text_value(scope: Scope, data: Expr) -> TextValue:
+def to_string_value(scope: Scope, data: Expr) -> StringValue:
     """Return a byte tensor as strings; unknown dimensions get names."""
-    bytes_value = scope.bound(data, "text")
-    return TextValue(scope.expr(bytes_value), bytes_value.type)
+    bytes_value = scope.bind_named(data, "text")
+    return StringValue(scope.expr(bytes_value), bytes_value.type)
 
 
-def text(node: Node, index: int) -> TextValue:
+def string_input(node: Node, index: int) -> StringValue:
     """Return an input that must be a string tensor."""
     operand = node.value(index)
-    if not isinstance(operand, TextValue):
-        node.unsupported(f"input {index} must be a tensor of strings")
+    if not isinstance(operand, StringValue):
+        node.reject(f"input {index} must be a tensor of strings")
     return operand
 
 
-def has_text_input(node: Node) -> bool:
+def has_string_input(node: Node) -> bool:
     """Return whether an input is a string tensor."""
-    return any(isinstance(v, TextValue) for v in node.inputs)
+    return any(isinstance(v, StringValue) for v in node.inputs)
 
 
-def flatten_text(value: TextValue) -> Expr:
+def flatten_strings(value: StringValue) -> Expr:
     """Emit the strings flattened to [n, width]."""
     assert value.expr is not None
     if len(value.bytes_type.shape) == 2:
@@ -93,7 +93,7 @@ def flatten_text(value: TextValue) -> Expr:
     return op.reshape(value.expr, (product_of_dims(value.shape), value.width), allowzero=True)
 
 
-def pad_text_width(value: TextValue, width: PrimExpr, data: Expr | None = None) -> Expr:
+def pad_string_width(value: StringValue, width: PrimExpr, data: Expr | None = None) -> Expr:
     """Pad the strings to a larger width, up to which the end mark fills."""
     encoded = value.expr if data is None else data
     assert encoded is not None
@@ -101,10 +101,10 @@ def pad_text_width(value: TextValue, width: PrimExpr, data: Expr | None = None) 
         return encoded
     rank = len(value.bytes_type.shape) if data is None else 2
     room: list[tuple[Dim, Dim]] = [*[(0, 0)] * (rank - 1), (0, width - value.width)]
-    return op.nn.pad(encoded, room, const(TEXT_TERMINATOR, "uint8"))
+    return op.nn.pad(encoded, room, const(STRING_TERMINATOR, "uint8"))
 
 
-def max_text_width(values: Sequence[TextValue]) -> PrimExpr:
+def max_string_width(values: Sequence[StringValue]) -> PrimExpr:
     """Return the greatest width."""
     return reduce(
         lambda a, b: a if are_equal_dims(a, b) else fold_binary(Max, a, b),
@@ -112,44 +112,44 @@ def max_text_width(values: Sequence[TextValue]) -> PrimExpr:
     )
 
 
-def move_text(node: N, apply: Callable[[N], Result]) -> Result:
+def move_strings(node: NodeType, apply: Callable[[NodeType], Result]) -> Result:
     """Convert a data-movement operator on strings: apply it to indices, then gather the strings."""
-    texts = [v for v in node.inputs if isinstance(v, TextValue)]
+    texts = [v for v in node.inputs if isinstance(v, StringValue)]
     # All rows of the table need one byte width.
-    width = max_text_width(texts)
-    tables = [pad_text_width(v, width, flatten_text(v)) for v in texts]
+    width = max_string_width(texts)
+    tables = [pad_string_width(v, width, flatten_strings(v)) for v in texts]
     table = tables[0] if len(tables) == 1 else op.concatenate(Tuple(tuple(tables)), axis=0)
     result = apply_to_indices(node, apply)
     outputs: list[Expr | Value | None]
     outputs = list(result) if isinstance(result, Sequence) else [result]
     if isinstance(result, Expr) and not isinstance(node.scope.type_of(result), TensorType):
         outputs = [TupleGetItem(result, i) for i in range(len(node.output_names))]
-    return [None if m is None else _gather_text(node.scope, table, m) for m in outputs]
+    return [None if m is None else _gather_strings(node.scope, table, m) for m in outputs]
 
 
-def apply_to_indices(node: N, apply: Callable[[N], Result]) -> Result:
+def apply_to_indices(node: NodeType, apply: Callable[[NodeType], Result]) -> Result:
     """Convert an operator on the row indices of its strings; operators that read only shapes need
     nothing else.
     """
-    return apply(node.with_inputs(_index_inputs(node)))
+    return apply(node.with_inputs(_inputs_as_indices(node)))
 
 
-def _gather_text(scope: Scope, table: Expr, indices: Expr | Value) -> TextValue:
+def _gather_strings(scope: Scope, table: Expr, indices: Expr | Value) -> StringValue:
     """Gather the strings of a table at these indices. Raises UnsupportedError for indices of
     several ranks.
     """
     if isinstance(indices, SumMember):
         raise Unsupported("strings whose rank depends on data are not supported")
     at = scope.expr(indices) if isinstance(indices, Value) else indices
-    return as_text_value(scope, op.take(table, at, axis=0))
+    return to_string_value(scope, op.take(table, at, axis=0))
 
 
-def _index_inputs(node: Node) -> list[Value | None]:
+def _inputs_as_indices(node: Node) -> list[Value | None]:
     """Return the inputs with strings replaced by their row numbers in the table."""
     replaced: list[Value | None] = []
     start: PrimExpr | int = 0
     for operand in node.inputs:
-        if isinstance(operand, TextValue):
+        if isinstance(operand, StringValue):
             count = product_of_dims(operand.shape)
             replaced.append(_index_range(node.scope, start, count, operand.shape))
             start = start + count
@@ -165,6 +165,6 @@ def _index_range(scope: Scope, start: PrimExpr | int, count: PrimExpr, shape: Sh
     if first is not None and None not in dims:
         sizes = [d for d in dims if d is not None]
         every = first + np.arange(math.prod(sizes), dtype=np.int64)
-        return constant(every.reshape(sizes))
+        return constant_value(every.reshape(sizes))
     numbers = op.arange(start, start + count, 1, dtype="int64")
-    return scope.bound(op.reshape(numbers, shape, allowzero=True))
+    return scope.bind_named(op.reshape(numbers, shape, allowzero=True))

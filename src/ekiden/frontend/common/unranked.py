@@ -12,7 +12,7 @@ StatedInput: TypeAlias = tuple[str, str, tuple[int | str, ...] | None]
 """(name, dtype, shape) of an input; the shape is None where nothing says its rank."""
 
 
-def stated_shape(name: str, dims: object) -> tuple[int | str, ...] | None:
+def format_stated_shape(name: str, dims: object) -> tuple[int | str, ...] | None:
     """Return a shape of an input as an executable shows it; None for none."""
     if dims is None:
         return None

@@ -16,9 +16,9 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr
 from ekiden.ir.type import TensorType, Type, tensor_type
 from ekiden.relay.expr import Constant, Expr, const
-from ekiden.topi.dimensions import Dim, as_attr
+from ekiden.topi.dimensions import Dim, to_attr_dims
 
-Symbols: TypeAlias = npt.NDArray[np.object_]
+SymbolArray: TypeAlias = npt.NDArray[np.object_]
 """An object array of PrimExpr: int64 ones stand for any integer dtype."""
 
 
@@ -34,24 +34,24 @@ class Value:
     __slots__ = ("array", "expr", "hint", "symbols", "type")
 
     type: TensorType
-    is_text: ClassVar[bool] = False
+    is_string: ClassVar[bool] = False
     """Whether it is a tensor of strings, whose expression is one of bytes."""
 
     def __init__(
         self,
         type_: TensorType,
         array: Array | None = None,
-        symbols: Symbols | None = None,
+        symbols: SymbolArray | None = None,
         expr: Expr | None = None,
     ) -> None:
         self.type = type_
         self.array = array
         self.symbols = symbols
         self.expr = expr
-        self.hint: Symbols | None = None
+        self.hint: SymbolArray | None = None
 
     @property
-    def kind(self) -> Type:
+    def relay_type(self) -> Type:
         """Return the type of the value, which need not be a tensor."""
         return self.type
 
@@ -61,7 +61,7 @@ class Value:
         return self.array is not None or self.symbols is not None
 
     @property
-    def elements(self) -> Array:
+    def known_elements(self) -> Array:
         """Return the numbers, or the object array of expressions, of a known value."""
         known_elements = self.array if self.array is not None else self.symbols
         assert known_elements is not None, "elements of a run-time value are not known at import"
@@ -74,10 +74,10 @@ class Value:
         if self.array is not None:
             return tuple(int(n) for n in self.array.ravel().astype(np.int64))
         assert self.symbols is not None, "dims of a run-time value are not known at import"
-        return as_attr(self.symbols.ravel())
+        return to_attr_dims(self.symbols.ravel())
 
 
-def constant(array: Array) -> Value:
+def constant_value(array: Array) -> Value:
     """Return an array as a constant value."""
     expr = Constant(array)
     type_ = tensor_type(array.shape, dtype_name(array))
@@ -87,7 +87,7 @@ def constant(array: Array) -> Value:
 
 def scalar_value(number: object, dtype: str) -> Value:
     """Return a number as a constant of rank 0."""
-    return constant(const(number, dtype).data)
+    return constant_value(const(number, dtype).data)
 
 
 def dtype_name(array: Array) -> str:
@@ -95,16 +95,16 @@ def dtype_name(array: Array) -> str:
     return "bool" if array.dtype == np.bool_ else str(array.dtype)
 
 
-def known(elements: Array, dtype: str) -> Value:
+def known_value(elements: Array, dtype: str) -> Value:
     """Return numbers or shape expressions as a value; constant expressions become numbers."""
     if elements.dtype != np.object_:
-        return constant(np.asarray(elements, to_numpy(dtype)))
+        return constant_value(np.asarray(elements, to_numpy(dtype)))
     simplified = np.empty(elements.shape, object)
     for at, element in np.ndenumerate(elements.astype(object)):
         simplified[at] = simplify(element)
     flat = [e.value if isinstance(e, (IntImm, FloatImm)) else e for e in simplified.ravel()]
     if not any(isinstance(e, PrimExpr) for e in flat):
-        return constant(np.array(flat, to_numpy(dtype)).reshape(elements.shape))
+        return constant_value(np.array(flat, to_numpy(dtype)).reshape(elements.shape))
     return Value(tensor_type(elements.shape, dtype), symbols=simplified)
 
 
@@ -116,7 +116,7 @@ def sanitize_name(name: str) -> str:
     return f"v{cleaned}" if cleaned[:1].isdigit() else cleaned
 
 
-def dim_name(name: str, axis: int, stated: str = "") -> str:
+def input_dim_name(name: str, axis: int, stated: str = "") -> str:
     """Return the name of an input's symbolic dimension: the model's own, else one made of input and
     axis.
     """
@@ -136,7 +136,7 @@ class UniqueNames:
     def __init__(self) -> None:
         self._taken: set[str] = set()
 
-    def unique(self, name: str, fallback: str) -> str:
+    def unique_name(self, name: str, fallback: str) -> str:
         """Return `name` sanitized, with a number appended if it is taken."""
         base = candidate = sanitize_name(name) or fallback
         count = 0

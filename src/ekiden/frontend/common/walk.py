@@ -44,7 +44,7 @@ PYTHON_ERRORS = (
 """What code raises by itself on what it does not expect; ValueError is also raised on purpose."""
 
 
-class Walk:
+class GraphWalk:
     """State of one import that all its graphs share: label, scope and collected problems.
 
     label: the model, as messages have it. shapes: how a user states other ones. problems: a line
@@ -58,7 +58,7 @@ class Walk:
         self.needed: dict[str, None] = {}
 
     @contextmanager
-    def at(
+    def convert_node(
         self,
         name: str,
         inputs: Mapping[str, Value | None],
@@ -98,11 +98,11 @@ class Walk:
         finally:
             self.scope.span = around
 
-    def finish(self) -> None:
+    def raise_collected_problems(self) -> None:
         """Raise UnsupportedError if a node was unsupported."""
         raise_problems(self.problems, self.label, self.needed)
 
-    def outputs(self, result: Result, names: Sequence[str]) -> dict[str, Value]:
+    def bind_outputs(self, result: Result, names: Sequence[str]) -> dict[str, Value]:
         """Bind a converter's results to the names of the node's used outputs.
 
         Raises Unsupported for an output that the converter did not return, ImportModelError for one
@@ -110,7 +110,7 @@ class Walk:
         """
         scope = self.scope
         all_outputs: Sequence[Expr | Value | None] = (
-            self._fields(result)
+            self._split_outputs(result)
             if isinstance(result, Expr)
             else list(result)
             if isinstance(result, Sequence)
@@ -122,18 +122,18 @@ class Walk:
                 raise Unsupported(f"output {index} ({name!r}) is not supported")
         exprs = {i: e for i, _ in used_outputs if isinstance(e := all_outputs[i], Expr)}
         for index, expr in exprs.items():
-            _check_nonnegative_extents(names[index], scope.typed(expr))
-        spanned = dict(zip(exprs, scope.span_all(list(exprs.values())), strict=True))
+            _check_nonnegative_extents(names[index], scope.tensor_type_of(expr))
+        spanned = dict(zip(exprs, scope.attach_spans(list(exprs.values())), strict=True))
         values: dict[str, Value] = {}
         for index, name in used_outputs:
             output = all_outputs[index]
             if isinstance(output, Value):
-                values[name] = scope.short(output)
+                values[name] = scope.materialize_long_elements(output)
             else:
-                values[name] = scope.bound(spanned[index], name)
+                values[name] = scope.bind_named(spanned[index], name)
         return values
 
-    def _fields(self, expr: Expr) -> list[Expr | Value | None]:
+    def _split_outputs(self, expr: Expr) -> list[Expr | Value | None]:
         """Return the outputs of an expression: the fields of a tuple, or itself."""
         kind = self.scope.type_of(expr)
         if isinstance(kind, TensorType):
@@ -165,7 +165,7 @@ class Walk:
         """Return the model inputs, with their types, that the inputs of a node depend on."""
         names = self.scope.param_names
         exprs = [v.expr for v in inputs if v is not None and v.expr is not None]
-        made_of = dict.fromkeys(v for e in exprs for v in self.scope.sources(e))
+        made_of = dict.fromkeys(v for e in exprs for v in self.scope.source_params(e))
         return [f"the input {names[v]!r}, {format_type(v.checked_type)}" for v in made_of]
 
 
@@ -174,7 +174,7 @@ def _value_type_text(value: Value) -> str:
     elements.
     """
     try:
-        return format_type(value.kind)
+        return format_type(value.relay_type)
     except Unsupported:
         items = value.items if isinstance(value, SequenceValue) else None
         return f"[{', '.join(map(_value_type_text, items or ()))}]"

@@ -18,7 +18,7 @@ MLIR_DTYPES: Mapping[str, str] = {
     **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"ui{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
     "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
-    **{name: narrow.carrier for name, narrow in NARROW_DTYPES.items()},
+    **{name: narrow.carrier_dtype for name, narrow in NARROW_DTYPES.items()},
 }  # fmt: skip
 """MLIR's name of an element type -> the dtype that its values have in Relay."""
 
@@ -26,9 +26,9 @@ MLIR_DTYPES: Mapping[str, str] = {
 _COMPLEX_PART_DTYPES: Mapping[str, str] = {"complex<f32>": "float32", "complex<f64>": "float64"}
 
 
-def check_dtype(name: str) -> str:
+def check_supported_dtype(name: str) -> str:
     """Check that a JAX dtype is supported, and return its name, which is ours too."""
-    stored = [narrow.stored for narrow in NARROW_DTYPES.values() if narrow.stored]
+    stored = [narrow.storage_dtype for narrow in NARROW_DTYPES.values() if narrow.storage_dtype]
     if name not in MLIR_DTYPES.values() and name not in stored:
         raise Unsupported(f"dtype {name} is not supported")
     return name
@@ -62,7 +62,7 @@ def relay_dtype(kind: ir.Type) -> str:
     return MLIR_DTYPES[name]
 
 
-def lookup_narrow(kind: ir.Type) -> NarrowDtype | None:
+def find_narrow_dtype(kind: ir.Type) -> NarrowDtype | None:
     """Return the narrow dtype of a tensor type; None for any other."""
     return (
         NARROW_DTYPES.get(str(kind.element_type)) if isinstance(kind, ir.RankedTensorType) else None
@@ -73,17 +73,17 @@ def storage_dtype(kind: ir.Type) -> str:
     """Return the dtype of a tensor type at the program's boundary, in inputs and outputs. Raises
     Unsupported as `dtype_of`, and for narrow dtypes that tensors of ours do not have.
     """
-    narrow = lookup_narrow(kind)
+    narrow = find_narrow_dtype(kind)
     if narrow is None:
         return relay_dtype(kind)
-    if not narrow.stored:
+    if not narrow.storage_dtype:
         raise Unsupported(f"dtype {narrow.name} is not supported")
-    return narrow.stored
+    return narrow.storage_dtype
 
 
 def element_bits(kind: ir.Type) -> int:
     """Return the width of an element in bits; for complex numbers of a part, for bools 1."""
-    narrow = lookup_narrow(kind)
+    narrow = find_narrow_dtype(kind)
     dtype = part_dtype_of(kind)
     if narrow is not None:
         return narrow.bits
@@ -107,7 +107,7 @@ def decode_constant(attribute: ir.Attribute) -> Array:
         # A splat of any size stays one number: a program can declare terabytes of zeros.
         value = np.asarray(attribute.get_splat_value().value, dtype)
         return np.broadcast_to(value, shape)
-    if lookup_narrow(kind) is not None:
+    if find_narrow_dtype(kind) is not None:
         return _eval_in_carrier(attribute).astype(dtype).reshape(shape)
     if (
         relay_dtype(kind) == "bfloat16"
@@ -137,13 +137,13 @@ def _eval_in_carrier(attribute: ir.Attribute) -> Array:
     carrier.
     """
     with attribute.context, ir.Location.unknown():
-        narrow = lookup_narrow(attribute.type)
+        narrow = find_narrow_dtype(attribute.type)
         assert narrow is not None, "the constant has a narrow dtype"
         element = {
             "int8": lambda: ir.IntegerType.get_signless(8),
             "uint8": lambda: ir.IntegerType.get_unsigned(8),
             "float32": ir.F32Type.get,
-        }[narrow.carrier]()
+        }[narrow.carrier_dtype]()
         kind = ir.RankedTensorType.get(attribute.type.shape, element)
         value = lambda: [stablehlo.convert(kind, stablehlo.constant(attribute))]  # noqa: E731
         (elements,) = _eval_stablehlo([kind], value)

@@ -1,4 +1,4 @@
-"""Entry point of the JAX frontend (see ekiden.frontend.table.Entry)."""
+"""Entry point of the JAX frontend (see ekiden.frontend.table.FrontendEntry)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _import_keras(model: object, options: ImportOptions) -> ImportedModule:
     label = keras_models.model_label(model)
     _reject_options(options, label, ("example_inputs", "dynamic_shapes"))
     if options.example_inputs is None:
-        function, inputs, names = keras_models.traced_inputs(model, label)
+        function, inputs, names = keras_models.trace_inputs(model, label)
         return import_program(export_function(function, inputs, None, None, label), label, names)
     function = keras_models.inference_function(model)
     examples = options.example_inputs
@@ -92,7 +92,7 @@ def _import_keras(model: object, options: ImportOptions) -> ImportedModule:
 
 def _reject_options(options: ImportOptions, label: str, honoured: Sequence[str] = ()) -> None:
     """Raise CompileError for an option that this kind of model does not honour."""
-    for name in options.given():
+    for name in options.set_option_names():
         if name not in honoured:
             reason = (
                 "is traced when it is compiled"

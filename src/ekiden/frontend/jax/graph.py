@@ -18,22 +18,22 @@ from ekiden.frontend.common.arithmetic import (
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.common.walk import Walk
+from ekiden.frontend.common.value import Value, constant_value
+from ekiden.frontend.common.walk import GraphWalk
 from ekiden.frontend.jax.dtype import (
     decode_complex_constant,
     decode_constant,
+    find_narrow_dtype,
     is_complex,
     is_token,
-    lookup_narrow,
     part_dtype_of,
 )
 from ekiden.frontend.jax.node import (
-    Many,
-    Pair,
+    ComplexPair,
+    ImportedValues,
     StablehloNode,
     StablehloRow,
-    describe,
+    describe_operation,
     user_source_line,
 )
 from ekiden.frontend.jax.registry import CONVERTER_TABLE, find_row
@@ -56,7 +56,7 @@ class StablehloImporter:
     it.
     """
 
-    def __init__(self, walk: Walk, module: ir.Module) -> None:
+    def __init__(self, walk: GraphWalk, module: ir.Module) -> None:
         self.walk, self.scope = walk, walk.scope
         self.env: dict[ir.Value, BoundValue] = {}
         self._functions: Mapping[str, ir.Block] = {
@@ -69,7 +69,7 @@ class StablehloImporter:
         self._place = ""
         """The line of the user's program that is being imported."""
 
-    def function(self, name: str) -> ir.Block:
+    def function_body(self, name: str) -> ir.Block:
         """Return the body block of a function; raise Unsupported without one."""
         if name not in self._functions:
             raise Unsupported(f"there is no function {name!r}")
@@ -82,27 +82,27 @@ class StablehloImporter:
         self._seeds += 1
         return self._seeds
 
-    def real(self, value: ir.Value) -> Value | None:
+    def real_value(self, value: ir.Value) -> Value | None:
         """Return the binding of an SSA value if it is a real tensor; else None."""
         bound_value = self.env.get(value)
         return bound_value if isinstance(bound_value, Value) else None
 
     @staticmethod
-    def row(name: str) -> StablehloRow | None:
+    def find_row(name: str) -> StablehloRow | None:
         """Look up the row of an operation, composite or custom call; None if there is none."""
         return CONVERTER_TABLE.get(name)
 
-    def run(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
+    def import_real_block(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
         """Import a block for these inputs; return its results, which must be real. Raises
         Unsupported as `results` does.
         """
-        results = self.results(block, inputs)
+        results = self.import_block(block, inputs)
         real = [v for v in results if isinstance(v, Value)]
         if len(real) < len(results):
             raise Unsupported("complex numbers are not supported here")
         return real
 
-    def results(self, block: ir.Block, inputs: Sequence[BoundValue]) -> Many:
+    def import_block(self, block: ir.Block, inputs: Sequence[BoundValue]) -> ImportedValues:
         """Import a block for these inputs; return its results. Raises Unsupported where one of its
         operations has been reported.
         """
@@ -124,18 +124,18 @@ class StablehloImporter:
         self.env.update(dict.fromkeys(operation.results))
         if any(v is None for v in inputs):
             return  # made by an operation that has already been reported
-        names = self._names(operation)
+        names = self._output_names(operation)
         self.scope.used.update(filter(None, names))
         labels = {f"input {i}": v for i, v in enumerate(inputs) if isinstance(v, Value)}
         around = self._place
         self._place = user_source_line(str(operation.location)) or around
-        with self.walk.at(describe(operation, around), labels):
+        with self.walk.convert_node(describe_operation(operation, around), labels):
             if operation.name not in REGION_OPERATIONS:  # what is inside them is reported there
                 for value in (*operation.operands, *operation.results):
                     _check_type(value.type)
             held = self._import_tuple(operation, inputs)
             if held is None:
-                held = self._made(self._convert_operation(operation, inputs, names), names)
+                held = self._bind_results(self._convert_operation(operation, inputs, names), names)
             self.env.update(zip(operation.results, held, strict=True))
         self._place = around
 
@@ -152,15 +152,15 @@ class StablehloImporter:
             return [elements[operation.attributes["index"].value]]
         return None
 
-    def _made(
-        self, result: Result | Many | Pair, names: Sequence[str]
+    def _bind_results(
+        self, result: Result | ImportedValues | ComplexPair, names: Sequence[str]
     ) -> list[Value | ComplexValue | None]:
         """Bind a converter's results to output names; a (real, imaginary) pair becomes a complex
         value.
         """
         if isinstance(result, tuple):
             real, imaginary = (
-                self._named_part(p, names) for p in zip(result, _PART_SUFFIXES, strict=True)
+                self._bind_part(p, names) for p in zip(result, _PART_SUFFIXES, strict=True)
             )
             return [None if real is None or imaginary is None else ComplexValue(real, imaginary)]
         outputs = list(result) if isinstance(result, Sequence) else [result]
@@ -168,16 +168,16 @@ class StablehloImporter:
         plain = [None if isinstance(v, ComplexValue) else v for v in outputs]
         real_names = ["" if i in pairs else name for i, name in enumerate(names)]
         single = plain[0] if not isinstance(result, Sequence) else None
-        named_values = self.walk.outputs(plain if single is None else single, real_names)
+        named_values = self.walk.bind_outputs(plain if single is None else single, real_names)
         return [pairs.get(i, named_values.get(name)) for i, name in enumerate(names)]
 
-    def _named_part(self, component: tuple[Expr, str], names: Sequence[str]) -> Value | None:
+    def _bind_part(self, component: tuple[Expr, str], names: Sequence[str]) -> Value | None:
         expr, suffix = component
         own = [name and f"{name}.{suffix}" for name in names]
         self.scope.used.update(filter(None, own))
-        return self.walk.outputs(expr, own).get(own[0])
+        return self.walk.bind_outputs(expr, own).get(own[0])
 
-    def _names(self, operation: ir.Operation) -> list[str]:
+    def _output_names(self, operation: ir.Operation) -> list[str]:
         """Return a name for each used output; "" for others."""
         self._count += 1
         base = f"{operation.name.rpartition('.')[2]}_{self._count}"
@@ -191,11 +191,11 @@ class StablehloImporter:
         operation: ir.Operation,
         inputs: Sequence[BoundValue],
         names: Sequence[str],
-    ) -> Result | Many | Pair:
+    ) -> Result | ImportedValues | ComplexPair:
         if operation.name == "stablehlo.constant":
             if _has_complex(operation):
                 return list[Value | ComplexValue](
-                    [ComplexValue(*map(constant, decode_complex_constant(operation)))]
+                    [ComplexValue(*map(constant_value, decode_complex_constant(operation)))]
                 )
             return self._import_constant(decode_constant(operation.attributes["value"]))
         decomposed_results = self._decompose(operation, inputs)
@@ -204,19 +204,23 @@ class StablehloImporter:
         row = find_row(operation.name)
         node = StablehloNode(operation, inputs, self.scope, names, self, str(self.scope.span))
         if _has_complex(operation):
-            if row.on_complex is None:
+            if row.make_complex_rule is None:
                 raise Unsupported("complex numbers are not supported here")
-            return row.on_complex(row.convert)(node)
+            return row.make_complex_rule(row.convert)(node)
         if row.rule is None:
             return self._cast_to_declared(node, self._convert_and_fold(node, row))
         return self._evaluate_or_convert(node, row, row.rule(node))
 
-    def _decompose(self, operation: ir.Operation, inputs: Sequence[BoundValue]) -> Many | None:
+    def _decompose(
+        self, operation: ir.Operation, inputs: Sequence[BoundValue]
+    ) -> ImportedValues | None:
         """Convert an operation without a row by its decomposition into simpler ones; return None
         where there is none.
         """
         row = CONVERTER_TABLE.get(operation.name)
-        is_known = row is not None and (not _has_complex(operation) or row.on_complex is not None)
+        is_known = row is not None and (
+            not _has_complex(operation) or row.make_complex_rule is not None
+        )
         if is_known or not operation.name.startswith(("chlo.", "stablehlo.")):
             return None
         if operation.name.startswith("stablehlo.") and operation.name not in _DECOMPOSED_OPERATIONS:
@@ -227,7 +231,7 @@ class StablehloImporter:
         # The module owns the operations that `env` has as keys: it must outlive the import.
         self._decomposed.append(module)
         (function,) = defined_functions(module)
-        return self.results(function.regions[0].blocks[0], inputs)
+        return self.import_block(function.regions[0].blocks[0], inputs)
 
     def _convert_and_fold(self, node: StablehloNode, row: StablehloRow) -> Result:
         """Convert by a row, and fold the result where all inputs are small constants."""
@@ -241,7 +245,7 @@ class StablehloImporter:
             return self._cast_to_declared(node, known_result)
         result = self._cast_to_declared(node, self._convert_and_fold(node, row))
         if isinstance(result, Expr):
-            result = self.scope.bound(result)
+            result = self.scope.bind_named(result)
         if not isinstance(result, Value):
             return result
         return propagate_elements(self.scope, node.inputs, rule, result)
@@ -254,7 +258,7 @@ class StablehloImporter:
         if count == 1 and isinstance(result, (Expr, Value)):
             return self._round_to_declared(node, 0, result)
         if isinstance(result, Sequence) and any(
-            lookup_narrow(r.type) for r in node.operation.results
+            find_narrow_dtype(r.type) for r in node.operation.results
         ):
             return [
                 output if output is None else self._round_to_declared(node, index, output)
@@ -267,25 +271,25 @@ class StablehloImporter:
     ) -> Expr | Value:
         if is_token(node.operation.results[index].type):
             return result
-        dtype, narrow = node.out_dtype(index), lookup_narrow(node.operation.results[index].type)
+        dtype, narrow = node.out_dtype(index), find_narrow_dtype(node.operation.results[index].type)
         if isinstance(result, Value):
             if narrow is None or result.symbols is not None:
                 return result
             if result.array is not None:
-                return constant(narrow.round_array(result.array))
+                return constant_value(narrow.round_array(result.array))
             result = self.scope.expr(result)
         kind = self.scope.type_of(result)
         if isinstance(kind, TensorType) and kind.dtype != dtype:
             result = op.cast(result, dtype)
         if narrow is None:
             return result
-        return narrow.round_to_dtype(result, lambda expr: self.scope.expr(node.given(expr)))
+        return narrow.round_to_dtype(result, lambda expr: self.scope.expr(node.bind_shared(expr)))
 
     def _import_constant(self, array: Array) -> Result:
         # A splat stays a broadcast of one number instead of memory in the artifact.
         if array.size > MAX_FOLDED_ELEMENTS and not any(array.strides):
             return op.broadcast_to(const(array.flat[0]), array.shape)
-        return constant(np.ascontiguousarray(array).reshape(array.shape))
+        return constant_value(np.ascontiguousarray(array).reshape(array.shape))
 
 
 def _check_type(kind: ir.Type) -> None:

@@ -18,7 +18,7 @@ from ekiden.frontend.common.library_errors import check_readable, translate_erro
 from ekiden.frontend.common.value import sanitize_name
 from ekiden.runtime.errors import ImportModelError
 
-Function: TypeAlias = Callable[..., Any]
+InferenceFunction: TypeAlias = Callable[..., Any]
 
 
 def is_zip_archive(data: bytes) -> bool:
@@ -26,7 +26,7 @@ def is_zip_archive(data: bytes) -> bool:
     return data.startswith(b"PK")
 
 
-def load(model: str | os.PathLike[str] | bytes, label: str) -> Any:  # noqa: ANN401 - Keras's
+def load_keras_file(model: str | os.PathLike[str] | bytes, label: str) -> Any:  # noqa: ANN401 - Keras's
     """Load a .keras file, given by its path or its bytes. Raises ImportModelError for one that
     cannot be read.
     """
@@ -34,7 +34,7 @@ def load(model: str | os.PathLike[str] | bytes, label: str) -> Any:  # noqa: ANN
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.keras"
             path.write_bytes(model)
-            return load(path, label)
+            return load_keras_file(path, label)
     check_readable(model, label)
     if not zipfile.is_zipfile(model):
         text = "it is no zip archive, which .keras files are, or cut short"
@@ -56,7 +56,7 @@ def model_label(model: Any) -> str:  # noqa: ANN401 - Keras's
     return f"model {getattr(model, 'name', type(model).__name__)!r}"
 
 
-def inference_function(model: Any) -> Function:  # noqa: ANN401 - Keras's
+def inference_function(model: Any) -> InferenceFunction:  # noqa: ANN401 - Keras's
     """Return the inference function of a model, with its variables as constants."""
     trainable = [variable.value for variable in model.trainable_variables]
     non_trainable = [variable.value for variable in model.non_trainable_variables]
@@ -72,7 +72,7 @@ def inference_function(model: Any) -> Function:  # noqa: ANN401 - Keras's
     return call
 
 
-def traced_inputs(model: Any, label: str) -> tuple[Function, list[Any], tuple[str, ...]]:  # noqa: ANN401
+def trace_inputs(model: Any, label: str) -> tuple[InferenceFunction, list[Any], tuple[str, ...]]:  # noqa: ANN401
     """Return the function of a model, the specifications of its inputs, and their names.
 
     Raises ImportModelError for a model that has not been built.
@@ -86,7 +86,7 @@ def traced_inputs(model: Any, label: str) -> tuple[Function, list[Any], tuple[st
         sanitize_name(str(tensor.name)) or f"input_{i}" for i, tensor in enumerate(tensors)
     )
     scope = export.SymbolicScope()
-    specs = [_spec(tensor, name, scope) for tensor, name in zip(tensors, names, strict=True)]
+    specs = [_input_spec(tensor, name, scope) for tensor, name in zip(tensors, names, strict=True)]
     call = inference_function(model)
 
     def call_on_leaves(*inputs: Any) -> Any:  # noqa: ANN401 - arrays
@@ -96,7 +96,7 @@ def traced_inputs(model: Any, label: str) -> tuple[Function, list[Any], tuple[st
     return call_on_leaves, specs, names
 
 
-def _spec(tensor: Any, name: str, scope: export.SymbolicScope) -> jax.ShapeDtypeStruct:  # noqa: ANN401
+def _input_spec(tensor: Any, name: str, scope: export.SymbolicScope) -> jax.ShapeDtypeStruct:  # noqa: ANN401
     dims = [_dim_name(name, axis, extent) for axis, extent in enumerate(tensor.shape)]
     shape = export.symbolic_shape(", ".join(dims), scope=scope)
     return jax.ShapeDtypeStruct(shape, keras.backend.standardize_dtype(tensor.dtype))

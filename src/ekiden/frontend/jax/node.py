@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 from ekiden.frontend.common import node as common
 from ekiden.frontend.common.arithmetic import Rule
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
-from ekiden.frontend.common.dft import Parts
+from ekiden.frontend.common.dft import ComplexParts
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.value import Value
@@ -27,13 +27,13 @@ from ekiden.frontend.jax.dtype import (
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import Dim, as_attr, as_dim, known_int
+from ekiden.topi.dimensions import Dim, as_dim, known_int, to_attr_dims
 
 if TYPE_CHECKING:
     from ekiden.frontend.jax.graph import StablehloImporter
 
 
-def describe(operation: ir.Operation, around: str = "") -> str:
+def describe_operation(operation: ir.Operation, around: str = "") -> str:
     """Return an operation's name with its source line, such as `stablehlo.tanh
     (model.py:12: ...)`.
     """
@@ -77,7 +77,7 @@ class StablehloNode(common.Node):
             v.real if isinstance(v, ComplexValue) else None if isinstance(v, tuple) else v
             for v in inputs
         ]
-        super().__init__(name or describe(operation), plain, scope, output_names)
+        super().__init__(name or describe_operation(operation), plain, scope, output_names)
         self.whole = inputs
         self.operation, self.graph = operation, graph
         self.composite: Mapping[str, Any] = {}
@@ -91,31 +91,31 @@ class StablehloNode(common.Node):
 
     # Attributes.
 
-    def has(self, name: str) -> bool:
+    def has_attribute(self, name: str) -> bool:
         """Return whether the operation has an attribute."""
         return name in self.operation.attributes
 
     def attribute(self, name: str) -> Any:  # noqa: ANN401 - whatever MLIR has
         """Return a required attribute. Raises Unsupported if it is missing."""
-        if not self.has(name):
-            self.unsupported(f"the attribute {name!r} is missing")
+        if not self.has_attribute(name):
+            self.reject(f"the attribute {name!r} is missing")
         return self.operation.attributes[name]
 
-    def integer(self, name: str, default: int = 0) -> int:
+    def int_attribute(self, name: str, default: int = 0) -> int:
         """Return an integer attribute."""
-        return int(self.attribute(name).value) if self.has(name) else default
+        return int(self.attribute(name).value) if self.has_attribute(name) else default
 
-    def flag(self, name: str) -> bool:
+    def bool_attribute(self, name: str) -> bool:
         """Return a Boolean attribute; absent ones are false."""
-        return self.has(name) and bool(self.attribute(name).value)
+        return self.has_attribute(name) and bool(self.attribute(name).value)
 
-    def text(self, name: str) -> str:
+    def string_attribute(self, name: str) -> str:
         """Return a string or symbol attribute; "" for an absent one."""
-        return str(self.attribute(name).value) if self.has(name) else ""
+        return str(self.attribute(name).value) if self.has_attribute(name) else ""
 
-    def ints(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
+    def int_array_attribute(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
         """Return an integer array attribute."""
-        if not self.has(name):
+        if not self.has_attribute(name):
             return tuple(default)
         attribute = self.attribute(name)
         elements = (
@@ -129,7 +129,11 @@ class StablehloNode(common.Node):
         """Return the keyword of an enum attribute, such as "GE" of `#stablehlo<comparison_direction
         GE>`.
         """
-        return str(self.attribute(name)).rstrip(">").rpartition(" ")[2] if self.has(name) else ""
+        return (
+            str(self.attribute(name)).rstrip(">").rpartition(" ")[2]
+            if self.has_attribute(name)
+            else ""
+        )
 
     # Outputs, as they are declared.
 
@@ -137,7 +141,7 @@ class StablehloNode(common.Node):
         """Return the dtype of an output; of complex numbers that of their parts."""
         return part_dtype_of(self.operation.results[index].type)
 
-    def out_extents(self, index: int = 0) -> list[int | None]:
+    def static_output_extents(self, index: int = 0) -> list[int | None]:
         """Return the extents of an output, None for symbolic ones."""
         return static_extents(self.operation.results[index].type)
 
@@ -166,7 +170,7 @@ class StablehloNode(common.Node):
             return (operand.real, operand.imaginary)[which]
         return self.value(index)
 
-    def parts(self, index: int) -> Parts:
+    def parts(self, index: int) -> ComplexParts:
         """Return the real and imaginary part of an input; a real input has imaginary part 0."""
         real, imaginary = (self.scope.expr(self.part(index, which)) for which in range(2))
         is_pair = isinstance(self.whole[index], ComplexValue)
@@ -174,36 +178,39 @@ class StablehloNode(common.Node):
 
     # Regions.
 
-    def region(self, index: int = 0) -> ir.Block:
+    def region_block(self, index: int = 0) -> ir.Block:
         """Return the block of a region, or of the function that is called in its place."""
         regions = self.operation.regions
         if len(regions) > index and len(regions[index].blocks):
             return regions[index].blocks[0]
         named = self.attribute("called_computations")[index].value
-        return self.graph.function(named)
+        return self.graph.function_body(named)
 
-    def run(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
+    def import_block(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
         """Import a block for these inputs; return its results."""
-        return self.graph.run(block, inputs)
+        return self.graph.import_real_block(block, inputs)
 
-    def run_flat(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
+    def import_block_by_parts(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
         """Import a block with complex inputs and results flattened to their parts."""
-        return flatten_parts(self.graph.results(block, whole(block.arguments, inputs)))
+        return flatten_parts(
+            self.graph.import_block(block, reassemble_complex(block.arguments, inputs))
+        )
 
     def emit_once(self, expr: Expr) -> Expr:
         """Bind an expression to a variable, so that it is computed once for all its uses."""
-        return self.scope.expr(self.given(expr))
+        return self.scope.expr(self.bind_shared(expr))
 
-    def per_part(
+    def map_parts(
         self, value: Value | ComplexValue, function: Callable[[Expr], Expr]
     ) -> Value | ComplexValue:
         """Apply a function to a tensor; to a complex one part by part."""
         if isinstance(value, ComplexValue):
             real, imaginary = (
-                self.given(function(self.scope.expr(v))) for v in (value.real, value.imaginary)
+                self.bind_shared(function(self.scope.expr(v)))
+                for v in (value.real, value.imaginary)
             )
             return ComplexValue(real, imaginary)
-        return self.given(function(self.scope.expr(value)))
+        return self.bind_shared(function(self.scope.expr(value)))
 
     # Expressions.
 
@@ -211,20 +218,20 @@ class StablehloNode(common.Node):
         """Return an integer input as dimensions."""
         return self.dims(index, "sizes")
 
-    def signed_sizes(self, index: int) -> list[Dim]:
+    def signed_dims(self, index: int) -> list[Dim]:
         """Return an input that must follow from shapes as dimensions, which may be negative."""
         operand = self.value(index)
         if not operand.is_known:
-            self.needs(index, "padding must follow from shapes")
+            self.reject_dynamic_input(index, "padding must follow from shapes")
         if operand.array is not None:
             return [int(number) for number in operand.array.ravel()]
-        return [as_attr((as_dim(element),))[0] for element in operand.elements.ravel()]
+        return [to_attr_dims((as_dim(element),))[0] for element in operand.known_elements.ravel()]
 
     def static_dims(self, dims: Sequence[Dim], what: str) -> tuple[int, ...]:
         """Return dimensions as numbers; reject symbolic ones."""
         extents = [d if isinstance(d, int) else known_int(d) for d in dims]
         if None in extents:
-            self.unsupported(f"{what} must have constant extents")
+            self.reject(f"{what} must have constant extents")
         return tuple(d for d in extents if d is not None)
 
     def broadcast_source(self, index: int) -> Expr:
@@ -253,7 +260,7 @@ def flatten_parts(values: Sequence[Value | ComplexValue]) -> list[Value]:
     ]
 
 
-def whole(kinds: Sequence[ir.Value], components: Sequence[Value]) -> Many:
+def reassemble_complex(kinds: Sequence[ir.Value], components: Sequence[Value]) -> ImportedValues:
     """Reassemble real and complex values of the given types from their flattened parts."""
     remaining = iter(components)
     return [
@@ -264,13 +271,13 @@ def whole(kinds: Sequence[ir.Value], components: Sequence[Value]) -> Many:
 
 _BROADCAST_OP = op.get("broadcast_to")
 
-Many: TypeAlias = list[Value | ComplexValue]
+ImportedValues: TypeAlias = list[Value | ComplexValue]
 """What a function gives."""
-Converter: TypeAlias = Callable[[StablehloNode], "Result | Many"]
-Pair: TypeAlias = tuple[Expr, Expr]
+Converter: TypeAlias = Callable[[StablehloNode], "Result | ImportedValues"]
+ComplexPair: TypeAlias = tuple[Expr, Expr]
 """The two parts of what is complex."""
-PairRule: TypeAlias = Callable[[StablehloNode], Pair]
-ComplexRule: TypeAlias = Callable[[StablehloNode], "Pair | Result | Many"]
+ComplexPairRule: TypeAlias = Callable[[StablehloNode], ComplexPair]
+ComplexRule: TypeAlias = Callable[[StablehloNode], "ComplexPair | Result | ImportedValues"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,23 +293,23 @@ class StablehloRow:
     """What it gives of inputs whose elements are known, numbers or sizes."""
     is_view: bool = False
     """Whether it copies no elements."""
-    on_complex: Callable[[Converter], ComplexRule] | None = None
+    make_complex_rule: Callable[[Converter], ComplexRule] | None = None
     """From its converter to what it does to complex numbers, or to get them; None where it takes
     none.
     """
 
 
-def complex_rule(rule: ComplexRule) -> Callable[[Converter], ComplexRule]:
-    """Return an `on_complex` that replaces the real converter by a rule of its own."""
+def custom_complex_rule(rule: ComplexRule) -> Callable[[Converter], ComplexRule]:
+    """Return an `make_complex_rule` that replaces the real converter by a rule of its own."""
     return lambda convert: rule
 
 
-def per_part(convert: Converter) -> PairRule:
+def per_part_rule(convert: Converter) -> ComplexPairRule:
     """Return the complex rule that applies the converter to each part, for data movement
     and sums.
     """
 
-    def rule(node: StablehloNode) -> Pair:
+    def rule(node: StablehloNode) -> ComplexPair:
         """Convert the real and the imaginary parts of all inputs."""
         component_results = []
         for which in range(2):

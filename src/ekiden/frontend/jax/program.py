@@ -16,18 +16,18 @@ from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.main_builder import MainBuilder
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, constant, sanitize_name
-from ekiden.frontend.common.walk import Walk
+from ekiden.frontend.common.value import Value, constant_value, sanitize_name
+from ekiden.frontend.common.walk import GraphWalk
 from ekiden.frontend.jax.dtype import (
-    check_dtype,
+    check_supported_dtype,
+    find_narrow_dtype,
     is_complex,
-    lookup_narrow,
     relay_dtype,
     static_extents,
     storage_dtype,
 )
 from ekiden.frontend.jax.graph import StablehloImporter
-from ekiden.frontend.jax.node import Many
+from ekiden.frontend.jax.node import ImportedValues
 from ekiden.frontend.jax.stablehlo import defined_functions, find_entry, make_context, parse_module
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
@@ -54,7 +54,7 @@ class ProgramInput:
 class ProgramSignature:
     """Signature of a program: its entry function, inputs, outputs and platforms."""
 
-    entry: str
+    entry_function: str
     """The function that it begins with."""
     inputs: tuple[ProgramInput, ...]
     outputs: tuple[str, ...]
@@ -119,32 +119,32 @@ class _ProgramImport:
     ) -> None:
         self.signature = signature
         self.scope = Scope(facts, set())
-        self.walk = Walk(label, self.scope, "example_inputs=(...)")
+        self.walk = GraphWalk(label, self.scope, "example_inputs=(...)")
         self.main = MainBuilder(self.scope)
         self.graph = StablehloImporter(self.walk, module)
 
     def run(self) -> ImportedModule:
         """Import inputs, operations and outputs; raise the collected problems if there are some."""
-        block = self.graph.function(self.signature.entry)
+        block = self.graph.function_body(self.signature.entry_function)
         inputs = self._platform_index()
         arguments = iter(list(block.arguments)[len(inputs) :])
         for leaf in self.signature.inputs:
-            input_value = self.main.tensor(leaf.name, self._input_type(leaf))
+            input_value = self.main.add_tensor_input(leaf.name, self._input_type(leaf))
             if leaf.is_read:
                 inputs.append(self._cast_to_carrier(input_value, next(arguments)))
         reported: Unsupported | None = None
-        results: Many = []
+        results: ImportedValues = []
         try:
-            results = self.graph.results(block, inputs)
+            results = self.graph.import_block(block, inputs)
         except Unsupported as error:
             reported = error
-        self.walk.finish()
+        self.walk.raise_collected_problems()
         if reported is not None:
             raise reported
-        outputs = self._real_outputs(block, results)
+        outputs = self._collect_real_outputs(block, results)
         if not outputs:
             raise ImportModelError(f"import {self.walk.label}: it returns no tensor")
-        functions: dict[GlobalVar | str, BaseFunc] = {"main": self.main.function(outputs)}
+        functions: dict[GlobalVar | str, BaseFunc] = {"main": self.main.build_main(outputs)}
         return ImportedModule(
             IRModule(functions, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
@@ -157,14 +157,14 @@ class _ProgramImport:
         dtype = relay_dtype(argument.type)
         if value.type.dtype == dtype:
             return value
-        return self.scope.bound(op.cast(self.scope.expr(value), dtype))
+        return self.scope.bind_named(op.cast(self.scope.expr(value), dtype))
 
-    def _stored(self, value: Value, kind: ir.Type) -> Value:
+    def _cast_to_declared(self, value: Value, kind: ir.Type) -> Value:
         """Cast an output to the dtype that the program declares."""
-        narrow = lookup_narrow(kind)
-        if narrow is None or not narrow.stored:
+        narrow = find_narrow_dtype(kind)
+        if narrow is None or not narrow.storage_dtype:
             return value
-        return self.scope.bound(op.cast(self.scope.expr(value), narrow.stored))
+        return self.scope.bind_named(op.cast(self.scope.expr(value), narrow.storage_dtype))
 
     def _platform_index(self) -> list[Value]:
         """Return the platform index, the first argument of a program for several platforms."""
@@ -174,9 +174,9 @@ class _ProgramImport:
         if "cpu" not in platforms:
             text = f"it is exported for {', '.join(platforms)}: export it for 'cpu'"
             raise UnsupportedError(f"import {self.walk.label}: {text}")
-        return [constant(np.array(platforms.index("cpu"), np.int32))]
+        return [constant_value(np.array(platforms.index("cpu"), np.int32))]
 
-    def _real_outputs(self, block: ir.Block, results: Many) -> list[Value]:
+    def _collect_real_outputs(self, block: ir.Block, results: ImportedValues) -> list[Value]:
         """Return the outputs. Raises UnsupportedError for complex ones and those without data."""
         *_, end = block.operations
         kinds = [value.type for value in end.operation.operands]
@@ -192,7 +192,11 @@ class _ProgramImport:
                     "there are no tensors: give their parts, jnp.real and jnp.imag"
                 )
         pairs = zip(results, kinds, strict=True)
-        return [self._stored(output, kind) for output, kind in pairs if isinstance(output, Value)]
+        return [
+            self._cast_to_declared(output, kind)
+            for output, kind in pairs
+            if isinstance(output, Value)
+        ]
 
     def _input_type(self, leaf: ProgramInput) -> TensorType:
         """Return the type of an input.
@@ -205,9 +209,9 @@ class _ProgramImport:
             if isinstance(dim, int):
                 dims.append(const(dim, "int64"))
             elif str(dim).isidentifier() and dim is not None:
-                dims.append(self.scope.symbol(str(dim)))
+                dims.append(self.scope.dim_symbol(str(dim)))
             else:
-                dims.append(self.scope.symbol(f"{sanitize_name(leaf.name)}_dim{axis}"))
+                dims.append(self.scope.dim_symbol(f"{sanitize_name(leaf.name)}_dim{axis}"))
         return TensorType(tuple(dims), leaf.dtype)
 
 
@@ -229,7 +233,7 @@ def _exported_signature(
     for index, name in enumerate(_input_names(program, read, arguments)):
         aval = program.in_avals[index]
         try:
-            dims, dtype = _stored(aval)
+            dims, dtype = _storage_type(aval)
         except Unsupported as error:
             raise UnsupportedError(f"import {label}: input {name!r}: {error}") from error
         inputs.append(ProgramInput(name, dims, dtype, index in read))
@@ -237,16 +241,16 @@ def _exported_signature(
     return ProgramSignature("main", tuple(inputs), outputs, tuple(program.platforms))
 
 
-def _stored(aval: jax.core.ShapedArray) -> tuple[tuple[object, ...], str]:
+def _storage_type(aval: jax.core.ShapedArray) -> tuple[tuple[object, ...], str]:
     """Return the extents and dtype in which an array is stored; a random key is stored as its
     words.
 
     Raises Unsupported for unsupported dtypes.
     """
     if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return tuple(aval.shape), check_dtype(str(aval.dtype))
+        return tuple(aval.shape), check_supported_dtype(str(aval.dtype))
     words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), aval.dtype))
-    return (*aval.shape, *words.shape), check_dtype(str(words.dtype))
+    return (*aval.shape, *words.shape), check_supported_dtype(str(words.dtype))
 
 
 def _input_names(
@@ -280,11 +284,11 @@ def _argument_name(argument: ir.Value) -> str:
 
 def _location_name(argument: ir.Value) -> str:
     """Return the name in an argument's MLIR location; "" without one."""
-    match = _LOCATION_NAME.fullmatch(str(argument.location))
+    match = _LOCATION_NAME_PATTERN.fullmatch(str(argument.location))
     return match[1].replace("\\22", '"') if match else ""
 
 
-_LOCATION_NAME = re.compile(r'loc\("([^"]+)"\)')
+_LOCATION_NAME_PATTERN = re.compile(r'loc\("([^"]+)"\)')
 
 
 def _callee_argument_name(call: ir.Operation, index: int) -> str:
@@ -332,17 +336,21 @@ def _module_signature(module: ir.Module, entry: str, label: str) -> ProgramSigna
     kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
     count = len(kind.results)
     output_names = ["result"] if count == 1 else [f"result[{i}]" for i in range(count)]
-    stated = [_result_info(function, index) for index in range(count)]
+    stated = [_jax_result_name(function, index) for index in range(count)]
     if len({*stated, ""}) == count + 1:
         output_names = stated
     return ProgramSignature(entry, tuple(inputs), tuple(output_names))
 
 
-def _result_info(function: ir.Operation, index: int) -> str:
+def _jax_result_name(function: ir.Operation, index: int) -> str:
     """Return the name that JAX gives to a result of its programs; "" for others."""
     attributes = function.attributes
     result_attributes = attributes["res_attrs"][index] if "res_attrs" in attributes else {}
-    return result_attributes[_RESULT_INFO].value if _RESULT_INFO in result_attributes else ""
+    return (
+        result_attributes[_RESULT_INFO_ATTRIBUTE].value
+        if _RESULT_INFO_ATTRIBUTE in result_attributes
+        else ""
+    )
 
 
-_RESULT_INFO = "jax.result_info"
+_RESULT_INFO_ATTRIBUTE = "jax.result_info"

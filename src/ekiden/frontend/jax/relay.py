@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.jax.entry import import_model
-from ekiden.frontend.table import frontend
+from ekiden.frontend.table import frontend_by_name
 from ekiden.ir.module import IRModule
 from ekiden.relay import printer  # noqa: F401 - so that the functions of a module print as text
 from ekiden.runtime import Tensor
@@ -28,6 +28,6 @@ def from_jax(
     Returns:
         The module, and no parameters.
     """
-    frontend("jax").check_model(function, "from_jax")
+    frontend_by_name("jax").check_model(function, "from_jax")
     options = ImportOptions(example_inputs=example_inputs, dynamic_shapes=dynamic_shapes)
-    return import_model(function, options).as_module(), {}
+    return import_model(function, options).to_module(), {}

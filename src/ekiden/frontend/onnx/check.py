@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import LazyModule
 from ekiden.frontend.common.unsupported import Unsupported, suggest_nearest
 from ekiden.frontend.common.walk import raise_problems
-from ekiden.frontend.onnx.load import Functions, function_key, opset_versions, subgraphs
+from ekiden.frontend.onnx.load import Functions, function_key, opset_versions, subgraph_attributes
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import OnnxRow, check_attribute_type, describe_node, parse_attribute
 from ekiden.frontend.onnx.registry import CONVERTER_TABLE
@@ -67,8 +67,10 @@ def unsupported_nodes(
                 inner = opset_versions(local.opset_import)
                 waiting.extend((n, inner) for n in reversed(local.node))
             continue
-        problems.extend((node, p) for p in _node_problems(node, stated))
-        waiting.extend((n, stated) for g in reversed(subgraphs(node)) for n in reversed(g.node))
+        problems.extend((node, p) for p in _node_errors(node, stated))
+        waiting.extend(
+            (n, stated) for g in reversed(subgraph_attributes(node)) for n in reversed(g.node)
+        )
     return problems
 
 
@@ -77,7 +79,7 @@ def canonical_domain(node: onnx.NodeProto) -> str:
     return "" if node.domain in DEFAULT_DOMAINS else node.domain
 
 
-def schema_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
+def since_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
     """Return the opset of the operator's last schema change (`since_version`); the imported version
     outside of ONNX's domains.
     """
@@ -89,7 +91,7 @@ def schema_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
         return stated
 
 
-def imported_opset(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
+def opset_of_node(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
     """Return the opset version that the model imports for the node's domain."""
     return versions.get(canonical_domain(node), 1)
 
@@ -100,20 +102,20 @@ def find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> OnnxRow | Non
     queried for `since_version`.
     """
     # Newer rows describe changed semantics, so the latest one not above the stated version holds.
-    version = imported_opset(node, versions)
+    version = opset_of_node(node, versions)
     every = CONVERTER_TABLE.get((canonical_domain(node), node.op_type)) or ()
-    rows = [r for r in every if r.since <= version]
-    return max(rows, key=lambda r: r.since) if rows else None
+    rows = [r for r in every if r.since_version <= version]
+    return max(rows, key=lambda r: r.since_version) if rows else None
 
 
-def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[str]:
+def _node_errors(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[str]:
     """Return the reasons why one node cannot be imported."""
     domain = canonical_domain(node)
-    declared = find_signature(domain, node.op_type, imported_opset(node, versions))
+    declared = find_signature(domain, node.op_type, opset_of_node(node, versions))
     if (domain, node.op_type) not in CONVERTER_TABLE:
         # An operator without a row is supported if its schema defines it by a function of other
         # operators.
-        if function_body.has_function(node, domain, schema_version(node, versions)):
+        if function_body.has_function(node, domain, since_version(node, versions)):
             return [] if declared is None else list(signature_errors(node, declared))
         near = suggest_nearest(
             node.op_type, (name for d, name in CONVERTER_TABLE if d == domain), 0.6
@@ -122,9 +124,9 @@ def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[st
         return [f"unknown operator{near}{teach}"]
     row = find_row(node, versions)
     if row is None:
-        oldest = min(r.since for r in CONVERTER_TABLE[domain, node.op_type])
+        oldest = min(r.since_version for r in CONVERTER_TABLE[domain, node.op_type])
         return [f"opset {versions.get(domain, 1)} is not supported; expected {oldest} or newer"]
-    problems = _attribute_problems(node, row, versions)
+    problems = _attribute_errors(node, row, versions)
     # Converters that users register may take attributes and inputs outside of the schema.
     if declared is None or row.is_extension:
         return problems
@@ -136,18 +138,16 @@ def _unsupported_inputs(
     node: onnx.NodeProto, row: OnnxRow, declared: OperatorSignature
 ) -> Iterator[str]:
     """Yield a message for each present input that the converter row does not read."""
-    if row.inputs:
+    if row.supported_inputs:
         for index, name in enumerate(node.input):
             parameter = declared.input_name(index)
-            if name and parameter not in row.inputs.split():
+            if name and parameter not in row.supported_inputs.split():
                 yield f"input {index} ({parameter!r}) is not supported"
 
 
-def _attribute_problems(
-    node: onnx.NodeProto, row: OnnxRow, versions: Mapping[str, int]
-) -> list[str]:
+def _attribute_errors(node: onnx.NodeProto, row: OnnxRow, versions: Mapping[str, int]) -> list[str]:
     """Return messages for attributes that are missing, unknown, or of an unsupported value."""
-    graphs = row.graphs.split()
+    graphs = row.graph_attributes.split()
     supported = [*graphs, *row.attributes.split()]
     present = {a.name for a in node.attribute}
     problems = [f"attribute {n!r} is missing" for n in graphs if n not in present]
@@ -161,11 +161,11 @@ def _attribute_problems(
             choice = f"supported are {', '.join(supported)}" if supported else "it has none"
             problems.append(f"unknown attribute {attribute.name!r}; {choice}")
         elif (
-            attribute.name in row.values
-            and parse_attribute(attribute) not in row.values[attribute.name]
+            attribute.name in row.supported_values
+            and parse_attribute(attribute) not in row.supported_values[attribute.name]
         ):
             value = parse_attribute(attribute)
-            allowed = ", ".join(map(repr, row.values[attribute.name]))
+            allowed = ", ".join(map(repr, row.supported_values[attribute.name]))
             problems.append(f"attribute {attribute.name!r} must be one of {allowed}, got {value!r}")
     return problems
 
@@ -175,7 +175,7 @@ def _is_default(
 ) -> bool:
     """Return whether an attribute equals its default in the operator's schema."""
     # Exporters write attributes at their default values, also ones that no row supports.
-    version = imported_opset(node, versions)
+    version = opset_of_node(node, versions)
     try:
         schema = onnx.defs.get_schema(node.op_type, version, canonical_domain(node))
     except onnx.defs.SchemaError:

@@ -1,4 +1,4 @@
-"""Entry points of the ONNX frontend (see ekiden.frontend.table.Entry)."""
+"""Entry points of the ONNX frontend (see ekiden.frontend.table.FrontendEntry)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.common.survey import Survey
 from ekiden.frontend.onnx.importer import import_onnx
-from ekiden.frontend.onnx.load import Source
+from ekiden.frontend.onnx.load import ModelSource
 from ekiden.frontend.onnx.survey import survey as survey_onnx
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
     """Import an ONNX model from a path, bytes or an onnx.ModelProto."""
-    return import_onnx(cast(Source, model), options.shape)
+    return import_onnx(cast(ModelSource, model), options.shape)
 
 
 def survey(model: object) -> Survey:
     """Return the operators, inputs, outputs and unsupported nodes of a model without
     importing it.
     """
-    return survey_onnx(cast(Source, model))
+    return survey_onnx(cast(ModelSource, model))

@@ -54,7 +54,7 @@ def schema_function(
     return function
 
 
-def inlined_body(
+def inline_function(
     function: onnx.FunctionProto, proto: onnx.NodeProto, label: str
 ) -> tuple[list[onnx.NodeProto], dict[str, int]]:
     """Inline a function for a calling node; return its nodes in topological order and their opset
@@ -78,7 +78,7 @@ def inlined_body(
         _rename_tensors(inlined, names, prefix)
     for name in filter(None, proto.output):
         graph.output.add(name=name)
-    for template in _passthrough_nodes(function, proto):
+    for template in _passthrough_identity_nodes(function, proto):
         graph.node.append(template)
     return topological_order(graph, label), opset_versions(function.opset_import)
 
@@ -112,7 +112,9 @@ def _rename_tensors(node: onnx.NodeProto, names: Mapping[str, str], prefix: str)
             stack.extend(graph.node)
 
 
-def _passthrough_nodes(function: onnx.FunctionProto, proto: onnx.NodeProto) -> list[onnx.NodeProto]:
+def _passthrough_identity_nodes(
+    function: onnx.FunctionProto, proto: onnx.NodeProto
+) -> list[onnx.NodeProto]:
     """Return Identity nodes for the outputs of a function that are also its inputs."""
     actual_names = dict(zip(function.input, proto.input, strict=False))
     return [

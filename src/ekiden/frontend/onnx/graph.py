@@ -12,23 +12,23 @@ from ekiden._lazy import LazyModule
 from ekiden.frontend.common.case_values import CaseValues
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.spans import with_span
-from ekiden.frontend.common.text_value import has_text_input, text_constant
+from ekiden.frontend.common.spans import attach_span
+from ekiden.frontend.common.text_value import has_string_input, string_constant
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.common.walk import MAX_CHAIN_NODES, NodeError, Walk
+from ekiden.frontend.common.value import Value, constant_value
+from ekiden.frontend.common.walk import MAX_CHAIN_NODES, GraphWalk, NodeError
 from ekiden.frontend.onnx.check import (
     canonical_domain,
     find_row,
-    imported_opset,
-    schema_version,
+    opset_of_node,
+    since_version,
     unsupported_nodes,
 )
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.load import (
     Functions,
     function_key,
-    initializers,
+    named_initializers,
     referenced_names,
     required_names,
     topological_order,
@@ -36,7 +36,7 @@ from ekiden.frontend.onnx.load import (
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import LazyAttributes, OnnxNode, OnnxRow, describe_node
 from ekiden.frontend.onnx.signatures import OperatorSignature, check_shape_limits, find_signature
-from ekiden.frontend.onnx.tensor import dense, to_array
+from ekiden.frontend.onnx.tensor import densify, to_array
 from ekiden.ir.span import Span
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -51,7 +51,7 @@ else:
     text = LazyModule("ekiden.frontend.onnx.converters.text")
 
 
-class ImportState(Walk):
+class ImportState(GraphWalk):
     """State shared by all graphs of an import: opset versions, model-local functions, scope and
     problems.
     """
@@ -90,7 +90,7 @@ class GraphImporter:
         self.proto, self.shared, self.outer = proto, shared, outer
         self.versions = shared.versions if versions is None else versions
         self.values = CaseValues(shared.scope, shared.problems)
-        self.weights = dict(initializers(proto))
+        self.weights = dict(named_initializers(proto))
         self.nodes = topological_order(proto, shared.label)
         self._makers: dict[str, onnx.NodeProto] = {}
         self._reads: dict[str, int] = {}
@@ -98,7 +98,7 @@ class GraphImporter:
         """The place, among its nodes, of the one that is imported."""
 
     @property
-    def names(self) -> list[str]:
+    def input_names(self) -> list[str]:
         """Return the names of the graph's inputs that have no initializer."""
         return [i.name for i in self.proto.input if i.name not in self.weights]
 
@@ -107,17 +107,17 @@ class GraphImporter:
 
         Raises Unsupported when a node is; NodeError for one that does not fit its inputs.
         """
-        if len(inputs) != len(self.names):
-            text = f"expected a graph with {len(inputs)} inputs, got {len(self.names)}"
+        if len(inputs) != len(self.input_names):
+            text = f"expected a graph with {len(inputs)} inputs, got {len(self.input_names)}"
             raise Unsupported(f"{self.proto.name!r}: {text}")
         self.values = CaseValues(self.shared.scope, self.shared.problems)
-        self.values.put(dict(zip(self.names, inputs, strict=True)))
-        self.walk()
-        if any(self.value(o.name) is None for o in self.proto.output):
+        self.values.bind(dict(zip(self.input_names, inputs, strict=True)))
+        self.import_nodes()
+        if any(self.lookup_value(o.name) is None for o in self.proto.output):
             raise Unsupported("")
-        return [self.output(o.name) for o in self.proto.output]
+        return [self.defined_value(o.name) for o in self.proto.output]
 
-    def walk(self) -> None:
+    def import_nodes(self) -> None:
         """Import all nodes; function calls are inlined, and nodes after a value of several ranks
         are imported once per rank.
 
@@ -125,12 +125,12 @@ class GraphImporter:
         """
         for position, node in enumerate(self.nodes):
             self._position = position
-            self._import_bodies([InlinedBody("", iter([node]), self.versions)])
+            self._import_body_stack([InlinedBody("", iter([node]), self.versions)])
             # Ends the per-rank import as soon as no later node reads a value of several ranks.
             self.values.try_merge_cases(partial(self._live_names, position))
-        self.values.finish([o.name for o in self.proto.output])
+        self.values.merge_outputs([o.name for o in self.proto.output])
 
-    def _import_bodies(self, bodies: list[InlinedBody]) -> None:
+    def _import_body_stack(self, bodies: list[InlinedBody]) -> None:
         """Import the nodes of a stack of bodies; a call pushes its function's body."""
         while bodies:
             node = next(bodies[-1].nodes, None)
@@ -151,7 +151,7 @@ class GraphImporter:
 
     # Names.
 
-    def value(self, name: str) -> Value | None:
+    def lookup_value(self, name: str) -> Value | None:
         """Return the value of a name in this graph or an enclosing one; None if its node was
         unsupported.
         """
@@ -162,14 +162,14 @@ class GraphImporter:
             if name in at.values:
                 return at.values[name]
             if name in at.weights:
-                at.values.put_constant(name, at.initializer_value(name))
+                at.values.bind_in_all_cases(name, at.initializer_value(name))
                 return at.values[name]
             at = at.outer
         return None
 
-    def output(self, name: str) -> Value:
+    def defined_value(self, name: str) -> Value:
         """Return the value of a name, which must be defined."""
-        value = self.value(name)
+        value = self.lookup_value(name)
         assert value is not None, f"{name!r} is not made: reported before"
         return value
 
@@ -181,9 +181,9 @@ class GraphImporter:
         try:
             if isinstance(proto, onnx.SparseTensorProto):
                 from_onnx_dtype(proto.values.data_type)
-                array = dense(proto)
+                array = densify(proto)
             elif proto.data_type == onnx.TensorProto.STRING:
-                return text_constant(to_array(proto))
+                return string_constant(to_array(proto))
             else:
                 from_onnx_dtype(proto.data_type)
                 array = to_array(proto)
@@ -193,9 +193,9 @@ class GraphImporter:
             raise ImportModelError(
                 f"import {label}: initializer {name!r} is broken: {error}"
             ) from error
-        value = constant(array)
+        value = constant_value(array)
         assert value.expr is not None
-        value.expr = with_span([value.expr], Span(f"initializer '{name}'"))[0]
+        value.expr = attach_span([value.expr], Span(f"initializer '{name}'"))[0]
         return value
 
     def _live_names(self, position: int, of_bodies: bool = False) -> list[str]:
@@ -221,17 +221,17 @@ class GraphImporter:
             self.values.import_in_cases(
                 describe_node(proto), names,
                 lambda: self._live_names(self._position - 1, of_bodies=True),
-                lambda: self._import_bodies([InlinedBody("", iter([proto]), versions)]),
+                lambda: self._import_body_stack([InlinedBody("", iter([proto]), versions)]),
             )  # fmt: skip
             return None
         shared = self.shared
-        inputs = [self.value(i) if i else None for i in proto.input]
+        inputs = [self.lookup_value(i) if i else None for i in proto.input]
         if any(i and v is None for i, v in zip(proto.input, inputs, strict=True)):
             return None  # made by a node that has already been reported
         self._makers.update((o, proto) for o in proto.output)
         named = dict(zip(proto.input, inputs, strict=True))
         called: InlinedBody | None = None  # also of a node that is noted as not supported
-        with shared.at(describe_node(proto), named, lambda: self._producer_chain(proto)):
+        with shared.convert_node(describe_node(proto), named, lambda: self._producer_chain(proto)):
             called = self._convert_node(proto, versions, inputs)
         return called
 
@@ -247,12 +247,12 @@ class GraphImporter:
         row = find_row(proto, versions)
         node = OnnxNode(
             proto,
-            imported_opset(proto, versions),
+            opset_of_node(proto, versions),
             LazyAttributes(proto.attribute),
             inputs,
             self.shared.scope,
             lambda graph: GraphImporter(graph, self.shared, self, versions),
-            self.value,
+            self.lookup_value,
             self._makers,
         )
         declared = None
@@ -262,7 +262,7 @@ class GraphImporter:
         if declared is not None:
             check_shape_limits(node, declared)
         if row is None:
-            version = schema_version(proto, versions)
+            version = since_version(proto, versions)
             function = function_body.schema_function(
                 proto, canonical_domain(proto), version, inputs
             )
@@ -270,11 +270,11 @@ class GraphImporter:
                 raise Unsupported("ONNX does not define it for inputs of these types")
             return self._inline_function(proto, function, versions)
         result = _apply_converter(row, node, declared)
-        values = self.shared.outputs(result, proto.output)
+        values = self.shared.bind_outputs(result, proto.output)
         first = proto.output[0] if proto.output else ""
         if first in values:
             values[first] = shape_value.annotate_result(node, values[first])
-        self.values.put(values)
+        self.values.bind(values)
         return None
 
     def _inline_function(
@@ -283,7 +283,7 @@ class GraphImporter:
         """Return the body of a function for a call, or None if it has unsupported nodes, which are
         recorded.
         """
-        nodes, stated = function_body.inlined_body(function, proto, self.shared.label)
+        nodes, stated = function_body.inline_function(function, proto, self.shared.label)
         versions = {**around, **stated}
         # Functions that it calls are looked at when their bodies come here: a chain of them is so
         # looked at once.
@@ -312,7 +312,7 @@ def _apply_converter(row: OnnxRow, node: OnnxNode, declared: OperatorSignature |
     """Apply a converter to a node after constant evaluation; raise Unsupported for an input that
     stays unread.
     """
-    is_text = has_text_input(node)
+    is_text = has_string_input(node)
     folded = None if is_text else shape_value.evaluate_node(node)
     if folded is not None:
         return folded

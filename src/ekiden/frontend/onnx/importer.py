@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ekiden.frontend.common.cases import as_program_output
+from ekiden.frontend.common.cases import to_program_output
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.main_builder import MainBuilder
@@ -15,17 +15,17 @@ from ekiden.frontend.common.sequence_value import (
     AbsentValue,
     MapValue,
     SequenceValue,
-    as_sequence_value,
+    to_sequence_value,
 )
-from ekiden.frontend.common.text_value import TextValue
-from ekiden.frontend.common.unranked import check_ranks, stated_shape
+from ekiden.frontend.common.text_value import StringValue
+from ekiden.frontend.common.unranked import check_ranks, format_stated_shape
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, sanitize_name
 from ekiden.frontend.onnx.check import check_operators
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.graph import GraphImporter, ImportState
 from ekiden.frontend.onnx.load import (
-    Source,
+    ModelSource,
     check_names,
     local_functions,
     model_opsets,
@@ -51,7 +51,10 @@ from ekiden.runtime.errors import (
 
 
 def from_onnx(
-    model: Source, shape: Shapes | None = None, opset: int | None = None, freeze_params: bool = True
+    model: ModelSource,
+    shape: Shapes | None = None,
+    opset: int | None = None,
+    freeze_params: bool = True,
 ) -> IRModule:
     """Import an ONNX model as a module whose `main` computes it.
 
@@ -73,11 +76,14 @@ def from_onnx(
         ImportModelError: the model is broken.
         UnsupportedError: lists every node that cannot be imported.
     """
-    return import_onnx(model, shape, opset, freeze_params).as_module()
+    return import_onnx(model, shape, opset, freeze_params).to_module()
 
 
 def import_onnx(
-    model: Source, shape: Shapes | None = None, opset: int | None = None, freeze_params: bool = True
+    model: ModelSource,
+    shape: Shapes | None = None,
+    opset: int | None = None,
+    freeze_params: bool = True,
 ) -> ImportedModule:
     """Import an ONNX model and return the module with its metadata.
 
@@ -150,20 +156,20 @@ class _ImportAttempt:
         if not self.freeze_params:
             self._weights_as_params()
         try:
-            self.graph.walk()
+            self.graph.import_nodes()
         except Unsupported as error:
             if str(error):  # else it has been noted
                 self.shared.problems.append(f"graph {self.proto.name!r}: {error}")
-        self.shared.finish()
+        self.shared.raise_collected_problems()
         if not self.proto.output:
             raise ImportModelError(f"import {self.label}: expected at least one output, got none")
         outputs = {
-            o.name: as_program_output(self.scope, self.graph.output(o.name))
+            o.name: to_program_output(self.scope, self.graph.defined_value(o.name))
             for o in self.proto.output
         }
         self._check_outputs(outputs)
-        function = self.main.function([outputs[o.name] for o in self.proto.output])
-        texts = [n for n, v in outputs.items() if isinstance(v, TextValue)]
+        function = self.main.build_main([outputs[o.name] for o in self.proto.output])
+        texts = [n for n, v in outputs.items() if isinstance(v, StringValue)]
         maps = [(n, tuple(v.keys)) for n, v in outputs.items() if isinstance(v, MapValue)]
         return ImportedModule(
             IRModule({"main": function}, self.scope.module.type_definitions),
@@ -189,7 +195,7 @@ class _ImportAttempt:
         for name, value in outputs.items():
             reason = "an optional value that is absent" if isinstance(value, AbsentValue) else ""
             try:
-                _ = value.kind
+                _ = value.relay_type
             except Unsupported as error:
                 reason = str(error)
             if reason:
@@ -218,7 +224,7 @@ class _ImportAttempt:
         if not held.HasField("tensor_type"):
             return ()  # a sequence or a map: its shapes are those of its elements
         if override is not None:
-            return stated_shape(info.name, override)
+            return format_stated_shape(info.name, override)
         if not held.tensor_type.HasField("shape"):
             return None
         declared = [_declared_dim(d) for d in held.tensor_type.shape.dim]
@@ -228,19 +234,19 @@ class _ImportAttempt:
                     f"import {self.label}: input {info.name!r}: dimension {axis} is {size}; "
                     "0 or more, a name, or -1 for any expected"
                 )
-        return stated_shape(info.name, declared)
+        return format_stated_shape(info.name, declared)
 
     def _declare_input(self, info: onnx.ValueInfoProto) -> None:
         """Declare a graph input: a tensor, a sequence, or an absent optional."""
         if info.name in self.shapes and self.shapes[info.name] is None:
-            self.graph.values.put_constant(info.name, AbsentValue())
+            self.graph.values.bind_in_all_cases(info.name, AbsentValue())
             return
         inner = _unwrap_optional(info.type)
         if inner.HasField("sequence_type"):
             self._declare_sequence(info.name, inner.sequence_type.elem_type)
         elif inner.HasField("tensor_type"):
             held = onnx.ValueInfoProto(name=info.name, type=inner)
-            self.graph.values.put_constant(info.name, self._declare_tensor(held))
+            self.graph.values.bind_in_all_cases(info.name, self._declare_tensor(held))
         else:
             what = "a tensor or a sequence of tensors"
             raise UnsupportedError(f"import {self.label}: input {info.name!r} must be {what}")
@@ -255,7 +261,7 @@ class _ImportAttempt:
                 self.shapes = {**self.shapes, held.name: shape}  # type: ignore[dict-item]
                 items.append(self._declare_tensor(held))
             dtype = from_onnx_dtype(element.tensor_type.elem_type)
-            self.graph.values.put_constant(name, SequenceValue(items, dtype=dtype))
+            self.graph.values.bind_in_all_cases(name, SequenceValue(items, dtype=dtype))
             return
         tensor = element.tensor_type
         if not tensor.HasField("shape"):
@@ -267,7 +273,9 @@ class _ImportAttempt:
             const(d.dim_value) if d.HasField("dim_value") else AnyDim() for d in tensor.shape.dim
         ]
         kind = list_type(TensorType(tuple(dims), from_onnx_dtype(tensor.elem_type)))
-        self.graph.values.put_constant(name, as_sequence_value(self.main.object(name, kind), kind))
+        self.graph.values.bind_in_all_cases(
+            name, to_sequence_value(self.main.add_object_input(name, kind), kind)
+        )
 
     def _declare_tensor(self, info: onnx.ValueInfoProto) -> Value:
         """Declare a tensor input as a variable of main."""
@@ -283,16 +291,16 @@ class _ImportAttempt:
             type_ = TensorType(self._symbolic_shape(info), dtype)
         except ExpressionError as error:
             raise ImportModelError(f"import {self.label}: input {info.name!r}: {error}") from error
-        return self.main.tensor(info.name, type_)
+        return self.main.add_tensor_input(info.name, type_)
 
     def _declare_strings(self, info: onnx.ValueInfoProto) -> Value:
         """Declare a string tensor: uint8, with one more axis for the UTF-8 bytes."""
-        width = self.scope.symbol(f"{sanitize_name(info.name) or 'input'}_bytes")
+        width = self.scope.dim_symbol(f"{sanitize_name(info.name) or 'input'}_bytes")
         self.texts.append(info.name)
-        value = self.main.tensor(
+        value = self.main.add_tensor_input(
             info.name, TensorType((*self._symbolic_shape(info), width), "uint8")
         )
-        return TextValue(self.scope.expr(value), value.type)
+        return StringValue(self.scope.expr(value), value.type)
 
     def _symbolic_shape(self, info: onnx.ValueInfoProto) -> tuple[PrimExpr, ...]:
         """Return an input's dimensions as expressions over the dimension variables of main."""
@@ -301,7 +309,7 @@ class _ImportAttempt:
             _declared_dim(d) for d in info.type.tensor_type.shape.dim
         ]  # checked by _declared_shape
         dims = stated if override is None else parse_stated_shape(info.name, override)
-        return tuple(self.main.dim(info.name, axis, d) for axis, d in enumerate(dims))
+        return tuple(self.main.input_dim(info.name, axis, d) for axis, d in enumerate(dims))
 
     def _weights_as_params(self) -> None:
         """Turn the floating-point initializers that nodes read into parameters of main."""
@@ -310,7 +318,9 @@ class _ImportAttempt:
         for name in self.graph.weights:
             value = self.graph.initializer_value(name) if name in used else None
             if value is not None and value.array is not None and value.array.dtype.kind == "f":
-                self.graph.values.put_constant(name, self.main.tensor(name, value.type))
+                self.graph.values.bind_in_all_cases(
+                    name, self.main.add_tensor_input(name, value.type)
+                )
                 self.params[name] = value.array
 
 

@@ -15,8 +15,8 @@ from ekiden.frontend.onnx.external_data import tensor_nbytes
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe_node
 from ekiden.frontend.onnx.weights import WeightRegistry, weight_number
-from ekiden.frontend.table import frontend, frontend_of
-from ekiden.runtime.artifact.mapped_files import read_whole
+from ekiden.frontend.table import find_frontend, frontend_by_name
+from ekiden.runtime.artifact.mapped_files import read_remaining
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 
 OLDEST_OPSET = 1
@@ -25,11 +25,11 @@ NEWEST_BUNDLED_OPSET = 22
 """The newest that every package `onnx` knows with which this one is installed (pyproject.toml):
 which one the installed package knows is asked for models of newer ones alone."""
 
-Source: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
+ModelSource: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 
 
 def read_model(
-    source: Source, weights: WeightRegistry | None = None
+    source: ModelSource, weights: WeightRegistry | None = None
 ) -> tuple[onnx.ModelProto, str, tuple[str, ...]]:
     """Load a model; return it with its label for messages and the names of its external data files.
 
@@ -55,7 +55,7 @@ def read_model(
     try:
         model = _validate_model(_parse_model(data, label, weights), label)
     except ImportModelError as error:
-        _raise_other_format(path, label, error)
+        _reject_other_format(path, label, error)
         raise
     files = tuple(sorted({file for _, file in _external_tensors(model)}))
     if files:
@@ -63,11 +63,11 @@ def read_model(
     return model, label, files
 
 
-def _raise_other_format(path: str, label: str, error: ImportModelError) -> None:
+def _reject_other_format(path: str, label: str, error: ImportModelError) -> None:
     """Raise ImportModelError if another frontend recognises the file's format."""
-    row = frontend_of(path)
-    if row is not None and row is not frontend("onnx"):
-        text = f"import {label}: expected an ONNX model, got {row.model}"
+    row = find_frontend(path)
+    if row is not None and row is not frontend_by_name("onnx"):
+        text = f"import {label}: expected an ONNX model, got {row.model_noun}"
         raise ImportModelError(text) from error
 
 
@@ -77,7 +77,7 @@ def _read_file(path: str, weights: WeightRegistry | None) -> memoryview:
     if mapping is not None:
         return mapping
     with open(path, "rb", buffering=0) as file:
-        return read_whole(file)
+        return read_remaining(file)
 
 
 def _parse_model(
@@ -107,7 +107,7 @@ def _stored_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     for node in _nested_nodes([*model.graph.node, *(n for f in model.functions for n in f.node)]):
         for attribute in node.attribute:
             yield from [attribute.t] if attribute.HasField("t") else attribute.tensors
-        for inner in subgraphs(node):
+        for inner in subgraph_attributes(node):
             yield from inner.initializer
             yield from _sparse_tensors(inner)
 
@@ -176,7 +176,7 @@ def _validate_model(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     return model
 
 
-def initializers(
+def named_initializers(
     graph: onnx.GraphProto,
 ) -> list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]]:
     """Return (name, tensor) of a graph's initializers; a sparse one goes by the name of
@@ -193,14 +193,14 @@ def _check_utf8_names(model: onnx.ModelProto, label: str) -> None:
     """Raise ImportModelError for a name that is not UTF-8, which protobuf gives as bytes."""
     nodes = [*model.graph.node, *(n for f in model.functions for n in f.node)]
     names = [v.name for v in (*model.graph.input, *model.graph.output)]
-    names += (name for name, _ in initializers(model.graph))
+    names += (name for name, _ in named_initializers(model.graph))
     while nodes:
         node = nodes.pop()
         names += (node.op_type, node.domain, node.name, *node.input, *node.output)
         names += (a.name for a in node.attribute)
-        for graph in subgraphs(node):
+        for graph in subgraph_attributes(node):
             names += (v.name for v in (*graph.input, *graph.output))
-            names += (name for name, _ in initializers(graph))
+            names += (name for name, _ in named_initializers(graph))
             nodes.extend(graph.node)
     for name in names:
         if not isinstance(name, str):
@@ -279,7 +279,7 @@ def _nested_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     while waiting:
         node = waiting.pop()
         yield node
-        waiting.extend(n for g in subgraphs(node) for n in g.node)
+        waiting.extend(n for g in subgraph_attributes(node) for n in g.node)
 
 
 def model_opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str, int]:
@@ -313,7 +313,7 @@ def model_opsets(model: onnx.ModelProto, label: str, override: int | None) -> di
     return versions
 
 
-def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+def subgraph_attributes(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     """Return the graph attributes of a node: branches and loop bodies."""
     return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
 
@@ -325,7 +325,7 @@ def referenced_names(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     while waiting:
         node = waiting.pop()
         names.update(node.input)
-        for graph in subgraphs(node):
+        for graph in subgraph_attributes(node):
             names.update(o.name for o in graph.output)
             waiting.extend(graph.node)
     return names
@@ -334,7 +334,7 @@ def referenced_names(nodes: Iterable[onnx.NodeProto]) -> set[str]:
 def defined_names(graph: onnx.GraphProto) -> set[str]:
     """Return the names that a graph defines: inputs, initializers and node outputs."""
     # An empty output name marks an output that the node does not produce.
-    names = {i.name for i in graph.input} | {name for name, _ in initializers(graph)}
+    names = {i.name for i in graph.input} | {name for name, _ in named_initializers(graph)}
     return names | {o for n in graph.node for o in n.output if o}
 
 
@@ -343,7 +343,7 @@ def required_names(node: onnx.NodeProto) -> list[str]:
     subgraphs.
     """
     names = [i for i in node.input if i]
-    for graph in subgraphs(node):
+    for graph in subgraph_attributes(node):
         own = defined_names(graph)
         inside = [i for n in graph.node for i in required_names(n)] + [o.name for o in graph.output]
         names += [i for i in inside if i not in own]
@@ -352,7 +352,7 @@ def required_names(node: onnx.NodeProto) -> list[str]:
 
 def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = frozenset()) -> None:
     """Raise ImportModelError for a name that is defined twice or read but never defined."""
-    weights = {name for name, _ in initializers(graph)}
+    weights = {name for name, _ in named_initializers(graph)}
     inputs = [i.name for i in graph.input]
     produced = [o for n in graph.node for o in n.output if o]
     # An initializer may repeat the name of an input (IR version < 4 requires it): that is its
@@ -361,7 +361,7 @@ def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = froz
     twice = [repr(name) for name, count in counts.items() if count > 1]
     twice += [
         repr(name)
-        for name, count in Counter(name for name, _ in initializers(graph)).items()
+        for name, count in Counter(name for name, _ in named_initializers(graph)).items()
         if count > 1
     ]
     if twice:
@@ -377,7 +377,7 @@ def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = froz
             f"missing: {'; '.join(missing)}"
         )
     for node in graph.node:
-        for inner in subgraphs(node):
+        for inner in subgraph_attributes(node):
             check_names(inner, label, visible)
 
 

@@ -17,7 +17,7 @@ from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.tensor import dense, to_array
+from ekiden.frontend.onnx.tensor import densify, to_array
 from ekiden.ir.op import Array
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -40,31 +40,33 @@ class OnnxRow:
     """A row of the converter table: an operator, the opset since which the row holds, and its
     converter.
 
-    since: the first opset whose meaning `convert` implements; of an operator's rows the one with
-    the highest `since` not above the model's opset is used. attributes: the supported names,
-    separated by blanks. values: attribute -> its supported values, where not all are. graphs: the
-    attributes that are graphs, which the node must have. inputs: the names of those that `convert`
-    reads, where the operator has further ones, which are rejected. ignorable_inputs: inputs without
-    effect beside some attributes or other inputs; any other input that is present and that
-    `convert` did not read is an error. is_extension: the row comes from `register`, and its
-    operator may have more than its signature declares. is_unfoldable: results of
-    constant inputs are not folded at import, because passes match the operators.
+    since_version: the first opset whose meaning `convert` implements; of an operator's rows the one
+    with the highest `since_version` not above the model's opset is used. attributes: the supported
+    names, separated by blanks. supported_values: attribute -> its supported values, where not all
+    are.
+    graph_attributes: the attributes that are graphs, which the node must have. supported_inputs:
+    the names of those that `convert` reads, where the operator has further ones, which are
+    rejected. ignorable_inputs: inputs without effect beside some attributes or other inputs; any
+    other input that is present and that `convert` did not read is an error. is_extension: the row
+    comes from `register`, and its operator may have more than its signature declares.
+    is_unfoldable: results of constant inputs are not folded at import, because passes match the
+    operators.
     """
 
     op_type: str
     convert: Converter
-    since: int = 1
+    since_version: int = 1
     attributes: str = ""
-    values: Mapping[str, tuple[Attribute, ...]] = field(default_factory=dict)
+    supported_values: Mapping[str, tuple[Attribute, ...]] = field(default_factory=dict)
     domain: str = ""
-    graphs: str = ""
-    inputs: str = ""
+    graph_attributes: str = ""
+    supported_inputs: str = ""
     ignorable_inputs: str = ""
     is_extension: bool = False
     is_unfoldable: bool = False
 
 
-def node_label(proto: onnx.NodeProto) -> str:
+def node_name(proto: onnx.NodeProto) -> str:
     """Return a node's name, or that of its first output where it has none."""
     return proto.name or next(filter(None, proto.output), "")
 
@@ -76,7 +78,7 @@ def describe_node(proto: onnx.NodeProto) -> str:
     kind = (
         f"{proto.domain}::{proto.op_type}" if proto.domain not in ("", "ai.onnx") else proto.op_type
     )
-    return f"{kind} '{node_label(proto)}'"
+    return f"{kind} '{node_name(proto)}'"
 
 
 def parse_attribute(proto: onnx.AttributeProto) -> Attribute:
@@ -103,7 +105,7 @@ def parse_attribute(proto: onnx.AttributeProto) -> Attribute:
             tensor: Array = to_array(proto.t)
             return tensor
         case kinds.SPARSE_TENSOR:
-            return dense(proto.sparse_tensor)
+            return densify(proto.sparse_tensor)
         case kinds.GRAPH:
             return proto.g
         case kinds.TYPE_PROTO:
@@ -214,7 +216,7 @@ class OnnxNode(common.Node):
             copied._attributes = attributes
         return copied
 
-    def producer(self, index: int) -> onnx.NodeProto | None:
+    def producer_node(self, index: int) -> onnx.NodeProto | None:
         """Return the node of the same graph that produces an input; None for graph inputs and
         initializers. The input counts as read, because callers use the producer's inputs in its
         place.
@@ -223,10 +225,10 @@ class OnnxNode(common.Node):
         names = self.proto.input
         return self._makers.get(names[index]) if index < len(names) else None
 
-    def named(self, name: str) -> Value:
+    def lookup_value(self, name: str) -> Value:
         """Return the value of a name in the enclosing graphs."""
         value = None if self._named is None else self._named(name)
-        return self.unsupported(f"there is no tensor {name!r} yet") if value is None else value
+        return self.reject(f"there is no tensor {name!r} yet") if value is None else value
 
     @property
     def op_type(self) -> str:
@@ -340,14 +342,14 @@ class OnnxNode(common.Node):
         except KeyError as error:
             word = error.args[0].decode("utf-8", "replace")
             allowed = ", ".join(map(repr, numbers))
-            return self.unsupported(f"{name!r} must hold {allowed}, got {word!r}")
+            return self.reject(f"{name!r} must hold {allowed}, got {word!r}")
 
     def get_tensor(self, name: str) -> Array | None:
         """Return a tensor attribute, or None."""
         value = self._attributes.get(name)
         return value if isinstance(value, np.ndarray) else None
 
-    def body(self, name: str) -> Subgraph:
+    def subgraph_importer(self, name: str) -> Subgraph:
         """Return the importer of a required graph attribute."""
         value = self._attributes.get(name)
         if not isinstance(value, onnx.GraphProto) or self._nest is None:

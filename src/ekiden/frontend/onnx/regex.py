@@ -20,13 +20,13 @@ import numpy as np
 from ekiden.ir.op import Array
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Ranges: TypeAlias = "tuple[tuple[int, int], ...]"
-Tree: TypeAlias = "tuple[object, ...]"
+CodePointRanges: TypeAlias = "tuple[tuple[int, int], ...]"
+SyntaxTree: TypeAlias = "tuple[object, ...]"
 """("set", ranges), ("cat", trees), ("alt", trees), ("rep", tree, least, most or None) or ("if",
 condition).
 """
 
-_Key = TypeVar("_Key")
+_StateKey = TypeVar("_StateKey")
 
 MAX_CODE_POINT = 0x10FFFF
 MAX_DFA_STATES = 10_000
@@ -35,12 +35,12 @@ MAX_SUBSET_VISITS = 2_000_000
 """States that are looked at while the automaton is made deterministic: a second. A pattern of few
 states may hold thousands of others in each."""
 MAX_GROUP_DEPTH = 100
-_DIGIT_RANGES: Ranges = ((48, 57),)
-_WORD_RANGES: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
-_SPACE_RANGES: Ranges = ((9, 10), (12, 13), (32, 32))
+_DIGIT_RANGES: CodePointRanges = ((48, 57),)
+_WORD_RANGES: CodePointRanges = ((48, 57), (65, 90), (95, 95), (97, 122))
+_SPACE_RANGES: CodePointRanges = ((9, 10), (12, 13), (32, 32))
 _CONTROL_ESCAPES = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "a": 7}
 _PERL_CLASSES = {"d": _DIGIT_RANGES, "w": _WORD_RANGES, "s": _SPACE_RANGES}
-_POSIX_CLASSES: dict[str, Ranges] = {
+_POSIX_CLASSES: dict[str, CodePointRanges] = {
     "alnum": ((48, 57), (65, 90), (97, 122)),
     "alpha": ((65, 90), (97, 122)),
     "blank": ((9, 9), (32, 32)),
@@ -55,7 +55,7 @@ _POSIX_CLASSES: dict[str, Ranges] = {
 
 
 @lru_cache(64)
-def unicode_class(name: str) -> Ranges | None:
+def unicode_class(name: str) -> CodePointRanges | None:
     """Return the code point ranges of a Unicode general category such as `Lu`, or of its first
     letter; None if unknown.
     """
@@ -73,7 +73,7 @@ def unicode_class(name: str) -> Ranges | None:
     return tuple(ranges) or None
 
 
-_ASSERTIONS = {"^": "^", "\\A": "^", "$": "$", "\\z": "$", "\\b": "b", "\\B": "B"}
+_ASSERTION_ESCAPES = {"^": "^", "\\A": "^", "$": "$", "\\z": "$", "\\b": "b", "\\B": "B"}
 """What looks at neighbours: at the beginning, at the end, between two kinds of bytes, or not."""
 _START, _END, _LETTER, _OTHER = range(4)
 """What stands beside a place: nothing before it or behind it, a byte of a word, or another."""
@@ -90,7 +90,7 @@ class RegexError(ValueError):
     """A pattern that cannot be parsed or uses an unsupported construct."""
 
 
-def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
+def _complement_ranges(ranges: Iterable[tuple[int, int]]) -> CodePointRanges:
     """Return the complement of code point ranges."""
     gaps, start = [], 0
     for low, high in sorted(ranges):
@@ -100,7 +100,7 @@ def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return (*gaps, (start, MAX_CODE_POINT)) if start <= MAX_CODE_POINT else tuple(gaps)
 
 
-def _fold_case(ranges: Ranges) -> Ranges:
+def _fold_ascii_case(ranges: CodePointRanges) -> CodePointRanges:
     """Return ranges extended by the other case of ASCII letters."""
     more = []
     for low, high in ranges:
@@ -117,11 +117,11 @@ class PatternParser:
         self.pattern, self.at, self.depth = pattern, 0, 0
         self.ignores_case = self.dot_takes_all = False
 
-    def fail(self, what: str) -> NoReturn:
+    def raise_error(self, what: str) -> NoReturn:
         """Raise RegexError at the current position."""
         raise RegexError(f"pattern {self.pattern!r}: {what} at position {self.at}")
 
-    def accept(self, text: str) -> bool:
+    def consume_if_next(self, text: str) -> bool:
         """Consume a text if it comes next; return whether it did."""
         is_next = self.pattern.startswith(text, self.at)
         self.at += len(text) if is_next else 0
@@ -130,54 +130,56 @@ class PatternParser:
     def next_char(self) -> str:
         """Consume and return the next character; raise RegexError at the end."""
         if self.at >= len(self.pattern):
-            self.fail("more expected")
+            self.raise_error("more expected")
         self.at += 1
         return self.pattern[self.at - 1]
 
-    def parse_pattern(self) -> Tree:
+    def parse_pattern(self) -> SyntaxTree:
         """Parse the whole pattern and return its syntax tree."""
         tree = self.parse_alternation()
         if self.at < len(self.pattern):
-            self.fail("unexpected ')'")
+            self.raise_error("unexpected ')'")
         return tree
 
-    def parse_alternation(self) -> Tree:
+    def parse_alternation(self) -> SyntaxTree:
         """Parse an alternation."""
         self.depth += 1
         if self.depth > MAX_GROUP_DEPTH:
-            self.fail(f"more than {MAX_GROUP_DEPTH} nested groups")
+            self.raise_error(f"more than {MAX_GROUP_DEPTH} nested groups")
         alternatives = [self.parse_concatenation()]
-        while self.accept("|"):
+        while self.consume_if_next("|"):
             alternatives.append(self.parse_concatenation())
         self.depth -= 1
         return alternatives[0] if len(alternatives) == 1 else ("alt", alternatives)
 
-    def parse_concatenation(self) -> Tree:
+    def parse_concatenation(self) -> SyntaxTree:
         """Parse a concatenation of atoms and assertions."""
-        items: list[Tree] = []
+        items: list[SyntaxTree] = []
         while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
-            condition = next((c for c in _ASSERTIONS if self.accept(c)), None)
+            condition = next((c for c in _ASSERTION_ESCAPES if self.consume_if_next(c)), None)
             items.append(
                 self.parse_quantifiers(self.parse_atom())
                 if condition is None
-                else ("if", _ASSERTIONS[condition])
+                else ("if", _ASSERTION_ESCAPES[condition])
             )
         return ("cat", items)
 
-    def parse_quantifiers(self, tree: Tree) -> Tree:
+    def parse_quantifiers(self, tree: SyntaxTree) -> SyntaxTree:
         """Parse the quantifiers after an atom and return the quantified tree."""
         while self.at < len(self.pattern):
-            if self.accept("*"):
+            if self.consume_if_next("*"):
                 tree = ("rep", tree, 0, None)
-            elif self.accept("+"):
+            elif self.consume_if_next("+"):
                 tree = ("rep", tree, 1, None)
-            elif self.accept("?"):
+            elif self.consume_if_next("?"):
                 tree = ("rep", tree, 0, 1)
             elif (bounds := self.parse_bounds()) is not None:
                 tree = ("rep", tree, *bounds)
             else:
                 break
-            self.accept("?")  # which match is preferred makes no difference to whether there is one
+            self.consume_if_next(
+                "?"
+            )  # which match is preferred makes no difference to whether there is one
         return tree
 
     def parse_bounds(self) -> tuple[int, int | None] | None:
@@ -191,42 +193,42 @@ class PatternParser:
         upper = int(low) if not comma else int(high) if high else None
         # RE2's bound: every repetition is a copy of the automaton.
         if int(low) > 1000 or (upper is not None and not int(low) <= upper <= 1000):
-            self.fail("a count of at most 1000 expected")
+            self.raise_error("a count of at most 1000 expected")
         return int(low), upper
 
-    def parse_atom(self) -> Tree:
+    def parse_atom(self) -> SyntaxTree:
         """Parse an atom: a character, a class or a group."""
         char = self.next_char()
         if char == "(":
             return self.parse_group()
         if char == "[":
-            return self.char_set(self.parse_bracket())
+            return self.make_char_set(self.parse_bracket())
         if char == ".":
-            return ("set", _complement(() if self.dot_takes_all else ((10, 10),)))
+            return ("set", _complement_ranges(() if self.dot_takes_all else ((10, 10),)))
         if char == "\\":
-            return self.char_set(self.parse_escape())
+            return self.make_char_set(self.parse_escape())
         if char in "*+?":
-            self.fail(f"nothing before {char!r}")
-        return self.char_set(((ord(char), ord(char)),))
+            self.raise_error(f"nothing before {char!r}")
+        return self.make_char_set(((ord(char), ord(char)),))
 
-    def char_set(self, ranges: Ranges) -> Tree:
+    def make_char_set(self, ranges: CodePointRanges) -> SyntaxTree:
         """Return the tree of a character set, case-folded under the flag i."""
-        return ("set", _fold_case(ranges) if self.ignores_case else ranges)
+        return ("set", _fold_ascii_case(ranges) if self.ignores_case else ranges)
 
-    def parse_group(self) -> Tree:
+    def parse_group(self) -> SyntaxTree:
         """Parse the inside of parentheses; flags set there end with it."""
         before = self.ignores_case, self.dot_takes_all
-        if self.accept("?"):
-            if self.accept("P<") or self.accept("<"):
+        if self.consume_if_next("?"):
+            if self.consume_if_next("P<") or self.consume_if_next("<"):
                 end = self.pattern.find(">", self.at)
                 if end < 0 or self.pattern[self.at : end + 1].startswith(("=", "!")):
-                    self.fail("a group name expected")
+                    self.raise_error("a group name expected")
                 self.at = end + 1
-            elif not self.accept(":") and self.parse_flags():
+            elif not self.consume_if_next(":") and self.parse_flags():
                 return ("cat", [])
         tree = self.parse_alternation()
-        if not self.accept(")"):
-            self.fail("')' expected")
+        if not self.consume_if_next(")"):
+            self.raise_error("')' expected")
         self.ignores_case, self.dot_takes_all = before
         return tree
 
@@ -241,33 +243,33 @@ class PatternParser:
             elif char == "-":
                 value = False
             else:
-                self.fail(f"the unsupported flag {char!r}")
+                self.raise_error(f"the unsupported flag {char!r}")
         return char == ")"
 
-    def parse_escape(self) -> Ranges:
+    def parse_escape(self) -> CodePointRanges:
         """Parse an escape sequence after its backslash."""
         char = self.next_char()
         if char.lower() in _PERL_CLASSES:
             char_class = _PERL_CLASSES[char.lower()]
-            return char_class if char.islower() else _complement(char_class)
+            return char_class if char.islower() else _complement_ranges(char_class)
         if char in "pP":
             return self.parse_unicode_class(char == "P")
         if char == "x":
-            end = self.pattern.find("}", self.at) if self.accept("{") else self.at + 2
+            end = self.pattern.find("}", self.at) if self.consume_if_next("{") else self.at + 2
             digits = self.pattern[self.at : end]
             self.at = end + self.pattern.startswith("}", end)
             try:
                 point = int(digits, 16)
             except ValueError:
-                self.fail("hexadecimal digits expected")
+                self.raise_error("hexadecimal digits expected")
             return ((min(point, MAX_CODE_POINT), min(point, MAX_CODE_POINT)),)
         if char in _CONTROL_ESCAPES:
             return ((_CONTROL_ESCAPES[char],) * 2,)
         if char.isalnum():
-            self.fail(f"the unsupported escape '\\{char}'")
+            self.raise_error(f"the unsupported escape '\\{char}'")
         return ((ord(char), ord(char)),)
 
-    def parse_unicode_class(self, negated: bool) -> Ranges:
+    def parse_unicode_class(self, negated: bool) -> CodePointRanges:
         r"""Parse \\pL, \\p{Lu} or \\p{^Lu} and return its code point ranges."""
         name = self.next_char()
         if name == "{":
@@ -277,44 +279,44 @@ class PatternParser:
         plain = name.removeprefix("^")
         negated ^= name != plain
         if plain == "Any":
-            ranges: Ranges | None = ((0, MAX_CODE_POINT),)
+            ranges: CodePointRanges | None = ((0, MAX_CODE_POINT),)
         else:
             ranges = unicode_class(plain) if 1 <= len(plain) <= 2 else None
         if ranges is None:
-            self.fail(f"the unsupported class '\\p{{{name}}}'")
-        return _complement(ranges) if negated else ranges
+            self.raise_error(f"the unsupported class '\\p{{{name}}}'")
+        return _complement_ranges(ranges) if negated else ranges
 
-    def parse_bracket(self) -> Ranges:
+    def parse_bracket(self) -> CodePointRanges:
         """Parse a bracketed character class and return its code point ranges."""
-        negated = self.accept("^")
+        negated = self.consume_if_next("^")
         char_ranges: list[tuple[int, int]] = []
         first = True
-        while first or not self.accept("]"):
+        while first or not self.consume_if_next("]"):
             first = False
-            if self.accept("[:"):
+            if self.consume_if_next("[:"):
                 end = self.pattern.find(":]", self.at)
                 name = self.pattern[self.at : end]
                 if name.removeprefix("^") not in _POSIX_CLASSES:
-                    self.fail("the name of a class of characters expected")
+                    self.raise_error("the name of a class of characters expected")
                 named = _POSIX_CLASSES[name.removeprefix("^")]
-                char_ranges += _complement(named) if name.startswith("^") else named
+                char_ranges += _complement_ranges(named) if name.startswith("^") else named
                 self.at = end + 2
                 continue
             low = self.parse_class_member()
             after = self.pattern[self.at + 1 : self.at + 2]
-            if len(low) == 1 and after not in ("", "]") and self.accept("-"):
+            if len(low) == 1 and after not in ("", "]") and self.consume_if_next("-"):
                 high = self.parse_class_member()
                 if len(high) != 1 or high[0][1] < low[0][0]:
-                    self.fail("a range of characters expected")
+                    self.raise_error("a range of characters expected")
                 low = ((low[0][0], high[0][1]),)
             char_ranges += low
         # Case folding precedes negation: [^a] with the flag i excludes A, too.
         ranges = tuple(char_ranges)
         if negated:
-            return _complement(_fold_case(ranges) if self.ignores_case else ranges)
+            return _complement_ranges(_fold_ascii_case(ranges) if self.ignores_case else ranges)
         return ranges
 
-    def parse_class_member(self) -> Ranges:
+    def parse_class_member(self) -> CodePointRanges:
         """Parse one member of a bracketed class."""
         char = self.next_char()
         return self.parse_escape() if char == "\\" else ((ord(char), ord(char)),)
@@ -362,7 +364,7 @@ class Nfa:
         self.byte_moves.append([])
         return len(self.epsilon_moves) - 1
 
-    def add_tree(self, tree: Tree, start: int) -> int:
+    def add_tree(self, tree: SyntaxTree, start: int) -> int:
         """Append the automaton of a tree to a state; return its final state. Recursion depth is
         bounded by MAX_GROUP_DEPTH.
         """
@@ -384,7 +386,7 @@ class Nfa:
                 return self._add_epsilon(start, self.add_state(), condition)
         raise AssertionError(f"not a tree: {tree!r}")
 
-    def _add_set(self, ranges: Ranges, start: int) -> int:
+    def _add_set(self, ranges: CodePointRanges, start: int) -> int:
         """Append transitions on the UTF-8 encodings of a character set."""
         end = self.add_state()
         # Equal suffixes share a state, as in RE2, which bounds the automata of large Unicode
@@ -400,7 +402,9 @@ class Nfa:
                 self.byte_moves[start].append((*sequence[0], behind[tuple(sequence[1:])]))
         return end
 
-    def _add_repeat(self, tree: Tree, start: int, min_count: int, max_count: int | None) -> int:
+    def _add_repeat(
+        self, tree: SyntaxTree, start: int, min_count: int, max_count: int | None
+    ) -> int:
         """Append `min_count` copies of a tree, then a loop or optional copies up to `max_count`."""
         for _ in range(min_count):
             start = self.add_tree(tree, start)
@@ -463,7 +467,7 @@ def compile_dfa(pattern: str) -> tuple[Array, Array, Array]:
     # state.
     states: dict[tuple[frozenset[int], int], int] = {(frozenset([start]), _START): 0}
     table, accepts, visits = [], [], 0
-    for held, before in _new_keys(states):
+    for held, before in _iter_growing_keys(states):
         # what comes next matters to conditions alone: without any, one look does for all of it
         reached = {
             side: graph.epsilon_closure(held, before, side)
@@ -493,7 +497,7 @@ def _byte_kind(byte: int) -> int:
     return _LETTER if any(low <= byte <= high for low, high in _WORD_RANGES) else _OTHER
 
 
-def _new_keys(states: dict[_Key, int]) -> Iterator[_Key]:
+def _iter_growing_keys(states: dict[_StateKey, int]) -> Iterator[_StateKey]:
     """Yield the keys of a dictionary that grows during the iteration; raise RegexError above
     MAX_DFA_STATES.
     """

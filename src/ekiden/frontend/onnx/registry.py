@@ -34,7 +34,9 @@ class ConverterTable(LazyRegistry[tuple[str, str], tuple[OnnxRow, ...]]):
         for row in load_module(f"{FAMILY_PACKAGE}.{home}").ROWS:
             key = (row.domain, row.op_type)
             have = by_operator.get(key, ())
-            assert all(r.since != row.since for r in have), f"{key} since {row.since} has two rows"
+            assert all(r.since_version != row.since_version for r in have), (
+                f"{key} since {row.since_version} has two rows"
+            )
             by_operator[key] = (*have, row)
         for key, rows in by_operator.items():
             # setdefault, so that rows that a user registered before the family was loaded are kept.
@@ -83,7 +85,7 @@ def register(
         """Add the row to the table and record the converter as an extension."""
         key = ("" if domain == "ai.onnx" else domain, op)
         have = CONVERTER_TABLE.get(key) or ()
-        other_versions = tuple(r for r in have if r.since != since)
+        other_versions = tuple(r for r in have if r.since_version != since)
         if len(other_versions) < len(have) and not override:
             raise ValueError(
                 f"register {op!r} of domain {domain!r}: version {since} is there; "

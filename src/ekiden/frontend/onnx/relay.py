@@ -13,8 +13,8 @@ from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.importer import import_onnx
 from ekiden.frontend.onnx.load import read_model
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import node_label
-from ekiden.frontend.table import frontend
+from ekiden.frontend.onnx.node import node_name
+from ekiden.frontend.table import frontend_by_name
 from ekiden.ir.module import IRModule
 from ekiden.runtime import Tensor, tensor
 from ekiden.runtime.errors import CompileError
@@ -62,7 +62,7 @@ def from_onnx(
             f"dtype, which is given by name here: dtype={opset!r}"
         )
     check_convert_config("from_onnx", convert_config, _CONVERT_CONFIG_KEYS)
-    frontend("onnx").check_model(model, "from_onnx")
+    frontend_by_name("onnx").check_model(model, "from_onnx")
     imported = import_onnx(model, shape, opset, freeze_params)  # type: ignore[arg-type]
     if isinstance(dtype, Mapping) or export_node_renamed_model_path is not None:
         proto = read_model(model)[0]
@@ -70,7 +70,7 @@ def from_onnx(
             _check_dtypes(proto, dtype)
         if export_node_renamed_model_path is not None:
             _save_renamed(proto, Path(export_node_renamed_model_path))
-    params, module = imported.params, _drop_input_names(imported).as_module()
+    params, module = imported.params, _drop_input_names(imported).to_module()
     return module, {name: tensor(value) for name, value in params.items()}
 
 
@@ -89,7 +89,7 @@ def _save_renamed(proto: onnx.ModelProto, folder: Path) -> None:
     renamed = onnx.ModelProto()
     renamed.CopyFrom(proto)
     for node in renamed.graph.node:
-        node.name = node_label(node)
+        node.name = node_name(node)
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(renamed, str(folder / _RENAMED_MODEL_FILE))
 

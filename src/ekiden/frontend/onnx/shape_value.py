@@ -25,7 +25,7 @@ from ekiden.frontend.common.converters.reduction import reduce_size_vector
 from ekiden.frontend.common.converters.reduction import reduction_rows as reductions
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, dtype_name, known
+from ekiden.frontend.common.value import Value, dtype_name, known_value
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import OnnxNode
@@ -41,7 +41,7 @@ Evaluator = Callable[[OnnxNode, Sequence[Array]], Array | None]
 def evaluate_node(node: OnnxNode) -> Value | None:
     """Evaluate a node whose inputs are known at import; return None if it must run."""
     if node.op_type == "Shape":
-        return rules.known_shape(node.shape(0)[node.get_int("start", 0) : _shape_end(node)])
+        return rules.constant_shape(node.shape(0)[node.get_int("start", 0) : _shape_end(node)])
     if node.op_type == "Size":
         return _evaluate_size(node)
     evaluator = SHAPE_EVALUATORS.get(node.op_type)
@@ -62,7 +62,7 @@ def evaluate_node(node: OnnxNode) -> Value | None:
 def annotate_result(node: OnnxNode, result: Value) -> Value:
     """Annotate a run-time result with the known values of its elements."""
     evaluator = SHAPE_EVALUATORS.get(node.op_type)
-    if evaluator is None or result.is_text:
+    if evaluator is None or result.is_string:
         return result
     return rules.propagate_elements(node.scope, node.inputs, partial(evaluator, node), result)
 
@@ -96,7 +96,7 @@ def _evaluate_size(node: OnnxNode) -> Value | None:
     # A product with an unknown dimension is not an expression; the run computes it.
     if any(isinstance(d, prim.AnyDim) for d in node.shape(0)):
         return None
-    return known(np.array(total, object), "int64")
+    return known_value(np.array(total, object), "int64")
 
 
 def _broadcast_evaluator(rule: Rule) -> Evaluator:
@@ -122,7 +122,7 @@ def _evaluate_mod(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
 
 
 def _evaluate_cast(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
-    return rules.cast(from_onnx_dtype(node.get_int("to")))(inputs)
+    return rules.cast_rule(from_onnx_dtype(node.get_int("to")))(inputs)
 
 
 # Moving elements.
@@ -196,7 +196,7 @@ def normalize_axes(node: OnnxNode, axes: Sequence[int], rank: int) -> tuple[int,
     """Return axes counted from the front; raise Unsupported for duplicates."""
     at = tuple(node.axis(a, rank) for a in axes)
     if len(set(at)) < len(at):
-        node.unsupported(f"'axes' must be distinct, got {tuple(axes)}")
+        node.reject(f"'axes' must be distinct, got {tuple(axes)}")
     return at
 
 
@@ -245,12 +245,12 @@ def scalar_fill(node: OnnxNode) -> Array:
     """
     fill = node.get_tensor("value")
     if fill is not None and fill.size != 1:
-        node.unsupported(f"attribute 'value' must have 1 element, got {fill.size}")
+        node.reject(f"attribute 'value' must have 1 element, got {fill.size}")
     # ConstantOfShape defaults to a float32 zero.
     return np.zeros((), np.float32) if fill is None else fill.reshape(())
 
 
-MAX_FILLED = 1 << 20
+MAX_FILLED_ELEMENTS = 1 << 20
 """Elements of one value that are made at import; more is left to the program."""
 
 
@@ -260,7 +260,7 @@ def _evaluate_constant_of_shape(node: OnnxNode, inputs: Sequence[Array]) -> Arra
     shape = [int(d) for d in inputs[0]]
     if min(shape, default=0) < 0:
         raise ImportModelError(f"a tensor must have extents of at least 0, got {shape}")
-    return np.full(shape, scalar_fill(node)) if math.prod(shape) <= MAX_FILLED else None
+    return np.full(shape, scalar_fill(node)) if math.prod(shape) <= MAX_FILLED_ELEMENTS else None
 
 
 def _evaluate_expand(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
@@ -351,7 +351,7 @@ SHAPE_EVALUATORS: Mapping[str, Evaluator] = {
     "Expand":          _evaluate_expand,
     "Tile":            _evaluate_tile,
     "Range":           _evaluate_range,
-    **{name: _reduction_evaluator(row.both)
-       for name, row in reductions("onnx") if row.both is not None},
+    **{name: _reduction_evaluator(row.size_rule)
+       for name, row in reductions("onnx") if row.size_rule is not None},
 }
 # fmt: on

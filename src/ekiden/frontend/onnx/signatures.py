@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
 from ekiden.frontend.common.sequence_value import NonTensorValue
-from ekiden.frontend.common.text_value import TextValue
+from ekiden.frontend.common.text_value import StringValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.messages import onnx
@@ -218,7 +218,7 @@ class _OperandShapes:
     def _rank(self, name: str) -> int | None:
         """Return the rank of an input; None for absent inputs and for what is no tensor."""
         value = self._input_value(name)
-        if isinstance(value, TextValue):
+        if isinstance(value, StringValue):
             return len(value.shape)
         return None if value is None or isinstance(value, NonTensorValue) else len(value.type.shape)
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
 from ekiden.frontend.common.survey import Operator, Port, Problem, Survey
-from ekiden.frontend.common.value import dim_name
+from ekiden.frontend.common.value import input_dim_name
 from ekiden.frontend.onnx.check import canonical_domain, find_row, unsupported_nodes
 from ekiden.frontend.onnx.load import (
     Functions,
-    Source,
+    ModelSource,
     function_key,
-    initializers,
     local_functions,
     model_opsets,
+    named_initializers,
     read_model,
-    subgraphs,
+    subgraph_attributes,
     topological_order,
 )
 from ekiden.frontend.onnx.messages import onnx
@@ -32,7 +32,7 @@ else:
     function_body = LazyModule("ekiden.frontend.onnx.function_body")
 
 
-def survey(model: Source, opset: int | None = None) -> Survey:
+def survey(model: ModelSource, opset: int | None = None) -> Survey:
     """Survey a model: count its operators and check which nodes can be imported. Raises
     ImportModelError for what is not an ONNX model.
     """
@@ -52,7 +52,7 @@ def survey(model: Source, opset: int | None = None) -> Survey:
             topological_order(proto.graph, label), versions, functions
         )
     )
-    weights = dict(initializers(proto.graph))
+    weights = dict(named_initializers(proto.graph))
     counts = Counter((canonical_domain(n), n.op_type) for n in nodes)
     sample = {(canonical_domain(n), n.op_type): n for n in nodes}
     constants = [
@@ -80,7 +80,7 @@ def _flatten_nodes(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
     while waiting:
         node = waiting.pop()
         nodes_found.append(node)
-        waiting.extend(n for g in subgraphs(node) for n in g.node)
+        waiting.extend(n for g in subgraph_attributes(node) for n in g.node)
     return nodes_found
 
 
@@ -123,7 +123,7 @@ def _make_port(info: onnx.ValueInfoProto) -> Port:
     dims = [
         int(d.dim_value)
         if d.HasField("dim_value") and d.dim_value >= 0
-        else dim_name(info.name, i, d.dim_param)
+        else input_dim_name(info.name, i, d.dim_param)
         for i, d in enumerate(tensor.shape.dim)
     ]
     return Port(info.name, dtype, tuple(dims))

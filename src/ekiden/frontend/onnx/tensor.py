@@ -19,7 +19,7 @@ MAX_DENSE_ELEMENTS = 1 << 28
 """Elements of a sparse tensor that becomes a dense one, at most."""
 
 
-def dense(proto: onnx.SparseTensorProto) -> Array:
+def densify(proto: onnx.SparseTensorProto) -> Array:
     """Convert a sparse tensor to a dense array; unlisted elements are 0.
 
     Raises ValueError or TypeError for one that is broken.

@@ -24,9 +24,9 @@ class ForestTables:
 
     roots: Array
     features: Array
-    limits: Array
+    thresholds: Array
     children: Array
-    missing: Array
+    nan_goes_true: Array
     depth: int
 
 
@@ -34,16 +34,17 @@ class ForestTables:
 class BranchNodes:
     """Branch nodes in the model's form, one row each: mode, feature, thresholds and targets.
 
-    values: the thresholds; `counts` says how many each node has (more than one for MEMBER alone).
+    thresholds: the thresholds; `threshold_counts` says how many each node has (more than one for
+    MEMBER alone).
     yes, no: the child when the comparison holds or fails: the number of an inner node, or -1 - n
-    for leaf n. missing: whether NaN takes the yes branch.
+    for leaf n. nan_goes_true: whether NaN takes the yes branch.
     """
 
     modes: Array
     features: Array
-    values: Array
-    counts: Array
-    missing: Array
+    thresholds: Array
+    threshold_counts: Array
+    nan_goes_true: Array
     true_targets: Array
     false_targets: Array
 
@@ -52,7 +53,7 @@ class BranchNodes:
         unknown = (self.modes < 0) | (self.modes >= len(BRANCH_MODES))
         if unknown.any():
             raise Unsupported(f"the mode {int(self.modes[unknown][0])} of a tree is unknown")
-        if (self.counts == 0).any():
+        if (self.threshold_counts == 0).any():
             raise Unsupported("a set of values is empty")
         # Leaves are -1 - number, branches their index: other numbers would read beyond the tables.
         for targets in (self.true_targets, self.false_targets, roots):
@@ -76,17 +77,17 @@ def build_forest(questions: BranchNodes, roots: Array, leaves: int, dtype: type)
     is_negated = mode != questions.modes
     # Equality needs two nodes: x <= a, then x <= the next lower float, whose failure means x == a.
     is_set = (mode == EQ) | (mode == MEMBER)
-    sizes = np.where(is_set, 2 * questions.counts, 1)
+    sizes = np.where(is_set, 2 * questions.threshold_counts, 1)
     first = np.cumsum(sizes) - sizes
     yes, no = (
         _entry_nodes(questions.true_targets, first),
         _entry_nodes(questions.false_targets, first),
     )
     yes, no = np.where(is_negated, no, yes), np.where(is_negated, yes, no)
-    missing = np.where(is_negated, 1 - questions.missing, questions.missing)
-    values: Array = questions.values.astype(dtype)
-    owner = np.repeat(np.arange(len(mode)), questions.counts)
-    start = np.cumsum(questions.counts) - questions.counts
+    missing = np.where(is_negated, 1 - questions.nan_goes_true, questions.nan_goes_true)
+    values: Array = questions.thresholds.astype(dtype)
+    owner = np.repeat(np.arange(len(mode)), questions.threshold_counts)
+    start = np.cumsum(questions.threshold_counts) - questions.threshold_counts
     set_index = np.arange(len(values)) - start[owner]
 
     total = int(sizes.sum())
@@ -100,17 +101,17 @@ def build_forest(questions: BranchNodes, roots: Array, leaves: int, dtype: type)
     )
     plain, at = ~is_set, first[~is_set]
     thresholds = values[start[plain]]
-    nodes.limits[at] = np.where(mode[plain] == LEQ, thresholds, _next_lower(thresholds))
+    nodes.thresholds[at] = np.where(mode[plain] == LEQ, thresholds, _next_lower_float(thresholds))
     nodes.children[at, 0], nodes.children[at, 1] = yes[plain], no[plain]
-    nodes.missing[at] = missing[plain]
+    nodes.nan_goes_true[at] = missing[plain]
 
     among = is_set[owner]
     q, upper, value = owner[among], (first[owner] + 2 * set_index)[among], values[among]
-    after = np.where(set_index[among] + 1 < questions.counts[q], upper + 2, no[q])
-    nodes.limits[upper], nodes.limits[upper + 1] = value, _next_lower(value)
+    after = np.where(set_index[among] + 1 < questions.threshold_counts[q], upper + 2, no[q])
+    nodes.thresholds[upper], nodes.thresholds[upper + 1] = value, _next_lower_float(value)
     nodes.children[upper, 0], nodes.children[upper, 1] = upper + 1, after
     nodes.children[upper + 1, 0], nodes.children[upper + 1, 1] = after, yes[q]
-    nodes.missing[upper] = missing[q]
+    nodes.nan_goes_true[upper] = missing[q]
     return _prepend_leaves(nodes, leaves)
 
 
@@ -122,7 +123,7 @@ def _entry_nodes(targets: Array, first: Array) -> Array:
     return entries
 
 
-def _next_lower(limits: Array) -> Array:
+def _next_lower_float(limits: Array) -> Array:
     """Return the next lower float of each threshold; NaN for -inf, which nothing is below."""
     lower = np.nextafter(limits, limits.dtype.type(-np.inf))
     thresholds: Array = np.where(limits == -np.inf, limits.dtype.type(np.nan), lower)
@@ -140,9 +141,9 @@ def _prepend_leaves(nodes: ForestTables, leaves: int) -> ForestTables:
     return ForestTables(
         np.where(nodes.roots < 0, -1 - nodes.roots, nodes.roots + leaves).astype(np.int32),
         np.concatenate([none, nodes.features.astype(np.int32)]),
-        np.concatenate([none.astype(nodes.limits.dtype), nodes.limits]),
+        np.concatenate([none.astype(nodes.thresholds.dtype), nodes.thresholds]),
         children,
-        np.concatenate([none, nodes.missing.astype(np.int32)]),
+        np.concatenate([none, nodes.nan_goes_true.astype(np.int32)]),
         _max_depth(nodes.roots, nodes.children),
     )
 

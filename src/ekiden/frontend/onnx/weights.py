@@ -32,7 +32,7 @@ class WeightRegistry:
     """A registry of weight bytes that were cut out of messages, by number."""
 
     def __init__(self) -> None:
-        lent = mapped_files.borrowed_files()
+        lent = mapped_files.borrowable_files()
         self._copies = lent is None
         self.files = mapped_files.MappedFiles() if lent is None else lent
         self._parts: list[memoryview] = []
@@ -79,7 +79,7 @@ class WeightRegistry:
         if adopted is not None:
             return adopted
         with open(handle, "rb", buffering=0) as file:
-            return mapped_files.read_whole(file)
+            return mapped_files.read_remaining(file)
 
     def array(self, number: int, kind: type[np.generic]) -> Array:
         """Return a registered weight as a vector of a dtype. Raises ValueError where its size is

@@ -17,7 +17,7 @@ MAX_RESULTS = 1 << 16
 """Results of a node, at most: as many as a split of Relay's may have parts."""
 
 
-def check_counts(nodes: Iterable[Any], label: str) -> None:
+def check_arity(nodes: Iterable[Any], label: str) -> None:
     """Raise ImportModelError for a node that declares more list inputs than it has, or more than
     MAX_RESULTS results.
     """
@@ -37,7 +37,7 @@ def check_counts(nodes: Iterable[Any], label: str) -> None:
                     raise ImportModelError(f"import {label}: {text} at most")
 
 
-def all_nodes(graph: Any) -> Iterator[Any]:  # noqa: ANN401  # messages have no types
+def iter_all_nodes(graph: Any) -> Iterator[Any]:  # noqa: ANN401  # messages have no types
     """Yield the nodes of a GraphDef and of the functions of its library."""
     yield from graph.node
     for function in graph.library.function:

@@ -17,7 +17,7 @@ from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.walk import Walk
+from ekiden.frontend.common.walk import GraphWalk
 from ekiden.frontend.tensorflow.graph_analysis import (
     SWITCH_OPS,
     GraphAnalysis,
@@ -30,7 +30,7 @@ from ekiden.frontend.tensorflow.registry import find_row
 from ekiden.runtime.errors import ImportModelError
 
 
-class ImportState(Walk):
+class ImportState(GraphWalk):
     """Import state that all graphs of one model share."""
 
     def __init__(self, model: TensorflowModel, scope: Scope) -> None:
@@ -38,10 +38,10 @@ class ImportState(Walk):
         self.model = model
         self._plans: dict[str, GraphAnalysis] = {}
 
-    def plan(self, name: str) -> GraphAnalysis:
+    def analyse_graph(self, name: str) -> GraphAnalysis:
         """Return the analysis of a library function, or of the main graph for ""."""
         if name not in self._plans:
-            plan = GraphAnalysis(self.model.function(name) if name else self.model.graph)
+            plan = GraphAnalysis(self.model.library_function(name) if name else self.model.graph)
             self.scope.used |= plan.used
             self._plans[name] = plan
         return self._plans[name]
@@ -60,23 +60,23 @@ class GraphImporter:
         self.taken: dict[str, int] = {}
         """Conditions that are decided here: which output of their Switches is there."""
 
-    def inside(self) -> GraphImporter:
+    def make_subgraph_importer(self) -> GraphImporter:
         """Return an importer of a subgraph, in which this graph's values are visible."""
         return GraphImporter(self.plan, self.shared, self)
 
-    def call(self, name: str, inputs: Sequence[Value]) -> list[Value]:
+    def import_function(self, name: str, inputs: Sequence[Value]) -> list[Value]:
         """Import a library function for these inputs; return its results. Raises Unsupported if one
         of its nodes is.
         """
-        callee = GraphImporter(self.shared.plan(name), self.shared)
+        callee = GraphImporter(self.shared.analyse_graph(name), self.shared)
         parameters = callee.plan.graph.inputs
         if len(parameters) != len(inputs):
             text = f"expected a function of {len(inputs)} arguments, got one of {len(parameters)}"
             raise Unsupported(f"{name!r}: {text}")
-        callee.env.put({i.tensor: v for i, v in zip(parameters, inputs, strict=True)})
-        return callee.values([tensor for _, tensor in callee.plan.graph.outputs])
+        callee.env.bind({i.tensor: v for i, v in zip(parameters, inputs, strict=True)})
+        return callee.import_tensors([tensor for _, tensor in callee.plan.graph.outputs])
 
-    def values(self, tensors: Sequence[str]) -> list[Value]:
+    def import_tensors(self, tensors: Sequence[str]) -> list[Value]:
         """Return tensors of the graph, importing their nodes where needed.
 
         Raises:
@@ -97,7 +97,7 @@ class GraphImporter:
             at = at.outer
         return None
 
-    def decided_side(self, condition: str) -> int | None:
+    def decided_switch_output(self, condition: str) -> int | None:
         """Return the live Switch output of a condition in this subgraph; None if it is
         undecided.
         """
@@ -127,18 +127,18 @@ class GraphImporter:
         for position, name in enumerate(order):
             self._import_node(name, partial(live_names, position))
             self.env.try_merge_cases(partial(live_names, position + 1))
-        self.env.finish([t for t in tensors if t in self.env])
+        self.env.merge_outputs([t for t in tensors if t in self.env])
 
     def _import_node(self, name: str, live: Callable[[], Sequence[str]]) -> None:
         """Import a node in each case that it depends on."""
-        proto, outputs = self.plan.node(name), [t for t in self.plan.outputs(name) if t]
+        proto, outputs = self.plan.find_node(name), [t for t in self.plan.read_outputs(name) if t]
         if outputs and all(self.env.is_bound(t) for t in outputs):
             return  # made with another Exit of its loop
         ranked = (
             self.env.rank_polymorphic_names(self._tensors_read(name)) if self.env.ranked else []
         )
         if not ranked:
-            self._convert(proto)
+            self._convert_node(proto)
             return
         label = f"{proto.op} {proto.name!r}"
         if self.env.import_in_cases(label, ranked, live, lambda: self._import_node(name, live)):
@@ -171,41 +171,43 @@ class GraphImporter:
 
     def _unbound_producers(self, name: str) -> list[str]:
         """Return the producers that must be imported before a node."""
-        tensors = self._input_tensors(self.plan.node(name))
+        tensors = self._input_tensors(self.plan.find_node(name))
         return [producer_name(t) for t in tensors if self._lookup(t) is None]
 
     def _tensors_read(self, name: str) -> list[str]:
         """Return the tensors of this graph that importing a node reads; the end of a loop or choice
         reads all that is upstream.
         """
-        node = self.plan.node(name)
+        node = self.plan.find_node(name)
         is_end = node.op in ("Exit", "RefExit", "Merge", "RefMerge")
-        return self.plan.upstream(node) if is_end else self._input_tensors(node)
+        return self.plan.upstream_tensors(node) if is_end else self._input_tensors(node)
 
     def _input_tensors(self, node: Proto) -> list[str]:
         if node.op in ("Exit", "RefExit"):
-            frame = self.plan.frame(node)
-            return [*(v.start for v in frame.variables), *frame.invariants]
+            frame = self.plan.loop_frame(node)
+            return [*(v.initial_tensor for v in frame.variables), *frame.invariants]
         if node.op in ("Merge", "RefMerge") and not self.plan.is_loop_merge(node):
             return [self.plan.merge_sides(node)[0]]
         if node.op in SWITCH_OPS:
             data, condition = data_inputs(node)
-            is_decided = self.decided_side(self.plan.source(condition)) is not None
+            is_decided = (
+                self.decided_switch_output(self.plan.skip_identities(condition)) is not None
+            )
             return [data] if is_decided else [data, condition]
         return data_inputs(node)
 
-    def _convert(self, proto: Proto) -> None:
+    def _convert_node(self, proto: Proto) -> None:
         inputs = [self._lookup(t) for t in self._input_tensors(proto)]
         if any(v is None for v in inputs):
             self.failed.add(proto.name)  # made of what has been reported
             return
-        names = self.plan.outputs(proto.name)
+        names = self.plan.read_outputs(proto.name)
         pairs = zip(self._input_tensors(proto), inputs, strict=True)
         named = {t: v for t, v in pairs if not isinstance(v, NonTensorValue)}
         # Whatever raises below leaves the node failed, so that its users are skipped without a
         # report of their own.
         self.failed.add(proto.name)  # until it is made
-        with self.shared.at(f"{proto.op} {proto.name!r}", named):
+        with self.shared.convert_node(f"{proto.op} {proto.name!r}", named):
             row = find_row(str(proto.op))
             node = TensorflowNode(proto, inputs, self, names)
             if row.binds_outputs:
@@ -214,10 +216,10 @@ class GraphImporter:
                 return
             with reject_malformed("its inputs or attributes do not fit the operator"):
                 result = _convert_or_fold(row, node)
-            outputs = self.shared.outputs(result, names)
+            outputs = self.shared.bind_outputs(result, names)
             if row.rule is not None and names and names[0] in outputs:
                 outputs[names[0]] = _propagate_elements(row, node, outputs[names[0]])
-            self.env.put(outputs)
+            self.env.bind(outputs)
             self.failed.discard(proto.name)
 
 
@@ -240,8 +242,8 @@ def _rule_dtype(row: TensorflowRow, node: TensorflowNode) -> str:
     if row.is_predicate:
         return "bool"
     for name in ("DstT", "out_type", "T", "dtype", "Tparams"):
-        if node.has(name):
-            return node.dtype_of(name)
+        if node.has_attribute(name):
+            return node.dtype_attribute(name)
     return node.dtype(0)
 
 

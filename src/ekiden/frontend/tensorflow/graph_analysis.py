@@ -20,15 +20,16 @@ from ekiden.runtime.lazy_dataclass import dataclass
 class LoopVariable:
     """Variable that a loop carries, by the names of its tensors and nodes.
 
-    start: the tensor before the loop; merge, switch: the nodes that hold it; after: the tensor that
-    the next iteration begins with; exit: the node after the loop, if any.
+    initial_tensor: the tensor before the loop; merge_node, switch_node: the nodes that hold it;
+    next_iteration_tensor: the tensor that the next iteration begins with; exit_node: the node after
+    the loop, if any.
     """
 
-    start: str
-    merge: str
-    switch: str
-    after: str
-    exit: str
+    initial_tensor: str
+    merge_node: str
+    switch_node: str
+    next_iteration_tensor: str
+    exit_node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +71,24 @@ class GraphAnalysis:
             held[int(index)] = tensor
         self._frames: dict[str, LoopFrame] = {}
 
-    def outputs(self, name: str) -> list[str]:
+    def read_outputs(self, name: str) -> list[str]:
         """Return the outputs of a node that are read, "" for the others."""
         return self._outputs.get(name, [])
 
-    def node(self, name: str) -> Proto:
+    def find_node(self, name: str) -> Proto:
         """Return a node by name; raise Unsupported without one."""
         if name not in self.graph.nodes:
             raise Unsupported(f"the graph has no node {name!r}")
         return self.graph.nodes[name]
 
-    def source(self, tensor: str) -> str:
+    def skip_identities(self, tensor: str) -> str:
         """Return the tensor at the head of a chain of Identity nodes."""
         nodes = self.graph.nodes
         while producer_name(tensor) in nodes and nodes[producer_name(tensor)].op == "Identity":
             tensor = data_inputs(nodes[producer_name(tensor)])[0]
         return tensor
 
-    def upstream(self, node: Proto) -> list[str]:
+    def upstream_tensors(self, node: Proto) -> list[str]:
         """Return all tensors that a node depends on, transitively."""
         waiting, visited = data_inputs(node), dict[str, None]()
         while waiting:
@@ -100,12 +101,12 @@ class GraphAnalysis:
 
     def is_loop_merge(self, merge: Proto) -> bool:
         """Return whether a Merge belongs to a loop: one input comes from a NextIteration."""
-        makers = [self.node(producer_name(t)).op for t in data_inputs(merge)]
+        makers = [self.find_node(producer_name(t)).op for t in data_inputs(merge)]
         return any(op in _NEXT_ITERATION_OPS for op in makers)
 
     # Loops.
 
-    def frame(self, exit_: Proto) -> LoopFrame:
+    def loop_frame(self, exit_: Proto) -> LoopFrame:
         """Return the loop that an Exit ends. Raises Unsupported for an irregular one."""
         switch = self._producer(exit_, 0, ("Switch", "RefSwitch"))
         enter = self._enter_node(self._producer(switch, 0, ("Merge", "RefMerge")))
@@ -115,7 +116,7 @@ class GraphAnalysis:
         return self._frames[name]
 
     def _producer(self, node: Proto, index: int, ops: Sequence[str]) -> Proto:
-        producer = self.node(producer_name(data_inputs(node)[index]))
+        producer = self.find_node(producer_name(data_inputs(node)[index]))
         if producer.op not in ops:
             raise Unsupported(f"expected {ops[0]} before {node.name!r}, got {producer.op}")
         return producer
@@ -177,10 +178,10 @@ class GraphAnalysis:
                 continue
             visited.add((at, depth))
             name, _, output = at.rpartition(":")
-            node = self.node(name)
+            node = self.find_node(name)
             if node.op in SWITCH_OPS:
                 if depth == 0:
-                    return self.source(data_inputs(node)[1]), int(output)
+                    return self.skip_identities(data_inputs(node)[1]), int(output)
                 # A Switch below a nested Merge belongs to that inner choice: leave its level.
                 waiting.append((data_inputs(node)[0], depth - 1))
                 continue
@@ -188,7 +189,7 @@ class GraphAnalysis:
             # tensor.
             inner = depth + (node.op in ("Merge", "RefMerge"))
             if node.op in _EXIT_OPS:
-                waiting += [(v.start, depth) for v in self.frame(node).variables]
+                waiting += [(v.initial_tensor, depth) for v in self.loop_frame(node).variables]
                 continue
             inputs = [normalize_tensor_name(i.lstrip("^")) for i in node.input]
             waiting += [(i, inner) for i in inputs]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common.cases import as_program_output
+from ekiden.frontend.common.cases import to_program_output
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.main_builder import MainBuilder
 from ekiden.frontend.common.options import Dims, Shapes, parse_stated_shape
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.unranked import StatedInput, check_ranks, stated_shape
+from ekiden.frontend.common.unranked import StatedInput, check_ranks, format_stated_shape
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tensorflow.graph import GraphImporter, ImportState
@@ -54,7 +54,7 @@ class _ModelImport:
         self.scope = Scope(facts, set())
         self.main = MainBuilder(self.scope)
         self.shared = ImportState(model, self.scope)
-        self.graph = GraphImporter(self.shared.plan(""), self.shared)
+        self.graph = GraphImporter(self.shared.analyse_graph(""), self.shared)
 
     def run(self, shapes: Shapes) -> ImportedModule:
         """Import inputs, nodes and outputs; raise the collected problems if there are some."""
@@ -67,18 +67,18 @@ class _ModelImport:
                 raise CompileError(f"import {self.label}: {text}")
         self._check_ranks(shapes)
         for entry in inputs:
-            self.graph.env.put({entry.tensor: self._add_input(entry, shapes.get(entry.name))})
+            self.graph.env.bind({entry.tensor: self._add_input(entry, shapes.get(entry.name))})
         try:
-            values = self.graph.values([tensor for _, tensor in outputs])
+            values = self.graph.import_tensors([tensor for _, tensor in outputs])
         except Unsupported as error:
-            self.shared.finish()
+            self.shared.raise_collected_problems()
             raise ImportModelError(f"import {self.label}: {error}") from error
         if not values:
             raise ImportModelError(f"import {self.label}: it returns no tensor")
-        self.shared.finish()
-        values = [as_program_output(self.scope, value) for value in values]
+        self.shared.raise_collected_problems()
+        values = [to_program_output(self.scope, value) for value in values]
         return ImportedModule(
-            IRModule({"main": self.main.function(values)}, self.scope.module.type_definitions),
+            IRModule({"main": self.main.build_main(values)}, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
             output_names=tuple(name for name, _ in outputs),
             constraints=tuple(self.scope.constraints.values()),
@@ -92,7 +92,7 @@ class _ModelImport:
         graph, stated = self.model.graph, list[StatedInput]()
         for entry in graph.inputs:
             override = shapes.get(entry.name)
-            shape = stated_shape(entry.name, entry.shape if override is None else override)
+            shape = format_stated_shape(entry.name, entry.shape if override is None else override)
             stated.append((entry.name, entry.dtype, shape))
         check_ranks(self.label, stated, [(n, output_dtype(graph, t)) for n, t in graph.outputs])
 
@@ -110,5 +110,5 @@ class _ModelImport:
                 raise CompileError(f"import {self.label}: {text}")
             dims = replaced
         assert dims is not None, "an input without a rank has been refused"
-        extents = [self.main.dim(entry.name, axis, d) for axis, d in enumerate(dims)]
-        return self.main.tensor(entry.name, tensor_type(extents, entry.dtype))
+        extents = [self.main.input_dim(entry.name, axis, d) for axis, d in enumerate(dims)]
+        return self.main.add_tensor_input(entry.name, tensor_type(extents, entry.dtype))

@@ -23,7 +23,7 @@ from tensorflow.python.saved_model.loader_impl import parse_saved_model
 
 from ekiden.frontend.common.library_errors import check_readable, translate_errors
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.tensorflow.check_arity import all_nodes, check_counts
+from ekiden.frontend.tensorflow.check_arity import check_arity, iter_all_nodes
 from ekiden.runtime.artifact.metadata import OBJECT_DTYPE
 from ekiden.runtime.errors import CompileError, ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -67,7 +67,7 @@ class TensorflowModel:
     versions: Proto
     _functions: dict[str, TensorflowGraph] = field(default_factory=dict)
 
-    def function(self, name: str) -> TensorflowGraph:
+    def library_function(self, name: str) -> TensorflowGraph:
         """Return a library function as a graph; raise Unsupported without one."""
         if name not in self.library:
             raise Unsupported(f"the graph has no function {name!r}")
@@ -196,7 +196,7 @@ def _load_saved_model(path: Path, label: str, signature: str) -> TensorflowModel
     with translate_errors("TensorFlow cannot load it", label, None):
         for meta_graph in parse_saved_model(str(path)).meta_graphs:
             # TensorFlow itself allocates declared counts: check them before it loads the graph.
-            check_counts(all_nodes(meta_graph.graph_def), label)
+            check_arity(iter_all_nodes(meta_graph.graph_def), label)
         loaded = tf.saved_model.load(str(path))
     signatures = getattr(loaded, "signatures", None)
     # A file may bind the name to any object of its own, or to none.
@@ -300,7 +300,7 @@ def _from_graph_def(graph: Proto, label: str, outputs: Sequence[str]) -> Tensorf
     nodes = {n.name: n for n in graph.node}
     if not nodes:
         raise ImportModelError(f"import {label}: it has no nodes")
-    check_counts(all_nodes(graph), label)
+    check_arity(iter_all_nodes(graph), label)
     inputs = [
         GraphInput(f"{n.name}:0", n.name, _placeholder_shape(n), dtype_name(n.attr["dtype"].type))
         for n in graph.node
@@ -309,7 +309,7 @@ def _from_graph_def(graph: Proto, label: str, outputs: Sequence[str]) -> Tensorf
     for name in outputs:
         if name.partition(":")[0] not in nodes:
             raise CompileError(f"import {label}: it has no node {name!r}")
-    output_names = list(outputs) or _unread_nodes(graph)
+    output_names = list(outputs) or _default_output_nodes(graph)
     pairs = [
         (name, normalize_tensor_name(_resolve_tensor_name(name, nodes, label)))
         for name in output_names
@@ -352,7 +352,7 @@ def _placeholder_shape(node: Proto) -> Dims:
     return decode_shape(stated[0]) if stated else None
 
 
-def _unread_nodes(graph: Proto) -> list[str]:
+def _default_output_nodes(graph: Proto) -> list[str]:
     """Return the nodes that nothing reads, except control flow; without any, the ends of loops and
     branches.
     """

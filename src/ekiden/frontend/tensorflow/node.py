@@ -29,52 +29,58 @@ class TensorflowNode(common.AttributeNode):
         super().__init__(proto.name, inputs, graph.shared.scope, outputs)
         self.proto, self.graph, self.op = proto, graph, str(proto.op)
 
-    def has(self, name: str) -> bool:
+    def has_attribute(self, name: str) -> bool:
         """Return whether an attribute is set."""
         return name in self.proto.attr
 
-    def flag(self, name: str) -> bool:
+    def bool_attribute(self, name: str) -> bool:
         """Return a bool attribute; False if it is absent."""
-        return bool(self.proto.attr[name].b) if self.has(name) else False
+        return bool(self.proto.attr[name].b) if self.has_attribute(name) else False
 
-    def number(self, name: str, default: int = 0) -> int:
+    def int_attribute(self, name: str, default: int = 0) -> int:
         """Return an integer attribute."""
-        return int(self.proto.attr[name].i) if self.has(name) else default
+        return int(self.proto.attr[name].i) if self.has_attribute(name) else default
 
-    def real(self, name: str, default: float = 0.0) -> float:
+    def float_attribute(self, name: str, default: float = 0.0) -> float:
         """Return a float attribute."""
-        return float(self.proto.attr[name].f) if self.has(name) else default
+        return float(self.proto.attr[name].f) if self.has_attribute(name) else default
 
-    def text(self, name: str, default: str = "") -> str:
+    def string_attribute(self, name: str, default: str = "") -> str:
         """Return a string attribute."""
-        return self.proto.attr[name].s.decode() if self.has(name) else default
+        return self.proto.attr[name].s.decode() if self.has_attribute(name) else default
 
-    def ints(self, name: str) -> tuple[int, ...]:
+    def int_list_attribute(self, name: str) -> tuple[int, ...]:
         """Return an integer list attribute."""
-        return tuple(int(i) for i in self.proto.attr[name].list.i) if self.has(name) else ()
+        return (
+            tuple(int(i) for i in self.proto.attr[name].list.i) if self.has_attribute(name) else ()
+        )
 
-    def floats(self, name: str) -> tuple[float, ...]:
+    def float_list_attribute(self, name: str) -> tuple[float, ...]:
         """Return a float list attribute."""
-        return tuple(float(f) for f in self.proto.attr[name].list.f) if self.has(name) else ()
+        return (
+            tuple(float(f) for f in self.proto.attr[name].list.f)
+            if self.has_attribute(name)
+            else ()
+        )
 
-    def dtype_of(self, name: str, default: str = "float32") -> str:
+    def dtype_attribute(self, name: str, default: str = "float32") -> str:
         """Return a dtype attribute. Raises Unsupported for a type without tensors here."""
-        if not self.has(name):
+        if not self.has_attribute(name):
             return default
         dtype = dtype_name(self.proto.attr[name].type)
         if dtype in ("string", "resource", "variant", "complex64", "complex128"):
-            self.unsupported(f"its {name!r} is {dtype}")
+            self.reject(f"its {name!r} is {dtype}")
         return dtype
 
-    def shape_of(self, name: str) -> tuple[int, ...] | None:
+    def shape_attribute(self, name: str) -> tuple[int, ...] | None:
         """Return a shape attribute; None for an unknown rank."""
-        return decode_shape(self.proto.attr[name].shape) if self.has(name) else None
+        return decode_shape(self.proto.attr[name].shape) if self.has_attribute(name) else None
 
-    def function(self, name: str) -> str:
+    def function_attribute(self, name: str) -> str:
         """Return the library function that an attribute names."""
         return str(self.proto.attr[name].func.name)
 
-    def functions(self, name: str) -> list[str]:
+    def function_list_attribute(self, name: str) -> list[str]:
         """Return the library functions that a list attribute names."""
         return [str(f.name) for f in self.proto.attr[name].list.func]
 
@@ -89,7 +95,7 @@ ekiden.frontend.common.arithmetic); None to leave it to the converter."""
 class TensorflowRow:
     """Row of the converter table: operator, converter, evaluation rule."""
 
-    op: str
+    op_type: str
     convert: Converter
     rule: Evaluator | None = None
     is_predicate: bool = False

@@ -21,7 +21,7 @@ CONVERTER_FAMILIES = (
     elementwise, reduction, movement, segments, shape, network, detection, linalg, control, lists,
 )  # fmt: skip
 CONVERTER_TABLE: dict[str, TensorflowRow] = {
-    row.op: row for family in CONVERTER_FAMILIES for row in family.ROWS
+    row.op_type: row for family in CONVERTER_FAMILIES for row in family.ROWS
 }
 """"Conv2D" -> its row."""
 assert len(CONVERTER_TABLE) == sum(len(family.ROWS) for family in CONVERTER_FAMILIES), (

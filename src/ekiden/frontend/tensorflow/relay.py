@@ -8,7 +8,7 @@ from itertools import takewhile
 import tensorflow as tf
 
 from ekiden.frontend.common.options import check_convert_config
-from ekiden.frontend.table import describe_model, frontend
+from ekiden.frontend.table import describe_model, frontend_by_name
 from ekiden.frontend.tensorflow.importer import import_tensorflow
 from ekiden.frontend.tensorflow.load import Proto
 from ekiden.ir.module import IRModule
@@ -55,7 +55,7 @@ def from_tensorflow(
         )
     return import_tensorflow(
         graph, shape, outputs=outputs or _default_outputs(graph)
-    ).as_module(), {}
+    ).to_module(), {}
 
 
 def _default_outputs(graph: Proto) -> list[str]:
@@ -86,8 +86,8 @@ def from_keras(
     if layout != "NHWC":
         text = "the model's layouts stay; relay.transform.ConvertLayout gives others"
         raise CompileError(f"from_keras: layout {layout!r}: {text}")
-    frontend("tensorflow").check_model(model, "from_keras")
-    return import_tensorflow(model, shape).as_module(), {}
+    frontend_by_name("tensorflow").check_model(model, "from_keras")
+    return import_tensorflow(model, shape).to_module(), {}
 
 
 __all__ = ["from_keras", "from_tensorflow"]

@@ -16,16 +16,16 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.common.walk import Walk
+from ekiden.frontend.common.value import Value, constant_value
+from ekiden.frontend.common.walk import GraphWalk
 from ekiden.frontend.tflite.hybrid_quantization import is_hybrid
 from ekiden.frontend.tflite.integer_arithmetic import is_quantized
 from ekiden.frontend.tflite.load import (
     NUMERIC_DTYPES,
-    Tensor,
     TfliteModel,
     TfliteOperator,
     TfliteSubgraph,
+    TfliteTensor,
 )
 from ekiden.frontend.tflite.node import QuantizedPolicy, TfliteNode, TfliteRow
 from ekiden.frontend.tflite.registry import find_row
@@ -55,7 +55,7 @@ class VariableTable:
     def add(self, name: str, array: Array) -> Value:
         """Add a variable with an initial array."""
         self.initial[name] = array
-        self.now[name] = self.main.tensor(name, constant(array).type)
+        self.now[name] = self.main.add_tensor_input(name, constant_value(array).type)
         return self.now[name]
 
     def read(self, name: str) -> Value:
@@ -76,7 +76,7 @@ class VariableTable:
             self.add(name, value.array)
 
 
-class ImportState(Walk):
+class ImportState(GraphWalk):
     """Import state that all subgraphs of one model share."""
 
     def __init__(self, model: TfliteModel, scope: Scope, main: MainBuilder) -> None:
@@ -105,7 +105,7 @@ class SubgraphImporter:
         return SubgraphImporter(self.shared.model.graphs[index], self.shared)
 
     @property
-    def names(self) -> list[str]:
+    def input_names(self) -> list[str]:
         """Return the names of the graph's inputs."""
         return [self.graph.tensors[i].name for i in self.graph.inputs]
 
@@ -120,19 +120,19 @@ class SubgraphImporter:
         self.bind_inputs(inputs)
         around, self.shared.is_nested = self.shared.is_nested, True
         try:
-            self.walk()
+            self.import_operators()
         finally:
             self.shared.is_nested = around
         if self.failed:
             raise Unsupported("")
-        return self.outputs()
+        return self.output_values()
 
     def bind_inputs(self, inputs: Sequence[Value]) -> None:
         """Bind the graph's inputs to these values."""
         names = (self.graph.tensors[i].name for i in self.graph.inputs)
-        self.env.put(dict(zip(names, inputs, strict=True)))
+        self.env.bind(dict(zip(names, inputs, strict=True)))
 
-    def walk(self) -> None:
+    def import_operators(self) -> None:
         """Import the operators in order; those after a value of several ranks once per case."""
         operations, tensors = self.graph.operations, self.graph.tensors
         last = {tensors[i].name: n for n, o in enumerate(operations) for i in o.inputs if i >= 0}
@@ -146,7 +146,7 @@ class SubgraphImporter:
             self._import_operator(operation, partial(live_names, position))
             self.env.try_merge_cases(partial(live_names, position + 1))
         if not self.failed:
-            self.env.finish([tensors[i].name for i in self.graph.outputs])
+            self.env.merge_outputs([tensors[i].name for i in self.graph.outputs])
 
     def _import_operator(
         self, operation: TfliteOperator, live: Callable[[], Sequence[str]]
@@ -157,7 +157,7 @@ class SubgraphImporter:
             tensors[i].name for i in operation.inputs if i >= 0
         )
         if not ranked:
-            self._convert(operation)
+            self._convert_operator(operation)
             return
 
         def import_in_case() -> None:
@@ -181,11 +181,11 @@ class SubgraphImporter:
         outputs = (repr(self.graph.tensors[i].name) for i in operation.outputs)
         return f"{operation.code} #{operation.index} {' '.join(outputs)}".strip()
 
-    def outputs(self) -> list[Value]:
+    def output_values(self) -> list[Value]:
         """Return the subgraph's outputs after its operators are imported."""
-        return [self.value(i) for i in self.graph.outputs]
+        return [self.lookup_value(i) for i in self.graph.outputs]
 
-    def value(self, index: int) -> Value:
+    def lookup_value(self, index: int) -> Value:
         """Return a tensor that is computed, constant or a variable. Raises ImportModelError where
         nothing computes it.
         """
@@ -201,10 +201,10 @@ class SubgraphImporter:
         data = tensor.data
         if data is None:
             data = np.zeros(tensor.shape, to_numpy(tensor.dtype))
-        self.env.put_constant(tensor.name, constant(data))
+        self.env.bind_in_all_cases(tensor.name, constant_value(data))
         return self.env[tensor.name]
 
-    def _variable_tensor(self, tensor: Tensor) -> Value:
+    def _variable_tensor(self, tensor: TfliteTensor) -> Value:
         """Return a variable tensor, which starts at zero and which operators update."""
         variables = self.shared.variables
         if tensor.name in variables.now:
@@ -219,7 +219,7 @@ class SubgraphImporter:
         )
         return variables.add(tensor.name, np.full(tensor.shape, point, dtype))
 
-    def _convert(self, operation: TfliteOperator) -> None:
+    def _convert_operator(self, operation: TfliteOperator) -> None:
         tensors = self.graph.tensors
         ins = [None if i < 0 else tensors[i] for i in operation.inputs]
         outs = [tensors[i] for i in operation.outputs]
@@ -230,20 +230,20 @@ class SubgraphImporter:
         input_values = {t.name: self.env.get(t.name) for t in ins if t is not None}
         named = {n: v for n, v in input_values.items() if not isinstance(v, NonTensorValue)}
         self.failed.update(operation.outputs or [-2])  # until they are made
-        with self.shared.at(name, named):
+        with self.shared.convert_node(name, named):
             row = find_row(operation.code)
             _check_tensors(row, ins, outs)
-            values = [None if t is None else self.value(t.index) for t in ins]
+            values = [None if t is None else self.lookup_value(t.index) for t in ins]
             node = TfliteNode(operation, name, values, self, ins, outs)
             with reject_malformed("its tensors or options do not fit the operator"):
                 results = _convert_or_fold(row, node)
-            outputs = self.shared.outputs(results, node.output_names)
+            outputs = self.shared.bind_outputs(results, node.output_names)
             checked = {
                 t.name: _check_output_dtype(outputs[t.name], t) for t in outs if t.name in outputs
             }
             if row.rule is not None and len(outs) == 1 and outs[0].name in checked:
                 checked[outs[0].name] = _propagate_elements(row, node, checked[outs[0].name])
-            self.env.put(checked)
+            self.env.bind(checked)
             self.failed.difference_update(operation.outputs or [-2])
 
 
@@ -265,23 +265,25 @@ def _convert_or_fold(row: TfliteRow, node: TfliteNode) -> Result:
         if known_result is not None:
             return known_result
     convert = row.convert
-    if row.hybrid is not None and is_hybrid(node):
-        convert = row.hybrid
-    elif row.integer is not None and is_quantized(node):
-        convert = row.integer
+    if row.hybrid_converter is not None and is_hybrid(node):
+        convert = row.hybrid_converter
+    elif row.integer_converter is not None and is_quantized(node):
+        convert = row.integer_converter
     return rules.fold_results(node.scope, node.inputs, convert(node))
 
 
-def _check_output_dtype(value: Value, tensor: Tensor) -> Value:
+def _check_output_dtype(value: Value, tensor: TfliteTensor) -> Value:
     """Check that an output has the dtype of its tensor."""
     if isinstance(value, NonTensorValue):
         return value
-    if value.type.dtype != tensor.stored:
+    if value.type.dtype != tensor.storage_dtype:
         raise Unsupported(f"{tensor} is {tensor.dtype}, computed as {value.type.dtype}")
     return value
 
 
-def _check_tensors(row: TfliteRow, ins: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
+def _check_tensors(
+    row: TfliteRow, ins: Sequence[TfliteTensor | None], outs: Sequence[TfliteTensor]
+) -> None:
     """Raise Unsupported for tensors that a row does not accept."""
     for tensor in (*(t for t in ins if t is not None), *outs):
         if not row.accepts(tensor):
@@ -290,26 +292,30 @@ def _check_tensors(row: TfliteRow, ins: Sequence[Tensor | None], outs: Sequence[
 
 
 def _check_quantization(
-    row: TfliteRow, ins: Sequence[Tensor | None], outs: Sequence[Tensor]
+    row: TfliteRow, ins: Sequence[TfliteTensor | None], outs: Sequence[TfliteTensor]
 ) -> None:
     """Raise Unsupported for quantized tensors that a row does not accept."""
-    if row.quantized is QuantizedPolicy.OWN:
+    if row.quantized_policy is QuantizedPolicy.CONVERTER_HANDLED:
         return
-    if row.integer is not None:
+    if row.integer_converter is not None:
         for tensor in (t for t in (*ins, *outs) if t is not None and t.quantization is not None):
-            if tensor.dtype == "int16" and not row.is_wide:
+            if tensor.dtype == "int16" and not row.supports_int16:
                 raise Unsupported(
                     f"{tensor} is int16: kernels of quantised int8 and uint8 are here"
                 )
         return
-    moved = [t for i, t in enumerate(ins) if t is not None and (not row.data or i in row.data)]
+    moved = [
+        t
+        for i, t in enumerate(ins)
+        if t is not None and (not row.moved_inputs or i in row.moved_inputs)
+    ]
     for tensor in (*(t for t in ins if t is not None), *outs):
         if tensor.quantization is None or tensor.dtype not in QUANTIZED_DTYPES:
             continue
-        if row.quantized is QuantizedPolicy.REFUSED:
+        if row.quantized_policy is QuantizedPolicy.REFUSED:
             raise Unsupported(f"{tensor} is quantised: {tensor.dtype}")
     # Moved numbers keep their meaning only where all tensors share one scale and zero point.
-    if row.quantized is QuantizedPolicy.MOVED:
+    if row.quantized_policy is QuantizedPolicy.MOVES_ELEMENTS:
         kinds = {t.quantization and (t.quantization.scale, t.quantization.zero_point)
                  for t in (*moved, *outs) if t.dtype in QUANTIZED_DTYPES}  # fmt: skip
         if len(kinds) > 1:

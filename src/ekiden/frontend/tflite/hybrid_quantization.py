@@ -50,12 +50,12 @@ class QuantizedRows:
 
     levels: Expr
     scale: Expr
-    point: Expr
+    zero_point: Expr
 
-    def numbers(self, sums: Expr, weight_sums: Expr, scales: Expr) -> Expr:
+    def dequantize_sums(self, sums: Expr, weight_sums: Expr, scales: Expr) -> Expr:
         """Dequantize int32 sums of levels times weights; the weights' sums and scales broadcast."""
         # sum((q - z) w) = sum(q w) - z sum(w): the zero point costs one multiplication per output.
-        centred = op.subtract(sums, op.multiply(self.point, weight_sums))
+        centred = op.subtract(sums, op.multiply(self.zero_point, weight_sums))
         return op.multiply(op.cast(centred, "float32"), op.multiply(self.scale, scales))
 
 
@@ -81,16 +81,18 @@ class HybridOperand:
         self.node, self.data = node, data
         self._rows: QuantizedRows | None = None
 
-    def times(self, weight: int) -> Expr:
+    def multiply_by_weight(self, weight: int) -> Expr:
         """Emit the product with the weights of an input."""
         tensor, values = self.node.ins[weight], self.node.expr(weight)
         if tensor is None or tensor.dtype != "int8":
             return op.nn.dense(self.data, values)
         if self._rows is None:
-            is_asymmetric = bool(self.node.option("AsymmetricQuantizeInputs"))
+            is_asymmetric = bool(self.node.read_option("AsymmetricQuantizeInputs"))
             self._rows = quantize_rows(self.data, 2, is_asymmetric)
         sums = qnn.dense(self._rows.levels, values, *UNIT_QUANTIZATION)
-        return self._rows.numbers(sums, weight_sums(values, (1,)), weight_scales(self.node, weight))
+        return self._rows.dequantize_sums(
+            sums, weight_sums(values, (1,)), weight_scales(self.node, weight)
+        )
 
 
 def float_input(node: TfliteNode, index: int) -> Expr:
@@ -101,7 +103,7 @@ def float_input(node: TfliteNode, index: int) -> Expr:
     return op.multiply(op.cast(node.expr(index), "float32"), weight_scales(node, index))
 
 
-def _f64(value: float) -> Expr:
+def _f64_const(value: float) -> Expr:
     return const(np.float64(value))
 
 
@@ -111,11 +113,15 @@ def _asymmetric_params(low: Expr, high: Expr) -> tuple[Expr, Expr]:
     """
     low = op.cast(op.minimum(low, const(np.float32(0))), "float64")
     high = op.cast(op.maximum(high, const(np.float32(0))), "float64")
-    scale = op.divide(op.subtract(high, low), _f64(255))
-    scale = op.where(op.greater(scale, _f64(0)), scale, _f64(1))
+    scale = op.divide(op.subtract(high, low), _f64_const(255))
+    scale = op.where(op.greater(scale, _f64_const(0)), scale, _f64_const(1))
     below, above = op.divide(low, scale), op.divide(high, scale)
-    is_below = op.less(op.add(_f64(128), op.abs(below)), op.add(_f64(127), op.abs(above)))
-    zero = op.where(is_below, op.subtract(_f64(-128), below), op.subtract(_f64(127), above))
+    is_below = op.less(
+        op.add(_f64_const(128), op.abs(below)), op.add(_f64_const(127), op.abs(above))
+    )
+    zero = op.where(
+        is_below, op.subtract(_f64_const(-128), below), op.subtract(_f64_const(127), above)
+    )
     point = op.clip(round_half_away(zero, "float64"), -128, 127)
     return op.cast(scale, "float32"), op.cast(point, "float32")
 
@@ -131,7 +137,7 @@ def weight_scales(node: TfliteNode, weight: int) -> Expr:
     """Return the scale of the weights, or one per output channel."""
     quantization = quantization_of(node, node.ins[weight])
     if any(quantization.zero_point):
-        node.unsupported(f"{node.ins[weight]} has a zero point: hybrid kernels take none")
+        node.reject(f"{node.ins[weight]} has a zero point: hybrid kernels take none")
     scales = np.array(quantization.scale, np.float32)
     return const(scales.reshape(()) if scales.size == 1 else scales)
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common.cases import as_program_output
+from ekiden.frontend.common.cases import to_program_output
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.imported_module import INITIAL_STATE_FUNCTION, ImportedModule
-from ekiden.frontend.common.main_builder import MainBuilder, initial_state
+from ekiden.frontend.common.main_builder import MainBuilder, build_initial_state
 from ekiden.frontend.common.options import Dims, Shapes, parse_stated_shape
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.unranked import StatedInput, check_ranks, stated_shape
-from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.unranked import StatedInput, check_ranks, format_stated_shape
+from ekiden.frontend.common.value import Value, constant_value
 from ekiden.frontend.tflite.graph import ImportState, SubgraphImporter
 from ekiden.frontend.tflite.load import (
-    Tensor,
     TfliteModel,
     TfliteSignature,
     TfliteSubgraph,
+    TfliteTensor,
     read_model,
 )
 from ekiden.ir.expr import BaseFunc, GlobalVar
@@ -91,18 +91,20 @@ class _ModelImport:
         graph.bind_inputs(
             [self._add_input(tensors[i], name, shapes.get(name)) for i, name in pairs]
         )
-        graph.walk()
-        self.shared.finish()
-        outputs = [as_program_output(self.scope, value) for value in graph.outputs()]
+        graph.import_operators()
+        self.shared.raise_collected_problems()
+        outputs = [to_program_output(self.scope, value) for value in graph.output_values()]
         if not outputs:
             raise ImportModelError(f"import {self.label}: it returns no tensor")
         variables = self.shared.variables
         after = [self._final_value(name) for name in variables.initial]
         functions: dict[GlobalVar | str, BaseFunc] = {
-            "main": self.main.function([*outputs, *after])
+            "main": self.main.build_main([*outputs, *after])
         }
         if variables.initial:
-            functions[INITIAL_STATE_FUNCTION] = initial_state(list(variables.initial.values()))
+            functions[INITIAL_STATE_FUNCTION] = build_initial_state(
+                list(variables.initial.values())
+            )
         stated = [self.signature.outputs.get(i, tensors[i].name) for i in self.subgraph.outputs]
         return ImportedModule(
             IRModule(functions, self.scope.module.type_definitions),
@@ -116,11 +118,11 @@ class _ModelImport:
     def _final_value(self, name: str) -> Value:
         """Return a variable's value after a run, which must have its initial type."""
         value, first = self.shared.variables.now[name], self.shared.variables.initial[name]
-        kind = constant(first).type
-        if format_type(value.kind) != format_type(kind):
+        kind = constant_value(first).type
+        if format_type(value.relay_type) != format_type(kind):
             text = f"the variable {name!r} is {format_type(kind)} before a run and"
             raise UnsupportedError(
-                f"import {self.label}: {text} {format_type(value.kind)} after it"
+                f"import {self.label}: {text} {format_type(value.relay_type)} after it"
             )
         return value
 
@@ -131,12 +133,12 @@ class _ModelImport:
             tensor, dims = tensors[index], shapes.get(name)
             if dims is None and not tensor.is_unranked:
                 dims = tensor.shape
-            stated.append((name, tensor.dtype, stated_shape(name, dims)))
+            stated.append((name, tensor.dtype, format_stated_shape(name, dims)))
         outputs = [(self.signature.outputs.get(i, tensors[i].name), tensors[i].dtype)
                    for i in self.subgraph.outputs]  # fmt: skip
         check_ranks(self.label, stated, outputs)
 
-    def _add_input(self, tensor: Tensor, name: str, stated_shape: object) -> Value:
+    def _add_input(self, tensor: TfliteTensor, name: str, stated_shape: object) -> Value:
         if not tensor.is_supported:
             raise UnsupportedError(
                 f"import {self.label}: input {name!r}: {tensor.unsupported_reason}"
@@ -147,8 +149,8 @@ class _ModelImport:
             if len(dims) != len(tensor.shape) and not tensor.is_unranked:
                 text = f"shape of the input {name!r}: expected {len(tensor.shape)} dimensions"
                 raise CompileError(f"import {self.label}: {text}, got {len(dims)}")
-        extents = [self.main.dim(name, axis, d) for axis, d in enumerate(dims)]
-        return self.main.tensor(name, tensor_type(extents, tensor.dtype))
+        extents = [self.main.input_dim(name, axis, d) for axis, d in enumerate(dims)]
+        return self.main.add_tensor_input(name, tensor_type(extents, tensor.dtype))
 
 
 def _used_tensors(graph: TfliteSubgraph) -> set[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ekiden.frontend.tflite.load import Tensor, TensorQuantization
+from ekiden.frontend.tflite.load import TensorQuantization, TfliteTensor
 from ekiden.frontend.tflite.node import TfliteNode
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
@@ -36,11 +36,11 @@ class QuantParams:
     """Quantization parameters of a tensor: scale, zero point and dtype."""
 
     scale: np.float32
-    point: int
+    zero_point: int
     dtype: str
 
     @property
-    def limits(self) -> tuple[int, int]:
+    def level_limits(self) -> tuple[int, int]:
         """Return the least and the largest level of the dtype."""
         span = 1 << 8 * to_numpy(self.dtype).itemsize
         return (0, span - 1) if self.dtype == "uint8" else (-span // 2, span // 2 - 1)
@@ -48,7 +48,7 @@ class QuantParams:
     def quantize_value(self, real: float) -> int:
         """Quantize a real value, rounding half away from zero; the level may exceed the limits."""
         steps = np.float32(real) / self.scale
-        return self.point + int(np.trunc(steps + np.copysign(np.float32(0.5), steps)))
+        return self.zero_point + int(np.trunc(steps + np.copysign(np.float32(0.5), steps)))
 
 
 def is_quantized(node: TfliteNode) -> bool:
@@ -59,20 +59,20 @@ def is_quantized(node: TfliteNode) -> bool:
     return any(t.dtype in ("int8", "uint8", "int16", "int4") for t in candidates)
 
 
-def quantization_of(node: TfliteNode, tensor: Tensor | None) -> TensorQuantization:
+def quantization_of(node: TfliteNode, tensor: TfliteTensor | None) -> TensorQuantization:
     """Return the quantization of a tensor of INTEGER_KERNEL_DTYPES; reject any other."""
     if tensor is None or tensor.quantization is None or tensor.dtype not in INTEGER_KERNEL_DTYPES:
         kind = "missing" if tensor is None else tensor.dtype
-        node.unsupported(f"{tensor} is {kind}: kernels of quantised int8, uint8, int16 are here")
+        node.reject(f"{tensor} is {kind}: kernels of quantised int8, uint8, int16 are here")
     return tensor.quantization
 
 
-def quant_params(node: TfliteNode, tensor: Tensor | None) -> QuantParams:
+def quant_params(node: TfliteNode, tensor: TfliteTensor | None) -> QuantParams:
     """Return the parameters of a per-tensor quantized tensor."""
     quantization = quantization_of(node, tensor)
     assert tensor is not None
     if len(quantization.scale) != 1:
-        node.unsupported(f"{tensor} has several scales")
+        node.reject(f"{tensor} has several scales")
     return QuantParams(np.float32(quantization.scale[0]), quantization.zero_point[0], tensor.dtype)
 
 
@@ -139,17 +139,17 @@ def rescale_by_q31(data: Expr, multiplier: float | Array) -> Expr:
 def store_quantized(node: TfliteNode, data: Expr) -> Expr:
     """Add the output's zero point to int32 numbers, and clip to its dtype and fused activation."""
     result = quant_params(node, node.outs[0])
-    moved = op.add(data, const(np.int32(result.point))) if result.point else data
+    moved = op.add(data, const(np.int32(result.zero_point))) if result.zero_point else data
     return op.cast(op.clip(moved, *activation_limits(node)), result.dtype)
 
 
 def activation_limits(node: TfliteNode) -> tuple[int, int]:
     """Return the least and the largest level that the output's dtype and fused activation admit."""
     result = quant_params(node, node.outs[0])
-    kind = node.option("FusedActivationFunction") if _has_fused_activation(node) else 0
+    kind = node.read_option("FusedActivationFunction") if _has_fused_activation(node) else 0
     if kind not in ACTIVATION_LIMITS:
-        node.unsupported(f"the fused activation {kind} is not supported of {result.dtype}")
-    low, high = result.limits
+        node.reject(f"the fused activation {kind} is not supported of {result.dtype}")
+    low, high = result.level_limits
     real_low, real_high = ACTIVATION_LIMITS[kind]
     low = low if real_low is None else max(low, result.quantize_value(real_low))
     return low, high if real_high is None else min(high, result.quantize_value(real_high))
@@ -168,17 +168,17 @@ ACTIVATION_LIMITS: dict[int, tuple[float | None, float | None]] = {
 def apply_lookup_table(node: TfliteNode, function: Callable[[Array], Array]) -> Expr:
     """Emit a lookup table of a function of one level, clipped to the output's limits."""
     source, result = quant_params(node, node.ins[0]), quant_params(node, node.outs[0])
-    first, last = source.limits
+    first, last = source.level_limits
     with np.errstate(all="ignore"):
         results = function(np.arange(first, last + 1, dtype=np.int64))
-    table = np.clip(results, *result.limits).astype(to_numpy(result.dtype))
+    table = np.clip(results, *result.level_limits).astype(to_numpy(result.dtype))
     index = op.cast(node.expr(0), "int32")
     index = op.subtract(index, const(np.int32(first))) if first else index
     # The index cannot leave the table, which has an entry for each number of the dtype.
     return op.take(const(table), index, mode="fast")
 
 
-def tabulate_real(function: Callable[[Array], Array]) -> Callable[[TfliteNode], Expr]:
+def lookup_table_converter(function: Callable[[Array], Array]) -> Callable[[TfliteNode], Expr]:
     """Return the converter of a real function, which the kernels tabulate in single precision."""
 
     def convert(node: TfliteNode) -> Expr:
@@ -189,11 +189,11 @@ def tabulate_real(function: Callable[[Array], Array]) -> Callable[[TfliteNode], 
             """Return the result's levels, rounded half away from zero, in float32 where the kernels
             use it.
             """
-            real = (numbers - source.point).astype(np.float32) * source.scale
+            real = (numbers - source.zero_point).astype(np.float32) * source.scale
             reals = function(real.astype(np.float64)).astype(np.float32)
             steps = reals * (np.float32(1) / result.scale)
             rounded = np.trunc(steps + np.copysign(np.float32(0.5), steps))
-            return np.asarray(rounded + result.point)
+            return np.asarray(rounded + result.zero_point)
 
         return apply_lookup_table(node, to_levels)
 
@@ -204,7 +204,8 @@ def requantize_by_table(node: TfliteNode, source: QuantParams, result: QuantPara
     """Emit a table that maps the first input's levels to another scale."""
     multiplier = np.float64(source.scale) / np.float64(result.scale)
     return apply_lookup_table(
-        node, lambda numbers: rescale_array(numbers - source.point, multiplier) + result.point
+        node,
+        lambda numbers: rescale_array(numbers - source.zero_point, multiplier) + result.zero_point,
     )
 
 

@@ -56,7 +56,7 @@ class TensorQuantization:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TfliteTensor:
     """Tensor of a subgraph.
 
     shape: -1 for dynamic extents, () also where `is_unranked`; quantization: None if not quantised.
@@ -77,7 +77,7 @@ class Tensor:
         return f"tensor {self.index} {self.name!r}"
 
     @property
-    def stored(self) -> str:
+    def storage_dtype(self) -> str:
         """Return the dtype of the tensor's value in Relay; complex numbers are float pairs along a
         last axis.
         """
@@ -100,9 +100,9 @@ class Tensor:
 class TfliteOperator:
     """Operator of a subgraph.
 
-    options: the table of the schema, None for none; custom: the bytes of a custom operator;
-    between: the intermediate tensors, which state how internal values are quantised; tensors -1 are
-    absent.
+    options: the table of the schema, None for none; custom_options: the bytes of a custom operator;
+    intermediate_tensors: the intermediate tensors, which state how internal values are quantised;
+    tensors -1 are absent.
     """
 
     index: int
@@ -110,15 +110,15 @@ class TfliteOperator:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     options: Any
-    custom: bytes = b""
-    between: tuple[int, ...] = ()
+    custom_options: bytes = b""
+    intermediate_tensors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TfliteSubgraph:
     """Subgraph: its tensors, operators, inputs and outputs."""
 
-    tensors: Sequence[Tensor]
+    tensors: Sequence[TfliteTensor]
     operations: Sequence[TfliteOperator]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -163,7 +163,7 @@ def _parse_model(data: bytes, label: str) -> TfliteModel:
         text = f"expected a TensorFlow Lite model, got {len(data)} bytes that are none"
         raise ImportModelError(f"import {label}: {text}")
     try:
-        return _FlatbufferReader(data).model(label)
+        return _FlatbufferReader(data).read_model(label)
     except (struct.error, IndexError, ValueError, TypeError, AttributeError, KeyError) as error:
         # what flatbuffers raises where an offset leads out of the buffer
         text = "its flatbuffer is broken or cut short"
@@ -178,7 +178,7 @@ class _FlatbufferReader:
         self.root: Any = tflite.Model.GetRootAs(data, 0)
         self._states_ranks = self._writes_has_rank()
 
-    def model(self, label: str) -> TfliteModel:
+    def read_model(self, label: str) -> TfliteModel:
         """Read the whole model."""
         root = self.root
         graphs = [self._read_subgraph(root.Subgraphs(i)) for i in range(root.SubgraphsLength())]
@@ -218,13 +218,13 @@ class _FlatbufferReader:
         for indices in (
             graph.inputs,
             graph.outputs,
-            *(o.inputs + o.outputs + o.between for o in operations),
+            *(o.inputs + o.outputs + o.intermediate_tensors for o in operations),
         ):
             if any(not -1 <= i < count for i in indices):
                 raise ValueError(f"it names a tensor that is none of its {count}")
         return graph
 
-    def _read_tensor(self, table: Table, index: int, name: str) -> Tensor:
+    def _read_tensor(self, table: Table, index: int, name: str) -> TfliteTensor:
         shape = _int_field(table, "ShapeSignature") or _int_field(table, "Shape")
         dtype = TENSOR_DTYPES.get(table.Type(), f"number {table.Type()}")
         data = None
@@ -236,7 +236,7 @@ class _FlatbufferReader:
         quantization = _read_quantization(table.Quantization(), dtype)
         is_sparse = table.Sparsity() is not None
         is_unranked = self._states_ranks and not shape and not table.HasRank()
-        return Tensor(
+        return TfliteTensor(
             index, name, shape, dtype, quantization, data, bool(table.IsVariable()), is_sparse,
             is_unranked,
         )  # fmt: skip

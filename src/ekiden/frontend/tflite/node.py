@@ -10,7 +10,7 @@ from ekiden.frontend.common import node as common
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.tflite.load import NUMERIC_DTYPES, TENSOR_DTYPES, Tensor, TfliteOperator
+from ekiden.frontend.tflite.load import NUMERIC_DTYPES, TENSOR_DTYPES, TfliteOperator, TfliteTensor
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
@@ -25,9 +25,9 @@ class QuantizedPolicy(Enum):
     """Policy of a converter for quantized tensors."""
 
     REFUSED = "refused"
-    MOVED = "moved"
+    MOVES_ELEMENTS = "moved"
     """It moves or chooses elements: the stored numbers stand, all with one scale and zero point."""
-    OWN = "own"
+    CONVERTER_HANDLED = "own"
     """The converter looks itself."""
 
 
@@ -35,7 +35,7 @@ class Resource(NonTensorValue):
     """Reference to a variable by name (resource handle)."""
 
     __slots__ = ("name",)
-    what = "a variable"
+    description = "a variable"
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -53,8 +53,8 @@ class TfliteNode(common.AttributeNode):
         name: str,
         inputs: Sequence[Value | None],
         graph: SubgraphImporter,
-        ins: Sequence[Tensor | None],
-        outs: Sequence[Tensor],
+        ins: Sequence[TfliteTensor | None],
+        outs: Sequence[TfliteTensor],
     ) -> None:
         super().__init__(name, inputs, graph.shared.scope, [t.name for t in outs])
         self.graph = graph
@@ -62,54 +62,54 @@ class TfliteNode(common.AttributeNode):
         """Fields of a custom operator, whose table has none."""
         self.operation, self.ins, self.outs = operation, ins, outs
 
-    def option(self, name: str, default: int = 0) -> Any:  # noqa: ANN401 - a field of the schema
+    def read_option(self, name: str, default: int = 0) -> Any:  # noqa: ANN401 - a field of the schema
         """Return a field of the operator's option table; the default without a table."""
         if name in self.stated:
             return self.stated[name]
         options = self.operation.options
         return default if options is None else getattr(options, name)()
 
-    def flag(self, name: str) -> bool:
+    def bool_attribute(self, name: str) -> bool:
         """Return a bool option by TensorFlow's attribute name."""
-        return bool(self.option(_schema_field(name)))
+        return bool(self.read_option(_schema_field(name)))
 
-    def number(self, name: str, default: int = 0) -> int:
+    def int_attribute(self, name: str, default: int = 0) -> int:
         """Return an integer option by TensorFlow's attribute name."""
-        return int(self.option(_schema_field(name), default))
+        return int(self.read_option(_schema_field(name), default))
 
-    def dtype_of(self, name: str, default: str = "float32") -> str:
+    def dtype_attribute(self, name: str, default: str = "float32") -> str:
         """Return a dtype option by TensorFlow's attribute name."""
         has_table = bool(self.stated) or self.operation.options is not None
-        return TENSOR_DTYPES[self.option(_schema_field(name))] if has_table else default
+        return TENSOR_DTYPES[self.read_option(_schema_field(name))] if has_table else default
 
     def input_label(self, index: int) -> str:
         """Return " of <tensor>" for messages."""
         return f" of {self.ins[index]}"
 
-    def numbers(self, index: int, what: str) -> Array:
+    def constant_array(self, index: int, what: str) -> Array:
         """Return an input that must be constant; `what` names it in the error."""
-        return super().numbers(index, _MESSAGE_NAMES.get(what, what))
+        return super().constant_array(index, _DISPLAY_NAMES.get(what, what))
 
     def dims(self, index: int, what: str, count: int | None = None) -> tuple[Dim, ...]:
         """Return an integer input as numbers and dimensions; `what` names it in the error."""
-        return super().dims(index, _MESSAGE_NAMES.get(what, what), count)
+        return super().dims(index, _DISPLAY_NAMES.get(what, what), count)
 
-    def extents(self, index: int, axes: Sequence[int]) -> tuple[int | None, ...]:
+    def static_extents(self, index: int, axes: Sequence[int]) -> tuple[int | None, ...]:
         """Return extents of an input, None for symbolic ones."""
         shape = self.shape(index)
         return tuple(known_int(shape[a]) for a in axes)
 
     @property
-    def activation(self) -> Callable[[Expr], Expr]:
+    def activation_function(self) -> Callable[[Expr], Expr]:
         """Return the function of the operator's fused activation."""
-        kind = self.option("FusedActivationFunction")
+        kind = self.read_option("FusedActivationFunction")
         if kind not in _ACTIVATIONS:
-            self.unsupported(f"the fused activation {kind} is not supported")
+            self.reject(f"the fused activation {kind} is not supported")
         return _ACTIVATIONS[kind]
 
-    def activated(self, expr: Expr) -> Expr:
+    def apply_activation(self, expr: Expr) -> Expr:
         """Apply the operator's fused activation."""
-        return self.activation(expr)
+        return self.activation_function(expr)
 
 
 def _schema_field(name: str) -> str:
@@ -117,7 +117,7 @@ def _schema_field(name: str) -> str:
     return "".join(word.title() for word in name.split("_"))
 
 
-_MESSAGE_NAMES = {
+_DISPLAY_NAMES = {
     "perm": "permutation", "size_splits": "sizes", "block_shape": "block", "dimension": "axis",
     "dims": "shape", "output_shape": "shape", "segments": "num_segments",
 }  # fmt: skip
@@ -143,23 +143,23 @@ class TfliteRow:
 
     code: str
     convert: Converter
-    quantized: QuantizedPolicy = QuantizedPolicy.REFUSED
-    data: tuple[int, ...] = (0,)
+    quantized_policy: QuantizedPolicy = QuantizedPolicy.REFUSED
+    moved_inputs: tuple[int, ...] = (0,)
     """The inputs whose elements are moved, of those that are MOVED; () for all."""
-    integer: Converter | None = None
+    integer_converter: Converter | None = None
     """Of quantised tensors, where its kernel computes on their numbers."""
-    is_wide: bool = False
-    """Whether `integer` takes int16 too, whose kernels round by rules of their own."""
-    hybrid: Converter | None = None
+    supports_int16: bool = False
+    """Whether `integer_converter` takes int16 too, whose kernels round by rules of their own."""
+    hybrid_converter: Converter | None = None
     """Of data of float32 and weights of int8, the second input, which its kernel multiplies as
     integers (hybrid_quantization.py)."""
     rule: Evaluator | None = None
-    dtypes: tuple[str, ...] = ()
+    extra_tensor_kinds: tuple[str, ...] = ()
     """What it takes beside tensors of numbers: "complex64", "resource", "sparse", "variable"."""
 
-    def accepts(self, tensor: Tensor) -> bool:
+    def accepts(self, tensor: TfliteTensor) -> bool:
         """Return whether the row accepts a tensor's dtype, sparsity and variability."""
         kinds = {"sparse": tensor.is_sparse, "variable": tensor.is_variable}
-        if any(held and kind not in self.dtypes for kind, held in kinds.items()):
+        if any(held and kind not in self.extra_tensor_kinds for kind, held in kinds.items()):
             return False
-        return tensor.dtype in NUMERIC_DTYPES or tensor.dtype in self.dtypes
+        return tensor.dtype in NUMERIC_DTYPES or tensor.dtype in self.extra_tensor_kinds

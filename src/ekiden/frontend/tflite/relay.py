@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ekiden.frontend.table import frontend
+from ekiden.frontend.table import frontend_by_name
 from ekiden.frontend.tflite.importer import import_tflite
 from ekiden.ir.module import IRModule
 from ekiden.ir.type import TensorType
@@ -51,7 +51,7 @@ def from_tflite(
     if op_converter not in (None, OperatorConverter):
         raise CompileError("from_tflite: op_converter: classes of converters are not taken")
     source = _model_bytes(model)
-    frontend("tflite").check_model(source, "from_tflite")
+    frontend_by_name("tflite").check_model(source, "from_tflite")
     imported = import_tflite(source, shape_dict, signature=None)
     main = imported.module["main"]
     assert isinstance(main, Function)
@@ -59,7 +59,7 @@ def from_tflite(
         stated, actual = (dtype_dict or {}).get(name), _dtype_of(var)
         if stated is not None and stated != actual:
             raise CompileError(f"from_tflite: dtype_dict: {name!r} is {actual}, not {stated}")
-    return imported.as_module(), {}
+    return imported.to_module(), {}
 
 
 def _dtype_of(var: Var) -> str:

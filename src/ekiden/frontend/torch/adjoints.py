@@ -19,7 +19,7 @@ from ekiden.frontend.torch.grid_sample_backward import grid_sample_backward
 class SparseAxisMap(NamedTuple):
     """Sparse linear map along an axis: indices and weights of its terms, both [results, terms]."""
 
-    places: Tensor
+    indices: Tensor
     weights: Tensor
 
 
@@ -37,7 +37,7 @@ def apply_adjoint(grad: Tensor, sizes: Sequence[int], maps: Sequence[SparseAxisM
     return grad
 
 
-def _mask_outside(indices: Tensor, size: int, weights: Tensor) -> SparseAxisMap:
+def _mask_outside_indices(indices: Tensor, size: int, weights: Tensor) -> SparseAxisMap:
     """Return the map with indices clamped to the axis and the weights of outside ones set to 0."""
     # Clamped with weight 0 instead of dropped: index_add needs a rectangular index.
     inside = (indices >= 0) & (indices < size)
@@ -68,7 +68,7 @@ def _avg_pool_backward(
         low, high = (0, size) if not count_include_pad else (-side, size + side)
         count = ((indices >= low) & (indices < high)).sum(1, keepdim=True).clamp(min=1)
         weights = torch.ones_like(count, dtype=torch.float64) / (1 if divisor else count)
-        maps.append(_mask_outside(indices, size, weights.expand(indices.shape)))
+        maps.append(_mask_outside_indices(indices, size, weights.expand(indices.shape)))
     return apply_adjoint(grad / divisor if divisor else grad, sizes, maps)
 
 
@@ -81,7 +81,7 @@ def _adaptive_avg_pool_backward(rank: int, grad: Tensor, x: Tensor) -> Tensor:
         # A bin spans at most size // out + 2 elements, as both of its ends are rounded outward.
         indices = start + torch.arange(size // out + 2)
         weights = (indices < end) / (end - start).double()
-        maps.append(_mask_outside(indices, size, weights))
+        maps.append(_mask_outside_indices(indices, size, weights))
     return apply_adjoint(grad, sizes, maps)
 
 
@@ -90,7 +90,7 @@ def _index_map(indices: Tensor) -> SparseAxisMap:
     return SparseAxisMap(column, torch.ones_like(column, dtype=torch.float64))
 
 
-def _nearest_backward(center: float) -> Callable[..., Tensor]:
+def _make_nearest_backward(center: float) -> Callable[..., Tensor]:
     """Return the backward function of nearest-neighbour resizing; output i reads floor((i + center)
     * scale).
     """
@@ -127,7 +127,7 @@ def _replication_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -
     return apply_adjoint(grad, sizes, maps)
 
 
-def antialias_backward(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def make_antialias_backward(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the backward function of a separable resizing by matrices `weights(size, out,
     align_corners, scale)`.
     """
@@ -167,12 +167,12 @@ ADJOINTS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.avg_pool3d_backward.default: partial(_avg_pool_backward, 3),
     aten._adaptive_avg_pool2d_backward.default: partial(_adaptive_avg_pool_backward, 2),
     aten._adaptive_avg_pool3d_backward.default: partial(_adaptive_avg_pool_backward, 3),
-    aten.upsample_nearest1d_backward.default: _nearest_backward(0.0),
-    aten.upsample_nearest2d_backward.default: _nearest_backward(0.0),
-    aten.upsample_nearest3d_backward.default: _nearest_backward(0.0),
-    aten._upsample_nearest_exact1d_backward.default: _nearest_backward(0.5),
-    aten._upsample_nearest_exact2d_backward.default: _nearest_backward(0.5),
-    aten._upsample_nearest_exact3d_backward.default: _nearest_backward(0.5),
+    aten.upsample_nearest1d_backward.default: _make_nearest_backward(0.0),
+    aten.upsample_nearest2d_backward.default: _make_nearest_backward(0.0),
+    aten.upsample_nearest3d_backward.default: _make_nearest_backward(0.0),
+    aten._upsample_nearest_exact1d_backward.default: _make_nearest_backward(0.5),
+    aten._upsample_nearest_exact2d_backward.default: _make_nearest_backward(0.5),
+    aten._upsample_nearest_exact3d_backward.default: _make_nearest_backward(0.5),
     aten.replication_pad1d_backward.default: _replication_pad_backward,
     aten.replication_pad2d_backward.default: _replication_pad_backward,
     aten.replication_pad3d_backward.default: _replication_pad_backward,

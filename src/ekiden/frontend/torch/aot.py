@@ -14,7 +14,7 @@ from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.effects import is_token
+from ekiden.frontend.torch.effects import is_effect_token
 from ekiden.frontend.torch.graph_results import (
     ComputedTensor,
     GraphResults,
@@ -22,9 +22,9 @@ from ekiden.frontend.torch.graph_results import (
     dense_memory_order,
     view_base,
 )
-from ekiden.frontend.torch.program import FxImportAttempt, as_value
+from ekiden.frontend.torch.program import FxImportAttempt, to_output_value
 from ekiden.frontend.torch.rng import RandomDraw, is_shape_only_draw
-from ekiden.frontend.torch.run_sizes import SymbolSources, symbol_names_of, symbol_sources_of
+from ekiden.frontend.torch.run_sizes import SymbolSources, find_symbol_sources, size_symbol_names
 from ekiden.ir.module import IRModule
 from ekiden.relay import op
 from ekiden.runtime.errors import UnsupportedError
@@ -35,7 +35,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 class ModuleArgument:
     """Origin of a module input: an argument of the run, or its real (0) or imaginary (1) part."""
 
-    place: int
+    argument_index: int
     part: int | None = None
 
 
@@ -44,14 +44,14 @@ class ImportedGraph:
     """Imported AOTAutograd graph: the module and how its arguments and results map to a run's.
 
     arguments: the run's arguments that the module reads. module: None if nothing is computed.
-    places: the arguments and axes that symbolic sizes are read from.
+    symbol_sources: the arguments and axes that symbolic sizes are read from.
     """
 
     module: ImportedModule | None
     arguments: tuple[ModuleArgument, ...]
     results: GraphResults
-    places: SymbolSources
-    draws: tuple[RandomDraw, ...] = ()
+    symbol_sources: SymbolSources
+    random_draws: tuple[RandomDraw, ...] = ()
     """Random numbers, which are the module's last arguments."""
 
 
@@ -82,28 +82,31 @@ class _GraphImport(FxImportAttempt):
         """Import inputs, nodes and results; raise the collected problems if there are some."""
         nodes = self.graph.inputs
         inputs = [n for at, n in enumerate(nodes) if at not in frozen]
-        self.name_symbols(inputs)
-        self.name_expressions([n for n in inputs if n.users])
+        self.name_input_symbols(inputs)
+        self.name_compound_dims([n for n in inputs if n.users])
         arguments: list[ModuleArgument] = []
         for at, node in enumerate(nodes):
             if at in frozen:
-                self.graph.env[node] = self.weight(frozen[at], node.name)
-            elif is_token(node):
+                self.graph.env[node] = self.weight_value(frozen[at], node.name)
+            elif is_effect_token(node):
                 self.graph.env[node] = None  # as PyTorch gives it
             elif node.users:
                 before = len(self.main.input_names)
-                self.graph.env[node] = self.input(node, node.name)
+                self.graph.env[node] = self.add_input(node, node.name)
                 count = len(self.main.input_names) - before
                 components = range(2) if count == 2 else (None,) * count
                 arguments += [ModuleArgument(at, component) for component in components]
         draws = self._add_random_inputs()
-        symbol_sources, plan = symbol_sources_of(nodes), _ResultPlan.of(self.graph.module.graph)
+        symbol_sources, plan = (
+            find_symbol_sources(nodes),
+            _ResultPlan.classify_graph(self.graph.module.graph),
+        )
         self.graph.import_nodes(plan.nodes_to_compute)
-        self.walk.finish()
+        self.walk.raise_collected_problems()
         results, values = self._collect_results(plan, symbol_sources)
         if not values:
             return ImportedGraph(None, (), results, symbol_sources, draws)
-        function = self.main.function(values)
+        function = self.main.build_main(values)
         module = ImportedModule(
             IRModule({"main": function}, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
@@ -120,7 +123,7 @@ class _GraphImport(FxImportAttempt):
         # mode.
         for node in self.graph.module.graph.nodes:
             if is_shape_only_draw(node):
-                self.graph.env[node] = self.input(node, node.name)
+                self.graph.env[node] = self.add_input(node, node.name)
                 draws.append(RandomDraw(node))
         return tuple(draws)
 
@@ -141,21 +144,23 @@ class _GraphImport(FxImportAttempt):
         for result in plan.given:
             is_tensor = isinstance(result, torch.fx.Node) and plan.is_tensor_result(result)
             value = (
-                None if is_tensor else as_value(self.graph.item(result), self._output_label(result))
+                None
+                if is_tensor
+                else to_output_value(self.graph.import_argument(result), self._output_label(result))
             )
             items.append(result if value is None else SizeResult(len(values)))
             values += [] if value is None else [value]
         symbols: dict[str, int] = {}
-        for name in plan.symbols(computed):
+        for name in plan.required_symbols(computed):
             # Strides and views may depend on data-dependent symbols that no argument's shape shows:
             # the module returns these as extra outputs.
             if name not in symbol_sources:
                 dim = self.symbols.convert(sympy.Symbol(name))
-                value = as_value(dim, self._output_label(name))
+                value = to_output_value(dim, self._output_label(name))
                 assert value is not None
                 symbols[name] = len(values)
                 values.append(value)
-        attributes = tuple((node, plan.attribute(node)) for node in plan.attributes)
+        attributes = tuple((node, plan.graph_tensor(node)) for node in plan.attributes)
         arguments = tuple((node, plan.inputs[node]) for node in plan.arguments)
         views = tuple(plan.views)
         return GraphResults(
@@ -170,7 +175,7 @@ class _GraphImport(FxImportAttempt):
         item = self.graph.env[node]
         if isinstance(item, ComplexValue):
             return [item.real, item.imaginary]
-        value = as_value(item, self._output_label(node.name))
+        value = to_output_value(item, self._output_label(node.name))
         if value is None:
             raise UnsupportedError(f"{self._output_label(node.name)} is no tensor here")
         return [value]
@@ -181,8 +186,8 @@ class _GraphImport(FxImportAttempt):
             return value
         # PyTorch expects the strides that it inferred: the data are laid out in that order and
         # viewed back.
-        moved = self.scope.spanned(op.transpose(self.scope.expr(value), axes=list(order)))
-        kind = self.scope.typed(moved)
+        moved = self.scope.attach_span(op.transpose(self.scope.expr(value), axes=list(order)))
+        kind = self.scope.tensor_type_of(moved)
         return Value(kind, expr=moved)
 
 
@@ -197,7 +202,9 @@ class _ResultPlan:
         (output,) = graph.find_nodes(op="output")
         output_value = output.args[0]
         outputs = output_value if isinstance(output_value, (list, tuple)) else [output_value]
-        self.given = [None if isinstance(n, torch.fx.Node) and is_token(n) else n for n in outputs]
+        self.given = [
+            None if isinstance(n, torch.fx.Node) and is_effect_token(n) else n for n in outputs
+        ]
         self.arguments: list[torch.fx.Node] = []
         self.attributes: list[torch.fx.Node] = []
         self.made: list[torch.fx.Node] = []
@@ -206,7 +213,7 @@ class _ResultPlan:
         """Results that are sizes."""
 
     @staticmethod
-    def of(graph: torch.fx.Graph) -> _ResultPlan:
+    def classify_graph(graph: torch.fx.Graph) -> _ResultPlan:
         """Classify the results of a graph and the nodes that they are views of."""
         plan = _ResultPlan(graph)
         reached: set[torch.fx.Node] = set()
@@ -248,7 +255,7 @@ class _ResultPlan:
         """Return the nodes that the module computes: tensors and sizes."""
         return [*self.made, *self.numbers]
 
-    def attribute(self, node: torch.fx.Node) -> torch.Tensor:
+    def graph_tensor(self, node: torch.fx.Node) -> torch.Tensor:
         """Return a tensor of the graph."""
         value: object = self.graph.owning_module
         for name in str(node.target).split("."):
@@ -256,7 +263,7 @@ class _ResultPlan:
         assert isinstance(value, torch.Tensor), f"{node.target} is a result"
         return value
 
-    def symbols(self, computed: Sequence[ComputedTensor]) -> list[str]:
+    def required_symbols(self, computed: Sequence[ComputedTensor]) -> list[str]:
         """Return the sorted names of the symbols that views and the strides of computed tensors
         depend on.
         """
@@ -264,8 +271,8 @@ class _ResultPlan:
         for view in self.views:
             sizes += [n.meta.get("val") for n in view.all_input_nodes]
         for tensor in computed:
-            sizes += tensor.node.meta["val"].stride() if tensor.order is None else ()
+            sizes += tensor.node.meta["val"].stride() if tensor.memory_order is None else ()
         symbolic = [
             s for s in sizes if isinstance(s, (torch.SymInt, torch.SymFloat, torch.SymBool))
         ]
-        return sorted({name for size in symbolic for name in symbol_names_of(size)})
+        return sorted({name for size in symbolic for name in size_symbol_names(size)})

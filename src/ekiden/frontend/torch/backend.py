@@ -29,11 +29,11 @@ from ekiden._lazy import load_module
 from ekiden.frontend.torch.aot import ImportedGraph, import_graph
 from ekiden.frontend.torch.export import decomposition_table
 from ekiden.frontend.torch.recurrent_layers import (
-    remove_idle_dropouts,
+    remove_inactive_dropouts,
     replace_recurrent_layers,
-    wants_gradients,
+    requires_gradients,
 )
-from ekiden.frontend.torch.rng import without_foreign_draws
+from ekiden.frontend.torch.rng import drop_unfaithful_random_decompositions
 from ekiden.frontend.torch.run_sizes import RunSizes
 from ekiden.runtime.errors import CompileError, InternalError, LinAlgError
 
@@ -49,7 +49,7 @@ RNN_BREAK_REASON = "RNN, GRU, or LSTM"
 INFERENCE_SDP_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 """How PyTorch may trace attention: whole, or as products and a softmax, which alone it trains."""
 
-Run = Callable[[list[Any]], list[Any]]
+RunFunction = Callable[[list[Any]], list[Any]]
 """A graph of AOTAutograd made ready: arguments, which it takes over, to results."""
 
 
@@ -64,7 +64,7 @@ def ekiden(
     if options:
         raise CompileError(f"torch.compile: backend 'ekiden' takes no options, got {list(options)}")
     replace_recurrent_layers(module, example_inputs)
-    remove_idle_dropouts(module)
+    remove_inactive_dropouts(module)
     log = torch._dynamo.utils.counters
     if any(
         RNN_BREAK_REASON in reason
@@ -75,23 +75,23 @@ def ekiden(
     weights = _static_weights(example_inputs)
     count = len(example_inputs)
 
-    def compile_inference(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Run:
+    def compile_inference(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> RunFunction:
         """Compile the graph that AOTAutograd made, with the weights frozen if they are aligned."""
         # AOTAutograd may add or drop inputs; the positions of the weights hold only if their number
         # is unchanged.
         is_aligned = len(inputs) == count
-        return compiled(graph, weights if is_aligned else {}, "inference")
+        return compile_or_eager(graph, weights if is_aligned else {}, "inference")
 
     backend = aot_autograd(
-        fw_compiler=lambda graph, inputs: compiled(graph, {}, "forward"),
-        bw_compiler=lambda graph, inputs: compiled(graph, {}, "backward"),
+        fw_compiler=lambda graph, inputs: compile_or_eager(graph, {}, "forward"),
+        bw_compiler=lambda graph, inputs: compile_or_eager(graph, {}, "backward"),
         inference_compiler=compile_inference,
-        decompositions=without_foreign_draws(decomposition_table()),
+        decompositions=drop_unfaithful_random_decompositions(decomposition_table()),
         partition_fn=min_cut_rematerialization_partition,
     )
     # PyTorch differentiates attention only in its math form, whose products have gradients here.
     with sdpa_kernel(
-        INFERENCE_SDP_BACKENDS if not wants_gradients(example_inputs) else SDPBackend.MATH
+        INFERENCE_SDP_BACKENDS if not requires_gradients(example_inputs) else SDPBackend.MATH
     ):
         compiled_function: Callable[..., Any] = backend(module, example_inputs)
     return compiled_function
@@ -112,16 +112,18 @@ def _static_weights(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
     for at, item in enumerate(inputs):
         # Dynamo marks parameters and buffers that it lifted to inputs as static.
         is_own = isinstance(item, torch.nn.Parameter) or hasattr(item, "_dynamo_static_input_type")
-        if isinstance(item, torch.Tensor) and is_own and _is_dense_cpu(item):
+        if isinstance(item, torch.Tensor) and is_own and _is_dense_cpu_tensor(item):
             own[at] = item
     return own
 
 
-def _is_dense_cpu(tensor: torch.Tensor) -> bool:
+def _is_dense_cpu_tensor(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.layout is torch.strided
 
 
-def compiled(graph: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor], label: str) -> Run:
+def compile_or_eager(
+    graph: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor], label: str
+) -> RunFunction:
     """Compile a graph; return the eager one if it cannot be imported or compiled."""
     name = f"{label} graph of {_count_operators(graph)} operators"
     started = time.perf_counter()
@@ -132,7 +134,7 @@ def compiled(graph: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor], l
         # semantics.
         counters["eager"] += 1
         LOG.warning("torch.compile: the %s runs eagerly: %s", name, error)
-        eager: Run = make_boxed_func(graph.forward)
+        eager: RunFunction = make_boxed_func(graph.forward)
         return eager
     counters["compiled"] += 1
     LOG.info("torch.compile: the %s took %.2f s", name, time.perf_counter() - started)
@@ -166,16 +168,17 @@ class _CompiledGraph:
             self.made, self.weights = _compile_imported(self.graph, self.name, {}), {}
         call, imported = self.made
         inputs = [
-            _as_argument(args[argument.place], argument.part) for argument in imported.arguments
+            _as_argument(args[argument.argument_index], argument.part)
+            for argument in imported.arguments
         ]
-        sizes = RunSizes(imported.places, args, {})
-        inputs += [_as_argument(draw(sizes)) for draw in imported.draws]
+        sizes = RunSizes(imported.symbol_sources, args, {})
+        inputs += [_as_argument(draw(sizes)) for draw in imported.random_draws]
         try:
             returned: Any = call(*inputs) if call is not None else ()
         except LinAlgError as error:  # as who calls PyTorch catches it
             raise torch.linalg.LinAlgError(str(error)) from error  # type: ignore[attr-defined]
         outputs = returned if isinstance(returned, tuple) else (returned,)
-        results = imported.results.of(sizes, outputs)
+        results = imported.results.evaluate(sizes, outputs)
         # PyTorch's boxed calling convention: the callee empties the list so that arguments can be
         # freed early.
         args.clear()
@@ -190,7 +193,7 @@ def _compile_imported(
     if imported.module is None:
         return None, imported
     driver = load_module("ekiden.compiler.compile")  # above: it is loaded when PyTorch asks for it
-    return driver.compile(imported.module.as_module()), imported
+    return driver.compile(imported.module.to_module()), imported
 
 
 def _tensor_version(tensor: torch.Tensor) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
-from ekiden.frontend.common.dft import Parts
+from ekiden.frontend.common.dft import ComplexParts
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import ComplexResult, ComplexRule, Converter, FxNode
 from ekiden.ir.dtype import is_float
@@ -25,14 +25,14 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
 
-def parts_of(node: FxNode, value: object) -> Parts:
+def complex_parts(node: FxNode, value: object) -> ComplexParts:
     """Return the real and imaginary part of an argument in the node's part dtype."""
     dtype = node.part_dtype
     if isinstance(value, ComplexValue):
-        return node.as_expr(value.real, dtype), node.as_expr(value.imaginary, dtype)
+        return node.to_expr(value.real, dtype), node.to_expr(value.imaginary, dtype)
     if isinstance(value, complex):
         return const(value.real, dtype), const(value.imag, dtype)
-    return node.as_expr(value, dtype), const(0.0, dtype)  # type: ignore[arg-type]
+    return node.to_expr(value, dtype), const(0.0, dtype)  # type: ignore[arg-type]
 
 
 def select_part(value: object, index: int, zero: Callable[[Value], Value]) -> object:
@@ -50,7 +50,7 @@ def select_part(value: object, index: int, zero: Callable[[Value], Value]) -> ob
     return value
 
 
-def per_part(convert: Converter) -> ComplexRule:
+def per_part_rule(convert: Converter) -> ComplexRule:
     """Return the rule that applies a converter to the real and imaginary part separately."""
 
     def rule(node: FxNode, *args: object, **kwargs: object) -> ComplexResult:
@@ -58,7 +58,7 @@ def per_part(convert: Converter) -> ComplexRule:
 
         def zero(value: Value) -> Value:
             """Return the zero imaginary part of a real value."""
-            return node.scope.bound(op.zeros_like(node.as_expr(value)))
+            return node.scope.bind_named(op.zeros_like(node.to_expr(value)))
 
         converted = []
         # Sound for linear operators only: both parts are converted by the real rule on their own.
@@ -73,7 +73,7 @@ def per_part(convert: Converter) -> ComplexRule:
     return rule
 
 
-def bilinear(convert: Converter) -> ComplexRule:
+def bilinear_rule(convert: Converter) -> ComplexRule:
     """Return the rule of an operator that is linear in each of two arguments."""
 
     def rule(node: FxNode, a: object, b: object, **kwargs: object) -> ComplexResult:
@@ -85,7 +85,7 @@ def bilinear(convert: Converter) -> ComplexRule:
             """Emit one real product, with the operator's other arguments."""
             product = convert(node, x, y, **kwargs)
             assert isinstance(product, (Expr, Value)), "a product is one tensor"
-            return product if isinstance(product, Expr) else node.as_expr(product)
+            return product if isinstance(product, Expr) else node.to_expr(product)
 
         left_parts = (a.real, a.imaginary) if isinstance(a, ComplexValue) else _number_parts(a)
         right_parts = (b.real, b.imaginary) if isinstance(b, ComplexValue) else _number_parts(b)
@@ -110,7 +110,7 @@ def _number_parts(value: object) -> tuple[object, ...]:
     return (value.real, value.imag) if isinstance(value, complex) else (value,)
 
 
-def complex_rule(rule: ComplexRule) -> Callable[[Converter], ComplexRule]:
+def custom_complex_rule(rule: ComplexRule) -> Callable[[Converter], ComplexRule]:
     """Return the row entry of a rule that handles complex numbers by itself."""
     return lambda convert: rule
 
@@ -118,4 +118,4 @@ def complex_rule(rule: ComplexRule) -> Callable[[Converter], ComplexRule]:
 def reject_real(node: FxNode, *_: object, **__: object) -> NoReturn:
     """Reject an operator that has complex arguments or results only."""
     # A NoReturn converter lets the row exist for its complex rule alone.
-    node.unsupported("it is of complex numbers")
+    node.reject("it is of complex numbers")

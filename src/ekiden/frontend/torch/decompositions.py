@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from ekiden.frontend.torch import special_functions
-from ekiden.frontend.torch.adjoints import ADJOINTS, antialias_backward
+from ekiden.frontend.torch.adjoints import ADJOINTS, make_antialias_backward
 from ekiden.frontend.torch.fused_decompositions import (
     multi_head_attention,
     transformer_encoder_layer,
 )
 from ekiden.frontend.torch.incomplete_gamma import igamma, igammac
-from ekiden.frontend.torch.meta_kernels import is_vector
+from ekiden.frontend.torch.meta_kernels import is_vector_rhs
 from ekiden.frontend.torch.selection_decompositions import (
     SELECTION_DECOMPOSITIONS,
     broadcast_tensors,
@@ -166,7 +166,7 @@ def lstsq(
     Residuals, rank and singular values are empty for drivers that do not return them.
     """
     rows, columns = a.shape[-2:]
-    right = b.unsqueeze(-1) if is_vector(a, b) else b
+    right = b.unsqueeze(-1) if is_vector_rhs(a, b) else b
     left_vectors, values, turned = torch.linalg.svd(a, full_matrices=False)
     # The default rcond of torch.linalg.lstsq: machine epsilon times the larger dimension.
     limit = torch.finfo(a.dtype).eps * max(rows, columns) if rcond is None else rcond
@@ -300,7 +300,7 @@ def _antialias_weights(
     return weights / weights.sum(1, keepdim=True)
 
 
-def _resize_antialiased(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _make_antialiased_resize(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def resize(
         x: Tensor,
         output_size: Sequence[int],
@@ -331,10 +331,10 @@ DECOMPOSITIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._embedding_bag_backward.default: embedding_bag_backward_dispatch,
     aten._embedding_bag_dense_backward.default: embedding_bag_dense_backward,
     aten._embedding_bag_per_sample_weights_backward.default: per_sample_weights_backward,
-    aten._upsample_bilinear2d_aa.default: _resize_antialiased(_BILINEAR_WEIGHTS),
-    aten._upsample_bicubic2d_aa.default: _resize_antialiased(_BICUBIC_WEIGHTS),
-    aten._upsample_bilinear2d_aa_backward.default: antialias_backward(_BILINEAR_WEIGHTS),
-    aten._upsample_bicubic2d_aa_backward.default: antialias_backward(_BICUBIC_WEIGHTS),
+    aten._upsample_bilinear2d_aa.default: _make_antialiased_resize(_BILINEAR_WEIGHTS),
+    aten._upsample_bicubic2d_aa.default: _make_antialiased_resize(_BICUBIC_WEIGHTS),
+    aten._upsample_bilinear2d_aa_backward.default: make_antialias_backward(_BILINEAR_WEIGHTS),
+    aten._upsample_bicubic2d_aa_backward.default: make_antialias_backward(_BICUBIC_WEIGHTS),
     aten.unfold_backward.default: unfold_backward,
     aten.linalg_lstsq.default: lstsq,
     aten.median.default: median_all,

@@ -48,7 +48,7 @@ def from_torch_dtype(dtype: torch.dtype) -> str:
     return TORCH_DTYPES[dtype]
 
 
-def array_of(tensor: torch.Tensor) -> Array:
+def tensor_to_array(tensor: torch.Tensor) -> Array:
     """Return a host tensor as an array that shares its memory.
 
     Raises Unsupported for a tensor of another device, a sparse one, or a dtype that we have not.

@@ -1,4 +1,4 @@
-"""Entry point of the PyTorch frontend (see ekiden.frontend.table.Entry)."""
+"""Entry point of the PyTorch frontend (see ekiden.frontend.table.FrontendEntry)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.library_errors import check_readable
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.frontend.torch.examples import warn_of_training_mode
+from ekiden.frontend.torch.examples import warn_about_training_mode
 from ekiden.frontend.torch.export import (
     export_module,
     import_exported,
@@ -36,7 +36,7 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
         model = _load_program(model, label)
     if isinstance(model, ExportedProgram):
         label = "program" if label.startswith("module") else label
-        for name in options.given():
+        for name in options.set_option_names():
             raise CompileError(f"compile: {label} is already exported: it takes no '{name}'")
         program = model
     else:
@@ -47,7 +47,7 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
         examples: object = options.example_inputs or ()
         inputs = examples if isinstance(examples, (list, tuple)) else (examples,)
         program = export_module(model, inputs, options.example_kwargs, options.dynamic_shapes)
-        warn_of_training_mode(program, label)
+        warn_about_training_mode(program, label)
     names = symbol_names(program, options.dynamic_shapes)
     return import_exported(program, label, names=names)
 

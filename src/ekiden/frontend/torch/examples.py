@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.export import ExportedProgram
 
-from ekiden.frontend.torch.node import describe
+from ekiden.frontend.torch.node import describe_node
 from ekiden.runtime.errors import CompileError, UnsupportedError
 
 LOG = logging.getLogger("ekiden.torch")
@@ -66,12 +66,12 @@ def check_examples(
                 raise CompileError(f"compile: {label}: dynamic_shapes: {text}")
 
 
-def warn_of_training_mode(program: ExportedProgram, label: str) -> None:
+def warn_about_training_mode(program: ExportedProgram, label: str) -> None:
     """Warn of an operator in training mode, which is imported as such but seldom meant."""
     for node in program.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and _is_training(node, node.target):
             text = "%s is in training mode: %s does what it does there; eval() is meant, perhaps"
-            LOG.warning(text, label, describe(node))
+            LOG.warning(text, label, describe_node(node))
             return
 
 

@@ -17,9 +17,9 @@ from ekiden.frontend.common.library_errors import translate_errors
 from ekiden.frontend.torch.decompositions import DECOMPOSITIONS
 from ekiden.frontend.torch.examples import check_examples, check_module, input_specs, spec_dims
 from ekiden.frontend.torch.functionalization import (
+    aliased_tensor_node,
     functional_variant,
     is_directly_importable,
-    same_as,
 )
 from ekiden.frontend.torch.program import import_program
 from ekiden.frontend.torch.recurrent_layers import keep_whole_layers
@@ -148,13 +148,13 @@ def _fix_for_functionalization(program: ExportedProgram) -> ExportedProgram:
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
     if not any(functional_variant(n.target) is not None for n in calls):
         return program
-    if not any(_returns_its_input(n) or _is_broadcasting_copy(n) for n in calls):
+    if not any(_returns_input_itself(n) or _is_broadcasting_copy(n) for n in calls):
         return program
     # The user's program must stay unchanged.
     graph, signature = copy.deepcopy(program.graph), copy.deepcopy(program.graph_signature)
     for node in graph.nodes:
-        if _returns_its_input(node):
-            before = same_as(node)
+        if _returns_input_itself(node):
+            before = aliased_tensor_node(node)
             assert before is not None
             node.replace_all_uses_with(before)
             signature.replace_all_uses(node.name, before.name)
@@ -172,9 +172,9 @@ def _fix_for_functionalization(program: ExportedProgram) -> ExportedProgram:
     )  # fmt: skip
 
 
-def _returns_its_input(node: torch.fx.Node) -> bool:
+def _returns_input_itself(node: torch.fx.Node) -> bool:
     """Return whether a call returns its input itself."""
-    return same_as(node) is not None and functional_variant(node.target) is None
+    return aliased_tensor_node(node) is not None and functional_variant(node.target) is None
 
 
 def _is_broadcasting_copy(node: torch.fx.Node) -> bool:

@@ -65,7 +65,7 @@ def _storage_ids(node: torch.fx.Node) -> list[int]:
     return [m.untyped_storage()._cdata for m in tensors]
 
 
-def same_as(node: torch.fx.Node) -> torch.fx.Node | None:
+def aliased_tensor_node(node: torch.fx.Node) -> torch.fx.Node | None:
     """Return the node whose tensor object this one returns: an in-place operator's target, or the
     input of an inactive dropout; None for other nodes.
     """
@@ -82,9 +82,9 @@ def same_as(node: torch.fx.Node) -> torch.fx.Node | None:
 class _TensorUses:
     """Uses of one tensor under all its names."""
 
-    read: int
+    last_read: int
     """Where it is read last."""
-    is_given: bool
+    is_input_or_weight: bool
     """Whether it is an input or a weight."""
 
 
@@ -101,14 +101,14 @@ def _writes_are_unobserved(graph: torch.fx.Graph) -> bool:
     sharing: dict[int, list[_TensorUses]] = defaultdict(list)
     for node in position:
         last = max((position[u] for u in node.users), default=-1)
-        own, before = _storage_ids(node), same_as(node)
+        own, before = _storage_ids(node), aliased_tensor_node(node)
         if before is None:
             of[node] = _TensorUses(last, node.op != "call_function")
             for memory in own:
                 sharing[canonical.get(memory, memory)].append(of[node])
             continue
         tensor = of[node] = of[before]
-        tensor.read = max(tensor.read, last)
+        tensor.last_read = max(tensor.last_read, last)
         theirs = [canonical.get(memory, memory) for memory in _storage_ids(before)]
         if functional_variant(node.target) is None:
             canonical.update(zip(own, theirs, strict=True))
@@ -117,12 +117,12 @@ def _writes_are_unobserved(graph: torch.fx.Graph) -> bool:
             return False
         for memory in theirs:
             aliases = [named for named in sharing[memory] if named is not tensor]
-            if any(t.is_given for t in (tensor, *aliases)):
+            if any(t.is_input_or_weight for t in (tensor, *aliases)):
                 return False
-            if any(t.read > position[node] for t in aliases):
+            if any(t.last_read > position[node] for t in aliases):
                 return False
             sharing[memory] = [tensor]  # of which the others are read no more
     return True
 
 
-__all__ = ["functional_variant", "is_directly_importable", "same_as"]
+__all__ = ["aliased_tensor_node", "functional_variant", "is_directly_importable"]

@@ -13,11 +13,11 @@ from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.common.walk import Walk
-from ekiden.frontend.torch.dtype import COMPLEX_PART_DTYPES, array_of, from_torch_dtype
-from ekiden.frontend.torch.functionalization import functional_variant, same_as
-from ekiden.frontend.torch.node import ComplexResult, Converter, FxNode, describe
+from ekiden.frontend.common.value import Value, constant_value
+from ekiden.frontend.common.walk import GraphWalk
+from ekiden.frontend.torch.dtype import COMPLEX_PART_DTYPES, from_torch_dtype, tensor_to_array
+from ekiden.frontend.torch.functionalization import aliased_tensor_node, functional_variant
+from ekiden.frontend.torch.node import ComplexResult, Converter, FxNode, describe_node
 from ekiden.frontend.torch.registry import (
     converter_signature,
     require_complex_rule,
@@ -37,7 +37,7 @@ FAILED_NODE = object()
 class FxImporter:
     """Importer of an FX graph: a program's, or a subgraph of a node."""
 
-    def __init__(self, module: torch.fx.GraphModule, walk: Walk, symbols: SymbolTable) -> None:
+    def __init__(self, module: torch.fx.GraphModule, walk: GraphWalk, symbols: SymbolTable) -> None:
         self.module, self.walk, self.symbols = module, walk, symbols
         self.env: dict[torch.fx.Node, object] = {}
         self.same: dict[torch.fx.Node, list[torch.fx.Node]] = {}
@@ -55,7 +55,7 @@ class FxImporter:
         """Return the placeholders."""
         return [n for n in self.module.graph.nodes if n.op == "placeholder"]
 
-    def run(self, inputs: Sequence[object]) -> list[object]:
+    def import_graph(self, inputs: Sequence[object]) -> list[object]:
         """Import the graph for these inputs; return its outputs.
 
         Raises:
@@ -68,7 +68,7 @@ class FxImporter:
             raise Unsupported("")
         return outputs
 
-    def inside(self, module: torch.fx.GraphModule) -> FxImporter:
+    def make_subgraph_importer(self, module: torch.fx.GraphModule) -> FxImporter:
         """Return an importer of a subgraph of one of the nodes."""
         return FxImporter(module, self.walk, self.symbols)
 
@@ -92,16 +92,16 @@ class FxImporter:
         node = next(n for n in self.module.graph.nodes if n.op == "output")
         output_value = node.args[0]
         items = output_value if isinstance(output_value, (list, tuple)) else [output_value]
-        return [self.item(item) for item in items]
+        return [self.import_argument(item) for item in items]
 
-    def item(self, arg: object) -> object:
+    def import_argument(self, arg: object) -> object:
         """Return an argument with its nodes replaced by their imported values."""
         if isinstance(arg, torch.fx.Node):
             return self.env[arg]
         if isinstance(arg, (list, tuple)):
-            return [self.item(a) for a in arg]
+            return [self.import_argument(a) for a in arg]
         if isinstance(arg, slice):
-            return slice(*(self.item(a) for a in (arg.start, arg.stop, arg.step)))
+            return slice(*(self.import_argument(a) for a in (arg.start, arg.stop, arg.step)))
         return arg
 
     def _import_attribute(self, path: str) -> object:
@@ -113,20 +113,20 @@ class FxImporter:
     # Calls.
 
     def _import_call(self, node: torch.fx.Node) -> None:
-        args = [self.item(a) for a in node.args]
-        kwargs = {k: self.item(v) for k, v in node.kwargs.items()}
+        args = [self.import_argument(a) for a in node.args]
+        kwargs = {k: self.import_argument(v) for k, v in node.kwargs.items()}
         # Stays so if the conversion is reported, so that its users are skipped and only the cause
         # is listed.
         self.env[node] = FAILED_NODE
         flat = list(_flatten([*args, *kwargs.values()]))
         if any(item is FAILED_NODE for item in flat):
             return  # made by a node that has already been reported
-        names = self._names(node)
+        names = self._output_names(node)
         self.scope.used.update(filter(None, names))
         tensors = {n.name: v for n in node.all_input_nodes if isinstance(v := self.env[n], Value)}
-        with self.walk.at(describe(node), tensors):
+        with self.walk.convert_node(describe_node(node), tensors):
             self.env[node] = self._convert_call(node, args, kwargs, flat, names)
-        before = same_as(node)
+        before = aliased_tensor_node(node)
         if before is not None:  # what was written is what the tensor is now, by all its names
             # An in-place operator and its input are one tensor: after the write both names mean the
             # new value.
@@ -150,8 +150,8 @@ class FxImporter:
             return outputs[index]
         meta = node.meta.get("val")
         is_scalar = isinstance(meta, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
-        if is_scalar and self.symbols.has(meta):
-            return self.symbols.scalar(meta)
+        if is_scalar and self.symbols.has_all_symbols(meta):
+            return self.symbols.to_scalar(meta)
         inputs = [v for v in flat if isinstance(v, Value)]
         view = FxNode(node, inputs, self.scope, self.symbols, names, self)
         if any(isinstance(v, ComplexValue) for v in flat) or _has_complex_result(meta):
@@ -175,15 +175,15 @@ class FxImporter:
         for suffix, component in zip(("real", "imag"), converted, strict=True):
             own = [name and f"{name}.{suffix}" for name in names]
             self.scope.used.update(filter(None, own))
-            values = self.walk.outputs(component, own)
+            values = self.walk.bind_outputs(component, own)
             sides.append([values.get(name) for name in own])
         pairs = [
             None if a is None or b is None else ComplexValue(a, b)
             for a, b in zip(*sides, strict=True)
         ]
-        return pairs if isinstance(node.meta, (list, tuple)) else pairs[0]
+        return pairs if isinstance(node.output_meta, (list, tuple)) else pairs[0]
 
-    def _names(self, node: torch.fx.Node) -> list[str]:
+    def _output_names(self, node: torch.fx.Node) -> list[str]:
         """Return a name for each used output; "" for the others."""
         meta = node.meta.get("val")
         if not isinstance(meta, (list, tuple)):
@@ -207,7 +207,7 @@ class FxImporter:
         elif isinstance(result, Sequence):
             pairs = zip(result, metas, strict=False)
             result = [self._cast_to_inferred(r, m) if isinstance(r, Expr) else r for r, m in pairs]
-        bound = self.walk.outputs(result, names)
+        bound = self.walk.bind_outputs(result, names)
         values = [bound.get(name) for name in names]
         for value, output_meta in zip(values, metas, strict=False):
             if value is not None and isinstance(output_meta, torch.Tensor):
@@ -250,9 +250,11 @@ def _live_nodes(
 def tensor_constant(tensor: torch.Tensor) -> Value | ComplexValue:
     """Return a tensor as a constant; a complex one as two."""
     if tensor.dtype not in COMPLEX_PART_DTYPES:
-        return constant(array_of(tensor))
+        return constant_value(tensor_to_array(tensor))
     plain = tensor.detach().resolve_conj()
-    real, imaginary = (constant(array_of(p.contiguous())) for p in (plain.real, plain.imag))
+    real, imaginary = (
+        constant_value(tensor_to_array(p.contiguous())) for p in (plain.real, plain.imag)
+    )
     return ComplexValue(real, imaginary)
 
 
@@ -263,7 +265,7 @@ def _check_arguments(
     try:
         converter_signature(convert).bind(node, *args, **kwargs)
     except TypeError as error:
-        node.unsupported(f"it is given what is not known here: {error}")
+        node.reject(f"it is given what is not known here: {error}")
 
 
 def _complex_argument(node: FxNode, at: int, arg: object) -> object:
@@ -274,7 +276,9 @@ def _complex_argument(node: FxNode, at: int, arg: object) -> object:
     if not isinstance(target._schema.arguments[at].type, torch.TensorType):
         return arg
     dtype = to_numpy(node.part_dtype)
-    return ComplexValue(constant(np.array(arg.real, dtype)), constant(np.array(arg.imag, dtype)))
+    return ComplexValue(
+        constant_value(np.array(arg.real, dtype)), constant_value(np.array(arg.imag, dtype))
+    )
 
 
 def _has_complex_result(meta: object) -> bool:

@@ -83,26 +83,28 @@ def _size_hint(size: int | torch.SymInt) -> int:
 class ComputedTensor:
     """Tensor that the module computes, by the index of its output.
 
-    imaginary: the output that has the imaginary part; order: its axes from slowest to fastest in
-    memory, None if PyTorch's strides need a copy.
+    imaginary: the output that has the imaginary part; memory_order: its axes from slowest to
+    fastest in memory, None if PyTorch's strides need a copy.
     """
 
     node: torch.fx.Node
-    output: int
+    output_index: int
     imaginary: int | None = None
-    order: tuple[int, ...] | None = None
+    memory_order: tuple[int, ...] | None = None
 
-    def tensor(self, outputs: Sequence[Any], sizes: RunSizes) -> torch.Tensor:
+    def make_tensor(self, outputs: Sequence[Any], sizes: RunSizes) -> torch.Tensor:
         """Return the tensor of a run with the strides that PyTorch inferred."""
-        result = torch.utils.dlpack.from_dlpack(outputs[self.output])
+        result = torch.utils.dlpack.from_dlpack(outputs[self.output_index])
         if self.imaginary is not None:
             imaginary_part = torch.utils.dlpack.from_dlpack(outputs[self.imaginary])
             result = torch.complex(result, imaginary_part)
-        if self.order is not None:
-            if list(self.order) == sorted(self.order):
+        if self.memory_order is not None:
+            if list(self.memory_order) == sorted(self.memory_order):
                 return result
-            return result.permute([self.order.index(axis) for axis in range(len(self.order))])
-        steps = sizes.numbers(self.node.meta["val"].stride())
+            return result.permute(
+                [self.memory_order.index(axis) for axis in range(len(self.memory_order))]
+            )
+        steps = sizes.evaluate_all(self.node.meta["val"].stride())
         # An expanded axis (stride 0) cannot be the result of a copy.
         if list(result.stride()) == steps or 0 in steps:
             return result
@@ -113,48 +115,53 @@ class ComputedTensor:
 class GraphResults:
     """Results of a graph, in order: nodes, sizes that are outputs, and constants."""
 
-    given: tuple[object, ...]
-    arguments: tuple[tuple[torch.fx.Node, int], ...] = ()
+    results: tuple[object, ...]
+    argument_nodes: tuple[tuple[torch.fx.Node, int], ...] = ()
     """What is an argument as it came, or is viewed: which of a run's it is."""
-    attributes: tuple[tuple[torch.fx.Node, torch.Tensor], ...] = ()
+    attribute_tensors: tuple[tuple[torch.fx.Node, torch.Tensor], ...] = ()
     """The same of tensors of the graph itself."""
-    made: tuple[ComputedTensor, ...] = ()
-    views: tuple[torch.fx.Node, ...] = ()
+    computed_tensors: tuple[ComputedTensor, ...] = ()
+    view_nodes: tuple[torch.fx.Node, ...] = ()
     """Operators that PyTorch runs, in order."""
-    symbols: Mapping[str, int] | None = None
+    symbol_outputs: Mapping[str, int] | None = None
     """Symbols that are data -> outputs that have them."""
 
-    def of(self, sizes: RunSizes, outputs: Sequence[Any]) -> list[Any]:
+    def evaluate(self, sizes: RunSizes, outputs: Sequence[Any]) -> list[Any]:
         """Return the results of a run from the module's outputs."""
-        if self.symbols:
-            data_symbols = {name: int(outputs[at].numpy()) for name, at in self.symbols.items()}
-            sizes = RunSizes(sizes.places, sizes.args, data_symbols)
-        env: dict[torch.fx.Node, Any] = {node: sizes.args[at] for node, at in self.arguments}
-        env.update(self.attributes)
-        env.update((computed.node, computed.tensor(outputs, sizes)) for computed in self.made)
+        if self.symbol_outputs:
+            data_symbols = {
+                name: int(outputs[at].numpy()) for name, at in self.symbol_outputs.items()
+            }
+            sizes = RunSizes(sizes.symbol_sources, sizes.args, data_symbols)
+        env: dict[torch.fx.Node, Any] = {node: sizes.args[at] for node, at in self.argument_nodes}
+        env.update(self.attribute_tensors)
+        env.update(
+            (computed.node, computed.make_tensor(outputs, sizes))
+            for computed in self.computed_tensors
+        )
 
         def value(node: torch.fx.Node) -> Any:  # noqa: ANN401 - a tensor or a number
             """Return the value of a node: what was emitted for it, or a symbolic number."""
-            return env[node] if node in env else sizes.number(node.meta["val"])
+            return env[node] if node in env else sizes.evaluate(node.meta["val"])
 
-        for node in self.views:
+        for node in self.view_nodes:
             args: Any = torch.fx.map_arg(node.args, value)
             kwargs: Any = torch.fx.map_arg(node.kwargs, value)
             env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-        return [_result(result, env, outputs) for result in self.given]
+        return [_evaluate_result(result, env, outputs) for result in self.results]
 
 
 @dataclass(frozen=True, slots=True)
 class SizeResult:
     """Size among the results, which is an output of the module."""
 
-    output: int
+    output_index: int
 
 
-def _result(item: object, env: Mapping[torch.fx.Node, Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401
+def _evaluate_result(item: object, env: Mapping[torch.fx.Node, Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401
     if isinstance(item, torch.fx.Node):
         return env[item]
-    return int(outputs[item.output].numpy()) if isinstance(item, SizeResult) else item
+    return int(outputs[item.output_index].numpy()) if isinstance(item, SizeResult) else item
 
 
 __all__ = ["ComputedTensor", "GraphResults", "SizeResult", "dense_memory_order", "view_base"]

@@ -22,9 +22,9 @@ class SampleTap(NamedTuple):
     coordinate.
     """
 
-    at: Tensor
+    element_index: Tensor
     weight: Tensor
-    slope: Tensor
+    weight_derivative: Tensor
 
 
 class SampledAxis(NamedTuple):
@@ -34,26 +34,26 @@ class SampledAxis(NamedTuple):
     padding: int
     align_corners: bool
 
-    def scale(self) -> float:
+    def elements_per_unit(self) -> float:
         """Return the elements that a unit step of the coordinate, in [-1, 1], moves."""
         return (self.size - 1) / 2 if self.align_corners else self.size / 2
 
-    def place(self, coordinate: Tensor) -> Tensor:
+    def unnormalize(self, coordinate: Tensor) -> Tensor:
         """Return the position, in elements, of a coordinate in [-1, 1]."""
-        return coordinate * self.scale() + (self.size - 1) / 2
+        return coordinate * self.elements_per_unit() + (self.size - 1) / 2
 
-    def kept(self, position: Tensor) -> tuple[Tensor, Tensor]:
+    def apply_padding_mode(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the padding mode to a position; return it and its derivative, 1, 0 or -1."""
         slope = torch.ones_like(position)
         if self.padding == ZEROS:
             return position, slope
         if self.padding == REFLECTION:
-            position, slope = self._reflect(position)
+            position, slope = self._reflect_position(position)
         # Clamped positions do not move with the grid, so their gradient is 0.
         outside = (position <= 0) | (position >= self.size - 1)
         return position.clamp(0, self.size - 1), torch.where(outside, 0.0, slope)
 
-    def _reflect(self, position: Tensor) -> tuple[Tensor, Tensor]:
+    def _reflect_position(self, position: Tensor) -> tuple[Tensor, Tensor]:
         first, span = (0.0, self.size - 1) if self.align_corners else (-0.5, self.size)
         if not span:
             return torch.zeros_like(position), torch.zeros_like(position)
@@ -66,17 +66,20 @@ class SampledAxis(NamedTuple):
             is_back, -sign, sign
         )
 
-    def taps(self, coordinate: Tensor, mode: int) -> list[SampleTap]:
+    def sample_taps(self, coordinate: Tensor, mode: int) -> list[SampleTap]:
         """Return the taps of a sample, with slopes by the coordinate."""
-        position, scale = self.place(coordinate), self.scale()
+        position, scale = self.unnormalize(coordinate), self.elements_per_unit()
         if mode == BICUBIC:
             low = position.floor()
             return [
                 # Bicubic sampling pads each tap by itself, the other modes the position.
-                SampleTap(self.kept(low + step)[0], *_cubic_weight(position - low - step, scale))
+                SampleTap(
+                    self.apply_padding_mode(low + step)[0],
+                    *_cubic_weight(position - low - step, scale),
+                )
                 for step in range(-1, 3)
             ]
-        position, slope = self.kept(position)
+        position, slope = self.apply_padding_mode(position)
         if mode == NEAREST:
             return [
                 SampleTap(position.round(), torch.ones_like(position), torch.zeros_like(position))
@@ -110,14 +113,20 @@ def grid_sample_backward(
     """
     sizes = x.shape[2:]
     axes = [SampledAxis(n, padding, align_corners) for n in sizes]
-    taps = [axis.taps(grid[..., -1 - d], mode) for d, axis in enumerate(axes)]
+    taps = [axis.sample_taps(grid[..., -1 - d], mode) for d, axis in enumerate(axes)]
     flat, flat_grad = x.flatten(2), grad.flatten(2)
     of_data = torch.zeros_like(flat)
     of_grid = [torch.zeros_like(grid[..., 0]) for _ in axes]
     for chosen in product(*taps):
         pairs = list(zip(chosen, sizes, strict=True))
-        inside = reduce(and_, [(tap.at >= 0) & (tap.at < size) for tap, size in pairs])
-        at = reduce(lambda joined, pair: joined * pair[1] + pair[0].at, pairs[1:], chosen[0].at)
+        inside = reduce(
+            and_, [(tap.element_index >= 0) & (tap.element_index < size) for tap, size in pairs]
+        )
+        at = reduce(
+            lambda joined, pair: joined * pair[1] + pair[0].element_index,
+            pairs[1:],
+            chosen[0].element_index,
+        )
         index = torch.where(inside, at, 0.0).to(torch.int64).flatten(1).unsqueeze(1)
         index = index.expand(flat_grad.shape)
         met = (flat_grad * flat.gather(2, index)).sum(1).reshape(inside.shape)
@@ -126,5 +135,5 @@ def grid_sample_backward(
         of_data = of_data.scatter_add(2, index, flat_grad * weight.flatten(1).unsqueeze(1))
         for d, tap in enumerate(chosen):
             other_weights = [other_tap.weight for other_tap in chosen if other_tap is not tap]
-            of_grid[d] = of_grid[d] + met * reduce(mul, other_weights, tap.slope)
+            of_grid[d] = of_grid[d] + met * reduce(mul, other_weights, tap.weight_derivative)
     return of_data.reshape(x.shape), torch.stack(of_grid[::-1], -1)

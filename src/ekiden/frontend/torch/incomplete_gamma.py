@@ -1,7 +1,8 @@
 """Regularized incomplete gamma functions, decomposed to float64 arithmetic.
 
-Up to `_LARGE` by a series (DLMF 8.11.4) left of the middle and a continued fraction (8.9.2) right
-of it; above, where both need as many terms as the root of the order, by an integral over the peak.
+Up to `_QUOTIENT_BITS` by a series (DLMF 8.11.4) left of the middle and a continued fraction (8.9.2)
+right of it; above, where both need as many terms as the root of the order, by an integral over the
+peak.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 aten = torch.ops.aten
 
 
-def is_vector(a: Tensor, b: Tensor) -> bool:
+def is_vector_rhs(a: Tensor, b: Tensor) -> bool:
     """Return whether a right-hand side is one vector per matrix, by the rule of torch.linalg."""
     return b.dim() == 1 or (a.dim() - 1 == b.dim() and a.shape[:-1] == b.shape)
 
@@ -28,7 +28,7 @@ def _lstsq(
     (rows, columns), driver = a.shape[-2:], driver or "gelsy"
     if driver in ("gelsd", "gelss") and rows > columns:  # residuals are there for full ranks alone
         raise DynamicOutputShapeException(aten.linalg_lstsq.default)
-    right = b.shape[-1:] if is_vector(a, b) else b.shape[-2:]
+    right = b.shape[-1:] if is_vector_rhs(a, b) else b.shape[-2:]
     batch = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
         a.shape[:-2], b.shape[: -len(right)]
     )
@@ -90,7 +90,7 @@ META_KERNELS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
 }
 
 
-def _as_fake_impl(function: Callable[..., Any]) -> Callable[..., Any]:
+def _make_fake_impl(function: Callable[..., Any]) -> Callable[..., Any]:
     def fake(mode: Any, func: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         with mode:
             return function(*args, **kwargs)
@@ -105,4 +105,4 @@ if (
     aten.ctc_loss.IntList.py_impl(_TRACING_DISPATCH_KEY)(_ctc_loss_int_list)
 for _op, _function in META_KERNELS.items():
     if _op not in op_implementations_dict:
-        register_op_impl(_op)(_as_fake_impl(_function))
+        register_op_impl(_op)(_make_fake_impl(_function))

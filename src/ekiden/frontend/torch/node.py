@@ -30,7 +30,7 @@ from ekiden.ir.dtype import is_float, is_int
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import Dim, Shape, as_attr, known_int
+from ekiden.topi.dimensions import Dim, Shape, known_int, to_attr_dims
 
 Operand: TypeAlias = Value | Scalar
 Converter: TypeAlias = Callable[..., "Result | Scalar | list[PrimExpr] | None"]
@@ -53,7 +53,7 @@ def target_name(target: object) -> str:
     return str(getattr(target, "__name__", text)) if text.startswith("<") else text
 
 
-def describe(node: torch.fx.Node) -> str:
+def describe_node(node: torch.fx.Node) -> str:
     """Return a node for messages, `aten.relu.default 'relu_1'`, with the user's source line if
     known.
     """
@@ -96,39 +96,41 @@ class FxNode(common.Node):
         graph: object = None,
     ) -> None:
         """Create the view of a node; `graph` is the importer of the graph that contains it."""
-        super().__init__(describe(fx), inputs, scope, output_names)
+        super().__init__(describe_node(fx), inputs, scope, output_names)
         self.fx, self.symbols, self.graph = fx, symbols, graph
 
     # What PyTorch says of the outputs.
 
     @property
-    def meta(self) -> object:
+    def output_meta(self) -> object:
         """Return the outputs as PyTorch inferred them: fake tensors, numbers, or lists of these."""
         return self.fx.meta.get("val")
 
     @property
     def out_dtype(self) -> str:
         """Return the dtype of the (first) output; of a complex one, that of its parts."""
-        dtype = self._first.dtype
+        dtype = self._first_meta.dtype
         return from_torch_dtype(COMPLEX_PART_DTYPES.get(dtype, dtype))
 
     @property
     def is_complex(self) -> bool:
         """Return whether the (first) output is complex."""
-        return self._first.dtype in COMPLEX_PART_DTYPES
+        return self._first_meta.dtype in COMPLEX_PART_DTYPES
 
     @property
     def part_dtype(self) -> str:
         """Return the dtype of the parts of the complex output, or else of a complex input."""
-        metas = [self._first, *(n.meta.get("val") for n in self.fx.all_input_nodes)]
+        metas = [self._first_meta, *(n.meta.get("val") for n in self.fx.all_input_nodes)]
         dtypes = [
             m.dtype for m in metas if isinstance(m, torch.Tensor) and m.dtype in COMPLEX_PART_DTYPES
         ]
         return from_torch_dtype(COMPLEX_PART_DTYPES[dtypes[0]]) if dtypes else self.out_dtype
 
     @property
-    def _first(self) -> torch.Tensor:
-        output = self.meta[0] if isinstance(self.meta, (list, tuple)) else self.meta
+    def _first_meta(self) -> torch.Tensor:
+        output = (
+            self.output_meta[0] if isinstance(self.output_meta, (list, tuple)) else self.output_meta
+        )
         assert isinstance(output, torch.Tensor), f"{self.name} gives no tensor"
         return output
 
@@ -137,18 +139,18 @@ class FxNode(common.Node):
         """Return the shape of the (first) output. Raises Unsupported for a data-dependent size
         without a name.
         """
-        return self.symbols.shape(self._first.shape)
+        return self.symbols.to_shape(self._first_meta.shape)
 
     # Arguments.
 
-    def as_expr(self, value: Operand, dtype: str = "") -> Expr:
+    def to_expr(self, value: Operand, dtype: str = "") -> Expr:
         """Return a tensor or number as an expression, cast to `dtype` if one is given."""
         if isinstance(value, Value):
             expr = self.scope.expr(value)
             return expr if dtype in ("", value.type.dtype) else op.cast(expr, dtype)
         if isinstance(value, PrimExpr):
-            scalar = self.scope.scalar(value)
-            have = self.scope.typed(scalar).dtype
+            scalar = self.scope.emit_dim(value)
+            have = self.scope.tensor_type_of(scalar).dtype
             return scalar if dtype in ("", have) else op.cast(scalar, dtype)
         if not dtype:
             dtype = "bool" if isinstance(value, bool) else ""
@@ -159,33 +161,33 @@ class FxNode(common.Node):
         """Return the dtype to which PyTorch promotes these operands."""
         return promote_dtypes(values)
 
-    def size(self, value: object) -> Dim:
+    def to_dim(self, value: object) -> Dim:
         """Return a size argument as a dimension."""
         if isinstance(value, Value):
             (size,) = self.dims_of(value)
             return size
         return value if isinstance(value, PrimExpr) else int(value)  # type: ignore[call-overload]
 
-    def sizes(self, values: Sequence[object]) -> tuple[Dim, ...]:
+    def to_dims(self, values: Sequence[object]) -> tuple[Dim, ...]:
         """Return size arguments as dimensions."""
-        return as_attr(self.size(v) for v in values)
+        return to_attr_dims(self.to_dim(v) for v in values)
 
     def dims_of(self, value: Value) -> tuple[Dim, ...]:
         """Return the elements of a tensor of known length as dimensions."""
-        dims = data_dependent_dims.named_dims(self.scope, value)
-        return self.unsupported("a vector of known length expected") if dims is None else dims
+        dims = data_dependent_dims.to_named_dims(self.scope, value)
+        return self.reject("a vector of known length expected") if dims is None else dims
 
-    def number(self, value: Scalar | None, what: str) -> int | float:
+    def constant_number(self, value: Scalar | None, what: str) -> int | float:
         """Return an argument that must be a constant number. Raises Unsupported otherwise."""
         if isinstance(value, PrimExpr) or value is None:
-            self.unsupported(f"'{what}' must be a number")
+            self.reject(f"'{what}' must be a number")
         return value
 
-    def static(self, shape: Shape, what: str) -> tuple[int, ...]:
+    def static_shape(self, shape: Shape, what: str) -> tuple[int, ...]:
         """Return a shape whose extents must be constant. Raises Unsupported otherwise."""
         numbers = [known_int(d) for d in shape]
         if None in numbers:
-            self.unsupported(f"{what} must have constant extents")
+            self.reject(f"{what} must have constant extents")
         return tuple(n for n in numbers if n is not None)
 
 

@@ -14,13 +14,13 @@ from ekiden.frontend.common import data_dependent_dims
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.imported_module import INITIAL_STATE_FUNCTION, ImportedModule
-from ekiden.frontend.common.main_builder import MainBuilder, initial_state
+from ekiden.frontend.common.main_builder import MainBuilder, build_initial_state
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.spans import with_span
+from ekiden.frontend.common.spans import attach_span
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, constant, known, sanitize_name
-from ekiden.frontend.common.walk import Walk
-from ekiden.frontend.torch.dtype import COMPLEX_PART_DTYPES, array_of, from_torch_dtype
+from ekiden.frontend.common.value import Value, constant_value, known_value, sanitize_name
+from ekiden.frontend.common.walk import GraphWalk
+from ekiden.frontend.torch.dtype import COMPLEX_PART_DTYPES, from_torch_dtype, tensor_to_array
 from ekiden.frontend.torch.graph import FxImporter, tensor_constant
 from ekiden.frontend.torch.rng import draws_random
 from ekiden.frontend.torch.symbols import SymbolTable, sole_symbol_name, symbol_name
@@ -89,14 +89,14 @@ class FxImportAttempt:
 
     def __init__(self, module: torch.fx.GraphModule, label: str, facts: DimFacts) -> None:
         self.scope = Scope(facts, set())
-        self.walk = Walk(label, self.scope, "example_inputs=(...)")
+        self.walk = GraphWalk(label, self.scope, "example_inputs=(...)")
         self.main = MainBuilder(self.scope)
         self.symbols = SymbolTable()
         self.of_data: set[Var] = set()
         """Sizes that are numbers among the inputs."""
         self.graph = FxImporter(module, self.walk, self.symbols)
 
-    def name_symbols(
+    def name_input_symbols(
         self, nodes: Sequence[torch.fx.Node], names: Mapping[str, str] | None = None
     ) -> None:
         """Bind the symbols that are inputs' own dimensions to names."""
@@ -106,9 +106,9 @@ class FxImportAttempt:
                 symbol = symbol_name(size)
                 if symbol is not None and symbol not in self.symbols.known:
                     shown = (names or {}).get(symbol, f"{node.name}_dim{axis}")
-                    self.symbols.known[symbol] = self.scope.symbol(shown)
+                    self.symbols.known[symbol] = self.scope.dim_symbol(shown)
 
-    def name_derived(self, nodes: Sequence[torch.fx.Node], names: Mapping[str, str]) -> None:
+    def name_derived_dims(self, nodes: Sequence[torch.fx.Node], names: Mapping[str, str]) -> None:
         """Bind symbols that occur only in derived dimensions, such as `2 * h`, which a run solves
         for `h`.
         """
@@ -118,9 +118,9 @@ class FxImportAttempt:
                 symbol = sole_symbol_name(size)
                 if symbol is not None and symbol not in self.symbols.known:
                     shown = names.get(symbol, f"{node.name}_dim{axis}_root")
-                    self.symbols.known[symbol] = self.scope.symbol(shown)
+                    self.symbols.known[symbol] = self.scope.dim_symbol(shown)
 
-    def name_expressions(self, nodes: Sequence[torch.fx.Node]) -> None:
+    def name_compound_dims(self, nodes: Sequence[torch.fx.Node]) -> None:
         """Bind dimensions made of symbols that no input has, such as `(n + 1) // 2` in a backward
         graph.
         """
@@ -128,11 +128,13 @@ class FxImportAttempt:
         inputs = {symbol_name(meta) for meta in metas}  # numbers that are inputs
         for node, meta in zip(nodes, metas, strict=True):
             for axis, size in enumerate(meta.shape if isinstance(meta, torch.Tensor) else ()):
-                if not self.symbols.has(size) and not inputs.issuperset(self.symbols.names(size)):
+                if not self.symbols.has_all_symbols(size) and not inputs.issuperset(
+                    self.symbols.symbol_names(size)
+                ):
                     shown = f"{node.name}_dim{axis}"
-                    self.symbols.name(size, shown, self.scope.symbol(shown))
+                    self.symbols.bind_dim(size, shown, self.scope.dim_symbol(shown))
 
-    def input(self, node: torch.fx.Node, name: str) -> object:
+    def add_input(self, node: torch.fx.Node, name: str) -> object:
         """Return the value of an input: a parameter of main, or the number it was traced with.
 
         Raises:
@@ -146,7 +148,7 @@ class FxImportAttempt:
                 )
                 return ComplexValue(real, imaginary)
             try:
-                kind = TensorType(self.symbols.shape(meta.shape), from_torch_dtype(meta.dtype))
+                kind = TensorType(self.symbols.to_shape(meta.shape), from_torch_dtype(meta.dtype))
             except Unsupported as error:
                 raise UnsupportedError(
                     f"import {self.walk.label}: input {name!r}: {error}"
@@ -163,22 +165,26 @@ class FxImportAttempt:
         dimensions get fresh symbols, and a reshape declares the real ones.
         """
         plain = [
-            self.scope.symbol(f"{name}_dim{axis}") if self.of_data & set(free_vars(dim)) else dim
+            self.scope.dim_symbol(f"{name}_dim{axis}")
+            if self.of_data & set(free_vars(dim))
+            else dim
             for axis, dim in enumerate(kind.shape)
         ]
-        value = self.main.tensor(name, TensorType(tuple(plain), kind.dtype))
+        value = self.main.add_tensor_input(name, TensorType(tuple(plain), kind.dtype))
         # No dimension was replaced: the parameter has the declared shape already.
         if all(a is b for a, b in zip(plain, kind.shape, strict=True)):
             return value
         # A size that is itself an input cannot be a dimension of a parameter's type: it is tied by
         # a reshape.
-        shaped = self.scope.spanned(op.reshape(self.scope.expr(value), kind.shape, allowzero=True))
+        shaped = self.scope.attach_span(
+            op.reshape(self.scope.expr(value), kind.shape, allowzero=True)
+        )
         return Value(kind, expr=shaped)
 
     def _add_part_input(self, name: str, meta: torch.Tensor) -> Value:
         """Add a parameter for one part of a complex input, which is passed as two tensors."""
         dtype = from_torch_dtype(COMPLEX_PART_DTYPES[meta.dtype])
-        return self._add_tensor_input(name, TensorType(self.symbols.shape(meta.shape), dtype))
+        return self._add_tensor_input(name, TensorType(self.symbols.to_shape(meta.shape), dtype))
 
     def _add_size_input(self, name: str, meta: torch.SymInt) -> object:
         """Return a size input: a tensor's dimension if one has it, else a scalar parameter.
@@ -186,18 +192,18 @@ class FxImportAttempt:
         The latter also for an expression of a size that no input has: backward graphs get `(n + 1)
         // 2` alone.
         """
-        if not self.symbols.has(meta):
-            value = self.main.tensor(name, TensorType((), "int64"))
-            vector = self.scope.spanned(op.reshape(self.scope.expr(value), (1,)))
-            dims = data_dependent_dims.named_dims(
-                self.scope, Value(self.scope.typed(vector), expr=vector)
+        if not self.symbols.has_all_symbols(meta):
+            value = self.main.add_tensor_input(name, TensorType((), "int64"))
+            vector = self.scope.attach_span(op.reshape(self.scope.expr(value), (1,)))
+            dims = data_dependent_dims.to_named_dims(
+                self.scope, Value(self.scope.tensor_type_of(vector), expr=vector)
             )
             assert dims is not None
-            self.symbols.name(meta, name, as_dim(dims[0]))
+            self.symbols.bind_dim(meta, name, as_dim(dims[0]))
             self.of_data.update(free_vars(as_dim(dims[0])))
-        return self.symbols.scalar(meta)
+        return self.symbols.to_scalar(meta)
 
-    def constant(self, tensor: torch.Tensor, name: str) -> Value:
+    def weight_constant(self, tensor: torch.Tensor, name: str) -> Value:
         """Return a weight as a constant that shares its memory.
 
         Raises:
@@ -205,19 +211,19 @@ class FxImportAttempt:
         """
         label = f"weight '{name}'"
         try:
-            value = constant(array_of(tensor))
+            value = constant_value(tensor_to_array(tensor))
         except Unsupported as error:
             raise UnsupportedError(f"import {self.walk.label}: {label}: {error}") from error
         assert value.expr is not None
-        value.expr = with_span([value.expr], Span(label))[0]
+        value.expr = attach_span([value.expr], Span(label))[0]
         return value
 
-    def weight(self, tensor: torch.Tensor, name: str) -> Value | ComplexValue:
+    def weight_value(self, tensor: torch.Tensor, name: str) -> Value | ComplexValue:
         """Return a weight as a constant; a complex one as two copies."""
         return (
             tensor_constant(tensor)
             if tensor.dtype in COMPLEX_PART_DTYPES
-            else self.constant(tensor, name)
+            else self.weight_constant(tensor, name)
         )
 
 
@@ -238,11 +244,11 @@ class _ProgramImport(FxImportAttempt):
         signature = self.program.graph_signature
         pairs = list(zip(self.graph.inputs, signature.input_specs, strict=True))
         inputs = [(n, s) for n, s in pairs if s.kind == InputKind.USER_INPUT]
-        self.name_symbols([node for node, _ in inputs], names)
-        self.name_derived([node for node, _ in inputs], names)
+        self.name_input_symbols([node for node, _ in inputs], names)
+        self.name_derived_dims([node for node, _ in inputs], names)
         parameter_names = [*input_names, *(s.arg.name for _, s in inputs[len(input_names) :])]
         for (node, _), name in zip(inputs, parameter_names, strict=True):
-            self.graph.env[node] = self.input(node, name)
+            self.graph.env[node] = self.add_input(node, name)
         # Mutated buffers are inputs and outputs (states); the others are constants.
         changed = {s.target for s in signature.output_specs if s.kind in _MUTATION_KINDS}
         for node, spec in pairs:
@@ -255,15 +261,15 @@ class _ProgramImport(FxImportAttempt):
             self._add_generator()
         self._require_ranges()
         self.graph.import_nodes()
-        self.walk.finish()
+        self.walk.raise_collected_problems()
         outputs = self._collect_outputs()
         if not outputs:
             raise ImportModelError(f"import {self.walk.label}: it returns no tensor")
         functions: dict[GlobalVar | str, BaseFunc] = {
-            "main": self.main.function([value for _, value in outputs])
+            "main": self.main.build_main([value for _, value in outputs])
         }
         if self.states:
-            functions[INITIAL_STATE_FUNCTION] = initial_state(list(self.states.values()))
+            functions[INITIAL_STATE_FUNCTION] = build_initial_state(list(self.states.values()))
         return ImportedModule(
             IRModule(functions, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
@@ -282,10 +288,10 @@ class _ProgramImport(FxImportAttempt):
         """Add a buffer that the program mutates: a parameter of main, and later an output."""
         buffer = self._lookup_tensor(target)
         assert isinstance(buffer, torch.Tensor), f"{target!r} is a buffer"
-        value = self.constant(buffer, target)
+        value = self.weight_constant(buffer, target)
         assert value.array is not None
         self.states[target] = value.array
-        return self.main.tensor(target, value.type)
+        return self.main.add_tensor_input(target, value.type)
 
     def _add_generator(self) -> None:
         """Add the random generator's state, with which every run continues where the last one
@@ -295,20 +301,22 @@ class _ProgramImport(FxImportAttempt):
         # before.
         first = np.array(threefry_key(0), np.uint64)
         self.states[GENERATOR_STATE] = first
-        self.graph.generator = self.main.tensor(GENERATOR_STATE, constant(first).type)
+        self.graph.generator = self.main.add_tensor_input(
+            GENERATOR_STATE, constant_value(first).type
+        )
 
     def _add_weight(self, target: str) -> object:
         weight = self._lookup_tensor(target)
         if not isinstance(weight, torch.Tensor):
             return weight
-        value = self.weight(weight, target)
+        value = self.weight_value(weight, target)
         if isinstance(value, ComplexValue):
             return value
         assert value.array is not None
         if not self.freeze_params and value.array.dtype.kind == "f":
             name = sanitize_name(target)  # what Relay text can hold: parameters are bound by it
             self.params[name] = value.array
-            return self.main.tensor(name, value.type)
+            return self.main.add_tensor_input(name, value.type)
         return value
 
     def _require_ranges(self) -> None:
@@ -325,7 +333,7 @@ class _ProgramImport(FxImportAttempt):
 
     def _require(self, condition: PrimExpr) -> None:
         self.scope.span = Span("dynamic_shapes")
-        self.scope.require(condition)
+        self.scope.require_condition(condition)
 
     # Outputs.
 
@@ -338,7 +346,7 @@ class _ProgramImport(FxImportAttempt):
         after: dict[str, Value] = {}
         items = self.graph.outputs()
         for spec, item in zip(self.program.graph_signature.output_specs, items, strict=True):
-            value = as_value(item, f"import {self.walk.label}: output {spec.arg.name!r}")
+            value = to_output_value(item, f"import {self.walk.label}: output {spec.arg.name!r}")
             if spec.kind == OutputKind.USER_INPUT_MUTATION:
                 text = f"it changes its input {spec.target!r}: let it give the changed one"
                 raise UnsupportedError(f"import {self.walk.label}: {text}")
@@ -357,7 +365,7 @@ class _ProgramImport(FxImportAttempt):
         return outputs + [(name, after[name]) for name in self.states]
 
 
-def as_value(item: object, what: str) -> Value | None:
+def to_output_value(item: object, what: str) -> Value | None:
     """Return an output of a graph as a value; None if it is neither a tensor nor a size.
 
     Raises UnsupportedError for complex numbers, which leave a program as pairs.
@@ -367,5 +375,5 @@ def as_value(item: object, what: str) -> Value | None:
     if isinstance(item, Value):
         return item
     if isinstance(item, PrimExpr):
-        return known(np.array(item, object), "int64")
+        return known_value(np.array(item, object), "int64")
     return None

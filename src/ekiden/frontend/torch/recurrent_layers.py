@@ -119,21 +119,21 @@ class keep_whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
             return func(*args, **kwargs)
         if func == torch._VF._pack_padded_sequence:
             data, lengths, batch_first = args
-            return self._pack(data.transpose(0, 1) if batch_first else data, lengths)
+            return self._pack_padded(data.transpose(0, 1) if batch_first else data, lengths)
         if func == Tensor.__getitem__ and id(args[0]) in self.padded and args[1:] == (0,):
             return self.padded[id(args[0])][1].shape[1]  # the batch: each sequence has a step
         operator = _layer_operator(func, args)
         if func == torch._VF._pad_packed_sequence and id(args[0]) in self.padded:
-            return self._unpack(*args)
+            return self._pad_packed(*args)
         if operator is None or not _is_packed(args):
             return (operator or func)(*args)
         if id(args[0]) not in self.padded:
             return func(*args)
         _, data, lengths = self.padded[id(args[0])]
         every, *states = operator(data, *args[2:], False, lengths=lengths)
-        return (self._pack(every, lengths)[0], *states)
+        return (self._pack_padded(every, lengths)[0], *states)
 
-    def _pack(self, padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def _pack_padded(self, padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Pack data step by step to [sum of lengths, ...]; return also the number of sequences at
         each step.
         """
@@ -148,7 +148,7 @@ class keep_whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
         self.padded |= {id(tensor): (tensor, padded, lengths) for tensor in (data, sizes)}
         return data, sizes
 
-    def _unpack(
+    def _pad_packed(
         self, data: Tensor, sizes: Tensor, batch_first: bool, fill: float, total: int | torch.SymInt
     ) -> tuple[Tensor, Tensor]:
         _, padded, lengths = self.padded[id(data)]
@@ -169,7 +169,7 @@ def _step_mask(padded: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(padded.shape[0]).unsqueeze(1) < lengths
 
 
-def wants_gradients(inputs: Sequence[object]) -> bool:
+def requires_gradients(inputs: Sequence[object]) -> bool:
     """Return whether gradients are recorded through a graph of these inputs."""
     is_traced = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
     return torch.is_grad_enabled() and is_traced
@@ -180,7 +180,7 @@ def replace_recurrent_layers(module: torch.fx.GraphModule, inputs: Sequence[obje
     needed.
     """
     # The whole-layer operators have no backward formula.
-    if wants_gradients(inputs):
+    if requires_gradients(inputs):
         return
     for submodule in module.modules():
         if not isinstance(submodule, torch.fx.GraphModule):
@@ -195,7 +195,7 @@ def replace_recurrent_layers(module: torch.fx.GraphModule, inputs: Sequence[obje
 _DROPOUT_FUNCTIONS = (torch.nn.functional.dropout, torch.dropout)
 
 
-def remove_idle_dropouts(module: torch.fx.GraphModule) -> None:
+def remove_inactive_dropouts(module: torch.fx.GraphModule) -> None:
     """Remove dropouts that drop nothing from a TorchDynamo graph.
 
     They return their input itself, which PyTorch's compilers would copy.
@@ -204,13 +204,13 @@ def remove_idle_dropouts(module: torch.fx.GraphModule) -> None:
         if not isinstance(submodule, torch.fx.GraphModule):
             continue
         for node in submodule.graph.nodes:
-            if node.target in _DROPOUT_FUNCTIONS and _is_idle_dropout(node):
+            if node.target in _DROPOUT_FUNCTIONS and _is_inactive_dropout(node):
                 node.replace_all_uses_with(node.args[0])
                 submodule.graph.erase_node(node)
         submodule.recompile()
 
 
-def _is_idle_dropout(node: torch.fx.Node) -> bool:
+def _is_inactive_dropout(node: torch.fx.Node) -> bool:
     names = ("input", "p", "training" if node.target is _DROPOUT_FUNCTIONS[0] else "train")
     bound = {"p": 0.5, "training": True, **dict(zip(names, node.args, strict=False)), **node.kwargs}
     is_input = bool(node.args) and isinstance(node.args[0], torch.fx.Node)
@@ -219,7 +219,7 @@ def _is_idle_dropout(node: torch.fx.Node) -> bool:
 
 __all__ = [
     "keep_whole_layers",
-    "remove_idle_dropouts",
+    "remove_inactive_dropouts",
     "replace_recurrent_layers",
-    "wants_gradients",
+    "requires_gradients",
 ]

@@ -107,12 +107,12 @@ def _accepts_target(convert: Converter, target: object) -> bool:
         return True
     every = target._schema.arguments
     return any(
-        _binds(convert, arguments)
+        _binds_arguments(convert, arguments)
         for arguments in ([arg for arg in every if not arg.has_default_value()], every)
     )
 
 
-def _binds(convert: Converter, arguments: Sequence[torch._C.Argument]) -> bool:
+def _binds_arguments(convert: Converter, arguments: Sequence[torch._C.Argument]) -> bool:
     positional = [arg for arg in arguments if not arg.kwarg_only]
     named: dict[str, object] = {arg.name: None for arg in arguments if arg.kwarg_only}
     try:

@@ -10,7 +10,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from ekiden.frontend.common.options import parse_stated_shape
-from ekiden.frontend.table import frontend
+from ekiden.frontend.table import frontend_by_name
 from ekiden.frontend.torch.dtype import TORCH_DTYPES
 from ekiden.frontend.torch.export import export_module, import_exported, model_label
 from ekiden.ir.module import IRModule
@@ -67,7 +67,7 @@ def from_pytorch(
     if keep_quantized_weight or export_renamed_c_graph_path or preserve_pytorch_scopes:
         text = "keep_quantized_weight, export_renamed_c_graph_path and preserve_pytorch_scopes"
         raise UnsupportedError(f"from_pytorch: {text} are not supported")
-    frontend("torch").check_model(script_module, "from_pytorch")
+    frontend_by_name("torch").check_model(script_module, "from_pytorch")
     if isinstance(script_module, (str, bytes)):
         raise CompileError("from_pytorch: a module or a program expected, got a file of one")
     infos = _check_input_infos(input_infos)
@@ -83,7 +83,7 @@ def from_pytorch(
     names = [name for name, _ in input_infos]
     imported = import_exported(program, label, freeze_params=False, input_names=names)
     params = {name: tensor(array) for name, array in imported.params.items()}
-    return replace(imported, params={}, input_names=(), owns_results=False).as_module(), params
+    return replace(imported, params={}, input_names=(), owns_results=False).to_module(), params
 
 
 def _check_input_infos(infos: Any) -> Sequence[Info]:  # noqa: ANN401 - whatever a user gave

@@ -89,7 +89,7 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Ten
     return x * mask * (1 / (1 - p)), mask
 
 
-def without_foreign_draws(decompositions: Decompositions) -> Decompositions:
+def drop_unfaithful_random_decompositions(decompositions: Decompositions) -> Decompositions:
     """Return the decompositions without those that draw other random numbers than eager PyTorch."""
     unchanged = {
         t: f
@@ -116,8 +116,8 @@ class RandomDraw:
         def value(node: torch.fx.Node) -> Any:  # noqa: ANN401 - a tensor or a number
             meta = node.meta["val"]
             if not isinstance(meta, torch.Tensor):
-                return sizes.number(meta)
-            shape, steps = sizes.numbers(meta.shape), sizes.numbers(meta.stride())
+                return sizes.evaluate(meta)
+            shape, steps = sizes.evaluate_all(meta.shape), sizes.evaluate_all(meta.stride())
             # Only sizes and strides are read by such an operator: no data are needed.
             return torch.empty_strided(shape, steps, dtype=meta.dtype)
 

@@ -15,7 +15,7 @@ SymbolSources = Mapping[str, tuple[int, int | None]]
 """A symbol -> the argument that it can be read from, and which axis of it; None for a number."""
 
 
-def symbol_sources_of(nodes: Sequence[torch.fx.Node]) -> SymbolSources:
+def find_symbol_sources(nodes: Sequence[torch.fx.Node]) -> SymbolSources:
     """Return, per symbol of a graph, the input and axis that it can be read from."""
     sources: dict[str, tuple[int, int | None]] = {}
     for at, node in enumerate(nodes):
@@ -36,7 +36,7 @@ def size_expression(size: object) -> sympy.Expr:
     return size.node.expr if isinstance(size, _SYMBOLIC_TYPES) else sympy.sympify(size)
 
 
-def symbol_names_of(value: object) -> list[str]:
+def size_symbol_names(value: object) -> list[str]:
     """Return the names of the symbols of a size; none for anything else."""
     if not isinstance(value, _SYMBOLIC_TYPES):
         return []
@@ -47,32 +47,38 @@ def symbol_names_of(value: object) -> list[str]:
 class RunSizes:
     """Symbolic sizes of one run.
 
-    args: the run's arguments; others: values of symbols that no argument shows; places: the
-    argument and axis that each other symbol is read from.
+    args: the run's arguments; unsourced_symbol_values: values of symbols that no argument shows;
+    symbol_sources: the argument and axis that each other symbol is read from.
     """
 
-    places: SymbolSources
+    symbol_sources: SymbolSources
     args: Sequence[Any]
-    others: Mapping[str, int]
+    unsourced_symbol_values: Mapping[str, int]
 
-    def number(self, size: Any) -> Any:  # noqa: ANN401 - a number as PyTorch's operators take it
+    def evaluate(self, size: Any) -> Any:  # noqa: ANN401 - a number as PyTorch's operators take it
         """Evaluate a size; anything else is returned unchanged."""
         if not isinstance(size, _SYMBOLIC_TYPES):
             return size
         expr = size_expression(size)
-        values = {symbol: self._value(str(symbol)) for symbol in expr.free_symbols}
+        values = {symbol: self._symbol_value(str(symbol)) for symbol in expr.free_symbols}
         kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(size)]
         return kind(expr.xreplace(values))
 
-    def numbers(self, sizes: Sequence[object]) -> list[int]:
+    def evaluate_all(self, sizes: Sequence[object]) -> list[int]:
         """Evaluate sizes."""
-        return [int(self.number(size)) for size in sizes]
+        return [int(self.evaluate(size)) for size in sizes]
 
-    def _value(self, name: str) -> sympy.Integer:
-        if name in self.others:
-            return sympy.Integer(self.others[name])
-        at, axis = self.places[name]
+    def _symbol_value(self, name: str) -> sympy.Integer:
+        if name in self.unsourced_symbol_values:
+            return sympy.Integer(self.unsourced_symbol_values[name])
+        at, axis = self.symbol_sources[name]
         return sympy.Integer(int(self.args[at] if axis is None else self.args[at].shape[axis]))
 
 
-__all__ = ["RunSizes", "SymbolSources", "size_expression", "symbol_names_of", "symbol_sources_of"]
+__all__ = [
+    "RunSizes",
+    "SymbolSources",
+    "find_symbol_sources",
+    "size_expression",
+    "size_symbol_names",
+]

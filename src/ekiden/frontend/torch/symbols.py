@@ -31,20 +31,20 @@ def _to_float64(value: PrimExpr) -> PrimExpr:
     return prim.cast(value, "float64") if value.dtype != "float64" else value
 
 
-def _true_div(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+def _true_div_rule(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return _to_float64(a) / _to_float64(b)
 
 
-def _float_power(base: PrimExpr, exponent: PrimExpr) -> PrimExpr:
+def _float_power_rule(base: PrimExpr, exponent: PrimExpr) -> PrimExpr:
     """Return a power of a size; only square roots and whole exponents, which are exact."""
     if isinstance(exponent, prim.FloatImm) and exponent.value == 0.5:
-        return _sqrt(base)
+        return _sqrt_rule(base)
     if isinstance(exponent, prim.FloatImm) and exponent.value.is_integer():
-        return _power(_to_float64(base), prim.const(int(exponent.value), "int64"))
+        return _power_rule(_to_float64(base), prim.const(int(exponent.value), "int64"))
     raise Unsupported(f"a size to the power of {exponent!r} cannot be computed")
 
 
-def _sqrt(value: PrimExpr) -> PrimExpr:
+def _sqrt_rule(value: PrimExpr) -> PrimExpr:
     return call_intrin("sqrt", _to_float64(value))
 
 
@@ -52,26 +52,26 @@ def _rounding_rule(name: str) -> Callable[[PrimExpr], PrimExpr]:
     return lambda value: prim.cast(call_intrin(name, _to_float64(value)), "int64")
 
 
-def _power(base: PrimExpr, exponent: PrimExpr) -> PrimExpr:
+def _power_rule(base: PrimExpr, exponent: PrimExpr) -> PrimExpr:
     if isinstance(exponent, prim.IntImm) and 0 < exponent.value <= 8:
         # Small whole powers unroll to products, which the arithmetic simplifier understands.
         return reduce(lambda a, b: a * b, [base] * exponent.value)
     raise Unsupported(f"a size to the power of {exponent!r} cannot be computed")
 
 
-def _where(condition: PrimExpr, yes: PrimExpr, no: PrimExpr) -> PrimExpr:
+def _where_rule(condition: PrimExpr, yes: PrimExpr, no: PrimExpr) -> PrimExpr:
     return prim.Select(condition, yes, no)
 
 
 _SYMPY_RULES: Mapping[type, Callable[..., PrimExpr]] = {
     sympy.Add: _fold_rule(lambda a, b: a + b),
     sympy.Mul: _fold_rule(lambda a, b: a * b),
-    sympy.Pow: _power,
-    fn.PowByNatural: _power,
+    sympy.Pow: _power_rule,
+    fn.PowByNatural: _power_rule,
     fn.FloorDiv: lambda a, b: a // b,
     fn.CleanDiv: lambda a, b: a // b,
-    fn.IntTrueDiv: _true_div,
-    fn.FloatTrueDiv: _true_div,
+    fn.IntTrueDiv: _true_div_rule,
+    fn.FloatTrueDiv: _true_div_rule,
     fn.Mod: lambda a, b: a % b,
     fn.PythonMod: lambda a, b: a % b,
     fn.ModularIndexing: lambda a, b, c: (a // b) % c,
@@ -81,11 +81,11 @@ _SYMPY_RULES: Mapping[type, Callable[..., PrimExpr]] = {
     fn.RoundToInt: _rounding_rule("round"),
     fn.TruncToInt: lambda a: prim.cast(_to_float64(a), "int64"),
     fn.TruncToFloat: lambda a: _to_float64(prim.cast(_to_float64(a), "int64")),
-    fn.FloatPow: _float_power,
-    fn.OpaqueUnaryFn_sqrt: _sqrt,
+    fn.FloatPow: _float_power_rule,
+    fn.OpaqueUnaryFn_sqrt: _sqrt_rule,
     fn.CeilDiv: lambda a, b: (a + b - 1) // b,
     fn.Identity: lambda a: a,
-    fn.Where: _where,
+    fn.Where: _where_rule,
     fn.Max: _fold_rule(prim.maximum),
     fn.Min: _fold_rule(prim.minimum),
     sympy.Eq: _binary_rule(prim.EQ),
@@ -109,7 +109,7 @@ class SymbolTable:
         """Symbols that are elements of constants: what is made of them alone is a number. And
         expressions that an input gives as a whole, by the symbol that stands for each."""
 
-    def give(self, value: object, number: float) -> bool:
+    def bind_number(self, value: object, number: float) -> bool:
         """Bind a symbol to a number; return False for anything but a symbol."""
         symbol = value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else None
         if not isinstance(symbol, sympy.Symbol):
@@ -120,7 +120,7 @@ class SymbolTable:
         )
         return True
 
-    def name(self, value: int | torch.SymInt, name: str, dim: PrimExpr) -> None:
+    def bind_dim(self, value: int | torch.SymInt, name: str, dim: PrimExpr) -> None:
         """Bind a size, a symbol or an expression, to a dimension from here on."""
         assert isinstance(value, torch.SymInt)
         root = value.node.expr
@@ -130,7 +130,7 @@ class SymbolTable:
             self.numbers[root] = symbol
         self.known[str(symbol)] = dim
 
-    def has(self, value: object) -> bool:
+    def has_all_symbols(self, value: object) -> bool:
         """Return whether all symbols of a size are bound; a named expression counts as one
         symbol.
         """
@@ -140,13 +140,13 @@ class SymbolTable:
         return all(str(symbol) in self.known for symbol in remaining)
 
     @staticmethod
-    def names(value: object) -> list[str]:
+    def symbol_names(value: object) -> list[str]:
         """Return the names of a size's symbols, sorted."""
         if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return []
         return sorted(str(s) for s in value.node.expr.free_symbols)
 
-    def scalar(self, value: object) -> Scalar:
+    def to_scalar(self, value: object) -> Scalar:
         """Return a Python or symbolic number as a number or shape expression.
 
         Raises Unsupported for arithmetic that sizes have not.
@@ -159,14 +159,14 @@ class SymbolTable:
             return bool(scalar.value) if scalar.dtype == "bool" else scalar.value
         return scalar
 
-    def dim(self, value: object) -> PrimExpr:
+    def to_dim(self, value: object) -> PrimExpr:
         """Return a size as a dimension."""
-        scalar = self.scalar(value)
+        scalar = self.to_scalar(value)
         return scalar if isinstance(scalar, PrimExpr) else prim.const(int(scalar), "int64")
 
-    def shape(self, sizes: Sequence[object]) -> tuple[PrimExpr, ...]:
+    def to_shape(self, sizes: Sequence[object]) -> tuple[PrimExpr, ...]:
         """Return a shape as dimensions."""
-        return tuple(map(self.dim, sizes))
+        return tuple(map(self.to_dim, sizes))
 
     def convert(self, root: sympy.Basic) -> PrimExpr:
         """Convert a SymPy expression to a shape expression.
@@ -194,7 +194,7 @@ class SymbolTable:
 
 def sole_symbol_name(size: object) -> str | None:
     """Return the name of the only symbol in a size such as `2 * h`; None for several or none."""
-    names = SymbolTable.names(size)
+    names = SymbolTable.symbol_names(size)
     return names[0] if len(names) == 1 else None
 
 

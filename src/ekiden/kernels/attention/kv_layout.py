@@ -50,7 +50,7 @@ class CacheFormat:
     dtype: str
     """Element dtype of the cache tensor, unique to the format."""
     bits: int
-    group: int = 0
+    group_size: int = 0
     """Depth elements per scale; 0 for unscaled formats."""
     min_value: float = 0.0
     max_value: float = 0.0
@@ -64,7 +64,7 @@ class CacheFormat:
     @property
     def granularity(self) -> int:
         """Return the multiples that a head's depth and a page's tokens must have."""
-        return self.values_per_word if self.group else CACHE_WORD_BYTES
+        return self.values_per_word if self.group_size else CACHE_WORD_BYTES
 
 
 # fmt: off
@@ -84,7 +84,7 @@ CACHE_FORMAT_BY_DTYPE = {row.dtype: row for row in CACHE_FORMATS.values()}
 class CachePlane:
     """Layout of the keys or the values of one page and head: tokens per page, depth and dtype."""
 
-    page: int
+    page_tokens: int
     depth: int
     dtype: str
 
@@ -96,12 +96,12 @@ class CachePlane:
     @property
     def has_scales(self) -> bool:
         """Return whether tokens have scales."""
-        return self.format.group > 0
+        return self.format.group_size > 0
 
     @property
     def group_size(self) -> int:
         """Return how many depth elements share a scale."""
-        format_group = self.format.group
+        format_group = self.format.group_size
         return self.depth if format_group >= self.depth else math.gcd(format_group, self.depth)
 
     @property
@@ -110,19 +110,22 @@ class CachePlane:
         return self.depth // self.group_size if self.has_scales else 0
 
     @property
-    def num_elements(self) -> int:
+    def num_value_elements(self) -> int:
         """Return the number of elements that store the values of all tokens; the scales follow
         them.
         """
         held = self.format.values_per_word // CACHE_WORD_BYTES if self.has_scales else 1
-        return self.page * self.depth // held
+        return self.page_tokens * self.depth // held
 
     @property
     def size(self) -> int:
         """Return the plane's elements in the cache."""
-        return self.num_elements + self.page * CACHE_SCALE_DTYPE.itemsize * self.num_groups
+        return (
+            self.num_value_elements
+            + self.page_tokens * CACHE_SCALE_DTYPE.itemsize * self.num_groups
+        )
 
-    def pages(self, last: PrimExpr) -> int:
+    def pages_per_block(self, last: PrimExpr) -> int:
         """Return the number of pages per block of a cache with this last dimension; 0 if it is no
         multiple of the plane's size.
         """
@@ -132,7 +135,7 @@ class CachePlane:
     def plane_offset(self, cache: Buffer, layer: PrimExpr, page: PrimExpr, group: PrimExpr,
                      values: PrimExpr | int) -> PrimExpr:  # fmt: skip
         """Return the offset of a page's keys or values in a cache."""
-        count = self.pages(cache.shape[4])
+        count = self.pages_per_block(cache.shape[4])
         block, inside = (page // count, page % count) if count > 1 else (page, const(0))
         line = ((block * cache.shape[1] + layer) * 2 + values) * cache.shape[3] + group
         return (line * count + inside) * self.size
@@ -140,7 +143,7 @@ class CachePlane:
     def element_offset(self, token: PrimExpr, depth_index: PrimExpr, values: int) -> PrimExpr:
         """Return the element offset of a token's value in a plane."""
         summed, inner_index, inner_size = (
-            (token, depth_index, self.depth) if values else (depth_index, token, self.page)
+            (token, depth_index, self.depth) if values else (depth_index, token, self.page_tokens)
         )
         if not self.has_scales:
             return summed * inner_size + inner_index
@@ -155,7 +158,9 @@ class CachePlane:
 
     def scale_offset(self, token: PrimExpr, group: PrimExpr | int) -> PrimExpr:
         """Return the offset of a token's scale in a plane."""
-        return (token + group * self.page) * CACHE_SCALE_DTYPE.itemsize + self.num_elements
+        return (
+            token + group * self.page_tokens
+        ) * CACHE_SCALE_DTYPE.itemsize + self.num_value_elements
 
     def load_scales(self, cache: Buffer, base: PrimExpr, token: PrimExpr, lanes: int,
                     group: PrimExpr | int = 0) -> PrimExpr:  # fmt: skip
@@ -176,18 +181,19 @@ class CachePlane:
         layer_view = cache[:, layer]
         return layer_view.reshape(*layer_view.shape[:3], -1, self.size)
 
-    def read(self, planes: NDArray[np.generic], values: int) -> NDArray[np.float32]:
+    def dequantize(self, planes: NDArray[np.generic], values: int) -> NDArray[np.float32]:
         """Dequantise planes to float32 keys or values [..., page, depth]."""
         numbers = self._unpack_rows(planes, values).astype(np.float32)
         numbers = numbers if values else numbers.swapaxes(-1, -2)
         if not self.has_scales:
             return numbers
-        raw = np.ascontiguousarray(planes[..., self.num_elements :]).view(CACHE_SCALE_DTYPE)
-        scales = raw.reshape(*planes.shape[:-1], self.num_groups, self.page).swapaxes(-1, -2)
+        raw = np.ascontiguousarray(planes[..., self.num_value_elements :]).view(CACHE_SCALE_DTYPE)
+        scales = raw.reshape(*planes.shape[:-1], self.num_groups, self.page_tokens).swapaxes(-1, -2)
         every = np.repeat(scales.astype(np.float32), self.group_size, -1)
         return (numbers - np.float32(self.format.zero_point)) * every
 
-    def write(self, plane: NDArray[np.generic], token: int, token_numbers: NDArray[np.float32],
+    def write_token(self, plane: NDArray[np.generic], token: int,
+        token_numbers: NDArray[np.float32],
               values: int) -> None:  # fmt: skip
         """Quantise and store a token's values [heads, depth] in planes [heads, size]."""
         levels = self._quantize_token(plane, token, token_numbers) if self.has_scales else None
@@ -195,7 +201,9 @@ class CachePlane:
             # Words run along the axis that a product sums over: tokens for values, depth for keys.
             # One dot-product instruction then takes a whole word.
             summed, inner_index, inner_size = (
-                (token, depth_index, self.depth) if values else (depth_index, token, self.page)
+                (token, depth_index, self.depth)
+                if values
+                else (depth_index, token, self.page_tokens)
             )
             if levels is None:
                 plane[:, summed * inner_size + inner_index] = token_numbers[:, depth_index]
@@ -226,7 +234,10 @@ class CachePlane:
             CACHE_SCALE_DTYPE
         )
         for group in range(self.num_groups):
-            at = self.num_elements + (group * self.page + token) * CACHE_SCALE_DTYPE.itemsize
+            at = (
+                self.num_value_elements
+                + (group * self.page_tokens + token) * CACHE_SCALE_DTYPE.itemsize
+            )
             scale_bytes = np.ascontiguousarray(scales[:, group]).view(plane.dtype)
             plane[:, at : at + CACHE_SCALE_DTYPE.itemsize] = scale_bytes
         wide = scales.astype(np.float32)
@@ -241,8 +252,10 @@ class CachePlane:
         """Unpack planes to integers in the order of float planes: [..., page, depth] for values,
         [..., depth, page] for keys.
         """
-        summed, inner_size = (self.page, self.depth) if values else (self.depth, self.page)
-        unpacked = planes[..., : self.num_elements]
+        summed, inner_size = (
+            (self.page_tokens, self.depth) if values else (self.depth, self.page_tokens)
+        )
+        unpacked = planes[..., : self.num_value_elements]
         if self.has_scales:
             held, bits = self.format.values_per_word, self.format.bits
             words = unpacked.reshape(

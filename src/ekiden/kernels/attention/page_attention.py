@@ -19,7 +19,7 @@ from ekiden.kernels.attention.pages import (
     PagedTiling,
 )
 from ekiden.kernels.cost_model import max_register_rows
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
 from ekiden.kernels.family import Family
 from ekiden.kernels.prim_builder import create_tiled_function, declare_extern_parameters
 from ekiden.kernels.quantized.int8_dot import word_dot_instructions
@@ -45,7 +45,7 @@ def create_paged_attention(
     dot-product instructions.
     """
     row = CACHE_FORMAT_BY_DTYPE[inputs[1].dtype]
-    if not row.group:
+    if not row.group_size:
         return PagedAttention(pages, inputs, output, lanes, cut)
     kind = Int8PagedAttention if row.values_per_word == CACHE_WORD_BYTES else Int4PagedAttention
     return kind(pages, inputs, output, lanes, cut, dots)
@@ -60,18 +60,18 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
     )
 
 
-def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision: enough queries to keep the FMA units busy, as many vectors as
     the registers hold, and twice the keys per chunk for caches of 8 bits or fewer.
     """
     vectors = int(fixed.get("vectors", 4 if target.registers > DEFAULT_PAGED_LANES else 2))
     rows = fixed.get("rows", max(1, min(EFFICIENT_TILE_ROWS, max_register_rows(vectors, target))))
-    is_narrow = CACHE_FORMAT_BY_DTYPE[anchor.op.input_tensors[1].dtype].group > 0
+    is_narrow = CACHE_FORMAT_BY_DTYPE[anchor.op.input_tensors[1].dtype].group_size > 0
     keys = fixed.get("keys", DEFAULT_CHUNK_KEYS * 2 if is_narrow else DEFAULT_CHUNK_KEYS)
     return Decision.from_mapping({"rows": rows, "vectors": vectors, "keys": keys})
 
 
-def paged_attention(
+def build_paged_attention(
     inputs: list[te.Tensor],
     outputs: list[te.Tensor],
     target: Target,
@@ -96,7 +96,7 @@ def paged_attention(
 
 FAMILY = Family(
     name="paged_attention",
-    build=paged_attention,
+    build=build_paged_attention,
     why=(
         "pages are looked up in a table inside the loop, with an online softmax between "
         "the two products"

@@ -37,18 +37,18 @@ class Int4PagedAttention(Int8PagedAttention):
     """Paged attention over an int4 cache with a scale per 32 depth elements."""
 
     key_dots = value_dots = (DOT4_FEATURE, SHORT_DOT_FEATURE, MADD_FEATURE)
-    zero_by_dot = {DOT4_FEATURE: 8, SHORT_DOT_FEATURE: 8, MADD_FEATURE: 8}  # noqa: RUF012
-    share_bytes = 1
-    places = (0, 4, 2, 6)
+    zero_point_by_dot = {DOT4_FEATURE: 8, SHORT_DOT_FEATURE: 8, MADD_FEATURE: 8}  # noqa: RUF012
+    probability_bytes = 1
+    part_offsets = (0, 4, 2, 6)
     has_inner_scales = True
 
     @property
-    def value_zero(self) -> int:  # type: ignore[override]
+    def value_zero_point(self) -> int:  # type: ignore[override]
         """Return the zero point of values: 0 where the dot product takes signed bytes."""
         return 0 if self.value_dot == DOT4_FEATURE else 8
 
     @property
-    def value_unit(self) -> int:  # type: ignore[override]
+    def value_multiplier(self) -> int:  # type: ignore[override]
         """Return the factor of values in a product: 16 where they are the high nibbles of bytes."""
         return 16 if self.value_dot == DOT4_FEATURE else 1
 
@@ -59,21 +59,27 @@ class Int4PagedAttention(Int8PagedAttention):
         if dot == MADD_FEATURE:
             return self.split_int16_halves(words)
         if dot == DOT4_FEATURE and not is_key:
-            up = call_intrin("left_shift", words, self.splat_int(4), dtype=self.whole)
+            up = call_intrin(
+                "left_shift", words, self.broadcast_int(4), dtype=self.int_vector_dtype
+            )
             return [
                 call_intrin("bitwise_xor", self.bitwise_and(x, HIGH_NIBBLES_MASK_I32),
-                            self.splat_int(SIGN_BITS_I32),
-                            dtype=self.whole)
+                            self.broadcast_int(SIGN_BITS_I32),
+                            dtype=self.int_vector_dtype)
                 for x in (up, words)
             ]  # fmt: skip
         return [self.bitwise_and(x, LOW_NIBBLES_MASK) for x in (words, self._shift_right(words, 4))]
 
     def bitwise_and(self, words: PrimExpr, mask: int) -> PrimExpr:
         """Return words masked by a bit mask that is broadcast to every lane."""
-        return call_intrin("bitwise_and", words, self.splat_int(mask), dtype=self.whole)
+        return call_intrin(
+            "bitwise_and", words, self.broadcast_int(mask), dtype=self.int_vector_dtype
+        )
 
     def _shift_right(self, words: PrimExpr, by: int) -> PrimExpr:
-        return call_intrin("right_shift", words, self.splat_int(by), dtype=self.whole)
+        return call_intrin(
+            "right_shift", words, self.broadcast_int(by), dtype=self.int_vector_dtype
+        )
 
     def split_int16_halves(self, words: PrimExpr) -> list[PrimExpr]:
         """Split words into every fourth value as int16; bits above the twelfth need no mask except
@@ -103,32 +109,39 @@ class Int4PagedAttention(Int8PagedAttention):
             return start
         return broadcast(const(0, "int16"), 2 * self.lanes)
 
-    def final_sums(self, accumulated: PrimExpr, start: PrimExpr) -> PrimExpr:
+    def finalize_sums(self, accumulated: PrimExpr, start: PrimExpr) -> PrimExpr:
         """Return the sum of both int16 halves in int32, plus the correction."""
         if self.key_dot != SHORT_DOT_FEATURE:
             return accumulated
-        words = call_intrin("reinterpret", accumulated, dtype=self.whole)
-        return call_intrin(MADD_FEATURE, start, words, self.splat_int(INT16_ONES), dtype=self.whole)
+        words = call_intrin("reinterpret", accumulated, dtype=self.int_vector_dtype)
+        return call_intrin(
+            MADD_FEATURE, start, words, self.broadcast_int(INT16_ONES), dtype=self.int_vector_dtype
+        )
 
-    def select_byte(self, at: PrimExpr, which: PrimExpr) -> PrimExpr:
+    def load_value(self, at: PrimExpr, which: PrimExpr) -> PrimExpr:
         """Load one of the eight nibbles of each cache word as float32, less the zero point."""
         by = cast(which % CACHE_WORD_BYTES * 8 + which // CACHE_WORD_BYTES * 4, "int32")
         nibbles = self.load_words(at)
-        nibbles = call_intrin("right_shift", nibbles, broadcast(by, self.lanes), dtype=self.whole)
+        nibbles = call_intrin(
+            "right_shift", nibbles, broadcast(by, self.lanes), dtype=self.int_vector_dtype
+        )
         nibbles = self.bitwise_and(nibbles, 15)
-        return Cast(Sub(nibbles, self.splat_int(self.value_zero), self.whole), self.real)
+        return Cast(
+            Sub(nibbles, self.broadcast_int(self.value_zero_point), self.int_vector_dtype),
+            self.float_vector_dtype,
+        )
 
     # As floats: scales are within the sums.
 
-    def keys_at(self, base: PrimExpr, k: PrimExpr, column: PrimExpr | int) -> PrimExpr:
+    def load_keys(self, base: PrimExpr, k: PrimExpr, column: PrimExpr | int) -> PrimExpr:
         """Load one dequantised depth element of consecutive keys."""
         token = const(column) if isinstance(column, int) else column
         scale = self.plane.load_scales(
             self.cache, base, token, self.lanes, k // self.plane.group_size
         )
-        return Mul(super().keys_at(base, k, column), scale, self.real)
+        return Mul(super().load_keys(base, k, column), scale, self.float_vector_dtype)
 
-    def key_scale(self, tile: PagedTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
+    def product_scale(self, tile: PagedTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
         """Return the query's step alone: keys are scaled before they are summed."""
         return self.query_step(tile, row)
 
@@ -136,10 +149,14 @@ class Int4PagedAttention(Int8PagedAttention):
         """Emit nothing: the values of a token have several scales, which `values_at` applies."""
         return seq()
 
-    def values_at(self, base: PrimExpr, s: PrimExpr, column: int) -> PrimExpr:
+    def load_values(self, base: PrimExpr, s: PrimExpr, column: int) -> PrimExpr:
         """Load consecutive dequantised depth elements of a token's value."""
         scale = self.plane.load_scales(self.cache, base, s, 1, column // self.plane.group_size)
-        return Mul(super().values_at(base, s, column), self.splat(scale), self.real)
+        return Mul(
+            super().load_values(base, s, column),
+            self.broadcast_scalar(scale),
+            self.float_vector_dtype,
+        )
 
 
 __all__ = ["Int4PagedAttention"]

@@ -23,7 +23,7 @@ class PagedAttentionConfig:
     sqrt(depth)), the softcap (0: none), and the sliding window in keys (0: none).
     """
 
-    page: int
+    page_tokens: int
     scale: float | None = None
     softcap: float = 0.0
     window: int = 0
@@ -47,20 +47,20 @@ class PagedTile:
     tile and to the current chunk, and the buffers of scores and of the chunk's partial result.
     """
 
-    first: PrimExpr
-    span: int
-    head: PrimExpr
-    group: PrimExpr
-    places: tuple[PrimExpr, ...]
+    first_token: PrimExpr
+    num_tokens: int
+    first_head: PrimExpr
+    kv_head: PrimExpr
+    positions: tuple[PrimExpr, ...]
     sequence: PrimExpr
-    begin: PrimExpr
-    end: PrimExpr
-    start: PrimExpr
-    stop: PrimExpr
-    last: PrimExpr
-    slot: PrimExpr
+    begin_page: PrimExpr
+    end_page: PrimExpr
+    tile_begin_page: PrimExpr
+    tile_end_page: PrimExpr
+    last_position: PrimExpr
+    first_row: PrimExpr
     scores: Buffer
-    part: Buffer
+    partial_result: Buffer
 
 
 def const_int(dim: PrimExpr) -> int:
@@ -80,12 +80,12 @@ class ChunkSplit:
     a tile, and the buffer of partial results.
     """
 
-    pieces: PrimExpr
+    max_pieces: PrimExpr
     is_shared: PrimExpr
-    kept: Buffer
+    partial_results: Buffer
 
 
-def min_and_max(positions: Sequence[PrimExpr]) -> tuple[PrimExpr, PrimExpr]:
+def position_bounds(positions: Sequence[PrimExpr]) -> tuple[PrimExpr, PrimExpr]:
     """Return the minimum and the maximum of token positions."""
     lowest, last = positions[0], positions[0]
     for position in positions[1:]:

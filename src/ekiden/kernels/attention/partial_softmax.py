@@ -33,7 +33,7 @@ class PartialSoftmax:
     lanes: int
 
     @property
-    def row_size(self) -> int:
+    def row_elements(self) -> int:
         """Return the number of elements of a row's partial result."""
         return self.depth + 2 * self.lanes
 
@@ -66,13 +66,15 @@ class PartialSoftmax:
     def emit_initialize(self, into: Buffer, rows: int) -> Stmt:
         """Emit the initialisation of rows: maximum -inf, all sums 0."""
         row, v = Var("row"), Var("v")
-        at = row * self.row_size
+        at = row * self.row_elements
         # Not -inf: merging two rows without keys would compute -inf - -inf, which is NaN.
         zero, lowest = (
             broadcast(const(x, "float32"), self.lanes) for x in (0.0, INITIAL_MAX_SCORE)
         )
         row_init = seq(
-            self._emit_vector_loop(self.row_size, self.store(into, at + v * self.lanes, zero), v),
+            self._emit_vector_loop(
+                self.row_elements, self.store(into, at + v * self.lanes, zero), v
+            ),
             self.store(into, at + self.max_offset, lowest),
         )
         return For(row, const(0), const(rows), ForKind.SERIAL, row_init)
@@ -82,14 +84,14 @@ class PartialSoftmax:
         v = Var("v")
         loaded = self.load(source, v * self.lanes)
         return self._emit_vector_loop(
-            rows * self.row_size, self.store(into, offset + v * self.lanes, loaded), v
+            rows * self.row_elements, self.store(into, offset + v * self.lanes, loaded), v
         )
 
     def emit_merge(self, into: Buffer, source: Buffer, offset: PrimExpr, rows: int) -> Stmt:
         """Emit the merge of each row with its partial result in `source` from `offset` on."""
         row, v = Var("row"), Var("v")
         own_scale, other_scale, top = (Var(n, self.vector_dtype) for n in ("own", "other", "top"))
-        at, origin = row * self.row_size, offset + row * self.row_size
+        at, origin = row * self.row_elements, offset + row * self.row_elements
 
         def rescale_and_add(where: PrimExpr | int) -> Stmt:
             """Rescale both partial sums to the common maximum and add them, a vector at a time."""
@@ -121,7 +123,7 @@ class PartialSoftmax:
         `to`.
         """
         v, total_sum, reciprocal = Var("v"), Var("whole", "float32"), Var("share", "float32")
-        at = row * self.row_size
+        at = row * self.row_elements
         value = Mul(
             self.load(partial, at + v * self.lanes),
             broadcast(reciprocal, self.lanes),

@@ -70,31 +70,33 @@ class QuantizedProbabilities:
 
     def __init__(self, kernel: Int8PagedAttention) -> None:
         self.kernel = kernel
-        self.steps = 1.0
-        self.factors = Buffer("factors", (FIRST_ELEMENT,))
+        self.num_levels = 1.0
+        self.dequantization_factors = Buffer("factors", (FIRST_ELEMENT,))
 
     def row_groups(self, tile: PagedTile) -> list[tuple[int, int]]:
         """Return the (row, scale group) pairs, each with quantisation steps of its own."""
         groups = range(self.kernel.plane.num_groups)
-        return [(r, g) for r in range(tile.span * self.kernel.together) for g in groups]
+        return [(r, g) for r in range(tile.num_tokens * self.kernel.heads_per_tile) for g in groups]
 
-    def emit_scaled(
+    def emit_scaled_vector(
         self, tile: PagedTile, number: Var, base: Var, v: PrimExpr, body: LineBody
     ) -> Stmt:
         """Emit `body` for one vector of probabilities times value scales, for each row and scale
         group.
         """
         kernel, statements = self.kernel, list[Stmt]()
-        scales = [Var(f"scale{g}", kernel.real) for g in range(kernel.plane.num_groups)]
+        scales = [
+            Var(f"scale{g}", kernel.float_vector_dtype) for g in range(kernel.plane.num_groups)
+        ]
         for n, (row, group) in enumerate(self.row_groups(tile)):
             share = kernel.load(tile.scores, kernel.probability_index(tile, row, number, v))
-            statements.append(body(n, Mul(share, scales[group], kernel.real)))
+            statements.append(body(n, Mul(share, scales[group], kernel.float_vector_dtype)))
         stmt = seq(*statements)
         for group, scale in enumerate(scales):
-            stmt = LetStmt(scale, kernel.value_scales(tile, base, number, v, group), stmt)
+            stmt = LetStmt(scale, kernel.load_value_scales(tile, base, number, v, group), stmt)
         return stmt
 
-    def emit_row_scales(
+    def emit_quantization_steps(
         self, tile: PagedTile, find: Callable[[LineBody], Stmt], body: Callable[[list[Var]],
         Stmt],
         first: PrimExpr = FIRST_ELEMENT,
@@ -103,17 +105,19 @@ class QuantizedProbabilities:
         steps; the steps are stored from `first` on.
         """
         kernel, count = self.kernel, len(self.row_groups(tile))
-        best = Buffer("best", (const(count),), kernel.whole, "register")
+        best = Buffer("best", (const(count),), kernel.int_vector_dtype, "register")
         finer = [Var(f"finer{n}", "float32") for n in range(count)]
         stmt = body(finer)
         for n in reversed(range(count)):
             top = Var("top", "float32")
-            factor = Mul(top, const(1 / (self.steps * kernel.value_unit), "float32"), "float32")
+            factor = Mul(
+                top, const(1 / (self.num_levels * kernel.value_multiplier), "float32"), "float32"
+            )
             # A line of zeros must not divide by 0; the bound also keeps the reciprocal finite.
-            bound = Max(top, const(MIN_MAGNITUDE * self.steps, "float32"), "float32")
-            steps = Div(const(self.steps, "float32"), bound, "float32")
+            bound = Max(top, const(MIN_MAGNITUDE * self.num_levels, "float32"), "float32")
+            steps = Div(const(self.num_levels, "float32"), bound, "float32")
             stmt = LetStmt(finer[n], steps, stmt)
-            stmt = seq(BufferStore(self.factors, factor, (first + n,)), stmt)
+            stmt = seq(BufferStore(self.dequantization_factors, factor, (first + n,)), stmt)
             # Non-negative floats have the order of their bit patterns, so an integer maximum
             # serves.
             largest = VectorReduce(best[const(n)], "max", "int32")
@@ -121,10 +125,12 @@ class QuantizedProbabilities:
 
         def update_maximum(n: int, share: PrimExpr) -> Stmt:
             """Take a probability into the maximum, by its bits: it is not negative."""
-            bits = call_intrin("reinterpret", share, dtype=kernel.whole)
-            return BufferStore(best, Max(best[const(n)], bits, kernel.whole), (const(n),))
+            bits = call_intrin("reinterpret", share, dtype=kernel.int_vector_dtype)
+            return BufferStore(
+                best, Max(best[const(n)], bits, kernel.int_vector_dtype), (const(n),)
+            )
 
-        none = [BufferStore(best, kernel.splat_int(0), (const(n),)) for n in range(count)]
+        none = [BufferStore(best, kernel.broadcast_int(0), (const(n),)) for n in range(count)]
         return Allocate(best, seq(*none, find(update_maximum), stmt))
 
     def quantize(self, share: PrimExpr, finer: Var) -> PrimExpr:
@@ -134,9 +140,13 @@ class QuantizedProbabilities:
         kernel = self.kernel
         # Adding 1.5 * 2**23 rounds to nearest and leaves the integer in the low mantissa bits.
         near = call_intrin(
-            "fma", share, kernel.splat(finer), kernel.splat(ROUND_TO_INT_MAGIC), dtype=kernel.real
+            "fma",
+            share,
+            kernel.broadcast_scalar(finer),
+            kernel.broadcast_scalar(ROUND_TO_INT_MAGIC),
+            dtype=kernel.float_vector_dtype,
         )
-        return call_intrin("reinterpret", near, dtype=kernel.whole)
+        return call_intrin("reinterpret", near, dtype=kernel.int_vector_dtype)
 
 
 class Int16Probabilities(QuantizedProbabilities):
@@ -144,34 +154,36 @@ class Int16Probabilities(QuantizedProbabilities):
 
     def __init__(self, kernel: Int8PagedAttention) -> None:
         super().__init__(kernel)
-        self.tokens = kernel.chunk * kernel.pages.page
+        self.tokens = kernel.chunk_pages * kernel.config.page_tokens
         row = kernel.plane.format
         max_value = (
             int(max(row.max_value + row.zero_point, -row.min_value - row.zero_point))
-            if row.group
+            if row.group_size
             else 1
         )
         # As many steps as int16 has, but no more than keep the int32 sum of a whole chunk from
         # overflowing: tokens * steps * largest value < 2**31.
-        self.steps = float(min((1 << 15) - 1, ((1 << 31) - 1) // (max_value * self.tokens)))
+        self.num_levels = float(min((1 << 15) - 1, ((1 << 31) - 1) // (max_value * self.tokens)))
         """Quantisation levels of a chunk's largest probability, so that int32 sums over the chunk
         cannot overflow.
         """
-        self.shares = Buffer("shares", (FIRST_ELEMENT,), "int16")
+        self.levels = Buffer("shares", (FIRST_ELEMENT,), "int16")
         self.sums = Buffer("sums", (FIRST_ELEMENT,), "int32")
 
-    def around(self, tile: PagedTile, body: Callable[[], Stmt]) -> Stmt:
+    def allocate_buffers(self, tile: PagedTile, body: Callable[[], Stmt]) -> Stmt:
         """Allocate a chunk's buffers of probabilities, steps and integer sums around a tile's
         statements.
         """
         count = len(self.row_groups(tile))
-        size = tile.span * self.kernel.together * self.kernel.depth
-        self.shares = Buffer("shares", (const(count * self.tokens),), "int16", "local")
-        self.factors = Buffer("factors", (const(count),), scope="local")
+        size = tile.num_tokens * self.kernel.heads_per_tile * self.kernel.depth
+        self.levels = Buffer("shares", (const(count * self.tokens),), "int16", "local")
+        self.dequantization_factors = Buffer("factors", (const(count),), scope="local")
         self.sums = Buffer("sums", (const(size),), "int32", "local")
-        return Allocate(self.shares, Allocate(self.factors, Allocate(self.sums, body())))
+        return Allocate(
+            self.levels, Allocate(self.dequantization_factors, Allocate(self.sums, body()))
+        )
 
-    def value_sums(self, tile: PagedTile) -> Stmt:
+    def emit_value_sums(self, tile: PagedTile) -> Stmt:
         """Emit the quantisation of the probabilities, the integer sums over all pages of a chunk,
         and their conversion to float.
         """
@@ -179,18 +191,22 @@ class Int16Probabilities(QuantizedProbabilities):
         base, after = Var("base", "int64"), Var("after", "int64")
         plane = kernel.plane
         ahead = kernel.emit_prefetches(
-            after + plane.num_elements, (plane.size - plane.num_elements) // kernel.lanes
+            after + plane.num_value_elements,
+            (plane.size - plane.num_value_elements) // kernel.lanes,
         )
         blocks = [
             (g * plane.group_size + c, v) for g in range(plane.num_groups)
-            for c, v in kernel.column_blocks(plane.group_size, tile.span * kernel.together)
+            for c,
+            v in kernel.column_blocks(plane.group_size, tile.num_tokens * kernel.heads_per_tile)
         ]  # fmt: skip
         block_sums = [self._emit_page_sums(tile, number, base, after, *block) for block in blocks]
         # The integer sums of all pages of a chunk share one scale per line, so they are converted
         # to float only once.
         body = LetStmt(after, kernel.next_plane_offset(tile, number, 1), seq(*ahead, *block_sums))
-        where = kernel.plane_offset(kernel.page_number(tile, number), tile.group, 1)
-        pages = serial_loop(number, tile.end - tile.begin, LetStmt(base, where, body), tile.begin)
+        where = kernel.plane_offset(kernel.load_page_number(tile, number), tile.kv_head, 1)
+        pages = serial_loop(
+            number, tile.end_page - tile.begin_page, LetStmt(base, where, body), tile.begin_page
+        )
         return seq(self._emit_quantize(tile), pages, *self._emit_dequantize(tile))
 
     # Shares.
@@ -200,8 +216,8 @@ class Int16Probabilities(QuantizedProbabilities):
         with the values' zero-point correction.
         """
         kernel, count = self.kernel, len(self.row_groups(tile))
-        total = Buffer("total", (const(count),), kernel.whole, "register")
-        has_total = kernel.value_zero > 0
+        total = Buffer("total", (const(count),), kernel.int_vector_dtype, "register")
+        has_total = kernel.value_zero_point > 0
 
         def store_levels_and_begin(finer: list[Var]) -> Stmt:
             """Store the integers, and initialise the sums."""
@@ -209,10 +225,10 @@ class Int16Probabilities(QuantizedProbabilities):
                 at, n, self.quantize(share, finer[n]), total
             ))  # fmt: skip
             stmt = seq(stmt, *self._emit_initial_sums(tile, total if has_total else None))
-            none = [BufferStore(total, kernel.splat_int(0), (const(n),)) for n in range(count)]
+            none = [BufferStore(total, kernel.broadcast_int(0), (const(n),)) for n in range(count)]
             return Allocate(total, seq(*none, stmt)) if has_total else stmt
 
-        return self.emit_row_scales(
+        return self.emit_quantization_steps(
             tile,
             lambda grown: self._emit_vector_loop(tile, lambda _: grown),
             store_levels_and_begin,
@@ -221,23 +237,27 @@ class Int16Probabilities(QuantizedProbabilities):
     def _emit_vector_loop(self, tile: PagedTile, body: Callable[[PrimExpr], LineBody]) -> Stmt:
         """Emit a loop over the vectors of a chunk's probabilities; `body` takes the token index."""
         kernel, number, v, base = self.kernel, Var("p"), Var("v"), Var("base", "int64")
-        at = (number - tile.begin) * kernel.pages.page + v * kernel.lanes
-        stmt = self.emit_scaled(tile, number, base, v, body(at))
-        stmt = serial_loop(v, const(kernel.pages.page // kernel.lanes), stmt)
-        where = kernel.plane_offset(kernel.page_number(tile, number), tile.group, 1)
-        return serial_loop(number, tile.end - tile.begin, LetStmt(base, where, stmt), tile.begin)
+        at = (number - tile.begin_page) * kernel.config.page_tokens + v * kernel.lanes
+        stmt = self.emit_scaled_vector(tile, number, base, v, body(at))
+        stmt = serial_loop(v, const(kernel.config.page_tokens // kernel.lanes), stmt)
+        where = kernel.plane_offset(kernel.load_page_number(tile, number), tile.kv_head, 1)
+        return serial_loop(
+            number, tile.end_page - tile.begin_page, LetStmt(base, where, stmt), tile.begin_page
+        )
 
     def _emit_store_levels(self, at: PrimExpr, n: int, value: PrimExpr, total: Buffer) -> Stmt:
         """Emit the store of a vector of int16 probabilities in the pair order of the dot product
         (0, 2, 1, 3).
         """
-        kernel, level = self.kernel, Var("level", self.kernel.whole)
+        kernel, level = self.kernel, Var("level", self.kernel.int_vector_dtype)
         index = ramp(simplify(at + n * self.tokens), 1, kernel.lanes)
-        stmt: Stmt = BufferStore(self.shares, to_pair_order(level), (index,))
-        if kernel.value_zero:
+        stmt: Stmt = BufferStore(self.levels, to_pair_order(level), (index,))
+        if kernel.value_zero_point:
             # The int32 still contains the bits of the magic number, which must not enter the total.
-            more = Sub(level, kernel.splat_int(ROUND_TO_INT_MAGIC_BITS), kernel.whole)
-            grown = Add(total[const(n)], more, kernel.whole)
+            more = Sub(
+                level, kernel.broadcast_int(ROUND_TO_INT_MAGIC_BITS), kernel.int_vector_dtype
+            )
+            grown = Add(total[const(n)], more, kernel.int_vector_dtype)
             stmt = seq(stmt, BufferStore(total, grown, (const(n),)))
         return LetStmt(level, value, stmt)
 
@@ -255,7 +275,7 @@ class Int16Probabilities(QuantizedProbabilities):
             value: PrimExpr = const(0, "int32")
             if total is not None:
                 every = VectorReduce(total[const(n)], "sum", "int32")
-                value = every * const(-kernel.value_zero, "int32")
+                value = every * const(-kernel.value_zero_point, "int32")
             statements.append(LetStmt(start, value, serial_loop(v, const(count), put)))
         return statements
 
@@ -268,8 +288,12 @@ class Int16Probabilities(QuantizedProbabilities):
         group.
         """
         kernel, s = self.kernel, Var("s")
-        rows, page, depth = tile.span * kernel.together, kernel.pages.page, kernel.depth
-        acc = Buffer("acc", (const(rows * vectors),), kernel.whole, "register")
+        rows, page, depth = (
+            tile.num_tokens * kernel.heads_per_tile,
+            kernel.config.page_tokens,
+            kernel.depth,
+        )
+        acc = Buffer("acc", (const(rows * vectors),), kernel.int_vector_dtype, "register")
         body, operands = kernel.bind_unpacked_words(
             vectors, lambda v: base + (s * depth + (column + v * kernel.lanes)) * CACHE_WORD_BYTES,
             lambda words: kernel.unpack_words(words, kernel.value_dot, False),
@@ -277,26 +301,28 @@ class Int16Probabilities(QuantizedProbabilities):
         statements = kernel.emit_prefetches(
             after + (s * depth + column) * CACHE_WORD_BYTES, vectors * CACHE_WORD_BYTES
         )
-        first = (number - tile.begin) * page + s * kernel.held
+        first = (number - tile.begin_page) * page + s * kernel.values_per_word
         for row in range(rows):
             line = row * kernel.plane.num_groups + column // kernel.plane.group_size
             for n, loaded in enumerate(operands):
                 at = line * self.tokens + kernel.multiplicand_offset(n, kernel.value_dot) + first
-                share = kernel.broadcast_word(self.shares, at)
+                share = kernel.broadcast_word(self.levels, at)
                 accumulators = {row * vectors + v: b for v, b in enumerate(loaded)}
                 statements.append(
                     kernel.emit_dot_accumulate(acc, accumulators, share, kernel.value_dot, True)
                 )
         # Tokens behind the last one are left out; their words may hold anything.
-        token_count = minimum(const(page), tile.last + 1 - number * page)
+        token_count = minimum(const(page), tile.last_position + 1 - number * page)
         loop = serial_loop(
-            s, (token_count + (kernel.held - 1)) // kernel.held, body(seq(*statements))
+            s,
+            (token_count + (kernel.values_per_word - 1)) // kernel.values_per_word,
+            body(seq(*statements)),
         )
         begin, ends = list[Stmt](), list[Stmt]()
         for n in range(rows * vectors):
             row, v = divmod(n, vectors)
             index = ramp(const(row * depth + column + v * kernel.lanes), 1, kernel.lanes)
-            previous = self.sums[index].with_fields(dtype=kernel.whole)
+            previous = self.sums[index].with_fields(dtype=kernel.int_vector_dtype)
             begin.append(BufferStore(acc, previous, (const(n),)))
             ends.append(BufferStore(self.sums, acc[const(n)], (index,)))
         return Allocate(acc, seq(*begin, loop, *ends))
@@ -306,13 +332,17 @@ class Int16Probabilities(QuantizedProbabilities):
         kernel, statements = self.kernel, list[Stmt]()
         size = kernel.plane.group_size
         for n, (row, group) in enumerate(self.row_groups(tile)):
-            v, factor = Var("v"), kernel.splat(self.factors[const(n)])
+            v, factor = Var("v"), kernel.broadcast_scalar(self.dequantization_factors[const(n)])
             index = ramp(n * size + v * kernel.lanes, 1, kernel.lanes)
-            integer_sum = self.sums[index].with_fields(dtype=kernel.whole)
-            to = row * kernel.parts.row_size + group * size + v * kernel.lanes
-            value = Mul(Cast(integer_sum, kernel.real), factor, kernel.real)
+            integer_sum = self.sums[index].with_fields(dtype=kernel.int_vector_dtype)
+            to = row * kernel.partial_softmax.row_elements + group * size + v * kernel.lanes
+            value = Mul(
+                Cast(integer_sum, kernel.float_vector_dtype), factor, kernel.float_vector_dtype
+            )
             statements.append(
-                serial_loop(v, const(size // kernel.lanes), kernel.store(tile.part, to, value))
+                serial_loop(
+                    v, const(size // kernel.lanes), kernel.store(tile.partial_result, to, value)
+                )
             )
         return statements
 
@@ -325,67 +355,70 @@ class ByteProbabilities(QuantizedProbabilities):
         self.is_short = kernel.value_dot == SHORT_DOT_FEATURE
         # The short dot adds two products in int16: 7-bit factors keep 2 * 127 * 127 below 2**15.
         bits = 7 if self.is_short else 8
-        self.steps = float((1 << bits * kernel.share_bytes) - 1)
-        self.line = kernel.pages.page
+        self.num_levels = float((1 << bits * kernel.probability_bytes) - 1)
+        self.line_bytes = kernel.config.page_tokens
         """Bytes of quantised probabilities per row and scale group."""
-        self.run = kernel.pages.page // kernel.held
+        self.words_per_run = kernel.config.page_tokens // kernel.values_per_word
         """Words accumulated in integers before the conversion to float."""
         if self.is_short:  # so many sums of two products of halves of bytes fit
-            self.run = ((1 << 15) - 1) // (2 * 127 * 15) * CACHE_WORD_BYTES // kernel.held
-        self.shares = Buffer("shares", (FIRST_ELEMENT,), "uint8")
-        self.finer = Buffer("finer", (FIRST_ELEMENT,))
-        self.bases = Buffer("bases", (FIRST_ELEMENT,), "int32")
+            self.words_per_run = (
+                ((1 << 15) - 1) // (2 * 127 * 15) * CACHE_WORD_BYTES // kernel.values_per_word
+            )
+        self.levels = Buffer("shares", (FIRST_ELEMENT,), "uint8")
+        self.inverse_steps = Buffer("finer", (FIRST_ELEMENT,))
+        self.initial_sums = Buffer("bases", (FIRST_ELEMENT,), "int32")
 
-    def around(self, tile: PagedTile, body: Callable[[], Stmt]) -> Stmt:
+    def allocate_buffers(self, tile: PagedTile, body: Callable[[], Stmt]) -> Stmt:
         """Allocate buffers of a page's probabilities and a chunk's quantisation steps around a
         tile's statements.
         """
-        lines, pages = len(self.row_groups(tile)), self.kernel.chunk
-        size = const(self.kernel.share_bytes * lines * self.line)
-        self.shares = Buffer("shares", (size,), "uint8", "local")
-        self.factors = Buffer("factors", (const(lines * pages),), scope="local")
-        self.finer = Buffer("finer", (const(lines * pages),), scope="local")
-        self.bases = Buffer("bases", (const(lines),), "int32", "local")
-        stmt = Allocate(self.finer, Allocate(self.bases, body()))
-        return Allocate(self.shares, Allocate(self.factors, stmt))
+        lines, pages = len(self.row_groups(tile)), self.kernel.chunk_pages
+        size = const(self.kernel.probability_bytes * lines * self.line_bytes)
+        self.levels = Buffer("shares", (size,), "uint8", "local")
+        self.dequantization_factors = Buffer("factors", (const(lines * pages),), scope="local")
+        self.inverse_steps = Buffer("finer", (const(lines * pages),), scope="local")
+        self.initial_sums = Buffer("bases", (const(lines),), "int32", "local")
+        stmt = Allocate(self.inverse_steps, Allocate(self.initial_sums, body()))
+        return Allocate(self.levels, Allocate(self.dequantization_factors, stmt))
 
-    def value_sums(self, tile: PagedTile) -> Stmt:
+    def emit_value_sums(self, tile: PagedTile) -> Stmt:
         """Emit the integer sums of each page, converted to float and accumulated. The next page's
         steps are computed before this page's products, so that out-of-order execution overlaps
         their latency.
         """
         kernel, plane, number = self.kernel, self.kernel.plane, Var("p")
         base, after = Var("base", "int64"), Var("after", "int64")
-        rows = tile.span * kernel.together
+        rows = tile.num_tokens * kernel.heads_per_tile
         ahead = kernel.emit_prefetches(
-            after + plane.num_elements, (plane.size - plane.num_elements) // kernel.lanes
+            after + plane.num_value_elements,
+            (plane.size - plane.num_value_elements) // kernel.lanes,
         )
-        blocks = kernel.column_blocks(kernel.depth, kernel.share_bytes * rows)
+        blocks = kernel.column_blocks(kernel.depth, kernel.probability_bytes * rows)
         block_sums = [self._emit_page_sums(tile, number, base, after, *block) for block in blocks]
-        behind, is_there = number + 1, number + 1 < tile.end
+        behind, is_there = number + 1, number + 1 < tile.end_page
         # The next page's maxima are found one page early, so that their latency overlaps with this
         # page's products.
         next_steps = IfThenElse(is_there, self._emit_steps(tile, behind))
         body = seq(*ahead, self._emit_quantize(tile, number, base), next_steps, *block_sums)
         body = LetStmt(after, kernel.next_plane_offset(tile, number, 1), body)
-        where = kernel.plane_offset(kernel.page_number(tile, number), tile.group, 1)
+        where = kernel.plane_offset(kernel.load_page_number(tile, number), tile.kv_head, 1)
         v, row = Var("v"), Var("row")
-        at = row * kernel.parts.row_size + v * kernel.lanes
-        zero: Stmt = kernel.store(tile.part, at, kernel.splat(0.0))
+        at = row * kernel.partial_softmax.row_elements + v * kernel.lanes
+        zero: Stmt = kernel.store(tile.partial_result, at, kernel.broadcast_scalar(0.0))
         zero = serial_loop(
             row, const(rows), serial_loop(v, const(kernel.depth // kernel.lanes), zero)
         )
         body = LetStmt(base, where, body)
         return seq(
-            zero, self._emit_steps(tile, tile.begin),
-            serial_loop(number, tile.end - tile.begin, body, tile.begin),
+            zero, self._emit_steps(tile, tile.begin_page),
+            serial_loop(number, tile.end_page - tile.begin_page, body, tile.begin_page),
         )  # fmt: skip
 
     # Shares.
 
-    def line_index(self, tile: PagedTile, number: PrimExpr, n: int) -> PrimExpr:
+    def step_index(self, tile: PagedTile, number: PrimExpr, n: int) -> PrimExpr:
         """Return the index of a page's row and scale group in the chunk's buffers of steps."""
-        return (number - tile.begin) * len(self.row_groups(tile)) + n
+        return (number - tile.begin_page) * len(self.row_groups(tile)) + n
 
     def _emit_steps(self, tile: PagedTile, number: PrimExpr) -> Stmt:
         """Emit the quantisation steps of each row and scale group of a page, from their maxima."""
@@ -393,18 +426,20 @@ class ByteProbabilities(QuantizedProbabilities):
 
         def store_steps(finer: list[Var]) -> Stmt:
             return seq(*(
-                BufferStore(self.finer, steps, (self.line_index(tile, page, n),))
+                BufferStore(self.inverse_steps, steps, (self.step_index(tile, page, n),))
                 for n, steps in enumerate(finer)
             ))  # fmt: skip
 
-        vectors = const(kernel.pages.page // kernel.lanes)
-        stmt = self.emit_row_scales(
+        vectors = const(kernel.config.page_tokens // kernel.lanes)
+        stmt = self.emit_quantization_steps(
             tile,
-            lambda grown: serial_loop(v, vectors, self.emit_scaled(tile, page, base, v, grown)),
+            lambda grown: serial_loop(
+                v, vectors, self.emit_scaled_vector(tile, page, base, v, grown)
+            ),
             store_steps,
-            self.line_index(tile, page, 0),
+            self.step_index(tile, page, 0),
         )
-        where = kernel.plane_offset(kernel.page_number(tile, page), tile.group, 1)
+        where = kernel.plane_offset(kernel.load_page_number(tile, page), tile.kv_head, 1)
         return LetStmt(page, cast(number, "int64"), LetStmt(base, where, stmt))
 
     def _emit_quantize(self, tile: PagedTile, number: Var, base: Var) -> Stmt:
@@ -412,41 +447,49 @@ class ByteProbabilities(QuantizedProbabilities):
         sums.
         """
         kernel, v, count = self.kernel, Var("v"), len(self.row_groups(tile))
-        total = Buffer("total", (const(count),), kernel.whole, "register")
+        total = Buffer("total", (const(count),), kernel.int_vector_dtype, "register")
         finer = [Var(f"finer{n}", "float32") for n in range(count)]
-        vectors = const(kernel.pages.page // kernel.lanes)
-        stmt = serial_loop(v, vectors, self.emit_scaled(
+        vectors = const(kernel.config.page_tokens // kernel.lanes)
+        stmt = serial_loop(v, vectors, self.emit_scaled_vector(
             tile, number, base, v,
             lambda n, share: self._emit_store_levels(v, n, self.quantize(share, finer[n]), total),
         ))  # fmt: skip
-        if kernel.value_zero:
-            none = [BufferStore(total, kernel.splat_int(0), (const(n),)) for n in range(count)]
-            ends = [BufferStore(self.bases, VectorReduce(total[const(n)], "sum", "int32")
-                                * const(-kernel.value_zero, "int32"), (const(n),))
+        if kernel.value_zero_point:
+            none = [BufferStore(total, kernel.broadcast_int(0), (const(n),)) for n in range(count)]
+            ends = [BufferStore(self.initial_sums, VectorReduce(total[const(n)], "sum", "int32")
+                                * const(-kernel.value_zero_point, "int32"), (const(n),))
                     for n in range(count)]  # fmt: skip
             stmt = Allocate(total, seq(*none, stmt, *ends))
         for n in reversed(range(count)):
-            stmt = LetStmt(finer[n], self.finer[self.line_index(tile, number, n)], stmt)
+            stmt = LetStmt(finer[n], self.inverse_steps[self.step_index(tile, number, n)], stmt)
         return stmt
 
     def _emit_store_levels(self, v: PrimExpr, n: int, value: PrimExpr, total: Buffer) -> Stmt:
         """Emit the store of a vector of byte probabilities, the most significant vector first;
         higher bits are truncated.
         """
-        kernel, level, statements = self.kernel, Var("level", self.kernel.whole), list[Stmt]()
-        count, size = kernel.share_bytes, kernel.lanes
+        kernel, level, statements = (
+            self.kernel,
+            Var("level", self.kernel.int_vector_dtype),
+            list[Stmt](),
+        )
+        count, size = kernel.probability_bytes, kernel.lanes
         for byte_index in range(count):
             bits: PrimExpr = level
             if below := 8 * (count - 1 - byte_index):
-                bits = call_intrin("right_shift", bits, kernel.splat_int(below), dtype=kernel.whole)
-            at = ramp(simplify(v * size + (count * n + byte_index) * self.line), 1, size)
+                bits = call_intrin(
+                    "right_shift", bits, kernel.broadcast_int(below), dtype=kernel.int_vector_dtype
+                )
+            at = ramp(simplify(v * size + (count * n + byte_index) * self.line_bytes), 1, size)
             statements.append(
-                BufferStore(self.shares, Cast(bits, dt.with_lanes("uint8", size)), (at,))
+                BufferStore(self.levels, Cast(bits, dt.with_lanes("uint8", size)), (at,))
             )
-        if kernel.value_zero:
+        if kernel.value_zero_point:
             # The int32 still contains the bits of the magic number, which must not enter the total.
-            more = Sub(level, kernel.splat_int(ROUND_TO_INT_MAGIC_BITS), kernel.whole)
-            grown = Add(total[const(n)], more, kernel.whole)
+            more = Sub(
+                level, kernel.broadcast_int(ROUND_TO_INT_MAGIC_BITS), kernel.int_vector_dtype
+            )
+            grown = Add(total[const(n)], more, kernel.int_vector_dtype)
             statements.append(BufferStore(total, grown, (const(n),)))
         return LetStmt(level, value, seq(*statements))
 
@@ -457,10 +500,16 @@ class ByteProbabilities(QuantizedProbabilities):
     ) -> Stmt:
         """Emit the products of a page's values with the probabilities for some columns."""
         kernel, s, run = self.kernel, Var("s"), Var("run")
-        rows, page, depth = tile.span * kernel.together, kernel.pages.page, kernel.depth
-        plane, count = kernel.plane, kernel.share_bytes * rows
+        rows, page, depth = (
+            tile.num_tokens * kernel.heads_per_tile,
+            kernel.config.page_tokens,
+            kernel.depth,
+        )
+        plane, count = kernel.plane, kernel.probability_bytes * rows
         groups = [(column + v * kernel.lanes) // plane.group_size for v in range(vectors)]
-        kind = dt.with_lanes("int16", 2 * kernel.lanes) if self.is_short else kernel.whole
+        kind = (
+            dt.with_lanes("int16", 2 * kernel.lanes) if self.is_short else kernel.int_vector_dtype
+        )
         acc = Buffer("acc", (const(count * vectors),), kind, "register")
         body, operands = kernel.bind_unpacked_words(
             vectors, lambda v: base + (s * depth + (column + v * kernel.lanes)) * CACHE_WORD_BYTES,
@@ -470,38 +519,45 @@ class ByteProbabilities(QuantizedProbabilities):
             after + (s * depth + column) * CACHE_WORD_BYTES, vectors * CACHE_WORD_BYTES
         )
         for n in range(count):
-            row, byte = divmod(n, kernel.share_bytes)
+            row, byte = divmod(n, kernel.probability_bytes)
             for part_index, loaded in enumerate(operands):
                 for group in dict.fromkeys(groups):  # those that share scales are multiplied by one
-                    line = kernel.share_bytes * (row * plane.num_groups + group) + byte
+                    line = kernel.probability_bytes * (row * plane.num_groups + group) + byte
                     offset = (
-                        kernel.multiplicand_offset(part_index, kernel.value_dot) + line * self.line
+                        kernel.multiplicand_offset(part_index, kernel.value_dot)
+                        + line * self.line_bytes
                     )
-                    share = kernel.broadcast_word(self.shares, s * kernel.held + offset)
+                    share = kernel.broadcast_word(self.levels, s * kernel.values_per_word + offset)
                     mine = {v: b for v, b in enumerate(loaded) if groups[v] == group}
                     at = {n * vectors + v: b for v, b in mine.items()}
                     statements.append(
                         kernel.emit_dot_accumulate(acc, at, share, kernel.value_dot, True)
                     )
-        token_count = minimum(const(page), tile.last + 1 - number * page)
-        words = (token_count + (kernel.held - 1)) // kernel.held
+        token_count = minimum(const(page), tile.last_position + 1 - number * page)
+        words = (token_count + (kernel.values_per_word - 1)) // kernel.values_per_word
         none = broadcast(const(0, dt.element_dtype(kind)), dt.lanes(kind))
         zero = [BufferStore(acc, none, (const(n),)) for n in range(count * vectors)]
-        first = run * self.run
+        first = run * self.words_per_run
         loop = serial_loop(
-            s, minimum(const(self.run), words - first), body(seq(*statements)), first
+            s, minimum(const(self.words_per_run), words - first), body(seq(*statements)), first
         )
         ends = []
         for n in range(rows * vectors):
             row, v = divmod(n, vectors)
-            to = row * kernel.parts.row_size + column + v * kernel.lanes
+            to = row * kernel.partial_softmax.row_elements + column + v * kernel.lanes
             line = row * plane.num_groups + groups[v]
-            factor = self.factors[self.line_index(tile, number, line)]
-            ends.append(self._emit_run_end(acc, tile.part, n, line, vectors, to, run, factor))
-        runs = serial_loop(run, (words + (self.run - 1)) // self.run, seq(*zero, loop, *ends))
+            factor = self.dequantization_factors[self.step_index(tile, number, line)]
+            ends.append(
+                self._emit_dequantize_run(
+                    acc, tile.partial_result, n, line, vectors, to, run, factor
+                )
+            )
+        runs = serial_loop(
+            run, (words + (self.words_per_run - 1)) // self.words_per_run, seq(*zero, loop, *ends)
+        )
         return Allocate(acc, runs)
 
-    def _emit_run_end(
+    def _emit_dequantize_run(
         self, acc: Buffer, sums: Buffer, n: int, line: int, vectors: int, to: int, run: Var,
         factor: PrimExpr,
     ) -> Stmt:  # fmt: skip
@@ -510,26 +566,36 @@ class ByteProbabilities(QuantizedProbabilities):
         """
         kernel = self.kernel
         row, v = divmod(n, vectors)
-        first = kernel.share_bytes * row
+        first = kernel.probability_bytes * row
         integer_sum: PrimExpr = acc[const(first * vectors + v)]
-        start: PrimExpr = kernel.splat_int(0)
-        if kernel.value_zero:
-            base = Select(EQ(run, const(0)), self.bases[const(line)], const(0, "int32"), "int32")
+        start: PrimExpr = kernel.broadcast_int(0)
+        if kernel.value_zero_point:
+            base = Select(
+                EQ(run, const(0)), self.initial_sums[const(line)], const(0, "int32"), "int32"
+            )
             start = broadcast(base, kernel.lanes)
         if self.is_short:
-            halves = call_intrin("reinterpret", integer_sum, dtype=kernel.whole)
+            halves = call_intrin("reinterpret", integer_sum, dtype=kernel.int_vector_dtype)
             integer_sum = call_intrin(
-                MADD_FEATURE, start, halves, kernel.splat_int(INT16_ONES), dtype=kernel.whole
+                MADD_FEATURE,
+                start,
+                halves,
+                kernel.broadcast_int(INT16_ONES),
+                dtype=kernel.int_vector_dtype,
             )
         # Bytes are stored highest first: shift the sum by 8 and add the next byte's (Horner).
-        for lower in range(first + 1, first + kernel.share_bytes):
-            upper = call_intrin("left_shift", integer_sum, kernel.splat_int(8), dtype=kernel.whole)
-            integer_sum = Add(upper, acc[const(lower * vectors + v)], kernel.whole)
-        if kernel.value_zero and not self.is_short:
-            integer_sum = Add(integer_sum, start, kernel.whole)
+        for lower in range(first + 1, first + kernel.probability_bytes):
+            upper = call_intrin(
+                "left_shift", integer_sum, kernel.broadcast_int(8), dtype=kernel.int_vector_dtype
+            )
+            integer_sum = Add(upper, acc[const(lower * vectors + v)], kernel.int_vector_dtype)
+        if kernel.value_zero_point and not self.is_short:
+            integer_sum = Add(integer_sum, start, kernel.int_vector_dtype)
         previous = kernel.load(sums, const(to))
-        value = Cast(integer_sum, kernel.real)
-        grown = call_intrin("fma", value, kernel.splat(factor), previous, dtype=kernel.real)
+        value = Cast(integer_sum, kernel.float_vector_dtype)
+        grown = call_intrin(
+            "fma", value, kernel.broadcast_scalar(factor), previous, dtype=kernel.float_vector_dtype
+        )
         return kernel.store(sums, const(to), grown)
 
 

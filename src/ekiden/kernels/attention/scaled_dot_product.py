@@ -41,7 +41,7 @@ from ekiden.kernels.cost_model import (
     step_cycles,
 )
 from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, Value, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, Space, Value, descending_range
 from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.micro_kernels.register_tiles import (
     PrefetchStep,
@@ -151,7 +151,7 @@ class AttentionKernel:
         cut: AttentionTiling = DEFAULT_TILING,
         has_shuffles: bool = False,
     ) -> None:
-        self.heads, self.lanes, self.cut, self.has_shuffles = heads, lanes, cut, has_shuffles
+        self.heads, self.lanes, self.tiling, self.has_shuffles = heads, lanes, cut, has_shuffles
         operands = zip((*inputs[:3], output), heads.layouts, strict=True)
         self.q, self.k, self.v, self.out = (
             StridedOperand.from_buffer(b, layout) for b, layout in operands
@@ -161,18 +161,18 @@ class AttentionKernel:
         self.depth = self.q.dims["d"]
         width = self.v.dims["d"]
         assert isinstance(width, IntImm)
-        self.width = width.value
+        self.value_width = width.value
         # One row of scores: whole vectors, and one more so that rows do not begin in the same set.
         vectors = (self.keys + (self.lanes - 1)) // self.lanes
         self.stride = simplify((vectors + 1) * self.lanes)
-        self.padded = simplify(vectors * self.lanes)
-        self.panels = Buffer("keys", (simplify(self.padded * self.depth),))
-        columns = -(-self.width // self.lanes) * self.lanes
-        self.limit, self.wide = cut.rows, cut.vectors
-        self.scores = Buffer("scores", (simplify(self.stride * self.limit),))
-        self.totals = Buffer("totals", (const(self.limit),), scope="local")
-        self.values = Buffer("values", (simplify(self.keys * columns),))
-        self.columns = columns
+        self.padded_keys = simplify(vectors * self.lanes)
+        self.packed_keys = Buffer("keys", (simplify(self.padded_keys * self.depth),))
+        columns = -(-self.value_width // self.lanes) * self.lanes
+        self.max_tile_rows, self.panel_vectors = cut.rows, cut.vectors
+        self.scores = Buffer("scores", (simplify(self.stride * self.max_tile_rows),))
+        self.inverse_sums = Buffer("totals", (const(self.max_tile_rows),), scope="local")
+        self.packed_values = Buffer("values", (simplify(self.keys * columns),))
+        self.packed_value_columns = columns
 
     # Vectors.
 
@@ -187,7 +187,7 @@ class AttentionKernel:
         """Store a vector."""
         return BufferStore(buffer, value, (ramp(at, 1, self.lanes),), mask)
 
-    def splat(self, value: PrimExpr | float) -> PrimExpr:
+    def broadcast_scalar(self, value: PrimExpr | float) -> PrimExpr:
         """Broadcast a scalar to every lane."""
         number = value if isinstance(value, PrimExpr) else const(value, "float32")
         return broadcast(number, self.lanes)
@@ -200,9 +200,9 @@ class AttentionKernel:
 
     def split_panels(self) -> tuple[PrimExpr, PrimExpr]:
         """Return the number of full key panels, and of the one-vector panels after them."""
-        full_panels = simplify(self.keys // (self.wide * self.lanes))
+        full_panels = simplify(self.keys // (self.panel_vectors * self.lanes))
         return full_panels, simplify(
-            (self.padded - full_panels * (self.wide * self.lanes)) // self.lanes
+            (self.padded_keys - full_panels * (self.panel_vectors * self.lanes)) // self.lanes
         )
 
     def emit_pack_keys(self, base: PrimExpr, kind: ForKind) -> Stmt:
@@ -222,16 +222,18 @@ class AttentionKernel:
             key = first + panel * (vectors * self.lanes)
             # A panel with padding keys is not transposed in registers: that loads rows without a
             # mask.
-            is_whole = vectors == self.wide or is_const(simplify(self.keys % self.lanes), 0)
+            is_whole = vectors == self.panel_vectors or is_const(
+                simplify(self.keys % self.lanes), 0
+            )
             transposes = in_rows and is_whole and self.has_shuffles
             body = (self._emit_transpose_panel if transposes else self._emit_copy_panel)(
                 base, key, vectors
             )
             return For(panel, const(0), count, kind, body, {"grain": 1})
 
-        first_narrow = full_panels * (self.wide * self.lanes)
+        first_narrow = full_panels * (self.panel_vectors * self.lanes)
         return seq(
-            loop_over_panels(full_panels, const(0), self.wide),
+            loop_over_panels(full_panels, const(0), self.panel_vectors),
             loop_over_panels(narrow, first_narrow, 1),
         )
 
@@ -253,12 +255,12 @@ class AttentionKernel:
             """Store column n of a depth block as a row of the panel."""
             d = block * self.lanes + n
             offset = key * self.depth + d * width + vector_index * self.lanes
-            return self.store(self.panels, simplify(offset), value)
+            return self.store(self.packed_keys, simplify(offset), value)
 
         tile = emit_transpose([load_row(i) for i in range(self.lanes)], store_column)
         i, d = Var("i"), Var("d")
         one = self.k.buffer[base + (key + i) * steps["s"] + d]
-        copy_one = BufferStore(self.panels, one, (key * self.depth + d * width + i,))
+        copy_one = BufferStore(self.packed_keys, one, (key * self.depth + d * width + i,))
         done = simplify(blocks * self.lanes)
         return seq(
             For(vector_index, const(0), const(vectors), ForKind.SERIAL,
@@ -275,15 +277,19 @@ class AttentionKernel:
             first = key + v * self.lanes
             value = self.load(self.k.buffer, base + first * steps["s"] + d * steps["d"], steps["s"])
             if not is_const(simplify(self.keys % self.lanes), 0):
-                value = if_then_else(self.mask_below(first, self.keys), value, self.splat(0.0))
+                value = if_then_else(
+                    self.mask_below(first, self.keys), value, self.broadcast_scalar(0.0)
+                )
             to = key * self.depth + d * (vectors * self.lanes) + v * self.lanes
-            moves.append(self.store(self.panels, to, value))
+            moves.append(self.store(self.packed_keys, to, value))
         return For(d, const(0), self.depth, ForKind.SERIAL, seq(*moves))
 
-    def reads_values(self) -> bool:
+    def reads_values_in_place(self) -> bool:
         """Return whether values are read in place instead of packed."""
-        is_whole = is_const(self.v.strides["d"], 1) and self.columns == self.width
-        return is_whole and self.cut.values == "direct"
+        is_whole = (
+            is_const(self.v.strides["d"], 1) and self.packed_value_columns == self.value_width
+        )
+        return is_whole and self.tiling.values == "direct"
 
     def emit_pack_values(self, base: PrimExpr, kind: ForKind) -> Stmt:
         """Emit the packing of values: packed[t * columns + i] = v[t, i], zeros past the last
@@ -291,13 +297,15 @@ class AttentionKernel:
         """
         t, steps = Var("t"), self.v.strides
         moves = []
-        for first in range(0, self.columns, self.lanes):
+        for first in range(0, self.packed_value_columns, self.lanes):
             at = base + t * steps["s"] + first * steps["d"]
             value = self.load(self.v.buffer, at, steps["d"])
-            if first + self.lanes > self.width:
-                inside = column_mask(self.width - first, self.lanes)
-                value = if_then_else(inside, value, self.splat(0.0))
-            moves.append(self.store(self.values, t * self.columns + first, value))
+            if first + self.lanes > self.value_width:
+                inside = column_mask(self.value_width - first, self.lanes)
+                value = if_then_else(inside, value, self.broadcast_scalar(0.0))
+            moves.append(
+                self.store(self.packed_values, t * self.packed_value_columns + first, value)
+            )
         return For(t, const(0), self.keys, kind, seq(*moves))
 
     # A tile of rows.
@@ -319,10 +327,10 @@ class AttentionKernel:
             assert isinstance(self.depth, IntImm)
             factor = const(1 / math.sqrt(self.depth.value), "float32")
         vector = value.dtype
-        value = Mul(value, self.splat(factor), vector)
+        value = Mul(value, self.broadcast_scalar(factor), vector)
         if cap := self.heads.softcap:
-            bent = call_intrin("tanh", Mul(value, self.splat(1 / cap), vector))
-            value = Mul(bent, self.splat(cap), vector)
+            bent = call_intrin("tanh", Mul(value, self.broadcast_scalar(1 / cap), vector))
+            value = Mul(bent, self.broadcast_scalar(cap), vector)
         # Padding keys of the last panel and keys behind the causal limit must become -inf.
         is_seen = (
             self.mask_below(key, self.num_visible_keys(row))
@@ -331,7 +339,11 @@ class AttentionKernel:
         )
         if self.bias is not None:
             value = Add(value, self._load_bias(b, h, row, key, is_seen), vector)
-        return value if is_seen is None else Select(is_seen, value, self.splat(-math.inf), vector)
+        return (
+            value
+            if is_seen is None
+            else Select(is_seen, value, self.broadcast_scalar(-math.inf), vector)
+        )
 
     def _load_bias(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr,
                    mask: PrimExpr | None) -> PrimExpr:  # fmt: skip
@@ -342,23 +354,28 @@ class AttentionKernel:
         last = self.bias.shape[3]
         # A bias that all keys share is one element: a vector load would read its neighbours.
         if is_const(last, 1) and not is_const(self.keys, 1):
-            return self.splat(self.bias[simplify(at)])
+            return self.broadcast_scalar(self.bias[simplify(at)])
         value = self.load(self.bias, simplify(at * last + key))
-        return value if mask is None else if_then_else(mask, value, self.splat(0.0))
+        return value if mask is None else if_then_else(mask, value, self.broadcast_scalar(0.0))
 
     def emit_scores(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int) -> Stmt:
         """Emit the scores of a tile of rows, up to the last key that its last row attends to."""
         full_panels, narrow = self.split_panels()
         if self.heads.causal:
             vectors = (self.num_visible_keys(first + (rows - 1)) + (self.lanes - 1)) // self.lanes
-            visible_panels = minimum((vectors + (self.wide - 1)) // self.wide, full_panels)
+            visible_panels = minimum(
+                (vectors + (self.panel_vectors - 1)) // self.panel_vectors, full_panels
+            )
             # Under a causal mask, panels behind the tile's last row are not computed at all.
-            narrow = maximum(minimum(vectors - visible_panels * self.wide, narrow), const(0))
+            narrow = maximum(
+                minimum(vectors - visible_panels * self.panel_vectors, narrow), const(0)
+            )
         else:
             visible_panels = full_panels
-        first_narrow = full_panels * (self.wide * self.lanes)
+        first_narrow = full_panels * (self.panel_vectors * self.lanes)
         panel_loops = [self._emit_score_panels(b, h, first, rows, *panel_range)
-                 for panel_range in ((visible_panels, const(0), self.wide), (narrow, first_narrow,
+                 for panel_range in ((visible_panels, const(0), self.panel_vectors),
+                     (narrow, first_narrow,
                                                                              1))
                        if not is_const(panel_range[0], 0)]  # fmt: skip
         return seq(*panel_loops)
@@ -382,20 +399,20 @@ class AttentionKernel:
             masked = self.finish_score(b, h, first + i, at, value, is_last)
             return self.store(self.scores, i * self.stride + at, masked)
 
-        near = self._prefetch_step(self.panels, const(shape.valid), shape.valid)
+        near = self._prefetch_step(self.packed_keys, const(shape.num_columns), shape.num_columns)
         tile = emit_register_tile(
-            shape, loops, self.q.buffer, starts, self.panels, key * self.depth, store_score,
-            bool(self.heads.softcap), near, self.cut.unroll,
+            shape, loops, self.q.buffer, starts, self.packed_keys, key * self.depth, store_score,
+            bool(self.heads.softcap), near, self.tiling.unroll,
         )  # fmt: skip
         return For(panel, const(0), count, ForKind.SERIAL, tile)
 
     def _prefetch_step(self, panel: Buffer, step: PrimExpr, row: int) -> PrefetchStep | None:
         """Return a function that prefetches the panel row needed `own` steps later, or None."""
-        if not self.cut.own:
+        if not self.tiling.own:
             return None
 
         def emit_prefetches(origin: PrimExpr, k: PrimExpr, column: int) -> list[Stmt]:
-            at = origin + (k + self.cut.own) * step
+            at = origin + (k + self.tiling.own) * step
             return [Prefetch(panel, (simplify(at + n),), 3) for n in range(0, row, CACHE_LINE_F32S)]
 
         return emit_prefetches
@@ -413,32 +430,32 @@ class AttentionKernel:
         high = Max(best[zero], self.load(self.scores, start + i * self.lanes), vector)
         highest = For(i, zero, count, ForKind.SERIAL, BufferStore(best, high, (zero,)))
         offset = start + j * self.lanes
-        shifted = Sub(self.load(self.scores, offset), self.splat(top), vector)
+        shifted = Sub(self.load(self.scores, offset), self.broadcast_scalar(top), vector)
         keep = LetStmt(exponentials, exp_of_nonpositive(shifted), seq(
             self.store(self.scores, offset, exponentials),
             BufferStore(total, Add(total[zero], exponentials, vector), (zero,)),
         ))  # fmt: skip
         total_sum = Var("total_sum", "float32")
         share = Div(const(1.0, "float32"), total_sum, "float32")
-        weigh: Stmt = BufferStore(self.totals, share, (row,))
+        weigh: Stmt = BufferStore(self.inverse_sums, share, (row,))
         if self.heads.nan_as_zero:  # one NaN makes all of a row so; a tile may see no keys at all
             n = Var("n")
-            none = self.store(self.scores, start + n * self.lanes, self.splat(0.0))
+            none = self.store(self.scores, start + n * self.lanes, self.broadcast_scalar(0.0))
             clear = seq(
                 For(n, zero, count, ForKind.SERIAL, none),
-                BufferStore(self.totals, const(0.0, "float32"), (row,)),
+                BufferStore(self.inverse_sums, const(0.0, "float32"), (row,)),
             )
             weigh = IfThenElse(total_sum > const(0.0, "float32"), weigh, clear)
         weigh = LetStmt(total_sum, VectorReduce(total[zero], "sum", "float32"), weigh)
         second = Allocate(total, seq(
-            BufferStore(total, self.splat(0.0), (zero,)),
+            BufferStore(total, self.broadcast_scalar(0.0), (zero,)),
             For(j, zero, count, ForKind.SERIAL, keep),
             weigh,
         ))  # fmt: skip
         # Two passes over scores that are in L1: the maximum first, then exponentials and their sum.
         # Rescaling on the fly would cost a multiplication per element.
         passes = Allocate(best, seq(
-            BufferStore(best, self.splat(-math.inf), (zero,)),
+            BufferStore(best, self.broadcast_scalar(-math.inf), (zero,)),
             highest,
             LetStmt(top, VectorReduce(best[zero], "max", "float32"), second),
         ))  # fmt: skip
@@ -448,16 +465,16 @@ class AttentionKernel:
         self, b: PrimExpr, h: PrimExpr, base: PrimExpr, first: PrimExpr, rows: int
     ) -> Stmt:
         """Emit the product of a tile's probabilities with the values."""
-        direct = self.reads_values()
-        source = self.v.buffer if direct else self.values
-        step = self.v.strides["s"] if direct else const(self.columns)
+        direct = self.reads_values_in_place()
+        source = self.v.buffer if direct else self.packed_values
+        step = self.v.strides["s"] if direct else const(self.packed_value_columns)
         out = self.out.strides
         starts = [const(i) * self.stride for i in range(rows)]
         origin = b * out["b"] + h * out["h"]
         column_blocks = []
-        for column in range(0, self.columns, self.wide * self.lanes):
-            vectors = min(self.wide, (self.columns - column) // self.lanes)
-            valid = min(vectors * self.lanes, self.width - column)
+        for column in range(0, self.packed_value_columns, self.panel_vectors * self.lanes):
+            vectors = min(self.panel_vectors, (self.packed_value_columns - column) // self.lanes)
+            valid = min(vectors * self.lanes, self.value_width - column)
             shape = RegisterTile(rows, vectors, self.lanes, valid)
 
             def store_normalized(i: PrimExpr, at: PrimExpr, value: PrimExpr, mask: PrimExpr | None,
@@ -465,7 +482,7 @@ class AttentionKernel:
                 """Scale a vector by the reciprocal of its row's sum, and store it in the result."""
                 # The division by the sum is postponed to the result: one multiplication per output
                 # element instead of one per score.
-                share = Mul(value, self.splat(self.totals[i]), value.dtype)
+                share = Mul(value, self.broadcast_scalar(self.inverse_sums[i]), value.dtype)
                 offset = origin + (first + i) * out["s"] + (at + column) * out["d"]
                 index = ramp(simplify(offset), out["d"], self.lanes)
                 return BufferStore(self.out.buffer, share, (index,), mask)
@@ -476,7 +493,7 @@ class AttentionKernel:
             near = self._prefetch_step(source, step, vectors * self.lanes)
             column_blocks.append(emit_register_tile(
                 shape, loops, self.scores, starts, source, begin, store_normalized,
-                ahead=near, unroll=self.cut.unroll,
+                ahead=near, unroll=self.tiling.unroll,
             ))  # fmt: skip
         return seq(*column_blocks)
 
@@ -500,22 +517,22 @@ class AttentionKernel:
                 self.emit_weighted_values(b, h, v_base, first, count),
             )
             # Allocated within the tile: each thread has its own scores.
-            return Allocate(self.scores, Allocate(self.totals, steps))
+            return Allocate(self.scores, Allocate(self.inverse_sums, steps))
 
-        tiles = balanced_row_tiles(self.queries, self.limit, emit_tile, kind)
+        tiles = balanced_row_tiles(self.queries, self.max_tile_rows, emit_tile, kind)
         copies = [self.emit_pack_keys(k_base, kind)]
-        if not self.reads_values():
+        if not self.reads_values_in_place():
             copies.append(self.emit_pack_values(v_base, kind))
-        stmt = Allocate(self.panels, seq(*copies, tiles))
-        if not self.reads_values():
-            stmt = Allocate(self.values, stmt)
+        stmt = Allocate(self.packed_keys, seq(*copies, tiles))
+        if not self.reads_values_in_place():
+            stmt = Allocate(self.packed_values, stmt)
         return LetStmt(b, image // heads, LetStmt(h, image % heads, stmt))
 
     def emit_kernel(self) -> Stmt:
         """Emit all heads in parallel, or the rows of each head in parallel."""
         images = simplify(self.q.dims["b"] * self.q.dims["h"])
         outer, inner = ForKind.PARALLEL, ForKind.SERIAL
-        if self.cut.split == "rows":
+        if self.tiling.split == "rows":
             outer, inner = inner, outer
         image = Var("image")
         return For(image, const(0), images, outer, self.emit_head(image, inner), {"grain": 1})
@@ -546,7 +563,7 @@ class AttentionSizes:
     queries: int | None
     keys: int | None
     depth: int | None
-    columns: int
+    value_vectors: int
     heads: int | None
     """Heads over all batches."""
     target: Target
@@ -584,7 +601,7 @@ class AttentionSizes:
         keys, depth = self.keys or ASSUMED_KEYS, self.depth or ASSUMED_KEYS
         full_panels = keys // (vectors * lanes)
         narrow = -(-keys // lanes) - full_panels * vectors
-        full, tail_vectors = divmod(self.columns, vectors)
+        full, tail_vectors = divmod(self.value_vectors, vectors)
 
         def panel_step_cycles(wide: int) -> float:
             """Return the cycles of a step of k over a panel of that width."""
@@ -618,7 +635,7 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
     )
 
 
-def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision for an attention."""
     sizes = AttentionSizes.from_anchor(anchor, target)
     vectors = int(fixed.get("vectors", sizes.panel_vectors()))

@@ -25,7 +25,9 @@ from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import broadcast
 
 
-def with_row_bounds(expr: PrimExpr, extents: Mapping[Var, PrimExpr], target: Target) -> PrimExpr:
+def rewrite_with_row_bounds(
+    expr: PrimExpr, extents: Mapping[Var, PrimExpr], target: Target
+) -> PrimExpr:
     """Simplify an expression by the bounds of softmax rows.
 
     The argument of exp after subtracting the row's maximum is capped at 0, which it never exceeds:
@@ -45,13 +47,13 @@ def with_row_bounds(expr: PrimExpr, extents: Mapping[Var, PrimExpr], target: Tar
     return rewrite(expr, rewrite_bounded)
 
 
-def tensors_with_row_bounds(outputs: Sequence[Tensor], target: Target) -> list[Tensor]:
+def apply_row_bounds(outputs: Sequence[Tensor], target: Target) -> list[Tensor]:
     """Return the outputs with softmax bounds applied to every computation, before any is
     scheduled.
     """
     ops = (t.op for t in post_order_tensors(outputs))
     extents = {a.var: a.extent for op in ops if isinstance(op, ComputeOp) for a in op.axis}
-    return rewrite_tensors(outputs, lambda body: with_row_bounds(body, extents, target))
+    return rewrite_tensors(outputs, lambda body: rewrite_with_row_bounds(body, extents, target))
 
 
 def exp_of_nonpositive(x: PrimExpr) -> PrimExpr:
@@ -137,4 +139,4 @@ def _strip_float_casts(e: PrimExpr) -> PrimExpr:
     return e
 
 
-__all__ = ["tensors_with_row_bounds", "with_row_bounds"]
+__all__ = ["apply_row_bounds", "rewrite_with_row_bounds"]

@@ -31,7 +31,7 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Select, Var, const, is_const
 from ekiden.kernels.cost_model import max_register_rows
 from ekiden.kernels.cpu.dot_products import DotProductShape, emit_dot_products
-from ekiden.kernels.cpu.skinny_gemm import SkinnyProduct, emit_skinny_product
+from ekiden.kernels.cpu.skinny_gemm import SkinnyGemm, emit_skinny_gemm
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import Family
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
@@ -45,8 +45,8 @@ from ekiden.kernels.micro_kernels.register_tiles import (
     stepped_row_tiles,
 )
 from ekiden.kernels.prim_builder import (
-    build_function_of,
     declare_parameters,
+    kernel_builder,
     product_of_dims,
     unflatten_row,
 )
@@ -122,37 +122,37 @@ class _MatmulKernel:
     ) -> None:
         self.anchor = find_anchor(outputs, tag)
         self.buffers = declare_parameters(inputs, outputs)
-        self.decision, self.wide = decision, decision.int_value("vectors")
+        self.decision, self.panel_vectors = decision, decision.int_value("vectors")
         attrs = self.anchor.op.attrs
         a, b = (self.buffers[t] for t in operands_of(self.anchor))
         transpose_a = bool(attrs.get("transpose_a", False))
         transpose_b = bool(attrs.get("transpose_b", tag == "dense"))
         self.dtype, self.target = self.anchor.dtype, target
-        self.lanes, self.line = (
+        self.lanes, self.line_elements = (
             target.lanes(self.dtype),
             MATMUL_CACHE_LINE_BYTES // dt.itemsize(self.dtype),
         )
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
-        self.batched = tag == "batch_matmul"
+        self.is_batched = tag == "batch_matmul"
         self.leading = list(self.anchor.shape[:-1])
-        self.batch = self.anchor.shape[0] if self.batched else const(1)
-        self.rows = self.anchor.shape[1] if self.batched else product_of_dims(self.leading)
+        self.batch = self.anchor.shape[0] if self.is_batched else const(1)
+        self.rows = self.anchor.shape[1] if self.is_batched else product_of_dims(self.leading)
         self.columns = self.anchor.shape[-1]
         self.k = a.shape[-2] if transpose_a else a.shape[-1]
-        self.turned = is_transposed(self.anchor)
-        if self.turned:  # the one column lies in order, whichever way it is stored
+        self.is_transposed = is_transposed(self.anchor)
+        if self.is_transposed:  # the one column lies in order, whichever way it is stored
             self.rows, self.columns = const(1), self.rows
             a, b, transpose_a, transpose_b = b, a, False, not transpose_a
-        images = self.batch if self.batched else None
+        images = self.batch if self.is_batched else None
         self.a = _matrix_operand(a, transpose_a, images)
         self.b = _matrix_operand(b, transpose_b, images)
         self.transpose_b = transpose_b
 
     def output_indices(self, image: PrimExpr, row: PrimExpr, column: PrimExpr) -> list[PrimExpr]:
         """Return the indices of an output element."""
-        if self.turned:
+        if self.is_transposed:
             row, column = column, row
-        if self.batched:
+        if self.is_batched:
             return [image, row, column]
         return [*unflatten_row(row, self.leading, const(0))[:-1], column]
 
@@ -166,7 +166,7 @@ class _MatmulKernel:
     ) -> Stmt:
         """Emit the store of a vector of the result from a column on, through the epilogue."""
         flat = (image * self.rows + row) * self.columns + column
-        axis = -2 if self.turned else -1
+        axis = -2 if self.is_transposed else -1
         return self.epilogue.emit_store(
             self.output_indices(image, row, column), flat, value, mask, axis
         )
@@ -175,7 +175,7 @@ class _MatmulKernel:
 
     def split_panels(self) -> tuple[PrimExpr, PrimExpr]:
         """Return the number of full panels, and of the one-vector panels after them."""
-        width = self.wide * self.lanes
+        width = self.panel_vectors * self.lanes
         full_panels = simplify(self.columns // width)
         tail_columns = self.columns - full_panels * width
         return full_panels, simplify((tail_columns + (self.lanes - 1)) // self.lanes)
@@ -183,7 +183,7 @@ class _MatmulKernel:
     def emit_pack(self, packed: Buffer, image: PrimExpr, kind: ForKind) -> Stmt:
         """Emit the packing of a panel: packed[c * K + k * width + i] = b[k, c + i]."""
         full_panels, narrow = self.split_panels()
-        width = self.wide * self.lanes
+        width = self.panel_vectors * self.lanes
 
         def loop_over_panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
             """Loop over panels of `vectors` vectors of columns, from column `first` on."""
@@ -193,7 +193,7 @@ class _MatmulKernel:
             return For(panel, const(0), count, kind, body, {"grain": 1})
 
         return seq(
-            loop_over_panels(full_panels, const(0), self.wide),
+            loop_over_panels(full_panels, const(0), self.panel_vectors),
             loop_over_panels(narrow, full_panels * width, 1),
         )
 
@@ -204,7 +204,7 @@ class _MatmulKernel:
         beyond the matrix.
         """
         # Copying line by line needs every column to exist; a narrow panel is loaded under a mask.
-        if self.transpose_b and vectors == self.wide:
+        if self.transpose_b and vectors == self.panel_vectors:
             return self._emit_pack_transposed(packed, base, image, column)
         k, width = Var("k"), vectors * self.lanes
         origin = image * self.b.batch_stride + column * self.b.column_stride
@@ -216,7 +216,7 @@ class _MatmulKernel:
             at = image * self.b.batch_stride + k * self.b.row_stride + first * self.b.column_stride
             steps.append(
                 self._emit_copy_vector(
-                    packed, to, at, self.column_mask_from(first) if vectors == 1 else None
+                    packed, to, at, self.column_mask(first) if vectors == 1 else None
                 )
             )
         return For(k, const(0), self.k, ForKind.SERIAL, seq(*steps))
@@ -225,7 +225,10 @@ class _MatmulKernel:
         """Return prefetches of the elements that are packed some steps after step k."""
         steps, locality = PACK_PREFETCH_BY_CACHE[str(self.decision["ahead"])]
         at = origin + (k + steps) * self.b.row_stride
-        return [Prefetch(self.b.buffer, (at + n,), locality) for n in range(0, width, self.line)]
+        return [
+            Prefetch(self.b.buffer, (at + n,), locality)
+            for n in range(0, width, self.line_elements)
+        ]
 
     def _emit_pack_transposed(
         self, packed: Buffer, base: PrimExpr, image: PrimExpr, column: PrimExpr
@@ -234,14 +237,14 @@ class _MatmulKernel:
         a time; a gather needs several times as many loads.
         """
         block, i, tail_k, tail_column = (Var(n) for n in ("block", "i", "left", "rest"))
-        width = self.wide * self.lanes
+        width = self.panel_vectors * self.lanes
         origin = image * self.b.batch_stride + column * self.b.column_stride
 
         def copy_element(k: PrimExpr, at: Var) -> Stmt:
             value = BufferLoad(self.b.buffer, (origin + at * self.b.column_stride + k,), self.dtype)
             return BufferStore(packed, value, (base + k * width + at,))
 
-        full_lines, size = simplify(self.k // self.line), self.line
+        full_lines, size = simplify(self.k // self.line_elements), self.line_elements
         line = seq(*(copy_element(block * size + n, i) for n in range(size)))
         columns = For(i, const(0), const(width), ForKind.SERIAL, line)
         tail = For(
@@ -268,7 +271,7 @@ class _MatmulKernel:
             value = if_then_else(mask, value, broadcast(const(0.0, self.dtype), self.lanes))
         return BufferStore(packed, value, (ramp(to, 1, self.lanes),))
 
-    def column_mask_from(self, first: PrimExpr) -> PrimExpr:
+    def column_mask(self, first: PrimExpr) -> PrimExpr:
         """Return the mask of a vector's columns that exist in the matrix."""
         return ramp(first, 1, self.lanes) < broadcast(self.columns, self.lanes)
 
@@ -300,7 +303,7 @@ class _MatmulKernel:
             """
             at = column + offset
             return self.emit_store(
-                image, first + i, at, value, self.column_mask_from(at) if masked else None
+                image, first + i, at, value, self.column_mask(at) if masked else None
             )
 
         # Read in place, a step of k moves by a row of the matrix; packed, by a row of the panel.
@@ -323,14 +326,16 @@ class _MatmulKernel:
 
     def max_tile_rows(self, vectors: int) -> int:
         """Return the maximum number of rows of a tile."""
-        return self.decision.int_value("rows") if vectors == self.wide else MAX_STREAMED_ROWS
+        return (
+            self.decision.int_value("rows") if vectors == self.panel_vectors else MAX_STREAMED_ROWS
+        )
 
     def prefetch_step(self, packed: Buffer) -> tuple[PrefetchStep | None, int]:
         """Return the prefetches of a tile's packed panel, and the unroll factor of k."""
         own, unroll = self.decision.int_value("own"), self.decision.int_value("unroll")
-        row = self.wide * self.lanes
-        plan = PanelPrefetches(packed, row, self.line, self.k, const(0), own, 0, unroll)
-        return (plan.of_tile(const(0), None)[1] if own else None), unroll
+        row = self.panel_vectors * self.lanes
+        plan = PanelPrefetches(packed, row, self.line_elements, self.k, const(0), own, 0, unroll)
+        return (plan.tile_prefetches(const(0), None)[1] if own else None), unroll
 
     def panel_loop_body(
         self, source: MatrixOperand, image: PrimExpr, count: PrimExpr, begin: PrimExpr, vectors: int
@@ -365,8 +370,8 @@ class _MatmulKernel:
         full_panels, narrow = self.split_panels()
         loops = []
         for count, begin, vectors in (
-            (full_panels, const(0), self.wide),
-            (narrow, full_panels * (self.wide * self.lanes), 1),
+            (full_panels, const(0), self.panel_vectors),
+            (narrow, full_panels * (self.panel_vectors * self.lanes), 1),
         ):
             if isinstance(count, IntImm) and count.value == 0:
                 continue
@@ -384,7 +389,7 @@ class _MatmulKernel:
         if how in ("streamed", "dots"):
             return self.emit_few_rows(image, kind)
         if how == "direct":
-            return self.emit_direct(image, kind)
+            return self.emit_unpacked(image, kind)
         if how == "panels":
             return self.emit_by_panels(image, kind)
         # The last panel is padded with zeros to whole vectors, so that tiles load without masks.
@@ -398,12 +403,12 @@ class _MatmulKernel:
     def emit_by_panels(self, image: PrimExpr, kind: ForKind) -> Stmt:
         """Emit the product panel by panel: pack the panel, then multiply all rows by it."""
         full_panels, narrow = self.split_panels()
-        width = self.wide * self.lanes
+        width = self.panel_vectors * self.lanes
         return seq(
             *(
                 self.emit_panel_run(image, count, begin, vectors, kind)
                 for count, begin, vectors in (
-                    (full_panels, const(0), self.wide),
+                    (full_panels, const(0), self.panel_vectors),
                     (narrow, full_panels * width, 1),
                 )
                 if not (isinstance(count, IntImm) and count.value == 0)
@@ -418,10 +423,10 @@ class _MatmulKernel:
         column = simplify(begin + panel * width)
         packed = Buffer("packed", (simplify(self.k * width),), self.dtype)
         # Multiplying in place needs contiguous lines without a mask: full panels, not transposed.
-        if self.transpose_b or vectors != self.wide:
+        if self.transpose_b or vectors != self.panel_vectors:
             body = self.emit_packed_panel(packed, image, column, vectors)
         else:
-            body = self.emit_read_panel(packed, image, column)
+            body = self.emit_panel_packed_on_first_use(packed, image, column)
         # The packed panel is allocated inside the loop, so that each thread owns one.
         return For(panel, const(0), count, kind, Allocate(packed, body), {"grain": 1})
 
@@ -430,7 +435,7 @@ class _MatmulKernel:
     ) -> Stmt:
         """Emit the packing of a panel, then the product of all rows with it."""
         source = MatrixOperand(packed, const(0), const(0), const(0))
-        ahead, unroll = self.prefetch_step(packed) if vectors == self.wide else (None, 1)
+        ahead, unroll = self.prefetch_step(packed) if vectors == self.panel_vectors else (None, 1)
 
         def emit_rows(rows: int, first: PrimExpr) -> Stmt:
             return self.emit_tile(source, image, first, rows, column, vectors, ahead, unroll)
@@ -440,12 +445,14 @@ class _MatmulKernel:
             packing, self.emit_row_tiles(self.max_tile_rows(vectors), emit_rows, ForKind.SERIAL)
         )
 
-    def emit_read_panel(self, packed: Buffer, image: PrimExpr, column: PrimExpr) -> Stmt:
+    def emit_panel_packed_on_first_use(
+        self, packed: Buffer, image: PrimExpr, column: PrimExpr
+    ) -> Stmt:
         """Emit a panel that the first row tile reads in place and packs for the others, so that
         memory latency hides behind arithmetic.
         """
         source = MatrixOperand(packed, const(0), const(0), const(0))
-        width = self.wide * self.lanes
+        width = self.panel_vectors * self.lanes
         origin = image * self.b.batch_stride + column
         ahead, unroll = self.prefetch_step(packed)
 
@@ -462,13 +469,19 @@ class _MatmulKernel:
 
         def emit_rows(rows: int, first: PrimExpr) -> Stmt:
             """Read and pack in the first row tile; read the panel in all others."""
-            early = self.emit_tile(self.b, image, first, rows, column, self.wide, pack_line)
-            later = self.emit_tile(source, image, first, rows, column, self.wide, ahead, unroll)
+            early = self.emit_tile(
+                self.b, image, first, rows, column, self.panel_vectors, pack_line
+            )
+            later = self.emit_tile(
+                source, image, first, rows, column, self.panel_vectors, ahead, unroll
+            )
             # Only the first row tile packs, so the panel is complete before another one reads it:
             # rows of a panel run on one thread.
             return IfThenElse(first.equal(0), early, later)
 
-        return self.emit_row_tiles(self.max_tile_rows(self.wide), emit_rows, ForKind.SERIAL)
+        return self.emit_row_tiles(
+            self.max_tile_rows(self.panel_vectors), emit_rows, ForKind.SERIAL
+        )
 
     def emit_few_rows(self, image: PrimExpr, kind: ForKind) -> Stmt:
         """Emit a product of few rows, which streams the matrix line by line."""
@@ -488,18 +501,18 @@ class _MatmulKernel:
             return emit_dot_products(
                 dots, self.a.buffer, self.b.buffer, store_vector, self.target, kind
             )
-        shape = SkinnyProduct(self.k, self.columns, rows, self.a.column_stride, origin, self.dtype)
-        return emit_skinny_product(
+        shape = SkinnyGemm(self.k, self.columns, rows, self.a.column_stride, origin, self.dtype)
+        return emit_skinny_gemm(
             shape, self.a.buffer, self.b.buffer, store_vector, self.target, kind
         )
 
-    def emit_direct(self, image: PrimExpr, kind: ForKind) -> Stmt:
+    def emit_unpacked(self, image: PrimExpr, kind: ForKind) -> Stmt:
         """Emit the product on the unpacked matrix, whose columns are whole vectors."""
         assert isinstance(self.columns, IntImm)
         column_blocks, begin = [], 0
         # Lanes divide the columns; otherwise `vectors` would become 0 and the loop would not end.
         while begin < self.columns.value:
-            vectors = min(self.wide, (self.columns.value - begin) // self.lanes)
+            vectors = min(self.panel_vectors, (self.columns.value - begin) // self.lanes)
             body = self.panel_loop_body(self.b, image, const(1), const(begin), vectors)
             limit = min(MAX_PRODUCT_TILE_ROWS, max_register_rows(vectors, self.target))
             column_blocks.append(self.emit_row_tiles(limit, body, kind))
@@ -541,7 +554,7 @@ def _matmul_family(tag: str) -> Family:
         accepts=is_supported,
         space=search_space,
         default=default_decision,
-        build=build_function_of(partial(_MatmulKernel, tag=tag)),
+        build=kernel_builder(partial(_MatmulKernel, tag=tag)),
         why=(
             "the first tile of a panel copies the panel while it computes; a schedule "
             "copies in an earlier block"

@@ -32,7 +32,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, maximum
 from ekiden.kernels.cost_model import choose_panel_width, max_register_rows, panel_width_knob
 from ekiden.kernels.cpu.dense import CACHE_LINE_F32_WORDS, MAX_NARROW_TILE_ROWS
 from ekiden.kernels.cpu.padding import BandLoop, band_lines, emit_pad_copy
-from ekiden.kernels.cpu.windows import ResultRanges, TapRanges, taps_inside
+from ekiden.kernels.cpu.windows import ResultRanges, TapRanges, bind_taps_inside
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import RANGE_EPILOGUE, Family
 from ekiden.kernels.geometry import ConvGeometry, conv_geometry_of
@@ -86,41 +86,49 @@ class ConvKernel:
         attrs = self.anchor.op.attrs
         data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
-        self.geometry = self.find_geometry()
+        self.geometry = self.conv_geometry()
         self.width = int(str(attrs["tile"]))
         self.channels = int(str(attrs["channels"]))
         self.lanes, self.target = target.lanes("float32"), target
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
-        self.word = DOT_WORD_BY_DTYPE.get(weight.dtype, 1)
-        assert self.word == 1 or not self.geometry.is_padded, "words have their border already"
-        self.group_in = simplify(weight.shape[-2 if self.word == 1 else -3] * self.word)
+        self.word_channels = DOT_WORD_BY_DTYPE.get(weight.dtype, 1)
+        assert self.word_channels == 1 or not self.geometry.is_padded, (
+            "words have their border already"
+        )
+        self.group_in = simplify(
+            weight.shape[-2 if self.word_channels == 1 else -3] * self.word_channels
+        )
         self.group_out = self.channels // self.geometry.groups
-        self.taps = self.count_taps()
-        self.in_matrices = decision.get("dot") in MATRIX_DOT_FEATURES
+        self.taps = self.num_taps()
+        self.uses_amx = decision.get("dot") in MATRIX_DOT_FEATURES
         self.source = self.data  # or the padded copy
-        self.slice: PrimExpr | None = None  # of bands: from the lines of a slice to the next ones
-        self.block: PrimExpr = const(0)  # of k
+        self.slice_stride: PrimExpr | None = (
+            None  # of bands: from the lines of a slice to the next ones
+        )
+        self.k_block: PrimExpr = const(0)  # of k
         self.blocks = 1
         inner, block = self.kernel_row_loop().extent, decision.get("k_block", 0)
         if block:
             assert isinstance(inner, IntImm)
             self.blocks = self.geometry.kernel[0] * inner.value // int(block)
         unroll, own = decision.int_value("unroll"), decision.int_value("own")
-        row, line = self.width * self.word, CACHE_LINE_F32_WORDS * self.word
+        row, line = self.width * self.word_channels, CACHE_LINE_F32_WORDS * self.word_channels
         size = simplify(self.group_in * (self.taps * self.width))
         spread = int(decision.get("spread", 0))
         steps = simplify(size // (row * self.blocks))
-        self.near = PanelPrefetches(self.weight, row, line, steps, size, own, spread, unroll)
+        self.panel_prefetches = PanelPrefetches(
+            self.weight, row, line, steps, size, own, spread, unroll
+        )
 
-    def function(self, name: str) -> PrimFunc:
+    def build_function(self, name: str) -> PrimFunc:
         """Build the kernel's PrimFunc."""
         return create_tiled_function(name, self.buffers, self.body())
 
-    def find_geometry(self) -> ConvGeometry:
+    def conv_geometry(self) -> ConvGeometry:
         """Return the anchor's convolution geometry."""
         return conv_geometry_of(self.anchor)
 
-    def count_taps(self) -> int:
+    def num_taps(self) -> int:
         """Return the number of kernel taps (window positions) of the weight."""
         return math.prod(self.geometry.kernel) * self.geometry.depth.kernel
 
@@ -133,7 +141,7 @@ class ConvKernel:
             self.geometry.kernel,
             self.geometry.dilation,
         )
-        *slices, row, pixel = self.geometry.data_strides(self.slice)
+        *slices, row, pixel = self.geometry.data_strides(self.slice_stride)
         per_tap = self.group_in * self.width
 
         def loop_over_axis(
@@ -147,7 +155,11 @@ class ConvKernel:
         # over taps.
         if self.blocks > 1:
             block_extent = const(self.decision.int_value("k_block"))
-            return [ReductionLoop(block_extent, const(self.word), const(self.width * self.word))]
+            return [
+                ReductionLoop(
+                    block_extent, const(self.word_channels), const(self.width * self.word_channels)
+                )
+            ]
         loops: list[ReductionLoop] = []
         if depth.kernel > 1:
             loops.append(loop_over_axis(SLICE_AXIS, depth.kernel, slices[0], per_tap * (kh * kw)))
@@ -166,7 +178,7 @@ class ConvKernel:
         """Return whether the taps of a kernel row are contiguous."""
         return self.geometry.dilation[1] == 1 and self.geometry.groups == 1
 
-    def taps_inside(self, positions: ResultRanges, results: int = 1) -> tuple[Lets, TapRanges]:
+    def bind_taps_inside(self, positions: ResultRanges, results: int = 1) -> tuple[Lets, TapRanges]:
         """Return let-bindings and tap ranges inside the data for `results` neighbouring results,
         for axes where some taps may read only padding.
         """
@@ -177,7 +189,7 @@ class ConvKernel:
         # The taps of a row are one loop with the channels: none can be left out alone.
         if self.has_whole_rows:
             padded_axes.pop(PIXEL_AXIS, None)
-        return taps_inside(windows, padded_axes)
+        return bind_taps_inside(windows, padded_axes)
 
     def k_block_offsets(self) -> tuple[PrimExpr, PrimExpr]:
         """Return the offsets of the current block of k in a pixel's data and in a panel."""
@@ -185,14 +197,16 @@ class ConvKernel:
             return const(0), const(0)
         inner, block_size = self.kernel_row_loop().extent, self.decision.int_value("k_block")
         blocks_per_row = simplify(inner // block_size)
-        row = self.geometry.data_strides(self.slice)[-2] * self.geometry.dilation[0]
-        data = self.block // blocks_per_row * row + self.block % blocks_per_row * block_size
-        return simplify(data), simplify(self.block * (block_size * self.width))
+        row = self.geometry.data_strides(self.slice_stride)[-2] * self.geometry.dilation[0]
+        data = self.k_block // blocks_per_row * row + self.k_block % blocks_per_row * block_size
+        return simplify(data), simplify(self.k_block * (block_size * self.width))
 
     def channel_loop(self, taps: int) -> ReductionLoop:
         """Return the loop over the channels of contiguous taps."""
-        steps = simplify(self.group_in * taps // self.word)
-        return ReductionLoop(steps, const(self.word), const(self.width * self.word))
+        steps = simplify(self.group_in * taps // self.word_channels)
+        return ReductionLoop(
+            steps, const(self.word_channels), const(self.width * self.word_channels)
+        )
 
     def emit_tile(
         self,
@@ -209,8 +223,14 @@ class ConvKernel:
         """
         # A last panel of few columns takes narrower vectors instead of computing lanes that are not
         # stored.
-        lanes = self.lanes if self.word > 1 else narrowest_lanes(panel.valid, self.target)
-        shape = RegisterTile(rows, -(-panel.valid // lanes), lanes, panel.valid, self.anchor.dtype)
+        lanes = (
+            self.lanes
+            if self.word_channels > 1
+            else narrowest_lanes(panel.num_columns, self.target)
+        )
+        shape = RegisterTile(
+            rows, -(-panel.num_columns // lanes), lanes, panel.num_columns, self.anchor.dtype
+        )
 
         def store_result(
             i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
@@ -230,14 +250,14 @@ class ConvKernel:
 
         def load_partial_sums(i: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
             """Load the partial sums of previous blocks of k from the result; zeros in block 0."""
-            at, begun = panel.column + column, broadcast(self.block > 0, lanes)
+            at, begun = panel.column + column, broadcast(self.k_block > 0, lanes)
             both = begun if mask is None else logical_and(begun, mask)
             return self.epilogue.load_raw((out + i) * self.channels + at, at, lanes, both)
 
         data, panel_begin = self.k_block_offsets()
         base = Var("base")
-        lets, ahead = self.near.of_tile(base, number)
-        is_last = self.block.equal(self.blocks - 1)
+        lets, ahead = self.panel_prefetches.tile_prefetches(base, number)
+        is_last = self.k_block.equal(self.blocks - 1)
         tile = emit_register_tile(
             shape,
             self.reduction_loops(panel, taps),
@@ -248,12 +268,12 @@ class ConvKernel:
             store_result,
             not self.epilogue.is_cheap,
             ahead,
-            self.near.unroll,
+            self.panel_prefetches.unroll,
             ChunkSums(is_last, load_partial_sums, store_partial_sums) if self.blocks > 1 else None,
         )
         return wrap_in_lets([(base, simplify(panel.offset + panel_begin)), *lets], tile)
 
-    def emit_matrix_tile(
+    def emit_amx_tile(
         self,
         pixel_count: PrimExpr,
         indices: Callable[[PrimExpr], list[PrimExpr]],
@@ -276,7 +296,7 @@ class ConvKernel:
             )
 
         shape = MatrixTile(
-            self.decision.int_value("rows"), pixel_count, panel.valid, self.anchor.dtype
+            self.decision.int_value("rows"), pixel_count, panel.num_columns, self.anchor.dtype
         )
         factors = MatrixOperands(self.source, base, step, self.weight, simplify(panel.offset))
         return emit_matrix_tile(shape, self.reduction_loops(panel, ALL_TAPS), factors, store_result)
@@ -296,12 +316,12 @@ class ConvKernel:
             self.geometry.result_indices(output_index), flat, value, mask
         )
 
-    def has_flat_tiles(self) -> bool:
+    def has_flattened_pixels(self) -> bool:
         """Return whether tiles run over the flattened output pixels: for pointwise kernels, and for
         lines too short for good tiles.
         """
         width = self.geometry.out[2]
-        return self.geometry.is_pointwise or (is_short_line(width) and not self.in_matrices)
+        return self.geometry.is_pointwise or (is_short_line(width) and not self.uses_amx)
 
     def pixel_coordinates(self, at: PrimExpr) -> list[PrimExpr]:
         """Return (image, line, column) of an output pixel index."""
@@ -325,7 +345,9 @@ class ConvKernel:
             a_rows = [first * pixel + panel.channel + pixel * i for i in range(rows)]
             return self.emit_tile(rows, pixel_indices, a_rows, first, panel, number)
         starts = [Var(f"row{i}") for i in range(rows)]
-        lets, taps = self.taps_inside({SLICE_AXIS: self.slices_between(first, first + (rows - 1))})
+        lets, taps = self.bind_taps_inside(
+            {SLICE_AXIS: self.depth_slice_range(first, first + (rows - 1))}
+        )
         tile = self.emit_tile(rows, pixel_indices, list(starts), first, panel, number, taps)
         tile = wrap_in_lets(lets, tile)
         for i in reversed(range(rows)):
@@ -334,11 +356,11 @@ class ConvKernel:
             )
         return tile
 
-    def slices_between(self, first: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+    def depth_slice_range(self, first: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
         """Return the range of depth slices between two pixels; all slices if they belong to two
         batch items.
         """
-        deep = maximum(self.geometry.depth.out, const(1))
+        deep = maximum(self.geometry.depth.num_results, const(1))
         low, high = (self.pixel_coordinates(pixel_index)[0] for pixel_index in (first, last))
         is_one = (low // deep).equal(high // deep)
         begin = if_then_else(is_one, low % deep, const(0))
@@ -356,10 +378,10 @@ class ConvKernel:
         hold.
         """
         rows = self.decision.int_value("rows")
-        if panel.valid == self.width:
+        if panel.num_columns == self.width:
             return rows
         register_limit = max_register_rows(
-            -(-panel.valid // self.lanes), self.target, self.data.dtype
+            -(-panel.num_columns // self.lanes), self.target, self.data.dtype
         )
         return max(rows, min(MAX_NARROW_TILE_ROWS, register_limit))
 
@@ -367,8 +389,8 @@ class ConvKernel:
         """Emit all output pixels as one flattened loop of tiles."""
         n, height, width, _ = self.geometry.out
         total, number = simplify(n * height * width), Var("t")
-        if self.in_matrices:
-            return self.emit_flat_matrix_tiles(total, kind, panel, lambda tile: tile)
+        if self.uses_amx:
+            return self.emit_flat_amx_tiles(total, kind, panel, lambda tile: tile)
         return balanced_row_tiles(
             total,
             self.tile_rows(panel),
@@ -377,7 +399,7 @@ class ConvKernel:
             number,
         )
 
-    def emit_flat_matrix_tiles(
+    def emit_flat_amx_tiles(
         self, total: PrimExpr, kind: ForKind, panel: WeightPanel, around: Callable[[Stmt], Stmt]
     ) -> Stmt:
         """Emit all output pixels as one flattened loop of AMX tiles; `around` wraps each tile."""
@@ -385,7 +407,7 @@ class ConvKernel:
 
         def emit_short_tile(pixel_count: PrimExpr, first: PrimExpr) -> Stmt:
             """Return an AMX tile of `pixel_count` pixels from `first` on."""
-            tile = self.emit_matrix_tile(
+            tile = self.emit_amx_tile(
                 pixel_count,
                 lambda i: self.pixel_coordinates(first + i),
                 first * pixel + panel.channel,
@@ -423,14 +445,14 @@ class ConvKernel:
         sx = self.geometry.strides[1]
         pixel = self.geometry.data[3]
         line, start = n * height + y, offset + panel.channel
-        slice = n % maximum(self.geometry.depth.out, const(1))
-        lets, taps = self.taps_inside({SLICE_AXIS: (slice, slice), LINE_AXIS: (y, y)})
-        if self.in_matrices:
+        slice = n % maximum(self.geometry.depth.num_results, const(1))
+        lets, taps = self.bind_taps_inside({SLICE_AXIS: (slice, slice), LINE_AXIS: (y, y)})
+        if self.uses_amx:
             step = simplify(pixel * sx)
             return row_tiles_with_tail(
                 width,
                 self.decision.int_value("rows"),
-                lambda pixel_count, first: self.emit_matrix_tile(
+                lambda pixel_count, first: self.emit_amx_tile(
                     pixel_count,
                     lambda i: [n, y, first + i],
                     start + first * step,
@@ -448,7 +470,7 @@ class ConvKernel:
             a_rows = [begin + step * i for i in range(rows)]
             # Taps that lie in the padding for all pixels of the tile are left out instead of
             # multiplied by zeros.
-            own, across = self.taps_inside({PIXEL_AXIS: (first, first + (rows - 1))}, rows)
+            own, across = self.bind_taps_inside({PIXEL_AXIS: (first, first + (rows - 1))}, rows)
             number, all_taps = line * width + first, {**taps, **across}
             tile = self.emit_tile(
                 rows, lambda i: [n, y, first + i], a_rows, number, panel, taps=all_taps
@@ -458,14 +480,14 @@ class ConvKernel:
 
         return wrap_in_lets(lets, balanced_row_tiles(width, self.tile_rows(panel), emit_row_tile))
 
-    def emit_panel_region(self, panels: int, make: Callable[[PrimExpr], WeightPanel]) -> Stmt:
+    def emit_panels(self, panels: int, make: Callable[[PrimExpr], WeightPanel]) -> Stmt:
         """Emit all pixels of some panels; threads share the panels, the lines or, where lines are
         few, both.
         """
         _, height, _, _ = self.geometry.out
         lines = simplify(self.geometry.out[0] * height)
         line, index = Var("line"), Var("p")
-        flat = self.has_flat_tiles()
+        flat = self.has_flattened_pixels()
         if self.parallelizes_panels(panels):
 
             def emit_panel(at: PrimExpr) -> Stmt:
@@ -478,7 +500,7 @@ class ConvKernel:
 
             return self.emit_panel_loop(panels, index, emit_panel)
         if flat:
-            return self.emit_flat_with_panels(panels, make)
+            return self.emit_pixel_tiles_over_panels(panels, make)
         line_tiles = self.emit_line(make(index), line)
         # There are fewer lines than threads, so these share lines and panels together.
         if self.has_few_lines():
@@ -499,7 +521,7 @@ class ConvKernel:
             body = inside(index)
             return For(index, const(0), const(panels), ForKind.PARALLEL, body, {"grain": 1})
         chunk, count, block = Var("c"), min(self.target.cores, panels), Var("kb")
-        self.block = block
+        self.k_block = block
         begin, end = chunk * panels // count, (chunk + 1) * panels // count
         # Partial sums wait in the result: a thread keeps its panels through all blocks of k.
         run = For(index, begin, simplify(end - begin), ForKind.SERIAL, inside(index))
@@ -510,7 +532,7 @@ class ConvKernel:
         """Return whether an image has fewer lines than there are cores, as with one spatial
         axis.
         """
-        height = simplify(self.geometry.out[1] * self.geometry.depth.out)
+        height = simplify(self.geometry.out[1] * self.geometry.depth.num_results)
         return isinstance(height, IntImm) and height.value < self.target.cores
 
     def parallelizes_panels(self, panels: int) -> bool:
@@ -519,18 +541,20 @@ class ConvKernel:
             panels >= self.target.cores and self.decision["order"] == "panel"
         )
 
-    def emit_flat_with_panels(self, panels: int, make: Callable[[PrimExpr], WeightPanel]) -> Stmt:
+    def emit_pixel_tiles_over_panels(
+        self, panels: int, make: Callable[[PrimExpr], WeightPanel]
+    ) -> Stmt:
         """Emit tiles of flattened pixels in parallel, with the loop over panels inside."""
         n, height, width, _ = self.geometry.out
         total, index = simplify(n * height * width), Var("p")
         panel = make(index)
-        if self.in_matrices:
+        if self.uses_amx:
 
             def loop_over_panels(tile: Stmt) -> Stmt:
                 """Repeat the tile for each panel of output channels."""
                 return For(index, const(0), const(panels), ForKind.SERIAL, tile)
 
-            return self.emit_flat_matrix_tiles(total, ForKind.PARALLEL, panel, loop_over_panels)
+            return self.emit_flat_amx_tiles(total, ForKind.PARALLEL, panel, loop_over_panels)
 
         def emit_row_tile(rows: int, first: PrimExpr) -> Stmt:
             """Run all panels for the pixels of a tile."""
@@ -544,7 +568,7 @@ class ConvKernel:
 
         return balanced_row_tiles(total, self.tile_rows(panel), emit_row_tile, ForKind.PARALLEL)
 
-    def panel_groups(self) -> list[tuple[int, Callable[[PrimExpr], WeightPanel]]]:
+    def group_panels(self) -> list[tuple[int, Callable[[PrimExpr], WeightPanel]]]:
         """Return, for every group, the full panels and the narrower last one: their number, and a
         function from index to panel.
         """
@@ -583,7 +607,7 @@ class ConvKernel:
         bands = BandLoop(
             self.data, self.geometry, band_lines(self.geometry, self.target), self.lanes
         )
-        self.source, self.slice = bands.source, bands.slice
+        self.source, self.slice_stride = bands.source, bands.slice
 
         def emit_line(n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
             """Return a line of the result: each part's panels."""
@@ -597,7 +621,7 @@ class ConvKernel:
                         ForKind.SERIAL,
                         self.emit_line_tiles(make(index), n, y, offset),
                     )
-                    for count, make in self.panel_groups()
+                    for count, make in self.group_panels()
                 )
             )
 
@@ -605,22 +629,22 @@ class ConvKernel:
 
     def body(self) -> Stmt:
         """Emit the padding or widening of the data, if needed, and all tiles."""
-        panel_parts = self.panel_groups()
+        panel_parts = self.group_panels()
         if (pairs := create_widened_buffer(self.data, self.decision)) is not None:
             size = product_of_dims(list(self.data.shape))
             self.source, wide = pairs, emit_widen_pairs(self.data, pairs, size, self.lanes)
             return Allocate(
                 pairs,
-                seq(wide, *(self.emit_panel_region(*panel_part) for panel_part in panel_parts)),
+                seq(wide, *(self.emit_panels(*panel_part) for panel_part in panel_parts)),
             )
         if not self.geometry.is_padded:
-            return seq(*(self.emit_panel_region(*panel_part) for panel_part in panel_parts))
+            return seq(*(self.emit_panels(*panel_part) for panel_part in panel_parts))
         shares_panels = self.has_few_lines() or any(
             self.parallelizes_panels(count) for count, _ in panel_parts
         )
         # Bands keep the padded lines in L2; the full padded copy below is for tiles that cross
         # lines or threads that share panels.
-        if not self.has_flat_tiles() and not shares_panels:
+        if not self.has_flattened_pixels() and not shares_panels:
             return self.emit_bands()
         height, width = self.geometry.padded_extents()
         shape = (self.geometry.num_padded_slices(), height, width, self.geometry.data[3])
@@ -628,7 +652,7 @@ class ConvKernel:
         copy = emit_pad_copy(self.data, self.source, self.geometry, self.lanes)
         return Allocate(
             self.source,
-            seq(copy, *(self.emit_panel_region(*panel_part) for panel_part in panel_parts)),
+            seq(copy, *(self.emit_panels(*panel_part) for panel_part in panel_parts)),
         )
 
 
@@ -641,7 +665,7 @@ class WeightPanel:
     offset: PrimExpr
     column: PrimExpr
     channel: PrimExpr
-    valid: int
+    num_columns: int
 
 
 def build_conv(
@@ -652,7 +676,7 @@ def build_conv(
     decision: Decision,
 ) -> PrimFunc:
     """Build the kernel of a convolution."""
-    return ConvKernel(inputs, outputs, target, PACKED_CONV_TAG, decision).function(name)
+    return ConvKernel(inputs, outputs, target, PACKED_CONV_TAG, decision).build_function(name)
 
 
 FAMILY = Family(

@@ -32,7 +32,7 @@ from ekiden.kernels.cpu.depthwise import DepthwiseKernel
 from ekiden.kernels.cpu.depthwise import default_decision as depthwise_default
 from ekiden.kernels.cpu.depthwise import search_space as depthwise_space
 from ekiden.kernels.cpu.windows import ResultRanges, TapRanges
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
 from ekiden.kernels.family import Family, MatmulSizes, known_extent
 from ekiden.kernels.geometry import ConvGeometry, transposed_axes_of, transposed_geometry
 from ekiden.kernels.micro_kernels.epilogue import operands_of
@@ -83,15 +83,15 @@ class _PhasedOutput:
     def __init__(self, anchor: te.Tensor) -> None:
         self.anchor, self.axes = anchor, transposed_axes_of(anchor)
         self.geometry = transposed_geometry(anchor, self.axes)
-        self.number = math.prod(axis.number for axis in self.axes)
+        self.number = math.prod(axis.num_phases for axis in self.axes)
         self.taps = math.prod(axis.kernel for axis in self.axes)
 
     def phase_at(self, index: PrimExpr, steps: list[PrimExpr]) -> _Phase:
         """Return the phase of an index, for data with the given pixel strides."""
         position: list[PrimExpr] = []
         for axis in reversed(self.axes):
-            position.insert(0, simplify(index % axis.number))
-            index = simplify(index // axis.number)
+            position.insert(0, simplify(index % axis.num_phases))
+            index = simplify(index // axis.num_phases)
         origin = first = const(0)
         for axis, at, step in zip(self.axes, position, steps, strict=True):
             origin = simplify(origin + axis.first_element(at) * step)
@@ -114,7 +114,7 @@ class _PhasedOutput:
             weights = simplify(weights * axis.kernel)
         return tap_loops
 
-    def guarded_store(
+    def emit_guarded_store(
         self,
         at: _Phase,
         result_index: list[PrimExpr],
@@ -144,22 +144,22 @@ class _PhasedOutput:
 class _PhasePanel(WeightPanel):
     """A panel of weights for one phase."""
 
-    at: _Phase
+    phase: _Phase
 
 
 class _TransposedConvKernel(ConvKernel):
     """Builder of one transposed convolution kernel."""
 
-    def find_geometry(self) -> ConvGeometry:
+    def conv_geometry(self) -> ConvGeometry:
         """Return the geometry of the convolutions of all phases."""
         self.output = _PhasedOutput(self.anchor)
         return self.output.geometry
 
-    def count_taps(self) -> int:
+    def num_taps(self) -> int:
         """Return the number of kernel taps of the weight."""
         return self.output.taps
 
-    def has_flat_tiles(self) -> bool:
+    def has_flattened_pixels(self) -> bool:
         """Return whether lines are too short for good tiles."""
         return is_short_line(self.geometry.out[2])
 
@@ -178,10 +178,12 @@ class _TransposedConvKernel(ConvKernel):
         assert isinstance(panel, _PhasePanel)
         assert not taps
         per_tap = self.group_in * self.width
-        tap_loops = self.output.tap_loops(panel.at, self.geometry.data_strides(self.slice), per_tap)
+        tap_loops = self.output.tap_loops(
+            panel.phase, self.geometry.data_strides(self.slice_stride), per_tap
+        )
         return [*_without_unit_loops(tap_loops), self.channel_loop(1)]
 
-    def taps_inside(self, positions: ResultRanges, results: int = 1) -> tuple[Lets, TapRanges]:
+    def bind_taps_inside(self, positions: ResultRanges, results: int = 1) -> tuple[Lets, TapRanges]:
         """Return no restriction: every window covers the taps of all phases."""
         return [], {}
 
@@ -209,15 +211,15 @@ class _TransposedConvKernel(ConvKernel):
     ) -> Stmt:
         """Emit the store of results at their phase's output positions."""
         assert isinstance(panel, _PhasePanel)
-        return self.output.guarded_store(
-            panel.at,
+        return self.output.emit_guarded_store(
+            panel.phase,
             output_index,
             lambda indices, at: self.epilogue.emit_store(indices, at, value, mask),
         )
 
-    def panel_groups(self) -> list[tuple[int, Callable[[PrimExpr], WeightPanel]]]:
+    def group_panels(self) -> list[tuple[int, Callable[[PrimExpr], WeightPanel]]]:
         """Return the weight panels of all phases."""
-        return [self._panels_of_phases(*panel_part) for panel_part in super().panel_groups()]
+        return [self._panels_of_phases(*panel_part) for panel_part in super().group_panels()]
 
     def _panels_of_phases(
         self, panels: int, make: Callable[[PrimExpr], WeightPanel]
@@ -226,11 +228,13 @@ class _TransposedConvKernel(ConvKernel):
             """Return the panel of a phase; the phase's taps are contiguous in the weight, after
             those of earlier phases.
             """
-            at = self.output.phase_at(index // panels, self.geometry.data_strides(self.slice))
+            at = self.output.phase_at(
+                index // panels, self.geometry.data_strides(self.slice_stride)
+            )
             panel = make(index % panels)
             offset = panel.offset + at.first_tap * (self.group_in * self.width)
             start = simplify(panel.channel + at.data_offset)
-            return _PhasePanel(offset, panel.column, start, panel.valid, at)
+            return _PhasePanel(offset, panel.column, start, panel.num_columns, at)
 
         return panels * self.output.number, panel_at
 
@@ -249,12 +253,12 @@ def _bind_panel(panel: WeightPanel) -> tuple[_PhasePanel, list[tuple[Var, PrimEx
         lets.append((Var(name), value))
         return lets[-1][0]
 
-    position = tuple(bind_value("phase", coordinate) for coordinate in panel.at.output_position)
-    taps = tuple(bind_value("taps", tap_count) for tap_count in panel.at.taps)
+    position = tuple(bind_value("phase", coordinate) for coordinate in panel.phase.output_position)
+    taps = tuple(bind_value("taps", tap_count) for tap_count in panel.phase.taps)
     offset, channel = bind_value("weights", panel.offset), bind_value("start", panel.channel)
-    at = replace(panel.at, output_position=position, taps=taps)
+    at = replace(panel.phase, output_position=position, taps=taps)
     column = bind_value("column", panel.column)
-    return replace(panel, offset=offset, column=column, channel=channel, at=at), lets
+    return replace(panel, offset=offset, column=column, channel=channel, phase=at), lets
 
 
 def _without_unit_loops(loops: list[ReductionLoop]) -> list[ReductionLoop]:
@@ -265,7 +269,7 @@ def _without_unit_loops(loops: list[ReductionLoop]) -> list[ReductionLoop]:
 class _TransposedDepthwiseKernel(DepthwiseKernel):
     """Builder of one transposed depthwise kernel."""
 
-    def find_geometry(self) -> ConvGeometry:
+    def conv_geometry(self) -> ConvGeometry:
         """Return the geometry of the convolutions of all phases."""
         self.output = _PhasedOutput(self.anchor)
         return self.output.geometry
@@ -289,7 +293,7 @@ class _TransposedDepthwiseKernel(DepthwiseKernel):
             def store_pixel(p: int, value: PrimExpr) -> Stmt:
                 """Store a pixel's vector at its phase's position in the result."""
                 result_index = [n, y, first + p, channel]
-                return self.output.guarded_store(
+                return self.output.emit_guarded_store(
                     at,
                     result_index,
                     lambda indices, at: self.epilogue.emit_store(indices, at, value, mask),
@@ -310,9 +314,9 @@ def build_conv_transpose(
     decision: Decision,
 ) -> PrimFunc:
     """Build the kernel of tag "conv_transpose_pack"."""
-    return _TransposedConvKernel(inputs, outputs, target, TRANSPOSED_CONV_TAG, decision).function(
-        name
-    )
+    return _TransposedConvKernel(
+        inputs, outputs, target, TRANSPOSED_CONV_TAG, decision
+    ).build_function(name)
 
 
 def build_depthwise_conv_transpose(
@@ -326,7 +330,7 @@ def build_depthwise_conv_transpose(
     kernel = _TransposedDepthwiseKernel(
         inputs, outputs, target, "depthwise_conv_transpose", decision
     )
-    return kernel.function(name)
+    return kernel.build_function(name)
 
 
 def _panel_and_depth(anchor: te.Tensor) -> tuple[int, int]:
@@ -351,7 +355,7 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
     )
 
 
-def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision for a transposed convolution."""
     panel, depth = _panel_and_depth(anchor)
     product = MatmulSizes(ASSUMED_OUTPUT_PIXELS, panel, depth)

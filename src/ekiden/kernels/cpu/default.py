@@ -17,7 +17,7 @@ from ekiden.arith import Analyzer, prove_equal, simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, minimum
 from ekiden.ir.prim_visitor import rewrite, substitute
-from ekiden.kernels.attention.softmax_bounds import with_row_bounds
+from ekiden.kernels.attention.softmax_bounds import rewrite_with_row_bounds
 from ekiden.kernels.cost_model import cache_levels
 from ekiden.kernels.cpu.injective import emit_injective_nest
 from ekiden.kernels.cpu.loops import (
@@ -28,7 +28,7 @@ from ekiden.kernels.cpu.loops import (
     fuse_axes,
     parallel_outer_loops,
 )
-from ekiden.kernels.cpu.reduction import ReductionNest, StreamedProducer, reduces_contiguous
+from ekiden.kernels.cpu.reduction import ReductionNest, StreamedProducer, reduces_innermost_axis
 from ekiden.kernels.cpu.tuple_reduction import emit_tuple_reduction
 from ekiden.kernels.family import Family
 from ekiden.kernels.stages import copy_repeated_outputs, inline_cheap_stages, stages_of
@@ -118,7 +118,7 @@ class _DefaultKernel:
                 return BufferLoad(buffer, (index,), e.dtype)
             return e
 
-        return rewrite(with_row_bounds(expr, self.extents, self.target), replace_node)
+        return rewrite(rewrite_with_row_bounds(expr, self.extents, self.target), replace_node)
 
     # Stages.
 
@@ -407,7 +407,7 @@ def _can_overwrite(output: Tensor, tensor: Tensor) -> bool:
     return in_place and all(map(prove_equal, output.shape, tensor.shape))
 
 
-def _leading_match(
+def num_matching_leading_indices(
     consumer: Tensor, producer: Tensor, indices: Sequence[PrimExpr], limit: int
 ) -> int:
     """Return how many leading indices of a read are the consumer's axes in the same positions."""
@@ -440,10 +440,10 @@ def num_shared_axes(stages: Sequence[Tensor]) -> int:
     for tensor in stages:
         op = tensor.op
         assert isinstance(op, ComputeOp)
-        limit = _leading_match(tensor, last, [a.var for a in op.axis], limit)
+        limit = num_matching_leading_indices(tensor, last, [a.var for a in op.axis], limit)
         for load in te.tensor_loads(op):
             if load.producer in inside:
-                limit = _leading_match(tensor, load.producer, load.indices, limit)
+                limit = num_matching_leading_indices(tensor, load.producer, load.indices, limit)
     reductions = [t for t in stages if isinstance(t.op, ComputeOp) and t.op.reduce_axis]
     if not reductions:
         # a plane of a stored stage at a time: what picks its elements is found once for all rows
@@ -453,7 +453,7 @@ def num_shared_axes(stages: Sequence[Tensor]) -> int:
     # independent of all other rows.
     return (
         limit
-        if all(map(reduces_contiguous, reductions))
+        if all(map(reduces_innermost_axis, reductions))
         else min(limit, min(t.ndim for t in reductions) - 1)
     )
 

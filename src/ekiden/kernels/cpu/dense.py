@@ -37,8 +37,16 @@ from ekiden.kernels.cost_model import (
     panel_width_knob,
     tile_rows,
 )
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, Value, descending_range, divisors
-from ekiden.kernels.family import NARROW_EPILOGUE, RANGE_EPILOGUE, Family, MatmulSizes
+from ekiden.kernels.decision import (
+    Decision,
+    Knob,
+    Overrides,
+    Space,
+    Value,
+    descending_range,
+    divisors,
+)
+from ekiden.kernels.family import INT16_PAIR_SUMS, RANGE_EPILOGUE, Family, MatmulSizes
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import AMX_TILE_HEIGHTS, MATRIX_DOT_FEATURES
 from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS
@@ -81,7 +89,7 @@ def schedule_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
     """Schedule a dense layer."""
     decision, target, anchor = kernel.decision, kernel.target, kernel.anchor
     data, weight = operands_of(anchor)
-    sizes, width = _product_and_panel(anchor)
+    sizes, width = _matmul_sizes(anchor)
     in_matrices = decision.get("dot") in MATRIX_DOT_FEATURES
     product_block = sch.get_block(anchor.op.name)
     epilogues = sch.get_consumers(product_block)
@@ -130,7 +138,7 @@ def schedule_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
     sch.tensorize(row, REGISTER_TILE_KERNEL.call(lanes=target.lanes("float32"), **options))
 
 
-def initial_program(inputs: list[te.Tensor], kernel: ScheduledKernel, name: str) -> PrimFunc:
+def create_initial_program(inputs: list[te.Tensor], kernel: ScheduledKernel, name: str) -> PrimFunc:
     """Create the program to schedule: the product and its epilogues, with bytes widened to int16
     pairs first where needed.
     """
@@ -247,20 +255,20 @@ def is_supported(anchor: te.Tensor, target: Target) -> bool:
     return has_known_weights(anchor) and (plain or len(weight.shape) >= 4)
 
 
-def _product_and_panel(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
+def _matmul_sizes(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
     """Return an anchor's product sizes in steps of k, and its panel width."""
     data, weight = operands_of(anchor)
     attrs = anchor.op.attrs
     depth = simplify(data.shape[-1] // _word_size(weight))
     units, panel = int(str(attrs["units"])), int(str(attrs["tile"]))
     # A list of words (`places`) guarantees that sums of two products fit int16.
-    dtype = NARROW_EPILOGUE if "places" in attrs else data.dtype
+    dtype = INT16_PAIR_SUMS if "places" in attrs else data.dtype
     return MatmulSizes.from_dims(
         product_of_dims(data.shape[_num_batch_axes(weight) : -1]), units, depth, dtype
     ), panel
 
 
-def _matrix_instruction(anchor: te.Tensor, target: Target) -> str | None:
+def _amx_instruction(anchor: te.Tensor, target: Target) -> str | None:
     """Return the AMX instruction for the weight's words, or None."""
     return (
         None
@@ -271,13 +279,13 @@ def _matrix_instruction(anchor: te.Tensor, target: Target) -> str | None:
 
 def search_space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a dense layer."""
-    sizes, panel = _product_and_panel(anchor)
+    sizes, panel = _matmul_sizes(anchor)
     vectors = -(-panel // target.lanes("float32"))
     blocking = LoopBlocking(sizes, panel, 1, target)
     is_plain = sizes.dtype == "float32"
     blocks = divisors(sizes.depth, MIN_K_BLOCK)[1:] if sizes.depth and is_plain else ()
     rows = descending_range(max_register_rows(vectors, target, sizes.dtype))
-    matrices = _matrix_instruction(anchor, target)
+    matrices = _amx_instruction(anchor, target)
     if matrices is not None:
         rows = (*AMX_TILE_HEIGHTS, *rows)
     # fmt: off
@@ -299,14 +307,14 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
     # fmt: on
 
 
-def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision for a dense layer."""
-    sizes, panel = _product_and_panel(anchor)
+    sizes, panel = _matmul_sizes(anchor)
     chosen: dict[str, Value] = {"panel": panel, **{n: v for n, v in fixed.items() if n != "panel"}}
     vectors = -(-panel // target.lanes("float32"))
-    matrices = _matrix_instruction(anchor, target)
+    matrices = _amx_instruction(anchor, target)
     dot = (
-        supported_dots(target, sizes.dtype == NARROW_EPILOGUE)[0]
+        supported_dots(target, sizes.dtype == INT16_PAIR_SUMS)[0]
         if sizes.dtype != "bfloat16"
         else BF16_PAIR_FEATURE
     )
@@ -314,7 +322,7 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decisio
     if matrices is not None and (sizes.rows is None or sizes.rows > MAX_VECTOR_ROWS):
         dot = matrices
     if chosen.setdefault("dot", dot) in MATRIX_DOT_FEATURES:
-        return _matrix_decision(anchor, target, chosen, sizes)
+        return _amx_decision(anchor, target, chosen, sizes)
     rows = int(chosen.setdefault("rows", tile_rows(vectors, sizes, target)))
     blocking = LoopBlocking(sizes, panel, rows, target)
     # With fewer panels than cores some cores would idle: threads share the rows instead.
@@ -326,13 +334,13 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decisio
     spread = int(chosen.setdefault("spread", blocking.panel_prefetch_tiles(order)))
     change = "row" if blocking.num_row_tiles == 1 else "panel"
     chosen.setdefault("unroll", blocking.unroll_factor(change, own or spread))
-    chosen.setdefault("copy", blocking.packs_rows(int(chosen["k_block"])))
+    chosen.setdefault("copy", blocking.should_pack_rows(int(chosen["k_block"])))
     return Decision.from_mapping(
         {choice.name: chosen[choice.name] for choice in search_space(anchor, target)}
     )
 
 
-def _matrix_decision(
+def _amx_decision(
     anchor: te.Tensor, target: Target, chosen: dict[str, Value], sizes: MatmulSizes
 ) -> Decision:
     """Return the decision for AMX tiles, with the panel loop outermost (Sapphire Rapids, panels of
@@ -354,7 +362,7 @@ FAMILY = Family(
     space=search_space,
     default=default_decision,
     steps=schedule_dense,
-    start=initial_program,
+    start=create_initial_program,
     panel=choose_panel_width,
     panels=panel_width_knob,
     endings=(RANGE_EPILOGUE,),

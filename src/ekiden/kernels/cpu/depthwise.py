@@ -18,7 +18,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.kernels.cpu.padding import BandLoop, band_lines, load_as_float32
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
 from ekiden.kernels.geometry import ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.register_tiles import (
@@ -51,7 +51,7 @@ class DepthwiseKernel:
         self.buffers = declare_parameters(inputs, outputs)
         data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
-        self.geometry: ConvGeometry = self.find_geometry()
+        self.geometry: ConvGeometry = self.conv_geometry()
         self.lanes, self.target = target.lanes("float32"), target
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         channels = self.geometry.out[3]
@@ -60,11 +60,11 @@ class DepthwiseKernel:
         self.source = self.data
         self.slice: PrimExpr | None = None
 
-    def function(self, name: str) -> PrimFunc:
+    def build_function(self, name: str) -> PrimFunc:
         """Build the kernel's PrimFunc."""
         return create_tiled_function(name, self.buffers, self.body())
 
-    def find_geometry(self) -> ConvGeometry:
+    def conv_geometry(self) -> ConvGeometry:
         """Return the anchor's convolution geometry."""
         return conv_geometry_of(self.anchor)
 
@@ -194,7 +194,7 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
     return (Knob("pixels", descending_range(MAX_TILE_PIXELS), "pixels of a tile"),)
 
 
-def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision: as many accumulators as hide the FMA latency, or a quarter of
     the registers.
     """

@@ -21,7 +21,7 @@ from ekiden.kernels.micro_kernels.register_tiles import ReductionLoop, balanced_
 from ekiden.tir.stmt import For, ForKind, Stmt, seq
 
 
-class DynamicDepthwise(DepthwiseKernel):
+class DynamicWidthDepthwiseKernel(DepthwiseKernel):
     """Builder of a depthwise kernel whose line width is known at run time only."""
 
     def body(self) -> Stmt:
@@ -30,12 +30,12 @@ class DynamicDepthwise(DepthwiseKernel):
         images, height, _, _ = self.geometry.out
         _, data_height, data_width, _ = self.geometry.data
         line, y, first, rows, start = (Var(v) for v in ("line", "y", "first", "rows", "start"))
-        top = y * rows_window.stride - rows_window.before + first * rows_window.dilation
+        top = y * rows_window.stride - rows_window.pad_before + first * rows_window.dilation
         at = (line // height * data_height + top) * (data_width * self.channels)
         self.first, self.rows = first, rows
         lets = [
             (y, line % height),
-            *zip((first, rows), rows_window.taps_reading_data(y, y), strict=True),
+            *zip((first, rows), rows_window.taps_inside_data(y, y), strict=True),
             (start, simplify(at)),
         ]
         body = wrap_in_lets(lets, self.emit_channel_vectors(line // height, y, start))
@@ -53,47 +53,48 @@ class DynamicDepthwise(DepthwiseKernel):
         tap, taps = Var("tap"), Var("taps")
         row_step = window.size * (self.geometry.dilation[0] * self.channels)
 
-        def tile(pixels: int, x: PrimExpr, tap: PrimExpr, taps: PrimExpr) -> Stmt:
+        def emit_pixel_tile(pixels: int, x: PrimExpr, tap: PrimExpr, taps: PrimExpr) -> Stmt:
             """Emit a tile of `pixels` pixels from x on, over `taps` taps of a row from `tap` on."""
-            at = x * window.stride - window.before + tap * window.dilation
+            at = x * window.stride - window.pad_before + tap * window.dilation
             weights = (self.first * window.kernel + tap) * self.channels + channel
             loops = [
                 ReductionLoop(self.rows, row_step, const(window.kernel * self.channels)),
                 ReductionLoop(taps, const(window.dilation * self.channels), const(self.channels)),
             ]
 
-            def store(p: int, value: PrimExpr) -> Stmt:
+            def store_pixel(p: int, value: PrimExpr) -> Stmt:
                 """Store a pixel's vector through the epilogue."""
                 flat = ((n * height + y) * width + x + p) * self.channels + channel
                 place = self.geometry.result_indices([n, y, x + p, channel])
                 return self.epilogue.emit_store(place, flat, value, mask)
 
             base = start + at * self.channels + channel
-            return self.emit_tile(pixels, base, weights, mask, loops, store)
+            return self.emit_tile(pixels, base, weights, mask, loops, store_pixel)
 
-        def at_end(low: PrimExpr, high: PrimExpr) -> Stmt:
+        def emit_border_pixels(low: PrimExpr, high: PrimExpr) -> Stmt:
             """Emit the border pixels [low, high), one at a time, over the taps inside the data."""
-            lets = [*zip((tap, taps), window.taps_reading_data(pixel, pixel), strict=True)]
-            body = wrap_in_lets(lets, tile(1, pixel, tap, taps))
+            lets = [*zip((tap, taps), window.taps_inside_data(pixel, pixel), strict=True)]
+            body = wrap_in_lets(lets, emit_pixel_tile(1, pixel, tap, taps))
             return For(pixel, low, simplify(high - low), ForKind.SERIAL, body)
 
-        def inside(pixels: int, x: PrimExpr) -> Stmt:
+        def emit_interior_tile(pixels: int, x: PrimExpr) -> Stmt:
             """Emit a tile of interior pixels, over all taps of a row."""
-            return tile(pixels, begin + x, const(0), const(window.kernel))
+            return emit_pixel_tile(pixels, begin + x, const(0), const(window.kernel))
 
-        middle = balanced_row_tiles(end - begin, self.pixels, inside)
-        return wrap_in_lets(self._middle(begin, end), seq(at_end(const(0), begin), middle,
-                                                   at_end(end, width)))  # fmt: skip
+        middle = balanced_row_tiles(end - begin, self.pixels, emit_interior_tile)
+        return wrap_in_lets(self._interior_bounds(begin, end),
+            seq(emit_border_pixels(const(0), begin), middle,
+                                                   emit_border_pixels(end, width)))  # fmt: skip
 
-    def _middle(self, begin: Var, end: Var) -> Sequence[tuple[Var, PrimExpr]]:
+    def _interior_bounds(self, begin: Var, end: Var) -> Sequence[tuple[Var, PrimExpr]]:
         """Return let-bindings of the interior: the first pixel all of whose taps are inside the
         data, and the end after the last.
         """
         _, _, window = self.geometry.window_axes
         width, (_, reach) = self.geometry.out[2], self.geometry.window_extents
         # Rounded up: the first pixel whose tap 0 is not in the padding.
-        first = (window.before + (window.stride - 1)) // window.stride
-        last = (window.size - reach + window.before) // window.stride + 1
+        first = (window.pad_before + (window.stride - 1)) // window.stride
+        last = (window.size - reach + window.pad_before) // window.stride + 1
         # Clamped to the line: one that is shorter than the window has no middle.
         return [
             (begin, simplify(minimum(width, as_expr(first)))),
@@ -106,4 +107,4 @@ def as_expr(number: int | PrimExpr) -> PrimExpr:
     return const(number) if isinstance(number, int) else number
 
 
-__all__ = ["DynamicDepthwise"]
+__all__ = ["DynamicWidthDepthwiseKernel"]

@@ -34,8 +34,8 @@ from ekiden.kernels.cost_model import CACHE_LINE_BYTES, exceeds_associativity
 from ekiden.kernels.cpu.depthwise import DepthwiseKernel
 from ekiden.kernels.cpu.depthwise import default_decision as copied_default
 from ekiden.kernels.cpu.depthwise import search_space as copied_space
-from ekiden.kernels.cpu.depthwise_dynamic import DynamicDepthwise
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space
+from ekiden.kernels.cpu.depthwise_dynamic import DynamicWidthDepthwiseKernel
+from ekiden.kernels.decision import Decision, Knob, Overrides, Space
 from ekiden.kernels.family import RANGE_EPILOGUE, Family, known_extent
 from ekiden.kernels.geometry import NO_DEPTH_AXIS, ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import find_anchor, operands_of
@@ -115,32 +115,32 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         across: LineGeometry,
     ) -> None:
         super().__init__(inputs, outputs, target, DEPTHWISE_TAG, decision)
-        self.across, self.wide = across, decision.int_value("vectors")
-        self.near = decision.int_value("near")
-        self.pitch = self.wide * self.lanes if self.near else self.channels
+        self.line_geometry, self.channel_vectors = across, decision.int_value("vectors")
+        self.band_lines = decision.int_value("near")
+        self.pixel_stride = self.channel_vectors * self.lanes if self.band_lines else self.channels
         """Elements between adjacent pixels of the data read."""
 
     def body(self) -> Stmt:
         """Emit all lines in parallel, or bands of them."""
         n, height, _, _ = self.geometry.out
-        if self.near:
+        if self.band_lines:
             return self.emit_bands(n, height)
         line, size = Var("line"), self.geometry.data[1]
 
         def emit_line_groups(y: PrimExpr, top: PrimExpr, first: PrimExpr, rows: PrimExpr) -> Stmt:
             """Emit the channel groups of a line, on data read in place."""
             image = simplify(line // height)
-            start = (image * size + top) * self.across.size * self.channels
+            start = (image * size + top) * self.line_geometry.size * self.channels
             return self.emit_channel_groups(
                 lambda channel, masks: self.emit_pixels(
                     line, [image, y], start + channel, first, rows, channel, masks
                 )
             )
 
-        inside = self.with_tap_rows_inside(line % height, emit_line_groups)
+        inside = self.bind_tap_rows_inside(line % height, emit_line_groups)
         return For(line, const(0), simplify(n * height), ForKind.PARALLEL, inside, {"grain": 2})
 
-    def with_tap_rows_inside(
+    def bind_tap_rows_inside(
         self, y: PrimExpr, body: Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr], Stmt]
     ) -> Stmt:
         """Bind the first data line, kernel row and number of kernel rows inside the data around an
@@ -148,9 +148,9 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         """
         _, window, _ = self.geometry.window_axes
         at, first, rows = Var("y"), Var("first"), Var("rows")
-        top = at * window.stride - window.before
+        top = at * window.stride - window.pad_before
         inside = body(at, top + first * window.dilation, first, rows)
-        lets = [(at, y), *zip((first, rows), window.taps_reading_data(at, at), strict=True)]
+        lets = [(at, y), *zip((first, rows), window.taps_inside_data(at, at), strict=True)]
         return wrap_in_lets(lets, inside)
 
     def emit_channel_groups(
@@ -160,17 +160,19 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         tail.
         """
         group = Var("group")
-        full_groups, tail_channels = divmod(self.channels, self.wide * self.lanes)
+        full_groups, tail_channels = divmod(self.channels, self.channel_vectors * self.lanes)
         loops: list[Stmt] = []
         if full_groups:
-            inside = body(group * (self.wide * self.lanes), [None] * self.wide)
+            inside = body(
+                group * (self.channel_vectors * self.lanes), [None] * self.channel_vectors
+            )
             loops.append(For(group, const(0), const(full_groups), ForKind.SERIAL, inside))
         if tail_channels:
             full, tail_lanes = divmod(tail_channels, self.lanes)
             masks: list[PrimExpr | None] = [None] * full
             if tail_lanes:
                 masks.append(column_mask(tail_lanes, self.lanes))
-            loops.append(body(const(full_groups * self.wide * self.lanes), masks))
+            loops.append(body(const(full_groups * self.channel_vectors * self.lanes), masks))
         return seq(*loops)
 
     def emit_bands(self, n: PrimExpr, height: PrimExpr) -> Stmt:
@@ -179,12 +181,16 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         """
         (sy, _), top = self.geometry.strides, self.geometry.padding[0]
         reach, size = self.geometry.window_extents[0], self.geometry.data[1]
-        per_image = simplify((height + (self.near - 1)) // self.near)
+        per_image = simplify((height + (self.band_lines - 1)) // self.band_lines)
         band, line = Var("band"), Var("line")
         image, y, count, low, high = (Var(v) for v in ("image", "y0", "count", "low", "high"))
         # A band holds the lines that its results read, for one group of channels: half of L1 at
         # most.
-        shape = (const((self.near - 1) * sy + reach), const(self.across.size), const(self.pitch))
+        shape = (
+            const((self.band_lines - 1) * sy + reach),
+            const(self.line_geometry.size),
+            const(self.pixel_stride),
+        )
         self.source = Buffer("near", shape, "float32")
 
         def emit_group(channel: PrimExpr, masks: Sequence[PrimExpr | None]) -> Stmt:
@@ -194,7 +200,7 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
                 at: PrimExpr, row: PrimExpr, first: PrimExpr, rows: PrimExpr
             ) -> Stmt:
                 """Emit an output line whose taps read a row of the copy."""
-                start = (row - low) * (self.across.size * self.pitch)
+                start = (row - low) * (self.line_geometry.size * self.pixel_stride)
                 return self.emit_pixels(
                     image * height + at, [image, at], start, first, rows, channel, masks
                 )
@@ -204,7 +210,7 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
                 const(0),
                 count,
                 ForKind.SERIAL,
-                self.with_tap_rows_inside(y + line, emit_copied_line),
+                self.bind_tap_rows_inside(y + line, emit_copied_line),
             )
             return seq(self.emit_band_copy((image * size + low), high - low, channel, masks), lines)
 
@@ -212,8 +218,8 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         inside: Stmt = Allocate(self.source, self.emit_channel_groups(emit_group))
         lets = [
             (image, band // per_image),
-            (y, band % per_image * self.near),
-            (count, simplify(minimum(const(self.near), height - y))),
+            (y, band % per_image * self.band_lines),
+            (count, simplify(minimum(const(self.band_lines), height - y))),
             (low, simplify(maximum(const(0), y * sy - top))),
             (high, simplify(minimum(size, (y + count - 1) * sy - top + reach))),
         ]
@@ -225,16 +231,16 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         self, first: PrimExpr, rows: PrimExpr, channel: PrimExpr, masks: Sequence[PrimExpr | None]
     ) -> Stmt:
         """Emit the copy of a group's channels, whole data lines pixel by pixel."""
-        pixel, size = Var("pixel"), self.across.size
+        pixel, size = Var("pixel"), self.line_geometry.size
         moves = [
             BufferStore(
                 self.source,
                 self.load_channels(
                     self.data, (first * size + pixel) * self.channels + channel + at, mask
                 ),
-                (ramp(pixel * self.pitch + at, 1, self.lanes),),
+                (ramp(pixel * self.pixel_stride + at, 1, self.lanes),),
             )
-            for at, mask in zip(range(0, self.pitch, self.lanes), masks, strict=False)
+            for at, mask in zip(range(0, self.pixel_stride, self.lanes), masks, strict=False)
         ]
         return For(pixel, const(0), rows * size, ForKind.SERIAL, seq(*moves))
 
@@ -251,7 +257,7 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         """Emit the tiles of a line for some channel vectors; tiles at the borders are
         specialised.
         """
-        width, kw = self.across.width, self.across.kernel
+        width, kw = self.line_geometry.width, self.line_geometry.kernel
         weights = first * (kw * self.channels) + channel
         """`start` is where the taps of the first pixel begin, of the first of these channels."""
 
@@ -259,8 +265,8 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
             """Emit a tile of pixels from x on; `inside` lists the pixels per tap where some taps
             are outside the data.
             """
-            move = x * self.across.stride - self.across.left
-            base = start + move * self.pitch
+            move = x * self.line_geometry.stride - self.line_geometry.left
+            base = start + move * self.pixel_stride
             acc, sums = self.emit_sums(pixels, base, weights, rows, masks, inside)
             stores = [
                 self.epilogue.emit_store(
@@ -275,8 +281,8 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
             return Allocate(acc, seq(sums, *stores))
 
         return seq(*(
-            emit_pixel_tile(const(x), pixels, self.across.pixels_inside_per_tap(x, pixels))
-            if count == 1 and not self.across.are_taps_inside(x, pixels)
+            emit_pixel_tile(const(x), pixels, self.line_geometry.pixels_inside_per_tap(x, pixels))
+            if count == 1 and not self.line_geometry.are_taps_inside(x, pixels)
             else _emit_tile_run(x, pixels, count, emit_pixel_tile)
             for x, pixels, count in self.tile_runs()
         ))  # fmt: skip
@@ -285,9 +291,10 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         """Yield (first pixel, pixels per tile, number of tiles) of runs of tiles that share
         code.
         """
-        tiles = self.across.balanced_tiles(self.pixels)
+        tiles = self.line_geometry.balanced_tiles(self.pixels)
         alike = groupby(
-            tiles, key=lambda t: t[1] if self.across.are_taps_inside(*t) else (t[0], "at an end")
+            tiles,
+            key=lambda t: t[1] if self.line_geometry.are_taps_inside(*t) else (t[0], "at an end"),
         )
         for _, group in alike:
             (x, pixels), *more = group
@@ -303,21 +310,21 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         inside: list[list[int]] | None,
     ) -> tuple[Buffer, Stmt]:
         """Emit the accumulation of pixels and channel vectors over all taps inside the data."""
-        wide, across = len(masks), self.across
+        wide, across = len(masks), self.line_geometry
         kind = dt.with_lanes("float32", self.lanes)
         acc = Buffer("acc", (const(pixels * wide),), kind, "register")
         row, tap = Var("row"), Var("tap")
-        start = base + row * (self.geometry.dilation[0] * across.size * self.pitch)
+        start = base + row * (self.geometry.dilation[0] * across.size * self.pixel_stride)
         at = weights + row * (across.kernel * self.channels)
 
         def accumulate_tap(tap: PrimExpr, tap_pixels: Sequence[int]) -> Stmt:
             """Add a tap's products to the sums of some pixels."""
-            step = start + tap * (across.dilation * self.pitch)
+            step = start + tap * (across.dilation * self.pixel_stride)
             taps = [Var(f"w{v}", kind) for v in range(wide)]
             adds: list[Stmt] = []
             for p in tap_pixels:
                 for v, mask in enumerate(masks):
-                    offset = step + (p * across.stride * self.pitch + v * self.lanes)
+                    offset = step + (p * across.stride * self.pixel_stride + v * self.lanes)
                     sum_ = p * wide + v
                     value = self.load_channels(self.source, offset, mask)
                     added = call_intrin("fma", value, taps[v], acc[sum_], dtype=kind)
@@ -383,10 +390,14 @@ def build_depthwise_conv(
     geometry = conv_geometry_of(anchor)
     has_unknown_lines = not known_extent(geometry.out[2]) or not known_extent(geometry.data[2])
     if has_unknown_lines and geometry.is_padded and geometry.depth is NO_DEPTH_AXIS:
-        return DynamicDepthwise(inputs, outputs, target, DEPTHWISE_TAG, decision).function(name)
+        return DynamicWidthDepthwiseKernel(
+            inputs, outputs, target, DEPTHWISE_TAG, decision
+        ).build_function(name)
     if across is None:
-        return DepthwiseKernel(inputs, outputs, target, DEPTHWISE_TAG, decision).function(name)
-    return InPlaceDepthwiseKernel(inputs, outputs, target, decision, across).function(name)
+        return DepthwiseKernel(inputs, outputs, target, DEPTHWISE_TAG, decision).build_function(
+            name
+        )
+    return InPlaceDepthwiseKernel(inputs, outputs, target, decision, across).build_function(name)
 
 
 def search_space(anchor: te.Tensor, target: Target) -> Space:
@@ -422,7 +433,7 @@ def _max_band_lines(anchor: te.Tensor, target: Target) -> int:
     return max(0, min(height, (rows - geometry.window_extents[0]) // geometry.strides[0] + 1))
 
 
-def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision: the copying kernel's accumulators with one channel vector, so
     that each weight vector is reused for the most pixels.
 

@@ -40,15 +40,15 @@ class DotProductShape:
 
     k: PrimExpr
     columns: PrimExpr
-    rows: Sequence[PrimExpr]
-    origin: PrimExpr
+    row_offsets: Sequence[PrimExpr]
+    matrix_offset: PrimExpr
     dtype: str = "float32"
 
     def num_streams(self, target: Target) -> int:
         """Return the number of columns accumulated together: their accumulators and operands fit
         the registers.
         """
-        count = len(self.rows)
+        count = len(self.row_offsets)
         limit = min(MAX_COLUMN_STREAMS, (target.registers - count - 1) // count)
         lanes = target.lanes(self.dtype)
         # A divisor of the lanes, so that groups fill a vector of columns exactly.
@@ -61,11 +61,11 @@ class _ColumnVector:
     def __init__(self, shape: DotProductShape, a: Buffer, b: Buffer, target: Target) -> None:
         self.shape, self.a, self.b = shape, a, b
         self.lanes = target.lanes(shape.dtype)
-        self.streams = shape.num_streams(target)
-        self.begin = Var("begin")
+        self.num_streams = shape.num_streams(target)
+        self.first_column = Var("begin")
         self.vector = dt.with_lanes(shape.dtype, self.lanes)
-        count = len(shape.rows)
-        self.sums = Buffer("sums", (const(count * self.streams),), self.vector, "register")
+        count = len(shape.row_offsets)
+        self.sums = Buffer("sums", (const(count * self.num_streams),), self.vector, "register")
         self.row = Buffer("row", (const(count * self.lanes),), shape.dtype, "local")
 
     def load_vector(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
@@ -78,7 +78,7 @@ class _ColumnVector:
         self, starts: Sequence[PrimExpr], k: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
         """Emit the products of one vector of k, added to the accumulators."""
-        rows = [Var(f"a{r}", self.vector) for r in range(len(self.shape.rows))]
+        rows = [Var(f"a{r}", self.vector) for r in range(len(self.shape.row_offsets))]
         steps: list[Stmt] = []
         for s, start in enumerate(starts):
             value = Var(f"b{s}", self.vector)
@@ -94,18 +94,18 @@ class _ColumnVector:
             ]
             steps.append(LetStmt(value, self.load_vector(self.b, start + k, mask), seq(*adds)))
         stmt = seq(*steps)
-        for row, begin in zip(rows, self.shape.rows, strict=True):
+        for row, begin in zip(rows, self.shape.row_offsets, strict=True):
             stmt = LetStmt(row, self.load_vector(self.a, begin + k, mask), stmt)
         return stmt
 
     def emit_columns(self, group: PrimExpr) -> Stmt:
         """Emit the sums of a group of columns; indices past the last column repeat it."""
         shape, lanes = self.shape, self.lanes
-        count = len(shape.rows) * self.streams
+        count = len(shape.row_offsets) * self.num_streams
         zero = broadcast(const(0.0, shape.dtype), lanes)
-        columns = [group * self.streams + s for s in range(self.streams)]
+        columns = [group * self.num_streams + s for s in range(self.num_streams)]
         last = shape.columns - 1
-        named = [Var(f"start{s}") for s in range(self.streams)]
+        named = [Var(f"start{s}") for s in range(self.num_streams)]
         at, full_vectors = Var("at"), simplify(shape.k // lanes)
         tail_lanes = simplify(shape.k % lanes)
         mask = ramp(const(0), 1, lanes) < broadcast(tail_lanes, lanes)
@@ -123,35 +123,39 @@ class _ColumnVector:
             *(
                 BufferStore(
                     self.row,
-                    VectorReduce(self.sums[r * self.streams + s], "sum", shape.dtype),
+                    VectorReduce(self.sums[r * self.num_streams + s], "sum", shape.dtype),
                     (columns[s] + r * lanes,),
                 )
-                for r in range(len(shape.rows))
-                for s in range(self.streams)
+                for r in range(len(shape.row_offsets))
+                for s in range(self.num_streams)
             ),
         )
         for name, column in zip(named, columns, strict=True):
             # Clamped: columns behind the last repeat it, and the store's mask drops them.
-            line = minimum(self.begin + column, last)
-            body = LetStmt(name, shape.origin + line * shape.k, body)
+            line = minimum(self.first_column + column, last)
+            body = LetStmt(name, shape.matrix_offset + line * shape.k, body)
         return Allocate(self.sums, body)
 
     def emit_vector(self, store: Store) -> Stmt:
         """Emit the sums of all columns of the vector, and their epilogue."""
         group, lanes = Var("group"), self.lanes
         groups = For(
-            group, const(0), const(lanes // self.streams), ForKind.SERIAL, self.emit_columns(group)
+            group,
+            const(0),
+            const(lanes // self.num_streams),
+            ForKind.SERIAL,
+            self.emit_columns(group),
         )
-        mask = ramp(self.begin, 1, lanes) < broadcast(self.shape.columns, lanes)
+        mask = ramp(self.first_column, 1, lanes) < broadcast(self.shape.columns, lanes)
         is_whole = _is_constant(simplify(self.shape.columns % lanes), 0)
         stores = [
             store(
                 r,
-                self.begin,
+                self.first_column,
                 self.load_vector(self.row, const(r * lanes), None),
                 None if is_whole else mask,
             )
-            for r in range(len(self.shape.rows))
+            for r in range(len(self.shape.row_offsets))
         ]
         # Allocated inside the loop over columns, so that each thread owns one.
         return Allocate(self.row, seq(groups, *stores))
@@ -174,5 +178,5 @@ def emit_dot_products(
         const(0),
         count,
         kind,
-        LetStmt(columns.begin, number * lanes, columns.emit_vector(store)),
+        LetStmt(columns.first_column, number * lanes, columns.emit_vector(store)),
     )

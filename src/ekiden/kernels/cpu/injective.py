@@ -150,9 +150,9 @@ class _InjectiveNest:
         self.axes = axes
         self.buffer, self.target = buffer, target
         self.index, self.value = substitute(region.index, step), substitute(region.value, step)
-        self.loads = NestAccesses([self.index], [self.value])
+        self.accesses = NestAccesses([self.index], [self.value])
         self.analyzer = analyzer
-        loaded = [x.dtype for x in self.loads.loads]
+        loaded = [x.dtype for x in self.accesses.loads]
         self.lanes = vector_lanes(target, buffer.dtype, loaded, [self.value])
 
     def emit_element(self, values: dict[Var, PrimExpr] | None = None) -> Stmt:
@@ -170,8 +170,8 @@ class _InjectiveNest:
             return self.emit_element()
         if (interleaving := self.interleaved_load()) is not None:
             return self.emit_interleaved(*interleaving, top)
-        if (channel_bytes := self.channel_bytes()) is not None:
-            return self.joined(channel_bytes, top)
+        if (channel_bytes := self.interleaved_channel_values()) is not None:
+            return self.emit_joined_channels(channel_bytes, top)
         inner = self.vector_axis()
         # A load that strides along the vector axis and is contiguous along another one is a
         # transposition.
@@ -230,7 +230,7 @@ class _InjectiveNest:
     def has_unit_strides(self, axis: LoopAxis) -> bool:
         """Return whether every load has stride 0 or 1 along an axis."""
         return all(
-            self.analyzer.coefficient(i, axis.var) in (0, 1) for i in self.loads.load_indices
+            self.analyzer.coefficient(i, axis.var) in (0, 1) for i in self.accesses.load_indices
         )
 
     def has_row_invariant_gather(self, inner: LoopAxis, row: LoopAxis) -> bool:
@@ -243,7 +243,7 @@ class _InjectiveNest:
         if row.extent.value > MAX_GATHERED_ROWS and not within:
             return False
         return any(
-            _is_row_invariant_gather(x.indices[0], inner.var, row.var) for x in self.loads.loads
+            _is_row_invariant_gather(x.indices[0], inner.var, row.var) for x in self.accesses.loads
         )
 
     def transposable_axis(self, inner: LoopAxis) -> LoopAxis | None:
@@ -252,7 +252,7 @@ class _InjectiveNest:
         """
         if inner is not self.axes[-1]:
             return None
-        for index in self.loads.load_indices:
+        for index in self.accesses.load_indices:
             if self.analyzer.coefficient(index, inner.var) in (0, 1):
                 continue
             for axis in self.axes[:-1]:
@@ -322,7 +322,7 @@ class _InjectiveNest:
         where there is none or several.
         """
         strided_loads = [
-            x for x, i in zip(self.loads.loads, self.loads.load_indices, strict=True)
+            x for x, i in zip(self.accesses.loads, self.accesses.load_indices, strict=True)
             if self.analyzer.coefficient(i, inner.var) not in (0, 1)
         ]  # fmt: skip
         # A guarded load must not be hoisted into a vector: it may be out of range where its
@@ -356,7 +356,7 @@ class _InjectiveNest:
         lanes = transpose_tile_size(value.dtype, self.target)
         if lanes < MIN_TRANSPOSE_TILE_ROWS:
             return None
-        at, coefficient = self.loads.load_indices[0], self.analyzer.coefficient
+        at, coefficient = self.accesses.load_indices[0], self.analyzer.coefficient
         for pixel, channel in (self.axes[-2:], self.axes[:-3:-1]):
             count = channel.extent.value if isinstance(channel.extent, IntImm) else 0
             # More channels would need more shuffles per vector than the strided accesses cost.
@@ -427,7 +427,7 @@ class _InjectiveNest:
             return parallel_outer_loops([*outer, blocks], PIXELS_PER_TASK * channels, stmt)
         return serial_loops([*outer, blocks], stmt)
 
-    def channel_bytes(self) -> list[PrimExpr] | None:
+    def interleaved_channel_values(self) -> list[PrimExpr] | None:
         """Return the values of two or four interleaved byte channels that are computed from planar
         data, else None.
         """
@@ -439,7 +439,9 @@ class _InjectiveNest:
         count = channel.extent.value if isinstance(channel.extent, IntImm) else 0
         coefficient = self.analyzer.coefficient
         steps = [coefficient(self.index, axis.var) for axis in (pixel, channel)]
-        is_planar = any(coefficient(i, channel.var) not in (0, 1) for i in self.loads.load_indices)
+        is_planar = any(
+            coefficient(i, channel.var) not in (0, 1) for i in self.accesses.load_indices
+        )
         if count not in WORD_DTYPES or steps != [count, 1] or not is_planar or self.lanes == 1:
             return None
         values = [
@@ -456,7 +458,7 @@ class _InjectiveNest:
         one_register = min(self.lanes, self.target.lanes("int32"))
         return self.lanes if estimated_product([pixel.extent]) >= self.lanes else one_register
 
-    def joined(self, channel_bytes: Sequence[PrimExpr], top: bool) -> Stmt:
+    def emit_joined_channels(self, channel_bytes: Sequence[PrimExpr], top: bool) -> Stmt:
         """Emit vectors of pixels whose channel bytes are packed in words, then the remaining pixels
         one by one.
         """
@@ -510,7 +512,7 @@ class _InjectiveNest:
             and not 0 < walked.extent.value % TRANSPOSE_BLOCK_ROWS < size
             and self._can_recompute(load)
         ):
-            return self._overlapping_tiles(inner, walked, begin, count, load, size)
+            return self._emit_overlapping_tiles(inner, walked, begin, count, load, size)
         strip, tile, row, column = Var("strip"), Var("tile"), Var("row"), Var("column")
         strips, tiles = simplify(inner.extent // size), simplify(count // size)
         across, down = simplify(strips * size), simplify(tiles * size)
@@ -547,10 +549,10 @@ class _InjectiveNest:
         # the first computation has overwritten it.
         return all(
             load.buffer is transposed.buffer or all(map(is_const, load.indices))
-            for load in self.loads.loads
+            for load in self.accesses.loads
         )
 
-    def _overlapping_tiles(
+    def _emit_overlapping_tiles(
         self,
         inner: LoopAxis,
         walked: LoopAxis,

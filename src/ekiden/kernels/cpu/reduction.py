@@ -43,7 +43,7 @@ MAX_COLUMN_VECTORS = 8
 """Maximum column vectors that a reduction over rows accumulates in registers."""
 
 
-def reduces_contiguous(tensor: Tensor) -> bool:
+def reduces_innermost_axis(tensor: Tensor) -> bool:
     """Return whether the last reduced axis is the innermost axis of the data read."""
     op = tensor.op
     assert isinstance(op, ComputeOp)
@@ -107,7 +107,7 @@ class ReductionNest:
                 else serial_loops(self.axes, body)
             )
         inner = self.axes[-1]
-        column_vectors = self._column_vectors(inner)
+        column_vectors = self._vectors_per_column_group(inner)
         if column_vectors > 1:
             return self.emit_column_groups(inner, column_vectors, work, top)
         return self._emit_outer_loops(
@@ -121,7 +121,7 @@ class ReductionNest:
             return serial_loops(outer, body)
         return parallel_outer_loops(outer, work * estimated_product([columns]), body)
 
-    def _column_vectors(self, inner: LoopAxis) -> int:
+    def _vectors_per_column_group(self, inner: LoopAxis) -> int:
         """Return the number of column vectors accumulated together: a whole row where rows are many
         and read in order.
         """

@@ -41,7 +41,7 @@ from ekiden.kernels.cpu.loops import (
     serial_loops,
     vectorized_loop,
 )
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space
+from ekiden.kernels.decision import Decision, Knob, Overrides, Space
 from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.prim_builder import declare_extern_parameters
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -66,7 +66,7 @@ SCATTER_REDUCTIONS: Mapping[str, Combine] = {
 """Reduction functions (old, update) by mode; "mean" averages pairwise, as TVM does."""
 
 
-def loops_of_shape(shape: Sequence[PrimExpr], name: str = "i") -> list[LoopAxis]:
+def axes_of_shape(shape: Sequence[PrimExpr], name: str = "i") -> list[LoopAxis]:
     """Return a loop axis for each dimension of a shape."""
     return [LoopAxis(Var(f"{name}{n}"), d) for n, d in enumerate(shape)]
 
@@ -78,7 +78,7 @@ def axis_vars(axes: Sequence[LoopAxis]) -> tuple[PrimExpr, ...]:
 
 def emit_copy(source: Buffer, target: Buffer) -> Stmt:
     """Emit the elementwise copy of one buffer to another of its shape, unless they alias."""
-    axes = loops_of_shape(target.shape)
+    axes = axes_of_shape(target.shape)
     store: Stmt = BufferStore(target, source[axis_vars(axes)], axis_vars(axes))
     if axes:
         store = vectorized_loop(axes[-1], SCATTER_VECTOR_LANES, store)
@@ -94,7 +94,7 @@ class SliceScatter:
     update's slice, `mode` the reduction.
     """
 
-    count: int
+    index_depth: int
     mode: str
 
     def emit_scatter(self, inputs: Sequence[Buffer], result: Buffer, ahead: int = 0) -> Stmt:
@@ -107,7 +107,7 @@ class SliceScatter:
         """
         data, indices, updates = inputs
         rank = len(indices.shape) - 1
-        axes = loops_of_shape(updates.shape)
+        axes = axes_of_shape(updates.shape)
         lead, columns = axes[:rank], axes[rank:]
         target_index = (
             *self._slice_coordinates(indices, data, axis_vars(lead)),
@@ -127,7 +127,7 @@ class SliceScatter:
     def _slice_coordinates(
         self, indices: Buffer, data: Buffer, lead: Sequence[PrimExpr]
     ) -> tuple[PrimExpr, ...]:
-        coordinates = (indices[(const(n), *lead)] for n in range(self.count))
+        coordinates = (indices[(const(n), *lead)] for n in range(self.index_depth))
         return tuple(
             normalize_negative_index(p, d) for p, d in zip(coordinates, data.shape, strict=False)
         )
@@ -166,7 +166,7 @@ def _slice_elements(anchor: te.Tensor) -> int | None:
     """Return the number of elements of a slice."""
     slices = anchor.op.attrs["slices"]
     assert isinstance(slices, SliceScatter)
-    sizes = [known_extent(d) for d in anchor.shape[slices.count :]]
+    sizes = [known_extent(d) for d in anchor.shape[slices.index_depth :]]
     return None if None in sizes else math.prod(s for s in sizes if s is not None)
 
 
@@ -175,7 +175,7 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
     return (Knob("ahead", PREFETCH_DISTANCES, "updates by which rows are brought near"),)
 
 
-def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision for a scatter of slices."""
     return Decision.from_mapping({"ahead": fixed.get("ahead", prefetch_distance(anchor, target))})
 
@@ -230,8 +230,8 @@ __all__ = [
     "SCATTER_REDUCTIONS",
     "Combine",
     "SliceScatter",
+    "axes_of_shape",
     "axis_vars",
     "build_scatter",
     "emit_copy",
-    "loops_of_shape",
 ]

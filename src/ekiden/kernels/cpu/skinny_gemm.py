@@ -51,23 +51,26 @@ Store = Callable[[int, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
 
 
 @dataclass(frozen=True, slots=True)
-class SkinnyProduct:
+class SkinnyGemm:
     """Shape of a skinny product: its sizes, the offset of each row in `a`, the stride within a row,
     and the offset of the matrix in `b`.
     """
 
     k: PrimExpr
     columns: PrimExpr
-    rows: Sequence[PrimExpr]
+    row_offsets: Sequence[PrimExpr]
     a_step: PrimExpr
-    origin: PrimExpr
+    matrix_offset: PrimExpr
     dtype: str = "float32"
 
-    def lines_per_step(self, target: Target) -> int:
+    def matrix_rows_per_step(self, target: Target) -> int:
         """Return the number of matrix rows read at a time: their multipliers fit the registers."""
         return max(
             1,
-            min(MAX_LINES_PER_STEP, (target.registers - SKINNY_SPARE_REGISTERS) // len(self.rows)),
+            min(
+                MAX_LINES_PER_STEP,
+                (target.registers - SKINNY_SPARE_REGISTERS) // len(self.row_offsets),
+            ),
         )
 
     def columns_per_run(self, target: Target) -> int:
@@ -75,7 +78,9 @@ class SkinnyProduct:
         cache.
         """
         lanes = target.lanes(self.dtype)
-        max_columns = target.l1 // (dt.itemsize(self.dtype) * RUN_CACHE_DIVISOR) // len(self.rows)
+        max_columns = (
+            target.l1 // (dt.itemsize(self.dtype) * RUN_CACHE_DIVISOR) // len(self.row_offsets)
+        )
         if isinstance(self.columns, IntImm):
             thread_columns = -(-self.columns.value // target.cores)
             max_columns = min(max_columns, max(thread_columns, MIN_RUN_COLUMNS))
@@ -85,35 +90,35 @@ class SkinnyProduct:
 class _ColumnRun:
     """Builder of one run of columns."""
 
-    def __init__(self, shape: SkinnyProduct, a: Buffer, b: Buffer, target: Target) -> None:
+    def __init__(self, shape: SkinnyGemm, a: Buffer, b: Buffer, target: Target) -> None:
         self.shape, self.a, self.b, self.target = shape, a, b, target
         self.dtype = shape.dtype
         self.lanes = target.lanes(self.dtype)
-        self.width = shape.columns_per_run(target)
-        self.begin = Var("begin")
-        self.left = Var("left")
-        count = const(self.width * len(shape.rows))
+        self.max_columns = shape.columns_per_run(target)
+        self.first_column = Var("begin")
+        self.remaining_columns = Var("left")
+        count = const(self.max_columns * len(shape.row_offsets))
         self.sums = Buffer("sums", (count,), self.dtype, "local")
         self.vector = dt.with_lanes(self.dtype, self.lanes)
 
     def emit_vectors(self, make: Callable[[PrimExpr, PrimExpr | None], Stmt]) -> Stmt:
         """Emit `make(first column in the run, mask)` for all vectors; the last may be masked."""
-        at, full_vectors = Var("v"), self.left // self.lanes
+        at, full_vectors = Var("v"), self.remaining_columns // self.lanes
         loop = For(at, const(0), full_vectors, ForKind.SERIAL, make(at * self.lanes, None))
         # Runs are whole vectors: only the last has a tail, and none if lanes divide the columns.
         if isinstance(self.shape.columns, IntImm) and self.shape.columns.value % self.lanes == 0:
             return loop
-        tail_width = self.left % self.lanes
+        tail_width = self.remaining_columns % self.lanes
         mask = ramp(const(0), 1, self.lanes) < broadcast(tail_width, self.lanes)
         return seq(loop, IfThenElse(tail_width > 0, make(full_vectors * self.lanes, mask)))
 
     def sums_index(self, row: int, column: PrimExpr) -> PrimExpr:
         """Return the index of the sums of a vector of columns."""
-        return ramp(column + row * self.width, 1, self.lanes)
+        return ramp(column + row * self.max_columns, 1, self.lanes)
 
-    def load_line(self, k: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+    def load_matrix_vector(self, k: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
         """Load a vector of a matrix row."""
-        at = self.shape.origin + k * self.shape.columns + self.begin + column
+        at = self.shape.matrix_offset + k * self.shape.columns + self.first_column + column
         load = self.b[ramp(at, 1, self.lanes)].with_fields(dtype=self.vector)
         zero = broadcast(const(0.0, self.dtype), self.lanes)
         return load if mask is None else if_then_else(mask, load, zero)
@@ -121,15 +126,15 @@ class _ColumnRun:
     def emit_clear(self, column: PrimExpr, _: PrimExpr | None) -> Stmt:
         """Emit the zero initialisation of the sums of a column vector."""
         zero = broadcast(const(0.0, self.dtype), self.lanes)
-        rows = range(len(self.shape.rows))
+        rows = range(len(self.shape.row_offsets))
         return seq(*(BufferStore(self.sums, zero, (self.sums_index(r, column),)) for r in rows))
 
-    def emit_lines(self, k: PrimExpr, depth: int) -> Stmt:
+    def emit_row_block(self, k: PrimExpr, depth: int) -> Stmt:
         """Emit the addition of `depth` matrix rows, from row k on, to the sums."""
-        rows = range(len(self.shape.rows))
+        rows = range(len(self.shape.row_offsets))
         factors = [[Var(f"a{r}_{d}", self.vector) for d in range(depth)] for r in rows]
 
-        def add_lines(column: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        def accumulate_rows(column: PrimExpr, mask: PrimExpr | None) -> Stmt:
             """Add `depth` matrix rows to the sums of one column vector, loaded and stored once."""
             values = [Var(f"b{d}", self.vector) for d in range(depth)]
             steps: list[Stmt] = []
@@ -143,13 +148,13 @@ class _ColumnRun:
                 steps.append(BufferStore(self.sums, total, (at,)))
             body = seq(*self.emit_prefetches(k + depth, column, depth), *steps)
             for d in reversed(range(depth)):
-                body = LetStmt(values[d], self.load_line(k + d, column, mask), body)
+                body = LetStmt(values[d], self.load_matrix_vector(k + d, column, mask), body)
             return body
 
-        stmt = self.emit_vectors(add_lines)
+        stmt = self.emit_vectors(accumulate_rows)
         for r in rows:
             for d in range(depth):
-                at = self.shape.rows[r] + (k + d) * self.shape.a_step
+                at = self.shape.row_offsets[r] + (k + d) * self.shape.a_step
                 stmt = LetStmt(factors[r][d], broadcast(self.a[at], self.lanes), stmt)
         return stmt
 
@@ -159,12 +164,16 @@ class _ColumnRun:
         In L1, lines at a distance of a power of two drive each other out (4096 columns: 15 to 27
         GB/s, where reading alone has 34).
         """
-        start = self.shape.origin + self.begin + column
+        start = self.shape.matrix_offset + self.first_column + column
         return [Prefetch(self.b, (start + (k + d) * self.shape.columns,), 2) for d in range(depth)]
 
     def emit_run(self, store: Store) -> Stmt:
         """Emit the initialisation, the sum over all matrix rows, and the store of a run."""
-        depth, block, tail_line = self.shape.lines_per_step(self.target), Var("block"), Var("rest")
+        depth, block, tail_line = (
+            self.shape.matrix_rows_per_step(self.target),
+            Var("block"),
+            Var("rest"),
+        )
         num_blocks = simplify(self.shape.k // depth)
         num_tail_lines = simplify(self.shape.k - num_blocks * depth)
 
@@ -172,26 +181,34 @@ class _ColumnRun:
             """Store the sums of a vector of columns to the result."""
             values = [
                 self.sums[self.sums_index(r, column)].with_fields(dtype=self.vector)
-                for r in range(len(self.shape.rows))
+                for r in range(len(self.shape.row_offsets))
             ]
-            return seq(*(store(r, self.begin + column, v, mask) for r, v in enumerate(values)))
+            return seq(
+                *(store(r, self.first_column + column, v, mask) for r, v in enumerate(values))
+            )
 
         return seq(
             self.emit_vectors(self.emit_clear),
-            For(block, const(0), num_blocks, ForKind.SERIAL, self.emit_lines(block * depth, depth)),
+            For(
+                block,
+                const(0),
+                num_blocks,
+                ForKind.SERIAL,
+                self.emit_row_block(block * depth, depth),
+            ),
             For(
                 tail_line,
                 const(0),
                 num_tail_lines,
                 ForKind.SERIAL,
-                self.emit_lines(num_blocks * depth + tail_line, 1),
+                self.emit_row_block(num_blocks * depth + tail_line, 1),
             ),
             self.emit_vectors(store_sums),
         )
 
 
-def emit_skinny_product(
-    shape: SkinnyProduct, a: Buffer, b: Buffer, store: Store, target: Target, kind: ForKind
+def emit_skinny_gemm(
+    shape: SkinnyGemm, a: Buffer, b: Buffer, store: Store, target: Target, kind: ForKind
 ) -> Stmt:
     """Emit the product, in a loop of the given kind over runs of columns.
 
@@ -206,7 +223,9 @@ def emit_skinny_product(
     run, number = _ColumnRun(shape, a, b, target), Var("run")
     # The sums are allocated inside the loop over runs, so that each thread owns its own.
     run_body = Allocate(run.sums, run.emit_run(store))
-    extent = minimum(const(run.width), shape.columns - number * run.width)
-    bound = LetStmt(run.begin, number * run.width, LetStmt(run.left, extent, run_body))
-    count = simplify((shape.columns + (run.width - 1)) // run.width)
+    extent = minimum(const(run.max_columns), shape.columns - number * run.max_columns)
+    bound = LetStmt(
+        run.first_column, number * run.max_columns, LetStmt(run.remaining_columns, extent, run_body)
+    )
+    count = simplify((shape.columns + (run.max_columns - 1)) // run.max_columns)
     return For(number, const(0), count, kind, bound, {"grain": 1})

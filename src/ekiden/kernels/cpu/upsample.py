@@ -17,7 +17,7 @@ from ekiden.arith import prove_equal, simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, logical_and
 from ekiden.kernels.cost_model import max_register_rows
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
 from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.register_tiles import (
@@ -27,7 +27,7 @@ from ekiden.kernels.micro_kernels.register_tiles import (
     column_mask,
     emit_register_tile,
 )
-from ekiden.kernels.prim_builder import build_function_of, declare_parameters
+from ekiden.kernels.prim_builder import declare_parameters, kernel_builder
 from ekiden.kernels.spaces.product import MAX_PRODUCT_TILE_ROWS
 from ekiden.kernels.stages import has_known_weights
 from ekiden.target import Target
@@ -211,7 +211,7 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
     return (Knob("rows", rows, "pixels of a tile"),)
 
 
-def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision: as many rows as the registers hold, since the panel stays in
     L1.
     """
@@ -224,6 +224,6 @@ FAMILY = Family(
     accepts=is_supported,
     space=search_space,
     default=default_decision,
-    build=build_function_of(_UpsampleKernel),
+    build=kernel_builder(_UpsampleKernel),
     why="each phase of pixels has its own taps, and border pixels may have none",
 )

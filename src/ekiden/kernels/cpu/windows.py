@@ -32,8 +32,8 @@ class WindowAxis:
     kernel: int
     stride: int
     dilation: int
-    before: int | PrimExpr
-    after: int | PrimExpr
+    pad_before: int | PrimExpr
+    pad_after: int | PrimExpr
 
     def may_skip_taps(self, results: int = 1) -> bool:
         """Return whether some tap may read only padding for all of `results` neighbouring
@@ -41,24 +41,25 @@ class WindowAxis:
         """
         between = (results - 1) * self.stride
         return self.kernel > 1 and any(
-            not isinstance(zeros, int) or zeros > between for zeros in (self.before, self.after)
+            not isinstance(zeros, int) or zeros > between
+            for zeros in (self.pad_before, self.pad_after)
         )
 
-    def taps_reading_data(self, first: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+    def taps_inside_data(self, first: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
         """Return the first tap inside the data for any of the results `first` to `last`, and the
         number of taps up to the last such one.
         """
-        low, high = (result * self.stride - self.before for result in (first, last))
+        low, high = (result * self.stride - self.pad_before for result in (first, last))
         begin, end = const(0), const(self.kernel)
         # Without zeros in front, tap 0 always reads data; likewise the last one behind.
-        if self.before:
+        if self.pad_before:
             begin = maximum(begin, (const(self.dilation - 1) - high) // self.dilation)
-        if self.before or self.after:
+        if self.pad_before or self.pad_after:
             end = minimum(end, (self.size - low + (self.dilation - 1)) // self.dilation)
         return simplify(begin), simplify(maximum(const(0), end - begin))
 
 
-def taps_inside(
+def bind_taps_inside(
     windows: Sequence[WindowAxis], result_ranges: ResultRanges
 ) -> tuple[Lets, TapRanges]:
     """Return let-bindings and tap ranges inside the data, for ranges of results per axis."""
@@ -67,8 +68,8 @@ def taps_inside(
     for axis, (first, last) in result_ranges.items():
         begin, count = Var("tap"), Var("taps")
         taps[axis] = begin, count
-        lets += zip((begin, count), windows[axis].taps_reading_data(first, last), strict=True)
+        lets += zip((begin, count), windows[axis].taps_inside_data(first, last), strict=True)
     return lets, taps
 
 
-__all__ = ["ResultRanges", "TapRanges", "WindowAxis", "taps_inside"]
+__all__ = ["ResultRanges", "TapRanges", "WindowAxis", "bind_taps_inside"]

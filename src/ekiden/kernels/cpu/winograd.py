@@ -61,7 +61,7 @@ from ekiden.kernels.micro_kernels.register_tiles import (
     column_mask,
     emit_register_tile,
 )
-from ekiden.kernels.prim_builder import build_function_of, declare_parameters
+from ekiden.kernels.prim_builder import declare_parameters, kernel_builder
 from ekiden.kernels.spaces.winograd import (
     INT8_ARITHMETIC,
     arithmetic_of,
@@ -133,7 +133,7 @@ class _LinearTransform:
         self.matrix, self.lanes, self.dtype = matrix, lanes, dtype
         self.vector = dt.with_lanes(dtype, lanes)
 
-    def splat_weight(self, value: float) -> PrimExpr:
+    def broadcast_weight(self, value: float) -> PrimExpr:
         number = float(value) if dt.is_float(self.dtype) else int(value)
         return broadcast(const(number, self.dtype), self.lanes)
 
@@ -150,16 +150,18 @@ class _LinearTransform:
                 continue
             if total is None:
                 total = (
-                    vector if weight == 1 else fold_binary(Mul, vector, self.splat_weight(weight))
+                    vector
+                    if weight == 1
+                    else fold_binary(Mul, vector, self.broadcast_weight(weight))
                 )
             elif abs(weight) == 1:
                 total = fold_binary(Add if weight > 0 else Sub, total, vector)
             elif dt.is_float(self.dtype):
                 total = call_intrin(
-                    "fma", vector, self.splat_weight(weight), total, dtype=self.vector
+                    "fma", vector, self.broadcast_weight(weight), total, dtype=self.vector
                 )
             else:
-                scaled = fold_binary(Mul, vector, self.splat_weight(abs(weight)))
+                scaled = fold_binary(Mul, vector, self.broadcast_weight(abs(weight)))
                 total = fold_binary(Add if weight > 0 else Sub, total, scaled)
         return total
 
@@ -236,19 +238,19 @@ class _WinogradKernel:
         data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
         attrs = self.anchor.op.attrs
-        self.m = int(str(attrs["m"]))
-        self.size = self.m + WINOGRAD_TAPS - 1
-        self.places = self.size**2
+        self.tile_side = int(str(attrs["m"]))
+        self.patch_side = self.tile_side + WINOGRAD_TAPS - 1
+        self.patch_points = self.patch_side**2
         self.n, self.height, self.width, channels = self.anchor.shape
         (self.channels,) = _constant_dims((channels,))
         (self.depth,) = _constant_dims(data.shape[3:])
         self.panels, self.steps, self.panel = _constant_dims(weight.shape)[1:4]
         kind = arithmetic_of(self.anchor)
-        self.word = kind.word
-        up = self.m - 1
-        self.down = simplify((self.height + up) // self.m)
-        self.across = simplify((self.width + up) // self.m)
-        self.tiles = simplify(self.n * self.down * self.across)
+        self.elements_per_step = kind.elements_per_step
+        up = self.tile_side - 1
+        self.tiles_per_column = simplify((self.height + up) // self.tile_side)
+        self.tiles_per_row = simplify((self.width + up) // self.tile_side)
+        self.tiles = simplify(self.n * self.tiles_per_column * self.tiles_per_row)
         self.block = decision.int_value("block")
         self.count = simplify((self.tiles + (self.block - 1)) // self.block)
         self.is_even = is_const(simplify(self.tiles % self.block), 0)
@@ -257,7 +259,7 @@ class _WinogradKernel:
         self.is_pooled = result is not outputs[0]  # or a part of that
         target_of = {**self.buffers, result: self.buffers[outputs[0]]}
         self.epilogue = Epilogue(self.anchor, result, target_of)
-        a, b, _ = transform_matrices(self.m, is_integer=kind is INT8_ARITHMETIC)
+        a, b, _ = transform_matrices(self.tile_side, is_integer=kind is INT8_ARITHMETIC)
         self.spread_lanes = target.lanes(kind.dtype)
         """Data channels transformed at once."""
         self.data_transform = _LinearTransform(b, self.spread_lanes, kind.dtype)
@@ -268,8 +270,10 @@ class _WinogradKernel:
         self.v_plane = self.block * self.pitch + self.spread_lanes
         self.columns = -(-self.channels // self.lanes) * self.lanes
         self.m_plane = self.block * self.columns + self.lanes
-        self.v = Buffer("v", (const(self.places * self.v_plane),), kind.dtype)
-        self.products = Buffer("products", (const(self.places * self.m_plane),), self.anchor.dtype)
+        self.v = Buffer("v", (const(self.patch_points * self.v_plane),), kind.dtype)
+        self.products = Buffer(
+            "products", (const(self.patch_points * self.m_plane),), self.anchor.dtype
+        )
         padding = attrs["padding"]
         assert isinstance(padding, tuple)
         self.top, self.left = int(padding[0]), int(padding[1])
@@ -280,16 +284,18 @@ class _WinogradKernel:
         """
         _, height, width, _ = self.data.shape
         reach = [
-            (line, self.top, self.down, height),
-            (column, self.left, self.across, width),
+            (line, self.top, self.tiles_per_column, height),
+            (column, self.left, self.tiles_per_row, width),
         ]
         condition: PrimExpr = const(True, "bool")
         for at, before, tiles, extent in reach:
             # Conditions that hold for every tile stay out of the loop.
             if before:
                 condition = logical_and(condition, at >= 0)
-            if not is_const(simplify(tiles * self.m + (WINOGRAD_TAPS - 1 - before) - extent), 0):
-                condition = logical_and(condition, at <= extent - self.size)
+            if not is_const(
+                simplify(tiles * self.tile_side + (WINOGRAD_TAPS - 1 - before) - extent), 0
+            ):
+                condition = logical_and(condition, at <= extent - self.patch_side)
         return condition
 
     def emit_patch_copy(
@@ -306,23 +312,23 @@ class _WinogradKernel:
         test = logical_and(line >= 0, line < height)
         test = logical_and(test, logical_and(column >= 0, column < width))
         lanes = self.spread_lanes
-        stage_index = (ramp((i * self.size + j) * lanes, 1, lanes),)
+        stage_index = (ramp((i * self.patch_side + j) * lanes, 1, lanes),)
         load = self.load_vector(self.data, pixel + (i * width + j) * self.depth, lanes, mask)
         zero = broadcast(const(0, to.dtype), lanes)
         copy_pixel = IfThenElse(
             test, BufferStore(to, load, stage_index), BufferStore(to, zero, stage_index)
         )
-        inner = For(j, const(0), const(self.size), ForKind.SERIAL, copy_pixel)
-        return For(i, const(0), const(self.size), ForKind.SERIAL, inner)
+        inner = For(j, const(0), const(self.patch_side), ForKind.SERIAL, copy_pixel)
+        return For(i, const(0), const(self.patch_side), ForKind.SERIAL, inner)
 
     def tile_coordinates(self, tile: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """Return (image, line, column) of the first output pixel of a tile."""
         # The last block has places for more tiles: they repeat the last one and are not stored.
         if not self.is_even:
             tile = minimum(tile, self.tiles - 1)
-        area = self.down * self.across
-        down = tile % area // self.across
-        return tile // area, down * self.m, tile % self.across * self.m
+        area = self.tiles_per_column * self.tiles_per_row
+        down = tile % area // self.tiles_per_row
+        return tile // area, down * self.tile_side, tile % self.tiles_per_row * self.tile_side
 
     def load_vector(
         self, buffer: Buffer, at: PrimExpr, lanes: int, mask: PrimExpr | None = None
@@ -377,11 +383,11 @@ class _WinogradKernel:
         mask: PrimExpr | None,
     ) -> Stmt:
         """Transform one vector of channels of a patch."""
-        i, size, width = Var("i"), self.size, self.data.shape[2]
+        i, size, width = Var("i"), self.patch_side, self.data.shape[2]
         lanes = self.spread_lanes
-        stage = Buffer("stage", (const(self.places * lanes),), self.v.dtype, "local")
+        stage = Buffer("stage", (const(self.patch_points * lanes),), self.v.dtype, "local")
         # Private to the tile: threads transform tiles in parallel.
-        patch = Buffer("patch", (const(self.places * lanes),), self.data.dtype, "local")
+        patch = Buffer("patch", (const(self.patch_points * lanes),), self.data.dtype, "local")
         offset = pixel + group * lanes
         row = simplify(width * self.depth)
         near = self.emit_data_transform_columns(self.data, offset, row, self.depth, stage, mask)
@@ -409,7 +415,7 @@ class _WinogradKernel:
         """Emit the column transforms of a patch; `row` and `step` are the strides of lines and
         pixels.
         """
-        j, size = Var("j"), self.size
+        j, size = Var("j"), self.patch_side
         lanes = self.spread_lanes
         columns = [
             self.load_vector(source, start + row * r + j * step, lanes, mask) for r in range(size)
@@ -438,14 +444,14 @@ class _WinogradKernel:
         # its panels.
         e, panel = step // count, step % count + first_panel
         vectors = -(-valid // self.lanes)
-        row = self.panel * self.word
-        loops = [ReductionLoop(const(self.steps), const(self.word), const(row))]
+        row = self.panel * self.elements_per_step
+        loops = [ReductionLoop(const(self.steps), const(self.elements_per_step), const(row))]
         base, source, to = Var("base"), Var("source"), Var("to")
         own, unroll = self.decision.int_value("own"), self.decision.int_value("unroll")
         steps = const(self.steps)
         line = CACHE_LINE_BYTES // dt.itemsize(self.weight.dtype)
         prefetch = PanelPrefetches(self.weight, row, line, steps, const(0), own, 0, unroll)
-        ahead = prefetch.of_tile(base, None)[1] if own else None
+        ahead = prefetch.tile_prefetches(base, None)[1] if own else None
         max_rows = max_register_rows(vectors, self.target, arithmetic_of(self.anchor).dtype)
         is_whole = vectors * self.lanes >= self.panel
         limit = self.decision.int_value("rows") if is_whole else min(MAX_NARROW_TILE_ROWS, max_rows)
@@ -481,7 +487,7 @@ class _WinogradKernel:
             (source, e * self.v_plane),
             (to, e * self.m_plane + panel * self.panel),
         ]
-        every = const(count * self.places)
+        every = const(count * self.patch_points)
         return For(step, const(0), every, kind, wrap_in_lets(lets, tiles), {"grain": 1})
 
     def emit_output_transform(self, first: PrimExpr, kind: ForKind) -> Stmt:
@@ -506,7 +512,7 @@ class _WinogradKernel:
         self, tile: PrimExpr, corner: tuple[Var, Var, Var], group: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
         """Transform one vector of channels of an output tile."""
-        (n, y, x), m, size = corner, self.m, self.size
+        (n, y, x), m, size = corner, self.tile_side, self.patch_side
         i, j = Var("i"), Var("j")
         stage = Buffer("stage", (const(m * size * self.lanes),), self.anchor.dtype, "local")
         base = tile * self.columns + group * self.lanes
@@ -551,7 +557,7 @@ class _WinogradKernel:
 
     def guard_column(self, x: PrimExpr, stored: Stmt) -> Stmt:
         """Return a statement guarded by whether its column is inside the image."""
-        if is_const(simplify(self.width % self.m), 0):
+        if is_const(simplify(self.width % self.tile_side), 0):
             return stored
         return IfThenElse(fold_binary(LT, x, self.width), stored)
 
@@ -572,7 +578,7 @@ class _WinogradKernel:
             line: The names and the values by which line `i` is computed.
             mask: The valid channels, or None for all.
         """
-        (n, y, x), m, channel = corner, self.m, group * self.lanes
+        (n, y, x), m, channel = corner, self.tile_side, group * self.lanes
         held, line_values = line
         dtype = self.epilogue.output.dtype
         vector = dt.with_lanes(dtype, self.lanes)
@@ -627,7 +633,7 @@ FAMILY = Family(
     accepts=is_supported,
     space=search_space,
     default=default_decision,
-    build=build_function_of(_WinogradKernel),
+    build=kernel_builder(_WinogradKernel),
     why="borders skip terms of the transforms, which share a nest with the products",
     ends=producer_of_fused_pool,
     panel=choose_panel_width,

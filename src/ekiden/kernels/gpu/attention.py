@@ -39,9 +39,9 @@ from ekiden.kernels.attention.scaled_dot_product import (
     attention_sizes,
 )
 from ekiden.kernels.cpu.loops import product_of_extents
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space
+from ekiden.kernels.decision import Decision, Knob, Overrides, Space
 from ekiden.kernels.family import Family
-from ekiden.kernels.gpu.block_reduction import ThreadTeam
+from ekiden.kernels.gpu.block_reduction import ThreadGroup
 from ekiden.kernels.gpu.launch import serial_loop, thread_loop
 from ekiden.kernels.prim_builder import create_tiled_function, declare_extern_parameters
 from ekiden.runtime.errors import CompileError
@@ -82,7 +82,7 @@ def _search_space(anchor: te.Tensor, target: Target) -> Space:
     )
 
 
-def _default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def _default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return a decision whose tiles fit shared memory; a single query gets as many threads as
     several queries together.
     """
@@ -138,12 +138,12 @@ class _GpuAttentionKernel:
         self.depth, self.width = depth.value, width.value
         self.columns = -(-self.width // self.lanes)
         self.block, self.thread = Var("block"), Var("thread")
-        self.team = ThreadTeam.create(self.thread, self.rows * self.lanes, target, self.lanes)
+        self.team = ThreadGroup.create(self.thread, self.rows * self.lanes, target, self.lanes)
         self.row, self.lane = self.thread // self.lanes, self.thread % self.lanes
-        self.tiles = simplify((self.queries + (self.rows - 1)) // self.rows)
-        image = self.block // self.tiles
+        self.tiles_per_head = simplify((self.queries + (self.rows - 1)) // self.rows)
+        image = self.block // self.tiles_per_head
         self.b, self.h = image // self.q.dims["h"], image % self.q.dims["h"]
-        self.first = self.block % self.tiles * self.rows
+        self.first_query = self.block % self.tiles_per_head * self.rows
 
         def shared_buffer(name: str, count: int) -> Buffer:
             return Buffer(name, (const(count),), F32_DTYPE, "shared")
@@ -156,16 +156,18 @@ class _GpuAttentionKernel:
         # Values need no padding: neighbouring threads read neighbouring columns, which are in
         # different banks.
         self.shared_v = shared_buffer("values", self.tile * self.width)
-        self.shares = shared_buffer("shares", self.rows * (self.tile + 1))
-        self.best, self.next, self.total, self.dot = map(
+        self.shared_probabilities = shared_buffer("shares", self.rows * (self.tile + 1))
+        self.running_max, self.new_max, self.exp_sum, self.dot = map(
             local_buffer, ("best", "next", "total", "dot")
         )
-        self.sums = local_buffer("sums", self.columns)
+        self.weighted_values = local_buffer("sums", self.columns)
         # More scores of a thread than registers hold go through shared memory.
         self.by_warps = self.team.has_warps and self.tile // self.lanes <= MAX_REGISTER_SCORES
         self.own_scores = local_buffer("scores", self.tile // self.lanes)
         if self.by_warps:
-            self.largest = self.team.emit_reduction([self.next], lambda a, b: [maximum(a[0], b[0])])
+            self.largest = self.team.emit_reduction(
+                [self.new_max], lambda a, b: [maximum(a[0], b[0])]
+            )
 
     # Places
 
@@ -190,7 +192,7 @@ class _GpuAttentionKernel:
 
     def query_index(self) -> PrimExpr:
         """Return the query of a thread, clamped to the last one."""
-        return minimum(self.first + self.row, self.queries - 1)
+        return minimum(self.first_query + self.row, self.queries - 1)
 
     # Statements
 
@@ -214,23 +216,26 @@ class _GpuAttentionKernel:
         guarded = store if count % threads == 0 else IfThenElse(at < count, store)
         return serial_loop(round_index, -(-count // threads), guarded)
 
-    def emit_start(self) -> Stmt:
+    def emit_prologue(self) -> Stmt:
         """Emit the load of the block's queries into shared memory, and the initialisation of the
         accumulators.
         """
         # Lines of queries and keys are one element longer than the depth, against bank conflicts.
-        zeros = [self.store_local(self.sums, const(0.0, F32_DTYPE), n) for n in range(self.columns)]
+        zeros = [
+            self.store_local(self.weighted_values, const(0.0, F32_DTYPE), n)
+            for n in range(self.columns)
+        ]
 
         def load_query(line: PrimExpr, d: PrimExpr) -> PrimExpr:
-            s = minimum(self.first + line, self.queries - 1)
+            s = minimum(self.first_query + line, self.queries - 1)
             return BufferLoad(self.q.buffer, self.element_indices(self.q, self.h, s, d), F32_DTYPE)
 
         return seq(
             self.emit_cooperative_load(
                 self.shared_q, self.rows, self.depth, self.depth + 1, load_query
             ),
-            self.store_local(self.best, const(-math.inf, F32_DTYPE)),
-            self.store_local(self.total, const(0.0, F32_DTYPE)),
+            self.store_local(self.running_max, const(-math.inf, F32_DTYPE)),
+            self.store_local(self.exp_sum, const(0.0, F32_DTYPE)),
             *zeros,
         )
 
@@ -291,7 +296,7 @@ class _GpuAttentionKernel:
                 STORAGE_SYNC,
             ]
         return [
-            self.store_local(self.next, self.load_local(self.best)),
+            self.store_local(self.new_max, self.load_local(self.running_max)),
             self.emit_thread_scores(begin),
             self.largest.body,
         ]
@@ -313,10 +318,12 @@ class _GpuAttentionKernel:
             # without shared memory.
             if self.by_warps:
                 own_score = BufferLoad(self.own_scores, (key_index,), F32_DTYPE)
-                larger = self.store_local(self.next, maximum(self.load_local(self.next), own_score))
+                larger = self.store_local(
+                    self.new_max, maximum(self.load_local(self.new_max), own_score)
+                )
                 store_score = seq(BufferStore(self.own_scores, score, (key_index,)), larger)
             else:
-                store_score = BufferStore(self.shares, score, (at,))
+                store_score = BufferStore(self.shared_probabilities, score, (at,))
             return seq(
                 self.store_local(self.dot, const(0.0, F32_DTYPE)),
                 serial_loop(d, self.depth, more),
@@ -358,10 +365,10 @@ class _GpuAttentionKernel:
     def emit_running_max(self) -> Stmt:
         """Emit the update of the running maximum, computed by every thread of a query."""
         c = Var("c")
-        score = self.load_shared(self.shares, self.row, self.tile + 1, c)
-        larger = self.store_local(self.next, maximum(self.load_local(self.next), score))
+        score = self.load_shared(self.shared_probabilities, self.row, self.tile + 1, c)
+        larger = self.store_local(self.new_max, maximum(self.load_local(self.new_max), score))
         return seq(
-            self.store_local(self.next, self.load_local(self.best)),
+            self.store_local(self.new_max, self.load_local(self.running_max)),
             serial_loop(c, self.tile, larger),
         )
 
@@ -370,27 +377,31 @@ class _GpuAttentionKernel:
         base, factor = Var("base", F32_DTYPE), Var("factor", F32_DTYPE)
         c, share = Var("c"), Var("share", F32_DTYPE)
         # exp(-inf - -inf) is NaN: a row that has seen no key uses a base of 0 instead.
-        is_empty = self.load_local(self.next).equal(const(-math.inf, F32_DTYPE))
+        is_empty = self.load_local(self.new_max).equal(const(-math.inf, F32_DTYPE))
 
         def emit_probability(key_index: PrimExpr) -> Stmt:
             """Emit the probability of one score, relative to the running maximum."""
             line = key_index * self.lanes + self.lane
-            score = self.load_shared(self.shares, self.row, self.tile + 1, line)
+            score = self.load_shared(self.shared_probabilities, self.row, self.tile + 1, line)
             if self.by_warps:
                 score = BufferLoad(self.own_scores, (key_index,), F32_DTYPE)
             index = (self.row * (self.tile + 1) + line,)
-            return BufferStore(self.shares, call_intrin("exp", score - base), index)
+            return BufferStore(self.shared_probabilities, call_intrin("exp", score - base), index)
 
-        added: list[Stmt] = [self.store_local(self.total, self.load_local(self.total) + share)]
+        added: list[Stmt] = [self.store_local(self.exp_sum, self.load_local(self.exp_sum) + share)]
         for n in range(self.columns):
             # Clamped: threads behind the last column repeat it, and emit_results does not store
             # theirs.
             column = minimum(self.lane + n * self.lanes, self.width - 1)
             value = self.load_shared(self.shared_v, c, self.width, column)
             added.append(
-                self.store_local(self.sums, self.load_local(self.sums, n) + share * value, n)
+                self.store_local(
+                    self.weighted_values,
+                    self.load_local(self.weighted_values, n) + share * value,
+                    n,
+                )
             )
-        read = self.load_shared(self.shares, self.row, self.tile + 1, c)
+        read = self.load_shared(self.shared_probabilities, self.row, self.tile + 1, c)
         # Online softmax: earlier sums are rescaled to the new maximum before this tile's products
         # are added.
         scaled = [
@@ -399,28 +410,28 @@ class _GpuAttentionKernel:
         body = seq(
             self.emit_key_loop(emit_probability),
             *scaled,
-            self.store_local(self.best, self.load_local(self.next)),
+            self.store_local(self.running_max, self.load_local(self.new_max)),
             STORAGE_SYNC,
             serial_loop(c, self.tile, LetStmt(share, read, seq(*added))),
         )
-        body = LetStmt(factor, call_intrin("exp", self.load_local(self.best) - base), body)
+        body = LetStmt(factor, call_intrin("exp", self.load_local(self.running_max) - base), body)
         return LetStmt(
-            base, Select(is_empty, const(0.0, F32_DTYPE), self.load_local(self.next)), body
+            base, Select(is_empty, const(0.0, F32_DTYPE), self.load_local(self.new_max)), body
         )
 
     def accumulators(self) -> list[tuple[Buffer, int]]:
         """Return the accumulators of a thread's query: weighted values and the sum of
         exponentials.
         """
-        return [(self.total, 0), *((self.sums, n) for n in range(self.columns))]
+        return [(self.exp_sum, 0), *((self.weighted_values, n) for n in range(self.columns))]
 
     def emit_results(self) -> Stmt:
         """Emit the normalisation and the store of a thread's results."""
-        query, total = self.first + self.row, self.load_local(self.total)
+        query, total = self.first_query + self.row, self.load_local(self.exp_sum)
         stores: list[Stmt] = []
         for n in range(self.columns):
             column = self.lane + n * self.lanes
-            value = self.load_local(self.sums, n) / total
+            value = self.load_local(self.weighted_values, n) / total
             # A total of 0 means that every key was masked.
             if self.heads.nan_as_zero:
                 value = Select(total > const(0.0, F32_DTYPE), value, const(0.0, F32_DTYPE))
@@ -432,15 +443,21 @@ class _GpuAttentionKernel:
     def emit_kernel(self) -> Stmt:
         """Emit the complete kernel."""
         tile = Var("tile")
-        last = minimum(self.first + (self.rows - 1), self.queries - 1)
+        last = minimum(self.first_query + (self.rows - 1), self.queries - 1)
         # Under a causal mask, tiles behind the last query's keys are skipped.
         count = simplify((self.num_visible_keys(last) + (self.tile - 1)) // self.tile)
         phases = seq(
-            self.emit_start(),
+            self.emit_prologue(),
             serial_loop(tile, count, self.emit_key_tile(tile * self.tile)),
             self.emit_results(),
         )
-        local_buffers = [self.best, self.next, self.total, self.dot, self.sums]
+        local_buffers = [
+            self.running_max,
+            self.new_max,
+            self.exp_sum,
+            self.dot,
+            self.weighted_values,
+        ]
         local_buffers += [self.own_scores] if self.by_warps else []
         inner = thread_loop(
             self.thread,
@@ -448,9 +465,11 @@ class _GpuAttentionKernel:
             "threadIdx.x",
             wrap_in_allocations(phases, local_buffers),
         )
-        shared_buffers = [self.shared_q, self.shared_k, self.shared_v, self.shares]
+        shared_buffers = [self.shared_q, self.shared_k, self.shared_v, self.shared_probabilities]
         shared_buffers += self.largest.shared if self.by_warps else []
-        blocks = simplify(product_of_extents([self.q.dims["b"], self.q.dims["h"], self.tiles]))
+        blocks = simplify(
+            product_of_extents([self.q.dims["b"], self.q.dims["h"], self.tiles_per_head])
+        )
         return thread_loop(
             self.block, blocks, "blockIdx.x", wrap_in_allocations(inner, shared_buffers)
         )

@@ -39,7 +39,7 @@ SHUFFLE_BROADCAST = "tvm_warp_shuffle"
 
 
 @dataclass(frozen=True, slots=True)
-class BlockReduction:
+class BlockCollective:
     """Block-wide reduction or scan: its statements, its result in every thread, and its shared and
     local buffers.
     """
@@ -51,7 +51,7 @@ class BlockReduction:
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadTeam:
+class ThreadGroup:
     """Cooperating threads: each `size` adjacent threads of a block of `threads`."""
 
     thread: Var
@@ -61,7 +61,7 @@ class ThreadTeam:
     """Whether the threads of a warp exchange values by shuffles."""
 
     @staticmethod
-    def create(thread: Var, threads: int, target: Target, size: int | None = None) -> ThreadTeam:
+    def create(thread: Var, threads: int, target: Target, size: int | None = None) -> ThreadGroup:
         """Return the group of all threads of a block, or of `size` adjacent ones; both are powers
         of 2.
 
@@ -78,11 +78,11 @@ class ThreadTeam:
             and size <= WARP_SIZE * WARP_SIZE
             and target.thread_warp_size == WARP_SIZE
         )
-        return ThreadTeam(thread, threads, size, is_apt and target.has(WARP_SHUFFLES_FEATURE))
+        return ThreadGroup(thread, threads, size, is_apt and target.has(WARP_SHUFFLES_FEATURE))
 
     def emit_reduction(
         self, own: Sequence[Buffer], combine: Combine, everywhere: bool = True
-    ) -> BlockReduction:
+    ) -> BlockCollective:
         """Emit the reduction of the values in thread-local buffers of one element.
 
         Without warps a team is all of a block.
@@ -100,9 +100,9 @@ class ThreadTeam:
 
     def _emit_warp_reduction(
         self, own: Sequence[Buffer], combine: Combine, everywhere: bool
-    ) -> BlockReduction:
+    ) -> BlockCollective:
         near = [Buffer("near", (const(1),), b.dtype, "local") for b in own]
-        statements = self._emit_warp_folds(own, near, combine, min(self.size, WARP_SIZE))
+        statements = self._emit_shuffle_reduction(own, near, combine, min(self.size, WARP_SIZE))
         shared: list[Buffer] = []
         if self.size > WARP_SIZE:
             warps = self.size // WARP_SIZE
@@ -116,17 +116,17 @@ class ThreadTeam:
             # Every warp combines the partial results redundantly, which saves a second barrier and
             # a broadcast.
             statements.append(emit_stores(own, element_loads(shared, partial_index), (const(0),)))
-            statements += self._emit_warp_folds(own, near, combine, warps)
+            statements += self._emit_shuffle_reduction(own, near, combine, warps)
         if everywhere and self.size > 1:  # the first's: of their own, one has 0 and another -0
             first = emit_shuffles(own, SHUFFLE_BROADCAST, 0, min(self.size, WARP_SIZE))
             statements.append(emit_stores(own, first, (const(0),)))
-        return BlockReduction(
+        return BlockCollective(
             wrap_in_allocations(seq(*statements), near), element_loads(own), shared
         )
 
     def emit_scan(
         self, own: Buffer, combine: Callable[[PrimExpr, PrimExpr], PrimExpr]
-    ) -> BlockReduction:
+    ) -> BlockCollective:
         """Emit the inclusive scan of the threads' values, in thread order.
 
         The result is in each thread's buffer, and the total is known to all. For complete blocks of
@@ -163,7 +163,7 @@ class ThreadTeam:
         )
         if warps > 1:
             statements.append(STORAGE_SYNC)  # what they share is written again in the next turn
-        return BlockReduction(
+        return BlockCollective(
             wrap_in_allocations(seq(*statements), [near]), [sums[0]], shared, [sums]
         )
 
@@ -187,7 +187,7 @@ class ThreadTeam:
             by *= 2
         return statements
 
-    def _emit_warp_folds(
+    def _emit_shuffle_reduction(
         self, own: Sequence[Buffer], near: Sequence[Buffer], combine: Combine, count: int
     ) -> list[Stmt]:
         """Emit the shuffle reduction of each `count` lanes into the first of them, at halving
@@ -206,7 +206,7 @@ class ThreadTeam:
             by //= 2
         return statements
 
-    def _emit_shared_memory_tree(self, own: Sequence[Buffer], combine: Combine) -> BlockReduction:
+    def _emit_shared_memory_tree(self, own: Sequence[Buffer], combine: Combine) -> BlockCollective:
         """Emit a tree reduction in shared memory."""
         partials = [_shared_buffer_like(b, self.threads) for b in own]
 
@@ -219,11 +219,11 @@ class ThreadTeam:
             *emit_tree_reduction(partials, const(0), self.thread, self.threads, combine_into_first),
             STORAGE_SYNC,
         ]
-        return BlockReduction(seq(*statements), element_loads(partials), partials)
+        return BlockCollective(seq(*statements), element_loads(partials), partials)
 
 
 def _shared_buffer_like(like: Buffer, count: int) -> Buffer:
     return Buffer("parts", (const(count),), like.dtype, "shared")
 
 
-__all__ = ["BlockReduction", "ThreadTeam"]
+__all__ = ["BlockCollective", "ThreadGroup"]

@@ -29,7 +29,7 @@ from ekiden.kernels.gpu.launch import (
     threads_per_block,
 )
 from ekiden.kernels.gpu.reduction import emit_vector_row
-from ekiden.kernels.gpu.row_groups import emit_joined_launch, launch_runs, needs_joined_launch
+from ekiden.kernels.gpu.row_groups import emit_fused_launch, group_launches, needs_fused_launch
 from ekiden.kernels.gpu.scan import emit_scan_launch
 from ekiden.kernels.gpu.vector_access import unravel_index
 from ekiden.kernels.stages import copy_repeated_outputs, inline_cheap_stages, stages_of
@@ -61,9 +61,9 @@ def build_default_kernels(
     for t in intermediates:
         buffers.declare(t)
     statements = []
-    for run in launch_runs(groups, target):
-        if needs_joined_launch(run, target):
-            body, inside = emit_joined_launch(
+    for run in group_launches(groups, target):
+        if needs_fused_launch(run, target):
+            body, inside = emit_fused_launch(
                 run, buffers, _single_reader_tensors(intermediates, run, groups), target
             )
             intermediates = [t for t in intermediates if t not in inside]
@@ -166,7 +166,7 @@ def _emit_row_launch(row: Var, count: PrimExpr, threads: int, body: Stmt) -> Stm
     """Emit the launch of a body for each row, one block per row."""
     workspaces = _WorkspaceRewriter(row, count)
     launched = emit_launch(row, count, threads, workspaces.visit(body))
-    return wrap_in_allocations(launched, list(workspaces.moved.values()))
+    return wrap_in_allocations(launched, list(workspaces.workspaces.values()))
 
 
 class _WorkspaceRewriter(ExprRewriter):
@@ -179,33 +179,35 @@ class _WorkspaceRewriter(ExprRewriter):
     def __init__(self, row: Var, count: PrimExpr) -> None:
         super().__init__(self._rewrite_load)
         self._row, self._count = row, count
-        self._inside: set[Var] = {row}
-        self.moved: dict[Buffer, Buffer] = {}
+        self._row_vars: set[Var] = {row}
+        self.workspaces: dict[Buffer, Buffer] = {}
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
         """Move a large or dynamic allocation to a global workspace."""
         buffer = stmt.buffer
         size = simplify(product_of_extents(buffer.shape) * dt.itemsize(buffer.dtype))
         is_own = isinstance(size, IntImm) and size.value <= MAX_LOCAL_BYTES
-        if is_own or buffer.scope != "global" or not self._inside.isdisjoint(free_vars(size)):
+        if is_own or buffer.scope != "global" or not self._row_vars.isdisjoint(free_vars(size)):
             return super().visit_allocate(stmt)
-        if buffer not in self.moved:  # several parts of a row may have it, one after the other
-            self.moved[buffer] = buffer.with_fields(shape=(self._count, *buffer.shape))
+        if buffer not in self.workspaces:  # several parts of a row may have it, one after the other
+            self.workspaces[buffer] = buffer.with_fields(shape=(self._count, *buffer.shape))
         return self.visit(stmt.body)
 
     def visit_for(self, stmt: For) -> Stmt:
         """Record the loop variable, which the size of an allocation may not depend on."""
-        self._inside.add(stmt.loop_var)
+        self._row_vars.add(stmt.loop_var)
         return super().visit_for(stmt)
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Record the bound variable, which the size of an allocation may not depend on."""
-        self._inside.add(stmt.var)
+        self._row_vars.add(stmt.var)
         return super().visit_let(stmt)
 
     def _rewrite_load(self, e: PrimExpr) -> PrimExpr:
-        if isinstance(e, BufferLoad) and e.buffer in self.moved:
-            return e.with_fields(buffer=self.moved[e.buffer], indices=self._prepend_row(e.indices))
+        if isinstance(e, BufferLoad) and e.buffer in self.workspaces:
+            return e.with_fields(
+                buffer=self.workspaces[e.buffer], indices=self._prepend_row(e.indices)
+            )
         return e
 
     def _prepend_row(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
@@ -215,10 +217,10 @@ class _WorkspaceRewriter(ExprRewriter):
         """Redirect a store to the row's slice of the workspace."""
         store = super().visit_store(stmt)
         assert isinstance(store, BufferStore)
-        if store.buffer not in self.moved:
+        if store.buffer not in self.workspaces:
             return store
         indices = self._prepend_row(store.indices)
-        return store.with_fields(buffer=self.moved[store.buffer], indices=indices)
+        return store.with_fields(buffer=self.workspaces[store.buffer], indices=indices)
 
 
 FAMILY = Family(

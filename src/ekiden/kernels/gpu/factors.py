@@ -28,19 +28,19 @@ class ProductFactors:
     rows: tuple[Var, ...]
     columns: tuple[Var, ...]
     extents: Mapping[Var, PrimExpr]
-    reduce: Reduce
+    reduce_axes: Reduce
 
     @property
-    def num_products(self) -> PrimExpr:
+    def reduction_size(self) -> PrimExpr:
         """Return the number of products per result element."""
-        return simplify(product_of_extents([r.extent for r in self.reduce.axis]))
+        return simplify(product_of_extents([r.extent for r in self.reduce_axes.axis]))
 
     def num_elements(self, axes: Sequence[Var]) -> PrimExpr:
         """Return the product of the extents of axes."""
         return simplify(product_of_extents([self.extents[v] for v in axes])) if axes else const(1)
 
 
-def match_product(anchor: Tensor) -> ProductFactors | None:
+def match_contraction(anchor: Tensor) -> ProductFactors | None:
     """Return the factors of a computation that is a sum of products, else None."""
     op = anchor.op
     body = op.body[anchor.value_index] if isinstance(op, ComputeOp) else None
@@ -92,4 +92,4 @@ def stride_bound(value: PrimExpr, axis: Var) -> int:
     return max((abs(d.value) for d in distances if isinstance(d, IntImm)), default=0)
 
 
-__all__ = ["ProductFactors", "is_unit_stride", "match_product", "stride_bound"]
+__all__ = ["ProductFactors", "is_unit_stride", "match_contraction", "stride_bound"]

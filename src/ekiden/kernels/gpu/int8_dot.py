@@ -18,9 +18,9 @@ from ekiden.ir.prim import Cast, Intrinsic, PrimExpr, Var, cast, const, is_const
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import known_extent
-from ekiden.kernels.gpu.factors import ProductFactors, is_unit_stride, match_product
+from ekiden.kernels.gpu.factors import ProductFactors, is_unit_stride, match_contraction
 from ekiden.kernels.gpu.launch import ReductionGroup
-from ekiden.kernels.gpu.tiled_product import TiledProductKernel
+from ekiden.kernels.gpu.tiled_product import TiledMatmulKernel
 from ekiden.kernels.gpu.vector_access import unravel_index
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -34,7 +34,7 @@ DOT_WORD_BYTES = 4
 DEFAULT_WORD_DEPTH = 16
 """Default words of k between two barriers."""
 MIN_WORD_DEPTH = 4
-FACTORS: Mapping[str, str] = {"int8": "s8", "uint8": "u8"}
+FACTOR_DTYPES: Mapping[str, str] = {"int8": "s8", "uint8": "u8"}
 """Byte dtypes with int32 accumulation -> their name in instructions."""
 
 
@@ -42,7 +42,7 @@ def strip_int32_widening(factor: PrimExpr) -> PrimExpr | None:
     """Return the byte expression that is widened to int32, or None."""
     if not isinstance(factor, Cast) or factor.dtype != "int32":
         return None
-    return factor.value if factor.value.dtype in FACTORS else None
+    return factor.value if factor.value.dtype in FACTOR_DTYPES else None
 
 
 def dot_feature(a: str, b: str) -> str:
@@ -50,7 +50,7 @@ def dot_feature(a: str, b: str) -> str:
     order.
     """
     first_kind, second_kind = sorted(
-        (FACTORS[a], FACTORS[b]), reverse=True
+        (FACTOR_DTYPES[a], FACTOR_DTYPES[b]), reverse=True
     )  # u8s8, of different ones
     return f"dot4_{first_kind}{second_kind}"
 
@@ -63,13 +63,13 @@ def can_multiply(factors: ProductFactors, target: Target) -> bool:
 
 def words_per_k_block(factors: ProductFactors) -> int:
     """Return the words of k between two barriers, limited by the reduction's size."""
-    size, depth = known_extent(factors.num_products), DEFAULT_WORD_DEPTH
+    size, depth = known_extent(factors.reduction_size), DEFAULT_WORD_DEPTH
     while size is not None and depth > MIN_WORD_DEPTH and size <= depth // 2 * DOT_WORD_BYTES:
         depth //= 2
     return depth
 
 
-class KWordAxes:
+class KWordPacker:
     """Packer of the reduction axes of a contraction into words of four bytes.
 
     Where the last axis of k is a multiple of a word, words replace that axis, which takes fewer
@@ -77,7 +77,7 @@ class KWordAxes:
     """
 
     def __init__(self, factors: ProductFactors) -> None:
-        self.axes, self.depth = factors.reduce.axis, factors.num_products
+        self.axes, self.depth = factors.reduce_axes.axis, factors.reduction_size
         self.is_exact = is_const(simplify(self.axes[-1].extent % DOT_WORD_BYTES), 0)
         # Words inside the last axis need no division of k; otherwise all axes are one, padded by 0.
         outer = self.axes[:-1] if self.is_exact else ()
@@ -139,7 +139,7 @@ class KWordAxes:
 
 
 @dataclass(frozen=True, slots=True)
-class WordProductGroup(ReductionGroup):
+class WordReductionGroup(ReductionGroup):
     """Reduction group whose reduction runs over words of four bytes."""
 
     words: Reduce
@@ -150,10 +150,10 @@ class WordProductGroup(ReductionGroup):
         return self.words
 
 
-class DotWordKernel(TiledProductKernel):
+class Int8DotKernel(TiledMatmulKernel):
     """Builder of a tiled kernel that multiplies words of four bytes."""
 
-    steps_each = DOT_WORD_BYTES
+    elements_per_step = DOT_WORD_BYTES
 
     @classmethod
     def max_access_width_of(cls, target: Target, factors: ProductFactors) -> int:
@@ -161,24 +161,26 @@ class DotWordKernel(TiledProductKernel):
         return 1
 
     def __init__(self, group: ReductionGroup, decision: Decision) -> None:
-        f = match_product(group.anchor)
+        f = match_contraction(group.anchor)
         assert f is not None
         a, b = strip_int32_widening(f.a), strip_int32_widening(f.b)
         assert a is not None and b is not None
-        self.bytes_, self.last = (a, b), f.reduce.axis[-1]
-        self.kinds = a.dtype, b.dtype
+        self.bytes_, self.innermost_axis = (a, b), f.reduce_axes.axis[-1]
+        self.factor_dtypes = a.dtype, b.dtype
         super().__init__(group, decision)
-        steps = KWordAxes(f)
+        steps = KWordPacker(f)
         x, y = steps.pack_word(a), steps.pack_word(b)
-        words = f.reduce.with_fields(sources=(x * y,), axis=steps.words)
-        self.group = WordProductGroup(group.params, group.inputs, group.output, group.anchor, words)
+        words = f.reduce_axes.with_fields(sources=(x * y,), axis=steps.words)
+        self.group = WordReductionGroup(
+            group.params, group.inputs, group.output, group.anchor, words
+        )
         self.factors = ProductFactors(x, y, f.batch, f.rows, f.columns, f.extents, words)
 
     def is_k_contiguous(self, factor: PrimExpr) -> bool:
         """Return whether consecutive words of k are adjacent in a factor's memory."""
         step = Var("step")
         read = self.bytes_[0 if factor is self.factors.a else 1]  # of bytes, or of words
-        return is_unit_stride(read, {self.last: step}, step)
+        return is_unit_stride(read, {self.innermost_axis: step}, step)
 
     def emit_step(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Stmt:
         """Emit the dot products of one word of k for all accumulators."""
@@ -197,10 +199,10 @@ class DotWordKernel(TiledProductKernel):
 
     def _emit_dot(self, number: int, x: PrimExpr, y: PrimExpr) -> Stmt:
         """Emit the dot product of two words, added to an accumulator."""
-        at, op = (const(number),), dot_feature(*self.kinds)
+        at, op = (const(number),), dot_feature(*self.factor_dtypes)
         total = BufferLoad(self.sums, at, self.dtype)
         # The mixed instruction takes the unsigned operand first.
-        x, y = (y, x) if self.kinds == ("int8", "uint8") else (x, y)
+        x, y = (y, x) if self.factor_dtypes == ("int8", "uint8") else (x, y)
         return BufferStore(self.sums, call_intrin(op, total, x, y, dtype="int32"), at)
 
     def build(self, name: str, shared: bool = True) -> PrimFunc:
@@ -208,4 +210,4 @@ class DotWordKernel(TiledProductKernel):
         return super().build(name, shared=True)
 
 
-__all__ = ["FACTORS", "DotWordKernel", "can_multiply", "words_per_k_block"]
+__all__ = ["FACTOR_DTYPES", "Int8DotKernel", "can_multiply", "words_per_k_block"]

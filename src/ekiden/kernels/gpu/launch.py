@@ -90,7 +90,7 @@ class ReductionGroup:
         assert isinstance(body, Reduce)
         return body
 
-    def replace_tensor_loads(self, value: PrimExpr, values: Mapping[Var, PrimExpr]) -> PrimExpr:
+    def lower_at(self, value: PrimExpr, values: Mapping[Var, PrimExpr]) -> PrimExpr:
         """Lower an expression over tensors to buffer loads, at given values of its variables."""
 
         def lower_node(e: PrimExpr) -> PrimExpr:
@@ -111,7 +111,9 @@ class ReductionGroup:
         if self.output is not self.anchor:
             # What lies between the reduction and the output is computed on the way to the store.
             between = {t for t in post_order_tensors([self.output]) if is_injective(t)}
-            body = ProducerInliner(between - {self.output}).expr(op.body[self.output.value_index])
+            body = ProducerInliner(between - {self.output}).rewrite_expr(
+                op.body[self.output.value_index]
+            )
 
             def substitute_reduction(e: PrimExpr) -> PrimExpr:
                 """Replace a load of the reduction's result by its value."""
@@ -119,7 +121,7 @@ class ReductionGroup:
                 return value if is_sum else e
 
             at = {a.var: p for a, p in zip(op.axis, coordinates, strict=True)}
-            result = self.replace_tensor_loads(rewrite(body, substitute_reduction), at)
+            result = self.lower_at(rewrite(body, substitute_reduction), at)
         buffer = self.params.buffers[self.output]
         return BufferStore(buffer, result, tuple(coordinates))
 

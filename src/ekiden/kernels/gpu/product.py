@@ -24,23 +24,23 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space
+from ekiden.kernels.decision import Decision, Knob, Overrides, Space
 from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.gpu import int8_dot, tensor_cores
-from ekiden.kernels.gpu.factors import ProductFactors, match_product
+from ekiden.kernels.gpu.factors import ProductFactors, match_contraction
 from ekiden.kernels.gpu.launch import ReductionGroup
-from ekiden.kernels.gpu.tiled_product import TiledProductKernel
+from ekiden.kernels.gpu.tiled_product import TiledMatmulKernel
 from ekiden.kernels.gpu.vector_product import (
     ALONG_COLUMNS,
     ALONG_DEPTH,
     PANEL_STEPS,
     PackedPanelKernel,
-    VectorProductKernel,
+    VectorMatmulKernel,
     choose_band,
     choose_panel,
     choose_tile,
+    choose_vector_axis,
     contiguous_column_axes,
-    vector_axis,
 )
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
@@ -102,11 +102,11 @@ def _power_of_two(limit: int, size: int | None) -> int:
     return limit if size is None else max(1, min(limit, 2 ** math.ceil(math.log2(max(size, 1)))))
 
 
-def _default_decision(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
+def _default_decision(anchor: Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision: square tiles; on targets that run threads serially, fewer
     threads and no barriers.
     """
-    factors = match_product(anchor)
+    factors = match_contraction(anchor)
     assert factors is not None
     if (vectors := _vector_decision(anchor, factors, target, fixed)) is not None:
         return vectors
@@ -134,7 +134,7 @@ def _default_decision(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
         "shared": int(has_warps or needs_shared), "vector": 1, "along": ALONG_COLUMNS,
         "band": 0, "panel": 0, "tensor": 0, "dot": dot,
     }  # fmt: skip
-    kind = int8_dot.DotWordKernel if dot else TiledProductKernel
+    kind = int8_dot.Int8DotKernel if dot else TiledMatmulKernel
     decision = kind.complete_decision(factors, target, values | dict(fixed))
     # Without room for tiles, the kernel reads global memory; overrides are refused later instead.
     if (
@@ -144,13 +144,13 @@ def _default_decision(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
         return decision
     if not fixed.keys().isdisjoint(("shared", "dot", "buffers", "near")):
         return decision  # which is refused, with what it takes
-    return TiledProductKernel.complete_decision(
+    return TiledMatmulKernel.complete_decision(
         factors, target, values | dict(fixed) | {"shared": 0, "dot": 0}
     )
 
 
 def _vector_decision(
-    anchor: Tensor, factors: ProductFactors, target: Target, fixed: Fixed
+    anchor: Tensor, factors: ProductFactors, target: Target, fixed: Overrides
 ) -> Decision | None:
     """Return the decision of a vectorised kernel, for targets that run threads serially on vector
     units.
@@ -162,7 +162,7 @@ def _vector_decision(
     vector = fixed.get("vector", max_lanes if target.thread_warp_size == 1 else 1)
     if vector == 1 or not fixed.keys().isdisjoint(BLOCK_TILE_KNOBS):
         return None
-    along, lanes = vector_axis(factors, int(vector))
+    along, lanes = choose_vector_axis(factors, int(vector))
     if lanes == 1 and "vector" not in fixed:
         return None
     inner = contiguous_column_axes(factors) if along == ALONG_COLUMNS else factors.columns
@@ -172,7 +172,7 @@ def _vector_decision(
     )
     vectors = n if n is None or along == ALONG_DEPTH else n // lanes
     rows, columns = choose_tile(target, m, vectors)
-    depth = known_extent(factors.num_products)
+    depth = known_extent(factors.reduction_size)
     tiles = None if m is None else -(-m // rows)
     values: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": 1, "lines": 1, "depth": DEFAULT_K_BLOCK,
@@ -185,7 +185,7 @@ def _vector_decision(
     return Decision.from_mapping(values | dict(fixed))
 
 
-def build_product(
+def build_contraction(
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     target: Target,
@@ -208,14 +208,14 @@ def build_product(
     if decision.int_value("vector") > 1:
         if decision.int_value("panel"):
             return PackedPanelKernel(group, decision).build(name)
-        return VectorProductKernel(group, decision).build(name)
-    kind: type[TiledProductKernel] = TiledProductKernel
+        return VectorMatmulKernel(group, decision).build(name)
+    kind: type[TiledMatmulKernel] = TiledMatmulKernel
     if decision.int_value("tensor"):
         _require_supported(tensor_cores, "tensor cores", group, target, decision)
         kind = tensor_cores.TensorCoreKernel
     elif decision.int_value("dot"):
         _require_supported(int8_dot, "products of words", group, target, decision)
-        kind = int8_dot.DotWordKernel
+        kind = int8_dot.Int8DotKernel
     try:
         return (
             kind(group, decision).validate(target).build(name, bool(decision.int_value("shared")))
@@ -227,7 +227,7 @@ def build_product(
 class _KernelModule(Protocol):
     """Protocol of a module that implements contraction kernels for some element types."""
 
-    FACTORS: Mapping[str, str]
+    FACTOR_DTYPES: Mapping[str, str]
     """Accumulator dtype by factor dtype."""
 
     def can_multiply(self, factors: ProductFactors, target: Target) -> bool:
@@ -240,11 +240,11 @@ def _require_supported(
     """Raise CompileError for a decision that selects kernels which do not support the group. Raises
     CompileError.
     """
-    factors = match_product(group.anchor)
+    factors = match_contraction(group.anchor)
     if factors is None or not kernels.can_multiply(factors, target):
         raise CompileError(
             f"decisions: 'thread_product' {decision}: target {str(target)!r} has no {what} for "
-            f"these factors, which must be {' or '.join(kernels.FACTORS)}"
+            f"these factors, which must be {' or '.join(kernels.FACTOR_DTYPES)}"
         )
 
 
@@ -255,8 +255,8 @@ FAMILY = Family(
         "any number of axes is fused into rows, columns and k, and threads load what "
         "others read; the checks do not yet prove tiles of fused axes with dynamic sizes"
     ),
-    accepts=lambda anchor, target: match_product(anchor) is not None,
+    accepts=lambda anchor, target: match_contraction(anchor) is not None,
     space=_search_space,
     default=_default_decision,
-    build=build_product,
+    build=build_contraction,
 )

@@ -23,9 +23,9 @@ from ekiden.arith import simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import substitute
 from ekiden.kernels.cpu.loops import product_of_extents
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space
+from ekiden.kernels.decision import Decision, Knob, Overrides, Space
 from ekiden.kernels.family import Family, known_extent
-from ekiden.kernels.gpu.block_reduction import ThreadTeam
+from ekiden.kernels.gpu.block_reduction import ThreadGroup
 from ekiden.kernels.gpu.launch import ReductionGroup, is_long_reduction, serial_loop, thread_loop
 from ekiden.kernels.gpu.vector_access import (
     are_contiguous,
@@ -55,7 +55,7 @@ def _search_space(anchor: Tensor, target: Target) -> Space:
     return (Knob("threads", (256, 128, 64, 32), "threads of a block"),)
 
 
-def _default_decision(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
+def _default_decision(anchor: Tensor, target: Target, fixed: Overrides) -> Decision:
     threads = 64
     while threads > target.max_num_threads:
         threads //= 2
@@ -87,14 +87,14 @@ def build_reduction(
     results = unravel_index(block, [a.extent for a in op.axis]) if op.axis else []
     values |= {a.var: at for a, at in zip(op.axis, results, strict=True)}
     zero = (const(0),)
-    value = combine(BufferLoad(own, zero, dtype), group.replace_tensor_loads(reduce.source, values))
+    value = combine(BufferLoad(own, zero, dtype), group.lower_at(reduce.source, values))
     inside: Stmt = IfThenElse(number < total, BufferStore(own, value, zero))
     num_iterations = simplify((total + (threads - 1)) // threads)
     statements = [
         BufferStore(own, identity(reduce.kind, dtype), zero),
         serial_loop(iteration, num_iterations, inside),
     ]
-    team = ThreadTeam.create(thread, threads, target)
+    team = ThreadGroup.create(thread, threads, target)
     total_value = team.emit_reduction([own], reduce.reducer.combine, everywhere=False)
     store = IfThenElse(thread.equal(0), group.emit_store(results, total_value.values[0]))
     body = wrap_in_allocations(seq(*statements, total_value.body, store), [own])
@@ -117,7 +117,7 @@ FAMILY = Family(
 )
 
 
-Value: TypeAlias = Callable[[Var, tuple[PrimExpr, ...]], PrimExpr]
+LaneValue: TypeAlias = Callable[[Var, tuple[PrimExpr, ...]], PrimExpr]
 """Function (lane, index of its partial result) -> stored value."""
 MAX_VECTOR_CHAINS = 4
 """Maximum independent accumulator vectors, which hide the latency of additions."""
@@ -163,37 +163,37 @@ class _VectorReduction:
     ) -> None:
         self.reduce, self.source, self.out = reduce, source, out
         self.lanes, self.chains, self.dtype = lanes, chains, reduce.dtype
-        self.parts = Buffer("parts", (const(lanes * chains),), self.dtype, "local")
-        self.rest = Buffer("rest", (const(1),), self.dtype, "local")
+        self.chain_sums = Buffer("parts", (const(lanes * chains),), self.dtype, "local")
+        self.remainder_sum = Buffer("rest", (const(1),), self.dtype, "local")
         self.combine = COMBINE[reduce.kind]
-        self.names: dict[Var, PrimExpr] = {r: Var(r.name) for r in reduce.axis}
+        self.loop_vars: dict[Var, PrimExpr] = {r: Var(r.name) for r in reduce.axis}
 
     def emit_element(self, op: ComputeOp) -> Stmt:
         """Emit one result element: independent chains of vectors, combined at the end, and a scalar
         remainder.
         """
         zero, start = (const(0),), identity(self.reduce.kind, self.dtype)
-        statements: list[Stmt] = [BufferStore(self.rest, start, zero)]
+        statements: list[Stmt] = [BufferStore(self.remainder_sum, start, zero)]
         statements += [self.emit_store_lanes(n, lambda lane, at: start) for n in range(self.chains)]
         statements.append(self.emit_steps())
-        result: PrimExpr = BufferLoad(self.rest, zero, self.dtype)
+        result: PrimExpr = BufferLoad(self.remainder_sum, zero, self.dtype)
         for n in range(self.chains):
             index = ramp(const(n * self.lanes), 1, self.lanes)
-            lanes = BufferLoad(self.parts, (index,), f"{self.dtype}x{self.lanes}")
+            lanes = BufferLoad(self.chain_sums, (index,), f"{self.dtype}x{self.lanes}")
             result = self.combine(result, VectorReduce(lanes, self.reduce.kind, self.dtype))
         statements.append(BufferStore(self.out, result, tuple(a.var for a in op.axis)))
-        return wrap_in_allocations(seq(*statements), [self.parts, self.rest])
+        return wrap_in_allocations(seq(*statements), [self.chain_sums, self.remainder_sum])
 
-    def emit_store_lanes(self, chain: int, value: Value) -> Stmt:
+    def emit_store_lanes(self, chain: int, value: LaneValue) -> Stmt:
         """Emit the store of a value to each lane of a chain's accumulator."""
         lane = Var("lane")
         at = (const(chain * self.lanes) + lane,)
-        store = BufferStore(self.parts, value(lane, at), at)
+        store = BufferStore(self.chain_sums, value(lane, at), at)
         return For(lane, const(0), const(self.lanes), ForKind.VECTORIZED, store)
 
     def source_at(self, last: PrimExpr) -> PrimExpr:
         """Return the reduced expression at an index of the last axis."""
-        return substitute(self.source, self.names | {self.reduce.axis[-1]: last})
+        return substitute(self.source, self.loop_vars | {self.reduce.axis[-1]: last})
 
     def emit_steps(self) -> Stmt:
         """Emit the vector loop and the scalar remainder within the loops over the outer axes."""
@@ -207,7 +207,7 @@ class _VectorReduction:
             return self.emit_store_lanes(
                 chain,
                 lambda lane, at: self.combine(
-                    BufferLoad(self.parts, at, self.dtype), self.source_at(first + lane)
+                    BufferLoad(self.chain_sums, at, self.dtype), self.source_at(first + lane)
                 ),
             )
 
@@ -217,13 +217,14 @@ class _VectorReduction:
         tail_extent = simplify(last.extent - num_blocks * width)
         if not isinstance(tail_extent, IntImm) or tail_extent.value:
             zero = (const(0),)
-            old = BufferLoad(self.rest, zero, self.dtype)
+            old = BufferLoad(self.remainder_sum, zero, self.dtype)
             one = self.combine(old, self.source_at(num_blocks * width + tail_index))
             body = seq(
-                body, serial_loop(tail_index, tail_extent, BufferStore(self.rest, one, zero))
+                body,
+                serial_loop(tail_index, tail_extent, BufferStore(self.remainder_sum, one, zero)),
             )
         for r in reversed(outer_axes):
-            var = self.names[r]
+            var = self.loop_vars[r]
             assert isinstance(var, Var)
             body = serial_loop(var, r.extent, body)
         return body

@@ -24,7 +24,7 @@ from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import post_order, substitute
 from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.family import known_extent
-from ekiden.kernels.gpu.block_reduction import ThreadTeam
+from ekiden.kernels.gpu.block_reduction import ThreadGroup
 from ekiden.kernels.gpu.launch import (
     MIN_ROW_THREADS,
     ROW_LOOP_THREADS_PER_BLOCK,
@@ -60,7 +60,7 @@ Group: TypeAlias = Sequence[Tensor]
 """Outputs of one operation."""
 
 
-def needs_joined_launch(run: Sequence[Group], target: Target) -> bool:
+def needs_fused_launch(run: Sequence[Group], target: Target) -> bool:
     """Return whether a run of operations should be emitted by `emit_fused_launch`.
 
     A run is of several operations, or of one whose few results have a block of threads each, where
@@ -73,7 +73,7 @@ def needs_joined_launch(run: Sequence[Group], target: Target) -> bool:
     return is_reduction and target.thread_warp_size > 1 and is_long_reduction(_compute_op(run[0]))
 
 
-def launch_runs(groups: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
+def group_launches(groups: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
     """Yield the operations in order, grouped into runs where one launch is faster."""
     run: list[Group] = []
     for group in groups:
@@ -158,7 +158,7 @@ class _RunShape:
     axes: int
     rows: list[PrimExpr]
     length: int | None
-    by_thread: bool
+    is_row_per_thread: bool
 
     @staticmethod
     def from_run(run: Sequence[Group], target: Target) -> _RunShape:
@@ -178,15 +178,15 @@ class _RunShape:
     @property
     def row_memory_bytes(self) -> int:
         """Return the maximum bytes of private memory per row."""
-        return MAX_THREAD_BYTES if self.by_thread else MAX_BLOCK_BYTES
+        return MAX_THREAD_BYTES if self.is_row_per_thread else MAX_BLOCK_BYTES
 
     @property
     def row_memory_scope(self) -> str:
         """Return the storage scope of a row's memory."""
-        return "local" if self.by_thread else "shared"
+        return "local" if self.is_row_per_thread else "shared"
 
 
-def emit_joined_launch(
+def emit_fused_launch(
     run: Sequence[Group], buffers: TensorBufferMap, own: set[Tensor], target: Target
 ) -> tuple[Stmt, set[Tensor]]:
     """Emit one launch for a run of operations.
@@ -201,10 +201,10 @@ def emit_joined_launch(
         The launch, and those of `own` that it has in memory of rows; the others are in `buffers`.
     """
     shape = _RunShape.from_run(run, target)
-    team = ThreadTeam.create(Var("thread"), threads_per_row(shape.length, target), target)
+    team = ThreadGroup.create(Var("thread"), threads_per_row(shape.length, target), target)
     row = _RowEmitter(run, shape, buffers, target, team)
     moved = _choose_row_buffers(row, own)
-    body = (_emit_rows_by_thread if shape.by_thread else _emit_rows_by_block)(
+    body = (_emit_rows_by_thread if shape.is_row_per_thread else _emit_rows_by_block)(
         row, _RowBufferRewriter(shape.axes, moved)
     )
     row_tensors = {t for t in own if buffers.buffers[t] in moved}
@@ -241,23 +241,25 @@ class _RowBufferRewriter(ExprRewriter):
 
     def __init__(self, axes: int, moved: Mapping[Buffer, Buffer]) -> None:
         super().__init__(self._rewrite_load)
-        self._axes, self._moved = axes, moved
+        self._num_row_axes, self._row_buffers = axes, moved
 
     def buffers(self, scope: str) -> list[Buffer]:
         """Return the one-row buffers of a scope."""
-        return [b for b in self._moved.values() if b.scope == scope]
+        return [b for b in self._row_buffers.values() if b.scope == scope]
 
     def is_private(self, global_buffer: Buffer) -> bool:
         """Return whether each thread has its own copy of a buffer."""
-        return global_buffer in self._moved and self._moved[global_buffer].scope == "local"
+        return (
+            global_buffer in self._row_buffers and self._row_buffers[global_buffer].scope == "local"
+        )
 
     def _drop_row_axes(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
-        return tuple(indices[self._axes :]) or (const(0),)
+        return tuple(indices[self._num_row_axes :]) or (const(0),)
 
     def _rewrite_load(self, e: PrimExpr) -> PrimExpr:
-        if isinstance(e, BufferLoad) and e.buffer in self._moved:
+        if isinstance(e, BufferLoad) and e.buffer in self._row_buffers:
             return e.with_fields(
-                buffer=self._moved[e.buffer], indices=self._drop_row_axes(e.indices)
+                buffer=self._row_buffers[e.buffer], indices=self._drop_row_axes(e.indices)
             )
         return e
 
@@ -265,9 +267,9 @@ class _RowBufferRewriter(ExprRewriter):
         """Drop the row axes of a store to a one-row buffer."""
         store = super().visit_store(stmt)
         assert isinstance(store, BufferStore)
-        if store.buffer not in self._moved:
+        if store.buffer not in self._row_buffers:
             return store
-        buffer = self._moved[store.buffer]
+        buffer = self._row_buffers[store.buffer]
         return store.with_fields(buffer=buffer, indices=self._drop_row_axes(store.indices))
 
 
@@ -279,7 +281,7 @@ class _RowEmitter:
     shape: _RunShape
     buffers: TensorBufferMap
     target: Target
-    team: ThreadTeam
+    team: ThreadGroup
     """Threads of the block that computes a row; None with one thread per row."""
 
     def inner_extents(self, op: ComputeOp) -> list[PrimExpr]:
@@ -398,7 +400,11 @@ class _RowEmitter:
         """Return whether every thread of a block can hold a computation's result: a single element
         per row.
         """
-        return self.team.has_warps and not self.shape.by_thread and self.has_single_element(group)
+        return (
+            self.team.has_warps
+            and not self.shape.is_row_per_thread
+            and self.has_single_element(group)
+        )
 
     def emit_replicated(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
         """Emit a row's only element redundantly by each thread."""
@@ -444,4 +450,4 @@ def _emit_rows_by_block(row: _RowEmitter, inside: _RowBufferRewriter) -> Stmt:
     return thread_loop(block, simplify(product_of_extents(rows)), "blockIdx.x", lanes)
 
 
-__all__ = ["emit_joined_launch", "launch_runs", "needs_joined_launch"]
+__all__ = ["emit_fused_launch", "group_launches", "needs_fused_launch"]

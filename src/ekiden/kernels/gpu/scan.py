@@ -14,7 +14,7 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and
 from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.family import known_extent
-from ekiden.kernels.gpu.block_reduction import ThreadTeam
+from ekiden.kernels.gpu.block_reduction import ThreadGroup
 from ekiden.kernels.gpu.launch import MIN_ROW_THREADS, serial_loop, thread_loop, threads_per_row
 from ekiden.kernels.gpu.vector_access import unravel_index
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -34,7 +34,7 @@ class ScanSpec:
     """
 
     combine: Callable[[PrimExpr, PrimExpr], PrimExpr]
-    start: PrimExpr
+    identity: PrimExpr
     axis: int
     exclusive: bool
 
@@ -50,13 +50,13 @@ def emit_scan_launch(
         return None
     source, out = buffers.buffers[op.inputs[0]], buffers.buffers[group[0]]
     length = known_extent(out.shape[scan.axis])
-    team = ThreadTeam.create(Var("thread"), threads_per_row(length, target), target)
+    team = ThreadGroup.create(Var("thread"), threads_per_row(length, target), target)
     if not team.has_warps or (length is not None and length < MIN_ROW_THREADS):
         return None
     return _emit_rows(scan, source, out, team)
 
 
-def _emit_rows(scan: ScanSpec, source: Buffer, out: Buffer, team: ThreadTeam) -> Stmt:
+def _emit_rows(scan: ScanSpec, source: Buffer, out: Buffer, team: ThreadGroup) -> Stmt:
     extent, zero = out.shape[scan.axis], (const(0),)
     outer_extents = [d for n, d in enumerate(out.shape) if n != scan.axis]
     block, iteration = Var("block"), Var("turn")
@@ -77,14 +77,14 @@ def _emit_rows(scan: ScanSpec, source: Buffer, out: Buffer, team: ThreadTeam) ->
     )  # no value need be one that changes nothing
     # `carried` changes last: elements of this round take the totals of earlier rounds only.
     body = seq(
-        BufferStore(own, if_then_else(first, element, scan.start), zero),
+        BufferStore(own, if_then_else(first, element, scan.identity), zero),
         block_scan.body,
         IfThenElse(iteration > 0, BufferStore(own, scan.combine(carried[0], own[0]), zero)),
         IfThenElse(inside, BufferStore(out, own[0], full_index(number))),
         BufferStore(carried, Select(begins, total, scan.combine(carried[0], total)), zero),
     )
     num_iterations = simplify((extent + (team.threads - 1)) // team.threads)
-    begin = BufferStore(carried, scan.start, zero)
+    begin = BufferStore(carried, scan.identity, zero)
     loops = wrap_in_allocations(
         seq(begin, serial_loop(iteration, num_iterations, body)), [own, carried, *block_scan.local]
     )

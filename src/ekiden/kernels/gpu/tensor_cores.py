@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, PrimExpr, StringImm, Var, const, logical_and
-from ekiden.kernels.decision import Decision, Fixed
+from ekiden.kernels.decision import Decision, Overrides
 from ekiden.kernels.family import known_extent
 from ekiden.kernels.gpu.factors import ProductFactors
 from ekiden.kernels.gpu.launch import ReductionGroup, serial_loop
-from ekiden.kernels.gpu.tiled_product import SharedTile, TiledProductKernel
+from ekiden.kernels.gpu.tiled_product import SharedTile, TiledMatmulKernel
 from ekiden.kernels.gpu.vector_access import vector_loop
 from ekiden.target import Target
 from ekiden.te.prim_func import wrap_in_allocations
@@ -33,7 +33,7 @@ FRAGMENT_SIDE = 16
 """Rows and columns of a fragment."""
 TENSOR_WARP_SIZE = 32
 """Threads that hold a fragment together."""
-FACTORS: Mapping[str, str] = {
+FACTOR_DTYPES: Mapping[str, str] = {
     "float16": "float32",
     "bfloat16": "float32",
     "int8": "int32",
@@ -58,7 +58,7 @@ FRAGMENT_LINE_BYTES = 16
 
 def stored_factor(factor: PrimExpr) -> PrimExpr | None:
     """Return a factor in its dtype in memory if tensor cores multiply that dtype, else None."""
-    if isinstance(factor, Cast) and FACTORS.get(factor.value.dtype) == factor.dtype:
+    if isinstance(factor, Cast) and FACTOR_DTYPES.get(factor.value.dtype) == factor.dtype:
         return factor.value
     return None
 
@@ -72,7 +72,9 @@ def can_multiply(factors: ProductFactors, target: Target) -> bool:
     )
 
 
-def tensor_core_decision(factors: ProductFactors, target: Target, fixed: Fixed) -> Decision | None:
+def tensor_core_decision(
+    factors: ProductFactors, target: Target, fixed: Overrides
+) -> Decision | None:
     """Return the tensor-core decision, where they exist and fragments are at least half filled.
 
     Args:
@@ -121,25 +123,25 @@ def _split_fragments(size: int | None, warps: int, squares: int) -> tuple[int, i
     return warps, squares
 
 
-class TensorCoreKernel(TiledProductKernel):
+class TensorCoreKernel(TiledMatmulKernel):
     """Builder of one tensor-core kernel; the rows and columns of a warp are fragments."""
 
-    side = FRAGMENT_SIDE
-    threads_each = TENSOR_WARP_SIZE
-    gap = FRAGMENT_LINE_BYTES // 2
+    fragment_side = FRAGMENT_SIDE
+    threads_per_lane = TENSOR_WARP_SIZE
+    pitch_padding = FRAGMENT_LINE_BYTES // 2
     """Padding between lines, so that the lines of a fragment are in different banks."""
 
     def __init__(self, group: ReductionGroup, decision: Decision) -> None:
         super().__init__(group, decision)
         squares = self.rows * self.columns
         dtype = self.stored_value(self.factors.a).dtype
-        self.gap = FRAGMENT_LINE_BYTES // dt.itemsize(dtype)
+        self.pitch_padding = FRAGMENT_LINE_BYTES // dt.itemsize(dtype)
         self.pitch = self.tile_n + SUMS_PITCH_PADDING
         self.a = _fragment_buffer("a", self.rows, dtype, "matrix_a")
         self.b = _fragment_buffer("b", self.columns, dtype, "matrix_b")
         self.sums = _fragment_buffer("sums", squares, self.dtype, "accumulator")
         size = const(self.tile_m * self.pitch)
-        self.totals = Buffer("totals", (size,), self.dtype, "shared")
+        self.shared_sums = Buffer("totals", (size,), self.dtype, "shared")
 
     @property
     def threads(self) -> int:
@@ -158,11 +160,11 @@ class TensorCoreKernel(TiledProductKernel):
 
     def access_widths(self) -> tuple[int, int]:
         """Return the widths of wide accesses: 1 for rows, the columns of one store for columns."""
-        return 1, self.store_width(math.gcd(self.near, FRAGMENT_SIDE))
+        return 1, self.store_width(math.gcd(self.max_access_width, FRAGMENT_SIDE))
 
     def line_pitch(self, line: int, read: int) -> int:
         """Return the padded pitch of lines of k in shared memory."""
-        return line + self.gap
+        return line + self.pitch_padding
 
     @staticmethod
     def extra_shared_bytes(tile_m: int, tile_n: int) -> int:
@@ -184,7 +186,7 @@ class TensorCoreKernel(TiledProductKernel):
         """Return the first column of a fragment of this thread's warp."""
         return (self.thread // TENSOR_WARP_SIZE % self.lanes * self.columns + j) * FRAGMENT_SIDE
 
-    def emit_start(self) -> Stmt:
+    def emit_prologue(self) -> Stmt:
         """Emit the zero fill of all accumulator fragments."""
         zero = const(0, self.dtype)
         squares = range(self.rows * self.columns)
@@ -220,7 +222,7 @@ class TensorCoreKernel(TiledProductKernel):
         for i in range(self.rows):
             for j in range(self.columns):
                 at = self.tile_row(i) * self.pitch + self.tile_column(j)
-                address = BufferAddress(self.totals, (at,), access="w")
+                address = BufferAddress(self.shared_sums, (at,), access="w")
                 number, row = i * self.columns + j, StringImm("row_major")
                 target_args = (address, const(self.pitch), row)
                 stored.append(
@@ -230,8 +232,11 @@ class TensorCoreKernel(TiledProductKernel):
                 )
         round_index, lane = Var("turn"), Var("lane")
         at = round_index * self.threads + self.thread
-        line, count = self.tile_n // self.beside, self.tile_m * self.tile_n // self.beside
-        store = self.emit_result(at // line, at % line * self.beside, lane)
+        line, count = (
+            self.tile_n // self.adjacent_columns,
+            self.tile_m * self.tile_n // self.adjacent_columns,
+        )
+        store = self.emit_result(at // line, at % line * self.adjacent_columns, lane)
         store = store if count % self.threads == 0 else IfThenElse(at < count, store)
         # The layout of fragments in registers is opaque: results go through shared memory.
         return seq(
@@ -242,22 +247,24 @@ class TensorCoreKernel(TiledProductKernel):
         """Emit the store of one result or of contiguous ones."""
         f, anchor = self.factors, self.group.anchor.op
         assert isinstance(anchor, ComputeOp)
-        by: PrimExpr = lane if self.beside > 1 else const(0)
+        by: PrimExpr = lane if self.adjacent_columns > 1 else const(0)
         m, n = self.block_m * self.tile_m + row, self.block_n * self.tile_n + column
         at = self.axis_values(f.rows, m) | self.axis_values(f.columns, n + by)
         at |= self.axis_values(f.batch, self.block_z)
-        value = BufferLoad(self.totals, (row * self.pitch + column + by,), self.dtype)
+        value = BufferLoad(self.shared_sums, (row * self.pitch + column + by,), self.dtype)
         store = self.group.emit_store([at[a.var] for a in anchor.axis], value)
-        store = vector_loop(lane, self.beside, store) if self.beside > 1 else store
+        store = (
+            vector_loop(lane, self.adjacent_columns, store) if self.adjacent_columns > 1 else store
+        )
         return IfThenElse(logical_and(m < self.m, n < self.n), store)
 
     def build(self, name: str, shared: bool = True) -> PrimFunc:
         """Build the PrimFunc."""
         sums, shared_buffers = self.emit_k_blocks(self.emit_steps)
-        body = seq(self.emit_start(), sums, self.emit_results())
+        body = seq(self.emit_prologue(), sums, self.emit_results())
         return self.emit_launch(
             wrap_in_allocations(body, [self.a, self.b, self.sums]),
-            [*shared_buffers, self.totals],
+            [*shared_buffers, self.shared_sums],
             name,
         )
 
@@ -289,7 +296,7 @@ def _emit_load_fragment(
 
 
 __all__ = [
-    "FACTORS",
+    "FACTOR_DTYPES",
     "TENSOR_CORES_FEATURE",
     "TensorCoreKernel",
     "can_multiply",

@@ -21,9 +21,9 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, minimum
 from ekiden.kernels.cpu.loops import product_of_extents
-from ekiden.kernels.decision import Decision, Fixed
+from ekiden.kernels.decision import Decision, Overrides
 from ekiden.kernels.family import known_extent
-from ekiden.kernels.gpu.factors import ProductFactors, is_unit_stride, match_product
+from ekiden.kernels.gpu.factors import ProductFactors, is_unit_stride, match_contraction
 from ekiden.kernels.gpu.launch import ReductionGroup, serial_loop, thread_loop, unrolled_loop
 from ekiden.kernels.gpu.vector_access import (
     access_width,
@@ -62,8 +62,8 @@ class SharedTile:
     tile: int
     pitch: int
     is_k_contiguous: bool
-    near: int = 1
-    read: int = 1
+    load_width: int = 1
+    read_width: int = 1
 
     def element_index(self, number: PrimExpr, step: PrimExpr) -> PrimExpr:
         """Return the index of a row's or column's element at a step of k."""
@@ -81,10 +81,10 @@ class TileExtent:
     """First row or column of a block's tile, and the extent of the whole axis."""
 
     first: PrimExpr
-    most: PrimExpr
+    extent: PrimExpr
 
 
-Put: TypeAlias = Callable[[PrimExpr, PrimExpr], Stmt]
+StoreValue: TypeAlias = Callable[[PrimExpr, PrimExpr], Stmt]
 """Function (lane, value) -> store statement."""
 
 
@@ -92,54 +92,55 @@ Put: TypeAlias = Callable[[PrimExpr, PrimExpr], Stmt]
 class RegisterOperands:
     """A thread's rows or columns of a shared tile, and the registers that a wide read fills."""
 
-    share: SharedTile
-    numbers: Sequence[PrimExpr]
-    kept: Buffer | None
+    shared_tile: SharedTile
+    indices: Sequence[PrimExpr]
+    registers: Buffer | None
 
     def emit_loads(self, first: PrimExpr, step: int) -> list[Stmt]:
         """Emit the wide reads of a step of k that earlier steps have not made."""
-        share, lane, loads = self.share, Var("lane"), []
-        if self.kept is None or (share.is_k_contiguous and step % share.read):
+        share, lane, loads = self.shared_tile, Var("lane"), []
+        if self.registers is None or (share.is_k_contiguous and step % share.read_width):
             return []
         lines = (
-            range(len(self.numbers))
+            range(len(self.indices))
             if share.is_k_contiguous
-            else range(0, len(self.numbers), share.read)
+            else range(0, len(self.indices), share.read_width)
         )
         for n in lines:
-            at = share.element_index(self.numbers[n], first + step) + lane
+            at = share.element_index(self.indices[n], first + step) + lane
             value = BufferLoad(share.buffer, (at,), share.value.dtype)
-            to = const(n * share.read if share.is_k_contiguous else n) + lane
-            loads.append(vector_loop(lane, share.read, BufferStore(self.kept, value, (to,))))
+            to = const(n * share.read_width if share.is_k_contiguous else n) + lane
+            load = BufferStore(self.registers, value, (to,))
+            loads.append(vector_loop(lane, share.read_width, load))
         return loads
 
     def values(self, first: PrimExpr, step: int) -> list[PrimExpr]:
         """Return the operand values of a step of k."""
-        share = self.share
-        if self.kept is None:
-            return [share.load(number, first + step) for number in self.numbers]
-        stride = share.read if share.is_k_contiguous else 1
+        share = self.shared_tile
+        if self.registers is None:
+            return [share.load(number, first + step) for number in self.indices]
+        stride = share.read_width if share.is_k_contiguous else 1
         at = [
             n * stride + (step % stride if share.is_k_contiguous else 0)
-            for n in range(len(self.numbers))
+            for n in range(len(self.indices))
         ]
-        return [BufferLoad(self.kept, (const(n),), share.value.dtype) for n in at]
+        return [BufferLoad(self.registers, (const(n),), share.value.dtype) for n in at]
 
 
-class TiledProductKernel:
+class TiledMatmulKernel:
     """Builder of one tiled contraction kernel."""
 
-    side = 1
+    fragment_side = 1
     """Rows and columns per unit of the tile knobs: 1, or the side of a fragment."""
-    threads_each = 1
+    threads_per_lane = 1
     """Threads per unit of `lanes` and `lines`: 1, or a warp."""
-    steps_each = 1
+    elements_per_step = 1
     """Elements of k per step: 1, or the bytes of a word."""
-    gap = 1
+    pitch_padding = 1
     """Padding elements between lines in shared memory, which avoids bank conflicts."""
 
     def __init__(self, group: ReductionGroup, decision: Decision) -> None:
-        factors = match_product(group.anchor)
+        factors = match_contraction(group.anchor)
         assert factors is not None
         self.group, self.factors = group, factors
         self.rows, self.columns, self.lanes, self.lines, self.depth = (
@@ -147,16 +148,19 @@ class TiledProductKernel:
         )
         self.m, self.n = factors.num_elements(factors.rows), factors.num_elements(factors.columns)
         self.dtype = group.reduce.dtype
-        self.near, self.buffers = (int(decision.get(n, 1)) for n in ("near", "buffers"))
-        self.shared = bool(decision.int_value("shared"))
-        self.adjacent_rows, self.beside = self.access_widths() if self.near > 1 else (1, 1)
+        self.max_access_width, self.buffers = (int(decision.get(n, 1)) for n in ("near", "buffers"))
+        self.uses_shared_memory = bool(decision.int_value("shared"))
+        widths = self.access_widths() if self.max_access_width > 1 else (1, 1)
+        self.adjacent_rows, self.adjacent_columns = widths
         count = const(self.rows * self.columns)
         self.sums = Buffer("sums", (count,), self.dtype, "local")
         self.thread = Var("thread")
         self.block_m, self.block_n, self.block_z = Var("tile"), Var("part"), Var("batch")
 
     @classmethod
-    def complete_decision(cls, factors: ProductFactors, target: Target, values: Fixed) -> Decision:
+    def complete_decision(
+        cls, factors: ProductFactors, target: Target, values: Overrides
+    ) -> Decision:
         """Add the knobs of shared memory to a decision.
 
         Neighbours are accessed as one where the target's threads can. There are two buffers where
@@ -172,10 +176,10 @@ class TiledProductKernel:
             return Decision.from_mapping(completed)
         if "near" not in values:
             completed["near"] = cls.max_access_width_of(target, factors)
-        depth = known_extent(factors.num_products)
+        depth = known_extent(factors.reduction_size)
         # A single block of k has no next one to load meanwhile.
         if "buffers" not in values and (
-            depth is None or depth > int(completed["depth"]) * cls.steps_each
+            depth is None or depth > int(completed["depth"]) * cls.elements_per_step
         ):
             decision = Decision.from_mapping(completed | {"buffers": 2})
             # Held blocks must stay in registers: spills would cost more than a barrier saves.
@@ -205,12 +209,13 @@ class TiledProductKernel:
         )
         size = 0
         for factor, tile in ((factors.a, rows * lines), (factors.b, columns * lanes)):
-            tile *= cls.side
+            tile *= cls.fragment_side
             # Layouts are chosen later: this bounds the padding of either.
-            room = tile * depth + max(tile, depth) * max(cls.gap, decision.int_value("near"))
+            padding = max(cls.pitch_padding, decision.int_value("near"))
+            room = tile * depth + max(tile, depth) * padding
             size += room * dt.itemsize(cls.stored_value(factor).dtype)
         return buffers * size + cls.extra_shared_bytes(
-            rows * lines * cls.side, columns * lanes * cls.side
+            rows * lines * cls.fragment_side, columns * lanes * cls.fragment_side
         )
 
     @classmethod
@@ -223,7 +228,7 @@ class TiledProductKernel:
         size = sum(
             tile * dt.itemsize(cls.stored_value(factor).dtype) for factor, tile in factor_tiles
         )
-        return -(-size * cls.side * depth // (lines * lanes * cls.threads_each))
+        return -(-size * cls.fragment_side * depth // (lines * lanes * cls.threads_per_lane))
 
     @staticmethod
     def extra_shared_bytes(tile_m: int, tile_n: int) -> int:
@@ -236,9 +241,9 @@ class TiledProductKernel:
         Raises:
             CompileError: For what the target does not have, or not enough of.
         """
-        if not self.shared and (self.near > 1 or self.buffers > 1):
+        if not self.uses_shared_memory and (self.max_access_width > 1 or self.buffers > 1):
             raise CompileError("near and buffers are about memory of the block, of shared=1")
-        if self.near > (max_width := self.max_access_width_of(target, self.factors)):
+        if self.max_access_width > (max_width := self.max_access_width_of(target, self.factors)):
             dtypes = [
                 self.stored_value(factor).dtype for factor in (self.factors.a, self.factors.b)
             ]
@@ -246,8 +251,8 @@ class TiledProductKernel:
                 f"threads of target {str(target)!r} access at most {max_width} neighbours of "
                 f"{' and '.join(dict.fromkeys(dtypes))} as one"
             )
-        size = self.extra_shared_bytes(self.tile_m, self.tile_n) if self.shared else 0
-        for share in self.create_shared_tiles() if self.shared else ():
+        size = self.extra_shared_bytes(self.tile_m, self.tile_n) if self.uses_shared_memory else 0
+        for share in self.create_shared_tiles() if self.uses_shared_memory else ():
             (count,) = share.buffer.shape
             assert isinstance(count, IntImm)
             size += count.value * dt.itemsize(share.value.dtype) * self.buffers
@@ -263,8 +268,8 @@ class TiledProductKernel:
         and for columns writes, in one access.
         """
         f = self.factors
-        rows = 1 if self.is_k_contiguous(f.a) else math.gcd(self.near, self.rows)
-        columns = 1 if self.is_k_contiguous(f.b) else math.gcd(self.near, self.columns)
+        rows = 1 if self.is_k_contiguous(f.a) else math.gcd(self.max_access_width, self.rows)
+        columns = 1 if self.is_k_contiguous(f.b) else math.gcd(self.max_access_width, self.columns)
         return rows, self.store_width(columns)
 
     def store_width(self, limit: int) -> int:
@@ -314,8 +319,8 @@ class TiledProductKernel:
 
     def tile_column(self, j: int) -> PrimExpr:
         """Return column j of this thread in the tile of the block."""
-        own = self.thread % self.lanes * self.beside + j % self.beside
-        return own + j // self.beside * (self.lanes * self.beside)
+        own = self.thread % self.lanes * self.adjacent_columns + j % self.adjacent_columns
+        return own + j // self.adjacent_columns * (self.lanes * self.adjacent_columns)
 
     def axis_values(self, axes: Sequence[Var], number: PrimExpr) -> dict[Var, PrimExpr]:
         """Return the axis values of a flat index."""
@@ -328,9 +333,9 @@ class TiledProductKernel:
         """Return a factor at a flat index of its axes and values of k."""
         assert isinstance(k, dict)
         at = self.axis_values(axes, number) | self.axis_values(self.factors.batch, self.block_z) | k
-        return self.group.replace_tensor_loads(value, at)
+        return self.group.lower_at(value, at)
 
-    def emit_start(self) -> Stmt:
+    def emit_prologue(self) -> Stmt:
         """Emit the zero initialisation of the accumulators."""
         count = self.rows * self.columns
         zero = const(0, self.dtype)
@@ -387,13 +392,12 @@ class TiledProductKernel:
         line = self.depth if by_steps else tile
         own = {v: self.factors.extents[v] for v in axes}
         contiguous_axes = {r.var: r.extent for r in reduced} if by_steps else own
-        near = read_width(
-            value, list(contiguous_axes), list(contiguous_axes.values()), math.gcd(self.near, line)
-        )
-        read = math.gcd(self.near, self.depth) if by_steps else beside
+        axes, extents = list(contiguous_axes), list(contiguous_axes.values())
+        near = read_width(value, axes, extents, math.gcd(self.max_access_width, line))
+        read = math.gcd(self.max_access_width, self.depth) if by_steps else beside
         # Padded lines: without the gap, threads that read one column would hit the same
         # shared-memory bank.
-        pitch = self.line_pitch(line, read) if by_steps else tile + self.gap // 8 * 8
+        pitch = self.line_pitch(line, read) if by_steps else tile + self.pitch_padding // 8 * 8
         count = (tile if by_steps else self.depth) * pitch
         buffer = Buffer(name, (const(count),), value.dtype, "shared")
         return SharedTile(buffer, value, axes, tile, pitch, by_steps, near, read)
@@ -404,9 +408,9 @@ class TiledProductKernel:
         Threads that read the same k of different lines read different banks, if what they read as
         one does not begin at an even multiple of it.
         """
-        return line + self.gap if read == 1 else line + read * (line // read % 2 == 0)
+        return line + self.pitch_padding if read == 1 else line + read * (line // read % 2 == 0)
 
-    def loaded_element(
+    def element_of_round(
         self, share: SharedTile, round_index: PrimExpr
     ) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """Return the flat index, the first k, and the row or column of the element that a thread
@@ -414,40 +418,41 @@ class TiledProductKernel:
         """
         at = round_index * self.threads + self.thread
         if share.is_k_contiguous:
-            line = self.depth // share.near
-            return at, at % line * share.near, at // line
-        line = share.tile // share.near
-        return at, at // line, at % line * share.near
+            line = self.depth // share.load_width
+            return at, at % line * share.load_width, at // line
+        line = share.tile // share.load_width
+        return at, at // line, at % line * share.load_width
 
     def num_load_rounds(self, share: SharedTile) -> int:
         """Return the number of loads per thread and block of k."""
-        return -(-self.depth * share.tile // (share.near * self.threads))
+        return -(-self.depth * share.tile // (share.load_width * self.threads))
 
     def guard_round(self, share: SharedTile, at: PrimExpr, body: Stmt) -> Stmt:
         """Guard the body of a round in which some threads have no element."""
-        count = self.depth * share.tile // share.near
+        count = self.depth * share.tile // share.load_width
         return body if count % self.threads == 0 else IfThenElse(at < count, body)
 
-    def read(
-        self, share: SharedTile, round_index: PrimExpr, block: PrimExpr, side: TileExtent, put: Put
-    ) -> Stmt:
+    def emit_read_round(
+        self, share: SharedTile, round_index: PrimExpr, block: PrimExpr, side: TileExtent,
+        put: StoreValue,
+    ) -> Stmt:  # fmt: skip
         """Emit a round's global load, passed to `put`; elements outside the factor are 0."""
         reduced = self.group.reduce.axis
         extents, lane = [r.extent for r in reduced], Var("lane")
-        at, step, number = self.loaded_element(share, round_index)
+        at, step, number = self.element_of_round(share, round_index)
         k, line_index = block * self.depth + step, side.first + number
         # Zeros behind the end add nothing to the sums, so the products need no guard.
-        inside = logical_and(k < simplify(product_of_extents(extents)), line_index < side.most)
-        by = lane if share.near > 1 else const(0)
+        inside = logical_and(k < simplify(product_of_extents(extents)), line_index < side.extent)
+        by = lane if share.load_width > 1 else const(0)
         k, line_index = (k + by, line_index) if share.is_k_contiguous else (k, line_index + by)
         steps = dict(zip(reduced, unravel_index(k, extents), strict=True))
         value, zero = (
             self.factor_at(share.value, share.axes, line_index, steps),
             const(0, share.value.dtype),
         )
-        if share.near == 1:
+        if share.load_width == 1:
             return self.guard_round(share, at, put(by, if_then_else(inside, value, zero)))
-        sides = [vector_loop(lane, share.near, put(lane, v)) for v in (value, zero)]
+        sides = [vector_loop(lane, share.load_width, put(lane, v)) for v in (value, zero)]
         return self.guard_round(share, at, IfThenElse(inside, *sides))
 
     def emit_load_block(
@@ -455,28 +460,29 @@ class TiledProductKernel:
     ) -> Stmt:
         """Emit the cooperative load of a block of k into shared memory."""
         round_index, side = Var("turn"), TileExtent(first, extent)
-        _, step, number = self.loaded_element(share, round_index)
+        _, step, number = self.element_of_round(share, round_index)
 
         def store_shared(lane: PrimExpr, value: PrimExpr) -> Stmt:
             """Store a vector straight into shared memory."""
             return BufferStore(share.buffer, value, (share.element_index(number, step) + lane,))
 
-        if share.near == 1:
+        if share.load_width == 1:
             return serial_loop(
                 round_index,
                 self.num_load_rounds(share),
-                self.read(share, round_index, block, side, store_shared),
+                self.emit_read_round(share, round_index, block, side, store_shared),
             )
         # A wide global access fills registers first; the store to shared memory may have another
         # width.
-        held = Buffer(f"{share.buffer.name}_held", (const(share.near),), share.value.dtype, "local")
+        name, shape = f"{share.buffer.name}_held", (const(share.load_width),)
+        held = Buffer(name, shape, share.value.dtype, "local")
 
         def store_register(lane: PrimExpr, value: PrimExpr) -> Stmt:
             """Store a vector into the registers of this round."""
             return BufferStore(held, value, (lane,))
 
         # one statement writes memory of the block: between two, threads would wait for each other
-        read = self.read(share, round_index, block, side, store_register)
+        read = self.emit_read_round(share, round_index, block, side, store_register)
         body = seq(read, self.emit_store_round(share, round_index, held, const(0)))
         return serial_loop(
             round_index, self.num_load_rounds(share), wrap_in_allocations(body, [held])
@@ -484,10 +490,10 @@ class TiledProductKernel:
 
     def staging_registers(self, share: SharedTile) -> Buffer:
         """Return the registers that stage a thread's part of a block of k."""
-        count = const(self.num_load_rounds(share) * share.near)
+        count = const(self.num_load_rounds(share) * share.load_width)
         return Buffer(f"{share.buffer.name}_held", (count,), share.value.dtype, "local")
 
-    def emit_fetch(
+    def emit_prefetch_block(
         self, share: SharedTile, held: Buffer, block: PrimExpr, side: TileExtent
     ) -> Stmt:
         """Emit the global loads of a block of k into each thread's staging registers."""
@@ -495,30 +501,30 @@ class TiledProductKernel:
 
         def store_register(lane: PrimExpr, value: PrimExpr) -> Stmt:
             """Store a vector into the registers, at the place of its round."""
-            return BufferStore(held, value, (round_index * share.near + lane,))
+            return BufferStore(held, value, (round_index * share.load_width + lane,))
 
         return unrolled_loop(
             round_index,
             self.num_load_rounds(share),
-            self.read(share, round_index, block, side, store_register),
+            self.emit_read_round(share, round_index, block, side, store_register),
         )
 
-    def emit_put(self, share: SharedTile, held: Buffer) -> Stmt:
+    def emit_store_block(self, share: SharedTile, held: Buffer) -> Stmt:
         """Emit the store of a staged block of k to shared memory."""
         round_index = Var("turn")
-        body = self.emit_store_round(share, round_index, held, round_index * share.near)
+        body = self.emit_store_round(share, round_index, held, round_index * share.load_width)
         return unrolled_loop(round_index, self.num_load_rounds(share), body)
 
     def emit_store_round(
         self, share: SharedTile, round_index: PrimExpr, held: Buffer, first: PrimExpr
     ) -> Stmt:
         """Emit the store of one round's staged registers to shared memory."""
-        at, step, number = self.loaded_element(share, round_index)
+        at, step, number = self.element_of_round(share, round_index)
         lane = Var("lane")
-        by: PrimExpr = lane if share.near > 1 else const(0)
+        by: PrimExpr = lane if share.load_width > 1 else const(0)
         value = BufferLoad(held, (first + by,), share.value.dtype)
         body: Stmt = BufferStore(share.buffer, value, (share.element_index(number, step) + by,))
-        body = vector_loop(lane, share.near, body) if share.near > 1 else body
+        body = vector_loop(lane, share.load_width, body) if share.load_width > 1 else body
         return self.guard_round(share, at, body)
 
     def tile_extents(self) -> tuple[TileExtent, TileExtent]:
@@ -531,13 +537,11 @@ class TiledProductKernel:
     def create_shared_tiles(self, ends: str = "") -> tuple[SharedTile, SharedTile]:
         """Create the shared-memory tiles of both factors."""
         f = self.factors
+        left, right = self.stored_value(f.a), self.stored_value(f.b)
+        columns = (f.columns, self.tile_n, self.adjacent_columns)
         return (
-            self.create_shared_tile(
-                f"left{ends}", self.stored_value(f.a), f.rows, self.tile_m, self.adjacent_rows
-            ),
-            self.create_shared_tile(
-                f"right{ends}", self.stored_value(f.b), f.columns, self.tile_n, self.beside
-            ),
+            self.create_shared_tile(f"left{ends}", left, f.rows, self.tile_m, self.adjacent_rows),
+            self.create_shared_tile(f"right{ends}", right, *columns),
         )
 
     def emit_k_blocks(
@@ -555,8 +559,8 @@ class TiledProductKernel:
         )
         # The second barrier keeps a block in place until the slowest thread has multiplied it.
         body = seq(
-            self.emit_load_block(left_tile, block, rows.first, rows.most),
-            self.emit_load_block(right_tile, block, columns.first, columns.most),
+            self.emit_load_block(left_tile, block, rows.first, rows.extent),
+            self.emit_load_block(right_tile, block, columns.first, columns.extent),
             STORAGE_SYNC,
             steps(left_tile, right_tile),
             STORAGE_SYNC,
@@ -579,11 +583,11 @@ class TiledProductKernel:
 
         def fetch_block(block: PrimExpr) -> Stmt:
             """Fetch a block of both operands from global memory into registers."""
-            return apply_to_both(lambda s, h, side: self.emit_fetch(s, h, block, side), 0)
+            return apply_to_both(lambda s, h, side: self.emit_prefetch_block(s, h, block, side), 0)
 
         def put_block(half: int) -> Stmt:
             """Put the fetched block into a half of the shared tiles."""
-            return apply_to_both(lambda s, h, side: self.emit_put(s, h), half)
+            return apply_to_both(lambda s, h, side: self.emit_store_block(s, h), half)
 
         def emit_block(block: PrimExpr, half: int) -> Stmt:
             """Emit the products of one block of k and the load of the next."""
@@ -612,7 +616,7 @@ class TiledProductKernel:
 
     def emit_steps(self, left_tile: SharedTile, right_tile: SharedTile) -> Stmt:
         """Emit the multiply-adds of one block of k."""
-        unit = max(s.read if s.is_k_contiguous else 1 for s in (left_tile, right_tile))
+        unit = max(s.read_width if s.is_k_contiguous else 1 for s in (left_tile, right_tile))
         step = Var("step")
         first = step * unit if unit > 1 else step
         registers = [
@@ -634,16 +638,16 @@ class TiledProductKernel:
 
     def operand_registers(self, share: SharedTile, lines: int) -> Buffer | None:
         """Return the registers of wide operand reads, or None for scalar reads."""
-        if share.read == 1:
+        if share.read_width == 1:
             return None
-        count = lines * share.read if share.is_k_contiguous else lines
+        count = lines * share.read_width if share.is_k_contiguous else lines
         return Buffer(f"{share.buffer.name}_read", (const(count),), share.value.dtype, "local")
 
     def emit_results(self) -> Stmt:
         """Emit the epilogue and the stores of the accumulators."""
         stores: list[Stmt] = []
         for i in range(self.rows):
-            for j in range(0, self.columns, self.beside):
+            for j in range(0, self.columns, self.adjacent_columns):
                 stores.append(self.emit_result_columns(i, j))
         return seq(*stores)
 
@@ -651,14 +655,15 @@ class TiledProductKernel:
         """Emit one store of adjacent result columns from j on."""
         f, anchor, lane = self.factors, self.group.anchor.op, Var("lane")
         assert isinstance(anchor, ComputeOp)
-        by: PrimExpr = lane if self.beside > 1 else const(0)
+        by: PrimExpr = lane if self.adjacent_columns > 1 else const(0)
         at = self.axis_values(f.rows, self.global_row(i)) | self.axis_values(
             f.columns, self.global_column(j) + by
         )
         at |= self.axis_values(f.batch, self.block_z)
         value = BufferLoad(self.sums, (const(i * self.columns + j) + by,), self.dtype)
         store = self.group.emit_store([at[a.var] for a in anchor.axis], value)
-        store = vector_loop(lane, self.beside, store) if self.beside > 1 else store
+        if self.adjacent_columns > 1:
+            store = vector_loop(lane, self.adjacent_columns, store)
         # Widths of stores divide the number of columns: the first column decides for all of them.
         inside = logical_and(self.global_row(i) < self.m, self.global_column(j) < self.n)
         return IfThenElse(inside, store)
@@ -668,7 +673,8 @@ class TiledProductKernel:
         sums, shared_buffers = (
             self.emit_k_blocks(self.emit_steps) if shared else (self.emit_unshared_nest(), [])
         )
-        body = wrap_in_allocations(seq(self.emit_start(), sums, self.emit_results()), [self.sums])
+        body = seq(self.emit_prologue(), sums, self.emit_results())
+        body = wrap_in_allocations(body, [self.sums])
         return self.emit_launch(body, shared_buffers, name)
 
     def emit_launch(self, body: Stmt, shared_buffers: Sequence[Buffer], name: str) -> PrimFunc:
@@ -687,4 +693,4 @@ class TiledProductKernel:
         return self.group.create_prim_func(body, name)
 
 
-__all__ = ["SharedTile", "TiledProductKernel"]
+__all__ = ["SharedTile", "TiledMatmulKernel"]

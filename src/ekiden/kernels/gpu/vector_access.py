@@ -222,7 +222,7 @@ def wide_access_axes(block: Block, target: Target, threads: int) -> VectorAxes |
         return None
     assert isinstance(body, BufferStore)
     nodes = post_order(body.value)
-    if any(isinstance(e, Intrinsic) and find_intrinsic(e.op).effects for e in nodes):
+    if any(isinstance(e, Intrinsic) and find_intrinsic(e.op).has_effects for e in nodes):
         return None
     loads, stores = collect_accesses(body)
     accesses = [(buffer.shape, at) for buffer, at in (*loads, *stores)]

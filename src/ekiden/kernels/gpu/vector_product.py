@@ -28,9 +28,14 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, Var, const, is_const, minimum
 from ekiden.kernels.cpu.loops import product_of_extents
-from ekiden.kernels.decision import Decision, Fixed
+from ekiden.kernels.decision import Decision, Overrides
 from ekiden.kernels.family import known_extent
-from ekiden.kernels.gpu.factors import ProductFactors, is_unit_stride, match_product, stride_bound
+from ekiden.kernels.gpu.factors import (
+    ProductFactors,
+    is_unit_stride,
+    match_contraction,
+    stride_bound,
+)
 from ekiden.kernels.gpu.launch import ReductionGroup, serial_loop, thread_loop
 from ekiden.kernels.gpu.vector_access import lanes_fitting, tile_start, unravel_index
 from ekiden.runtime.errors import CompileError
@@ -67,7 +72,7 @@ def _values_of_axes(
     return dict(zip(axes, at, strict=True))
 
 
-def vector_axis(factors: ProductFactors, max_lanes_: int) -> tuple[str, int]:
+def choose_vector_axis(factors: ProductFactors, max_lanes_: int) -> tuple[str, int]:
     """Return the vectorised axis kind and its lanes, at most `max_lanes_`; 1 lane for no
     vectors.
     """
@@ -76,7 +81,7 @@ def vector_axis(factors: ProductFactors, max_lanes_: int) -> tuple[str, int]:
     is_near = bool(axes) and is_unit_stride(factors.b, _values_of_axes(factors, axes, step), step)
     if is_near and columns > 1:
         return ALONG_COLUMNS, columns
-    last = factors.reduce.axis[-1]
+    last = factors.reduce_axes.axis[-1]
     depth = lanes_fitting(max_lanes_, known_extent(last.extent) or max_lanes_)
     if depth > 1 and all(is_unit_stride(x, {last: step}, step) for x in (factors.a, factors.b)):
         return ALONG_DEPTH, depth
@@ -121,42 +126,50 @@ def choose_band(target: Target, rows: int, tiles: int | None, depth: int | None,
     return 0 if band >= tiles else band
 
 
-class VectorProductKernel:
+class VectorMatmulKernel:
     """Builder of one vectorised contraction kernel."""
 
     def __init__(self, group: ReductionGroup, decision: Decision) -> None:
-        factors = match_product(group.anchor)
+        factors = match_contraction(group.anchor)
         assert factors is not None
         self.group, self.factors = group, factors
         self.rows, self.columns, self.lanes = (
             decision.int_value(n) for n in ("rows", "columns", "vector")
         )
-        self.along, self.band = str(decision["along"]), decision.int_value("band")
-        self.inner = self.tiled_column_axes(factors)
-        self.outer = factors.columns[: len(factors.columns) - len(self.inner)]
+        self.vector_direction, self.band = str(decision["along"]), decision.int_value("band")
+        self.tiled_axes = self.tiled_column_axes(factors)
+        self.untiled_axes = factors.columns[: len(factors.columns) - len(self.tiled_axes)]
         self.dtype = group.reduce.dtype
-        self.width = self.columns * (self.lanes if self.along == ALONG_COLUMNS else 1)
-        self.m, self.n = factors.num_elements(factors.rows), factors.num_elements(self.inner)
+        self.width = self.columns * (self.lanes if self.vector_direction == ALONG_COLUMNS else 1)
+        self.m, self.n = factors.num_elements(factors.rows), factors.num_elements(self.tiled_axes)
         tiles = known_extent(self.num_row_tiles)
         if self.band and tiles:  # of all bands the same
             self.band = -(-tiles // -(-tiles // self.band))
         num_columns = known_extent(self.n)
         # The last tile must begin inside of the result: it needs as many columns as it is wide.
-        if self.along == ALONG_COLUMNS and (num_columns is None or num_columns < self.width):
+        if self.vector_direction == ALONG_COLUMNS and (
+            num_columns is None or num_columns < self.width
+        ):
             raise CompileError(
                 f"decisions: 'thread_product' {decision}: {self.width} columns of a thread, of "
                 f"which there are {'an unknown number' if num_columns is None else num_columns}"
             )
         self.block_m, self.block_n = Var("tile"), Var("part")
         self.block, self.number = Var("block"), Var("band")
-        self.lines = factors.num_elements(self.outer)
+        self.lines = factors.num_elements(self.untiled_axes)
         count = self.rows * self.columns * self.lanes
         self.sums = Buffer("sums", (const(count),), self.dtype, "local")
-        self.rest = Buffer("rest", (const(self.rows * self.columns),), self.dtype, "local")
+        self.remainder_sums = Buffer(
+            "rest", (const(self.rows * self.columns),), self.dtype, "local"
+        )
 
     def tiled_column_axes(self, factors: ProductFactors) -> tuple[Var, ...]:
         """Return the column axes that tiles run over."""
-        return contiguous_column_axes(factors) if self.along == ALONG_COLUMNS else factors.columns
+        return (
+            contiguous_column_axes(factors)
+            if self.vector_direction == ALONG_COLUMNS
+            else factors.columns
+        )
 
     def row_index(self, i: int) -> PrimExpr:
         """Return row i of this thread, clamped to the last row."""
@@ -174,20 +187,20 @@ class VectorProductKernel:
         """Return the values of the axes that tiles do not cover."""
         f = self.factors
         batch, line = unravel_index(self.block, [f.num_elements(f.batch), self.lines])
-        return _values_of_axes(f, f.batch, batch) | _values_of_axes(f, self.outer, line)
+        return _values_of_axes(f, f.batch, batch) | _values_of_axes(f, self.untiled_axes, line)
 
     def factor_a(self, i: int, k: Mapping[Var, PrimExpr]) -> PrimExpr:
         """Return the element of factor `a` at a row and values of k."""
         f = self.factors
-        return self.group.replace_tensor_loads(
+        return self.group.lower_at(
             f.a, _values_of_axes(f, f.rows, self.row_index(i)) | self.outer_axis_values() | dict(k)
         )
 
     def factor_b(self, column: PrimExpr, k: Mapping[Var, PrimExpr]) -> PrimExpr:
         """Return the element of factor `b` at a column and values of k."""
         f = self.factors
-        return self.group.replace_tensor_loads(
-            f.b, _values_of_axes(f, self.inner, column) | self.outer_axis_values() | dict(k)
+        return self.group.lower_at(
+            f.b, _values_of_axes(f, self.tiled_axes, column) | self.outer_axis_values() | dict(k)
         )
 
     def sum_indices(self) -> Iterator[tuple[int, int, int]]:
@@ -209,7 +222,7 @@ class VectorProductKernel:
         at = (self.sum_at(number, lane),)
         return BufferStore(self.sums, BufferLoad(self.sums, at, self.dtype) + value, at)
 
-    def emit_start(self) -> Stmt:
+    def emit_prologue(self) -> Stmt:
         """Emit the zero initialisation of the accumulators."""
         zeros: list[Stmt] = []
         for _, _, number in self.sum_indices():
@@ -253,8 +266,8 @@ class VectorProductKernel:
         for i, j, number in self.sum_indices():
             at = (const(number),)
             value = self.factor_a(i, k) * self.factor_b(self.column_index(j), k)
-            old = BufferLoad(self.rest, at, self.dtype)
-            stores.append(BufferStore(self.rest, old + value, at))
+            old = BufferLoad(self.remainder_sums, at, self.dtype)
+            stores.append(BufferStore(self.remainder_sums, old + value, at))
         return seq(*stores)
 
     def emit_k_nest(self) -> Stmt:
@@ -262,7 +275,7 @@ class VectorProductKernel:
         axes = self.group.reduce.axis
         k: dict[Var, PrimExpr] = {r: Var(r.name) for r in axes}
         last = axes[-1]
-        if self.along == ALONG_COLUMNS:
+        if self.vector_direction == ALONG_COLUMNS:
             body = self.emit_column_step(k)
             outside = list(axes)
         else:
@@ -286,13 +299,13 @@ class VectorProductKernel:
         """Emit the epilogue and the stores."""
         stores: list[Stmt] = []
         for i, j, number in self.sum_indices():
-            if self.along == ALONG_COLUMNS:
+            if self.vector_direction == ALONG_COLUMNS:
                 lane = Var("lane")
                 value = BufferLoad(self.sums, (self.sum_at(number, lane),), self.dtype)
                 column = self.column_index(0) + j * self.lanes + lane
                 stores.append(self.lane_loop(lane, self.emit_result(i, column, value)))
             else:
-                at = BufferLoad(self.rest, (const(number),), self.dtype)
+                at = BufferLoad(self.remainder_sums, (const(number),), self.dtype)
                 stores.append(self.emit_result(i, self.column_index(j), at))
         return seq(*stores)
 
@@ -302,7 +315,7 @@ class VectorProductKernel:
         assert isinstance(anchor, ComputeOp)
         at = (
             _values_of_axes(f, f.rows, self.row_index(i))
-            | _values_of_axes(f, self.inner, column)
+            | _values_of_axes(f, self.tiled_axes, column)
             | self.outer_axis_values()
         )
         return self.group.emit_store([at[a.var] for a in anchor.axis], value)
@@ -316,22 +329,22 @@ class VectorProductKernel:
             lanes = BufferLoad(self.sums, (index,), f"{self.dtype}x{self.lanes}")
             at = (const(number),)
             total = VectorReduce(lanes, "sum", self.dtype)
-            old = BufferLoad(self.rest, at, self.dtype)
-            stores.append(BufferStore(self.rest, old + total, at))
+            old = BufferLoad(self.remainder_sums, at, self.dtype)
+            stores.append(BufferStore(self.remainder_sums, old + total, at))
         return seq(*stores)
 
     def build(self, name: str) -> PrimFunc:
         """Build the PrimFunc."""
-        phases = [self.emit_start(), self.emit_k_nest()]
+        phases = [self.emit_prologue(), self.emit_k_nest()]
         local_buffers = [self.sums]
-        if self.along == ALONG_DEPTH:
+        if self.vector_direction == ALONG_DEPTH:
             zero = const(0, self.dtype)
             count = self.rows * self.columns
             phases.insert(
-                0, seq(*(BufferStore(self.rest, zero, (const(n),)) for n in range(count)))
+                0, seq(*(BufferStore(self.remainder_sums, zero, (const(n),)) for n in range(count)))
             )
             phases.append(self.emit_lane_reduction())
-            local_buffers.append(self.rest)
+            local_buffers.append(self.remainder_sums)
         tile_index = Var("place")
         body = self.guard_tile(
             tile_index, wrap_in_allocations(seq(*phases, self.emit_results()), local_buffers)
@@ -384,7 +397,7 @@ Steps: TypeAlias = Callable[[Mapping[Var, PrimExpr], PrimExpr], Stmt]
 
 def ordered_reduce_axes(factors: ProductFactors) -> list[ReduceAxis]:
     """Return the reduction axes in the memory order of the row factor."""
-    return sorted(factors.reduce.axis, key=lambda r: -stride_bound(factors.a, r))
+    return sorted(factors.reduce_axes.axis, key=lambda r: -stride_bound(factors.a, r))
 
 
 def split_k_axis(axes: Sequence[ReduceAxis], steps: int) -> tuple[int, int]:
@@ -406,8 +419,8 @@ def split_k_axis(axes: Sequence[ReduceAxis], steps: int) -> tuple[int, int]:
 
 
 def choose_panel(
-    target: Target, factors: ProductFactors, plain: Fixed, max_vector: int
-) -> Fixed | None:
+    target: Target, factors: ProductFactors, plain: Overrides, max_vector: int
+) -> Overrides | None:
     """Return the decision of a kernel with packed panels; None where the unpacked `plain` one is
     estimated faster.
 
@@ -428,11 +441,11 @@ def choose_panel(
     width = columns * lanes
     steps = _largest_up_to(PANEL_STEPS, target.l1 // (dt.itemsize(factors.b.dtype) * width))
     most_tiles = _largest_up_to(
-        PANEL_BAND_TILES, target.l1 // (dt.itemsize(factors.reduce.dtype) * rows * width)
+        PANEL_BAND_TILES, target.l1 // (dt.itemsize(factors.reduce_axes.dtype) * rows * width)
     )
     if steps is None or most_tiles is None:
         return None
-    values: Fixed = {
+    values: Overrides = {
         "rows": rows,
         "columns": columns,
         "vector": lanes,
@@ -460,7 +473,12 @@ def _largest_up_to(values: Sequence[int], limit: int) -> int | None:
 
 
 def _are_panels_cheaper(
-    target: Target, factors: ProductFactors, paneled: Fixed, plain: Fixed, tiles: int, bands: int
+    target: Target,
+    factors: ProductFactors,
+    paneled: Overrides,
+    plain: Overrides,
+    tiles: int,
+    bands: int,
 ) -> bool:
     """Return whether the estimated cost with packed panels is lower than without.
 
@@ -477,8 +495,8 @@ def _are_panels_cheaper(
         bands: Bands of tiles.
     """
     rows, columns, lanes = (int(paneled[name]) for name in ("rows", "columns", "vector"))
-    depth = known_extent(factors.num_products) or ASSUMED_EXTENT
-    is_near = isinstance(factors.b, ProducerLoad) and vector_axis(factors, lanes) == (
+    depth = known_extent(factors.reduction_size) or ASSUMED_EXTENT
+    is_near = isinstance(factors.b, ProducerLoad) and choose_vector_axis(factors, lanes) == (
         ALONG_COLUMNS,
         lanes,
     )
@@ -495,26 +513,39 @@ def _are_panels_cheaper(
     return tile_cost + tiles + bands * (load_cost + 1) < plain_cost
 
 
-class PackedPanelKernel(VectorProductKernel):
+class PackedPanelKernel(VectorMatmulKernel):
     """Builder of a contraction kernel that packs panels of columns."""
 
     def __init__(self, group: ReductionGroup, decision: Decision) -> None:
         super().__init__(group, decision)
-        if self.along != ALONG_COLUMNS or not self.band:
+        if self.vector_direction != ALONG_COLUMNS or not self.band:
             raise CompileError(
                 f"decisions: 'thread_product' {decision}: 'panel' goes with along={ALONG_COLUMNS} "
                 "and a 'band' that is not 0"
             )
         axes = ordered_reduce_axes(self.factors)
-        at, self.most = split_k_axis(axes, decision.int_value("panel"))
-        self.before, self.split, self.behind = axes[:at], axes[at], axes[at + 1 :]
-        self.outer_vars: dict[Var, PrimExpr] = {r: Var(r.name) for r in self.before}
-        self.part, self.tile = Var("part"), Var("tile")
-        steps = simplify(product_of_extents([const(self.most), *(r.extent for r in self.behind)]))
+        at, self.max_chunk_steps = split_k_axis(axes, decision.int_value("panel"))
+        self.axes_before_split, self.split_axis, self.axes_after_split = (
+            axes[:at],
+            axes[at],
+            axes[at + 1 :],
+        )
+        self.outer_vars: dict[Var, PrimExpr] = {r: Var(r.name) for r in self.axes_before_split}
+        self.chunk_index, self.tile = Var("part"), Var("tile")
+        steps = simplify(
+            product_of_extents(
+                [const(self.max_chunk_steps), *(r.extent for r in self.axes_after_split)]
+            )
+        )
         self.panel = Buffer("panel", (steps * self.width,), self.factors.b.dtype, "local")
-        self.is_whole = not self.before and known_extent(self.split.extent) == self.most
-        self.count = self.rows * self.columns * self.lanes
-        self.kept = Buffer("kept", (const(self.band * self.count),), self.dtype, "local")
+        self.is_whole = (
+            not self.axes_before_split
+            and known_extent(self.split_axis.extent) == self.max_chunk_steps
+        )
+        self.tile_elements = self.rows * self.columns * self.lanes
+        self.band_sums = Buffer(
+            "kept", (const(self.band * self.tile_elements),), self.dtype, "local"
+        )
 
     def tiled_column_axes(self, factors: ProductFactors) -> tuple[Var, ...]:
         """Return all column axes: packing makes them contiguous."""
@@ -523,19 +554,19 @@ class PackedPanelKernel(VectorProductKernel):
     def emit_chunk_loop(self, make: Steps) -> Stmt:
         """Emit `make` for all iterations of a chunk."""
         step = Var("step")
-        first = self.part * self.most
-        k = {**self.outer_vars, self.split: first + step}
+        first = self.chunk_index * self.max_chunk_steps
+        k = {**self.outer_vars, self.split_axis: first + step}
         number: PrimExpr = step
-        for r in self.behind:
+        for r in self.axes_after_split:
             k[r] = Var(r.name)
             number = number * r.extent + k[r]
         body = make(k, number)
-        for r in reversed(self.behind):
+        for r in reversed(self.axes_after_split):
             var = k[r]
             assert isinstance(var, Var)
             body = serial_loop(var, r.extent, body)
-        remaining = minimum(self.split.extent - first, self.most)
-        return serial_loop(step, self.most if self.is_whole else remaining, body)
+        remaining = minimum(self.split_axis.extent - first, self.max_chunk_steps)
+        return serial_loop(step, self.max_chunk_steps if self.is_whole else remaining, body)
 
     def emit_copy_columns(self, k: Mapping[Var, PrimExpr], number: PrimExpr) -> Stmt:
         """Emit the packing of one row of the panel: all columns at one step of k."""
@@ -557,9 +588,9 @@ class PackedPanelKernel(VectorProductKernel):
 
     def emit_move_sums(self, to: Buffer, source: Buffer) -> Stmt:
         """Emit the copy of the tile's accumulators between registers and thread-local memory."""
-        begin = {self.sums: const(0), self.kept: self.tile * self.count}
+        begin = {self.sums: const(0), self.band_sums: self.tile * self.tile_elements}
         stores: list[Stmt] = []
-        for at in range(0, self.count, self.lanes):
+        for at in range(0, self.tile_elements, self.lanes):
             lane = Var("lane")
             value = BufferLoad(source, (begin[source] + at + lane,), self.dtype)
             stores.append(self.lane_loop(lane, BufferStore(to, value, (begin[to] + at + lane,))))
@@ -579,23 +610,23 @@ class PackedPanelKernel(VectorProductKernel):
         local_buffers = [self.panel, self.sums]
         # With a single chunk, sums stay in registers from start to finish.
         if self.is_whole:
-            body = seq(copies, self.emit_band_loop(self.emit_start(), sums, self.emit_results()))
-            body = substitute(body, {self.part: const(0)})
+            body = seq(copies, self.emit_band_loop(self.emit_prologue(), sums, self.emit_results()))
+            body = substitute(body, {self.chunk_index: const(0)})
         else:
-            local_buffers.append(self.kept)
+            local_buffers.append(self.band_sums)
             load, save = (
-                self.emit_move_sums(self.sums, self.kept),
-                self.emit_move_sums(self.kept, self.sums),
+                self.emit_move_sums(self.sums, self.band_sums),
+                self.emit_move_sums(self.band_sums, self.sums),
             )
             chunks = seq(copies, self.emit_band_loop(load, sums, save))
-            count = (self.split.extent + (self.most - 1)) // self.most
-            chunks = serial_loop(self.part, simplify(count), chunks)
-            for r in reversed(self.before):
+            count = (self.split_axis.extent + (self.max_chunk_steps - 1)) // self.max_chunk_steps
+            chunks = serial_loop(self.chunk_index, simplify(count), chunks)
+            for r in reversed(self.axes_before_split):
                 var = self.outer_vars[r]
                 assert isinstance(var, Var)
                 chunks = serial_loop(var, r.extent, chunks)
             body = seq(
-                self.emit_band_loop(self.emit_start(), save),
+                self.emit_band_loop(self.emit_prologue(), save),
                 chunks,
                 self.emit_band_loop(load, self.emit_results()),
             )

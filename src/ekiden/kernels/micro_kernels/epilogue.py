@@ -63,7 +63,7 @@ class Epilogue:
             }
             # All elementwise operators between anchor and output become one expression of the
             # anchor's element.
-            self.body = ProducerInliner(chosen).expr(op.body[output.value_index])
+            self.body = ProducerInliner(chosen).rewrite_expr(op.body[output.value_index])
 
     @property
     def is_cheap(self) -> bool:

@@ -59,7 +59,7 @@ class MatrixDotTypes:
     data: str
     panel: str
     sums: str
-    ability: str
+    feature: str
     dot: str
 
 
@@ -69,7 +69,7 @@ MATRIX_DOT_TYPES = (
 )
 MATRIX_DOT_BY_DATA = {products.data: products for products in MATRIX_DOT_TYPES}
 MATRIX_DOT_BY_PANEL = {products.panel: products for products in MATRIX_DOT_TYPES}
-MATRIX_DOT_FEATURES = frozenset(products.ability for products in MATRIX_DOT_TYPES)
+MATRIX_DOT_FEATURES = frozenset(products.feature for products in MATRIX_DOT_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class MatrixTile:
     `num_columns` columns of a panel.
     """
 
-    rows: int
-    many: PrimExpr
-    valid: int
+    max_rows: int
+    num_rows: PrimExpr
+    num_columns: int
     dtype: str
 
 
@@ -109,14 +109,14 @@ def emit_matrix_tile(
         store: Stores a vector of sums.
     """
     one = _AmxTileBuilder(1, tile, loops, factors).emit_tile(store)
-    if tile.rows <= AMX_ROWS:
+    if tile.max_rows <= AMX_ROWS:
         return one
     # Two levels share each load of the panel.
     both = _AmxTileBuilder(MAX_TILE_LEVELS, tile, loops, factors).emit_tile(store)
     # A static row count decides here, so that only one copy of the tile is emitted.
-    if isinstance(tile.many, IntImm):
-        return both if tile.many.value > AMX_ROWS else one
-    return IfThenElse(tile.many > AMX_ROWS, both, one)
+    if isinstance(tile.num_rows, IntImm):
+        return both if tile.num_rows.value > AMX_ROWS else one
+    return IfThenElse(tile.num_rows > AMX_ROWS, both, one)
 
 
 def row_tiles_with_tail(
@@ -156,43 +156,46 @@ class _AmxTileBuilder:
     def __init__(
         self, high: int, tile: MatrixTile, loops: Sequence[ReductionLoop], factors: MatrixOperands
     ) -> None:
-        self.high, self.tile, self.factors = high, tile, factors
+        self.num_levels, self.tile, self.factors = high, tile, factors
         *self.outer, self.inner = loops
         extent = self.inner.extent
         assert isinstance(extent, IntImm), "weights are known"
-        self.steps, self.rest = divmod(extent.value, AMX_WORDS)
+        self.steps, self.remainder_words = divmod(extent.value, AMX_WORDS)
         # Operand registers come first, twice if the remainder needs a shape of its own; sums
         # follow.
-        self.first = (high + 1) * (2 if self.rest else 1)
-        self.wide = -(-tile.valid // AMX_LANES)
+        self.first_accumulator = (high + 1) * (2 if self.remainder_words else 1)
+        self.num_column_registers = -(-tile.num_columns // AMX_LANES)
         # Eight tile registers in all: operands take `first` of them, the rest hold sums.
-        max_columns = (NUM_TILE_REGISTERS - self.first) // high
+        max_columns = (NUM_TILE_REGISTERS - self.first_accumulator) // high
         self.columns = -(
-            -self.wide // -(-self.wide // max_columns)
+            -self.num_column_registers // -(-self.num_column_registers // max_columns)
         )  # of a part, as equal as can be
-        self.word = DOT_WORD_BY_DTYPE[factors.b.dtype]
-        size = const(high * self.wide * AMX_ROWS * AMX_LANES)
+        self.word_elements = DOT_WORD_BY_DTYPE[factors.b.dtype]
+        size = const(high * self.num_column_registers * AMX_ROWS * AMX_LANES)
         self.rows = [self._level_rows(level) for level in range(high)]
         self.stage = Buffer("stage", (size,), tile.dtype, "local")
 
     def emit_tile(self, store: Store) -> Stmt:
         """Emit the tile configuration, the accumulation part by part, and the stores."""
-        group_starts = range(0, self.wide, self.columns)
-        sums = [self.emit_part(at, min(self.columns, self.wide - at)) for at in group_starts]
+        group_starts = range(0, self.num_column_registers, self.columns)
+        sums = [
+            self.emit_part(at, min(self.columns, self.num_column_registers - at))
+            for at in group_starts
+        ]
         return Allocate(self.stage, seq(self.emit_configuration(), *sums, *self.emit_stores(store)))
 
     def _level_rows(self, level: int) -> PrimExpr:
         """Return the rows of a register row; the last one has the remainder."""
-        if level < self.high - 1:
+        if level < self.num_levels - 1:
             return const(AMX_ROWS)
-        return simplify(self.tile.many - level * AMX_ROWS)
+        return simplify(self.tile.num_rows - level * AMX_ROWS)
 
     def emit_configuration(self) -> Stmt:
         """Emit the tile configuration: rows and row bytes of every register."""
-        levels = range(self.high)
+        levels = range(self.num_levels)
         sizes: list[tuple[ExprLike, int]] = []
         # Shapes are set once per tile: a new configuration clears every register.
-        for words in (AMX_WORDS, self.rest) if self.rest else (AMX_WORDS,):
+        for words in (AMX_WORDS, self.remainder_words) if self.remainder_words else (AMX_WORDS,):
             sizes += [(self.rows[n], words * AMX_WORD_BYTES) for n in levels]
             sizes.append((words, AMX_LANES * AMX_WORD_BYTES))
         # A register of sums is 16 rows of 16 4-byte words (64 bytes), the most that AMX allows.
@@ -200,18 +203,22 @@ class _AmxTileBuilder:
             sizes += [(self.rows[level], AMX_LANES * AMX_WORD_BYTES)] * self.columns
         return matrix_call("matrix_shape", *(n for size in sizes for n in size))
 
-    def sum(self, level: int, column: int) -> int:
+    def accumulator_register(self, level: int, column: int) -> int:
         """Return the register number of an accumulator."""
-        return self.first + level * self.columns + column
+        return self.first_accumulator + level * self.columns + column
 
     def emit_part(self, at: int, count: int) -> Stmt:
         """Emit the accumulation of `count` column registers from number `at` on."""
-        every = [(level, n) for level in range(self.high) for n in range(count)]
+        every = [(level, n) for level in range(self.num_levels) for n in range(count)]
         # Each part clears its registers itself: they still hold the sums of the part before.
-        zeros = [matrix_call("matrix_zero", self.sum(*position)) for position in every]
+        zeros = [
+            matrix_call("matrix_zero", self.accumulator_register(*position)) for position in every
+        ]
         stores = []
         for level, n in every:
-            value = call_intrin("matrix_value", self.sum(level, n), dtype=self.sums_dtype)
+            value = call_intrin(
+                "matrix_value", self.accumulator_register(level, n), dtype=self.sums_dtype
+            )
             stage_index = ramp(self.stage_index(level, at + n, const(0)), 1, AMX_ROWS * AMX_LANES)
             stores.append(BufferStore(self.stage, value, (stage_index,)))
         return seq(*zeros, self.emit_k_nest(at, count), *stores)
@@ -223,13 +230,13 @@ class _AmxTileBuilder:
 
     def stage_index(self, level: int, column: PrimExpr | int, row: PrimExpr) -> PrimExpr:
         """Return the staging-buffer index of a row of an accumulator tile."""
-        return ((column + level * self.wide) * AMX_ROWS + row) * AMX_LANES
+        return ((column + level * self.num_column_registers) * AMX_ROWS + row) * AMX_LANES
 
     def emit_k_nest(self, at: int, count: int) -> Stmt:
         """Emit the loops over all of k."""
         f, inner = self.factors, self.inner
         variables = [Var(f"k{i}") for i in range(len(self.outer))]
-        a_base, b_base = f.a_base, f.b_base + at * (AMX_LANES * self.word)
+        a_base, b_base = f.a_base, f.b_base + at * (AMX_LANES * self.word_elements)
         for variable, loop in zip(variables, self.outer, strict=True):
             a_base = a_base + variable * loop.a_stride
             b_base = b_base + variable * loop.b_stride
@@ -242,7 +249,7 @@ class _AmxTileBuilder:
 
         k = Var("k")
         steps = [For(k, const(0), const(self.steps), ForKind.SERIAL, emit_words(k, False))]
-        tail = [emit_words(const(self.steps), True)] if self.rest else []
+        tail = [emit_words(const(self.steps), True)] if self.remainder_words else []
         body = seq(*(steps if self.steps else []), *tail)
         for variable, loop in zip(reversed(variables), reversed(self.outer), strict=True):
             body = For(variable, const(0), loop.extent, ForKind.SERIAL, body)
@@ -253,39 +260,39 @@ class _AmxTileBuilder:
         registers per register row.
         """
         # The remainder of k has shorter rows, so its operands use registers of another shape.
-        f, begin = self.factors, self.high + 1 if is_rest else 0
+        f, begin = self.factors, self.num_levels + 1 if is_rest else 0
         a_bytes = f.a_stride * itemsize(f.a.dtype)
         b_bytes = self.inner.b_stride * itemsize(f.b.dtype)
         done: list[Stmt] = []
-        for level in range(self.high):
+        for level in range(self.num_levels):
             address = BufferAddress(f.a, (a + f.a_stride * (level * AMX_ROWS),), access="r")
             # The data's tiles are loaded once per step and reused for all columns; the panel's
             # register is reloaded per column.
             done.append(matrix_call("matrix_load", begin + level, address, a_bytes))
         for n in range(count):
-            address = BufferAddress(f.b, (b + n * (AMX_LANES * self.word),), access="r")
-            done.append(matrix_call("matrix_load", begin + self.high, address, b_bytes))
+            address = BufferAddress(f.b, (b + n * (AMX_LANES * self.word_elements),), access="r")
+            done.append(matrix_call("matrix_load", begin + self.num_levels, address, b_bytes))
             done += [
                 matrix_call(
                     MATRIX_DOT_BY_PANEL[f.b.dtype].dot,
-                    self.sum(level, n),
+                    self.accumulator_register(level, n),
                     begin + level,
-                    begin + self.high,
+                    begin + self.num_levels,
                 )
-                for level in range(self.high)
+                for level in range(self.num_levels)
             ]
         return seq(*done)
 
     def emit_stores(self, store: Store) -> list[Stmt]:
         """Emit `store` on every row of the accumulators."""
         loops: list[Stmt] = []
-        for level in range(self.high):
+        for level in range(self.num_levels):
             row = Var("row")
             stores: list[Stmt] = []
-            for n in range(self.wide):
+            for n in range(self.num_column_registers):
                 at = ramp(self.stage_index(level, n, row), 1, AMX_LANES)
                 value = self.stage[at].with_fields(dtype=with_lanes(self.tile.dtype, AMX_LANES))
-                num_valid = self.tile.valid - n * AMX_LANES
+                num_valid = self.tile.num_columns - n * AMX_LANES
                 # Columns behind `valid` are padding of the panel: the output has no place for them.
                 mask = None if num_valid >= AMX_LANES else column_mask(num_valid, AMX_LANES)
                 stores.append(store(row + level * AMX_ROWS, const(n * AMX_LANES), value, mask))

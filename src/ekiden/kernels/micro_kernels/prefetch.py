@@ -1,8 +1,8 @@
 """Software prefetches of register tiles: the panel row needed some steps later into L1, the next
 panel into L2.
 
-    own      the row of the panel that is needed `own` steps of k later, to the first-level cache
-    spread   a line of the next panel every few steps, to the second, from the first tiles of rows
+    own      the row of the panel that is needed `row_distance` steps of k later, into L1
+    spread   a line of the next panel every few steps, into L2, from the first tiles of rows
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class PanelPrefetches:
     """
 
     buffer: Buffer
-    row: int
-    line: int
+    row_elements: int
+    line_elements: int
     steps: PrimExpr
-    following: PrimExpr
-    own: int
-    spread: int
+    next_panel_offset: PrimExpr
+    row_distance: int
+    num_spread_tiles: int
     unroll: int
 
     def emit_near(self, origin: PrimExpr, k: PrimExpr) -> list[Stmt]:
         """Emit the prefetch into L1 of the panel row needed `row_distance` steps later."""
-        at = origin + (k + self.own) * self.row
-        rows = range(0, self.row if self.own else 0, self.line)
+        at = origin + (k + self.row_distance) * self.row_elements
+        rows = range(0, self.row_elements if self.row_distance else 0, self.line_elements)
         return [Prefetch(self.buffer, (at + n,), 3) for n in rows]
 
-    def of_tile(
+    def tile_prefetches(
         self, base: PrimExpr, number: PrimExpr | None
     ) -> tuple[list[tuple[Var, PrimExpr]], PrefetchStep]:
         """Return the prefetches of one tile.
@@ -56,17 +56,19 @@ class PanelPrefetches:
             The names to bind around the tile, and what its iterations prefetch.
         """
         # Without its number, a tile cannot know which share of the next panel is its own.
-        if number is None or not self.spread:
+        if number is None or not self.num_spread_tiles:
             return [], lambda origin, k, unrolled_index: self.emit_near(origin, k)
-        lines_per_step = -(-self.row // (self.line * self.spread))
-        steps_per_line = max(1, self.spread * self.line // self.row)
+        lines_per_step = -(-self.row_elements // (self.line_elements * self.num_spread_tiles))
+        steps_per_line = max(1, self.num_spread_tiles * self.line_elements // self.row_elements)
         begin, step = Var("begin"), Var("step")
-        begun = number * simplify(self.steps // steps_per_line * (lines_per_step * self.line))
+        begun = number * simplify(
+            self.steps // steps_per_line * (lines_per_step * self.line_elements)
+        )
         # behind the first tiles the same line again and again, which is there
-        is_early = number < self.spread
+        is_early = number < self.num_spread_tiles
         lets = [
-            (begin, base + if_then_else(is_early, self.following + begun, const(0))),
-            (step, if_then_else(is_early, const(self.line), const(0))),
+            (begin, base + if_then_else(is_early, self.next_panel_offset + begun, const(0))),
+            (step, if_then_else(is_early, const(self.line_elements), const(0))),
         ]
 
         def emit_ahead(origin: PrimExpr, k: PrimExpr, unrolled_index: int) -> list[Stmt]:
@@ -79,7 +81,7 @@ class PanelPrefetches:
             # A line spans `steps_per_line` steps of k; if the unroll factor is no multiple of that,
             # the unrolled index does not tell where lines begin, so every step prefetches.
             if unrolled_index % steps_per_line == 0 or self.unroll % steps_per_line:
-                step_number = simplify((origin - base) // self.row + k)
+                step_number = simplify((origin - base) // self.row_elements + k)
                 at = simplify(step_number // steps_per_line) * lines_per_step
                 prefetches += [
                     Prefetch(self.buffer, (begin + (at + n) * step,), 2)

@@ -73,7 +73,7 @@ class RegisterTile:
     rows: int
     vectors: int
     lanes: int
-    valid: int
+    num_columns: int
     dtype: str = "float32"
     """Accumulator dtype: int32 for byte operands."""
     dot: str = ""
@@ -115,15 +115,15 @@ def narrowest_lanes(valid: int, target: Target) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ListedWords:
+class ResidualWords:
     """Residual iterations of k: iteration n multiplies the data word that an index list names by
     the n-th extra row of the panel.
     """
 
     count: int
-    places: Buffer
+    word_indices: Buffer
     begin: PrimExpr
-    origin: PrimExpr
+    panel_offset: PrimExpr
     a_stride: PrimExpr
     b_stride: PrimExpr
 
@@ -146,7 +146,7 @@ class ChunkSums:
 
     is_last: PrimExpr
     load: Callable[[PrimExpr, PrimExpr, PrimExpr | None], PrimExpr]
-    keep: Store
+    store: Store
 
 
 def emit_register_tile(
@@ -161,7 +161,7 @@ def emit_register_tile(
     ahead: PrefetchStep | None = None,
     unroll: int = 1,
     parts: ChunkSums | None = None,
-    listed: ListedWords | None = None,
+    listed: ResidualWords | None = None,
 ) -> Stmt:
     """Emit a register tile: initialise the accumulators, loop over k, store the results.
 
@@ -195,11 +195,11 @@ def emit_register_tile(
         *_emit_chain_sums(tile, acc),
     )
     if listed is not None and listed.count:
-        multiply = seq(multiply, _emit_listed_nest(tile, listed, acc, a, a_rows, b))
+        multiply = seq(multiply, _emit_residual_nest(tile, listed, acc, a, a_rows, b))
     if not staged:
         ending = seq(*_emit_stores(tile, acc, store))
         if parts is not None:
-            ending = IfThenElse(parts.is_last, ending, seq(*_emit_stores(tile, acc, parts.keep)))
+            ending = IfThenElse(parts.is_last, ending, seq(*_emit_stores(tile, acc, parts.store)))
         return Allocate(acc, seq(*clear, multiply, ending))
     # A long epilogue would need the accumulators' registers: the sums are spilled to L1 once, and
     # the epilogue runs as a loop.
@@ -212,7 +212,7 @@ def emit_register_tile(
     )
     finish = _emit_staged_stores(tile, stage, store)
     if parts is not None:
-        keep_sums = IfThenElse(parts.is_last, keep_sums, seq(*_emit_stores(tile, acc, parts.keep)))
+        keep_sums = IfThenElse(parts.is_last, keep_sums, seq(*_emit_stores(tile, acc, parts.store)))
         finish = IfThenElse(parts.is_last, finish)
     return Allocate(stage, seq(Allocate(acc, seq(*clear, multiply, keep_sums)), finish))
 
@@ -244,13 +244,13 @@ def _load_initial_sums(
 
 def _vector_mask(tile: RegisterTile, v: int) -> PrimExpr | None:
     """Return the mask of a vector's stored lanes, or None for all."""
-    num_valid = tile.valid - v * tile.lanes
+    num_valid = tile.num_columns - v * tile.lanes
     return None if num_valid >= tile.lanes else column_mask(num_valid, tile.lanes)
 
 
 def _emit_staged_stores(tile: RegisterTile, stage: Buffer, store: Store) -> Stmt:
     row, vector = Var("row"), Var("vector")
-    full_vectors, tail_width = divmod(tile.valid, tile.lanes)
+    full_vectors, tail_width = divmod(tile.num_columns, tile.lanes)
 
     def store_vector(at: PrimExpr, mask: PrimExpr | None) -> Stmt:
         """Store one vector of a staged row."""
@@ -309,9 +309,9 @@ def _emit_k_nest(
     return body
 
 
-def _emit_listed_nest(
+def _emit_residual_nest(
     tile: RegisterTile,
-    listed: ListedWords,
+    listed: ResidualWords,
     acc: Buffer,
     a: Buffer,
     a_rows: Sequence[PrimExpr],
@@ -319,8 +319,8 @@ def _emit_listed_nest(
 ) -> Stmt:
     n, word_index = Var("n"), Var("place")
     rows = [row + word_index * listed.a_stride for row in a_rows]
-    body = _emit_k_step(tile, acc, a, rows, b, listed.origin + n * listed.b_stride)
-    value = cast(listed.places[listed.begin + n], "int64")
+    body = _emit_k_step(tile, acc, a, rows, b, listed.panel_offset + n * listed.b_stride)
+    value = cast(listed.word_indices[listed.begin + n], "int64")
     return For(n, const(0), const(listed.count), ForKind.SERIAL, LetStmt(word_index, value, body))
 
 
@@ -535,9 +535,9 @@ def vector_loop_with_tail(
 
 
 __all__ = [
-    "ListedWords",
     "ReductionLoop",
     "RegisterTile",
+    "ResidualWords",
     "balanced_row_tiles",
     "column_mask",
     "emit_register_tile",

@@ -67,7 +67,7 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
         options["spread"] if row else 0,
         options["unroll"],
     )
-    lets, ahead = near.of_tile(base, nest.number)
+    lets, ahead = near.tile_prefetches(base, nest.panel_position)
     tile_stmt = emit_register_tile(
         shape,
         [ReductionLoop(s.extent, s.a_stride, s.b_stride) for s in loops],
@@ -79,7 +79,7 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
         nest.epilogue_flops > MAX_LIGHT_OPERATIONS,
         ahead,
         near.unroll,
-        _convert_partial_sums(nest, lanes),
+        _create_chunk_sums(nest, lanes),
     )
     return wrap_in_lets([(base, nest.b_base), *lets], tile_stmt)
 
@@ -117,30 +117,30 @@ def _static_extent(size: PrimExpr) -> int:
     return size.value if isinstance(size, IntImm) else 0
 
 
-def _convert_partial_sums(nest: MatmulTileNest, lanes: int) -> ChunkSums | None:
+def _create_chunk_sums(nest: MatmulTileNest, lanes: int) -> ChunkSums | None:
     """Return how partial sums continue those of the previous chunk of k; 0 in the first chunk."""
-    chunk = nest.part
+    chunk = nest.partial_sums
     if chunk is None:
         return None
 
     def load_or_zero(row: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
         """Load the previous chunk's partial sum, or 0 in the first chunk."""
-        has_previous = broadcast(chunk.begun, lanes)
+        has_previous = broadcast(chunk.has_partial_sums, lanes)
         zero = broadcast(const(0, nest.dtype), lanes)
         # In the first chunk no sums are stored yet: the mask keeps the load from reading them.
         load_mask = has_previous if mask is None else logical_and(has_previous, mask)
         return if_then_else(load_mask, chunk.load(row, column, lanes), zero)
 
-    return ChunkSums(chunk.is_last, load_or_zero, chunk.keep)
+    return ChunkSums(chunk.is_last, load_or_zero, chunk.store)
 
 
 def _emit_matrix_tile(nest: MatmulTileNest, options: Options) -> Stmt:
     """Emit an AMX tile for a scheduled block, by `emit_matrix_tile`."""
     loops, word = _loops_outside_words(nest)
     # Sums in these registers cannot be continued: a chunk of k would have to reload them.
-    if word == 1 or nest.part is not None or nest.many is None or nest.a_stride is None:
+    if word == 1 or nest.partial_sums is not None or nest.row_loop is None or nest.a_stride is None:
         raise ScheduleError("matrix_tile: sums of words, all of them at once, expected")
-    shape = MatrixTile(nest.rows, nest.many, nest.columns, nest.dtype)
+    shape = MatrixTile(nest.rows, nest.row_loop, nest.columns, nest.dtype)
     factors = MatrixOperands(nest.a, nest.a_rows[0], nest.a_stride, nest.b, nest.b_base)
     steps = [ReductionLoop(s.extent, s.a_stride, s.b_stride) for s in loops]
     return emit_matrix_tile(shape, steps, factors, nest.store)

@@ -23,10 +23,10 @@ from ekiden.kernels.cost_model import (
     STREAM_PREFETCH_BYTES,
     STREAM_PREFETCH_STRIDE_BYTES,
 )
-from ekiden.kernels.decision import Decision, Fixed, Knob
+from ekiden.kernels.decision import Decision, Knob, Overrides
 from ekiden.kernels.family import Family, MatmulSizes, clamp_panel_width
 from ekiden.kernels.micro_kernels.epilogue import find_anchor
-from ekiden.kernels.prim_builder import build_function_of
+from ekiden.kernels.prim_builder import kernel_builder
 from ekiden.kernels.quantized.dynamic_quantization import MAX_INT8_LEVEL, DynamicQuantization
 from ekiden.kernels.quantized.int8_dot import (
     DOT4_FEATURE,
@@ -82,28 +82,32 @@ class _BlockDenseKernel(WordPanelKernel):
         target: Target,
         decision: Decision,
     ) -> None:
-        self.of = packed_layout_of(find_anchor(outputs, BLOCK_DENSE_TAG))
-        super().__init__(inputs, outputs, target, decision, BLOCK_DENSE_TAG, self.of.panel)
+        self.packed_layout = packed_layout_of(find_anchor(outputs, BLOCK_DENSE_TAG))
+        super().__init__(
+            inputs, outputs, target, decision, BLOCK_DENSE_TAG, self.packed_layout.panel
+        )
         self.data, self.weight = self.operands
         # A step per unit and a sum per group: the sum times the smallest level corrects for
         # unsigned levels.
-        self.rounded = DynamicQuantization.create(self.data, VALUES_PER_UNIT, self.of.format.group)
-        self.bytes = self.rounded.bytes
-        self.is_rounded = self.anchor.op.attrs["activations"] == "int8"
+        self.quantized_data = DynamicQuantization.create(
+            self.data, VALUES_PER_UNIT, self.packed_layout.format.group_size
+        )
+        self.bytes = self.quantized_data.bytes
+        self.quantizes_data = self.anchor.op.attrs["activations"] == "int8"
         self.blocks = self.weight.shape[1]
         self.kind, self.real = (
             dt.with_lanes("int32", self.lanes),
             dt.with_lanes("float32", self.lanes),
         )
-        levels = self.of.format.levels
+        levels = self.packed_layout.format.levels
         self.dot = exact_dot_instruction(target)
         if self.dot == NARROW_DOT_FEATURE and levels.bits > MAX_NARROW_DOT_BITS:
             # The narrow dot adds two u8 * s8 products in int16 with saturation: levels above 7 bits
             # could saturate it.
             self.dot = SIGNED_DOT_FEATURE
-        self.least = levels.min_value + (SIGN_BIT if self.dot == SIGNED_DOT_FEATURE else 0)
+        self.level_bias = levels.min_value + (SIGN_BIT if self.dot == SIGNED_DOT_FEATURE else 0)
         """Bias of the levels: the smallest level less the multiplied operand."""
-        self.is_short = sums_fit_int16(self.of, target)
+        self.is_short = uses_int16_sums(self.packed_layout, target)
 
     @property
     def narrow_tile_vectors(self) -> int:
@@ -133,11 +137,14 @@ class _BlockDenseKernel(WordPanelKernel):
             column: The first column.
         """
         factors, factor = [], 0
-        for n, real in enumerate(self.of.group_scales):
+        for n, real in enumerate(self.packed_layout.group_scales):
             at = base + 2 * (self.panel * n + column)
             value: PrimExpr = Cast(self.load_vector(at, "float16"), self.real)
             if real.factor is not None:
-                line = self.of.factors_offset + (group * self.of.num_factors + factor) * self.panel
+                line = (
+                    self.packed_layout.factors_offset
+                    + (group * self.packed_layout.num_factors + factor) * self.panel
+                )
                 multiplier = self.load_vector(unit + line + column, "int8")
                 value = Mul(value, Cast(multiplier, self.real), self.real)
                 factor += 1
@@ -148,7 +155,7 @@ class _BlockDenseKernel(WordPanelKernel):
         """Unpack four levels per lane, of step `step` of a unit."""
         levels: PrimExpr | None = None
         low = 0
-        for n, bit_field in enumerate(self.of.format.levels.parts):
+        for n, bit_field in enumerate(self.packed_layout.format.levels.bit_fields):
             word: PrimExpr = words[n, step * bit_field.bits // 8, v]
             if bit_field.bits < 8:
                 word = self.extract_bits(
@@ -166,18 +173,20 @@ class _BlockDenseKernel(WordPanelKernel):
         by = at - low
         if by:
             name = "right_shift" if by > 0 else "left_shift"
-            word = _call_intrinsic(name, self.kind, word, self.splat(abs(by)))
+            word = _call_intrinsic(name, self.kind, word, self.broadcast_scalar(abs(by)))
         # A word shift moves bits across bytes; the mask removes those of the neighbour.
         mask = ((1 << bits) - 1 << low) * 0x01010101
-        return _call_intrinsic("bitwise_and", self.kind, word, self.splat(mask))
+        return _call_intrinsic("bitwise_and", self.kind, word, self.broadcast_scalar(mask))
 
     def extract_byte(self, word: PrimExpr, number: int) -> PrimExpr:
         """Extract one byte of each word, zero-extended."""
         if number:
-            word = _call_intrinsic("right_shift", self.kind, word, self.splat(8 * number))
-        return _call_intrinsic("bitwise_and", self.kind, word, self.splat(255))
+            word = _call_intrinsic(
+                "right_shift", self.kind, word, self.broadcast_scalar(8 * number)
+            )
+        return _call_intrinsic("bitwise_and", self.kind, word, self.broadcast_scalar(255))
 
-    def splat(self, value: int) -> PrimExpr:
+    def broadcast_scalar(self, value: int) -> PrimExpr:
         """Broadcast a scalar to every lane."""
         return broadcast(const(value, "int32"), self.lanes)
 
@@ -188,7 +197,10 @@ class _BlockDenseKernel(WordPanelKernel):
             return levels
         # Flipping the sign bit subtracts 128; the smallest level compensates for it.
         return _call_intrinsic(
-            "bitwise_xor", self.kind, levels, self.splat(SIGN_BIT * 0x01010101 - (1 << 32))
+            "bitwise_xor",
+            self.kind,
+            levels,
+            self.broadcast_scalar(SIGN_BIT * 0x01010101 - (1 << 32)),
         )
 
     def emit_blocks(
@@ -196,12 +208,16 @@ class _BlockDenseKernel(WordPanelKernel):
     ) -> Stmt:
         """Emit the loop over all k blocks of a tile."""
         b, u, base, at = Var("block"), Var("unit"), Var("base"), Var("at")
-        kind = _UnitEmitter if self.is_rounded else _FloatUnitEmitter
+        kind = _UnitEmitter if self.quantizes_data else _FloatUnitEmitter
         unit = kind(self, acc, rows, first, column, vectors, b, u, base, at)
-        inside = seq(self.emit_prefetches(rows, first, panel, at, unit.number), unit.emit_steps())
-        unit_body = LetStmt(at, base + u * self.of.unit_bytes + self.of.words_offset, inside)
-        units = For(u, const(0), const(self.of.num_units), ForKind.SERIAL, unit_body)
-        block_offset = (panel * self.blocks + b) * self.of.block_bytes
+        inside = seq(
+            self.emit_prefetches(rows, first, panel, at, unit.unit_index), unit.emit_steps()
+        )
+        unit_body = LetStmt(
+            at, base + u * self.packed_layout.unit_bytes + self.packed_layout.words_offset, inside
+        )
+        units = For(u, const(0), const(self.packed_layout.num_units), ForKind.SERIAL, unit_body)
+        block_offset = (panel * self.blocks + b) * self.packed_layout.block_bytes
         return For(b, const(0), self.blocks, ForKind.SERIAL, LetStmt(base, block_offset, units))
 
     def emit_prefetches(
@@ -217,15 +233,18 @@ class _BlockDenseKernel(WordPanelKernel):
         """
         # The last panel prefetches itself, so that no address behind the weight is formed.
         following = minimum(panel + 1, self.weight.shape[0] - 1)
-        away = (following - panel) * self.blocks * self.of.block_bytes
+        away = (following - panel) * self.blocks * self.packed_layout.block_bytes
         lines = range(
-            0, self.of.unit_bytes + self.of.words_offset // self.of.num_units, CACHE_LINE_BYTES
+            0,
+            self.packed_layout.unit_bytes
+            + self.packed_layout.words_offset // self.packed_layout.num_units,
+            CACHE_LINE_BYTES,
         )
         panel_prefetches = [Prefetch(self.weight, (at + away + n,), 2) for n in lines]
         tile_phase = unit % self.rows
         # Tiles share the units of the next panel, so that each line is requested once.
         is_own = logical_and(tile_phase >= first, tile_phase < first + rows)
-        touched = range(0, self.of.unit_bytes, STREAM_PREFETCH_STRIDE_BYTES)
+        touched = range(0, self.packed_layout.unit_bytes, STREAM_PREFETCH_STRIDE_BYTES)
         stream = [Prefetch(self.weight, (at + STREAM_PREFETCH_BYTES + n,), 2) for n in touched]
         return IfThenElse(
             self.rows > rows, IfThenElse(is_own, seq(*panel_prefetches)), seq(*stream)
@@ -236,7 +255,11 @@ class _BlockDenseKernel(WordPanelKernel):
         panels.
         """
         inner = super().body()
-        return self.rounded.emit_around(self.rows, self.lanes, inner) if self.is_rounded else inner
+        return (
+            self.quantized_data.emit_around(self.rows, self.lanes, inner)
+            if self.quantizes_data
+            else inner
+        )
 
 
 class _UnitEmitter:
@@ -256,13 +279,13 @@ class _UnitEmitter:
         words_at: Var,
     ) -> None:
         self.kernel, self.acc, self.rows, self.first = kernel, acc, rows, first
-        self.column, self.vectors, self.base, self.place = column, vectors, base, words_at
-        self.number = block * kernel.of.num_units + unit
+        self.column, self.vectors, self.base, self.words_offset = column, vectors, base, words_at
+        self.unit_index = block * kernel.packed_layout.num_units + unit
         """Index of the unit within a data row."""
-        self.groups = VALUES_PER_UNIT // kernel.of.format.group
+        self.groups = VALUES_PER_UNIT // kernel.packed_layout.format.group_size
         count = const(rows * vectors)
-        self.halves = dt.with_lanes("int16", 2 * kernel.lanes)
-        kind = self.halves if kernel.is_short else kernel.kind
+        self.int16_vector_dtype = dt.with_lanes("int16", 2 * kernel.lanes)
+        kind = self.int16_vector_dtype if kernel.is_short else kernel.kind
         self.sums = Buffer("sums", (count,), kind, "register")
         self.words: dict[tuple[int, int, int], Var] = {}
         self.scales: dict[tuple[int, int], list[Var]] = {}
@@ -272,7 +295,7 @@ class _UnitEmitter:
         if step == WORDS_PER_UNIT:
             return seq()
         loads = []
-        for n, bit_field in enumerate(self.kernel.of.format.levels.parts):
+        for n, bit_field in enumerate(self.kernel.packed_layout.format.levels.bit_fields):
             if step * bit_field.bits % 8 == 0:
                 loads += [
                     self.load_field_word(n, step * bit_field.bits // 8, v)
@@ -297,10 +320,10 @@ class _UnitEmitter:
 
     def load_field_word(self, field_index: int, word: int, v: int) -> tuple[Var, PrimExpr]:
         """Load a word of one bit field of the levels."""
-        of = self.kernel.of
+        of = self.kernel.packed_layout
         at = of.word_position(field_index, word) * of.panel + self.column + v * self.kernel.lanes
         var = self.words[field_index, word, v] = Var(f"w{field_index}_{word}_{v}", self.kernel.kind)
-        return var, self.kernel.load_vector(self.place + at * BYTES_PER_WORD, "int32")
+        return var, self.kernel.load_vector(self.words_offset + at * BYTES_PER_WORD, "int32")
 
     def emit_products(self, step: int) -> Stmt:
         """Emit the products of four values for all rows."""
@@ -319,7 +342,7 @@ class _UnitEmitter:
                 total = _call_intrinsic(instruction, sums.dtype, sums, levels[v], value)
                 updates.append(BufferStore(self.sums, total, (n,)))
             data_word = kernel.broadcast_word(
-                self.first + i, self.number * VALUES_PER_UNIT + step * BYTES_PER_WORD
+                self.first + i, self.unit_index * VALUES_PER_UNIT + step * BYTES_PER_WORD
             )
             rows_of_products.append(LetStmt(value, data_word, seq(*updates)))
         stmt = seq(*rows_of_products)
@@ -329,9 +352,9 @@ class _UnitEmitter:
 
     def group_data_sum(self, row: int, group: int) -> PrimExpr:
         """Return the int32 sum of a group's data."""
-        groups = self.kernel.rounded.total.shape[-1]
-        at = (self.first + row) * groups + self.number * self.groups + group
-        return self.kernel.rounded.total[at]
+        groups = self.kernel.quantized_data.group_sums.shape[-1]
+        at = (self.first + row) * groups + self.unit_index * self.groups + group
+        return self.kernel.quantized_data.group_sums[at]
 
     def emit_begin_group(self, group: int) -> list[Stmt]:
         """Emit a group's initial sums, which undo the bias of unsigned levels."""
@@ -350,7 +373,7 @@ class _UnitEmitter:
 
     def initial_sum(self, row: int, group: int) -> PrimExpr:
         """Return a group's initial sum, broadcast to every lane."""
-        min_level = self.kernel.least
+        min_level = self.kernel.level_bias
         # sum(a * (q + min)) = sum(a * q) + min * sum(a): the second term starts the sums.
         initial = (
             self.group_data_sum(row, group) * const(min_level, "int32")
@@ -367,19 +390,21 @@ class _UnitEmitter:
         kind = self.kernel.kind
         words = _call_intrinsic("reinterpret", kind, partial)
         # A product with ones adds pairs of int16 into int32 lanes.
-        return _call_intrinsic("madd_s16", kind, start, words, self.kernel.splat(0x00010001))
+        return _call_intrinsic(
+            "madd_s16", kind, start, words, self.kernel.broadcast_scalar(0x00010001)
+        )
 
     def emit_end_group(self, group: int) -> Stmt:
         """Emit the addition of a group's scaled sums to the results."""
         kernel = self.kernel
-        has_offset = kernel.of.format.offset is not None
+        has_offset = kernel.packed_layout.format.offset is not None
         steps = [Var(f"step{i}", kernel.real) for i in range(self.rows)]
         moved = [Var(f"moved{i}", kernel.real) for i in range(self.rows)]
         starts = [Var(f"start{i}", kernel.kind) for i in range(self.rows)]
         stmts: list[Stmt] = []
         for v in range(self.vectors):
             column = const(self.column + v * kernel.lanes)
-            values = kernel.load_scales(self.base, self.place, group, column)
+            values = kernel.load_scales(self.base, self.words_offset, group, column)
             scales = [Var(f"scale{n}", kernel.real) for n in range(len(values))]
             stores: list[Stmt] = []
             for i in range(self.rows):
@@ -396,8 +421,8 @@ class _UnitEmitter:
             stmts.append(inside)
         found_all = seq(*stmts)
         for i in range(self.rows):
-            step = kernel.rounded.step[
-                (self.first + i) * kernel.rounded.step.shape[-1] + self.number
+            step = kernel.quantized_data.step[
+                (self.first + i) * kernel.quantized_data.step.shape[-1] + self.unit_index
             ]
             if has_offset:
                 offset_total = step * cast(self.group_data_sum(i, group), "float32")
@@ -413,7 +438,7 @@ class _FloatUnitEmitter(_UnitEmitter):
 
     def emit_begin_group(self, group: int) -> list[Stmt]:
         """Bind the scales; there are no integer sums."""
-        count = len(self.kernel.of.group_scales)
+        count = len(self.kernel.packed_layout.group_scales)
         for v in range(self.vectors):
             names = [f"scale{group}_{v}_{n}" for n in range(count)]
             self.scales[group, v] = [Var(name, self.kernel.real) for name in names]
@@ -423,7 +448,7 @@ class _FloatUnitEmitter(_UnitEmitter):
         """Bind the scales once for all values of a group."""
         for v in range(self.vectors):
             column = const(self.column + v * self.kernel.lanes)
-            values = self.kernel.load_scales(self.base, self.place, group, column)
+            values = self.kernel.load_scales(self.base, self.words_offset, group, column)
             for var, value in zip(self.scales[group, v], values, strict=True):
                 body = LetStmt(var, value, body)
         return body
@@ -431,7 +456,7 @@ class _FloatUnitEmitter(_UnitEmitter):
     def emit_products(self, step: int) -> Stmt:
         """Emit the products of four decoded values for all rows."""
         kernel, stmts = self.kernel, list[Stmt]()
-        group = step * BYTES_PER_WORD // kernel.of.format.group
+        group = step * BYTES_PER_WORD // kernel.packed_layout.format.group_size
         for v in range(self.vectors):
             level = Var(f"l{v}", kernel.kind)
             scales = self.scales[group, v]
@@ -450,16 +475,18 @@ class _FloatUnitEmitter(_UnitEmitter):
         """Emit the decoding of value k of a unit and its product."""
         kernel, number = self.kernel, Var(f"b{v}_{byte}", self.kernel.real)
         level_value = kernel.extract_byte(level, byte)
-        min_level = kernel.of.format.levels.min_value
+        min_level = kernel.packed_layout.format.levels.min_value
         level_value = (
-            Add(level_value, kernel.splat(min_level), kernel.kind) if min_level else level_value
+            Add(level_value, kernel.broadcast_scalar(min_level), kernel.kind)
+            if min_level
+            else level_value
         )
         decoded: PrimExpr = Mul(Cast(level_value, kernel.real), scales[0], kernel.real)
         if len(scales) > 1:
             decoded = Add(decoded, scales[1], kernel.real)
         stores: list[Stmt] = []
         for i in range(self.rows):
-            at = (self.first + i) * kernel.data.shape[-1] + self.number * VALUES_PER_UNIT + k
+            at = (self.first + i) * kernel.data.shape[-1] + self.unit_index * VALUES_PER_UNIT + k
             n = const(i * self.vectors + v)
             factor = broadcast(kernel.data[at], kernel.lanes)
             result = _call_intrinsic("fma", kernel.real, factor, number, self.acc[n])
@@ -482,11 +509,11 @@ def packed_layout_of(anchor: te.Tensor) -> PackedBlock:
     return PackedBlock(BLOCK_FORMATS_BY_NAME[str(attrs["format"])], int(str(attrs["panel"])))
 
 
-def sums_fit_int16(of: PackedBlock, target: Target) -> bool:
+def uses_int16_sums(of: PackedBlock, target: Target) -> bool:
     """Return whether a group's sums fit int16 and the target sums in int16."""
     levels = of.format.levels
     # Each of the two int16 halves of a lane adds half of the group's products.
-    max_sum = ((1 << levels.bits) - 1) * int(MAX_INT8_LEVEL) * of.format.group // 2
+    max_sum = ((1 << levels.bits) - 1) * int(MAX_INT8_LEVEL) * of.format.group_size // 2
     return (
         exact_dot_instruction(target) == NARROW_DOT_FEATURE
         and levels.bits <= MAX_NARROW_DOT_BITS
@@ -499,9 +526,9 @@ def is_supported(anchor: te.Tensor, target: Target) -> bool:
     return all(isinstance(d, IntImm) for d in anchor_operands(anchor)[1].shape)
 
 
-def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision: as many rows as the registers hold accumulators for."""
-    if sums_fit_int16(packed_layout_of(anchor), target):
+    if uses_int16_sums(packed_layout_of(anchor), target):
         fixed = {"rows": WORDS_PER_UNIT, **fixed}
     return rows_in_registers(target, fixed, packed_layout_of(anchor).panel, BLOCK_SPARE_REGISTERS)
 
@@ -525,7 +552,7 @@ FAMILY = Family(
     needs_one=(DOT4_FEATURE, NARROW_DOT_FEATURE),
     space=search_space,
     default=default_decision,
-    build=build_function_of(_BlockDenseKernel),
+    build=kernel_builder(_BlockDenseKernel),
     panel=panel_columns,
     panels=panel_knob,
     why="each group of k is scaled as it is accumulated, and the accumulators have two types",

@@ -22,19 +22,19 @@ from ekiden.kernels.cost_model import CACHE_LINE_BYTES, can_hide_prefetches, max
 from ekiden.kernels.cpu import dense
 from ekiden.kernels.cpu.dense import MAX_NARROW_TILE_ROWS
 from ekiden.kernels.decision import Decision
-from ekiden.kernels.family import NARROW_EPILOGUE
+from ekiden.kernels.family import INT16_PAIR_SUMS
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.prefetch import PanelPrefetches, wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import (
-    ListedWords,
     ReductionLoop,
     RegisterTile,
+    ResidualWords,
     balanced_row_tiles,
     emit_register_tile,
 )
 from ekiden.kernels.prim_builder import (
-    build_function_of,
     declare_parameters,
+    kernel_builder,
     product_of_dims,
     unflatten_row,
 )
@@ -44,7 +44,7 @@ from ekiden.tir.stmt import Allocate, For, ForKind, IfThenElse, Stmt, seq
 from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
 
 
-class _ListedDenseKernel:
+class _ResidualDenseKernel:
     """Builder of one int8 dense kernel with residual words."""
 
     def __init__(
@@ -61,18 +61,25 @@ class _ListedDenseKernel:
         self.rows, self.k = product_of_dims(data.shape[:-1]), data.shape[-1]
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         self.leading = list(outputs[0].shape[:-1])
-        self.pairs = create_widened_buffer(self.a, decision)
+        self.widened_data = create_widened_buffer(self.a, decision)
         index_tensor = attrs["places"]
         assert isinstance(index_tensor, te.Tensor)
         count = index_tensor.shape[1]
         assert isinstance(count, IntImm), "weights are known"
-        self.places, self.listed = self.buffers[index_tensor], count.value
-        self.panel_size = simplify((self.k + self.listed * DOT_WORD_CHANNELS) * self.width)
-        self.step = self.width * DOT_WORD_CHANNELS
+        self.word_indices, self.num_residual_words = self.buffers[index_tensor], count.value
+        self.panel_size = simplify(
+            (self.k + self.num_residual_words * DOT_WORD_CHANNELS) * self.width
+        )
+        self.panel_step_elements = self.width * DOT_WORD_CHANNELS
         self.steps = simplify(self.k // DOT_WORD_CHANNELS)
         numbers = (decision.int_value(name) for name in ("own", "spread", "unroll"))
-        self.near = PanelPrefetches(
-            self.b, self.step, CACHE_LINE_BYTES, self.steps, self.panel_size, *numbers
+        self.panel_prefetches = PanelPrefetches(
+            self.b,
+            self.panel_step_elements,
+            CACHE_LINE_BYTES,
+            self.steps,
+            self.panel_size,
+            *numbers,
         )
 
     def emit_tile(
@@ -98,16 +105,16 @@ class _ListedDenseKernel:
             indices = unflatten_row(row, self.leading, at)
             return self.epilogue.emit_store(indices, row * self.units + at, value, mask)
 
-        prefetches, base = self.near, Var("base")
+        prefetches, base = self.panel_prefetches, Var("base")
         # The decision knows the rows of static tiles only; short dynamic ones skip the prefetches
         # here.
         if not isinstance(self.rows, IntImm) and not self.can_hide_prefetches(rows, vectors):
-            prefetches = replace(prefetches, own=0)
-        lets, ahead = prefetches.of_tile(base, number)
+            prefetches = replace(prefetches, row_distance=0)
+        lets, ahead = prefetches.tile_prefetches(base, number)
         tile_stmt = emit_register_tile(
             shape,
-            [ReductionLoop(self.steps, const(DOT_WORD_CHANNELS), const(self.step))],
-            self.a if self.pairs is None else self.pairs,
+            [ReductionLoop(self.steps, const(DOT_WORD_CHANNELS), const(self.panel_step_elements))],
+            self.a if self.widened_data is None else self.widened_data,
             [(first + i) * self.k for i in range(rows)],
             self.b,
             base,
@@ -115,21 +122,26 @@ class _ListedDenseKernel:
             not self.epilogue.is_cheap,
             ahead,
             prefetches.unroll,
-            listed=self.listed_words(panel),
+            listed=self.residual_words(panel),
         )
         return wrap_in_lets([(base, simplify(panel * self.panel_size)), *lets], tile_stmt)
 
     def can_hide_prefetches(self, rows: int, vectors: int) -> bool:
         """Return whether a tile has time to prefetch its panel."""
-        return can_hide_prefetches(rows, vectors, self.target, NARROW_EPILOGUE)
+        return can_hide_prefetches(rows, vectors, self.target, INT16_PAIR_SUMS)
 
-    def listed_words(self, panel: PrimExpr) -> ListedWords:
+    def residual_words(self, panel: PrimExpr) -> ResidualWords:
         """Return a panel's residual words."""
         # Listed words follow the k / 4 rows of plain words, each `width` * 4 bytes long.
         origin = panel * self.panel_size + self.k * self.width
-        begin = panel * self.listed
-        return ListedWords(
-            self.listed, self.places, begin, origin, const(DOT_WORD_CHANNELS), const(self.step)
+        begin = panel * self.num_residual_words
+        return ResidualWords(
+            self.num_residual_words,
+            self.word_indices,
+            begin,
+            origin,
+            const(DOT_WORD_CHANNELS),
+            const(self.panel_step_elements),
         )
 
     def emit_row_tiles(self, panels: PrimExpr, begin: PrimExpr, valid: int, kind: ForKind) -> Stmt:
@@ -158,7 +170,7 @@ class _ListedDenseKernel:
         rows = self.decision.int_value("rows")
         if valid == self.width:
             return rows
-        register_rows = max_register_rows(-(-valid // self.lanes), self.target, NARROW_EPILOGUE)
+        register_rows = max_register_rows(-(-valid // self.lanes), self.target, INT16_PAIR_SUMS)
         return max(rows, min(MAX_NARROW_TILE_ROWS, register_rows))
 
     def emit_any_panel(self, panel: PrimExpr) -> Stmt:
@@ -189,10 +201,10 @@ class _ListedDenseKernel:
 
     def body(self) -> Stmt:
         """Emit the widening of the data to int16 pairs, if needed, and all panels."""
-        if self.pairs is None:
+        if self.widened_data is None:
             return self.emit_all_panels()
-        wide = emit_widen_pairs(self.a, self.pairs, simplify(self.rows * self.k), self.lanes)
-        return Allocate(self.pairs, seq(wide, self.emit_all_panels()))
+        wide = emit_widen_pairs(self.a, self.widened_data, simplify(self.rows * self.k), self.lanes)
+        return Allocate(self.widened_data, seq(wide, self.emit_all_panels()))
 
     def emit_all_panels(self) -> Stmt:
         """Emit all panels; the last one may be narrower."""
@@ -212,7 +224,7 @@ class _ListedDenseKernel:
         return For(chunk, const(0), const(count), ForKind.PARALLEL, inside, {"grain": 1})
 
 
-def has_word_list(anchor: te.Tensor) -> bool:
+def has_residual_words(anchor: te.Tensor) -> bool:
     """Return whether a layer's pair sums fit int16, with residual words for the pairs that would
     not.
     """
@@ -221,8 +233,8 @@ def has_word_list(anchor: te.Tensor) -> bool:
 
 FAMILY = replace(
     dense.FAMILY,
-    build=build_function_of(_ListedDenseKernel),
-    by_hand=has_word_list,
+    build=kernel_builder(_ResidualDenseKernel),
+    by_hand=has_residual_words,
     why=(
         "the summed axis runs over words of data given by a list; no primitive splits a "
         "sum by the address of its terms"

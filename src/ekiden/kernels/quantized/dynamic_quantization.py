@@ -38,11 +38,11 @@ class DynamicQuantization:
     """
 
     data: Buffer
-    block: int
-    group: int
+    block_size: int
+    group_size: int
     bytes: Buffer
     step: Buffer
-    total: Buffer
+    group_sums: Buffer
 
     @staticmethod
     def create(
@@ -66,14 +66,14 @@ class DynamicQuantization:
         depth = self.data.shape[-1]
         assert isinstance(depth, IntImm)
         row, n = Var("row"), Var("n")
-        blocks = depth.value // self.block
+        blocks = depth.value // self.block_size
         quantizer = _BlockQuantizer(self, row, simplify(row * blocks + n), lanes)
         inside = For(n, const(0), const(blocks), ForKind.SERIAL, quantizer.emit_block())
         # Short rows are grouped: quantising one takes less time than waking a thread.
         grain = max(1, MIN_QUANTIZED_ELEMENTS_PER_THREAD // max(1, depth.value))
         work = For(row, const(0), rows, ForKind.PARALLEL, inside, {"grain": grain})
         stmt = seq(work, body)
-        for buffer in (self.total, self.step, self.bytes):
+        for buffer in (self.group_sums, self.step, self.bytes):
             stmt = Allocate(buffer, stmt)
         return stmt
 
@@ -82,55 +82,70 @@ class _BlockQuantizer:
     """Builder of the quantisation of one block of a row."""
 
     def __init__(self, to: DynamicQuantization, row: Var, number: PrimExpr, lanes: int) -> None:
-        self.to, self.row, self.number, self.lanes = to, row, number, lanes
-        self.real, self.whole = dt.with_lanes("float32", lanes), dt.with_lanes("int32", lanes)
-        count = to.block // lanes
-        self.values = [Var(f"x{i}", self.real) for i in range(count)]
-        self.rounded = [Var(f"q{i}", self.whole) for i in range(count)]
+        self.destination, self.row, self.block_index, self.lanes = to, row, number, lanes
+        self.float_vector_dtype, self.int_vector_dtype = (
+            dt.with_lanes("float32", lanes),
+            dt.with_lanes("int32", lanes),
+        )
+        count = to.block_size // lanes
+        self.values = [Var(f"x{i}", self.float_vector_dtype) for i in range(count)]
+        self.quantized_vars = [Var(f"q{i}", self.int_vector_dtype) for i in range(count)]
 
     def emit_block(self) -> Stmt:
         """Emit the maximum magnitude of a block, its step, and its quantised values."""
         magnitude, inverse_step, step = (Var(n, "float32") for n in ("most", "finer", "step"))
-        stmt = seq(BufferStore(self.to.step, step, (self.number,)), *self.emit_stores())
-        for var, value in zip(reversed(self.rounded), reversed(self.values), strict=True):
-            scaled = Mul(value, broadcast(inverse_step, self.lanes), self.real)
-            near = call_intrin("round", scaled, dtype=self.real)
-            stmt = LetStmt(var, Cast(near, self.whole), stmt)
+        stmt = seq(
+            BufferStore(self.destination.step, step, (self.block_index,)), *self.emit_stores()
+        )
+        for var, value in zip(reversed(self.quantized_vars), reversed(self.values), strict=True):
+            scaled = Mul(value, broadcast(inverse_step, self.lanes), self.float_vector_dtype)
+            near = call_intrin("round", scaled, dtype=self.float_vector_dtype)
+            stmt = LetStmt(var, Cast(near, self.int_vector_dtype), stmt)
         # A block of zeros would divide by 0; the smallest normal number keeps the inverse finite.
         bound = Max(magnitude, const(MIN_MAGNITUDE, "float32"), "float32")
         stmt = LetStmt(inverse_step, Div(const(MAX_INT8_LEVEL, "float32"), bound, "float32"), stmt)
         # The step uses the magnitude before clamping: a block of zeros has step 0 and stays 0.
         stmt = LetStmt(step, Mul(magnitude, const(1 / MAX_INT8_LEVEL, "float32"), "float32"), stmt)
-        magnitudes = [call_intrin("abs", value, dtype=self.real) for value in self.values]
+        magnitudes = [
+            call_intrin("abs", value, dtype=self.float_vector_dtype) for value in self.values
+        ]
         largest = magnitudes[0]
         for candidate in magnitudes[1:]:
-            largest = Max(largest, candidate, self.real)
+            largest = Max(largest, candidate, self.float_vector_dtype)
         stmt = LetStmt(magnitude, VectorReduce(largest, "max", "float32"), stmt)
         for i, value in reversed([*enumerate(self.values)]):
-            at = ramp(self.number * self.to.block + i * self.lanes, 1, self.lanes)
-            stmt = LetStmt(value, self.to.data[at].with_fields(dtype=self.real), stmt)
+            at = ramp(
+                self.block_index * self.destination.block_size + i * self.lanes, 1, self.lanes
+            )
+            stmt = LetStmt(
+                value, self.destination.data[at].with_fields(dtype=self.float_vector_dtype), stmt
+            )
         return stmt
 
     def emit_stores(self) -> list[Stmt]:
         """Emit the stores of the quantised bytes and of the group sums."""
         stmts: list[Stmt] = []
-        for i, value in enumerate(self.rounded):
-            at = ramp(self.number * self.to.block + i * self.lanes, 1, self.lanes)
-            is_paired = self.to.bytes.dtype == "int16"
+        for i, value in enumerate(self.quantized_vars):
+            at = ramp(
+                self.block_index * self.destination.block_size + i * self.lanes, 1, self.lanes
+            )
+            is_paired = self.destination.bytes.dtype == "int16"
             level = (
                 to_pair_order(value)
                 if is_paired
                 else Cast(value, dt.with_lanes("int8", self.lanes))
             )
-            stmts.append(BufferStore(self.to.bytes, level, (at,)))
-        size = self.to.group // self.lanes
-        groups = self.to.block // self.to.group
+            stmts.append(BufferStore(self.destination.bytes, level, (at,)))
+        size = self.destination.group_size // self.lanes
+        groups = self.destination.block_size // self.destination.group_size
         for group in range(groups):
             # Sums are taken from int32 registers, before the bytes lose their upper bits.
-            total = _sum_lanes(self.rounded[group * size : (group + 1) * size], self.whole)
-            total_index = self.number * groups + group
+            total = _sum_lanes(
+                self.quantized_vars[group * size : (group + 1) * size], self.int_vector_dtype
+            )
+            total_index = self.block_index * groups + group
             group_total = VectorReduce(total, "sum", "int32")
-            stmts.append(BufferStore(self.to.total, group_total, (total_index,)))
+            stmts.append(BufferStore(self.destination.group_sums, group_total, (total_index,)))
         return stmts
 
 

@@ -14,9 +14,9 @@ from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, IntImm, Mul, PrimExpr, Var, const
-from ekiden.kernels.decision import Decision, Fixed
+from ekiden.kernels.decision import Decision, Overrides
 from ekiden.kernels.family import Family
-from ekiden.kernels.prim_builder import build_function_of
+from ekiden.kernels.prim_builder import kernel_builder
 from ekiden.kernels.quantized.word_panels import (
     WordPanelKernel,
     anchor_operands,
@@ -137,7 +137,7 @@ def is_supported(anchor: te.Tensor, target: Target) -> bool:
     return all(isinstance(d, IntImm) for t in anchor_operands(anchor)[3:] for d in t.shape)
 
 
-def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision: as many rows as the registers hold accumulators for."""
     return rows_in_registers(target, fixed, ROWS_PER_PANEL, INT4_SPARE_REGISTERS)
 
@@ -148,6 +148,6 @@ FAMILY = Family(
     needs=("dot4_u8s8",),
     space=search_space,
     default=default_decision,
-    build=build_function_of(_Int4DenseKernel),
+    build=kernel_builder(_Int4DenseKernel),
     why="each block of k is scaled as it is accumulated, and the accumulators have two types",
 )

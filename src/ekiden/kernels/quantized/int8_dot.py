@@ -149,8 +149,8 @@ def matrix_dot_instruction(weight: te.Tensor, target: Target) -> str | None:
     """
     products = MATRIX_DOT_BY_PANEL.get(weight.dtype)
     # Checks of bounds instrument vector loads, not loads of matrix registers.
-    has_it = products is not None and target.has(products.ability) and not target.bounds
-    return products.ability if products is not None and has_it else None
+    has_it = products is not None and target.has(products.feature) and not target.bounds
+    return products.feature if products is not None and has_it else None
 
 
 def split_large_pairs(weight: Array) -> tuple[Array, Array]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ekiden import te
 from ekiden.kernels.cost_model import cache_levels, step_cycles
-from ekiden.kernels.family import NARROW_EPILOGUE, known_extent
+from ekiden.kernels.family import INT16_PAIR_SUMS, known_extent
 from ekiden.kernels.geometry import conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import (
@@ -52,8 +52,8 @@ UNTILED_INTEGER_COST_RATIO = 8.0
 class KernelCost(NamedTuple):
     """Estimated cycles of a quantised kernel, and of its float counterpart."""
 
-    own: float
-    floats: float
+    quantized: float
+    floating_point: float
 
 
 def product_cost(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> KernelCost | None:
@@ -64,7 +64,7 @@ def product_cost(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> Ke
         return None
     anchor = chosen.anchor
     if anchor is None:
-        return _plain_cost(outputs, target)
+        return _untiled_cost(outputs, target)
     if chosen.family.name == "winograd_conv2d":
         return _winograd_cost(anchor, target)
     if chosen.family.name not in ("conv_nhwc_pack", "dense_pack"):
@@ -90,7 +90,9 @@ def float_product_cost(operations: int, target: Target) -> KernelCost:
     return KernelCost(cycles, cycles)
 
 
-def pass_cost(elements: int, nbytes: int, instructions: int, target: Target) -> KernelCost:
+def quantization_pass_cost(
+    elements: int, nbytes: int, instructions: int, target: Target
+) -> KernelCost:
     """Return the cost of a kernel that finds a range or rounds, which a float program does not
     need.
 
@@ -105,7 +107,7 @@ def pass_cost(elements: int, nbytes: int, instructions: int, target: Target) -> 
     return KernelCost(max(work, nbytes / second.bandwidth), 0.0)
 
 
-def _plain_cost(outputs: list[te.Tensor], target: Target) -> KernelCost | None:
+def _untiled_cost(outputs: list[te.Tensor], target: Target) -> KernelCost | None:
     """Return the cost of an integer product that has no tiled kernel."""
     for tensor in post_order_tensors(outputs):
         op = tensor.op
@@ -125,7 +127,7 @@ def _dot_cycles(products: int, chosen: Chosen, target: Target) -> float:
         return products / (AMX_LANES * AMX_WORDS * AMX_WORD_BYTES)
     lanes = target.lanes("float32")
     rows, vectors = decision.int_value("rows"), -(-decision.int_value("panel") // lanes)
-    dtype = NARROW_EPILOGUE if decision["dot"] == NARROW_DOT_FEATURE else "uint8"
+    dtype = INT16_PAIR_SUMS if decision["dot"] == NARROW_DOT_FEATURE else "uint8"
     return (
         products
         / (DOT_WORD_CHANNELS * rows * vectors * lanes)
@@ -170,4 +172,4 @@ def _float_winograd_cycles(anchor: te.Tensor, data: te.Tensor, target: Target) -
     return winograd_cycles(image, channels, target)
 
 
-__all__ = ["KernelCost", "float_product_cost", "pass_cost", "product_cost"]
+__all__ = ["KernelCost", "float_product_cost", "product_cost", "quantization_pass_cost"]

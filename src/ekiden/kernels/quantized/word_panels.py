@@ -11,7 +11,7 @@ from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, const
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor
 from ekiden.kernels.micro_kernels.register_tiles import balanced_row_tiles, column_mask
 from ekiden.kernels.prim_builder import declare_parameters, product_of_dims, unflatten_row
@@ -130,7 +130,7 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
     )
 
 
-def rows_in_registers(target: Target, fixed: Fixed, panel: int, spare: int) -> Decision:
+def rows_in_registers(target: Target, fixed: Overrides, panel: int, spare: int) -> Decision:
     """Return the number of rows whose integer and float accumulators fit the registers, with all
     columns of a panel and with two vectors.
 

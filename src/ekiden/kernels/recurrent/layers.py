@@ -41,9 +41,9 @@ from ekiden.kernels.cost_model import accumulator_chains
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import Family
 from ekiden.kernels.micro_kernels.register_tiles import (
-    ListedWords,
     ReductionLoop,
     RegisterTile,
+    ResidualWords,
     balanced_row_tiles,
     emit_register_tile,
 )
@@ -88,7 +88,7 @@ class RecurrentLayerKernel:
         self.cell, self.outputs, self.target = cell, outputs, target
         self.cores = target.cores if target is not None else 1
         self.data, self.weight = inputs[:2]
-        self.extras = dict(zip(cell.given, inputs[2:], strict=True))
+        self.optional_inputs = dict(zip(cell.optional_inputs, inputs[2:], strict=True))
         self.is_packed = len(self.weight.shape) > 2
         self.is_bytes = self.weight.dtype == "int8"
         lanes = target.lanes("float32") if target is not None else DEFAULT_RECURRENT_LANES
@@ -96,32 +96,34 @@ class RecurrentLayerKernel:
         self.steps, self.batch = self.data.shape[:2]
         rows = self.data.shape[2]
         assert isinstance(rows, IntImm)
-        self.hidden = rows.value // cell.gates
+        self.hidden = rows.value // cell.num_gates
         self.panels = -(-self.hidden // self.lanes)
-        self.word = DOT_WORD_CHANNELS if self.is_bytes else 1
-        self.depth = -(-self.hidden // self.word)
+        self.word_elements = DOT_WORD_CHANNELS if self.is_bytes else 1
+        self.depth = -(-self.hidden // self.word_elements)
         self.width = self.panels * self.lanes
-        self.size = simplify(self.batch * self.width)
+        self.state_elements = simplify(self.batch * self.width)
         # Rows of states are whole vectors: products read them unmasked. Two halves take turns.
-        self.h = Buffer("h_state", (self.size * 2,))
-        self.c = Buffer("c_state", (self.size,))
-        self.reset = Buffer("reset_state", (self.size,))
-        self.update = Buffer("update", (self.size,))
-        self.quantized = Buffer("quantized", (self.size,), "uint8")
+        self.h = Buffer("h_state", (self.state_elements * 2,))
+        self.c = Buffer("c_state", (self.state_elements,))
+        self.reset = Buffer("reset_state", (self.state_elements,))
+        self.update = Buffer("update", (self.state_elements,))
+        self.quantized = Buffer("quantized", (self.state_elements,), "uint8")
         self.dot = str((decision or Decision()).get("dot", ""))
         self.rows = int((decision or Decision()).get("rows", DEFAULT_BATCH_ROWS))
-        self.places = self.extras.get("places")
-        self.listed = 0 if self.places is None else _static_size(self.places.shape[1])
-        self.pairs = create_widened_buffer(self.quantized, decision or Decision())
+        self.word_indices = self.optional_inputs.get("places")
+        self.num_residual_words = (
+            0 if self.word_indices is None else _static_size(self.word_indices.shape[1])
+        )
+        self.widened_states = create_widened_buffer(self.quantized, decision or Decision())
         self.scale = Buffer("state_scale", (const(1),))
         self.zero_point = Buffer("state_zero_point", (const(1),), "int32")
-        self.factor = state_dtype(self.weight.dtype, cell)
+        self.state_dtype = state_dtype(self.weight.dtype, cell)
         self.states = {"h": self.h} | ({"c": self.c} if cell.kind == "lstm" else {})
 
     def _packed_lanes(self) -> int:
         width = self.weight.shape[2]
         assert isinstance(width, IntImm)
-        return width.value // self.cell.gates
+        return width.value // self.cell.num_gates
 
     # Vectors.
 
@@ -140,7 +142,7 @@ class RecurrentLayerKernel:
         return BufferStore(buffer, value, (ramp(at, 1, self.lanes),), mask)
 
     @property
-    def zero(self) -> PrimExpr:
+    def zero_vector(self) -> PrimExpr:
         """Return a vector of zeros."""
         return broadcast(const(0.0, "float32"), self.lanes)
 
@@ -159,37 +161,39 @@ class RecurrentLayerKernel:
         state, mask = self.states[name], self.unit_mask(panel)
         inside, outside = (row * n + panel * self.lanes for n in (self.width, self.hidden))
         if first:
-            initial = self.extras.get(f"initial_{name}")
-            value = self.zero if initial is None else self.load_vector(initial, outside, mask)
+            initial = self.optional_inputs.get(f"initial_{name}")
+            value = (
+                self.zero_vector if initial is None else self.load_vector(initial, outside, mask)
+            )
             body = self.store_vector(state, inside, value)
         else:
             output = self.outputs[1 + list(self.states).index(name)]
             # Halves take turns: after all steps the last state is in half steps % 2.
-            half = self.steps % 2 * self.size if name == "h" else const(0)
+            half = self.steps % 2 * self.state_elements if name == "h" else const(0)
             body = self.store_vector(output, outside, self.load_vector(state, half + inside), mask)
         panels_loop = For(panel, const(0), const(self.panels), ForKind.SERIAL, body)
         return For(row, const(0), self.batch, ForKind.SERIAL, panels_loop)
 
     def pack_weight(self) -> tuple[Buffer, Stmt]:
         """Return the buffer of a packed weight, and the statement that fills it."""
-        gates, lanes, dtype = self.cell.gates, self.lanes, self.weight.dtype
-        count = self.panels * self.depth * gates * lanes * self.word
+        gates, lanes, dtype = self.cell.num_gates, self.lanes, self.weight.dtype
+        count = self.panels * self.depth * gates * lanes * self.word_elements
         copy = Buffer("packed", (const(count),), dtype)
         panel, k = Var("panel"), Var("k")
         mask, zero = self.unit_mask(panel), broadcast(const(0, dtype), lanes)
         steps = []
-        for gate, byte in product(range(gates), range(self.word)):
-            column = k * self.word + byte
+        for gate, byte in product(range(gates), range(self.word_elements)):
+            column = k * self.word_elements + byte
             index = (ramp((panel * lanes + gate * self.hidden) * self.hidden + column,
                           self.hidden, lanes),)  # fmt: skip
             value: PrimExpr = BufferLoad(self.weight, index, dt.with_lanes(dtype, lanes))
             if mask is not None:
                 value = if_then_else(mask, value, zero)
             # The last word of a row is padded with zeros, which add nothing to the products.
-            if self.depth * self.word != self.hidden:
+            if self.depth * self.word_elements != self.hidden:
                 value = if_then_else(column < self.hidden, value, zero)
-            offset = ((panel * self.depth + k) * gates + gate) * (lanes * self.word) + byte
-            steps.append(BufferStore(copy, value, (ramp(offset, self.word, lanes),)))
+            offset = ((panel * self.depth + k) * gates + gate) * (lanes * self.word_elements) + byte
+            steps.append(BufferStore(copy, value, (ramp(offset, self.word_elements, lanes),)))
         rows = For(k, const(0), const(self.depth), ForKind.SERIAL, seq(*steps))
         return copy, For(panel, const(0), const(self.panels), ForKind.PARALLEL, rows, {"grain": 1})
 
@@ -199,7 +203,7 @@ class RecurrentLayerKernel:
         """Return the data row of step t of a sequence, and the condition that the sequence has a
         step t.
         """
-        lengths = self.extras.get("lengths")
+        lengths = self.optional_inputs.get("lengths")
         if lengths is None:
             return (self.steps - 1 - t if self.cell.reverse else t), None
         length = BufferLoad(lengths, (row,), "int32")
@@ -210,12 +214,12 @@ class RecurrentLayerKernel:
     def product_source(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
         """Return the buffer and offset of a phase's left operand."""
         if self.is_bytes:
-            return self.quantized if self.pairs is None else self.pairs, const(0)
+            return self.quantized if self.widened_states is None else self.widened_states, const(0)
         return self.phase_state(t, phase)
 
     def phase_state(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
         """Return the buffer and offset of a phase's state."""
-        return (self.reset, const(0)) if phase else (self.h, t % 2 * self.size)
+        return (self.reset, const(0)) if phase else (self.h, t % 2 * self.state_elements)
 
     def emit_quantize(self, t: PrimExpr, phase: int) -> Stmt:
         """Emit the dynamic quantisation of a phase's state to bytes; its range includes 0."""
@@ -224,7 +228,7 @@ class RecurrentLayerKernel:
         # Both start at 0, so that 0 is a level of the range (as in ONNX DynamicQuantizeLinear).
         low, high = (Buffer(name, shape, scope="local") for name in ("low", "high"))
         i, j = Var("i"), Var("j")
-        count = simplify(self.size // self.lanes)
+        count = simplify(self.state_elements // self.lanes)
         value = self.load_vector(source, start + i * self.lanes)
         vector = value.dtype
         extremes = seq(
@@ -242,21 +246,24 @@ class RecurrentLayerKernel:
                                          broadcast(scale, self.lanes), vector))  # fmt: skip
         shift = broadcast(cast(self.zero_point[const(0)], "float32"), self.lanes)
         top = broadcast(const(255.0, "float32"), self.lanes)
-        byte = Max(Min(Add(level, shift, vector), top, vector), self.zero, vector)
+        byte = Max(Min(Add(level, shift, vector), top, vector), self.zero_vector, vector)
         bytes_ = Cast(byte, dt.with_lanes("uint8", self.lanes))
         stmt = seq(
-            self.store_vector(low, one, self.zero),
-            self.store_vector(high, one, self.zero),
+            self.store_vector(low, one, self.zero_vector),
+            self.store_vector(high, one, self.zero_vector),
             For(i, const(0), count, ForKind.SERIAL, extremes),
             BufferStore(self.scale, step, (const(0),)),
             BufferStore(self.zero_point, cast(zero, "int32"), (const(0),)),
             For(j, const(0), count, ForKind.SERIAL,
                 self.store_vector(self.quantized, j * self.lanes, bytes_)),
         )  # fmt: skip
-        if self.pairs is not None:
+        if self.widened_states is not None:
             width = const(self.width)
             stmt = seq(
-                stmt, emit_widen_pairs(self.quantized, self.pairs, self.batch * width, self.lanes)
+                stmt,
+                emit_widen_pairs(
+                    self.quantized, self.widened_states, self.batch * width, self.lanes
+                ),
             )
         return Allocate(low, Allocate(high, stmt))
 
@@ -270,9 +277,9 @@ class RecurrentLayerKernel:
                 row, vector = unit + gate * self.hidden, dt.with_lanes("int32", self.lanes)
                 zero = broadcast(self.zero_point[const(0)], self.lanes)
                 # sum((q - zero) * w) = sum(q * w) - zero * sum(w), whose sums of w are stored.
-                sums = Mul(zero, self.load_vector(self.extras["sums"], row, mask), vector)
+                sums = Mul(zero, self.load_vector(self.optional_inputs["sums"], row, mask), vector)
                 step = broadcast(self.scale[const(0)], self.lanes)
-                weight = self.load_vector(self.extras["scale"], row, mask)
+                weight = self.load_vector(self.optional_inputs["scale"], row, mask)
                 total = Cast(Sub(value, sums, vector), weight.dtype)
                 value = Mul(total, Mul(step, weight, weight.dtype), weight.dtype)
             gate_values.append(value)
@@ -309,7 +316,7 @@ class RecurrentLayerKernel:
         return (
             (gates,)
             if self.target is None
-            else register_gate_groups(gates, rows, self.target, self.factor)
+            else register_gate_groups(gates, rows, self.target, self.state_dtype)
         )
 
     def emit_products(
@@ -335,7 +342,7 @@ class RecurrentLayerKernel:
         if self.target is not None:
             # With few rows and gates, one accumulator per sum would wait for the latency of each
             # multiply-add.
-            chains = accumulator_chains(rows, count, self.target, self.factor)
+            chains = accumulator_chains(rows, count, self.target, self.state_dtype)
         shape = RegisterTile(rows, count, lanes, wide, products.dtype, self.dot, chains)
         behind = (gates[0] - chosen[0]) * lanes
 
@@ -345,23 +352,32 @@ class RecurrentLayerKernel:
             """Store a vector of products at its row and gate."""
             return self.store_vector(products, i * (len(chosen) * lanes) + behind + column, value)
 
-        step = self.cell.gates * lanes * self.word
-        base = number * ((self.depth + self.listed) * step) + gates[0] * (lanes * self.word)
+        step = self.cell.num_gates * lanes * self.word_elements
+        base = number * ((self.depth + self.num_residual_words) * step) + gates[0] * (
+            lanes * self.word_elements
+        )
         source, half = self.product_source(t, phase)
         starts = [half + (first + i) * self.width for i in range(rows)]
-        loops = [ReductionLoop(const(self.depth), const(self.word), const(step))]
-        indexed = self.listed_words(number, base)
+        loops = [ReductionLoop(const(self.depth), const(self.word_elements), const(step))]
+        indexed = self.residual_words(number, base)
         return emit_register_tile(
             shape, loops, source, starts, weight, base, store_product, listed=indexed
         )
 
-    def listed_words(self, panel: PrimExpr, base: PrimExpr) -> ListedWords | None:
+    def residual_words(self, panel: PrimExpr, base: PrimExpr) -> ResidualWords | None:
         """Return a panel's residual words, if there are any."""
-        if self.places is None:
+        if self.word_indices is None:
             return None
-        step = self.cell.gates * self.lanes * self.word
-        word, origin = const(self.word), base + self.depth * step
-        return ListedWords(self.listed, self.places, panel * self.listed, origin, word, const(step))
+        step = self.cell.num_gates * self.lanes * self.word_elements
+        word, origin = const(self.word_elements), base + self.depth * step
+        return ResidualWords(
+            self.num_residual_words,
+            self.word_indices,
+            panel * self.num_residual_words,
+            origin,
+            word,
+            const(step),
+        )
 
     def emit_cell(
         self,
@@ -377,22 +393,22 @@ class RecurrentLayerKernel:
         unit, state_offset = panel * lanes, row * self.width + panel * lanes
         when, is_active = self.time_of_step(t, row)
         time = Var("time")
-        line = (time * self.batch + row) * self.cell.gates
+        line = (time * self.batch + row) * self.cell.num_gates
         x = [self.load_vector(self.data, (line + g) * self.hidden + unit, mask) for g in chosen]
         r = self.gate_products(products, at, phase, unit, mask)
-        if "bias" in self.extras:
-            bias = self.extras["bias"]
+        if "bias" in self.optional_inputs:
+            bias = self.optional_inputs["bias"]
             r = [
                 value + self.load_vector(bias, unit + g * self.hidden, mask)
                 for g, value in zip(chosen, r, strict=True)
             ]
-        old = {"h": self.load_vector(self.h, t % 2 * self.size + state_offset)}
+        old = {"h": self.load_vector(self.h, t % 2 * self.state_elements + state_offset)}
         if "c" in self.states:
             old["c"] = self.load_vector(self.c, state_offset)
         cell_inputs = old | {
-            name: self.load_vector(self.extras["peephole"], unit + n * self.hidden, mask)
+            name: self.load_vector(self.optional_inputs["peephole"], unit + n * self.hidden, mask)
             for n, name in enumerate(PEEPHOLE_NAMES)
-            if "peephole" in self.extras
+            if "peephole" in self.optional_inputs
         }
         if phase:
             cell_inputs["update"] = self.load_vector(self.update, state_offset)
@@ -420,7 +436,7 @@ class RecurrentLayerKernel:
         at, is_active, mask = output
         targets = {
             # Double-buffered: other panels of this step still read the previous state.
-            "h": (self.h, (1 - t % 2) * self.size + state_offset),
+            "h": (self.h, (1 - t % 2) * self.state_elements + state_offset),
             "c": (self.c, state_offset),
             "reset": (self.reset, state_offset),
             "update": (self.update, state_offset),
@@ -438,7 +454,9 @@ class RecurrentLayerKernel:
         if "h" in names:
             shown: PrimExpr = names["h"]
             if is_active is not None:
-                shown = Select(broadcast(is_active, self.lanes), shown, self.zero, shown.dtype)
+                shown = Select(
+                    broadcast(is_active, self.lanes), shown, self.zero_vector, shown.dtype
+                )
             stores.append(self.store_vector(self.outputs[0], at, shown, mask))
         body = seq(*stores)
         for name, value in reversed(new_values.items()):
@@ -481,8 +499,8 @@ class RecurrentLayerKernel:
         used = [*self.states.values(), *([self.reset, self.update] if len(phases) > 1 else [])]
         if self.is_bytes:
             used += [self.quantized, self.scale, self.zero_point]
-        if self.pairs is not None:
-            used.append(self.pairs)
+        if self.widened_states is not None:
+            used.append(self.widened_states)
         for buffer in [*used, *([] if pack_stmt is None else [weight])]:
             stmt = Allocate(buffer, stmt)
         return stmt

@@ -25,7 +25,15 @@ from ekiden.kernels.cost_model import (
     tile_rows,
 )
 from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, Value, descending_range, divisors
+from ekiden.kernels.decision import (
+    Decision,
+    Knob,
+    Overrides,
+    Space,
+    Value,
+    descending_range,
+    divisors,
+)
 from ekiden.kernels.family import MatmulSizes, known_extent
 from ekiden.kernels.geometry import NO_DEPTH_AXIS, ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import operands_of
@@ -104,7 +112,7 @@ class ConvSizes:
         return -(-self.panel // self.target.lanes("float32"))
 
     @property
-    def has_flat_tiles(self) -> bool:
+    def has_flattened_pixels(self) -> bool:
         """Return whether tiles run over the flattened output pixels."""
         return self.geometry.is_pointwise or is_short_line(self.geometry.out[2])
 
@@ -115,11 +123,11 @@ class ConvSizes:
         depth = self.product.depth
         return tuple(d for d in divisors(self.row_steps, MIN_K_BLOCK) if d != depth)
 
-    def rows(self) -> int:
+    def tile_rows(self) -> int:
         """Return the rows of a tile. Rows of data are a pixel apart, or a stride."""
         size = self.product
         # Tiles by lines never cross the end of a line.
-        across = None if self.has_flat_tiles else known_extent(self.geometry.out[2])
+        across = None if self.has_flattened_pixels else known_extent(self.geometry.out[2])
         rows = size.rows if across is None else across
         distance = MatmulSizes(rows, size.columns, self.pixel_stride, size.dtype)
         return tile_rows(self.panel_vectors, distance, self.target)
@@ -154,13 +162,13 @@ class ConvSizes:
         data, depth = self.geometry.data, self.geometry.depth.size
         pixels = known_extent(simplify(math.prod(data[1:], start=depth)))
         is_heavy = pixels is not None and self.weights >= pixels
-        if self.has_flat_tiles and self.geometry.groups == 1 and not is_heavy:
+        if self.has_flattened_pixels and self.geometry.groups == 1 and not is_heavy:
             return blocking.outer_loop()
         return "panel" if is_heavy else "row"
 
     def k_block(self, blocking: LoopBlocking, order: str) -> int:
         """Return the steps of k per block: as many as fit the cache by the cost model."""
-        max_block = blocking.k_block_steps(order) if self.has_flat_tiles else 0
+        max_block = blocking.k_block_steps(order) if self.has_flattened_pixels else 0
         if not max_block:
             return 0
         return next((d for d in self.k_block_domain() if d <= max_block), 0)
@@ -199,7 +207,7 @@ def _contiguous_words(sizes: ConvSizes, weight: te.Tensor) -> int:
     return words * geometry.kernel[1] if is_whole else words
 
 
-def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision for a convolution."""
     sizes = ConvSizes.from_anchor(anchor, target)
     chosen: dict[str, Value] = {**fixed, "panel": sizes.panel}
@@ -216,14 +224,14 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decisio
         # Matrix registers take all of k at once, and their loads stream.
         plain = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1}
         chosen = {**plain, **chosen}
-    rows = int(chosen.setdefault("rows", sizes.rows()))
+    rows = int(chosen.setdefault("rows", sizes.tile_rows()))
     blocking = LoopBlocking(sizes.product, sizes.panel, rows, target)
     order = str(chosen.setdefault("order", sizes.outer_loop(blocking)))
     chosen.setdefault("k_block", sizes.k_block(blocking, order))
     own = int(chosen.setdefault("own", blocking.prefetch_distance(order)))
     spread = int(
         chosen.setdefault(
-            "spread", blocking.panel_prefetch_tiles(order) if sizes.has_flat_tiles else 0
+            "spread", blocking.panel_prefetch_tiles(order) if sizes.has_flattened_pixels else 0
         )
     )
     chosen.setdefault("unroll", sizes.unroll_factor(blocking, order, own or spread))

@@ -22,12 +22,12 @@ from ekiden.kernels.cost_model import (
     MAX_PANEL_VECTORS,
     PREFETCH_DISTANCES,
     LoopBlocking,
-    is_evenly_shared,
+    is_balanced,
     step_cycles,
     tile_rows,
 )
 from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
 from ekiden.kernels.family import MatmulSizes, known_extent
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.prim_builder import product_of_dims
@@ -56,7 +56,7 @@ def is_transposed(anchor: te.Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ProductSizes:
+class BatchMatmulSizes:
     """Sizes that a batched product's default decision depends on."""
 
     product: MatmulSizes
@@ -69,7 +69,7 @@ class ProductSizes:
     target: Target
 
     @staticmethod
-    def from_anchor(anchor: te.Tensor, target: Target) -> ProductSizes:
+    def from_anchor(anchor: te.Tensor, target: Target) -> BatchMatmulSizes:
         """Return the sizes of a product of computed matrices."""
         a, _ = operands_of(anchor)
         attrs, tag = anchor.op.attrs, anchor.op.tag
@@ -86,7 +86,7 @@ class ProductSizes:
             rows, columns = const(1), rows
             transpose_a, transpose_b = False, not transpose_a
         size = MatmulSizes.from_dims(rows, columns, words)
-        return ProductSizes(size, batch, transpose_a, transpose_b, lanes, target)
+        return BatchMatmulSizes(size, batch, transpose_a, transpose_b, lanes, target)
 
     @property
     def num_columns(self) -> int | None:
@@ -106,7 +106,7 @@ class ProductSizes:
             """Return the cycles of a step of k for one row, in panels of `wide` vectors and a
             remainder.
             """
-            panel_cycles = step_cycles(rows := self.rows(wide), wide, target) / rows
+            panel_cycles = step_cycles(rows := self.tile_rows(wide), wide, target) / rows
             if product.columns is None:
                 return panel_cycles / wide
             num_panels, tail_columns = divmod(product.columns, wide * self.lanes)
@@ -116,11 +116,11 @@ class ProductSizes:
         # Rounding lets equal costs tie, and the widest panel win.
         return min(range(MAX_PANEL_VECTORS, 1, -1), key=lambda wide: round(panel_cost(wide), 6))
 
-    def rows(self, vectors: int) -> int:
+    def tile_rows(self, vectors: int) -> int:
         """Return the rows of a tile on a full panel."""
         return min(MAX_PRODUCT_TILE_ROWS, tile_rows(vectors, self.with_known_rows(), self.target))
 
-    def methods(self, vectors: int) -> tuple[str, ...]:
+    def supported_methods(self, vectors: int) -> tuple[str, ...]:
         """Return the supported methods, the best first."""
         rows, width = self.product.rows, vectors * self.lanes
         methods = ["panels", "whole"] if self.can_share_panels(width) else ["whole", "panels"]
@@ -142,18 +142,20 @@ class ProductSizes:
         if self.batch != 1:
             return True
         columns = self.num_columns
-        return columns is not None and is_evenly_shared(columns // width, self.target.cores)
+        return columns is not None and is_balanced(columns // width, self.target.cores)
 
 
 def search_space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a product of computed matrices."""
-    sizes = ProductSizes.from_anchor(anchor, target)
+    sizes = BatchMatmulSizes.from_anchor(anchor, target)
     own = "steps by which a copied panel is brought to the first cache ahead"
     return (
         Knob("vectors", descending_range(MAX_PANEL_VECTORS, 2), "vectors of a panel"),
         Knob("rows", descending_range(MAX_PRODUCT_TILE_ROWS), "rows of a tile"),
         Knob(
-            "how", tuple(sorted(sizes.methods(MAX_PANEL_VECTORS))), "how the right matrix is read"
+            "how",
+            tuple(sorted(sizes.supported_methods(MAX_PANEL_VECTORS))),
+            "how the right matrix is read",
         ),
         Knob("ahead", ("first", "second"), "the cache that what is copied next is brought to"),
         Knob("own", PREFETCH_DISTANCES, own),
@@ -161,18 +163,18 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
     )
 
 
-def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision for a product of computed matrices."""
-    sizes = ProductSizes.from_anchor(anchor, target)
+    sizes = BatchMatmulSizes.from_anchor(anchor, target)
     vectors = int(fixed.get("vectors", sizes.panel_vectors()))
-    rows = int(fixed.get("rows", sizes.rows(vectors)))
+    rows = int(fixed.get("rows", sizes.tile_rows(vectors)))
     blocking = LoopBlocking(sizes.with_known_rows(), vectors * sizes.lanes, rows, target)
     own = int(fixed.get("own", blocking.prefetch_distance("panel")))
     return Decision.from_mapping(
         {
             "vectors": vectors,
             "rows": rows,
-            "how": fixed.get("how", sizes.methods(vectors)[0]),
+            "how": fixed.get("how", sizes.supported_methods(vectors)[0]),
             "ahead": fixed.get("ahead", blocking.pack_prefetch_cache()),
             "own": own,
             "unroll": fixed.get("unroll", blocking.unroll_factor("panel", own)),

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.kernels.cost_model import NARROW_PANEL_PENALTY, max_register_rows, step_cycles
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending_range
-from ekiden.kernels.family import NARROW_EPILOGUE, known_extent
+from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
+from ekiden.kernels.family import INT16_PAIR_SUMS, known_extent
 from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS
 from ekiden.kernels.quantized.int8_dot import dot_instruction_knobs
 from ekiden.kernels.spaces.product import MAX_PRODUCT_TILE_ROWS
@@ -27,7 +27,7 @@ def state_dtype(weight_dtype: str, cell: RecurrentCell) -> str:
     """Return the cost model's dtype of the states that a weight is multiplied with."""
     if weight_dtype != "int8":
         return "float32"
-    return NARROW_EPILOGUE if "places" in cell.given else "uint8"
+    return INT16_PAIR_SUMS if "places" in cell.optional_inputs else "uint8"
 
 
 def register_gate_groups(
@@ -52,10 +52,13 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
         descending_range(MAX_PRODUCT_TILE_ROWS),
         "sequences of a batch that a register tile takes",
     )
-    return (rows, *dot_instruction_knobs(_weight_of(anchor), target, "places" in cell.given))
+    return (
+        rows,
+        *dot_instruction_knobs(_weight_of(anchor), target, "places" in cell.optional_inputs),
+    )
 
 
-def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision for a layer."""
     rows, *dot_knobs = search_space(anchor, target)
     tile_rows = fixed.get(rows.name) or _cheapest_tile_rows(anchor, target)

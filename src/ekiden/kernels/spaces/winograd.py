@@ -32,7 +32,7 @@ from ekiden.kernels.cost_model import (
     tile_rows,
 )
 from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
 from ekiden.kernels.family import MatmulSizes, known_extent
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import (
@@ -79,15 +79,18 @@ class WinogradArithmetic:
 
     dtype: str
     element_bytes: int
-    word: int
-    data: str
+    elements_per_step: int
+    data_dtype: str
 
 
 FLOAT_ARITHMETIC = WinogradArithmetic("float32", 4, 1, "float32")
 INT8_ARITHMETIC = WinogradArithmetic("int16", 2, CHANNELS_PER_PAIR, "uint8")
 BYTES_PER_SUM = 4
 """Bytes of an accumulator, float32 or int32."""
-STEP_ELEMENTS_BY_DTYPE = {**DOT_WORD_BY_DTYPE, INT8_ARITHMETIC.dtype: INT8_ARITHMETIC.word}
+STEP_ELEMENTS_BY_DTYPE = {
+    **DOT_WORD_BY_DTYPE,
+    INT8_ARITHMETIC.dtype: INT8_ARITHMETIC.elements_per_step,
+}
 """Elements per step of k by data dtype; others take one."""
 ASSUMED_IMAGE_SIDE = 32
 """Assumed image height and width where they are dynamic."""
@@ -127,7 +130,7 @@ def tiles_per_block(tiles: int | None) -> int:
     return tiles if 0 < tiles <= 2 * MAX_TILES_PER_BLOCK else DEFAULT_TILES_PER_BLOCK
 
 
-def _point_product(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
+def _matmul_sizes_per_point(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
     """Return the matrix-product sizes of one point of a transformed tile, and the panel width."""
     data, weight = operands_of(anchor)
     m = int(str(anchor.op.attrs[TILE_SIDE_KNOB]))
@@ -136,13 +139,13 @@ def _point_product(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
     panel = known_extent(weight.shape[3])
     assert panel is not None, "weights are known"
     kind = arithmetic_of(anchor)
-    words = simplify((data.shape[3] + (kind.word - 1)) // kind.word)
+    words = simplify((data.shape[3] + (kind.elements_per_step - 1)) // kind.elements_per_step)
     return MatmulSizes.from_dims(tiles, channels, words, kind.dtype), panel
 
 
 def search_space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a convolution."""
-    product, panel = _point_product(anchor)
+    product, panel = _matmul_sizes_per_point(anchor)
     rows = descending_range(
         max_register_rows(-(-panel // target.lanes("float32")), target, product.dtype)
     )
@@ -160,9 +163,9 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
     # fmt: on
 
 
-def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision for a convolution."""
-    product, panel = _point_product(anchor)
+    product, panel = _matmul_sizes_per_point(anchor)
     block = int(fixed.get("block", tiles_per_block(product.rows)))
     within = replace(product, rows=block)
     rows = int(fixed.get("rows", tile_rows(-(-panel // target.lanes("float32")), within, target)))
@@ -184,7 +187,7 @@ def choose_tile_side(
     image: tuple[int, int, int] | None,
     channels: tuple[int, int],
     target: Target,
-    fixed: Fixed,
+    fixed: Overrides,
     kind: WinogradArithmetic = FLOAT_ARITHMETIC,
     sides: Collection[int] = tuple(INTERPOLATION_POINTS),
 ) -> int:
@@ -201,7 +204,7 @@ def choose_tile_side(
     costs = {m: c for m, c in _cycles_by_side(image, channels, target, kind).items() if m in sides}
     best = min(costs, key=costs.__getitem__, default=0)
     direct = math.prod(image) * WINOGRAD_TAPS**2 * channels[0] * channels[1]
-    return best if best and costs[best] < direct_cycles(direct, target, kind.data) else 0
+    return best if best and costs[best] < direct_cycles(direct, target, kind.data_dtype) else 0
 
 
 def _cycles_by_side(
@@ -211,7 +214,7 @@ def _cycles_by_side(
     images, height, width = image
     counts = {m: images * -(-height // m) * -(-width // m) for m in INTERPOLATION_POINTS}
     return {
-        m: _cycles(m, n, channels, target, kind)
+        m: _estimate_cycles(m, n, channels, target, kind)
         for m, n in counts.items()
         if n >= MIN_WINOGRAD_TILES
     }
@@ -234,7 +237,7 @@ def winograd_cycles(
 def direct_cycles(products: float, target: Target, dtype: str = "float32") -> float:
     """Return the estimated cycles of `products` multiply-adds in good register tiles."""
     matrices = MATRIX_DOT_BY_DATA.get(dtype)
-    if matrices is not None and target.has(matrices.ability):  # a row of a register takes a cycle
+    if matrices is not None and target.has(matrices.feature):  # a row of a register takes a cycle
         return products / (AMX_LANES * AMX_WORDS * AMX_WORD_BYTES)
     lanes = target.lanes("float32") * STEP_ELEMENTS_BY_DTYPE.get(dtype, 1)
     rows = tile_rows(3, MatmulSizes(1 << 12, None, None, dtype), target)
@@ -242,7 +245,7 @@ def direct_cycles(products: float, target: Target, dtype: str = "float32") -> fl
     return products / (target.fma_units * lanes) / share
 
 
-def _cycles(
+def _estimate_cycles(
     m: int, tiles: int, channels: tuple[int, int], target: Target, kind: WinogradArithmetic
 ) -> float:
     """Return the estimated cycles: multiply-adds, weight reads per block of tiles, and transforms

@@ -25,11 +25,11 @@ from ekiden.quantization.relay.config import QAnnotateKind, QConfig, current_qco
 from ekiden.relay.expr import Call, Constant, Tuple, const
 from ekiden.relay.op.annotation import simulated_quantize
 from ekiden.relay.op.op import (
-    BIASES,
+    ADDS_BIAS_ATTR,
     CONVERTS_ALONE_ATTR,
     FAKE_QUANTIZATION_ATTR,
     KEEPS_SCALE_ATTR,
-    MIXES,
+    MIXES_SCALES_ATTR,
 )
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
@@ -103,7 +103,7 @@ class _Annotator:
         """Return the state and rewritten call of an operator that is no contraction, from its
         operands' states.
         """
-        states = [self._state_of(arg) for arg in new.args]
+        states = [self._lookup_state(arg) for arg in new.args]
         first = states[0]
         if all(state_of_arg is AnnotationState.FLOAT for state_of_arg in states):
             return AnnotationState.FLOAT, new
@@ -114,18 +114,19 @@ class _Annotator:
                 return first, new
             return AnnotationState.INT8, self._quantize_operands(new, new.args)
         takes_sums = (
-            OP_ATTRS.get(BIASES, {}).get(name) and first is AnnotationState.INT32_ACCUMULATOR
+            OP_ATTRS.get(ADDS_BIAS_ATTR, {}).get(name)
+            and first is AnnotationState.INT32_ACCUMULATOR
         )
         if takes_sums and isinstance(new.args[1], Constant):
             return AnnotationState.INT32_ACCUMULATOR, new
-        if OP_ATTRS.get(MIXES, {}).get(name) and old in self.useful:
+        if OP_ATTRS.get(MIXES_SCALES_ATTR, {}).get(name) and old in self.useful:
             return AnnotationState.SCALE_PENDING, self._quantize_operands(new, new.args)
         return AnnotationState.FLOAT, new
 
-    def _state_of(self, expr: RelayExpr) -> AnnotationState:
+    def _lookup_state(self, expr: RelayExpr) -> AnnotationState:
         """Return the state of an expression."""
         if isinstance(expr, Tuple):
-            field_states = {self._state_of(field) for field in expr.fields}
+            field_states = {self._lookup_state(field) for field in expr.fields}
             return (
                 AnnotationState.SCALE_PENDING
                 if field_states - {AnnotationState.FLOAT}
@@ -144,7 +145,7 @@ class _Annotator:
 
     def _quantize_value(self, expr: RelayExpr) -> RelayExpr:
         """Return the simulated quantization of a value, shared by all its uses."""
-        if self._state_of(expr) is AnnotationState.INT8:
+        if self._lookup_state(expr) is AnnotationState.INT8:
             return expr
         constant = isinstance(expr, Constant)
         kind = QAnnotateKind.WEIGHT if constant else QAnnotateKind.INPUT

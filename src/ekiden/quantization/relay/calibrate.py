@@ -9,7 +9,7 @@ import numpy as np
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
-from ekiden.quantization.ranges import METHODS, Histogram
+from ekiden.quantization.ranges import RANGE_METHODS, Histogram
 from ekiden.quantization.relay.annotate import SIMULATED_QUANTIZE
 from ekiden.quantization.relay.config import CALIBRATE_MODES, QAnnotateKind, QConfig
 from ekiden.relay.expr import Call, Constant, Function, Tuple, const
@@ -22,7 +22,7 @@ __all__ = ["WEIGHT_RANGES", "collect_float_values", "set_quantization_steps"]
 
 ModelFunction = Callable[[Mapping[str, object]], Sequence[Array]]
 """Inputs by name to the outputs in order."""
-Samples = Sequence[Mapping[str, object]]
+CalibrationSamples = Sequence[Mapping[str, object]]
 
 
 def _power_of_two_range(weight: Array) -> float:
@@ -76,12 +76,15 @@ def _annotate_kind(quantize_call: Call) -> int:
 
 
 def calibrate_input_ranges(
-    module: IRModule, config: QConfig, data: Samples, compile: Callable[[IRModule], ModelFunction]
+    module: IRModule,
+    config: QConfig,
+    data: CalibrationSamples,
+    compile: Callable[[IRModule], ModelFunction],
 ) -> dict[Call, float]:
     """Return the magnitude that the integers of each input cover, found in the data by the
     configured method. Raises InputError for data that produce values which are not finite.
     """
-    method = METHODS[CALIBRATE_MODES[config.calibrate_mode]]
+    method = RANGE_METHODS[CALIBRATE_MODES[config.calibrate_mode]]
     reach_of: dict[Call, float] = {}
     for calls, program in collect_float_values(module, config.calibrate_chunk_by):
         run = compile(program)

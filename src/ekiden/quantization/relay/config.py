@@ -13,7 +13,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from ekiden.quantization.ranges import METHODS
+from ekiden.quantization.ranges import RANGE_METHODS
 from ekiden.relay.qnn.config import ROUNDING_MODES
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -21,7 +21,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 __all__ = ["QAnnotateKind", "QConfig", "current_qconfig", "kind2str", "qconfig"]
 
 CALIBRATE_MODES = {"global_scale": "", "kl_divergence": "entropy"} | {
-    name: name for name in METHODS
+    name: name for name in RANGE_METHODS
 }
 """Ways to choose the range of an input -> the row of METHODS that finds it in data; "": none."""
 WEIGHT_SCALES = ("power2", "max")

@@ -71,7 +71,7 @@ class CallGraph:
 
         A group comes after those that it refers to (R. Tarjan, 1972).
         """
-        return _StronglyConnectedComponents(self._callees).found
+        return _StronglyConnectedComponents(self._callees).components
 
     def cycles(self) -> list[list[GlobalVar]]:
         """Return the recursive components."""
@@ -107,17 +107,17 @@ class _StronglyConnectedComponents:
 
     def __init__(self, edges: Mapping[GlobalVar, Mapping[GlobalVar, int]]) -> None:
         self.edges = edges
-        self.found: list[list[GlobalVar]] = []
-        self.low: dict[GlobalVar, int] = {}
+        self.components: list[list[GlobalVar]] = []
+        self.low_links: dict[GlobalVar, int] = {}
         """Tarjan's low-link of each node; a node's index is its position in `low_links`."""
-        self.open: dict[GlobalVar, int] = {}
+        self.stack_indices: dict[GlobalVar, int] = {}
         """Nodes on Tarjan's stack, with their indices."""
         for root in edges:
-            if root not in self.low:
+            if root not in self.low_links:
                 self._visit_from(root)
 
     def _open_node(self, node: GlobalVar) -> tuple[GlobalVar, list[GlobalVar]]:
-        self.open[node] = self.low[node] = len(self.low)
+        self.stack_indices[node] = self.low_links[node] = len(self.low_links)
         return node, list(self.edges[node])
 
     def _visit_from(self, root: GlobalVar) -> None:
@@ -127,23 +127,23 @@ class _StronglyConnectedComponents:
             if unvisited:
                 # In the order of the references, so that groups come out the same in every run.
                 callee = unvisited.pop(0)
-                if callee not in self.low:
+                if callee not in self.low_links:
                     stack.append(self._open_node(callee))
-                elif callee in self.open:
-                    self.low[node] = min(self.low[node], self.open[callee])
+                elif callee in self.stack_indices:
+                    self.low_links[node] = min(self.low_links[node], self.stack_indices[callee])
                 continue
             stack.pop()
             if stack:
                 above = stack[-1][0]
                 # The result of the callee, as a recursion would return it.
-                self.low[above] = min(self.low[above], self.low[node])
+                self.low_links[above] = min(self.low_links[above], self.low_links[node])
             # No callee leads further up: the node is the first of its group.
-            if self.low[node] == self.open[node]:
+            if self.low_links[node] == self.stack_indices[node]:
                 self._close_component(node)
 
     def _close_component(self, node: GlobalVar) -> None:
         group: list[GlobalVar] = []
         # All above the first node of a group on the stack belong to it.
-        while node in self.open:
-            group.append(self.open.popitem()[0])
-        self.found.append(group[::-1])
+        while node in self.stack_indices:
+            group.append(self.stack_indices.popitem()[0])
+        self.components.append(group[::-1])

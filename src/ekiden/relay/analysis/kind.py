@@ -20,7 +20,7 @@ from ekiden.ir.type import (
     TypeRelation,
     TypeVar,
 )
-from ekiden.relay.adjoint_type import definition
+from ekiden.relay.adjoint_type import type_definition
 from ekiden.relay.expr import Expr, TypeData
 from ekiden.relay.visitor import annotated_types, type_post_order
 from ekiden.runtime.errors import TypeInferenceError
@@ -104,7 +104,7 @@ def _infer_type_call_kind(
     _require_all_types(at.args, kinds, f"an argument in {format_type(at)}")
     if module is None:
         return TypeKind.TYPE
-    data = definition(module, at.func)
+    data = type_definition(module, at.func)
     if data is None:
         raise TypeInferenceError(
             f"kind check: {format_type(at)}: the module has no type {format_type(at.func)}"

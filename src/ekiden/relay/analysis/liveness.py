@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ekiden.relay.expr import Expr, Let, Var
-from ekiden.relay.visitor import bound_by, children, free_vars, post_order
+from ekiden.relay.visitor import children, free_vars, post_order, vars_bound_by
 
 
 def last_uses(root: Expr) -> dict[Let, tuple[Var, ...]]:
@@ -54,5 +54,5 @@ def _let_chains(root: Expr) -> list[list[Let]]:
 
 def _used_vars(expr: Expr) -> list[Var]:
     """Return the variables that an expression uses directly."""
-    bound = bound_by(expr)
+    bound = vars_bound_by(expr)
     return [c for c in children(expr) if isinstance(c, Var) and c not in bound]

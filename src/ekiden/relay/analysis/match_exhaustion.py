@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.ir.module import IRModule
-from ekiden.relay.adjoint_type import definition
+from ekiden.relay.adjoint_type import type_definition
 from ekiden.relay.expr import (
     Constructor,
     Match,
@@ -114,7 +114,7 @@ def _head_constructors(column: Sequence[Pattern], module: IRModule) -> list[_Hea
         if isinstance(pattern, PatternConstructor):
             by_tag[pattern.constructor.tag] = pattern.constructor
     first = next(iter(by_tag.values()))
-    data = definition(module, first.belong_to)
+    data = type_definition(module, first.belong_to)
     # Without the definition only the constructors that occur are known.
     every = data.constructors if data is not None else tuple(by_tag.values())
     return [_HeadConstructor(c, len(c.inputs)) for c in every]

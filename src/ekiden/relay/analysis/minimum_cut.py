@@ -16,9 +16,9 @@ class FlowNetwork:
     SOURCE, SINK = 0, 1
 
     def __init__(self) -> None:
-        self._to: list[int] = []
+        self._edge_ends: list[int] = []
         """End node of each edge; an even edge's reverse is the next one."""
-        self._left: list[int] = []
+        self._residual_capacities: list[int] = []
         self._edges: list[list[int]] = [[], []]
 
     def add_node(self) -> int:
@@ -30,9 +30,9 @@ class FlowNetwork:
         """Add an edge whose `cost` a cut pays if it separates `start` (source side) from `end`."""
         # An edge and its reverse are neighbours in the list: `edge ^ 1` is the other one.
         for tail, head, capacity in ((start, end, cost), (end, start, 0)):
-            self._edges[tail].append(len(self._to))
-            self._to.append(head)
-            self._left.append(capacity)
+            self._edges[tail].append(len(self._edge_ends))
+            self._edge_ends.append(head)
+            self._residual_capacities.append(capacity)
 
     def source_side(self) -> set[int]:
         """Return the nodes on the source side of a minimum cut.
@@ -53,9 +53,9 @@ class FlowNetwork:
         while work:
             at = work.popleft()
             for edge in self._edges[at]:
-                if self._left[edge] and self._to[edge] not in levels:
-                    levels[self._to[edge]] = levels[at] + 1
-                    work.append(self._to[edge])
+                if self._residual_capacities[edge] and self._edge_ends[edge] not in levels:
+                    levels[self._edge_ends[edge]] = levels[at] + 1
+                    work.append(self._edge_ends[edge])
         return levels
 
     def _augment_path(self, levels: dict[int, int], nexts: list[int]) -> bool:
@@ -71,23 +71,26 @@ class FlowNetwork:
                 nexts[at] += 1
             if nexts[at] < len(edges):
                 path.append(edges[nexts[at]])
-                at = self._to[path[-1]]
+                at = self._edge_ends[path[-1]]
             # No edge of the source leads on: this level graph has no further path.
             elif not path:
                 return False
             else:
                 # A dead end: back to the node before it, whose next edge is tried.
-                at = self._to[path.pop() ^ 1]
+                at = self._edge_ends[path.pop() ^ 1]
                 nexts[at] += 1
-        pushed = min(self._left[edge] for edge in path)
+        pushed = min(self._residual_capacities[edge] for edge in path)
         for edge in path:
-            self._left[edge] -= pushed
+            self._residual_capacities[edge] -= pushed
             # The edge back allows a later path to undo this one.
-            self._left[edge ^ 1] += pushed
+            self._residual_capacities[edge ^ 1] += pushed
         return True
 
     def _is_admissible(self, levels: dict[int, int], at: int, edge: int) -> bool:
         """Return whether an edge is admissible: residual capacity left, and one level further from
         the source.
         """
-        return self._left[edge] > 0 and levels.get(self._to[edge]) == levels[at] + 1
+        return (
+            self._residual_capacities[edge] > 0
+            and levels.get(self._edge_ends[edge]) == levels[at] + 1
+        )

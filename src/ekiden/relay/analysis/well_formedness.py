@@ -95,11 +95,11 @@ class _ScopeAssignment:
     """Assignment of every expression to the innermost scope around all its uses."""
 
     def __init__(self, root: Expr) -> None:
-        self.top = _BinderScope()
-        self.top.block = self.top
-        self.where: dict[Expr, _BinderScope] = {root: self.top}
+        self.root_scope = _BinderScope()
+        self.root_scope.block = self.root_scope
+        self.scope_by_expr: dict[Expr, _BinderScope] = {root: self.root_scope}
         self.binders: dict[Var, list[_BinderScope]] = {}
-        self.twice: list[Var] = []
+        self.duplicate_vars: list[Var] = []
         self.order = [
             e for e in post_order(root, into_functions=True) if not isinstance(e, ATOM_CLASSES)
         ]
@@ -107,33 +107,33 @@ class _ScopeAssignment:
         # uses.
         for expr in reversed(self.order):
             self._assign_scope(expr)
-        _number_scopes(self.top)
+        _number_scopes(self.root_scope)
 
     def _assign_scope(self, expr: Expr) -> None:
-        scope = self.where[expr]
+        scope = self.scope_by_expr[expr]
         in_scope, opened = _subscopes(expr)
         for subexpression in in_scope:
-            self.where[subexpression] = _lowest_common_ancestor(
-                self.where.get(subexpression), scope
+            self.scope_by_expr[subexpression] = _lowest_common_ancestor(
+                self.scope_by_expr.get(subexpression), scope
             )
         new: dict[Var, list[_BinderScope]] = {}
         for variables, body in opened:
             inner = scope.open_child(is_block=not isinstance(expr, Let))
-            self.where[body] = _lowest_common_ancestor(self.where.get(body), inner)
+            self.scope_by_expr[body] = _lowest_common_ancestor(self.scope_by_expr.get(body), inner)
             once = dict.fromkeys(variables, inner)
             # A parameter list that names one variable twice.
-            self.twice += [v for v in once if variables.count(v) > 1]
+            self.duplicate_vars += [v for v in once if variables.count(v) > 1]
             if not isinstance(expr, Let):  # the one variable of a Let sees itself and the body
-                self.twice += [v for v in once if v in new]
+                self.duplicate_vars += [v for v in once if v in new]
             for var in once:
                 new.setdefault(var, []).append(inner)
         # A variable bound by two binders would be ambiguous after inlining.
-        self.twice += [v for v in new if v in self.binders]
+        self.duplicate_vars += [v for v in new if v in self.binders]
         self.binders.update(new)
 
     def is_visible(self, expr: Expr, var: Var) -> bool:
         """Return whether a variable is bound in an enclosing scope of the expression."""
-        at = self.where[expr].first
+        at = self.scope_by_expr[expr].first
         # Scopes are numbered in preorder: those inside another have numbers in its interval.
         return any(scope.first <= at <= scope.last for scope in self.binders.get(var, ()))
 
@@ -185,7 +185,7 @@ def _find_type_errors(root: Function, module: IRModule) -> list[str]:
 
 def _find_expr_errors(root: Expr, module: IRModule | None, bound: set[Var]) -> list[str]:
     scoping = _ScopeAssignment(root)
-    problems = [f"%{v.name_hint} is bound more than once" for v in scoping.twice]
+    problems = [f"%{v.name_hint} is bound more than once" for v in scoping.duplicate_vars]
     problems += [f"%{v.name_hint} is bound in two functions" for v in scoping.binders if v in bound]
     bound.update(scoping.binders)
     for expr in scoping.order:
@@ -224,7 +224,7 @@ def well_formed(value: IRModule | Expr) -> bool:
     if isinstance(value, IRModule):
         return not find_errors(value)
     scoping = _ScopeAssignment(value)
-    free = [v for v in scoping.where if isinstance(v, Var) and v not in scoping.binders]
+    free = [v for v in scoping.scope_by_expr if isinstance(v, Var) and v not in scoping.binders]
     return not _find_expr_errors(Function(tuple(free), value, None), None, set())
 
 
@@ -236,16 +236,18 @@ def check_basic_block_normal_form(expr: Expr) -> bool:
     """
     scoping = _ScopeAssignment(expr)
     for at in scoping.order:
-        block = scoping.where[at].block
+        block = scoping.scope_by_expr[at].block
         in_scope, opened = _subscopes(at)
         for subexpression in in_scope:
             if (
                 not isinstance(subexpression, ATOM_CLASSES)
-                and scoping.where[subexpression].block is not block
+                and scoping.scope_by_expr[subexpression].block is not block
             ):
                 return False
         bodies = [body for _, body in opened if not isinstance(body, ATOM_CLASSES)]
-        if any(scoping.where[body].depth <= scoping.where[at].depth for body in bodies):
+        if any(
+            scoping.scope_by_expr[body].depth <= scoping.scope_by_expr[at].depth for body in bodies
+        ):
             return False
     return True
 

@@ -21,7 +21,7 @@ from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.runtime import Executable as Compiled
 from ekiden.runtime import Module, register_func
-from ekiden.runtime.artifact.container_format import executable_of
+from ekiden.runtime.artifact.container_format import load_executable
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.target import TargetLike
@@ -137,7 +137,7 @@ def to_executable(
     options = CompileOptions(target, executor=executor, in_place=in_place, mod_name=mod_name)
     with options.context():
         compiled = compile_model(module, options)
-    return executable_of(compiled.to_bytes())
+    return load_executable(compiled.to_bytes())
 
 
 def optimize(

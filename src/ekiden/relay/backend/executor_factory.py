@@ -27,13 +27,13 @@ class ExecutorFactoryModule(Executable):
 
     def __init__(self, raw: RawExecutable) -> None:
         super().__init__(raw)
-        self._read: tuple[ExecutorGraph, dict[str, Tensor]] | None = None
+        self._graph_and_params: tuple[ExecutorGraph, dict[str, Tensor]] | None = None
         self._lib: Module | None = None
 
     def _graph(self) -> tuple[ExecutorGraph, dict[str, Tensor]]:
-        if self._read is None:
-            self._read = read_graph(self.raw)
-        return self._read
+        if self._graph_and_params is None:
+            self._graph_and_params = read_graph(self.raw)
+        return self._graph_and_params
 
     def get_graph_json(self) -> str:
         """Return the program as TVM graph JSON."""

@@ -55,7 +55,7 @@ class TECompiler:
     """Compiler of primitive functions with a result cache."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[object, ...], list[CachedFunc]] = {}
+        self._lowered: dict[tuple[object, ...], list[CachedFunc]] = {}
         self._jitted: dict[CachedFunc, PackedFunc] = {}
 
     def lower(
@@ -71,7 +71,7 @@ class TECompiler:
         to = target_or_current(target)
         context = repr(PassContext.current())
         key = (structural_hash(source_func), str(to), mod_name, context)
-        cached = self._made.setdefault(key, [])
+        cached = self._lowered.setdefault(key, [])
         # Hashes may collide; equality decides.
         for entry in cached:
             if structural_equal(entry.source, source_func):
@@ -94,12 +94,12 @@ class TECompiler:
 
     def items(self) -> Iterator[tuple[Function, CachedFunc]]:
         """Yield the lowered functions with their PrimFuncs."""
-        for entries in self._made.values():
+        for entries in self._lowered.values():
             yield from ((entry.source, entry) for entry in entries)
 
     def clear(self) -> None:
         """Clear the cache."""
-        self._made.clear()
+        self._lowered.clear()
         self._jitted.clear()
 
 

@@ -34,7 +34,7 @@ class VMCompiler:
 
     def __init__(self) -> None:
         self._params: dict[str, object] = {}
-        self._made: Executable | None = None
+        self._executable: Executable | None = None
 
     def set_params(self, params: Mapping[str, object]) -> None:
         """Set parameters that become constants."""
@@ -50,7 +50,7 @@ class VMCompiler:
         self, mod: IRModule, target: Targets = None, target_host: TargetLike | None = None
     ) -> None:
         """Compile a module."""
-        self._made = compile(mod, target, self._params, target_host=target_host)
+        self._executable = compile(mod, target, self._params, target_host=target_host)
 
     def codegen(self) -> None:
         """Do nothing: `lower` has already generated code."""
@@ -61,9 +61,9 @@ class VMCompiler:
         Raises:
             CompileError: `lower` was not called before.
         """
-        if self._made is None:
+        if self._executable is None:
             raise CompileError("get_exec: nothing is compiled yet: call lower first")
-        return self._made
+        return self._executable
 
 
 __all__ = ["VMCompiler", "VMExecutor", "compile"]

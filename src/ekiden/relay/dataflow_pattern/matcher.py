@@ -61,25 +61,25 @@ def find_match(pattern: p.DFPattern, expr: RelayExpr, users: Users | None = None
     `users` are those of the full program, for dominators; without them, those below `expr`.
     """
     matcher = _PatternMatcher(expr, users)
-    return matcher.found if matcher.matches(pattern, expr) else None
+    return matcher.matches_by_pattern if matcher.matches(pattern, expr) else None
 
 
 class _PatternMatcher:
     """Backtracking matcher with a trail of the components matched so far."""
 
     def __init__(self, root: RelayExpr, users: Users | None) -> None:
-        self.found: NodeMap = {}
-        self._order: list[p.DFPattern] = []
+        self.matches_by_pattern: NodeMap = {}
+        self._trail: list[p.DFPattern] = []
         self._root = root
         self._users = users
 
     def matches(self, pattern: p.DFPattern, expr: RelayExpr) -> bool:
         """Match a pattern, and record it; a failed attempt is rolled back."""
-        if pattern in self.found:
-            earlier = self.found[pattern]
+        if pattern in self.matches_by_pattern:
+            earlier = self.matches_by_pattern[pattern]
             return len(earlier) == 1 and earlier[0] is expr
         # The length of the trail: going back to it forgets what this attempt has added.
-        mark = len(self._order)
+        mark = len(self._trail)
         if not _MATCH_RULES[type(pattern)](self, pattern, expr):
             self._backtrack(mark)
             return False
@@ -87,16 +87,16 @@ class _PatternMatcher:
         return True
 
     def _record(self, pattern: p.DFPattern, exprs: list[RelayExpr]) -> None:
-        self.found[pattern] = exprs
-        self._order.append(pattern)
+        self.matches_by_pattern[pattern] = exprs
+        self._trail.append(pattern)
 
     def _backtrack(self, mark: int) -> None:
-        while len(self._order) > mark:
-            self.found.pop(self._order.pop(), None)
+        while len(self._trail) > mark:
+            self.matches_by_pattern.pop(self._trail.pop(), None)
 
     def all_match(self, patterns: Sequence[p.DFPattern], exprs: Sequence[RelayExpr]) -> bool:
         """Match patterns pairwise, or record nothing."""
-        mark = len(self._order)
+        mark = len(self._trail)
         if len(patterns) == len(exprs) and all(map(self.matches, patterns, exprs)):
             return True
         self._backtrack(mark)
@@ -131,12 +131,12 @@ class _PatternMatcher:
         if not self.matches(pattern.child, expr):
             return False
         path = self._path_to_parent(pattern, expr)
-        if path is None or pattern.parent not in self.found:
+        if path is None or pattern.parent not in self.matches_by_pattern:
             return False
         users = build_user_map(self._root) if self._users is None else self._users
         # The parent is not inside: others may use what it uses.
         inside = {expr, *path}
-        parent = self.found[pattern.parent][0]
+        parent = self.matches_by_pattern[pattern.parent][0]
         if any(user not in inside for node in (parent, *path) for user in users.get(node, ())):
             return False
         self._record(pattern.path, path)
@@ -168,7 +168,7 @@ class _PatternMatcher:
 
     def _matches_path_node(self, pattern: p.DFPattern, expr: RelayExpr) -> bool:
         """Match a path node without recording it, since several may match."""
-        mark = len(self._order)
+        mark = len(self._trail)
         matched = self.matches(pattern, expr)
         self._backtrack(mark)
         return matched

@@ -15,7 +15,7 @@ from ekiden.relay.dataflow_pattern import pattern as p
 from ekiden.relay.dataflow_pattern.matcher import NodeMap, Users, build_user_map, find_match
 from ekiden.relay.expr import Call, Constant, Constructor, Function, Tuple, TupleGetItem, Var
 from ekiden.relay.transform.language.scopes import replace_children
-from ekiden.relay.visitor import bound_by, children, post_order
+from ekiden.relay.visitor import children, post_order, vars_bound_by
 from ekiden.runtime.lazy_dataclass import dataclass
 
 UNBOUND_PATTERNS = (p.WildcardPattern, p.VarPattern)
@@ -120,7 +120,7 @@ def _group_members(root: RelayExpr, matched: NodeMap) -> dict[RelayExpr, None]:
 def _depends_on_bound_vars(function: Function) -> set[RelayExpr]:
     """Return the expressions of a function's body that depend on a variable bound in it."""
     order = post_order(function, into_functions=True)
-    dependent: set[RelayExpr] = {v for binder in order for v in bound_by(binder)}
+    dependent: set[RelayExpr] = {v for binder in order for v in vars_bound_by(binder)}
     for expr in order:
         if not dependent.isdisjoint(children(expr)):
             dependent.add(expr)
@@ -164,7 +164,7 @@ def _extract_function(
 def _group_inputs(group: PartitionGroup) -> list[RelayExpr]:
     """Return the outer expressions that a group uses, in order of first use."""
     leaves: dict[RelayExpr, None] = {}
-    visited: set[RelayExpr] = {v for member in group.members for v in bound_by(member)}
+    visited: set[RelayExpr] = {v for member in group.members for v in vars_bound_by(member)}
     stack = [group.root]
     while stack:
         expr = stack.pop()

@@ -1,6 +1,13 @@
 """Gradient rules of operators, read by `transform.gradient`."""
 
 from ekiden.relay.gradient import elementwise, movement, nn
-from ekiden.relay.op.gradient import GRADIENTS, Gradient, register_gradient
+from ekiden.relay.op.gradient import GRADIENTS_BY_OPERATOR, Gradient, register_gradient
 
-__all__ = ["GRADIENTS", "Gradient", "elementwise", "movement", "nn", "register_gradient"]
+__all__ = [
+    "GRADIENTS_BY_OPERATOR",
+    "Gradient",
+    "elementwise",
+    "movement",
+    "nn",
+    "register_gradient",
+]

@@ -4,10 +4,10 @@ name. Each family is a module, whose `__all__` is the one list of its names.
 
 from typing import TYPE_CHECKING
 
-from ekiden._lazy import attach, defer, exported_names
+from ekiden._lazy import attach, exported_names, register_deferred_modules
 from ekiden.ir.op import OP_NODES, OPS
 from ekiden.relay.op._document import make_documenting_getattr
-from ekiden.relay.op._exports import EXPORTED_NAMES, OPERATORS
+from ekiden.relay.op._exports import EXPORTED_NAMES, OPERATORS_BY_MODULE
 
 if TYPE_CHECKING:
     from ekiden.ir.op import get
@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     from ekiden.relay.op.transform import *  # noqa: F403
 
 OPS.row_modules = OP_NODES.row_modules = {
-    name: home for home, names in OPERATORS.items() for name in names.split()
+    name: home for home, names in OPERATORS_BY_MODULE.items() for name in names.split()
 }
-defer([*OPERATORS, f"{__name__}.described"])
+register_deferred_modules([*OPERATORS_BY_MODULE, f"{__name__}.described"])
 __all__ = [
     "OpImplementation",
     "OpSpecialization",
@@ -112,4 +112,4 @@ __all__ += [name for name in exported_names(EXPORTED_NAMES) if name not in __all
 if not TYPE_CHECKING:
     __getattr__, __dir__ = attach(__name__, EXPORTED_NAMES, registers=True)
     __getattr__ = make_documenting_getattr("", __getattr__)
-    defer(["ekiden.relay.op._module_descriptions"])
+    register_deferred_modules(["ekiden.relay.op._module_descriptions"])

@@ -127,9 +127,9 @@ def check_tuple_of_tensors(name: str, types: Sequence[Type]) -> tuple[TensorType
     return fields
 
 
-Takes = Literal["any", "number", "floating point", "integer", "bits", "int32"]
+DtypeKind = Literal["any", "number", "floating point", "integer", "bits", "int32"]
 """Kinds of accepted dtypes: bool is not a number; bits are integers or bool."""
-_DTYPE_PREDICATES: dict[Takes, tuple[Callable[[str], bool], str]] = {
+_DTYPE_PREDICATES: dict[DtypeKind, tuple[Callable[[str], bool], str]] = {
     "any": (lambda dtype: True, "anything"),
     "number": (lambda dtype: dtype != "bool", "a number"),
     "floating point": (is_float, "floating point"),
@@ -139,7 +139,7 @@ _DTYPE_PREDICATES: dict[Takes, tuple[Callable[[str], bool], str]] = {
 }
 
 
-def check_dtype(name: str, what: str, dtype: str, takes: Takes) -> None:
+def check_dtype(name: str, what: str, dtype: str, takes: DtypeKind) -> None:
     """Check that an argument's dtype is of the accepted kind."""
     # bool is no number here, though NumPy counts it as one.
     fits, requirement = _DTYPE_PREDICATES[takes]
@@ -163,7 +163,8 @@ def check_min_rank(name: str, argument: TensorType, rank: int, what: str) -> Non
     """Check the minimum rank of an argument."""
     if len(argument.shape) < rank:
         raise_type_error(
-            name, f"{what!r} must have at least {rank} dimensions, got {show(argument.shape)}"
+            name,
+            f"{what!r} must have at least {rank} dimensions, got {shape_text(argument.shape)}",
         )
 
 
@@ -173,7 +174,7 @@ def check_rank(name: str, argument: TensorType, rank: int, what: str) -> None:
         raise_type_error(
             name,
             f"{what!r} must have {rank} dimensions, got {len(argument.shape)}:"
-            f" {show(argument.shape)}",
+            f" {shape_text(argument.shape)}",
         )
 
 
@@ -205,12 +206,12 @@ def unify_vector_axis(
     return TensorType((*data.shape[:axis], extent, *data.shape[axis + 1 :]), data.dtype)
 
 
-def to_summable(data: Array) -> Array:
+def widen_for_numpy(data: Array) -> Array:
     """Convert dtypes without NumPy arithmetic to float32."""
     return data.astype(np.float32) if data.dtype.kind == "V" else data
 
 
-def show(shape: Sequence[PrimExpr]) -> str:
+def shape_text(shape: Sequence[PrimExpr]) -> str:
     """Format a shape for error messages."""
     return format_shape(tuple(shape))
 
@@ -236,7 +237,7 @@ def check_out_layout(attrs: Any) -> None:  # noqa: ANN401 - any attributes with 
 
 
 def identity_relation(
-    name: str, count: int = 1, takes: Takes = "any"
+    name: str, count: int = 1, takes: DtypeKind = "any"
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     """Return a type relation whose result is the first argument's type; all arguments share its
     dtype.

@@ -89,7 +89,7 @@ EXPORTED_NAMES = {
 }
 """Module -> its names."""
 
-OPERATORS = {
+OPERATORS_BY_MODULE = {
     "ekiden.relay.op.algebra": """
         broadcast_to_like collapse_sum_like collapse_sum_to det dft einsum fixed_point_multiply
         fixed_point_multiply_per_axis full_like invert_permutation matrix_set_diag meshgrid

@@ -41,7 +41,7 @@ class InterpretedReference:
     implementation.
     """
 
-    program_of: Callable[[Attrs | None, Sequence[Array]], LoopProgram]
+    build_program: Callable[[Attrs | None, Sequence[Array]], LoopProgram]
 
     def __call__(
         self,
@@ -49,9 +49,9 @@ class InterpretedReference:
         *arrays: Any,  # noqa: ANN401
     ) -> Array | tuple[Array, ...]:
         """Run the program without a limit; return the results."""
-        return self.within(None, attrs, *arrays)
+        return self.run_within_budget(None, attrs, *arrays)
 
-    def within(
+    def run_within_budget(
         self,
         budget: StepBudget | None,
         attrs: Attrs | None,
@@ -60,7 +60,7 @@ class InterpretedReference:
         """Run the program within a budget of steps; return the results. Raises StepLimitError where
         they take more steps than a budget.
         """
-        func, outputs, is_tuple = self.program_of(attrs, arrays)
+        func, outputs, is_tuple = self.build_program(attrs, arrays)
         if func is not None:
             # Copies: the program may write its parameters, and arguments are the caller's.
             inputs = (np.array(a, order="C") for a in arrays)

@@ -32,7 +32,7 @@ from ekiden.ir.op import (
 )
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.op._declare import (
-    Takes,
+    DtypeKind,
     check_dtype,
     check_tensors,
     check_tuple_of_tensors,
@@ -63,7 +63,7 @@ def declare_topi_op(
     layout: str = "",
     precision: PrecisionPolicy = PrecisionPolicy.UNKNOWN,
     description: str = "",
-    takes: Mapping[str, Takes] | None = None,
+    takes: Mapping[str, DtypeKind] | None = None,
     refuses: bool = False,
     channels: tuple[int, int] | None = None,
     borders: PaddingAbsorption = PaddingAbsorption.NO,
@@ -92,11 +92,11 @@ def declare_topi_op(
             precision=precision,
             result=result,
             description=description,
-            refuses=refuses,
+            may_fail=refuses,
             channels=channels,
             weight_layouts=weight_layouts,
-            borders=borders,
-            costly=costly,
+            padding_absorption=borders,
+            is_expensive=costly,
         )
     )
 
@@ -106,7 +106,7 @@ def _as_list(results: Tensor | Sequence[Tensor]) -> list[Tensor]:
 
 
 def _topi_relation(
-    name: str, arguments: Sequence[str] | None, compute: Compute, takes: Mapping[str, Takes]
+    name: str, arguments: Sequence[str] | None, compute: Compute, takes: Mapping[str, DtypeKind]
 ) -> TypeRelationFunc:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         """Infer the result type by running the computation on placeholders.

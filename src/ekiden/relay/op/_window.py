@@ -17,7 +17,7 @@ class WindowAttrs(Attrs):
     __slots__ = ()
 
     @classmethod
-    def in_full(cls, fields: dict[str, object]) -> dict[str, object]:
+    def expand_abbreviations(cls, fields: dict[str, object]) -> dict[str, object]:
         """Expand scalars to one value per axis, and one padding to both sides."""
         for name, default in _numeric_defaults(cls.type_key):
             numbers, count = fields.get(name), len(default) if isinstance(default, tuple) else 0

@@ -20,7 +20,7 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern, PrecisionPolicy
 from ekiden.relay.expr import Call, Expr, Tuple, TupleWrapper, const
-from ekiden.relay.op._declare import call_op, check_range, to_summable
+from ekiden.relay.op._declare import call_op, check_range, widen_for_numpy
 from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.relay.op.broadcast import add, subtract, where
 from ekiden.relay.op.create import zeros_like
@@ -31,7 +31,7 @@ from ekiden.relay.op.reduce import mean, reduced_axes
 from ekiden.relay.op.reduce import sum as sum_of
 from ekiden.relay.op.reshaping import squeeze
 from ekiden.topi.broadcast import broadcast_to as repeated
-from ekiden.topi.dimensions import Dim, Dims, as_attr, as_ints, as_shape, axes_attr
+from ekiden.topi.dimensions import Dim, Dims, as_ints, as_shape, to_attr_axes, to_attr_dims
 from ekiden.topi.reduce import accumulator_dtype
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _fixed_point_multiply_reference(data: Array, multiplier: int, shift: int) ->
 
 
 def _einsum_reference(attrs: EinsumAttrs, *arrays: Array) -> Array:
-    result = np.asarray(np.einsum(attrs.equation, *map(to_summable, arrays)))
+    result = np.asarray(np.einsum(attrs.equation, *map(widen_for_numpy, arrays)))
     return result.astype(arrays[0].dtype, copy=False)
 
 
@@ -445,7 +445,7 @@ def variance(
         unbiased: Divide by n - 1 rather than n.
         with_mean: TVM's; the mean is computed anyway.
     """
-    attrs = VarianceAttrs(axes_attr(axis), keepdims, unbiased, exclude)
+    attrs = VarianceAttrs(to_attr_axes(axis), keepdims, unbiased, exclude)
     return call_op("variance", data, attrs=attrs)
 
 
@@ -504,7 +504,7 @@ def collapse_sum_like(data: Expr, collapse_type: Expr) -> Call:
 
 def collapse_sum_to(data: Expr, shape: Sequence[Dim]) -> Call:
     """Return `data` summed to a given shape, the reverse of broadcasting from it."""
-    return call_op("collapse_sum_to", data, attrs=CollapseSumAttrs(as_attr(shape)))
+    return call_op("collapse_sum_to", data, attrs=CollapseSumAttrs(to_attr_dims(shape)))
 
 
 def fixed_point_multiply(data: Expr, multiplier: int, shift: int) -> Call:

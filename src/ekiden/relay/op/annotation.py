@@ -86,7 +86,7 @@ register_op(
 register_op(
     OpDef(
         name="device_copy",
-        memory=MemoryAliasing.READS,
+        memory=MemoryAliasing.NO_ALIAS,
         arguments=("data",),
         attrs=DeviceCopyAttrs,
         relation=identity_relation,
@@ -104,7 +104,7 @@ register_op(
         reference=_identity_reference,
         lower=lambda attrs, inputs, out: [topi.copy(inputs[0])],
         pattern=OpPattern.OPAQUE,
-        fence=True,
+        is_fusion_barrier=True,
         description="The same value, with which nothing is fused.",
     )
 )

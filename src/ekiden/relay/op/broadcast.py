@@ -30,14 +30,14 @@ from ekiden.ir.op import (
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import (
-    Takes,
+    DtypeKind,
     call_op,
     check_dtype,
     check_same_dtype,
     check_tensors,
     identity_relation,
     raise_type_error,
-    show,
+    shape_text,
 )
 from ekiden.runtime import register_func
 from ekiden.te import Tensor
@@ -55,14 +55,15 @@ def infer_broadcast_shape(name: str, arguments: Sequence[TensorType]) -> Shape:
         joint = broadcast_shape(shape, argument.shape)
         if joint is None:
             raise_type_error(
-                name, f"shapes {' and '.join(show(a.shape) for a in arguments)} do not broadcast"
+                name,
+                f"shapes {' and '.join(shape_text(a.shape) for a in arguments)} do not broadcast",
             )
         shape = joint
     return shape
 
 
 def _broadcast_relation(
-    name: str, dtype: str | None, takes: Takes
+    name: str, dtype: str | None, takes: DtypeKind
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         """Infer the broadcast shape, in the operator's dtype or in the arguments' common one.
@@ -138,7 +139,7 @@ def declare_binary(
     function: Callable[..., Array],
     compute: Callable[[Tensor, Tensor], Tensor],
     dtype: str | None = None,
-    takes: Takes = "any",
+    takes: DtypeKind = "any",
     mixed: PrecisionPolicy = PrecisionPolicy.UNKNOWN,
     commutes: bool = False,
     linear: LinearForm = LinearForm.NO,
@@ -159,7 +160,7 @@ def declare_binary(
             result=f"the shape both broadcast to, with {dtype or 'their dtype'}",
             commutes=commutes,
             linear=linear,
-            costly=costly,
+            is_expensive=costly,
         )
     )
 

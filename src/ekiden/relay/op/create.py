@@ -35,12 +35,12 @@ from ekiden.topi.create import arithmetic_sequence
 from ekiden.topi.dimensions import (
     Dim,
     Dims,
-    as_attr,
     as_dim,
     as_ints,
     as_shape,
     ceil_div,
     simplify_dim,
+    to_attr_dims,
 )
 
 Number = int | float | PrimExpr
@@ -86,7 +86,7 @@ def full(fill_value: Expr, shape: Sequence[Dim] | Dim | Expr = (), dtype: str = 
     if (known_shape := constant_value(shape)) is None:
         assert isinstance(shape, Expr)
         return call_dynamic("full", fill_value, shape, attrs=DynamicAttrs(dtype))
-    return call_op("full", fill_value, attrs=InitOpAttrs(as_attr(known_shape), dtype))
+    return call_op("full", fill_value, attrs=InitOpAttrs(to_attr_dims(known_shape), dtype))
 
 
 def _declare_fill(name: str, value: int) -> Callable[..., Call]:
@@ -118,7 +118,7 @@ def _declare_fill(name: str, value: int) -> Callable[..., Call]:
         if (known_shape := constant_value(shape)) is None:
             assert isinstance(shape, Expr)
             return call_dynamic(name, shape, attrs=DynamicAttrs(dtype))
-        return call_op(name, attrs=InitOpAttrs(as_attr(known_shape), dtype))
+        return call_op(name, attrs=InitOpAttrs(to_attr_dims(known_shape), dtype))
 
     build_call.__name__ = build_call.__qualname__ = name
     build_call.__doc__ = f"A tensor of {name}."
@@ -281,7 +281,7 @@ register_op(
     OpDef(
         name="shape_of",
         shape_only=True,
-        memory=MemoryAliasing.READS,
+        memory=MemoryAliasing.NO_ALIAS,
         arguments=("data",),
         attrs=ShapeOfAttrs,
         relation=_shape_of_relation,

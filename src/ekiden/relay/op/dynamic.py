@@ -36,7 +36,7 @@ class DynamicAttrs(Attrs):
     symbols: tuple[PrimExpr, ...] = ()
 
 
-Kind = Callable[[Any, Sequence[TensorType]], Type]
+ResultType = Callable[[Any, Sequence[TensorType]], Type]
 """Function (attributes, argument types) -> result type, with `?` for data-dependent dimensions."""
 
 
@@ -44,7 +44,7 @@ def declare_dynamic_op(
     name: str,
     arguments: Sequence[str],
     attrs: type[Attrs],
-    kind: Kind,
+    kind: ResultType,
     dims: DimsOf,
     lower: Callable[..., Sequence[Tensor]],
     reference: Callable[..., Any],
@@ -104,7 +104,7 @@ def declare_dynamic_op(
             layout=layout,
             sizes=tuple(range(len(arguments) > 1, len(arguments)) if sizes is None else sizes),
             result=result,
-            refuses=refuses,
+            may_fail=refuses,
             description=description
             or f"`{name.removeprefix('dyn.')}`, where {_join_names(arguments[1:] or arguments)}"
             " say at run time what is an attribute there.",

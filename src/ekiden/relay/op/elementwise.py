@@ -115,7 +115,7 @@ def declare_unary(
             reference=result(function),
             lower=lambda attrs, inputs, out: [compute(inputs[0])],
             pattern=OpPattern.ELEMWISE,
-            costly=relation is _float_relation,
+            is_expensive=relation is _float_relation,
             fast=fast,
             lowest=lowest,
             result="data's shape, bool" if relation is _bool_relation else "the type of data",
@@ -147,14 +147,14 @@ def _erf_reference(x: Array) -> Array:
 FOLLOW, NEVER = PrecisionPolicy.FOLLOW, PrecisionPolicy.NEVER
 
 
-def _zero(attrs: Attrs | None) -> float:
+def _zero_bound(attrs: Attrs | None) -> float:
     """Return 0, the lower bound of non-negative operators' results."""
     return 0.0
 
 
 # fmt: off
 exp         = declare_unary("exp",         np.exp,       topi.exp, _float_relation, mixed=NEVER,
-                            fast="fast_exp", lowest=_zero)
+                            fast="fast_exp", lowest=_zero_bound)
 log         = declare_unary("log",         np.log,       topi.log, _float_relation, mixed=NEVER)
 sqrt        = declare_unary("sqrt",        np.sqrt,      topi.sqrt, _float_relation, mixed=FOLLOW)
 rsqrt    = declare_unary("rsqrt",    _rsqrt_reference,    topi.rsqrt, _float_relation, mixed=FOLLOW)
@@ -177,10 +177,10 @@ log10       = declare_unary("log10",       np.log10,     topi.log10, _float_rela
 erf       = declare_unary("erf",       _erf_reference,       topi.erf, _float_relation, mixed=NEVER,
                           fast="fast_erf")
 sigmoid  = declare_unary("sigmoid", _sigmoid_reference, topi.sigmoid, _float_relation, mixed=FOLLOW,
-                         lowest=_zero)
+                         lowest=_zero_bound)
 sin         = declare_unary("sin",         np.sin,       topi.sin, _float_relation)
 cos         = declare_unary("cos",         np.cos,       topi.cos, _float_relation)
-abs         = declare_unary("abs",         np.abs,       topi.abs, mixed=FOLLOW, lowest=_zero)
+abs         = declare_unary("abs",         np.abs,       topi.abs, mixed=FOLLOW, lowest=_zero_bound)
 negative   = declare_unary("negative",  np.negative,  topi.negative, _number_relation, mixed=FOLLOW)
 sign        = declare_unary("sign",        np.sign,      topi.sign, _number_relation, mixed=FOLLOW)
 floor       = declare_unary("floor",       np.floor,     topi.floor, mixed=FOLLOW)

@@ -18,7 +18,7 @@ from ekiden.relay.expr import Call
 Gradient = Callable[[Call, RelayExpr], Sequence[RelayExpr | None]]
 """Function (forward call, output gradient) -> gradients of the arguments."""
 
-GRADIENTS: dict[str, Gradient] = {}
+GRADIENTS_BY_OPERATOR: dict[str, Gradient] = {}
 """Gradient functions by operator name."""
 
 
@@ -46,9 +46,9 @@ def register_gradient(
         if op_name not in OPS:
             raise KeyError(f"register gradient: no operator {op_name!r}")
         # An accidental second gradient would silently change what is trained.
-        if op_name in GRADIENTS and not override:
+        if op_name in GRADIENTS_BY_OPERATOR and not override:
             raise ValueError(f"register gradient: operator {op_name!r} has one already")
-        GRADIENTS[op_name] = gradient
+        GRADIENTS_BY_OPERATOR[op_name] = gradient
         return gradient
 
     return register if fgradient is None else register(fgradient)

@@ -43,13 +43,13 @@ from ekiden.topi.dimensions import (
     Dim,
     Dims,
     Shape,
-    as_attr,
     as_dim,
     as_ints,
     known_int,
     require_min_extent,
     require_shape,
     simplify_dim,
+    to_attr_dims,
 )
 from ekiden.topi.image.resize import (
     INTEGER_TOLERANCE,
@@ -378,7 +378,7 @@ def resize2d(
         None if scales is None or isinstance(scales, Expr) else tuple(map(float, scales))
     )
     options = (
-        as_attr(extents), layout, method, coordinate_transformation_mode, rounding_method,
+        to_attr_dims(extents), layout, method, coordinate_transformation_mode, rounding_method,
         cubic_alpha, bool(cubic_exclude),
         constant_scales, out_dtype, tuple(roi or ()),
         extrapolation_value,
@@ -433,7 +433,7 @@ def upsampling_to_resize(attrs: UpSamplingAttrs, shape: Shape) -> Resize2DAttrs:
     # TVM repeats pixels: pixel i of the result shows floor(i / scale).
     rounding = "floor" if attrs.method == "nearest_neighbor" and not attrs.align_corners else ""
     return Resize2DAttrs(
-        as_attr((scale_extent(rows, attrs.scale_h), scale_extent(columns, attrs.scale_w))),
+        to_attr_dims((scale_extent(rows, attrs.scale_h), scale_extent(columns, attrs.scale_w))),
         attrs.layout,
         UPSAMPLING_METHODS[attrs.method],
         corners,

@@ -15,7 +15,7 @@ from ekiden.relay.op._declare import call_op, lookup_layout
 from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.relay.op._window import WindowAttrs
 from ekiden.te import Tensor
-from ekiden.topi.dimensions import Dim, Dims, as_attr
+from ekiden.topi.dimensions import Dim, Dims, to_attr_dims
 
 Sizes = Dim | Sequence[Dim]
 
@@ -165,7 +165,7 @@ declare_topi_op(
 
 
 def _target_extents(size: Sizes, rank: int) -> Dims:
-    return as_attr((size,) * rank if isinstance(size, Dim) else size)
+    return to_attr_dims((size,) * rank if isinstance(size, Dim) else size)
 
 
 def resize1d(
@@ -223,7 +223,9 @@ def crop_and_resize(
     """Crop boxes with normalised coordinates in [0, 1] out of images, and resize them to
     one size.
     """
-    attrs = CropAndResizeAttrs(as_attr(crop_size), layout, method, extrapolation_value, out_dtype)
+    attrs = CropAndResizeAttrs(
+        to_attr_dims(crop_size), layout, method, extrapolation_value, out_dtype
+    )
     return call_op("image.crop_and_resize", data, boxes, box_indices, attrs=attrs)
 
 
@@ -242,7 +244,7 @@ def grid_sample(
 
 def affine_grid(data: Expr, target_shape: Sequence[Dim]) -> Call:
     """Return the sampling grid of affine transforms [batch, 2, 3]."""
-    return call_op("image.affine_grid", data, attrs=AffineGridAttrs(as_attr(target_shape)))
+    return call_op("image.affine_grid", data, attrs=AffineGridAttrs(to_attr_dims(target_shape)))
 
 
 def dilation2d(

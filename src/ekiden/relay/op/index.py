@@ -35,7 +35,7 @@ from ekiden.relay.op._declare import (
     check_same_dtype,
     check_tensors,
     raise_type_error,
-    show,
+    shape_text,
 )
 from ekiden.relay.op.dynamic import call_dynamic, constant_value
 from ekiden.relay.op.dynamic_select import DynOneHotAttrs
@@ -121,7 +121,7 @@ def _lower_take(attrs: TakeAttrs, inputs: Sequence[Tensor], out: Type) -> list[T
 register_op(
     OpDef(
         name="take",
-        costly=True,
+        is_expensive=True,
         precision=PrecisionPolicy.FOLLOW,
         arguments=("data", "indices"),
         attrs=TakeAttrs,
@@ -129,7 +129,7 @@ register_op(
         reference=_take_reference,
         lower=_lower_take,
         pattern=OpPattern.INJECTIVE,
-        refuses=True,
+        may_fail=True,
         result="data's shape with `axis` replaced by the shape of indices; the shape of indices "
         "without an axis",
     )
@@ -163,8 +163,8 @@ def _gather_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     if len(data.shape) != len(indices.shape):
         raise_type_error(
             "gather",
-            f"'indices' must have the rank of 'data', got {show(indices.shape)} for"
-            f" {show(data.shape)}",
+            f"'indices' must have the rank of 'data', got {shape_text(indices.shape)} for"
+            f" {shape_text(data.shape)}",
         )
     at = check_attrs(GatherAttrs, attrs).axis % len(data.shape)
     call_shape_rule("gather", extent_checks, "gather", indices.shape, data.shape, at)
@@ -185,7 +185,7 @@ def _gather_reference(attrs: GatherAttrs, data: Array, indices: Array) -> Array:
 register_op(
     OpDef(
         name="gather",
-        costly=True,
+        is_expensive=True,
         precision=PrecisionPolicy.FOLLOW,
         arguments=("data", "indices"),
         attrs=GatherAttrs,
@@ -195,7 +195,7 @@ register_op(
             topi.gather(inputs[0], attrs.axis % inputs[0].ndim, inputs[1])
         ],
         pattern=OpPattern.INJECTIVE,
-        refuses=True,
+        may_fail=True,
         result="the shape of indices",
     )
 )
@@ -229,7 +229,7 @@ def _gather_nd_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     if count is None:
         raise_type_error(
             "gather_nd",
-            f"the first extent of 'indices' must be a number, got {show(indices.shape)}",
+            f"the first extent of 'indices' must be a number, got {shape_text(indices.shape)}",
         )
     call_shape_rule("gather_nd", require_shape, "gather_nd", "indices", indices.shape[:1], (count,))
     if settings.batch_dims < 0:
@@ -238,7 +238,9 @@ def _gather_nd_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         actual = f"got {len(indices.shape)} and {settings.batch_dims}"
         raise_type_error("gather_nd", f"'indices' must have more axes than batch_dims, {actual}")
     if count + settings.batch_dims > len(data.shape):
-        raise_type_error("gather_nd", f"{count} coordinates are too many for {show(data.shape)}")
+        raise_type_error(
+            "gather_nd", f"{count} coordinates are too many for {shape_text(data.shape)}"
+        )
     shared = settings.batch_dims
     leading = indices.shape[1 : 1 + shared], data.shape[:shared]
     call_shape_rule("gather_nd", extent_checks, "gather_nd", *leading)
@@ -277,7 +279,7 @@ def _lower_gather_nd(attrs: GatherNDAttrs, inputs: Sequence[Tensor], out: Type) 
 register_op(
     OpDef(
         name="gather_nd",
-        costly=True,
+        is_expensive=True,
         precision=PrecisionPolicy.FOLLOW,
         arguments=("data", "indices"),
         attrs=GatherNDAttrs,
@@ -285,7 +287,7 @@ register_op(
         reference=_gather_nd_reference,
         lower=_lower_gather_nd,
         pattern=OpPattern.INJECTIVE,
-        refuses=True,
+        may_fail=True,
         result="(*indices.shape[1:], *data.shape[indices.shape[0]:])",
     )
 )

@@ -29,20 +29,20 @@ from ekiden.relay.op._declare import (
     check_tensors,
     check_tuple_of_tensors,
     raise_type_error,
-    show,
+    shape_text,
     unify_dims,
 )
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import (
     Dim,
     Dims,
-    as_attr,
     as_dim,
     as_ints,
     is_unknown_dim,
     normalize_axis,
     replace_dim,
     simplify_dim,
+    to_attr_dims,
 )
 from ekiden.topi.slice import SliceRange, split_ranges
 
@@ -70,7 +70,8 @@ def _concatenate_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     dtype, rank = check_same_dtype("concatenate", fields), len(fields[0].shape)
     if any(len(f.shape) != rank for f in fields):
         raise_type_error(
-            "concatenate", f"ranks must agree, got {', '.join(show(f.shape) for f in fields)}"
+            "concatenate",
+            f"ranks must agree, got {', '.join(shape_text(f.shape) for f in fields)}",
         )
     at = call_shape_rule(
         "concatenate",
@@ -95,7 +96,7 @@ def _concatenate_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="concatenate",
-        turns=TransposeRule.FIELDS,
+        transpose_rule=TransposeRule.FIELDS,
         precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=ConcatenateAttrs,
@@ -132,7 +133,8 @@ def _stack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     for field in fields[1:]:
         if len(field.shape) != len(shape):
             raise_type_error(
-                "stack", f"ranks must agree, got {', '.join(show(f.shape) for f in fields)}"
+                "stack",
+                f"ranks must agree, got {', '.join(shape_text(f.shape) for f in fields)}",
             )
         shape = [
             unify_dims("stack", a, b, f"extents of axis {i}")
@@ -210,7 +212,7 @@ def _lower_split(attrs: SplitAttrs, inputs: Sequence[Tensor], out: Type) -> list
 register_op(
     OpDef(
         name="split",
-        turns=TransposeRule.PARTS,
+        transpose_rule=TransposeRule.PARTS,
         precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=SplitAttrs,
@@ -229,7 +231,7 @@ def split(data: Expr, indices_or_sections: int | Sequence[Dim], axis: int = 0) -
     """Split `data` along an axis into equal sections or at indices; return a tuple."""
     cuts = indices_or_sections
     return call_op(
-        "split", data, attrs=SplitAttrs(cuts if isinstance(cuts, int) else as_attr(cuts), axis)
+        "split", data, attrs=SplitAttrs(cuts if isinstance(cuts, int) else to_attr_dims(cuts), axis)
     )
 
 

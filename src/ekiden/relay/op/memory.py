@@ -66,7 +66,7 @@ register_op(
 register_op(
     OpDef(
         name="memory.alloc_tensor",
-        memory=MemoryAliasing.VIEWS,
+        memory=MemoryAliasing.MUST_ALIAS,
         arguments=("storage",),
         attrs=AllocTensorAttrs,
         relation=_tensor_relation,
@@ -103,7 +103,7 @@ register_op(
 register_op(
     OpDef(
         name="memory.kill",
-        memory=MemoryAliasing.READS,
+        memory=MemoryAliasing.NO_ALIAS,
         arguments=("value",),
         relation=unit_relation,
         result="the empty tuple",

@@ -23,7 +23,7 @@ from ekiden.relay.expr import Call
 FAKE_QUANTIZATION_ATTR = "FTVMFakeQuantizationToInteger"
 OPTIONAL_FAKE_QUANTIZATION_ATTR = "FTVMOptionalFakeQuantizationToInteger"
 KEEPS_SCALE_ATTR, CONVERTS_ALONE_ATTR = "FakeQuantizationKeeps", "FakeQuantizationAlone"
-MIXES, BIASES = "FakeQuantizationMixes", "FakeQuantizationBiases"
+MIXES_SCALES_ATTR, ADDS_BIAS_ATTR = "FakeQuantizationMixes", "FakeQuantizationBiases"
 """Operator attributes that FakeQuantizationToInteger and relay.quantize read."""
 
 Types = Mapping[RelayExpr, AffineType]
@@ -66,8 +66,8 @@ def register_fake_quantization_to_integer(
         columns = {
             KEEPS_SCALE_ATTR: keeps,
             CONVERTS_ALONE_ATTR: alone,
-            MIXES: mixes,
-            BIASES: biases,
+            MIXES_SCALES_ATTR: mixes,
+            ADDS_BIAS_ATTR: biases,
         }
         for attribute, value in columns.items():
             set_op_attr(op_name, attribute, value)

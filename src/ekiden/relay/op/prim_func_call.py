@@ -53,7 +53,7 @@ class CallLoweredAttrs(Attrs):
         Such functions may have effects, and need not do the same whenever they are called.
         """
         return any(
-            isinstance(e, Intrinsic) and find_intrinsic(e.op).calls
+            isinstance(e, Intrinsic) and find_intrinsic(e.op).is_function_call
             for e in all_exprs(self.func.body)
         )
 
@@ -224,7 +224,7 @@ def _lower_call(
     return te.extern_op(shapes, inputs, build_body, dtypes, func.name)
 
 
-def _program_of(attrs: Attrs | None, arrays: Sequence[Array]) -> LoopProgram:
+def _lower_for_interpreter(attrs: Attrs | None, arrays: Sequence[Array]) -> LoopProgram:
     assert isinstance(attrs, CallLoweredAttrs)
     kinds = tuple(tensor_type(a.shape, str(a.dtype)) for a in arrays)
     result = _call_lowered_relation([TupleType(kinds)], attrs)
@@ -245,7 +245,7 @@ register_op(
         variadic=True,
         attrs=CallLoweredAttrs,
         relation=_call_lowered_relation,
-        reference=InterpretedReference(_program_of),
+        reference=InterpretedReference(_lower_for_interpreter),
         lower=_lower_call,
         result="what the loop program writes",
         description="Call a loop program with the tensors that it reads.",

@@ -13,7 +13,7 @@ from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.relay.op._declare import call_op, check_range
 from ekiden.relay.op._inventory import declare_topi_op
-from ekiden.topi.dimensions import Dim, Dims, as_attr, as_shape
+from ekiden.topi.dimensions import Dim, Dims, as_shape, to_attr_dims
 from ekiden.topi.random import threefry_key as key_words
 
 
@@ -157,7 +157,9 @@ def threefry_key(seed: int) -> Constant:
 
 def threefry_generate(key: Expr, shape: Sequence[Dim]) -> Call:
     """Return the advanced generator and random words."""
-    return call_op("random.threefry_generate", key, attrs=ThreefryGenerateAttrs(as_attr(shape)))
+    return call_op(
+        "random.threefry_generate", key, attrs=ThreefryGenerateAttrs(to_attr_dims(shape))
+    )
 
 
 def threefry_split(key: Expr) -> Call:
@@ -178,7 +180,7 @@ def uniform(
 ) -> Call:
     """Return the advanced generator and uniform samples in [low, high)."""
     bounds = (_scalar_expr(v, dtype) for v in (low, high))
-    return call_op("random.uniform", key, *bounds, attrs=UniformAttrs(as_attr(shape), dtype))
+    return call_op("random.uniform", key, *bounds, attrs=UniformAttrs(to_attr_dims(shape), dtype))
 
 
 def normal(
@@ -190,7 +192,7 @@ def normal(
 ) -> Call:
     """Return the advanced generator and normally distributed samples."""
     moments = (_scalar_expr(v, dtype) for v in (mean, scale))
-    return call_op("random.normal", key, *moments, attrs=NormalAttrs(as_attr(shape), dtype))
+    return call_op("random.normal", key, *moments, attrs=NormalAttrs(to_attr_dims(shape), dtype))
 
 
 def multinomial(key: Expr, probs: Expr, num_samples: Dim) -> Call:

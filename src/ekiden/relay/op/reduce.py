@@ -34,7 +34,7 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call_op, call_shape_rule, check_attrs, check_tensors
 from ekiden.te import Tensor
-from ekiden.topi.dimensions import Shape, as_dim, axes_attr, normalize_axes, require_min_extent
+from ekiden.topi.dimensions import Shape, as_dim, normalize_axes, require_min_extent, to_attr_axes
 
 
 @node("relay.attrs.ReduceAttrs")
@@ -200,7 +200,7 @@ def declare_reduction(
             arguments=("data",),
             attrs=ReduceAttrs,
             precision=precision,
-            turns=TransposeRule.AXES,
+            transpose_rule=TransposeRule.AXES,
             relation=_reduce_relation(name, ReduceAttrs, dtype),
             reference=_reduce_reference(name, function, dtype),
             lower=lambda attrs, inputs, out: [
@@ -218,7 +218,7 @@ def declare_reduction(
         exclude: bool = False,
     ) -> Call:
         """Return a call of the operator."""
-        return call_op(name, data, attrs=ReduceAttrs(axes_attr(axis), keepdims, exclude))
+        return call_op(name, data, attrs=ReduceAttrs(to_attr_axes(axis), keepdims, exclude))
 
     build_call.__name__ = build_call.__qualname__ = name
     build_call.__doc__ = f"The {_DESCRIPTIONS.get(name, name)} over `axis` (all axes by default)."
@@ -279,7 +279,9 @@ def declare_arg_reduction(
     ) -> Call:
         """Return a call of the operator."""
         return call_op(
-            name, data, attrs=ArgReduceAttrs(axes_attr(axis), keepdims, select_last_index, exclude)
+            name,
+            data,
+            attrs=ArgReduceAttrs(to_attr_axes(axis), keepdims, select_last_index, exclude),
         )
 
     build_call.__name__ = build_call.__qualname__ = name

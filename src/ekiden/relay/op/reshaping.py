@@ -34,24 +34,24 @@ from ekiden.relay.op._declare import (
     check_min_rank,
     check_tensors,
     raise_type_error,
-    show,
+    shape_text,
 )
 from ekiden.relay.op.dynamic import DynamicAttrs, call_dynamic, constant_value
 from ekiden.topi.dimensions import (
     Dim,
     Dims,
-    as_attr,
     as_dim,
     as_ints,
     as_shape,
     assume_condition,
-    axes_attr,
     infer_reshape,
     known_int,
     normalize_axes,
     normalize_axis,
     product_of_dims,
     require_result_rank,
+    to_attr_axes,
+    to_attr_dims,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _declare_reshape_op(
             pattern=OpPattern.INJECTIVE,
             result=result,
             reshape_only=True,
-            turns=TransposeRule.SHAPE,
+            transpose_rule=TransposeRule.SHAPE,
             precision=PrecisionPolicy.FOLLOW,
         )
     )
@@ -112,7 +112,8 @@ def _reshape_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         return TensorType(shape, data.dtype)
     except ValueError as error:
         raise_type_error(
-            "reshape", f"{show(data.shape)} to {show(as_shape(settings.newshape))}: {error}"
+            "reshape",
+            f"{shape_text(data.shape)} to {shape_text(as_shape(settings.newshape))}: {error}",
         )
 
 
@@ -142,7 +143,7 @@ def reshape(data: Expr, newshape: Sequence[Dim] | Dim | Expr, allowzero: bool = 
             "reshape", data, newshape, attrs=dynamic_reshape.DynReshapeAttrs(allowzero)
         )
     dims = constant_shape if isinstance(constant_shape, Sequence) else (constant_shape,)
-    return call_op("reshape", data, attrs=ReshapeAttrs(as_attr(dims), allowzero))
+    return call_op("reshape", data, attrs=ReshapeAttrs(to_attr_dims(dims), allowzero))
 
 
 @node("relay.attrs.ExpandDimsAttrs")
@@ -211,7 +212,8 @@ def _squeeze_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     if dropped is None:
         if any(known_int(d) is None for d in data.shape):  # the rank of the result cannot wait
             raise_type_error(
-                "squeeze", f"'axis' is needed where dimensions are symbols, got {show(data.shape)}"
+                "squeeze",
+                f"'axis' is needed where dimensions are symbols, got {shape_text(data.shape)}",
             )
         return TensorType(tuple(d for d in data.shape if not is_const(d, 1)), data.dtype)
     axes = call_shape_rule("squeeze", normalize_axes, dropped, len(data.shape), "squeeze")
@@ -220,7 +222,9 @@ def _squeeze_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     for axis in axes:
         # A symbol may be 1: run time decides.
         if known_int(data.shape[axis]) not in (None, 1):
-            raise_type_error("squeeze", f"axis {axis} must have extent 1, got {show(data.shape)}")
+            raise_type_error(
+                "squeeze", f"axis {axis} must have extent 1, got {shape_text(data.shape)}"
+            )
     return TensorType(tuple(d for i, d in enumerate(data.shape) if i not in axes), data.dtype)
 
 
@@ -242,7 +246,7 @@ def squeeze(data: Expr, axis: int | Sequence[int] | Expr | None = None) -> Call:
     axes = constant_value(axis)
     if isinstance(axis, Expr) and axes is None:
         return call_dynamic("squeeze", data, axis, attrs=DynamicAttrs())
-    return call_op("squeeze", data, attrs=SqueezeAttrs(axes_attr(axes)))
+    return call_op("squeeze", data, attrs=SqueezeAttrs(to_attr_axes(axes)))
 
 
 def _batch_flatten_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:

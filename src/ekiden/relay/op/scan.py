@@ -102,13 +102,13 @@ def _declare_scan(
     )
 
 
-def _end_of_range(dtype: str, number: int) -> float:
+def _extreme_value(dtype: str, number: int) -> float:
     """Return the lowest (0) or highest (1) value of a dtype; for floats an infinity."""
     ends = (0, 1) if dtype == "bool" else int_range(dtype)
     return (-np.inf, np.inf)[number] if ends is None else ends[number]
 
 
-def _accumulate(function: np.ufunc) -> Callable[..., Array]:
+def _ufunc_accumulate(function: np.ufunc) -> Callable[..., Array]:
     """Wrap a binary ufunc's accumulate with the arguments of np.cumsum."""
 
     def accumulate(data: Array, axis: int | None, dtype: np.dtype[np.generic]) -> Array:
@@ -120,8 +120,12 @@ def _accumulate(function: np.ufunc) -> Callable[..., Array]:
 
 _declare_scan("cumsum", np.cumsum, lambda dtype: 0, topi.cumsum, PrecisionPolicy.NEVER)
 _declare_scan("cumprod", np.cumprod, lambda dtype: 1, topi.cumprod)
-_declare_scan("cummax", _accumulate(np.maximum), lambda dtype: _end_of_range(dtype, 0), topi.cummax)
-_declare_scan("cummin", _accumulate(np.minimum), lambda dtype: _end_of_range(dtype, 1), topi.cummin)
+_declare_scan(
+    "cummax", _ufunc_accumulate(np.maximum), lambda dtype: _extreme_value(dtype, 0), topi.cummax
+)
+_declare_scan(
+    "cummin", _ufunc_accumulate(np.minimum), lambda dtype: _extreme_value(dtype, 1), topi.cummin
+)
 
 
 def cumsum(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool = False) -> Call:

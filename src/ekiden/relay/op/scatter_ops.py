@@ -35,7 +35,7 @@ from ekiden.relay.op.dynamic import (
 )
 from ekiden.relay.op.join import to_tuple_expr
 from ekiden.te.range_checks import index_bound_text
-from ekiden.topi.dimensions import Dim, Dims, as_attr, as_shape, normalize_axis
+from ekiden.topi.dimensions import Dim, Dims, as_shape, normalize_axis, to_attr_dims
 
 
 @node("relay.attrs.ScatterElementsAttrs")
@@ -246,7 +246,7 @@ def sparse_to_dense(
         assert isinstance(output_shape, Expr)
         operands = sparse_indices, sparse_values, default, output_shape
         return call_dynamic("sparse_to_dense", *operands, attrs=DynamicAttrs())
-    attrs = SparseToDenseAttrs(as_attr(shape))
+    attrs = SparseToDenseAttrs(to_attr_dims(shape))
     return call_op("sparse_to_dense", sparse_indices, sparse_values, default, attrs=attrs)
 
 

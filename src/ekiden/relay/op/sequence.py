@@ -194,7 +194,7 @@ def _declare_sequence_op(
     result: str,
     attrs: type[Attrs] | None = None,
     hands_on: tuple[int, ...] = (),
-    memory: MemoryAliasing = MemoryAliasing.KEEPS,
+    memory: MemoryAliasing = MemoryAliasing.MAY_ALIAS,
 ) -> None:
     names = tuple(arguments.split())
 
@@ -213,7 +213,7 @@ def _declare_sequence_op(
             relation=checked,
             reference=reference,
             host=f"ek.sequence.{name}",
-            hands_on=hands_on,
+            forwarded_args=hands_on,
             memory=memory,
             result=result,
         )
@@ -223,7 +223,7 @@ def _declare_sequence_op(
 # fmt: off
 _declare_sequence_op("length", "sequence", lambda types, attrs: TensorType((), "int64"),
     lambda attrs, value: np.asarray(len(elements(value)), np.int64), "an int64 scalar",
-    hands_on=(0,), memory=MemoryAliasing.READS)
+    hands_on=(0,), memory=MemoryAliasing.NO_ALIAS)
 _declare_sequence_op("at", "sequence position",
     lambda types, attrs: _element_type("sequence.at", types[0]),
     _at_reference, "one element", hands_on=(0,))

@@ -27,11 +27,11 @@ from ekiden.relay.op.slice import strided_slice
 from ekiden.topi.dimensions import (
     Dim,
     Dims,
-    as_attr,
     as_ints,
     as_shape,
     infer_reshape,
     normalize_axis,
+    to_attr_dims,
 )
 
 
@@ -166,7 +166,7 @@ def reverse_reshape(data: Expr, newshape: Sequence[Dim] | Dim) -> Call:
     (2, 3, 4) by (-1, 0) is (6, 4).
     """
     dims = newshape if isinstance(newshape, Sequence) else (newshape,)
-    return call_op("contrib_reverse_reshape", data, attrs=ReverseReshapeAttrs(as_attr(dims)))
+    return call_op("contrib_reverse_reshape", data, attrs=ReverseReshapeAttrs(to_attr_dims(dims)))
 
 
 def sliding_window(

@@ -22,8 +22,8 @@ from ekiden.relay.op._declare import call_op, call_shape_rule, check_attrs, chec
 from ekiden.relay.op.create import ones_like
 from ekiden.relay.op.dynamic import call_dynamic, constant_value
 from ekiden.relay.op.dynamic_slice import DynStridedSliceAttrs
-from ekiden.topi.dimensions import Dim, Dims, Shape, as_attr, as_ints, as_shape
-from ekiden.topi.slice import slice_ranges, take_ranges
+from ekiden.topi.dimensions import Dim, Dims, Shape, as_ints, as_shape, to_attr_dims
+from ekiden.topi.slice import slice_by_ranges, slice_ranges
 
 
 @node("relay.attrs.StridedSliceAttrs")
@@ -70,14 +70,14 @@ def _strided_slice_reference(attrs: StridedSliceAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="strided_slice",
-        turns=TransposeRule.BOX,
+        transpose_rule=TransposeRule.BOX,
         precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=StridedSliceAttrs,
         relation=_strided_slice_relation,
         reference=_strided_slice_reference,
         lower=lambda attrs, inputs, out: [
-            take_ranges(inputs[0], normalize_slice(attrs, inputs[0].shape))
+            slice_by_ranges(inputs[0], normalize_slice(attrs, inputs[0].shape))
         ],
         pattern=OpPattern.INJECTIVE,
         boxes=lambda attrs, shape: [normalize_slice(attrs, tuple(shape))],
@@ -121,7 +121,7 @@ def strided_slice(
     first, last, by = map(constant_value, bounds)
     steps = (1,) * len(first) if by is None else tuple(by)
     chosen = None if axes is None else tuple(axes)
-    attrs = StridedSliceAttrs(as_attr(first), as_attr(last), steps, slice_mode, chosen)
+    attrs = StridedSliceAttrs(to_attr_dims(first), to_attr_dims(last), steps, slice_mode, chosen)
     return call_op("strided_slice", data, attrs=attrs)
 
 

@@ -40,7 +40,7 @@ Compute = Callable[[Any, Sequence[Tensor], Type], Sequence[Tensor]]
 Schedule = Callable[[Any, Sequence[Tensor], Target], Any]
 """Function (attributes, kernel outputs, target) -> tir.Schedule or None."""
 
-STRATEGY, COMPUTE, SCHEDULE = "FTVMStrategy", "FTVMCompute", "FTVMSchedule"
+STRATEGY_ATTR, COMPUTE_ATTR, SCHEDULE_ATTR = "FTVMStrategy", "FTVMCompute", "FTVMSchedule"
 _VERSION_COUNTER = itertools.count()
 _versions: dict[str, int] = {}
 
@@ -184,17 +184,17 @@ def _bump_version(op_name: str) -> None:
 
 
 register_strategy = make_attr_registrar(
-    STRATEGY,
+    STRATEGY_ATTR,
     "Give an operator (attributes, tensors, type of the result, target) -> OpStrategy.",
     _bump_version,
 )
 register_compute = make_attr_registrar(
-    COMPUTE,
+    COMPUTE_ATTR,
     "Give an operator one computation for all targets: see Compute in this file.",
     _bump_version,
 )
 register_schedule = make_attr_registrar(
-    SCHEDULE,
+    SCHEDULE_ATTR,
     "Give an operator the schedule of its `register_compute`: see Schedule in this file.",
     _bump_version,
 )
@@ -208,7 +208,7 @@ def strategy_of(
     Raises:
         CompileError: The result is no OpStrategy.
     """
-    strategy: Any = OP_ATTRS.get(STRATEGY, {}).get(name)
+    strategy: Any = OP_ATTRS.get(STRATEGY_ATTR, {}).get(name)
     if strategy is None:
         return None
     chosen = strategy(unwrap_user_attrs(attrs), inputs, out_type, target)
@@ -243,8 +243,8 @@ def implementation_of(
     strategy = strategy_of(name, attrs, inputs, out_type, target)
     if strategy is not None:
         return strategy.best()
-    compute: Any = OP_ATTRS.get(COMPUTE, {}).get(name)
-    schedule: Any = OP_ATTRS.get(SCHEDULE, {}).get(name)
+    compute: Any = OP_ATTRS.get(COMPUTE_ATTR, {}).get(name)
+    schedule: Any = OP_ATTRS.get(SCHEDULE_ATTR, {}).get(name)
     if compute is not None:
         return OpImplementation(compute, schedule, name)
     # A schedule alone goes with the operator's own computation.
@@ -258,7 +258,9 @@ def implementation_of(
 
 def version_of(name: str) -> int | None:
     """Return the version of an operator's user implementations, or None if it has none."""
-    has_any = any(name in OP_ATTRS.get(key, {}) for key in (STRATEGY, COMPUTE, SCHEDULE))
+    has_any = any(
+        name in OP_ATTRS.get(key, {}) for key in (STRATEGY_ATTR, COMPUTE_ATTR, SCHEDULE_ATTR)
+    )
     # Attributes set directly, without the registration functions, have a version from here on.
     return _versions.setdefault(name, next(_VERSION_COUNTER)) if has_any else None
 

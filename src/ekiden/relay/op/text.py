@@ -13,7 +13,7 @@ from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call_op
 from ekiden.relay.op._inventory import declare_topi_op
-from ekiden.runtime.text import TEXT_TERMINATOR, decode, encode
+from ekiden.runtime.text import STRING_TERMINATOR, decode_strings, encode_strings
 from ekiden.topi.text import (
     INFINITE_SIGN,
     MAX_CASE_GROWTH,
@@ -42,12 +42,12 @@ class TextWrittenAttrs(Attrs):
 
 def _concat_reference(attrs: Attrs | None, first: Array, second: Array) -> Array:
     width = first.shape[-1] + second.shape[-1]
-    return encode(decode(first) + decode(second), width)
+    return encode_strings(decode_strings(first) + decode_strings(second), width)
 
 
 def _find_reference(attrs: Attrs | None, text: Array, keys: Array) -> Array:
-    positions = {k: i for i, k in enumerate(decode(keys))}
-    return np.array([positions.get(t, -1) for t in decode(text)], np.int64)
+    positions = {k: i for i, k in enumerate(decode_strings(keys))}
+    return np.array([positions.get(t, -1) for t in decode_strings(text)], np.int64)
 
 
 def _match_reference(
@@ -57,7 +57,7 @@ def _match_reference(
     for i, row in enumerate(text):
         state = 0
         # The automaton sees the text alone, not the padding behind it.
-        for byte in row[row != TEXT_TERMINATOR]:
+        for byte in row[row != STRING_TERMINATOR]:
             state = moves[state, kinds[byte]]
         accepted[i] = accepts[state]
     return accepted
@@ -69,20 +69,20 @@ def _change_case_reference(
     table = {
         chr(p): bytes(o[:s]).decode() for p, s, o in zip(letters, sizes, replacements, strict=True)
     }
-    changed = ["".join(table.get(c, c) for c in t) for t in decode(text)]
+    changed = ["".join(table.get(c, c) for c in t) for t in decode_strings(text)]
     # A letter may become longer: the width allows for the worst case.
-    return encode(changed, text.shape[-1] * MAX_CASE_GROWTH)
+    return encode_strings(changed, text.shape[-1] * MAX_CASE_GROWTH)
 
 
 def _split_strings(attrs: TextSplitAttrs, text: Array) -> list[list[str]]:
-    return [t.split(attrs.delimiter or None, attrs.maxsplit) for t in decode(text)]
+    return [t.split(attrs.delimiter or None, attrs.maxsplit) for t in decode_strings(text)]
 
 
 def _split_reference(attrs: TextSplitAttrs, text: Array, slots: Array) -> Array:
     slots_of_text = np.full((len(text), slots.size), "", object)
     for i, pieces in enumerate(_split_strings(attrs, text)):
         slots_of_text[i, : len(pieces)] = pieces
-    return encode(slots_of_text, text.shape[-1])
+    return encode_strings(slots_of_text, text.shape[-1])
 
 
 def _number_parts_reference(attrs: Attrs | None, text: Array) -> Array:
@@ -90,7 +90,7 @@ def _number_parts_reference(attrs: Attrs | None, text: Array) -> Array:
     MAX_SIGNIFICANT_DIGITS.
     """
     rows = []
-    for source in decode(text):
+    for source in decode_strings(text):
         word = source.strip().lower()
         if word.lstrip("+-").startswith(("i", "n")):
             sign = INFINITE_SIGN if "i" in word else NAN_SIGN
@@ -107,7 +107,7 @@ def _number_parts_reference(attrs: Attrs | None, text: Array) -> Array:
 
 
 def _whole_number_reference(attrs: Attrs | None, text: Array) -> Array:
-    numbers = [int(t.partition(".")[0] or 0) for t in decode(text)]
+    numbers = [int(t.partition(".")[0] or 0) for t in decode_strings(text)]
     # Python's integers are reduced modulo 2**64, and read as two's complement.
     return np.array([n & (1 << 64) - 1 for n in numbers], np.uint64).view(np.int64)
 
@@ -127,7 +127,7 @@ def _written_reference(
         else:
             plain += str(number)
         texts.append(special.get(int(sign), plain))
-    return encode(texts, MAX_NUMBER_TEXT_BYTES)
+    return encode_strings(texts, MAX_NUMBER_TEXT_BYTES)
 
 
 def _format_general(value: Decimal, attrs: TextWrittenAttrs) -> str:

@@ -26,23 +26,23 @@ from ekiden.relay.op._declare import (
     check_attrs,
     check_tensors,
     raise_type_error,
-    show,
+    shape_text,
 )
 from ekiden.relay.op.dynamic import DynamicAttrs, call_dynamic, constant_value
 from ekiden.topi.dimensions import (
     Dim,
     Dims,
-    as_attr,
     as_dim,
     as_ints,
     as_shape,
-    axes_attr,
     is_broadcastable_to,
     is_unknown_dim,
     normalize_axes,
     normalize_axis,
     replace_dim,
     simplify_dim,
+    to_attr_axes,
+    to_attr_dims,
 )
 from ekiden.topi.layout import transform_array, transform_shape
 
@@ -80,7 +80,7 @@ def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="transpose",
-        turns=TransposeRule.ORDER,
+        transpose_rule=TransposeRule.ORDER,
         precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=TransposeAttrs,
@@ -112,7 +112,8 @@ def _broadcast_to_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     target_shape = as_shape(check_attrs(BroadcastAttrs, attrs).shape)
     if not is_broadcastable_to(data.shape, target_shape):
         raise_type_error(
-            "broadcast_to", f"{show(data.shape)} does not broadcast to {show(target_shape)}"
+            "broadcast_to",
+            f"{shape_text(data.shape)} does not broadcast to {shape_text(target_shape)}",
         )
     return TensorType(target_shape, data.dtype)
 
@@ -120,7 +121,7 @@ def _broadcast_to_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="broadcast_to",
-        turns=TransposeRule.EXTENTS,
+        transpose_rule=TransposeRule.EXTENTS,
         precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=BroadcastAttrs,
@@ -138,7 +139,7 @@ def broadcast_to(data: Expr, shape: Sequence[Dim] | Expr) -> Call:
     if (constant_shape := constant_value(shape)) is None:
         assert isinstance(shape, Expr)
         return call_dynamic("broadcast_to", data, shape, attrs=DynamicAttrs())
-    return call_op("broadcast_to", data, attrs=BroadcastAttrs(as_attr(constant_shape)))
+    return call_op("broadcast_to", data, attrs=BroadcastAttrs(to_attr_dims(constant_shape)))
 
 
 @node("relay.attrs.TileAttrs")
@@ -185,7 +186,7 @@ def tile(data: Expr, reps: Sequence[Dim] | Expr) -> Call:
     if (times := constant_value(reps)) is None:
         assert isinstance(reps, Expr)
         return call_dynamic("tile", data, reps, attrs=DynamicAttrs())
-    return call_op("tile", data, attrs=TileAttrs(as_attr(times)))
+    return call_op("tile", data, attrs=TileAttrs(to_attr_dims(times)))
 
 
 @node("relay.attrs.RepeatAttrs")
@@ -264,7 +265,7 @@ register_op(
 
 def reverse(data: Expr, axis: int | Sequence[int]) -> Call:
     """Reverse `data` along axes."""
-    return call_op("reverse", data, attrs=ReverseAttrs(axes_attr(axis) or ()))
+    return call_op("reverse", data, attrs=ReverseAttrs(to_attr_axes(axis) or ()))
 
 
 @node("relay.attrs.LayoutTransformAttrs")

@@ -142,7 +142,7 @@ register_op(
 register_op(
     OpDef(
         name="vm.reshape_tensor",
-        memory=MemoryAliasing.VIEWS,
+        memory=MemoryAliasing.MUST_ALIAS,
         arguments=("data",),
         attrs=ReshapeTensorAttrs,
         relation=_reshape_relation,
@@ -154,7 +154,7 @@ register_op(
 register_op(
     OpDef(
         name="vm.match_shape",
-        memory=MemoryAliasing.VIEWS,
+        memory=MemoryAliasing.MUST_ALIAS,
         arguments=("data",),
         attrs=MatchShapeAttrs,
         relation=_match_shape_relation,
@@ -167,7 +167,7 @@ register_op(
 register_op(
     OpDef(
         name="vm.forget_shape",
-        memory=MemoryAliasing.VIEWS,
+        memory=MemoryAliasing.MUST_ALIAS,
         arguments=("data",),
         attrs=MatchShapeAttrs,
         relation=_match_shape_relation,
@@ -179,7 +179,7 @@ register_op(
 register_op(
     OpDef(
         name="vm.bind_dims",
-        memory=MemoryAliasing.VIEWS,
+        memory=MemoryAliasing.MUST_ALIAS,
         arguments=("data", "sources"),
         attrs=BindDimsAttrs,
         relation=lambda types, attrs: types[0],
@@ -220,7 +220,7 @@ register_op(
     OpDef(
         name="vm.shape_of",
         shape_only=True,
-        memory=MemoryAliasing.READS,
+        memory=MemoryAliasing.NO_ALIAS,
         arguments=("data",),
         relation=_shape_of_relation,
         result="(rank of data,), int64",

@@ -60,7 +60,11 @@ from ekiden.topi.nn.winograd import (
     fills_vectors,
 )
 
-PACKED, WINOGRAD, TRANSPOSED = "conv_nhwc_pack", "winograd_conv2d", "conv_transpose_pack"
+PACKED_CONV_FAMILY, WINOGRAD_CONV_FAMILY, PACKED_CONV_TRANSPOSE_FAMILY = (
+    "conv_nhwc_pack",
+    "winograd_conv2d",
+    "conv_transpose_pack",
+)
 """Names of kernel families."""
 CONV_LAYOUTS = (("NHWC", "OIHW"), ("NDHWC", "OIDHW"))
 """Layouts (data, weight) of convolutions with packed kernels."""
@@ -112,7 +116,7 @@ def pack_int8_conv(call: Call, target: Target) -> RelayExpr:
         weight = Constant(padded, span=weight.span)
     steps = -(-depth // word) * math.prod(kernel)
     product = MatmulSizes(num_rows(call), channels // groups, steps, dtype)
-    tile = panel_width(PACKED, product, target, call)
+    tile = panel_width(PACKED_CONV_FAMILY, product, target, call)
     kind, group = (kind, "") if groups == 1 else (f"group_{kind}", "G")
     packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile, groups=groups)
     changed = attrs.with_fields(
@@ -188,7 +192,7 @@ def _choose_winograd_tile(
     n, height, width, *_ = (*sizes, 0, 0, 0)
     # Of an image of unknown size the tile is chosen for the method alone.
     image = (n, height, width) if len(sizes) == len(result.shape) else None
-    fixed = merged_overrides(decision_names(WINOGRAD, call))
+    fixed = merged_overrides(decision_names(WINOGRAD_CONV_FAMILY, call))
     return choose_tile_side(image, (channels, out), target, fixed, kind, sides)
 
 
@@ -214,8 +218,8 @@ def _emit_winograd(
     weight = call.args[1]
     assert isinstance(weight, Constant)
     channels, depth = weight.data.shape[:2]
-    product = MatmulSizes(None, channels, -(-depth // kind.word), kind.dtype)
-    tile = panel_width(WINOGRAD, product, target, call)
+    product = MatmulSizes(None, channels, -(-depth // kind.elements_per_step), kind.dtype)
+    tile = panel_width(WINOGRAD_CONV_FAMILY, product, target, call)
     transformed = op.nn.contrib_conv2d_winograd_weight_transform(weight, m, tile)
     top, left_pad, bottom, right = attrs.padding
     return op.nn.contrib_conv2d_winograd_without_weight_transform(
@@ -261,7 +265,7 @@ def pack_conv(call: Call, target: Target) -> RelayExpr:
         kind = "conv2d" if attrs.groups == 1 else "group_conv2d"
         depth = shape[1] * math.prod(kernel)
         product = MatmulSizes(num_rows(call), channels // attrs.groups, depth)
-        tile = panel_width(PACKED, product, target, call)
+        tile = panel_width(PACKED_CONV_FAMILY, product, target, call)
         packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile, groups=attrs.groups)
         layout = f"{'' if attrs.groups == 1 else 'G'}O{axes}I{tile}o"
     changed = attrs.with_fields(kernel_layout=layout, channels=channels, kernel_size=tuple(kernel))
@@ -340,7 +344,7 @@ def pack_conv_transpose(call: Call, target: Target) -> RelayExpr:
         layout = f"{axes}IO"
     else:
         product = MatmulSizes(None, per_group, inputs // groups)
-        tile = panel_width(TRANSPOSED, product, target, call)
+        tile = panel_width(PACKED_CONV_TRANSPOSE_FAMILY, product, target, call)
         sizes = (groups, inputs // groups, per_group, *kernel)
         split = op.reshape(weight, sizes, allowzero=True)
         swapped = op.transpose(split, (0, 2, 1, *range(3, len(shape) + 1)))

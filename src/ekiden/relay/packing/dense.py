@@ -20,7 +20,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType
 from ekiden.kernels.cost_model import pays_int16_sums
-from ekiden.kernels.family import NARROW_EPILOGUE, MatmulSizes
+from ekiden.kernels.family import INT16_PAIR_SUMS, MatmulSizes
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
@@ -135,7 +135,7 @@ def _choose_panel(
 
     Sums of two products fit int16 with it; None means that this is not faster.
     """
-    narrow = replace(product, dtype=NARROW_EPILOGUE)
+    narrow = replace(product, dtype=INT16_PAIR_SUMS)
     tile = panel_width(DENSE_PACK_FAMILY, narrow, target, call)
     words, word_indices = split_large_pairs(pack_weight(weight, "dense_u8s8", tile))
     if not pays_int16_sums(word_indices.shape[1], product.depth or 0, target):

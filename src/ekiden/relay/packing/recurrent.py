@@ -33,7 +33,7 @@ def pack_recurrent(call: Call, target: Target) -> RelayExpr:
     data, weight, *extras = operands.fields
     if not isinstance(weight, Constant) or weight.data.ndim != 2:
         return call
-    gates = attrs.cell.gates
+    gates = attrs.cell.num_gates
     lanes = target.lanes("float32")
     if weight.data.dtype == np.int8:
         words = packed_recurrent(PackRecurrentAttrs(gates, lanes), weight.data)

@@ -24,7 +24,7 @@ from ekiden.relay.op.reshaping import reshape
 from ekiden.relay.transform.graph.legalize import register_legalize
 from ekiden.topi.dimensions import as_dim, replace_dim
 
-TABLE = "FTVMQnnCanonicalize"
+QNN_CANONICALIZE_TABLE = "FTVMQnnCanonicalize"
 """Legalisation table (TVM's name) that expands qnn operators."""
 INT8_DTYPES = ("int8", "uint8")
 UP_TO_16_BIT_DTYPES = (*INT8_DTYPES, "int16", "uint16")
@@ -57,8 +57,8 @@ def declare_qnn_op(
         expand: The same in ordinary operators.
         attrs: The class of its attributes.
         result: The description of the result.
-        quantizes: See OpDef; the columns `macs`, `weight_layouts` and `borders` are those of that
-            operator.
+        quantizes: See OpDef; the columns `macs`, `weight_layouts` and `padding_absorption` are
+            those of that operator.
     """
     # Passes treat a quantized operator as its float counterpart where these columns say so.
     real = OPS[quantizes] if quantizes else None
@@ -74,7 +74,7 @@ def declare_qnn_op(
             expanded=True,
             macs=None if real is None else real.macs,
             weight_layouts={} if real is None else real.weight_layouts,
-            borders=PaddingAbsorption.NO if real is None else real.borders,
+            padding_absorption=PaddingAbsorption.NO if real is None else real.padding_absorption,
         )
     )
 
@@ -84,7 +84,7 @@ def declare_qnn_op(
         """Expand the call into Relay operators, with the signature of TVM's FTVMLegalize."""
         return expand(call_attrs, inputs, types)
 
-    register_legalize(name, legalize, TABLE)
+    register_legalize(name, legalize, QNN_CANONICALIZE_TABLE)
 
 
 PARAMETER_DTYPES = {"float64": "float32", "int64": "int32"}

@@ -27,7 +27,7 @@ from ekiden.relay.qnn import concat_pool_softmax, elementwise, product, rescale
 from ekiden.relay.qnn._declare import broadcast_qparam, call_qnn_op
 from ekiden.relay.transform.graph.calls import infer_new_types
 
-Made = tuple[Expr, "TensorAffineType | TupleAffineType"]
+AffineResult = tuple[Expr, "TensorAffineType | TupleAffineType"]
 """Integer expression and its affine type."""
 
 
@@ -144,13 +144,13 @@ def _quantize_constant(number: Expr, like: TensorAffineType, axis: int = -1) -> 
 
 
 @register_fake_quantization_to_integer("qnn.dequantize")
-def _convert_dequantize(expr: Call, types: Types) -> Made:
+def _convert_dequantize(expr: Call, types: Types) -> AffineResult:
     """Convert dequantize(q) to q."""
     return expr.args[0], _affine_type_of(types, expr)
 
 
 @register_fake_quantization_to_integer("qnn.quantize")
-def _convert_quantize(expr: Call, types: Types) -> Made:
+def _convert_quantize(expr: Call, types: Types) -> AffineResult:
     """Convert quantize(q) to requantize(q), or to q if the scales agree."""
     data, scale, point = expr.args
     data_type = _affine_type_of(types, data)
@@ -165,11 +165,11 @@ def _convert_quantize(expr: Call, types: Types) -> Made:
 # --- values that are moved or picked --------------------------------------------------------------
 
 
-def _keep_call(expr: Call, types: Types) -> Made:
+def _keep_call(expr: Call, types: Types) -> AffineResult:
     return expr, _affine_type_of(types, expr.args[0])
 
 
-def _keep_if_scalar_scale(expr: Call, types: Types) -> Made:
+def _keep_if_scalar_scale(expr: Call, types: Types) -> AffineResult:
     """Keep the call if its scale is a scalar, since the axes of per-axis scales are not tracked
     through it.
     """
@@ -189,7 +189,7 @@ register_fake_quantization_to_integer("image.resize2d", _keep_call, keeps=True)
 
 
 @register_fake_quantization_to_integer("topk", keeps=True)
-def _convert_topk(expr: Call, types: Types) -> Made:
+def _convert_topk(expr: Call, types: Types) -> AffineResult:
     # A tuple would mix quantized values with plain integers.
     if getattr(expr.attrs, "ret_type", "") != "values":
         raise ValueError("its indices are no quantised tensor")
@@ -197,14 +197,14 @@ def _convert_topk(expr: Call, types: Types) -> Made:
 
 
 @register_fake_quantization_to_integer("split", keeps=True)
-def _convert_split(expr: Call, types: Types) -> Made:
+def _convert_split(expr: Call, types: Types) -> AffineResult:
     data_type = _affine_type_of(types, expr.args[0])
     fields = expr.op.definition.fields  # type: ignore[attr-defined]
     return expr, TupleAffineType((data_type,) * fields(expr.attrs))
 
 
 @register_fake_quantization_to_integer("clip", keeps=True, alone=True)
-def _convert_clip(expr: Call, types: Types) -> Made:
+def _convert_clip(expr: Call, types: Types) -> AffineResult:
     """Convert clip(q, a, b) to clip(q, quantize(a), quantize(b))."""
     data = expr.args[0]
     data_type = _affine_type_of(types, data)
@@ -236,7 +236,7 @@ def _quantize_bound_per_channel(end: Constant, data_type: TensorAffineType, rank
 
 
 @register_fake_quantization_to_integer("nn.relu", keeps=True, alone=True)
-def _convert_relu(expr: Call, types: Types) -> Made:
+def _convert_relu(expr: Call, types: Types) -> AffineResult:
     """Convert relu(q) to maximum(q, zero point)."""
     data = expr.args[0]
     data_type = _affine_type_of(types, data)
@@ -251,7 +251,7 @@ def _convert_relu(expr: Call, types: Types) -> Made:
 
 
 @register_fake_quantization_to_integer("nn.pad", keeps=True, alone=True)
-def _convert_pad(expr: Call, types: Types) -> Made:
+def _convert_pad(expr: Call, types: Types) -> AffineResult:
     """Convert a padding: quantise the pad value by the data's scale."""
     data, value = expr.args
     data_type = _affine_type_of(types, data)
@@ -271,7 +271,7 @@ def _convert_pad(expr: Call, types: Types) -> Made:
 
 
 @register_fake_quantization_to_integer("nn.avg_pool2d", mixes=True)
-def _convert_avg_pool2d(expr: Call, types: Types) -> Made:
+def _convert_avg_pool2d(expr: Call, types: Types) -> AffineResult:
     data_type = _affine_type_of(types, expr.args[0])
     result = _requested_type(expr, types, data_type)
     steps = data_type.scale, data_type.zero_point, result.scale, result.zero_point
@@ -280,7 +280,7 @@ def _convert_avg_pool2d(expr: Call, types: Types) -> Made:
     )
 
 
-def _convert_mean_int32(expr: Call, types: Types) -> Made:
+def _convert_mean_int32(expr: Call, types: Types) -> AffineResult:
     """Convert mean(q) to a mean in int32 in the result's scale."""
     data = expr.args[0]
     data_type = _affine_type_of(types, data)
@@ -297,7 +297,7 @@ for _name in ("nn.global_avg_pool2d", "nn.adaptive_avg_pool1d"):
 
 
 @register_fake_quantization_to_integer("mean")
-def _convert_mean(expr: Call, types: Types) -> Made:
+def _convert_mean(expr: Call, types: Types) -> AffineResult:
     data_type = _affine_type_of(types, expr.args[0])
     wide = Call(expr.op, (op.cast(expr.args[0], "int32"),), expr.attrs)
     return op.cast(wide, data_type.dtype), data_type
@@ -319,7 +319,7 @@ def _accumulator_type(
     return TensorAffineType(scale, _zero_points(scale), "int32", axis), steps
 
 
-def _convert_conv(expr: Call, types: Types) -> Made:
+def _convert_conv(expr: Call, types: Types) -> AffineResult:
     attrs = assume(ConvAttrs, expr.attrs)
     # Per-channel scales of the weight become scales along the result's channels.
     channels = (getattr(attrs, "out_layout", "") or attrs.data_layout).index("C")
@@ -343,7 +343,7 @@ for _name in ("nn.conv2d", "nn.conv2d_transpose"):
 
 
 @register_fake_quantization_to_integer("nn.dense", alone=True)
-def _convert_dense(expr: Call, types: Types) -> Made:
+def _convert_dense(expr: Call, types: Types) -> AffineResult:
     data, weight = expr.args
     kind, (data_point, weight_point, data_scale, weight_scale) = _accumulator_type(
         data, weight, types, _rank(data) - 1
@@ -355,7 +355,7 @@ def _convert_dense(expr: Call, types: Types) -> Made:
 
 
 @register_fake_quantization_to_integer("nn.batch_matmul", alone=True)
-def _convert_batch_matmul(expr: Call, types: Types) -> Made:
+def _convert_batch_matmul(expr: Call, types: Types) -> AffineResult:
     x, y = expr.args
     kind, (x_point, y_point, x_scale, y_scale) = _accumulator_type(x, y, types, -1)
     if getattr(expr.attrs, "transpose_a", False):
@@ -367,7 +367,7 @@ def _convert_batch_matmul(expr: Call, types: Types) -> Made:
 
 
 @register_fake_quantization_to_integer("nn.bias_add", alone=True, biases=True)
-def _convert_bias_add(expr: Call, types: Types) -> Made:
+def _convert_bias_add(expr: Call, types: Types) -> AffineResult:
     data, bias = expr.args
     data_type = _affine_type_of(types, data)
     rank, along_axis = _rank(data), int(getattr(expr.attrs, "axis", 1))
@@ -403,7 +403,7 @@ Binary = Callable[..., Call]
 
 
 def _register_binary_rule(name: str, qnn_op: Binary, biases: bool = False) -> None:
-    def rule(expr: Call, types: Types) -> Made:
+    def rule(expr: Call, types: Types) -> AffineResult:
         """Convert a binary call to integers; return it with its affine type.
 
         A bias in int32 whose steps are the sum's is added without rescaling.
@@ -431,7 +431,7 @@ _register_binary_rule("subtract", elementwise.subtract, biases=True)
 _register_binary_rule("multiply", elementwise.mul)
 
 
-def _convert_min_max(expr: Call, types: Types) -> Made:
+def _convert_min_max(expr: Call, types: Types) -> AffineResult:
     lhs, rhs, a, b = _binary_operands(expr, types)
     if expr not in types and not _is_same_type(a, b):
         raise ValueError("its result needs a scale, and what follows gives none")
@@ -448,7 +448,7 @@ for _name in ("minimum", "maximum"):
 
 
 @register_fake_quantization_to_integer("concatenate", mixes=True)
-def _convert_concatenate(expr: Call, types: Types) -> Made:
+def _convert_concatenate(expr: Call, types: Types) -> AffineResult:
     tuple_type = types[expr.args[0]]
     assert isinstance(tuple_type, TupleAffineType)
     first = tuple_type.types[0]
@@ -470,7 +470,7 @@ def _convert_concatenate(expr: Call, types: Types) -> Made:
 
 
 def _register_unary_rule(name: str, qnn_op: Callable[..., Call]) -> None:
-    def rule(expr: Call, types: Types) -> Made:
+    def rule(expr: Call, types: Types) -> AffineResult:
         """Convert a unary call to integers by its input and output affine types."""
         data_type = _affine_type_of(types, expr.args[0])
         result = _lossless_type(_required_type(expr, types), data_type.dtype)
@@ -485,7 +485,7 @@ for _name in "sqrt rsqrt exp erf sigmoid tanh abs log".split():
 
 
 @register_fake_quantization_to_integer("nn.leaky_relu")
-def _convert_leaky_relu(expr: Call, types: Types) -> Made:
+def _convert_leaky_relu(expr: Call, types: Types) -> AffineResult:
     data_type = _affine_type_of(types, expr.args[0])
     result = _requested_type(expr, types, data_type)
     steps = data_type.scale, data_type.zero_point, result.scale, result.zero_point
@@ -496,7 +496,7 @@ def _convert_leaky_relu(expr: Call, types: Types) -> Made:
 
 
 @register_optional_fake_quantization_to_integer("nn.softmax")
-def _convert_softmax(expr: Call, types: Types) -> Made:
+def _convert_softmax(expr: Call, types: Types) -> AffineResult:
     data_type = _affine_type_of(types, expr.args[0])
     result = _lossless_type(_required_type(expr, types), data_type.dtype)
     steps = data_type.scale, data_type.zero_point, result.scale, result.zero_point

@@ -214,10 +214,10 @@ def avg_pool2d(
 
 # --- softmax -------------------------------------------------------------------------------------
 
-_BITS, _LARGE, _MOST = 8, 30, 20
+_SOFTMAX_OUTPUT_BITS, _QUOTIENT_BITS, _MAX_HALVINGS = 8, 30, 20
 """Bits of the softmax result and of the reciprocal, and the maximum power-of-two exponent of exp.
 """
-_SOFTMAX_OUTPUT_SCALE = np.asarray(2.0 ** (1 - _BITS), np.float32)
+_SOFTMAX_OUTPUT_SCALE = np.asarray(2.0 ** (1 - _SOFTMAX_OUTPUT_BITS), np.float32)
 """Scale of the probabilities before the final requantisation."""
 
 
@@ -257,15 +257,17 @@ def _expand_softmax(attrs: SoftmaxAttrs, args: Sequence[Expr], types: Sequence[T
         op.add(x, op.right_shift(x, int32_const(1))), op.right_shift(x, int32_const(4))
     )
     # 2**x = 2**-n * 2**r with a whole n: the first factor is a shift.
-    halvings = op.clip(op.trunc_divide(scaled, int32_const(-unit)), 0, _MOST)
+    halvings = op.clip(op.trunc_divide(scaled, int32_const(-unit)), 0, _MAX_HALVINGS)
     remainder = op.add(scaled, op.multiply(halvings, int32_const(unit)))
     # 2**r is taken as 1 + r / 2 on (-1, 0], a chord of the curve.
     exps = op.left_shift(
         op.add(op.right_shift(remainder, int32_const(1)), int32_const(unit)),
         op.subtract(op.max(halvings, axis, keepdims=True), halvings),
     )
-    shares = op.trunc_divide(int32_const(1 << _LARGE), op.sum(exps, axis, keepdims=True))
-    levels = op.right_shift(op.multiply(shares, exps), int32_const(_LARGE - (_BITS - 1)))
+    shares = op.trunc_divide(int32_const(1 << _QUOTIENT_BITS), op.sum(exps, axis, keepdims=True))
+    levels = op.right_shift(
+        op.multiply(shares, exps), int32_const(_QUOTIENT_BITS - (_SOFTMAX_OUTPUT_BITS - 1))
+    )
     source = QuantParams.from_scale(_SOFTMAX_OUTPUT_SCALE, TensorType((), "float32"))
     rescaling = Requantization(
         source, QuantParams.from_args(args, types, 3), RequantizeAttrs(out_dtype="int8")
@@ -280,11 +282,11 @@ def _softmax_reference(attrs: SoftmaxAttrs, data: Array, *steps: Array) -> Array
     moved = data.astype(np.int32) - steps[1]
     x = moved - moved.max(attrs.axis, keepdims=True)
     scaled = x + (x >> 1) - (x >> 4)
-    halvings = np.clip(-scaled // unit, 0, _MOST)
+    halvings = np.clip(-scaled // unit, 0, _MAX_HALVINGS)
     exps = ((scaled + halvings * unit) >> 1) + unit
     exps = (exps << (halvings.max(attrs.axis, keepdims=True) - halvings)).astype(np.int32)
-    shares = (1 << _LARGE) // exps.sum(attrs.axis, keepdims=True, dtype=np.int32)
-    levels = (shares * exps).astype(np.int32) >> (_LARGE - (_BITS - 1))
+    shares = (1 << _QUOTIENT_BITS) // exps.sum(attrs.axis, keepdims=True, dtype=np.int32)
+    levels = (shares * exps).astype(np.int32) >> (_QUOTIENT_BITS - (_SOFTMAX_OUTPUT_BITS - 1))
     source = _SOFTMAX_OUTPUT_SCALE, np.zeros((), np.int32)
     return requantize_array(levels, source, (steps[2], steps[3]), RequantizeAttrs())
 

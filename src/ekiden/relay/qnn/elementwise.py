@@ -175,7 +175,10 @@ def _expand_mul(attrs: QnnBroadcastAttrs, args: Sequence[Expr], types: Sequence[
     axis = _product_axis(attrs, ranks, [_is_per_axis(types[2]), _is_per_axis(types[4])])
     wide = []
     for i, own in enumerate((attrs.lhs_axis, attrs.rhs_axis)):
-        side, point = op.cast(args[i], "int32"), QuantParams.from_args(args, types, 2 + 2 * i).point
+        side, point = (
+            op.cast(args[i], "int32"),
+            QuantParams.from_args(args, types, 2 + 2 * i).zero_point,
+        )
         is_zero = is_qparam_equal_to(point.expr, 0)
         # Zero points are removed before multiplying: (q1 - z1) * (q2 - z2).
         wide.append(side if is_zero else op.subtract(side, point.broadcast_over(ranks[i], own)))

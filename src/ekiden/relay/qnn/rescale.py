@@ -114,7 +114,7 @@ class QuantParams:
     """Quantisation parameters of a tensor: scale and zero point."""
 
     scale: QuantParameter
-    point: QuantParameter
+    zero_point: QuantParameter
 
     @staticmethod
     def from_args(args: Sequence[Expr], types: Sequence[Type], at: int) -> QuantParams:
@@ -132,11 +132,11 @@ class QuantParams:
     def is_same_scalar(self, steps: QuantParams) -> bool:
         """Return whether both are provably the same scalars."""
         return is_same_scalar(self.scale.expr, steps.scale.expr) and is_same_scalar(
-            self.point.expr, steps.point.expr
+            self.zero_point.expr, steps.zero_point.expr
         )
 
 
-Levels = tuple[Array, Array]
+ArrayQuantParams = tuple[Array, Array]
 """Scale and zero point as arrays."""
 
 
@@ -166,7 +166,7 @@ def _saturate(data: Expr, dtype: str) -> Expr:
 def emit_quantize(data: Expr, rank: int, steps: QuantParams, axis: int, out_dtype: str) -> Expr:
     """Emit the quantisation of float32 data."""
     levels = round_half_away(divide(data, steps.scale.broadcast_over(rank, axis)), "float32")
-    moved = add(levels, cast(steps.point.broadcast_over(rank, axis), "float32"))
+    moved = add(levels, cast(steps.zero_point.broadcast_over(rank, axis), "float32"))
     # 2**31 - 1 rounds up to 2**31, which would wrap around.
     if out_dtype == "int32":  # its largest is no float32
         moved = cast(moved, "float64")
@@ -177,7 +177,7 @@ def emit_dequantize(
     data: Expr, rank: int, steps: QuantParams, axis: int, out_dtype: str = "float32"
 ) -> Expr:
     """Emit the dequantisation of integers."""
-    moved = subtract(cast(data, "int32"), steps.point.broadcast_over(rank, axis))
+    moved = subtract(cast(data, "int32"), steps.zero_point.broadcast_over(rank, axis))
     floats = multiply(cast(moved, "float32"), steps.scale.broadcast_over(rank, axis))
     if out_dtype == "float32":
         return floats
@@ -208,8 +208,8 @@ class _FixedPointProduct:
     """Multiplication by a fixed-point multiplier, per axis or scalar."""
 
     multiplier: Array
-    left: Array
-    right: Array
+    left_shift: Array
+    right_shift: Array
 
     @staticmethod
     def from_quotient(quotient: Array) -> _FixedPointProduct:
@@ -228,15 +228,15 @@ class _FixedPointProduct:
         """
         wide = self._emit_wide(data)
         if rounding == "TONEAREST":
-            half: Expr = const(np.left_shift(np.int64(1), self.right - 1))
-            below = const(np.left_shift(np.int64(1), self.right - 1) - 1)
+            half: Expr = const(np.left_shift(np.int64(1), self.right_shift - 1))
+            below = const(np.left_shift(np.int64(1), self.right_shift - 1) - 1)
             # Halves of negative products round away from zero, too.
             half = where(greater_equal(wide, _scalar(0, "int64")), half, below)
-            return cast(right_shift(add(wide, half), const(self.right)), "int32")
+            return cast(right_shift(add(wide, half), const(self.right_shift)), "int32")
         # Half of what the shift drops: midway upward.
         nearest = add(wide, _scalar(1 << (FIXED_POINT_BITS - 1), "int64"))
         high = cast(right_shift(nearest, _scalar(FIXED_POINT_BITS, "int64")), "int32")
-        remaining_shift = self.right - FIXED_POINT_BITS
+        remaining_shift = self.right_shift - FIXED_POINT_BITS
         if not remaining_shift.any():
             return high
         shifted = self._emit_rounded_shift(wide, high, remaining_shift, rounding)
@@ -251,9 +251,9 @@ class _FixedPointProduct:
         first.
         """
         # One widening multiplication serves where the multiplier is below 1.
-        if not self.left.any():
+        if not self.left_shift.any():
             return widening_multiply(data, const(self.multiplier.astype(np.int32)))
-        moved = left_shift(cast(data, "int64"), const(self.left))
+        moved = left_shift(cast(data, "int64"), const(self.left_shift))
         return multiply(moved, const(self.multiplier))
 
     @staticmethod
@@ -276,17 +276,17 @@ class _FixedPointProduct:
 
     def evaluate(self, data: Array, rounding: str) -> Array:
         """Evaluate the product bit-exactly on an array, for constant folding."""
-        wide = (data.astype(np.int64) << self.left) * self.multiplier
+        wide = (data.astype(np.int64) << self.left_shift) * self.multiplier
         if rounding == "TWICE":
             high, shift = (
                 (wide + (1 << (FIXED_POINT_BITS - 1))) >> FIXED_POINT_BITS,
-                self.right - FIXED_POINT_BITS,
+                self.right_shift - FIXED_POINT_BITS,
             )
             below = (high < 0) & (shift > 0)
             return np.asarray((high + (np.left_shift(np.int64(1), shift) >> 1) - below) >> shift)
-        half = np.left_shift(np.int64(1), self.right - 1)
+        half = np.left_shift(np.int64(1), self.right_shift - 1)
         rounded = half if rounding == "UPWARD" else half - (wide < 0)
-        return np.asarray((wide + rounded) >> self.right).astype(np.int32)
+        return np.asarray((wide + rounded) >> self.right_shift).astype(np.int32)
 
 
 def multiply_fixed_point(data: Expr, multiplier: float | Array, rounding: str = "UPWARD") -> Expr:
@@ -342,10 +342,10 @@ class Requantization:
         """
         compute, axis = self.attrs.compute_dtype, self.attrs.axis
         rescaled: Expr = cast(data, _compute_dtype(compute))
-        if not is_qparam_equal_to(self.source.point.expr, 0):
+        if not is_qparam_equal_to(self.source.zero_point.expr, 0):
             rescaled = subtract(
                 rescaled,
-                cast(self.source.point.broadcast_over(rank, axis), _compute_dtype(compute)),
+                cast(self.source.zero_point.broadcast_over(rank, axis), _compute_dtype(compute)),
             )
         if not is_same_scalar(self.source.scale.expr, self.result.scale.expr):
             rescaled = (
@@ -353,8 +353,8 @@ class Requantization:
                 if compute == "int64"
                 else self._apply_float(rescaled, rank)
             )
-        if not is_qparam_equal_to(self.result.point.expr, 0):
-            rescaled = add(rescaled, cast(self.result.point.expr, _compute_dtype(compute)))
+        if not is_qparam_equal_to(self.result.zero_point.expr, 0):
+            rescaled = add(rescaled, cast(self.result.zero_point.expr, _compute_dtype(compute)))
         # Floats are rounded once, behind the zero point.
         if compute != "int64":
             rescaled = cast(_ROUND_BY_MODE[self.attrs.rounding](rescaled, compute), "int32")
@@ -417,7 +417,9 @@ def round_half_away_array(data: Array) -> Array:
     )
 
 
-def quantize_array(data: Array, steps: Levels, axis: int = -1, out_dtype: str = "int8") -> Array:
+def quantize_array(
+    data: Array, steps: ArrayQuantParams, axis: int = -1, out_dtype: str = "int8"
+) -> Array:
     """Evaluate qnn.quantize on arrays."""
     scale, point = (broadcast_qparam_array(parameter, data.ndim, axis) for parameter in steps)
     with np.errstate(all="ignore"):
@@ -427,7 +429,7 @@ def quantize_array(data: Array, steps: Levels, axis: int = -1, out_dtype: str = 
 
 
 def dequantize_array(
-    data: Array, steps: Levels, axis: int = -1, out_dtype: str = "float32"
+    data: Array, steps: ArrayQuantParams, axis: int = -1, out_dtype: str = "float32"
 ) -> Array:
     """Evaluate qnn.dequantize on arrays."""
     scale, point = (broadcast_qparam_array(parameter, data.ndim, axis) for parameter in steps)
@@ -436,7 +438,9 @@ def dequantize_array(
     return np.clip(floats, -largest, largest).astype(out_dtype)
 
 
-def requantize_array(data: Array, source: Levels, result: Levels, attrs: RequantizeAttrs) -> Array:
+def requantize_array(
+    data: Array, source: ArrayQuantParams, result: ArrayQuantParams, attrs: RequantizeAttrs
+) -> Array:
     """Evaluate qnn.requantize on arrays."""
     compute = attrs.compute_dtype
     scale, point = (

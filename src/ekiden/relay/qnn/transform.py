@@ -6,7 +6,7 @@ qnn.quantize(%x, 0.5f, 3)   ->   cast(clip(add(round(divide(%x, 0.5f)), 3f), -12
 from __future__ import annotations
 
 from ekiden.ir.transform import Pass
-from ekiden.relay.qnn._declare import TABLE
+from ekiden.relay.qnn._declare import QNN_CANONICALIZE_TABLE
 from ekiden.relay.transform.graph import legalize
 
 
@@ -15,7 +15,7 @@ def CanonicalizeOps() -> Pass:  # noqa: N802
 
     It runs at every level: there are no kernels for the dialect itself.
     """
-    return legalize.Legalize(TABLE, "qnn.CanonicalizeOps", opt_level=0)
+    return legalize.Legalize(QNN_CANONICALIZE_TABLE, "qnn.CanonicalizeOps", opt_level=0)
 
 
 def Legalize() -> Pass:  # noqa: N802

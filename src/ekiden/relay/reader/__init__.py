@@ -62,7 +62,7 @@ class RelayScript:
             self.global_var.set_checked_type(FuncType(param_types, ret_type))
         relay_function = body.translate_function(tree, params, ret_type)
         module = IRModule(dict(base.functions.items()), base.type_definitions, base.attrs)
-        for callee in body.used:
+        for callee in body.called_scripts:
             module.update(callee.module)
         module[self.global_var] = relay_function
         try:

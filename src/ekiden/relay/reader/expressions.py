@@ -74,17 +74,17 @@ class ExpressionTranslator:
         base: IRModule,
         script: RelayScript,
     ) -> None:
-        self.place = location
-        self.around = around
-        self.base = base
+        self.location = location
+        self.captured_names = around
+        self.base_module = base
         self.script = script
-        self.used: list[RelayScript] = []
+        self.called_scripts: list[RelayScript] = []
         """Other scripts that this script calls."""
         self._types = TypeParser(SourceText(""), [])
 
     def raise_error(self, node: ast.AST, message: str) -> NoReturn:
         """Raise ParseError at an AST node."""
-        self.place.raise_error(node, message)
+        self.location.raise_error(node, message)
 
     # Values
 
@@ -122,13 +122,13 @@ class ExpressionTranslator:
     def _with_span(self, node: ast.expr, value: object) -> object:
         """Set the span of a call created from an AST node."""
         if isinstance(value, Call) and value.span is None:
-            return value.with_fields(span=self.place.span(node))
+            return value.with_fields(span=self.location.span(node))
         return value
 
     def known_type(self, expr: Expr) -> Type | None:
         """Return an expression's type, or None if it depends on unknown types."""
         try:
-            return infer_expr_type(expr, self.base)
+            return infer_expr_type(expr, self.base_module)
         except TypeInferenceError:
             return None
 
@@ -140,7 +140,7 @@ class ExpressionTranslator:
         meaning: object
         if isinstance(node, ast.Constant):
             meaning = node.value
-        elif names.issubset(self.around):
+        elif names.issubset(self.captured_names):
             meaning = self.translate(node, ScriptScope({}))
         else:  # Relay text without quotes, under `from __future__ import annotations`
             meaning = ast.unparse(node)
@@ -156,7 +156,7 @@ class ExpressionTranslator:
         source = SourceText(text, "annotation")
         reader = TypeParser(source, tokenize(source)[0])
         reader.symbols = self._types.symbols  # one name is one dimension in the whole function
-        reader.global_types = {t.name_hint: t for t in self.base.type_definitions}
+        reader.global_types = {t.name_hint: t for t in self.base_module.type_definitions}
         try:
             kind = reader.parse_type()
         except ParseError as error:
@@ -178,9 +178,9 @@ class ExpressionTranslator:
             return meaning
         if node.id == self.script.name:
             return self.script.global_var
-        if node.id not in self.around:
+        if node.id not in self.captured_names:
             self.raise_error(node, f"{node.id!r} is not defined")
-        return self.around[node.id]
+        return self.captured_names[node.id]
 
     def _translate_attribute(self, node: ast.Attribute, scope: ScriptScope) -> object:
         owner = self.translate(node.value, scope)
@@ -281,7 +281,7 @@ class ExpressionTranslator:
         cond = self.translate(node.test, scope)
         if not isinstance(cond, RelayExpr):
             return self.translate(node.body if cond else node.orelse, scope)
-        span = self.place.span(node)
+        span = self.location.span(node)
         return If(
             cond,
             self.translate_expr(node.body, scope),
@@ -298,7 +298,7 @@ class ExpressionTranslator:
             args.append(self.translate(argument, scope))
         named = {k.arg: self.translate(k.value, scope) for k in node.keywords if k.arg is not None}
         if isinstance(callee, type(self.script)):
-            self.used.append(callee)
+            self.called_scripts.append(callee)
             callee = callee.global_var
         if isinstance(callee, RelayExpr):
             if named:
@@ -323,12 +323,12 @@ class ExpressionTranslator:
         params = tuple(Var(a.arg) for a in node.args.args)
         inner.names.update((p.name_hint, p) for p in params)
         body = self.wrap_lets(inner, self.translate_expr(node.body, inner))
-        return Function(params, body, span=self.place.span(node))
+        return Function(params, body, span=self.location.span(node))
 
     def wrap_lets(self, scope: ScriptScope, result: Expr) -> Expr:
         """Wrap a result in the lets of its scope."""
         for name, value, node in reversed(scope.lets):
-            result = Let(name, value, result, span=self.place.span(node))
+            result = Let(name, value, result, span=self.location.span(node))
         return result
 
 

@@ -46,7 +46,7 @@ class StatementTranslator(ExpressionTranslator):
         if extra or arguments.vararg is not None or arguments.kwarg is not None:
             self.raise_error(tree, f"{tree.name}: expected plain parameters without defaults")
         params = tuple(
-            Var(a.arg, self.parse_annotation(a.annotation), self.place.span(a))
+            Var(a.arg, self.parse_annotation(a.annotation), self.location.span(a))
             for a in arguments.args
         )
         return params, self.parse_annotation(tree.returns)
@@ -67,7 +67,7 @@ class StatementTranslator(ExpressionTranslator):
                 tree, f"{tree.name}: not every way through the function returns a value"
             )
         body = self.wrap_lets(scope, result)
-        return Function(params, body, ret_type, span=self.place.span(tree))
+        return Function(params, body, ret_type, span=self.location.span(tree))
 
     # Blocks
 
@@ -129,7 +129,7 @@ class StatementTranslator(ExpressionTranslator):
         param_types = tuple(p.type_annotation for p in params if p.type_annotation is not None)
         is_typed = ret_type is not None and len(param_types) == len(params)
         kind = FuncType(param_types, ret_type) if is_typed and ret_type is not None else None
-        name = Var(tree.name, kind, self.place.span(tree))
+        name = Var(tree.name, kind, self.location.span(tree))
         scope_inside = scope.child_scope()
         scope_inside.names[tree.name] = name
         scope.lets.append(
@@ -142,7 +142,7 @@ class StatementTranslator(ExpressionTranslator):
     ) -> Var:
         """Emit a let of a new variable, and return the variable."""
         variable = Var(
-            name, kind if kind is not None else self.known_type(value), self.place.span(node)
+            name, kind if kind is not None else self.known_type(value), self.location.span(node)
         )
         scope.lets.append((variable, value, node))
         scope.names[name] = variable
@@ -200,7 +200,7 @@ class StatementTranslator(ExpressionTranslator):
             self._translate_branch([*branch, *following], scope.child_scope(), node)
             for branch in (node.body, node.orelse)
         ]
-        return If(cond, sides[0], sides[1], self.place.span(node))
+        return If(cond, sides[0], sides[1], self.location.span(node))
 
     def _translate_branch(self, statements: Statements, scope: ScriptScope, node: ast.AST) -> Expr:
         result = self.translate_block(statements, scope)
@@ -217,7 +217,7 @@ class StatementTranslator(ExpressionTranslator):
         for side, branch in zip(inner, (node.body, node.orelse), strict=True):
             self.translate_block(branch, side)
         self._merge_branch_names(
-            node, inner, scope, lambda sides: If(cond, sides[0], sides[1], self.place.span(node))
+            node, inner, scope, lambda sides: If(cond, sides[0], sides[1], self.location.span(node))
         )
         return None
 
@@ -286,7 +286,7 @@ class StatementTranslator(ExpressionTranslator):
         self, node: ast.Match, data: Expr, patterns: list[Pattern], sides: list[Expr]
     ) -> Match:
         clauses = [Clause(p, s) for p, s in zip(patterns, sides, strict=True)]
-        return Match(data, tuple(clauses), complete=True, span=self.place.span(node))
+        return Match(data, tuple(clauses), complete=True, span=self.location.span(node))
 
     def _translate_case(self, case: ast.match_case, scope: ScriptScope) -> Pattern:
         if case.guard is not None:
@@ -298,7 +298,7 @@ class StatementTranslator(ExpressionTranslator):
             case ast.MatchAs(name=None):
                 return PatternWildcard()
             case ast.MatchAs(pattern=None, name=str(name)):
-                variable = Var(name, None, self.place.span(node))
+                variable = Var(name, None, self.location.span(node))
                 scope.names[name] = variable
                 return PatternVar(variable)
             case ast.MatchSequence(patterns=inner):
@@ -341,16 +341,18 @@ class StatementTranslator(ExpressionTranslator):
         ret = known_types[0] if len(known_types) == 1 else TupleType(known_types)
         is_typed = len(known_types) == len(kinds)
         loop_type = FuncType(known_types, ret) if is_typed else None
-        loop = Var("while", loop_type, self.place.span(node))
+        loop = Var("while", loop_type, self.location.span(node))
         ends = [self.lift_value(again.names[n], node) for n in names]
-        step = self.wrap_lets(again, Call(loop, tuple(ends), span=self.place.span(node)))
+        step = self.wrap_lets(again, Call(loop, tuple(ends), span=self.location.span(node)))
         done: Expr = params[0] if len(params) == 1 else Tuple(params)
-        loop_body = self.wrap_lets(inner, If(cond, step, done, self.place.span(node)))
+        loop_body = self.wrap_lets(inner, If(cond, step, done, self.location.span(node)))
         loop_function = Function(
-            params, loop_body, ret if is_typed else None, span=self.place.span(node)
+            params, loop_body, ret if is_typed else None, span=self.location.span(node)
         )
         scope.lets.append((loop, loop_function, node))
-        self._bind_fields(names, Call(loop, tuple(first), span=self.place.span(node)), node, scope)
+        self._bind_fields(
+            names, Call(loop, tuple(first), span=self.location.span(node)), node, scope
+        )
         for name in assigned.difference(names):
             scope.names[name] = ConditionallyUnset()
 

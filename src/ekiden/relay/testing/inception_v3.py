@@ -30,7 +30,7 @@ def _conv(data: Expr, step: Step, name: str, pads: bool = True) -> Expr:
     return nn.relu(layers.batch_norm_infer(body, f"{name}_batchnorm", _BN_EPSILON, scale=False))
 
 
-def _convs(data: Expr, steps: Branch, name: str) -> Expr:
+def _conv_chain(data: Expr, steps: Branch, name: str) -> Expr:
     """Return a chain of convolutions."""
     for number, step in enumerate(steps):
         data = _conv(data, step, f"{name}_{number}")
@@ -50,13 +50,17 @@ def _pool(data: Expr, kind: str, channels: int, name: str) -> Expr:
 
 def _block(data: Expr, branches: Sequence[Branch], pooled_channels: int, name: str) -> Expr:
     """Return an Inception block: concatenated branches and a pooled branch."""
-    parts = [_convs(data, branch, f"{name}_{number}") for number, branch in enumerate(branches)]
+    parts = [
+        _conv_chain(data, branch, f"{name}_{number}") for number, branch in enumerate(branches)
+    ]
     return concatenate((*parts, _pool(data, "avg", pooled_channels, name)), axis=1)
 
 
 def _reduction(data: Expr, branches: Sequence[Branch], name: str) -> Expr:
     """Return a reduction block, which halves the image: concatenated branches and a max pooling."""
-    parts = [_convs(data, branch, f"{name}_{number}") for number, branch in enumerate(branches)]
+    parts = [
+        _conv_chain(data, branch, f"{name}_{number}") for number, branch in enumerate(branches)
+    ]
     return concatenate((*parts, nn.max_pool2d(data, pool_size=(3, 3), strides=(2, 2))), axis=1)
 
 
@@ -64,7 +68,7 @@ def _expanded_block(data: Expr, pooling: str, name: str) -> Expr:
     """Return a block of the smallest image, whose branches end in a row and a column kernel."""
     parts = [_conv(data, (320, 1, 1), f"{name}_0")]
     for number, steps in enumerate((((384, 1, 1),), ((448, 1, 1), (384, 3, 3))), 1):
-        body = _convs(data, steps, f"{name}_{number}")
+        body = _conv_chain(data, steps, f"{name}_{number}")
         parts.append(_conv(body, (384, 1, 3), f"{name}_{number}_row"))
         parts.append(_conv(body, (384, 3, 1), f"{name}_{number}_column"))
     return concatenate((*parts, _pool(data, pooling, 192, name)), axis=1)

@@ -83,15 +83,15 @@ class _PythonWriter:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.names: dict[str, object] = {}
-        self.known: dict[object, str] = {}
+        self.name_by_key: dict[object, str] = {}
         self.scopes: dict[RelayExpr, RelayScope] = {}
 
     def name_of(self, key: object, hint: str = "v") -> str:
         """Return the stable name of a variable, a constant or an expression's value."""
-        if key not in self.known:
+        if key not in self.name_by_key:
             plain = "".join(c if c.isalnum() else "_" for c in hint)
-            self.known[key] = f"{plain}_{len(self.known)}"
-        return self.known[key]
+            self.name_by_key[key] = f"{plain}_{len(self.name_by_key)}"
+        return self.name_by_key[key]
 
     def refer_to(self, value: object, hint: str) -> str:
         """Return the name under which the program refers to an object."""
@@ -133,7 +133,7 @@ class _PythonWriter:
         Generators are yielded for `program` to run next, so that the depth of a program is no depth
         of Python's stack.
         """
-        inner = scope.inner.get(expr, [])
+        inner = scope.child_scopes.get(expr, [])
         name = self.operand_text(expr)
         match expr:
             case Let(var=var, value=value):
@@ -149,7 +149,7 @@ class _PythonWriter:
                 yield self.write_match(expr, inner, depth, name)
             case Function(params=params):
                 yield self.write_function(name, params, inner[0], depth)
-                for let in self.bound_to.get(expr, ()):
+                for let in self.binding_name.get(expr, ()):
                     self.write_line(depth, f"{self.operand_text(let)} = {name}")
             case _:
                 self.write_line(depth, f"{name} = {self.expression_text(expr)}")
@@ -220,7 +220,7 @@ class _PythonWriter:
                 return f"write({self.operand_text(ref)}, {self.operand_text(value)})"
         raise RunError(f"to_python: no form for a {type(expr).__name__}")
 
-    bound_to: Mapping[RelayExpr, list[Var]] = {}
+    binding_name: Mapping[RelayExpr, list[Var]] = {}
 
     def write_program(self, root: RelayExpr, target: str, depth: int) -> None:
         """Write the statements of an expression and its subexpressions."""
@@ -230,7 +230,7 @@ class _PythonWriter:
         for let in lets:
             if isinstance(let.value, Function):
                 bound.setdefault(let.value, []).append(let.var)
-        self.bound_to = bound
+        self.binding_name = bound
         stack: list[Iterator[Any]] = [self.write_block(scopes[0], depth, target)]
         while stack:
             following = next(stack[-1], None)

@@ -160,8 +160,8 @@ class _ArenaPlanner:
         user_params_: Collection[Var],
     ) -> None:
         self.lifetimes = StorageLifetimes(body, lambda callee: callee.name_hint in group)
-        self.order = KernelOrder(self.lifetimes) if concurrent else None
-        self.known = entry_symbols_
+        self.kernel_order = KernelOrder(self.lifetimes) if concurrent else None
+        self.entry_symbols = entry_symbols_
         self.kernels = kernels
         self.user_params = user_params_
         """Parameters that the caller may still hold, copied before updates."""
@@ -175,12 +175,12 @@ class _ArenaPlanner:
         for stretch, requests in self._group_requests().items():
             # Merged requests share one storage, and each of them gets its offset.
             merged = merge_in_place(self.lifetimes, requests, self._replaceable_inputs)
-            placements, total = assign_offsets(merged, self.order)
+            placements, total = assign_offsets(merged, self.kernel_order)
             arena = Var("arena")
             arena_call = alloc_storage(total, ARENA_ALIGNMENT_BYTES, arena=True, device=stretch[2])
             self.arenas.setdefault(stretch[:2], []).append((arena, arena_call))
             for placement in placements:
-                for request in (placement.request, *placement.request.shares):
+                for request in (placement.request, *placement.request.in_place_successors):
                     self.arena_offsets[request.storage] = arena, placement.offset
         return self._rewrite_blocks() if self.arenas else self.lifetimes.blocks[0].root
 
@@ -193,7 +193,7 @@ class _ArenaPlanner:
         # Such storages outlive the arena, or are reused by reference count at run time.
         apart = self.lifetimes.escaped | self._updated_storages()
         for storage, request in self.lifetimes.requests.items():
-            if storage in apart or not self.known.issuperset(free_vars(request.size)):
+            if storage in apart or not self.entry_symbols.issuperset(free_vars(request.size)):
                 continue
             stretch = *barrier_free_region(request.block, request.index), request.device
             if _is_dead_at_region_end(request, stretch):

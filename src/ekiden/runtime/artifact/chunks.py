@@ -2,7 +2,8 @@
 
     sections of a file     [header, records, array, zeros, array, ...]
       joined(pieces)       the bytes in one buffer
-      for part in parts_of(pieces):  file.write(part)      no more than a few MB of them at once
+      for part in complex_parts(pieces):  file.write(part)      no more than a few MB of them at
+      once
 
 Arrays may have any layout in memory, and lie in mapped files: they are written in C order, and
 pages read of a file are dropped meanwhile.
@@ -41,7 +42,7 @@ def piece_nbytes(piece: Piece) -> int:
     return piece.nbytes if isinstance(piece, np.ndarray) else len(piece)
 
 
-def join_pieces(pieces: Sequence[Piece]) -> memoryview:
+def concatenate_pieces(pieces: Sequence[Piece]) -> memoryview:
     """Concatenate pieces in a tensor's memory, aligned as constants are, so that loading need not
     copy them.
     """
@@ -60,7 +61,7 @@ def copy_pieces(copies: Sequence[tuple[np.ndarray, Piece]]) -> None:
     large = [(large_destination[a:b], chunk) for large_destination, piece in copies if
              len(large_destination) >= MIN_THREADED_BYTES
              for a, b, chunk in _split_rows(piece, len(large_destination))]  # fmt: skip
-    jobs = min(len(large), environment.compile_jobs())
+    jobs = min(len(large), environment.num_compile_jobs())
     # Small copies cost less than handing them to a thread.
     for destination, piece in copies:
         if len(destination) < MIN_THREADED_BYTES:
@@ -88,16 +89,16 @@ def iter_chunks(pieces: Iterable[Piece]) -> Iterator[memoryview]:
         elif size < MIN_THREADED_BYTES:
             yield _contiguous_copy(piece, size)
         else:
-            yield from _copy_ahead(piece, size)
+            yield from _prefetch_copies(piece, size)
         if isinstance(piece, np.ndarray):
             # Without it, weights of the size of main memory would stay resident once they are
             # written.
             mapped_files.advise_dontneed(piece)
 
 
-def _copy_ahead(piece: Piece, size: int) -> Iterator[memoryview]:
+def _prefetch_copies(piece: Piece, size: int) -> Iterator[memoryview]:
     """Yield copies of a piece in order, prepared by as many threads as compile jobs."""
-    jobs = environment.compile_jobs()
+    jobs = environment.num_compile_jobs()
     waiting: deque[futures.Future[memoryview]] = deque()
     with futures.ThreadPoolExecutor(jobs) as pool:
         for begin, end, chunk in _split_rows(piece, size):
@@ -165,8 +166,8 @@ __all__ = [
     "Piece",
     "Pieces",
     "checksum",
+    "concatenate_pieces",
     "copy_pieces",
     "iter_chunks",
-    "join_pieces",
     "piece_nbytes",
 ]

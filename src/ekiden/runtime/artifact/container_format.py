@@ -17,9 +17,9 @@ from ekiden.runtime.artifact.chunks import (
     Piece,
     Pieces,
     checksum,
+    concatenate_pieces,
     copy_pieces,
     iter_chunks,
-    join_pieces,
     piece_nbytes,
 )
 from ekiden.runtime.artifact.metadata import read_metadata
@@ -61,7 +61,7 @@ class ConstantRecord:
     shape: tuple[int, ...]
     nbytes: int
     data: Piece | None
-    is_made: bool = False
+    is_computed_at_load: bool = False
 
 
 LATE_BOUND, STORED, MADE_AT_LOAD = 0, 1, 0xFFFF
@@ -82,7 +82,7 @@ class ArtifactFile:
 
     def to_bytes(self) -> memoryview:
         """Return the file in memory."""
-        contents = join_pieces([bytes(self._first_section_offset), *chain(*self.sections)])
+        contents = concatenate_pieces([bytes(self._first_section_offset), *chain(*self.sections)])
         sums = [checksum(contents[start : start + length]) for _, start, length in self.rows]
         contents[: self._first_section_offset] = self._header_bytes(sums)
         return contents
@@ -115,7 +115,7 @@ class ArtifactFile:
 
     @property
     def _first_section_offset(self) -> int:
-        return _align_section(_HEADER_STRUCT.size + len(self.rows) * _SECTION_ENTRY_STRUCT.size)
+        return _aligned_size(_HEADER_STRUCT.size + len(self.rows) * _SECTION_ENTRY_STRUCT.size)
 
     def _section_checksum(self, chunks: Iterable[memoryview], length: int) -> int:
         """Return the checksum of `length` bytes, without the padding after them."""
@@ -157,7 +157,7 @@ def assemble(sources: Iterable[SectionSource]) -> ArtifactFile:
     """Lay out the sections of a file, at most one of each kind per variant."""
     # A canonical order makes equal programs equal files, which caches and tests rely on.
     ordered = sorted(sources, key=lambda source_key: (source_key.variant, source_key.kind))
-    at = _align_section(_HEADER_STRUCT.size + len(ordered) * _SECTION_ENTRY_STRUCT.size)
+    at = _aligned_size(_HEADER_STRUCT.size + len(ordered) * _SECTION_ENTRY_STRUCT.size)
     rows, sections = [], []
     for source in ordered:
         # The constants section stores absolute file offsets, so it must know its own.
@@ -176,7 +176,7 @@ def assemble_in_memory(sources: Iterable[SectionSource]) -> memoryview:
     return assemble(sources).to_bytes()
 
 
-def executable_of(data: Bytes, apart: Mapping[int, np.ndarray] | None = None) -> Executable:
+def load_executable(data: Bytes, apart: Mapping[int, np.ndarray] | None = None) -> Executable:
     """Load the program in a file's bytes. They must not change any more: constants share the memory
     where it is aligned as `assemble_in_memory` aligns it. `apart` are constants by number that the
     file lacks; they are copied, or used in place where they are immutable and aligned.
@@ -238,18 +238,22 @@ def read_sections(data: Bytes) -> list[tuple[Section, int, memoryview]]:
     return sections
 
 
-def write_constants(constants: Sequence[ConstantRecord], start: int) -> Pieces:
+def pack_constants_section(constants: Sequence[ConstantRecord], start: int) -> Pieces:
     """Return the constants section that begins at file offset `start`: records, then each
     constant's data.
     """
     records_size = 4 + sum(_CONSTANT_RECORD_STRUCT.size + 8 * len(c.shape) + 16 for c in constants)
-    at = start + _align_section(records_size)
+    at = start + _aligned_size(records_size)
     records = [struct.pack("<I", len(constants))]
     data: Pieces = []
     for index, constant in enumerate(constants):
         stored = b"" if constant.data is None else constant.data
         lanes = (
-            MADE_AT_LOAD if constant.is_made else LATE_BOUND if constant.data is None else STORED
+            MADE_AT_LOAD
+            if constant.is_computed_at_load
+            else LATE_BOUND
+            if constant.data is None
+            else STORED
         )
         records.append(
             _CONSTANT_RECORD_STRUCT.pack(constant.code, constant.bits, lanes, len(constant.shape))
@@ -259,12 +263,12 @@ def write_constants(constants: Sequence[ConstantRecord], start: int) -> Pieces:
         )
         is_last = index == len(constants) - 1
         data += [stored, b"" if is_last else bytes(-piece_nbytes(stored) % SECTION_ALIGNMENT_BYTES)]
-        at += _align_section(piece_nbytes(stored))
+        at += _aligned_size(piece_nbytes(stored))
     padding = bytes(-records_size % SECTION_ALIGNMENT_BYTES) if constants else b""
     return [b"".join(records) + padding, *data]
 
 
-def read_constants(data: Bytes) -> list[ConstantRecord]:
+def unpack_constants_section(data: Bytes) -> list[ConstantRecord]:
     """Return the constants of a valid file."""
     section = next(p for kind, _, p in read_sections(data) if kind is Section.CONSTANTS)
     (count,) = struct.unpack_from("<I", section)
@@ -281,7 +285,7 @@ def read_constants(data: Bytes) -> list[ConstantRecord]:
     return constants
 
 
-def metadata_of(data: Bytes) -> dict[str, object]:
+def artifact_metadata(data: Bytes) -> dict[str, object]:
     """Return the metadata of the first variant of a valid file."""
     section = next(p for kind, _, p in read_sections(data) if kind is Section.METADATA)
     return read_metadata(bytes(section), "executable", None)
@@ -308,22 +312,22 @@ def _read_string(section: memoryview, at: int) -> tuple[str, int]:
     return bytes(section[at + 4 : end]).decode(), end
 
 
-def with_constants(data: Bytes, constants: Sequence[ConstantRecord]) -> ArtifactFile:
+def replace_constants(data: Bytes, constants: Sequence[ConstantRecord]) -> ArtifactFile:
     """Build the file with the data of its constants replaced, or removed for some."""
     return assemble(
         _constants_section(constants)
         if kind is Section.CONSTANTS
-        else _unchanged_section(kind, payload, variant)
+        else _copy_section(kind, payload, variant)
         for kind, variant, payload in read_sections(data)
     )
 
 
-def without_kernels(data: Bytes, variant: int) -> memoryview:
+def strip_kernels(data: Bytes, variant: int) -> memoryview:
     """Build the file of one variant without native code; `variant` is 0 where there is only one."""
     # Removing a section moves the constants, whose records hold offsets.
-    constants = _constants_section(read_constants(data))  # their data moves
+    constants = _constants_section(unpack_constants_section(data))  # their data moves
     sources = [
-        _unchanged_section(kind, payload)
+        _copy_section(kind, payload)
         for kind, of, payload in read_sections(data)
         if kind not in (Section.IMAGE, Section.CONSTANTS) and of in (0, variant)
     ]
@@ -331,12 +335,12 @@ def without_kernels(data: Bytes, variant: int) -> memoryview:
 
 
 def _constants_section(constants: Sequence[ConstantRecord]) -> SectionSource:
-    return SectionSource(Section.CONSTANTS, lambda at: write_constants(constants, at))
+    return SectionSource(Section.CONSTANTS, lambda at: pack_constants_section(constants, at))
 
 
-def _unchanged_section(kind: Section, payload: Bytes, variant: int = 0) -> SectionSource:
+def _copy_section(kind: Section, payload: Bytes, variant: int = 0) -> SectionSource:
     return SectionSource(kind, lambda at: [payload], variant)
 
 
-def _align_section(size: int) -> int:
+def _aligned_size(size: int) -> int:
     return size + -size % SECTION_ALIGNMENT_BYTES

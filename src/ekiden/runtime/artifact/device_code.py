@@ -53,7 +53,7 @@ class DeviceKernel:
         )
 
 
-def _length_prefixed(data: str | bytes) -> bytes:
+def _pack_length_prefixed(data: str | bytes) -> bytes:
     encoded = data.encode() if isinstance(data, str) else data
     return struct.pack("<I", len(encoded)) + encoded
 
@@ -64,11 +64,11 @@ def pack_kernels(kernels: Sequence[DeviceKernel]) -> bytes:
     for kernel in kernels:
         fields += [
             struct.pack("<I", kernel.device_type),
-            *map(_length_prefixed, (kernel.format, kernel.name)),
+            *map(_pack_length_prefixed, (kernel.format, kernel.name)),
         ]
-        fields += [_length_prefixed(kernel.args), struct.pack("<I", len(kernel.checks))]
-        fields += [_length_prefixed(text) for check in kernel.checks for text in check]
-        fields.append(_length_prefixed(kernel.code))
+        fields += [_pack_length_prefixed(kernel.args), struct.pack("<I", len(kernel.checks))]
+        fields += [_pack_length_prefixed(text) for check in kernel.checks for text in check]
+        fields.append(_pack_length_prefixed(kernel.code))
     return b"".join(fields)
 
 
@@ -112,7 +112,7 @@ def sources_by_format(data: bytes) -> dict[str, str]:
     return {form: "\n".join(codes) for form, codes in code_by_format.items()}
 
 
-def device_kind(data: bytes) -> str:
+def device_type_of_kernels(data: bytes) -> str:
     """Return the kind of device of serialised kernels, such as "cuda"; "device" without any."""
     numbers = {kernel.device_type for kernel in unpack_kernels(data)}
     return str(Device(min(numbers), 0)).partition("(")[0] if numbers else "device"

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from ekiden.runtime.binding._core import Executable, Tensor, VirtualMachine
 
-__all__ = ["load"]
+__all__ = ["load_region"]
 
 
-def load(symbol: str, code: bytes) -> Callable[..., None]:
+def load_region(symbol: str, code: bytes) -> Callable[..., None]:
     """Load a region and return the function that runs its `main` and copies the results to the
     caller's tensors. Raises LoadError for code that is no artifact of this architecture.
     """

@@ -128,7 +128,7 @@ def _read_foreign(document: Mapping[str, Any]) -> object:
     )
 
 
-def _family_of(value: object) -> NodeFamily | None:
+def _find_node_family(value: object) -> NodeFamily | None:
     """Return the family of an object's class."""
     if isinstance(value, Tensor):
         return None
@@ -140,11 +140,11 @@ def _inner_objects(value: object) -> Iterator[object]:
     if isinstance(value, (tuple, list)):
         for item in value:
             yield from _inner_objects(item)
-    elif isinstance(value, Mapping) and _family_of(value) is None:
+    elif isinstance(value, Mapping) and _find_node_family(value) is None:
         for key, item in value.items():
             yield from _inner_objects(key)
             yield from _inner_objects(item)
-    elif _family_of(value) is not None:
+    elif _find_node_family(value) is not None:
         yield value
 
 
@@ -188,12 +188,12 @@ class _GraphWriter:
                 if identity in begun:
                     raise ValueError(f"save_json: an object of {type(at).__name__} contains itself")
                 begun.add(identity)
-                stack.extend(self._pending_objects(at))
+                stack.extend(self._work_items(at))
         return self._encode(root)
 
-    def _pending_objects(self, at: object) -> list[tuple[object, list[object] | None]]:
+    def _work_items(self, at: object) -> list[tuple[object, list[object] | None]]:
         """Return the work items of an object: itself, then its contents."""
-        family = _family_of(at)
+        family = _find_node_family(at)
         assert family is not None, "only what has a family becomes a node"
         key, fields = family.to_fields(at)
         inside = [inner for _, value in fields for inner in _inner_objects(value)]

@@ -27,32 +27,36 @@ else:
 LATE_BOUND_PREFIX = "const_"
 
 
-def missing_constants(executable: Executable) -> list[str]:
+def unbound_constants(executable: Executable) -> list[str]:
     """Return the names of the constants that an executable still waits for."""
     unknown = [i for i, c in enumerate(executable.constants) if c is None]
     if not unknown:
         return []
-    kinds = container_format.read_constants(container_format.artifact_bytes(executable))
-    return [f"{LATE_BOUND_PREFIX}{i}" for i in unknown if not kinds[i].is_made]
+    kinds = container_format.unpack_constants_section(container_format.artifact_bytes(executable))
+    return [f"{LATE_BOUND_PREFIX}{i}" for i in unknown if not kinds[i].is_computed_at_load]
 
 
-def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str, Tensor]]:
+def split_constants(
+    executable: Executable, byte_limit: int
+) -> tuple[Executable, dict[str, Tensor]]:
     """Split off the constants of `byte_limit` bytes and more: return an executable that waits for
     them, and their values by name. Raises LoadError if the executable waits for some already.
     """
-    if waiting := missing_constants(executable):
+    if waiting := unbound_constants(executable):
         raise LoadError(f"late-bound constants: already moved out: {', '.join(waiting)}")
     data = container_format.artifact_bytes(executable)
-    constants = container_format.read_constants(data)
+    constants = container_format.unpack_constants_section(data)
     values = executable.constants
-    chosen = {i for i, c in enumerate(constants) if c.nbytes >= byte_limit and not c.is_made}
+    chosen = {
+        i for i, c in enumerate(constants) if c.nbytes >= byte_limit and not c.is_computed_at_load
+    }
     remaining = [
-        replace(c, data=None) if i in chosen else _filled_record(c, v)
+        replace(c, data=None) if i in chosen else _bound_record(c, v)
         for i, (c, v) in enumerate(zip(constants, values, strict=True))
     ]
     moved = {f"{LATE_BOUND_PREFIX}{i}": v for i in sorted(chosen) if (v := values[i]) is not None}
-    return container_format.executable_of(
-        container_format.with_constants(data, remaining).to_bytes()
+    return container_format.load_executable(
+        container_format.replace_constants(data, remaining).to_bytes()
     ), moved
 
 
@@ -63,7 +67,7 @@ def bind_constants(executable: Executable, constants: Mapping[str, object]) -> N
         LoadError: for names that are missing, unknown or have their data.
         ValueError: for another shape or dtype.
     """
-    waiting = missing_constants(executable)
+    waiting = unbound_constants(executable)
     if absent := [name for name in waiting if name not in constants]:
         raise LoadError(f"late-bound constants: missing: {', '.join(absent)}")
     if unused := [name for name in constants if name not in waiting]:
@@ -94,35 +98,35 @@ def complete_artifact_bytes(executable: Executable) -> memoryview:
     """Return the bytes of an executable with all bound constants; its own memory if none were
     bound.
     """
-    rebuilt = _file_with_bound(executable)
+    rebuilt = _complete_artifact_file(executable)
     return container_format.artifact_bytes(executable) if rebuilt is None else rebuilt.to_bytes()
 
 
-def write(executable: Executable, file: Writer) -> None:
+def write_complete_artifact(executable: Executable, file: Writer) -> None:
     """Write an executable with all bound constants to a file, without a copy in memory."""
-    rebuilt = _file_with_bound(executable)
+    rebuilt = _complete_artifact_file(executable)
     if rebuilt is None:
         file.write(container_format.artifact_bytes(executable))
     else:
         rebuilt.write(file)
 
 
-def _file_with_bound(executable: Executable) -> container_format.ArtifactFile | None:
+def _complete_artifact_file(executable: Executable) -> container_format.ArtifactFile | None:
     """Return the file with the bound constants, or None where it is complete."""
     data = container_format.artifact_bytes(executable)
-    constants = container_format.read_constants(data)
-    if all(c.data is not None or c.is_made for c in constants):
+    constants = container_format.unpack_constants_section(data)
+    if all(c.data is not None or c.is_computed_at_load for c in constants):
         return None
     values = executable.constants
-    return container_format.with_constants(
-        data, [_filled_record(c, v) for c, v in zip(constants, values, strict=True)]
+    return container_format.replace_constants(
+        data, [_bound_record(c, v) for c, v in zip(constants, values, strict=True)]
     )
 
 
-def _filled_record(
+def _bound_record(
     constant: container_format.ConstantRecord, value: Tensor | None
 ) -> container_format.ConstantRecord:
-    if constant.data is not None or constant.is_made or value is None:
+    if constant.data is not None or constant.is_computed_at_load or value is None:
         return constant
     elements = value.reinterpret("uint8", (value.nbytes,)).numpy()
     return replace(constant, data=np.ascontiguousarray(elements).data)

@@ -50,7 +50,7 @@ class _MappedFile:
         # here.
         if (
             get_global_func("ek.files.is_cut")(self.mapped)
-            or _file_state(os.fstat(self.handle)) != self.state
+            or _file_fingerprint(os.fstat(self.handle)) != self.state
         ):
             raise error(
                 f"{what}: the file {self.path!r} was changed while weights were read from it: write"
@@ -86,7 +86,7 @@ class MappedFiles:
         mapped = _map_file(handle, status) if len(self.files) < MAX_OPEN_FILES else None
         if mapped is None:
             return None
-        self.files.append(_MappedFile(os.fspath(path), mapped, handle, _file_state(status)))
+        self.files.append(_MappedFile(os.fspath(path), mapped, handle, _file_fingerprint(status)))
         return mapped.numpy().data
 
     def check(self, what: str, error: type[EkidenError] = ImportModelError) -> None:
@@ -104,7 +104,7 @@ class MappedFiles:
         self.close()
 
 
-def read_whole(file: io.FileIO) -> memoryview:
+def read_remaining(file: io.FileIO) -> memoryview:
     """Read all bytes of a file from its current position. A NumPy array has huge pages and takes a
     third of the time of `bytes`.
     """
@@ -121,10 +121,10 @@ def read_whole(file: io.FileIO) -> memoryview:
 def _map_file(handle: int, status: os.stat_result) -> Tensor | None:
     if not stat.S_ISREG(status.st_mode) or status.st_size < MIN_MAPPED_BYTES:
         return None
-    return guarded_map(handle, status.st_size)
+    return map_readonly_tensor(handle, status.st_size)
 
 
-def guarded_map(handle: int, size: int) -> Tensor | None:
+def map_readonly_tensor(handle: int, size: int) -> Tensor | None:
     """Map the bytes of an open, non-empty file read-only as a tensor that owns them; the file need
     not stay open. Return None if it cannot be mapped or too many are.
     """
@@ -136,32 +136,32 @@ def guarded_map(handle: int, size: int) -> Tensor | None:
     return mapped_tensor
 
 
-def _file_state(status: os.stat_result) -> tuple[int, int]:
+def _file_fingerprint(status: os.stat_result) -> tuple[int, int]:
     """Return the inode fields that change with a file's contents but not with its names: size and
     modification time.
     """
     return status.st_size, status.st_mtime_ns
 
 
-_BORROWED_FILES: ContextVar[MappedFiles | None] = ContextVar("borrowed_files", default=None)
+_BORROWABLE_FILES: ContextVar[MappedFiles | None] = ContextVar("borrowable_files", default=None)
 
 
 @contextmanager
-def borrowing() -> Iterator[MappedFiles]:
+def allow_mapped_borrowing() -> Iterator[MappedFiles]:
     """Allow readers inside to return arrays that borrow mapped files; the caller copies what it
     keeps and calls `check`.
     """
     files = MappedFiles()
-    token = _BORROWED_FILES.set(files)
+    token = _BORROWABLE_FILES.set(files)
     try:
         yield files
     finally:
-        _BORROWED_FILES.reset(token)
+        _BORROWABLE_FILES.reset(token)
 
 
-def borrowed_files() -> MappedFiles | None:
+def borrowable_files() -> MappedFiles | None:
     """Return the files in which a reader may map its arrays; None where they must be copied."""
-    return _BORROWED_FILES.get()
+    return _BORROWABLE_FILES.get()
 
 
 def advise_dontneed(array: NDArray[np.generic]) -> None:
@@ -178,8 +178,8 @@ def advise_dontneed(array: NDArray[np.generic]) -> None:
 __all__ = [
     "MappedFiles",
     "advise_dontneed",
-    "borrowed_files",
-    "borrowing",
-    "guarded_map",
-    "read_whole",
+    "allow_mapped_borrowing",
+    "borrowable_files",
+    "map_readonly_tensor",
+    "read_remaining",
 ]

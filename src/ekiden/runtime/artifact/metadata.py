@@ -389,13 +389,13 @@ def _tensor_info(entry: Mapping[str, object]) -> TensorInfo:
     return TensorInfo(str(entry["name"]), shape, str(entry["dtype"]), keys)
 
 
-def variants(metadata: Mapping[str, object]) -> tuple[str, ...]:
+def target_variants(metadata: Mapping[str, object]) -> tuple[str, ...]:
     """Return the targets that the artifact has code for, best first."""
     target = cast(str, metadata.get("target", ""))
     return tuple(cast("list[str]", metadata.get("variants", [target])))
 
 
-def placement_text(metadata: Mapping[str, object]) -> str:
+def placement_summary(metadata: Mapping[str, object]) -> str:
     """Return one line that says how many kernels run on which device, and why some run on the
     host; "" for a program of one device.
 
@@ -412,6 +412,6 @@ def placement_text(metadata: Mapping[str, object]) -> str:
     return "; ".join(phrases)
 
 
-def peak_memory(metadata: Mapping[str, object]) -> int | None:
+def predicted_peak_memory(metadata: Mapping[str, object]) -> int | None:
     """Return the predicted peak of tensor memory of a run in bytes, or None."""
     return cast("Mapping[str, int]", metadata.get("memory", {})).get("peak")

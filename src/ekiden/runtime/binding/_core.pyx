@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy
 
 from ekiden.runtime import errors
-from ekiden.runtime.binding.dtypes import no_numpy_dtype, numpy_type
+from ekiden.runtime.binding.dtypes import missing_numpy_dtype_message, numpy_type
 from ekiden._lazy import load_deferred
 from ekiden.runtime.artifact.metadata import Tables, read_metadata
 

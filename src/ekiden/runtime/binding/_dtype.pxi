@@ -198,7 +198,7 @@ class DataType(str):
         """NumPy's dtype of the elements; TypeError where NumPy has none."""
         found = _numpy_dtype(str(self))
         if found is None:
-            raise TypeError(no_numpy_dtype(str(self)))
+            raise TypeError(missing_numpy_dtype_message(str(self)))
         return found
 
     def __repr__(self):

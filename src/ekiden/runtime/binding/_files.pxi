@@ -119,7 +119,7 @@ cdef int _list(Listing *found, int folder, size_t at, const char *endings) noexc
 
 
 def _states_below(str folder not None, tuple endings not None):
-    """As `ekiden.runtime.files.states_below` says."""
+    """As `ekiden.runtime.files.folder_fingerprint` says."""
     cdef Listing found
     cdef bytes name = os.fsencode(folder)
     cdef bytes ends = b"".join(bytes([len(e)]) + e.encode() for e in endings) + b"\0"

@@ -188,7 +188,7 @@ cdef object _to_numpy(Tensor self):
         return array
     descr = _numpy_dtype(_dtype_name(dl.dtype))
     if descr is None:
-        raise TypeError(no_numpy_dtype(self.dtype))
+        raise TypeError(missing_numpy_dtype_message(self.dtype))
     if _is_packed(dl.dtype):
         return _unpack(_packed_bytes(self.contiguous()), descr, dl.dtype.bits, self.shape)
     cdef int flags = 0 if self.readonly else np.NPY_ARRAY_WRITEABLE

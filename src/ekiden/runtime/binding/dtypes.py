@@ -24,8 +24,8 @@ SMALL_FLOAT_CODES = {
     "float4_e2m1fn": (DTypeCode.FLOAT4_E2M1FN, 4),
 }
 """Floats whose name says more than their bits: (code, bits)."""
-_KIND_NAMES = {code: name for name, code in DLPACK_KIND_CODES.items()}
-_SMALL_NAMES = {code: name for name, (code, _) in SMALL_FLOAT_CODES.items()}
+_DLPACK_KIND_NAMES = {code: name for name, code in DLPACK_KIND_CODES.items()}
+_SMALL_FLOAT_NAMES = {code: name for name, (code, _) in SMALL_FLOAT_CODES.items()}
 
 
 def dtype_code(dtype: str) -> tuple[int, int, int]:
@@ -44,8 +44,8 @@ def dtype_code(dtype: str) -> tuple[int, int, int]:
 
 def dtype_name(code: int, bits: int, lanes: int) -> str:
     """Return the dtype in NumPy's spelling; vectors add 'xN'."""
-    name = _KIND_NAMES.get(code, f"dtype{code}_")
-    scalar = _SMALL_NAMES.get(code) or (name if name == "bool" else f"{name}{bits}")
+    name = _DLPACK_KIND_NAMES.get(code, f"dtype{code}_")
+    scalar = _SMALL_FLOAT_NAMES.get(code) or (name if name == "bool" else f"{name}{bits}")
     return scalar if lanes == 1 else f"{scalar}x{lanes}"
 
 
@@ -62,7 +62,7 @@ def _ml_dtypes() -> object | None:
     return import_module("ml_dtypes") if find_spec("ml_dtypes") else None
 
 
-def no_numpy_dtype(name: str) -> str:
+def missing_numpy_dtype_message(name: str) -> str:
     """Return the error message for a dtype that NumPy lacks, with what to install."""
     small = name in SMALL_FLOAT_CODES or name in ("bfloat16", "int2", "int4", "uint2", "uint4")
     help_text = "; pip install ml_dtypes" if small and _ml_dtypes() is None else ""

@@ -20,7 +20,7 @@ from ekiden.runtime.files import rewrite_os_errors, write_atomic
 from ekiden.runtime.profile.report import instruction_sources, iter_instructions
 
 
-class Place(NamedTuple):
+class CodeLocation(NamedTuple):
     """Code location: a function, and the index of an instruction in it."""
 
     function: str
@@ -42,7 +42,7 @@ class Stepper:
         assert isinstance(module, Module)
         self._module = module
         self._result: tuple[object, ...] | None = None
-        self.breakpoints: set[Place] = set()
+        self.breakpoints: set[CodeLocation] = set()
 
     def start(self, func_name: str, *args: object) -> None:
         """Pause before the first instruction of a function; a call in progress is discarded."""
@@ -79,14 +79,14 @@ class Stepper:
         self._result = None
         self._module["stop"]()
 
-    def frames(self) -> list[Place]:
+    def frames(self) -> list[CodeLocation]:
         """Return the next instruction of each active function, innermost first."""
         numbers = cast("tuple[int, ...]", self._module["frames"]())
         names = self.executable.globals
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
-        return [Place(names[function], number) for function, number in pairs]
+        return [CodeLocation(names[function], number) for function, number in pairs]
 
-    def where(self) -> Place:
+    def where(self) -> CodeLocation:
         """Return the next instruction."""
         return self.frames()[0]
 
@@ -96,7 +96,7 @@ class Stepper:
 
     def set_breakpoint(
         self, function: str = "main", instruction: int | None = None, *, source: str | None = None
-    ) -> list[Place]:
+    ) -> list[CodeLocation]:
         """Set a breakpoint at an instruction, or at each one of a model node, and return the
         locations. Raises InputError if there is none.
 
@@ -117,26 +117,26 @@ class Stepper:
             self._set_breakpoint(location, 0)
         self.breakpoints.clear()
 
-    def _set_breakpoint(self, location: Place, on: int) -> None:
+    def _set_breakpoint(self, location: CodeLocation, on: int) -> None:
         self._module["break"](self.executable.index(location.function), location.instruction, on)
 
     def _breakpoint_locations(
         self, function: str, instruction: int | None, source: str | None
-    ) -> list[Place]:
+    ) -> list[CodeLocation]:
         if source is None:
             count = len(list(iter_instructions(self.executable.code(function)[1])))
             number = 0 if instruction is None else instruction
             if not 0 <= number < count:
                 raise InputError(f"break: '{function}' has {count} instructions, got {number}")
-            return [Place(function, number)]
+            return [CodeLocation(function, number)]
         node_of = instruction_sources(self.executable)
-        matches = [Place(*location) for location, text in node_of.items() if source in text]
+        matches = [CodeLocation(*location) for location, text in node_of.items() if source in text]
         if matches:
             return matches
         names = ", ".join(dict.fromkeys(node_of.values())) or "none that are known"
         raise InputError(f"break: no instruction was made from '{source}'; there are {names}")
 
-    def source(self, location: Place) -> str:
+    def source(self, location: CodeLocation) -> str:
         """Return the model node of an instruction, "" if unknown."""
         return instruction_sources(self.executable).get(
             (location.function, location.instruction), ""
@@ -168,4 +168,4 @@ class Stepper:
             raise LoadError(f"load state '{os.fspath(path)}': {error}") from error
 
 
-__all__ = ["Place", "Stepper"]
+__all__ = ["CodeLocation", "Stepper"]

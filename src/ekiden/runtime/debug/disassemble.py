@@ -105,11 +105,11 @@ def print_instruction(instruction: Instruction) -> str:
         for name, letter, value in zip(opcode.operands, letters, instruction.operands, strict=True)
     }
     if instruction.has("kernel"):
-        shown |= _kernel_operands(instruction)
+        shown |= _split_kernel_operands(instruction)
     return opcode.text.format(**shown)
 
 
-def _kernel_operands(instruction: Instruction) -> dict[str, str]:
+def _split_kernel_operands(instruction: Instruction) -> dict[str, str]:
     """Return a kernel's arguments as inputs and outputs."""
     args, output_size = instruction["args"], instruction["output_size"]
     assert isinstance(args, tuple) and isinstance(output_size, int)
@@ -137,7 +137,7 @@ def _format_registers(value: Operand) -> str:
     return ", ".join(f"${register}" for register in value)
 
 
-def _format_moved(value: Operand) -> str:
+def _format_read_register(value: Operand) -> str:
     """Return the text of a read register, with `~` if it is cleared by the read."""
     assert isinstance(value, int)
     return f"${value}" if value >= 0 else f"~${-1 - value}"
@@ -145,7 +145,7 @@ def _format_moved(value: Operand) -> str:
 
 def _format_values(value: Operand) -> str:
     assert isinstance(value, tuple)
-    return ", ".join(map(_format_moved, value))
+    return ", ".join(map(_format_read_register, value))
 
 
 def _format_list(value: Operand) -> str:
@@ -164,8 +164,8 @@ _OPERAND_FORMATTERS: dict[str, Callable[[Operand], str]] = {
     "e": _format_register,
     "E": _format_register,
     "R": _format_registers,
-    "u": _format_moved,
-    "v": _format_moved,
+    "u": _format_read_register,
+    "v": _format_read_register,
     "V": _format_values,
     "J": _format_list,
     "L": _format_list,

@@ -75,7 +75,7 @@ def encode(instruction: Instruction) -> list[int]:
             f"{instruction.name}: expected {len(opcode.operands)} operands"
             f" ({', '.join(opcode.operands)}), got {len(instruction.operands)}"
         )
-    operands = dict(zip(_operand_letters(opcode), instruction.operands, strict=True))
+    operands = dict(zip(_operand_format(opcode), instruction.operands, strict=True))
     words = [opcode.number]
     values = iter(instruction.operands)
     for letter in opcode.format:
@@ -91,7 +91,7 @@ def encode(instruction: Instruction) -> list[int]:
     return words
 
 
-def _operand_letters(opcode: Opcode) -> str:
+def _operand_format(opcode: Opcode) -> str:
     """Return the format without 'n': a letter for each named operand."""
     return opcode.format.replace("n", "")
 

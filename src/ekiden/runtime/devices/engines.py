@@ -35,7 +35,7 @@ __all__ = [
     "missing_engine_message",
     "region_code",
     "register_loader",
-    "with_engine_errors",
+    "wrap_engine_errors",
 ]  # fmt: skip
 
 RegionLoader = Callable[[str, bytes], Callable[..., None]]
@@ -89,7 +89,7 @@ def region_code(symbol: str, metadata: str) -> str:
     return stored
 
 
-def with_engine_errors(engine: str, symbol: str, kernel: object) -> Callable[..., None]:
+def wrap_engine_errors(engine: str, symbol: str, kernel: object) -> Callable[..., None]:
     """Wrap a region's function: errors of other classes become RunErrors that name engine and
     region. Raises LoadError where `kernel` cannot be called.
     """
@@ -149,4 +149,4 @@ def load_region(engine: str, symbol: str, code: bytes) -> Callable[..., None]:
 
 for _name in ENGINE_FOLDERS:
     register_loader(_name, partial(load_region, _name))
-register_loader("ccompiler", external_region.load)
+register_loader("ccompiler", external_region.load_region)

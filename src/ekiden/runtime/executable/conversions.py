@@ -20,17 +20,25 @@ from ekiden.runtime.artifact.metadata import (
 )
 from ekiden.runtime.errors import EkidenError, InputError, RunError
 from ekiden.runtime.executable.closures import vm_argument
-from ekiden.runtime.text import decode, encode
+from ekiden.runtime.text import decode_strings, encode_strings
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["from_list", "to_argument", "to_list", "to_maps", "to_result"]
+__all__ = [
+    "from_vm_result",
+    "list_to_sequence",
+    "rows_to_dicts",
+    "sequence_to_list",
+    "to_vm_argument",
+]
 
 _CONS, _NIL = 0, 1
 
 
-def from_list(values: Iterable[object], element: Callable[[int, object], object]) -> runtime.ADT:
+def list_to_sequence(
+    values: Iterable[object], element: Callable[[int, object], object]
+) -> runtime.ADT:
     """Build a sequence (cons cells) of `element(position, value)`; the last element is the head."""
     sequence = runtime.ADT(_NIL, ())
     for position, value in enumerate(values):
@@ -38,7 +46,9 @@ def from_list(values: Iterable[object], element: Callable[[int, object], object]
     return sequence
 
 
-def to_maps(rows: npt.NDArray[Any], keys: Sequence[int | str]) -> list[dict[int | str, object]]:
+def rows_to_dicts(
+    rows: npt.NDArray[Any], keys: Sequence[int | str]
+) -> list[dict[int | str, object]]:
     """Return the rows of a matrix as dictionaries. Raises RunError unless there is a key for each
     column.
     """
@@ -47,7 +57,7 @@ def to_maps(rows: npt.NDArray[Any], keys: Sequence[int | str]) -> list[dict[int 
     return [dict(zip(keys, row, strict=True)) for row in rows.tolist()]
 
 
-def to_list(value: object) -> list[object]:
+def sequence_to_list(value: object) -> list[object]:
     """Return the elements of a sequence. Raises RunError for another value."""
     elements: list[object] = []
     while isinstance(value, tuple) and len(value) == 2:
@@ -58,7 +68,7 @@ def to_list(value: object) -> list[object]:
     return elements[::-1]
 
 
-def sum_content(value: object) -> object:
+def unwrap_sum_value(value: object) -> object:
     """Return the payload of a sum type's value. Raises RunError for what is none."""
     if not isinstance(value, tuple) or len(value) != 1:
         raise RunError(f"expected a value of one of several ranks, got {type(value).__name__}")
@@ -74,7 +84,7 @@ def _unwrap_random_key(value: object) -> object:
     return words
 
 
-def to_argument(info: TensorInfo, value: object) -> object:
+def to_vm_argument(info: TensorInfo, value: object) -> object:
     """Convert an argument to the declared type: a tensor, or the value unchanged where no tensor is
     declared.
     """
@@ -84,7 +94,7 @@ def to_argument(info: TensorInfo, value: object) -> object:
         if not isinstance(value, (list, tuple)):
             wanted = f"a list of tensors, got {type(value).__name__}"
             raise InputError(f"input '{info.name}': expected {wanted}")
-        return from_list(value, lambda at, each: _convert_element(info, at, each))
+        return list_to_sequence(value, lambda at, each: _convert_element(info, at, each))
     if info.dtype == STRING_DTYPE:
         return _encode_text(info, value)
     try:
@@ -107,28 +117,28 @@ def to_argument(info: TensorInfo, value: object) -> object:
     return tensor
 
 
-def to_result(info: TensorInfo, value: object) -> object:
+def from_vm_result(info: TensorInfo, value: object) -> object:
     """Convert an output of the machine to its Python form. Raises RunError where the program gave
     what is none such.
     """
     if info.dtype.startswith(SEQUENCE_PREFIX):
-        return to_list(value)
+        return sequence_to_list(value)
     if info.dtype.startswith(ANY_RANK_PREFIX):
-        return sum_content(value)
+        return unwrap_sum_value(value)
     if info.dtype != STRING_DTYPE and not info.dtype.startswith(SEQUENCE_OF_MAPS_PREFIX):
         return value
     if not isinstance(value, runtime.Tensor):
         raise RunError(f"output '{info.name}': a tensor expected, got {type(value).__name__}")
     if info.dtype != STRING_DTYPE:
-        return to_maps(value.numpy(), info.keys)
+        return rows_to_dicts(value.numpy(), info.keys)
     if value.dtype != "uint8" or not value.shape:
         raise RunError(f"output '{info.name}': bytes expected, got {value.dtype}{value.shape}")
-    return decode(value.numpy())
+    return decode_strings(value.numpy())
 
 
 def _encode_text(info: TensorInfo, value: object) -> runtime.Tensor:
     try:
-        found = runtime.tensor(encode(value))
+        found = runtime.tensor(encode_strings(value))
     except TypeError as error:
         raise InputError(f"input '{info.name}': expected an array of str: {error}") from error
     rank = len(found.shape) - 1  # behind the last axis of the text are its bytes
@@ -141,7 +151,7 @@ def _encode_text(info: TensorInfo, value: object) -> runtime.Tensor:
 def _convert_element(info: TensorInfo, position: int, value: object) -> object:
     """Convert one element of a sequence, which has the rank and the static dimensions of all."""
     name, dtype = f"{info.name}[{position}]", info.dtype.removeprefix(SEQUENCE_PREFIX)
-    tensor = to_argument(TensorInfo(name, info.shape, dtype), value)
+    tensor = to_vm_argument(TensorInfo(name, info.shape, dtype), value)
     assert isinstance(tensor, runtime.Tensor)
     fits = len(tensor.shape) == len(info.shape) and all(
         isinstance(d, str) or d == got for d, got in zip(info.shape, tensor.shape, strict=True)

@@ -23,19 +23,19 @@ from ekiden.runtime.artifact.metadata import (
     SEQUENCE_PREFIX,
     STRING_DTYPE,
     TensorInfo,
-    peak_memory,
-    placement_text,
+    placement_summary,
+    predicted_peak_memory,
+    target_variants,
     tensor_infos,
-    variants,
 )
 from ekiden.runtime.cached_property import cached_property
 from ekiden.runtime.compiler_import import compiler_module
 from ekiden.runtime.devices.named import devices_without_driver
 from ekiden.runtime.errors import ExportError, InputError, MissingSymbolError, RunError
 from ekiden.runtime.executable.formats import ARTIFACT_SUFFIX, MODEL_FILE_KINDS
-from ekiden.runtime.executable.state import program_state
+from ekiden.runtime.executable.state import make_program_state
 from ekiden.runtime.executable.vm_pool import VMPool, executor_kind, submit
-from ekiden.runtime.files import File, PathName, write_to
+from ekiden.runtime.files import File, PathName, write_path_or_stream
 
 if TYPE_CHECKING:
     import pathlib
@@ -89,7 +89,7 @@ class HotSwap:
     def __init__(self, program: LoadedProgram) -> None:
         self.program = program
 
-    def follow(self, upgrade: Upgrade) -> None:
+    def start_upgrade(self, upgrade: Upgrade) -> None:
         """Start an upgrade and swap in its program; the upgrade stops when nothing references this
         object any more.
         """
@@ -134,7 +134,7 @@ class Executable:
         """Wrap a loaded executable; `upgrade` compiles the kernels that are general for now."""
         self._held = HotSwap(LoadedProgram(raw))
         self.inputs, self.outputs = tensor_infos(raw.metadata, raw.source)
-        self._kept = program_state(
+        self._kept = make_program_state(
             raw.metadata, lambda: self._vm_pool.invoke(INITIAL_STATE_FUNCTION)
         )
         if self._kept is not None:
@@ -143,19 +143,19 @@ class Executable:
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         names = [info.name for info in self.inputs]
         has_steps = any(mark in name for name in names for mark in ".[")
-        self._nesting = pytree.PytreeInputs.of(names) if has_steps else None
+        self._nesting = pytree.PytreeInputs.from_input_names(names) if has_steps else None
         self._takes_tensors = not any(
             _is_object_input(i) or i.dtype == OBJECT_DTYPE for i in self.inputs
         )
         self._gives_objects = any(_is_object_input(o) for o in self.outputs)
         self._gives_functions = any(name.startswith(CALL_CLOSURE_FUNCTION) for name in raw.globals)
-        if not late_bound.missing_constants(raw) and not devices_without_driver(raw.devices):
+        if not late_bound.unbound_constants(raw) and not devices_without_driver(raw.devices):
             # Linking starts now instead of in the first run, which would be slow.
             with suppress(MissingSymbolError):  # it may be exported, and linked there
                 self._program.vm_pool  # noqa: B018  # links it now, and says what is missing
         self._upgrade = upgrade
         if upgrade is not None:
-            self._held.follow(upgrade)
+            self._held.start_upgrade(upgrade)
 
     @property
     def raw(self) -> runtime.Executable:
@@ -303,7 +303,8 @@ class Executable:
             except (TypeError, ValueError, RuntimeError, BufferError):
                 pass  # what is wrong is said of the input below
         return [
-            conversions.to_argument(info, v) for info, v in zip(self.inputs, ordered, strict=True)
+            conversions.to_vm_argument(info, v)
+            for info, v in zip(self.inputs, ordered, strict=True)
         ]
 
     def _run(
@@ -370,7 +371,7 @@ class Executable:
         if not isinstance(values, tuple) or len(values) != len(self.outputs):
             raise RunError(f"run: {len(self.outputs)} outputs expected, as METADATA has them")
         pairs = zip(self.outputs, values, strict=True)
-        converted = [conversions.to_result(info, value) for info, value in pairs]
+        converted = [conversions.from_vm_result(info, value) for info, value in pairs]
         return converted[0] if len(converted) == 1 else tuple(converted)
 
     def _names(self) -> str:
@@ -407,7 +408,8 @@ class Executable:
         arguments = self._order_inputs(args, named)
         self(*arguments)
         values = [
-            conversions.to_argument(info, v) for info, v in zip(self.inputs, arguments, strict=True)
+            conversions.to_vm_argument(info, v)
+            for info, v in zip(self.inputs, arguments, strict=True)
         ]
         values += [] if self._kept is None else self._kept.snapshot().values()
         tiers = self.tiers if self._upgrade is not None else {}
@@ -444,7 +446,7 @@ class Executable:
         if path is None:
             complete = late_bound.complete_artifact_bytes(self._await_upgrade())
             number = self.variants.index(self.target) + 1 if len(self.variants) > 1 else 0
-            return bytearray(container_format.without_kernels(complete, number)), self.module
+            return bytearray(container_format.strip_kernels(complete, number)), self.module
         suffix = pathlib.Path(path).suffix if isinstance(path, (str, os.PathLike)) else ""
         if suffix in MODEL_FILE_KINDS and suffix != ARTIFACT_SUFFIX:
             kinds = (
@@ -452,7 +454,7 @@ class Executable:
             )
             raise ExportError(f"save '{path}': {kinds}")
         program = self._await_upgrade()
-        write_to(path, lambda file: late_bound.write(program, file))
+        write_path_or_stream(path, lambda file: late_bound.write_complete_artifact(program, file))
         return None
 
     def move_late_bound_consts(self, path: PathName, byte_limit: int = 0) -> None:
@@ -466,7 +468,7 @@ class Executable:
         by name.
         """
         executable = self._await_upgrade()
-        raw, moved = late_bound.split(executable, byte_limit)
+        raw, moved = late_bound.split_constants(executable, byte_limit)
         _copy_thread_setting(executable, raw)
         self._held = HotSwap(LoadedProgram(raw))
         return moved
@@ -524,14 +526,14 @@ class Executable:
         """Return the targets that the artifact has code for, best first; `target` is one
         of them.
         """
-        return variants(self.raw.metadata)
+        return target_variants(self.raw.metadata)
 
     @property
     def placement(self) -> str:
         """Return a line with the number of kernels on each device, and why some run on the host, by
         operator; "" if the program has no device but the host.
         """
-        return placement_text(self.raw.metadata)
+        return placement_summary(self.raw.metadata)
 
     @property
     def weight_bytes(self) -> tuple[int | None, int]:
@@ -548,17 +550,17 @@ class Executable:
         """Return the bytes of the constants in the artifact; with `size="small"` others are derived
         from them when it is loaded.
         """
-        constants = container_format.read_constants(
+        constants = container_format.unpack_constants_section(
             container_format.artifact_bytes(self._await_upgrade())
         )
-        return sum(c.nbytes for c in constants if not c.is_made)
+        return sum(c.nbytes for c in constants if not c.is_computed_at_load)
 
     @property
     def peak_memory(self) -> int | None:
         """Return the predicted peak in bytes of a run's tensors and workspaces, without inputs and
         weights; None where it depends on the run. `runtime.memory_stats` has the measured one.
         """
-        return peak_memory(self.raw.metadata)
+        return predicted_peak_memory(self.raw.metadata)
 
     @property
     def globals(self) -> list[str]:
@@ -618,7 +620,7 @@ class Executable:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickled and copied as its artifact; `num_threads` is no part of that."""
-        return _unpickle, (
+        return _unpickle_executable, (
             type(self),
             bytes(late_bound.complete_artifact_bytes(self._await_upgrade())),
         )
@@ -662,5 +664,5 @@ def _shares_memory(tensor: runtime.Tensor, source: object) -> bool:
     return tensor.nbytes == 0 or np.may_share_memory(tensor.numpy(), np.asarray(source))
 
 
-def _unpickle(kind: type[Executable], data: bytes) -> Executable:
+def _unpickle_executable(kind: type[Executable], data: bytes) -> Executable:
     return kind(runtime.Executable.from_bytes(data))

@@ -25,7 +25,7 @@ from ekiden.runtime.debug.instructions import Instruction, Operand, decode, enco
 OutputBuffer: TypeAlias = Tensor | npt.NDArray[Any]
 """Where one output is written to."""
 
-Range = tuple[int, int]
+AddressRange = tuple[int, int]
 """The first byte of some memory, and the first one after it."""
 
 STRAIGHT_LINE_OPCODES = frozenset({"AllocArena", "AllocStorage", "AllocTensor", "AllocTensorReg",
@@ -115,7 +115,7 @@ def direct_buffers(
             *(t for k, t in enumerate(output_ranges) if k != n and t is not None),
         ]
         if _is_plain_buffer(destination) and not any(
-            _overlap(mine, other_range) for other_range in other_ranges
+            _ranges_overlap(mine, other_range) for other_range in other_ranges
         ):
             pairs += (site, destination)
     return pairs
@@ -155,12 +155,12 @@ def _is_plain_buffer(destination: OutputBuffer) -> bool:
     return flags.c_contiguous and flags.aligned
 
 
-def _address_range(value: object) -> Range:
+def _address_range(value: object) -> AddressRange:
     low, high = np.lib.array_utils.byte_bounds(_host_array(value))
     return int(low), int(high)
 
 
-def _overlap(a: Range, b: Range) -> bool:
+def _ranges_overlap(a: AddressRange, b: AddressRange) -> bool:
     return a[0] < b[1] and b[0] < a[1]
 
 

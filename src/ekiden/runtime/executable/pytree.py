@@ -15,8 +15,8 @@ import numpy as np
 
 from ekiden.runtime.errors import InputError
 
-_HEAD_PATTERN = re.compile(r"[A-Za-z_]\w*")
-_STEP_PATTERN = re.compile(
+_ARGUMENT_NAME_PATTERN = re.compile(r"[A-Za-z_]\w*")
+_ACCESS_STEP_PATTERN = re.compile(
     r"""\.([A-Za-z_]\w*) | \[( '(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*" | [^\]'"]+ )\]""", re.VERBOSE
 )
 
@@ -26,34 +26,34 @@ class PytreeLeaf:
     """Location of an input: the argument that contains it, and the access steps."""
 
     name: str
-    head: str
-    steps: tuple[tuple[str, object], ...]
+    argument_name: str
+    access_steps: tuple[tuple[str, object], ...]
     """(as it is written, the key, or None for an attribute)."""
 
     @staticmethod
-    def of(name: str) -> PytreeLeaf | None:
+    def parse(name: str) -> PytreeLeaf | None:
         """Parse an input's name. None for one that says no such place."""
-        head = _HEAD_PATTERN.match(name)
+        head = _ARGUMENT_NAME_PATTERN.match(name)
         if head is None:
             return None
         steps: list[tuple[str, object]] = []
         at = head.end()
         while at < len(name):
-            step = _STEP_PATTERN.match(name, at)
+            step = _ACCESS_STEP_PATTERN.match(name, at)
             if step is None:
                 return None
             steps.append((step[0], None if step[1] is not None else _parse_key(step[2])))
             at = step.end()
         return PytreeLeaf(name, head[0], tuple(steps))
 
-    def find(self, argument: object) -> object:
+    def extract_leaf(self, argument: object) -> object:
         """Return the leaf of an argument. Raises InputError if it has none there."""
         value = argument
-        for index, (text, key) in enumerate(self.steps):
+        for index, (text, key) in enumerate(self.access_steps):
             try:
                 value = getattr(value, text[1:]) if key is None else value[key]  # type: ignore[index]
             except (AttributeError, LookupError, TypeError):
-                holder = self.head + "".join(step for step, _ in self.steps[:index])
+                holder = self.argument_name + "".join(step for step, _ in self.access_steps[:index])
                 type_name = type(value).__name__
                 raise InputError(
                     f"run: input {self.name!r} is missing: {holder!r} is a {type_name} "
@@ -75,14 +75,14 @@ class PytreeInputs:
 
     def __init__(self, leaves: Sequence[PytreeLeaf]) -> None:
         self._leaves = leaves
-        self._heads = list(dict.fromkeys(leaf.head for leaf in leaves))
+        self._heads = list(dict.fromkeys(leaf.argument_name for leaf in leaves))
 
     @staticmethod
-    def of(names: Sequence[str]) -> PytreeInputs | None:
+    def from_input_names(names: Sequence[str]) -> PytreeInputs | None:
         """Parse input names; return None if none is a leaf of an argument."""
-        leaves = [PytreeLeaf.of(name) for name in names]
+        leaves = [PytreeLeaf.parse(name) for name in names]
         parsed = [leaf for leaf in leaves if leaf is not None]
-        if len(parsed) < len(leaves) or not any(leaf.steps for leaf in parsed):
+        if len(parsed) < len(leaves) or not any(leaf.access_steps for leaf in parsed):
             return None
         return PytreeInputs(parsed)
 
@@ -92,7 +92,7 @@ class PytreeInputs:
         containers.
         """
         values = [*args, *named.values()]
-        if all(key is None for leaf in self._leaves for _, key in leaf.steps):
+        if all(key is None for leaf in self._leaves for _, key in leaf.access_steps):
             values = [v for v in values if hasattr(v, "_fields") or not _is_container(v)]
         return any(map(_contains_arrays, values))
 
@@ -115,11 +115,14 @@ class PytreeInputs:
             names = ", ".join(f"'{head}'" for head in self._heads)
             raise InputError(f"run: no argument is named '{unknown[0]}'; there are {names}")
         self._check_leaves(arguments)
-        return [leaf.find(arguments[leaf.head]) for leaf in self._leaves]
+        return [leaf.extract_leaf(arguments[leaf.argument_name]) for leaf in self._leaves]
 
     def _check_leaves(self, arguments: Mapping[str, object]) -> None:
         """Raise InputError for an array that the program has no input for."""
-        input_names = {leaf.head + "".join(text for text, _ in leaf.steps) for leaf in self._leaves}
+        input_names = {
+            leaf.argument_name + "".join(text for text, _ in leaf.access_steps)
+            for leaf in self._leaves
+        }
         for head, argument in arguments.items():
             for leaf_name in _leaf_names(head, argument):
                 if leaf_name not in input_names and not _has_nested_inputs(leaf_name, input_names):

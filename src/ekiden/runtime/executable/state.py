@@ -86,7 +86,7 @@ def _check_replacement(name: str, old: object, value: object) -> runtime.Tensor:
     return replacement
 
 
-def program_state(
+def make_program_state(
     metadata: Mapping[str, object], first: Callable[[], object]
 ) -> ProgramState | None:
     """Return the state of a program with these metadata; None if it has none."""

@@ -33,7 +33,7 @@ class FlameBar(NamedTuple):
     start: int
     """Nanoseconds."""
     duration: int
-    more: str = ""
+    tooltip: str = ""
     is_function: bool = False
 
 
@@ -76,7 +76,7 @@ def _draw_bar(bar: FlameBar, x: float, y: float, width: float, fill: str) -> str
     room = int((width - 6) / GLYPH_WIDTH_PX)
     text = bar.name if len(bar.name) <= room else bar.name[: max(room - 1, 0)] + "…"
     label = "" if room < 3 else f'<text x="{x + 3:.1f}" y="{y + 14:.0f}">{escape(text)}</text>'
-    tooltip = f"{bar.name}: {bar.duration / 1e3:.2f} us {bar.more}".rstrip()
+    tooltip = f"{bar.name}: {bar.duration / 1e3:.2f} us {bar.tooltip}".rstrip()
     return (
         f"<g><title>{escape(tooltip)}</title>"
         f'<rect x="{x:.1f}" y="{y:.0f}" width="{max(width, 0.5):.1f}" height="{ROW_HEIGHT_PX - 1}" '

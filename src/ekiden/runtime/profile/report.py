@@ -24,7 +24,7 @@ from ekiden.runtime.binding.opcodes import OPCODES, Opcode, operand_words
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.flame_chart import FlameBar, flame_chart
 from ekiden.runtime.profile.html import details_html, table_html
-from ekiden.runtime.profile.slowdown import cycles_of, quantized_slowdown
+from ekiden.runtime.profile.slowdown import parse_kernel_cycles, quantized_slowdown_warning
 
 MAX_EVENT_WORDS = 1 << 22
 """Words of events that are kept of a run; later calls are counted only."""
@@ -35,29 +35,30 @@ _DLPACK_KIND_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"
 class MachinePeak(NamedTuple):
     """Measured limits of the machine: floating-point operations and bytes per second.
 
-    levels: (bytes, bytes in a second) of loops that go over so many bytes again and again, in
-    ascending order: the nearer to the cores they fit, the faster. words: operations in a second of
-    products of dtypes that have instructions of their own.
+    cache_bandwidths: (bytes, bytes in a second) of loops that go over so many bytes again and
+    again, in
+    ascending order: the nearer to the cores they fit, the faster. flops_by_dtype: operations in a
+    second of products of dtypes that have instructions of their own.
     """
 
     flops: float
     bandwidth: float
-    levels: tuple[tuple[int, float], ...] = ()
-    words: Mapping[str, float] = MappingProxyType({})
+    cache_bandwidths: tuple[tuple[int, float], ...] = ()
+    flops_by_dtype: Mapping[str, float] = MappingProxyType({})
 
     def peak_flops(self, dtypes: Collection[str]) -> float:
         """Return the peak operations per second of a kernel with arguments of some dtypes."""
-        return max((v for k, v in self.words.items() if k in dtypes), default=self.flops)
+        return max((v for k, v in self.flops_by_dtype.items() if k in dtypes), default=self.flops)
 
     def limit(self, nbytes: int) -> tuple[float, str]:
         """Return the bandwidth in bytes per second for a working set of `nbytes`, and the level
         that holds it: "cache" or "memory". The data is in a cache at best, so the bound is that
         of the largest measured loop that is no larger.
         """
-        fitting = [speed for size, speed in self.levels if size <= nbytes]
-        if len(fitting) == len(self.levels):
+        fitting = [speed for size, speed in self.cache_bandwidths if size <= nbytes]
+        if len(fitting) == len(self.cache_bandwidths):
             return self.bandwidth, "memory"
-        faster = fitting[-1] if fitting else self.levels[0][1]
+        faster = fitting[-1] if fitting else self.cache_bandwidths[0][1]
         return max(faster, self.bandwidth), "cache"
 
 
@@ -95,7 +96,7 @@ class KernelCall:
     """Whether its code has no vectors."""
     is_general: bool = False
     """Whether it ran by a general kernel, its own code not being compiled yet."""
-    over_floats: str = ""
+    float_slowdown: str = ""
     """As in Row."""
     cycles: tuple[int, int] | None = None
     """By the model of kernels, its own and those of its float form: of products, ranges and
@@ -131,7 +132,7 @@ class ReportRow:
     is_general: bool = False
     dtypes: frozenset[str] = frozenset()
     """Of its arguments."""
-    over_floats: str = ""
+    float_slowdown: str = ""
     """How many times as long a product of integers takes as its floats would, by the model of
     kernels, where it is slower."""
 
@@ -311,11 +312,13 @@ class Report:
         """Return a line for each integer kernel that the cost model predicts to be slower than its
         float form, and one where the whole run is.
         """
-        slowdown = quantized_slowdown({"cycles": c.cycles} if c.cycles else {} for c in self.calls)
-        rows = [row for row in self.rows() if row.over_floats]
+        slowdown = quantized_slowdown_warning(
+            {"cycles": c.cycles} if c.cycles else {} for c in self.calls
+        )
+        rows = [row for row in self.rows() if row.float_slowdown]
         return [
-            f"{row.title or row.name} {row.source}: by the model {row.over_floats} times as long as"
-            f" the same product of floats; leave the layer in floats"
+            f"{row.title or row.name} {row.source}: by the model {row.float_slowdown} times as"
+            f" long as the same product of floats; leave the layer in floats"
             for row in rows
         ] + ([slowdown] if slowdown else [])
 
@@ -366,7 +369,7 @@ def _aggregate_calls(calls: Sequence[KernelCall]) -> ReportRow:
         max(c.nbytes for c in calls),
         any(c.is_general for c in calls),
         frozenset(a.dtype for a in calls[0].arguments),
-        calls[0].over_floats,
+        calls[0].float_slowdown,
     )
 
 
@@ -419,10 +422,10 @@ def profile(
     for _ in range(warm_up):
         module[function](*arguments)
     profile_data = module["profile"](executable.index(function), MAX_EVENT_WORDS, *arguments)
-    return report_of(executable, profile_data, num_threads(), peak, tiers)
+    return build_report(executable, profile_data, num_threads(), peak, tiers)
 
 
-def report_of(
+def build_report(
     executable: Executable,
     profile_data: object,
     threads: int,
@@ -508,7 +511,7 @@ class _ProfileReader:
             kernel_info.get("vectors") is False,
             self.tiers.get(name) == "general",
             str(kernel_info.get("over_floats", "")),
-            cycles_of(kernel_info.get("cycles")),
+            parse_kernel_cycles(kernel_info.get("cycles")),
         )  # fmt: skip
         return call, at
 

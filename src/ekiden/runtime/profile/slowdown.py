@@ -11,14 +11,16 @@ MIN_SLOWDOWN = 1.1
 that."""
 
 
-def quantized_slowdown(calls: Iterable[Mapping[str, object]]) -> str:
+def quantized_slowdown_warning(calls: Iterable[Mapping[str, object]]) -> str:
     """Return a warning if the cost model predicts the quantised calls to be slower than their float
     form, because of range and rounding work; else "".
 
     Args:
         calls: The metadata of the kernel of each call, of which "cycles" are read.
     """
-    costs = [pair for call in calls if (pair := cycles_of(call.get("cycles"))) is not None]
+    costs = [
+        pair for call in calls if (pair := parse_kernel_cycles(call.get("cycles"))) is not None
+    ]
     own, floats = (sum(cost[n] for cost in costs) for n in range(2))
     passes = sum(cost[0] for cost in costs if not cost[1])
     is_quantized = any(cost[1] and cost[0] != cost[1] for cost in costs)
@@ -33,7 +35,7 @@ def quantized_slowdown(calls: Iterable[Mapping[str, object]]) -> str:
     )
 
 
-def cycles_of(cycles: object) -> tuple[int, int] | None:
+def parse_kernel_cycles(cycles: object) -> tuple[int, int] | None:
     """Return the predicted cycles in a kernel's metadata; None if there are none."""
     if not isinstance(cycles, (list, tuple)):
         return None
@@ -41,4 +43,4 @@ def cycles_of(cycles: object) -> tuple[int, int] | None:
     return int(own), int(floats)
 
 
-__all__ = ["MIN_SLOWDOWN", "cycles_of", "quantized_slowdown"]
+__all__ = ["MIN_SLOWDOWN", "parse_kernel_cycles", "quantized_slowdown_warning"]

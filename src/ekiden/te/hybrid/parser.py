@@ -165,13 +165,13 @@ class _HybridParser:
         self.names: dict[str, object] = dict(captured)
         self.statements: list[list[Stmt]] = [[]]
         self.outputs: list[Buffer] = []
-        self.kept: list[Buffer] = []
+        self.allocated_buffers: list[Buffer] = []
         self.returned: list[object] | None = None
 
     def parse_script(self) -> Stmt:
         """Return all statements within the allocations of variables and buffers."""
         body = seq(*self.statements[0])
-        for buffer in reversed(self.kept):
+        for buffer in reversed(self.allocated_buffers):
             body = Allocate(buffer, body)
         return body
 
@@ -275,26 +275,26 @@ class _HybridParser:
             if value.name == "":
                 new = value.with_fields(name=target.id)
                 self.outputs = [new if b is value else b for b in self.outputs]
-                self.kept = [new if b is value else b for b in self.kept]
+                self.allocated_buffers = [new if b is value else b for b in self.allocated_buffers]
                 value = new
             self.names[target.id] = value
             return
         if not isinstance(value, (PrimExpr, int, float)):
             self.names[target.id] = value
             return
-        number = _constant(value)
+        number = _make_constant(value)
         existing = self.names.get(target.id)
         if not isinstance(existing, _MutableScalar):
             buffer = Buffer(target.id, (const(1),), number.dtype, "local")
             existing = self.names[target.id] = _MutableScalar(buffer)
-            self.kept.append(buffer)
+            self.allocated_buffers.append(buffer)
         stored = self._convert_to(existing.buffer.dtype, target, number)
         self._emit(BufferStore(existing.buffer, stored, (const(0),)))
 
     def _convert_to(self, dtype: str, node: ast.AST, value: object) -> PrimExpr:
         if not isinstance(value, (PrimExpr, int, float)):
             self.source.raise_error(node, f"expected a number, got {type(value).__name__}")
-        number = value if isinstance(value, PrimExpr) else _constant(value)
+        number = value if isinstance(value, PrimExpr) else _make_constant(value)
         return cast(number, dtype)
 
     def _if(self, node: ast.If) -> None:
@@ -383,7 +383,7 @@ class _HybridParser:
 
     def evaluate_scalar(self, node: ast.expr) -> PrimExpr:
         """Evaluate an expression that must be a scalar."""
-        return _constant(self._evaluate_number(node))
+        return _make_constant(self._evaluate_number(node))
 
     def evaluate_condition(self, node: ast.expr) -> PrimExpr:
         """Evaluate an expression as a bool."""
@@ -508,7 +508,7 @@ class _HybridParser:
             kind = Max if name == "max" else Min
             return functools.reduce(lambda a, b: fold_binary(kind, a, b), values)
         if name in CAST_NAMES:
-            return cast(_constant(values[0]), name)
+            return cast(_make_constant(values[0]), name)
         if name == "ceil_div":
             a, b = unify_operands(values)
             return (a + b - 1) // b
@@ -534,7 +534,7 @@ class _HybridParser:
         scope = str(values[2]) if len(values) > 2 else "global"
         dims = tuple(convert(_require_number(self, node, d), "int64") for d in shape)
         buffer = Buffer("", dims, dtype, scope)
-        (self.outputs if name == "output_tensor" else self.kept).append(buffer)
+        (self.outputs if name == "output_tensor" else self.allocated_buffers).append(buffer)
         return buffer
 
     def _inline_script(
@@ -545,7 +545,7 @@ class _HybridParser:
         """
         reader = _HybridParser(called.source, called.captured)
         returned = reader.parse_function(called.node, args)
-        self.kept += reader.kept + reader.outputs
+        self.allocated_buffers += reader.allocated_buffers + reader.outputs
         for stmt in reader.statements[0]:
             self._emit(stmt)
         return returned[0] if len(returned) == 1 else tuple(returned)
@@ -569,7 +569,7 @@ def _as_load(target: ast.expr) -> ast.expr:
     return target  # a target is read as the expression it looks like
 
 
-def _constant(value: PrimExpr | int | float) -> PrimExpr:
+def _make_constant(value: PrimExpr | int | float) -> PrimExpr:
     """Return a number as an expression: ints are int32, as in TVM, floats float32."""
     if isinstance(value, PrimExpr):
         return value

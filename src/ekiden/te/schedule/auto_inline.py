@@ -25,7 +25,7 @@ def _inline_matching(schedule: Schedule, is_wanted: Callable[[ComputeOp], bool])
 def _is_unscheduled(stage: Stage) -> bool:
     """Return whether a stage may be inlined and has no other schedule."""
     is_scheduled = stage.steps or stage.iter_var_attrs or stage.scope or stage.layouts
-    is_own = not stage.is_output and stage.within is None
+    is_own = not stage.is_output and stage.enclosing_scan is None
     return is_own and stage.attach_type is Attach.ROOT and not is_scheduled
 
 

@@ -86,44 +86,44 @@ class ScheduleDataflow:
 
     def __init__(self, schedule: Schedule, args: Sequence[Tensor]) -> None:
         self.schedule = schedule
-        self.new: dict[Tensor, Tensor] = {}
+        self.tensor_map: dict[Tensor, Tensor] = {}
         """Current tensor of the program for each original or rewritten tensor."""
-        self.steps: dict[Operation, str] = {}
+        self.scan_step_blocks: dict[Operation, str] = {}
         """Block name of each step computation of a scan."""
-        self.copies: set[str] = set()
+        self.scan_copy_blocks: set[str] = set()
         """Block names of the copies that scans make of initial rows and step results."""
         self._names: dict[str, int] = {}
-        self.inlined = {s for s in schedule.stages if is_inlined(s) and s.within is None}
+        self.inlined = {s for s in schedule.stages if is_inlined(s) and s.enclosing_scan is None}
         for tensor in args:
             if isinstance(tensor.op, PlaceholderOp):
                 self._copy_operation(tensor.op)
         for stage in schedule.stages:
             assert stage.op is not None and stage.origin_op is not None
             # Steps of a scan are part of its extern operation and are copied with that.
-            if stage.within is None:
+            if stage.enclosing_scan is None:
                 self._copy_operation(stage.op, stage.origin_op)
         self._inline_stages()
 
     def _copy_operation(self, op: Operation, origin: Operation | None = None) -> None:
-        if op.output(0) in self.new:
+        if op.output(0) in self.tensor_map:
             return
         fields: dict[str, object] = {"name": self._unique_name(op.name)}
         if isinstance(op, ComputeOp):
             fields["body"] = tuple(rewrite(b, self._redirect_load) for b in op.body)
         if isinstance(op, ExternOp):
-            fields["inputs"] = tuple(self.new[t] for t in op.inputs)
+            fields["inputs"] = tuple(self.tensor_map[t] for t in op.inputs)
             names: dict[str, str] = {}
             fields["body"] = rename_blocks(
                 op.body, lambda name: names.setdefault(name, self._unique_name(name))
             )
-            self.steps |= {step: names[name] for step, name in op.steps}
+            self.scan_step_blocks |= {step: names[name] for step, name in op.steps}
             if op.steps:
-                self.copies |= {*names.values()} - {*self.steps.values()}
+                self.scan_copy_blocks |= {*names.values()} - {*self.scan_step_blocks.values()}
         copied = op.with_fields(**fields)
         # Found both by what the stage computes now and by what the user wrote.
         for source_op in {op, origin or op}:
             for n in range(copied.num_outputs):
-                self.new[source_op.output(n)] = copied.output(n)
+                self.tensor_map[source_op.output(n)] = copied.output(n)
 
     def _unique_name(self, name: str) -> str:
         unique_name = name
@@ -136,20 +136,20 @@ class ScheduleDataflow:
 
     def is_among(self, stage: Stage, operations: set[Operation]) -> bool:
         """Return whether a stage's operation is among the program's operations."""
-        op = stage.within or stage.op
+        op = stage.enclosing_scan or stage.op
         assert op is not None
-        return self.new[op.output(0)].op in operations
+        return self.tensor_map[op.output(0)].op in operations
 
     def block_name(self, stage: Stage) -> str:
         """Return the name of a stage's block."""
         assert stage.op is not None
-        step_name = self.steps.get(stage.op)
+        step_name = self.scan_step_blocks.get(stage.op)
         return self.tensors(stage)[0].name if step_name is None else step_name
 
     def _redirect_load(self, e: PrimExpr) -> PrimExpr:
         if not isinstance(e, ProducerLoad):
             return e
-        current = self.new.get(e.producer)
+        current = self.tensor_map.get(e.producer)
         if current is None:
             raise ScheduleError(
                 f"schedule: {e.producer.name!r} is read before it is computed, or is in no stage"
@@ -170,7 +170,7 @@ class ScheduleDataflow:
                 return e.with_fields(producer=again[e.producer])
             return e
 
-        for tensor in post_order_tensors(dict.fromkeys(self.new.values())):
+        for tensor in post_order_tensors(dict.fromkeys(self.tensor_map.values())):
             op = tensor.op
             if isinstance(op, ExternOp):
                 lost = [t.name for t in op.inputs if t in chosen]
@@ -182,35 +182,35 @@ class ScheduleDataflow:
                 op = op.with_fields(inputs=tuple(again.get(t, t) for t in op.inputs))
             elif isinstance(op, ComputeOp) and tensor not in chosen:
                 op = op.with_fields(
-                    body=tuple(rewrite(inliner.expr(b), redirect_load) for b in op.body)
+                    body=tuple(rewrite(inliner.rewrite_expr(b), redirect_load) for b in op.body)
                 )
             if op is not tensor.op:
                 for n in range(op.num_outputs):
                     again.setdefault(tensor.op.output(n), op.output(n))
-        self.new = {old: again.get(t, t) for old, t in self.new.items()}
+        self.tensor_map = {old: again.get(t, t) for old, t in self.tensor_map.items()}
 
     def tensors(self, stage: Stage) -> list[Tensor]:
         """Return a stage's tensors in the program."""
         assert stage.op is not None
-        return [self.new[stage.op.output(n)] for n in range(stage.op.num_outputs)]
+        return [self.tensor_map[stage.op.output(n)] for n in range(stage.op.num_outputs)]
 
 
 class ScheduleLowering:
     """The lowering of a schedule: `func` is the resulting program, `bounds` the ranges of axes."""
 
     def __init__(self, schedule: Schedule, args: Sequence[Tensor], name: str) -> None:
-        self.flow = ScheduleDataflow(schedule, args)
+        self.dataflow = ScheduleDataflow(schedule, args)
         self.bounds: dict[Axis, Range] = {}
         self._loops: dict[Axis, LoopRV] = {}
         self._blocks: dict[Stage, BlockRV] = {}
         arguments = [self._current_argument(a) for a in args]
-        self._given = {t.op for t in arguments}
+        self._argument_ops = {t.op for t in arguments}
         self.sch = LoopSchedule(create_prim_func(arguments, name))
         operations = {t.op for t in post_order_tensors(arguments)}
         stages = [
             s
             for s in schedule.stages
-            if isinstance(s.op, ComputeOp) and self.flow.is_among(s, operations)
+            if isinstance(s.op, ComputeOp) and self.dataflow.is_among(s, operations)
         ]
         self._set_memory_scopes(schedule, operations)
         # Consumers before producers: compute_at needs the consumer's loops in their final form.
@@ -232,33 +232,36 @@ class ScheduleLowering:
         func = _PredicateAndNameRewriter(names, self._store_predicates(stages)).visit_func(
             self.sch.func
         )
-        self.func = interchange_time_and_threads(func, self.flow.steps.values())
+        self.func = interchange_time_and_threads(func, self.dataflow.scan_step_blocks.values())
 
     def _current_argument(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, Tensor):
             raise ScheduleError(
                 f"lower: expected tensors as arguments, got {type(tensor).__name__}"
             )
-        current = self.flow.new.get(tensor)
+        current = self.dataflow.tensor_map.get(tensor)
         if current is None:
             raise ScheduleError(f"lower: argument {tensor.name!r} is not in the schedule")
-        stage = self.flow.schedule.stage_map.get(tensor.op)
-        if stage in self.flow.inlined:
+        stage = self.dataflow.schedule.stage_map.get(tensor.op)
+        if stage in self.dataflow.inlined:
             raise ScheduleError(f"lower: argument {tensor.name!r} is inlined")
         return current
 
     def _block_handle(self, stage: Stage) -> BlockRV:
         if stage not in self._blocks:
-            self._blocks[stage] = self.sch.get_block(self.flow.block_name(stage))
+            self._blocks[stage] = self.sch.get_block(self.dataflow.block_name(stage))
         return self._blocks[stage]
 
     def _set_memory_scopes(self, schedule: Schedule, operations: set[Operation]) -> None:
         """Set the memory scopes of intermediates, before any move that depends on them."""
         for stage in schedule.stages:
-            if stage.is_input or not stage.scope or not self.flow.is_among(stage, operations):
+            if stage.is_input or not stage.scope or not self.dataflow.is_among(stage, operations):
                 continue
             assert stage.op is not None
-            if stage.within is None and self.flow.tensors(stage)[0].op in self._given:
+            if (
+                stage.enclosing_scan is None
+                and self.dataflow.tensors(stage)[0].op in self._argument_ops
+            ):
                 if stage.scope != "global":
                     raise ScheduleError(
                         f"set_scope of {stage.name!r}: it is an argument, which is global"
@@ -307,13 +310,13 @@ class ScheduleLowering:
         bound = [
             a for a in stage.leaf_iter_vars if _is_thread_bound(stage, a) and not is_reduce_axis(a)
         ]
-        if not bound or not self.flow.copies or stage.layouts:
+        if not bound or not self.dataflow.scan_copy_blocks or stage.layouts:
             return
         assert isinstance(stage.op, ComputeOp)
-        axes = stage.op.axis if stage.within is None else stage.op.axis[1:]
+        axes = stage.op.axis if stage.enclosing_scan is None else stage.op.axis[1:]
         for copy in self.sch.get_consumers(self._block_handle(stage)):
             block = self.sch.get(copy)
-            if not isinstance(block, Block) or block.name not in self.flow.copies:
+            if not isinstance(block, Block) or block.name not in self.dataflow.scan_copy_blocks:
                 continue
             own = self.sch.get_loops(copy)[-len(axes) :] if axes else []
             loops: dict[Axis, LoopRV] = dict(zip(axes, own, strict=True))
@@ -328,9 +331,9 @@ class ScheduleLowering:
 
     def _lay_out_input(self, stage: Stage, stages: Sequence[Stage]) -> None:
         """Transform the layout of an argument through a stage that reads it."""
-        tensor = self.flow.tensors(stage)[0]
-        own = [s for s in stages if s.within is None]
-        readers = [s for s in own if tensor in self.flow.tensors(s)[0].op.input_tensors]
+        tensor = self.dataflow.tensors(stage)[0]
+        own = [s for s in stages if s.enclosing_scan is None]
+        readers = [s for s in own if tensor in self.dataflow.tensors(s)[0].op.input_tensors]
         if not readers:
             raise ScheduleError(f"transform_layout of {stage.name!r}: no computation reads it")
         for index_map, _ in stage.layouts:
@@ -383,7 +386,7 @@ class ScheduleLowering:
         decompose its reduction.
         """
         block = self._block_handle(stage)
-        for axis, (factor, offset) in stage.aligned.items():
+        for axis, (factor, offset) in stage.storage_alignments.items():
             which = _initial_axes(stage).index(axis)
             self.sch.storage_align(block, 0, which, factor, offset)
         if stage.is_double_buffered:
@@ -425,7 +428,7 @@ class ScheduleLowering:
         """
         loop_vars = {a: self._loop_stmt(loop).loop_var for a, loop in self._loops.items()}
         derived_axes = {
-            a for s in self.flow.schedule.stages for a in s.all_iter_vars[_num_root_axes(s) :]
+            a for s in self.dataflow.schedule.stages for a in s.all_iter_vars[_num_root_axes(s) :]
         }
         return {v: a.var for a, v in loop_vars.items() if a in derived_axes}
 
@@ -435,7 +438,7 @@ class ScheduleLowering:
         for stage in stages:
             threads |= self._thread_var_map(stage)
         return {
-            self.flow.block_name(s): self._store_condition(s, threads | self._thread_var_map(s))
+            self.dataflow.block_name(s): self._store_condition(s, threads | self._thread_var_map(s))
             for s in stages
             if s.store_predicate is not None
         }
@@ -477,7 +480,7 @@ class ScheduleLowering:
         around = self._enclosing_thread_vars(stage)
         either = {
             attr.bind_thread.var: axis.extent
-            for stage_with_threads in self.flow.schedule.stages
+            for stage_with_threads in self.dataflow.schedule.stages
             for axis, attr in stage_with_threads.iter_var_attrs.items()
             if attr.bind_thread is not None and attr.bind_thread.var not in around
         }

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 
 from ekiden.ir.prim import PrimExpr, Var
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.tir.reduction import same_expr
+from ekiden.tir.reduction import is_same_expr
 from ekiden.tir.schedule.disjoint_iterations import overlap_fault
 from ekiden.tir.schedule.program import ScheduleProgram
 from ekiden.tir.stmt import BlockRealize, For, ForKind, PrimFunc, SeqStmt, Stmt, seq
@@ -42,7 +42,7 @@ class _TimeThreadInterchange(StmtMutator):
         inside = (s.block.name for s in pre_order_stmts(stmt) if isinstance(s, BlockRealize))
         if stmt.kind is not ForKind.SERIAL or self._steps.isdisjoint(inside):
             return super().visit_for(stmt)
-        nests = [_thread_loops_of(s, stmt) for s in _seq_statements(stmt.body)]
+        nests = [_collect_thread_loops(s, stmt) for s in _seq_statements(stmt.body)]
         threads = nests[0]
         # Steps on different threads would need a barrier between them in every time step.
         if not threads or not all(_have_same_threads(threads, nest) for nest in nests[1:]):
@@ -72,7 +72,7 @@ def _seq_statements(body: Stmt) -> Sequence[Stmt]:
     return body.seq if isinstance(body, SeqStmt) else (body,)
 
 
-def _thread_loops_of(nest: Stmt, time: For) -> list[For]:
+def _collect_thread_loops(nest: Stmt, time: For) -> list[For]:
     """Return the loops of a nest, each alone in the one around, down to the last over threads;
     none where their ranges change with the time."""
     loops: list[For] = []
@@ -91,8 +91,8 @@ def _have_same_threads(ours: Sequence[For], theirs: Sequence[For]) -> bool:
     return len(ours) == len(theirs) and all(
         a.kind is b.kind
         and a.annotations == b.annotations
-        and same_expr(a.min, b.min)
-        and same_expr(a.extent, b.extent)
+        and is_same_expr(a.min, b.min)
+        and is_same_expr(a.extent, b.extent)
         for a, b in zip(ours, theirs, strict=True)
     )
 

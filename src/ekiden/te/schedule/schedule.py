@@ -124,7 +124,7 @@ class Schedule:
         body = ProducerLoad(tensor, tuple(a.var for a in axis), tensor.dtype)
         cached = ComputeOp(f"{tensor.name}.{scope}", "", {}, axis, (body,)).output(0)
         for reader in reader_list:
-            stage = self[self[reader].within or reader]
+            stage = self[self[reader].enclosing_scan or reader]
             redirected = _redirect_inputs(stage.op, {tensor: cached})
             if redirected is stage.op:
                 raise ScheduleError(

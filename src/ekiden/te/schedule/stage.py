@@ -59,7 +59,7 @@ class Stage:
         """Current operation; `cache_write` and `rfactor` replace it."""
         self.origin_op = op
         """Original operation, by which `schedule[...]` finds the stage."""
-        self.within = within
+        self.enclosing_scan = within
         """Scan whose step this computation is; its first axis is the scan's time axis."""
         self.is_output = is_output
         self.scope = ""
@@ -71,10 +71,10 @@ class Stage:
         """Number of stages and groups directly in a group."""
         self.steps: list[Step] = []
         self.iter_var_attrs: dict[Axis, AxisAttr] = {}
-        self.aligned: dict[Axis, tuple[int, int]] = {}
+        self.storage_alignments: dict[Axis, tuple[int, int]] = {}
         self.store_predicate: PrimExpr | None = None
         self.is_double_buffered = self.is_rolling = False
-        self.threads: tuple[ThreadAxis, ...] = ()
+        self.env_thread_axes: tuple[ThreadAxis, ...] = ()
         self.layouts: list[tuple[IndexMap, tuple[IterVar, ...]]] = []
         self.begin_anew()
         if isinstance(op, TensorComputeOp):
@@ -99,12 +99,12 @@ class Stage:
         self.steps = []
         self.all_iter_vars: list[Axis] = list(roots)
         # A step of a scan has no loop over its first axis: the time belongs to the scan.
-        self.leaf_iter_vars: list[Axis] = list(roots if self.within is None else roots[1:])
+        self.leaf_iter_vars: list[Axis] = list(roots if self.enclosing_scan is None else roots[1:])
 
     def _tensorize_own_axes(self, op: TensorComputeOp) -> None:
         """Make the instruction's own axes innermost, and tensorize them."""
-        outer_sums = len(op.reduce_axis) - op.own_sums
-        own: list[Axis] = [*op.axis[-op.own :], *op.reduce_axis[outer_sums:]]
+        outer_sums = len(op.reduce_axis) - op.num_intrin_reduce_axes
+        own: list[Axis] = [*op.axis[-op.num_intrin_axes :], *op.reduce_axis[outer_sums:]]
         if outer_sums:
             self.reorder(*op.reduce_axis[:outer_sums], *own)
         self.tensorize(own[0], op.intrin)  # type: ignore[arg-type]
@@ -113,8 +113,10 @@ class Stage:
         """Raise ScheduleError where the computation is a step of a scan, or an instruction's."""
         if isinstance(self.op, TensorComputeOp):
             raise ScheduleError(f"{what} of {self.name!r}: an instruction computes it")
-        if self.within is not None:
-            raise ScheduleError(f"{what} of {self.name!r}: it is a step of {self.within.name!r}")
+        if self.enclosing_scan is not None:
+            raise ScheduleError(
+                f"{what} of {self.name!r}: it is a step of {self.enclosing_scan.name!r}"
+            )
 
     # Axes.
 
@@ -211,10 +213,10 @@ class Stage:
             raise ScheduleError(
                 f"{what} of {self.name!r}: expected an axis, got {type(axis).__name__}"
             )
-        if self.within is not None and axis is self.all_iter_vars[0]:
+        if self.enclosing_scan is not None and axis is self.all_iter_vars[0]:
             raise ScheduleError(
-                f"{what} of {self.name!r}: {axis.var.name!r} is the time of {self.within.name!r},"
-                " whose steps are one after the other"
+                f"{what} of {self.name!r}: {axis.var.name!r} is the time of"
+                f" {self.enclosing_scan.name!r}, whose steps are one after the other"
             )
         raise ScheduleError(
             f"{what} of {self.name!r}: {axis.var.name!r} is not among its axes"
@@ -326,7 +328,7 @@ class Stage:
 
     def storage_align(self, axis: Axis, factor: int, offset: int) -> None:
         """Pad the storage so that the stride of an axis is k * factor + offset elements."""
-        self.aligned[self._root_axis("storage_align", axis)] = (int(factor), int(offset))
+        self.storage_alignments[self._root_axis("storage_align", axis)] = (int(factor), int(offset))
 
     def double_buffer(self) -> None:
         """Double-buffer the storage; one is filled while the other is read."""

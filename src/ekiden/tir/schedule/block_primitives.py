@@ -26,7 +26,7 @@ from ekiden.tir.schedule.decompose_padding import decompose_padding
 from ekiden.tir.schedule.program import RefusedError
 from ekiden.tir.schedule.reindex_cache import reindex_cache_read, reindex_cache_write
 from ekiden.tir.schedule.set_dtype import unsafe_set_dtype
-from ekiden.tir.schedule.skip_iterations import share_skipped, skip_turns
+from ekiden.tir.schedule.skip_iterations import skip_turns, skipped_fraction
 from ekiden.tir.schedule.skip_zeros import skip_zeros
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import BlockRealize, For
@@ -128,9 +128,9 @@ class BlockPrimitives(ScheduleState):
         """Apply a result of sample_compute_location that is not a loop (root or inline); return
         whether it was one.
         """
-        if not isinstance(loop, LoopRV) or loop not in self._values:
+        if not isinstance(loop, LoopRV) or loop not in self._referents:
             return False
-        location = self._values[loop][1]
+        location = self._referents[loop][1]
         if location == sampling.INLINE:
             self.compute_inline(block)
         return location in (sampling.INLINE, sampling.ROOT) and isinstance(location, int)
@@ -454,7 +454,9 @@ class BlockPrimitives(ScheduleState):
         realize, *loop_stmts = (self._resolve_handles(handle) for handle in handles)
         assert isinstance(realize, BlockRealize)
         try:
-            return share_skipped(program, realize, *(e for e in loop_stmts if isinstance(e, For)))
+            return skipped_fraction(
+                program, realize, *(e for e in loop_stmts if isinstance(e, For))
+            )
         except RefusedError:
             return 0.0
 

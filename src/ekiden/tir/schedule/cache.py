@@ -10,13 +10,13 @@ from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.ir.range import Range
 from ekiden.tir.expr import SCOPES, Buffer, BufferLoad
-from ekiden.tir.reduction import same_expr
+from ekiden.tir.reduction import is_same_expr
 from ekiden.tir.regions import Access, bounding_region
 from ekiden.tir.schedule.check import (
-    box_written_by,
     require_sole_writer,
     require_top_level_block,
     require_unconditional,
+    written_box,
 )
 from ekiden.tir.schedule.compute_at import create_moved_nest
 from ekiden.tir.schedule.inline import partial_domain_fault
@@ -98,9 +98,7 @@ def _contains_any(program: ScheduleProgram, root: Stmt, blocks: Sequence[BlockRe
     return any(program.is_inside(b, root) for b in blocks)
 
 
-def outermost_insertion_point(
-    program: ScheduleProgram, s: Stmt, apart: Sequence[BlockRealize]
-) -> Stmt:
+def find_insertion_point(program: ScheduleProgram, s: Stmt, apart: Sequence[BlockRealize]) -> Stmt:
     """Return the outermost loop or block around a statement, in its scope, that contains none of
     the blocks in `apart`.
     """
@@ -135,7 +133,7 @@ def cache_read(
     # The copy stands before the first reader, as far out as no writer is inside: between the last
     # write and the first read. What it takes is the region that is read in one step of the loops
     # around that place.
-    insertion_point = outermost_insertion_point(program, users[0], writers)
+    insertion_point = find_insertion_point(program, users[0], writers)
     outer = program.loops_above(insertion_point)
     for user in users:
         # The innermost of the loops is enough: who is inside it is inside those around it.
@@ -176,7 +174,7 @@ def _accesses_below(
     for user in users:
         between = tuple(s for s in program.loops_above(user) if s.loop_var not in outer_vars)
         uses.extend(
-            Access(a.indices, (*between, *a.loops), a.is_store, a.conditional)
+            Access(a.indices, (*between, *a.loops), a.is_store, a.is_conditional)
             for a in accesses_of_buffer(user, buffer)
         )
     return uses
@@ -206,7 +204,7 @@ def cache_write(
     # Readers that are no consumers go on reading the old buffer, so that the copy back must stand
     # before them; consumers read the new one, and stand anywhere behind in the same loops.
     other_readers = [x for x in program.readers(old) if x is not realize and x not in consumers]
-    insertion_point = outermost_insertion_point(program, realize, other_readers)
+    insertion_point = find_insertion_point(program, realize, other_readers)
     outer = program.loops_above(insertion_point)
     if reduce_loops(realize, outer):
         refuse(f"{step} {name!r}: it is not finished where {old.name!r} is read", realize)
@@ -219,7 +217,7 @@ def cache_write(
             )
     label = f"{old.name}_{storage_scope}".replace(".", "_")
     new = Buffer(program.fresh_buffer_name(label), old.shape, old.dtype, storage_scope)
-    box = box_written_by(program, insertion_point, old, realize)
+    box = written_box(program, insertion_point, old, realize)
     if isinstance(box, str):
         # Unknown what is written: all is copied back. That is harmless for an intermediate, whose
         # other elements nobody may read; the rest of an output is its caller's and stays.
@@ -249,9 +247,9 @@ def cache_inplace(
     own = tuple(b for b in block_reads(realize.block) if b in block_writes(realize.block))
     old = resolve_buffer(step, realize, read_buffer_index, own, "reads and writes")
     other_users = [x for x in (*program.writers(old), *program.readers(old)) if x is not realize]
-    insertion_point = outermost_insertion_point(program, realize, other_users)
+    insertion_point = find_insertion_point(program, realize, other_users)
     outer = program.loops_above(insertion_point)
-    box = box_written_by(program, insertion_point, old, realize)
+    box = written_box(program, insertion_point, old, realize)
     if isinstance(box, str):
         refuse(f"{step} {name!r}: {box}", realize)
     label = f"{old.name}_{storage_scope}".replace(".", "_")
@@ -316,7 +314,8 @@ def common_access_indices(step: str, realize: BlockRealize, buffer: Buffer) -> t
     variables = {i.var for i in realize.block.iter_vars}
     for access in block_accesses:
         if not all(
-            same_expr(a, b) for a, b in zip(access.indices, block_accesses[0].indices, strict=True)
+            is_same_expr(a, b)
+            for a, b in zip(access.indices, block_accesses[0].indices, strict=True)
         ):
             refuse(f"{step} {name!r}: it accesses {buffer.name!r} at different elements", realize)
         if not set(free_vars(*access.indices)) <= variables:
@@ -367,7 +366,7 @@ def _reindex_read(
     copy = BlockRealize(
         copy_vars, const(True), Block(program.fresh_block_name(new.name), copies, body)
     )
-    insertion_point = outermost_insertion_point(program, realize, program.writers(old))
+    insertion_point = find_insertion_point(program, realize, program.writers(old))
     nest = create_moved_nest(copy, {}, ())
     func = program.replace(insertion_point, flatten_seq(nest, insertion_point))
     return _redirect_to_reindexed(func, name, old, new, iters), [copy.block.name]
@@ -410,7 +409,7 @@ def _reindex_write(
     if fault is not None:
         refuse(f"{step} {name!r}: it is not known to run for all its iterators: {fault}", realize)
     readers = [x for x in program.readers(old) if x is not realize]
-    insertion_point = outermost_insertion_point(program, realize, readers)
+    insertion_point = find_insertion_point(program, realize, readers)
     if program.loops_above(insertion_point):
         refuse(f"{step} {name!r}: {old.name!r} is read in the same loops", realize)
     iters = iterators_in(realize, indices)

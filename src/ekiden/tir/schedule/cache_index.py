@@ -6,8 +6,8 @@ from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.prim import Div, FloorDiv, FloorMod, Intrinsic, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.reduction import same_expr
-from ekiden.tir.schedule.cache import iterators_in, outermost_insertion_point, require_valid_scope
+from ekiden.tir.reduction import is_same_expr
+from ekiden.tir.schedule.cache import find_insertion_point, iterators_in, require_valid_scope
 from ekiden.tir.schedule.check import require_top_level_block
 from ekiden.tir.schedule.compute_at import create_moved_nest
 from ekiden.tir.schedule.program import (
@@ -55,7 +55,9 @@ def _repeated_indices(realize: BlockRealize, threshold: int) -> list[PrimExpr]:
                 or not _is_speculatable(index)
             ):
                 continue
-            group_of_index = next((group for group in groups if same_expr(group[0], index)), None)
+            group_of_index = next(
+                (group for group in groups if is_same_expr(group[0], index)), None
+            )
             if group_of_index is None:
                 groups.append([index])
             else:
@@ -71,7 +73,7 @@ def _is_speculatable(index: PrimExpr) -> bool:
         # The index is computed over the iterators' whole domain, hence also at points that the
         # block's predicate excludes.
         divides = isinstance(e, (Div, FloorDiv, FloorMod)) and not is_const(e.b)
-        acts = isinstance(e, Intrinsic) and INTRINSICS[e.op].effects
+        acts = isinstance(e, Intrinsic) and INTRINSICS[e.op].has_effects
         if divides or acts or isinstance(e, BufferLoad):
             return False
     return True
@@ -94,7 +96,7 @@ def _cache_one_index(
     copy = BlockRealize(
         copy_vars, const(True), Block(program.fresh_block_name(new.name), copies, body)
     )
-    insertion_point = outermost_insertion_point(program, realize, [])
+    insertion_point = find_insertion_point(program, realize, [])
     func = program.replace(
         insertion_point, flatten_seq(create_moved_nest(copy, {}, ()), insertion_point)
     )
@@ -103,7 +105,7 @@ def _cache_one_index(
     cached_index = BufferLoad(new, tuple(i.var for i in iters), index.dtype)
 
     def load_cached(indices: Indices) -> Indices:
-        return tuple(cached_index if same_expr(i, index) else i for i in indices)
+        return tuple(cached_index if is_same_expr(i, index) else i for i in indices)
 
     for buffer in dict.fromkeys((*block_reads(realize.block), *block_writes(realize.block))):
         block = replace_accesses(block, buffer, buffer, load_cached)

@@ -2,7 +2,7 @@
 iteration writes what it reads, inputs are final.
 
 Proofs are about boxes and digits. What one iteration touches of a buffer is a box (`tir.regions`),
-an over-estimate; what a block writes is only used where it is exactly a box (`box_written_by`).
+an over-estimate; what a block writes is only used where it is exactly a box (`written_box`).
 `schedule.disjoint_iterations` proves that iterations are disjoint. So:
 
     require_permutable    each sum's first step stays first; no step sees what another one wrote
@@ -45,9 +45,9 @@ from ekiden.tir.schedule.program import (
     block_reads,
     block_writes,
     bound_analyzer,
+    determining_vars,
     loop_ranges,
     loops_between,
-    parts_to_determining_vars,
     refuse,
 )
 from ekiden.tir.stmt import (
@@ -167,7 +167,7 @@ def _require_reduction_order(
             )
     values = [v for v in realize.iter_values if not is_const(v)]
     loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)}
-    fault = determines(values, loop_ranges(loops), parts_to_determining_vars(loops, loop_vars))
+    fault = determines(values, loop_ranges(loops), determining_vars(loops, loop_vars))
     if fault is not None:
         refuse(
             f"{step}: block {name!r} is not known to run once for each step of its loops: {fault}",
@@ -254,12 +254,12 @@ def written_box_in_iteration(
     """Return exactly what a block writes of a buffer in one iteration of a loop, or why that is
     unknown.
     """
-    return box_written_by(program, loop.body, buffer, maker)
+    return written_box(program, loop.body, buffer, maker)
 
 
 # Unlike `region`, which may hold more than is touched, this is used to show that something *was*
 # written: so one store, no condition, all iterators, and indices that fill a box without gaps.
-def box_written_by(
+def written_box(
     program: ScheduleProgram, root: Stmt, buffer: Buffer, maker: BlockRealize
 ) -> list[Range] | str:
     """Return exactly what a block inside a statement writes of a buffer each time the statement
@@ -272,7 +272,11 @@ def box_written_by(
     if len(stores) != 1:
         return f"block {name!r} writes {buffer.name!r} in {len(stores)} places"
     (store,) = stores
-    if store.conditional or _is_conditional(program, maker, root) or split_domain_guards(maker)[1]:
+    if (
+        store.is_conditional
+        or _is_conditional(program, maker, root)
+        or split_domain_guards(maker)[1]
+    ):
         return f"block {name!r} writes {buffer.name!r} under a condition"
     if not _masks_only_buffer_end(maker, buffer):
         return f"block {name!r} does not run for all its iterators"
@@ -283,7 +287,7 @@ def box_written_by(
     return [Range.from_min_extent(low, size) for low, size in image]
 
 
-def iter_sum_extent(total: IterSum) -> PrimExpr:
+def num_iter_sum_values(total: IterSum) -> PrimExpr:
     """Return the number of distinct values of a dense iterator sum."""
     size: PrimExpr = const(1)
     for split in total.args:

@@ -21,12 +21,12 @@ from ekiden.ir.prim import PrimExpr, Var, const, convert, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer
-from ekiden.tir.reduction import same_expr
+from ekiden.tir.reduction import is_same_expr
 from ekiden.tir.regions import Access, bounding_region
 from ekiden.tir.schedule.check import (
     can_prove_covers,
     find_rewriting_producer,
-    iter_sum_extent,
+    num_iter_sum_values,
     require_final_inputs,
     require_sole_writer,
     require_top_level_block,
@@ -48,9 +48,9 @@ from ekiden.tir.schedule.program import (
     block_writes,
     bound_analyzer,
     loop_ranges,
-    narrow_index,
     refuse,
     serial_loop,
+    to_index_dtype,
 )
 from ekiden.tir.schedule.ranges import solve_iterator_ranges
 from ekiden.tir.stmt import BlockRealize, BufferStore, For, IfThenElse, IterKind, PrimFunc, Stmt
@@ -83,7 +83,7 @@ def create_moved_nest(
             iter_var.extent if is_const(iter_var.extent) else substitute(iter_var.extent, before)
         )
         needed = ranges.get(iter_var.var, Range.from_min_extent(const(0), extent))
-        value = narrow_index(simplify_around_digits(needed.min, analyzer), iter_var.var.dtype)
+        value = to_index_dtype(simplify_around_digits(needed.min, analyzer), iter_var.var.dtype)
         if preserve_unit_loops or not is_const(needed.extent, 1):
             loop = serial_loop(Var(f"ax{n}", iter_var.var.dtype), needed.extent)
             analyzer.bind(loop.loop_var, 0, needed.extent)
@@ -136,8 +136,8 @@ def _required_iter_ranges(
         inside = [v for v in free_vars(index) if v in variables]
         if len(inside) == 1 and inside[0] not in ranges:
             offset = substitute(index, {inside[0]: const(0)})
-            if same_expr(index, inside[0]) or (
-                is_const(offset) and same_expr(index, inside[0] + offset)
+            if is_same_expr(index, inside[0]) or (
+                is_const(offset) and is_same_expr(index, inside[0] + offset)
             ):
                 ranges[inside[0]] = Range.from_min_extent(
                     axis_range.min - offset, axis_range.extent
@@ -196,13 +196,13 @@ def _is_read_whole(program: ScheduleProgram, realize: BlockRealize, buffer: Buff
     for reader in program.readers(buffer):
         domains = {i.var: i.dom for i in reader.block.iter_vars if i.dom is not None}
         for access in accesses_of_buffer(reader.block.body, buffer):
-            if reader is realize or access.is_store or access.conditional or access.loops:
+            if reader is realize or access.is_store or access.is_conditional or access.loops:
                 continue
             if len({*access.indices}) == len(buffer.shape) and all(
                 isinstance(index, Var)
                 and index in domains
                 and is_const(domains[index].min, 0)
-                and same_expr(domains[index].extent, size)
+                and is_same_expr(domains[index].extent, size)
                 for index, size in zip(access.indices, buffer.shape, strict=True)
             ):
                 return True
@@ -245,7 +245,7 @@ def _consumed_ranges(realize: BlockRealize, loop: For, outer: Sequence[For]) -> 
         shared = [x for x in outer if _is_shared_by_threads(x, buffer)]
         unshared = [x for x in outer if x not in shared]
         touched = [
-            Access(a.indices, (*shared, *a.loops), a.is_store, a.conditional, a.extents)
+            Access(a.indices, (*shared, *a.loops), a.is_store, a.is_conditional, a.extents)
             for a in touched
         ]
         buffer_ranges = _required_iter_ranges(
@@ -269,7 +269,7 @@ def _is_shared_by_threads(loop: For, buffer: Buffer) -> bool:
 
 def _same_ranges(a: Mapping[Var, Range], b: Mapping[Var, Range]) -> bool:
     return a.keys() == b.keys() and all(
-        same_expr(a[v].min, b[v].min) and same_expr(a[v].extent, b[v].extent) for v in a
+        is_same_expr(a[v].min, b[v].min) and is_same_expr(a[v].extent, b[v].extent) for v in a
     )
 
 
@@ -528,7 +528,7 @@ def _are_reads_within(
 
 
 def _same_access(a: Access, b: Access) -> bool:
-    return all(same_expr(x, y) for x, y in zip(a.indices, b.indices, strict=True))
+    return all(is_same_expr(x, y) for x, y in zip(a.indices, b.indices, strict=True))
 
 
 # Moving to where something was written may lose points that nobody wrote in time, or meet some
@@ -565,7 +565,7 @@ def _require_full_coverage(
         low, size = value, const(1)
         if not is_const(value):
             total = next(sums)
-            low, size = convert(total.base), iter_sum_extent(total)
+            low, size = convert(total.base), num_iter_sum_values(total)
         if not analyzer.can_prove(low <= 0) or not can_prove_covers(
             low, size, iter_var.extent, analyzer
         ):

@@ -68,16 +68,16 @@ class ScheduleState:
                 f"Schedule: error_render_level is one of {', '.join(ERROR_RENDER_LEVELS)}, got "
                 f"{error_render_level!r}"
             )
-        self._detail = error_render_level == "detail"
+        self._error_render_level = error_render_level == "detail"
         self._module = mod if isinstance(mod, IRModule) else None
         self._programs = _schedule_programs(mod)
-        self._working = "main" if "main" in self._programs else next(iter(self._programs))
-        self._values: dict[Handle, tuple[str, object]] = {}
+        self._current_function = "main" if "main" in self._programs else next(iter(self._programs))
+        self._referents: dict[Handle, tuple[str, object]] = {}
         """Referent of each handle: (function, block name, loop variable or number)."""
         self._handles: dict[tuple[str, object], Handle] = {}
         self._trace = Trace()
         self._random = random.Random(seed)
-        self._level = error_render_level
+        self._enable_check = error_render_level
 
     # The program.
 
@@ -88,7 +88,7 @@ class ScheduleState:
 
     @property
     def _current_program(self) -> ScheduleProgram:
-        return self._programs[self._working]
+        return self._programs[self._current_function]
 
     @property
     def mod(self) -> IRModule:
@@ -106,7 +106,7 @@ class ScheduleState:
     @property
     def func_working_on(self) -> GlobalVar:
         """Return the function that primitives change."""
-        return GlobalVar(self._working)
+        return GlobalVar(self._current_function)
 
     def work_on(self, func_name: str) -> None:
         """Select the function that the following primitives change. Raises ScheduleError for an
@@ -116,7 +116,7 @@ class ScheduleState:
             raise ScheduleError(
                 f"work_on: no function {func_name!r}; there are {sorted(self._programs)}"
             )
-        self._working = func_name
+        self._current_function = func_name
         self._trace.append(Instruction("work_on", (), {"func_name": func_name}, ()))
 
     # Traces.
@@ -184,13 +184,13 @@ class ScheduleState:
 
     def remove_rv(self, rand_var: Handle) -> None:
         """Drop a handle."""
-        where = self._values.pop(rand_var, None)
+        where = self._referents.pop(rand_var, None)
         if where is not None and self._handles.get(where) is rand_var:
             del self._handles[where]
 
     def _new_handle(self, referent: object, func: str | None = None) -> Handle:
         """Return a new handle for a block's name, a loop's variable or a number."""
-        where = (func or self._working, referent)
+        where = (func or self._current_function, referent)
         handle: Handle
         if isinstance(referent, str):
             handle = BlockRV()
@@ -198,7 +198,7 @@ class ScheduleState:
             handle = LoopRV()
         else:
             handle = ExprRV("v", "int64")
-        self._values[handle] = where
+        self._referents[handle] = where
         # Equal numbers of two samples are two handles, so a number cannot lead back to one.
         if not isinstance(handle, ExprRV):
             self._handles[where] = handle
@@ -209,12 +209,12 @@ class ScheduleState:
         match value:
             case BlockRV() | LoopRV():
                 return self._find_stmt(value)
-            case ExprRV() if value in self._values:
-                return self._values[value][1]
+            case ExprRV() if value in self._referents:
+                return self._referents[value][1]
             case PrimExpr():
                 sampled: dict[Var, int] = {
                     h: int(v[1])  # type: ignore[call-overload]
-                    for h, v in self._values.items()
+                    for h, v in self._referents.items()
                     if isinstance(h, ExprRV)
                 }
                 if any(v not in sampled for v in free_vars(value)):  # sizes that a run knows
@@ -228,7 +228,7 @@ class ScheduleState:
         return value
 
     def _find_stmt(self, handle: BlockRV | LoopRV) -> BlockRealize | For:
-        where = self._values.get(handle)
+        where = self._referents.get(handle)
         kind = "block" if isinstance(handle, BlockRV) else "loop"
         if where is None:
             raise ScheduleError(f"{kind} handle: it is not one of this schedule")
@@ -264,7 +264,7 @@ class ScheduleState:
             loop = named[0]
         if loop not in program.loops:
             raise ScheduleError(f"loop {loop.name!r}: the function has no such loop any more")
-        handle = self._handles.get((self._working, loop))
+        handle = self._handles.get((self._current_function, loop))
         if isinstance(handle, LoopRV):
             return handle
         # A loop comes into a trace through the block it is around.
@@ -284,14 +284,14 @@ class ScheduleState:
         if block not in self._current_program.blocks and block.endswith("_update"):
             # What TVM calls a sum whose init is a block of its own; here it keeps its name.
             block = block.removesuffix("_update")
-        handle = self._handles.get((self._working, block))
+        handle = self._handles.get((self._current_function, block))
         if isinstance(handle, BlockRV) and block in self._current_program.blocks:
             return handle
         if block not in self._current_program.blocks:
             raise ScheduleError(
                 f"block {block!r}: there is none; blocks are {list(self._current_program.blocks)}"
             )
-        attrs = {"name": block, "func_name": self._working}
+        attrs = {"name": block, "func_name": self._current_function}
         new_handle = self._run_query("get_block", (), attrs, [block])[0]
         assert isinstance(new_handle, BlockRV)
         return new_handle
@@ -349,7 +349,7 @@ class ScheduleState:
         except RefusedError as error:
             raise ScheduleError(self._error_text(error, program)) from None
         # Committed only after every check: a refused primitive leaves the schedule as it was.
-        self._programs[self._working] = new
+        self._programs[self._current_function] = new
         return self._run_query(kind, inputs, notes, outputs)
 
     def _record_instruction(
@@ -365,7 +365,7 @@ class ScheduleState:
     def _location_handle(self, location: int) -> LoopRV:
         """Return a loop handle for a compute location that is not a loop: ROOT or INLINE."""
         handle = LoopRV()
-        self._values[handle] = (self._working, location)
+        self._referents[handle] = (self._current_function, location)
         return handle
 
     def _with_located_errors(self, step: Callable[[], _T]) -> _T:
@@ -387,17 +387,17 @@ class ScheduleState:
 
     def _program_of_inputs(self, inputs: tuple[object, ...]) -> ScheduleProgram:
         for handle in inputs:
-            if isinstance(handle, (BlockRV, LoopRV)) and handle in self._values:
-                func = self._values[handle][0]
-                if func != self._working:
+            if isinstance(handle, (BlockRV, LoopRV)) and handle in self._referents:
+                func = self._referents[handle][0]
+                if func != self._current_function:
                     self.work_on(func)
                 break
         return self._current_program
 
     def _error_text(self, error: RefusedError, program: ScheduleProgram) -> str:
-        if error.place is None or not self._detail:
+        if error.stmt is None or not self._error_render_level:
             return str(error)
-        line = source_line_of(program, error.place)
+        line = source_line_of(program, error.stmt)
         return str(error) if line is None else f"{error}\n  {line}"
 
 

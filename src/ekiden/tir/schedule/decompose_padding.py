@@ -117,11 +117,13 @@ def _perfect_nest_from(program: ScheduleProgram, realize: BlockRealize, loop: Fo
 
 @dataclass
 class _InteriorBox:
-    """The range of each loop in which all conditions hold: from `low` on, below `stop`."""
+    """The range of each loop in which all conditions hold: from `lower_bounds` on, below
+    `upper_bounds`.
+    """
 
     nest: Sequence[For]
-    low: dict[Var, PrimExpr]
-    stop: dict[Var, PrimExpr]
+    lower_bounds: dict[Var, PrimExpr]
+    upper_bounds: dict[Var, PrimExpr]
 
     def add_condition(self, condition: PrimExpr, analyzer: Analyzer, realize: BlockRealize) -> bool:
         """Narrow a loop's range by a condition; return False where none of the loops
@@ -140,20 +142,20 @@ class _InteriorBox:
             refuse(f"{name}: {condition} does not bound loop {var.name!r}", realize)
         offset = analyzer.simplify(substitute(difference, {var: const(0, var.dtype)}))
         if step == 1:  # var + rest >= 0
-            self.low[var] = maximum(self.low[var], -offset)
+            self.lower_bounds[var] = maximum(self.lower_bounds[var], -offset)
         else:
-            self.stop[var] = minimum(self.stop[var], offset + 1)
+            self.upper_bounds[var] = minimum(self.upper_bounds[var], offset + 1)
         return True
 
     def shifted_loop_vars(self, analyzer: Analyzer) -> dict[Var, PrimExpr]:
         """Return each loop variable in terms of one that counts from 0."""
-        return {v: analyzer.simplify(v + low) for v, low in self.low.items()}
+        return {v: analyzer.simplify(v + low) for v, low in self.lower_bounds.items()}
 
     def constant_ranges(self, analyzer: Analyzer) -> dict[Var, tuple[PrimExpr, PrimExpr]]:
         """Return (begin, extent) of each loop whose range does not depend on other loops."""
         extents = self.extents(analyzer)
         loop_ranges = {
-            s.loop_var: (analyzer.simplify(self.low[s.loop_var]), extent)
+            s.loop_var: (analyzer.simplify(self.lower_bounds[s.loop_var]), extent)
             for s, extent in zip(self.nest, extents, strict=True)
         }
         return {
@@ -162,7 +164,7 @@ class _InteriorBox:
 
     def extents(self, analyzer: Analyzer) -> list[PrimExpr]:
         """Return the narrowed extent of each loop."""
-        spans = (self.stop[s.loop_var] - self.low[s.loop_var] for s in self.nest)
+        spans = (self.upper_bounds[s.loop_var] - self.lower_bounds[s.loop_var] for s in self.nest)
         return [analyzer.simplify(maximum(span, 0)) for span in spans]
 
 

@@ -16,15 +16,15 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer
-from ekiden.tir.reduction import same_expr
+from ekiden.tir.reduction import is_same_expr
 from ekiden.tir.regions import Access, bounding_region
 from ekiden.tir.schedule.program import (
     PART_EXTENT_BOUND_ANNOTATION,
     ScheduleProgram,
     accesses_of_buffer,
     bound_analyzer,
+    determining_vars,
     loop_ranges,
-    parts_to_determining_vars,
     unit_loop_values,
 )
 from ekiden.tir.stmt import For
@@ -56,7 +56,7 @@ def overlap_fault(
             return None
         loops = [*mine, *first.loops]
         return _injectivity_fault(
-            first.indices, loop_ranges(loops), parts_to_determining_vars(loops, loop_vars), outer
+            first.indices, loop_ranges(loops), determining_vars(loops, loop_vars), outer
         )
     own = loop_ranges(mine)
     # Different access patterns: compare the bounding boxes instead, with a free coordinate within
@@ -84,7 +84,7 @@ def _drop_unit_loops(access: Access, outer: Sequence[For]) -> Access:
         for s in access.loops
         if s.loop_var not in values
     )
-    return Access(indices, loops, access.is_store, access.conditional, access.extents)
+    return Access(indices, loops, access.is_store, access.is_conditional, access.extents)
 
 
 def _widen_part_loops(access: Access) -> Access:
@@ -106,7 +106,7 @@ def _widen_part_loops(access: Access) -> Access:
         loops.append(loop.with_fields(min=low))
     indices = tuple(substitute_expr(i, values) for i in access.indices)
     extents = access.extents
-    return Access(indices, tuple(loops), access.is_store, access.conditional, extents)
+    return Access(indices, tuple(loops), access.is_store, access.is_conditional, extents)
 
 
 def _stride_exceeds_reach(buffer: Buffer, access: Access, var: Var, outer: Sequence[For]) -> bool:
@@ -162,10 +162,11 @@ def _same_access(a: Access, b: Access) -> bool:
     names: dict[Var, PrimExpr] = {}
     for x, y in zip(ours, theirs, strict=True):
         names[y.loop_var] = x.loop_var
-        if not same_expr(x.extent, y.extent) or not same_expr(x.min, y.min):
+        if not is_same_expr(x.extent, y.extent) or not is_same_expr(x.min, y.min):
             return False
     return all(
-        same_expr(x, substitute_expr(y, names)) for x, y in zip(a.indices, b.indices, strict=True)
+        is_same_expr(x, substitute_expr(y, names))
+        for x, y in zip(a.indices, b.indices, strict=True)
     )
 
 

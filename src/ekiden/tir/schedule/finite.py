@@ -25,13 +25,13 @@ class NonFiniteFlags:
 
     def __init__(self, name: str, dtype: str, extent: PrimExpr, lanes: int) -> None:
         self.name, self.dtype, self.extent, self.lanes = name, dtype, extent, lanes
-        self.strange = Buffer("strange", (extent,), "int32")
-        self.any = Buffer("any_strange", (const(1),), "int32")
+        self.column_flags = Buffer("strange", (extent,), "int32")
+        self.any_flag = Buffer("any_strange", (const(1),), "int32")
 
     @property
     def combined_flag(self) -> PrimExpr:
         """Return the combined flag: above 0 where a value is not finite, once gathered."""
-        return BufferLoad(self.any, ZERO_INDEX, "int32")
+        return BufferLoad(self.any_flag, ZERO_INDEX, "int32")
 
     def emit_row_loop(self, body: Callable[[PrimExpr], Stmt], lanes: int = 0) -> Stmt:
         """Emit a loop over the columns of a row: vectors, then a scalar tail."""
@@ -51,26 +51,28 @@ class NonFiniteFlags:
 
     def emit_clear(self) -> Stmt:
         """Emit the statement that clears all flags."""
-        return self.emit_row_loop(lambda at: BufferStore(self.strange, const(0, "int32"), (at,)))
+        return self.emit_row_loop(
+            lambda at: BufferStore(self.column_flags, const(0, "int32"), (at,))
+        )
 
     def emit_mark(self, column: PrimExpr, value: PrimExpr) -> Stmt:
         """Emit the statement that sets a column's flag if a value is not finite; a set flag stays
         set.
         """
         is_strange = cast(Not(Intrinsic("isfinite", (value,), "bool")), "int32")
-        before = BufferLoad(self.strange, (column,), "int32")
-        return BufferStore(self.strange, maximum(before, is_strange), (column,))
+        before = BufferLoad(self.column_flags, (column,), "int32")
+        return BufferStore(self.column_flags, maximum(before, is_strange), (column,))
 
     def emit_combine(self) -> Stmt:
         """Emit the loop that combines the flags of all columns into one."""
 
         def combine_column(column: PrimExpr) -> Stmt:
             """Take a column's flag into the one of all."""
-            load = BufferLoad(self.strange, (column,), "int32")
-            return BufferStore(self.any, maximum(self.combined_flag, load), ZERO_INDEX)
+            load = BufferLoad(self.column_flags, (column,), "int32")
+            return BufferStore(self.any_flag, maximum(self.combined_flag, load), ZERO_INDEX)
 
         return flatten_seq(
-            BufferStore(self.any, const(0, "int32"), ZERO_INDEX),
+            BufferStore(self.any_flag, const(0, "int32"), ZERO_INDEX),
             self.emit_row_loop(combine_column, 1),
         )
 
@@ -78,7 +80,7 @@ class NonFiniteFlags:
         """Allocate the per-column flags around a statement; the combined flag is allocated
         elsewhere.
         """
-        return Allocate(self.strange, body)
+        return Allocate(self.column_flags, body)
 
 
 __all__ = ["NonFiniteFlags"]

@@ -17,11 +17,11 @@ from ekiden.ir.prim import LT, PrimExpr, Var, const, convert, is_const, logical_
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.reduction import same_expr
+from ekiden.tir.reduction import is_same_expr
 from ekiden.tir.schedule.check import (
     can_prove_covers,
     find_rewriting_producer,
-    iter_sum_extent,
+    num_iter_sum_values,
     require_distinct_iterators,
     require_final_inputs,
     require_sole_writer,
@@ -252,7 +252,7 @@ def partial_domain_fault(program: ScheduleProgram, realize: BlockRealize) -> str
         low, size = value, const(1)
         if not is_const(value):
             total = next(sums)
-            low, size = convert(total.base), iter_sum_extent(total)
+            low, size = convert(total.base), num_iter_sum_values(total)
         if not analyzer.can_prove(low <= 0) or not can_prove_covers(
             low, size, iter_var.extent, analyzer
         ):
@@ -285,7 +285,7 @@ def _solve_consumer_iterators(
     analyzer = Analyzer()
     condition: PrimExpr = const(True)
     for total, index, dim in zip(iter_map.indices, store.indices, buffer.shape, strict=True):
-        low, size = convert(total.base), iter_sum_extent(total)
+        low, size = convert(total.base), num_iter_sum_values(total)
         if not analyzer.can_prove(low >= 0) or not analyzer.can_prove(low + size <= dim):
             refuse(f"{step} {name!r}: some of its points read nothing of {buffer.name!r}", consumer)
         if not analyzer.can_prove_equal(low, const(0)):
@@ -305,4 +305,4 @@ def _solve_consumer_iterators(
 
 
 def _same_indices(a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> bool:
-    return all(same_expr(x, y) for x, y in zip(a, b, strict=True))
+    return all(is_same_expr(x, y) for x, y in zip(a, b, strict=True))

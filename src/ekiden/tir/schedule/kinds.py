@@ -19,7 +19,7 @@ from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad
-from ekiden.tir.reduction import COMBINE_ANNOTATION, match_update, same_expr
+from ekiden.tir.reduction import COMBINE_ANNOTATION, is_same_expr, match_update
 from ekiden.tir.regions import iter_accesses
 from ekiden.tir.schedule.program import (
     accesses_of_buffer,
@@ -151,7 +151,7 @@ def _foreign_read_fault(block: Block) -> str | None:
         touched = accesses_of_buffer(block.body, buffer)
         for access in touched:
             pairs = zip(access.indices, touched[-1].indices, strict=True)
-            if not all(same_expr(a, b) for a, b in pairs):
+            if not all(is_same_expr(a, b) for a, b in pairs):
                 return f"it reads {buffer.name!r} elsewhere too"
     return None
 

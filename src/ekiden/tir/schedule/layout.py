@@ -21,7 +21,7 @@ from ekiden.tir.index_map import IndexMap
 from ekiden.tir.reduction import match_update
 from ekiden.tir.schedule.cache import resolve_buffer_and_side
 from ekiden.tir.schedule.check import (
-    iter_sum_extent,
+    num_iter_sum_values,
     require_permutable,
     require_sole_writer,
     require_top_level_block,
@@ -128,7 +128,7 @@ def transform_layout(
                 realize,
             )
     shape = (
-        tuple(iter_sum_extent(t) for t in exact.indices)
+        tuple(num_iter_sum_values(t) for t in exact.indices)
         if is_whole
         else index_map.map_shape(old.shape)
     )
@@ -180,7 +180,7 @@ def transform_block_layout(
             refuse(f"{step} {name!r}: index {n} would be both spatial and reduced", realize)
         if not is_const(convert(total.base), 0):
             refuse(f"{step} {name!r}: index {n} does not begin at 0", realize)
-        extent = Analyzer().simplify(iter_sum_extent(total))
+        extent = Analyzer().simplify(num_iter_sum_values(total))
         kind = used.pop() if used else IterKind.SPATIAL
         new_iters.append(IterVar(Var(f"v{n}", extent.dtype), extent, kind))
         new_loops.append(serial_loop(Var(f"ax{n}", extent.dtype), extent))

@@ -29,10 +29,10 @@ from ekiden.tir.schedule.program import (
     ScheduleProgram,
     block_writes,
     bound_analyzer,
-    narrow_index,
     refuse,
     serial_loop,
     substitute_loop_vars,
+    to_index_dtype,
     wrap_in_loops,
 )
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, ForKind, IterVar, PrimFunc, Stmt
@@ -72,7 +72,7 @@ def _split_extents(
     if sum(f is None for f in factors) > 1:
         refuse(f"split {name!r}: only one factor may be None, got {shown}", old)
     dtype = old.loop_var.dtype
-    sizes = [None if f is None else narrow_index(convert(f, dtype), dtype) for f in factors]
+    sizes = [None if f is None else to_index_dtype(convert(f, dtype), dtype) for f in factors]
     product: PrimExpr = const(1, dtype)
     for size in sizes:
         if size is not None:
@@ -213,7 +213,7 @@ def _split_with_tail_loop(
     if len(factors) == 0 or factors[0] is not None or None in factors[1:]:
         refuse(f"split {name!r}: with tail='loop' the first factor alone must be None", loop)
     dtype = loop.loop_var.dtype
-    inner = [narrow_index(convert(f, dtype), dtype) for f in factors[1:] if f is not None]
+    inner = [to_index_dtype(convert(f, dtype), dtype) for f in factors[1:] if f is not None]
     step: PrimExpr = const(1, dtype)
     for size in inner:
         if not analyzer.can_prove(size > 0):
@@ -255,7 +255,7 @@ def _split_into_parts(
     if len(factors) != 2 or len(sizes) != 1 or (tail == "short" and factors[0] is not None):
         expected = "[None, n]" if tail == "short" else "[None, n] or [n, None]"
         refuse(f"split {name!r}: with tail={tail!r} the factors are {expected}", loop)
-    (size,) = (narrow_index(convert(f, dtype), dtype) for f in sizes)
+    (size,) = (to_index_dtype(convert(f, dtype), dtype) for f in sizes)
     if not analyzer.can_prove(size > 0):
         refuse(f"split {name!r}: factors must be positive", loop)
     if is_const(extent, 0):
@@ -306,7 +306,7 @@ def partition(
     analyzer = bound_analyzer(program.loops_above(loop))
     ends: list[PrimExpr] = [const(0, dtype)]
     for point_arg in points:
-        point = narrow_index(convert(point_arg, dtype), dtype)
+        point = to_index_dtype(convert(point_arg, dtype), dtype)
         # Clamped so that the parts stay in order and cover the extent exactly, whatever a symbolic
         # point is at run time.
         if not analyzer.can_prove(ends[-1] <= point):
@@ -378,7 +378,7 @@ def _partition_extents(
     is a part at the end.
     """
     dtype = loop.loop_var.dtype
-    sizes = [None if f is None else narrow_index(convert(f, dtype), dtype) for f in factors]
+    sizes = [None if f is None else to_index_dtype(convert(f, dtype), dtype) for f in factors]
     total: PrimExpr = const(0, dtype)
     for size in sizes:
         if size is not None and not analyzer.can_prove(size > 0):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ekiden.ir.prim import PrimExpr, Var, is_const
-from ekiden.tir.reduction import same_expr
+from ekiden.tir.reduction import is_same_expr
 from ekiden.tir.schedule.loops import require_unscheduled_loop, substitute_and_simplify
 from ekiden.tir.schedule.program import ScheduleProgram, bound_analyzer, refuse, serial_loop
 from ekiden.tir.stmt import Block, For, PrimFunc, SeqStmt, Stmt
@@ -57,7 +57,7 @@ def _require_mergeable(nests: list[list[For]]) -> None:
             require_unscheduled_loop("merge", loop)
             if not is_const(loop.min, 0):
                 refuse(f"merge: loop {name!r} must start at 0", loop)
-            if len(nest) != len(nests[0]) or not same_expr(loop.extent, like.extent):
+            if len(nest) != len(nests[0]) or not is_same_expr(loop.extent, like.extent):
                 refuse(
                     f"merge: loop {name!r} has another extent or depth than {like.loop_var.name!r}",
                     loop,

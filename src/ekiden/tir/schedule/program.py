@@ -56,7 +56,7 @@ class RefusedError(ScheduleError):
 
     def __init__(self, message: str, stmt: Stmt | None = None) -> None:
         super().__init__(message)
-        self.place = stmt
+        self.stmt = stmt
 
 
 def refuse(message: str, stmt: Stmt | None = None) -> NoReturn:
@@ -67,7 +67,7 @@ def refuse(message: str, stmt: Stmt | None = None) -> NoReturn:
 class ScheduleProgram:
     """A function under scheduling with lookup tables of its loops, blocks and parents."""
 
-    __slots__ = ("_outside", "_parents", "blocks", "func", "loops")
+    __slots__ = ("_accesses_outside_blocks", "_parents", "blocks", "func", "loops")
 
     def __init__(self, func: PrimFunc) -> None:
         self.func = func
@@ -77,7 +77,7 @@ class ScheduleProgram:
         # shared, which is why a Program is of one version of a function and never changed: what was
         # looked up in it is found again in the next version by name, not by identity.
         self._parents: dict[int, Stmt] = {}
-        self._outside: dict[Buffer, Stmt] | None = None
+        self._accesses_outside_blocks: dict[Buffer, Stmt] | None = None
         stack: list[Stmt] = [func.body]
         while stack:
             s = stack.pop()
@@ -197,9 +197,9 @@ class ScheduleProgram:
         return [b for b in self.outermost_blocks() if buffer in block_reads(b.block)]
 
     def _require_in_blocks(self, buffer: Buffer) -> None:
-        if self._outside is None:
-            self._outside = dict(_accesses_outside_blocks(self.func.body))
-        stmt = self._outside.get(buffer)
+        if self._accesses_outside_blocks is None:
+            self._accesses_outside_blocks = dict(_accesses_outside_blocks(self.func.body))
+        stmt = self._accesses_outside_blocks.get(buffer)
         if stmt is not None:
             refuse(f"{buffer.name!r} is used by statements that are in no block", stmt)
 
@@ -321,7 +321,7 @@ def accesses_of_buffer(root: Stmt, buffer: Buffer) -> list[Access]:
                 continue
             for a in regions.buffer_accesses(s, buffer):
                 loops_in = (*loops, *a.loops)
-                under = conditional or a.conditional
+                under = conditional or a.is_conditional
                 found_accesses.append(Access(a.indices, loops_in, a.is_store, under, a.extents))
         elif not isinstance(s, (For, SeqStmt, Allocate, IfThenElse)):
             found_accesses.extend(
@@ -365,7 +365,7 @@ class _LoopVarSubstituter(StmtMutator):
         self, values: Mapping[Var, PrimExpr], change: Callable[[PrimExpr], PrimExpr] | None
     ) -> None:
         self._values = dict(values)
-        self._change = change
+        self._rewrite = change
         self._inside = ExprRewriter(lambda e: self._values.get(e, e) if isinstance(e, Var) else e)
 
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
@@ -373,7 +373,7 @@ class _LoopVarSubstituter(StmtMutator):
         if isinstance(expr, IntImm):
             return expr
         new = substitute_expr(expr, self._values)
-        return new if new is expr or self._change is None else self._change(new)
+        return new if new is expr or self._rewrite is None else self._rewrite(new)
 
     def visit_block(self, stmt: Block) -> Stmt:
         """Return a block without these variables unchanged, as the same object; rewrite others."""
@@ -409,11 +409,11 @@ class _AccessRewriter(ExprRewriter):
     def __init__(self, old: Buffer, new: Buffer, move: Callable[[Indices], Indices] | None) -> None:
         super().__init__(self._rewrite_load)
         self._old, self._new, self._moves = old, new, move is not None
-        self._move = move if move is not None else _same_indices
+        self._map_indices = move if move is not None else _same_indices
 
     def _rewrite_load(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferLoad) and e.buffer is self._old:
-            return BufferLoad(self._new, self._move(e.indices), e.dtype)
+            return BufferLoad(self._new, self._map_indices(e.indices), e.dtype)
         if isinstance(e, BufferAddress) and e.buffer is self._old:
             if self._moves:
                 refuse(f"a part of {self._old.name!r} is handed to a call, which knows its layout")
@@ -428,7 +428,7 @@ class _AccessRewriter(ExprRewriter):
         new = super().visit_store(stmt)
         if stmt.buffer is self._old:
             assert isinstance(new, BufferStore)
-            return new.with_fields(indices=self._move(new.indices))
+            return new.with_fields(indices=self._map_indices(new.indices))
         return new
 
 
@@ -503,7 +503,7 @@ def loop_ranges(loops: Iterable[For]) -> dict[Var, Range]:
     return ranges
 
 
-def parts_to_determining_vars(loops: Iterable[For], loop_vars: Iterable[Var]) -> set[Var]:
+def determining_vars(loops: Iterable[For], loop_vars: Iterable[Var]) -> set[Var]:
     """Return the variables that determine the wanted loops: a loop that counts parts is replaced by
     the loop over them.
     """
@@ -579,7 +579,7 @@ def wrap_in_loops(loops: Sequence[For], body: Stmt) -> Stmt:
     return body
 
 
-def narrow_index(e: PrimExpr, dtype: str) -> PrimExpr:
+def to_index_dtype(e: PrimExpr, dtype: str) -> PrimExpr:
     """Return a size or index as an expression of one integer dtype, undoing the analysis's
     widening.
     """
@@ -599,7 +599,7 @@ def narrow_index(e: PrimExpr, dtype: str) -> PrimExpr:
 
 def serial_loop(var: Var, extent: PrimExpr, body: Stmt = NO_OP) -> For:
     """Return a serial loop from 0."""
-    return For(var, const(0, var.dtype), narrow_index(extent, var.dtype), ForKind.SERIAL, body)
+    return For(var, const(0, var.dtype), to_index_dtype(extent, var.dtype), ForKind.SERIAL, body)
 
 
 def uses_any_var(e: PrimExpr, variables: Iterable[Var]) -> bool:

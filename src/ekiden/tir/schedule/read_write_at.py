@@ -12,7 +12,7 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.regions import Access, bounding_region
 from ekiden.tir.schedule.cache import require_valid_scope, resolve_buffer
-from ekiden.tir.schedule.check import box_written_by, require_sole_writer
+from ekiden.tir.schedule.check import require_sole_writer, written_box
 from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, reduce_loops, require_kind
 from ekiden.tir.schedule.program import (
     PART_OF_ANNOTATION,
@@ -93,7 +93,7 @@ def write_at(
     outer = [*program.loops_above(loop), loop]
     if reduce_loops(realize, outer):
         refuse(f"{step} {name!r}: it is not finished in a step of loop {var!r}", loop)
-    box = box_written_by(program, loop.body, old, realize)
+    box = written_box(program, loop.body, old, realize)
     if isinstance(box, str):
         refuse(f"{step} {name!r}: {box}", realize)
     analyzer = bound_analyzer(outer)
@@ -132,7 +132,9 @@ def _extend_part_loops(access: Access, outer: set[Var]) -> Access:
             assert isinstance(size, PrimExpr)
             loop = loop.with_fields(min=const(0), extent=size)
         loops.append(loop)
-    return Access(access.indices, tuple(loops), access.is_store, access.conditional, access.extents)
+    return Access(
+        access.indices, tuple(loops), access.is_store, access.is_conditional, access.extents
+    )
 
 
 def _create_copy_nest(

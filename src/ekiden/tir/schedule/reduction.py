@@ -24,10 +24,10 @@ from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.predicates import init_conditions, join_conjuncts, split_conjuncts
 from ekiden.tir.reduction import match_update
 from ekiden.tir.schedule.check import (
-    box_written_by,
     require_sole_writer,
     require_top_level_block,
     single_store,
+    written_box,
 )
 from ekiden.tir.schedule.kinds import (
     COMPLETE,
@@ -230,7 +230,7 @@ def _require_same_written_box(
 ) -> None:
     """Require that the init sets exactly the elements that the update accumulates."""
     name = update[0].block.name
-    boxes = [box_written_by(program, root, buffer, realize) for realize, root in (init, update)]
+    boxes = [written_box(program, root, buffer, realize) for realize, root in (init, update)]
     for box, (realize, _) in zip(boxes, (init, update), strict=True):
         if isinstance(box, str):
             refuse(f"{step} {name!r}: {box}", realize)
@@ -369,9 +369,11 @@ class _FactoredReduction:
         assert isinstance(init, BufferStore)
         self.identity = init.value
         names = {s.loop_var for s in reduced}
-        self.inside = [c for c in split_conjuncts(realize.predicate) if uses_any_var(c, names)]
-        self.outside = [c for c in split_conjuncts(realize.predicate) if not uses_any_var(c, names)]
-        for condition in self.inside:
+        self.inner_loops = [c for c in split_conjuncts(realize.predicate) if uses_any_var(c, names)]
+        self.outer_loops = [
+            c for c in split_conjuncts(realize.predicate) if not uses_any_var(c, names)
+        ]
+        for condition in self.inner_loops:
             if set(free_vars(condition)) - names:
                 refuse(
                     f"{step}: the condition of block {realize.block.name!r} mixes reduced and "
@@ -409,8 +411,8 @@ class _FactoredReduction:
         indices = tuple(substitute(i, values) for i in self.store.indices)
         partial_indices = self._insert_factor_index(indices, factor)
         value = substitute(self.value, values)
-        if self.inside:
-            condition = substitute(join_conjuncts(self.inside), as_iters)
+        if self.inner_loops:
+            condition = substitute(join_conjuncts(self.inner_loops), as_iters)
             # The predicate's reduction part becomes a select: a masked term contributes the
             # identity, so that every partial result is defined.
             value = if_then_else(condition, value, self.identity)
@@ -425,7 +427,7 @@ class _FactoredReduction:
         bound = (self.loop.loop_var, *(v for _, v in spatial), *(s.loop_var for s in inner_reduced))
         sums = BufferStore(self.partial, value, partial_indices)
         block_rf = Block(self.partial_block_name, tuple(iters), sums, init, block.annotations)
-        return BlockRealize(bound, join_conjuncts(self.outside), block_rf)
+        return BlockRealize(bound, join_conjuncts(self.outer_loops), block_rf)
 
     def combining_block(self) -> BlockRealize:
         """Return the block that sums the partial results over the factored loop."""
@@ -444,4 +446,4 @@ class _FactoredReduction:
         body = self.store.with_fields(value=fold_binary(self.op, own, value))
         new = block.with_fields(iter_vars=iters, body=body)
         bound = (self.loop.loop_var, *(v for _, v in pairs))
-        return BlockRealize(bound, join_conjuncts(self.outside), new)
+        return BlockRealize(bound, join_conjuncts(self.outer_loops), new)

@@ -13,15 +13,15 @@ from ekiden.ir.prim import EQ, PrimExpr, Var, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.tir.expr import Buffer
 from ekiden.tir.predicates import split_conjuncts
-from ekiden.tir.reduction import same_expr
+from ekiden.tir.reduction import is_same_expr
 from ekiden.tir.schedule.cache import resolve_buffer
 from ekiden.tir.schedule.check import single_store
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
     accesses_of_buffer,
     block_writes,
+    determining_vars,
     loop_ranges,
-    parts_to_determining_vars,
     refuse,
     remove_allocation,
     replace_buffer,
@@ -72,7 +72,7 @@ def _require_same_element(step: str, reader: BlockRealize, store: BufferStore, o
     ]  # of one, all are at 0
     for access in accesses_of_buffer(reader.block.body, old):
         pairs = zip(access.indices, store.indices, non_unit_axes, strict=True)
-        if not all(same_expr(a, b) for a, b, is_many in pairs if is_many):
+        if not all(is_same_expr(a, b) for a, b, is_many in pairs if is_many):
             refuse(
                 f"{step}: block {reader.block.name!r} reads {old.name!r} at another place than it "
                 f"writes {new.name!r}",
@@ -90,7 +90,7 @@ def _require_single_run(step: str, program: ScheduleProgram, reader: BlockRealiz
             fixed.update(v for v in free_vars(condition.a) if condition.a is v)
     loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)} - fixed
     values: list[PrimExpr] = [v for v in reader.iter_values if not is_const(v)]
-    fault = determines(values, loop_ranges(loops), parts_to_determining_vars(loops, loop_vars))
+    fault = determines(values, loop_ranges(loops), determining_vars(loops, loop_vars))
     if fault is not None:
         refuse(
             f"{step}: block {reader.block.name!r} is not known to run once for each point: {fault}",

@@ -40,9 +40,9 @@ class Schedule(LoopPrimitives, BlockPrimitives):
 
     def get_block(self, name: str, func_name: str | None = None) -> BlockRV:
         """Return the block of a name. Raises ScheduleError listing the names there are."""
-        if func_name is not None and func_name != self._working:
+        if func_name is not None and func_name != self._current_function:
             self.work_on(func_name)
-        self._handles.pop((self._working, name), None)
+        self._handles.pop((self._current_function, name), None)
         return self._block_handle(name)
 
     def get_loops(self, block: BlockLike) -> list[LoopRV]:
@@ -118,11 +118,11 @@ class Schedule(LoopPrimitives, BlockPrimitives):
         copied = Schedule(
             self.mod if self._module is not None else self.func,
             seed=self._random.randint(1, 2**31 - 1),
-            error_render_level=self._level,
+            error_render_level=self._enable_check,
         )
         copied._programs = dict(self._programs)
-        copied._working = self._working
-        copied._values = dict(self._values)
+        copied._current_function = self._current_function
+        copied._referents = dict(self._referents)
         copied._handles = dict(self._handles)
         copied._trace = self._trace.copy()
         return copied

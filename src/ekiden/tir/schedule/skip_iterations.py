@@ -55,7 +55,7 @@ def skip_turns(
     return _guard_with_finiteness_check(program, loop_conditions, partner, lanes)
 
 
-def share_skipped(program: ScheduleProgram, realize: BlockRealize, *loops: For) -> float:
+def skipped_fraction(program: ScheduleProgram, realize: BlockRealize, *loops: For) -> float:
     """Return the fraction of iterations that `skip_turns` would skip, from 0 to 1. Raises
     RefusedError like it.
     """
@@ -75,7 +75,7 @@ def _analyse_conditional_term(
     require_top_level_block(step, program, realize)
     require_kind(step, realize, UPDATE)
     for loop in loops:
-        _require_sole_block(step, program, realize, loop)
+        _require_only_block(step, program, realize, loop)
     term_condition = match_conditional_term(program, realize, _update_term(step, realize))
     conditions = [] if term_condition is None else term_condition.conjuncts
     loop_conditions = {
@@ -89,7 +89,7 @@ def _analyse_conditional_term(
     return term_condition, loop_conditions
 
 
-def _require_sole_block(
+def _require_only_block(
     step: str, program: ScheduleProgram, realize: BlockRealize, loop: For
 ) -> None:
     """Refuse where the block is not in the loop, or other blocks are too: their iterations
@@ -185,7 +185,7 @@ def _guard_with_finiteness_check(
     check = BlockRealize((), const(True), Block(name, (), body))
     guarded = LetStmt(is_strange, marks.combined_flag > 0, func.body)
     checked = func.with_fields(body=flatten_seq(check, guarded))
-    return add_allocation(checked, marks.any), [name]
+    return add_allocation(checked, marks.any_flag), [name]
 
 
 def _flag_nonfinite_rows(marks: NonFiniteFlags, partner: Buffer, outer: Sequence[PrimExpr]) -> Stmt:
@@ -199,4 +199,4 @@ def _flag_nonfinite_rows(marks: NonFiniteFlags, partner: Buffer, outer: Sequence
     return stmt
 
 
-__all__ = ["share_skipped", "skip_turns"]
+__all__ = ["skip_turns", "skipped_fraction"]

@@ -180,14 +180,15 @@ def _create_sum_nest(
     )
     sum_indices = tuple(map(simplify, indices))
     term = select_or_zero(
-        phases.taken, substitute(term_condition.term(phases.required_residues), phases.values)
+        phases.term_conditions,
+        substitute(term_condition.term(phases.required_residues), phases.values),
     )
     body = BufferStore(buffer, BufferLoad(buffer, sum_indices, buffer.dtype) + term, sum_indices)
     init = BufferStore(buffer, const(0, buffer.dtype), sum_indices)
     block_new = Block(block.name, tuple(iters), body, init, block.annotations)
 
     def bind_block(values: dict[Var, PrimExpr]) -> Stmt:
-        inside = join_conjuncts(substitute(c, values) for c in phases.inside)
+        inside = join_conjuncts(substitute(c, values) for c in phases.point_conditions)
         return BlockRealize(tuple(values[i.var] for i in iters), inside, block_new)
 
     return _nest_over_iterators(iters, bind_block)
@@ -209,22 +210,24 @@ class _FinitenessFallback:
         self.sums, self.phases, self.realize, self.store = sums, phases, realize, store
         iters = realize.block.iter_vars
         *self.outer, self.last = [i for i in iters if i.kind is IterKind.SPATIAL]
-        self.reduced = [i for i in iters if i.kind is IterKind.REDUCE]
+        self.reduce_loops = [i for i in iters if i.kind is IterKind.REDUCE]
         # Vectors need neighbours in memory: the last axis, and not one that residues split.
         is_row = store.indices[-1] is self.last.var and self.last.var not in phases.spatial
         last = self.last.var
-        self.marks = NonFiniteFlags(last.name, last.dtype, self.last.extent, lanes if is_row else 1)
+        self.nonfinite_flags = NonFiniteFlags(
+            last.name, last.dtype, self.last.extent, lanes if is_row else 1
+        )
 
     def create_block(self, name: str) -> BlockRealize:
         """Return the block. It has no iterators: no other primitive transforms its body."""
-        marks = self.marks
+        marks = self.nonfinite_flags
         body = flatten_seq(
             marks.emit_clear(),
             _nest_over_iterators(self.outer, self.copy_row),
             marks.emit_combine(),
             IfThenElse(marks.combined_flag > 0, self.recompute_all()),
         )
-        fallback = Block(name, (), marks.allocate_around(Allocate(marks.any, body)))
+        fallback = Block(name, (), marks.allocate_around(Allocate(marks.any_flag, body)))
         return BlockRealize((), const(True), fallback)
 
     def copy_row(self, values: dict[Var, PrimExpr]) -> Stmt:
@@ -236,10 +239,10 @@ class _FinitenessFallback:
             value = BufferLoad(self.sums, self.sums_indices(values_at), self.sums.dtype)
             return flatten_seq(
                 BufferStore(self.store.buffer, value, self.result_indices(values_at)),
-                self.marks.emit_mark(column, value),
+                self.nonfinite_flags.emit_mark(column, value),
             )
 
-        return self.marks.emit_row_loop(copy_element)
+        return self.nonfinite_flags.emit_row_loop(copy_element)
 
     def sums_indices(self, iter_values: dict[Var, PrimExpr]) -> tuple[PrimExpr, ...]:
         """Return the sum's indices for an element of the result."""
@@ -270,13 +273,13 @@ class _FinitenessFallback:
             def add_terms(terms: dict[Var, PrimExpr]) -> Stmt:
                 """Add one term of each sum of the row."""
                 iter_values = {**values, **terms}
-                return self.marks.emit_row_loop(
+                return self.nonfinite_flags.emit_row_loop(
                     lambda at: substitute_stmt(self.store, {**iter_values, self.last.var: at})
                 )
 
             return flatten_seq(
-                self.marks.emit_row_loop(clear_element),
-                _nest_over_iterators(self.reduced, add_terms),
+                self.nonfinite_flags.emit_row_loop(clear_element),
+                _nest_over_iterators(self.reduce_loops, add_terms),
             )
 
         return _nest_over_iterators(self.outer, recompute_row)

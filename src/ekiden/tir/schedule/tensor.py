@@ -10,7 +10,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
 from ekiden.ir.prim_visitor import children, free_vars, literal_fields, substitute
 from ekiden.tir.expr import LATE_SCOPES, Buffer, BufferAddress, BufferLoad, Ramp, broadcast
 from ekiden.tir.predicates import join_conjuncts
-from ekiden.tir.schedule.check import iter_sum_extent, split_domain_guards
+from ekiden.tir.schedule.check import num_iter_sum_values, split_domain_guards
 from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, require_kind
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
@@ -119,7 +119,7 @@ def _split_iterator(
             f"{step}: what {iter_var.var.name!r} of block {name!r} runs over inside has gaps",
             realize,
         )
-    size = analyzer.simplify(iter_sum_extent(iter_map.indices[0]))
+    size = analyzer.simplify(num_iter_sum_values(iter_map.indices[0]))
     outer_value = analyzer.simplify(outer_part // size)
     if not analyzer.can_prove_equal(outer_value * size, outer_part):
         refuse(
@@ -219,10 +219,10 @@ class _DescriptionMatcher:
     """A matcher of a description's loops and buffers to a program's loops and buffer regions."""
 
     def __init__(self, inside: set[Var]) -> None:
-        self.variables: dict[Var, PrimExpr] = {}
-        self.inside = inside
+        self.var_map: dict[Var, PrimExpr] = {}
+        self.inner_vars = inside
         """Variables of the matched program part, on which buffer offsets must not depend."""
-        self.buffers: dict[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]] = {}
+        self.buffer_map: dict[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]] = {}
         self.analyzer = Analyzer()
 
     def match_stmt(self, desc: Stmt, actual: Stmt) -> None:
@@ -239,8 +239,8 @@ class _DescriptionMatcher:
                         f"loop {actual.loop_var.name!r} has {_comparable_size(actual.extent)} "
                         f"steps, expected {_comparable_size(desc.extent)}"
                     )
-                self.variables[desc.loop_var] = actual.loop_var
-                self.inside.add(actual.loop_var)
+                self.var_map[desc.loop_var] = actual.loop_var
+                self.inner_vars.add(actual.loop_var)
                 self.analyzer.bind(actual.loop_var, actual.min, actual.extent)
                 self.match_stmt(desc.body, actual.body)
             case BufferStore(), BufferStore():
@@ -260,7 +260,7 @@ class _DescriptionMatcher:
         while stack:
             a, b = stack.pop()
             if isinstance(a, Var):
-                if not self.analyzer.can_prove_equal(self.variables.get(a, a), b):
+                if not self.analyzer.can_prove_equal(self.var_map.get(a, a), b):
                     raise _MismatchError(f"another variable stands for {a.name!r}")
                 continue
             if type(a) is not type(b) or a.dtype != b.dtype:
@@ -292,13 +292,13 @@ class _DescriptionMatcher:
             )
         offsets = [self.analyzer.simplify(i) for i in indices[:lead]]
         for a, b in zip(desc_indices, indices[lead:], strict=True):
-            offsets.append(self.analyzer.simplify(b - substitute(a, self.variables)))
+            offsets.append(self.analyzer.simplify(b - substitute(a, self.var_map)))
         for n, offset in enumerate(offsets):
-            if any(v in self.inside for v in free_vars(offset)):
+            if any(v in self.inner_vars for v in free_vars(offset)):
                 raise _MismatchError(f"axis {n} of {actual.name!r} does not run as described")
         # A described buffer maps to one region: every later access must give the same buffer and
         # offsets.
-        mapped = self.buffers.setdefault(desc, (actual, tuple(offsets)))
+        mapped = self.buffer_map.setdefault(desc, (actual, tuple(offsets)))
         same = mapped[0] is actual and all(
             self.analyzer.can_prove_equal(x, y) for x, y in zip(mapped[1], offsets, strict=True)
         )
@@ -442,11 +442,11 @@ def tensorize(
         match.match_stmt(intrin.desc.body, block.body)
     except _MismatchError as fault:
         refuse(f"{step}: block {block.name!r} is not what it describes: {fault}", requested)
-    missing = [b.name for b in intrin.desc.buffers if b not in match.buffers]
+    missing = [b.name for b in intrin.desc.buffers if b not in match.buffer_map]
     if missing:
         refuse(f"{step}: the description does not use {missing}", requested)
     regions = {
-        new: match.buffers[old]
+        new: match.buffer_map[old]
         for old, new in zip(intrin.desc.buffers, intrin.impl.buffers, strict=True)
     }
     body = _ImplementationPlacer(regions).visit(_copy_with_fresh_loops(intrin.impl.body))

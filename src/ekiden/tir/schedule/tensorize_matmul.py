@@ -161,23 +161,23 @@ class _TileBuilder:
     ) -> None:
         self.program, self.nest = program, nest
         self.kernel, self.options = kernel, options
-        self.above = program.loops_above(nest.rows)
-        self.analyzer = bound_analyzer(self.above)
+        self.enclosing_loops = program.loops_above(nest.rows)
+        self.analyzer = bound_analyzer(self.enclosing_loops)
         self.first, self.row = Var("first"), Var("row")
-        self.single = unit_loop_values(self.above)
-        self.begin, self.column = substitute(nest.columns.min, self.single), Var("column")
+        self.unit_loop_values = unit_loop_values(self.enclosing_loops)
+        self.begin, self.column = substitute(nest.columns.min, self.unit_loop_values), Var("column")
         for var, loop in ((self.row, nest.rows), (self.column, nest.columns)):
             self.analyzer.bind(var, 0, _max_extent(loop))
-        self.zeros: dict[Var, PrimExpr] = {s.loop_var: const(0) for s in nest.loops}
+        self.tile_origin: dict[Var, PrimExpr] = {s.loop_var: const(0) for s in nest.loops}
         for sum_loop in nest.loops:
             self.analyzer.bind(sum_loop.loop_var, sum_loop.min, sum_loop.extent)
         store = _substituted_store(nest.sum)
         self.sums, self.indices = store.buffer, store.indices
         self.a, self.b = self.match_factors(store)
-        self.ending = None if nest.epilogue is None else _substituted_store(nest.epilogue)
-        self.element = Var("sum", self.sums.dtype)
-        if self.ending is not None:
-            self.require_elementwise_epilogue(self.ending)
+        self.epilogue_stmt = None if nest.epilogue is None else _substituted_store(nest.epilogue)
+        self.sum_var = Var("sum", self.sums.dtype)
+        if self.epilogue_stmt is not None:
+            self.require_elementwise_epilogue(self.epilogue_stmt)
 
     # What the sum is of.
 
@@ -214,7 +214,7 @@ class _TileBuilder:
     def flat_index_of(self, load: BufferLoad) -> PrimExpr:
         """Return the flat index of a load, with rows and columns counted from the tile's."""
         values = {
-            **self.single,
+            **self.unit_loop_values,
             self.nest.rows.loop_var: self.first + self.row,
             self.nest.columns.loop_var: self.begin + self.column,
         }
@@ -240,7 +240,7 @@ class _TileBuilder:
 
     def require_elementwise_epilogue(self, store: BufferStore) -> None:
         """Require that the epilogue reads a sum only at its own element."""
-        loops = [*self.above, self.nest.rows, self.nest.columns]
+        loops = [*self.enclosing_loops, self.nest.rows, self.nest.columns]
         analyzer = bound_analyzer(loops)
         single = unit_loop_values(loops)
         for e in post_order(store.value, *store.indices):
@@ -255,14 +255,14 @@ class _TileBuilder:
 
     def epilogue_store(self) -> BufferStore:
         """Return the epilogue's store with the sum replaced by a variable."""
-        if self.ending is None:
-            return BufferStore(self.sums, self.element, self.indices)
+        if self.epilogue_stmt is None:
+            return BufferStore(self.sums, self.sum_var, self.indices)
 
         def replace_sum(e: PrimExpr) -> PrimExpr:
             held = isinstance(e, BufferLoad) and e.buffer is self.sums
-            return self.element if held else e
+            return self.sum_var if held else e
 
-        return self.ending.with_fields(value=rewrite(self.ending.value, replace_sum))
+        return self.epilogue_stmt.with_fields(value=rewrite(self.epilogue_stmt.value, replace_sum))
 
     def vector_store_emitter(
         self, store: BufferStore
@@ -278,7 +278,7 @@ class _TileBuilder:
             lanes = dt.lanes(value.dtype)
             base = self.begin + column
             vectors = Vectorizer(self.nest.columns.loop_var, base, lanes, mask)
-            vectors.define(self.element, value)
+            vectors.define(self.sum_var, value)
             vectors.define(self.nest.rows.loop_var, self.first + row)
             return vectors.visit(self.make_column_dependent(store))
 
@@ -311,7 +311,7 @@ class _TileBuilder:
 
     def match_partial_sums(self) -> PartialSums | None:
         """Return how partial sums are continued where an outer loop reduces too, else None."""
-        outer = reduce_loops(self.nest.sum, self.above)
+        outer = reduce_loops(self.nest.sum, self.enclosing_loops)
         ending = self.nest.epilogue
         used = set() if ending is None else set(free_vars(ending.predicate))
         if ending is not None and not used <= {s.loop_var for s in outer}:
@@ -327,7 +327,7 @@ class _TileBuilder:
                 self.nest.sum,
             )
         last = const(True) if ending is None else ending.predicate
-        keep = self.vector_store_emitter(BufferStore(self.sums, self.element, self.indices))
+        keep = self.vector_store_emitter(BufferStore(self.sums, self.sum_var, self.indices))
         # An outer reduction loop blocks k for the cache: sums are spilled between its iterations,
         # and the epilogue runs in the last one.
         return PartialSums(outer[0].loop_var > 0, self.load_partial_sums, keep, last)
@@ -338,13 +338,13 @@ class _TileBuilder:
         """Emit a branch per tile size; a kernel that accepts any number of rows gets one per number
         of columns.
         """
-        columns = _tile_sizes(self.nest.columns, self.above)
+        columns = _tile_sizes(self.nest.columns, self.enclosing_loops)
         a = self.flat_index_of(self.a)
         common = self.common_tile(a, self.flat_index_of(self.b))
-        start = substitute(a, self.zeros)
+        start = substitute(a, self.tile_origin)
         if self.kernel.accepts_any_rows:
             return self.emit_tiles_of_any_rows(common, start, columns)
-        rows = _tile_sizes(self.nest.rows, self.above)
+        rows = _tile_sizes(self.nest.rows, self.enclosing_loops)
         row_count, column_count = Var("rows"), Var("columns")
         max_rows = max(size for size, _ in rows(row_count))
         simplify = self.analyzer.simplify
@@ -380,7 +380,7 @@ class _TileBuilder:
         stride = self.stride_along(start, self.row)
         row_extent = self.nest.rows.extent
         nest = replace(
-            common, rows=max_rows.value, many=row_extent, a_rows=(begin,), a_stride=stride
+            common, rows=max_rows.value, row_loop=row_extent, a_rows=(begin,), a_stride=stride
         )
         column_count = Var("columns")
         branches = _branch_on_size(
@@ -403,7 +403,7 @@ class _TileBuilder:
                 f"{TENSORIZE_PRIMITIVE}: columns of {self.b.buffer.name!r} do not lie in order",
                 self.nest.sum,
             )
-        base = self.analyzer.simplify(substitute(b, {**self.zeros, self.column: const(0)}))
+        base = self.analyzer.simplify(substitute(b, {**self.tile_origin, self.column: const(0)}))
         number, following = self.panel_position(base)
         finish = self.epilogue_store()
         return MatmulTileNest(
@@ -419,8 +419,8 @@ class _TileBuilder:
             loops=loops,
             store=self.vector_store_emitter(finish),
             epilogue_flops=_count_float_ops(finish.value),
-            part=self.match_partial_sums(),
-            number=number,
+            partial_sums=self.match_partial_sums(),
+            panel_position=number,
             next_panel_offset=following,
         )
 
@@ -428,7 +428,7 @@ class _TileBuilder:
         """Return how many columns of the second factor may be read from the first one on: to the
         end of their axis if the tile begins at its start; 0 if unknown.
         """
-        values = {**self.single, self.nest.columns.loop_var: self.begin + self.column}
+        values = {**self.unit_loop_values, self.nest.columns.loop_var: self.begin + self.column}
         indices = [substitute(i, values) for i in self.b.indices]
         moved = [n for n, i in enumerate(indices) if self.column in free_vars(i)]
         along = [n for n in moved if not self.is_column_invariant(indices[n])]
@@ -446,9 +446,9 @@ class _TileBuilder:
         """Return the tile's number within its panel, if the tiles are the enclosing loop's
         iterations, and the offset of the next panel.
         """
-        if len(self.above) < 2:
+        if len(self.enclosing_loops) < 2:
             return None, const(0)
-        panels, tiles = self.above[-2:]
+        panels, tiles = self.enclosing_loops[-2:]
         used = free_vars(base)
         if tiles.loop_var in used or panels.loop_var not in used:
             return None, const(0)

@@ -143,9 +143,9 @@ class ResidueSplit:
     reduced: dict[Var, IterVar] = field(default_factory=dict)
     required_residues: list[PrimExpr] = field(default_factory=list)
     """Residue conditions on old iterators that do not always hold."""
-    inside: list[PrimExpr] = field(default_factory=list)
+    point_conditions: list[PrimExpr] = field(default_factory=list)
     """Conditions for a point to be inside the result."""
-    taken: list[PrimExpr] = field(default_factory=list)
+    term_conditions: list[PrimExpr] = field(default_factory=list)
     """Conditions for a term to contribute."""
 
 
@@ -195,7 +195,7 @@ def _stride_reduced(iterator: IterVar, step: int, must: PrimExpr, phases: Residu
     phases.values[var] = phases.reduced[var].var * step + must
     # The last multiple may be beyond the extent for some residues.
     if not is_const(simplify(extent % step), 0):
-        phases.taken.append(phases.values[var] < extent)
+        phases.term_conditions.append(phases.values[var] < extent)
 
 
 def _split_spatial(iterator: IterVar, step: int, phases: ResidueSplit) -> PrimExpr:
@@ -211,7 +211,7 @@ def _split_spatial(iterator: IterVar, step: int, phases: ResidueSplit) -> PrimEx
     phases.values[var] = quotient.var * step + remainder.var
     # The last quotient has no element for some residues.
     if not is_const(simplify(extent % step), 0):
-        phases.inside.append(phases.values[var] < extent)
+        phases.point_conditions.append(phases.values[var] < extent)
     return remainder.var
 
 

@@ -36,7 +36,7 @@ class BlockState:
     predicate: PrimExpr | None = None
     annotations: dict[str, object] | None = None
     init: Stmt | None = None
-    declared: dict[str, tuple[ast.AST, list[BufferRegion]]] = field(default_factory=dict)
+    declared_regions: dict[str, tuple[ast.AST, list[BufferRegion]]] = field(default_factory=dict)
     """Regions that T.reads and T.writes declare, where present."""
 
 
@@ -59,7 +59,7 @@ class BlockParser:
         self.source = source
         self.evaluator = Evaluator(source, names)
         self.names = self.evaluator.names
-        self.fail = source.raise_error
+        self.raise_error = source.raise_error
         self.loops: dict[Var, tuple[PrimExpr, PrimExpr]] = {}
         """(start, extent) of the loops parsed so far, by variable."""
         self.blocks: list[BlockState] = []
@@ -85,14 +85,14 @@ class BlockParser:
         self, node: ast.AST, target: ast.expr, kind: str, arguments: CallArguments
     ) -> None:
         if not self.blocks:
-            self.fail(node, f"T.axis.{kind} stands in a block")
+            self.raise_error(node, f"T.axis.{kind} stands in a block")
         if kind == "remap":
             self._parse_remap(node, target, arguments)
             return
         if kind not in _ITER_KINDS_BY_NAME:
-            self.fail(node, f"T.axis has no '{kind}'; it has spatial, reduce, opaque, remap")
+            self.raise_error(node, f"T.axis has no '{kind}'; it has spatial, reduce, opaque, remap")
         if not isinstance(target, ast.Name) or len(arguments.args) != 2:
-            self.fail(node, f"expected 'name = T.axis.{kind}(extent, value)'")
+            self.raise_error(node, f"expected 'name = T.axis.{kind}(extent, value)'")
         domain = self.evaluator.evaluate(arguments.args[0])
         value = self.evaluator.evaluate_expr(arguments.args[1], "int64")
         low: object = 0
@@ -108,16 +108,18 @@ class BlockParser:
     def _parse_remap(self, node: ast.AST, target: ast.expr, arguments: CallArguments) -> None:
         targets = target.elts if isinstance(target, ast.Tuple) else [target]
         if len(arguments.args) != 2:
-            self.fail(node, 'expected T.axis.remap("SR", [i, k])')
+            self.raise_error(node, 'expected T.axis.remap("SR", [i, k])')
         kinds = str(self.evaluator.evaluate(arguments.args[0]))
         values = self.evaluator.evaluate(arguments.args[1])
         if not isinstance(values, (list, tuple)) or not len(kinds) == len(values) == len(targets):
-            self.fail(node, f"{len(targets)} axes need as many kinds and loops")
+            self.raise_error(node, f"{len(targets)} axes need as many kinds and loops")
         for target_name, kind, value in zip(targets, kinds, values, strict=True):
             if not isinstance(value, Var) or value not in self.loops:
-                self.fail(node, "T.axis.remap takes variables of loops")
+                self.raise_error(node, "T.axis.remap takes variables of loops")
             if kind not in _ITER_KINDS_BY_NAME or not isinstance(target_name, ast.Name):
-                self.fail(node, f"an axis is S (spatial), R (reduce) or O (opaque), not {kind!r}")
+                self.raise_error(
+                    node, f"an axis is S (spatial), R (reduce) or O (opaque), not {kind!r}"
+                )
             self._add_axis(target_name.id, self.loops[value], _ITER_KINDS_BY_NAME[kind], value)
 
     def _add_axis(
@@ -136,13 +138,13 @@ class BlockParser:
 
     def _require_block_state(self, node: ast.AST, name: str) -> BlockState:
         if not self.blocks:
-            self.fail(node, f"T.{name} stands in a block")
+            self.raise_error(node, f"T.{name} stands in a block")
         return self.blocks[-1]
 
     def _parse_where(self, node: ast.Call, arguments: CallArguments) -> None:
         state = self._require_block_state(node, "where")
         if len(arguments.args) != 1 or state.predicate is not None:
-            self.fail(node, "a block has one T.where(condition)")
+            self.raise_error(node, "a block has one T.where(condition)")
         state.predicate = self.evaluator.evaluate_expr(arguments.args[0])
 
     def _parse_reads(self, node: ast.Call, arguments: CallArguments) -> None:
@@ -160,7 +162,7 @@ class BlockParser:
                 if isinstance(region_node, (ast.List, ast.Tuple))
                 else [region_node]
             )
-        state.declared[word] = node, [self.evaluator.evaluate_region(n) for n in nodes]
+        state.declared_regions[word] = node, [self.evaluator.evaluate_region(n) for n in nodes]
 
     def _parse_block_attr(self, node: ast.Call, arguments: CallArguments) -> None:
         state = self._require_block_state(node, "block_attr")
@@ -172,7 +174,7 @@ class BlockParser:
     def _parse_dict_argument(self, node: ast.Call, arguments: CallArguments) -> dict[str, object]:
         value = self.evaluator.evaluate(arguments.args[0]) if arguments.args else None
         if not isinstance(value, dict):
-            self.fail(node, "expected a dictionary")
+            self.raise_error(node, "expected a dictionary")
         return script.convert_attrs(value)
 
     def _warn_of_undeclared_accesses(self, state: BlockState, block: Block) -> None:
@@ -180,13 +182,13 @@ class BlockParser:
         the body counts. (TVM trusts the declaration.)
         """
         # TVM prints empty regions for its implicit root block; a warning there would be noise.
-        if not state.declared or (state.name == "root" and not block.iter_vars):
+        if not state.declared_regions or (state.name == "root" and not block.iter_vars):
             return
         actual = dict(zip(("reads", "writes"), block_regions(block), strict=True))
         analyzer = Analyzer()
         for iter_var in block.iter_vars:
             analyzer.bind(iter_var.var, const(0, iter_var.extent.dtype), iter_var.extent)
-        for word, (node, declared) in state.declared.items():
+        for word, (node, declared) in state.declared_regions.items():
             for region in actual[word]:
                 same = [d for d in declared if d.buffer is region.buffer]
                 verb = word[:-1]

@@ -72,7 +72,7 @@ class BufferParser(BlockParser):
                 return matched_buffer, None
             source = matched
         if not isinstance(source, Buffer):
-            self.fail(data, "expected the address of a buffer: A.data")
+            self.raise_error(data, "expected the address of a buffer: A.data")
         if "scope" not in keywords:
             keywords["scope"] = ast.Constant(source.scope)
         buffer = self._evaluate_buffer(node, arguments.args[:2], keywords, name)
@@ -108,9 +108,9 @@ class BufferParser(BlockParser):
         if isinstance(handle, Buffer):
             return self._parse_match_region(node, name, arguments)
         if not isinstance(handle, Var) or handle not in self.handles:
-            self.fail(node, "T.match_buffer takes a parameter of type T.handle, or a region")
+            self.raise_error(node, "T.match_buffer takes a parameter of type T.handle, or a region")
         if self.handles[handle] is not None:
-            self.fail(node, f"parameter '{handle.name}' is matched twice")
+            self.raise_error(node, f"parameter '{handle.name}' is matched twice")
         buffer = self._evaluate_buffer(node, arguments.args[1:], arguments.keywords, name)
         self.handles[handle] = buffer
         return buffer, None
@@ -118,7 +118,7 @@ class BufferParser(BlockParser):
     def _parse_match_region(self, node: ast.AST, name: str, arguments: CallArguments) -> Opened:
         """Bind a buffer that is a region of another, whose dtype and scope it takes."""
         if not arguments.args:
-            self.fail(node, "T.match_buffer takes a parameter or a region, and a shape")
+            self.raise_error(node, "T.match_buffer takes a parameter or a region, and a shape")
         region = self.evaluator.evaluate_region(arguments.args[0])
         keywords = dict(arguments.keywords)
         keywords.setdefault("scope", ast.Constant(region.buffer.scope))
@@ -127,7 +127,7 @@ class BufferParser(BlockParser):
         buffer = self._evaluate_buffer(node, arguments.args[1:], keywords, name)
         outer = len(region.region) - len(buffer.shape)
         if outer < 0 or any(not is_const(r.extent, 1) for r in region.region[:outer]):
-            self.fail(
+            self.raise_error(
                 node, f"a region of {len(region.region)} axes has no {len(buffer.shape)} axes"
             )
         mins, extents = (r.min for r in region.region), (r.extent for r in region.region)

@@ -373,7 +373,7 @@ def ceildiv(a: ExprLike, b: ExprLike) -> PrimExpr:
 
 def _intrinsic_function(op: str) -> Callable[..., PrimExpr]:
     row = intrinsic.INTRINSICS[op]
-    if row.arity == intrinsic.ANY_ARITY and row.effects:
+    if row.arity == intrinsic.ANY_ARITY and row.has_effects:
         return lambda *args, dtype=None: call_intrin(dtype or row.dtype or "int32", op, *args)
 
     def call(*args: Argument, dtype: str | None = None) -> PrimExpr:

@@ -60,7 +60,7 @@ class FunctionParser(BufferParser):
     def parse_function_def(self, node: ast.FunctionDef, private: bool) -> PrimFunc:
         """Parse a function without its decorator. Raises ParseError."""
         if node.args.posonlyargs or node.args.kwonlyargs or node.args.vararg or node.args.kwarg:
-            self.fail(node, "a prim_func takes plain parameters only")
+            self.raise_error(node, "a prim_func takes plain parameters only")
         self.offsets = {
             attribute.value.id
             for attribute in ast.walk(node)
@@ -79,7 +79,7 @@ class FunctionParser(BufferParser):
 
     def _parse_parameter(self, node: ast.arg) -> Buffer | Var:
         if node.annotation is None:
-            self.fail(
+            self.raise_error(
                 node, f"parameter '{node.arg}' needs a type: T.Buffer(...), T.int64, T.handle"
             )
         kind = self.evaluator.evaluate(node.annotation)
@@ -95,7 +95,7 @@ class FunctionParser(BufferParser):
                 parameter = kind.with_fields(name=node.arg)
             case _:
                 expected = "a T.Buffer, a dtype such as T.int64, or a T.handle"
-                self.fail(node, f"parameter '{node.arg}' must be {expected}, got {kind!r}")
+                self.raise_error(node, f"parameter '{node.arg}' must be {expected}, got {kind!r}")
         self.names[node.arg] = parameter
         if parameter.dtype == "handle" and isinstance(parameter, Var):
             self.handles[parameter] = None
@@ -105,7 +105,7 @@ class FunctionParser(BufferParser):
         try:
             return ast.parse(text, mode="eval").body
         except SyntaxError as error:
-            self.fail(node, f"not an annotation: {error.msg}")
+            self.raise_error(node, f"not an annotation: {error.msg}")
 
     # Statements.
 
@@ -118,7 +118,7 @@ class FunctionParser(BufferParser):
             method = _STATEMENT_PARSERS.get(type(node))
             if method is None:
                 kind = type(node).__name__.lower()
-                self.fail(node, f"a prim_func has no such statement: {kind}")
+                self.raise_error(node, f"a prim_func has no such statement: {kind}")
             parsed = method(self, node)
             if isinstance(parsed, Stmt):
                 current.append(parsed)
@@ -159,7 +159,7 @@ class FunctionParser(BufferParser):
             name, arguments = form
             method = _STATEMENT_FORM_PARSERS.get(name)
             if method is None:
-                self.fail(node, f"T.{name} is no statement of its own")
+                self.raise_error(node, f"T.{name} is no statement of its own")
             return method(self, node.value, arguments)
         value = self.evaluator.evaluate(node.value)
         if isinstance(value, Stmt):
@@ -168,11 +168,11 @@ class FunctionParser(BufferParser):
 
     def _parse_vector_store(self, node: ast.Call, buffer: object) -> Stmt:
         if not isinstance(buffer, Buffer):
-            self.fail(node, f"cannot store into {type(buffer).__name__}")
+            self.raise_error(node, f"cannot store into {type(buffer).__name__}")
         arguments = CallArguments(node.args, {k.arg: k.value for k in node.keywords if k.arg})
         indices_node, value = arguments.argument(0, "indices"), arguments.argument(1, "value")
         if indices_node is None or value is None:
-            self.fail(node, "vstore takes indices and a value")
+            self.raise_error(node, "vstore takes indices and a value")
         index = self.evaluator.evaluate(indices_node)
         index = tuple(index) if isinstance(index, list) else index
         mask = arguments.argument(2, "predicate")
@@ -185,7 +185,7 @@ class FunctionParser(BufferParser):
 
     def _parse_assign(self, node: ast.Assign) -> Stmt | StmtWrapper | None:
         if len(node.targets) != 1:
-            self.fail(node, "assign to one name at a time")
+            self.raise_error(node, "assign to one name at a time")
         target = node.targets[0]
         if isinstance(target, ast.Subscript):
             return self._parse_store(target, node.value)
@@ -216,11 +216,13 @@ class FunctionParser(BufferParser):
             case ast.Tuple() | ast.List():
                 values = list(value) if isinstance(value, (tuple, list)) else []
                 if len(values) != len(target.elts):
-                    self.fail(target, f"expected {len(target.elts)} values, got {len(values)}")
+                    self.raise_error(
+                        target, f"expected {len(target.elts)} values, got {len(values)}"
+                    )
                 for element, element_value in zip(target.elts, values, strict=True):
                     self._parse_unpacking(element, element_value)
             case _:
-                self.fail(target, "cannot assign to this")
+                self.raise_error(target, "cannot assign to this")
 
     def _parse_assigned_form(
         self, node: ast.Assign, target: ast.expr, name: str, arguments: CallArguments
@@ -229,15 +231,15 @@ class FunctionParser(BufferParser):
             self._parse_axis(node, target, name[5:], arguments)
             return None
         if not isinstance(target, ast.Name):
-            self.fail(target, f"T.{name} gives one value")
+            self.raise_error(target, f"T.{name} gives one value")
         if name == "meta_var":
             if len(arguments.args) != 1:
-                self.fail(node, "T.meta_var takes one value")
+                self.raise_error(node, "T.meta_var takes one value")
             self.names[target.id] = self.evaluator.evaluate(arguments.args[0])
             return None
         opening = _BINDING_FORM_PARSERS.get(name)
         if opening is None:
-            self.fail(node, f"T.{name} gives no value")
+            self.raise_error(node, f"T.{name} gives no value")
         bound_value, wrap = opening(self, node, target.id, arguments)
         self.names[target.id] = bound_value
         return wrap
@@ -257,7 +259,7 @@ class FunctionParser(BufferParser):
         """Bind a thread axis: the rest of the block becomes a loop over threads."""
         axis = self.evaluator.evaluate(arguments.args[0]) if arguments.args else None
         if len(arguments.args) != 2 or not isinstance(axis, (str, script.EnvThread)):
-            self.fail(node, 'expected T.launch_thread("threadIdx.x", extent)')
+            self.raise_error(node, 'expected T.launch_thread("threadIdx.x", extent)')
         extent = self.evaluator.evaluate_expr(arguments.args[1], "int32")
         var = Var(name, extent.dtype) if isinstance(axis, str) else self.threads[axis]
         notes = {"thread": axis if isinstance(axis, str) else axis.axis}
@@ -267,10 +269,10 @@ class FunctionParser(BufferParser):
 
     def _parse_annotated_assign(self, node: ast.AnnAssign) -> StmtWrapper:
         if not isinstance(node.target, ast.Name) or node.value is None:
-            self.fail(node, "expected 'name: T.dtype = value'")
+            self.raise_error(node, "expected 'name: T.dtype = value'")
         kind = self.evaluator.evaluate(node.annotation)
         if not isinstance(kind, script.DType):
-            self.fail(node.annotation, f"expected a dtype such as T.int64, got {kind!r}")
+            self.raise_error(node.annotation, f"expected a dtype such as T.int64, got {kind!r}")
         value = self.evaluator.evaluate_expr(node.value, kind.dtype)
         var = Var(node.target.id, kind.dtype)
         self.names[node.target.id] = var
@@ -279,7 +281,7 @@ class FunctionParser(BufferParser):
     def _parse_store(self, target: ast.Subscript, value: ast.expr) -> Stmt:
         buffer = self.evaluator.evaluate(target.value)
         if not isinstance(buffer, (Buffer, ByteView)):
-            self.fail(target, f"cannot store into {type(buffer).__name__}")
+            self.raise_error(target, f"cannot store into {type(buffer).__name__}")
         index = self.evaluator.evaluate(target.slice)
         load = self.evaluator.build_load(target, buffer, index)
         stored = self.evaluator.evaluate_expr(value, load.dtype)
@@ -290,7 +292,7 @@ class FunctionParser(BufferParser):
 
     def _parse_augmented_assign(self, node: ast.AugAssign) -> Stmt:
         if not isinstance(node.target, ast.Subscript):
-            self.fail(node, "only an element of a buffer can be updated in place")
+            self.raise_error(node, "only an element of a buffer can be updated in place")
         expanded = ast.BinOp(node.target, node.op, node.value)
         ast.copy_location(expanded, node)
         return self._parse_store(node.target, expanded)
@@ -315,7 +317,7 @@ class FunctionParser(BufferParser):
 
     def _parse_while(self, node: ast.While) -> Stmt:
         if node.orelse:
-            self.fail(node, "a while loop has no else")
+            self.raise_error(node, "a while loop has no else")
         return While(self.evaluator.evaluate_expr(node.test, "bool"), self.parse_body(node.body))
 
     # Loops.
@@ -324,14 +326,18 @@ class FunctionParser(BufferParser):
         targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
         names = [t.id for t in targets if isinstance(t, ast.Name)]
         if len(names) != len(targets) or node.orelse:
-            self.fail(node, "expected 'for name, ... in T.grid(...)' or another kind of loop")
+            self.raise_error(
+                node, "expected 'for name, ... in T.grid(...)' or another kind of loop"
+            )
         if not isinstance(node.iter, ast.Call):
-            self.fail(node.iter, "expected range(...), T.grid(...), T.serial(...), ...")
+            self.raise_error(node.iter, "expected range(...), T.grid(...), T.serial(...), ...")
         form = self._match_form(node.iter)
         if form is not None and form[0] == "grid":
             extents = [self.evaluator.evaluate_expr(a, "int64") for a in form[1].args]
             if len(extents) != len(names):
-                self.fail(node, f"T.grid has {len(extents)} extents for {len(names)} variables")
+                self.raise_error(
+                    node, f"T.grid has {len(extents)} extents for {len(names)} variables"
+                )
             loops = [(const(0, e.dtype), e) for e in extents]
             return self._parse_loop_nest(node, names, loops, ForKind.SERIAL, None)
         is_range = form is None and self.evaluator.evaluate(node.iter.func) is range
@@ -339,7 +345,7 @@ class FunctionParser(BufferParser):
             keywords = {k.arg: k.value for k in node.iter.keywords if k.arg is not None}
             form = ("serial", CallArguments(node.iter.args, keywords))
         if form is None or form[0] not in FOR_KINDS_BY_NAME or len(names) != 1:
-            self.fail(node.iter, "expected range(...), T.grid(...), T.serial(...), ...")
+            self.raise_error(node.iter, "expected range(...), T.grid(...), T.serial(...), ...")
         kind, arguments = FOR_KINDS_BY_NAME[form[0]], form[1]
         bounds = self._evaluate_loop_bounds(node.iter, arguments)
         return self._parse_loop_nest(
@@ -361,7 +367,7 @@ class FunctionParser(BufferParser):
             size = self.evaluator.to_scalar(node, values[0], "int64")
             return const(0, size.dtype), size
         if len(values) != 2:
-            self.fail(node, "a loop takes (extent) or (start, stop)")
+            self.raise_error(node, "a loop takes (extent) or (start, stop)")
         if not any(isinstance(p, PrimExpr) for p in values):
             low, high = (self.evaluator.to_scalar(node, p, "int64") for p in values)
         else:
@@ -373,7 +379,7 @@ class FunctionParser(BufferParser):
         node, thread = arguments.keywords.get("annotations"), arguments.keywords.get("thread")
         notes = None if node is None else self.evaluator.evaluate(node)
         if notes is not None and not isinstance(notes, dict):
-            self.fail(node, "annotations must be a dictionary")  # type: ignore[arg-type]
+            self.raise_error(node, "annotations must be a dictionary")  # type: ignore[arg-type]
         if thread is not None:
             notes = {**(notes or {}), "thread": self.evaluator.evaluate(thread)}
         return None if notes is None else script.convert_attrs(notes)
@@ -401,11 +407,11 @@ class FunctionParser(BufferParser):
 
     def _parse_with(self, node: ast.With) -> Stmt | None:
         if len(node.items) != 1:
-            self.fail(node, "one 'with' opens one thing")
+            self.raise_error(node, "one 'with' opens one thing")
         item = node.items[0]
         form = self._match_form(item.context_expr)
         if form is None:
-            self.fail(node, "expected T.block, T.init, T.LetStmt or T.alloc_buffer")
+            self.raise_error(node, "expected T.block, T.init, T.LetStmt or T.alloc_buffer")
         name, arguments = form
         if name == "block":
             return self._parse_block(node, arguments)
@@ -413,15 +419,15 @@ class FunctionParser(BufferParser):
             return self._parse_attr(item.context_expr, arguments)(self.parse_body(node.body))
         if name == "init":
             if not self.blocks:
-                self.fail(node, "T.init stands in a block")
+                self.raise_error(node, "T.init stands in a block")
             self.blocks[-1].init = self.parse_body(node.body)
             return None
         target = item.optional_vars
         opening = _BINDING_FORM_PARSERS.get(name)
         if opening is None and name != "LetStmt":
-            self.fail(node, "expected T.block, T.init, T.LetStmt or T.alloc_buffer")
+            self.raise_error(node, "expected T.block, T.init, T.LetStmt or T.alloc_buffer")
         if not isinstance(target, ast.Name) and name != "launch_thread":
-            self.fail(node, f"T.{name} needs 'as name'")
+            self.raise_error(node, f"T.{name} needs 'as name'")
         target_name = target.id if isinstance(target, ast.Name) else ""
         if opening is None:
             return self._parse_let(node, target_name, arguments)
@@ -431,7 +437,7 @@ class FunctionParser(BufferParser):
 
     def _parse_let(self, node: ast.With, name: str, arguments: CallArguments) -> Stmt:
         if not arguments.args:
-            self.fail(node, "T.LetStmt takes a value")
+            self.raise_error(node, "T.LetStmt takes a value")
         value = self.evaluator.evaluate_expr(arguments.args[0])
         kind = arguments.argument(1, "dtype")
         var = Var(name, value.dtype if kind is None else str(self.evaluator.evaluate(kind)))
@@ -461,10 +467,10 @@ class FunctionParser(BufferParser):
         thread loop.
         """
         if len(arguments.args) != 3:
-            self.fail(node, "T.attr takes what it is of, a key and a value")
+            self.raise_error(node, "T.attr takes what it is of, a key and a value")
         attr_node, key, value = (self.evaluator.evaluate(a) for a in arguments.args)
         if not isinstance(key, str):
-            self.fail(arguments.args[1], "the key of T.attr is a text")
+            self.raise_error(arguments.args[1], "the key of T.attr is a text")
         if isinstance(attr_node, script.EnvThread):
             axis = CallArguments([arguments.args[0], arguments.args[2]], {})
             wrap = self._parse_env_thread_launch(node, axis)  # type: ignore[arg-type]
@@ -481,10 +487,10 @@ class FunctionParser(BufferParser):
         element_node, level = arguments.argument(0, "element"), arguments.argument(1, "locality")
         load = None if element_node is None else self.evaluator.evaluate(element_node)
         if not isinstance(load, BufferLoad):
-            self.fail(node, "T.prefetch takes an element of a buffer")
+            self.raise_error(node, "T.prefetch takes an element of a buffer")
         locality = 3 if level is None else self.evaluator.evaluate(level)
         if not isinstance(locality, int):
-            self.fail(node, "the locality of T.prefetch is a number from 0 to 3")
+            self.raise_error(node, "the locality of T.prefetch is a number from 0 to 3")
         return Prefetch(load.buffer, load.indices, locality)
 
 

@@ -38,12 +38,12 @@ class SumLoop:
 @dataclass(frozen=True, slots=True)
 class PartialSums:
     """How a tile continues partial sums: when they start from stored ones, how those are loaded,
-    and when the sums are complete; until then `keep` stores them.
+    and when the sums are complete; until then `store` stores them.
     """
 
-    begun: PrimExpr
+    has_partial_sums: PrimExpr
     load: LoadVector
-    keep: StoreVector
+    store: StoreVector
     is_last: PrimExpr
 
 
@@ -55,9 +55,10 @@ class MatmulTileNest:
     dtype: of the sums. a, a_rows: the first factor, and the offset of each row. b, b_base,
     b_columns: the second factor, its offset, and the stride of a column; b_width: the columns
     available from there, at least `columns` if known. loops: the reduction loops, outermost first.
-    store: stores the epilogue of a sum; `work` counts its float operations. number: the tile's
-    index among those with the same b, if there are several; following: the offset of the next b
-    from this one. many: the actual number of rows, at most `rows`, for a kernel that accepts any;
+    store: stores the epilogue of a sum; `work` counts its float operations. panel_position: the
+    tile's index among those with the same b, if there are several; following: the offset of the
+    next b from this one. row_loop: the actual number of rows, at most `rows`, for a kernel that
+    accepts any;
     a_stride: the distance of rows of the first factor.
     """
 
@@ -73,10 +74,10 @@ class MatmulTileNest:
     loops: tuple[SumLoop, ...]
     store: StoreVector
     epilogue_flops: int
-    part: PartialSums | None
-    number: PrimExpr | None
+    partial_sums: PartialSums | None
+    panel_position: PrimExpr | None
     next_panel_offset: PrimExpr
-    many: PrimExpr | None = None
+    row_loop: PrimExpr | None = None
     a_stride: PrimExpr | None = None
 
 

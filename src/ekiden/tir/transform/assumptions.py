@@ -18,7 +18,7 @@ from ekiden.tir.visitor import NO_OP, StmtMutator, is_no_op, with_body
 
 class _AssumeRemover(StmtMutator):
     def __init__(self) -> None:
-        self.seen = False
+        self.has_assumptions = False
 
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression unchanged: only statements assume."""
@@ -28,7 +28,7 @@ class _AssumeRemover(StmtMutator):
         """Rewrite T.assume(c) to nothing."""
         if assumed_condition(stmt) is None:
             return stmt
-        self.seen = True
+        self.has_assumptions = True
         return NO_OP
 
     def visit_for(self, stmt: For) -> Stmt:
@@ -48,7 +48,7 @@ def remove_assume(func: PrimFunc) -> PrimFunc:
     """Return the function without assumptions; the same object if it has none."""
     remove = _AssumeRemover()
     body = remove.visit(func.body)
-    return with_body(func, body) if remove.seen else func
+    return with_body(func, body) if remove.has_assumptions else func
 
 
 def use_assumptions(func: PrimFunc) -> PrimFunc:

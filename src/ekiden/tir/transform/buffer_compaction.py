@@ -228,7 +228,7 @@ def _is_rewritten_each_iteration(
     carried from the previous one.
     """
     # A read, or a store that may not happen, would see what the previous iteration left.
-    if not touched or not touched[0].is_store or touched[0].conditional:
+    if not touched or not touched[0].is_store or touched[0].is_conditional:
         return False
     touched = [_expand_region_access(a) for a in touched]
     needed = bounding_region(buffer, touched, outer)
@@ -251,7 +251,7 @@ def _covers_box(
     buffer: Buffer, store: Access, needed: Sequence[Range], outer: Sequence[For]
 ) -> bool:
     """Return whether a store is unconditional and covers every element of a box."""
-    if store.conditional or not all(
+    if store.is_conditional or not all(
         map(_is_same_access, bounding_region(buffer, [store], outer), needed)
     ):
         return False

@@ -25,7 +25,7 @@ UNSWITCHED_LOOP_KINDS = (ForKind.SERIAL, ForKind.PARALLEL)
 class _LoopUnswitcher(StmtMutator):
     def __init__(self, kinds: tuple[ForKind, ...]) -> None:
         self.kinds = kinds
-        self.has_copied = False
+        self.has_unswitched = False
 
     def visit_for(self, stmt: For) -> Stmt:
         """Rewrite for i: if c: s to if c: for i: s, where c is loop-invariant."""
@@ -35,7 +35,7 @@ class _LoopUnswitcher(StmtMutator):
         branch = new.body
         if not isinstance(branch, IfThenElse) or not is_hoistable_from(branch.condition, new):
             return new
-        self.has_copied |= branch.else_case is not None
+        self.has_unswitched |= branch.else_case is not None
         else_loop = None if branch.else_case is None else new.with_fields(body=branch.else_case)
         return branch.with_fields(
             then_case=new.with_fields(body=branch.then_case), else_case=else_loop
@@ -53,7 +53,7 @@ def is_hoistable_from(condition: PrimExpr, loop: For) -> bool:
         # A division by 0 would happen even where the loop has no iterations.
         if has_nonconstant_divisor(e):
             return False
-        if isinstance(e, Intrinsic) and find_intrinsic(e.op).effects:
+        if isinstance(e, Intrinsic) and find_intrinsic(e.op).has_effects:
             return False
     return True
 
@@ -69,4 +69,4 @@ def hoist_conditions(func: PrimFunc) -> PrimFunc:
     hoist = _LoopUnswitcher((*UNSWITCHED_LOOP_KINDS, *threads))
     new = func.with_fields(body=hoist.visit(func.body))
     # An else branch duplicates the loop: both copies would bind the same variable.
-    return distinct(new) if hoist.has_copied else new
+    return distinct(new) if hoist.has_unswitched else new

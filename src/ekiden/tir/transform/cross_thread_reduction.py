@@ -107,31 +107,31 @@ class _CrossThreadReductionLowerer(StmtMutator):
     def __init__(self, func: PrimFunc, target: Target | None) -> None:
         self._name, self._target = func.name, target
         self._results = frozenset(func.buffers)
-        self._around: list[For] = []
+        self._enclosing_thread_loops: list[For] = []
         """Thread loops around the current statement."""
-        self._axes: set[str] = set()
+        self._thread_axes: set[str] = set()
         """Thread axes of the kernel within a block."""
 
     def visit_for(self, stmt: For) -> Stmt:
         """Lower a reduction over threads at its outermost loop; track loops over threads."""
         nest, axis = _ThreadReductionNest.match(stmt), thread_axis_of(stmt)
         # A kernel begins: its barriers wait for threads of all its axes, not of this nest alone.
-        if not self._around and (axis or nest is not None):
+        if not self._enclosing_thread_loops and (axis or nest is not None):
             axes = map(thread_axis_of, pre_order_stmts(stmt))
-            self._axes = {a for a in axes if a.startswith("threadIdx")}
+            self._thread_axes = {a for a in axes if a.startswith("threadIdx")}
         if nest is not None:
             return self._lower_nest(nest)
         if not axis:
             return super().visit_for(stmt)
-        self._around.append(stmt)
+        self._enclosing_thread_loops.append(stmt)
         visited = super().visit_for(stmt)
-        self._around.pop()
+        self._enclosing_thread_loops.pop()
         return visited
 
     def visit_realize(self, stmt: BlockRealize) -> Stmt:
         """Refuse a block that reduces over threads outside a recognised nest."""
         used = _reduction_loop_vars(stmt)
-        for loop in self._around:
+        for loop in self._enclosing_thread_loops:
             if stmt.block.init is not None and loop.loop_var in used:
                 self._refuse(
                     stmt,
@@ -171,13 +171,15 @@ class _CrossThreadReductionLowerer(StmtMutator):
             step = IfThenElse(realize.predicate, step)
         # Statements before the block are lowered under the hoisted loops, inside which they now
         # run.
-        self._around += [*outer, *threads]
+        self._enclosing_thread_loops += [*outer, *threads]
         steps = self._rebuild_serial_loops(nest, [*outer, *threads], step)
         team = self._thread_group(nest, threads)
         # What is read later in the kernel every thread stores, and reads what it stored itself.
         is_result = all(b in self._results for b, _ in elements_of_result)
         combined = team.emit_combination(reduction, own, everywhere=not is_result)
-        del self._around[len(self._around) - len(outer) - len(threads) :]
+        del self._enclosing_thread_loops[
+            len(self._enclosing_thread_loops) - len(outer) - len(threads) :
+        ]
         store = _emit_result_stores(reduction, elements_of_result, combined.values, initial)
         who = [team.thread.equal(0)] if is_result else []
         condition = join_conjuncts([*who, *stored_where])
@@ -197,7 +199,7 @@ class _CrossThreadReductionLowerer(StmtMutator):
             body = Allocate(buffer, body)
         for loop in reversed(outer):
             body = loop.with_fields(body=body)
-        if self._around or outer:
+        if self._enclosing_thread_loops or outer:
             return body
         # Memory of a block stands inside of a kernel, which the outermost loop over threads is.
         return For(
@@ -278,7 +280,7 @@ class _CrossThreadReductionLowerer(StmtMutator):
         """Return the threads that combine and their group within the thread block."""
         sizes: dict[str, int] = {}
         loops: dict[str, For] = {}
-        for loop in self._around:
+        for loop in self._enclosing_thread_loops:
             axis = thread_axis_of(loop)
             if not axis.startswith("threadIdx"):
                 continue
@@ -291,7 +293,7 @@ class _CrossThreadReductionLowerer(StmtMutator):
                     " number makes them",
                 )
             sizes[axis], loops[axis] = int(loop.extent.value), loop
-        missing = sorted(self._axes - loops.keys())
+        missing = sorted(self._thread_axes - loops.keys())
         if missing:
             self._refuse(
                 nest.realize,

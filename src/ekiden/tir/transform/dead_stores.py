@@ -48,7 +48,7 @@ def _match_store_nest(stmt: Stmt) -> _StoreNest | None:
 def _has_opaque_reads(stmt: Stmt) -> bool:
     """Return whether a statement may read memory that it does not name."""
     return any(
-        isinstance(e, Intrinsic) and find_intrinsic(e.op).effects
+        isinstance(e, Intrinsic) and find_intrinsic(e.op).has_effects
         for root in all_exprs(stmt)
         for e in post_order(root)
     )

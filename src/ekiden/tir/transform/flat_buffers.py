@@ -63,25 +63,25 @@ def _add_vector_offset(total: PrimExpr, index: PrimExpr) -> PrimExpr:
 class _BufferFlattener(Simplifier):
     def __init__(self) -> None:
         super().__init__()
-        self._flat: dict[int, PrimExpr] = {}
-        self._kept: list[PrimExpr] = []
+        self._flat_buffers: dict[int, PrimExpr] = {}
+        self._memoized: list[PrimExpr] = []
 
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Flatten loads, then simplify; variables are substituted in the same walk."""
         if isinstance(expr, (IntImm, FloatImm)):
             return expr
         # The memo is keyed by id: the expression stays referenced so that its id is not reused.
-        self._kept.append(expr)
-        return self.analyzer.simplify(rewrite(expr, self._flatten_loads, self._flat))
+        self._memoized.append(expr)
+        return self.analyzer.simplify(rewrite(expr, self._flatten_loads, self._flat_buffers))
 
     def replace(self, var: Var, value: PrimExpr) -> None:
         """Drop memoised results that used the variable's previous value."""
         super().replace(var, value)
-        self._flat.clear()
+        self._flat_buffers.clear()
 
     def _flatten_loads(self, expr: PrimExpr) -> PrimExpr:
         if isinstance(expr, Var):
-            return self.values.get(expr, expr)
+            return self.var_values.get(expr, expr)
         if isinstance(expr, BufferLoad) and len(expr.indices) != 1:
             return expr.with_fields(indices=(flat_index(expr.buffer, expr.indices),))
         if isinstance(expr, Intrinsic) and expr.op in ("region_offset", "region_stride"):

@@ -33,7 +33,7 @@ ROUNDING = frozenset(("round", "nearbyint", "floor", "ceil", "trunc"))
 """Intrinsics whose results are integral, infinite or NaN."""
 
 
-def _number(e: PrimExpr) -> float | None:
+def _uniform_constant(e: PrimExpr) -> float | None:
     """Return the constant that every lane of an expression is; None for others."""
     value = e.value if isinstance(e, Broadcast) else e
     return value.value if isinstance(value, FloatImm) else None
@@ -44,7 +44,7 @@ def _is_whole(root: PrimExpr) -> bool:
     waiting = [root]
     while waiting:
         e = waiting.pop()
-        number = _number(e)
+        number = _uniform_constant(e)
         if number is not None:
             if number != number // 1:
                 return False
@@ -60,23 +60,23 @@ def _is_whole(root: PrimExpr) -> bool:
     return True
 
 
-def _change(e: PrimExpr) -> PrimExpr:
+def _rewrite_node(e: PrimExpr) -> PrimExpr:
     match e:
         case Cast(value=Cast(value=Min(a=Max(a=levels, b=low), b=high), dtype=narrow)):
-            floats = _as_floats(e, levels, low, high, narrow)
+            floats = _remove_integer_casts(e, levels, low, high, narrow)
             return e if floats is None else floats
         case _:
             return e
 
 
-def _as_floats(
+def _remove_integer_casts(
     e: PrimExpr, levels: PrimExpr, low: PrimExpr, high: PrimExpr, narrow: str
 ) -> PrimExpr | None:
     """Return levels that are clipped to [low, high] and cast to integers and back, without the
     casts; None where these change values.
     """
     ends = dt.int_range(dt.element_dtype(narrow))
-    low_number, high_number = _number(low), _number(high)
+    low_number, high_number = _uniform_constant(low), _uniform_constant(high)
     if e.dtype != levels.dtype or ends is None or low_number is None or high_number is None:
         return None
     # A NaN becomes 0 as an integer, so that 0 has to be the lower end.
@@ -92,7 +92,7 @@ def skip_integer_casts(func: PrimFunc) -> PrimFunc:
     """Return the function with such numbers as floats."""
     if ROUNDING.isdisjoint(summarize_stmt(func.body).intrinsics):
         return func
-    return func.with_fields(body=ExprRewriter(_change).visit(func.body))
+    return func.with_fields(body=ExprRewriter(_rewrite_node).visit(func.body))
 
 
 __all__ = ["skip_integer_casts"]

@@ -42,16 +42,16 @@ class _InvariantNamer(StmtMutator):
 
     def __init__(self, loop: For) -> None:
         inside = list(pre_order_stmts(loop))
-        self._variant: set[object] = {s.loop_var for s in inside if isinstance(s, For)}
-        self._variant |= {s.var for s in inside if isinstance(s, LetStmt)}
-        self._variant |= set(buffers_written(loop))
-        self._variant |= {s.buffer for s in inside if isinstance(s, Allocate)}
-        # by id of an expression; `_alive` keeps an id from being given to another one meanwhile
+        self._variant_symbols: set[object] = {s.loop_var for s in inside if isinstance(s, For)}
+        self._variant_symbols |= {s.var for s in inside if isinstance(s, LetStmt)}
+        self._variant_symbols |= set(buffers_written(loop))
+        self._variant_symbols |= {s.buffer for s in inside if isinstance(s, Allocate)}
+        # by id of an expression; `_keepalive` keeps an id from being given to another one meanwhile
         self._invariant: dict[int, bool] = {}
         self._memo: dict[int, PrimExpr] = {}
-        self._alive: list[PrimExpr] = []
-        self._totals: dict[tuple[tuple[int, int], ...], PrimExpr] = {}
-        self.named: dict[PrimExpr, Var] = {}
+        self._keepalive: list[PrimExpr] = []
+        self._sum_cache: dict[tuple[tuple[int, int], ...], PrimExpr] = {}
+        self.invariant_vars: dict[PrimExpr, Var] = {}
         self._conditional = 0
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
@@ -88,7 +88,7 @@ class _InvariantNamer(StmtMutator):
         """Return the expression with its loop invariants replaced by names."""
         if isinstance(expr, (IntImm, FloatImm, Var)):
             return expr
-        self._alive.append(expr)
+        self._keepalive.append(expr)
         order = unvisited_post_order((expr,), self._memo)
         guarded = self._conditional_nodes(expr, order)
         for node in order:
@@ -109,9 +109,9 @@ class _InvariantNamer(StmtMutator):
     # A load is invariant if nothing inside writes its buffer: two buffers count as two memories.
     def _is_invariant(self, e: PrimExpr) -> bool:
         if isinstance(e, Var):
-            return e not in self._variant
+            return e not in self._variant_symbols
         if isinstance(e, BufferLoad) and (
-            e.buffer in self._variant or e.buffer.scope == "register"
+            e.buffer in self._variant_symbols or e.buffer.scope == "register"
         ):
             return False
         if isinstance(e, BufferAddress) or (isinstance(e, Intrinsic) and _has_effects(e)):
@@ -138,10 +138,10 @@ class _InvariantNamer(StmtMutator):
         return self._name_invariant(e)
 
     def _name_invariant(self, e: PrimExpr) -> PrimExpr:
-        if e not in self.named:
-            self.named[e] = Var("base" if e.dtype == "int64" else "value", e.dtype)
-            self._alive.append(e)
-        return self.named[e]
+        if e not in self.invariant_vars:
+            self.invariant_vars[e] = Var("base" if e.dtype == "int64" else "value", e.dtype)
+            self._keepalive.append(e)
+        return self.invariant_vars[e]
 
     # Regrouping sums of int64 keeps their value, as addition of whole numbers modulo 2^64 is
     # associative and commutative; of floats it would not, so they are left.
@@ -168,18 +168,18 @@ class _InvariantNamer(StmtMutator):
     def _sum_of_invariants(self, terms: list[tuple[PrimExpr, int]]) -> PrimExpr:
         """Return the sum of invariant terms, one object per set of terms."""
         key = tuple((id(term), sign) for term, sign in terms)
-        if key not in self._totals:
+        if key not in self._sum_cache:
             total: PrimExpr | None = None
             for term, sign in terms:
                 total = _add_term(total, term, sign)
             assert total is not None
-            self._totals[key] = total
-        return self._totals[key]
+            self._sum_cache[key] = total
+        return self._sum_cache[key]
 
 
 def _has_effects(e: Intrinsic) -> bool:
     row = INTRINSICS.get(e.op)
-    return row is not None and row.effects
+    return row is not None and row.has_effects
 
 
 def _add_term(total: PrimExpr | None, term: PrimExpr, sign: int) -> PrimExpr:
@@ -284,7 +284,7 @@ class _InvariantHoister(StmtMutator):
         self._scope.append(stmt)
         new: Stmt = stmt.with_fields(body=self.visit(body))
         self._scope.pop()
-        for value, var in reversed(regroup.named.items()):
+        for value, var in reversed(regroup.invariant_vars.items()):
             new = LetStmt(var, _guarded_invariant(value, stmt, self._scope), new)
         return new
 

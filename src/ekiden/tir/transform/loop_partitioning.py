@@ -184,10 +184,10 @@ class _DecisionRewriter(StmtMutator):
 
 class _LoopPartitioner(StmtMutator):
     def __init__(self, cuts_constant: bool) -> None:
-        self._cuts_constant = cuts_constant
+        self._partitions_constant_loops = cuts_constant
         self._analyzer = Analyzer()
         self._lanes: set[Var] = set()
-        self.has_cut = False
+        self.has_partitioned = False
 
     def visit_for(self, stmt: For) -> Stmt:
         """Partition a loop, then the loops inside each part."""
@@ -197,7 +197,7 @@ class _LoopPartitioner(StmtMutator):
         # Threads cannot be cut into parts, and bounds are derived for loops that start at 0.
         if stmt.kind is ForKind.THREAD_BINDING or not is_const(stmt.min, 0):
             return super().visit_for(stmt)
-        if isinstance(stmt.extent, IntImm) and not self._cuts_constant:
+        if isinstance(stmt.extent, IntImm) and not self._partitions_constant_loops:
             return super().visit_for(stmt)
         bounds = self._collect_bounds(stmt)
         return self._partition_loop(stmt, bounds) if bounds else super().visit_for(stmt)
@@ -284,7 +284,7 @@ class _LoopPartitioner(StmtMutator):
         # An unrolled or vectorised loop needs a constant extent in each part.
         if written_out and not (is_const(begin) and is_const(end)):
             return super().visit_for(loop)
-        self.has_cut = True
+        self.has_partitioned = True
         if loop.kind is ForKind.PARALLEL:
             return self._branch_in_parallel_loop(loop, begin, end, bounds, factor)
         main = self._loop_over_range(loop, begin, end, {b.node: _decided_value(b) for b in bounds})
@@ -484,4 +484,4 @@ def loop_partition(func: PrimFunc) -> PrimFunc:
     body = _LikelyRemover().visit(partition.visit(func.body))
     new = func.with_fields(body=body)
     # Copies of a loop bind the same variables.
-    return distinct(new) if partition.has_cut else new
+    return distinct(new) if partition.has_partitioned else new

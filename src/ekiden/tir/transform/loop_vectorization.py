@@ -80,12 +80,12 @@ class Vectorizer(StmtMutator):
     ) -> None:
         self._lanes = dt.lanes_suffix(f"x{lanes}")
         self._mask = mask
-        self._has_branched = False
+        self._has_scalar_branch = False
         self._memo: dict[int, PrimExpr] = {}
-        self._alive: list[PrimExpr] = []
+        self._keepalive: list[PrimExpr] = []
         self._values: dict[Var, PrimExpr] = {var: ramp(base, 1, lanes)}
         self._buffers: dict[Buffer, Buffer] = {}
-        self._merged: set[Buffer] = set()
+        self._merged_buffers: set[Buffer] = set()
         """Widened buffers that masked stores change in some lanes only."""
 
     def define(self, var: Var, value: PrimExpr) -> None:
@@ -94,7 +94,7 @@ class Vectorizer(StmtMutator):
 
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression, as a vector where it depends on the variable."""
-        self._alive.append(expr)
+        self._keepalive.append(expr)
         for node in unvisited_post_order((expr,), self._memo):
             self._memo[id(node)] = self._vectorize_node(
                 node, [self._memo[id(c)] for c in children(node)]
@@ -110,7 +110,7 @@ class Vectorizer(StmtMutator):
             return self._values.get(e, e)
         if isinstance(e, BufferLoad):
             return self._vectorize_load(e, new)
-        if isinstance(e, Intrinsic) and find_intrinsic(e.op).effects:
+        if isinstance(e, Intrinsic) and find_intrinsic(e.op).has_effects:
             raise ScheduleError(f"vectorize: a call of {e.op!r} cannot be one of vectors: {e!r}")
         if not any(dt.lanes_suffix(c.dtype) for c in new) or isinstance(
             e, (Broadcast, Ramp, VectorReduce)
@@ -143,7 +143,7 @@ class Vectorizer(StmtMutator):
             wide = self._buffers[e.buffer]
             return BufferLoad(wide, tuple(new), wide.dtype)
         lanes = dt.lanes_suffix(new[-1].dtype) if new else ""
-        if not lanes and not (self._has_branched and new):
+        if not lanes and not (self._has_scalar_branch and new):
             return rebuild(e, new)
         if not lanes:  # one element for all lanes, if any of them is there
             lanes, new = self._lanes, [*new[:-1], broadcast(new[-1], self._lanes)]
@@ -165,15 +165,15 @@ class Vectorizer(StmtMutator):
         value, indices = self.rewrite_expr(stmt.value), self.exprs(stmt.indices)
         if stmt.buffer in self._buffers:
             buffer, wide = self.rewrite_buffer(stmt.buffer), broadcast(value, self._lanes)
-            if self._has_branched and self._mask is not None:
+            if self._has_scalar_branch and self._mask is not None:
                 # A lane-private buffer has no masked store: old and new lanes are blended, so the
                 # buffer must be initialised.
-                self._merged.add(buffer)
+                self._merged_buffers.add(buffer)
                 old = BufferLoad(buffer, indices, wide.dtype)
                 wide = Select(self._mask, wide, old, wide.dtype)
             return BufferStore(buffer, wide, indices)
         lanes = dt.lanes_suffix(indices[-1].dtype)
-        if not lanes and self._has_branched:
+        if not lanes and self._has_scalar_branch:
             raise ScheduleError(
                 f"vectorize: the store to {stmt.buffer.name!r} is under a condition that differs "
                 "between lanes, and to one element"
@@ -250,15 +250,16 @@ class Vectorizer(StmtMutator):
         self._memo = {}
         return super().visit_while(stmt)
 
-    # `_has_branched` tells a branch's mask from that of the tail: under the former lanes keep what
-    # they had, so stores to buffers of the loop's own must merge; lanes of a tail are nobody's.
+    # `_has_scalar_branch` tells a branch's mask from that of the tail: under the former lanes keep
+    # what they had, so stores to buffers of the loop's own must merge; lanes of a tail are
+    # nobody's.
     def _simplify_under(self, condition: PrimExpr, side: Stmt) -> Stmt:
         """Visit a statement in the lanes for which a condition holds."""
-        outer = self._mask, self._memo, self._has_branched
+        outer = self._mask, self._memo, self._has_scalar_branch
         self._mask = condition if self._mask is None else logical_and(self._mask, condition)
-        self._memo, self._has_branched = {}, True  # a load is another one under another mask
+        self._memo, self._has_scalar_branch = {}, True  # a load is another one under another mask
         new = self.visit(side)
-        self._mask, self._memo, self._has_branched = outer
+        self._mask, self._memo, self._has_scalar_branch = outer
         return new
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
@@ -268,7 +269,7 @@ class Vectorizer(StmtMutator):
         wide = self._buffers[old]
         body = self.visit(stmt.body)
         return Allocate(
-            wide, flatten_seq(_emit_zero_fill(wide), body) if wide in self._merged else body
+            wide, flatten_seq(_emit_zero_fill(wide), body) if wide in self._merged_buffers else body
         )
 
 
@@ -410,7 +411,9 @@ class _LoopVectorizer(Simplifier):
 
 def _has_extern_call(body: Stmt) -> bool:
     """Return whether a statement calls a function, which accepts scalars and no vectors."""
-    return any(isinstance(e, Intrinsic) and find_intrinsic(e.op).calls for e in all_exprs(body))
+    return any(
+        isinstance(e, Intrinsic) and find_intrinsic(e.op).is_function_call for e in all_exprs(body)
+    )
 
 
 def _vscale_factor(extent: PrimExpr) -> int | None:

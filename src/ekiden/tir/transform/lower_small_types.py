@@ -41,11 +41,11 @@ def _unwrap_carrier(e: PrimExpr) -> PrimExpr:
 class _SmallTypeLowerer(StmtMutator):
     def __init__(self) -> None:
         self._memo: dict[int, PrimExpr] = {}
-        self._alive: list[PrimExpr] = []
+        self._keepalive: list[PrimExpr] = []
 
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         # The memo is keyed by id: the expression stays referenced so that its id is not reused.
-        self._alive.append(expr)
+        self._keepalive.append(expr)
         return rewrite(expr, self._lower_node, self._memo)
 
     def _lower_node(self, e: PrimExpr) -> PrimExpr:

@@ -73,7 +73,7 @@ class _Int32Narrower(StmtMutator):
     def __init__(self) -> None:
         self.variables: dict[Var, tuple[Var, Interval]] = {}
         self._memo: dict[int, PrimExpr] = {}
-        self._alive: list[PrimExpr] = []
+        self._keepalive: list[PrimExpr] = []
         self._bounds: dict[int, Interval] = {}
         """Interval by the identity of a new expression."""
 
@@ -83,11 +83,11 @@ class _Int32Narrower(StmtMutator):
 
     def narrow(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression, itself narrow where possible."""
-        self._alive.append(expr)
+        self._keepalive.append(expr)
         for node in post_order(expr):
             if id(node) not in self._memo:
                 new = self._memo[id(node)] = self._rebuild_node(node)
-                self._alive.append(new)
+                self._keepalive.append(new)
         return self._memo[id(expr)]
 
     @staticmethod
@@ -99,7 +99,7 @@ class _Int32Narrower(StmtMutator):
         return self._bounds.get(id(new))
 
     def _record_narrow(self, new: PrimExpr, bound: Interval) -> PrimExpr:
-        self._alive.append(new)
+        self._keepalive.append(new)
         self._bounds[id(new)] = bound
         return new
 

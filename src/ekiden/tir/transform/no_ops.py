@@ -32,7 +32,9 @@ from ekiden.tir.visitor import NO_OP, StmtMutator, flatten_seq, is_no_op, stmt_e
 
 def has_effects(value: PrimExpr) -> bool:
     """Return whether evaluating an expression has side effects."""
-    return any(isinstance(e, Intrinsic) and find_intrinsic(e.op).effects for e in post_order(value))
+    return any(
+        isinstance(e, Intrinsic) and find_intrinsic(e.op).has_effects for e in post_order(value)
+    )
 
 
 class _DeadCodeRemover(StmtMutator):
@@ -41,42 +43,42 @@ class _DeadCodeRemover(StmtMutator):
     """
 
     def __init__(self) -> None:
-        self._read: set[Var | Buffer] = set()
+        self._used_symbols: set[Var | Buffer] = set()
 
     def visit(self, stmt: Stmt) -> Stmt:
         """Record what a statement reads or writes, after the statements behind it."""
         new = super().visit(stmt)
         for e in post_order(*stmt_exprs(new)):
             if isinstance(e, Var):
-                self._read.add(e)
+                self._used_symbols.add(e)
             elif isinstance(e, (BufferLoad, BufferAddress)):
-                self._read.add(e.buffer)
+                self._used_symbols.add(e.buffer)
         # A store keeps its buffer: whether it is dead is for the data-flow analysis to decide.
         if isinstance(new, (BufferStore, Prefetch)):
-            self._read.add(new.buffer)
+            self._used_symbols.add(new.buffer)
         return new
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Rewrite let x = v: s to s, where nothing reads x and v has no effects."""
         body = self.visit(stmt.body)
-        if stmt.var not in self._read:
+        if stmt.var not in self._used_symbols:
             return flatten_seq(Evaluate(stmt.value), body) if has_effects(stmt.value) else body
         return stmt.with_fields(body=body)
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
         """Remove an unused buffer."""
         body = self.visit(stmt.body)
-        if is_no_op(body) or stmt.buffer not in self._read:
+        if is_no_op(body) or stmt.buffer not in self._used_symbols:
             return body
         return stmt.with_fields(body=body)
 
     def visit_decl(self, stmt: DeclBuffer) -> Stmt:
         """Remove an unused view."""
         body = self.visit(stmt.body)
-        if is_no_op(body) or stmt.buffer not in self._read:
+        if is_no_op(body) or stmt.buffer not in self._used_symbols:
             return body
         # The view is used, so the memory behind it must stay allocated.
-        self._read.add(stmt.source)
+        self._used_symbols.add(stmt.source)
         return stmt.with_fields(body=body)
 
     def visit_for(self, stmt: For) -> Stmt:

@@ -46,15 +46,15 @@ class Simplifier(StmtMutator):
 
     def __init__(self) -> None:
         self.analyzer = Analyzer()
-        self.values: dict[Var, PrimExpr] = {}
+        self.var_values: dict[Var, PrimExpr] = {}
 
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the simplified expression."""
-        return self.analyzer.simplify(substitute(expr, self.values))
+        return self.analyzer.simplify(substitute(expr, self.var_values))
 
     def replace(self, var: Var, value: PrimExpr) -> None:
         """Substitute a value for a variable from here on."""
-        self.values[var] = value
+        self.var_values[var] = value
 
     def visit_for(self, stmt: For) -> Stmt:
         """Rewrite for i in range(a, a + 1): s to s[i := a], and for i in range(a, a): s to
@@ -95,7 +95,7 @@ class _ConditionalSimplifier(Simplifier):
 
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression simplified in its context."""
-        expr = substitute(expr, self.values)
+        expr = substitute(expr, self.var_values)
         if any(_is_conditional_expr(e) or isinstance(e, COMPARISON_OPS) for e in post_order(expr)):
             expr = self._simplify_choices(expr, 0)
         return self.analyzer.simplify(expr)

@@ -23,7 +23,7 @@ from ekiden.tir.visitor import StmtMutator, flatten_seq, substitute, with_body
 class _ThreadBindingUnifier(StmtMutator):
     def __init__(self, name: str) -> None:
         self._name = name
-        self._open: dict[str, tuple[Var, PrimExpr]] = {}
+        self._open_axes: dict[str, tuple[Var, PrimExpr]] = {}
         """Variable and extent of each thread axis inside the outermost thread loop."""
         self._depth_of_threads = 0
 
@@ -37,15 +37,15 @@ class _ThreadBindingUnifier(StmtMutator):
         axis = str((stmt.annotations or {}).get("thread", ""))
         if stmt.kind is not ForKind.THREAD_BINDING or is_virtual_thread_loop(stmt):
             return super().visit_for(stmt)
-        axis_binding = self._open.get(axis)
+        axis_binding = self._open_axes.get(axis)
         if axis_binding is None:
-            outside = {v for v, _ in self._open.values()}
+            outside = {v for v, _ in self._open_axes.values()}
             inner = set(free_vars(stmt.extent)) - outside
             if self._depth_of_threads and inner:
                 names = ", ".join(sorted(v.name for v in inner))
                 raise ScheduleError(f"{self._name!r}: the extent of {axis} changes with {names}")
             var = Var(axis.replace(".", "_"), stmt.loop_var.dtype)
-            axis_binding = self._open[axis] = var, stmt.extent
+            axis_binding = self._open_axes[axis] = var, stmt.extent
         elif not prove_equal(cast(axis_binding[1], "int64"), cast(stmt.extent, "int64")):
             raise ScheduleError(
                 f"{self._name!r}: loops over {axis} have the extents {axis_binding[1]} and "
@@ -57,8 +57,8 @@ class _ThreadBindingUnifier(StmtMutator):
         self._depth_of_threads -= 1
         if self._depth_of_threads:
             return body
-        opened = list(self._open.items())
-        self._open = {}
+        opened = list(self._open_axes.items())
+        self._open_axes = {}
         # The axis met first is outermost: extents of later ones may use its variable.
         for name, (var, extent) in reversed(opened):
             low = const(0, extent.dtype)

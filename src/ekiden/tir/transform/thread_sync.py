@@ -174,23 +174,23 @@ class _BarrierInserter(StmtMutator):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._uses = _BarrierSummary()
+        self._last_summary = _BarrierSummary()
         """Summary of the statement visited last."""
-        self._own: set[Var] = set()
+        self._thread_local_vars: set[Var] = set()
         """Variables with a value per thread."""
-        self._bound: set[str] = set()
+        self._bound_axes: set[str] = set()
         """Thread axes bound around the current statement."""
-        self._added = 0
+        self._num_barriers = 0
 
     def visit(self, stmt: Stmt) -> Stmt:
         """Visit a statement and insert barriers between its children."""
         if sub_statements(stmt) and not _is_tuple_store(stmt):
             return super().visit(stmt)
-        self._uses = _BarrierSummary.from_stmt(stmt)
+        self._last_summary = _BarrierSummary.from_stmt(stmt)
         return stmt
 
     def _visit_child(self, stmt: Stmt) -> _SyncedStmt:
-        return self.visit(stmt), self._uses
+        return self.visit(stmt), self._last_summary
 
     def _insert_barriers(
         self, synced: Sequence[_SyncedStmt], waiting: int | None = None
@@ -203,15 +203,17 @@ class _BarrierInserter(StmtMutator):
             if n == waiting or accumulated.after.conflicts_with(uses.before):
                 stmt = seq(STORAGE_SYNC, stmt)
                 accumulated.add_barrier()
-                self._added += 1
+                self._num_barriers += 1
             statements.append(stmt)
             accumulated.append(uses)
-        self._uses = accumulated
+        self._last_summary = accumulated
         return statements
 
     def _is_divergent(self, value: PrimExpr) -> bool:
         """Return whether a value may differ between threads of a block."""
-        return not self._own.isdisjoint(free_vars(value)) or bool(buffers_read(Evaluate(value)))
+        return not self._thread_local_vars.isdisjoint(free_vars(value)) or bool(
+            buffers_read(Evaluate(value))
+        )
 
     def visit_seq(self, stmt: SeqStmt) -> Stmt:
         """Insert barriers into a sequence."""
@@ -230,7 +232,7 @@ class _BarrierInserter(StmtMutator):
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Record a variable as per-thread if its value is divergent."""
         if self._is_divergent(stmt.value):
-            self._own.add(stmt.var)
+            self._thread_local_vars.add(stmt.var)
         value: _SyncedStmt = stmt, _BarrierSummary.from_stmt(Evaluate(stmt.value))
         body = self._insert_barriers([value, self._visit_child(stmt.body)])[1]
         return stmt.with_fields(body=body)
@@ -240,24 +242,24 @@ class _BarrierInserter(StmtMutator):
         if is_thread_loop(stmt):
             return self._visit_thread_loop(stmt)
         if self._is_divergent(stmt.extent) or self._is_divergent(stmt.min):
-            self._own.add(stmt.loop_var)
+            self._thread_local_vars.add(stmt.loop_var)
             return self._visit_divergent(self._visit_iterated, stmt)
         visited = self._visit_iterated(stmt)
         # A loop that may have no iterations is no barrier for what follows.
         runs = isinstance(stmt.extent, IntImm) and stmt.extent.value > 0
-        self._uses.waits = self._uses.waits and runs
+        self._last_summary.waits = self._last_summary.waits and runs
         return visited
 
     def _visit_thread_loop(self, stmt: For) -> Stmt:
         axis = str((stmt.annotations or {})["thread"])
         # All threads of a block have the same block index.
         if not axis.startswith("blockIdx"):
-            self._own.add(stmt.loop_var)
-        if axis in self._bound:  # of as many threads as come here, or fewer
+            self._thread_local_vars.add(stmt.loop_var)
+        if axis in self._bound_axes:  # of as many threads as come here, or fewer
             return self._visit_divergent(super().visit_for, stmt)
-        self._bound.add(axis)
+        self._bound_axes.add(axis)
         visited = super().visit_for(stmt)
-        self._bound.discard(axis)
+        self._bound_axes.discard(axis)
         return visited
 
     def visit_while(self, stmt: While) -> Stmt:
@@ -265,7 +267,7 @@ class _BarrierInserter(StmtMutator):
         if self._is_divergent(stmt.condition):
             return self._visit_divergent(self._visit_iterated, stmt)
         visited = self._visit_iterated(stmt)
-        self._uses.waits = False
+        self._last_summary.waits = False
         return visited
 
     def _visit_iterated(self, stmt: Stmt) -> Stmt:
@@ -274,13 +276,13 @@ class _BarrierInserter(StmtMutator):
         """
         assert isinstance(stmt, (For, While)), stmt
         inside = stmt.body.seq if isinstance(stmt.body, SeqStmt) else (stmt.body,)
-        synced, added = [self._visit_child(s) for s in inside], self._added
+        synced, added = [self._visit_child(s) for s in inside], self._num_barriers
         statements = self._insert_barriers(synced)
-        iteration = self._uses
+        iteration = self._last_summary
         # The loop's back edge: the last accesses of an iteration meet the first ones of the next.
         if iteration.after.conflicts_with(iteration.before):
             # The barriers are inserted anew: those of the first attempt do not count.
-            self._added = added
+            self._num_barriers = added
             waiting = next(
                 n
                 for n, (_, uses) in enumerate(synced)
@@ -304,11 +306,11 @@ class _BarrierInserter(StmtMutator):
             if stmt.else_case is None
             else self._visit_child(stmt.else_case)
         )
-        self._uses = _BarrierSummary()
+        self._last_summary = _BarrierSummary()
         # The neutral element of merging: the branch waits only if both sides do.
-        self._uses.waits = True
-        self._uses.merge_branch(then_uses)
-        self._uses.merge_branch(uses)
+        self._last_summary.waits = True
+        self._last_summary.merge_branch(then_uses)
+        self._last_summary.merge_branch(uses)
         return stmt.with_fields(then_case=then_case, else_case=else_case)
 
     # A barrier that not all threads of a block come to hangs the device, or worse, lets some
@@ -317,17 +319,17 @@ class _BarrierInserter(StmtMutator):
         """Visit a statement that not all threads execute equally often: barriers go before it,
         never inside.
         """
-        added = self._added
+        added = self._num_barriers
         visited = visit(stmt)
         condition_accesses = _UnsyncedAccesses()
         for value in stmt_exprs(stmt):
             condition_accesses.add(_UnsyncedAccesses.from_stmt(Evaluate(value)))
-        is_asked_again = isinstance(stmt, While) and self._uses.after.conflicts_with(
+        is_asked_again = isinstance(stmt, While) and self._last_summary.after.conflicts_with(
             condition_accesses
         )
         # A barrier that only some threads reach is undefined behaviour (a deadlock in practice), so
         # this is an error rather than a fix.
-        if self._added != added or is_asked_again:
+        if self._num_barriers != added or is_asked_again:
             names = ", ".join(
                 sorted({repr(b.name) for b in _in_shared_memory(buffers_written(stmt))})
             )
@@ -336,11 +338,11 @@ class _BarrierInserter(StmtMutator):
                 f" {names} where not all of them come: in a condition or a loop that depends on the"
                 " thread"
             )
-        uses, self._uses = self._uses, _BarrierSummary(waits=False)
+        uses, self._last_summary = self._last_summary, _BarrierSummary(waits=False)
         # All threads evaluate the condition, before what only some of them execute.
-        self._uses.append(_BarrierSummary(condition_accesses, condition_accesses))
-        self._uses.append(uses)
-        self._uses.waits = False
+        self._last_summary.append(_BarrierSummary(condition_accesses, condition_accesses))
+        self._last_summary.append(uses)
+        self._last_summary.waits = False
         return visited
 
 

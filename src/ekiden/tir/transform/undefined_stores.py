@@ -20,7 +20,7 @@ from ekiden.tir.visitor import NO_OP, StmtMutator, is_no_op, with_body
 class _UndefStoreRemover(StmtMutator):
     def __init__(self) -> None:
         self.undefined: set[Var] = set()
-        self.seen = False
+        self.has_undefined = False
 
     def _is_undefined(self, expr: PrimExpr) -> bool:
         return any(
@@ -42,14 +42,14 @@ class _UndefStoreRemover(StmtMutator):
                 self.exprs(e.indices)
         if not self._is_undefined(stmt.value):
             return stmt
-        self.seen = True
+        self.has_undefined = True
         return NO_OP
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Rewrite let x = undefined: s to s, which may only store x."""
         if not self._is_undefined(stmt.value):
             return super().visit_let(stmt)
-        self.seen = True
+        self.has_undefined = True
         self.undefined.add(stmt.var)
         return self.visit(stmt.body)
 
@@ -67,7 +67,7 @@ def remove_store_undef(func: PrimFunc) -> PrimFunc:
     """Return the function without stores of undefined values; the same object if it has none."""
     remove = _UndefStoreRemover()
     body = remove.visit(func.body)
-    return with_body(func, body) if remove.seen else func
+    return with_body(func, body) if remove.has_undefined else func
 
 
 __all__ = ["remove_store_undef"]

@@ -14,7 +14,7 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.linalg.rows import RowMatrix, for_each_matrix, matrix_dims, working_dtype
+from ekiden.topi.linalg.rows import RowMatrix, iter_batch, matrix_dims, working_dtype
 
 TAYLOR_TERMS_BY_DTYPE = {"float32": 10, "float64": 17}
 """Taylor terms for matrices of norm up to 1/2, with a remainder below rounding."""
@@ -36,7 +36,7 @@ def matrix_exp(data: Tensor) -> Tensor:
         """
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
-        with for_each_matrix(ib, batch) as at:
+        with iter_batch(ib, batch) as at:
             scaled, result, scratch = (RowMatrix(ib, dtype, size, size) for _ in range(3))
             scaled.emit_fill(lambda i, j: source[(*at, i, j)])
             halvings = _emit_scaling(ib, scaled)
@@ -86,9 +86,9 @@ def _emit_scaling(ib: IRBuilder, scaled: RowMatrix) -> BufferVar:
 def _emit_multiply(ib: IRBuilder, to: RowMatrix, a: RowMatrix, b: RowMatrix) -> None:
     """Emit to = a * b."""
     with ib.for_range(0, to.count, "i") as i:
-        with to.each_column() as j:
+        with to.iter_columns() as j:
             to[i, j] = const(0, to.dtype)
         with ib.for_range(0, b.count, "k") as k:
             share = ib.let("share", a[i, k])
-            with to.each_column() as j:
+            with to.iter_columns() as j:
                 to[i, j] = to[i, j] + share * b[k, j]

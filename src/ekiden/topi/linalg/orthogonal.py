@@ -15,7 +15,7 @@ from ekiden.topi.dimensions import simplify_dim
 from ekiden.topi.linalg.rows import (
     RowMatrix,
     batched_shapes,
-    for_each_matrix,
+    iter_batch,
     matrix_dims,
     working_dtype,
 )
@@ -35,7 +35,7 @@ def geqrf(data: Tensor) -> tuple[Tensor, ...]:
         """
         ib = IRBuilder()
         source, (packed, taus) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
-        with for_each_matrix(ib, batch) as at:
+        with iter_batch(ib, batch) as at:
             work = RowMatrix(ib, dtype, rows, columns)
             work.emit_fill(lambda i, j: source[(*at, i, j)])
             v = ib.allocate(dtype, rows, "v")
@@ -93,7 +93,7 @@ def householder_product(packed: Tensor, taus: Tensor) -> Tensor:
         """
         ib = IRBuilder()
         source, tau, out = (ib.buffer_ptr(buffer) for buffer in (*ins, *outs))
-        with for_each_matrix(ib, batch) as at:
+        with iter_batch(ib, batch) as at:
             work = RowMatrix(ib, dtype, rows, columns)
             work.emit_fill(lambda i, j: Select(i.equal(j), const(1, dtype), const(0, dtype), dtype))
             v = ib.allocate(dtype, rows, "v")

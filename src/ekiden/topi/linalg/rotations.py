@@ -23,7 +23,7 @@ from ekiden.topi.linalg.rows import (
     HalfAngle,
     RowMatrix,
     batched_shapes,
-    for_each_matrix,
+    iter_batch,
     matrix_dims,
     rotate_pair,
     working_dtype,
@@ -38,7 +38,7 @@ RotationStep = tuple[Var, Var, HalfAngle]
 """Pair of rows and the rotation angle between them."""
 
 
-def _one_of(dtype: str) -> PrimExpr:
+def _one(dtype: str) -> PrimExpr:
     return const(1, dtype)
 
 
@@ -74,7 +74,7 @@ def _jacobi_half_angle(ib: IRBuilder, a: PrimExpr, b: PrimExpr, d: PrimExpr) -> 
     """Return the smaller of the two rotations that make [a, b; b, d] diagonal (Golub and Van Loan,
     8.5.2).
     """
-    one = _one_of(a.dtype)
+    one = _one(a.dtype)
     ratio = ib.let("ratio", (d - a) / (b + b))
     # The smaller root of t^2 + 2 t ratio = 1, without cancellation.
     steep = one / (te.abs(ratio) + _sqrt(one + ratio * ratio))
@@ -99,7 +99,7 @@ def _emit_ranks(ib: IRBuilder, keys: Callable[[PrimExpr], PrimExpr], count: Prim
 
 def _emit_identity(rows: RowMatrix) -> None:
     zero = const(0, rows.dtype)
-    rows.emit_fill(lambda i, j: Select(i.equal(j), _one_of(rows.dtype), zero, rows.dtype))
+    rows.emit_fill(lambda i, j: Select(i.equal(j), _one(rows.dtype), zero, rows.dtype))
 
 
 def _emit_max_abs(ib: IRBuilder, rows: RowMatrix) -> Var:
@@ -108,7 +108,7 @@ def _emit_max_abs(ib: IRBuilder, rows: RowMatrix) -> Var:
     maximum[0] = const(0, rows.dtype)
     with ib.for_range(0, rows.count, "i") as i, ib.for_range(0, rows.size, "j") as j:
         maximum[0] = te.max(maximum[0], te.abs(rows[i, j]))
-    return ib.let("scale", Select(maximum[0] > 0.0, maximum[0], _one_of(rows.dtype), rows.dtype))
+    return ib.let("scale", Select(maximum[0] > 0.0, maximum[0], _one(rows.dtype), rows.dtype))
 
 
 def eigh(data: Tensor, lower: bool = True) -> tuple[Tensor, ...]:
@@ -125,7 +125,7 @@ def eigh(data: Tensor, lower: bool = True) -> tuple[Tensor, ...]:
         """
         ib = IRBuilder()
         source, (values, vectors) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
-        with for_each_matrix(ib, batch) as at:
+        with iter_batch(ib, batch) as at:
             work, basis = RowMatrix(ib, dtype, size, size), RowMatrix(ib, dtype, size, size)
             _emit_identity(basis)
 
@@ -186,7 +186,7 @@ def svd(data: Tensor, full_matrices: bool = True) -> tuple[Tensor, ...]:
         """
         ib = IRBuilder()
         source, (u_out, values, v_out) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
-        with for_each_matrix(ib, batch) as at:
+        with iter_batch(ib, batch) as at:
             work, basis = (
                 RowMatrix(ib, dtype, count, larger),
                 RowMatrix(ib, dtype, rank_bound, rank_bound),
@@ -244,7 +244,7 @@ def _emit_orthogonalization(
     norms.
     """
     dtype, size = work.dtype, basis.count
-    with ib.for_range(0, size, "i") as i, work.each_column() as j:
+    with ib.for_range(0, size, "i") as i, work.iter_columns() as j:
         # Scaled to at most 1: squares then neither overflow nor underflow.
         work[i, j] = work[i, j] / scale
 
@@ -267,7 +267,7 @@ def _emit_orthogonalization(
         length = ib.let("length", _sqrt(work.emit_dot(i, i)))
         has_none = length <= const(ZERO_ROW_NORM_BY_DTYPE[dtype], dtype)
         lengths[i] = Select(has_none, const(0, dtype), length, dtype)
-        with work.each_column() as j:
+        with work.iter_columns() as j:
             work[i, j] = Select(has_none, const(0, dtype), work[i, j] / length, dtype)
     with ib.for_range(0, work.count, "i") as i, ib.if_scope(lengths[i].equal(0.0)):
         _emit_basis_completion(ib, work, i)
@@ -290,7 +290,7 @@ def _emit_basis_completion(ib: IRBuilder, work: RowMatrix, i: PrimExpr) -> None:
             projections[1] = projections[1] + work[r, j] * work[r, j]
         best[0] = Select(projections[1] < projections[0], j, best[0], "int64")
         projections[0] = te.min(projections[0], projections[1])
-    work[i, best[0]] = _one_of(dtype)
+    work[i, best[0]] = _one(dtype)
     # Twice: one pass of Gram-Schmidt leaves the rounding errors of its cancellation.
     with (
         ib.for_range(0, 2, "again"),
@@ -299,5 +299,5 @@ def _emit_basis_completion(ib: IRBuilder, work: RowMatrix, i: PrimExpr) -> None:
     ):
         work.emit_axpy(i, r, work.emit_dot(i, r))
     length = ib.let("length", _sqrt(work.emit_dot(i, i)))
-    with work.each_column() as j:
+    with work.iter_columns() as j:
         work[i, j] = work[i, j] / length

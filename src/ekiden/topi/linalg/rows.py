@@ -39,7 +39,7 @@ class RowMatrix:
         self._blocks = simplify_dim((size + (ROW_LANES - 1)) // ROW_LANES)
         self._data = ib.allocate(dtype, (count, simplify_dim(self._blocks * ROW_LANES)), "rows")
         # Dot products run over whole vectors: the padding must be 0.
-        with ib.for_range(0, count, "i") as i, self.each_column() as j:
+        with ib.for_range(0, count, "i") as i, self.iter_columns() as j:
             self[i, j] = const(0, dtype)
 
     __iter__ = None  # else Python would ask for elements 0, 1, ... without an end
@@ -51,21 +51,21 @@ class RowMatrix:
         self._data[at] = value
 
     @contextmanager
-    def _each_vector(self, begin: ExprLike = 0, end: PrimExpr | None = None) -> Iterator[PrimExpr]:
+    def _iter_vectors(self, begin: ExprLike = 0, end: PrimExpr | None = None) -> Iterator[PrimExpr]:
         """Yield the first column of each vector that covers columns `begin` to `end`."""
         last = self._blocks if end is None else (end + (ROW_LANES - 1)) // ROW_LANES
         with self.ib.for_range(convert(begin, "int64") // ROW_LANES, last, "block") as block:
             yield block * ROW_LANES
 
     @contextmanager
-    def _each_lane(self) -> Iterator[Var]:
+    def _iter_lanes(self) -> Iterator[Var]:
         with self.ib.for_range(0, ROW_LANES, "lane", kind="vectorized") as lane:
             yield lane
 
     @contextmanager
-    def each_column(self, begin: ExprLike = 0) -> Iterator[PrimExpr]:
+    def iter_columns(self, begin: ExprLike = 0) -> Iterator[PrimExpr]:
         """Yield the columns of all whole vectors from the one of `begin` on."""
-        with self._each_vector(begin) as first, self._each_lane() as lane:
+        with self._iter_vectors(begin) as first, self._iter_lanes() as lane:
             yield first + lane
 
     def emit_fill(self, element: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> None:
@@ -76,21 +76,21 @@ class RowMatrix:
 
     def emit_axpy(self, i: PrimExpr, k: PrimExpr, share: PrimExpr, begin: ExprLike = 0) -> None:
         """Emit row i -= `share` * row k, from column `begin` on."""
-        with self.each_column(begin) as j:
+        with self.iter_columns(begin) as j:
             less = self[i, j] - share * self[k, j]
             # Whole vectors are stored; columns before `begin` keep their values.
             self[i, j] = Select(j >= begin, less, self[i, j], self.dtype)
 
     def emit_swap(self, i: PrimExpr, k: PrimExpr) -> None:
         """Emit the swap of rows i and k."""
-        with self.each_column() as j:
+        with self.iter_columns() as j:
             saved = self.ib.let("kept", self[i, j])
             self[i, j] = self[k, j]
             self[k, j] = saved
 
     def emit_rotation(self, i: PrimExpr, k: PrimExpr, angle: HalfAngle) -> None:
         """Emit the Givens rotation of rows i and k by an angle."""
-        with self.each_column() as j:
+        with self.iter_columns() as j:
             x, y = self.ib.let("x", self[i, j]), self.ib.let("y", self[k, j])
             self[i, j], self[k, j] = rotate_pair(x, y, angle)
 
@@ -99,7 +99,7 @@ class RowMatrix:
         `end`.
         """
         sums = self._zero_accumulator()
-        with self._each_vector(0, end) as first, self._each_lane() as lane:
+        with self._iter_vectors(0, end) as first, self._iter_lanes() as lane:
             j = first + lane
             sums[lane] = sums[lane] + self[i, j] * self[k, j]
         partial_sums = [sums[lane] for lane in range(ROW_LANES)]
@@ -118,24 +118,24 @@ class RowMatrix:
         above element `top`.
         """
         ib = self.ib
-        with self._each_vector(begin) as first:
+        with self._iter_vectors(begin) as first:
             sums = self._zero_accumulator()
-            with ib.for_range(top, self.count, "i") as i, self._each_lane() as lane:
+            with ib.for_range(top, self.count, "i") as i, self._iter_lanes() as lane:
                 sums[lane] = sums[lane] + v[i] * self[i, first + lane]
-            with ib.for_range(top, self.count, "i") as i, self._each_lane() as lane:
+            with ib.for_range(top, self.count, "i") as i, self._iter_lanes() as lane:
                 j = first + lane
                 less = self[i, j] - tau * v[i] * sums[lane]
                 self[i, j] = Select(j >= begin, less, self[i, j], self.dtype)
 
     def _zero_accumulator(self) -> BufferVar:
         sums = self.ib.allocate(self.dtype, ROW_LANES, "sums", "local")
-        with self._each_lane() as lane:
+        with self._iter_lanes() as lane:
             sums[lane] = const(0, self.dtype)
         return sums
 
 
 @contextmanager
-def for_each_matrix(ib: IRBuilder, batch: Shape) -> Iterator[tuple[PrimExpr, ...]]:
+def iter_batch(ib: IRBuilder, batch: Shape) -> Iterator[tuple[PrimExpr, ...]]:
     """Yield the index of each matrix of a batch, within a parallel loop."""
     with ib.for_range(0, product_of_dims(batch), "matrix", kind="parallel") as n:
         yield tuple(unravel(n, batch))

@@ -15,7 +15,7 @@ from ekiden.topi.dimensions import are_equal_dims, as_dim, simplify_dim
 from ekiden.topi.linalg.rows import (
     RowMatrix,
     batched_shapes,
-    for_each_matrix,
+    iter_batch,
     matrix_dims,
     working_dtype,
 )
@@ -55,7 +55,7 @@ def det(data: Tensor) -> Tensor:
         """
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
-        with for_each_matrix(ib, batch) as at:
+        with iter_batch(ib, batch) as at:
             work = RowMatrix(ib, dtype, size, size)
             work.emit_fill(lambda i, j: source[(*at, i, j)])
             total = ib.allocate(dtype, 1, "total", "local")
@@ -91,7 +91,7 @@ def lu_factor(data: Tensor) -> tuple[Tensor, ...]:
         ib = IRBuilder()
         source = ib.buffer_ptr(ins[0])
         factors, pivots, order, info = map(ib.buffer_ptr, outs)
-        with for_each_matrix(ib, batch) as at:
+        with iter_batch(ib, batch) as at:
             work = RowMatrix(ib, dtype, rows, columns)
             work.emit_fill(lambda i, j: source[(*at, i, j)])
             info[at] = 0
@@ -132,7 +132,7 @@ def cholesky(data: Tensor) -> tuple[Tensor, ...]:
         """
         ib = IRBuilder()
         source, (factor, info) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
-        with for_each_matrix(ib, batch) as at:
+        with iter_batch(ib, batch) as at:
             work = RowMatrix(ib, dtype, size, size)
             info[at] = 0
             with ib.for_range(0, size, "i") as i:
@@ -170,7 +170,7 @@ def solve_triangular(a: Tensor, b: Tensor, lower: bool, unit_diagonal: bool) -> 
         """
         ib = IRBuilder()
         triangle, right, out = (ib.buffer_ptr(buffer) for buffer in (*ins, *outs))
-        with for_each_matrix(ib, batch) as at:
+        with iter_batch(ib, batch) as at:
             work = RowMatrix(ib, dtype, size, columns)
             work.emit_fill(lambda i, j: right[(*at, i, j)])
             with ib.for_range(0, size, "step") as step:

@@ -1,6 +1,7 @@
 """Table of the block-quantised number formats of GGUF files.
 
-A block stands for `values` neighbours of a row, in groups of `group`. Number k of it is
+A block stands for `values_per_block` neighbours of a row, in groups of `group_size`. Number k of it
+is
 
     scale[k // group] * level[k] + offset[k // group]
 
@@ -44,14 +45,14 @@ class PackedInts:
     instead.
     """
 
-    parts: tuple[BitField, ...]
+    bit_fields: tuple[BitField, ...]
     bias: int = 0
     signed: bool = False
 
     @property
     def bits(self) -> int:
         """Return the bits per integer."""
-        return sum(bit_field.bits for bit_field in self.parts)
+        return sum(bit_field.bits for bit_field in self.bit_fields)
 
     @property
     def min_value(self) -> int:
@@ -70,7 +71,7 @@ class GroupScale:
     and the sign.
     """
 
-    at: int
+    byte_offset: int
     factor: PackedInts | None = None
     sign: int = 1
 
@@ -82,10 +83,10 @@ class BlockFormat:
     """
 
     name: str
-    code: int
-    values: int
-    size: int
-    group: int
+    gguf_type: int
+    values_per_block: int
+    block_bytes: int
+    group_size: int
     levels: PackedInts
     scale: GroupScale
     offset: GroupScale | None = None
@@ -93,24 +94,24 @@ class BlockFormat:
     @property
     def num_groups(self) -> int:
         """Return the number of groups of a block."""
-        return self.values // self.group
+        return self.values_per_block // self.group_size
 
     @property
     def bits_per_value(self) -> float:
         """Return the bits per value, scales included."""
-        return 8 * self.size / self.values
+        return 8 * self.block_bytes / self.values_per_block
 
     def decode(self, blocks: Bytes) -> Floats:
         """Decode uint8 [..., blocks, size] to float32 [..., blocks * values]."""
-        levels = unpack_ints(self.levels, blocks, self.values).astype(np.float32)
-        grouped = levels.reshape(*blocks.shape[:-1], self.num_groups, self.group)
+        levels = unpack_ints(self.levels, blocks, self.values_per_block).astype(np.float32)
+        grouped = levels.reshape(*blocks.shape[:-1], self.num_groups, self.group_size)
         with np.errstate(all="ignore"):  # scales may be anything
             decoded = grouped * read_group_scales(self.scale, blocks, self.num_groups)[..., None]
             if self.offset is not None:
                 decoded = (
                     decoded + read_group_scales(self.offset, blocks, self.num_groups)[..., None]
                 )
-        shape = *blocks.shape[:-2], blocks.shape[-2] * self.values
+        shape = *blocks.shape[:-2], blocks.shape[-2] * self.values_per_block
         return np.asarray(decoded, np.float32).reshape(shape)
 
     def encode(self, numbers: Floats) -> Bytes:
@@ -118,13 +119,13 @@ class BlockFormat:
         to `gguf.quantize` for formats without integer factors. Raises ValueError where the last
         axis is no whole number of blocks.
         """
-        if numbers.ndim == 0 or numbers.shape[-1] % self.values:
+        if numbers.ndim == 0 or numbers.shape[-1] % self.values_per_block:
             raise ValueError(
-                f"{self.name}: rows of a multiple of {self.values} numbers expected, got"
+                f"{self.name}: rows of a multiple of {self.values_per_block} numbers expected, got"
                 f" {numbers.shape}"
             )
-        blocks = numbers.shape[-1] // self.values
-        shape = *numbers.shape[:-1], blocks, self.num_groups, self.group
+        blocks = numbers.shape[-1] // self.values_per_block
+        shape = *numbers.shape[:-1], blocks, self.num_groups, self.group_size
         grouped = np.ascontiguousarray(numbers, np.float32).reshape(shape)
         with np.errstate(all="ignore"):
             return _encode_blocks(self, grouped)
@@ -134,7 +135,7 @@ def unpack_ints(number: PackedInts, blocks: Bytes, count: int) -> NDArray[np.int
     """Return the first `count` integers of each block: int16 [..., count]."""
     k, low = np.arange(count), 0
     numbers = np.zeros((*blocks.shape[:-1], count), np.uint8)
-    for bit_field in number.parts:
+    for bit_field in number.bit_fields:
         shift = np.broadcast_to(bit_field.shift_of(k), k.shape).astype(np.uint8)
         numbers |= (
             blocks[..., bit_field.byte_of(k)] >> shift & np.uint8((1 << bit_field.bits) - 1)
@@ -149,7 +150,7 @@ def pack_ints(number: PackedInts, blocks: Bytes, numbers: NDArray[np.int16]) -> 
     """Pack integers [..., count] into the zeroed bit fields of blocks."""
     k = np.arange(numbers.shape[-1])
     stored = (numbers + (0 if number.signed else number.bias)).astype(np.uint8)
-    for bit_field in number.parts:
+    for bit_field in number.bit_fields:
         shifts = np.broadcast_to(bit_field.shift_of(k), k.shape)
         bits = stored & np.uint8((1 << bit_field.bits) - 1)
         for shift in np.unique(shifts):  # no two numbers of one shift lie in the same byte
@@ -166,7 +167,7 @@ def read_float16(blocks: Bytes, at: int) -> Floats:
 
 def read_group_scales(number: GroupScale, blocks: Bytes, groups: int) -> Floats:
     """Return the scale of each group: float32 [..., groups]."""
-    scales = read_float16(blocks, number.at)
+    scales = read_float16(blocks, number.byte_offset)
     if number.factor is None:
         scales = np.repeat(scales, groups, axis=-1)
     else:
@@ -176,7 +177,7 @@ def read_group_scales(number: GroupScale, blocks: Bytes, groups: int) -> Floats:
 
 def _encode_blocks(row: BlockFormat, grouped: Floats) -> Bytes:
     """Encode float32 [..., blocks, groups, group] as the bytes of blocks."""
-    blocks = np.zeros((*grouped.shape[:-2], row.size), np.uint8)
+    blocks = np.zeros((*grouped.shape[:-2], row.block_bytes), np.uint8)
     if row.offset is None:
         scale = _scale_of_extreme(grouped, row.levels)
         inverse = _write_group_scales(row.scale, blocks, scale)
@@ -191,7 +192,7 @@ def _encode_blocks(row: BlockFormat, grouped: Floats) -> Bytes:
         if row.offset.factor is not None:
             low = read_group_scales(row.offset, blocks, row.num_groups)
         scaled = (grouped - low[..., None]) * inverse[..., None]
-    levels = _round_to_levels(scaled.reshape(*grouped.shape[:-2], row.values), row.levels)
+    levels = _round_to_levels(scaled.reshape(*grouped.shape[:-2], row.values_per_block), row.levels)
     pack_ints(row.levels, blocks, levels)
     return blocks
 
@@ -223,7 +224,7 @@ def _write_group_scales(number: GroupScale, blocks: Bytes, scales: Floats) -> Fl
     of the requested scales where only float16 rounds them.
     """
     if number.factor is None:
-        _write_float16(blocks, number.at, scales * np.float32(number.sign))
+        _write_float16(blocks, number.byte_offset, scales * np.float32(number.sign))
         return _reciprocal(scales)
     scales = scales * np.float32(number.sign)
     factor = number.factor
@@ -233,11 +234,11 @@ def _write_group_scales(number: GroupScale, blocks: Bytes, scales: Floats) -> Fl
     half = np.take_along_axis(scales, at, -1) / np.float32(end)
     # The integer factors are rounded against the float16 that is stored, not the exact scale: its
     # rounding error is then compensated.
-    _write_float16(blocks, number.at, half)
+    _write_float16(blocks, number.byte_offset, half)
     pack_ints(
         factor,
         blocks,
-        _round_to_levels(scales * _reciprocal(read_float16(blocks, number.at)), factor),
+        _round_to_levels(scales * _reciprocal(read_float16(blocks, number.byte_offset)), factor),
     )
     return _reciprocal(read_group_scales(number, blocks, scales.shape[-1]))
 

@@ -78,7 +78,7 @@ class PackedBlock:
     @property
     def num_groups(self) -> int:
         """Return the number of groups of a unit."""
-        return VALUES_PER_UNIT // self.format.group
+        return VALUES_PER_UNIT // self.format.group_size
 
     @property
     def unit_bytes(self) -> int:
@@ -99,7 +99,7 @@ class PackedBlock:
         """Return the position in a unit of a word of one bit field; words are ordered by the first
         value that needs them.
         """
-        fields = self.format.levels.parts
+        fields = self.format.levels.bit_fields
         first, position = number * 8 // fields[field_index].bits, number
         for n, bit_field in enumerate(fields):
             if n < field_index:
@@ -111,7 +111,7 @@ class PackedBlock:
     @property
     def word_order(self) -> list[int]:
         """Return the positions of a unit's words, bit field by bit field."""
-        fields = self.format.levels.parts
+        fields = self.format.levels.bit_fields
         return [
             self.word_position(n, w)
             for n, bit_field in enumerate(fields)
@@ -121,7 +121,7 @@ class PackedBlock:
     @property
     def num_units(self) -> int:
         """Return the number of units of a block."""
-        return self.format.values // VALUES_PER_UNIT
+        return self.format.values_per_block // VALUES_PER_UNIT
 
     @property
     def block_bytes(self) -> int:
@@ -134,7 +134,7 @@ def pack_blocks(weight: Bytes, format: str, panel: int) -> Bytes:
     to = PackedBlock(BLOCK_FORMATS_BY_NAME[format], panel)
     row, missing = to.format, -len(weight) % panel
     scale_panels = [
-        _split_into_panels(read_float16(weight, real.at) * real.sign, missing, panel)
+        _split_into_panels(read_float16(weight, real.byte_offset) * real.sign, missing, panel)
         for real in to.group_scales
     ]
     sections = [
@@ -149,7 +149,7 @@ def pack_blocks(weight: Bytes, format: str, panel: int) -> Bytes:
         if real.factor is not None
     ]
     # Counted from the smallest level: unsigned bytes are what u8 * s8 dot products take.
-    levels = unpack_ints(row.levels, weight, row.values) - row.levels.min_value
+    levels = unpack_ints(row.levels, weight, row.values_per_block) - row.levels.min_value
     values = levels.astype(np.uint8).reshape(*weight.shape[:2], to.num_units, VALUES_PER_UNIT)
     words = _split_into_panels(_pack_words(row.levels, values), missing, panel)
     # Words are stored in the order in which a kernel consumes them, so that its loads are
@@ -178,7 +178,7 @@ def _split_into_panels(rows: Array, missing: int, panel: int) -> Array:
 def _pack_words(levels: PackedInts, values: Bytes) -> Bytes:
     """Split levels [..., VALUES_PER_UNIT] into bytes of words [..., words, BYTES_PER_WORD]."""
     words = []
-    for bit_field in levels.parts:
+    for bit_field in levels.bit_fields:
         bits = values & np.uint8((1 << bit_field.bits) - 1)
         spread = bits.reshape(
             *values.shape[:-1], bit_field.bits, 8 // bit_field.bits, BYTES_PER_WORD
@@ -210,7 +210,7 @@ def unpack_blocks(packed: Bytes, format: str, panel: int) -> Floats:
     words = words[..., of.word_order, :, :]
     levels = np.zeros((*shape, of.num_units, panel, VALUES_PER_UNIT), np.uint8)
     low = 0
-    for bit_field in row.levels.parts:
+    for bit_field in row.levels.bit_fields:
         mine = words[..., low : low + bit_field.bits, :, :].swapaxes(
             3, 4
         )  # [..., panel, words, WORD]
@@ -220,7 +220,7 @@ def unpack_blocks(packed: Bytes, format: str, panel: int) -> Floats:
         low += bit_field.bits
     # Packed levels are unsigned, counted from the smallest one; the bias is added back here.
     whole_levels = levels.astype(np.float32) + np.float32(row.levels.min_value)
-    by_row = whole_levels.swapaxes(2, 3).reshape(*shape, panel, row.num_groups, row.group)
+    by_row = whole_levels.swapaxes(2, 3).reshape(*shape, panel, row.num_groups, row.group_size)
     decoded = by_row * reals[0].swapaxes(2, 3)
     if len(reals) > 1:
         decoded = decoded + reals[1].swapaxes(2, 3)
@@ -255,9 +255,9 @@ def _extract_bits(load: ByteLoad, at: PrimExpr, shift: PrimExpr, bits: int, low:
 def _load_packed_int(number: PackedInts, load: ByteLoad, k: PrimExpr) -> PrimExpr:
     """Load integer k of a block: int32."""
     if number.signed:
-        return cast(cast(load(number.parts[0].byte_of(k)), "int8"), "int32")
+        return cast(cast(load(number.bit_fields[0].byte_of(k)), "int8"), "int32")
     value, low = const(-number.bias, "int32"), 0
-    for bit_field in number.parts:
+    for bit_field in number.bit_fields:
         value = value + _extract_bits(
             load, bit_field.byte_of(k), bit_field.shift_of(k), bit_field.bits, low
         )
@@ -272,9 +272,11 @@ def _decode_value(row: BlockFormat, load: ByteLoad, k: PrimExpr) -> PrimExpr:
         """Return a scale of the block's header: float16, times its group's integer factor if it has
         one.
         """
-        scale = _load_float16(load, const(number.at))
+        scale = _load_float16(load, const(number.byte_offset))
         if number.factor is not None:
-            scale = scale * cast(_load_packed_int(number.factor, load, k // row.group), "float32")
+            scale = scale * cast(
+                _load_packed_int(number.factor, load, k // row.group_size), "float32"
+            )
         return scale
 
     value = cast(_load_packed_int(row.levels, load, k), "float32") * load_scale(row.scale)
@@ -294,8 +296,8 @@ def dense_blocks(data: Tensor, weight: Tensor, format: str) -> Tensor:
 
     def sum_over_k(*i: Var) -> PrimExpr:
         """Multiply a row by a row of blocks, decoded."""
-        load = _byte_loader(weight, i[-1], k // row.values)
-        return te.sum(data[(*i[:-1], k)] * _decode_value(row, load, k % row.values), k)
+        load = _byte_loader(weight, i[-1], k // row.values_per_block)
+        return te.sum(data[(*i[:-1], k)] * _decode_value(row, load, k % row.values_per_block), k)
 
     return te.compute((*data.shape[:-1], weight.shape[0]), sum_over_k, name="dense_blocks")
 
@@ -305,12 +307,16 @@ def take_blocks(weight: Tensor, indices: Tensor, format: str) -> Tensor:
     end.
     """
     row = BLOCK_FORMATS_BY_NAME[format]
-    shape = (*indices.shape, weight.shape[1] * row.values)
+    shape = (*indices.shape, weight.shape[1] * row.values_per_block)
 
     def decode_element(*i: Var) -> PrimExpr:
         """Decode an element of the row at the index."""
         at = normalize_negative_index(indices[i[:-1]], weight.shape[0])
-        return _decode_value(row, _byte_loader(weight, at, i[-1] // row.values), i[-1] % row.values)
+        return _decode_value(
+            row,
+            _byte_loader(weight, at, i[-1] // row.values_per_block),
+            i[-1] % row.values_per_block,
+        )
 
     check = index_check("nn.take_blocks", indices, weight.shape[0], 0)
     return te.compute(
@@ -351,7 +357,7 @@ def take_blocks_pack(
     count from the end.
     """
     of = PackedBlock(BLOCK_FORMATS_BY_NAME[format], panel)
-    shape = (*indices.shape, weight.shape[1] * of.format.values)
+    shape = (*indices.shape, weight.shape[1] * of.format.values_per_block)
 
     def decode_element(*i: Var) -> PrimExpr:
         """Decode an element of the packed row at the index."""
@@ -373,9 +379,9 @@ def _decode_packed_value(
     is one. A row is a lane of its panel.
     """
     row, panel = of.format, of.panel
-    lane, at = number % panel, k % row.values
-    load = _byte_loader(weight, number // panel, k // row.values)
-    inside = at % VALUES_PER_UNIT // row.group * (of.num_factors * panel) + lane
+    lane, at = number % panel, k % row.values_per_block
+    load = _byte_loader(weight, number // panel, k // row.values_per_block)
+    inside = at % VALUES_PER_UNIT // row.group_size * (of.num_factors * panel) + lane
     group = at // VALUES_PER_UNIT * of.unit_bytes + inside + (of.words_offset + of.factors_offset)
     reals = []
     for n, real in enumerate(of.group_scales):
@@ -391,7 +397,7 @@ def _load_packed_level(of: PackedBlock, load: ByteLoad, k: PrimExpr, lane: PrimE
     """Load the level of value k of a row of a packed panel."""
     level, low = const(of.format.levels.min_value, "int32"), 0
     unit, inside = k // VALUES_PER_UNIT, k % VALUES_PER_UNIT
-    for n, bit_field in enumerate(of.format.levels.parts):
+    for n, bit_field in enumerate(of.format.levels.bit_fields):
         word = of.word_position(n, inside * bit_field.bits // VALUES_PER_UNIT)
         at = (
             (word * of.panel + lane) * BYTES_PER_WORD

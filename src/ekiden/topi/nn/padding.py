@@ -31,7 +31,7 @@ class PaddingMode:
 
     near_map: tuple[BorderMap, BorderMap]
     any_map: BorderMap
-    reach: Callable[[int], int]
+    near_limit: Callable[[int], int]
     """Distance from the data up to which `near_map` is valid, by extent."""
 
 
@@ -188,7 +188,7 @@ def _border_position(
     widest, extent = known_int(width), known_int(size)
     # A border wider than the data wraps around several times: only the general form, with a modulo,
     # covers it.
-    if widest is None or extent is None or widest > border.reach(extent):
+    if widest is None or extent is None or widest > border.near_limit(extent):
         return border.any_map(position, size)
     return border.near_map[side](position, size)
 

@@ -57,7 +57,7 @@ def _page_checks(
             f"{name}: a page and a depth must be multiples of {quantum}, got {page} and {depth}"
         )
     of = CachePlane(page, depth, cache.dtype)
-    if not (count := of.pages(cache.shape[4])):
+    if not (count := of.pages_per_block(cache.shape[4])):
         raise ValueError(
             f"{name}: a page of {page} tokens has {of.size} elements of {cache.dtype} for a head,"
             f" and a block a multiple of that, got {plane}"
@@ -218,7 +218,7 @@ def paged_attention(
     of heads that is no multiple of the groups.
     """
     name = "paged_attention"
-    checks = _page_checks(name, pages.page, projected, cache, places)
+    checks = _page_checks(name, pages.page_tokens, projected, cache, places)
     groups, total = known_int(cache.shape[3]), known_int(projected.shape[1])
     assert groups is not None and total is not None
     heads = total - 2 * groups

@@ -59,7 +59,7 @@ def recurrent(cell: RecurrentCell, inputs: Sequence[Tensor]) -> list[Tensor]:
     layer they index the data.
     """
     data = inputs[0]
-    state = (data.shape[1], simplify_dim(data.shape[2] // cell.gates))
+    state = (data.shape[1], simplify_dim(data.shape[2] // cell.num_gates))
     shapes = [(data.shape[0], *state), state, *([state] if cell.kind == "lstm" else [])]
 
     def emit_recurrent(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
@@ -67,8 +67,8 @@ def recurrent(cell: RecurrentCell, inputs: Sequence[Tensor]) -> list[Tensor]:
         return RecurrentLayerKernel(cell, ins, outs).emit_layer()
 
     attrs: dict[str, object] = {"cell": cell}
-    if "lengths" in cell.given:
-        lengths = inputs[2 + cell.given.index("lengths")]
+    if "lengths" in cell.optional_inputs:
+        lengths = inputs[2 + cell.optional_inputs.index("lengths")]
         attrs[RANGE_CHECKS_ATTR_KEY] = (
             range_check("recurrent: length", lengths, 0, data.shape[0] + 1),
         )

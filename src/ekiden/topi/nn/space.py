@@ -15,12 +15,12 @@ from ekiden.topi.dimensions import (
     Shape,
     as_dim,
     as_shape,
-    expect_natural,
     known_int,
     normalize_axis,
     product_of_dims,
     replace_dim,
     require_min_extent,
+    require_natural,
     require_positive,
     require_shape,
     simplify_dim,
@@ -131,7 +131,7 @@ def _check_blocks(
     for border in borders:
         if len(border) != len(block_shape):
             raise ValueError(f"{name}: {len(block_shape)} {what} expected, got {len(border)}")
-        expect_natural(name, what, border)
+        require_natural(name, what, border)
 
 
 def batch_to_space_nd(

@@ -49,7 +49,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Format: TypeAlias = Literal["onnx", "tensorflow", "tflite", "torch", "stablehlo"]
+FormatName: TypeAlias = Literal["onnx", "tensorflow", "tflite", "torch", "stablehlo"]
 
 
 class PromotionKind(Enum):
@@ -59,8 +59,8 @@ class PromotionKind(Enum):
 
     SAME = "operands and result have one dtype"
     FLOAT = "operands and result are floats"
-    WHOLE = "integers are their own results"
-    COMPARED = "operands have one dtype, the result is a truth value"
+    INTEGER_IDENTITY = "integers are their own results"
+    COMPARISON = "operands have one dtype, the result is a truth value"
     LOGICAL = "operands and result are truth values"
 
 
@@ -89,11 +89,11 @@ class ElementwiseRow:
     @property
     def is_predicate(self) -> bool:
         """Return whether the result is Boolean."""
-        return self.kind in (PromotionKind.COMPARED, PromotionKind.LOGICAL)
+        return self.kind in (PromotionKind.COMPARISON, PromotionKind.LOGICAL)
 
-    def on(self, dtype: str, *operands: Expr) -> Expr:
+    def emit(self, dtype: str, *operands: Expr) -> Expr:
         """Emit the call on operands of that dtype."""
-        if self.kind is PromotionKind.WHOLE and not is_float(dtype):
+        if self.kind is PromotionKind.INTEGER_IDENTITY and not is_float(dtype):
             return operands[0]
         if self.bool_function is not None and dtype == "bool":
             return self.bool_function(*operands)
@@ -102,10 +102,10 @@ class ElementwiseRow:
     def convert(self, node: Node) -> Expr:
         """Convert a node whose inputs have one dtype."""
         operands = node.exprs()  # which refuses what is no tensor of numbers
-        return self.on(node.dtype(0), *operands)
+        return self.emit(node.dtype(0), *operands)
 
 
-def elementwise_rows(name: Format) -> Iterator[tuple[str, int, ElementwiseRow]]:
+def elementwise_rows(name: FormatName) -> Iterator[tuple[str, int, ElementwiseRow]]:
     """Yield the rows of the table that a format has: (operator, first opset of that
     meaning, row).
     """
@@ -130,20 +130,20 @@ def select(node: Node, per_row: bool) -> Expr:
     return op.where(condition, x, y)
 
 
-_floor_quotient = rules.elementwise(np.floor_divide, operator.floordiv)
+_floor_quotient_rule = rules.elementwise_rule(np.floor_divide, operator.floordiv)
 
 
 def floor_div_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
     """Evaluate floor division of known integers; return None for floats or a zero divisor."""
     if is_float(node.dtype(0)) or (inputs[1].dtype != np.object_ and not inputs[1].all()):
         return None
-    return _floor_quotient(inputs)
+    return _floor_quotient_rule(inputs)
 
 
 FLOAT, WHOLE, COMPARED, LOGICAL = (
     PromotionKind.FLOAT,
-    PromotionKind.WHOLE,
-    PromotionKind.COMPARED,
+    PromotionKind.INTEGER_IDENTITY,
+    PromotionKind.COMPARISON,
     PromotionKind.LOGICAL,
 )
 

@@ -35,13 +35,13 @@ def mean_and_rstd(data: Expr, dtype: str, axes: Sequence[int], epsilon: float) -
 
 def layer_norm(node: Node, data: Expr, scale: Expr, bias: Expr, first: int, epsilon: float) -> Expr:
     """Emit nn.layer_norm over the axes from `first` on, collapsed into one."""
-    shape = node.typed(data).shape
+    shape = node.tensor_type_of(data).shape
     if first == len(shape) - 1:
         return op.nn.layer_norm(data, scale, bias, epsilon=epsilon)
     extent = product_of_dims(shape[first:])
     flat = op.reshape(data, (*shape[:first], extent), allowzero=True)
     scale, bias = (
-        vector if len(node.typed(vector).shape) == 1 else op.reshape(vector, (extent,))
+        vector if len(node.tensor_type_of(vector).shape) == 1 else op.reshape(vector, (extent,))
         for vector in (scale, bias)
     )
     return op.reshape(op.nn.layer_norm(flat, scale, bias, epsilon=epsilon), shape, allowzero=True)

@@ -22,7 +22,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Format: TypeAlias = Literal["onnx", "tensorflow", "tflite"]
+FormatName: TypeAlias = Literal["onnx", "tensorflow", "tflite"]
 Converter: TypeAlias = Callable[[AttributeNode], Expr]
 
 
@@ -37,26 +37,26 @@ class ReductionRow:
     onnx: str = ""
     tensorflow: str = ""
     tflite: str = ""
-    both: Callable[..., object] | None = None
+    size_rule: Callable[..., object] | None = None
     """The same of two sizes, where vectors of them are reduced."""
 
     def convert(self, node: AttributeNode) -> Expr:
         """Convert a reduction along the constant axes of the second input; without axes it is the
         identity.
         """
-        axes = tuple(dict.fromkeys(node.axis(a, node.rank(0)) for a in node.axes(1)))
+        axes = tuple(dict.fromkeys(node.axis(a, node.rank(0)) for a in node.constant_ints(1)))
         if not axes:
             return node.expr(0)
         if self.function is op.mean:
-            return mean(node, node.expr(0), axes, node.flag("keep_dims"))
-        return self.function(node.expr(0), axis=axes, keepdims=node.flag("keep_dims"))
+            return mean(node, node.expr(0), axes, node.bool_attribute("keep_dims"))
+        return self.function(node.expr(0), axis=axes, keepdims=node.bool_attribute("keep_dims"))
 
     def rule(self, node: AttributeNode, inputs: Sequence[Array]) -> Array | None:
         """Reduce a known vector of sizes along its one axis; return None for other inputs."""
         data, axes = inputs
-        if self.both is None or axes.dtype == np.object_ or axes.size != 1:
+        if self.size_rule is None or axes.dtype == np.object_ or axes.size != 1:
             return None
-        return reduce_size_vector(data, self.both, node.flag("keep_dims"))
+        return reduce_size_vector(data, self.size_rule, node.bool_attribute("keep_dims"))
 
 
 def reduce_size_vector(data: Array, both: Callable[..., object], keepdims: bool) -> Array | None:
@@ -66,7 +66,7 @@ def reduce_size_vector(data: Array, both: Callable[..., object], keepdims: bool)
     return np.full((1,) if keepdims else (), rules.reduce_elements(data, both), object)
 
 
-def _euclidean(data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
+def _euclidean_norm(data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
     """Emit the Euclidean norm along axes."""
     return op.sqrt(op.sum(op.multiply(data, data), axis=axis, keepdims=keepdims))
 
@@ -81,17 +81,17 @@ REDUCTION_ROWS = (
     ReductionRow(op.min,    "ReduceMin",  "Min",      "REDUCE_MIN",  prim.minimum),
     ReductionRow(op.any,    "",           "Any",      "REDUCE_ANY"),
     ReductionRow(op.all,    "",           "All",      "REDUCE_ALL"),
-    ReductionRow(_euclidean, "",          "EuclideanNorm"),
+    ReductionRow(_euclidean_norm, "",          "EuclideanNorm"),
 )
 # fmt: on
 
 
-def reduction_rows(name: Format) -> Iterator[tuple[str, ReductionRow]]:
+def reduction_rows(name: FormatName) -> Iterator[tuple[str, ReductionRow]]:
     """Yield the rows of the table that a format has: (operator, row)."""
     return ((getattr(row, name), row) for row in REDUCTION_ROWS if getattr(row, name))
 
 
-def arg_extremum(function: Callable[..., Expr], default: str) -> Converter:
+def arg_extremum_converter(function: Callable[..., Expr], default: str) -> Converter:
     """Return the converter of argmax or argmin (`function`) along the axis of the second input, or
     0.
 
@@ -101,19 +101,19 @@ def arg_extremum(function: Callable[..., Expr], default: str) -> Converter:
 
     def convert(node: AttributeNode) -> Expr:
         """Emit the index of the extremum; NaN never is one."""
-        (axis,) = node.axes(1, "dimension") if len(node.inputs) > 1 else (0,)
+        (axis,) = node.constant_ints(1, "dimension") if len(node.inputs) > 1 else (0,)
         # TensorFlow compares with < and >, which are false for NaN; Relay's argmax would propagate
         # it.
         data, dtype = node.expr(0), node.dtype(0)
         if is_float(dtype):  # what is no number is no extreme
             data = op.where(op.isnan(data), const(worst, dtype), data)
         index = function(data, axis=node.axis(axis, node.rank(0)))
-        return op.cast(index, node.dtype_of("output_type", default))
+        return op.cast(index, node.dtype_attribute("output_type", default))
 
     return convert
 
 
-def cumulative_scan(function: Callable[..., Expr]) -> Converter:
+def cumulative_scan_converter(function: Callable[..., Expr]) -> Converter:
     """Return the converter of a scan (`function` is cumsum or cumprod) along the axis of the second
     input.
 
@@ -122,10 +122,10 @@ def cumulative_scan(function: Callable[..., Expr]) -> Converter:
 
     def convert(node: AttributeNode) -> Expr:
         """Emit the scan, reversed or exclusive as the node's attributes demand."""
-        (axis,) = node.axes(1, "axis")
-        axis, is_reverse = node.axis(axis, node.rank(0)), node.flag("reverse")
+        (axis,) = node.constant_ints(1, "axis")
+        axis, is_reverse = node.axis(axis, node.rank(0)), node.bool_attribute("reverse")
         x = op.reverse(node.expr(0), axis=axis) if is_reverse else node.expr(0)
-        total = function(x, axis=axis, exclusive=node.flag("exclusive"))
+        total = function(x, axis=axis, exclusive=node.bool_attribute("exclusive"))
         return op.reverse(total, axis=axis) if is_reverse else total
 
     return convert

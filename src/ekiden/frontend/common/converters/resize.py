@@ -66,8 +66,8 @@ def resize(method: str) -> Callable[[AttributeNode], Expr]:
         and excludes the outside of the image for half-pixel centres, else a = -0.75.
         """
         # The two flags exclude each other in TensorFlow; align_corners is the older one.
-        mode = "half_pixel" if node.flag("half_pixel_centers") else "asymmetric"
-        mode = "align_corners" if node.flag("align_corners") else mode
+        mode = "half_pixel" if node.bool_attribute("half_pixel_centers") else "asymmetric"
+        mode = "align_corners" if node.bool_attribute("align_corners") else mode
         data, is_near = node.expr(0), method == "nearest_neighbor"
         if not is_near and not is_float(node.dtype(0)):
             data = op.cast(data, "float32")

@@ -13,17 +13,21 @@ import numpy as np
 
 from ekiden.frontend.common import gather_scatter
 from ekiden.frontend.common.arithmetic import MAX_FOLDED_ELEMENTS
-from ekiden.frontend.common.dynamic_slices import clamp_start, take_window, update_window
-from ekiden.frontend.common.float_functions import fmod, whole
+from ekiden.frontend.common.dynamic_slices import (
+    clamp_start,
+    dynamic_slice_axis,
+    emit_dynamic_update_slice,
+)
+from ekiden.frontend.common.float_functions import fmod, saturating_cast
 from ekiden.frontend.common.gather_scatter import WindowPositions
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.reducers import REDUCTION_OPS, is_reduction_identity
-from ekiden.frontend.common.sliding_window import Window, pad_and_dilate, tap_values
-from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.sliding_window import Window, emit_tap_values, pad_and_dilate
+from ekiden.frontend.common.value import Value, constant_value
 from ekiden.ir.dtype import int_range, is_float, itemsize, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import Dim, are_equal_dims, as_attr, as_dim, product_of_dims
+from ekiden.topi.dimensions import Dim, are_equal_dims, as_dim, product_of_dims, to_attr_dims
 from ekiden.topi.dimensions import known_int as number_of
 
 MAX_WINDOW_ELEMENTS = 4096
@@ -32,7 +36,7 @@ MAX_WINDOW_ELEMENTS = 4096
 # Elements.
 
 
-def bits(dtype: str) -> int:
+def dtype_bits(dtype: str) -> int:
     """Return the width of a dtype in bits."""
     return 8 * itemsize(dtype)
 
@@ -42,7 +46,7 @@ def unsigned_dtype(dtype: str) -> str:
     return dtype if dtype.startswith("uint") else f"u{dtype}"
 
 
-def sign(x: Expr, dtype: str) -> Expr:
+def emit_sign(x: Expr, dtype: str) -> Expr:
     """Emit the sign; NaN and zeros (with their sign) are returned unchanged, as StableHLO
     requires.
     """
@@ -51,7 +55,7 @@ def sign(x: Expr, dtype: str) -> Expr:
     return op.where(op.logical_or(op.isnan(x), op.equal(x, const(0, dtype))), x, op.sign(x))
 
 
-def cbrt(x: Expr, dtype: str) -> Expr:
+def emit_cbrt(x: Expr, dtype: str) -> Expr:
     """Emit the cube root, sign(x) |x|^(1/3)."""
     root = op.power(op.abs(x), const(1 / 3, dtype))
     return op.where(op.less(x, const(0, dtype)), op.negative(root), root)
@@ -64,7 +68,7 @@ def round_half_away(x: Expr, dtype: str) -> Expr:
     return op.where(is_half, op.add(truncated, op.sign(x)), truncated)
 
 
-def clamp(low: Expr, x: Expr, high: Expr) -> Expr:
+def emit_clamp(low: Expr, x: Expr, high: Expr) -> Expr:
     """Emit min(max(x, low), high); NaN is propagated."""
     return op.minimum(op.maximum(x, low), high)
 
@@ -103,7 +107,7 @@ def _is_nonzero_divisor(node: Node) -> bool:
     return is_float(node.dtype(0)) or (is_known and bool(np.all(divisor)))
 
 
-def shift(
+def emit_shift(
     node: Node, x: Expr, count: Expr, function: Callable[[Expr, Expr], Expr], width: int,
     is_logical: bool = True, keeps_sign: bool = False,
 ) -> Expr:  # fmt: skip
@@ -114,7 +118,7 @@ def shift(
     """
     dtype, counts = node.dtype(0), node.value(1).array
     plain = unsigned_dtype(dtype) if is_logical else dtype.removeprefix("u")
-    if is_logical and width < bits(dtype):  # the sign fills the carrier of a narrow dtype
+    if is_logical and width < dtype_bits(dtype):  # the sign fills the carrier of a narrow dtype
         x = op.bitwise_and(x, const((1 << width) - 1, dtype))
     x = x if plain == dtype else op.reinterpret(x, plain)
     # Shifts by the width or more are undefined in C and LLVM, but StableHLO defines them.
@@ -124,7 +128,9 @@ def shift(
         held = op.minimum(
             op.cast(held, unsigned_dtype(dtype)), const(width - 1, unsigned_dtype(dtype))
         )
-    shifted = function(x, held if node.scope.typed(held).dtype == plain else op.cast(held, plain))
+    shifted = function(
+        x, held if node.scope.tensor_type_of(held).dtype == plain else op.cast(held, plain)
+    )
     shifted = shifted if plain == dtype else op.reinterpret(shifted, dtype)
     if is_inside or keeps_sign:
         return shifted
@@ -134,7 +140,7 @@ def shift(
     return op.where(far, const(0, dtype), shifted)
 
 
-def convert(x: Expr, dtype: str, target: str, width: int) -> Expr:
+def convert_dtype(x: Expr, dtype: str, target: str, width: int) -> Expr:
     """Convert x to another dtype; floats saturate at the integer's limits, which may be narrower
     than its carrier dtype.
     """
@@ -142,12 +148,12 @@ def convert(x: Expr, dtype: str, target: str, width: int) -> Expr:
         return op.not_equal(x, const(0, dtype))
     if not is_float(dtype) or int_range(target) is None:
         return op.cast(x, target)
-    if width < bits(target):
+    if width < dtype_bits(target):
         ends = (
             (0, 2**width - 1) if target == "uint8" else (-(2 ** (width - 1)), 2 ** (width - 1) - 1)
         )
         x = op.where(op.isnan(x), x, op.clip(x, *ends))
-    return whole(x, dtype, target)
+    return saturating_cast(x, dtype, target)
 
 
 # Movement.
@@ -166,23 +172,25 @@ def broadcast_in_dim(node: Node, value: Value, axes: Sequence[int], shape: Seque
         wide[axis] = dim
     first = axes[0] if axes else len(shape)
     if list(axes) != list(range(first, len(shape))):  # a broadcast aligns the last axes
-        data = op.reshape(data, as_attr(wide[first:]), allowzero=True)
+        data = op.reshape(data, to_attr_dims(wide[first:]), allowzero=True)
     same = all(are_equal_dims(as_dim(a), as_dim(b)) for a, b in zip(wide, shape, strict=True))
     if same and first == 0:
         return data
-    return op.broadcast_to(data, as_attr(shape))
+    return op.broadcast_to(data, to_attr_dims(shape))
 
 
-def iota(node: Node, shape: Sequence[Dim], axis: int, dtype: str) -> Value:
+def emit_iota(node: Node, shape: Sequence[Dim], axis: int, dtype: str) -> Value:
     """Emit iota: every element is its index along an axis."""
     extent, numbers = shape[axis], [number_of(d) for d in shape]
     total = math.prod(n or 0 for n in numbers)
     if None not in numbers and total <= MAX_FOLDED_ELEMENTS:
         wide = np.arange(number_of(extent) or 0).reshape([-1] + [1] * (len(shape) - axis - 1))
-        return constant(np.broadcast_to(wide, [n or 0 for n in numbers]).astype(to_numpy(dtype)))
+        return constant_value(
+            np.broadcast_to(wide, [n or 0 for n in numbers]).astype(to_numpy(dtype))
+        )
     counts = op.arange(0, extent, 1, dtype="int64")
-    row = node.given(counts if dtype == "int64" else op.cast(counts, dtype))
-    return node.given(broadcast_in_dim(node, row, [axis], shape))
+    row = node.bind_shared(counts if dtype == "int64" else op.cast(counts, dtype))
+    return node.bind_shared(broadcast_in_dim(node, row, [axis], shape))
 
 
 def dynamic_slice(node: Node, sizes: Sequence[int]) -> Expr:
@@ -198,7 +206,7 @@ def dynamic_slice(node: Node, sizes: Sequence[int]) -> Expr:
             begin = int(start.array)
             window = op.strided_slice(window, (begin,), (begin + size,), axes=(axis,))
         else:
-            window = take_window(window, node.scope.expr(start), size, axis)
+            window = dynamic_slice_axis(window, node.scope.expr(start), size, axis)
     return window
 
 
@@ -208,7 +216,7 @@ def dynamic_update_slice(node: Node, positions: Sequence[Value]) -> Expr:
     """
     rows = zip(positions, node.shape(0), node.shape(1), strict=True)
     starts = [clamp_start(node, position, extent, size) for position, extent, size in rows]
-    return update_window(node, node.expr(0), node.value(1), starts)
+    return emit_dynamic_update_slice(node, node.expr(0), node.value(1), starts)
 
 
 def gather(
@@ -220,13 +228,13 @@ def gather(
 
     Axis `vector` of the indices holds the positions along the axes of `start_map`.
     """
-    at = gather_scatter.window_positions(
+    at = gather_scatter.decode_window_positions(
         node, 0, 1, vector, sizes, collapsed, batching, index_batching, start_map
     )
     return gather_scatter.gather_windows(node, gather_scatter.clamp_positions(node, at), offsets)
 
 
-def scatter_positions(
+def scatter_window_positions(
     node: Node, count: int, vector: int, window: Sequence[int], inserted: Sequence[int],
     start_map: Sequence[int], batching: Sequence[int] = (), index_batching: Sequence[int] = (),
 ) -> WindowPositions:  # fmt: skip
@@ -240,7 +248,7 @@ def scatter_positions(
         1 if axis in (*inserted, *batching) else node.shape(count + 1)[next(extents)]
         for axis in range(node.rank(0))
     ]
-    return gather_scatter.window_positions(
+    return gather_scatter.decode_window_positions(
         node, 0, count, vector, sizes, inserted, batching, index_batching, start_map
     )
 
@@ -265,9 +273,9 @@ def reduce_window(node: Node, window: Window, kind: str) -> Expr:
     Unrolled over the window's elements, each for all windows at once.
     """
     wide, both = pad_and_dilate(node, window, node.value(0), node.expr(1)), REDUCTION_OPS[kind][1]
-    total, *remaining_taps = tap_values(node, window, wide)
+    total, *remaining_taps = emit_tap_values(node, window, wide)
     for tap in remaining_taps:
-        total = node.given(both(node.scope.expr(total), node.scope.expr(tap)))
+        total = node.bind_shared(both(node.scope.expr(total), node.scope.expr(tap)))
     reduced = node.scope.expr(total)
     return reduced if is_reduction_identity(node.value(1), kind) else both(reduced, node.expr(1))
 
@@ -288,10 +296,10 @@ def dot_general(
     (batch_x, sum_x), (batch_y, sum_y) = lhs_axes, on_right
     shape_x, shape_y = lhs.type.shape, right.type.shape
     for a, b in ((batch_x, batch_y), (sum_x, sum_y)):
-        node.scope.same([shape_x[i] for i in a], [shape_y[i] for i in b])
+        node.scope.require_equal_dims([shape_x[i] for i in a], [shape_y[i] for i in b])
     free_x = [i for i in range(len(shape_x)) if i not in batch_x and i not in sum_x]
     free_y = [i for i in range(len(shape_y)) if i not in batch_y and i not in sum_y]
-    out = as_attr((*(shape_x[i] for i in (*batch_x, *free_x)), *(shape_y[i] for i in free_y)))
+    out = to_attr_dims((*(shape_x[i] for i in (*batch_x, *free_x)), *(shape_y[i] for i in free_y)))
 
     def matrix_operand(value: Value, *groups: Sequence[int]) -> Expr:
         """Return an operand with one axis per group, cast to the result's dtype."""
@@ -321,12 +329,12 @@ def _collapse_axis_groups(node: Node, value: Value, groups: Sequence[Sequence[in
     """
     order = [axis for group in groups for axis in group]
     if value.array is not None:
-        value = constant(value.array.transpose(order))
+        value = constant_value(value.array.transpose(order))
     data = node.scope.expr(value)
     if value.array is None and order != list(range(len(order))):
         data = op.transpose(data, order)
     if all(len(group) == 1 for group in groups):
         return data
-    shape = dict(zip(order, node.scope.typed(data).shape, strict=True))
+    shape = dict(zip(order, node.scope.tensor_type_of(data).shape, strict=True))
     extents = [product_of_dims(shape[axis] for axis in group) for group in groups]
-    return op.reshape(data, as_attr(extents), allowzero=True)
+    return op.reshape(data, to_attr_dims(extents), allowzero=True)

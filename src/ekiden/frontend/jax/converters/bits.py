@@ -9,8 +9,13 @@ import numpy as np
 
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.jax.dtype import lookup_narrow
-from ekiden.frontend.jax.node import Many, StablehloNode, StablehloRow, complex_rule
+from ekiden.frontend.jax.dtype import find_narrow_dtype
+from ekiden.frontend.jax.node import (
+    ImportedValues,
+    StablehloNode,
+    StablehloRow,
+    custom_complex_rule,
+)
 from ekiden.ir.dtype import itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -23,7 +28,7 @@ def _bitcast(node: StablehloNode) -> Result:
     operand, result = node.operation.operands[0], node.operation.results[0]
     if operand.type.element_type == result.type.element_type:
         return node.value(0)
-    is_whole = not any(map(lookup_narrow, (operand.type, result.type))) and "bool" not in (
+    is_whole = not any(map(find_narrow_dtype, (operand.type, result.type))) and "bool" not in (
         dtype,
         target,
     )
@@ -33,7 +38,7 @@ def _bitcast(node: StablehloNode) -> Result:
     return result_expr
 
 
-def _complex_bitcast(node: StablehloNode) -> Many | Expr | tuple[Expr, Expr]:
+def _complex_bitcast(node: StablehloNode) -> ImportedValues | Expr | tuple[Expr, Expr]:
     """Bitcast between complex and real numbers of any width; the real part is the low half of the
     bits.
     """
@@ -88,14 +93,14 @@ def _split_words(node: StablehloNode, data: Expr, width: int, word: int) -> Expr
 
 def _bitcast_to_unsigned(node: StablehloNode, data: Expr, width: int) -> Expr:
     """Bitcast elements to unsigned integers of the same width."""
-    narrow = lookup_narrow(node.operation.operands[0].type)
-    dtype = node.scope.typed(data).dtype
+    narrow = find_narrow_dtype(node.operation.operands[0].type)
+    dtype = node.scope.tensor_type_of(data).dtype
     if dtype == "bool":
         return node.emit_once(op.cast(data, "uint8"))
     if narrow is not None and not narrow.is_integer:
-        if not narrow.stored or narrow.bits < _MIN_DTYPE_BITS:
-            node.unsupported(f"the bits of {narrow.name}")
-        return node.emit_once(op.reinterpret(op.cast(data, narrow.stored), "uint8"))
+        if not narrow.storage_dtype or narrow.bits < _MIN_DTYPE_BITS:
+            node.reject(f"the bits of {narrow.name}")
+        return node.emit_once(op.reinterpret(op.cast(data, narrow.storage_dtype), "uint8"))
     plain = _unsigned_dtype(width)
     return node.emit_once(data if dtype == plain else op.reinterpret(data, plain))
 
@@ -115,13 +120,13 @@ def _join_words(node: StablehloNode, words: Expr, first: int, count: int, word: 
         )
         total = moved if total is None else op.bitwise_or(total, moved)
     assert total is not None, "an element has a word"
-    narrow = lookup_narrow(node.operation.results[0].type)
+    narrow = find_narrow_dtype(node.operation.results[0].type)
     if target == "bool":
         return op.not_equal(total, const(np.array(0, plain)))
     if narrow is not None and not narrow.is_integer:
-        if not narrow.stored or narrow.bits < _MIN_DTYPE_BITS:
-            node.unsupported(f"bits as {narrow.name}")
-        return op.cast(op.reinterpret(total, narrow.stored), target)
+        if not narrow.storage_dtype or narrow.bits < _MIN_DTYPE_BITS:
+            node.reject(f"bits as {narrow.name}")
+        return op.cast(op.reinterpret(total, narrow.storage_dtype), target)
     return total if target == plain else op.reinterpret(total, target)
 
 
@@ -145,7 +150,7 @@ def _reduce_precision(node: StablehloNode) -> Result:
 
     Halves round to even, overflow becomes infinity, and subnormals become zero of the same sign.
     """
-    bits = (node.integer("exponent_bits"), node.integer("mantissa_bits"))
+    bits = (node.int_attribute("exponent_bits"), node.int_attribute("mantissa_bits"))
     dtype = node.dtype(0)
     exponent, mantissa = _FLOAT_FORMATS[dtype]
     if bits[0] >= exponent and bits[1] >= mantissa:
@@ -192,6 +197,10 @@ def _round_float_bits(node: StablehloNode, data: Expr, dtype: str, bits: tuple[i
 
 
 ROWS: tuple[StablehloRow, ...] = (
-    StablehloRow("stablehlo.bitcast_convert", _bitcast, on_complex=complex_rule(_complex_bitcast)),
+    StablehloRow(
+        "stablehlo.bitcast_convert",
+        _bitcast,
+        make_complex_rule=custom_complex_rule(_complex_bitcast),
+    ),
     StablehloRow("stablehlo.reduce_precision", _reduce_precision),
 )

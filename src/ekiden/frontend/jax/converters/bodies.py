@@ -13,29 +13,34 @@ from jaxlib.mlir import ir
 
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.jax.node import Many, StablehloNode, StablehloRow, complex_rule
+from ekiden.frontend.jax.node import (
+    ImportedValues,
+    StablehloNode,
+    StablehloRow,
+    custom_complex_rule,
+)
 from ekiden.relay import op
-from ekiden.topi.dimensions import as_attr
+from ekiden.topi.dimensions import to_attr_dims
 
-BODY_KINDS = {
+REDUCER_KINDS = {
     "stablehlo.add": "add", "stablehlo.multiply": "multiply", "stablehlo.maximum": "maximum",
     "stablehlo.minimum": "minimum", "stablehlo.and": "and", "stablehlo.or": "or",
 }  # fmt: skip
 """Operation -> what a body of it alone is called."""
 
 
-def list_operations(block: ir.Block) -> list[ir.Operation]:
+def block_operations(block: ir.Block) -> list[ir.Operation]:
     """Return the operations of a block, terminator last."""
     return [operation.operation for operation in block.operations]
 
 
 def match_reducer(node: StablehloNode, block: ir.Block) -> str:
-    """Match a body of two arguments; return a name of BODY_KINDS, "first" or "second", or "" where
-    nothing matches.
+    """Match a body of two arguments; return a name of REDUCER_KINDS, "first" or "second", or ""
+    where nothing matches.
 
     Of Booleans, sums and maxima are "or", products and minima "and".
     """
-    *body_operations, end = list_operations(block)
+    *body_operations, end = block_operations(block)
     if len(block.arguments) != 2 or len(end.operands) != 1:
         return ""
     (result,) = end.operands
@@ -47,18 +52,18 @@ def match_reducer(node: StablehloNode, block: ir.Block) -> str:
         return ""
     if len(body_operations) == 1 and body_operations[0].name == "func.call":
         return match_reducer(
-            node, node.graph.function(body_operations[0].attributes["callee"].value)
+            node, node.graph.function_body(body_operations[0].attributes["callee"].value)
         )
     if len(body_operations) > 1 or set(body_operations[0].operands) != set(block.arguments):
         return ""
-    kind = BODY_KINDS.get(body_operations[0].name, "")
+    kind = REDUCER_KINDS.get(body_operations[0].name, "")
     if str(ir.RankedTensorType(block.arguments[0].type).element_type) == "i1":
         # On i1 StableHLO's add is or and multiply is and.
         return {"add": "or", "maximum": "or", "multiply": "and", "minimum": "and"}.get(kind, kind)
     return kind if kind not in ("and", "or") else f"bitwise_{kind}"
 
 
-def canonical_text(block: ir.Block) -> str:
+def canonical_body_text(block: ir.Block) -> str:
     """Return a canonical text of a body, with numbered arguments and results, to compare with known
     bodies.
 
@@ -66,7 +71,7 @@ def canonical_text(block: ir.Block) -> str:
     """
     names = {a: f"a{i}" for i, a in enumerate(block.arguments)}
     lines = []
-    for operation in list_operations(block):
+    for operation in block_operations(block):
         words = [operation.name.rpartition(".")[2]]
         if operation.name == "stablehlo.compare":
             words.append(compare_direction(operation))
@@ -93,18 +98,20 @@ def apply_body(
     block: ir.Block,
     first: Sequence[Value | ComplexValue],
     second: Sequence[Value | ComplexValue],
-) -> Many:
+) -> ImportedValues:
     """Evaluate a scalar body on whole tensors, elementwise."""
-    shape = as_attr((first[0].real if isinstance(first[0], ComplexValue) else first[0]).type.shape)
+    shape = to_attr_dims(
+        (first[0].real if isinstance(first[0], ComplexValue) else first[0]).type.shape
+    )
 
     def broadcast_result(value: Value | ComplexValue) -> Value | ComplexValue:
         """Broadcast a result to the shape of the elements, if it is a scalar of them."""
         real = value.real if isinstance(value, ComplexValue) else value
         if not shape or len(real.type.shape) == len(shape):
             return value
-        return node.per_part(value, lambda expr: op.broadcast_to(expr, shape))
+        return node.map_parts(value, lambda expr: op.broadcast_to(expr, shape))
 
-    return [broadcast_result(value) for value in node.graph.results(block, [*first, *second])]
+    return [broadcast_result(value) for value in node.graph.import_block(block, [*first, *second])]
 
 
 def apply_real_body(
@@ -117,15 +124,15 @@ def apply_real_body(
     results = apply_body(node, block, first, second)
     real = [value for value in results if isinstance(value, Value)]
     if len(real) < len(results):
-        node.unsupported("its body gives complex numbers")
+        node.reject("its body gives complex numbers")
     return real
 
 
-def _map(node: StablehloNode) -> Many:
+def _map(node: StablehloNode) -> ImportedValues:
     """Convert map: apply a body to each element of tensors of one shape."""
-    return apply_body(node, node.region(), node.whole, [])
+    return apply_body(node, node.region_block(), node.whole, [])
 
 
 ROWS: tuple[StablehloRow, ...] = (
-    StablehloRow("stablehlo.map", _map, on_complex=complex_rule(_map)),
+    StablehloRow("stablehlo.map", _map, make_complex_rule=custom_complex_rule(_map)),
 )

@@ -9,22 +9,29 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.value import Value, constant_value
 from ekiden.frontend.jax.converters.sorting import dynamic_top_k, mhlo_top_k
 from ekiden.frontend.jax.converters.windows import dynamic_reduce_window
-from ekiden.frontend.jax.node import Many, StablehloNode, StablehloRow, complex_rule
+from ekiden.frontend.jax.node import (
+    ImportedValues,
+    StablehloNode,
+    StablehloRow,
+    custom_complex_rule,
+)
 from ekiden.ir.prim import PrimExpr
 
 
-def _call(node: StablehloNode) -> Many:
-    return node.graph.results(node.graph.function(node.text("callee")), node.whole)
+def _call(node: StablehloNode) -> ImportedValues:
+    return node.graph.import_block(
+        node.graph.function_body(node.string_attribute("callee")), node.whole
+    )
 
 
-def _composite(node: StablehloNode) -> Result | Many:
+def _composite(node: StablehloNode) -> Result | ImportedValues:
     """Convert a composite by the converter of its name if there is one, else inline its
     decomposition.
     """
-    row = node.graph.row(node.text("name"))
+    row = node.graph.find_row(node.string_attribute("name"))
     if row is None:
         return _inline_decomposition(node)
     inner = copy.copy(node)
@@ -32,22 +39,24 @@ def _composite(node: StablehloNode) -> Result | Many:
     return row.convert(inner)
 
 
-def _inline_decomposition(node: StablehloNode) -> Many:
-    return node.graph.results(node.graph.function(node.text("decomposition")), node.whole)
+def _inline_decomposition(node: StablehloNode) -> ImportedValues:
+    return node.graph.import_block(
+        node.graph.function_body(node.string_attribute("decomposition")), node.whole
+    )
 
 
 def _composite_attributes(node: StablehloNode) -> dict[str, Any]:
-    if not node.has("composite_attributes"):
+    if not node.has_attribute("composite_attributes"):
         return {}
     attributes = ir.DictAttr(node.attribute("composite_attributes"))
     return {entry.name: entry.attr.value for entry in attributes if hasattr(entry.attr, "value")}
 
 
-def _custom_call(node: StablehloNode) -> Result | Many:
-    name = node.text("call_target_name")
-    row = node.graph.row(f"custom_call:{name}")
+def _custom_call(node: StablehloNode) -> Result | ImportedValues:
+    name = node.string_attribute("call_target_name")
+    row = node.graph.find_row(f"custom_call:{name}")
     if row is None:
-        node.unsupported(
+        node.reject(
             f"the function {name!r} outside of the program is not known; "
             "ekiden.frontend.jax.register teaches one"
         )
@@ -58,44 +67,49 @@ def _shape_assertion(node: StablehloNode) -> Result:
     """Convert shape_assertion: require the condition on input sizes."""
     condition_value = node.value(0)
     if condition_value.array is not None and not condition_value.array.all():
-        node.unsupported(node.text("error_message") or "the shapes of inputs do not fit")
+        node.reject(node.string_attribute("error_message") or "the shapes of inputs do not fit")
     if not condition_value.is_known:
-        node.needs(0, "a condition on shapes must follow from shapes")
+        node.reject_dynamic_input(0, "a condition on shapes must follow from shapes")
     if condition_value.symbols is not None:
         condition = condition_value.symbols.item()
         assert isinstance(condition, PrimExpr)
-        node.scope.require(condition)
+        node.scope.require_condition(condition)
     return []
 
 
-def _identity(node: StablehloNode) -> Many:
+def _identity(node: StablehloNode) -> ImportedValues:
     return list(node.whole)
 
 
-def _token(node: StablehloNode) -> Value:
+def _dummy_token(node: StablehloNode) -> Value:
     """Return a dummy value for a token; tokens carry no data, as programs run in order anyway."""
-    return constant(np.zeros((), np.bool_))
+    return constant_value(np.zeros((), np.bool_))
 
 
 def _device_id(node: StablehloNode) -> Value:
     """Return the replica or partition id, which is 0: a program runs on one device."""
-    return constant(np.zeros((), np.uint32))
+    return constant_value(np.zeros((), np.uint32))
 
 
 # fmt: off
 ROWS: tuple[StablehloRow, ...] = (
-    StablehloRow("func.call",                           _call, on_complex=complex_rule(_call)),
-    StablehloRow("stablehlo.composite", _composite, on_complex=complex_rule(_inline_decomposition)),
-    StablehloRow("stablehlo.custom_call", _custom_call, on_complex=complex_rule(_custom_call)),
+    StablehloRow("func.call",                           _call,
+        make_complex_rule=custom_complex_rule(_call)),
+    StablehloRow("stablehlo.composite", _composite,
+        make_complex_rule=custom_complex_rule(_inline_decomposition)),
+    StablehloRow("stablehlo.custom_call", _custom_call,
+        make_complex_rule=custom_complex_rule(_custom_call)),
     StablehloRow("custom_call:shape_assertion",         _shape_assertion),
     StablehloRow("custom_call:stablehlo.dynamic_reduce_window", dynamic_reduce_window),
     StablehloRow("custom_call:stablehlo.dynamic_top_k", dynamic_top_k),
     StablehloRow("custom_call:mhlo.topk",               mhlo_top_k),
     StablehloRow("custom_call:annotate_device_placement", _identity,
-        on_complex=complex_rule(_identity)),
-    StablehloRow("custom_call:Sharding", _identity, on_complex=complex_rule(_identity)),
-    StablehloRow("sdy.sharding_constraint", _identity, on_complex=complex_rule(_identity)),
-    StablehloRow("stablehlo.after_all",                 _token),
+        make_complex_rule=custom_complex_rule(_identity)),
+    StablehloRow("custom_call:Sharding", _identity,
+        make_complex_rule=custom_complex_rule(_identity)),
+    StablehloRow("sdy.sharding_constraint", _identity,
+        make_complex_rule=custom_complex_rule(_identity)),
+    StablehloRow("stablehlo.after_all",                 _dummy_token),
     StablehloRow("stablehlo.replica_id",                _device_id),
     StablehloRow("stablehlo.partition_id",              _device_id),
 )

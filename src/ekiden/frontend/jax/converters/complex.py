@@ -9,35 +9,37 @@ from ekiden.frontend.common.complex_arithmetic import (
     complex_abs,
     complex_divide,
     complex_multiply,
-    polar_power,
+    complex_polar_power,
 )
-from ekiden.frontend.common.dft import Parts, dft_axis, expand_hermitian
+from ekiden.frontend.common.dft import ComplexParts, dft_axis, expand_hermitian
 from ekiden.frontend.common.float_functions import atan2, expm1
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.jax.node import (
+    ComplexPair,
     ComplexRule,
     Converter,
-    Many,
-    Pair,
+    ImportedValues,
     StablehloNode,
     StablehloRow,
-    complex_rule,
+    custom_complex_rule,
 )
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
-Rule = Callable[[Converter], ComplexRule]
+ComplexRuleFunction = Callable[[Converter], ComplexRule]
 
 
-def binary_rule(function: Callable[[Parts, Parts], Parts]) -> Rule:
+def binary_rule(
+    function: Callable[[ComplexParts, ComplexParts], ComplexParts],
+) -> ComplexRuleFunction:
     """Return the complex rule of a function of two tensors."""
-    return complex_rule(lambda node: function(node.parts(0), node.parts(1)))
+    return custom_complex_rule(lambda node: function(node.parts(0), node.parts(1)))
 
 
-def unary_rule(function: Callable[[Expr, Expr], Parts]) -> Rule:
+def unary_rule(function: Callable[[Expr, Expr], ComplexParts]) -> ComplexRuleFunction:
     """Return the complex rule of a function of one tensor."""
-    return complex_rule(lambda node: function(*node.parts(0)))
+    return custom_complex_rule(lambda node: function(*node.parts(0)))
 
 
 def absolute(node: StablehloNode) -> Expr:
@@ -45,13 +47,13 @@ def absolute(node: StablehloNode) -> Expr:
     return complex_abs(*node.parts(0))
 
 
-def log(node: StablehloNode) -> Pair:
+def complex_log(node: StablehloNode) -> ComplexPair:
     """Emit log |z| + i arg z."""
     a, b = node.parts(0)
     return op.log(complex_abs(a, b)), atan2(b, a, node.out_dtype())
 
 
-def compare(node: StablehloNode) -> Expr:
+def complex_compare(node: StablehloNode) -> Expr:
     """Compare complex numbers for equality; StableHLO defines no order for them."""
     (p, q), (r, s) = node.parts(0), node.parts(1)
     if node.enum_keyword("comparison_direction") == "NE":
@@ -59,10 +61,10 @@ def compare(node: StablehloNode) -> Expr:
     return op.logical_and(op.equal(p, r), op.equal(q, s))
 
 
-def convert(plain: Converter) -> ComplexRule:
+def convert_rule(plain: Converter) -> ComplexRule:
     """Return the complex rule of convert; a conversion to real drops the imaginary part."""
 
-    def rule(node: StablehloNode) -> Pair | Result | Many:
+    def rule(node: StablehloNode) -> ComplexPair | Result | ImportedValues:
         """Drop the imaginary part, or convert both."""
         if not node.is_complex_out():
             return plain(node.with_inputs([node.part(0, 0)]))
@@ -72,19 +74,19 @@ def convert(plain: Converter) -> ComplexRule:
     return rule
 
 
-def lexicographic_extremum(precedes: Callable[[Expr, Expr], Expr]) -> Rule:
+def lexicographic_extremum_rule(precedes: Callable[[Expr, Expr], Expr]) -> ComplexRuleFunction:
     """Return the complex rule of maximum or minimum: lexicographic by real, then imaginary part, as
     in XLA.
     """
 
-    def rule(node: StablehloNode) -> Pair:
+    def rule(node: StablehloNode) -> ComplexPair:
         """Select the number whose real part, on a tie the imaginary one, precedes."""
         (p, q), (r, s) = node.parts(0), node.parts(1)
         tie = op.logical_and(op.equal(p, r), precedes(q, s))
         first = node.emit_once(op.logical_or(precedes(p, r), tie))
         return op.where(first, p, r), op.where(first, q, s)
 
-    return complex_rule(rule)
+    return custom_complex_rule(rule)
 
 
 def _to_polar(node: StablehloNode, index: int) -> tuple[Expr, Expr]:
@@ -93,19 +95,19 @@ def _to_polar(node: StablehloNode, index: int) -> tuple[Expr, Expr]:
     return node.emit_once(complex_abs(a, b)), node.emit_once(atan2(b, a, node.part_dtype(index)))
 
 
-def rsqrt(node: StablehloNode) -> Pair:
+def complex_rsqrt(node: StablehloNode) -> ComplexPair:
     """Emit 1 / sqrt(z), in polar form."""
     size, angle = _to_polar(node, 0)
-    return polar_power(size, angle, -0.5, node.out_dtype())
+    return complex_polar_power(size, angle, -0.5, node.out_dtype())
 
 
-def cbrt(node: StablehloNode) -> Pair:
+def complex_cbrt(node: StablehloNode) -> ComplexPair:
     """Emit the principal cube root, in polar form."""
     size, angle = _to_polar(node, 0)
-    return polar_power(size, angle, 1 / 3, node.out_dtype())
+    return complex_polar_power(size, angle, 1 / 3, node.out_dtype())
 
 
-def sign(node: StablehloNode) -> Pair:
+def complex_sign(node: StablehloNode) -> ComplexPair:
     """Emit z / |z|, and 0 for 0."""
     a, b = node.parts(0)
     size = node.emit_once(complex_abs(a, b))
@@ -115,7 +117,7 @@ def sign(node: StablehloNode) -> Pair:
     return real, imaginary
 
 
-def complex_expm1(node: StablehloNode) -> Pair:
+def complex_expm1(node: StablehloNode) -> ComplexPair:
     """Emit expm1(a) cos b - 2 sin(b / 2)^2 + i exp(a) sin b, which is accurate for small
     numbers.
     """
@@ -127,7 +129,7 @@ def complex_expm1(node: StablehloNode) -> Pair:
     return real, op.multiply(op.exp(a), op.sin(b))
 
 
-def power(node: StablehloNode) -> Pair:
+def complex_power(node: StablehloNode) -> ComplexPair:
     """Emit x^y = r^c e^(-d t) (cos q + i sin q) for y = c + di, x = r e^(it) and q = c t + d ln r.
 
     For x = 0 it is 1 where y is 0, else 0.
@@ -146,19 +148,19 @@ def power(node: StablehloNode) -> Pair:
     return real, op.where(is_zero, zero, op.multiply(length, op.sin(turned)))
 
 
-def complex_atan2(node: StablehloNode) -> Pair:
+def complex_atan2(node: StablehloNode) -> ComplexPair:
     """Emit -i log((x + iy) / sqrt(x x + y y))."""
     y, x = node.parts(0), node.parts(1)
     dtype = node.out_dtype()
     (p, q), (r, s) = x, y
     squares = [complex_multiply(operand, operand) for operand in (x, y)]
     both = [node.emit_once(op.add(*pair)) for pair in zip(*squares, strict=True)]
-    root = polar_power(complex_abs(*both), atan2(both[1], both[0], dtype), 0.5, dtype)
+    root = complex_polar_power(complex_abs(*both), atan2(both[1], both[0], dtype), 0.5, dtype)
     real, imaginary = map(node.emit_once, complex_divide((op.subtract(p, s), op.add(q, r)), root))
     return atan2(imaginary, real, dtype), op.negative(op.log(complex_abs(real, imaginary)))
 
 
-def is_finite(node: StablehloNode) -> Expr:
+def complex_is_finite(node: StablehloNode) -> Expr:
     """Emit whether both parts are finite."""
     a, b = node.parts(0)
     return op.logical_and(op.isfinite(a), op.isfinite(b))
@@ -169,7 +171,7 @@ def bilinear_rule(product: Converter) -> ComplexRule:
     ones.
     """
 
-    def rule(node: StablehloNode) -> Pair:
+    def rule(node: StablehloNode) -> ComplexPair:
         """Emit (p + qi)(r + si) = (pr - qs) + (ps + qr)i."""
 
         def part_product(i: int, j: int) -> Expr:
@@ -193,21 +195,21 @@ def _imaginary(node: StablehloNode) -> Expr:
     return node.parts(0)[1]
 
 
-def _make_complex(node: StablehloNode) -> Pair:
+def _make_complex(node: StablehloNode) -> ComplexPair:
     return node.expr(0), node.expr(1)
 
 
-def _fft(node: StablehloNode) -> Pair | Expr:
+def _fft(node: StablehloNode) -> ComplexPair | Expr:
     """Convert fft: FFT, IFFT, RFFT or IRFFT along the last axes, one per element of
     `fft_length`.
     """
-    kind, lengths = node.enum_keyword("fft_type"), node.ints("fft_length")
+    kind, lengths = node.enum_keyword("fft_type"), node.int_array_attribute("fft_length")
     real, imaginary = node.parts(0)
-    dtype, rank = node.scope.typed(real).dtype, node.rank(0)
+    dtype, rank = node.scope.tensor_type_of(real).dtype, node.rank(0)
     assert is_float(dtype)
     *outer_axes, last = range(rank - len(lengths), rank)
     inverse = kind.startswith("I")
-    spectrum: Parts = real, imaginary
+    spectrum: ComplexParts = real, imaginary
     if kind == "RFFT":
         half = lengths[-1] // 2 + 1
         full_spectrum = dft_axis(node.scope, (real, None), last, False, dtype)
@@ -230,8 +232,10 @@ def _fft(node: StablehloNode) -> Pair | Expr:
 
 
 ROWS: tuple[StablehloRow, ...] = (
-    StablehloRow("stablehlo.real", _real, on_complex=complex_rule(_real)),
-    StablehloRow("stablehlo.imag", _imaginary, on_complex=complex_rule(_imaginary)),
-    StablehloRow("stablehlo.complex", _make_complex, on_complex=complex_rule(_make_complex)),
-    StablehloRow("stablehlo.fft", _fft, on_complex=complex_rule(_fft)),
+    StablehloRow("stablehlo.real", _real, make_complex_rule=custom_complex_rule(_real)),
+    StablehloRow("stablehlo.imag", _imaginary, make_complex_rule=custom_complex_rule(_imaginary)),
+    StablehloRow(
+        "stablehlo.complex", _make_complex, make_complex_rule=custom_complex_rule(_make_complex)
+    ),
+    StablehloRow("stablehlo.fft", _fft, make_complex_rule=custom_complex_rule(_fft)),
 )

@@ -7,12 +7,16 @@ from typing import Any
 from jaxlib.mlir.dialects import stablehlo
 
 from ekiden.frontend.common.converters.stablehlo import gather
-from ekiden.frontend.jax.node import StablehloNode, StablehloRow, per_part
+from ekiden.frontend.jax.node import StablehloNode, StablehloRow, per_part_rule
 from ekiden.relay.expr import Expr
 
 
 def _gather(node: StablehloNode) -> Expr:
-    sizes = node.ints("slice_sizes") if node.has("slice_sizes") else node.sizes(2)
+    sizes = (
+        node.int_array_attribute("slice_sizes")
+        if node.has_attribute("slice_sizes")
+        else node.sizes(2)
+    )
     numbers: Any = stablehlo.GatherDimensionNumbers(node.attribute("dimension_numbers"))
     return gather(
         node, numbers.index_vector_dim, sizes, numbers.collapsed_slice_dims,
@@ -22,6 +26,6 @@ def _gather(node: StablehloNode) -> Expr:
 
 
 ROWS: tuple[StablehloRow, ...] = (
-    StablehloRow("stablehlo.gather", _gather, on_complex=per_part),
-    StablehloRow("stablehlo.dynamic_gather", _gather, on_complex=per_part),
+    StablehloRow("stablehlo.gather", _gather, make_complex_rule=per_part_rule),
+    StablehloRow("stablehlo.dynamic_gather", _gather, make_complex_rule=per_part_rule),
 )

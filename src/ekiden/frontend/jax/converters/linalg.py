@@ -9,10 +9,16 @@ from jaxlib.mlir import ir
 
 from ekiden.frontend.common.complex_arithmetic import complex_divide
 from ekiden.frontend.common.matrices import transpose_matrix
-from ekiden.frontend.jax.node import Converter, Pair, StablehloNode, StablehloRow, complex_rule
+from ekiden.frontend.jax.node import (
+    ComplexPair,
+    Converter,
+    StablehloNode,
+    StablehloRow,
+    custom_complex_rule,
+)
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, TupleGetItem, const
-from ekiden.topi.dimensions import as_attr, as_dim, simplify_dim
+from ekiden.topi.dimensions import as_dim, simplify_dim, to_attr_dims
 
 
 def _lapack_option(node: StablehloNode, name: str) -> str:
@@ -45,7 +51,7 @@ def _potrf(node: StablehloNode) -> list[Expr]:
 def _cholesky(node: StablehloNode) -> Expr:
     """Convert stablehlo.cholesky: the lower or the upper factor."""
     data, rank = _promote_half(node, 0), _rank(node)
-    if node.flag("lower"):
+    if node.bool_attribute("lower"):
         return TupleGetItem(op.linalg.cholesky(data), 0)
     return transpose_matrix(TupleGetItem(op.linalg.cholesky(transpose_matrix(data, rank)), 0), rank)
 
@@ -67,7 +73,7 @@ def _trsm(node: StablehloNode) -> Expr:
 def _triangular_solve(node: StablehloNode) -> Expr:
     """Convert stablehlo.triangular_solve: op(a) x = b or x op(a) = b."""
     is_transposed = node.enum_keyword("transpose_a") != "NO_TRANSPOSE"
-    left_side, lower, unit = map(node.flag, ("left_side", "lower", "unit_diagonal"))
+    left_side, lower, unit = map(node.bool_attribute, ("left_side", "lower", "unit_diagonal"))
     return _solve_triangular(node, left_side, lower, is_transposed, unit)
 
 
@@ -85,14 +91,14 @@ def _solve_triangular(
     )
 
 
-def _complex_triangular_solve(node: StablehloNode) -> Pair:
+def _complex_triangular_solve(node: StablehloNode) -> ComplexPair:
     """Solve a complex triangular system as a real one of twice the size.
 
     Its rows are divided by the diagonal, so that the 2 x 2 blocks (re, -im; im, re) of the diagonal
     are the identity and the real system is triangular, too.
     """
     kind = node.enum_keyword("transpose_a")
-    left_side, lower, unit = map(node.flag, ("left_side", "lower", "unit_diagonal"))
+    left_side, lower, unit = map(node.bool_attribute, ("left_side", "lower", "unit_diagonal"))
     rank = _rank(node)
     a, b = list(node.parts(0)), list(node.parts(1))
     if kind == "ADJOINT":
@@ -121,15 +127,15 @@ def _complex_triangular_solve(node: StablehloNode) -> Pair:
     top = op.stack([a[0], op.negative(a[1])], axis=rank)
     bottom = op.stack([a[1], a[0]], axis=rank)
     batch, twice = node.shape(0)[:-2], simplify_dim(as_dim(extent) * 2)
-    columns = node.scope.typed(b[0]).shape[-1]
+    columns = node.scope.tensor_type_of(b[0]).shape[-1]
     blocks = op.stack([top, bottom], axis=rank - 1)
-    system = op.reshape(blocks, as_attr((*batch, twice, twice)), allowzero=True)
+    system = op.reshape(blocks, to_attr_dims((*batch, twice, twice)), allowzero=True)
     sides = op.reshape(
-        op.stack(b, axis=rank - 1), as_attr((*batch, twice, columns)), allowzero=True
+        op.stack(b, axis=rank - 1), to_attr_dims((*batch, twice, columns)), allowzero=True
     )
     solution = op.linalg.solve_triangular(system, sides, lower, True)
     apart = node.emit_once(
-        op.reshape(solution, as_attr((*batch, extent, 2, columns)), allowzero=True)
+        op.reshape(solution, to_attr_dims((*batch, extent, 2, columns)), allowzero=True)
     )
     real, imaginary = (op.take(apart, const(i, "int64"), axis=rank - 1) for i in (0, 1))
     if left_side:
@@ -180,7 +186,7 @@ ROWS: tuple[StablehloRow, ...] = (
     StablehloRow(
         "stablehlo.triangular_solve",
         _triangular_solve,
-        on_complex=complex_rule(_complex_triangular_solve),
+        make_complex_rule=custom_complex_rule(_complex_triangular_solve),
     ),
     *(
         StablehloRow(f"custom_call:lapack_{t}{name}_ffi", row)

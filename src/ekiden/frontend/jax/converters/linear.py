@@ -24,5 +24,5 @@ def _dot_axes(numbers: object, side: str) -> tuple[tuple[int, ...], tuple[int, .
 
 
 ROWS: tuple[StablehloRow, ...] = (
-    StablehloRow("stablehlo.dot_general", _dot_general, on_complex=bilinear_rule),
+    StablehloRow("stablehlo.dot_general", _dot_general, make_complex_rule=bilinear_rule),
 )

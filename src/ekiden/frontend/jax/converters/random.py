@@ -12,28 +12,30 @@ from ekiden.frontend.jax.node import StablehloNode, StablehloRow
 from ekiden.ir.dtype import is_float, itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import as_attr, as_dim, product_of_dims
+from ekiden.topi.dimensions import as_dim, product_of_dims, to_attr_dims
 
 _THREEFRY_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _SKEIN_PARITY = 0x1BD11BDA
 
 
-def _u32(number: int) -> Expr:
+def _u32_const(number: int) -> Expr:
     return const(np.array(number, np.uint32))
 
 
 def _rotate_left(x: Expr, count: int) -> Expr:
-    return op.bitwise_or(op.left_shift(x, _u32(count)), op.right_shift(x, _u32(32 - count)))
+    return op.bitwise_or(
+        op.left_shift(x, _u32_const(count)), op.right_shift(x, _u32_const(32 - count))
+    )
 
 
-def threefry(
+def threefry_2x32(
     node: StablehloNode, key: Sequence[Expr], counter: Sequence[Expr]
 ) -> tuple[Expr, Expr]:
     """Emit Threefry-2x32 with 20 rounds (Salmon et al., 2011): two output words per pair of counter
     words.
     """
     # Third word of the key schedule: the parity of the key and Skein's constant.
-    third = op.bitwise_xor(op.bitwise_xor(key[0], key[1]), _u32(_SKEIN_PARITY))
+    third = op.bitwise_xor(op.bitwise_xor(key[0], key[1]), _u32_const(_SKEIN_PARITY))
     keys = [key[0], key[1], third]
     x: Expr = op.add(counter[0], key[0])
     y: Expr = op.add(counter[1], key[1])
@@ -42,8 +44,8 @@ def threefry(
             x = op.add(x, y)
             y = op.bitwise_xor(_rotate_left(y, rotation), x)
         x = op.add(x, keys[(group + 1) % 3])
-        y = op.add(op.add(y, keys[(group + 2) % 3]), _u32(group + 1))
-        x, y = (node.scope.expr(node.given(word)) for word in (x, y))
+        y = op.add(op.add(y, keys[(group + 2) % 3]), _u32_const(group + 1))
+        x, y = (node.scope.expr(node.bind_shared(word)) for word in (x, y))
     return x, y
 
 
@@ -51,7 +53,7 @@ def _split_u64(node: StablehloNode, value: Expr) -> tuple[Expr, Expr]:
     """Split 64-bit numbers into their low and high 32-bit words."""
     low = op.cast(op.bitwise_and(value, const(np.array(0xFFFFFFFF, np.uint64))), "uint32")
     high = op.cast(op.right_shift(value, const(np.array(32, np.uint64))), "uint32")
-    return node.scope.expr(node.given(low)), node.scope.expr(node.given(high))
+    return node.scope.expr(node.bind_shared(low)), node.scope.expr(node.bind_shared(high))
 
 
 def _half_shape(shape: Sequence[int]) -> tuple[int, tuple[int, ...]]:
@@ -74,9 +76,9 @@ def _rng_bit_generator(node: StablehloNode) -> Result:
     algorithm = node.enum_keyword("rng_algorithm")
     dtype = node.out_dtype(1)
     if node.dtype(0) != "uint64":
-        node.unsupported(f"a state of {node.dtype(0)} for bits of {dtype}")
+        node.reject(f"a state of {node.dtype(0)} for bits of {dtype}")
     generate = _threefry_bits if algorithm == "THREE_FRY" else _philox_bits
-    extents = node.out_extents(1)
+    extents = node.static_output_extents(1)
     shape = node.static_dims([-1 if e is None else e for e in extents], "random bits")
     width = max(itemsize(dtype), 4)
     state, bits = generate(node, shape, width)
@@ -103,7 +105,7 @@ def _threefry_bits(node: StablehloNode, extents: Sequence[int], width: int) -> t
     count = math.prod(half)
     key, counter = (_state_word(node, i) for i in (0, 1))
     counters = _counter_range(node, counter, count)
-    words = threefry(node, _split_u64(node, key), _split_u64(node, counters))
+    words = threefry_2x32(node, _split_u64(node, key), _split_u64(node, counters))
     first, second = (op.reshape(word, half, allowzero=True) for word in words)
     if width == 4:
         pairs = op.stack([first, second], axis=axis + 1)
@@ -175,7 +177,7 @@ def _philox_4x32(node: StablehloNode, key: Sequence[Expr], counter: Sequence[Exp
         third = op.bitwise_xor(op.bitwise_xor(high[0], words[3]), keys[1])
         words = [node.emit_once(first), low[1], node.emit_once(third), low[0]]
         pairs = zip(keys, _PHILOX_KEY_INCREMENTS, strict=True)
-        keys = [node.emit_once(op.add(word, _u32(step))) for word, step in pairs]
+        keys = [node.emit_once(op.add(word, _u32_const(step))) for word, step in pairs]
     return words
 
 
@@ -185,7 +187,7 @@ def _mulhilo(node: StablehloNode, word: Expr, factor: int) -> tuple[Expr, Expr]:
     return _split_u64(node, node.emit_once(wide))
 
 
-def _rng(node: StablehloNode) -> Expr:
+def _draw_random(node: StablehloNode) -> Expr:
     """Convert rng: draw from a distribution with Threefry, seeded by the operation's position in
     its program.
 
@@ -195,10 +197,10 @@ def _rng(node: StablehloNode) -> Expr:
     shape = node.sizes(2)
     total = product_of_dims(as_dim(extent) for extent in shape)
     counts = op.cast(op.arange(0, total, 1, dtype="int64"), "uint32")
-    key = (_u32(node.graph.next_seed()), _u32(_SKEIN_PARITY))
-    words = threefry(node, key, (node.emit_once(counts), op.zeros_like(counts)))
+    key = (_u32_const(node.graph.next_seed()), _u32_const(_SKEIN_PARITY))
+    words = threefry_2x32(node, key, (node.emit_once(counts), op.zeros_like(counts)))
     first, second = (
-        op.reshape(w, as_attr(shape), allowzero=True) for w in map(node.emit_once, words)
+        op.reshape(w, to_attr_dims(shape), allowzero=True) for w in map(node.emit_once, words)
     )
     a, b = node.expr(0), node.expr(1)
     if not is_float(dtype):
@@ -224,7 +226,7 @@ def _uniform_fraction(first: Expr, second: Expr, dtype: str) -> Expr:
     """Emit uniform numbers in [0, 1) with as many random bits as the dtype's significand has."""
     if dtype == "float32":
         # 24 bits are exact in float32; more would round up to 1.
-        bits = op.cast(op.right_shift(first, _u32(8)), dtype)
+        bits = op.cast(op.right_shift(first, _u32_const(8)), dtype)
         return op.multiply(bits, const(2.0**-24, dtype))
     wide = op.right_shift(_join_u32(first, second), const(np.array(11, np.uint64)))
     return op.multiply(op.cast(wide, dtype), const(2.0**-53, dtype))
@@ -232,5 +234,5 @@ def _uniform_fraction(first: Expr, second: Expr, dtype: str) -> Expr:
 
 ROWS: tuple[StablehloRow, ...] = (
     StablehloRow("stablehlo.rng_bit_generator", _rng_bit_generator),
-    StablehloRow("stablehlo.rng", _rng),
+    StablehloRow("stablehlo.rng", _draw_random),
 )

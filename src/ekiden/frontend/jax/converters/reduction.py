@@ -15,27 +15,27 @@ from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.reducers import REDUCTION_OPS
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.jax.converters.bodies import apply_body, canonical_text, match_reducer
+from ekiden.frontend.jax.converters.bodies import apply_body, canonical_body_text, match_reducer
 from ekiden.frontend.jax.node import (
+    ComplexPair,
     ComplexRule,
     Converter,
-    Many,
-    Pair,
+    ImportedValues,
     StablehloNode,
     StablehloRow,
     flatten_parts,
-    per_part,
-    whole,
+    per_part_rule,
+    reassemble_complex,
 )
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import as_attr, known_int
+from ekiden.topi.dimensions import known_int, to_attr_dims
 
 
-def _reduce(node: StablehloNode) -> Result | Many:
-    axes, block = list(node.ints("dimensions")), node.region()
+def _reduce(node: StablehloNode) -> Result | ImportedValues:
+    axes, block = list(node.int_array_attribute("dimensions")), node.region_block()
     count = len(node.inputs) // 2
     kind = match_reducer(node, block) if count == 1 else ""
     if kind in REDUCTION_OPS:
@@ -67,7 +67,7 @@ def _match_arg_reduction(
     """Match the body of jnp.argmax or jnp.argmin; return the extremum and its index, or None."""
     if len(axes) != 1 or not _is_iota(node, axes[0]):
         return None
-    direction = _ARG_REDUCTION_BODIES.get(canonical_text(block))
+    direction = _ARG_REDUCTION_BODIES.get(canonical_body_text(block))
     if direction is None:
         return None
     first = op.argmax if direction == "GT" else op.argmin
@@ -94,12 +94,14 @@ def _is_iota(node: StablehloNode, axis: int) -> bool:
     return int(producer.attributes["iota_dimension"].value) == axis
 
 
-def _tree_reduce(node: StablehloNode, block: ir.Block, axes: Sequence[int], count: int) -> Many:
+def _tree_reduce(
+    node: StablehloNode, block: ir.Block, axes: Sequence[int], count: int
+) -> ImportedValues:
     """Reduce with any body as a tree: halves of an axis are combined until one element is left."""
     values = list(node.whole[:count])
     shape = [d for axis, d in enumerate(node.shape(0)) if axis not in axes]
     start = [
-        node.per_part(init, lambda expr: op.broadcast_to(expr, as_attr(shape)))
+        node.map_parts(init, lambda expr: op.broadcast_to(expr, to_attr_dims(shape)))
         for init in node.whole[count:]
     ]
     # An empty reduction yields the initial value.
@@ -110,7 +112,9 @@ def _tree_reduce(node: StablehloNode, block: ir.Block, axes: Sequence[int], coun
     return apply_body(node, block, start, values)
 
 
-def _tree_reduce_axis(node: StablehloNode, block: ir.Block, values: Many, axis: int) -> Many:
+def _tree_reduce_axis(
+    node: StablehloNode, block: ir.Block, values: ImportedValues, axis: int
+) -> ImportedValues:
     first = values[0].real if isinstance(values[0], ComplexValue) else values[0]
     extent = known_int(first.type.shape[axis])
     if extent is None:
@@ -126,59 +130,65 @@ def _tree_reduce_axis(node: StablehloNode, block: ir.Block, values: Many, axis: 
                 concat_values(node, [a, b], axis) for a, b in zip(combined_half, last, strict=True)
             ]
         values, extent = combined_half, half + extent % 2
-    return [node.per_part(v, lambda expr: op.squeeze(expr, axis=[axis])) for v in values]
+    return [node.map_parts(v, lambda expr: op.squeeze(expr, axis=[axis])) for v in values]
 
 
-def concat_values(node: StablehloNode, values: Many, axis: int) -> Value | ComplexValue:
+def concat_values(node: StablehloNode, values: ImportedValues, axis: int) -> Value | ComplexValue:
     """Concatenate tensors along an axis, complex ones part by part."""
     sides = zip(*(flatten_parts([value]) for value in values), strict=True)
     concatenated = [
-        node.given(op.concatenate([node.scope.expr(operand) for operand in side], axis=axis))
+        node.bind_shared(op.concatenate([node.scope.expr(operand) for operand in side], axis=axis))
         for side in sides
     ]
     return ComplexValue(*concatenated) if len(concatenated) > 1 else concatenated[0]
 
 
-def _slice_axis(node: StablehloNode, values: Many, axis: int, begin: int, end: int) -> Many:
+def _slice_axis(
+    node: StablehloNode, values: ImportedValues, axis: int, begin: int, end: int
+) -> ImportedValues:
     return [
-        node.per_part(v, lambda expr: op.strided_slice(expr, (begin,), (end,), axes=(axis,)))
+        node.map_parts(v, lambda expr: op.strided_slice(expr, (begin,), (end,), axes=(axis,)))
         for v in values
     ]
 
 
 def _reduce_by_loop(
-    node: StablehloNode, block: ir.Block, values: Many, axis: int, extent: PrimExpr
-) -> Many:
+    node: StablehloNode, block: ir.Block, values: ImportedValues, axis: int, extent: PrimExpr
+) -> ImportedValues:
     """Reduce an axis of symbolic extent by a loop over its elements."""
     scope = node.scope
     kinds = node.operation.results
 
     def take_row(value: Value, at: Expr) -> Value:
-        return node.given(op.take(scope.expr(value), at, axis=axis))
+        return node.bind_shared(op.take(scope.expr(value), at, axis=axis))
 
     def loop_body(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
         at = op.add(scope.expr(index), const(1, "int64"))
-        rows = whole(kinds, [take_row(v, at) for v in flatten_parts(values)])
-        return Iteration(go, flatten_parts(apply_body(node, block, whole(kinds, carried), rows)))
+        rows = reassemble_complex(kinds, [take_row(v, at) for v in flatten_parts(values)])
+        return Iteration(
+            go, flatten_parts(apply_body(node, block, reassemble_complex(kinds, carried), rows))
+        )
 
     start = [take_row(v, const(0, "int64")) for v in flatten_parts(values)]
-    limit = scope.spanned(op.subtract(scope.scalar(extent), const(1, "int64")))
+    limit = scope.attach_span(op.subtract(scope.emit_dim(extent), const(1, "int64")))
     names = [f"reduced{i}" for i in range(len(start))]
     last, _, _ = Loop(node, names, start, limit, None, loop_body).build()
-    return whole(kinds, last)
+    return reassemble_complex(kinds, last)
 
 
 def _complex_reduce(convert: Converter) -> ComplexRule:
-    def rule(node: StablehloNode) -> Pair | Many:
+    def rule(node: StablehloNode) -> ComplexPair | ImportedValues:
         """Sum each part by itself; other complex reductions evaluate their bodies."""
         count = len(node.whole) // 2
-        if count == 1 and match_reducer(node, node.region()) == "add":
-            return per_part(convert)(node)
-        return _tree_reduce(node, node.region(), list(node.ints("dimensions")), count)
+        if count == 1 and match_reducer(node, node.region_block()) == "add":
+            return per_part_rule(convert)(node)
+        return _tree_reduce(
+            node, node.region_block(), list(node.int_array_attribute("dimensions")), count
+        )
 
     return rule
 
 
 ROWS: tuple[StablehloRow, ...] = (
-    StablehloRow("stablehlo.reduce", _reduce, on_complex=_complex_reduce),
+    StablehloRow("stablehlo.reduce", _reduce, make_complex_rule=_complex_reduce),
 )

@@ -12,33 +12,33 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
-from ekiden.frontend.common.converters.stablehlo import scatter_positions
-from ekiden.frontend.common.dynamic_slices import take_window, update_window
-from ekiden.frontend.common.gather_scatter import WindowPositions, max_start
+from ekiden.frontend.common.converters.stablehlo import scatter_window_positions
+from ekiden.frontend.common.dynamic_slices import dynamic_slice_axis, emit_dynamic_update_slice
+from ekiden.frontend.common.gather_scatter import WindowPositions, max_window_start
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.xla_scatter import SCATTER_MODES, xla_scatter
-from ekiden.frontend.jax.converters.bodies import apply_body, list_operations, match_reducer
+from ekiden.frontend.jax.converters.bodies import apply_body, block_operations, match_reducer
 from ekiden.frontend.jax.node import (
-    Many,
+    ImportedValues,
     StablehloNode,
     StablehloRow,
-    complex_rule,
+    custom_complex_rule,
     flatten_parts,
-    whole,
+    reassemble_complex,
 )
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import Dim, as_attr, known_int, product_of_dims
+from ekiden.topi.dimensions import Dim, known_int, product_of_dims, to_attr_dims
 
 
-def _scatter(node: StablehloNode) -> Many:
+def _scatter(node: StablehloNode) -> ImportedValues:
     """Convert scatter (operands, indices, updates): by scatter_nd where its body is an operator,
     else window by window.
     """
-    count, block = len(node.whole) // 2, node.region()
+    count, block = len(node.whole) // 2, node.region_block()
     numbers: Any = stablehlo.ScatterDimensionNumbers(node.attribute("scatter_dimension_numbers"))
-    at = scatter_positions(
+    at = scatter_window_positions(
         node, count, numbers.index_vector_dim, numbers.update_window_dims,
         numbers.inserted_window_dims, numbers.scattered_dims_to_operand_dims,
         numbers.input_batching_dims, numbers.scatter_indices_batching_dims,
@@ -54,7 +54,7 @@ def _match_update(node: StablehloNode, block: ir.Block, count: int) -> str:
     """Match the body's update of each operand; return a name of SCATTER_MODES, "" for any other
     body.
     """
-    *body_operations, end = list_operations(block)
+    *body_operations, end = block_operations(block)
     updates = list(block.arguments)[count:]
     if not body_operations and list(end.operands) == updates:
         return "second"
@@ -78,7 +78,7 @@ def _scatter_by_operator(
         strict=True,
     )
     scattered_parts = [
-        node.given(
+        node.bind_shared(
             xla_scatter(node.with_inputs([operand, node.value(count), update]), at, kind, window)
         )
         for operand, update in pairs
@@ -92,16 +92,16 @@ MAX_UNROLLED_WINDOWS = 8
 
 def _scatter_by_body(
     node: StablehloNode, at: WindowPositions, block: ir.Block, window: Sequence[int], count: int
-) -> Many:
+) -> ImportedValues:
     """Apply the updates window by window: read, combine by the body, write back."""
     scope, kinds = node.scope, node.operation.results
-    starts = scope.bound(_start_indices(node, at))
+    starts = scope.bind_named(_start_indices(node, at))
     updates = [
-        scope.bound(_update_rows(node, at, u, window))
+        scope.bind_named(_update_rows(node, at, u, window))
         for u in flatten_parts(node.whole[count + 1 :])
     ]
-    ends = scope.bound(
-        op.stack([max_start(node, at, axis) for axis in range(len(at.shape))], axis=0)
+    ends = scope.bind_named(
+        op.stack([max_window_start(node, at, axis) for axis in range(len(at.shape))], axis=0)
     )
 
     def apply_update(index: Expr, operands: Sequence[Value]) -> list[Value]:
@@ -110,37 +110,40 @@ def _scatter_by_body(
         low = op.maximum(begin, const(0, "int64"))
         moved = node.emit_once(op.minimum(low, scope.expr(ends)))
         # A start that clamping moves is out of bounds: StableHLO skips that update.
-        fits = node.given(op.all(op.equal(begin, moved), axis=[0], keepdims=False))
+        fits = node.bind_shared(op.all(op.equal(begin, moved), axis=[0], keepdims=False))
         where = [
-            node.given(op.take(moved, const(axis, "int64"), axis=0))
+            node.bind_shared(op.take(moved, const(axis, "int64"), axis=0))
             for axis in range(len(at.shape))
         ]
-        old = [node.given(_read_window(node, at, v, where)) for v in operands]
-        rows = [node.given(op.take(scope.expr(u), index, axis=0)) for u in updates]
+        old = [node.bind_shared(_read_window(node, at, v, where)) for v in operands]
+        rows = [node.bind_shared(op.take(scope.expr(u), index, axis=0)) for u in updates]
         combined_rows = flatten_parts(
-            apply_body(node, block, whole(kinds, old), whole(kinds, rows))
+            apply_body(node, block, reassemble_complex(kinds, old), reassemble_complex(kinds, rows))
         )
         new = [
-            node.given(op.where(scope.expr(fits), scope.expr(b), scope.expr(a)))
+            node.bind_shared(op.where(scope.expr(fits), scope.expr(b), scope.expr(a)))
             for a, b in zip(old, combined_rows, strict=True)
         ]
         pairs = zip(operands, new, strict=True)
-        return [node.given(update_window(node, scope.expr(v), n, where)) for v, n in pairs]
+        return [
+            node.bind_shared(emit_dynamic_update_slice(node, scope.expr(v), n, where))
+            for v, n in pairs
+        ]
 
     operands = flatten_parts(node.whole[:count])
-    total = product_of_dims(at.batch)
+    total = product_of_dims(at.batch_shape)
     window_count = known_int(total)
     if window_count is not None and window_count <= MAX_UNROLLED_WINDOWS:
         for index in range(window_count):
             operands = apply_update(const(index, "int64"), operands)
-        return whole(kinds, operands)
+        return reassemble_complex(kinds, operands)
 
     def loop_body(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
         return Iteration(go, apply_update(scope.expr(index), carried))
 
     names = [f"scattered{i}" for i in range(len(operands))]
-    last, _, _ = Loop(node, names, operands, scope.scalar(total), None, loop_body).build()
-    return whole(kinds, last)
+    last, _, _ = Loop(node, names, operands, scope.emit_dim(total), None, loop_body).build()
+    return reassemble_complex(kinds, last)
 
 
 def _read_window(
@@ -149,23 +152,23 @@ def _read_window(
     """Emit the window of a tensor that begins at the given start indices."""
     data = node.scope.expr(value)
     for axis in at.partial_axes:
-        data = take_window(data, node.scope.expr(where[axis]), at.sizes[axis], axis)
+        data = dynamic_slice_axis(data, node.scope.expr(where[axis]), at.window_extents[axis], axis)
     return data
 
 
 def _start_indices(node: StablehloNode, at: WindowPositions) -> Expr:
     """Emit the start indices of all windows: [windows, axes]."""
-    scope, rank = node.scope, len(at.batch)
-    batch, total = as_attr(at.batch), as_attr((product_of_dims(at.batch),))
+    scope, rank = node.scope, len(at.batch_shape)
+    batch, total = to_attr_dims(at.batch_shape), to_attr_dims((product_of_dims(at.batch_shape),))
     columns: list[Expr] = []
     for axis in range(len(at.shape)):
-        start = at.starts.get(axis, at.covering.get(axis))
+        start = at.starts.get(axis, at.full_axis_starts.get(axis))
         column: Expr
-        if axis in at.batching:
-            along = at.batching[axis]
+        if axis in at.batching_axes:
+            along = at.batching_axes[axis]
             shape: list[Dim] = [1] * rank
-            shape[along] = as_attr((at.batch[along],))[0]
-            counted = op.arange(0, at.batch[along], 1, dtype="int64")
+            shape[along] = to_attr_dims((at.batch_shape[along],))[0]
+            counted = op.arange(0, at.batch_shape[along], 1, dtype="int64")
             column = op.broadcast_to(op.reshape(counted, shape, allowzero=True), batch)
         elif start is not None:
             column = scope.expr(start)
@@ -183,10 +186,10 @@ def _update_rows(
     order = [*(i for i in range(rank) if i not in window), *window]
     data = node.scope.expr(update)
     data = data if order == list(range(rank)) else op.transpose(data, order)
-    shape = as_attr((product_of_dims(at.batch), *at.sizes))
+    shape = to_attr_dims((product_of_dims(at.batch_shape), *at.window_extents))
     return op.reshape(data, shape, allowzero=True)
 
 
 ROWS: tuple[StablehloRow, ...] = (
-    StablehloRow("stablehlo.scatter", _scatter, on_complex=complex_rule(_scatter)),
+    StablehloRow("stablehlo.scatter", _scatter, make_complex_rule=custom_complex_rule(_scatter)),
 )

@@ -7,33 +7,38 @@ from functools import partial
 
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.converters.stablehlo import iota
+from ekiden.frontend.common.converters.stablehlo import emit_iota
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.jax.converters.bodies import (
     apply_real_body,
+    block_operations,
     compare_direction,
     is_total_order,
-    list_operations,
 )
 from ekiden.frontend.jax.converters.elementwise import total_order_key
-from ekiden.frontend.jax.node import Many, StablehloNode, StablehloRow, complex_rule
+from ekiden.frontend.jax.node import (
+    ImportedValues,
+    StablehloNode,
+    StablehloRow,
+    custom_complex_rule,
+)
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.dimensions import Dim, as_attr, as_dim
+from ekiden.topi.dimensions import Dim, as_dim, to_attr_dims
 
 
-def _sort(node: StablehloNode) -> Many:
-    axis = node.axis(node.integer("dimension"), node.rank(0))
-    block = node.region()
+def _sort(node: StablehloNode) -> ImportedValues:
+    axis = node.axis(node.int_attribute("dimension"), node.rank(0))
+    block = node.region_block()
     keys = _match_sort_keys(node, block)
     permutation = (
         _argsort_by_keys(node, keys, axis)
         if keys is not None
         else _argsort_by_ranks(node, block, axis)
     )
-    at = node.scope.expr(node.given(op.cast(permutation, "int64")))
-    return [node.per_part(v, lambda expr: op.gather(expr, axis, at)) for v in node.whole]
+    at = node.scope.expr(node.bind_shared(op.cast(permutation, "int64")))
+    return [node.map_parts(v, lambda expr: op.gather(expr, axis, at)) for v in node.whole]
 
 
 SortKey = tuple[Expr, bool]
@@ -46,8 +51,8 @@ def _match_sort_keys(node: StablehloNode, block: ir.Block) -> list[SortKey] | No
 
     None for a comparator that is not of the form a < b, or a < b or (a = b and <remainder>).
     """
-    *block_operations, end = list_operations(block)
-    makers = {result: operation for operation in block_operations for result in operation.results}
+    *operations, end = block_operations(block)
+    makers = {result: operation for operation in operations for result in operation.results}
     keys: list[SortKey] = []
     test = end.operands[0]
     while True:
@@ -101,10 +106,10 @@ def _match_sort_key(
     texts = [_canonical_text(block, makers, o) for o in maker.operands]
     if texts[0] != texts[1]:
         return None
-    node.graph.results(block, [value for value in node.whole for _ in range(2)])
-    key_value = node.graph.real(maker.operands[0])
+    node.graph.import_block(block, [value for value in node.whole for _ in range(2)])
+    key_value = node.graph.real_value(maker.operands[0])
     if key_value is None:
-        node.unsupported("its comparator is not supported")
+        node.reject("its comparator is not supported")
     expr = node.scope.expr(key_value)
     dtype = key_value.type.dtype
     key = total_order_key(expr, dtype) if is_total_order(maker) and is_float(dtype) else expr
@@ -148,11 +153,11 @@ def _argsort_by_keys(node: StablehloNode, keys: Sequence[SortKey], axis: int) ->
     """
     permutation: Expr | None = None
     for key, is_ascending in reversed(keys):
-        if node.scope.typed(key).dtype == "bool":
+        if node.scope.tensor_type_of(key).dtype == "bool":
             key = op.cast(key, "int8")
         ordered_key = key if permutation is None else op.gather(key, axis, permutation)
         order = op.argsort(ordered_key, axis=axis, is_ascend=is_ascending, dtype="int64")
-        order_expr = node.scope.expr(node.given(order))
+        order_expr = node.scope.expr(node.bind_shared(order))
         permutation = (
             order_expr if permutation is None else op.gather(permutation, axis, order_expr)
         )
@@ -164,24 +169,24 @@ def _argsort_by_ranks(node: StablehloNode, block: ir.Block, axis: int) -> Expr:
     """Emit the sorting permutation under any comparator: the rank of each element by comparison
     with all others.
     """
-    pairs: Many = []
+    pairs: ImportedValues = []
     shape = node.shape(0)
     # n * n comparisons: only for comparators that no key describes.
-    wide = as_attr((*shape[: axis + 1], shape[axis], *shape[axis + 1 :]))
+    wide = to_attr_dims((*shape[: axis + 1], shape[axis], *shape[axis + 1 :]))
     for value in node.whole:
         for at in (axis + 1, axis):  # the other element, this one
-            pairs.append(node.per_part(value, partial(_broadcast_new_axis, axis=at, shape=wide)))
+            pairs.append(node.map_parts(value, partial(_broadcast_new_axis, axis=at, shape=wide)))
     # Arguments alternate between the two elements: i ^ 1 swaps them, for the comparison the other
     # way round.
     turned = [pairs[i ^ 1] for i in range(len(pairs))]
     (less,) = apply_real_body(node, block, pairs, [])
-    before = node.given(op.cast(node.scope.expr(less), "int64"))
+    before = node.bind_shared(op.cast(node.scope.expr(less), "int64"))
     (more,) = apply_real_body(node, block, turned, [])
     extent = as_dim(shape[axis])
-    first = node.scope.expr(iota(node, (extent, 1), 0, "int64"))
-    second = node.scope.expr(iota(node, (1, extent), 1, "int64"))
+    first = node.scope.expr(emit_iota(node, (extent, 1), 0, "int64"))
+    second = node.scope.expr(emit_iota(node, (1, extent), 1, "int64"))
     earlier = op.reshape(
-        op.less(first, second), as_attr((extent, extent, *(1,) * (len(shape) - axis - 1))),
+        op.less(first, second), to_attr_dims((extent, extent, *(1,) * (len(shape) - axis - 1))),
         allowzero=True,
     )  # fmt: skip
     # Ties are ranked by position, which keeps the sort stable.
@@ -197,18 +202,18 @@ def _broadcast_new_axis(expr: Expr, axis: int, shape: Sequence[Dim]) -> Expr:
 
 
 def _top_k(node: StablehloNode) -> Result:
-    k = int(node.composite["k"]) if node.composite else node.integer("k")
-    return largest(node, k)
+    k = int(node.composite["k"]) if node.composite else node.int_attribute("k")
+    return emit_top_k(node, k)
 
 
-def largest(node: StablehloNode, k: object) -> list[Expr]:
+def emit_top_k(node: StablehloNode, k: object) -> list[Expr]:
     """Emit the k largest elements along the last axis and their int32 indices; NaN ranks
     above all.
     """
     data, dtype = node.expr(0), node.dtype(0)
     key = total_order_key(data, dtype) if is_float(dtype) else data
     indices = op.topk(key, k, axis=-1, ret_type="indices", dtype="int32")  # type: ignore[arg-type]
-    at = node.scope.expr(node.given(indices))
+    at = node.scope.expr(node.bind_shared(indices))
     return [op.gather(data, node.rank(0) - 1, op.cast(at, "int64")), at]
 
 
@@ -216,17 +221,17 @@ def mhlo_top_k(node: StablehloNode) -> list[Expr]:
     """Convert the custom call `mhlo.topk`, which JAX before 0.7 emits."""
     options = ir.DictAttr(node.attribute("mhlo.attributes"))
     if "largest" in options and not options["largest"].value:
-        node.unsupported("the smallest elements of 'mhlo.topk'")
-    return largest(node, int(options["k"].value))
+        node.reject("the smallest elements of 'mhlo.topk'")
+    return emit_top_k(node, int(options["k"].value))
 
 
 def dynamic_top_k(node: StablehloNode) -> Result:
     """Convert the custom call `stablehlo.dynamic_top_k`."""
     (k,) = node.sizes(1)
-    return largest(node, k)
+    return emit_top_k(node, k)
 
 
 ROWS: tuple[StablehloRow, ...] = (
-    StablehloRow("stablehlo.sort", _sort, on_complex=complex_rule(_sort)),
+    StablehloRow("stablehlo.sort", _sort, make_complex_rule=custom_complex_rule(_sort)),
     StablehloRow("chlo.top_k", _top_k),
 )

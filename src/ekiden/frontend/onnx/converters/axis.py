@@ -16,7 +16,7 @@ from ekiden.relay.expr import Expr, const
 
 def is_runtime_input(node: OnnxNode, index: int) -> bool:
     """Return whether an input is present and known at run time only."""
-    value = node.optional(index)
+    value = node.optional_value(index)
     return value is not None and value.array is None
 
 
@@ -46,5 +46,5 @@ def switch_on_axis(node: OnnxNode, index: int, count: int, along: Callable[[int]
 
     # Relay's operators take constant axes, so each possible axis has a branch of its own.
     runs = [partial(convert_along, at) for at in range(count)]
-    axis = node.given(op.reshape(normalize_runtime_axes(node, index), ()))
+    axis = node.bind_shared(op.reshape(normalize_runtime_axes(node, index), ()))
     return emit_switch(node, axis, runs, "axis")[0]

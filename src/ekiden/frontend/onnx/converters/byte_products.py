@@ -17,7 +17,7 @@ from ekiden.relay.qnn import int8_lowering as qnn
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import known_int
 
-BYTE_DTYPES = ("uint8", "int8")
+INT8_DTYPES = ("uint8", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class QuantizedTensor:
     """An int8 or uint8 tensor and its zero point (0 if there is none)."""
 
     value: Value
-    point: Value | None
+    zero_point: Value | None
 
     @property
     def is_per_tensor(self) -> bool:
         """Return whether the tensor has one zero point (per-tensor quantisation)."""
-        return self.point is None or _is_one_element(self.point)
+        return self.zero_point is None or _is_one_element(self.zero_point)
 
 
 def _is_one_element(value: Value) -> bool:
@@ -39,7 +39,7 @@ def _is_one_element(value: Value) -> bool:
     return not shape or (len(shape) == 1 and known_int(shape[0]) == 1)
 
 
-def is_byte_product(data: QuantizedTensor, weight: QuantizedTensor) -> bool:
+def is_int8_product(data: QuantizedTensor, weight: QuantizedTensor) -> bool:
     """Return whether the int8 kernels accept these operands: constant weight, 8-bit dtypes, data
     with one zero point.
     """
@@ -49,15 +49,15 @@ def is_byte_product(data: QuantizedTensor, weight: QuantizedTensor) -> bool:
     return (
         data.is_per_tensor
         and weight.value.array is not None
-        and all(k in BYTE_DTYPES for k in kinds)
+        and all(k in INT8_DTYPES for k in kinds)
     )
 
 
 def _zero_point(node: OnnxNode, side: QuantizedTensor) -> Expr:
     """Return the zero point of an operand as a scalar; 0 where it has none."""
-    if side.point is None:
+    if side.zero_point is None:
         return const(np.zeros((), side.value.type.dtype))
-    return as_scalar_if_single(node, side.point)
+    return as_scalar_if_single(node, side.zero_point)
 
 
 def as_scalar_if_single(node: OnnxNode, value: Value) -> Expr:
@@ -80,13 +80,13 @@ def quantized_dense(
     return qnn.dense(node.scope.expr(data.value), const(rows), *points, data.value.type.dtype)
 
 
-def is_byte_convolution(node: OnnxNode, data: QuantizedTensor, weight: QuantizedTensor) -> bool:
+def is_int8_convolution(node: OnnxNode, data: QuantizedTensor, weight: QuantizedTensor) -> bool:
     """Return whether qnn.conv2d takes a convolution: one or two axes, padding known at import."""
     shape = data.value.type.shape
     same = auto_pad(node) in ("SAME_UPPER", "SAME_LOWER")
     # SAME padding of symbolic extents is itself symbolic, which qnn.conv2d does not take.
     is_known = not same or all(known_int(d) is not None for d in shape[2:])
-    return is_byte_product(data, weight) and len(shape) in (3, 4) and is_known
+    return is_int8_product(data, weight) and len(shape) in (3, 4) and is_known
 
 
 class QuantizedConv2d:

@@ -31,7 +31,7 @@ def saturating_cast(node: OnnxNode, data: Expr, dtype: str) -> Expr:
     if dtype == "float4_e2m1fn":  # has neither infinities nor others
         return op.cast(data, dtype)
     largest = float(max_finite(dtype))
-    wide = op.cast(data, "float32") if node.typed(data).dtype != "float32" else data
+    wide = op.cast(data, "float32") if node.tensor_type_of(data).dtype != "float32" else data
     return op.cast(op.clip(wide, -largest, largest), dtype)
 
 
@@ -106,8 +106,9 @@ _ROUND_MODES = {"round_mode": ("up", "down", "nearest")}
 
 # fmt: off
 ROWS = (
-    OnnxRow("Cast",     _cast, attributes="to saturate round_mode", values=_ROUND_MODES),
-    OnnxRow("CastLike", _cast_like, attributes="saturate round_mode", values=_ROUND_MODES),
+    OnnxRow("Cast",     _cast, attributes="to saturate round_mode", supported_values=_ROUND_MODES),
+    OnnxRow("CastLike", _cast_like, attributes="saturate round_mode",
+        supported_values=_ROUND_MODES),
     OnnxRow("BitCast",  _bit_cast, attributes="to"),
 )
 # fmt: on

@@ -12,11 +12,11 @@ import numpy as np
 from ekiden.frontend.common.converters.normalization import mean_and_rstd
 from ekiden.frontend.common.float_functions import gelu, scaled_hard_sigmoid, swish
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.value import Value, constant_value
 from ekiden.frontend.onnx.converters import image, linear, movement, placing, shape
-from ekiden.frontend.onnx.converters.convolution import convolve
+from ekiden.frontend.onnx.converters.convolution import convert_conv
 from ekiden.frontend.onnx.converters.elementwise import const_like_input, constrain_broadcast
-from ekiden.frontend.onnx.converters.linear import multiply_matrices
+from ekiden.frontend.onnx.converters.linear import convert_matmul
 from ekiden.frontend.onnx.converters.norm import broadcast_input
 from ekiden.frontend.onnx.node import Attribute, Converter, OnnxNode, OnnxRow
 from ekiden.relay import op
@@ -35,7 +35,7 @@ def _fast_gelu(node: OnnxNode) -> Expr:
 
 def _add_bias(node: OnnxNode) -> Expr:
     """Emit input 0 plus the bias in input 1, if present."""
-    if node.optional(1) is None:
+    if node.optional_value(1) is None:
         return node.expr(0)
     constrain_broadcast(node)
     return op.add(node.expr(0), node.expr(1))
@@ -50,17 +50,17 @@ def _bias_split_gelu(node: OnnxNode) -> Expr:
     """Convert BiasSplitGelu: the first half of the channels times GELU of the second (GEGLU)."""
     linear, gate = (
         op.strided_slice(_add_bias(node), begin=[b], end=[e], axes=[node.rank(0) - 1])
-        for b, e in _gate_slices(node)
+        for b, e in _gate_slice_bounds(node)
     )
     return op.multiply(linear, gelu(gate, node.dtype(0)))
 
 
-def _gate_slices(node: OnnxNode) -> list[tuple[int, int]]:
+def _gate_slice_bounds(node: OnnxNode) -> list[tuple[int, int]]:
     """Return the bounds of the two halves of the last axis."""
     width = known_int(node.shape(0)[-1])
     # The halves are static slices: a symbolic width cannot be cut in the middle.
     if width is None or width % 2:
-        node.unsupported("the last extent must be an even number")
+        node.reject("the last extent must be an even number")
     return [(0, width // 2), (width // 2, width)]
 
 
@@ -68,7 +68,7 @@ def _bias_softmax(node: OnnxNode) -> Expr:
     """Convert BiasSoftmax: softmax(data + bias) over the last axis."""
     axis = node.axis(node.get_int("axis", 1), node.rank(0))
     if axis != node.rank(0) - 1:
-        node.unsupported("'axis' must be the last")
+        node.reject("'axis' must be the last")
     return op.nn.softmax(_add_bias(node), axis=axis)
 
 
@@ -112,24 +112,28 @@ def _add_skip(node: OnnxNode, bias: int) -> Expr:
     """Emit input 0 plus the skip connection in input 1, plus the bias if present."""
     node.scope.require_broadcastable(node.shape(0), node.shape(1))
     total: Expr = op.add(node.expr(0), node.expr(1))
-    return total if node.optional(bias) is None else op.add(total, node.expr(bias))
+    return total if node.optional_value(bias) is None else op.add(total, node.expr(bias))
 
 
 def _skip_layer_norm(node: OnnxNode) -> Result:
     """Convert SkipLayerNormalization, with mean, inverse deviation and sum as further outputs."""
     total = _add_skip(node, 4)
     normalized = _layer_norm(node, total, 2, 3)
-    if not node.wants(1) and not node.wants(2):
+    if not node.is_output_used(1) and not node.is_output_used(2):
         return [normalized, None, None, total]
     epsilon = node.get_float("epsilon", _DEFAULT_EPSILON)
-    return [normalized, *mean_and_rstd(total, node.typed(total).dtype, [-1], epsilon), total]
+    return [
+        normalized,
+        *mean_and_rstd(total, node.tensor_type_of(total).dtype, [-1], epsilon),
+        total,
+    ]
 
 
 def _layer_norm(node: OnnxNode, data: Expr, scale: int, bias: int) -> Expr:
     """Emit layer normalisation over the last axis; an absent bias is 0."""
     gamma = node.value(scale)
     beta: Expr = op.zeros_like(node.expr(scale))
-    beta = beta if node.optional(bias) is None else node.expr(bias)
+    beta = beta if node.optional_value(bias) is None else node.expr(bias)
     return op.nn.layer_norm(
         data, node.scope.expr(gamma), beta, epsilon=node.get_float("epsilon", _DEFAULT_EPSILON)
     )
@@ -146,7 +150,7 @@ def _rms_norm(
     mean = op.mean(op.multiply(wide, wide), axis=list(axes), keepdims=True)
     factor = op.rsqrt(op.add(mean, const(epsilon, "float32")))
     scaled = op.multiply(op.multiply(wide, factor), op.cast(scale, "float32"))
-    return op.cast(scaled, node.typed(data).dtype), factor
+    return op.cast(scaled, node.tensor_type_of(data).dtype), factor
 
 
 def rms_normalize(node: OnnxNode, data: Expr, scale: Expr, epsilon: float) -> Expr:
@@ -168,10 +172,10 @@ def _simplified_layer_norm(node: OnnxNode) -> Result:
     axis = node.axis(node.get_int("axis", -1), node.rank(0))
     scale = broadcast_input(node, 1, node.shape(0))
     normalized, factor = _rms_norm(node, node.expr(0), scale, epsilon, range(axis, node.rank(0)))
-    if node.optional(2) is not None:
+    if node.optional_value(2) is not None:
         normalized = op.add(
             normalized,
-            op.cast(broadcast_input(node, 2, node.shape(0)), node.typed(normalized).dtype),
+            op.cast(broadcast_input(node, 2, node.shape(0)), node.tensor_type_of(normalized).dtype),
         )
     return [normalized, None, factor]
 
@@ -182,17 +186,17 @@ def _embed_layer_norm(node: OnnxNode) -> Result:
     """
     ids, length = node.expr(0), node.shape(0)[1]
     total: Expr = op.take(node.expr(2), ids, axis=0, mode="raise")
-    if node.optional(8) is not None:
+    if node.optional_value(8) is not None:
         positions: Expr = op.take(node.expr(3), node.expr(8), axis=0, mode="raise")
     else:
         # Without position ids the positions are 0 to length - 1: a slice instead of a gather.
         positions = op.strided_slice(node.expr(3), begin=[0], end=[length], axes=[0])
     total = op.add(total, positions)
-    if node.optional(1) is not None and node.optional(4) is not None:
-        node.scope.same(node.shape(0), node.shape(1))
+    if node.optional_value(1) is not None and node.optional_value(4) is not None:
+        node.scope.require_equal_dims(node.shape(0), node.shape(1))
         total = op.add(total, op.take(node.expr(4), node.expr(1), axis=0, mode="raise"))
     counts: Expr = op.full(const(0, "int32"), (node.shape(0)[0],), dtype="int32")
-    if node.optional(7) is not None:
+    if node.optional_value(7) is not None:
         ones = op.equal(node.expr(7), const(1, "int32"))
         counts = op.sum(op.cast(ones, "int32"), axis=[1])
     return [_layer_norm(node, total, 5, 6), counts, total]
@@ -201,13 +205,13 @@ def _embed_layer_norm(node: OnnxNode) -> Result:
 def _group_norm(node: OnnxNode) -> Result:
     """Convert GroupNorm and SkipGroupNorm."""
     data = node.expr(0)
-    if node.optional(3) is not None:
+    if node.optional_value(3) is not None:
         skip = node.expr(3)
         if node.rank(3) == 2:
             # A skip [batch, channels] is broadcast over height and width.
             skip = op.expand_dims(skip, axis=1, num_newaxis=2)
         data = op.add(data, skip)
-    if node.optional(4) is not None:
+    if node.optional_value(4) is not None:
         data = op.add(data, node.expr(4))
     last = bool(node.get_int("channels_last", 1))
     moved = op.transpose(data, axes=[0, 3, 1, 2]) if last else data
@@ -238,7 +242,7 @@ def _transposed_operand(node: OnnxNode, index: int, swap: bool, batch: bool) -> 
         return value
     # A constant is transposed at import, so that it can still become a packed weight.
     if value.array is not None:
-        return constant(np.ascontiguousarray(value.array.transpose(axes)))
+        return constant_value(np.ascontiguousarray(value.array.transpose(axes)))
     return node.as_value(op.transpose(node.expr(index), axes=axes))
 
 
@@ -250,7 +254,7 @@ def _fused_mat_mul(node: OnnxNode) -> Expr:
         )
         for i, n in enumerate("AB")
     ]
-    product = multiply_matrices(node.with_inputs(sides))
+    product = convert_matmul(node.with_inputs(sides))
     alpha = node.get_float("alpha", 1.0)
     return _apply_activation(
         node, product if alpha == 1 else op.multiply(product, const_like_input(node, alpha))
@@ -263,10 +267,10 @@ def _fused_gemm(node: OnnxNode) -> Expr:
         _transposed_operand(node, i, bool(node.get_int(f"trans{n}")), False)
         for i, n in enumerate("AB")
     ]
-    product = multiply_matrices(node.with_inputs(sides))
+    product = convert_matmul(node.with_inputs(sides))
     alpha, beta = node.get_float("alpha", 1.0), node.get_float("beta", 1.0)
     product = product if alpha == 1 else op.multiply(product, const_like_input(node, alpha))
-    if node.optional(2) is not None and beta:
+    if node.optional_value(2) is not None and beta:
         bias = node.expr(2)
         product = op.add(
             product, bias if beta == 1 else op.multiply(bias, const_like_input(node, beta))
@@ -276,14 +280,14 @@ def _fused_gemm(node: OnnxNode) -> Expr:
 
 def _fused_conv(node: OnnxNode) -> Expr:
     """Convert FusedConv: Conv, plus input 3, then the activation."""
-    convolved = convolve(node.with_inputs([node.optional(i) for i in range(3)]))
-    if node.optional(3) is not None:
-        node.scope.same(node.typed(convolved).shape, node.shape(3))
+    convolved = convert_conv(node.with_inputs([node.optional_value(i) for i in range(3)]))
+    if node.optional_value(3) is not None:
+        node.scope.require_equal_dims(node.tensor_type_of(convolved).shape, node.shape(3))
         convolved = op.add(convolved, node.expr(3))
     return _apply_activation(node, convolved)
 
 
-def channels_first(convert: Converter, *images: int) -> Converter:
+def wrap_channels_first(convert: Converter, *images: int) -> Converter:
     """Return a channels-last (NHWC) converter that transposes the inputs `images` around a
     channels-first one.
     """
@@ -292,13 +296,13 @@ def channels_first(convert: Converter, *images: int) -> Converter:
         """Convert the node between a transpose to NCHW and one back."""
         inputs = list(node.inputs)
         for at in images:
-            if node.optional(at) is not None:
+            if node.optional_value(at) is not None:
                 rank = node.rank(at)
                 moved = op.transpose(node.expr(at), axes=[0, rank - 1, *range(1, rank - 1)])
                 inputs[at] = node.as_value(moved)
         result = convert(node.with_inputs(inputs))
         assert isinstance(result, Expr)
-        rank = len(node.typed(result).shape)
+        rank = len(node.tensor_type_of(result).shape)
         return op.transpose(result, axes=[0, *range(2, rank), 1])
 
     return convert_transposed
@@ -308,14 +312,14 @@ def channels_first(convert: Converter, *images: int) -> Converter:
 
 
 def _expand_dims(node: OnnxNode) -> Expr:
-    (axis,) = node.axes(1, "axis")
+    (axis,) = node.constant_ints(1, "axis")
     return op.expand_dims(node.expr(0), axis=node.axis(axis, node.rank(0) + 1))
 
 
 def _pairwise_distances(node: OnnxNode) -> Expr:
     """Convert CDist: the (squared) Euclidean distances between the rows of two matrices."""
     a, b = op.expand_dims(node.expr(0), axis=1), op.expand_dims(node.expr(1), axis=0)
-    node.scope.same(node.shape(0)[1:], node.shape(1)[1:])
+    node.scope.require_equal_dims(node.shape(0)[1:], node.shape(1)[1:])
     # The expansion |a|^2 + |b|^2 - 2ab would cancel for close rows; differences stay accurate.
     difference = op.subtract(a, b)
     squared = op.sum(op.multiply(difference, difference), axis=[2])
@@ -363,7 +367,7 @@ _FUSED_ATTRIBUTES = "activation activation_alpha activation_beta activation_gamm
 _MATMUL_ATTRIBUTES = "alpha transA transB transBatchA transBatchB"
 
 
-def contrib_row(
+def make_contrib_row(
     name: str,
     convert: Converter,
     attributes: str = "",
@@ -377,7 +381,9 @@ def contrib_row(
         attributes: the supported names, separated by blanks.
         values: attribute -> its supported values, where not all are.
     """
-    return OnnxRow(name, convert, attributes=attributes, values=values or {}, domain=CONTRIB_DOMAIN)
+    return OnnxRow(
+        name, convert, attributes=attributes, supported_values=values or {}, domain=CONTRIB_DOMAIN
+    )
 
 
 _FORMER_CONTRIB_OPSETS = {"GatherND": 11, "GridSample": 16, "Pad": 11, "Range": 11, "Trilu": 14}
@@ -385,38 +391,42 @@ _FORMER_CONTRIB_OPSETS = {"GatherND": 11, "GridSample": 16, "Pad": 11, "Range": 
 
 # fmt: off
 ROWS = (
-    *(replace(row, domain=CONTRIB_DOMAIN, since=1)
+    *(replace(row, domain=CONTRIB_DOMAIN, since_version=1)
       for family in (image, linear, movement, placing, shape) for row in family.ROWS
-      if _FORMER_CONTRIB_OPSETS.get(row.op_type) == row.since),
-    contrib_row("Gelu",                  lambda node: gelu(node.expr(0), node.dtype(0))),
-    contrib_row("FastGelu",              _fast_gelu),
-    contrib_row("BiasGelu",              lambda node: gelu(_add_bias(node), node.dtype(0))),
-    contrib_row("QuickGelu",             _quick_gelu,            "alpha"),
-    contrib_row("BiasSplitGelu",         _bias_split_gelu),
-    contrib_row("BiasSoftmax",           _bias_softmax,          "axis is_inner_broadcast"),
-    contrib_row("SkipLayerNormalization", _skip_layer_norm,      "epsilon"),
-    contrib_row("SkipSimplifiedLayerNormalization", _skip_rms_norm, "epsilon"),
-    contrib_row("EmbedLayerNormalization", _embed_layer_norm,    "epsilon mask_index_type"),
+      if _FORMER_CONTRIB_OPSETS.get(row.op_type) == row.since_version),
+    make_contrib_row("Gelu",                  lambda node: gelu(node.expr(0), node.dtype(0))),
+    make_contrib_row("FastGelu",              _fast_gelu),
+    make_contrib_row("BiasGelu",              lambda node: gelu(_add_bias(node), node.dtype(0))),
+    make_contrib_row("QuickGelu",             _quick_gelu,            "alpha"),
+    make_contrib_row("BiasSplitGelu",         _bias_split_gelu),
+    make_contrib_row("BiasSoftmax",           _bias_softmax,          "axis is_inner_broadcast"),
+    make_contrib_row("SkipLayerNormalization", _skip_layer_norm,      "epsilon"),
+    make_contrib_row("SkipSimplifiedLayerNormalization", _skip_rms_norm, "epsilon"),
+    make_contrib_row("EmbedLayerNormalization", _embed_layer_norm,    "epsilon mask_index_type"),
     OnnxRow("SimplifiedLayerNormalization", _simplified_layer_norm,
         attributes="axis epsilon epsion stash_type"),
-    contrib_row("SimplifiedLayerNormalization", _simplified_layer_norm,
+    make_contrib_row("SimplifiedLayerNormalization", _simplified_layer_norm,
         "axis epsilon epsion stash_type"),
-    contrib_row("GroupNorm",             _group_norm, "activation channels_last epsilon groups"),
-    contrib_row("SkipGroupNorm",         _group_norm, "activation channels_last epsilon groups"),
-    contrib_row("FusedMatMul",           _fused_mat_mul,         _MATMUL_ATTRIBUTES),
-    contrib_row("TransposeMatMul",       _fused_mat_mul,         _MATMUL_ATTRIBUTES),
-    contrib_row("FusedMatMulActivation", _fused_mat_mul,
+    make_contrib_row("GroupNorm",             _group_norm,
+        "activation channels_last epsilon groups"),
+    make_contrib_row("SkipGroupNorm",         _group_norm,
+        "activation channels_last epsilon groups"),
+    make_contrib_row("FusedMatMul",           _fused_mat_mul,         _MATMUL_ATTRIBUTES),
+    make_contrib_row("TransposeMatMul",       _fused_mat_mul,         _MATMUL_ATTRIBUTES),
+    make_contrib_row("FusedMatMulActivation", _fused_mat_mul,
         f"{_MATMUL_ATTRIBUTES} {_FUSED_ATTRIBUTES}", values=_ACTIVATION_VALUES),
-    contrib_row("FusedGemm",             _fused_gemm,
+    make_contrib_row("FusedGemm",             _fused_gemm,
         f"alpha beta transA transB {_FUSED_ATTRIBUTES}", values=_ACTIVATION_VALUES),
-    contrib_row("FusedConv",             _fused_conv,
+    make_contrib_row("FusedConv",             _fused_conv,
         f"{_CONV_ATTRIBUTES} activation activation_params", values=_ACTIVATION_VALUES),
-    contrib_row("NhwcConv",              channels_first(convolve, 0), _CONV_ATTRIBUTES),
-    contrib_row("NhwcFusedConv",         channels_first(_fused_conv, 0, 3),
+    make_contrib_row("NhwcConv",              wrap_channels_first(convert_conv, 0),
+        _CONV_ATTRIBUTES),
+    make_contrib_row("NhwcFusedConv",         wrap_channels_first(_fused_conv, 0, 3),
         f"{_CONV_ATTRIBUTES} activation activation_params", values=_ACTIVATION_VALUES),
-    contrib_row("ExpandDims",            _expand_dims),
-    contrib_row("CDist",                 _pairwise_distances,    "metric",
+    make_contrib_row("ExpandDims",            _expand_dims),
+    make_contrib_row("CDist",                 _pairwise_distances,    "metric",
         values={"metric": ("sqeuclidean", "euclidean")}),
-    contrib_row("RelativePositionBias",  _relative_position_bias, "is_bidirectional max_distance"),
+    make_contrib_row("RelativePositionBias",  _relative_position_bias,
+        "is_bidirectional max_distance"),
 )
 # fmt: on

@@ -8,22 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.onnx.converters.contrib import channels_first, contrib_row
+from ekiden.frontend.common.value import Value, constant_value
+from ekiden.frontend.onnx.converters.contrib import make_contrib_row, wrap_channels_first
 from ekiden.frontend.onnx.converters.elementwise import constrain_broadcast
-from ekiden.frontend.onnx.converters.linear import multiply_matrices
+from ekiden.frontend.onnx.converters.linear import convert_matmul
 from ekiden.frontend.onnx.converters.norm import ROWS as NORMS
 from ekiden.frontend.onnx.converters.pool import (
-    average_pool_full_windows,
-    global_average_pool,
-    max_pool,
+    convert_full_window_average_pool,
+    convert_global_average_pool,
+    emit_max_pool,
 )
 from ekiden.frontend.onnx.converters.quantize import (
     as_scalar_input,
-    dequantize,
-    integer_matmul,
-    quantize,
-    quantized_conv,
+    convert_dequantize_linear,
+    convert_matmul_integer,
+    convert_qlinear_conv,
+    convert_quantize_linear,
 )
 from ekiden.frontend.onnx.node import Attribute, OnnxNode
 from ekiden.ir.op import Array
@@ -36,23 +36,23 @@ from ekiden.topi.dimensions import known_int
 _NO_ATTRIBUTES: Mapping[str, Attribute] = {}
 
 
-def _dequantized(
+def _emit_dequantize(
     node: OnnxNode, data: int, attributes: Mapping[str, Attribute] = _NO_ATTRIBUTES
 ) -> Value:
     """Emit a quantised input dequantised by the scale and zero point in the next two inputs."""
-    inputs = [node.optional(data + i) for i in range(3)]
-    return node.as_value(dequantize(node.with_inputs(inputs, attributes)))
+    inputs = [node.optional_value(data + i) for i in range(3)]
+    return node.as_value(convert_dequantize_linear(node.with_inputs(inputs, attributes)))
 
 
-def _quantized(node: OnnxNode, real_values: Expr, scale: int) -> Expr:
+def _emit_quantize(node: OnnxNode, real_values: Expr, scale: int) -> Expr:
     """Emit an expression quantised to input 0's dtype by the scale in input `scale` and the zero
     point after it.
     """
-    zero = node.optional(scale + 1)
+    zero = node.optional_value(scale + 1)
     if zero is None:
-        zero = constant(np.zeros((), node.dtype(0)))
+        zero = constant_value(np.zeros((), node.dtype(0)))
     inputs = [node.as_value(real_values), node.value(scale), zero]
-    return quantize(node.with_inputs(inputs, _NO_ATTRIBUTES))
+    return convert_quantize_linear(node.with_inputs(inputs, _NO_ATTRIBUTES))
 
 
 def _binary_converter(function: Callable[[Expr, Expr], Expr]) -> Callable[[OnnxNode], Expr]:
@@ -60,9 +60,9 @@ def _binary_converter(function: Callable[[Expr, Expr], Expr]) -> Callable[[OnnxN
 
     def convert_binary(node: OnnxNode) -> Expr:
         """Dequantise both operands, apply the operator, and quantise by inputs 6 and 7."""
-        both = node.with_inputs([_dequantized(node, 0), _dequantized(node, 3)])
+        both = node.with_inputs([_emit_dequantize(node, 0), _emit_dequantize(node, 3)])
         constrain_broadcast(both)
-        return _quantized(node, function(*both.exprs()), 6)
+        return _emit_quantize(node, function(*both.exprs()), 6)
 
     return convert_binary
 
@@ -72,7 +72,7 @@ def _unary_converter(function: Callable[[OnnxNode], Expr]) -> Callable[[OnnxNode
 
     def convert_unary(node: OnnxNode) -> Expr:
         """Dequantise the operand, apply the operator, and quantise by inputs 3 and 4."""
-        return _quantized(node, function(node.with_inputs([_dequantized(node, 0)])), 3)
+        return _emit_quantize(node, function(node.with_inputs([_emit_dequantize(node, 0)])), 3)
 
     return convert_unary
 
@@ -84,7 +84,7 @@ def _pool_converter(function: Callable[[OnnxNode], Expr]) -> Callable[[OnnxNode]
         """Convert the pooling; with `channels_last` between two transposes."""
         if not node.get_int("channels_last", 0):
             return _unary_converter(function)(node)
-        pooled = channels_first(_unary_converter(function), 0)(node)
+        pooled = wrap_channels_first(_unary_converter(function), 0)(node)
         assert isinstance(pooled, Expr)
         return pooled
 
@@ -94,8 +94,8 @@ def _pool_converter(function: Callable[[OnnxNode], Expr]) -> Callable[[OnnxNode]
 def _conv(node: OnnxNode) -> Expr:
     """Convert QLinearConv in either layout."""
     if not node.get_int("channels_last", 0):
-        return quantized_conv(node)
-    convolved = channels_first(quantized_conv, 0)(node)
+        return convert_qlinear_conv(node)
+    convolved = wrap_channels_first(convert_qlinear_conv, 0)(node)
     assert isinstance(convolved, Expr)
     return convolved
 
@@ -112,13 +112,13 @@ def _mean(node: OnnxNode) -> Expr:
 def _softmax(node: OnnxNode) -> Expr:
     """Convert QLinearSoftmax with the semantics of Softmax at the opset in its attribute."""
     opset = node.get_int("opset")
-    rows = [r for r in NORMS if r.op_type == "Softmax" and r.since <= opset]
+    rows = [r for r in NORMS if r.op_type == "Softmax" and r.since_version <= opset]
     # The default axis changed from 1 to -1 with opset 13.
     default = -1 if opset >= 13 else 1
-    inner = node.with_inputs([_dequantized(node, 0)], {"axis": node.get_int("axis", default)})
-    normalized = max(rows, key=lambda r: r.since).convert(inner)
+    inner = node.with_inputs([_emit_dequantize(node, 0)], {"axis": node.get_int("axis", default)})
+    normalized = max(rows, key=lambda r: r.since_version).convert(inner)
     assert isinstance(normalized, Expr)
-    return _quantized(node, normalized, 3)
+    return _emit_quantize(node, normalized, 3)
 
 
 def _concat(node: OnnxNode) -> Expr:
@@ -126,20 +126,22 @@ def _concat(node: OnnxNode) -> Expr:
     zero point) triples.
     """
     # The inputs have different scales, so they are joined as real numbers and quantised again.
-    dequantized = [_dequantized(node, at) for at in range(2, len(node.inputs), 3)]
-    first = node.typed(node.scope.expr(dequantized[0]))
+    dequantized = [_emit_dequantize(node, at) for at in range(2, len(node.inputs), 3)]
+    first = node.tensor_type_of(node.scope.expr(dequantized[0]))
     axis = node.axis(node.get_int("axis", 0), len(first.shape))
     joined = op.concatenate([node.scope.expr(p) for p in dequantized], axis=axis)
     inputs = [node.as_value(joined), node.value(0), node.value(1)]
-    return quantize(node.with_inputs(inputs, _NO_ATTRIBUTES))
+    return convert_quantize_linear(node.with_inputs(inputs, _NO_ATTRIBUTES))
 
 
 def _where(node: OnnxNode) -> Expr:
     """Convert QLinearWhere."""
-    inner = node.with_inputs([node.value(0), _dequantized(node, 1), _dequantized(node, 4)])
+    inner = node.with_inputs([node.value(0), _emit_dequantize(node, 1), _emit_dequantize(node, 4)])
     constrain_broadcast(inner)
     selected = node.as_value(op.where(*inner.exprs()))
-    return quantize(node.with_inputs([selected, node.value(7), node.value(8)], _NO_ATTRIBUTES))
+    return convert_quantize_linear(
+        node.with_inputs([selected, node.value(7), node.value(8)], _NO_ATTRIBUTES)
+    )
 
 
 # Products.
@@ -149,7 +151,7 @@ def _scale_product(node: OnnxNode, total: Expr, scales: Sequence[Expr], bias: in
     """Emit an int32 product scaled to float32, plus the bias if present."""
     factor = op.multiply(*scales)
     product = op.multiply(op.cast(total, "float32"), factor)
-    return product if node.optional(bias) is None else op.add(product, node.expr(bias))
+    return product if node.optional_value(bias) is None else op.add(product, node.expr(bias))
 
 
 def _scale_input(node: OnnxNode, index: int) -> Expr:
@@ -162,38 +164,38 @@ def _dynamic_quantize_mat_mul(node: OnnxNode) -> Expr:
     """Convert DynamicQuantizeMatMul: the left operand is quantised at run time."""
     # ONNX's DynamicQuantizeLinear: uint8 over the range of the data, which includes 0.
     levels, scale, point = qnn.dynamic_quantize(node.expr(0))
-    sides = [node.as_value(levels), node.value(1), node.as_value(point), node.optional(3)]
-    total = integer_matmul(node.with_inputs(sides))
+    sides = [node.as_value(levels), node.value(1), node.as_value(point), node.optional_value(3)]
+    total = convert_matmul_integer(node.with_inputs(sides))
     return _scale_product(node, total, (scale, _scale_input(node, 2)), 4)
 
 
 def _mat_mul_integer_to_float(node: OnnxNode) -> Expr:
     """Convert MatMulIntegerToFloat."""
-    sides = [node.value(0), node.value(1), node.optional(4), node.optional(5)]
-    total = integer_matmul(node.with_inputs(sides))
+    sides = [node.value(0), node.value(1), node.optional_value(4), node.optional_value(5)]
+    total = convert_matmul_integer(node.with_inputs(sides))
     return _scale_product(node, total, (_scale_input(node, 2), _scale_input(node, 3)), 6)
 
 
 def _gemm(node: OnnxNode) -> Expr:
     """Convert QGemm: alpha * A @ B + C, quantised if the result has a scale."""
     sides = [
-        _transposed(node, i) if node.get_int(f"trans{n}") else node.value(i)
+        _transpose_input(node, i) if node.get_int(f"trans{n}") else node.value(i)
         for i, n in ((0, "A"), (3, "B"))
     ]
-    total = integer_matmul(node.with_inputs([*sides, node.value(2), node.value(5)]))
+    total = convert_matmul_integer(node.with_inputs([*sides, node.value(2), node.value(5)]))
     # C is int32 in units of a_scale * b_scale, so it is added before scaling.
-    if node.optional(6) is not None:
+    if node.optional_value(6) is not None:
         total = op.add(total, node.expr(6))
     scale = op.multiply(_scale_input(node, 4), const(node.get_float("alpha", 1.0), "float32"))
     product = op.multiply(op.cast(total, "float32"), op.multiply(_scale_input(node, 1), scale))
-    return product if node.optional(7) is None else _quantized(node, product, 7)
+    return product if node.optional_value(7) is None else _emit_quantize(node, product, 7)
 
 
-def _transposed(node: OnnxNode, index: int) -> Value:
+def _transpose_input(node: OnnxNode, index: int) -> Value:
     """Return an input's transpose, of constants at import."""
     array = node.value(index).array
     if array is not None:
-        return constant(np.ascontiguousarray(array.T))
+        return constant_value(np.ascontiguousarray(array.T))
     return node.as_value(op.transpose(node.expr(index), axes=[1, 0]))
 
 
@@ -213,9 +215,9 @@ def _block_zero_points(node: OnnxNode, index: int, rows: int, blocks: int, bits:
     """Return the zero point of each block as float32 [rows, blocks]; the middle of the range by
     default.
     """
-    if node.optional(index) is None:
+    if node.optional_value(index) is None:
         return np.full((rows, blocks), float(1 << (bits - 1)), np.float32)
-    zero_points = node.numbers(index, "zero_points")
+    zero_points = node.constant_array(index, "zero_points")
     if zero_points.dtype != np.uint8:
         return zero_points.reshape(rows, blocks).astype(np.float32)
     return _unpack_bits(zero_points.reshape(rows, -1), bits)[:, :blocks].astype(np.float32)
@@ -225,25 +227,25 @@ INT8_ACCURACY_LEVEL = 4
 """The accuracy level that lets data be rounded to bytes."""
 
 
-def _int4_product(node: OnnxNode, rows: int, blocks: int, bits: int) -> Expr | None:
+def _emit_int4_product(node: OnnxNode, rows: int, blocks: int, bits: int) -> Expr | None:
     """Emit the product with the packed 4-bit weight and data quantised to 8 bits; None unless
     `accuracy_level` allows it.
     """
-    points = None if node.optional(3) is None else node.numbers(3, "zero_points")
-    plain = bits == 4 and node.optional(4) is None and node.dtype(0) == "float32"
+    points = None if node.optional_value(3) is None else node.constant_array(3, "zero_points")
+    plain = bits == 4 and node.optional_value(4) is None and node.dtype(0) == "float32"
     if not plain or node.get_int("accuracy_level", 0) != INT8_ACCURACY_LEVEL or not node.rank(0):
         return None
     # The kernel takes packed integer zero points; float ones are dequantised at import.
     if points is not None and points.dtype != np.uint8:
         return None
-    weight = node.numbers(1, "B").reshape(rows, blocks, -1)
-    scale = node.numbers(2, "scales").reshape(rows, blocks).astype(np.float32)
+    weight = node.constant_array(1, "B").reshape(rows, blocks, -1)
+    scale = node.constant_array(2, "scales").reshape(rows, blocks).astype(np.float32)
     point = _block_zero_points(node, 3, rows, blocks, bits).astype(np.uint8)
     data = node.expr(0)
     return op.nn.contrib_dense_nibbles(data, const(weight), const(scale), const(point))
 
 
-def _column_groups(numbers: Array, columns: int, blocks: int) -> Array:
+def _block_index_by_column(numbers: Array, columns: int, blocks: int) -> Array:
     """Return the quantisation block of each column; raise ImportModelError for a bad `g_idx`."""
     groups = numbers.ravel()[:columns].astype(np.int64)
     if len(groups) < columns or groups.min(initial=0) < 0 or groups.max(initial=0) >= blocks:
@@ -265,13 +267,13 @@ def _dequantize_at_run_time(
         return op.cast(op.reshape(fields, (rows, -1)), "float32")
 
     column_groups: Expr = const(np.arange(columns) // node.get_int("block_size"))
-    if node.optional(4) is not None:
+    if node.optional_value(4) is not None:
         column_groups = op.strided_slice(node.expr(4), begin=[0], end=[columns], axes=[0])
     # Without zero points the values are symmetric around the middle, 2 ** (bits - 1).
     points: Expr = const(np.full((rows, blocks), float(1 << (bits - 1)), np.float32))
-    if node.optional(3) is not None and node.dtype(3) == "uint8":
+    if node.optional_value(3) is not None and node.dtype(3) == "uint8":
         points = op.strided_slice(unpack_input(3), begin=[0], end=[blocks], axes=[1])
-    elif node.optional(3) is not None:
+    elif node.optional_value(3) is not None:
         points = op.cast(op.reshape(node.expr(3), (rows, blocks)), "float32")
     scales = op.cast(op.reshape(node.expr(2), (rows, blocks)), "float32")
     levels = op.strided_slice(unpack_input(1), begin=[0], end=[columns], axes=[1])
@@ -287,35 +289,37 @@ def _mat_mul_n_bits(node: OnnxNode) -> Expr:
     rows, columns, block = (node.get_int(n) for n in ("N", "K", "block_size"))
     bits = node.get_int("bits", 4)
     if min(rows, columns, block) < 1:
-        node.unsupported(f"N, K and block_size must be at least 1, got {(rows, columns, block)}")
+        node.reject(f"N, K and block_size must be at least 1, got {(rows, columns, block)}")
     # The last block may be partial: ceil(K / block_size).
     blocks = -(-columns // block)
-    weight_inputs = [node.optional(i) for i in range(1, 5)]
+    weight_inputs = [node.optional_value(i) for i in range(1, 5)]
     if any(v is not None and v.array is None for v in weight_inputs):
         weight = _dequantize_at_run_time(node, rows, columns, blocks, bits)
         return _matmul_with_bias(node, node.as_value(op.transpose(weight)))
-    if (int_product := _int4_product(node, rows, blocks, bits)) is not None:
-        return int_product if node.optional(5) is None else op.add(int_product, node.expr(5))
-    right = constant(_dequantize_constant(node, rows, columns, blocks, bits))
+    if (int_product := _emit_int4_product(node, rows, blocks, bits)) is not None:
+        return int_product if node.optional_value(5) is None else op.add(int_product, node.expr(5))
+    right = constant_value(_dequantize_constant(node, rows, columns, blocks, bits))
     return _matmul_with_bias(node, right)
 
 
 def _matmul_with_bias(node: OnnxNode, right: Value) -> Expr:
     """Emit the product with a weight [K, N], plus the bias if present."""
-    product = multiply_matrices(node.with_inputs([node.value(0), right]))
-    return product if node.optional(5) is None else op.add(product, node.expr(5))
+    product = convert_matmul(node.with_inputs([node.value(0), right]))
+    return product if node.optional_value(5) is None else op.add(product, node.expr(5))
 
 
 def _dequantize_constant(node: OnnxNode, rows: int, columns: int, blocks: int, bits: int) -> Array:
     """Return the dequantised weight [K, N] of constant inputs."""
-    levels = _unpack_bits(node.numbers(1, "B").reshape(rows, blocks, -1), bits).astype(np.float32)
+    levels = _unpack_bits(node.constant_array(1, "B").reshape(rows, blocks, -1), bits).astype(
+        np.float32
+    )
     points = _block_zero_points(node, 3, rows, blocks, bits)
-    scales = node.numbers(2, "scales").reshape(rows, blocks).astype(np.float32)
+    scales = node.constant_array(2, "scales").reshape(rows, blocks).astype(np.float32)
     # `g_idx` is the group of each column in GPTQ's act-order; without it groups are consecutive
     # columns.
     groups = np.arange(columns) // node.get_int("block_size")
-    if node.optional(4) is not None:
-        groups = _column_groups(node.numbers(4, "g_idx"), columns, blocks)
+    if node.optional_value(4) is not None:
+        groups = _block_index_by_column(node.constant_array(4, "g_idx"), columns, blocks)
     levels = levels.reshape(rows, -1)[:, :columns]
     weight = (levels - points[:, groups]) * scales[:, groups]
     turned: Array = np.ascontiguousarray(weight.T).astype(node.dtype(0))
@@ -324,19 +328,19 @@ def _dequantize_constant(node: OnnxNode, rows: int, columns: int, blocks: int, b
 
 def _gather_block_quantized(node: OnnxNode) -> Expr:
     """Convert GatherBlockQuantized: rows of a table whose last axis is quantised in blocks."""
-    table, bits = node.numbers(0, "data"), node.get_int("bits", 4)
+    table, bits = node.constant_array(0, "data"), node.get_int("bits", 4)
     rank = table.ndim
     if node.axis(node.get_int("gather_axis", 0), rank) != 0:
-        node.unsupported("'gather_axis' must be 0")
+        node.reject("'gather_axis' must be 0")
     if node.axis(node.get_int("quantize_axis", 1), rank) != rank - 1:
-        node.unsupported("'quantize_axis' must be the last")
+        node.reject("'quantize_axis' must be the last")
     block = node.get_int("block_size", 128)
     is_packed = table.dtype == np.uint8
     levels = (_unpack_bits(table, bits) if is_packed else table).astype(np.float32)
-    scales = node.numbers(2, "scales")
+    scales = node.constant_array(2, "scales")
     points: Array = np.asarray(1 << (bits - 1) if is_packed else 0, np.float32)
-    if node.optional(3) is not None:
-        zero_points = node.numbers(3, "zero_points")
+    if node.optional_value(3) is not None:
+        zero_points = node.constant_array(3, "zero_points")
         points = (_unpack_bits(zero_points, bits) if is_packed else zero_points).astype(np.float32)
         points = np.repeat(points[..., : scales.shape[-1]], block, -1)[..., : levels.shape[-1]]
     # The last block may be partial.
@@ -351,28 +355,31 @@ _BITS_VALUES = {"bits": (2, 4, 8)}
 
 # fmt: off
 ROWS = (
-    contrib_row("QuantizeLinear",       quantize, "axis"),
-    contrib_row("DequantizeLinear",     dequantize, "axis"),
-    contrib_row("QLinearAdd",           _binary_converter(op.add)),
-    contrib_row("QLinearMul",           _binary_converter(op.multiply)),
-    contrib_row("QLinearSigmoid",       _unary_converter(lambda node: op.sigmoid(node.expr(0)))),
-    contrib_row("QLinearLeakyRelu",     _unary_converter(_leaky_relu), "alpha"),
-    contrib_row("QLinearReduceMean",    _unary_converter(_mean), "axes keepdims"),
-    contrib_row("QLinearSoftmax",       _softmax, "axis opset"),
-    contrib_row("QLinearConcat",        _concat, "axis"),
-    contrib_row("QLinearWhere",         _where),
-    contrib_row("QLinearAveragePool", _pool_converter(average_pool_full_windows), _POOL_ATTRIBUTES),
-    contrib_row("QLinearGlobalAveragePool", _pool_converter(global_average_pool), "channels_last"),
-    contrib_row("QLinearConv",          _conv, _CONV_ATTRIBUTES),
-    contrib_row("NhwcMaxPool",          channels_first(max_pool, 0),
+    make_contrib_row("QuantizeLinear",       convert_quantize_linear, "axis"),
+    make_contrib_row("DequantizeLinear",     convert_dequantize_linear, "axis"),
+    make_contrib_row("QLinearAdd",           _binary_converter(op.add)),
+    make_contrib_row("QLinearMul",           _binary_converter(op.multiply)),
+    make_contrib_row("QLinearSigmoid",
+        _unary_converter(lambda node: op.sigmoid(node.expr(0)))),
+    make_contrib_row("QLinearLeakyRelu",     _unary_converter(_leaky_relu), "alpha"),
+    make_contrib_row("QLinearReduceMean",    _unary_converter(_mean), "axes keepdims"),
+    make_contrib_row("QLinearSoftmax",       _softmax, "axis opset"),
+    make_contrib_row("QLinearConcat",        _concat, "axis"),
+    make_contrib_row("QLinearWhere",         _where),
+    make_contrib_row("QLinearAveragePool", _pool_converter(convert_full_window_average_pool),
+        _POOL_ATTRIBUTES),
+    make_contrib_row("QLinearGlobalAveragePool", _pool_converter(convert_global_average_pool),
+        "channels_last"),
+    make_contrib_row("QLinearConv",          _conv, _CONV_ATTRIBUTES),
+    make_contrib_row("NhwcMaxPool",          wrap_channels_first(emit_max_pool, 0),
                 "auto_pad ceil_mode dilations kernel_shape pads strides"),
-    contrib_row("QGemm",                _gemm, "alpha transA transB"),
-    contrib_row("DynamicQuantizeMatMul", _dynamic_quantize_mat_mul),
-    contrib_row("MatMulIntegerToFloat", _mat_mul_integer_to_float),
-    contrib_row("MatMulNBits",          _mat_mul_n_bits,
+    make_contrib_row("QGemm",                _gemm, "alpha transA transB"),
+    make_contrib_row("DynamicQuantizeMatMul", _dynamic_quantize_mat_mul),
+    make_contrib_row("MatMulIntegerToFloat", _mat_mul_integer_to_float),
+    make_contrib_row("MatMulNBits",          _mat_mul_n_bits,
                 "K N accuracy_level bits block_size weight_prepacked",
                 values={**_BITS_VALUES, "weight_prepacked": (0,)}),
-    contrib_row("GatherBlockQuantized", _gather_block_quantized,
+    make_contrib_row("GatherBlockQuantized", _gather_block_quantized,
                 "bits block_size gather_axis quantize_axis", values=_BITS_VALUES),
 )
 # fmt: on

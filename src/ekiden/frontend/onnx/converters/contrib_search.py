@@ -12,16 +12,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from ekiden.frontend.common.loop import CollectedSlices, Iteration, Loop, stacked
+from ekiden.frontend.common.loop import CollectedSlices, Iteration, Loop, stack_slices
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.converters.contrib import contrib_row
+from ekiden.frontend.onnx.converters.contrib import make_contrib_row
 from ekiden.frontend.onnx.converters.random import seeded_generator
 from ekiden.frontend.onnx.converters.search_decoders import (
     EncoderDecoder,
     GptDecoder,
     SearchDecoder,
     WhisperDecoder,
-    bind_shared,
+    bind_with_shared_subexprs,
     required_subgraph,
 )
 from ekiden.frontend.onnx.converters.search_processors import (
@@ -31,9 +31,9 @@ from ekiden.frontend.onnx.converters.search_processors import (
     temperature_processor,
 )
 from ekiden.frontend.onnx.converters.search_scores import (
-    BEAM_FIELDS,
+    BEAM_STATE_FIELDS,
     BeamState,
-    Processor,
+    LogitsProcessor,
     SearchParameters,
     SentenceScorer,
     initial_beams,
@@ -58,22 +58,22 @@ def _vocab_size(node: OnnxNode) -> int:
     graph = required_subgraph(node, "decoder")
     dims = [d.dim_value for d in graph.output[0].type.tensor_type.shape.dim]
     if len(dims) != 3 or dims[2] < 1:
-        node.unsupported("'vocab_size' must be given where the logits of 'decoder' do not state it")
+        node.reject("'vocab_size' must be given where the logits of 'decoder' do not state it")
     return node.check_declared_count("the vocabulary", dims[2])
 
 
-def _scalar_input(node: OnnxNode, index: int, dtype: str, neutral: float) -> Expr | None:
+def _read_scalar_input(node: OnnxNode, index: int, dtype: str, neutral: float) -> Expr | None:
     """Return an input of one number as a scalar; None if it is absent or equals the neutral
     element.
     """
-    value = node.optional(index)
+    value = node.optional_value(index)
     if value is None or (value.array is not None and bool((value.array == neutral).all())):
         return None
     return op.cast(op.reshape(node.scope.expr(value), ()), dtype)
 
 
 def _search_parameters(
-    node: OnnxNode, beams: PrimExpr, first: int, further: Sequence[Processor] = ()
+    node: OnnxNode, beams: PrimExpr, first: int, further: Sequence[LogitsProcessor] = ()
 ) -> SearchParameters:
     """Return the search parameters; inputs from `first` on are the repetition penalty and the
     vocabulary masks. Raises UnsupportedError for unknown kinds of models.
@@ -82,29 +82,30 @@ def _search_parameters(
     (limit,) = (as_dim(d) for d in node.dims(1, "max_length", 1))
     batch, *prompt_dims = node.shape(0)
     if len(prompt_dims) != 1 + (kind == WHISPER):
-        node.unsupported(f"input 0 must have {2 + (kind == WHISPER)} dimensions")
+        node.reject(f"input 0 must have {2 + (kind == WHISPER)} dimensions")
     prompt = prompt_dims[0] if kind == GPT else as_dim(1)
-    if kind == WHISPER and node.optional(10) is not None:
-        prompt = _row_length(node, 10, "decoder_input_ids")
+    if kind == WHISPER and node.optional_value(10) is not None:
+        prompt = _sequence_length(node, 10, "decoder_input_ids")
     words, first_words = (
-        None if node.optional(i) is None else node.expr(i) for i in (first + 1, first + 2)
+        None if node.optional_value(i) is None else node.expr(i) for i in (first + 1, first + 2)
     )
     search = SearchParameters(
-        node, batch, beams, prompt, limit, _vocab_size(node), _scalar_input(node, 2, "int64", 0),
-        _scalar_input(node, first, "float32", 1.0), words, first_words, further,
+        node, batch, beams, prompt, limit, _vocab_size(node),
+        _read_scalar_input(node, 2, "int64", 0),
+        _read_scalar_input(node, first, "float32", 1.0), words, first_words, further,
     )  # fmt: skip
-    node.scope.require(fold_binary(GT, limit, search.prompt), " with 'max_length'")
+    node.scope.require_condition(fold_binary(GT, limit, search.prompt_length), " with 'max_length'")
     return search
 
 
-def _row_length(node: OnnxNode, index: int, name: str) -> PrimExpr:
+def _sequence_length(node: OnnxNode, index: int, name: str) -> PrimExpr:
     """Return the row length of an input [batch, length]. Raises UnsupportedError for another
     rank.
     """
     if node.rank(index) != 2:
-        node.unsupported(f"{name!r} must have 2 dimensions, got {node.rank(index)}")
+        node.reject(f"{name!r} must have 2 dimensions, got {node.rank(index)}")
     rows, length = node.shape(index)
-    node.scope.same((node.shape(0)[0],), (rows,))
+    node.scope.require_equal_dims((node.shape(0)[0],), (rows,))
     return length
 
 
@@ -125,24 +126,24 @@ def _beam_search(node: OnnxNode) -> list[Expr | Value | None]:
 
 def _whisper_beam_search(node: OnnxNode) -> list[Expr | Value | None]:
     """Convert WhisperBeamSearch over audio features, with the probability of no speech."""
-    if node.wants(3) or node.get_int("decoder_output_cross_qk", 0):
-        node.unsupported("output 3 ('cross_qk'), the scores of cross attention, is not supported")
-    further: list[Processor] = []
-    if (temperature := _scalar_input(node, 14, "float32", 1.0)) is not None:
-        further.append(temperature_processor(node.scope.spanned(temperature)))
-    if (rules := _timestamp_rules(node)) is not None:
+    if node.is_output_used(3) or node.get_int("decoder_output_cross_qk", 0):
+        node.reject("output 3 ('cross_qk'), the scores of cross attention, is not supported")
+    further: list[LogitsProcessor] = []
+    if (temperature := _read_scalar_input(node, 14, "float32", 1.0)) is not None:
+        further.append(temperature_processor(node.scope.attach_span(temperature)))
+    if (rules := _make_timestamp_rules(node)) is not None:
         further.append(rules)
-    if node.optional(13) is not None:
-        _row_length(node, 13, "extra_decoding_ids")
+    if node.optional_value(13) is not None:
+        _sequence_length(node, 13, "extra_decoding_ids")
         further.append(forced_token_processor(node.expr(13)))
     results, search, logits = _emit_beam_search(node, further)
-    if not node.wants(4):
+    if not node.is_output_used(4):
         return [*results, None, None]
     token, count = node.get_int("no_speech_token_id", -1), search.vocabulary
     if not 0 <= token < count:
-        node.unsupported(f"'no_speech_token_id' must be in [0, {count - 1}], got {token}")
+        node.reject(f"'no_speech_token_id' must be in [0, {count - 1}], got {token}")
     of_token = op.take(op.nn.softmax(logits, axis=-1), const(np.int64(token)), axis=1)
-    shape = (search.batch, search.beams)
+    shape = (search.batch, search.num_beams)
     of_beams = op.reshape(of_token, shape, allowzero=True)  # alike in all beams of a text
     first = op.take(of_beams, const(np.int64(0)), axis=1)
     return [*results, None, op.cast(first, _score_dtype(node))]
@@ -150,12 +151,12 @@ def _whisper_beam_search(node: OnnxNode) -> list[Expr | Value | None]:
 
 def _score_dtype(node: OnnxNode) -> str:
     """Return the dtype of scores: that of the length penalty."""
-    return "float32" if node.optional(5) is None else node.dtype(5)
+    return "float32" if node.optional_value(5) is None else node.dtype(5)
 
 
-def _timestamp_rules(node: OnnxNode) -> TimestampRules | None:
+def _make_timestamp_rules(node: OnnxNode) -> TimestampRules | None:
     """Return Whisper's timestamp rules if `logits_processor` may ask for them."""
-    value = node.optional(11)
+    value = node.optional_value(11)
     if value is None or (
         value.array is not None and bool((value.array != TIMESTAMP_PROCESSOR).all())
     ):
@@ -164,10 +165,10 @@ def _timestamp_rules(node: OnnxNode) -> TimestampRules | None:
     # Only known at run time: the rules are applied under a condition.
     if value.array is None:
         kind = op.reshape(node.expr(11), ())
-        is_enabled = node.scope.spanned(op.equal(kind, const(np.int32(TIMESTAMP_PROCESSOR))))
+        is_enabled = node.scope.attach_span(op.equal(kind, const(np.int32(TIMESTAMP_PROCESSOR))))
     first, count = node.get_int("beginning_timestamp_token_id", -1), _vocab_size(node)
     if not 0 < first < count:
-        node.unsupported(f"'beginning_timestamp_token_id' must be in [1, {count - 1}], got {first}")
+        node.reject(f"'beginning_timestamp_token_id' must be in [1, {count - 1}], got {first}")
     unwanted = [node.get_int(n, -1) for n in ("no_timestamps_token_id", "start_of_lm_token_id")]
     later = ("decoder_start_token_id", "translate_token_id", "transcribe_token_id")
     behind = [node.get_int(name, -1) for name in later]
@@ -175,7 +176,7 @@ def _timestamp_rules(node: OnnxNode) -> TimestampRules | None:
 
 
 def _emit_beam_search(
-    node: OnnxNode, further: Sequence[Processor]
+    node: OnnxNode, further: Sequence[LogitsProcessor]
 ) -> tuple[list[Expr | Value | None], SearchParameters, Expr]:
     """Emit a beam search; return its outputs, its parameters, and the logits after the prompts
     [rows, vocabulary].
@@ -183,9 +184,9 @@ def _emit_beam_search(
     (beams,) = (as_dim(d) for d in node.dims(3, "num_beams", 1))
     (returned,) = (as_dim(d) for d in node.dims(4, "num_return_sequences", 1))
     search, scope = _search_parameters(node, beams, 6, further), node.scope
-    scope.require(fold_binary(GE, beams, returned), " with 'num_return_sequences'")
+    scope.require_condition(fold_binary(GE, beams, returned), " with 'num_return_sequences'")
     decoder = _DECODER_OF_MODEL_TYPE[_model_type(node)](search)
-    penalty = _scalar_input(node, 5, "float32", float("nan"))
+    penalty = _read_scalar_input(node, 5, "float32", float("nan"))
     one = const(1.0, "float32")
     is_early = node.get_int("early_stopping", 0) == 1
     scorer = SentenceScorer(search, one if penalty is None else penalty, is_early)
@@ -198,36 +199,40 @@ def _emit_beam_search(
         """
         scores: Expr = op.nn.log_softmax(logits, axis=-1)
         scores = process_scores(search, scores, before.texts, length, is_first)
-        of_row = op.reshape(before.scores, (search.rows, 1), allowzero=True)
-        scores = scope.spanned(op.add(scores, of_row))
-        after, rows = scorer.advance(before, scores, length)
-        *state, row = bind_shared(decoder, [*after.all(), rows], [*BEAM_FIELDS, "row"])
+        of_row = op.reshape(before.scores, (search.num_rows, 1), allowzero=True)
+        scores = scope.attach_span(op.add(scores, of_row))
+        after, rows = scorer.advance_beams(before, scores, length)
+        *state, row = bind_with_shared_subexprs(
+            decoder, [*after.as_list(), rows], [*BEAM_STATE_FIELDS, "row"]
+        )
         return state, scope.expr(row), scores
 
-    prompts, first_logits, carried = decoder.start()
-    logits = scope.spanned(first_logits)
-    begun = initial_beams(search, search.started(prompts))
-    length = scope.scalar(search.prompt)
+    prompts, first_logits, carried = decoder.run_prompt()
+    logits = scope.attach_span(first_logits)
+    begun = initial_beams(search, search.initial_sequences(prompts))
+    length = scope.emit_dim(search.prompt_length)
     state, rows, scores = advance_beams(begun, logits, length, True)
-    start = [*state, *decoder.reordered(carried, rows)]
-    count = len(BEAM_FIELDS)
+    start = [*state, *decoder.reorder_state(carried, rows)]
+    count = len(BEAM_STATE_FIELDS)
 
     def decode_step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
         """Decode one token for all beams."""
-        length = op.add(scope.expr(index), scope.scalar(simplify_dim(search.prompt + 1)))
+        length = op.add(scope.expr(index), scope.emit_dim(simplify_dim(search.prompt_length + 1)))
         before = BeamState(*(scope.expr(v) for v in values[:count]))
-        logits, after = decoder.step(before.tokens, before.texts, length, values[count:])
+        logits, after = decoder.decode_step(before.tokens, before.texts, length, values[count:])
         state, rows, scores = advance_beams(before, logits, length, False)
-        token_scores = [node.given(scores)] if node.wants(2) else []
-        done = state[BEAM_FIELDS.index("done")]
-        carried = [*state, *decoder.reordered(after, rows)]
+        token_scores = [node.bind_shared(scores)] if node.is_output_used(2) else []
+        done = state[BEAM_STATE_FIELDS.index("done")]
+        carried = [*state, *decoder.reorder_state(after, rows)]
         return Iteration(_is_unfinished(node, done), carried, token_scores)
 
     # The beams are loop-carried beside the decoder's state, and are reordered together with it.
-    names = [*BEAM_FIELDS, *decoder.names]
+    names = [*BEAM_STATE_FIELDS, *decoder.input_names]
     # The first token comes from the prompt's logits, outside of the loop.
-    steps = scope.spanned(scope.scalar(simplify_dim(search.limit - search.prompt - 1)))
-    done = start[BEAM_FIELDS.index("done")]
+    steps = scope.attach_span(
+        scope.emit_dim(simplify_dim(search.max_length - search.prompt_length - 1))
+    )
+    done = start[BEAM_STATE_FIELDS.index("done")]
     last, stacked_scores, _ = Loop(
         node, names, start, steps, _is_unfinished(node, done), decode_step
     ).build()
@@ -243,18 +248,20 @@ def _emit_beam_search(
 
 def _is_unfinished(node: OnnxNode, done: Value) -> Value:
     """Emit whether any sequence is unfinished."""
-    return node.given(op.logical_not(op.all(node.scope.expr(done), axis=[0])))
+    return node.bind_shared(op.logical_not(op.all(node.scope.expr(done), axis=[0])))
 
 
 def _add_open_beams(scorer: SentenceScorer, beams: BeamState) -> tuple[Expr, Expr, Expr]:
     """Emit the finished sentences together with the beams that have not ended."""
     search = scorer.search
-    scores: Expr = scorer.normalised(beams.scores, search.node.scope.scalar(search.limit))
+    scores: Expr = scorer.normalize_scores(
+        beams.scores, search.node.scope.emit_dim(search.max_length)
+    )
     are_open = op.logical_not(op.expand_dims(beams.done, axis=1))
     scores = op.where(are_open, scores, const(-np.inf, "float32"))
-    shape = (search.batch, search.beams, search.limit)
+    shape = (search.batch, search.num_beams, search.max_length)
     texts = op.reshape(beams.texts, shape, allowzero=True)
-    every = op.broadcast_to(are_open, (search.batch, search.beams))
+    every = op.broadcast_to(are_open, (search.batch, search.num_beams))
     return scorer.merge_sentences(beams, scores, texts, every)
 
 
@@ -265,14 +272,14 @@ def _pad_step_scores(
     last step.
     """
     scope = search.node.scope
-    later = stacked(scope, stacks[0], "scores", None)
-    count = simplify_dim(search.limit - search.prompt - 1 - later.type.shape[0])
-    zeros = op.zeros((count, search.rows, as_dim(search.vocabulary)), "float32")
+    later = stack_slices(scope, stacks[0], "scores", None)
+    count = simplify_dim(search.max_length - search.prompt_length - 1 - later.type.shape[0])
+    zeros = op.zeros((count, search.num_rows, as_dim(search.vocabulary)), "float32")
     every = op.concatenate((op.expand_dims(first, axis=0), scope.expr(later), zeros), axis=0)
     shape = (
-        simplify_dim(search.limit - search.prompt),
+        simplify_dim(search.max_length - search.prompt_length),
         search.batch,
-        search.beams,
+        search.num_beams,
         as_dim(search.vocabulary),
     )
     return op.reshape(every, shape, allowzero=True)
@@ -298,13 +305,13 @@ def _sampling(node: OnnxNode) -> list[Expr | Value | None]:
     """Convert Sampling: each token is drawn from the nucleus (top-p sampling, Holtzman et al.
     2020).
     """
-    if node.wants(1):
-        node.unsupported("output 1 ('filtered_logits') is not supported")
+    if node.is_output_used(1):
+        node.reject("output 1 ('filtered_logits') is not supported")
     temperature = node.get_float("temperature", 1.0)
     further = [temperature_processor(const(np.float32(temperature)))] if temperature != 1 else []
-    if node.optional(7) is not None:
-        length = _row_length(node, 7, "presence_mask")
-        node.scope.same((length,), (as_dim(_vocab_size(node)),))
+    if node.optional_value(7) is not None:
+        length = _sequence_length(node, 7, "presence_mask")
+        node.scope.require_equal_dims((length,), (as_dim(_vocab_size(node)),))
         further.append(presence_processor(node.expr(7), node.get_float("presence_penalty", 0.0)))
     search = _search_parameters(node, as_dim(1), 3, further)
 
@@ -321,9 +328,9 @@ def _sampling(node: OnnxNode) -> list[Expr | Value | None]:
 
 def _seeded_generator(node: OnnxNode) -> Expr:
     """Emit the random generator, seeded by the input `seed` or the node's name."""
-    if node.optional(8) is None:
+    if node.optional_value(8) is None:
         return seeded_generator(node)
-    (seed,) = node.numbers(8, "seed").ravel()
+    (seed,) = node.constant_array(8, "seed").ravel()
     return op.random.threefry_key(int(seed))
 
 
@@ -369,29 +376,31 @@ def _emit_sequential_search(
         scores = process_scores(search, logits, texts, length, done is None)
         tokens, after = choose(scores, keys[0] if keys else None)
         # A finished sequence keeps receiving padding, so that all rows keep one length.
-        ends = op.equal(tokens, const(np.int32(search.end)))
+        ends = op.equal(tokens, const(np.int32(search.eos_token)))
         ends = ends if done is None else op.logical_or(done, ends)
-        tokens = op.where(ends, const(np.int32(search.padding)), tokens)
+        tokens = op.where(ends, const(np.int32(search.pad_token)), tokens)
         texts = search.write_token(texts, tokens, length)
         exprs = [texts, ends, tokens, *([] if after is None else [after])]
-        return bind_shared(decoder, exprs, names)
+        return bind_with_shared_subexprs(decoder, exprs, names)
 
     names = ["texts", "done", "tokens", *(["key"] if keys else [])]
     count = len(names)
-    prompts, logits, carried = decoder.start()
-    begun, length = search.started(prompts), scope.scalar(search.prompt)
+    prompts, logits, carried = decoder.run_prompt()
+    begun, length = search.initial_sequences(prompts), scope.emit_dim(search.prompt_length)
     start = [*append_token(begun, None, logits, length, keys), *carried]
 
     def decode_step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
         """Decode one token for all sequences."""
-        length = op.add(scope.expr(index), scope.scalar(simplify_dim(search.prompt + 1)))
+        length = op.add(scope.expr(index), scope.emit_dim(simplify_dim(search.prompt_length + 1)))
         texts, done, tokens, *keys = (scope.expr(v) for v in values[:count])
-        logits, after = decoder.step(tokens, texts, length, values[count:])
+        logits, after = decoder.decode_step(tokens, texts, length, values[count:])
         state = append_token(texts, done, logits, length, keys)
         return Iteration(_is_unfinished(node, state[1]), [*state, *after])
 
-    steps = scope.spanned(scope.scalar(simplify_dim(search.limit - search.prompt - 1)))
-    every = [*names, *decoder.names]
+    steps = scope.attach_span(
+        scope.emit_dim(simplify_dim(search.max_length - search.prompt_length - 1))
+    )
+    every = [*names, *decoder.input_names]
     last, _, _ = Loop(
         node, every, start, steps, _is_unfinished(node, start[1]), decode_step
     ).build()
@@ -411,15 +420,15 @@ _GPT_ONLY = {"model_type": (GPT,)}
 
 # fmt: off
 ROWS = (
-    replace(contrib_row("BeamSearch", _beam_search, f"{_SEARCH_ATTRIBUTES} early_stopping",
-                        values={"model_type": (GPT, T5)}), graphs="decoder"),
-    replace(contrib_row("WhisperBeamSearch", _whisper_beam_search,
+    replace(make_contrib_row("BeamSearch", _beam_search, f"{_SEARCH_ATTRIBUTES} early_stopping",
+                        values={"model_type": (GPT, T5)}), graph_attributes="decoder"),
+    replace(make_contrib_row("WhisperBeamSearch", _whisper_beam_search,
                         f"{_SEARCH_ATTRIBUTES} {_WHISPER_ATTRIBUTES} early_stopping",
                         values={"model_type": (WHISPER,)}),
-            graphs="decoder", ignorable_inputs="attention_mask cross_qk_layer_head"),
-    replace(contrib_row("GreedySearch", _greedy_search, _SEARCH_ATTRIBUTES, values=_GPT_ONLY),
-            graphs="decoder"),
-    replace(contrib_row("Sampling", _sampling, f"{_SEARCH_ATTRIBUTES} {_SAMPLING_ATTRIBUTES}",
-                        values=_GPT_ONLY), graphs="decoder"),
+            graph_attributes="decoder", ignorable_inputs="attention_mask cross_qk_layer_head"),
+    replace(make_contrib_row("GreedySearch", _greedy_search, _SEARCH_ATTRIBUTES, values=_GPT_ONLY),
+            graph_attributes="decoder"),
+    replace(make_contrib_row("Sampling", _sampling, f"{_SEARCH_ATTRIBUTES} {_SAMPLING_ATTRIBUTES}",
+                        values=_GPT_ONLY), graph_attributes="decoder"),
 )
 # fmt: on

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common.converters.window import convolution
+from ekiden.frontend.common.converters.window import emit_convolution
 from ekiden.frontend.common.sliding_window import Window
 from ekiden.frontend.onnx.converters.byte_products import QuantizedConv2d
 from ekiden.frontend.onnx.converters.window import (
@@ -22,7 +22,7 @@ from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.prim import maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import Dim, as_attr, as_dim, known_int, simplify_dim
+from ekiden.topi.dimensions import Dim, as_dim, known_int, simplify_dim, to_attr_dims
 
 
 def _kernel_extents(node: OnnxNode) -> tuple[Dim, ...]:
@@ -31,11 +31,11 @@ def _kernel_extents(node: OnnxNode) -> tuple[Dim, ...]:
         kernel: tuple[Dim, ...] = node.get_ints("kernel_shape")
         for axis, extent in enumerate(kernel, 2):
             # The attribute fixes weight extents that the model leaves symbolic.
-            node.learn(1, axis, extent)
+            node.constrain_extent(1, axis, extent)
     else:
-        kernel = as_attr(node.shape(1)[2:])
+        kernel = to_attr_dims(node.shape(1)[2:])
     if not len(kernel) == node.rank(1) - 2 == node.rank(0) - 2:
-        node.unsupported(
+        node.reject(
             f"the kernel has {len(kernel)} axes and the weight rank {node.rank(1)}; expected "
             f"{node.rank(0) - 2} and {node.rank(0)} for an input of that rank"
         )
@@ -43,15 +43,15 @@ def _kernel_extents(node: OnnxNode) -> tuple[Dim, ...]:
 
 
 def _optional_bias(node: OnnxNode) -> Expr | None:
-    return None if node.optional(2) is None else node.expr(2)
+    return None if node.optional_value(2) is None else node.expr(2)
 
 
-def convolve(node: OnnxNode, conv2d: QuantizedConv2d | None = None) -> Expr:
+def convert_conv(node: OnnxNode, conv2d: QuantizedConv2d | None = None) -> Expr:
     """Convert Conv; `conv2d` replaces nn.conv2d for quantised operands."""
     # nn.conv1d to conv3d cover one to three spatial axes.
     check_spatial_rank(node)
     window = read_window(node, _kernel_extents(node))
-    return convolution(
+    return emit_convolution(
         node, node.expr(0), node.expr(1), window, groups=node.get_int("group", 1),
         channels=known_int(node.shape(1)[0]), bias=_optional_bias(node), conv2d=conv2d,
     )  # fmt: skip
@@ -72,8 +72,9 @@ def _conv_transpose(node: OnnxNode) -> Expr:
     # The weight is [in channels, out channels / groups, ...]: axis 1 counts the outputs of one
     # group.
     columns = known_int(node.shape(1)[1])
-    convolved = convolution(
-        node, node.expr(0), node.expr(1), window if is_known else window.unpadded(), groups=groups,
+    convolved = emit_convolution(
+        node, node.expr(0), node.expr(1), window if is_known else window.without_padding(),
+        groups=groups,
         channels=None if columns is None else columns * groups, output_padding=extra,
         bias=_optional_bias(node) if is_known else None,
     )  # fmt: skip
@@ -91,16 +92,16 @@ def _crop_padding(node: OnnxNode, unpadded: Expr, window: Window, room: Sequence
     """Emit an unpadded result cropped by its symbolic padding and extended by `room` at the end of
     each axis.
     """
-    shape = node.typed(unpadded).shape
+    shape = node.tensor_type_of(unpadded).shape
     first = len(shape) - len(room)
     widths: list[tuple[Dim, Dim]] = [(0, 0)] * first + [(0, r) for r in room]
     wide = op.nn.pad(unpadded, widths, const(0, node.dtype(0)))
     ends = [
         simplify_dim(e + as_dim(r) - as_dim(a))
-        for e, r, a in zip(shape[first:], room, window.after, strict=True)
+        for e, r, a in zip(shape[first:], room, window.padding_after, strict=True)
     ]
     axes = list(range(first, len(shape)))
-    return op.strided_slice(wide, begin=list(window.before), end=ends, axes=axes)
+    return op.strided_slice(wide, begin=list(window.padding_before), end=ends, axes=axes)
 
 
 def _transposed_window(
@@ -126,13 +127,13 @@ def _transposed_window(
     else:
         return Window(kernel, strides, dilations, pads[:rank], pads[rank:]), (0,) * rank
     room = (
-        as_attr([simplify_dim(maximum(-t, 0)) for t in totals])
+        to_attr_dims([simplify_dim(maximum(-t, 0)) for t in totals])
         if node.has("output_shape")
         else None
     )
     total_pads = [simplify_dim(maximum(t, 0)) for t in totals]
-    small = as_attr([simplify_dim(t // 2) for t in total_pads])
-    large = as_attr([simplify_dim(t - t // 2) for t in total_pads])
+    small = to_attr_dims([simplify_dim(t // 2) for t in total_pads])
+    large = to_attr_dims([simplify_dim(t - t // 2) for t in total_pads])
     # The odd element of padding goes to the end for SAME_UPPER only.
     before, after = (small, large) if auto == "SAME_UPPER" else (large, small)
     return Window(kernel, strides, dilations, before, after), room or (0,) * rank
@@ -143,8 +144,10 @@ _CONV_ATTRIBUTES = "auto_pad dilations group kernel_shape pads strides"
 
 # fmt: off
 ROWS = (
-    OnnxRow("Conv",          convolve, attributes=_CONV_ATTRIBUTES, values=_AUTO_PAD_VALUES),
+    OnnxRow("Conv",          convert_conv, attributes=_CONV_ATTRIBUTES,
+        supported_values=_AUTO_PAD_VALUES),
     OnnxRow("ConvTranspose", _conv_transpose,
-        attributes=f"{_CONV_ATTRIBUTES} output_padding output_shape", values=_AUTO_PAD_VALUES),
+        attributes=f"{_CONV_ATTRIBUTES} output_padding output_shape",
+        supported_values=_AUTO_PAD_VALUES),
 )
 # fmt: on

@@ -111,7 +111,7 @@ def _align_second_input(function: Converter) -> Converter:
 def append_unit_axes(node: OnnxNode, index: int, count: int) -> None:
     """Append `count` axes of extent 1 to an input."""
     wide = op.expand_dims(node.expr(index), axis=node.rank(index), num_newaxis=count)
-    node.inputs[index] = Value(node.typed(wide), expr=wide)
+    node.inputs[index] = Value(node.tensor_type_of(wide), expr=wide)
 
 
 _ROUNDING_TOLERANCE = const(1e-12, "float64")
@@ -155,19 +155,19 @@ def _clip(node: OnnxNode) -> Expr | Value:
     maximum and minimum: an int64 bound has digits that a float attribute lacks. Where min > max,
     max wins.
     """
-    low, high = node.optional(1), node.optional(2)
+    low, high = node.optional_value(1), node.optional_value(2)
     if low is None and high is None:
         return node.value(0)
     # op.clip holds its bounds as floats, which cannot represent every int64.
     if not is_int(node.dtype(0)) and all(v is None or v.array is not None for v in (low, high)):
-        return op.clip(node.expr(0), _bound(low, -np.inf), _bound(high, np.inf))
+        return op.clip(node.expr(0), _constant_bound(low, -np.inf), _constant_bound(high, np.inf))
     clipped = node.expr(0)
     if low is not None:
         clipped = op.maximum(clipped, node.scope.expr(low))
     return clipped if high is None else op.minimum(clipped, node.scope.expr(high))
 
 
-def _bound(value: Value | None, default: float) -> float:
+def _constant_bound(value: Value | None, default: float) -> float:
     """Return a constant bound of Clip, or the default."""
     return default if value is None or value.array is None else float(value.array.item())
 
@@ -281,17 +281,17 @@ ROWS = (
     OnnxRow("PRelu",    _prelu_per_channel, attributes="consumed_inputs"),
     OnnxRow("Mod",      _mod, attributes="fmod"),
     OnnxRow("Pow",      _align_second_input(_pow), attributes="axis broadcast"),
-    OnnxRow("Pow",      _pow, since=7),
-    OnnxRow("BitShift", _bit_shift, since=11, attributes="direction",
-        values={"direction": ("LEFT", "RIGHT")}),
+    OnnxRow("Pow",      _pow, since_version=7),
+    OnnxRow("BitShift", _bit_shift, since_version=11, attributes="direction",
+        supported_values={"direction": ("LEFT", "RIGHT")}),
     OnnxRow("Where",    _broadcast_converter(lambda node: op.where(*node.exprs()))),
     OnnxRow("Sum",      _variadic_converter(op.add)),
     OnnxRow("Max",      _variadic_converter(op.maximum)),
     OnnxRow("Min",      _variadic_converter(op.minimum)),
     OnnxRow("Mean",     _mean),
     OnnxRow("IsInf",    _is_inf, attributes="detect_negative detect_positive"),
-    OnnxRow("Clip",     _clip_by_attributes, since=6, attributes="min max"),
-    OnnxRow("Clip",     _clip, since=11),
+    OnnxRow("Clip",     _clip_by_attributes, since_version=6, attributes="min max"),
+    OnnxRow("Clip",     _clip, since_version=11),
     OnnxRow("HardSigmoid", _hard_sigmoid, attributes="alpha beta"),
     OnnxRow("HardSwish", _hard_swish),
     OnnxRow("LeakyRelu", _leaky_relu, attributes="alpha"),
@@ -299,7 +299,7 @@ ROWS = (
     OnnxRow("Selu",     _selu, attributes="alpha gamma"),
     OnnxRow("Celu",     _celu, attributes="alpha"),
     OnnxRow("Mish",     _mish),
-    OnnxRow("Gelu",     _gelu, attributes="approximate", values=_GELU_VALUES),
+    OnnxRow("Gelu",     _gelu, attributes="approximate", supported_values=_GELU_VALUES),
     OnnxRow("Swish",    _swish, attributes="alpha"),
     OnnxRow("ThresholdedRelu", _thresholded_relu, attributes="alpha"),
     OnnxRow("Shrink",   _shrink, attributes="bias lambd"),

@@ -42,7 +42,7 @@ def _image_scaler(node: OnnxNode) -> Expr:
     bias = np.array(node.get_floats("bias"), np.float32)
     channels = node.shape(0)[1]
     if known_int(channels) != len(bias):
-        node.scope.same((channels,), (as_dim(len(bias)),))
+        node.scope.require_equal_dims((channels,), (as_dim(len(bias)),))
     scaled = op.multiply(node.expr(0), const_like_input(node, node.get_float("scale", 1.0)))
     offset = const(bias.reshape(1, len(bias), 1, 1), "float32")
     return op.add(scaled, op.cast(offset, node.dtype(0)))
@@ -57,15 +57,15 @@ def _crop(node: OnnxNode) -> Expr:
         rows, columns = node.get_ints("scale")
         ends = [as_dim(top_border + rows), as_dim(left_border + columns)]
     if min(left_border, top_border, right_border, bottom_border) < 0:
-        node.unsupported("'border' must be at least 0")
+        node.reject("'border' must be at least 0")
     for begin, end, extent in zip((top_border, left_border), ends, (height, width), strict=True):
         # Symbolic extents are checked when the model runs.
-        node.scope.require(fold_binary(GE, extent, end))
-        node.scope.require(fold_binary(GE, end, begin))
+        node.scope.require_condition(fold_binary(GE, extent, end))
+        node.scope.require_condition(fold_binary(GE, end, begin))
         if known_int(extent) is not None and not begin <= (known_int(end) or 0) <= (
             known_int(extent) or 0
         ):
-            node.unsupported(f"'border' and 'scale' leave nothing of an extent of {extent!r}")
+            node.reject(f"'border' and 'scale' leave nothing of an extent of {extent!r}")
     return op.strided_slice(node.expr(0), begin=[top_border, left_border], end=ends, axes=[2, 3])
 
 

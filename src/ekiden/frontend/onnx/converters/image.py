@@ -9,12 +9,12 @@ import numpy as np
 
 from ekiden.frontend.common.composite_ops import append_unit_axes
 from ekiden.frontend.common.sliding_window import Window
-from ekiden.frontend.onnx.converters.resample import fold_table
+from ekiden.frontend.onnx.converters.resample import fold_constant_table
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.prim import EQ, GE, PrimExpr, fold_binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.dimensions import as_attr, as_dim, as_ints, known_int, simplify_dim
+from ekiden.topi.dimensions import as_dim, as_ints, known_int, simplify_dim, to_attr_dims
 from ekiden.topi.dimensions import product_of_dims as product_of
 
 _SAMPLE_METHODS = {
@@ -26,7 +26,7 @@ _SAMPLE_METHODS = {
 def _grid_sample(node: OnnxNode) -> Expr:
     rank = node.rank(0)
     if rank not in (4, 5):
-        node.unsupported(f"expected an input of rank 4 or 5, got {rank}")
+        node.reject(f"expected an input of rank 4 or 5, got {rank}")
     # ONNX stores coordinates in the last axis, TVM's operator expects them in axis 1.
     return op.image.grid_sample(
         node.expr(0),
@@ -42,7 +42,7 @@ def _affine_grid(node: OnnxNode) -> Expr:
     """Convert AffineGrid: the sampling grid of an image under affine maps of [-1, 1]."""
     maps, rank = node.expr(0), (known_int(node.shape(1)[0]) or 0) - 2
     if rank not in (2, 3):
-        node.unsupported(f"'size' must have 4 or 5 elements, got {node.shape(1)[0]}")
+        node.reject(f"'size' must have 4 or 5 elements, got {node.shape(1)[0]}")
 
     def map_column(index: int) -> Expr:
         """Emit column `index` of the maps [n, rank, rank + 1] as [n, 1, ..., rank]."""
@@ -66,11 +66,11 @@ def _axis_coordinates(node: OnnxNode, axis: int) -> Expr:
     one, two = const(1.0, dtype), const(2.0, dtype)
     if size.is_known:
         extent = size.dims()[axis + 2]
-        steps, number = op.arange(0, extent, 1, dtype="int64"), node.scope.scalar(as_dim(extent))
+        steps, number = op.arange(0, extent, 1, dtype="int64"), node.scope.emit_dim(as_dim(extent))
     else:
         number = op.take(op.cast(node.expr(1), "int64"), const(axis + 2, "int64"), axis=0)
         steps = op.arange(const(np.int64(0)), number, const(np.int64(1)), dtype="int64")
-    at = op.multiply(two, op.cast(node.scope.expr(node.scope.bound(steps)), dtype))
+    at = op.multiply(two, op.cast(node.scope.expr(node.scope.bind_named(steps)), dtype))
     count = op.cast(number, dtype)
     # align_corners: -1 and 1 are the centres of the corner pixels, otherwise the borders of the
     # image.
@@ -111,7 +111,7 @@ def _non_max_suppression(node: OnnxNode) -> Expr:
 
     def scalar_limit(index: int, absent: Expr) -> Expr:
         """Return an input limit as a scalar, or the default."""
-        return absent if node.optional(index) is None else op.reshape(node.expr(index), ())
+        return absent if node.optional_value(index) is None else op.reshape(node.expr(index), ())
 
     selected = op.vision.all_class_non_max_suppression(
         boxes,
@@ -128,7 +128,7 @@ def _non_max_suppression(node: OnnxNode) -> Expr:
 def _deform_conv(node: OnnxNode) -> Expr:
     kernel = as_ints(node.shape(1)[2:])
     if len(kernel) != 2:
-        node.unsupported(f"expected a kernel of 2 spatial axes, got {len(kernel)}")
+        node.reject(f"expected a kernel of 2 spatial axes, got {len(kernel)}")
     pads = node.get_ints("pads", (0, 0, 0, 0))
     groups = node.get_int("offset_group", 1)
     strides, dilations = (node.get_ints(n, (1, 1)) for n in ("strides", "dilations"))
@@ -141,12 +141,12 @@ def _deform_conv(node: OnnxNode) -> Expr:
         reach = (kernel[axis] - 1) * dilations[axis] + 1
         windows = (extent + pads[axis] + pads[2 + axis] - reach) // strides[axis] + 1
         if offset_extent != windows:
-            node.unsupported(
+            node.reject(
                 f"'offset' has {offset_extent} positions along spatial axis {axis}, expected "
                 f"{windows}"
             )
     # The mask is a modulation factor per tap (deformable convolution version 2).
-    mask = node.optional(4)
+    mask = node.optional_value(4)
     convolved: Expr = op.nn.deformable_conv2d(
         node.expr(0),
         node.expr(2),
@@ -162,7 +162,9 @@ def _deform_conv(node: OnnxNode) -> Expr:
         border="zeros",
     )
     return (
-        convolved if node.optional(3) is None else op.nn.bias_add(convolved, node.expr(3), axis=1)
+        convolved
+        if node.optional_value(3) is None
+        else op.nn.bias_add(convolved, node.expr(3), axis=1)
     )
 
 
@@ -170,7 +172,7 @@ def _col2im_pads(node: OnnxNode, rank: int) -> tuple[int, ...]:
     """Return the padding of Col2Im; raise Unsupported for negative numbers."""
     pads = tuple(node.get_ints("pads", (0,) * 2 * rank))
     if min(pads, default=0) < 0:
-        node.unsupported(f"attribute 'pads' must not be negative, got {min(pads)}")
+        node.reject(f"attribute 'pads' must not be negative, got {min(pads)}")
     return pads
 
 
@@ -178,7 +180,7 @@ def _col2im(node: OnnxNode) -> Expr:
     """Convert Col2Im: scatter-add the patches into the padded image, and crop it. The positions are
     a constant where the extents are known.
     """
-    block = node.axes(2, "block_shape")
+    block = node.constant_ints(2, "block_shape")
     rank = len(block)
     image = [as_dim(d) for d in node.dims(1, "image_shape", rank)]
     strides, dilations = (node.get_ints(n, (1,) * rank) for n in ("strides", "dilations"))
@@ -188,13 +190,13 @@ def _col2im(node: OnnxNode) -> Expr:
     padded = [simplify_dim(d + pads[i] + pads[i + rank]) for i, d in enumerate(image)]
     for extent in image:  # padding may hide one below 0
         if (number := known_int(extent)) is not None and number < 0:
-            node.unsupported(f"'image_shape' must not be negative, got {number}")
-        node.scope.require(fold_binary(GE, extent, as_dim(0)), " with 'image_shape'")
-    for extent, span in zip(padded, window.reach, strict=True):
+            node.reject(f"'image_shape' must not be negative, got {number}")
+        node.scope.require_condition(fold_binary(GE, extent, as_dim(0)), " with 'image_shape'")
+    for extent, span in zip(padded, window.dilated_extents, strict=True):
         if (number := known_int(extent)) is not None:
             node.check_declared_count("an extent of the padded image", number)
-        node.scope.require(fold_binary(GE, extent, span), " with 'image_shape'")
-    steps = window.counts(padded)
+        node.scope.require_condition(fold_binary(GE, extent, span), " with 'image_shape'")
+    steps = window.output_extents(padded)
     batch, rows, columns = node.shape(0)
     channels = simplify_dim(rows // math.prod(block))
     planes, count = (
@@ -203,15 +205,15 @@ def _col2im(node: OnnxNode) -> Expr:
     )
     if (number := known_int(count)) is not None:
         node.check_declared_count("the number of elements of all patches", number)
-    node.scope.require(fold_binary(EQ, columns, product_of(steps)), " with 'image_shape'")
+    node.scope.require_condition(fold_binary(EQ, columns, product_of(steps)), " with 'image_shape'")
     zeros = op.full(const(0, node.dtype(0)), (planes, product_of(padded)), dtype=node.dtype(0))
     updates = op.reshape(node.expr(0), (planes, count))
-    patch_offsets = fold_table(node, _patch_indices(node, window, padded, steps))
+    patch_offsets = fold_constant_table(node, _patch_indices(node, window, padded, steps))
     indices = op.broadcast_to(op.reshape(patch_offsets, (1, count)), (planes, count))
     total = op.scatter_elements(zeros, indices, updates, axis=1, reduction="add")
     padded_image = op.reshape(total, (batch, channels, *padded))
     begin = list(pads[:rank])
-    end = as_attr(simplify_dim(b + d) for b, d in zip(begin, image, strict=True))
+    end = to_attr_dims(simplify_dim(b + d) for b, d in zip(begin, image, strict=True))
     return op.strided_slice(padded_image, begin=begin, end=end, axes=list(range(2, 2 + rank)))
 
 
@@ -220,13 +222,13 @@ def _patch_indices(
 ) -> Expr:
     """Emit the flat index in the padded image of each element of each patch, [taps, *steps]."""
     rank = len(steps)
-    taps = np.array(list(np.ndindex(*window.kernel)), np.int64) * np.array(window.dilations)
+    taps = np.array(list(np.ndindex(*window.static_extents)), np.int64) * np.array(window.dilations)
     position: Expr = const(np.zeros((len(taps), *(1,) * rank), np.int64))
     for axis, (extent, count, stride) in enumerate(zip(padded, steps, window.strides, strict=True)):
         starts = op.multiply(op.arange(0, count, 1, dtype="int64"), const(np.int64(stride)))
         tap = const(taps[:, axis].reshape(-1, *(1,) * rank))
         own = op.add(append_unit_axes(starts, rank - 1 - axis), tap)
-        position = op.add(op.multiply(position, node.scope.scalar(extent)), own)
+        position = op.add(op.multiply(position, node.scope.emit_dim(extent)), own)
     return position
 
 
@@ -237,17 +239,19 @@ _GRID_SAMPLE_VALUES = {
 
 # fmt: off
 ROWS = (
-    OnnxRow("GridSample", _grid_sample, since=16, attributes="align_corners mode padding_mode",
-        values=_GRID_SAMPLE_VALUES),
-    OnnxRow("AffineGrid", _affine_grid, since=20, attributes="align_corners"),
-    OnnxRow("RoiAlign", _roi_align, since=10,
+    OnnxRow("GridSample", _grid_sample, since_version=16,
+        attributes="align_corners mode padding_mode",
+        supported_values=_GRID_SAMPLE_VALUES),
+    OnnxRow("AffineGrid", _affine_grid, since_version=20, attributes="align_corners"),
+    OnnxRow("RoiAlign", _roi_align, since_version=10,
         attributes="coordinate_transformation_mode mode output_height output_width"
             " sampling_ratio spatial_scale",
-        values={"mode": ("avg", "max"),
+        supported_values={"mode": ("avg", "max"),
                 "coordinate_transformation_mode": ("half_pixel", "output_half_pixel")}),
-    OnnxRow("NonMaxSuppression", _non_max_suppression, since=10, attributes="center_point_box"),
-    OnnxRow("DeformConv", _deform_conv, since=19,
+    OnnxRow("NonMaxSuppression", _non_max_suppression, since_version=10,
+        attributes="center_point_box"),
+    OnnxRow("DeformConv", _deform_conv, since_version=19,
         attributes="dilations group kernel_shape offset_group pads strides"),
-    OnnxRow("Col2Im", _col2im, since=18, attributes="dilations pads strides"),
+    OnnxRow("Col2Im", _col2im, since_version=18, attributes="dilations pads strides"),
 )
 # fmt: on

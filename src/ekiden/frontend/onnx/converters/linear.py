@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.frontend.common.matmul import batched_matmul
-from ekiden.frontend.common.value import constant
+from ekiden.frontend.common.value import constant_value
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.op import Array
@@ -27,13 +27,13 @@ def _dense_weight(matrix: Array) -> Expr:
     return const(matrix.T)
 
 
-def multiply_matrices(node: OnnxNode) -> Expr:
+def convert_matmul(node: OnnxNode) -> Expr:
     """Convert MatMul with NumPy's rules for vectors and batches."""
     b = node.value(1)
     if not node.rank(0) or not node.rank(1):
-        node.unsupported("inputs must have at least 1 dimension")
+        node.reject("inputs must have at least 1 dimension")
     _check_contraction(node)
-    node.scope.same(node.shape(0)[-1:], node.shape(1)[-2:][:1])
+    node.scope.require_equal_dims(node.shape(0)[-1:], node.shape(1)[-2:][:1])
     if b.array is not None and b.array.ndim == 2:
         return op.nn.dense(node.expr(0), _dense_weight(b.array), units=b.array.shape[1])
     # A vector operand is promoted to a matrix and its axis removed again, as numpy.matmul does.
@@ -74,7 +74,7 @@ def _gemm(node: OnnxNode) -> Expr:
     data = op.transpose(node.expr(0), axes=[1, 0]) if node.get_int("transA", 0) else node.expr(0)
     transposed = bool(node.get_int("transB", 0))
     rows, columns = node.shape(0), node.shape(1)
-    node.scope.same(
+    node.scope.require_equal_dims(
         rows[:1] if node.get_int("transA", 0) else rows[1:],
         columns[1:] if transposed else columns[:1],
     )
@@ -83,18 +83,21 @@ def _gemm(node: OnnxNode) -> Expr:
         product: Expr = op.nn.dense(data, node.expr(1) if transposed else _dense_weight(weight))
     else:
         product = op.nn.matmul(data, node.expr(1), transpose_b=transposed)
-    product = _scale_by(node, product, node.get_float("alpha", 1.0))
-    bias = node.optional(2)
+    product = _emit_scaled(node, product, node.get_float("alpha", 1.0))
+    bias = node.optional_value(2)
     beta = node.get_float("beta", 1.0)
     if bias is None or beta == 0:
         return product
     # A constant bias absorbs beta at import.
     if bias.array is not None and beta != 1:
-        bias, beta = constant(np.asarray(bias.array * np.asarray(beta, bias.array.dtype))), 1.0
-    return op.add(product, _scale_by(node, node.scope.expr(bias), beta))
+        bias, beta = (
+            constant_value(np.asarray(bias.array * np.asarray(beta, bias.array.dtype))),
+            1.0,
+        )
+    return op.add(product, _emit_scaled(node, node.scope.expr(bias), beta))
 
 
-def _scale_by(node: OnnxNode, expr: Expr, factor: float) -> Expr:
+def _emit_scaled(node: OnnxNode, expr: Expr, factor: float) -> Expr:
     """Emit a product with a factor; the expression itself for 1."""
     return expr if factor == 1 else op.multiply(expr, const(factor, node.dtype(0)))
 
@@ -104,12 +107,12 @@ def _einsum(node: OnnxNode) -> Expr:
     operands, arrow, result_axes = equation.partition("->")
     # NumPy rejects this form; ONNX does not say that the axes are summed.
     if arrow and "..." in operands and "..." not in result_axes:
-        node.unsupported(f"the result of {equation!r} must name the axes of '...'")
+        node.reject(f"the result of {equation!r} must name the axes of '...'")
     return op.einsum(node.exprs(), equation)
 
 
 def _trilu(node: OnnxNode) -> Expr:
-    k = const(0, "int64") if node.optional(1) is None else op.reshape(node.expr(1), ())
+    k = const(0, "int64") if node.optional_value(1) is None else op.reshape(node.expr(1), ())
     return op.trilu(node.expr(0), k, upper=bool(node.get_int("upper", 1)))
 
 
@@ -125,18 +128,18 @@ def _eye_like(node: OnnxNode) -> Expr:
 
 def _det(node: OnnxNode) -> Expr:
     rows, columns = node.shape(0)[-2:-1], node.shape(0)[-1:]
-    node.scope.same(rows, columns)
+    node.scope.require_equal_dims(rows, columns)
     return op.det(node.expr(0))
 
 
 # fmt: off
 ROWS = (
-    OnnxRow("Det",    _det, since=11),
-    OnnxRow("MatMul", multiply_matrices),
+    OnnxRow("Det",    _det, since_version=11),
+    OnnxRow("MatMul", convert_matmul),
     OnnxRow("Gemm",   _gemm, attributes="alpha beta broadcast transA transB"),
-    OnnxRow("Gemm",   _gemm, since=7, attributes="alpha beta transA transB"),
-    OnnxRow("Einsum", _einsum, since=12, attributes="equation"),
-    OnnxRow("Trilu",  _trilu, since=14, attributes="upper"),
-    OnnxRow("EyeLike", _eye_like, since=9, attributes="dtype k"),
+    OnnxRow("Gemm",   _gemm, since_version=7, attributes="alpha beta transA transB"),
+    OnnxRow("Einsum", _einsum, since_version=12, attributes="equation"),
+    OnnxRow("Trilu",  _trilu, since_version=14, attributes="upper"),
+    OnnxRow("EyeLike", _eye_like, since_version=9, attributes="dtype k"),
 )
 # fmt: on

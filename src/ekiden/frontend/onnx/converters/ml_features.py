@@ -10,14 +10,14 @@ import numpy as np
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.sequence_value import MapValue
-from ekiden.frontend.common.text_value import TextValue, as_text_value, flatten_text
+from ekiden.frontend.common.text_value import StringValue, flatten_strings, to_string_value
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.dtype import int_range, is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
-from ekiden.runtime.text import encode, sorted_texts
+from ekiden.runtime.text import encode_strings, sort_strings
 from ekiden.topi.dimensions import Shape, known_int
 
 ML_DOMAIN = "ai.onnx.ml"
@@ -27,7 +27,7 @@ _SLICE_END = 2**31 - 1
 
 def value_shape(value: Value) -> Shape:
     """Return the shape of a numeric or string tensor."""
-    return value.shape if isinstance(value, TextValue) else value.type.shape
+    return value.shape if isinstance(value, StringValue) else value.type.shape
 
 
 def find_key_index(
@@ -41,14 +41,14 @@ def find_key_index(
         keys: the keys, of one type with the elements.
     """
     key_index = {k: i for i, k in enumerate(keys)}
-    if isinstance(elements, TextValue):
-        order = sorted_texts(map(str, key_index))
-        sorted_index = op.text.find(flatten_text(elements), const(encode(order)))
+    if isinstance(elements, StringValue):
+        order = sort_strings(map(str, key_index))
+        sorted_index = op.text.find(flatten_strings(elements), const(encode_strings(order)))
         sorted_index = op.reshape(sorted_index, elements.shape, allowzero=True)
         return _table_entries([key_index[k] for k in order], sorted_index, -1)
     dtype = elements.type.dtype
     if any(isinstance(k, str) for k in key_index):
-        node.unsupported(f"strings cannot be looked up among elements of {dtype}")
+        node.reject(f"strings cannot be looked up among elements of {dtype}")
     ends = int_range(dtype)
     numbers = [k for k in key_index if k == k and not isinstance(k, str)]
     if ends is not None:  # what the type cannot hold is no element's
@@ -73,18 +73,20 @@ def find_key_index(
 def _table_entries(table: Sequence[int], indices: Expr, default: int) -> Expr:
     """Emit int64 table entries by index; -1 gives the default."""
     return op.take(
-        const(np.array([*table, default], np.int64)), _default_last(indices, len(table)), axis=0
+        const(np.array([*table, default], np.int64)),
+        _replace_missing_index(indices, len(table)),
+        axis=0,
     )
 
 
-def _default_last(indices: Expr, last: int) -> Expr:
+def _replace_missing_index(indices: Expr, last: int) -> Expr:
     """Emit indices with -1 replaced by `last`."""
     return op.where(op.less(indices, const(np.int64(0))), const(np.int64(last)), indices)
 
 
 def gather_or_default(
     node: OnnxNode, indices: Expr, values: Array, default: object
-) -> Expr | TextValue:
+) -> Expr | StringValue:
     """Emit values by index; -1 gives the default.
 
     Args:
@@ -96,9 +98,9 @@ def gather_or_default(
     # The default is appended to the table: one gather then serves hits and misses.
     end = np.array([default], values.dtype)
     table = np.concatenate([values.ravel(), end])
-    at = _default_last(indices, values.size)
+    at = _replace_missing_index(indices, values.size)
     if values.dtype == np.object_:
-        return as_text_value(node.scope, op.take(const(encode(table)), at, axis=0))
+        return to_string_value(node.scope, op.take(const(encode_strings(table)), at, axis=0))
     return op.take(const(table), at, axis=0)
 
 
@@ -119,10 +121,10 @@ def attribute_list(node: OnnxNode, prefix: str) -> tuple[str, Array]:
         if node.has(f"{prefix}_{kind}"):
             read = {"floats": node.get_floats, "int64s": node.get_ints, "strings": node.get_strings}
             return kind, np.array(read[kind](f"{prefix}_{kind}"), dtype)
-    node.unsupported(f"attribute '{prefix}_...' is missing")
+    node.reject(f"attribute '{prefix}_...' is missing")
 
 
-def _default(node: OnnxNode, kind: str, values: Array) -> object:
+def _default_value(node: OnnxNode, kind: str, values: Array) -> object:
     """Return the default value of a lookup for its type."""
     name = f"default_{kind.removesuffix('s')}"
     if kind == "tensor":
@@ -139,14 +141,16 @@ def _label_encoder(node: OnnxNode) -> Result:
     _, keys = attribute_list(node, "keys")
     kind, values = attribute_list(node, "values")
     if keys.size != values.size:
-        node.unsupported(f"as many values as keys expected, got {values.size} and {keys.size}")
+        node.reject(f"as many values as keys expected, got {values.size} and {keys.size}")
     indices = find_key_index(node, node.value(0), keys.tolist())
-    return gather_or_default(node, indices, values, _default(node, kind, values))
+    return gather_or_default(node, indices, values, _default_value(node, kind, values))
 
 
-def _map_either_way(node: OnnxNode, words: Sequence[str], numbers: Sequence[int]) -> Result:
+def _map_strings_and_numbers(
+    node: OnnxNode, words: Sequence[str], numbers: Sequence[int]
+) -> Result:
     """Map strings to numbers or numbers to strings, by the type of the input."""
-    if isinstance(node.value(0), TextValue):
+    if isinstance(node.value(0), StringValue):
         indices = find_key_index(node, node.value(0), words)
         values = np.array(numbers, np.int64)
         return gather_or_default(node, indices, values, node.get_int("default_int64", -1))
@@ -157,11 +161,13 @@ def _map_either_way(node: OnnxNode, words: Sequence[str], numbers: Sequence[int]
 
 def _label_encoder_1(node: OnnxNode) -> Result:
     words = node.get_strings("classes_strings")
-    return _map_either_way(node, words, range(len(words)))
+    return _map_strings_and_numbers(node, words, range(len(words)))
 
 
 def _category_mapper(node: OnnxNode) -> Result:
-    return _map_either_way(node, node.get_strings("cats_strings"), node.get_ints("cats_int64s"))
+    return _map_strings_and_numbers(
+        node, node.get_strings("cats_strings"), node.get_ints("cats_int64s")
+    )
 
 
 def _one_hot(node: OnnxNode) -> Expr:
@@ -170,9 +176,9 @@ def _one_hot(node: OnnxNode) -> Expr:
     """
     _, cats = attribute_list(node, "cats")
     categories = node.value(0)
-    if not isinstance(categories, TextValue) and is_float(categories.type.dtype):
+    if not isinstance(categories, StringValue) and is_float(categories.type.dtype):
         # ONNX Runtime truncates float categories to integers.
-        categories = node.scope.bound(op.cast(node.expr(0), "int64"))
+        categories = node.scope.bind_named(op.cast(node.expr(0), "int64"))
     indices = find_key_index(node, categories, cats.tolist())
     wide = op.expand_dims(indices, axis=len(value_shape(categories)))
     return op.cast(op.equal(wide, const(np.arange(cats.size, dtype=np.int64))), "float32")
@@ -181,15 +187,15 @@ def _one_hot(node: OnnxNode) -> Expr:
 # Numbers.
 
 
-def as_matrix(node: OnnxNode, index: int = 0) -> Expr:
+def read_matrix(node: OnnxNode, index: int = 0) -> Expr:
     """Return an input as a matrix [n, c]; a vector [c] is one row."""
     data = node.expr(index)
     return op.expand_dims(data, axis=0) if node.rank(index) == 1 else data
 
 
-def as_float_matrix(node: OnnxNode, index: int = 0) -> Expr:
+def read_float_matrix(node: OnnxNode, index: int = 0) -> Expr:
     """Return an input as a matrix of float32, or of its own float dtype."""
-    data = as_matrix(node, index)
+    data = read_matrix(node, index)
     return data if is_float(node.dtype(index)) else op.cast(data, "float32")
 
 
@@ -235,14 +241,14 @@ def _feature_vectorizer(node: OnnxNode) -> Expr:
     columns = []
     widths = node.get_ints("inputdimensions")
     if len(widths) != len(node.inputs):
-        node.unsupported(f"'inputdimensions' has {len(widths)} numbers for {len(node.inputs)}")
+        node.reject(f"'inputdimensions' has {len(widths)} numbers for {len(node.inputs)}")
     for index, width in enumerate(widths):
         if node.rank(index) not in (1, 2):
-            node.unsupported(f"input {index} must have rank 1 or 2, got {node.rank(index)}")
-        data = op.cast(as_matrix(node, index), "float32")
-        have = known_int(node.typed(data).shape[1])
+            node.reject(f"input {index} must have rank 1 or 2, got {node.rank(index)}")
+        data = op.cast(read_matrix(node, index), "float32")
+        have = known_int(node.tensor_type_of(data).shape[1])
         if have is None:
-            node.unsupported(f"the number of columns of input {index} must be known")
+            node.reject(f"the number of columns of input {index} must be known")
         # As in ONNX Runtime, inputs are cut or padded to their stated width.
         if have > width:
             data = op.strided_slice(data, [0], [width], axes=[1])
@@ -252,17 +258,17 @@ def _feature_vectorizer(node: OnnxNode) -> Expr:
     return columns[0] if len(columns) == 1 else op.concatenate(Tuple(tuple(columns)), axis=1)
 
 
-def _feature_extractor(node: OnnxNode) -> Expr | TextValue:
+def _feature_extractor(node: OnnxNode) -> Expr | StringValue:
     """Convert ArrayFeatureExtractor: columns by index."""
     features = node.value(0)
     rank = len(value_shape(features))
-    data = features.expr if isinstance(features, TextValue) else node.expr(0)
+    data = features.expr if isinstance(features, StringValue) else node.expr(0)
     assert data is not None
     selected = op.take(data, op.reshape(node.expr(1), (-1,)), axis=rank - 1, mode="raise")
     selected_rows = op.expand_dims(selected, axis=0) if rank == 1 else selected
     return (
-        as_text_value(node.scope, selected_rows)
-        if isinstance(features, TextValue)
+        to_string_value(node.scope, selected_rows)
+        if isinstance(features, StringValue)
         else selected_rows
     )
 
@@ -274,7 +280,7 @@ def _zip_map(node: OnnxNode) -> MapValue:
         node.get_strings("classlabels_strings") if strings else node.get_ints("classlabels_int64s")
     )
     data = node.expr(0) if node.rank(0) == 2 else op.expand_dims(node.expr(0), axis=0)
-    return MapValue(node.scope.spanned(data), names)
+    return MapValue(node.scope.attach_span(data), names)
 
 
 # Counts of n-grams.
@@ -304,7 +310,7 @@ def _max_skips(node: OnnxNode, length: int | None, size: int) -> int:
     """
     skips = node.get_int("max_skip_count", 0)
     if skips < 0 or (length is None and skips > MAX_SKIPS):
-        node.unsupported(f"'max_skip_count': from 0 to {MAX_SKIPS} expected, got {skips}")
+        node.reject(f"'max_skip_count': from 0 to {MAX_SKIPS} expected, got {skips}")
     if size == 1:
         return 0
     return skips if length is None else max(0, min(skips, (length - 1) // (size - 1) - 1))
@@ -312,7 +318,7 @@ def _max_skips(node: OnnxNode, length: int | None, size: int) -> int:
 
 def _count_ngrams(node: OnnxNode, ids: Expr, pool: Array, size: int) -> Expr:
     """Count each n-gram of a pool [count, size] in each row of ids [batch, length]."""
-    length = node.typed(ids).shape[1]
+    length = node.tensor_type_of(ids).shape[1]
     skips = _max_skips(node, known_int(length), size)
     counts = []
     # Skip n-grams: the items of an n-gram are `step` tokens apart, for every step that is allowed.
@@ -350,7 +356,7 @@ def _tf_idf(node: OnnxNode) -> Expr:
             used += range(at, at + number)
         at += number
     if at != len(columns):
-        node.unsupported(f"'ngram_indexes' has {len(columns)} entries for {at} n-grams")
+        node.reject(f"'ngram_indexes' has {len(columns)} entries for {at} n-grams")
     weighted = _weight_counts(node, counts, np.array(used, np.int64), columns)
     return op.squeeze(weighted, axis=[0]) if rank == 1 else weighted
 
@@ -360,7 +366,7 @@ def _weight_counts(
 ) -> Expr:
     """Weight the n-gram counts and scatter them to their columns; other columns are 0."""
     if not gram_counts:
-        node.unsupported("no n-gram has a length that is counted")
+        node.reject("no n-gram has a length that is counted")
     counts = (
         gram_counts[0]
         if len(gram_counts) == 1
@@ -385,7 +391,7 @@ def _weight_counts(
 ROWS = (
     OnnxRow("LabelEncoder",          _label_encoder_1, domain=ML_DOMAIN,
         attributes="classes_strings default_int64 default_string"),
-    OnnxRow("LabelEncoder",          _label_encoder, since=2, domain=ML_DOMAIN,
+    OnnxRow("LabelEncoder",          _label_encoder, since_version=2, domain=ML_DOMAIN,
         attributes="default_float default_int64 default_string default_tensor keys_floats "
         "keys_int64s keys_strings keys_tensor values_floats values_int64s values_strings "
         "values_tensor"),
@@ -395,7 +401,7 @@ ROWS = (
         attributes="cats_int64s cats_strings zeros"),
     OnnxRow("Scaler",                _scaler, domain=ML_DOMAIN, attributes="offset scale"),
     OnnxRow("Normalizer",            _normalizer, domain=ML_DOMAIN, attributes="norm",
-        values={"norm": ("MAX", "L1", "L2")}),
+        supported_values={"norm": ("MAX", "L1", "L2")}),
     OnnxRow("Binarizer",             _binarizer, domain=ML_DOMAIN, attributes="threshold"),
     OnnxRow("Imputer",               _imputer, domain=ML_DOMAIN,
         attributes="imputed_value_floats imputed_value_int64s replaced_value_float "
@@ -405,8 +411,8 @@ ROWS = (
     OnnxRow("ArrayFeatureExtractor", _feature_extractor, domain=ML_DOMAIN),
     OnnxRow("ZipMap",                _zip_map, domain=ML_DOMAIN,
         attributes="classlabels_int64s classlabels_strings"),
-    OnnxRow("TfIdfVectorizer",       _tf_idf, since=9,
+    OnnxRow("TfIdfVectorizer",       _tf_idf, since_version=9,
         attributes="max_gram_length max_skip_count min_gram_length mode ngram_counts ngram_indexes "
-        "pool_int64s pool_strings weights", values={"mode": ("TF", "IDF", "TFIDF")}),
+        "pool_int64s pool_strings weights", supported_values={"mode": ("TF", "IDF", "TFIDF")}),
 )
 # fmt: on

@@ -12,9 +12,9 @@ import numpy as np
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.onnx.converters.ml_features import (
     ML_DOMAIN,
-    as_float_matrix,
-    as_matrix,
     gather_or_default,
+    read_float_matrix,
+    read_matrix,
 )
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.frontend.onnx.trees import BRANCH_MODES, MEMBER, BranchNodes, ForestTables, build_forest
@@ -33,7 +33,7 @@ POST_TRANSFORM_VALUES = {
 
 def _const_like(node: OnnxNode, like: Expr, value: float) -> Expr:
     """Return a scalar constant of an expression's dtype."""
-    return const(value, node.typed(like).dtype)
+    return const(value, node.tensor_type_of(like).dtype)
 
 
 def _concat_columns(first: Expr, second: Expr) -> Expr:
@@ -84,8 +84,8 @@ def _probit(node: OnnxNode, scores: Expr) -> Expr:
     return op.multiply(const_like_scores(1.41421356), signed)
 
 
-def post_transform(node: OnnxNode, scores: Expr) -> Expr:
-    """Emit the `post_transform` of scores [n, k]."""
+def apply_post_transform(node: OnnxNode, scores: Expr) -> Expr:
+    """Emit the `apply_post_transform` of scores [n, k]."""
     match node.get_string("post_transform", "NONE"):
         case "SOFTMAX":
             return op.nn.softmax(scores, axis=1)
@@ -142,13 +142,13 @@ def _coefficient_matrix(values: Sequence[float], rows: int, width: int = -1) -> 
 
 def _row_products(node: OnnxNode, data: Expr, weights: Array) -> Expr:
     """Emit the products of rows [n, k] with the rows of `weights` [m, k]: [n, m]."""
-    node.scope.same(node.typed(data).shape[1:], (as_dim(weights.shape[1]),))
+    node.scope.require_equal_dims(node.tensor_type_of(data).shape[1:], (as_dim(weights.shape[1]),))
     return op.nn.dense(data, const(weights), units=len(weights))
 
 
 def _linear_scores(node: OnnxNode, columns: int) -> Expr:
-    data = as_float_matrix(node)
-    dtype = node.typed(data).dtype
+    data = read_float_matrix(node)
+    dtype = node.tensor_type_of(data).dtype
     weights = _coefficient_matrix(node.get_floats("coefficients"), columns).astype(dtype)
     scores = _row_products(node, data, weights)
     if not node.has("intercepts"):
@@ -164,21 +164,21 @@ def _linear_classifier(node: OnnxNode) -> Result:
     # A binary classifier stores the coefficients of the second class alone.
     if columns == 1 and count == 2:
         scores = _concat_columns(op.negative(scores), scores)
-    scores = op.cast(post_transform(node, scores), "float32")
+    scores = op.cast(apply_post_transform(node, scores), "float32")
     if columns == 1 and count == 1:
         limit = 0.0 if node.get_string("post_transform", "NONE") == "NONE" else 0.5
-        return [_as_expr(_threshold_labels(node, scores, limit)), scores]
-    return [_as_expr(_class_labels_by_index(node, _argmax_class(scores))), scores]
+        return [_assert_expr(_threshold_labels(node, scores, limit)), scores]
+    return [_assert_expr(_class_labels_by_index(node, _argmax_class(scores))), scores]
 
 
-def _as_expr(result: Result) -> Expr:
+def _assert_expr(result: Result) -> Expr:
     """Return a label result as an expression, for the type checker."""
     return result  # type: ignore[return-value]
 
 
 def _linear_regressor(node: OnnxNode) -> Expr:
     scores = _linear_scores(node, node.get_int("targets", 1))
-    return op.cast(post_transform(node, scores), "float32")
+    return op.cast(apply_post_transform(node, scores), "float32")
 
 
 # Support vector machines.
@@ -212,7 +212,7 @@ def _svm_offsets(node: OnnxNode, count: int) -> Expr:
 
 def _svm_regressor(node: OnnxNode) -> Expr:
     count = node.get_int("n_supports", 0)
-    data: Expr = op.cast(as_matrix(node), "float32")
+    data: Expr = op.cast(read_matrix(node), "float32")
     if count:
         data = _svm_kernel(
             node, data, _coefficient_matrix(node.get_floats("support_vectors"), count)
@@ -222,11 +222,11 @@ def _svm_regressor(node: OnnxNode) -> Expr:
     if node.get_int("one_class", 0):
         above = op.greater(scores, const(np.float32(0)))
         return op.where(above, const(np.float32(1)), const(np.float32(-1)))
-    return post_transform(node, scores)
+    return apply_post_transform(node, scores)
 
 
 def _svm_classifier(node: OnnxNode) -> Result:
-    data, labels = op.cast(as_matrix(node), "float32"), class_labels(node)
+    data, labels = op.cast(read_matrix(node), "float32"), class_labels(node)
     classes = 1 if labels is None else len(labels)
     per_class = node.get_ints("vectors_per_class", ())
     positive = min(node.get_floats("coefficients")) >= 0
@@ -234,14 +234,14 @@ def _svm_classifier(node: OnnxNode) -> Result:
         weights = _coefficient_matrix(node.get_floats("coefficients"), classes)
         scores = op.add(_row_products(node, data, weights), _svm_offsets(node, 1))
         return _svm_result(node, scores, scores, False, positive)
-    pairs = _pair_scores(node, data, per_class)
+    pairs = _one_vs_one_scores(node, data, per_class)
     votes = _one_vs_one_votes(node, pairs, classes)
     if not node.has("prob_a") or not node.get_floats("prob_a"):
         return _svm_result(node, votes, pairs, False, positive)
     return _svm_result(node, votes, _platt_probabilities(node, pairs, classes), True, positive)
 
 
-def _pair_scores(node: OnnxNode, data: Expr, per_class: Sequence[int]) -> Expr:
+def _one_vs_one_scores(node: OnnxNode, data: Expr, per_class: Sequence[int]) -> Expr:
     """Emit the decision value of each pair of classes, above 0 for the first: [n, pairs]."""
     total = sum(per_class)
     vectors = _coefficient_matrix(node.get_floats("support_vectors"), total)
@@ -294,7 +294,7 @@ def _platt_probabilities(node: OnnxNode, pairs: Expr, classes: int) -> Expr:
 def _svm_result(node: OnnxNode, votes: Expr, scores: Expr, proba: bool, positive: bool) -> Result:
     """Emit labels and scores; with two classes and one score, the first class gets its negative."""
     labels = class_labels(node)
-    count = node.typed(scores).shape[1]
+    count = node.tensor_type_of(scores).shape[1]
     width = int(getattr(count, "value", 0))
     single = len(node.get_floats("rho")) == 1
     if single and (labels is None or len(labels) != 2):
@@ -309,10 +309,10 @@ def _svm_result(node: OnnxNode, votes: Expr, scores: Expr, proba: bool, positive
     else:
         label = _class_labels_by_index(node, _argmax_class(votes))
     if width == 1 and single and labels is not None and len(labels) == 2:
-        scores = post_transform(node, _concat_columns(op.negative(scores), scores))
+        scores = apply_post_transform(node, _concat_columns(op.negative(scores), scores))
     elif width > 1:
-        scores = post_transform(node, scores)
-    return [_as_expr(label), scores]
+        scores = apply_post_transform(node, scores)
+    return [_assert_expr(label), scores]
 
 
 # Trees.
@@ -330,12 +330,18 @@ def _float_list(node: OnnxNode, name: str, dtype: type) -> Array | None:
 
 def _find_leaves(node: OnnxNode, data: Expr, tables: ForestTables) -> Expr:
     """Emit the leaf of each row in each tree, int64 [n, trees]."""
-    max_column, columns = int(tables.features.max(initial=0)), node.typed(data).shape[-1]
+    max_column, columns = int(tables.features.max(initial=0)), node.tensor_type_of(data).shape[-1]
     if isinstance(columns, IntImm) and columns.value <= max_column:
-        node.unsupported(f"a tree asks for the column {max_column} of {columns.value}")
+        node.reject(f"a tree asks for the column {max_column} of {columns.value}")
     # The kernel does not check feature indices: a smaller input would be read out of bounds.
-    node.scope.require(fold_binary(GT, columns, max_column))
-    node_tables = (tables.roots, tables.features, tables.limits, tables.children, tables.missing)
+    node.scope.require_condition(fold_binary(GT, columns, max_column))
+    node_tables = (
+        tables.roots,
+        tables.features,
+        tables.thresholds,
+        tables.children,
+        tables.nan_goes_true,
+    )
     roots, features, limits, children, missing = map(const, node_tables)
     return op.ml.tree_leaves(data, roots, features, limits, children, missing, tables.depth)
 
@@ -360,7 +366,7 @@ class _TreeNodeIndex:
         is_there &= self._trees[tree] == trees
         return np.where(is_there, tree * self._span + number, -1)
 
-    def find(self, trees: Array, ids: Array) -> Array:
+    def find_positions(self, trees: Array, ids: Array) -> Array:
         """Return the positions of nodes by key, of duplicates the last; -1 for none."""
         keys = self._keys(trees, ids)
         at = np.searchsorted(self._sorted, keys, side="right") - 1
@@ -373,14 +379,14 @@ class _ParsedForest:
     """The parsed trees of TreeEnsembleClassifier or TreeEnsembleRegressor."""
 
     tables: ForestTables
-    names: _TreeNodeIndex
-    leaf: Array
+    node_index: _TreeNodeIndex
+    leaf_numbers: Array
     """The number of the leaf that a node is; -1 for one that is none."""
 
     @property
-    def leaves(self) -> int:
+    def num_leaves(self) -> int:
         """Return the number of leaves."""
-        return int((self.leaf >= 0).sum())
+        return int((self.leaf_numbers >= 0).sum())
 
 
 _BRANCH_MODE_OF_NAME = {"LEAF": -1, **{f"BRANCH_{m}": n for n, m in enumerate(BRANCH_MODES)}}
@@ -402,7 +408,7 @@ def _forest_before_v5(node: OnnxNode, dtype: type) -> _ParsedForest:
         values is None
         or len({len(values_list) for values_list in lists if values_list is not None}) != 1
     ):
-        node.unsupported("the lists 'nodes_...' must be of one length")
+        node.reject("the lists 'nodes_...' must be of one length")
     is_leaf, names = modes < 0, _TreeNodeIndex(trees, ids)
     leaf = np.where(is_leaf, np.cumsum(is_leaf) - 1, -1)
     number = np.where(is_leaf, -1 - leaf, np.cumsum(~is_leaf) - 1)
@@ -412,10 +418,10 @@ def _forest_before_v5(node: OnnxNode, dtype: type) -> _ParsedForest:
         that no node has.
         """
         target_ids = side[~is_leaf]
-        at = names.find(trees[~is_leaf], target_ids)
+        at = names.find_positions(trees[~is_leaf], target_ids)
         if (at < 0).any():
             lost = int(np.flatnonzero(at < 0)[0])
-            node.unsupported(f"tree {trees[~is_leaf][lost]} has no node {target_ids[lost]}")
+            node.reject(f"tree {trees[~is_leaf][lost]} has no node {target_ids[lost]}")
         return number[at]
 
     yes, no = map(branch_targets, sides)
@@ -425,7 +431,7 @@ def _forest_before_v5(node: OnnxNode, dtype: type) -> _ParsedForest:
         modes[inner], features[inner], values[inner], count, missing[inner], yes, no
     )
     _, firsts = np.unique(trees, return_index=True)
-    roots = number[names.find(trees[firsts], ids[firsts])]
+    roots = number[names.find_positions(trees[firsts], ids[firsts])]
     return _ParsedForest(build_forest(branches, roots, int(is_leaf.sum()), dtype), names, leaf)
 
 
@@ -439,15 +445,15 @@ def _leaf_weights(
     weights = _float_list(node, f"{prefix}_weights", dtype)
     targets = node.get_int_array(f"{prefix}_ids")
     if weights is None or not len(owners) == len(ids) == len(targets) == len(weights):
-        node.unsupported(f"the lists '{prefix}_...' must be of one length")
+        node.reject(f"the lists '{prefix}_...' must be of one length")
     wrong = (targets < 0) | (targets >= columns)
     if wrong.any():
-        node.unsupported(f"'{prefix}_ids' must be below {columns}, got {targets[wrong][0]}")
-    at = trees.names.find(owners, ids)
-    leaf = np.where(at >= 0, trees.leaf[at], -1)
+        node.reject(f"'{prefix}_ids' must be below {columns}, got {targets[wrong][0]}")
+    at = trees.node_index.find_positions(owners, ids)
+    leaf = np.where(at >= 0, trees.leaf_numbers[at], -1)
     reached = leaf >= 0  # weights of other nodes never are
     cells = (leaf[reached], targets[reached])
-    rows = max(trees.leaves, 1)
+    rows = max(trees.num_leaves, 1)
     node.check_declared_count(
         f"{rows} leaves times the number of columns of '{prefix}_ids'", rows * columns
     )
@@ -483,7 +489,7 @@ def _tree_dtype(node: OnnxNode) -> type:
 
 
 def _tree_data(node: OnnxNode) -> Expr:
-    return op.cast(as_matrix(node), str(np.dtype(_tree_dtype(node))))
+    return op.cast(read_matrix(node), str(np.dtype(_tree_dtype(node))))
 
 
 def _tree_regressor(node: OnnxNode) -> Expr:
@@ -495,13 +501,13 @@ def _tree_regressor(node: OnnxNode) -> Expr:
     base = _float_list(node, "base_values", dtype)
     if base is not None:
         scores = op.add(scores, const(base))
-    return op.cast(post_transform(node, scores), "float32")
+    return op.cast(apply_post_transform(node, scores), "float32")
 
 
 def _tree_classifier(node: OnnxNode) -> Result:
     dtype, labels = _tree_dtype(node), class_labels(node)
     if labels is None:
-        node.unsupported("attribute 'classlabels_...' is missing")
+        node.reject("attribute 'classlabels_...' is missing")
     trees, used = _forest_before_v5(node, dtype), np.unique(node.get_int_array("class_ids"))
     columns = max(len(labels), int(used.max(initial=0)) + 1)
     table = _leaf_weights(node, "class", trees, columns, 0.0, dtype)
@@ -512,15 +518,15 @@ def _tree_classifier(node: OnnxNode) -> Result:
         scores = op.add(scores, const(base))
     # Binary ensembles store the weights of one class alone.
     if len(used) == 1 and columns <= 2:
-        scores = _two_classes(node, scores)
-    scores = op.cast(post_transform(node, scores), "float32")
+        scores = _expand_binary_scores(node, scores)
+    scores = op.cast(apply_post_transform(node, scores), "float32")
     class_indices = _argmax_class(scores)
     if len(labels) == 1:
-        return [_as_expr(class_indices), scores]
-    return [_as_expr(_class_labels_by_index(node, class_indices)), scores]
+        return [_assert_expr(class_indices), scores]
+    return [_assert_expr(_class_labels_by_index(node, class_indices)), scores]
 
 
-def _two_classes(node: OnnxNode, scores: Expr) -> Expr:
+def _expand_binary_scores(node: OnnxNode, scores: Expr) -> Expr:
     """Emit the scores of both classes from that of one."""
     score = op.strided_slice(scores, [0], [1], axes=[1])
     plain = node.get_string("post_transform", "NONE") in ("NONE", "PROBIT")
@@ -534,7 +540,7 @@ def _tree_ensemble(node: OnnxNode) -> Expr:
     weights = node.get_tensor("leaf_weights")
     modes = node.get_tensor("nodes_modes")
     if splits is None or weights is None or modes is None:
-        node.unsupported("attributes 'nodes_splits', 'nodes_modes' and 'leaf_weights' expected")
+        node.reject("attributes 'nodes_splits', 'nodes_modes' and 'leaf_weights' expected")
     dtype = splits.dtype.type if splits.dtype == np.float64 else np.float32
     weights = weights.ravel()
     leaves, columns = len(weights), node.get_int("n_targets", 1)
@@ -542,18 +548,18 @@ def _tree_ensemble(node: OnnxNode) -> Expr:
     post = _enum_attribute(node, "post_transform", 0, POST_TRANSFORM_VALUES["post_transform"])
     targets = node.get_int_array("leaf_targetids")
     if len(targets) != leaves or (targets < 0).any() or (targets >= columns).any():
-        node.unsupported(f"'leaf_targetids' must be {leaves} numbers below {columns}")
+        node.reject(f"'leaf_targetids' must be {leaves} numbers below {columns}")
     node.check_declared_count(f"{leaves} leaves times 'n_targets'", leaves * columns)
     table: Array = np.full((leaves, columns), _NEUTRAL_OF_AGGREGATE[how], dtype)
     table[np.arange(leaves), targets] = weights
     branches = _branch_nodes(node, splits, modes)
     tables = build_forest(branches, node.get_int_array("tree_roots"), leaves, dtype)
-    data = op.cast(as_matrix(node), str(np.dtype(dtype)))
+    data = op.cast(read_matrix(node), str(np.dtype(dtype)))
     scores = _aggregate_leaves(
         node, _find_leaves(node, data, tables), table, how, len(tables.roots)
     )
     if post != "NONE":
-        node.unsupported(f"attribute 'post_transform' {post} of TreeEnsemble")
+        node.reject(f"attribute 'post_transform' {post} of TreeEnsemble")
     return op.cast(scores, node.dtype(0))
 
 
@@ -561,7 +567,7 @@ def _enum_attribute(node: OnnxNode, name: str, default: int, choices: Sequence[o
     """Return the enumerator that an integer attribute selects."""
     number = node.get_int(name, default)
     if not 0 <= number < len(choices):
-        node.unsupported(f"attribute {name!r} must be in [0, {len(choices)}), got {number}")
+        node.reject(f"attribute {name!r} must be in [0, {len(choices)}), got {number}")
     return str(choices[number])
 
 
@@ -579,7 +585,7 @@ def _branch_nodes(node: OnnxNode, splits: Array, modes: Array) -> BranchNodes:
         targets = node.get_int_array(f"nodes_{side}nodeids")
         is_leaf = node.get_int_array(f"nodes_{side}leafs") != 0
         if not len(targets) == len(is_leaf) == len(kinds) == len(features):
-            node.unsupported("the lists 'nodes_...' must be of one length")
+            node.reject("the lists 'nodes_...' must be of one length")
         sides.append(np.where(is_leaf, -1 - targets, targets))
     values, counts = _branch_thresholds(kinds, splits.ravel(), node.get_tensor("membership_values"))
     return BranchNodes(kinds, features, values, counts, missing, sides[0], sides[1])
@@ -612,26 +618,30 @@ _TREE_ATTRIBUTES = (
 )
 # fmt: off
 ROWS = (
-    OnnxRow("LinearClassifier", _linear_classifier, domain=ML_DOMAIN, values=POST_TRANSFORM_VALUES,
+    OnnxRow("LinearClassifier", _linear_classifier, domain=ML_DOMAIN,
+        supported_values=POST_TRANSFORM_VALUES,
         attributes="classlabels_ints classlabels_strings coefficients intercepts multi_class "
         "post_transform"),
     OnnxRow("LinearRegressor",        _linear_regressor, domain=ML_DOMAIN,
-        values=POST_TRANSFORM_VALUES, attributes="coefficients intercepts post_transform targets"),
-    OnnxRow("SVMClassifier", _svm_classifier, domain=ML_DOMAIN, values=POST_TRANSFORM_VALUES,
+        supported_values=POST_TRANSFORM_VALUES,
+        attributes="coefficients intercepts post_transform targets"),
+    OnnxRow("SVMClassifier", _svm_classifier, domain=ML_DOMAIN,
+        supported_values=POST_TRANSFORM_VALUES,
         attributes="classlabels_ints classlabels_strings coefficients kernel_params kernel_type "
         "post_transform prob_a prob_b rho support_vectors vectors_per_class"),
-    OnnxRow("SVMRegressor", _svm_regressor, domain=ML_DOMAIN, values=POST_TRANSFORM_VALUES,
+    OnnxRow("SVMRegressor", _svm_regressor, domain=ML_DOMAIN,
+        supported_values=POST_TRANSFORM_VALUES,
         attributes="coefficients kernel_params kernel_type n_supports one_class post_transform rho "
         "support_vectors"),
     OnnxRow("TreeEnsembleClassifier", _tree_classifier, domain=ML_DOMAIN,
-        values=POST_TRANSFORM_VALUES,
+        supported_values=POST_TRANSFORM_VALUES,
         attributes=f"{_TREE_ATTRIBUTES} class_ids class_nodeids class_treeids class_weights "
         "class_weights_as_tensor classlabels_int64s classlabels_strings"),
     OnnxRow("TreeEnsembleRegressor",  _tree_regressor, domain=ML_DOMAIN,
-        values=POST_TRANSFORM_VALUES,
+        supported_values=POST_TRANSFORM_VALUES,
         attributes=f"{_TREE_ATTRIBUTES} aggregate_function n_targets target_ids target_nodeids "
         "target_treeids target_weights target_weights_as_tensor"),
-    OnnxRow("TreeEnsemble",           _tree_ensemble, domain=ML_DOMAIN, since=5,
+    OnnxRow("TreeEnsemble",           _tree_ensemble, domain=ML_DOMAIN, since_version=5,
         attributes="aggregate_function leaf_targetids leaf_weights membership_values n_targets "
         "nodes_falseleafs nodes_falsenodeids nodes_featureids nodes_hitrates "
         "nodes_missing_value_tracks_true nodes_modes nodes_splits nodes_trueleafs "

@@ -48,13 +48,15 @@ def _concat(node: OnnxNode) -> Expr | Value:
     other_dims: list[PrimExpr] = []
     for index in range(1, len(node.inputs)):
         if node.rank(index) != node.rank(0):
-            node.unsupported(f"ranks must agree, got {node.rank(0)} and {node.rank(index)}")
-        other_dims += _drop_axis(node.shape(index), axis)
-    node.scope.same(_drop_axis(node.shape(0), axis) * (len(node.inputs) - 1), other_dims)
+            node.reject(f"ranks must agree, got {node.rank(0)} and {node.rank(index)}")
+        other_dims += _remove_axis(node.shape(index), axis)
+    node.scope.require_equal_dims(
+        _remove_axis(node.shape(0), axis) * (len(node.inputs) - 1), other_dims
+    )
     return op.concatenate(node.exprs(), axis=axis)
 
 
-def _drop_axis(shape: Shape, axis: int) -> Shape:
+def _remove_axis(shape: Shape, axis: int) -> Shape:
     """Return a shape without an axis."""
     return shape[:axis] + shape[axis + 1 :]
 
@@ -67,21 +69,21 @@ def _split(node: OnnxNode) -> Expr | Value:
     count = len(node.proto.output)
     if node.has("split"):
         extents: Sequence[Dim] = node.get_ints("split")
-    elif node.optional(1) is not None:
+    elif node.optional_value(1) is not None:
         extents = node.dims(1, "split", count)
     elif count == 1 and not node.has("num_outputs"):
         return node.value(0)
     else:
         extents = _equal_split_sizes(node, node.shape(0)[axis])
     if len(extents) != count:
-        node.unsupported(f"'split' must have a size for each of {count} outputs: {extents}")
+        node.reject(f"'split' must have a size for each of {count} outputs: {extents}")
     # ONNX requires the sizes to add up to the extent of the axis.
     total = reduce(operator.add, map(as_dim, extents))
     if are_unequal_dims(total, node.shape(0)[axis]) or any(
         (known_int(e) or 0) < 0 for e in extents
     ):
-        node.unsupported(f"'split' must add up to {node.shape(0)[axis]}: {tuple(extents)}")
-    node.scope.require(prim.fold_binary(prim.EQ, total, node.shape(0)[axis]))
+        node.reject(f"'split' must add up to {node.shape(0)[axis]}: {tuple(extents)}")
+    node.scope.require_condition(prim.fold_binary(prim.EQ, total, node.shape(0)[axis]))
     if count == 1:
         return node.value(0)
     cuts = [simplify_dim(as_dim(c)) for c in accumulate(extents[:-1])]
@@ -93,14 +95,14 @@ def _equal_split_sizes(node: OnnxNode, extent: PrimExpr) -> list[Dim]:
     outputs = len(node.proto.output)
     count = node.get_int("num_outputs", outputs)
     if count != outputs:
-        node.unsupported(f"attribute 'num_outputs' is {count}, and there are {outputs}")
+        node.reject(f"attribute 'num_outputs' is {count}, and there are {outputs}")
     if not node.has("num_outputs"):
-        node.scope.require(prim.fold_binary(prim.EQ, extent % count, 0))
+        node.scope.require_condition(prim.fold_binary(prim.EQ, extent % count, 0))
         return [simplify_dim(extent // count)] * count
     # Since opset 18 the chunks are ceil(extent / num_outputs) long.
     part_size = simplify_dim((extent + (count - 1)) // count)
     last = simplify_dim(extent - part_size * (count - 1))
-    node.scope.require(prim.fold_binary(prim.GE, last, 0))
+    node.scope.require_condition(prim.fold_binary(prim.GE, last, 0))
     return [*[part_size] * (count - 1), last]
 
 
@@ -113,10 +115,14 @@ def _slice_by_attributes(node: OnnxNode) -> Expr | Value:
 def _slice(node: OnnxNode) -> Expr | Value:
     bounds = node.value(1).is_known and node.value(2).is_known
     if not bounds or any(is_runtime_input(node, i) for i in (3, 4)):
-        return _slice_by_data(node)
+        return _slice_by_runtime_bounds(node)
     starts, ends = node.dims(1, "starts"), node.dims(2, "ends")
-    axes = node.axes(3) if node.optional(3) is not None else tuple(range(len(starts)))
-    steps = node.axes(4, "steps") if node.optional(4) is not None else (1,) * len(starts)
+    axes = (
+        node.constant_ints(3) if node.optional_value(3) is not None else tuple(range(len(starts)))
+    )
+    steps = (
+        node.constant_ints(4, "steps") if node.optional_value(4) is not None else (1,) * len(starts)
+    )
     return _strided_slice(node, starts, ends, axes, steps)
 
 
@@ -127,7 +133,7 @@ def _slice_by_axes(node: OnnxNode, axes: Expr) -> Expr:
     def bounds_of_all_axes(index: int, fill: int) -> Expr:
         """Emit the bound of every axis: input `index` at its axes, `fill` elsewhere."""
         bounds = const(np.full(rank, fill, np.int64))
-        if node.optional(index) is None:
+        if node.optional_value(index) is None:
             return bounds
         return op.scatter_elements(bounds, axes, op.cast(node.expr(index), "int64"))
 
@@ -140,25 +146,25 @@ def _slice_by_axes(node: OnnxNode, axes: Expr) -> Expr:
     return op.strided_slice(node.expr(0), first, last, steps, axes=list(range(rank)))
 
 
-def _slice_by_data(node: OnnxNode) -> Expr:
+def _slice_by_runtime_bounds(node: OnnxNode) -> Expr:
     """Convert Slice with run-time bounds."""
     if is_runtime_input(node, 3):
         return _slice_by_axes(node, normalize_runtime_axes(node, 3))
     first, last = _vector_input(node, 1), _vector_input(node, 2)
-    count = known_int(node.typed(first).shape[0])
-    if count is None and node.optional(3) is None:  # the first axes, as many as the run says
-        length = node.scope.scalar(node.typed(first).shape[0])
+    count = known_int(node.tensor_type_of(first).shape[0])
+    if count is None and node.optional_value(3) is None:  # the first axes, as many as the run says
+        length = node.scope.emit_dim(node.tensor_type_of(first).shape[0])
         return _slice_by_axes(node, op.arange(const(np.int64(0)), length, dtype="int64"))
     if count is None:
-        first, last = (op.reshape(v, (len(node.axes(3)),)) for v in (first, last))
-    axes = node.axes(3) if node.optional(3) is not None else tuple(range(count or 0))
+        first, last = (op.reshape(v, (len(node.constant_ints(3)),)) for v in (first, last))
+    axes = node.constant_ints(3) if node.optional_value(3) is not None else tuple(range(count or 0))
     at = [node.axis(a, node.rank(0)) for a in axes]
-    if node.optional(4) is None:
+    if node.optional_value(4) is None:
         return op.strided_slice(
             node.expr(0), first, last, const(np.ones(len(at), np.int64)), axes=at
         )
     steps = _vector_input(node, 4)
-    if is_runtime_input(node, 4) or min(node.axes(4, "steps"), default=1) < 0:
+    if is_runtime_input(node, 4) or min(node.constant_ints(4, "steps"), default=1) < 0:
         first = _clamp_runtime_starts(node, op.cast(first, "int64"), op.cast(steps, "int64"), at)
     return op.strided_slice(node.expr(0), first, last, steps, axes=at)
 
@@ -240,13 +246,15 @@ def _pad_by_attributes(node: OnnxNode) -> Expr | Value:
 
 
 def _pad(node: OnnxNode) -> Expr | Value:
-    fill = const(0, node.dtype(0)) if node.optional(2) is None else node.expr(2)
+    fill = const(0, node.dtype(0)) if node.optional_value(2) is None else node.expr(2)
     # Some exporters write the fill value as a vector of one element.
-    if node.optional(2) is not None and node.rank(2):
+    if node.optional_value(2) is not None and node.rank(2):
         fill = op.reshape(fill, ())
     if is_runtime_input(node, 3):
         return _pad_runtime_axes(node, fill)
-    axes = node.axes(3) if node.optional(3) is not None else tuple(range(node.rank(0)))
+    axes = (
+        node.constant_ints(3) if node.optional_value(3) is not None else tuple(range(node.rank(0)))
+    )
     if not node.value(1).is_known:
         return _pad_by_runtime_widths(node, axes, fill)
     return _pad_axes(node, node.dims(1, "pads"), axes, fill)
@@ -303,7 +311,7 @@ def _one_hot(node: OnnxNode) -> Expr:
     shift: Expr = (
         const(depth, wide)
         if isinstance(depth, int)
-        else _cast_from_int64(node.scope.scalar(depth), wide)
+        else _cast_from_int64(node.scope.emit_dim(depth), wide)
     )
     # ONNX OneHot: indices are in [-depth, depth - 1]; others give rows of the off value.
     wrapped = op.where(op.less(indices, const(0, wide)), op.add(indices, shift), indices)
@@ -358,7 +366,9 @@ def _cumulative_converter(function: Callable[..., Expr]) -> Converter:
         """Convert the node; a run-time axis becomes a switch over all axes."""
         if is_runtime_input(node, 1):
             return switch_on_axis(node, 1, node.rank(0), partial(cumulate_axis, node))
-        return cumulate_axis(node, node.axis(int(node.numbers(1, "axis").item()), node.rank(0)))
+        return cumulate_axis(
+            node, node.axis(int(node.constant_array(1, "axis").item()), node.rank(0))
+        )
 
     return convert_cumulative
 
@@ -368,19 +378,23 @@ _PAD_MODES = {"mode": ("constant", "reflect", "edge", "wrap")}
 ROWS = (
     OnnxRow("Transpose",      _transpose, attributes="perm"),
     OnnxRow("Concat",         _concat, attributes="axis"),
-    OnnxRow("Split",          _split, since=2, attributes="axis split num_outputs"),
+    OnnxRow("Split",          _split, since_version=2, attributes="axis split num_outputs"),
     OnnxRow("Slice",          _slice_by_attributes, attributes="axes ends starts"),
-    OnnxRow("Slice",          _slice, since=10),
+    OnnxRow("Slice",          _slice, since_version=10),
     OnnxRow("Gather",         _gather, attributes="axis"),
-    OnnxRow("GatherElements", _gather_elements, since=11, attributes="axis"),
-    OnnxRow("Pad",    _pad_by_attributes, since=2, attributes="mode pads value", values=_PAD_MODES),
-    OnnxRow("Pad",            _pad, since=11, attributes="mode", values=_PAD_MODES),
-    OnnxRow("OneHot",         _one_hot, since=9, attributes="axis"),
+    OnnxRow("GatherElements", _gather_elements, since_version=11, attributes="axis"),
+    OnnxRow("Pad",    _pad_by_attributes, since_version=2, attributes="mode pads value",
+        supported_values=_PAD_MODES),
+    OnnxRow("Pad",            _pad, since_version=11, attributes="mode",
+        supported_values=_PAD_MODES),
+    OnnxRow("OneHot",         _one_hot, since_version=9, attributes="axis"),
     OnnxRow("DepthToSpace",   _depth_to_space, attributes="blocksize mode",
-        values={"mode": ("DCR", "CRD")}),
+        supported_values={"mode": ("DCR", "CRD")}),
     OnnxRow("SpaceToDepth",   _space_to_depth, attributes="blocksize mode",
-        values={"mode": ("DCR", "CRD")}),
-    OnnxRow("CumSum",   _cumulative_converter(op.cumsum), since=11, attributes="exclusive reverse"),
-    OnnxRow("CumProd", _cumulative_converter(op.cumprod), since=26, attributes="exclusive reverse"),
+        supported_values={"mode": ("DCR", "CRD")}),
+    OnnxRow("CumSum",   _cumulative_converter(op.cumsum), since_version=11,
+        attributes="exclusive reverse"),
+    OnnxRow("CumProd", _cumulative_converter(op.cumprod), since_version=26,
+        attributes="exclusive reverse"),
 )
 # fmt: on

@@ -37,7 +37,7 @@ def _constrain_channels(node: OnnxNode) -> None:
     """Constrain parameter vectors to the data's number of channels."""
     if node.rank(0) > 1:
         for index in range(1, len(node.inputs)):
-            node.learn(index, 0, node.shape(0)[1])
+            node.constrain_extent(index, 0, node.shape(0)[1])
 
 
 def _batch_norm(node: OnnxNode) -> Expr:
@@ -71,7 +71,7 @@ def _batch_norm_training(node: OnnxNode) -> Result:
     pairs = zip(running, news, strict=True)
     return [
         normalised,
-        *(shared.moving_average(o, n, share, node.typed(o).dtype) for o, n in pairs),
+        *(shared.moving_average(o, n, share, node.tensor_type_of(o).dtype) for o, n in pairs),
     ]
 
 
@@ -81,7 +81,7 @@ def _layer_norm(node: OnnxNode) -> Result:
     axis = node.axis(node.get_int("axis", -1), len(shape))
     epsilon = _epsilon_attribute(node)
     outputs: list[Expr | Value | None] = [_layer_normalize(node, shape, axis, epsilon)]
-    if node.wants(1) or node.wants(2):
+    if node.is_output_used(1) or node.is_output_used(2):
         axes = list(range(axis, len(shape)))
         # Mean and inverse deviation are outputs for training graphs.
         outputs += shared.mean_and_rstd(node.expr(0), node.dtype(0), axes, epsilon)
@@ -92,7 +92,7 @@ def _layer_normalize(node: OnnxNode, shape: Shape, axis: int, epsilon: float) ->
     """Emit nn.layer_norm over the axes from `axis` on, flattened to one. A scale or bias that also
     differs along the other axes is applied after it, before the result is rounded.
     """
-    sides = [v for v in map(node.optional, (1, 2)) if v is not None]
+    sides = [v for v in map(node.optional_value, (1, 2)) if v is not None]
     if any(_varies_before(v.type.shape, len(shape) - axis) for v in sides):
         kind = node.dtype(0)
         # Scale and bias are applied before the result is rounded to 16 bits.
@@ -100,7 +100,7 @@ def _layer_normalize(node: OnnxNode, shape: Shape, axis: int, epsilon: float) ->
         data = node.as_value(op.cast(node.expr(0), wide)) if wide != kind else node.value(0)
         normalized = _layer_normalize(node.with_inputs([data]), shape, axis, epsilon)
         normalized = op.multiply(normalized, op.cast(broadcast_input(node, 1, shape), wide))
-        if node.optional(2) is not None:
+        if node.optional_value(2) is not None:
             normalized = op.add(normalized, op.cast(broadcast_input(node, 2, shape), wide))
         return normalized if wide == kind else op.cast(normalized, kind)
     scale, bias = (
@@ -121,19 +121,19 @@ def broadcast_input(node: OnnxNode, index: int, shape: Shape) -> Expr:
     """
     have = node.shape(index)
     if len(have) > len(shape):
-        node.unsupported(f"shape {have!r} does not broadcast to {shape!r}")
+        node.reject(f"shape {have!r} does not broadcast to {shape!r}")
     pairs = zip(shape[len(shape) - len(have) :], have, strict=True)
     wide = [(a, b) for a, b in pairs if known_int(b) != 1]
-    node.scope.same([a for a, _ in wide], [b for _, b in wide])
+    node.scope.require_equal_dims([a for a, _ in wide], [b for _, b in wide])
     return node.expr(index)
 
 
 def _broadcast_parameter(node: OnnxNode, index: int, shape: Shape, fill: float) -> Expr:
     """Emit scale or bias in the shape of the normalised axes; `fill` where it is absent."""
-    value = node.optional(index)
+    value = node.optional_value(index)
     if value is None:
         # The scale's extents may be known where the data's are not; one of 1 is spread.
-        scale = node.optional(1)
+        scale = node.optional_value(1)
         is_whole = scale is not None and len(scale.type.shape) == len(shape)
         scale_shape = scale.type.shape if is_whole and scale is not None else shape
         extents = tuple(
@@ -142,7 +142,7 @@ def _broadcast_parameter(node: OnnxNode, index: int, shape: Shape, fill: float) 
         )
         if any(known_int(e) is None for e in extents):
             return op.full(const_like_input(node, fill), extents, dtype=node.dtype(0))
-        return constant_fill.full(as_ints(extents), fill, node.dtype(0))
+        return constant_fill.emit_full(as_ints(extents), fill, node.dtype(0))
     have = value.type.shape
     if len(have) > len(shape):  # axes of 1 before
         extra = list(range(len(have) - len(shape)))
@@ -165,9 +165,9 @@ def _group_norm_per_group(node: OnnxNode) -> Expr:
     """Convert GroupNormalization before opset 21, whose scale and bias are per group."""
     channels, groups = node.shape(0)[1], node.get_int("num_groups")
     for index in (1, 2):
-        node.learn(index, 0, groups)
+        node.constrain_extent(index, 0, groups)
     if known_int(channels) is None:
-        node.scope.require(fold_binary(EQ, channels % groups, 0))
+        node.scope.require_condition(fold_binary(EQ, channels % groups, 0))
     data, *parameters = node.exprs()
     rows = [
         op.broadcast_to(op.reshape(e, (groups, 1)), (groups, simplify_dim(channels // groups)))
@@ -196,7 +196,7 @@ def _lrn(node: OnnxNode) -> Expr:
     )  # fmt: skip
 
 
-def _softmax(function: Callable[..., Expr]) -> Converter:
+def _softmax_converter(function: Callable[..., Expr]) -> Converter:
     """Return a converter of a softmax operator along `axis`."""
     return lambda node: function(
         node.expr(0), axis=node.axis(node.get_int("axis", -1), node.rank(0))
@@ -243,7 +243,7 @@ def _flatten_from_axis(convert: Converter) -> Converter:
             node.expr(0), (*shape[:axis], product_of_dims(shape[axis:])), allowzero=True
         )
         inner = OnnxNode(
-            node.proto, node.opset, {"axis": -1}, [Value(node.typed(joined), expr=joined)],
+            node.proto, node.opset, {"axis": -1}, [Value(node.tensor_type_of(joined), expr=joined)],
             node.scope,
         )  # fmt: skip
         result = convert(inner)
@@ -255,9 +255,9 @@ def _flatten_from_axis(convert: Converter) -> Converter:
 
 def _dropout(node: OnnxNode) -> Result:
     """Convert Dropout; without training mode it is the identity."""
-    training = node.optional(2)
+    training = node.optional_value(2)
     if training is None or (training.array is not None and not training.array.any()):
-        mask = op.full(const(True), node.shape(0), dtype="bool") if node.wants(1) else None
+        mask = op.full(const(True), node.shape(0), dtype="bool") if node.is_output_used(1) else None
         return [node.value(0), mask]
     dropped_out, drawn = _random_dropout(node)
     if training.array is not None:
@@ -273,7 +273,7 @@ def _random_dropout(node: OnnxNode) -> tuple[Expr, Expr]:
     """
     kind = node.dtype(0)
     ratio: Expr = const(0.5, kind)
-    if node.optional(1) is not None:
+    if node.optional_value(1) is not None:
         ratio = op.cast(op.reshape(node.expr(1), ()), kind)
     drawn = TupleGetItem(op.random.uniform(seeded_generator(node), node.shape(0), "float32"), 1)
     mask = op.greater_equal(drawn, op.cast(ratio, "float32"))
@@ -338,29 +338,34 @@ _STASH_TYPES = {"stash_type": (0, 1, 10, 16)}
 
 # fmt: off
 ROWS = (
-    OnnxRow("BatchNormalization", _batch_norm, since=6,
-        attributes="epsilon is_test momentum spatial", values={"spatial": (1,)}),
-    OnnxRow("BatchNormalization", _batch_norm_training, since=14,
+    OnnxRow("BatchNormalization", _batch_norm, since_version=6,
+        attributes="epsilon is_test momentum spatial", supported_values={"spatial": (1,)}),
+    OnnxRow("BatchNormalization", _batch_norm_training, since_version=14,
         attributes="epsilon momentum training_mode"),
     OnnxRow("LayerNormalization", _layer_norm,  # ONNX Runtime puts it into older opsets, too
-        attributes="axis epsilon epsion stash_type", values=_STASH_TYPES),
-    OnnxRow("InstanceNormalization", _instance_norm, since=6, attributes="epsilon"),
-    OnnxRow("GroupNormalization", _group_norm_per_group, since=18, attributes="epsilon num_groups"),
-    OnnxRow("GroupNormalization", _group_norm, since=21,
-        attributes="epsilon num_groups stash_type", values=_STASH_TYPES),
-    OnnxRow("RMSNormalization", _rms_norm, since=23,
-        attributes="axis epsilon stash_type", values=_STASH_TYPES),
+        attributes="axis epsilon epsion stash_type", supported_values=_STASH_TYPES),
+    OnnxRow("InstanceNormalization", _instance_norm, since_version=6, attributes="epsilon"),
+    OnnxRow("GroupNormalization", _group_norm_per_group, since_version=18,
+        attributes="epsilon num_groups"),
+    OnnxRow("GroupNormalization", _group_norm, since_version=21,
+        attributes="epsilon num_groups stash_type", supported_values=_STASH_TYPES),
+    OnnxRow("RMSNormalization", _rms_norm, since_version=23,
+        attributes="axis epsilon stash_type", supported_values=_STASH_TYPES),
     OnnxRow("MeanVarianceNormalization", _mean_variance_norm_1,  # as ONNX Runtime has it
         attributes="across_channels normalize_variance"),
-    OnnxRow("MeanVarianceNormalization", _mean_variance_norm, since=9, attributes="axes"),
-    OnnxRow("LpNormalization", _lp_normalization, attributes="axis p", values={"p": (1, 2)}),
+    OnnxRow("MeanVarianceNormalization", _mean_variance_norm, since_version=9, attributes="axes"),
+    OnnxRow("LpNormalization", _lp_normalization, attributes="axis p",
+        supported_values={"p": (1, 2)}),
     OnnxRow("LRN", _lrn, attributes="alpha beta bias size"),
-    OnnxRow("Softmax", _flatten_from_axis(_softmax(op.nn.softmax)), attributes="axis"),
-    OnnxRow("Softmax", _softmax(op.nn.softmax), since=13, attributes="axis"),
-    OnnxRow("LogSoftmax", _flatten_from_axis(_softmax(op.nn.log_softmax)), attributes="axis"),
-    OnnxRow("LogSoftmax", _softmax(op.nn.log_softmax), since=13, attributes="axis"),
+    OnnxRow("Softmax", _flatten_from_axis(_softmax_converter(op.nn.softmax)), attributes="axis"),
+    OnnxRow("Softmax", _softmax_converter(op.nn.softmax), since_version=13, attributes="axis"),
+    OnnxRow("LogSoftmax", _flatten_from_axis(_softmax_converter(op.nn.log_softmax)),
+        attributes="axis"),
+    OnnxRow("LogSoftmax", _softmax_converter(op.nn.log_softmax), since_version=13,
+        attributes="axis"),
     OnnxRow("Hardmax", _flatten_from_axis(_hardmax), attributes="axis"),
-    OnnxRow("Hardmax", _hardmax, since=13, attributes="axis"),
-    OnnxRow("Dropout", _dropout, since=6, attributes="ratio seed", ignorable_inputs="ratio"),
+    OnnxRow("Hardmax", _hardmax, since_version=13, attributes="axis"),
+    OnnxRow("Dropout", _dropout, since_version=6, attributes="ratio seed",
+        ignorable_inputs="ratio"),
 )
 # fmt: on

@@ -31,7 +31,7 @@ def _scatter_elements(node: OnnxNode) -> Expr:
     )
 
 
-def _coordinates_first(node: OnnxNode, batch: int) -> Expr:
+def _transpose_coordinates(node: OnnxNode, batch: int) -> Expr:
     """Emit input 1 with its last axis, the coordinates, first."""
     last = node.rank(1) - 1
     return op.transpose(node.expr(1), axes=[last, *range(last)])
@@ -45,9 +45,9 @@ def _scatter_nd(node: OnnxNode) -> Expr:
     # From updates.rank = indices.rank - 1 + data.rank - coordinates (ONNX ScatterND).
     count = node.rank(0) + node.rank(1) - 1 - node.rank(2)
     if known_int(node.shape(1)[-1]) is None:
-        node.scope.same(node.shape(1)[-1:], (as_dim(count),))
+        node.scope.require_equal_dims(node.shape(1)[-1:], (as_dim(count),))
     if known_int(node.shape(1)[-1]) != 0:
-        return op.scatter_nd(node.expr(0), _coordinates_first(node, 0), node.expr(2), mode=mode)
+        return op.scatter_nd(node.expr(0), _transpose_coordinates(node, 0), node.expr(2), mode=mode)
     # No coordinates: every update replaces the whole tensor, as row 0 of a batch of one.
     rows = op.expand_dims(node.expr(0), axis=0)
     first = op.full(const(0, "int64"), (1, *node.shape(1)[:-1]), dtype="int64")
@@ -58,9 +58,9 @@ def _gather_nd(node: OnnxNode) -> Expr:
     batch = node.get_int("batch_dims", 0)
     count = known_int(node.shape(1)[-1])
     if count is None:
-        node.unsupported("the last extent of 'indices' must be constant")
+        node.reject("the last extent of 'indices' must be constant")
     return op.gather_nd(
-        node.expr(0), _coordinates_first(node, batch), batch_dims=batch, index_rank=count
+        node.expr(0), _transpose_coordinates(node, batch), batch_dims=batch, index_rank=count
     )
 
 
@@ -75,7 +75,7 @@ def _tensor_scatter(node: OnnxNode) -> Expr:
     extent, count = _int64_dim(node, shape[axis]), _int64_dim(node, steps[axis])
     at: Expr = op.arange(0, shape[axis], 1, dtype="int64")
     at = append_unit_axes(at, len(shape) - axis - 1)
-    if node.optional(2) is not None:
+    if node.optional_value(2) is not None:
         first = op.cast(node.expr(2), "int64")
         at = op.subtract(at, op.expand_dims(first, axis=1, num_newaxis=len(shape) - 1))
     else:
@@ -92,7 +92,7 @@ def _tensor_scatter(node: OnnxNode) -> Expr:
 def _int64_dim(node: OnnxNode, dim: PrimExpr) -> Expr:
     """Emit a dimension as an int64 scalar."""
     number = known_int(dim)
-    return node.scope.scalar(dim) if number is None else const(number, "int64")
+    return node.scope.emit_dim(dim) if number is None else const(number, "int64")
 
 
 def _top_k(node: OnnxNode) -> list[Expr]:
@@ -101,7 +101,7 @@ def _top_k(node: OnnxNode) -> list[Expr]:
     axis = node.axis(node.get_int("axis", -1), node.rank(0))
     number = known_int(count)
     if number is not None and number < 0:
-        node.unsupported(f"'K' must not be negative, got {number}")
+        node.reject(f"'K' must not be negative, got {number}")
     # The kernel selects at least one element.
     if number == 0:
         none = op.strided_slice(node.expr(0), begin=[0], end=[0], axes=[axis])
@@ -163,7 +163,7 @@ def _unique(node: OnnxNode) -> list[Expr]:
 
     wide = [op.cast(e, "int64") for e in (valid_part(first), which, valid_part(counts))]
     if is_sliced:
-        first_positions = node.scope.bound(wide[0])
+        first_positions = node.scope.bind_named(wide[0])
         return [op.take(node.expr(0), node.scope.expr(first_positions), axis=axis), *wide]
     return [valid_part(values), *wide]
 
@@ -198,7 +198,7 @@ def _max_unpool(node: OnnxNode) -> Expr:
         zeros, op.reshape(node.expr(1), (-1,)), op.reshape(node.expr(0), (-1,)), axis=0
     )
     image = op.reshape(placed, inferred)
-    if node.optional(2) is None:
+    if node.optional_value(2) is None:
         return image
     output_shape = node.dims(2, "output_shape")
     widths = [(0, w - d) for w, d in zip(output_shape, inferred, strict=True)]
@@ -207,19 +207,21 @@ def _max_unpool(node: OnnxNode) -> Expr:
 
 # fmt: off
 ROWS = (
-    OnnxRow("Scatter",         _scatter_elements, since=9, attributes="axis"),
-    OnnxRow("ScatterElements", _scatter_elements, since=11, attributes="axis reduction",
-        values={"reduction": tuple(_SCATTER_REDUCTIONS)}),
-    OnnxRow("ScatterND",       _scatter_nd, since=11, attributes="reduction",
-        values={"reduction": tuple(_SCATTER_REDUCTIONS)}),
-    OnnxRow("GatherND",        _gather_nd, since=11, attributes="batch_dims"),
-    OnnxRow("TensorScatter",   _tensor_scatter, since=24, attributes="axis mode"),
+    OnnxRow("Scatter",         _scatter_elements, since_version=9, attributes="axis"),
+    OnnxRow("ScatterElements", _scatter_elements, since_version=11, attributes="axis reduction",
+        supported_values={"reduction": tuple(_SCATTER_REDUCTIONS)}),
+    OnnxRow("ScatterND",       _scatter_nd, since_version=11, attributes="reduction",
+        supported_values={"reduction": tuple(_SCATTER_REDUCTIONS)}),
+    OnnxRow("GatherND",        _gather_nd, since_version=11, attributes="batch_dims"),
+    OnnxRow("TensorScatter",   _tensor_scatter, since_version=24, attributes="axis mode"),
     OnnxRow("TopK",            _top_k, attributes="axis k"),
-    OnnxRow("TopK",            _top_k, since=10, attributes="axis largest sorted"),
-    OnnxRow("Unique",          _unique, since=11, attributes="axis sorted"),
-    OnnxRow("NonZero",         _non_zero, since=9),
-    OnnxRow("Compress",        _compress, since=9, attributes="axis"),
-    OnnxRow("ReverseSequence", _reverse_sequence, since=10, attributes="batch_axis time_axis"),
-    OnnxRow("MaxUnpool",       _max_unpool, since=9, attributes="kernel_shape pads strides"),
+    OnnxRow("TopK",            _top_k, since_version=10, attributes="axis largest sorted"),
+    OnnxRow("Unique",          _unique, since_version=11, attributes="axis sorted"),
+    OnnxRow("NonZero",         _non_zero, since_version=9),
+    OnnxRow("Compress",        _compress, since_version=9, attributes="axis"),
+    OnnxRow("ReverseSequence", _reverse_sequence, since_version=10,
+        attributes="batch_axis time_axis"),
+    OnnxRow("MaxUnpool",       _max_unpool, since_version=9,
+        attributes="kernel_shape pads strides"),
 )
 # fmt: on

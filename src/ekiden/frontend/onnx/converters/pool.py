@@ -29,10 +29,10 @@ def _pool_window(node: OnnxNode) -> Window:
 
 def _max_pool_with_indices(node: OnnxNode) -> Result:
     """Convert MaxPool; output 1 holds the flat index of each maximum."""
-    maxima = max_pool(node)
-    if not node.wants(1):
+    maxima = emit_max_pool(node)
+    if not node.is_output_used(1):
         return maxima
-    return [maxima, _max_indices(node, _pool_window(node), node.typed(maxima).shape[2:])]
+    return [maxima, _max_indices(node, _pool_window(node), node.tensor_type_of(maxima).shape[2:])]
 
 
 def _max_indices(node: OnnxNode, window: Window, counts: Shape) -> Expr:
@@ -43,7 +43,7 @@ def _max_indices(node: OnnxNode, window: Window, counts: Shape) -> Expr:
     order = -1 if node.get_int("storage_order", 0) else 1
     flat = shared.ravel_indices(node, axis_positions[::order], extents[::order])
     planes = op.arange(0, product_of_dims(node.shape(0)[:2]), 1, "int64")
-    first = op.multiply(planes, node.scope.scalar(product_of_dims(extents)))
+    first = op.multiply(planes, node.scope.emit_dim(product_of_dims(extents)))
     return op.add(flat, op.reshape(first, (*node.shape(0)[:2], *[1] * rank), allowzero=True))
 
 
@@ -59,10 +59,10 @@ def _lp_pool(node: OnnxNode) -> Expr:
     if _has_ceil_mode(node):
         mean = _full_window_means(node, raised)
     else:
-        mean = shared.average_pool(node, raised, window, counts_padding=True)
+        mean = shared.emit_average_pool(node, raised, window, counts_padding=True)
     # The mean counts the padding, so mean times window size is the sum; zeros add nothing to a
     # p-norm.
-    total = op.multiply(mean, const(math.prod(window.kernel), kind))
+    total = op.multiply(mean, const(math.prod(window.static_extents), kind))
     return op.power(total, const(1 / power, kind))
 
 
@@ -70,7 +70,7 @@ def _norm_exponent(node: OnnxNode) -> int:
     """Return the exponent `p` of a norm."""
     power = node.get_int("p", 2)
     if power < 1:
-        node.unsupported(f"attribute 'p' must be at least 1, got {power}")
+        node.reject(f"attribute 'p' must be at least 1, got {power}")
     return power
 
 
@@ -81,36 +81,41 @@ def _global_lp_pool(node: OnnxNode) -> Expr:
     return op.power(total, const(1 / power, kind))
 
 
-def max_pool(node: OnnxNode) -> Expr:
+def emit_max_pool(node: OnnxNode) -> Expr:
     """Emit the maxima of MaxPool without their indices."""
-    return shared.max_pool(node, node.expr(0), _pool_window(node), ceil_mode=_has_ceil_mode(node))
+    return shared.emit_max_pool(
+        node, node.expr(0), _pool_window(node), ceil_mode=_has_ceil_mode(node)
+    )
 
 
-def average_pool(node: OnnxNode) -> Expr:
+def convert_average_pool(node: OnnxNode) -> Expr:
     """Convert AveragePool."""
     counts_padding = bool(node.get_int("count_include_pad", 0))
-    return shared.average_pool(
+    return shared.emit_average_pool(
         node, node.expr(0), _pool_window(node), "", counts_padding, _has_ceil_mode(node)
     )
 
 
-def average_pool_full_windows(node: OnnxNode) -> Expr:
+def convert_full_window_average_pool(node: OnnxNode) -> Expr:
     """Convert QLinearAveragePool, which divides windows beyond the padding by their full size."""
     if not (_has_ceil_mode(node) and node.get_int("count_include_pad", 0)):
-        return average_pool(node)
+        return convert_average_pool(node)
     return _full_window_means(node, node.expr(0))
 
 
 def _full_window_means(node: OnnxNode, data: Expr) -> Expr:
     """Emit window means with ceil_mode, where positions beyond the padding count as 0."""
     window, extents = _pool_window(node), node.shape(0)[2:]
-    before, after = _constant_padding(node, window.before), _constant_padding(node, window.after)
-    sizes = zip(window.kernel, window.strides, before, after, window.dilations, strict=True)
+    before, after = (
+        _constant_padding(node, window.padding_before),
+        _constant_padding(node, window.padding_after),
+    )
+    sizes = zip(window.static_extents, window.strides, before, after, window.dilations, strict=True)
     counts = [window_extent_ceil(e, *size) for e, size in zip(extents, sizes, strict=True)]
     # The padding is extended until the last window of ceil_mode fits.
     rounded_window = window.with_trailing_padding(extents, counts)
     wide = pad_window(node, data, rounded_window, 0)
-    means = shared.pool("avg", wide, rounded_window.unpadded(), count_include_pad=True)
+    means = shared.emit_pool("avg", wide, rounded_window.without_padding(), count_include_pad=True)
     axes = list(range(2, 2 + len(counts)))
     return op.strided_slice(means, begin=[0] * len(counts), end=counts, axes=axes)
 
@@ -119,7 +124,7 @@ def _constant_padding(node: OnnxNode, padding: Sequence[Dim]) -> list[int]:
     """Return padding as integers; raise Unsupported where it is symbolic."""
     constants = [known_int(p) for p in padding]
     if None in constants:
-        node.unsupported("'auto_pad' of symbolic sizes with 'ceil_mode' and borders that count")
+        node.reject("'auto_pad' of symbolic sizes with 'ceil_mode' and borders that count")
     return [n for n in constants if n is not None]
 
 
@@ -137,7 +142,7 @@ def _global_pool_converter(
     return convert_global_pool
 
 
-global_average_pool = _global_pool_converter(op.nn.global_avg_pool2d, op.mean)
+convert_global_average_pool = _global_pool_converter(op.nn.global_avg_pool2d, op.mean)
 """GlobalAveragePool."""
 _AUTO_PAD_VALUES = {"auto_pad": AUTO_PAD_MODES}
 _POOL_ATTRIBUTES = "auto_pad ceil_mode dilations kernel_shape pads strides"
@@ -145,12 +150,14 @@ _POOL_ATTRIBUTES = "auto_pad ceil_mode dilations kernel_shape pads strides"
 # fmt: off
 ROWS = (
     OnnxRow("MaxPool",           _max_pool_with_indices,
-        attributes=f"{_POOL_ATTRIBUTES} storage_order", values=_AUTO_PAD_VALUES),
-    OnnxRow("AveragePool",       average_pool, attributes=f"{_POOL_ATTRIBUTES} count_include_pad",
-        values=_AUTO_PAD_VALUES),
-    OnnxRow("LpPool", _lp_pool, attributes=f"{_POOL_ATTRIBUTES} p", values=_AUTO_PAD_VALUES),
+        attributes=f"{_POOL_ATTRIBUTES} storage_order", supported_values=_AUTO_PAD_VALUES),
+    OnnxRow("AveragePool",       convert_average_pool,
+        attributes=f"{_POOL_ATTRIBUTES} count_include_pad",
+        supported_values=_AUTO_PAD_VALUES),
+    OnnxRow("LpPool", _lp_pool, attributes=f"{_POOL_ATTRIBUTES} p",
+        supported_values=_AUTO_PAD_VALUES),
     OnnxRow("GlobalLpPool",      _global_lp_pool, attributes="p"),
-    OnnxRow("GlobalAveragePool", global_average_pool),
+    OnnxRow("GlobalAveragePool", convert_global_average_pool),
     OnnxRow("GlobalMaxPool",     _global_pool_converter(op.nn.global_max_pool2d, op.max)),
 )
 # fmt: on

@@ -20,13 +20,13 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.byte_products import (
     QuantizedConv2d,
     QuantizedTensor,
-    is_byte_convolution,
-    is_byte_product,
+    is_int8_convolution,
+    is_int8_product,
     quantized_dense,
 )
 from ekiden.frontend.onnx.converters.cast import saturating_cast
-from ekiden.frontend.onnx.converters.convolution import convolve
-from ekiden.frontend.onnx.converters.linear import multiply_matrices
+from ekiden.frontend.onnx.converters.convolution import convert_conv
+from ekiden.frontend.onnx.converters.linear import convert_matmul
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.dtype import SCALAR_BITS, SMALL_FLOATS, is_unsigned
@@ -48,8 +48,8 @@ def _constrain_length(node: OnnxNode, value: Value, extent: PrimExpr) -> None:
     numbers = known_int(length), known_int(extent)
     if None not in numbers and numbers[0] != numbers[1]:
         text = "a scale or zero point of an axis must have {1} elements, got {0}"
-        node.unsupported(text.format(*numbers))
-    node.scope.same((length,), (extent,))
+        node.reject(text.format(*numbers))
+    node.scope.require_equal_dims((length,), (extent,))
 
 
 def _broadcast_parameter(node: OnnxNode, value: Value) -> Expr:
@@ -64,25 +64,25 @@ def _broadcast_parameter(node: OnnxNode, value: Value) -> Expr:
         return append_unit_axes(parameter, rank - axis - 1)
     block = node.get_int("block_size", 0)
     if not block:
-        node.unsupported("attribute 'block_size' must be positive where the scale has axes")
+        node.reject("attribute 'block_size' must be positive where the scale has axes")
     # Blocked quantisation (opset 21): a scale for each block; the last block may be partial.
     extent = node.shape(0)[axis]
     if isinstance(extent, AnyDim):
-        node.unsupported("the blocked axis must have a known extent")
+        node.reject("the blocked axis must have a known extent")
     repeated = op.repeat(parameter, block, axis)
     return op.strided_slice(repeated, begin=[0], end=[extent], axes=[axis])
 
 
 def _quantized_dtype(node: OnnxNode) -> str:
     """Return the quantised dtype: the zero point's, `output_dtype`, or uint8."""
-    zero = node.optional(2)
+    zero = node.optional_value(2)
     if zero is not None:
         return zero.type.dtype
     stated = node.get_int("output_dtype", 0)
     return from_onnx_dtype(stated) if stated else "uint8"
 
 
-def quantize(node: OnnxNode) -> Expr:
+def convert_quantize_linear(node: OnnxNode) -> Expr:
     """Convert QuantizeLinear."""
     dtype = _quantized_dtype(node)
     stated = node.get_int("precision", 0)
@@ -96,7 +96,7 @@ def quantize(node: OnnxNode) -> Expr:
     scaled = op.divide(data, scale)
     if dtype in SMALL_FLOATS:
         return _cast_small_float(node, scaled, dtype)
-    zero = node.optional(2)
+    zero = node.optional_value(2)
     # Half to even, as ONNX QuantizeLinear says.
     rounded = op.round(scaled)
     if zero is not None:
@@ -113,12 +113,12 @@ def _cast_small_float(node: OnnxNode, scaled: Expr, dtype: str) -> Expr:
     )
 
 
-def dequantize(node: OnnxNode) -> Expr:
+def convert_dequantize_linear(node: OnnxNode) -> Expr:
     """Convert DequantizeLinear."""
     scale = _broadcast_parameter(node, node.value(1))
     stated = node.get_int("output_dtype", 0)
     dtype = from_onnx_dtype(stated) if stated else node.dtype(1)
-    zero = node.optional(2)
+    zero = node.optional_value(2)
     if node.dtype(0) in SMALL_FLOATS:
         data: Expr = op.cast(node.expr(0), "float32")
     else:
@@ -139,12 +139,12 @@ def _constrain_zero_point(node: OnnxNode, index: int, extent: PrimExpr) -> None:
         _constrain_length(node, point, extent)
 
 
-def _without_zero_point(node: OnnxNode, data: int, zero: int, rows: bool = False) -> Expr:
+def _subtract_zero_point(node: OnnxNode, data: int, zero: int, rows: bool = False) -> Expr:
     """Emit an input as int32 minus its zero point. A vector of zero points has one for each row
     (`rows`), or column, of a matrix.
     """
     wide = op.cast(node.expr(data), "int32")
-    point = node.optional(zero)
+    point = node.optional_value(zero)
     if point is None:
         return wide
     shift = op.cast(node.scope.expr(point), "int32")
@@ -156,10 +156,10 @@ def _without_zero_point(node: OnnxNode, data: int, zero: int, rows: bool = False
     return op.subtract(wide, shift)
 
 
-def _kernel_without_zero_point(node: OnnxNode, data: int, zero: int) -> Expr:
+def _subtract_channel_zero_points(node: OnnxNode, data: int, zero: int) -> Expr:
     """Emit a convolution weight as int32 minus its zero point per output channel."""
     wide = op.cast(node.expr(data), "int32")
-    point = node.optional(zero)
+    point = node.optional_value(zero)
     if point is None:
         return wide
     shift: Expr = op.cast(node.scope.expr(point), "int32")
@@ -175,28 +175,28 @@ def _convert_with_inputs(
     return convert(node.with_inputs(inputs))
 
 
-def integer_matmul(node: OnnxNode) -> Expr:
+def convert_matmul_integer(node: OnnxNode) -> Expr:
     """Convert MatMulInteger; inputs 2 and 3 are zero points."""
     for index, axis in ((0, -2), (1, -1)):
         if node.rank(index) >= -axis:
             _constrain_zero_point(node, index + 2, node.shape(index)[axis])
     left_operand, right_operand = (
-        QuantizedTensor(node.value(i), node.optional(i + 2)) for i in (0, 1)
+        QuantizedTensor(node.value(i), node.optional_value(i + 2)) for i in (0, 1)
     )
     weight = node.value(1).array
     if (
-        is_byte_product(left_operand, right_operand)
+        is_int8_product(left_operand, right_operand)
         and weight is not None
         and weight.ndim == 2
         and node.rank(0) > 0
     ):
-        node.scope.same(node.shape(0)[-1:], node.shape(1)[:1])
+        node.scope.require_equal_dims(node.shape(0)[-1:], node.shape(1)[:1])
         return quantized_dense(node, left_operand, right_operand, np.ascontiguousarray(weight.T))
     # MatMulInteger accumulates in int32: with 8-bit operands that is exact for up to 33,000
     # products of 255 * 255.
-    a = node.as_value(_without_zero_point(node, 0, 2, rows=True))
-    b = node.as_value(_without_zero_point(node, 1, 3))
-    return _convert_with_inputs(node, [a, b], multiply_matrices)
+    a = node.as_value(_subtract_zero_point(node, 0, 2, rows=True))
+    b = node.as_value(_subtract_zero_point(node, 1, 3))
+    return _convert_with_inputs(node, [a, b], convert_matmul)
 
 
 def _integer_conv(node: OnnxNode, inputs: Sequence[int], bias: Value | None = None) -> Expr:
@@ -204,15 +204,15 @@ def _integer_conv(node: OnnxNode, inputs: Sequence[int], bias: Value | None = No
     data, weight, point, kernel_point = inputs
     _constrain_zero_point(node, kernel_point, node.shape(weight)[0])
     sides = [
-        QuantizedTensor(node.value(i), node.optional(p))
+        QuantizedTensor(node.value(i), node.optional_value(p))
         for i, p in zip(inputs[:2], inputs[2:], strict=True)
     ]
-    if is_byte_convolution(node, *sides):
+    if is_int8_convolution(node, *sides):
         inner = node.with_inputs([*(s.value for s in sides), bias])
-        return convolve(inner, QuantizedConv2d(node, *sides))
-    wide = node.as_value(_without_zero_point(node, data, point))
-    flat = node.as_value(_kernel_without_zero_point(node, weight, kernel_point))
-    return _convert_with_inputs(node, [wide, flat, bias], convolve)
+        return convert_conv(inner, QuantizedConv2d(node, *sides))
+    wide = node.as_value(_subtract_zero_point(node, data, point))
+    flat = node.as_value(_subtract_channel_zero_points(node, weight, kernel_point))
+    return _convert_with_inputs(node, [wide, flat, bias], convert_conv)
 
 
 def _conv_integer(node: OnnxNode) -> Expr:
@@ -245,8 +245,8 @@ def as_scalar_input(node: OnnxNode, index: int) -> Expr:
 
 
 def _q_linear_mat_mul(node: OnnxNode) -> Expr:
-    sides = [node.value(0), node.value(3), node.optional(2), node.optional(5)]
-    total = integer_matmul(node.with_inputs(sides))
+    sides = [node.value(0), node.value(3), node.optional_value(2), node.optional_value(5)]
+    total = convert_matmul_integer(node.with_inputs(sides))
 
     def broadcast_scale(index: int) -> Expr:
         """Emit a scale or zero point that broadcasts with the product."""
@@ -261,9 +261,9 @@ def _q_linear_mat_mul(node: OnnxNode) -> Expr:
     return _requantize(node, total, _requantize_factor(node, 1, 4, 6, broadcast_scale), 7)
 
 
-def quantized_conv(node: OnnxNode) -> Expr:
+def convert_qlinear_conv(node: OnnxNode) -> Expr:
     """Convert QLinearConv."""
-    total = _integer_conv(node, (0, 3, 2, 5), node.optional(8))
+    total = _integer_conv(node, (0, 3, 2, 5), node.optional_value(8))
 
     def channel_scale(index: int) -> Expr:
         """Emit a scale or zero point per output channel, with unit axes for the window."""
@@ -280,13 +280,15 @@ _CONV_ATTRIBUTES = "auto_pad dilations group kernel_shape pads strides"
 
 # fmt: off
 ROWS = (
-    OnnxRow("QuantizeLinear",   quantize, since=10,
+    OnnxRow("QuantizeLinear",   convert_quantize_linear, since_version=10,
         attributes="axis block_size output_dtype precision saturate"),
-    OnnxRow("DequantizeLinear", dequantize, since=10, attributes="axis block_size output_dtype",
+    OnnxRow("DequantizeLinear", convert_dequantize_linear, since_version=10,
+        attributes="axis block_size output_dtype",
         is_unfoldable=True),  # the numbers of a weight say no more that they were bytes
-    OnnxRow("MatMulInteger",    integer_matmul, since=10),
-    OnnxRow("ConvInteger",      _conv_integer, since=10, attributes=_CONV_ATTRIBUTES),
-    OnnxRow("QLinearMatMul",    _q_linear_mat_mul, since=10),
-    OnnxRow("QLinearConv",      quantized_conv, since=10, attributes=_CONV_ATTRIBUTES),
+    OnnxRow("MatMulInteger",    convert_matmul_integer, since_version=10),
+    OnnxRow("ConvInteger",      _conv_integer, since_version=10, attributes=_CONV_ATTRIBUTES),
+    OnnxRow("QLinearMatMul",    _q_linear_mat_mul, since_version=10),
+    OnnxRow("QLinearConv",      convert_qlinear_conv, since_version=10,
+        attributes=_CONV_ATTRIBUTES),
 )
 # fmt: on

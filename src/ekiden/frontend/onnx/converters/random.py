@@ -32,7 +32,7 @@ def _random_dtype(node: OnnxNode, like: bool) -> str:
     return node.dtype(0) if like else "float32"
 
 
-def _draw(node: OnnxNode, shape: tuple[Dim, ...], dtype: str, normal: bool) -> Expr:
+def _emit_random(node: OnnxNode, shape: tuple[Dim, ...], dtype: str, normal: bool) -> Expr:
     """Emit normal or uniform random numbers of a shape."""
     wide = dtype if dtype in ("float32", "float64") else "float32"
     if normal:
@@ -46,11 +46,11 @@ def _draw(node: OnnxNode, shape: tuple[Dim, ...], dtype: str, normal: bool) -> E
 
 
 def _random_of_shape(node: OnnxNode, normal: bool) -> Expr:
-    return _draw(node, node.get_ints("shape"), _random_dtype(node, like=False), normal)
+    return _emit_random(node, node.get_ints("shape"), _random_dtype(node, like=False), normal)
 
 
 def _random_like(node: OnnxNode, normal: bool) -> Expr:
-    return _draw(node, node.shape(0), _random_dtype(node, like=True), normal)
+    return _emit_random(node, node.shape(0), _random_dtype(node, like=True), normal)
 
 
 def _multinomial(node: OnnxNode) -> Expr:
@@ -71,6 +71,7 @@ ROWS = (
         attributes="dtype mean scale seed"),
     OnnxRow("RandomUniformLike", lambda node: _random_like(node, normal=False),
         attributes="dtype high low seed"),
-    OnnxRow("Multinomial",       _multinomial, since=7, attributes="dtype sample_size seed"),
+    OnnxRow("Multinomial",       _multinomial, since_version=7,
+        attributes="dtype sample_size seed"),
 )
 # fmt: on

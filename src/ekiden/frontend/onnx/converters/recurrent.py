@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ekiden.frontend.common.recurrent_cells import recurrent_layer
-from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.recurrent_cells import emit_recurrent_layer
+from ekiden.frontend.common.value import Value, constant_value
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.op import Array
 from ekiden.relay import op
@@ -60,7 +60,7 @@ RNN_ACTIVATIONS: dict[str, tuple[str, float | None, float | None]] = {
     "elu":         ("elu",          1.0,  None),
 }
 # fmt: on
-LayerOptions: TypeAlias = dict[str, Any]
+DirectionOptions: TypeAlias = dict[str, Any]
 """Arguments of a layer by name."""
 REVERSED_BY_DIRECTION = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
@@ -92,7 +92,7 @@ def _split_bias(
     node: OnnxNode, kind: RecurrentCell, direction: int
 ) -> tuple[Expr | None, Expr | None]:
     """Return the input bias and the state bias; None where they are absent."""
-    value, count = node.optional(3), len(kind.gates)
+    value, count = node.optional_value(3), len(kind.gates)
     if value is None:
         return None, None
     # One row holds the input bias Wb and then the state bias Rb, each in ONNX's gate order.
@@ -102,21 +102,23 @@ def _split_bias(
         )
         halves_of_bias = op.split(both, 2, axis=0)
         return TupleGetItem(halves_of_bias, 0), TupleGetItem(halves_of_bias, 1)
-    halves = (constant(half) for half in np.split(value.array, 2, axis=1))
+    halves = (constant_value(half) for half in np.split(value.array, 2, axis=1))
     first, second = (_reorder_gates(node, half, direction, kind.gates) for half in halves)
     return first, second
 
 
-def _activation_options(node: OnnxNode, kind: RecurrentCell, directions: int) -> list[LayerOptions]:
+def _activation_options(
+    node: OnnxNode, kind: RecurrentCell, directions: int
+) -> list[DirectionOptions]:
     """Return the activation options of each direction. `activation_alpha` and `activation_beta`
     list values only for activations that need one.
     """
     names = [n.lower() for n in node.get_strings("activations")]
     names = names or [n.lower() for n in kind.activations] * directions
     if unknown := [n for n in names if n not in RNN_ACTIVATIONS]:
-        node.unsupported(f"activation {unknown[0]!r}; there are {', '.join(RNN_ACTIVATIONS)}")
+        node.reject(f"activation {unknown[0]!r}; there are {', '.join(RNN_ACTIVATIONS)}")
     if len(names) != len(kind.activations) * directions:
-        node.unsupported(f"expected {len(kind.activations)} activations per direction: {names}")
+        node.reject(f"expected {len(kind.activations)} activations per direction: {names}")
     parameter_lists = {
         key: list(node.get_floats(key)) if node.has(key) else []
         for key in ("activation_alpha", "activation_beta")
@@ -141,12 +143,12 @@ def _activation_options(node: OnnxNode, kind: RecurrentCell, directions: int) ->
 
 def _sequence_lengths(node: OnnxNode) -> Expr | None:
     """Return the sequence lengths as int32; None where they are absent."""
-    return None if node.optional(4) is None else op.cast(node.expr(4), "int32")
+    return None if node.optional_value(4) is None else op.cast(node.expr(4), "int32")
 
 
 def _initial_state(node: OnnxNode, index: int, direction: int, batch_first: bool) -> Expr | None:
     """Emit one direction's initial state; None where it is absent."""
-    if node.optional(index) is None:
+    if node.optional_value(index) is None:
         return None
     # With layout 1 the initial states are [batch, directions, hidden].
     expr = node.expr(index)
@@ -155,16 +157,16 @@ def _initial_state(node: OnnxNode, index: int, direction: int, batch_first: bool
 
 def _layer_options(
     node: OnnxNode, kind: RecurrentCell
-) -> tuple[bool, list[tuple[bool, LayerOptions]]]:
+) -> tuple[bool, list[tuple[bool, DirectionOptions]]]:
     """Return whether the batch comes first, and per direction (reversed, layer options)."""
     batch_first = node.get_int("layout", 0) == 1
     directions = REVERSED_BY_DIRECTION.get(node.get_string("direction", "forward"))
     if directions is None:
-        node.unsupported(f"direction must be one of {', '.join(REVERSED_BY_DIRECTION)}")
+        node.reject(f"direction must be one of {', '.join(REVERSED_BY_DIRECTION)}")
     options = _activation_options(node, kind, len(directions))
-    layers: list[tuple[bool, LayerOptions]] = []
+    layers: list[tuple[bool, DirectionOptions]] = []
     for number, (reverse, functions) in enumerate(zip(directions, options, strict=True)):
-        common: LayerOptions = {
+        common: DirectionOptions = {
             "initial_h": _initial_state(node, 5, number, batch_first),
             "lengths": _sequence_lengths(node),
             "reverse": reverse,
@@ -194,25 +196,27 @@ def _time_major_input(node: OnnxNode, batch_first: bool) -> Expr:
 def _constrain_batch(node: OnnxNode, axis: int) -> None:
     """Constrain the initial states to the batch of the input."""
     for state in (5, 6):
-        if node.optional(state) is not None and node.rank(state) == node.rank(0) == 3:
-            node.scope.same(node.shape(0)[axis : axis + 1], node.shape(state)[axis : axis + 1])
+        if node.optional_value(state) is not None and node.rank(state) == node.rank(0) == 3:
+            node.scope.require_equal_dims(
+                node.shape(0)[axis : axis + 1], node.shape(state)[axis : axis + 1]
+            )
 
 
 def _constrain_hidden(node: OnnxNode, kind: RecurrentCell) -> None:
     """Constrain weights and biases to `hidden_size` rows per gate."""
     hidden, gates = node.get_int("hidden_size", 0), len(kind.gates)
     if hidden < 1:
-        node.unsupported("attribute 'hidden_size' must be given, and at least 1")
+        node.reject("attribute 'hidden_size' must be given, and at least 1")
     columns = known_int(node.shape(2)[2])
     if columns not in (None, hidden):
-        node.unsupported(
+        node.reject(
             f"attribute 'hidden_size' is {hidden}, and the recurrence weight has {columns} columns"
         )
     rows = ((1, 1, gates), (2, 1, gates), (2, 2, 1), (3, 1, 2 * gates), (5, 2, 1), (6, 2, 1))
     for index, axis, blocks in (*rows, (7, 1, 3)):
-        node.learn(index, axis, blocks * hidden)
+        node.constrain_extent(index, axis, blocks * hidden)
     if node.rank(0) == 3:
-        node.learn(1, 2, node.shape(0)[2])
+        node.constrain_extent(1, 2, node.shape(0)[2])
 
 
 def _recurrent(node: OnnxNode) -> list[Expr]:
@@ -222,8 +226,8 @@ def _recurrent(node: OnnxNode) -> list[Expr]:
     data = _time_major_input(node, batch_first)
     _constrain_batch(node, 0 if batch_first else 1)
     # Kernels and scans assume at least one step and one row.
-    if any(known_int(extent) == 0 for extent in node.typed(data).shape[:2]):
-        return _empty_results(node, node.typed(data).shape, len(layers), batch_first)
+    if any(known_int(extent) == 0 for extent in node.tensor_type_of(data).shape[:2]):
+        return _empty_results(node, node.tensor_type_of(data).shape, len(layers), batch_first)
     layer_outputs = []
     for direction, (_, options) in enumerate(layers):
         inputs, states = (
@@ -231,11 +235,11 @@ def _recurrent(node: OnnxNode) -> list[Expr]:
         )
         biases = _split_bias(node, kind, direction)
         if node.op_type == "LSTM":
-            options |= _lstm_options(node, kind, direction, batch_first)
+            options |= _int8_lstm_options(node, kind, direction, batch_first)
         elif node.op_type == "GRU":
             options["reset_first"] = node.get_int("linear_before_reset", 0) == 0
         layer_outputs.append(
-            recurrent_layer(node.op_type.lower(), data, (inputs, states, *biases), **options)
+            emit_recurrent_layer(node.op_type.lower(), data, (inputs, states, *biases), **options)
         )
     return _stack_directions(
         [_zero_empty_states(node, data, outputs) for outputs in layer_outputs], batch_first
@@ -259,26 +263,26 @@ def _empty_results(node: OnnxNode, shape: Shape, directions: int, batch_first: b
 
 def _zero_empty_states(node: OnnxNode, data: Expr, outputs: Sequence[Expr]) -> list[Expr]:
     """Emit last states that are 0 for sequences without steps, if the layer has initial states."""
-    if node.optional(5) is None and node.optional(6) is None:
+    if node.optional_value(5) is None and node.optional_value(6) is None:
         return list(outputs)
     every, *states = outputs
-    steps = node.typed(data).shape[0]
+    steps = node.tensor_type_of(data).shape[0]
     is_empty: Expr | None = None
-    if node.optional(4) is not None:
+    if node.optional_value(4) is not None:
         lengths = op.expand_dims(node.expr(4), axis=1)
         is_empty = op.less(lengths, const(1, node.dtype(4)))
     elif known_int(steps) is None:
-        is_empty = op.less(node.scope.scalar(steps), const(np.int64(1)))
+        is_empty = op.less(node.scope.emit_dim(steps), const(np.int64(1)))
     if is_empty is None:
         return list(outputs)
     zero = const(0, node.dtype(0))
     return [every, *(op.where(is_empty, zero, state) for state in states)]
 
 
-def _lstm_options(
+def _int8_lstm_options(
     node: OnnxNode, kind: RecurrentCell, direction: int, batch_first: bool
-) -> LayerOptions:
-    peephole = node.optional(7)
+) -> DirectionOptions:
+    peephole = node.optional_value(7)
     rows = None if peephole is None else _reorder_gates(node, peephole, direction, kind.peepholes)
     return {
         "initial_c": _initial_state(node, 6, direction, batch_first),
@@ -289,7 +293,7 @@ def _lstm_options(
 
 def _int8_weight(node: OnnxNode, index: int, direction: int, order: Sequence[int]) -> Constant:
     """Return an int8 weight [directions, n, 4 * hidden] as [4 * hidden, n] in our gate order."""
-    weight = node.numbers(index, "a weight")[direction].T
+    weight = node.constant_array(index, "a weight")[direction].T
     gate_blocks = np.split(weight, len(order))
     return Constant(np.ascontiguousarray(np.concatenate([gate_blocks[i] for i in order])))
 
@@ -300,11 +304,11 @@ def _row_scales(
     """Return per-tensor or per-row scales as one float32 per row, in our gate order. Raises
     UnsupportedError for nonzero zero points.
     """
-    scale: Array = node.numbers(index, "a scale")[direction]
+    scale: Array = node.constant_array(index, "a scale")[direction]
     # Symmetric weights: the kernel has no correction term for a zero point.
-    points = node.optional(index + 1)
+    points = node.optional_value(index + 1)
     if points is not None and (points.array is None or np.any(points.array)):
-        node.unsupported("weights must have the zero point 0")
+        node.reject("weights must have the zero point 0")
     gate_blocks = np.split(np.broadcast_to(scale, (rows,)), len(order))
     return const(np.concatenate([gate_blocks[i] for i in order]).astype(np.float32))
 
@@ -315,10 +319,10 @@ def _dynamic_quantize_lstm(node: OnnxNode) -> list[Expr]:
     data = _time_major_input(node, batch_first)
     _constrain_batch(node, 0 if batch_first else 1)
     if node.dtype(1) != "int8" or node.dtype(2) != "int8":
-        node.unsupported(f"weights must be int8, got {node.dtype(1)} and {node.dtype(2)}")
+        node.reject(f"weights must be int8, got {node.dtype(1)} and {node.dtype(2)}")
     layer_outputs = []
     for direction, (_, options) in enumerate(layers):
-        options |= _lstm_options(node, kind, direction, batch_first)
+        options |= _int8_lstm_options(node, kind, direction, batch_first)
         weights = [_int8_weight(node, i, direction, kind.gates) for i in (1, 2)]
         rows = weights[0].data.shape[0]
         scales = [_row_scales(node, i, direction, rows, kind.gates) for i in (8, 10)]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ekiden.frontend.common.converters.reduction import reduction_rows
-from ekiden.frontend.common.data_dependent_dims import named_dims
+from ekiden.frontend.common.data_dependent_dims import to_named_dims
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.axis import is_runtime_input, normalize_runtime_axes
 from ekiden.frontend.onnx.node import Converter, OnnxNode, OnnxRow
@@ -27,14 +27,14 @@ from ekiden.topi.dimensions import Dim, as_dim, known_int
 ReduceFunction = Callable[[Expr, tuple[int, ...], bool], Expr]
 
 
-def reduced_axes(node: OnnxNode) -> tuple[int, ...] | None:
+def constant_reduced_axes(node: OnnxNode) -> tuple[int, ...] | None:
     """Return the reduced axes counted from the front; None for a node that reduces nothing."""
     rank = node.rank(0)
     if node.has("axes"):
         axes = node.get_ints("axes")
     else:
-        is_empty = node.optional(1) is None or known_int(node.shape(1)[0]) == 0
-        axes = () if is_empty else node.axes(1)
+        is_empty = node.optional_value(1) is None or known_int(node.shape(1)[0]) == 0
+        axes = () if is_empty else node.constant_ints(1)
     if axes:
         return tuple(node.axis(a, rank) for a in axes)
     # Without axes ONNX reduces all of them, unless the attribute says none.
@@ -60,7 +60,7 @@ def _reduced_axes_mask(node: OnnxNode) -> Expr:
 
 def _vector_dims(node: OnnxNode, numbers: Expr) -> tuple[Dim, ...]:
     """Return a vector of known length as dimensions with new symbolic names."""
-    extents = named_dims(node.scope, node.as_value(numbers))
+    extents = to_named_dims(node.scope, node.as_value(numbers))
     assert extents is not None, "a vector of known length"
     return extents
 
@@ -69,11 +69,13 @@ def _remaining_extents(node: OnnxNode, mask: Expr, extents: Expr) -> tuple[Dim, 
     """Return the extents of the axes that remain, where their number is known."""
     count = known_int(node.shape(1)[0])
     if count is None:
-        node.needs(1, "without 'keepdims' the number of 'axes' must be known")
+        node.reject_dynamic_input(1, "without 'keepdims' the number of 'axes' must be known")
     if count > 1:
         (distinct_count,) = _vector_dims(node, op.sum(mask, axis=[0], keepdims=True))
         condition = fold_binary(EQ, as_dim(distinct_count), count)
-        node.scope.require(condition, " (without 'keepdims' each axis must be named once)")
+        node.scope.require_condition(
+            condition, " (without 'keepdims' each axis must be named once)"
+        )
     is_kept = op.subtract(const(np.ones(node.rank(0), np.int64)), mask)
     position = op.multiply(op.cumsum(is_kept, axis=0), is_kept)  # from 1 on, 0 of those that go
     positions = const(np.arange(1, node.rank(0) - count + 1)[:, None])
@@ -83,7 +85,7 @@ def _remaining_extents(node: OnnxNode, mask: Expr, extents: Expr) -> tuple[Dim, 
 
 def _reduce_runtime_axes(node: OnnxNode, function: ReduceFunction, data: Expr) -> Expr:
     """Emit the reduction of `data` over run-time axes."""
-    rank, mask = node.rank(0), node.given(_reduced_axes_mask(node)).expr
+    rank, mask = node.rank(0), node.bind_shared(_reduced_axes_mask(node)).expr
     assert mask is not None
     extents, one = op.shape_of(node.expr(0), "int64"), const(np.ones(node.rank(0), np.int64))
     is_reduced = op.cast(mask, "bool")
@@ -113,7 +115,7 @@ def _reduction_converter(
     def convert_reduction(node: OnnxNode) -> Expr | Value:
         """Emit the reduction between its elementwise steps."""
         is_by_data = _has_runtime_axes(node)
-        axes = None if is_by_data else reduced_axes(node)
+        axes = None if is_by_data else constant_reduced_axes(node)
         if not is_by_data and axes is None and prepare is None and finish is None:
             return node.value(0)
         kind = node.dtype(0)
@@ -132,7 +134,7 @@ def _reduction_converter(
     return convert_reduction
 
 
-def _without_prologue(function: Callable[..., Expr]) -> ReduceFunction:
+def _plain_reduction(function: Callable[..., Expr]) -> ReduceFunction:
     """Return a reduction operator as a function (data, axes, keepdims)."""
     return lambda data, axes, keepdims: function(data, axis=axes, keepdims=keepdims)
 
@@ -178,16 +180,16 @@ _REDUCTION_ATTRIBUTES = "axes keepdims noop_with_empty_axes"
 
 # fmt: off
 ROWS = (
-    *(OnnxRow(name, _reduction_converter(_without_prologue(row.function)),
+    *(OnnxRow(name, _reduction_converter(_plain_reduction(row.function)),
               attributes=_REDUCTION_ATTRIBUTES)
       for name, row in reduction_rows("onnx")),
-    OnnxRow("ReduceL1",        _reduction_converter(_without_prologue(op.sum), op.abs),
+    OnnxRow("ReduceL1",        _reduction_converter(_plain_reduction(op.sum), op.abs),
         attributes=_REDUCTION_ATTRIBUTES),
-    OnnxRow("ReduceL2",        _reduction_converter(_without_prologue(op.sum), _square, op.sqrt),
+    OnnxRow("ReduceL2",        _reduction_converter(_plain_reduction(op.sum), _square, op.sqrt),
         attributes=_REDUCTION_ATTRIBUTES),
-    OnnxRow("ReduceSumSquare", _reduction_converter(_without_prologue(op.sum), _square),
+    OnnxRow("ReduceSumSquare", _reduction_converter(_plain_reduction(op.sum), _square),
         attributes=_REDUCTION_ATTRIBUTES),
-    OnnxRow("ReduceLogSum",    _reduction_converter(_without_prologue(op.sum), None, op.log),
+    OnnxRow("ReduceLogSum",    _reduction_converter(_plain_reduction(op.sum), None, op.log),
         attributes=_REDUCTION_ATTRIBUTES),
     OnnxRow("ReduceLogSumExp", _reduction_converter(_log_sum_exp, floats=True),
         attributes=_REDUCTION_ATTRIBUTES),

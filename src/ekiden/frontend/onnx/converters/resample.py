@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ekiden.frontend.common.data_dependent_dims import named_dims
+from ekiden.frontend.common.data_dependent_dims import to_named_dims
 from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import EQ, GE, Or, PrimExpr, fold_binary
@@ -43,23 +43,25 @@ class _ResizeAxis:
     """
 
     node: OnnxNode
-    at: int
-    size: PrimExpr
-    extent: PrimExpr
+    axis: int
+    data_extent: PrimExpr
+    result_extent: PrimExpr
     scale: ScalarExpr
     mode: str
     rounding: str
 
     @property
-    def sizes(self) -> tuple[ScalarExpr, ScalarExpr]:
+    def extents_as_float64(self) -> tuple[ScalarExpr, ScalarExpr]:
         """Return the extents of data and result as float64 scalars."""
-        return extent_as_float64(self.node, self.size), extent_as_float64(self.node, self.extent)
+        return extent_as_float64(self.node, self.data_extent), extent_as_float64(
+            self.node, self.result_extent
+        )
 
     def is_identity(self) -> bool:
         """Return whether the axis provably keeps its extent and coordinates."""
         scale = self.scale
         one = isinstance(scale, Constant) and float(scale.data) == 1
-        return one and are_equal_dims(self.size, self.extent)
+        return one and are_equal_dims(self.data_extent, self.result_extent)
 
 
 def _float64_const(value: float) -> Constant:
@@ -70,7 +72,9 @@ def extent_as_float64(node: OnnxNode, extent: PrimExpr) -> ScalarExpr:
     """Emit an extent as a float64 scalar."""
     number = known_int(extent)
     return (
-        op.cast(node.scope.scalar(extent), "float64") if number is None else _float64_const(number)
+        op.cast(node.scope.emit_dim(extent), "float64")
+        if number is None
+        else _float64_const(number)
     )
 
 
@@ -79,8 +83,8 @@ def _source_coordinates(axis: _ResizeAxis) -> Expr:
     Resize).
     """
     one, half = _float64_const(1), _float64_const(0.5)
-    x = op.cast(op.arange(0, axis.extent, 1, "int64"), "float64")
-    size, extent = axis.sizes
+    x = op.cast(op.arange(0, axis.result_extent, 1, "int64"), "float64")
+    size, extent = axis.extents_as_float64
     scale = axis.scale
     match axis.mode:
         case "asymmetric" if (
@@ -100,7 +104,7 @@ def _source_coordinates(axis: _ResizeAxis) -> Expr:
         case "tf_half_pixel_for_nn":
             return (x + half) / scale
         case "tf_crop_and_resize":
-            begin, end = _crop_region(axis.node, axis.at)
+            begin, end = _crop_region(axis.node, axis.axis)
             last = size - one
             inside = x * last / op.maximum(extent - one, one) * (end - begin)
             middle = (begin + end) * (half * last)
@@ -140,7 +144,7 @@ def _nearest_index(axis: _ResizeAxis, coordinates: Expr) -> Expr:
 
 def _clamp_to_axis(axis: _ResizeAxis, coordinates: Expr) -> Expr:
     """Emit coordinates as int64 positions, clamped to the axis."""
-    last = axis.sizes[0] - _float64_const(1)
+    last = axis.extents_as_float64[0] - _float64_const(1)
     return op.cast(op.minimum(op.maximum(coordinates, _float64_const(0)), last), "int64")
 
 
@@ -169,7 +173,7 @@ def _interpolation_matrix(axis: _ResizeAxis, coordinates: Expr) -> Expr:
     stretch = op.minimum(axis.scale, one) if shrinks else one
     wide = op.ceil(_float64_const(2 if cubic else 1) / stretch) + one
     (reach,) = vector_as_dims(node, op.reshape(op.cast(wide, "int64"), (1,)))
-    column = op.reshape(coordinates, (axis.extent, 1), allowzero=True)
+    column = op.reshape(coordinates, (axis.result_extent, 1), allowzero=True)
     steps = op.arange(1 - as_dim(reach), reach + 1, 1, "int64")
     taps = op.floor(column) + op.cast(steps, "float64")
     distance = (taps - column) * stretch
@@ -182,10 +186,10 @@ def _interpolation_matrix(axis: _ResizeAxis, coordinates: Expr) -> Expr:
         values = op.where(_is_outside(axis, taps), op.zeros_like(values), values)
     # Normalised, because excluded taps and a stretched filter leave sums other than 1.
     values = values / op.sum(values, axis=[1], keepdims=True)
-    rows = op.expand_dims(op.arange(0, axis.extent, 1, "int64"), axis=1)
-    rows = op.broadcast_to(rows, (axis.extent, simplify_dim(as_dim(reach) * 2)))
+    rows = op.expand_dims(op.arange(0, axis.result_extent, 1, "int64"), axis=1)
+    rows = op.broadcast_to(rows, (axis.result_extent, simplify_dim(as_dim(reach) * 2)))
     # Scatter-add, because several taps outside can fall on the same border element.
-    zeros = op.full(_float64_const(0), (axis.extent, axis.size), dtype="float64")
+    zeros = op.full(_float64_const(0), (axis.result_extent, axis.data_extent), dtype="float64")
     at = op.stack([rows, _clamp_to_axis(axis, taps)], axis=0)
     return op.scatter_nd(zeros, at, values, "add")
 
@@ -195,18 +199,18 @@ def vector_as_dims(node: OnnxNode, numbers: Expr) -> tuple[Dim, ...]:
     # Constant sizes are computed at import by the interpreter, so that extents stay static.
     if not free_vars(numbers):
         return tuple(int(n) for n in np.asarray(Interpreter().evaluate(numbers)))
-    dimensions = named_dims(node.scope, node.as_value(numbers))
+    dimensions = to_named_dims(node.scope, node.as_value(numbers))
     assert dimensions is not None, "a vector of known length"
     return dimensions
 
 
 def _is_outside(axis: _ResizeAxis, coordinates: Expr) -> Expr:
     """Emit whether coordinates are outside of the axis."""
-    last = axis.sizes[0] - _float64_const(1)
+    last = axis.extents_as_float64[0] - _float64_const(1)
     return op.logical_or(op.less(coordinates, _float64_const(0)), op.greater(coordinates, last))
 
 
-def resample(
+def emit_resample(
     node: OnnxNode,
     extents: Sequence[PrimExpr],
     scales: Sequence[ScalarExpr],
@@ -234,47 +238,53 @@ def resample(
         if axis.is_identity() and not cropped:
             continue
         # Elements cannot be computed from an empty axis.
-        node.scope.require(fold_binary(Or, fold_binary(GE, size, 1), fold_binary(EQ, extent, 0)))
-        coordinates = fold_table(node, _source_coordinates(axis))
+        node.scope.require_condition(
+            fold_binary(Or, fold_binary(GE, size, 1), fold_binary(EQ, extent, 0))
+        )
+        coordinates = fold_constant_table(node, _source_coordinates(axis))
         if cropped:
             shape = [extent if i == at else as_dim(1) for i in range(len(extents))]
             row = op.reshape(_is_outside(axis, coordinates), shape, allowzero=True)
             outside = row if outside is None else op.logical_or(outside, row)
         if nearest:
-            resized = op.take(resized, fold_table(node, _nearest_index(axis, coordinates)), axis=at)
+            resized = op.take(
+                resized, fold_constant_table(node, _nearest_index(axis, coordinates)), axis=at
+            )
         else:
             resized = _multiply_axis(
                 node,
                 resized,
-                fold_table(node, op.cast(_interpolation_matrix(axis, coordinates), wide)),
+                fold_constant_table(node, op.cast(_interpolation_matrix(axis, coordinates), wide)),
                 at,
             )
     if outside is not None:
         fill = node.get_float("extrapolation_value", 0.0)
         resized = op.where(
-            fold_table(node, outside), const(fill, node.typed(resized).dtype), resized
+            fold_constant_table(node, outside),
+            const(fill, node.tensor_type_of(resized).dtype),
+            resized,
         )
-    if node.typed(resized).dtype == kind:
+    if node.tensor_type_of(resized).dtype == kind:
         return resized
     return op.cast(resized if is_float(kind) else op.round(resized), kind)
 
 
-def fold_table(node: OnnxNode, table: Expr) -> Expr:
+def fold_constant_table(node: OnnxNode, table: Expr) -> Expr:
     """Evaluate a table of positions or weights at import, unless it depends on run-time data or is
     too long.
     """
-    extents = [known_int(d) for d in node.typed(table).shape]
+    extents = [known_int(d) for d in node.tensor_type_of(table).shape]
     is_short = all(d is not None and d <= MAX_INTERPRETED_ROWS for d in extents)
     if is_short and not free_vars(table):
         return const(np.asarray(Interpreter().evaluate(table)))
-    computed = node.given(table).expr
+    computed = node.bind_shared(table).expr
     assert computed is not None
     return computed
 
 
 def _multiply_axis(node: OnnxNode, data: Expr, matrix: Expr, axis: int) -> Expr:
     """Emit the product of one axis with a matrix."""
-    rank = len(node.typed(data).shape)
+    rank = len(node.tensor_type_of(data).shape)
     order = [i for i in range(rank) if i != axis] + [axis]
     back = list(np.argsort(order))
     moved = data if axis == rank - 1 else op.transpose(data, axes=order)

@@ -1,7 +1,7 @@
 """ONNX Upsample and Resize, by scales or to sizes.
 
 The image kernels resize rank 4 (or 3, as images of height 1; 5, as slices) over the spatial axes
-alone; `resample` does the others. Run-time scales give the result's extents symbolic names.
+alone; `emit_resample` does the others. Run-time scales give the result's extents symbolic names.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import cast
 import numpy as np
 
 from ekiden.frontend.common.converters.resize import Scales, resize_spatial_axes
-from ekiden.frontend.common.data_dependent_dims import named_dims
+from ekiden.frontend.common.data_dependent_dims import to_named_dims
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.resample import (
     LEGACY_NEAREST,
     ScalarExpr,
+    emit_resample,
     extent_as_float64,
-    resample,
     vector_as_dims,
 )
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
@@ -62,20 +62,20 @@ def _upsample(node: OnnxNode) -> Expr | Value:
         return _resize_by_runtime_scales(node, 1, "asymmetric", LEGACY_NEAREST)
     scales = _constant_scales(node, 1)
     if len(scales) != node.rank(0):
-        node.unsupported(f"expected a scale for each of {node.rank(0)} axes, got {len(scales)}")
+        node.reject(f"expected a scale for each of {node.rank(0)} axes, got {len(scales)}")
     return _emit_resize(node, scales, None, "asymmetric", LEGACY_NEAREST)
 
 
 def _constant_scales(node: OnnxNode, index: int) -> tuple[float, ...]:
     """Return the constant scales of an input."""
-    return tuple(float(s) for s in node.numbers(index, "scales").ravel())
+    return tuple(float(s) for s in node.constant_array(index, "scales").ravel())
 
 
 def _resize(node: OnnxNode) -> Expr | Value:
     """Convert Resize since opset 11, by scales or to sizes. Empty scales count as absent, as older
     exporters wrote them beside sizes.
     """
-    scales, sizes = node.optional(2), node.optional(3)
+    scales, sizes = node.optional_value(2), node.optional_value(3)
     has_scales = (
         scales is not None and scales.type.shape != () and known_int(scales.type.shape[0]) != 0
     )
@@ -85,7 +85,7 @@ def _resize(node: OnnxNode) -> Expr | Value:
         return _resize_by_runtime_scales(node, 2, mode, rounding)
     factors = _expand_to_all_axes(node, _constant_scales(node, 2), 1.0) if has_scales else None
     if sizes is None and factors is None:
-        node.unsupported("one of 'scales' and 'sizes' must be given")
+        node.reject("one of 'scales' and 'sizes' must be given")
     count = len(node.get_ints("axes", tuple(range(node.rank(0)))))
     sizes_given = None if factors is not None else node.dims(3, "sizes", count)
     extents = None if sizes_given is None else _expand_to_all_axes(node, sizes_given, None)
@@ -99,7 +99,7 @@ def _resize_by_runtime_scales(node: OnnxNode, index: int, mode: str, rounding: s
     extents = op.take(op.shape_of(node.expr(0), "int64"), const(np.array(axes)), axis=0)
     # ONNX Resize: output extent = floor(input extent * scale), in float32.
     scaled = op.cast(op.floor(op.multiply(op.cast(extents, "float32"), scales)), "int64")
-    extents_scaled = named_dims(node.scope, node.as_value(scaled))
+    extents_scaled = to_named_dims(node.scope, node.as_value(scaled))
     assert extents_scaled is not None, "a vector of known length"
     sizes = list(node.shape(0))
     for axis, extent in zip(axes, extents_scaled, strict=True):
@@ -119,9 +119,7 @@ def _expand_to_all_axes(
     """Expand values of the axes in attribute `axes` to all axes."""
     axes = node.get_ints("axes", tuple(range(node.rank(0))))
     if len(values) != len(axes):
-        node.unsupported(
-            f"expected a scale or size for each of {len(axes)} axes, got {len(values)}"
-        )
+        node.reject(f"expected a scale or size for each of {len(axes)} axes, got {len(values)}")
     full: list[Dim | float] = [d if fill is None else fill for d in node.shape(0)]
     for axis, value in zip(axes, values, strict=True):
         full[node.axis(axis, node.rank(0))] = value
@@ -142,7 +140,7 @@ def _emit_resize(
     shape = node.shape(0)
     factors = None if scales is None else [_as_float(s) for s in scales]
     if factors is not None and not all(0 < f < math.inf for f in factors):
-        node.unsupported(f"scales must be finite and above 0, got {factors}")
+        node.reject(f"scales must be finite and above 0, got {factors}")
     if rounding == LEGACY_NEAREST:
         rounding = _uniform_rounding(node, factors)
     extents = (
@@ -151,7 +149,7 @@ def _emit_resize(
         else [_as_extent(s) for s in sizes or ()]
     )
     if node.get_int("antialias", 0) and node.get_string("mode", "nearest") == "nearest":
-        node.unsupported("'antialias' has a meaning for 'mode' linear and cubic alone")
+        node.reject("'antialias' has a meaning for 'mode' linear and cubic alone")
     if rounding == LEGACY_NEAREST or _needs_resampler(node, shape, extents):
         numbers = _scale_exprs(len(shape), factors, by)
         return _emit_resample(node, shape, extents, numbers, mode, rounding)
@@ -160,9 +158,9 @@ def _emit_resize(
         outer: list[ScalarExpr] = [_float64_scale(s) for s in by[:2]]
         outer += [const(1.0, "float64")] * (len(shape) - 2)
         inner = node.with_inputs([node.as_value(resized)])
-        return resample(inner, extents, outer, mode, rounding)
+        return emit_resample(inner, extents, outer, mode, rounding)
     for old, new in zip(shape[:2], extents[:2], strict=True):
-        node.scope.require(prim.fold_binary(prim.EQ, old, new))
+        node.scope.require_condition(prim.fold_binary(prim.EQ, old, new))
     return resized
 
 
@@ -172,10 +170,10 @@ def _keeps_batch_and_channels(node: OnnxNode, by: Sequence[Expr]) -> bool:
         return True
     index = 2 if node.op_type == "Resize" and node.opset > 10 else 1
     # PyTorch exports cat([1, 1], scales): its first operand shows the batch's and channels' scale.
-    maker = node.producer(index)
+    maker = node.producer_node(index)
     if maker is None or maker.op_type != "Concat" or not maker.input:
         return False
-    first = node.named(maker.input[0]).array
+    first = node.lookup_value(maker.input[0]).array
     return first is not None and first.ndim == 1 and len(first) > 1 and bool((first[:2] == 1).all())
 
 
@@ -293,7 +291,7 @@ def _emit_resample(
     sizes.
     """
     if factors is not None:
-        return resample(node, extents_wanted, factors, mode, rounding)
+        return emit_resample(node, extents_wanted, factors, mode, rounding)
     one = const(1.0, "float64")
     ratios: list[ScalarExpr] = [
         one
@@ -303,7 +301,7 @@ def _emit_resample(
     ]
     policy = node.get_string("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
-        return resample(node, extents_wanted, ratios, mode, rounding)
+        return emit_resample(node, extents_wanted, ratios, mode, rounding)
     axes = node.get_ints("axes", tuple(range(len(shape))))
     at = [node.axis(a, len(shape)) for a in axes]
     choose = op.minimum if policy == "not_larger" else op.maximum
@@ -317,7 +315,7 @@ def _emit_resample(
     for axis, extent in zip(at, rounded_sizes, strict=True):
         extents[axis] = as_dim(extent)
     steps = [scale if a in at else one for a in range(len(shape))]
-    return resample(node, extents, steps, mode, rounding)
+    return emit_resample(node, extents, steps, mode, rounding)
 
 
 def _as_float(scale: Dim | float) -> float:
@@ -361,13 +359,16 @@ _RESIZE_ATTRIBUTES = (
 
 # fmt: off
 ROWS = (
-    OnnxRow("Upsample", _upsample_by_attributes, since=7, attributes="mode scales",
-        values={"mode": _RESIZE_MODES}),
-    OnnxRow("Upsample", _upsample, since=9, attributes="mode", values={"mode": _RESIZE_MODES}),
-    OnnxRow("Resize",   _upsample, since=10, attributes="mode", values={"mode": _RESIZE_MODES}),
-    OnnxRow("Resize",   _resize, since=11, attributes=_RESIZE_ATTRIBUTES,
+    OnnxRow("Upsample", _upsample_by_attributes, since_version=7, attributes="mode scales",
+        supported_values={"mode": _RESIZE_MODES}),
+    OnnxRow("Upsample", _upsample, since_version=9, attributes="mode",
+        supported_values={"mode": _RESIZE_MODES}),
+    OnnxRow("Resize",   _upsample, since_version=10, attributes="mode",
+        supported_values={"mode": _RESIZE_MODES}),
+    OnnxRow("Resize",   _resize, since_version=11, attributes=_RESIZE_ATTRIBUTES,
         ignorable_inputs="roi scales",
-        values={"mode": _RESIZE_MODES, "coordinate_transformation_mode": _COORDINATE_MODES,
+        supported_values={"mode": _RESIZE_MODES,
+            "coordinate_transformation_mode": _COORDINATE_MODES,
                 "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller")}),
 )
 # fmt: on

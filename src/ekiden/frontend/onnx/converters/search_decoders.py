@@ -25,28 +25,28 @@ from ekiden.topi.dimensions import as_dim, known_int, simplify_dim
 class SearchDecoder:
     """Interface of a model that a search decodes with: next-token logits and a carried state.
 
-    names: of the carried values.
+    input_names: of the carried values.
     """
 
-    names: Sequence[str]
+    input_names: Sequence[str]
 
     def __init__(self, search: SearchParameters) -> None:
         self.search, self.node, self.scope = search, search.node, search.node.scope
 
     @abstractmethod
-    def start(self) -> tuple[Expr, Expr, list[Value]]:
+    def run_prompt(self) -> tuple[Expr, Expr, list[Value]]:
         """Return the first tokens int32 [rows, prompt], their last logits [rows, vocabulary] and
         the carried state.
         """
 
     @abstractmethod
-    def step(
+    def decode_step(
         self, tokens: Expr, texts: Expr, length: Expr, carried: Sequence[Value]
     ) -> tuple[Expr, list[Value]]:
         """Return the logits after the last tokens, int32 [rows], and the new state."""
 
     @abstractmethod
-    def reordered(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
+    def reorder_state(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
         """Return the state reordered to the rows that sequences continue."""
 
     def last_logits(self, logits: Value) -> Expr:
@@ -54,8 +54,8 @@ class SearchDecoder:
         vocabulary].
         """
         if len(logits.type.shape) != 3:
-            self.node.unsupported(f"'logits' must have 3 dimensions, got {len(logits.type.shape)}")
-        last = self.scope.scalar(simplify_dim(logits.type.shape[1] - 1))
+            self.node.reject(f"'logits' must have 3 dimensions, got {len(logits.type.shape)}")
+        last = self.scope.emit_dim(simplify_dim(logits.type.shape[1] - 1))
         last_row = op.take(self.scope.expr(logits), last, axis=1)
         # Vocabularies are often padded to a multiple of 8 or 64: the padding is sliced off.
         if known_int(logits.type.shape[2]) != self.search.vocabulary:
@@ -63,9 +63,9 @@ class SearchDecoder:
             last_row = op.take(last_row, token_ids, axis=1)
         return op.cast(last_row, "float32")
 
-    def value(self, expr: Expr, name: str) -> Value:
+    def bind_value(self, expr: Expr, name: str) -> Value:
         """Bind an expression to a value that is computed once."""
-        return self.scope.bound(expr, name)
+        return self.scope.bind_named(expr, name)
 
 
 class SharedPastBuffers:
@@ -83,26 +83,26 @@ class SharedPastBuffers:
         inputs = [i.name for i in graph.input]
         counts = [n for n in (3, 1) if tuple(inputs[-n:]) == self.NAMES[:n]]
         self.names = self.NAMES[: max(counts, default=0)]
-        self.length = decoder.search.limit if self.names else as_dim(0)
+        self.length = decoder.search.max_length if self.names else as_dim(0)
 
-    def size(self, count: Expr) -> PrimExpr:
+    def token_count_dim(self, count: Expr) -> PrimExpr:
         """Return a number of tokens, an int64 scalar, as a dimension."""
-        vector = self.decoder.value(op.reshape(count, (1,)), "past")
-        dims = data_dependent_dims.named_dims(self.decoder.scope, vector)
+        vector = self.decoder.bind_value(op.reshape(count, (1,)), "past")
+        dims = data_dependent_dims.to_named_dims(self.decoder.scope, vector)
         assert dims is not None, "a vector of known length has dimensions"
         return as_dim(dims[0])
 
     def buffer_inputs(self, count: Expr) -> list[Value]:
         """Return these inputs for a past of `count` tokens."""
         search, scope = self.decoder.search, self.decoder.scope
-        beams = op.cast(op.arange(0, search.beams, 1, dtype="int64"), "int32")
-        shape = (search.batch, search.beams, search.limit)
+        beams = op.cast(op.arange(0, search.num_beams, 1, dtype="int64"), "int32")
+        shape = (search.batch, search.num_beams, search.max_length)
         values = (
             op.cast(op.reshape(count, (1,)), "int32"),
-            op.cast(op.reshape(scope.scalar(search.beams), (1,)), "int32"),
-            op.broadcast_to(op.reshape(beams, (1, search.beams, 1), allowzero=True), shape),
+            op.cast(op.reshape(scope.emit_dim(search.num_beams), (1,)), "int32"),
+            op.broadcast_to(op.reshape(beams, (1, search.num_beams, 1), allowzero=True), shape),
         )
-        return [self.decoder.value(v, n) for v, n in zip(values, self.names, strict=False)]
+        return [self.decoder.bind_value(v, n) for v, n in zip(values, self.names, strict=False)]
 
     def pad_to_buffers(self, values: Sequence[Value]) -> list[Value]:
         """Return keys or values zero-padded to buffers of full length."""
@@ -110,13 +110,13 @@ class SharedPastBuffers:
         for value in values:
             shape = list(value.type.shape)
             behind = list(shape)
-            behind[self.axis] = simplify_dim(self.decoder.search.limit - shape[self.axis])
-            shape[self.axis] = self.decoder.search.limit
+            behind[self.axis] = simplify_dim(self.decoder.search.max_length - shape[self.axis])
+            shape[self.axis] = self.decoder.search.max_length
             # The decoder masks positions behind the past, so their contents are arbitrary.
             zeros = op.zeros(behind, value.type.dtype)
             padded = op.concatenate((self.decoder.scope.expr(value), zeros), axis=self.axis)
             reshaped = op.reshape(padded, shape, allowzero=True)
-            buffers.append(self.decoder.value(reshaped, "buffer"))
+            buffers.append(self.decoder.bind_value(reshaped, "buffer"))
         return buffers
 
 
@@ -140,42 +140,42 @@ class GptDecoder(SearchDecoder):
         )
         pasts = list(graph.input)[3 : len(graph.input) - len(self.buffers.names)]
         if not pasts or len(graph.output) != len(pasts) + 1:
-            self.node.unsupported(
+            self.node.reject(
                 "its decoder must have a past of each layer as inputs, and the presents as outputs "
                 "behind the logits"
             )
         if self.first_buffers.names and not self.buffers.names:
-            self.node.unsupported("'init_decoder' shares buffers of the past, 'decoder' does not")
+            self.node.reject("'init_decoder' shares buffers of the past, 'decoder' does not")
         self.pasts, self.mask_input = pasts, mask_input
-        self.names = ["positions", *(p.name for p in pasts)]
+        self.input_names = ["positions", *(p.name for p in pasts)]
         self.mask: Expr | None = None
 
-    def start(self) -> tuple[Expr, Expr, list[Value]]:
+    def run_prompt(self) -> tuple[Expr, Expr, list[Value]]:
         """Run the decoder over the prompts without a past."""
         search, scope = self.search, self.scope
         prompt_inputs = (self.node.expr(0), *self._prompt_mask_and_positions(self.node.expr(0)))
-        tokens, mask, positions, counts = (search.expanded(t) for t in prompt_inputs)
-        self.mask = scope.spanned(mask)
-        feeds = [self.value(t, n) for t, n in ((tokens, "ids"), (positions, "positions"))]
-        feeds.append(self.value(self.mask, "mask"))
+        tokens, mask, positions, counts = (search.expand_to_beams(t) for t in prompt_inputs)
+        self.mask = scope.attach_span(mask)
+        feeds = [self.bind_value(t, n) for t, n in ((tokens, "ids"), (positions, "positions"))]
+        feeds.append(self.bind_value(self.mask, "mask"))
         for past in self.pasts:
             shape, dtype = self._past_shape(past)
-            feeds.append(self.value(op.zeros(shape, dtype), past.name))
+            feeds.append(self.bind_value(op.zeros(shape, dtype), past.name))
         feeds += self.first_buffers.buffer_inputs(const(np.int64(0)))
-        logits, *presents = self.node.body(self.first).import_body(feeds)
+        logits, *presents = self.node.subgraph_importer(self.first).import_body(feeds)
         if self.buffers.names and not self.first_buffers.names:
             presents = self.buffers.pad_to_buffers(presents)
-        return tokens, self.last_logits(logits), [self.value(counts, "positions"), *presents]
+        return tokens, self.last_logits(logits), [self.bind_value(counts, "positions"), *presents]
 
     def _prompt_mask_and_positions(self, tokens: Expr) -> tuple[Expr, Expr, Expr]:
         """Return the prompts' mask int32 [batch, length], positions, and number of tokens int32
         [batch, 1]. Padding has no position, also where the mask is an input.
         """
-        padding = const(np.int32(self.search.padding))
+        padding = const(np.int32(self.search.pad_token))
         is_token = op.cast(op.not_equal(tokens, padding), "int32")
         counts = op.cumsum(is_token, axis=1, dtype="int32")
         positions = op.multiply(op.subtract(counts, const(np.int32(1))), is_token)
-        is_given = self.node.optional(self.mask_input) is not None
+        is_given = self.node.optional_value(self.mask_input) is not None
         mask = self.node.expr(self.mask_input) if is_given else is_token
         return mask, positions, op.sum(is_token, axis=[1], keepdims=True)
 
@@ -183,15 +183,15 @@ class GptDecoder(SearchDecoder):
         """Return the shape and dtype of an empty past."""
         dims = [d.dim_value for d in past.type.tensor_type.shape.dim]
         if len(dims) != 5 or min(dims[2], dims[4]) < 1:
-            self.node.unsupported(
+            self.node.reject(
                 f"{past.name!r} must have the shape (2, rows, heads, length, width), with numbers "
                 "of heads and width"
             )
         length = self.first_buffers.length
-        shape = (as_dim(2), self.search.rows, as_dim(dims[2]), length, as_dim(dims[4]))
+        shape = (as_dim(2), self.search.num_rows, as_dim(dims[2]), length, as_dim(dims[4]))
         return shape, from_onnx_dtype(past.type.tensor_type.elem_type)
 
-    def step(
+    def decode_step(
         self, tokens: Expr, texts: Expr, length: Expr, carried: Sequence[Value]
     ) -> tuple[Expr, list[Value]]:
         """Run the decoder over one token of each row."""
@@ -199,8 +199,8 @@ class GptDecoder(SearchDecoder):
         count = op.subtract(length, const(np.int64(1)))
         # A shared buffer has a constant extent, so the length of the past comes from the loop
         # counter.
-        past = self.buffers.size(count) if self.buffers.names else pasts[0].type.shape[3]
-        more = (self.search.rows, simplify_dim(past + 1 - self.search.prompt))
+        past = self.buffers.token_count_dim(count) if self.buffers.names else pasts[0].type.shape[3]
+        more = (self.search.num_rows, simplify_dim(past + 1 - self.search.prompt_length))
         assert self.mask is not None
         # Generated tokens are always attended to; only prompts have padding.
         ones = op.cast(op.full(const(np.int32(1)), more), "int32")
@@ -208,22 +208,22 @@ class GptDecoder(SearchDecoder):
             op.concatenate((self.mask, ones), axis=1), (more[0], simplify_dim(past + 1))
         )
         feeds = [
-            self.value(op.expand_dims(tokens, axis=1), "ids"),
+            self.bind_value(op.expand_dims(tokens, axis=1), "ids"),
             positions,
-            self.value(mask, "mask"),
-            *unify_lengths(self, pasts, 3),
+            self.bind_value(mask, "mask"),
+            *unify_past_lengths(self, pasts, 3),
             *self.buffers.buffer_inputs(count),
         ]
-        logits, *presents = self.node.body("decoder").import_body(feeds)
+        logits, *presents = self.node.subgraph_importer("decoder").import_body(feeds)
         next_positions = op.add(self.scope.expr(positions), const(np.int32(1)))
-        return self.last_logits(logits), [self.value(next_positions, "positions"), *presents]
+        return self.last_logits(logits), [self.bind_value(next_positions, "positions"), *presents]
 
-    def reordered(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
+    def reorder_state(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
         """Return the presents of the given rows; positions stay with their sequence."""
         positions, *presents = carried
         # Keys and values are [2, rows, ...]: rows are axis 1.
         selected = [op.take(self.scope.expr(p), rows, axis=1) for p in presents]
-        return [positions, *(self.value(t, "past") for t in selected)]
+        return [positions, *(self.bind_value(t, "past") for t in selected)]
 
 
 class EncoderDecoder(SearchDecoder):
@@ -252,12 +252,12 @@ class EncoderDecoder(SearchDecoder):
         self.buffers = SharedPastBuffers(self, self.graph, 2)
         layers, remainder = divmod(len(inputs) - self.first - len(self.buffers.names), 4)
         if not layers or remainder or len(self.graph.output) != 1 + 2 * layers:
-            self.node.unsupported(
+            self.node.reject(
                 "its decoder must have keys and values of each layer and of the encoder as inputs, "
                 "and the former as outputs behind the logits"
             )
         self.count = 2 * layers
-        self.names = inputs[self.first : self.first + self.count]
+        self.input_names = inputs[self.first : self.first + self.count]
         self.steady: list[Value] = []
         """Mask, hidden states and keys and values of the encoder, of all rows."""
 
@@ -266,75 +266,75 @@ class EncoderDecoder(SearchDecoder):
         """Return whether the encoder graph also runs the decoder's first token."""
         return len(self.encoder.input) == 3
 
-    def start(self) -> tuple[Expr, Expr, list[Value]]:
+    def run_prompt(self) -> tuple[Expr, Expr, list[Value]]:
         """Run the encoder, and the decoder over its first token."""
-        mask = self.value(self.scope.spanned(self._mask()), "mask")
+        mask = self.bind_value(self.scope.attach_span(self._prompt_mask()), "mask")
         first = self.start_tokens(self.search.batch)
         feeds = [self.node.value(0), mask]
         if self.encoder_runs_decoder:
-            feeds.append(self.value(first, "ids"))
-        outputs = self.node.body("encoder").import_body(feeds)
-        tokens = self.start_tokens(self.search.rows)
+            feeds.append(self.bind_value(first, "ids"))
+        outputs = self.node.subgraph_importer("encoder").import_body(feeds)
+        tokens = self.start_tokens(self.search.num_rows)
         if self.encoder_runs_decoder:
-            return self.started(tokens, [mask], outputs)
+            return self.start_from_encoder(tokens, [mask], outputs)
         # The encoder runs once for each prompt; its outputs are repeated for the beams afterwards.
-        self.steady = self.expanded([mask, *outputs])
+        self.steady = self.expand_to_beams([mask, *outputs])
         if self.takes_hidden:
-            self.node.unsupported(
-                "its encoder must give 'encoder_hidden_states', as its decoder takes"
-            )
-        pasts = [self.value(op.zeros(*self._past_shape(n)), n) for n in self.names]
+            self.node.reject("its encoder must give 'encoder_hidden_states', as its decoder takes")
+        pasts = [self.bind_value(op.zeros(*self._past_shape(n)), n) for n in self.input_names]
         feeds = self._decoder_inputs(tokens, pasts, const(np.int64(0)))
-        logits, *presents = self.node.body("decoder").import_body(feeds)
+        logits, *presents = self.node.subgraph_importer("decoder").import_body(feeds)
         return tokens, self.last_logits(logits), presents
 
     def start_tokens(self, rows: PrimExpr) -> Expr:
         """Emit each text's start token, int32 [rows, 1]."""
         start = self.node.get_int("decoder_start_token_id", -1)
         if start < 0:
-            self.node.unsupported(f"'decoder_start_token_id' must be 0 or more, got {start}")
+            self.node.reject(f"'decoder_start_token_id' must be 0 or more, got {start}")
         return op.cast(op.full(const(np.int32(start)), (rows, 1)), "int32")
 
-    def started(
+    def start_from_encoder(
         self, tokens: Expr, steady: Sequence[Value], outputs: Sequence[Value]
     ) -> tuple[Expr, Expr, list[Value]]:
         """Return the result of `start` for an encoder that runs the decoder's first token."""
         count = 2 + 2 * self.count
         if len(outputs) != count:
-            self.node.unsupported(f"its encoder must have {count} outputs, got {len(outputs)}")
+            self.node.reject(f"its encoder must have {count} outputs, got {len(outputs)}")
         logits, hidden, *both = outputs
         own, cross_values = both[: self.count], both[self.count :]
         hidden_states = [hidden] if self.takes_hidden else []
-        self.steady = self.expanded([*steady, *hidden_states, *cross_values])
-        presents = self.expanded(own)
+        self.steady = self.expand_to_beams([*steady, *hidden_states, *cross_values])
+        presents = self.expand_to_beams(own)
         if self.buffers.names:
             presents = self.buffers.pad_to_buffers(presents)
-        return tokens, self.search.expanded(self.last_logits(logits)), presents
+        return tokens, self.search.expand_to_beams(self.last_logits(logits)), presents
 
-    def _mask(self) -> Expr:
+    def _prompt_mask(self) -> Expr:
         """Emit the prompt's mask, 0 for its left padding."""
-        if self.node.optional(9) is not None:
+        if self.node.optional_value(9) is not None:
             return self.node.expr(9)
-        token = op.not_equal(self.node.expr(0), const(np.int32(self.search.padding)))
+        token = op.not_equal(self.node.expr(0), const(np.int32(self.search.pad_token)))
         # Only padding on the left is masked: a padding token inside the prompt counts.
         before = op.cumsum(op.cast(token, "int32"), axis=1, dtype="int32")
         return op.cast(op.greater(before, const(np.int32(0))), "int32")
 
-    def expanded(self, values: Sequence[Value]) -> list[Value]:
+    def expand_to_beams(self, values: Sequence[Value]) -> list[Value]:
         """Repeat values of each sequence for its beams."""
         # Every beam of a text shares its encoder states.
-        return [self.value(self.search.expanded(self.scope.expr(v)), "rows") for v in values]
+        return [
+            self.bind_value(self.search.expand_to_beams(self.scope.expr(v)), "rows") for v in values
+        ]
 
     def _past_shape(self, name: str) -> tuple[tuple[PrimExpr, ...], str]:
         """Return the shape and dtype of an empty past."""
         (info,) = (i for i in self.graph.input if i.name == name)
         dims = [d.dim_value for d in info.type.tensor_type.shape.dim]
         if len(dims) != 4 or min(dims[1], dims[3]) < 1:
-            self.node.unsupported(
+            self.node.reject(
                 f"{name!r} must have the shape (rows, heads, length, width), with numbers of heads "
                 "and width"
             )
-        shape = (self.search.rows, as_dim(dims[1]), self.buffers.length, as_dim(dims[3]))
+        shape = (self.search.num_rows, as_dim(dims[1]), self.buffers.length, as_dim(dims[3]))
         return shape, from_onnx_dtype(info.type.tensor_type.elem_type)
 
     def _decoder_inputs(self, tokens: Expr, pasts: Sequence[Value], past: Expr) -> list[Value]:
@@ -342,11 +342,11 @@ class EncoderDecoder(SearchDecoder):
         tokens.
         """
         count = self.first - 1
-        ids = self.value(tokens, "ids")
+        ids = self.bind_value(tokens, "ids")
         steady = self.steady
         return [ids, *steady[:count], *pasts, *steady[count:], *self.buffers.buffer_inputs(past)]
 
-    def step(
+    def decode_step(
         self, tokens: Expr, texts: Expr, length: Expr, carried: Sequence[Value]
     ) -> tuple[Expr, list[Value]]:
         """Run the decoder over one token of each row, or over the whole sequence if it
@@ -359,14 +359,14 @@ class EncoderDecoder(SearchDecoder):
             zero, one = const(np.int64(0)), const(np.int64(1))
             ids = op.take(texts, op.arange(zero, length, one, dtype="int64"), axis=1)
         past = op.subtract(length, const(np.int64(1)))
-        feeds = self._decoder_inputs(ids, unify_lengths(self, carried, 2), past)
-        logits, *presents = self.node.body("decoder").import_body(feeds)
+        feeds = self._decoder_inputs(ids, unify_past_lengths(self, carried, 2), past)
+        logits, *presents = self.node.subgraph_importer("decoder").import_body(feeds)
         return self.last_logits(logits), presents
 
-    def reordered(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
+    def reorder_state(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
         """Return keys and values of the given rows."""
         selected = [op.take(self.scope.expr(p), rows, axis=0) for p in carried]
-        return [self.value(t, "past") for t in selected]
+        return [self.bind_value(t, "past") for t in selected]
 
 
 class WhisperDecoder(EncoderDecoder):
@@ -377,16 +377,16 @@ class WhisperDecoder(EncoderDecoder):
     ENCODER_INPUTS = ("encoder_input_ids", "decoder_input_ids")
     DECODER_INPUTS = ("input_ids",)
 
-    def start(self) -> tuple[Expr, Expr, list[Value]]:
+    def run_prompt(self) -> tuple[Expr, Expr, list[Value]]:
         """Run the encoder over the audio features and the prompts."""
-        is_given = self.node.optional(10) is not None
+        is_given = self.node.optional_value(10) is not None
         prompt = self.node.expr(10) if is_given else self.start_tokens(self.search.batch)
-        feeds = [self.node.value(0), self.value(self.scope.spanned(prompt), "ids")]
-        outputs = self.node.body("encoder").import_body(feeds)
-        return self.started(self.search.expanded(prompt), [], outputs)
+        feeds = [self.node.value(0), self.bind_value(self.scope.attach_span(prompt), "ids")]
+        outputs = self.node.subgraph_importer("encoder").import_body(feeds)
+        return self.start_from_encoder(self.search.expand_to_beams(prompt), [], outputs)
 
 
-def unify_lengths(decoder: SearchDecoder, pasts: Sequence[Value], axis: int) -> list[Value]:
+def unify_past_lengths(decoder: SearchDecoder, pasts: Sequence[Value], axis: int) -> list[Value]:
     """Return the pasts of all layers with the first one's symbolic length."""
     first, *later_pasts = pasts
     extent = first.type.shape[axis]
@@ -396,17 +396,19 @@ def unify_lengths(decoder: SearchDecoder, pasts: Sequence[Value], axis: int) -> 
         shape = list(past.type.shape)
         shape[axis] = extent
         expr = op.reshape(decoder.scope.expr(past), shape, allowzero=True)
-        viewed.append(decoder.value(expr, "past"))
+        viewed.append(decoder.bind_value(expr, "past"))
     return viewed
 
 
-def bind_shared(decoder: SearchDecoder, exprs: Sequence[Expr], names: Sequence[str]) -> list[Value]:
+def bind_with_shared_subexprs(
+    decoder: SearchDecoder, exprs: Sequence[Expr], names: Sequence[str]
+) -> list[Value]:
     """Bind expressions that share subexpressions to values without duplicating these."""
     scope = decoder.scope
     for expr in exprs:
         scope.type_of(expr)
-    pairs = zip(scope.span_all(exprs), names, strict=True)
-    return [scope.bound(expr, name) for expr, name in pairs]
+    pairs = zip(scope.attach_spans(exprs), names, strict=True)
+    return [scope.bind_named(expr, name) for expr, name in pairs]
 
 
 def required_subgraph(node: OnnxNode, name: str) -> onnx.GraphProto:
@@ -414,11 +416,11 @@ def required_subgraph(node: OnnxNode, name: str) -> onnx.GraphProto:
     for attribute in node.proto.attribute:
         if attribute.name == name and attribute.type == onnx.AttributeProto.GRAPH:
             return attribute.g
-    node.unsupported(f"attribute {name!r} is missing")
+    node.reject(f"attribute {name!r} is missing")
 
 
 def check_input_names(node: OnnxNode, graph: onnx.GraphProto, names: Sequence[str]) -> None:
     """Raise Unsupported for a graph whose first inputs have other names than expected."""
     present = [i.name for i in graph.input][: len(names)]
     if present != list(names):
-        node.unsupported(f"{graph.name!r} must begin with the inputs {list(names)}, got {present}")
+        node.reject(f"{graph.name!r} must begin with the inputs {list(names)}, got {present}")

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.loop import CollectedSlices, Iteration, Loop, as_scalar, stacked
+from ekiden.frontend.common.loop import CollectedSlices, Iteration, Loop, as_scalar, stack_slices
 from ekiden.frontend.common.sequence_value import AbsentValue, SequenceValue
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.value import Value, constant_value
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.op import Op
@@ -25,17 +25,17 @@ from ekiden.relay.op import sequence
 from ekiden.topi.dimensions import as_dim, known_int
 
 
-def _sequence_input(node: OnnxNode, index: int) -> SequenceValue:
+def _read_sequence_input(node: OnnxNode, index: int) -> SequenceValue:
     """Return an input that must be a sequence."""
     value = node.value(index)
     if not isinstance(value, SequenceValue):
-        node.unsupported(f"input {index} must be a sequence")
+        node.reject(f"input {index} must be a sequence")
     return value
 
 
-def _constant_position(node: OnnxNode, index: int, length: int, end: int) -> int | None:
+def _read_constant_position(node: OnnxNode, index: int, length: int, end: int) -> int | None:
     """Return a constant position in a sequence of known length; None for run-time data."""
-    position_input = node.optional(index)
+    position_input = node.optional_value(index)
     if position_input is None:
         return end
     if position_input.array is None:
@@ -43,11 +43,11 @@ def _constant_position(node: OnnxNode, index: int, length: int, end: int) -> int
     position = int(position_input.array.item())
     # ONNX counts positions in [-n, n] for SequenceInsert and in [-n, n - 1] for the others.
     if not -length <= position <= end:
-        node.unsupported(f"position {position} is out of range for {length} elements")
+        node.reject(f"position {position} is out of range for {length} elements")
     return position + length if position < 0 else position
 
 
-def _runtime_position(node: OnnxNode, index: int) -> Expr:
+def _emit_runtime_position(node: OnnxNode, index: int) -> Expr:
     """Emit a run-time position as int64."""
     position = as_scalar(node.scope, node.value(index))
     return position if node.dtype(index) == "int64" else op.cast(position, "int64")
@@ -62,82 +62,88 @@ def _sequence_construct(node: OnnxNode) -> Value:
 
 
 def _sequence_insert(node: OnnxNode) -> Value:
-    source, new = _sequence_input(node, 0), node.value(1)
+    source, new = _read_sequence_input(node, 0), node.value(1)
     if source.items is not None:
         count = len(source.items)
-        position = _constant_position(node, 2, count, count)
+        position = _read_constant_position(node, 2, count, count)
         if position is not None:
             return SequenceValue((*source.items[:position], new, *source.items[position:]))
-    both = SequenceValue([new], element=None if source.items == () else source.joined()).joined()
+    both = SequenceValue(
+        [new], element=None if source.items == () else source.common_element_type()
+    ).common_element_type()
     typed_list, element = (
         node.scope.sequence(source, both),
         node.scope.relax_type(node.expr(1), both),
     )
-    if node.optional(2) is None:
-        return node.scope.bound(sequence.append(typed_list, element))
-    return node.scope.bound(sequence.insert(typed_list, element, _runtime_position(node, 2)))
+    if node.optional_value(2) is None:
+        return node.scope.bind_named(sequence.append(typed_list, element))
+    return node.scope.bind_named(
+        sequence.insert(typed_list, element, _emit_runtime_position(node, 2))
+    )
 
 
 def _sequence_erase(node: OnnxNode) -> Value:
-    source = _sequence_input(node, 0)
+    source = _read_sequence_input(node, 0)
     if source.items is not None:
-        position = _constant_position(node, 1, len(source.items), len(source.items) - 1)
+        position = _read_constant_position(node, 1, len(source.items), len(source.items) - 1)
         if position is not None:
             return SequenceValue(
                 (*source.items[:position], *source.items[position + 1 :]), dtype=source.dtype
             )
     # Without a position SequenceErase removes the last element.
     last = const(np.int64(-1))
-    at = last if node.optional(1) is None else _runtime_position(node, 1)
-    return node.scope.bound(sequence.erase(node.expr(0), at))
+    at = last if node.optional_value(1) is None else _emit_runtime_position(node, 1)
+    return node.scope.bind_named(sequence.erase(node.expr(0), at))
 
 
 def _sequence_at(node: OnnxNode) -> Value:
-    source = _sequence_input(node, 0)
+    source = _read_sequence_input(node, 0)
     if source.items is not None:
-        position = _constant_position(node, 1, len(source.items), len(source.items) - 1)
+        position = _read_constant_position(node, 1, len(source.items), len(source.items) - 1)
         if position is not None:
             return source.items[position]
-    return node.scope.bound(
-        sequence.at(node.expr(0), _runtime_position(node, 1)), node.proto.output[0]
+    return node.scope.bind_named(
+        sequence.at(node.expr(0), _emit_runtime_position(node, 1)), node.proto.output[0]
     )
 
 
 def _sequence_length(node: OnnxNode) -> Value:
-    source = _sequence_input(node, 0)
+    source = _read_sequence_input(node, 0)
     if source.items is not None:
-        return constant(np.asarray(len(source.items), np.int64))
-    return node.scope.bound(sequence.length(node.expr(0)))
+        return constant_value(np.asarray(len(source.items), np.int64))
+    return node.scope.bind_named(sequence.length(node.expr(0)))
 
 
 def _concat_from_sequence(node: OnnxNode) -> Value:
-    source, is_new = _sequence_input(node, 0), bool(node.get_int("new_axis", 0))
+    source, is_new = _read_sequence_input(node, 0), bool(node.get_int("new_axis", 0))
     axis = node.get_int("axis")
     if source.items is not None:
         if not source.items:
-            node.unsupported("the sequence is empty")
+            node.reject("the sequence is empty")
         exprs = Tuple(tuple(node.scope.expr(v) for v in source.items))
         rank = len(source.items[0].type.shape)
         at = node.axis(axis, rank + is_new)
-        return node.scope.bound(op.stack(exprs, at) if is_new else op.concatenate(exprs, at))
+        return node.scope.bind_named(op.stack(exprs, at) if is_new else op.concatenate(exprs, at))
     # The elements of a run-time list have one type, in which differing dimensions are unknown.
-    kind = source.joined()
+    kind = source.common_element_type()
     if is_new:
         stack = CollectedSlices(node.scope.expr(source), kind)
-        return stacked(node.scope, stack, "stacked", None, node.axis(axis, len(kind.shape) + 1))
+        return stack_slices(
+            node.scope, stack, "stacked", None, node.axis(axis, len(kind.shape) + 1)
+        )
     at = node.axis(axis, len(kind.shape))
-    return node.scope.bound(sequence.concat(node.scope.expr(source), at))
+    return node.scope.bind_named(sequence.concat(node.scope.expr(source), at))
 
 
 def _split_to_sequence(node: OnnxNode) -> Value:
     axis, shape = node.axis(node.get_int("axis", 0), node.rank(0)), node.shape(0)
     # `keepdims` is ignored where sizes are given (ONNX SplitToSequence).
-    extent, split_input = known_int(shape[axis]), node.optional(1)
+    extent, split_input = known_int(shape[axis]), node.optional_value(1)
     keepdims = split_input is not None or bool(node.get_int("keepdims", 1))
     if extent is not None and (split_input is None or split_input.array is not None):
         return _split_statically(node, axis, _part_sizes(split_input, extent), keepdims)
     sizes = _runtime_part_sizes(node, axis, split_input)
-    return node.scope.bound(
+    return node.scope.bind_named(
         sequence.split(node.expr(0), sizes, axis, keepdims, _part_extent(split_input))
     )
 
@@ -174,10 +180,10 @@ def _split_statically(node: OnnxNode, axis: int, sizes: Sequence[int], keepdims:
         piece: Expr = op.strided_slice(node.expr(0), begin=[first], end=[end], axes=[axis])
         if not keepdims:
             piece = op.squeeze(piece, axis=[axis])
-        items.append(node.scope.bound(piece))
+        items.append(node.scope.bind_named(piece))
         first = end
     if first != known_int(node.shape(0)[axis]):
-        node.unsupported(f"'split' must add up to the extent of axis {axis}")
+        node.reject(f"'split' must add up to the extent of axis {axis}")
     return SequenceValue(items, dtype=node.dtype(0))
 
 
@@ -185,7 +191,7 @@ def _runtime_part_sizes(node: OnnxNode, axis: int, split_input: Value | None) ->
     """Emit the sizes of the parts, int64 vector."""
     if split_input is not None and split_input.type.shape:
         return op.cast(node.scope.expr(split_input), "int64")
-    extent = node.scope.scalar(node.shape(0)[axis])
+    extent = node.scope.emit_dim(node.shape(0)[axis])
     size = (
         const(np.int64(1))
         if split_input is None
@@ -197,29 +203,29 @@ def _runtime_part_sizes(node: OnnxNode, axis: int, split_input: Value | None) ->
 
 def _sequence_map(node: OnnxNode) -> list[Value]:
     """Convert SequenceMap: inlined for known lengths, otherwise a loop."""
-    body, lists = node.body("body"), [node.value(i) for i in range(len(node.inputs))]
-    first = _sequence_input(node, 0)
+    body, lists = node.subgraph_importer("body"), [node.value(i) for i in range(len(node.inputs))]
+    first = _read_sequence_input(node, 0)
     # Of known length: the body is inlined once for each element.
     if all(v.items is not None for v in lists if isinstance(v, SequenceValue)):
         count = len(first.items or ())
-        rows = [body.import_body([_list_element(v, i) for v in lists]) for i in range(count)]
+        rows = [body.import_body([_sequence_element(v, i) for v in lists]) for i in range(count)]
         return [SequenceValue([r[i] for r in rows]) for i in range(len(node.proto.output))]
 
     def map_body(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
         """Import one iteration on the elements at its number."""
         at, scope = node.scope.expr(index), node.scope
         elements = [
-            scope.bound(sequence.at(scope.expr(v), at)) if isinstance(v, SequenceValue) else v
+            scope.bind_named(sequence.at(scope.expr(v), at)) if isinstance(v, SequenceValue) else v
             for v in lists
         ]
         return Iteration(go, [], body.import_body(elements))
 
-    limit = node.scope.spanned(sequence.length(node.scope.expr(first)))
+    limit = node.scope.attach_span(sequence.length(node.scope.expr(first)))
     _, stacked_outputs, _ = Loop(node, (), (), limit, None, map_body).build()
     return [SequenceValue(expr=p.sequence, element=p.type) for p in stacked_outputs]
 
 
-def _list_element(value: Value, index: int) -> Value:
+def _sequence_element(value: Value, index: int) -> Value:
     """Return an element of a sequence; other inputs are unchanged."""
     if not isinstance(value, SequenceValue):
         return value
@@ -229,20 +235,20 @@ def _list_element(value: Value, index: int) -> Value:
 
 def _optional(node: OnnxNode) -> Value:
     """Convert Optional."""
-    return AbsentValue() if node.optional(0) is None else node.value(0)
+    return AbsentValue() if node.optional_value(0) is None else node.value(0)
 
 
 def _optional_has_element(node: OnnxNode) -> Value:
     """Convert OptionalHasElement: known at import."""
-    value = node.optional(0)
-    return constant(np.array(value is not None and not isinstance(value, AbsentValue)))
+    value = node.optional_value(0)
+    return constant_value(np.array(value is not None and not isinstance(value, AbsentValue)))
 
 
 def _optional_get_element(node: OnnxNode) -> Value:
     """Convert OptionalGetElement; raise Unsupported for an absent value."""
     value = node.value(0)
     if isinstance(value, AbsentValue):
-        node.unsupported("its input is an optional value that is absent")
+        node.reject("its input is an optional value that is absent")
     return value
 
 
@@ -256,7 +262,7 @@ ROWS = (
     OnnxRow("SequenceLength",     _sequence_length),
     OnnxRow("SplitToSequence",    _split_to_sequence, attributes="axis keepdims"),
     OnnxRow("ConcatFromSequence", _concat_from_sequence, attributes="axis new_axis"),
-    OnnxRow("SequenceMap",        _sequence_map, graphs="body"),
+    OnnxRow("SequenceMap",        _sequence_map, graph_attributes="body"),
     OnnxRow("Optional",           _optional, attributes="type"),
     OnnxRow("OptionalHasElement", _optional_has_element),
     OnnxRow("OptionalGetElement", _optional_get_element),

@@ -12,11 +12,11 @@ import numpy as np
 
 from ekiden.arith import simplify
 from ekiden.frontend.common.dynamic_reshape import reshape_to_data
-from ekiden.frontend.common.dynamic_squeeze import drop_axes, squeezed
-from ekiden.frontend.common.exact_integers import whole
+from ekiden.frontend.common.dynamic_squeeze import emit_drop_axes, emit_squeeze_all
+from ekiden.frontend.common.exact_integers import exact_integer
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.text_value import text_constant
-from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.text_value import string_constant
+from ekiden.frontend.common.value import Value, constant_value
 from ekiden.frontend.onnx.converters.axis import is_runtime_input
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.frontend.onnx.shape_value import (
@@ -48,14 +48,14 @@ def _constant(node: OnnxNode) -> Value:
     if node.has("sparse_value"):
         sparse = node.get_tensor("sparse_value")
         assert sparse is not None, "a sparse tensor is read as an array"
-        return constant(sparse)
+        return constant_value(sparse)
     tensor = node.get_tensor("value")
     if tensor is not None:
         # String tensors are read as arrays of Python objects.
-        return text_constant(tensor) if tensor.dtype == np.object_ else constant(tensor)
+        return string_constant(tensor) if tensor.dtype == np.object_ else constant_value(tensor)
     if node.has("value_string") or node.has("value_strings"):
         one = node.get_string("value_string", "")
-        return text_constant(
+        return string_constant(
             np.array(node.get_strings("value_strings"), object)
             if node.has("value_strings")
             else np.array(one, object)
@@ -63,10 +63,10 @@ def _constant(node: OnnxNode) -> Value:
     for name, dtype in (("value_float", np.float32), ("value_int", np.int64)):
         if node.has(name):
             number = node.get_float(name, 0) if dtype is np.float32 else node.get_int(name)
-            return constant(np.asarray(number, dtype))
+            return constant_value(np.asarray(number, dtype))
     if node.has("value_floats"):
-        return constant(np.asarray(node.get_floats("value_floats"), np.float32))
-    return constant(np.asarray(node.get_ints("value_ints"), np.int64))
+        return constant_value(np.asarray(node.get_floats("value_floats"), np.float32))
+    return constant_value(np.asarray(node.get_ints("value_ints"), np.int64))
 
 
 def _shape(node: OnnxNode) -> Expr:
@@ -93,7 +93,7 @@ def _reshape(node: OnnxNode) -> Expr | Value:
 def _reshape_1(node: OnnxNode) -> Expr | Value:
     """Convert Reshape before opset 5, whose shape is an attribute."""
     if not node.has("shape"):
-        node.unsupported("attribute 'shape' is missing")
+        node.reject("attribute 'shape' is missing")
     target = node.get_ints("shape")
     check_reshape_target(target)
     _require_same_size(node, target, False)
@@ -114,9 +114,9 @@ def _require_same_size(node: OnnxNode, target: tuple[Dim, ...], allow_zero: bool
     if isinstance(count, AnyDim) or isinstance(total, AnyDim):
         return
     if len(extents) == len(target):
-        node.scope.require(fold_binary(EQ, total, count))
+        node.scope.require_condition(fold_binary(EQ, total, count))
     elif isinstance(count, IntImm) and count.value:
-        node.scope.require(fold_binary(EQ, total % count, 0))
+        node.scope.require_condition(fold_binary(EQ, total % count, 0))
 
 
 def _flatten(node: OnnxNode) -> Expr:
@@ -124,7 +124,7 @@ def _flatten(node: OnnxNode) -> Expr:
     axis = node.get_int("axis", 1)
     at = axis + len(shape) if axis < 0 else axis
     if not 0 <= at <= len(shape):
-        node.unsupported(f"attribute 'axis' must be in [{-len(shape)}, {len(shape)}], got {axis}")
+        node.reject(f"attribute 'axis' must be in [{-len(shape)}, {len(shape)}], got {axis}")
     return op.reshape(
         node.expr(0), (product_of_dims(shape[:at]), product_of_dims(shape[at:])), allowzero=True
     )
@@ -134,7 +134,7 @@ def _axes_input(node: OnnxNode) -> tuple[int, ...] | None:
     """Return the constant axes of the attribute or of input 1; None without either."""
     if node.has("axes"):
         return node.get_ints("axes")
-    return None if node.optional(1) is None else node.axes(1)
+    return None if node.optional_value(1) is None else node.constant_ints(1)
 
 
 def _squeeze(node: OnnxNode) -> Result:
@@ -143,7 +143,7 @@ def _squeeze(node: OnnxNode) -> Result:
         return _squeeze_runtime_axes(node)
     axes = _axes_input(node)
     if not axes:
-        return squeezed(node)
+        return emit_squeeze_all(node)
     return op.squeeze(node.expr(0), axis=[node.axis(a, node.rank(0)) for a in axes])
 
 
@@ -154,8 +154,8 @@ def _squeeze_runtime_axes(node: OnnxNode) -> Expr:
     extents = op.shape_of(node.expr(0), dtype="int64")
     # ONNX Squeeze: it is an error to name an axis whose extent is not 1.
     is_one = op.logical_or(op.logical_not(is_gone), op.equal(extents, const(np.int64(1))))
-    node.scope.require_data(op.all(is_one), " needs axes of extent 1")
-    return drop_axes(node.expr(0), is_gone, rank - _num_axes(node))
+    node.scope.require_at_run_time(op.all(is_one), " needs axes of extent 1")
+    return emit_drop_axes(node.expr(0), is_gone, rank - _num_axes(node))
 
 
 def _unsqueeze_runtime_axes(node: OnnxNode) -> Expr:
@@ -178,7 +178,9 @@ def _num_axes(node: OnnxNode) -> int:
     shape = node.shape(1)
     count = 1 if not shape else known_int(shape[0])
     if count is None:
-        node.needs(1, "the number of 'axes' must be constant, as it is the rank of the result")
+        node.reject_dynamic_input(
+            1, "the number of 'axes' must be constant, as it is the rank of the result"
+        )
     return count
 
 
@@ -192,7 +194,7 @@ def _axis_mask(node: OnnxNode, rank: int) -> Expr:
     matches = op.equal(op.expand_dims(axes, axis=1), const(np.arange(rank)[None]))
     times = op.sum(op.cast(matches, "int64"), axis=[0])
     one = const(np.int64(1))
-    node.scope.require_data(op.all(op.less_equal(times, one)), " needs axes that differ")
+    node.scope.require_at_run_time(op.all(op.less_equal(times, one)), " needs axes that differ")
     return op.equal(times, one)
 
 
@@ -201,7 +203,7 @@ def _unsqueeze(node: OnnxNode) -> Expr:
         return _unsqueeze_runtime_axes(node)
     axes = _axes_input(node)
     if axes is None:
-        node.unsupported("'axes' is missing")
+        node.reject("'axes' is missing")
     data, rank = node.expr(0), node.rank(0) + len(axes)
     # Ascending order, because axes count in the result.
     for axis in sorted(normalize_axes(node, axes, rank)):
@@ -217,8 +219,8 @@ def _expand(node: OnnxNode) -> Expr | Value:
     node.scope.require_broadcastable(shape, target)
     broadcasted = broadcast_shape(shape, target)
     if broadcasted is None:
-        node.unsupported(f"shape {shape!r} does not broadcast to {target!r}")
-    return broadcast(node.value(0), node, broadcasted)
+        node.reject(f"shape {shape!r} does not broadcast to {target!r}")
+    return emit_broadcast_to(node.value(0), node, broadcasted)
 
 
 def _expand_to_runtime_shape(node: OnnxNode) -> Value:
@@ -227,7 +229,7 @@ def _expand_to_runtime_shape(node: OnnxNode) -> Value:
     """
     count = known_int(node.shape(1)[0])
     if count is None:
-        node.unsupported("the number of dimensions of 'shape' must be constant")
+        node.reject("the number of dimensions of 'shape' must be constant")
     rank = max(count, node.rank(0))
     # Broadcasting in both directions: a target of 1 keeps the input's own extent.
     own = node.scope.shape_vector(node.value(0), rank)
@@ -237,14 +239,14 @@ def _expand_to_runtime_shape(node: OnnxNode) -> Value:
     expanded = op.broadcast_to(
         node.expr(0), op.where(op.equal(target, const(1, "int64")), own, target)
     )
-    target_dims = [AnyDim() if d is None else d for d in node.partial(1)]
+    target_dims = [AnyDim() if d is None else d for d in node.partial_elements(1)]
     shape = broadcast_shape(node.shape(0), target_dims)
     if shape is None:
-        node.unsupported(f"shape {node.shape(0)!r} does not broadcast to {target_dims!r}")
-    return node.scope.bound(expanded, node.proto.output[0], shape)
+        node.reject(f"shape {node.shape(0)!r} does not broadcast to {target_dims!r}")
+    return node.scope.bind_named(expanded, node.proto.output[0], shape)
 
 
-def broadcast(value: Value, node: OnnxNode, shape: tuple[PrimExpr, ...]) -> Expr | Value:
+def emit_broadcast_to(value: Value, node: OnnxNode, shape: tuple[PrimExpr, ...]) -> Expr | Value:
     """Emit a broadcast of `value` to a shape; the value itself if it has that shape."""
     have = value.type.shape
     if len(have) == len(shape) and all(
@@ -262,17 +264,17 @@ def _constant_of_shape(node: OnnxNode) -> Expr:
     )
 
 
-def _range_bound(value: Value) -> int | float | PrimExpr | None:
+def _read_range_bound(value: Value) -> int | float | PrimExpr | None:
     """Return a bound of Range: a number, an expression of dimensions, or None for run-time data."""
     if not value.is_known:
         return None
-    element = value.elements.item()
-    return whole(element) if isinstance(element, PrimExpr) else element
+    element = value.known_elements.item()
+    return exact_integer(element) if isinstance(element, PrimExpr) else element
 
 
 def _range(node: OnnxNode) -> Expr:
     """Convert Range: static, symbolic or at run time."""
-    bounds = [_range_bound(node.value(i)) for i in range(3)]
+    bounds = [_read_range_bound(node.value(i)) for i in range(3)]
     check_range_step(bounds[2])
     numbers = [b for b in bounds if isinstance(b, (int, float))]
     if len(numbers) == len(bounds):
@@ -298,11 +300,11 @@ def _as_dim_or_none(bound: int | float | PrimExpr | None) -> Dim | None:
 
 def _symbolic_range(node: OnnxNode, start: Dim, limit: Dim, step: PrimExpr) -> Expr:
     """Emit a range with a symbolic, positive step."""
-    node.scope.require(fold_binary(GE, step, 1))
+    node.scope.require_condition(fold_binary(GE, step, 1))
     # ceil((limit - start) / step), ONNX Range's number of elements.
     count = simplify((as_dim(limit) - as_dim(start) + step - 1) // step)
-    offsets = op.multiply(op.arange(0, count, 1, dtype="int64"), node.scope.scalar(step))
-    return op.cast(op.add(offsets, node.scope.scalar(as_dim(start))), node.dtype(0))
+    offsets = op.multiply(op.arange(0, count, 1, dtype="int64"), node.scope.emit_dim(step))
+    return op.cast(op.add(offsets, node.scope.emit_dim(as_dim(start))), node.dtype(0))
 
 
 def _tile(node: OnnxNode) -> Expr:
@@ -318,13 +320,13 @@ ROWS = (
     OnnxRow("Shape",           _shape, attributes="start end"),
     OnnxRow("Size",            _num_elements),
     OnnxRow("Reshape",         _reshape_1, attributes="consumed_inputs shape"),
-    OnnxRow("Reshape",         _reshape, since=5, attributes="allowzero"),
+    OnnxRow("Reshape",         _reshape, since_version=5, attributes="allowzero"),
     OnnxRow("Flatten",         _flatten, attributes="axis"),
     OnnxRow("Squeeze",         _squeeze, attributes="axes"),
     OnnxRow("Unsqueeze",       _unsqueeze, attributes="axes"),
-    OnnxRow("Expand",          _expand, since=8),
-    OnnxRow("ConstantOfShape", _constant_of_shape, since=9, attributes="value"),
-    OnnxRow("Range",           _range, since=11),
-    OnnxRow("Tile",            _tile, since=6),
+    OnnxRow("Expand",          _expand, since_version=8),
+    OnnxRow("ConstantOfShape", _constant_of_shape, since_version=9, attributes="value"),
+    OnnxRow("Range",           _range, since_version=11),
+    OnnxRow("Tile",            _tile, since_version=6),
 )
 # fmt: on

@@ -10,14 +10,14 @@ import numpy as np
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.text_value import (
-    TextValue,
+    StringValue,
     apply_to_indices,
-    as_text_value,
-    flatten_text,
-    max_text_width,
-    move_text,
-    pad_text_width,
-    text,
+    flatten_strings,
+    max_string_width,
+    move_strings,
+    pad_string_width,
+    string_input,
+    to_string_value,
 )
 from ekiden.frontend.onnx.converters.text_numbers import cast_text
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
@@ -27,7 +27,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
-from ekiden.runtime.text import encode, sorted_texts
+from ekiden.runtime.text import encode_strings, sort_strings
 from ekiden.topi.dimensions import as_dim, broadcast_shape, known_int
 
 MOVEMENT_OPERATORS = frozenset(
@@ -48,47 +48,49 @@ def convert_text(node: OnnxNode, row: OnnxRow) -> Result:
 
     if node.proto.domain in ("", "ai.onnx"):
         if node.op_type in MOVEMENT_OPERATORS:
-            return move_text(node, convert_numbers)
+            return move_strings(node, convert_numbers)
         if node.op_type in SHAPE_OPERATORS:
             return apply_to_indices(node, convert_numbers)
     return STRING_CONVERTERS.get(node.op_type, row.convert)(node)
 
 
-def _broadcast_pair(node: OnnxNode) -> tuple[TextValue, TextValue]:
+def _broadcast_pair(node: OnnxNode) -> tuple[StringValue, StringValue]:
     """Return two string inputs broadcast to one shape."""
-    first, second = text(node, 0), text(node, 1)
+    first, second = string_input(node, 0), string_input(node, 1)
     node.scope.require_broadcastable(first.shape, second.shape)
     shape = broadcast_shape(first.shape, second.shape)
     if shape is None:
-        node.unsupported(f"shapes {first.shape} and {second.shape} do not broadcast")
+        node.reject(f"shapes {first.shape} and {second.shape} do not broadcast")
     wide = []
     for operand in (first, second):
         assert operand.expr is not None
         wide.append(
-            as_text_value(node.scope, op.broadcast_to(operand.expr, (*shape, operand.width)))
+            to_string_value(node.scope, op.broadcast_to(operand.expr, (*shape, operand.width)))
         )
     return wide[0], wide[1]
 
 
-def _reshape_strings(node: OnnxNode, data: Expr, shape: Sequence[PrimExpr]) -> TextValue:
+def _reshape_strings(node: OnnxNode, data: Expr, shape: Sequence[PrimExpr]) -> StringValue:
     """Reshape rows of strings."""
-    width = node.typed(data).shape[-1]
-    return as_text_value(node.scope, op.reshape(data, (*shape, width), allowzero=True))
+    width = node.tensor_type_of(data).shape[-1]
+    return to_string_value(node.scope, op.reshape(data, (*shape, width), allowzero=True))
 
 
-def _string_concat(node: OnnxNode) -> TextValue:
+def _string_concat(node: OnnxNode) -> StringValue:
     """Convert StringConcat."""
     first, second = _broadcast_pair(node)
     return _reshape_strings(
-        node, op.text.concat(flatten_text(first), flatten_text(second)), first.shape
+        node, op.text.concat(flatten_strings(first), flatten_strings(second)), first.shape
     )
 
 
 def _string_equal(node: OnnxNode) -> Expr:
     """Convert Equal of strings: equal bytes at a common width."""
     first, second = _broadcast_pair(node)
-    width = max_text_width([first, second])
-    return op.all(op.equal(pad_text_width(first, width), pad_text_width(second, width)), axis=-1)
+    width = max_string_width([first, second])
+    return op.all(
+        op.equal(pad_string_width(first, width), pad_string_width(second, width)), axis=-1
+    )
 
 
 def _regex_full_match(node: OnnxNode) -> Expr:
@@ -96,20 +98,20 @@ def _regex_full_match(node: OnnxNode) -> Expr:
     try:
         tables = compile_dfa(node.get_string("pattern", ""))
     except RegexError as error:
-        node.unsupported(str(error))
-    is_match = op.text.match(flatten_text(text(node, 0)), *map(const, tables))
-    return op.reshape(is_match, text(node, 0).shape, allowzero=True)
+        node.reject(str(error))
+    is_match = op.text.match(flatten_strings(string_input(node, 0)), *map(const, tables))
+    return op.reshape(is_match, string_input(node, 0).shape, allowzero=True)
 
 
-def _string_split(node: OnnxNode) -> list[TextValue | Expr]:
+def _string_split(node: OnnxNode) -> list[StringValue | Expr]:
     """Convert StringSplit: substrings, padded with empty ones, and their counts."""
-    strings = text(node, 0)
+    strings = string_input(node, 0)
     delimiter, max_split = node.get_string("delimiter", ""), node.get_int("maxsplit", -1)
-    data, zero = flatten_text(strings), const(np.int64(0))
-    counts = node.scope.spanned(op.text.count_parts(data, delimiter, max_split))
+    data, zero = flatten_strings(strings), const(np.int64(0))
+    counts = node.scope.attach_span(op.text.count_parts(data, delimiter, max_split))
     greatest = op.max(op.concatenate(Tuple((counts, const(np.zeros(1, np.int64)))), axis=0))
     # The most parts of any string; the rows of shorter ones are filled with empty strings.
-    slots = node.scope.bound(op.arange(zero, greatest, const(np.int64(1)), dtype="int64"))
+    slots = node.scope.bind_named(op.arange(zero, greatest, const(np.int64(1)), dtype="int64"))
     substrings = op.text.split(data, node.scope.expr(slots), delimiter, max_split)
     (room,) = slots.type.shape
     number = op.reshape(counts, strings.shape, allowzero=True)
@@ -120,48 +122,52 @@ def _string_split(node: OnnxNode) -> list[TextValue | Expr]:
 
 
 @lru_cache(2)
-def case_table(upper: bool) -> tuple[Array, Array, Array]:
+def unicode_case_table(upper: bool) -> tuple[Array, Array, Array]:
     """Return the case mapping: code points, and sizes and UTF-8 bytes of their replacements."""
     change = str.upper if upper else str.lower
     # Surrogates are no characters and cannot be encoded as UTF-8.
     every = (chr(p) for p in range(sys.maxunicode + 1) if not 0xD800 <= p < 0xE000)
     changes = [(ord(c), change(c)) for c in every if change(c) != c]
     sizes = np.array([len(t.encode()) for _, t in changes], np.int32)
-    return np.array([p for p, _ in changes], np.int32), sizes, encode([t for _, t in changes])
+    return (
+        np.array([p for p, _ in changes], np.int32),
+        sizes,
+        encode_strings([t for _, t in changes]),
+    )
 
 
-def change_case(data: Expr, upper: bool) -> Expr:
+def emit_case_change(data: Expr, upper: bool) -> Expr:
     """Emit rows of strings in upper or lower case."""
-    return op.text.change_case(data, *map(const, case_table(upper)))
+    return op.text.change_case(data, *map(const, unicode_case_table(upper)))
 
 
-def _string_normalizer(node: OnnxNode) -> TextValue:
+def _string_normalizer(node: OnnxNode) -> StringValue:
     """Convert StringNormalizer: remove stop words, then change case."""
-    strings = text(node, 0)
+    strings = string_input(node, 0)
     rank, action = len(strings.shape), node.get_string("case_change_action", "NONE")
     if rank != 1 and not (rank == 2 and known_int(strings.shape[0]) == 1):
-        node.unsupported("shape (C,) or (1, C) expected")
-    data, stop = flatten_text(strings), node.get_strings("stopwords")
+        node.reject("shape (C,) or (1, C) expected")
+    data, stop = flatten_strings(strings), node.get_strings("stopwords")
     if stop:
-        data = _without_stopwords(node, data, stop, bool(node.get_int("is_case_sensitive", 0)))
+        data = _remove_stopwords(node, data, stop, bool(node.get_int("is_case_sensitive", 0)))
     if action != "NONE":
-        data = change_case(data, action == "UPPER")
-    count = node.typed(data).shape[0]
+        data = emit_case_change(data, action == "UPPER")
+    count = node.tensor_type_of(data).shape[0]
     return _reshape_strings(node, data, (as_dim(1), count) if rank == 2 else (count,))
 
 
-def _without_stopwords(node: OnnxNode, data: Expr, stop: Sequence[str], exact: bool) -> Expr:
+def _remove_stopwords(node: OnnxNode, data: Expr, stop: Sequence[str], exact: bool) -> Expr:
     """Emit the strings that are no stop words; one empty string if none is left."""
-    probe = data if exact else change_case(data, upper=False)
-    keys = sorted_texts({w if exact else w.lower() for w in stop})
-    stays = op.less(op.text.find(probe, const(encode(keys))), const(np.int64(0)))
+    probe = data if exact else emit_case_change(data, upper=False)
+    keys = sort_strings({w if exact else w.lower() for w in stop})
+    stays = op.less(op.text.find(probe, const(encode_strings(keys))), const(np.int64(0)))
     # StringNormalizer: if every string is removed, the output is a single empty string.
     none = op.reshape(op.logical_not(op.any(stays)), (1,))
     where = op.argwhere(op.concatenate(Tuple((stays, none)), axis=0))
     empty = op.full_like(op.strided_slice(data, [0], [1], axes=[0]), const(255, "uint8"))
     kept_rows = op.cast(op.squeeze(where, axis=[1]), "int64")
     table = op.concatenate(Tuple((data, empty)), axis=0)
-    return node.scope.expr(node.scope.bound(op.take(table, kept_rows, axis=0)))
+    return node.scope.expr(node.scope.bind_named(op.take(table, kept_rows, axis=0)))
 
 
 # fmt: off
@@ -171,11 +177,11 @@ STRING_CONVERTERS: Mapping[str, Callable[[OnnxNode], Result]] = {
 """Operators that have another meaning for strings."""
 
 ROWS = (
-    OnnxRow("StringConcat",     _string_concat, since=20),
-    OnnxRow("StringSplit",      _string_split, since=20, attributes="delimiter maxsplit"),
-    OnnxRow("StringNormalizer", _string_normalizer, since=10,
+    OnnxRow("StringConcat",     _string_concat, since_version=20),
+    OnnxRow("StringSplit",      _string_split, since_version=20, attributes="delimiter maxsplit"),
+    OnnxRow("StringNormalizer", _string_normalizer, since_version=10,
         attributes="case_change_action is_case_sensitive locale stopwords",
-        values={"case_change_action": ("NONE", "LOWER", "UPPER")}),
-    OnnxRow("RegexFullMatch",   _regex_full_match, since=20, attributes="pattern"),
+        supported_values={"case_change_action": ("NONE", "LOWER", "UPPER")}),
+    OnnxRow("RegexFullMatch",   _regex_full_match, since_version=20, attributes="pattern"),
 )
 # fmt: on

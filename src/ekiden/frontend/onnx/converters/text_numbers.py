@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.text_value import TextValue, as_text_value, flatten_text
+from ekiden.frontend.common.text_value import StringValue, flatten_strings, to_string_value
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import OnnxNode
@@ -28,12 +28,12 @@ SIGNIFICANT_DIGITS = 8
 MAX_DECIMAL_EXPONENT = 308
 
 
-def parse_numbers(node: OnnxNode, strings: TextValue, dtype: str) -> Expr:
+def parse_numbers(node: OnnxNode, strings: StringValue, dtype: str) -> Expr:
     """Emit strings parsed as numbers of a dtype; another text is a run-time error."""
-    data = flatten_text(strings)
+    data = flatten_strings(strings)
     tables = compile_dfa(FLOAT_PATTERN if is_float(dtype) else INTEGER_PATTERN)
     is_number = op.text.match(data, *map(const, tables))
-    node.scope.require_data(op.all(is_number), f" (a string is no number of type {dtype})")
+    node.scope.require_at_run_time(op.all(is_number), f" (a string is no number of type {dtype})")
     if not is_float(dtype):
         integers = op.text.whole_number(data)
         numbers: Expr = integers if dtype == "int64" else op.cast(integers, dtype)
@@ -86,7 +86,7 @@ def _int64_const(value: int) -> Expr:
     return const(np.int64(value))
 
 
-def format_numbers(node: OnnxNode, index: int = 0) -> TextValue:
+def format_numbers(node: OnnxNode, index: int = 0) -> StringValue:
     """Emit the numbers of an input as strings."""
     shape, dtype = node.shape(index), node.dtype(index)
     data = op.reshape(node.expr(index), (product_of_dims(shape),), allowzero=True)
@@ -102,8 +102,8 @@ def format_numbers(node: OnnxNode, index: int = 0) -> TextValue:
             sign = op.where(below, _int64_const(-1), sign)
             digits = op.where(below, op.subtract(const(np.uint64(0)), digits), digits)
         texts = op.text.written(sign, digits, op.zeros_like(sign))
-    width = node.typed(texts).shape[-1]
-    return as_text_value(node.scope, op.reshape(texts, (*shape, width), allowzero=True))
+    width = node.tensor_type_of(texts).shape[-1]
+    return to_string_value(node.scope, op.reshape(texts, (*shape, width), allowzero=True))
 
 
 def _decimal_digits(data: Expr) -> tuple[Expr, Expr, Expr]:
@@ -132,12 +132,12 @@ def cast_text(node: OnnxNode) -> Result:
     """Convert Cast and CastLike from or to strings."""
     data = node.value(0)
     if node.op_type == "CastLike":
-        to_text = node.value(1).is_text
+        to_text = node.value(1).is_string
         dtype = "" if to_text else node.dtype(1)
     else:
         kind = node.get_int("to")
         to_text = kind == onnx.TensorProto.STRING
         dtype = "" if to_text else from_onnx_dtype(kind)
-    if not isinstance(data, TextValue):
+    if not isinstance(data, StringValue):
         return format_numbers(node)
     return data if to_text else parse_numbers(node, data, dtype)

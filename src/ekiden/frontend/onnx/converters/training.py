@@ -23,7 +23,7 @@ def _group_operands(node: OnnxNode, states: int) -> list[list[Expr]]:
     """Return [tensor, gradient, states...] per trained tensor."""
     operands = [node.expr(i) for i in range(2, len(node.inputs))]
     if len(operands) % (states + 2):
-        node.unsupported(f"expected {states + 2} inputs for each tensor, got {len(operands)}")
+        node.reject(f"expected {states + 2} inputs for each tensor, got {len(operands)}")
     count = len(operands) // (states + 2)
     # ONNX lists all tensors, then all gradients, then each kind of state: a stride picks one group.
     return [operands[i::count] for i in range(count)]
@@ -36,10 +36,10 @@ def _flatten_by_column(rows: Sequence[Sequence[Expr]]) -> list[Expr]:
 
 def _const_like(node: OnnxNode, value: float, like: Expr) -> Expr:
     """Return a scalar constant of an expression's dtype."""
-    return const(value, node.typed(like).dtype)
+    return const(value, node.tensor_type_of(like).dtype)
 
 
-def _regularised(node: OnnxNode, x: Expr, gradient: Expr) -> Expr:
+def _add_l2_regularization(node: OnnxNode, x: Expr, gradient: Expr) -> Expr:
     """Emit the gradient with L2 regularisation: norm_coefficient * x added."""
     share = node.get_float("norm_coefficient", 0.0)
     return op.add(op.multiply(_const_like(node, share, x), x), gradient)
@@ -59,7 +59,7 @@ def _adagrad(node: OnnxNode) -> list[Expr]:
     epsilon = node.get_float("epsilon", np.float32(1e-6))
     rows = []
     for x, gradient, squares in _group_operands(node, 1):
-        g = _regularised(node, x, gradient)
+        g = _add_l2_regularization(node, x, gradient)
         total = op.add(squares, op.multiply(g, g))
         scale = op.add(op.sqrt(total), _const_like(node, epsilon, x))
         rows.append([op.subtract(x, op.divide(op.multiply(rate, g), scale)), total])
@@ -93,7 +93,7 @@ def _adam(node: OnnxNode) -> list[Expr]:
             old_share = op.multiply(_const_like(node, share, like), old)
             return op.add(old_share, op.multiply(_const_like(node, 1 - share, like), new))
 
-        g = _regularised(node, x, gradient)
+        g = _add_l2_regularization(node, x, gradient)
         first, second = (
             moving_average(mean, g, alpha),
             moving_average(squares, op.multiply(g, g), beta),
@@ -114,7 +114,7 @@ def _momentum(node: OnnxNode) -> list[Expr]:
     nesterov = node.get_string("mode", "standard") == "nesterov"
     rows = []
     for x, gradient, velocity in _group_operands(node, 1):
-        g = _regularised(node, x, gradient)
+        g = _add_l2_regularization(node, x, gradient)
         new = op.add(op.multiply(alpha, velocity), op.multiply(share, g))
         change = op.add(g, op.multiply(alpha, new)) if nesterov else new
         rows.append([op.subtract(x, op.multiply(rate, change)), new])
@@ -127,12 +127,12 @@ _TRAINING_DOMAIN = "ai.onnx.preview.training"
 def _gradient(node: OnnxNode) -> list[Expr]:
     """Convert Gradient: derivatives of `y` by `xs`, at the node's inputs."""
     names = (*node.get_strings("xs"), *node.get_strings("zs"))
-    y = node.scope.expr(node.named(node.get_string("y", "")))
+    y = node.scope.expr(node.lookup_value(node.get_string("y", "")))
     variables = [_model_input(node, n) for n in names]
     # Variables of `y` other than `xs` and `zs` are parameters too, so that the function is closed.
     free = list(dict.fromkeys((*variables, *free_vars(y))))
     if not node.scope.param_names.keys() >= set(free):
-        node.unsupported("'y' depends on values whose shapes are found at run time")
+        node.reject("'y' depends on values whose shapes are found at run time")
     derivative = differentiate.gradient(Function(tuple(free), y), node.scope.module)
     bindings = {p: node.expr(variables.index(v)) if v in variables else v
                 for p, v in zip(derivative.params, free, strict=True)}  # fmt: skip
@@ -147,9 +147,9 @@ def _tuple_field(value: Expr, index: int) -> Expr:
 
 def _model_input(node: OnnxNode, name: str) -> Var:
     """Return the variable of a model input; raise Unsupported for other tensors."""
-    variable = node.scope.expr(node.named(name))
+    variable = node.scope.expr(node.lookup_value(name))
     if not isinstance(variable, Var) or variable not in node.scope.param_names:
-        node.unsupported(f"{name!r} in 'xs' or 'zs' must be an input of the model")
+        node.reject(f"{name!r} in 'xs' or 'zs' must be an input of the model")
     return variable
 
 
@@ -161,6 +161,7 @@ ROWS = (
     OnnxRow("Adam",     _adam, domain=_TRAINING_DOMAIN,
         attributes="alpha beta epsilon norm_coefficient norm_coefficient_post"),
     OnnxRow("Momentum", _momentum, domain=_TRAINING_DOMAIN,
-        attributes="alpha beta mode norm_coefficient", values={"mode": ("standard", "nesterov")}),
+        attributes="alpha beta mode norm_coefficient",
+        supported_values={"mode": ("standard", "nesterov")}),
 )
 # fmt: on

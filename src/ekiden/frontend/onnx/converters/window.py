@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common.sliding_window import Window, same_window
+from ekiden.frontend.common.sliding_window import Window, same_padding_window
 from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.topi.dimensions import Dim, known_int, windows_fit_condition
 
@@ -20,21 +20,21 @@ def auto_pad(node: OnnxNode) -> str:
 def check_spatial_rank(node: OnnxNode) -> None:
     """Raise Unsupported unless input 0 has one to three spatial axes."""
     if node.rank(0) not in (3, 4, 5):
-        node.unsupported(f"expected an input of rank 3, 4 or 5, got {node.rank(0)}")
+        node.reject(f"expected an input of rank 3, 4 or 5, got {node.rank(0)}")
 
 
 def read_window(node: OnnxNode, kernel: Sequence[Dim]) -> Window:
     """Return the window of a node over the spatial axes of input 0."""
     rank, extents = len(kernel), node.shape(0)[2:]
     if node.rank(0) != rank + 2:
-        node.unsupported(
+        node.reject(
             f"the kernel has {rank} axes; expected {node.rank(0) - 2} "
             f"for an input of rank {node.rank(0)}"
         )
     strides, dilations = (node.get_ints(n, (1,) * rank) for n in ("strides", "dilations"))
     auto = auto_pad(node)
     if auto in ("SAME_UPPER", "SAME_LOWER"):
-        return same_window(extents, kernel, strides, dilations, auto == "SAME_LOWER")
+        return same_padding_window(extents, kernel, strides, dilations, auto == "SAME_LOWER")
     pads = node.get_ints("pads", (0,) * 2 * rank) if auto == "NOTSET" else (0,) * 2 * rank
     window = Window(tuple(kernel), strides, dilations, pads[:rank], pads[rank:])
     _require_fit(node, window, pads)
@@ -48,5 +48,7 @@ def _require_fit(node: OnnxNode, window: Window, pads: Sequence[int]) -> None:
         if known_int(extent) is None or known_int(window.extents[i]) is None:
             stride = window.strides[i]
             slack = 2 * stride - 1 if rounds_up else stride
-            fits = windows_fit_condition(extent, window.reach[i], slack, pads[i], pads[i + rank])
-            node.scope.require(fits)
+            fits = windows_fit_condition(
+                extent, window.dilated_extents[i], slack, pads[i], pads[i + rank]
+            )
+            node.scope.require_condition(fits)

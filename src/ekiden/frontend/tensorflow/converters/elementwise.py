@@ -44,7 +44,7 @@ def _xlogy(node: TensorflowNode) -> Expr:
 
 def _bias_add(node: TensorflowNode) -> Expr:
     """Add the bias along the channel axis."""
-    axis = 1 if node.text("data_format", "NHWC").startswith("NC") else node.rank(0) - 1
+    axis = 1 if node.string_attribute("data_format", "NHWC").startswith("NC") else node.rank(0) - 1
     return op.nn.bias_add(node.expr(0), node.expr(1), axis=axis)
 
 
@@ -55,7 +55,7 @@ def _floor_div(node: TensorflowNode) -> Expr:
 
 
 def _leaky_relu(node: TensorflowNode) -> Expr:
-    return op.nn.leaky_relu(node.expr(0), node.real("alpha", 0.2))
+    return op.nn.leaky_relu(node.expr(0), node.float_attribute("alpha", 0.2))
 
 
 def _clip(node: TensorflowNode) -> Expr:
@@ -63,7 +63,7 @@ def _clip(node: TensorflowNode) -> Expr:
 
 
 def _cast(node: TensorflowNode) -> Expr:
-    dtype = node.dtype_of("DstT")
+    dtype = node.dtype_attribute("DstT")
     # A cast would truncate 0.5 to 0 first; TensorFlow compares with 0.
     if is_float(node.dtype(0)) and dtype == "bool":
         return op.not_equal(node.expr(0), _const_like_input(node, 0))
@@ -74,18 +74,18 @@ def _identity_n(node: TensorflowNode) -> Result:
     return node.exprs()
 
 
-def _cast_rule(node: TensorflowNode, inputs: Sequence[Array]) -> Array | None:
-    return rules.cast(node.dtype_of("DstT"))(inputs)
+def _evaluate_cast(node: TensorflowNode, inputs: Sequence[Array]) -> Array | None:
+    return rules.cast_rule(node.dtype_attribute("DstT"))(inputs)
 
 
 def _bucketize(node: TensorflowNode) -> Expr:
-    return bucketize(node.expr(0), node.dtype(0), node.floats("boundaries"))
+    return bucketize(node.expr(0), node.dtype(0), node.float_list_attribute("boundaries"))
 
 
 # fmt: off
 ROWS = (
     *(TensorflowRow(name, row.convert,
-                    None if row.rule is None else rules.as_node_rule(row.rule), row.is_predicate)
+                    None if row.rule is None else rules.to_node_rule(row.rule), row.is_predicate)
       for name, _, row in elementwise_rows("tensorflow")),
     TensorflowRow("DivNoNan",    _div_no_nan),
     TensorflowRow("MulNoNan",    _multiply_no_nan),
@@ -95,11 +95,11 @@ ROWS = (
     TensorflowRow("LeakyRelu",   _leaky_relu),
     TensorflowRow("ClipByValue", _clip),
     TensorflowRow("Bucketize",   _bucketize),
-    TensorflowRow("Cast",        _cast,                                    _cast_rule),
+    TensorflowRow("Cast",        _cast,                                    _evaluate_cast),
     TensorflowRow("Select",      lambda node: select(node, per_row=True),
-        rules.as_node_rule(rules.where)),
+        rules.to_node_rule(rules.where)),
     TensorflowRow("SelectV2",    lambda node: select(node, per_row=False),
-        rules.as_node_rule(rules.where)),
+        rules.to_node_rule(rules.where)),
     TensorflowRow("IdentityN",   _identity_n),
 )
 # fmt: on

@@ -8,7 +8,7 @@ from ekiden.frontend.tensorflow.node import TensorflowNode, TensorflowRow
 from ekiden.ir.prim import minimum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.dimensions import Shape, are_equal_dims, as_attr, simplify_dim
+from ekiden.topi.dimensions import Shape, are_equal_dims, simplify_dim, to_attr_dims
 
 
 def _matrix_input(node: TensorflowNode) -> tuple[Expr, Shape, str]:
@@ -19,21 +19,21 @@ def _matrix_input(node: TensorflowNode) -> tuple[Expr, Shape, str]:
 def _system_inputs(node: TensorflowNode) -> tuple[Expr, Expr, Shape]:
     """Return a matrix, right-hand sides of the same batch, and the shape of the solution."""
     matrix_shape, sides_shape = node.shape(0), node.shape(1)
-    node.scope.same(matrix_shape[:-2], sides_shape[:-2])
+    node.scope.require_equal_dims(matrix_shape[:-2], sides_shape[:-2])
     shape = (*matrix_shape[:-2], *sides_shape[-2:])
     sides = node.expr(1)
     if not all(map(are_equal_dims, matrix_shape[:-2], sides_shape[:-2])):
-        sides = op.reshape(sides, as_attr(shape), allowzero=True)
+        sides = op.reshape(sides, to_attr_dims(shape), allowzero=True)
     return node.expr(0), sides, shape
 
 
 def _factor_nonsingular(node: TensorflowNode, matrix: Expr) -> LuFactors:
-    return LuFactors.of(matrix).checked(f"{node.op}: pivot")
+    return LuFactors.factorize(matrix).require_nonsingular(f"{node.op}: pivot")
 
 
 def _inverse(node: TensorflowNode) -> Expr:
     matrix, shape, dtype = _matrix_input(node)
-    if node.flag("adjoint"):
+    if node.bool_attribute("adjoint"):
         matrix = transpose_matrix(matrix, len(shape))
     return _factor_nonsingular(node, matrix).solve(matrices.identity_matrix(shape, dtype), shape)
 
@@ -41,14 +41,16 @@ def _inverse(node: TensorflowNode) -> Expr:
 def _solve(node: TensorflowNode) -> Expr:
     matrix, right, shape = _system_inputs(node)
     factors = _factor_nonsingular(node, matrix)
-    return (factors.solve_transposed if node.flag("adjoint") else factors.solve)(right, shape)
+    return (factors.solve_transposed if node.bool_attribute("adjoint") else factors.solve)(
+        right, shape
+    )
 
 
 def _triangular_solve(node: TensorflowNode) -> Expr:
     matrix, right, shape = _system_inputs(node)
     # The attribute's default is true.
-    lower = node.flag("lower") or not node.has("lower")
-    if node.flag("adjoint"):
+    lower = node.bool_attribute("lower") or not node.has_attribute("lower")
+    if node.bool_attribute("adjoint"):
         matrix, lower = transpose_matrix(matrix, len(shape)), not lower
     return op.linalg.solve_triangular(matrix, right, lower)
 
@@ -63,13 +65,13 @@ def _cholesky(node: TensorflowNode) -> Expr:
 
 def _qr(node: TensorflowNode) -> list[Expr]:
     matrix, shape, _ = _matrix_input(node)
-    return list(matrices.qr(matrix, shape, node.flag("full_matrices")))
+    return list(matrices.qr_decomposition(matrix, shape, node.bool_attribute("full_matrices")))
 
 
 def _svd(node: TensorflowNode) -> list[Expr]:
     """Convert Svd: singular values, U, and V, which TensorFlow returns untransposed."""
     matrix, shape, _ = _matrix_input(node)
-    decomposition = op.linalg.svd(matrix, node.flag("full_matrices"))
+    decomposition = op.linalg.svd(matrix, node.bool_attribute("full_matrices"))
     u, values, v_transposed = (TupleGetItem(decomposition, at) for at in range(3))
     # The kernel returns V', TensorFlow's operator V.
     return [values, u, transpose_matrix(v_transposed, len(shape))]
@@ -82,18 +84,18 @@ def _eigh(node: TensorflowNode) -> list[Expr]:
 
 def _determinant(node: TensorflowNode) -> Expr:
     matrix, shape, dtype = _matrix_input(node)
-    return matrices.determinant(LuFactors.of(matrix), shape, dtype)
+    return matrices.lu_determinant(LuFactors.factorize(matrix), shape, dtype)
 
 
 def _log_determinant(node: TensorflowNode) -> list[Expr]:
     matrix, shape, dtype = _matrix_input(node)
-    return list(matrices.slogdet(LuFactors.of(matrix), shape, dtype))
+    return list(matrices.lu_slogdet(LuFactors.factorize(matrix), shape, dtype))
 
 
 def _single_diagonal(node: TensorflowNode) -> int:
-    diagonals = set(node.axes(1, "k"))
+    diagonals = set(node.constant_ints(1, "k"))
     if len(diagonals) != 1:
-        node.unsupported(f"one diagonal is supported, not the band {sorted(diagonals)}")
+        node.reject(f"one diagonal is supported, not the band {sorted(diagonals)}")
     return diagonals.pop()
 
 
@@ -105,19 +107,21 @@ def _diag(node: TensorflowNode) -> Expr:
     k = _single_diagonal(node) if len(node.inputs) > 1 else 0
     *batch, size = node.shape(0)
     minimal_extents = simplify_dim(size + max(-k, 0)), simplify_dim(size + max(k, 0))
-    given_extents = [node.axes(at, "size")[0] if len(node.inputs) > at else -1 for at in (2, 3)]
+    given_extents = [
+        node.constant_ints(at, "size")[0] if len(node.inputs) > at else -1 for at in (2, 3)
+    ]
     square = simplify_dim(size + abs(k))
     extents = [d if n == -1 else n for d, n in zip(minimal_extents, given_extents, strict=True)]
     extents = [square, square] if given_extents == [-1, -1] else extents
     padding = node.expr(4) if len(node.inputs) > 4 else const(0, node.dtype(0))
-    empty = op.full(padding, as_attr((*batch, *extents)), node.dtype(0))
+    empty = op.full(padding, to_attr_dims((*batch, *extents)), node.dtype(0))
     return op.matrix_set_diag(empty, node.expr(0), k)
 
 
 def _set_diag(node: TensorflowNode) -> Expr:
-    k = set(node.axes(2, "k")) if len(node.inputs) > 2 else {0}
+    k = set(node.constant_ints(2, "k")) if len(node.inputs) > 2 else {0}
     if len(k) != 1:
-        node.unsupported(f"one diagonal is supported, not the band {sorted(k)}")
+        node.reject(f"one diagonal is supported, not the band {sorted(k)}")
     return op.matrix_set_diag(node.expr(0), node.expr(1), k.pop())
 
 
@@ -126,11 +130,11 @@ def _diag_part(node: TensorflowNode) -> Expr:
     square.
     """
     if len(node.inputs) > 1 and _single_diagonal(node) != 0:
-        node.unsupported("the main diagonal is supported, no other")
+        node.reject("the main diagonal is supported, no other")
     shape, data = node.shape(0), node.expr(0)
     smaller = simplify_dim(minimum(*shape[-2:]))
     if not are_equal_dims(*shape[-2:]):
-        data = op.strided_slice(data, [0, 0], as_attr((smaller, smaller)), axes=[-2, -1])
+        data = op.strided_slice(data, [0, 0], to_attr_dims((smaller, smaller)), axes=[-2, -1])
     return matrices.matrix_diagonal(data, (*shape[:-2], smaller, smaller), node.dtype(0))
 
 

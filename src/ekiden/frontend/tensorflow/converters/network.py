@@ -10,8 +10,8 @@ from ekiden.frontend.common.converters import window as shared
 from ekiden.frontend.common.converters.normalization import batch_norm, local_response_norm
 from ekiden.frontend.common.matmul import broadcast_matmul
 from ekiden.frontend.common.matrices import transpose_matrix
-from ekiden.frontend.common.recurrent_cells import lstm, lstm_gate
-from ekiden.frontend.common.sliding_window import Window, pad_window, same_window
+from ekiden.frontend.common.recurrent_cells import lstm_gate, lstm_step
+from ekiden.frontend.common.sliding_window import Window, pad_window, same_padding_window
 from ekiden.frontend.tensorflow.node import Converter, TensorflowNode, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -22,9 +22,9 @@ _WEIGHT_LAYOUTS = {2: "HWIO", 3: "DHWIO"}
 
 
 def _data_format(node: TensorflowNode) -> str:
-    layout = node.text("data_format", "NDHWC" if "3D" in node.op else "NHWC")
+    layout = node.string_attribute("data_format", "NDHWC" if "3D" in node.op else "NHWC")
     if layout not in _SPATIAL_AXES:
-        node.unsupported(f"the data format {layout!r} is not supported")
+        node.reject(f"the data format {layout!r} is not supported")
     return layout
 
 
@@ -35,14 +35,14 @@ def _spatial_attribute(node: TensorflowNode, name: str, layout: str) -> tuple[in
     Raises:
         Unsupported: The values for the batch or the channels differ from 1.
     """
-    numbers = node.ints(name)
+    numbers = node.int_list_attribute(name)
     other_values = [n for axis, n in enumerate(numbers) if axis not in _SPATIAL_AXES[layout]]
     if any(value != 1 for value in other_values):
-        node.unsupported(f"'{name}' {list(numbers)} must be 1 for the batch and the channels")
+        node.reject(f"'{name}' {list(numbers)} must be 1 for the batch and the channels")
     return tuple(numbers[a] for a in _SPATIAL_AXES[layout]) if numbers else (1,) * (len(layout) - 2)
 
 
-def _window(
+def _read_window(
     node: TensorflowNode, layout: str, kernel: Sequence[int], gaps: str = "dilations"
 ) -> Window:
     """Return the window over the first input; `gaps` names the attribute of its dilations."""
@@ -50,15 +50,15 @@ def _window(
         _spatial_attribute(node, "strides", layout),
         _spatial_attribute(node, gaps, layout),
     )
-    kind, none = node.text("padding"), (0,) * len(kernel)
+    kind, none = node.string_attribute("padding"), (0,) * len(kernel)
     # SAME padding depends on the data extents: ceil(extent / stride) outputs, the odd element at
     # the end.
     if kind == "SAME":
         extents = tuple(node.shape(0)[a] for a in _SPATIAL_AXES[layout])
-        return same_window(extents, kernel, strides, dilations)
+        return same_padding_window(extents, kernel, strides, dilations)
     before = after = none
     if kind == "EXPLICIT":
-        pairs = node.ints("explicit_paddings")
+        pairs = node.int_list_attribute("explicit_paddings")
         before, after = (tuple(pairs[2 * a + i] for a in _SPATIAL_AXES[layout]) for i in (0, 1))
     return Window(tuple(kernel), strides, dilations, before, after)
 
@@ -66,9 +66,9 @@ def _window(
 def _conv(node: TensorflowNode) -> Expr:
     """Convert Conv2D and Conv3D; fewer weight input channels than data channels make groups."""
     layout = _data_format(node)
-    *kernel, depth, out = shared.known_weight_shape(node, 1, len(layout))
-    return shared.convolution(
-        node, node.expr(0), node.expr(1), _window(node, layout, kernel),
+    *kernel, depth, out = shared.static_weight_shape(node, 1, len(layout))
+    return shared.emit_convolution(
+        node, node.expr(0), node.expr(1), _read_window(node, layout, kernel),
         groups=shared.channel_groups(node, layout.index("C"), depth), channels=out,
         layouts=(layout, _WEIGHT_LAYOUTS[len(kernel)]),
     )  # fmt: skip
@@ -77,11 +77,11 @@ def _conv(node: TensorflowNode) -> Expr:
 def _depthwise(node: TensorflowNode) -> Expr:
     """Convert DepthwiseConv2dNative, whose weights are [height, width, in, multiplier]."""
     layout = _data_format(node)
-    *kernel, depth, times = shared.known_weight_shape(node, 1, 4)
+    *kernel, depth, times = shared.static_weight_shape(node, 1, 4)
     # A grouped convolution with one input channel per group: (height, width, 1, in * multiplier).
     weight = op.reshape(node.expr(1), (*kernel, 1, depth * times))
-    return shared.convolution(
-        node, node.expr(0), weight, _window(node, layout, kernel), groups=depth,
+    return shared.emit_convolution(
+        node, node.expr(0), weight, _read_window(node, layout, kernel), groups=depth,
         channels=depth * times, layouts=(layout, "HWIO"),
     )  # fmt: skip
 
@@ -89,33 +89,35 @@ def _depthwise(node: TensorflowNode) -> Expr:
 def _conv_transpose(node: TensorflowNode) -> Expr:
     """Convert Conv2DBackpropInput: (result shape, weights [..., out, in], data)."""
     layout = _data_format(node)
-    shape = shared.known_weight_shape(node, 1, len(layout))
+    shape = shared.static_weight_shape(node, 1, len(layout))
     # Input 0 holds the result's shape; the window needs that of the gradient, input 2.
-    is_same, data = node.text("padding") == "SAME", node.with_inputs([node.value(2)])
+    is_same, data = node.string_attribute("padding") == "SAME", node.with_inputs([node.value(2)])
     sizes = node.dims(0, "input_sizes")
     weight = op.transpose(node.expr(1), (len(shape) - 1, len(shape) - 2, *range(len(shape) - 2)))
-    return shared.transposed_convolution(
-        node, node.expr(2), weight, _window(data, layout, shape[:-2]),
+    return shared.emit_transposed_convolution(
+        node, node.expr(2), weight, _read_window(data, layout, shape[:-2]),
         [sizes[a] for a in _SPATIAL_AXES[layout]], layout, is_same,
     )  # fmt: skip
 
 
-def _pool(pool: Callable[..., Expr]) -> Converter:
+def _pool_converter(pool: Callable[..., Expr]) -> Converter:
     def convert(node: TensorflowNode) -> Expr:
         """Convert 2D or 3D pooling in the operator's data format."""
         layout = _data_format(node)
-        window = _window(node, layout, _spatial_attribute(node, "ksize", layout))
+        window = _read_window(node, layout, _spatial_attribute(node, "ksize", layout))
         return pool(node, node.expr(0), window, layout)
 
     return convert
 
 
 def _mat_mul(node: TensorflowNode) -> Expr:
-    return _emit_matmul(node, node.flag("transpose_a"), node.flag("transpose_b"))
+    return _emit_matmul(
+        node, node.bool_attribute("transpose_a"), node.bool_attribute("transpose_b")
+    )
 
 
 def _batch_mat_mul(node: TensorflowNode) -> Expr:
-    return _emit_matmul(node, node.flag("adj_x"), node.flag("adj_y"))
+    return _emit_matmul(node, node.bool_attribute("adj_x"), node.bool_attribute("adj_y"))
 
 
 def _emit_matmul(node: TensorflowNode, turns_a: bool, turns_b: bool) -> Expr:
@@ -129,7 +131,7 @@ def _emit_matmul(node: TensorflowNode, turns_a: bool, turns_b: bool) -> Expr:
 
 
 def _einsum(node: TensorflowNode) -> Expr:
-    equation = node.text("equation").replace(" ", "")
+    equation = node.string_attribute("equation").replace(" ", "")
     return op.einsum(node.exprs(), equation)
 
 
@@ -137,11 +139,11 @@ def _batch_norm(node: TensorflowNode) -> list[Expr]:
     """Convert FusedBatchNorm in inference; statistics of the batch are for training and
     unsupported.
     """
-    if node.has("is_training") and node.flag("is_training"):
-        node.unsupported("it computes the statistics of a batch, as training does")
-    axis = 1 if node.text("data_format", "NHWC").startswith("NC") else node.rank(0) - 1
+    if node.has_attribute("is_training") and node.bool_attribute("is_training"):
+        node.reject("it computes the statistics of a batch, as training does")
+    axis = 1 if node.string_attribute("data_format", "NHWC").startswith("NC") else node.rank(0) - 1
     scale, shift, mean, variance = (node.expr(i) for i in range(1, 5))
-    epsilon = node.real("epsilon", 1e-4)
+    epsilon = node.float_attribute("epsilon", 1e-4)
     normalised = batch_norm(node.expr(0), scale, shift, mean, variance, epsilon, axis)
     return [normalised, mean, variance]
 
@@ -149,19 +151,21 @@ def _batch_norm(node: TensorflowNode) -> list[Expr]:
 def _global_norm(node: TensorflowNode) -> Expr:
     """Convert BatchNormWithGlobalNormalization (data, mean, variance, shift, scale)."""
     data, mean, variance, shift, scale = node.exprs()
-    width = op.rsqrt(op.add(variance, const(node.real("variance_epsilon"), node.dtype(0))))
-    width = op.multiply(width, scale) if node.flag("scale_after_normalization") else width
+    width = op.rsqrt(
+        op.add(variance, const(node.float_attribute("variance_epsilon"), node.dtype(0)))
+    )
+    width = op.multiply(width, scale) if node.bool_attribute("scale_after_normalization") else width
     return op.add(op.multiply(op.subtract(data, mean), width), shift)
 
 
 def _dilation2d(node: TensorflowNode) -> Expr:
     """Convert Dilation2D: maxima over windows of NHWC data plus weights [height, width, in]."""
-    height, width, _ = shared.known_weight_shape(node, 1, 3)
-    window = _window(node, "NHWC", (height, width), "rates")
+    height, width, _ = shared.static_weight_shape(node, 1, 3)
+    window = _read_window(node, "NHWC", (height, width), "rates")
     data = node.expr(0)
     if window.padding is None:
         # -inf is the neutral element of the maximum.
-        data, window = pad_window(node, data, window, -np.inf, 1), window.unpadded()
+        data, window = pad_window(node, data, window, -np.inf, 1), window.without_padding()
     assert window.padding is not None, "data have symbolic padding beforehand"
     return op.image.dilation2d(
         data, node.expr(1), window.strides, window.padding, window.dilations, "NHWC", "HWI"
@@ -179,27 +183,39 @@ def _lstm_block_cell(node: TensorflowNode) -> list[Expr]:
     gate_inputs = op.split(op.add(op.nn.matmul(sides, weight), bias), 4, axis=1)
     take, new, keep, show = (gate_inputs[i] for i in range(4))
     # TensorFlow adds the forget bias at run time instead of storing it in the bias vector.
-    keep = op.add(keep, const(node.real("forget_bias", 1.0), node.dtype(0)))
-    eyes = holes if node.flag("use_peephole") else (None, None, None)
+    keep = op.add(keep, const(node.float_attribute("forget_bias", 1.0), node.dtype(0)))
+    eyes = holes if node.bool_attribute("use_peephole") else (None, None, None)
     gates = [
         lstm_gate(take, eyes[0]),
         lstm_gate(keep, eyes[1]),
         lstm_gate(new),
         lstm_gate(show, eyes[2]),
     ]
-    state = lstm(gates, cell_before, bound=node.real("cell_clip", 3.0))
-    return [state.take, state.cell, state.keep, state.show, state.new, state.shown, state.hidden]
+    state = lstm_step(gates, cell_before, bound=node.float_attribute("cell_clip", 3.0))
+    return [
+        state.input_gate,
+        state.cell_state,
+        state.forget_gate,
+        state.output_gate,
+        state.cell_candidate,
+        state.activated_cell,
+        state.hidden,
+    ]
 
 
 def _lrn(node: TensorflowNode) -> Expr:
-    bias, alpha, beta = node.real("bias", 1.0), node.real("alpha", 1.0), node.real("beta", 0.5)
-    return local_response_norm(node, node.number("depth_radius", 5), bias, alpha, beta)
+    bias, alpha, beta = (
+        node.float_attribute("bias", 1.0),
+        node.float_attribute("alpha", 1.0),
+        node.float_attribute("beta", 0.5),
+    )
+    return local_response_norm(node, node.int_attribute("depth_radius", 5), bias, alpha, beta)
 
 
 def _crop_and_resize(node: TensorflowNode) -> Expr:
     return op.image.crop_and_resize(
-        node.expr(0), node.expr(1), node.expr(2), node.axes(3, "crop_size"), "NHWC",
-        node.text("method", "bilinear"), node.real("extrapolation_value"),
+        node.expr(0), node.expr(1), node.expr(2), node.constant_ints(3, "crop_size"), "NHWC",
+        node.string_attribute("method", "bilinear"), node.float_attribute("extrapolation_value"),
     )  # fmt: skip
 
 
@@ -211,8 +227,9 @@ ROWS = (
     TensorflowRow("BatchNormWithGlobalNormalization", _global_norm),
     TensorflowRow("Dilation2D",            _dilation2d),
     TensorflowRow("LSTMBlockCell",         _lstm_block_cell),
-    *(TensorflowRow(n, _pool(shared.average_pool)) for n in ("AvgPool", "AvgPool3D")),
-    *(TensorflowRow(n, _pool(shared.max_pool)) for n in ("MaxPool", "MaxPool3D")),
+    *(TensorflowRow(n, _pool_converter(shared.emit_average_pool)) for n in ("AvgPool",
+        "AvgPool3D")),
+    *(TensorflowRow(n, _pool_converter(shared.emit_max_pool)) for n in ("MaxPool", "MaxPool3D")),
     TensorflowRow("MatMul",                _mat_mul),
     *(TensorflowRow(n, _batch_mat_mul) for n in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")),
     TensorflowRow("Einsum",                _einsum),

@@ -22,7 +22,7 @@ def _num_segments(node: TensorflowNode, index: int, ids: Expr) -> Dim:
     )
 
 
-def _segment_reduction(kind: str) -> Converter:
+def _segment_reduction_converter(kind: str) -> Converter:
     def convert(node: TensorflowNode) -> Expr:
         """Convert a segment reduction (data, segment ids); an empty segment is 1 for products, else
         0.
@@ -43,7 +43,7 @@ def _segment_mean(node: TensorflowNode) -> Expr:
 
 def _average_segments(node: TensorflowNode, data: Expr, ids: Expr, at: int, roots: bool) -> Expr:
     """Divide segment sums by the number of rows or its square root; empty segments are 0."""
-    kind = node.typed(data)
+    kind = node.tensor_type_of(data)
     count = _num_segments(node, at, ids)
     rows = segment_sizes(node, ids, count, kind.dtype, len(kind.shape))
     # An empty segment has the sum 0, which a divisor of 1 keeps.
@@ -52,7 +52,7 @@ def _average_segments(node: TensorflowNode, data: Expr, ids: Expr, at: int, root
     return op.divide(segment_reduce(node, "add", data, ids, count), rows)
 
 
-def _sparse_segment_rows(how: str) -> list[TensorflowRow]:
+def _sparse_segment_converter(how: str) -> list[TensorflowRow]:
     def convert_sparse(node: TensorflowNode) -> Expr:
         """Convert a sparse segment reduction (data, row indices, segment ids, number of
         segments).
@@ -80,10 +80,10 @@ def _sparse_dense_matmul(node: TensorflowNode) -> Expr:
     """Convert SparseTensorDenseMatMul (coordinates, values, shape, dense matrix): scaled rows,
     summed by segment.
     """
-    shape, flipped = node.dims(2, "shape"), node.flag("adjoint_a")
+    shape, flipped = node.dims(2, "shape"), node.bool_attribute("adjoint_a")
     row, column = (op.take(node.expr(0), const(np.int32(i)), axis=1) for i in (0, 1))
     row, column = (column, row) if flipped else (row, column)
-    dense = op.transpose(node.expr(3), (1, 0)) if node.flag("adjoint_b") else node.expr(3)
+    dense = op.transpose(node.expr(3), (1, 0)) if node.bool_attribute("adjoint_b") else node.expr(3)
     scaled_rows = op.multiply(
         op.expand_dims(node.expr(1), 1), batched_take(node, dense, column, 0, 0)
     )
@@ -122,10 +122,10 @@ def _unravel_index(node: TensorflowNode) -> Expr:
 
 # fmt: off
 ROWS = (
-    *(TensorflowRow(f"Segment{n}{v}", _segment_reduction(k))
+    *(TensorflowRow(f"Segment{n}{v}", _segment_reduction_converter(k))
       for v in ("", "V2") for n, k in SEGMENT_REDUCTIONS),
     TensorflowRow("SegmentMean",             _segment_mean),
-    *(row for how in ("Sum", "Mean", "SqrtN") for row in _sparse_segment_rows(how)),
+    *(row for how in ("Sum", "Mean", "SqrtN") for row in _sparse_segment_converter(how)),
     TensorflowRow("SparseTensorDenseAdd",    _sparse_dense_add),
     TensorflowRow("SparseTensorDenseMatMul", _sparse_dense_matmul),
     TensorflowRow("SparseFillEmptyRows",     _sparse_fill_empty_rows),

@@ -10,7 +10,7 @@ from tensorflow.python.framework import tensor_util
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.converters import movement as shared
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.value import Value, constant_value
 from ekiden.frontend.tensorflow.node import TensorflowNode, TensorflowRow
 from ekiden.ir import prim
 from ekiden.ir.op import Array
@@ -19,51 +19,51 @@ from ekiden.relay.expr import Expr
 
 
 def _const(node: TensorflowNode) -> Value:
-    node.dtype_of("dtype")  # refused where it is none of a tensor
-    return constant(np.asarray(tensor_util.MakeNdarray(node.proto.attr["value"].tensor)))
+    node.dtype_attribute("dtype")  # refused where it is none of a tensor
+    return constant_value(np.asarray(tensor_util.MakeNdarray(node.proto.attr["value"].tensor)))
 
 
 def _shape(node: TensorflowNode) -> Result:
-    dtype = node.dtype_of("out_type", "int32")
-    constant_shape = rules.known_shape(node.shape(0), dtype)
+    dtype = node.dtype_attribute("out_type", "int32")
+    constant_shape = rules.constant_shape(node.shape(0), dtype)
     return op.shape_of(node.expr(0), dtype=dtype) if constant_shape is None else constant_shape
 
 
 def _shape_n(node: TensorflowNode) -> list[Value | None]:
-    dtype = node.dtype_of("out_type", "int32")
-    return [rules.known_shape(node.shape(i), dtype) for i in range(len(node.inputs))]
+    dtype = node.dtype_attribute("out_type", "int32")
+    return [rules.constant_shape(node.shape(i), dtype) for i in range(len(node.inputs))]
 
 
 def _size(node: TensorflowNode) -> Expr:
-    return op.ndarray_size(node.expr(0), dtype=node.dtype_of("out_type", "int32"))
+    return op.ndarray_size(node.expr(0), dtype=node.dtype_attribute("out_type", "int32"))
 
 
 def _rank(node: TensorflowNode) -> Value:
-    return constant(np.array(node.rank(0), np.int32))
+    return constant_value(np.array(node.rank(0), np.int32))
 
 
 def _strided_slice(node: TensorflowNode) -> Result:
-    if node.number("shrink_axis_mask") and node.value(1).array is None:
-        return _dynamic_element(node)
+    if node.int_attribute("shrink_axis_mask") and node.value(1).array is None:
+        return _emit_dynamic_element(node)
     return shared.strided_slice(node)
 
 
-def _dynamic_element(node: TensorflowNode) -> Expr:
+def _emit_dynamic_element(node: TensorflowNode) -> Expr:
     """Emit x[i] for a data-dependent index along the first axis."""
     count = node.shape(1)[0]
-    has_others = node.number("new_axis_mask") or node.number("ellipsis_mask")
+    has_others = node.int_attribute("new_axis_mask") or node.int_attribute("ellipsis_mask")
     if not prim.is_const(count, 1) or has_others:
-        node.unsupported("several indices that are data are not supported")
+        node.reject("several indices that are data are not supported")
     return op.take(node.expr(0), op.reshape(node.expr(1), ()), axis=0)
 
 
 def _pack_rule(node: TensorflowNode, inputs: Sequence[Array]) -> Array:
-    axis = node.number("axis")
+    axis = node.int_attribute("axis")
     return rules.concat_elements([np.expand_dims(i, axis) for i in inputs], axis)
 
 
 def _pack(node: TensorflowNode) -> Result:
-    axis = node.axis(node.number("axis"), node.rank(0) + 1)
+    axis = node.axis(node.int_attribute("axis"), node.rank(0) + 1)
     return op.stack(node.exprs(), axis=axis)
 
 
@@ -73,27 +73,30 @@ def _concat_rule(node: TensorflowNode, inputs: Sequence[Array]) -> Array | None:
 
 
 def _concat(node: TensorflowNode) -> Result:
-    (axis,) = node.axes(len(node.inputs) - 1, "axis")
+    (axis,) = node.constant_ints(len(node.inputs) - 1, "axis")
     operands = [node.expr(i) for i in range(len(node.inputs) - 1)]
     return op.concatenate(operands, axis=node.axis(axis, node.rank(0)))
 
 
 def _concat_v1(node: TensorflowNode) -> Result:
-    (axis,) = node.axes(0, "concat_dim")
+    (axis,) = node.constant_ints(0, "concat_dim")
     return op.concatenate(node.exprs()[1:], axis=node.axis(axis, node.rank(1)))
 
 
 def _gather_rule(node: TensorflowNode, inputs: Sequence[Array]) -> Array | None:
-    return shared.fold_gather(node, inputs, int(inputs[2]) if len(inputs) > 2 else 0)
+    return shared.gather_rule(node, inputs, int(inputs[2]) if len(inputs) > 2 else 0)
 
 
 def _gather(node: TensorflowNode) -> Expr:
-    return shared.gather(node, node.axes(2, "axis")[0] if len(node.inputs) > 2 else 0)
+    return shared.gather(node, node.constant_ints(2, "axis")[0] if len(node.inputs) > 2 else 0)
 
 
 def _axes_to_squeeze(node: TensorflowNode) -> list[int]:
     """Return the normalized axes to remove; none if all of extent 1 are meant."""
-    return [node.axis(a, node.rank(0)) for a in node.ints("squeeze_dims") or node.ints("axis")]
+    return [
+        node.axis(a, node.rank(0))
+        for a in node.int_list_attribute("squeeze_dims") or node.int_list_attribute("axis")
+    ]
 
 
 def _squeeze_rule(node: TensorflowNode, inputs: Sequence[Array]) -> Array:
@@ -105,7 +108,7 @@ def _squeeze(node: TensorflowNode) -> Result:
 
 
 def _range(node: TensorflowNode) -> Expr:
-    return shared.arange(node, node.dtype_of("Tidx", "int32"))
+    return shared.arange(node, node.dtype_attribute("Tidx", "int32"))
 
 
 # fmt: off
@@ -122,6 +125,6 @@ ROWS = (
     TensorflowRow("Concat",        _concat_v1),
     *(TensorflowRow(n, _gather, _gather_rule) for n in ("Gather", "GatherV2")),
     TensorflowRow("Squeeze",       _squeeze, _squeeze_rule),
-    TensorflowRow("Range",         _range, rules.as_node_rule(rules.arange)),
+    TensorflowRow("Range",         _range, rules.to_node_rule(rules.arange_rule)),
 )
 # fmt: on

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from ekiden.frontend.common.conditional import choose
+from ekiden.frontend.common.conditional import emit_if
 from ekiden.frontend.common.loop import Iteration, Loop
-from ekiden.frontend.common.rank_polymorphic_loop import build_any_rank
+from ekiden.frontend.common.rank_polymorphic_loop import build_loop
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tflite.node import QuantizedPolicy, Resource, TfliteNode, TfliteRow
 
-OWN = QuantizedPolicy.OWN
+CONVERTER_HANDLED = QuantizedPolicy.CONVERTER_HANDLED
 _RESOURCE_DTYPES = ("resource",)
 
 
@@ -33,7 +33,7 @@ def _run_subgraph(
     return [*outputs, *after]
 
 
-def _assign_variables(
+def _assign_variable_outputs(
     node: TfliteNode, variable_names: Sequence[str], values: Sequence[Value]
 ) -> list[Value]:
     """Assign the variables that follow a branch's outputs; return the outputs."""
@@ -47,10 +47,10 @@ def _if(node: TfliteNode) -> list[Value]:
         [node.value(i) for i in range(1, len(node.inputs))],
         _variable_names(node),
     )
-    indices = node.option("ThenSubgraphIndex"), node.option("ElseSubgraphIndex")
+    indices = node.read_option("ThenSubgraphIndex"), node.read_option("ElseSubgraphIndex")
     runs = [partial(_run_subgraph, node, i, inputs, variable_names) for i in indices]
-    return _assign_variables(
-        node, variable_names, choose(node, node.value(0), runs, ("then", "else"))
+    return _assign_variable_outputs(
+        node, variable_names, emit_if(node, node.value(0), runs, ("then", "else"))
     )
 
 
@@ -58,7 +58,7 @@ def _while(node: TfliteNode) -> list[Value]:
     """Convert WHILE; variables are carried like other values, resource handles are loop
     invariant.
     """
-    test, body = node.option("CondSubgraphIndex"), node.option("BodySubgraphIndex")
+    test, body = node.read_option("CondSubgraphIndex"), node.read_option("BodySubgraphIndex")
     operands, variable_names = (
         [node.value(i) for i in range(len(node.inputs))],
         _variable_names(node),
@@ -85,13 +85,13 @@ def _while(node: TfliteNode) -> list[Value]:
     # A condition that is false at once runs no iteration, so no loop is emitted.
     if go.array is not None and not go.array.item():
         return operands
-    inner = node.graph.subgraph_importer(body).names
+    inner = node.graph.subgraph_importer(body).input_names
     names = [*(inner[i] for i in carried_indices), *variable_names]
-    last, _, _ = build_any_rank(Loop(node, names, start, None, go, loop_body))
+    last, _, _ = build_loop(Loop(node, names, start, None, go, loop_body))
     current.update(before)
     last_values = dict(zip(carried_indices, last, strict=False))
     tail = last[len(carried_indices) :]
-    return _assign_variables(
+    return _assign_variable_outputs(
         node, variable_names, [*(last_values.get(i, v) for i, v in enumerate(operands)), *tail]
     )
 
@@ -106,10 +106,10 @@ def _call_once(node: TfliteNode) -> list[Value]:
     shared = node.graph.shared
     # Initial values are set once per program, not per run of a branch or body.
     if shared.is_nested:
-        node.unsupported("it stands inside another graph")
+        node.reject("it stands inside another graph")
     shared.variables.is_initial = True
     try:
-        node.graph.subgraph_importer(node.option("InitSubgraphIndex")).import_body(())
+        node.graph.subgraph_importer(node.read_option("InitSubgraphIndex")).import_body(())
     finally:
         shared.variables.is_initial = False
     return []
@@ -123,7 +123,7 @@ def _var_handle(node: TfliteNode) -> Value:
 def _resource_name(node: TfliteNode) -> str:
     operand = node.value(0)
     if not isinstance(operand, Resource):
-        node.unsupported(f"{node.ins[0]} is no variable")
+        node.reject(f"{node.ins[0]} is no variable")
     return operand.name
 
 
@@ -138,12 +138,18 @@ def _assign_variable(node: TfliteNode) -> list[Value]:
 
 # fmt: off
 ROWS = (
-    TfliteRow("IF",              _if,        OWN, dtypes=_RESOURCE_DTYPES),
-    TfliteRow("WHILE",           _while,     OWN, dtypes=_RESOURCE_DTYPES),
-    TfliteRow("STABLEHLO_WHILE", _while,     OWN, dtypes=_RESOURCE_DTYPES),
-    TfliteRow("CALL_ONCE",       _call_once, OWN),
-    TfliteRow("VAR_HANDLE",      _var_handle,    OWN, dtypes=_RESOURCE_DTYPES),
-    TfliteRow("READ_VARIABLE",   _read_variable,      OWN, dtypes=_RESOURCE_DTYPES),
-    TfliteRow("ASSIGN_VARIABLE", _assign_variable,    OWN, dtypes=_RESOURCE_DTYPES),
+    TfliteRow("IF",              _if,        CONVERTER_HANDLED,
+        extra_tensor_kinds=_RESOURCE_DTYPES),
+    TfliteRow("WHILE",           _while,     CONVERTER_HANDLED,
+        extra_tensor_kinds=_RESOURCE_DTYPES),
+    TfliteRow("STABLEHLO_WHILE", _while,     CONVERTER_HANDLED,
+        extra_tensor_kinds=_RESOURCE_DTYPES),
+    TfliteRow("CALL_ONCE",       _call_once, CONVERTER_HANDLED),
+    TfliteRow("VAR_HANDLE",      _var_handle,    CONVERTER_HANDLED,
+        extra_tensor_kinds=_RESOURCE_DTYPES),
+    TfliteRow("READ_VARIABLE",   _read_variable,      CONVERTER_HANDLED,
+        extra_tensor_kinds=_RESOURCE_DTYPES),
+    TfliteRow("ASSIGN_VARIABLE", _assign_variable,    CONVERTER_HANDLED,
+        extra_tensor_kinds=_RESOURCE_DTYPES),
 )
 # fmt: on

@@ -16,9 +16,9 @@ from ekiden.topi.dimensions import known_int
 
 def _flexbuffer_options(node: TfliteNode) -> Mapping[str, Any]:
     try:
-        options: Mapping[str, Any] = flexbuffers.Loads(node.operation.custom)
+        options: Mapping[str, Any] = flexbuffers.Loads(node.operation.custom_options)
     except Exception as error:  # flexbuffers raises whatever the bytes lead it to
-        node.unsupported(f"its options cannot be read: {error}")
+        node.reject(f"its options cannot be read: {error}")
     return options
 
 
@@ -57,12 +57,12 @@ def _detection_postprocess(node: TfliteNode) -> list[Expr]:
     count, max_detections = known_int(node.shape(0)[1]), int(options["max_detections"])
     classes, width = int(options["num_classes"]), known_int(node.shape(1)[2])
     if count is None or width is None:
-        node.unsupported(f"{node.ins[0]} and {node.ins[1]} must have known extents")
+        node.reject(f"{node.ins[0]} and {node.ins[1]} must have known extents")
     by_class = bool(options.get("use_regular_nms", False))
     if not by_class and int(options["max_classes_per_detection"]) != 1:
-        node.unsupported("several classes for a detection are not supported")
+        node.reject("several classes for a detection are not supported")
     if by_class and int(options.get("detections_per_class", 100)) < max_detections:
-        node.unsupported("'detections_per_class' below 'max_detections' is not supported")
+        node.reject("'detections_per_class' below 'max_detections' is not supported")
     boxes = _decode_boxes(node, options)
     scores = op.reshape(node.expr(1), (count, width))
     # Column 0 may be the background class, which is no detection.

@@ -25,7 +25,7 @@ from ekiden.relay.expr import Expr
 from ekiden.relay.qnn import op as qnn
 
 
-def convolution(node: TfliteNode, at: ConvGeometry, asymmetric: bool) -> Expr:
+def convert_hybrid_convolution(node: TfliteNode, at: ConvGeometry, asymmetric: bool) -> Expr:
     """Convert a hybrid convolution of NHWC data.
 
     The data are zero-padded before they are quantised: their zero points differ by image.
@@ -35,33 +35,35 @@ def convolution(node: TfliteNode, at: ConvGeometry, asymmetric: bool) -> Expr:
         # Padding precedes quantization: a zero is then stored as each row's own zero point.
         data = pad_window(node, data, window, 0, 1)
     rows = quantize_rows(data, 4, asymmetric)
-    weight = op.transpose(node.expr(1), at.order)
+    weight = op.transpose(node.expr(1), at.weight_permutation)
     sums = qnn.conv2d(
-        rows.levels, weight, *UNIT_QUANTIZATION, window.kernel, at.channels, window.strides, (0, 0),
+        rows.levels, weight, *UNIT_QUANTIZATION, window.static_extents, at.channels, window.strides,
+        (0, 0),
         window.dilations, at.groups, "NHWC", "HWIO",
     )  # fmt: skip
-    products = rows.numbers(sums, weight_sums(weight, (0, 1, 2)), weight_scales(node, 1))
+    products = rows.dequantize_sums(sums, weight_sums(weight, (0, 1, 2)), weight_scales(node, 1))
     return add_bias_and_activate(node, products)
 
 
-def conv2d(node: TfliteNode, at: ConvGeometry) -> Expr:
+def convert_hybrid_conv2d(node: TfliteNode, at: ConvGeometry) -> Expr:
     """Convert hybrid CONV_2D, whose kernel for per-tensor weights quantizes the data
     symmetrically.
     """
     tensor = node.ins[1]
     assert tensor is not None
     is_per_channel = tensor.quantization is not None and len(tensor.quantization.scale) > 1
-    return convolution(node, at, is_per_channel)
+    return convert_hybrid_convolution(node, at, is_per_channel)
 
 
-def fully_connected(node: TfliteNode) -> Expr:
+def convert_hybrid_fully_connected(node: TfliteNode) -> Expr:
     """Convert hybrid FULLY_CONNECTED; its options state whether data rows have zero points."""
     return add_bias_and_activate(
-        node, restore_leading_axes(node, HybridOperand(node, flatten_rows(node)).times(1))
+        node,
+        restore_leading_axes(node, HybridOperand(node, flatten_rows(node)).multiply_by_weight(1)),
     )
 
 
-def batch_matmul(
+def convert_hybrid_batch_matmul(
     node: TfliteNode, product: Callable[[Expr, Expr], Expr], sides: tuple[Expr, Expr]
 ) -> Expr:
     """Convert hybrid BATCH_MATMUL; each row of each matrix is quantized by itself.
@@ -69,17 +71,17 @@ def batch_matmul(
     sides: [.., m, k], [.., k, n]; product: of int32.
     """
     data, weight = sides
-    shape = node.typed(data).shape
-    is_asymmetric = bool(node.option("AsymmetricQuantizeInputs"))
+    shape = node.tensor_type_of(data).shape
+    is_asymmetric = bool(node.read_option("AsymmetricQuantizeInputs"))
     rows = quantize_rows(op.reshape(data, (-1, shape[-1]), allowzero=True), 2, is_asymmetric)
     levels, scale = (
         op.reshape(row_data, (*shape[:-1], size), allowzero=True)
         for row_data, size in ((rows.levels, shape[-1]), (rows.scale, 1))
     )
-    point = rows.point
+    point = rows.zero_point
     if is_asymmetric:
         point = op.reshape(point, (*shape[:-1], 1), allowzero=True)
     wide = op.cast(weight, "int32")
     sums = product(op.cast(levels, "int32"), wide)
     totals = op.sum(wide, axis=[-2], keepdims=True)
-    return QuantizedRows(levels, scale, point).numbers(sums, totals, weight_scales(node, 1))
+    return QuantizedRows(levels, scale, point).dequantize_sums(sums, totals, weight_scales(node, 1))

@@ -16,12 +16,12 @@ from ekiden.frontend.tflite.integer_arithmetic import (
     QuantParams,
     activation_limits,
     apply_lookup_table,
+    lookup_table_converter,
     quant_params,
     rescale,
     rescale_array,
     store_quantized,
     subtract_zero_point,
-    tabulate_real,
 )
 from ekiden.frontend.tflite.node import Converter, TfliteNode
 from ekiden.ir.dtype import to_numpy
@@ -36,7 +36,7 @@ def _left_shift_bits(result: QuantParams) -> int:
     return 15 if result.dtype == "int16" else 20
 
 
-def _binary_params(node: TfliteNode) -> tuple[QuantParams, QuantParams, QuantParams]:
+def _binary_quant_params(node: TfliteNode) -> tuple[QuantParams, QuantParams, QuantParams]:
     return (
         quant_params(node, node.ins[0]),
         quant_params(node, node.ins[1]),
@@ -44,27 +44,27 @@ def _binary_params(node: TfliteNode) -> tuple[QuantParams, QuantParams, QuantPar
     )
 
 
-def rescaled_sum(function: Callable[[Expr, Expr], Expr]) -> Converter:
+def rescaled_sum_converter(function: Callable[[Expr, Expr], Expr]) -> Converter:
     """Return the converter of a quantized sum or difference at twice the larger operand scale."""
 
     def convert(node: TfliteNode) -> Expr:
         """Rescale both sides to twice the larger scale with extra fraction bits, as the reference
         kernel does; then to the result.
         """
-        *sides, result = _binary_params(node)
+        *sides, result = _binary_quant_params(node)
         if (
             result.dtype == "int16"
-            and node.option("PotScaleInt16", 1)
+            and node.read_option("PotScaleInt16", 1)
             and all(np.log2(s.scale).is_integer() for s in (*sides, result))
         ):
-            node.unsupported("sums of int16 by powers of two ('pot_scale_int16')")
+            node.reject("sums of int16 by powers of two ('pot_scale_int16')")
         room = _left_shift_bits(result)
         # In steps of twice the larger scale the sum of both sides cannot exceed the range of one.
         twice = 2 * np.float64(max(s.scale for s in sides))
         terms = []
         for index, side in enumerate(sides):
             wide = op.left_shift(
-                subtract_zero_point(node.expr(index), side.point), const(np.int32(room))
+                subtract_zero_point(node.expr(index), side.zero_point), const(np.int32(room))
             )
             terms.append(rescale(wide, np.float64(side.scale) / twice))
         again = twice / np.float64(np.float32(1 << room) * result.scale)
@@ -73,26 +73,27 @@ def rescaled_sum(function: Callable[[Expr, Expr], Expr]) -> Converter:
     return convert
 
 
-def multiply(node: TfliteNode) -> Expr:
+def convert_mul(node: TfliteNode) -> Expr:
     """Convert MUL: the product less zero points, rescaled by the product of the scales."""
-    a, b, result = _binary_params(node)
+    a, b, result = _binary_quant_params(node)
     products = op.multiply(
-        subtract_zero_point(node.expr(0), a.point), subtract_zero_point(node.expr(1), b.point)
+        subtract_zero_point(node.expr(0), a.zero_point),
+        subtract_zero_point(node.expr(1), b.zero_point),
     )
     return store_quantized(node, rescale(products, np.float64(a.scale * b.scale / result.scale)))
 
 
-def divide(node: TfliteNode) -> Expr:
+def convert_div(node: TfliteNode) -> Expr:
     """Convert 8-bit DIV to a table of all 65,536 quotients; division by 0 saturates with the
     dividend's sign.
 
     Below half a step it is 0, where the reference kernel shifts by more bits than there are.
     """
-    a, b, result = _binary_params(node)
-    first, last = a.limits
+    a, b, result = _binary_quant_params(node)
+    first, last = a.level_limits
     span = last - first + 1
     every = np.arange(first, last + 1, dtype=np.int64)
-    above, below = every[:, None] - a.point, every[None, :] - b.point
+    above, below = every[:, None] - a.zero_point, every[None, :] - b.zero_point
     above, below = np.where(below < 0, -above, above), np.abs(below)
     exact = gemmlowp.FixedPoint(31)
     zeros, inverse = exact.reciprocal(np.maximum(below, 1))
@@ -100,12 +101,12 @@ def divide(node: TfliteNode) -> Expr:
     multiplier, exponent = to_fixed_point(
         np.asarray(np.float64(a.scale / (b.scale * result.scale)))
     )
-    quotient = exact.product(exact.product(above << room, inverse), int(multiplier))
+    quotient = exact.rounded_product(exact.rounded_product(above << room, inverse), int(multiplier))
     shift = room + 31 - zeros - int(exponent)
-    quotient = gemmlowp.rounding_shift(
+    quotient = gemmlowp.rounding_shift_right(
         quotient, np.clip(shift, 0, 62)
     )  # below 0: beyond every byte anyway
-    quotient = np.where(below == 0, np.sign(above) << 16, quotient) + result.point
+    quotient = np.where(below == 0, np.sign(above) << 16, quotient) + result.zero_point
     # 256 * 256 entries of one byte: 64 KiB, less than the reciprocal would cost per element.
     table = np.clip(quotient, *activation_limits(node)).astype(to_numpy(result.dtype))
     offsets = [op.subtract(op.cast(node.expr(i), "int32"), const(np.int32(first))) for i in (0, 1)]
@@ -113,15 +114,17 @@ def divide(node: TfliteNode) -> Expr:
     return op.take(const(table.reshape(-1)), index, mode="fast")
 
 
-def squared_difference(node: TfliteNode) -> Expr:
+def convert_squared_difference(node: TfliteNode) -> Expr:
     """Convert SQUARED_DIFFERENCE: both sides at twice the larger scale with 7 fraction bits, then
     squared.
     """
-    *sides, result = _binary_params(node)
+    *sides, result = _binary_quant_params(node)
     twice = 2 * np.float64(max(s.scale for s in sides))
     terms = []
     for index, side in enumerate(sides):
-        wide = op.left_shift(subtract_zero_point(node.expr(index), side.point), const(np.int32(7)))
+        wide = op.left_shift(
+            subtract_zero_point(node.expr(index), side.zero_point), const(np.int32(7))
+        )
         terms.append(rescale(wide, np.float64(side.scale) / twice))
     apart = op.subtract(*terms)
     # The shift by 7 enters twice, once for each factor.
@@ -136,14 +139,14 @@ def equal_scale_converter(function: Callable[[Expr, Expr], Expr]) -> Converter:
         """Convert the operator; reject different scales, as the kernel compares the stored
         numbers.
         """
-        if len(set(_binary_params(node))) > 1:
-            node.unsupported(f"{node.ins[0]}, {node.ins[1]} and {node.outs[0]} have other scales")
+        if len(set(_binary_quant_params(node))) > 1:
+            node.reject(f"{node.ins[0]}, {node.ins[1]} and {node.outs[0]} have other scales")
         return function(node.expr(0), node.expr(1))
 
     return convert
 
 
-def fixed_point_compare(function: Callable[[Expr, Expr], Expr]) -> Converter:
+def fixed_point_compare_converter(function: Callable[[Expr, Expr], Expr]) -> Converter:
     """Return the converter of a comparison of real values in fixed point with 8 fraction bits.
 
     Kernels of int16 compare the stored numbers, which is the same where the scales are equal.
@@ -154,12 +157,12 @@ def fixed_point_compare(function: Callable[[Expr, Expr], Expr]) -> Converter:
         sides = [quant_params(node, node.ins[index]) for index in (0, 1)]
         if sides[0].dtype == "int16":
             if sides[0] != sides[1]:
-                node.unsupported(f"{node.ins[0]} and {node.ins[1]}, of int16, have other scales")
+                node.reject(f"{node.ins[0]} and {node.ins[1]}, of int16, have other scales")
             return function(node.expr(0), node.expr(1))
         reals = []
         for index, side in enumerate(sides):
             wide = op.left_shift(
-                subtract_zero_point(node.expr(index), side.point), const(np.int32(8))
+                subtract_zero_point(node.expr(index), side.zero_point), const(np.int32(8))
             )
             reals.append(rescale(wide, np.float64(side.scale)))
         return function(*reals)
@@ -167,21 +170,21 @@ def fixed_point_compare(function: Callable[[Expr, Expr], Expr]) -> Converter:
     return convert
 
 
-def _unary_params(node: TfliteNode) -> tuple[QuantParams, QuantParams]:
+def _unary_quant_params(node: TfliteNode) -> tuple[QuantParams, QuantParams]:
     return quant_params(node, node.ins[0]), quant_params(node, node.outs[0])
 
 
-def clipped_relu(low: float | None, high: float | None) -> Converter:
+def clipped_relu_converter(low: float | None, high: float | None) -> Converter:
     """Return the converter of RELU and its variants: rescale, then clip to real limits."""
 
     def convert(node: TfliteNode) -> Expr:
         """Convert the operator to a table of all 256 levels."""
-        source, result = _unary_params(node)
+        source, result = _unary_quant_params(node)
         factor = np.float64(source.scale / result.scale)
 
         def clip_levels(numbers: Array) -> Array:
             """Rescale, then clip to the limits at the result's scale."""
-            rescaled = rescale_array(numbers - source.point, factor) + result.point
+            rescaled = rescale_array(numbers - source.zero_point, factor) + result.zero_point
             lowest = None if low is None else result.quantize_value(low)
             highest = None if high is None else result.quantize_value(high)
             return rescaled if lowest is highest is None else np.clip(rescaled, lowest, highest)
@@ -191,48 +194,48 @@ def clipped_relu(low: float | None, high: float | None) -> Converter:
     return convert
 
 
-def leaky_relu(node: TfliteNode) -> Expr:
+def convert_leaky_relu(node: TfliteNode) -> Expr:
     """Convert LEAKY_RELU with one multiplier per sign."""
-    source, result = _unary_params(node)
-    alpha = np.float32(node.option("Alpha"))
+    source, result = _unary_quant_params(node)
+    alpha = np.float32(node.read_option("Alpha"))
     factors = source.scale / result.scale, source.scale * alpha / result.scale
 
     def rescale_by_sign(numbers: Array) -> Array:
         """Rescale by the multiplier of the number's sign."""
-        moved = numbers - source.point
+        moved = numbers - source.zero_point
         above, below = (rescale_array(moved, float(f)) for f in factors)
-        return np.where(moved >= 0, above, below) + result.point
+        return np.where(moved >= 0, above, below) + result.zero_point
 
     return apply_lookup_table(node, rescale_by_sign)
 
 
-def absolute(node: TfliteNode) -> Expr:
+def convert_abs(node: TfliteNode) -> Expr:
     """Convert ABS, rescaled where the scales differ."""
-    source, result = _unary_params(node)
+    source, result = _unary_quant_params(node)
     factor = np.float64(source.scale / result.scale)
 
     def rescaled_distance(numbers: Array) -> Array:
         """Return the distance from the zero point at the result's scale."""
-        moved = np.abs(numbers - source.point)
+        moved = np.abs(numbers - source.zero_point)
         distance = moved if source.scale == result.scale else rescale_array(moved, factor)
-        return distance + result.point
+        return distance + result.zero_point
 
     return apply_lookup_table(node, rescaled_distance)
 
 
-def prelu(node: TfliteNode) -> Expr:
+def convert_prelu(node: TfliteNode) -> Expr:
     """Convert PRELU, whose slopes are a tensor."""
-    data, alpha, result = _binary_params(node)
-    x = subtract_zero_point(node.expr(0), data.point)
-    product = op.multiply(x, subtract_zero_point(node.expr(1), alpha.point))
+    data, alpha, result = _binary_quant_params(node)
+    x = subtract_zero_point(node.expr(0), data.zero_point)
+    product = op.multiply(x, subtract_zero_point(node.expr(1), alpha.zero_point))
     above = rescale(x, np.float64(data.scale / result.scale))
     below = rescale(product, np.float64(data.scale * alpha.scale / result.scale))
     return store_quantized(node, op.where(op.greater_equal(x, const(np.int32(0))), above, below))
 
 
-def hard_swish(node: TfliteNode) -> Expr:
+def convert_hard_swish(node: TfliteNode) -> Expr:
     """Convert HARD_SWISH: x * relu6(x + 3) / 6 in 16 bits, as the reference kernel computes it."""
-    source, result = _unary_params(node)
+    source, result = _unary_quant_params(node)
     fine = np.float32(1 / 128) * source.scale
     by_result, exponent = _quantize_multiplier_16(np.float64(fine / result.scale))
     by_gate, gate_exponent = _quantize_multiplier_16(np.float64(fine / np.float32(3 / 32768)))
@@ -242,7 +245,7 @@ def hard_swish(node: TfliteNode) -> Expr:
         15 bits.
         """
         # 9 bits less zero point and 7 fraction bits fill int16.
-        wide = (numbers - source.point) << 7
+        wide = (numbers - source.zero_point) << 7
         scaled_ = _doubling_high_mul_16(wide, by_result)
         gate = _saturate_int16(wide << max(gate_exponent - 1, 0))
         gate = _doubling_high_mul_16(gate, by_gate)
@@ -251,7 +254,7 @@ def hard_swish(node: TfliteNode) -> Expr:
         gate = (gate + (1 << 15)) >> 1
         product = gate * scaled_
         half = np.where(product >= 0, product >> 15, -((-product) >> 15))
-        return _rounding_shift_right(half, -exponent) + result.point
+        return _rounding_shift_right(half, -exponent) + result.zero_point
 
     return apply_lookup_table(node, hard_swish_levels)
 
@@ -277,28 +280,32 @@ def _rounding_shift_right(data: Array, by: int) -> Array:
     return (data + (1 << by >> 1) - (data < 0)) >> by
 
 
-def rsqrt(node: TfliteNode) -> Expr:
+def convert_rsqrt(node: TfliteNode) -> Expr:
     """Convert RSQRT with 20 fraction bits, rescaled to the result; 0 yields the largest level."""
-    source, result = _unary_params(node)
+    source, result = _unary_quant_params(node)
     factor = 1 / (np.sqrt(np.float32(source.scale)) * result.scale)
 
     def inverse_roots(numbers: Array) -> Array:
         """Compute reciprocal roots; negative levels are treated as 0."""
-        moved = numbers - source.point
+        moved = numbers - source.zero_point
         # 20 fraction bits, as in the reference kernel.
         roots = np.rint(2.0**20 / np.sqrt(np.maximum(moved, 1))).astype(np.int64)
-        rescaled = rescale_array(roots, float(factor) / 2**20) + result.point
-        return np.where(moved > 0, rescaled, result.limits[1])
+        rescaled = rescale_array(roots, float(factor) / 2**20) + result.zero_point
+        return np.where(moved > 0, rescaled, result.level_limits[1])
 
     return apply_lookup_table(node, inverse_roots)
 
 
-def gelu(node: TfliteNode) -> Expr:
+def convert_gelu(node: TfliteNode) -> Expr:
     """Convert GELU, by either formula, to a table."""
-    if node.option("Approximate"):
+    if node.read_option("Approximate"):
         inner = np.sqrt(2 / np.pi)
-        return tabulate_real(lambda x: 0.5 * x * (1 + np.tanh(inner * (x + 0.044715 * x**3))))(node)
-    return tabulate_real(lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))))(node)
+        return lookup_table_converter(
+            lambda x: 0.5 * x * (1 + np.tanh(inner * (x + 0.044715 * x**3)))
+        )(node)
+    return lookup_table_converter(lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))))(
+        node
+    )
 
 
 def _interpolate_sigmoid(numbers: Array, bits: int) -> Array:
@@ -331,11 +338,11 @@ def _rescale_to_sigmoid_input(source: QuantParams, max_power: int) -> Callable[[
     return lambda numbers: (numbers * int(factor) + half) >> shift
 
 
-def logistic(node: TfliteNode) -> Expr:
+def convert_logistic(node: TfliteNode) -> Expr:
     """Convert LOGISTIC: a float table for 8 bits, the kernel's interpolation for int16."""
     source = quant_params(node, node.ins[0])
     if source.dtype != "int16":
-        return tabulate_real(lambda x: 1 / (1 + np.exp(-x)))(node)
+        return lookup_table_converter(lambda x: 1 / (1 + np.exp(-x)))(node)
     fine = _rescale_to_sigmoid_input(source, 0)
 
     def sigmoid_q15(numbers: Array) -> Array:
@@ -347,11 +354,11 @@ def logistic(node: TfliteNode) -> Expr:
     return apply_lookup_table(node, sigmoid_q15)
 
 
-def tanh(node: TfliteNode) -> Expr:
+def convert_tanh(node: TfliteNode) -> Expr:
     """Convert TANH: 2 sigmoid(2 x) - 1."""
     source = quant_params(node, node.ins[0])
     if source.dtype != "int16":
-        return tabulate_real(np.tanh)(node)
+        return lookup_table_converter(np.tanh)(node)
     fine = _rescale_to_sigmoid_input(source, 1)
 
     def tanh_q15(numbers: Array) -> Array:
@@ -363,18 +370,23 @@ def tanh(node: TfliteNode) -> Expr:
     return apply_lookup_table(node, tanh_q15)
 
 
-elu = tabulate_real(lambda x: np.where(x < 0, np.expm1(x), x))
-exp = tabulate_real(np.exp)
-log = tabulate_real(lambda x: np.where(x > 0, np.log(x), -np.inf))
+convert_elu = lookup_table_converter(lambda x: np.where(x < 0, np.expm1(x), x))
+convert_exp = lookup_table_converter(np.exp)
+convert_log = lookup_table_converter(lambda x: np.where(x > 0, np.log(x), -np.inf))
 
 INTEGER_CONVERTERS: Mapping[str, Converter] = {
-    "ADD": rescaled_sum(op.add), "SUB": rescaled_sum(op.subtract), "MUL": multiply, "DIV": divide,
+    "ADD": rescaled_sum_converter(op.add), "SUB": rescaled_sum_converter(op.subtract),
+    "MUL": convert_mul, "DIV": convert_div,
     "MAXIMUM": equal_scale_converter(op.maximum), "MINIMUM": equal_scale_converter(op.minimum),
-    "SQUARED_DIFFERENCE": squared_difference, "ABS": absolute, "RSQRT": rsqrt, "EXP": exp,
-    "LOG": log, "TANH": tanh, "LOGISTIC": logistic, "RELU": clipped_relu(0, None),
-    "RELU6": clipped_relu(0, 6), "ELU": elu, "PRELU": prelu, "HARD_SWISH": hard_swish,
-    **{code: fixed_point_compare(row.function) for code, _, row in elementwise_rows("tflite")
-       if row.kind is PromotionKind.COMPARED},
+    "SQUARED_DIFFERENCE": convert_squared_difference, "ABS": convert_abs, "RSQRT": convert_rsqrt,
+    "EXP": convert_exp,
+    "LOG": convert_log, "TANH": convert_tanh, "LOGISTIC": convert_logistic,
+    "RELU": clipped_relu_converter(0, None),
+    "RELU6": clipped_relu_converter(0, 6), "ELU": convert_elu, "PRELU": convert_prelu,
+    "HARD_SWISH": convert_hard_swish,
+    **{code: fixed_point_compare_converter(row.function) for code, _,
+        row in elementwise_rows("tflite")
+       if row.kind is PromotionKind.COMPARISON},
 }  # fmt: skip
 """Operators that other formats have too, of quantised tensors."""
 INT16_OPERATORS = INTEGER_CONVERTERS.keys() - {

@@ -8,7 +8,11 @@ import numpy as np
 
 from ekiden.frontend.common.converters import window as shared
 from ekiden.frontend.tflite.converters.rows import flatten_rows, restore_leading_axes
-from ekiden.frontend.tflite.converters.window import ConvGeometry, pool_window, static_padding
+from ekiden.frontend.tflite.converters.window import (
+    ConvGeometry,
+    read_pool_window,
+    require_static_padding,
+)
 from ekiden.frontend.tflite.integer_arithmetic import (
     quant_params,
     quantization_of,
@@ -27,7 +31,7 @@ from ekiden.relay.qnn import op as qnn
 from ekiden.relay.qnn.int8_lowering import product_in_float32
 from ekiden.relay.qnn.rescale import round_half_away
 
-Scaled = Callable[[Expr, Array], Expr]
+ScaledProduct = Callable[[Expr, Array], Expr]
 """Sums, what they are multiplied by -> int32."""
 SINGLE_ROUNDING = rescale_single_rounding, rescale_by_q31
 
@@ -36,9 +40,9 @@ def _qnn_params(node: TfliteNode, data: int, weight: int) -> tuple[Expr, Expr, E
     """Return zero points and scales of data and weights as qnn operators take them."""
     quantization = quantization_of(node, node.ins[weight])
     if len(set(quantization.zero_point)) > 1:
-        node.unsupported(f"{node.ins[weight]} has several zero points")
+        node.reject(f"{node.ins[weight]} has several zero points")
     source = quant_params(node, node.ins[data])
-    points = const(np.int32(source.point)), const(np.int32(quantization.zero_point[0]))
+    points = const(np.int32(source.zero_point)), const(np.int32(quantization.zero_point[0]))
     return *points, const(source.scale), const(np.float32(1))
 
 
@@ -62,20 +66,22 @@ def _requantize_multiplier(node: TfliteNode, data: int = 0, weight: int = 1) -> 
 
 def _requantize_sums(
     node: TfliteNode, sums: Expr, bias: int, multiplier: Array,
-    scales: tuple[Scaled, Scaled] = (rescale, rescale_by_q15),
+    scales: tuple[ScaledProduct, ScaledProduct] = (rescale, rescale_by_q15),
 ) -> Expr:  # fmt: skip
     """Add the bias to accumulated sums, requantize and store them.
 
     Sums of int16 are int64, unless a bias has another dtype. scales: of int32, of int64.
     """
-    kind = node.typed(sums).dtype
-    if node.optional(bias) is not None:
+    kind = node.tensor_type_of(sums).dtype
+    if node.optional_value(bias) is not None:
         kind = node.dtype(bias)
         sums = op.add(op.cast(sums, kind), node.expr(bias))
     return store_quantized(node, scales[kind == "int64"](sums, multiplier))
 
 
-def _accumulate(node: TfliteNode, data: Expr, index: int, product: Callable[[Expr], Expr]) -> Expr:
+def _accumulate_products(
+    node: TfliteNode, data: Expr, index: int, product: Callable[[Expr], Expr]
+) -> Expr:
     """Accumulate products with int8 weights; int16 data are split into two bytes, and the sums are
     int64.
     """
@@ -90,24 +96,27 @@ def _accumulate(node: TfliteNode, data: Expr, index: int, product: Callable[[Exp
     return op.add(op.left_shift(high, const(np.int64(8))), low)
 
 
-def convolution(node: TfliteNode, at: ConvGeometry) -> Expr:
+def convert_integer_convolution(node: TfliteNode, at: ConvGeometry) -> Expr:
     """Convert a convolution over NHWC: plain, grouped or depthwise."""
-    weight, points = op.transpose(node.expr(1), at.order), _qnn_params(node, 0, 1)
-    window, sides = at.window, static_padding(node, at.window)
+    weight, points = op.transpose(node.expr(1), at.weight_permutation), _qnn_params(node, 0, 1)
+    window, sides = at.window, require_static_padding(node, at.window)
 
     def conv_8bit(data: Expr) -> Expr:
         """Return the convolution of 8-bit data."""
         return qnn.conv2d(
-            data, weight, *points, window.kernel, at.channels, window.strides, sides,
+            data, weight, *points, window.static_extents, at.channels, window.strides, sides,
             window.dilations, at.groups, "NHWC", "HWIO",
         )  # fmt: skip
 
     return _requantize_sums(
-        node, _accumulate(node, node.expr(0), 0, conv_8bit), 2, _requantize_multiplier(node)
+        node,
+        _accumulate_products(node, node.expr(0), 0, conv_8bit),
+        2,
+        _requantize_multiplier(node),
     )
 
 
-def transpose_conv(node: TfliteNode, product: Callable[[Expr, Expr], Expr]) -> Expr:
+def convert_integer_transpose_conv(node: TfliteNode, product: Callable[[Expr, Expr], Expr]) -> Expr:
     """Convert TRANSPOSE_CONV of data less zero points, in floats where they are exact."""
     points = _qnn_params(node, 2, 1)[:2]
 
@@ -119,14 +128,15 @@ def transpose_conv(node: TfliteNode, product: Callable[[Expr, Expr], Expr]) -> E
         weight = op.subtract(op.cast(node.expr(1), "int32"), points[1])
         return product(op.subtract(op.cast(data, "int32"), points[0]), weight)
 
-    return _requantize_sums(node, _accumulate(node, node.expr(2), 2, transpose_conv_8bit), 3,
+    return _requantize_sums(node, _accumulate_products(node, node.expr(2), 2, transpose_conv_8bit),
+        3,
                             _requantize_multiplier(node, 2, 1))  # fmt: skip
 
 
-def fully_connected(node: TfliteNode) -> Expr:
+def convert_integer_fully_connected(node: TfliteNode) -> Expr:
     """Convert FULLY_CONNECTED, whose kernel rounds once."""
     points = _qnn_params(node, 0, 1)
-    sums = _accumulate(
+    sums = _accumulate_products(
         node, flatten_rows(node), 0, lambda data: qnn.dense(data, node.expr(1), *points)
     )
     return restore_leading_axes(
@@ -134,35 +144,38 @@ def fully_connected(node: TfliteNode) -> Expr:
     )
 
 
-def average_pool(node: TfliteNode) -> Expr:
+def convert_integer_average_pool(node: TfliteNode) -> Expr:
     """Convert AVERAGE_POOL_2D through float arithmetic.
 
     Sums of up to 65,536 bytes are exact in float32, and so is the rounding; those of int16 in
     float64.
     """
     if quant_params(node, node.ins[0]).scale != quant_params(node, node.outs[0]).scale:
-        node.unsupported(f"{node.ins[0]} and {node.outs[0]} have different scales")
-    point = quant_params(node, node.ins[0]).point
+        node.reject(f"{node.ins[0]} and {node.outs[0]} have different scales")
+    point = quant_params(node, node.ins[0]).zero_point
     # Sums of 8-bit levels over a window are exact in float32 up to 2**24, of int16 only in float64.
     real = "float64" if node.dtype(0) == "int16" else "float32"
     data = op.cast(node.expr(0), real)
-    mean = shared.average_pool(node, data, pool_window(node), "NHWC")
+    mean = shared.emit_average_pool(node, data, read_pool_window(node), "NHWC")
     steps = op.cast(round_half_away(mean, real), "int32")
     return store_quantized(node, op.subtract(steps, const(np.int32(point))))
 
 
-def max_pool(node: TfliteNode) -> Expr:
+def convert_integer_max_pool(node: TfliteNode) -> Expr:
     """Convert MAX_POOL_2D, clipped to the fused activation's limits."""
     # Quantisation is monotonic, so the maximum of the stored numbers is that of the real ones.
-    maxima = shared.max_pool(node, node.expr(0), pool_window(node), "NHWC")
-    return store_quantized(node, subtract_zero_point(maxima, quant_params(node, node.ins[0]).point))
+    maxima = shared.emit_max_pool(node, node.expr(0), read_pool_window(node), "NHWC")
+    return store_quantized(
+        node, subtract_zero_point(maxima, quant_params(node, node.ins[0]).zero_point)
+    )
 
 
 def quantized_matmul(node: TfliteNode, multiplied: Callable[[Expr, Expr], Expr]) -> Expr:
     """Emit the requantized product of tensors less their zero points; int16 sums are int64."""
     wide = node.dtype(0) == "int16"
     sides = [
-        subtract_zero_point(node.expr(i), quant_params(node, node.ins[i]).point) for i in (0, 1)
+        subtract_zero_point(node.expr(i), quant_params(node, node.ins[i]).zero_point)
+        for i in (0, 1)
     ]
     sums = multiplied(*(op.cast(s, "int64") if wide else s for s in sides))
     lhs, rhs, result = (quant_params(node, t) for t in (*node.ins[:2], node.outs[0]))

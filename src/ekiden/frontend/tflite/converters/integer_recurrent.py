@@ -19,10 +19,10 @@ import numpy as np
 
 from ekiden.frontend.tflite import gemmlowp
 from ekiden.frontend.tflite.converters.states import (
-    optional_expr,
+    read_optional_input,
     run_steps,
-    time_major,
     to_operator_order,
+    to_time_major,
     update_svdf_memory,
 )
 from ekiden.frontend.tflite.integer_arithmetic import (
@@ -48,7 +48,7 @@ _PEEPHOLE_INDEX = {INPUT: 0, FORGET: 1, SHOW: 2}
 """The gates that see the cell, in the order of their weights."""
 
 
-def _saturate(data: Expr, dtype: str) -> Expr:
+def _saturate_to_dtype(data: Expr, dtype: str) -> Expr:
     """Saturate int32 levels to a dtype's range."""
     info = np.iinfo(dtype)
     return op.clip(data, int(info.min), int(info.max))
@@ -75,7 +75,7 @@ def _scale_exponent(node: TfliteNode, index: int) -> int:
     """Return the exponent of the cell state's power-of-two scale."""
     exponent = float(np.log2(quant_params(node, node.ins[index]).scale))
     if abs(exponent - round(exponent)) > 1e-3 or not -15 <= round(exponent) <= -9:
-        node.unsupported(f"the scale of {node.ins[index]} is none of 2**-15 to 2**-9")
+        node.reject(f"the scale of {node.ins[index]} is none of 2**-15 to 2**-9")
     return round(exponent)
 
 
@@ -103,23 +103,21 @@ class _IntegerLstmCell:
     power: int
 
     @staticmethod
-    def of(node: TfliteNode) -> _IntegerLstmCell:
+    def from_node(node: TfliteNode) -> _IntegerLstmCell:
         """Read a cell from its node. Raises Unsupported for what has no kernel."""
         if node.dtype(0) != "int8":
-            node.unsupported(
-                f"{node.ins[0]} is {node.dtype(0)}: kernels of float32 and int8 are here"
-            )
-        tensors = [node.graph.graph.tensors[i] for i in node.operation.between]
+            node.reject(f"{node.ins[0]} is {node.dtype(0)}: kernels of float32 and int8 are here")
+        tensors = [node.graph.graph.tensors[i] for i in node.operation.intermediate_tensors]
         if len(tensors) != 5:
-            node.unsupported(f"{len(tensors)} tensors between: kernels of 5 are here")
-        if node.option("FusedActivationFunction", 4) != 4:
-            node.unsupported("its activation is not tanh, the one that kernels of integers have")
-        names = [node.optional(20 + gate) is not None for gate in range(4)]
+            node.reject(f"{len(tensors)} tensors between: kernels of 5 are here")
+        if node.read_option("FusedActivationFunction", 4) != 4:
+            node.reject("its activation is not tanh, the one that kernels of integers have")
+        names = [node.optional_value(20 + gate) is not None for gate in range(4)]
         is_normal = names[FORGET]
         between = [
             quant_params(node, t).scale if is_normal else np.float32(2**-12) for t in tensors[:4]
         ]
-        gates = range(4) if node.optional(1) is not None else range(1, 4)
+        gates = range(4) if node.optional_value(1) is not None else range(1, 4)
         cell = _IntegerLstmCell(
             node,
             tuple(gates),
@@ -127,19 +125,19 @@ class _IntegerLstmCell:
             quant_params(node, tensors[4]),
             _scale_exponent(node, 19),
         )
-        cell.check()
+        cell.reject_peepholes()
         return cell
 
-    def check(self) -> None:
+    def reject_peepholes(self) -> None:
         """Reject peepholes of a projected cell, of which the kernels read only a part."""
-        has_holes = self.node.optional(11) is not None
+        has_holes = self.node.optional_value(11) is not None
         if has_holes and self.node.shape(6)[1] != self.node.shape(6)[0]:
-            self.node.unsupported("peepholes of a cell that has another size than its output")
+            self.node.reject("peepholes of a cell that has another size than its output")
 
     @property
     def is_normalised(self) -> bool:
         """Return whether gate sums are layer-normalized before their bias is added."""
-        return self.node.optional(20 + FORGET) is not None
+        return self.node.optional_value(20 + FORGET) is not None
 
     def accumulate_gates(self, data: Expr, first: int, source: int, bias: int | None) -> Expr:
         """Emit data times the concatenated weights of all gates, at the scales of the gates'
@@ -149,58 +147,63 @@ class _IntegerLstmCell:
         """
         node, source_levels = self.node, quant_params(self.node, self.node.ins[source])
         weight = op.concatenate([node.expr(first + g) for g in self.gates], axis=0)
-        products = _integer_dense(data, weight, source_levels.point)
+        products = _integer_dense(data, weight, source_levels.zero_point)
         if bias is not None:
             products = op.add(
                 products, op.concatenate([node.expr(bias + g) for g in self.gates], axis=0)
             )
         factors = [
-            np.full(self.units, quant_params(node, node.ins[first + g]).scale * source_levels.scale
+            np.full(self.num_units,
+                quant_params(node, node.ins[first + g]).scale * source_levels.scale
                     / self.intermediate_scales[g]) for g in self.gates
         ]  # fmt: skip
         return rescale(products, np.concatenate(factors).astype(np.float64))
 
     @property
-    def units(self) -> int:
+    def num_units(self) -> int:
         """Return the number of units of a cell."""
-        (units,) = self.node.extents(2, (0,))
+        (units,) = self.node.static_extents(2, (0,))
         if units is None:
-            self.node.unsupported(f"{self.node.ins[2]} must have known extents")
+            self.node.reject(f"{self.node.ins[2]} must have known extents")
         return units
 
-    def activated(self, gate: int, sums: Expr, cell: Expr) -> Expr:
+    def activate_gate(self, gate: int, sums: Expr, cell: Expr) -> Expr:
         """Emit a gate's activation from its sums and the cell state."""
         peephole_index = _PEEPHOLE_INDEX.get(gate)
-        if peephole_index is not None and self.node.optional(9 + peephole_index) is not None:
+        if peephole_index is not None and self.node.optional_value(9 + peephole_index) is not None:
             weight = self.node.expr(9 + peephole_index)
             steps = quant_params(self.node, self.node.ins[9 + peephole_index]).scale
             factor = np.float32(
                 2.0**self.power * float(steps) / float(self.intermediate_scales[gate])
             )
             peephole = rescale(op.multiply(op.cast(weight, "int32"), cell), float(factor))
-            sums = _saturate(op.add(sums, peephole), "int16")
+            sums = _saturate_to_dtype(op.add(sums, peephole), "int16")
         if self.is_normalised:
-            sums = self.normalised(gate, sums)
+            sums = self.normalize_gate(gate, sums)
         return _lookup_int16(sums, _Q15.tanh if gate == NEW else _Q15.sigmoid, _GATE_INTEGER_BITS)
 
-    def normalised(self, gate: int, sums: Expr) -> Expr:
+    def normalize_gate(self, gate: int, sums: Expr) -> Expr:
         """Layer-normalize gate sums over the units with 10 fraction bits."""
         steps = quant_params(self.node, self.node.ins[20 + gate]).scale
         guard = max(1, int(np.float32(10000) * steps))
-        apart = _integer_layer_norm(self.node, sums, self.units, guard)
+        apart = _integer_layer_norm(self.node, sums, self.num_units, guard)
         wide = op.multiply(apart, op.cast(self.node.expr(20 + gate), "int32"))
         wide = op.cast(op.add(wide, self.node.expr(12 + gate)), "int64")
         half = op.where(op.greater(wide, const(np.int64(0))), const(np.int64(512)),
                         const(np.int64(-512)))  # fmt: skip
         moved = op.cast(op.trunc_divide(op.add(wide, half), const(np.int64(1024))), "int32")
-        return _saturate(rescale(moved, float(steps) * 2**12), "int16")
+        return _saturate_to_dtype(rescale(moved, float(steps) * 2**12), "int16")
 
     def step(self, rows: Sequence[Expr], states: Sequence[Expr]) -> list[Expr]:
         """Compute (output, cell) from the previous (output, cell)."""
         node, output, before = self.node, states[0], op.cast(states[1], "int32")
-        sums = _saturate(op.add(self.accumulate_gates(output, 5, 18, None), rows[0]), "int16")
+        sums = _saturate_to_dtype(
+            op.add(self.accumulate_gates(output, 5, 18, None), rows[0]), "int16"
+        )
         gate_sums = dict(zip(self.gates, op.split(sums, len(self.gates), axis=-1), strict=True))
-        gate_values = {g: self.activated(g, gate_sums[g], before) for g in self.gates if g != SHOW}
+        gate_values = {
+            g: self.activate_gate(g, gate_sums[g], before) for g in self.gates if g != SHOW
+        }
         take = gate_values.get(INPUT)
         if take is None:
             # CIFG: the input gate is 1 - f, where 32767 is the largest Q15 number.
@@ -209,36 +212,38 @@ class _IntegerLstmCell:
         # Both gates have 15 fraction bits; the shift brings their product to the cell's scale 2 **
         # power.
         new = _rounding_shift_right(op.multiply(take, gate_values[NEW]), 30 + self.power)
-        cell = _saturate(op.add(retained, new), "int16")
-        limit = _clip_bound(node.option("CellClip"), quant_params(node, node.ins[19]))
+        cell = _saturate_to_dtype(op.add(retained, new), "int16")
+        limit = _clip_bound_levels(node.read_option("CellClip"), quant_params(node, node.ins[19]))
         cell = op.clip(cell, -limit, limit) if limit > 0 else cell
-        show = self.activated(SHOW, gate_sums[SHOW], cell)
+        show = self.activate_gate(SHOW, gate_sums[SHOW], cell)
         hidden_product = op.multiply(show, _lookup_int16(cell, _Q15.tanh, 15 + self.power))
         factor = np.float32(2.0**-15 / float(self.hidden.scale) * 2.0**-15)
-        moved = op.add(rescale(hidden_product, float(factor)), const(np.int32(self.hidden.point)))
-        shown = op.cast(_saturate(moved, "int8"), "int8")
-        return [self.projected(shown), op.cast(cell, "int16")]
+        moved = op.add(
+            rescale(hidden_product, float(factor)), const(np.int32(self.hidden.zero_point))
+        )
+        shown = op.cast(_saturate_to_dtype(moved, "int8"), "int8")
+        return [self.project_hidden(shown), op.cast(cell, "int16")]
 
-    def projected(self, shown: Expr) -> Expr:
+    def project_hidden(self, shown: Expr) -> Expr:
         """Emit the projected hidden state, or the hidden state itself without a projection."""
         node = self.node
-        if node.optional(16) is None:
+        if node.optional_value(16) is None:
             return shown
         products, bias = (
-            _integer_dense(shown, node.expr(16), self.hidden.point),
-            optional_expr(node, 17),
+            _integer_dense(shown, node.expr(16), self.hidden.zero_point),
+            read_optional_input(node, 17),
         )
         products = products if bias is None else op.add(products, bias)
         state = quant_params(node, node.ins[18])
         factor = quant_params(node, node.ins[16]).scale * self.hidden.scale / state.scale
-        moved = _saturate(
-            op.add(rescale(products, float(factor)), const(np.int32(state.point))), "int8"
+        moved = _saturate_to_dtype(
+            op.add(rescale(products, float(factor)), const(np.int32(state.zero_point))), "int8"
         )
-        limit = _clip_bound(node.option("ProjClip"), quant_params(node, node.outs[0]))
+        limit = _clip_bound_levels(node.read_option("ProjClip"), quant_params(node, node.outs[0]))
         return op.cast(op.clip(moved, -limit, limit) if limit > 0 else moved, "int8")
 
 
-def _clip_bound(bound: float, steps: QuantParams) -> int:
+def _clip_bound_levels(bound: float, steps: QuantParams) -> int:
     """Return a clipping bound in levels, truncated; 0 for none."""
     low, high = -(1 << 15), (1 << 15) - 1
     if steps.dtype == "int8":
@@ -264,30 +269,34 @@ def _integer_layer_norm(node: TfliteNode, sums: Expr, units: int, guard: int) ->
     apart = op.subtract(op.multiply(squares, i64((1 << 20) // units)), op.multiply(mean, mean))
     variance = op.trunc_divide(apart, i64(1 << 20))
     variance = op.where(op.less(variance, i64(1)), i64(guard), variance)
-    root = gemmlowp.inverse_sqrt(node.scope.expr(node.given(variance)))
-    mean, factor, shift = (node.scope.expr(node.given(statistic)) for statistic in (mean, *root))
+    root = gemmlowp.inverse_sqrt(node.scope.expr(node.bind_shared(variance)))
+    mean, factor, shift = (
+        node.scope.expr(node.bind_shared(statistic)) for statistic in (mean, *root)
+    )
     moved = op.subtract(op.multiply(wide, i64(1024)), mean)
     return op.cast(
         gemmlowp.rounding_divide_by_pot(gemmlowp.doubling_high_mul(moved, factor), shift), "int32"
     )
 
 
-def sequence_lstm(node: TfliteNode) -> Expr:
+def convert_integer_sequence_lstm(node: TfliteNode) -> Expr:
     """Convert UNIDIRECTIONAL_SEQUENCE_LSTM; the input products of all steps are one matrix
     product.
     """
-    cell = _IntegerLstmCell.of(node)
-    products = cell.accumulate_gates(time_major(node, 0), 1, 0, None if cell.is_normalised else 12)
-    every = run_steps(node, [_saturate(products, "int16")], [18, 19], cell.step)
+    cell = _IntegerLstmCell.from_node(node)
+    products = cell.accumulate_gates(
+        to_time_major(node, 0), 1, 0, None if cell.is_normalised else 12
+    )
+    every = run_steps(node, [_saturate_to_dtype(products, "int16")], [18, 19], cell.step)
     return to_operator_order(node, every)
 
 
-def lstm(node: TfliteNode) -> list[Expr] | Expr:
+def convert_integer_lstm(node: TfliteNode) -> list[Expr] | Expr:
     """Convert one LSTM step; KernelType 1 is the basic kernel."""
-    if node.option("KernelType"):
+    if node.read_option("KernelType"):
         return _basic_lstm(node)
-    cell = _IntegerLstmCell.of(node)
-    products = _saturate(
+    cell = _IntegerLstmCell.from_node(node)
+    products = _saturate_to_dtype(
         cell.accumulate_gates(node.expr(0), 1, 0, None if cell.is_normalised else 12), "int16"
     )
     every = run_steps(node, [op.expand_dims(products, 0)], [18, 19], cell.step)
@@ -305,18 +314,18 @@ def _basic_lstm(node: TfliteNode) -> list[Expr]:
     Numbers of uint8 are steps of 1 / 128 from 128; sums are those of ruy's int16 products.
     """
     if node.dtype(0) != "uint8":
-        node.unsupported(f"{node.ins[0]} is {node.dtype(0)}: the older kernel takes uint8")
+        node.reject(f"{node.ins[0]} is {node.dtype(0)}: the older kernel takes uint8")
     concatenated = op.concatenate([node.expr(0), node.expr(1)], axis=-1)
     weight, steps = quant_params(node, node.ins[2]), node.ins[3]
     if steps is None or steps.quantization is None:
-        node.unsupported(f"{steps} has no scale")
+        node.reject(f"{steps} has no scale")
     # This kernel fixes the activations' scale to 1 / 128 and their zero point to 128.
-    points = const(np.int32(128)), const(np.int32(weight.point))
+    points = const(np.int32(128)), const(np.int32(weight.zero_point))
     sums = op.add(
         qnn.dense(concatenated, node.expr(2), *points, _UNIT_SCALE, _UNIT_SCALE), node.expr(3)
     )
     factor = 4096 * float(np.float32(steps.quantization.scale[0]))
-    gates = _saturate(rescale_half_up(sums, factor), "int16")
+    gates = _saturate_to_dtype(rescale_half_up(sums, factor), "int16")
     gate_sums = op.split(gates, 4, axis=-1)
     functions = (_Q15.sigmoid, _Q15.tanh, _Q15.sigmoid, _Q15.sigmoid)
     take, new, keep, show = (
@@ -325,9 +334,11 @@ def _basic_lstm(node: TfliteNode) -> list[Expr]:
     )
     retained = _round_to_q15(op.multiply(keep, op.cast(node.expr(4), "int32")))
     added = _rounding_shift_right(_round_to_q15(op.multiply(take, new)), _CELL_INTEGER_BITS)
-    cell = _saturate(op.add(added, retained), "int16")
+    cell = _saturate_to_dtype(op.add(added, retained), "int16")
     shown = _round_to_q15(op.multiply(show, _lookup_int16(cell, _Q15.tanh, _CELL_INTEGER_BITS)))
-    output = op.add(_saturate(_rounding_shift_right(shown, 8), "int8"), const(np.int32(128)))
+    output = op.add(
+        _saturate_to_dtype(_rounding_shift_right(shown, 8), "int8"), const(np.int32(128))
+    )
     return [op.cast(output, "uint8"), op.cast(cell, "int16"), concatenated, op.cast(gates, "int16")]
 
 
@@ -339,7 +350,7 @@ def _round_to_q15(product: Expr) -> Expr:
 # SVDF.
 
 
-def svdf(node: TfliteNode) -> Expr:
+def convert_integer_svdf(node: TfliteNode) -> Expr:
     """Convert SVDF (data, features [filters, inputs], int16 time weights, bias, int16 state).
 
     The kernel leaves the activation to the limits of the output.
@@ -349,14 +360,14 @@ def svdf(node: TfliteNode) -> Expr:
     )
     kinds = [s.dtype for s in (data, features, weights, state, result)]
     if kinds != ["int8", "int8", "int16", "int16", "int8"]:
-        node.unsupported(f"tensors of {', '.join(kinds)}: a kernel of int8 and int16 is here")
-    products = _integer_dense(node.expr(0), node.expr(1), data.point)
-    filtered = _saturate(
+        node.reject(f"tensors of {', '.join(kinds)}: a kernel of int8 and int16 is here")
+    products = _integer_dense(node.expr(0), node.expr(1), data.zero_point)
+    filtered = _saturate_to_dtype(
         rescale(products, float(data.scale * features.scale / state.scale)), "int16"
     )
     total = update_svdf_memory(node, op.cast(filtered, "int16"), op.cast(node.expr(2), "int32"))
-    bias = optional_expr(node, 3)
+    bias = read_optional_input(node, 3)
     total = total if bias is None else op.add(total, bias)
     moved = rescale(total, float(state.scale * weights.scale / result.scale))
-    moved = op.add(moved, const(np.int32(result.point)))
-    return op.cast(_saturate(moved, "int8"), "int8")
+    moved = op.add(moved, const(np.int32(result.zero_point)))
+    return op.cast(_saturate_to_dtype(moved, "int8"), "int8")

@@ -33,10 +33,10 @@ from ekiden.topi.dimensions import known_int
 
 def _reduced_axes(node: TfliteNode) -> tuple[tuple[int, ...], int]:
     """Return the reduced axes and the number of elements that are reduced to one."""
-    axes = tuple(dict.fromkeys(node.axis(a, node.rank(0)) for a in node.axes(1)))
+    axes = tuple(dict.fromkeys(node.axis(a, node.rank(0)) for a in node.constant_ints(1)))
     extents = [known_int(node.shape(0)[a]) for a in axes]
     if None in extents or 0 in extents:
-        node.unsupported(f"axes {axes} of {node.ins[0]} must have known extents")
+        node.reject(f"axes {axes} of {node.ins[0]} must have known extents")
     return axes, math.prod(e for e in extents if e)
 
 
@@ -50,14 +50,14 @@ def _sum_less_zero_point(node: TfliteNode, source: QuantParams) -> tuple[Expr, i
     axes, count = _reduced_axes(node)
     # 65,535 * 32,768 is the largest such sum within int32.
     if source.dtype == "int16" and count >= 1 << 16:
-        node.unsupported(f"{count} numbers of int16, whose sum is beyond int32")
+        node.reject(f"{count} numbers of int16, whose sum is beyond int32")
     data = subtract_zero_point(node.expr(0), 0)
     if axes:
-        data = op.sum(data, axis=axes, keepdims=bool(node.option("KeepDims")))
-    return op.subtract(data, const(np.int32(source.point * count))), count
+        data = op.sum(data, axis=axes, keepdims=bool(node.read_option("KeepDims")))
+    return op.subtract(data, const(np.int32(source.zero_point * count))), count
 
 
-def mean(node: TfliteNode) -> Expr:
+def convert_integer_mean(node: TfliteNode) -> Expr:
     """Convert MEAN: the sum times a multiplier that includes the element count."""
     source, result = quant_params(node, node.ins[0]), quant_params(node, node.outs[0])
     moved, count = _sum_less_zero_point(node, source)
@@ -70,14 +70,14 @@ def mean(node: TfliteNode) -> Expr:
     )
 
 
-def quantized_sum(node: TfliteNode) -> Expr:
+def convert_quantized_sum(node: TfliteNode) -> Expr:
     """Convert SUM: the sum less zero points, rescaled."""
     source, result = quant_params(node, node.ins[0]), quant_params(node, node.outs[0])
     moved, _ = _sum_less_zero_point(node, source)
     return store_quantized(node, rescale(moved, _scale_ratio(source, result)))
 
 
-def quantized_prod(node: TfliteNode) -> Expr:
+def convert_quantized_prod(node: TfliteNode) -> Expr:
     """Convert REDUCE_PROD, element by element in memory order as the kernel rounds.
 
     Each step is rescaled by the total multiplier to the power of 1 / steps, and so is the last
@@ -87,7 +87,7 @@ def quantized_prod(node: TfliteNode) -> Expr:
     """
     source, result = quant_params(node, node.ins[0]), quant_params(node, node.outs[0])
     if "uint8" in (source.dtype, result.dtype):
-        node.unsupported(f"products of {node.ins[0]}, of uint8: kernels of int8 and int16 are here")
+        node.reject(f"products of {node.ins[0]}, of uint8: kernels of int8 and int16 are here")
     axes, count = _reduced_axes(node)
     if not axes:
         return node.expr(0)
@@ -99,12 +99,14 @@ def quantized_prod(node: TfliteNode) -> Expr:
         return [rescale_by_q15(wide, multiplier)]
 
     # Each step rounds, so the order of the factors is part of the result.
-    first, remaining = _flatten_reduced(node, subtract_zero_point(node.expr(0), source.point), axes)
+    first, remaining = _flatten_reduced(
+        node, subtract_zero_point(node.expr(0), source.zero_point), axes
+    )
     if count > 1:
-        _, (last,) = scan_steps(node, [remaining], [node.given(first)], multiply_step)
+        _, (last,) = scan_steps(node, [remaining], [node.bind_shared(first)], multiply_step)
         first = node.scope.expr(last)
     reduced = store_quantized(node, rescale_by_q15(op.cast(first, "int64"), multiplier))
-    for axis in sorted(axes) if node.option("KeepDims") else ():
+    for axis in sorted(axes) if node.read_option("KeepDims") else ():
         reduced = op.expand_dims(reduced, axis)
     return reduced
 
@@ -144,7 +146,7 @@ def _softmax_int16(node: TfliteNode) -> Expr:
     """
     source = quant_params(node, node.ins[0])
     # Differences are mapped to a table over [-10, 0]: exp(-10) is below 2 ** -14.
-    factor = float(source.scale) * float(node.option("Beta", 1)) / (10.0 / 65535)
+    factor = float(source.scale) * float(node.read_option("Beta", 1)) / (10.0 / 65535)
     apart = np.arange(-65535, 1, dtype=np.int64)
     table_indices = np.clip(multiply_fixed_point_array(apart, factor, "TWICE") + 65535, 0, 65535)
     table = const(_interpolation_table(np.exp, -10.0, 0.0)[table_indices].astype(np.int32))
@@ -152,7 +154,7 @@ def _softmax_int16(node: TfliteNode) -> Expr:
     index = op.add(op.subtract(x, op.max(x, axis=-1, keepdims=True)), const(np.int32(65535)))
     exponentials = op.cast(op.take(table, index, mode="fast"), "int64")
     sums = op.sum(exponentials, axis=-1, keepdims=True)
-    zeros, one = gemmlowp.leading_zeros(sums), const(np.int64(1))
+    zeros, one = gemmlowp.count_leading_zeros(sums), const(np.int64(1))
     behind = op.left_shift(sums, op.subtract(zeros, one))
     behind = op.right_shift(op.add(behind, const(np.int64(1 << 13))), const(np.int64(14)))
     inverse_index = op.clip(op.subtract(behind, const(np.int64(1 << 16))), 0, 65535)
@@ -163,15 +165,15 @@ def _softmax_int16(node: TfliteNode) -> Expr:
     return op.cast(op.clip(op.right_shift(op.add(exponentials, half), shift), 0, 32767), "int16")
 
 
-def l2_normalization(node: TfliteNode) -> Expr:
+def convert_integer_l2_normalization(node: TfliteNode) -> Expr:
     """Convert L2_NORMALIZATION: each row over its length, at scale 1 / 128."""
     source, result = quant_params(node, node.ins[0]), quant_params(node, node.outs[0])
     if result.scale != np.float32(1 / 128):
-        node.unsupported(f"the scale of {node.outs[0]} is not 1 / 128")
-    x = op.cast(subtract_zero_point(node.expr(0), source.point), "int64")
+        node.reject(f"the scale of {node.outs[0]} is not 1 / 128")
+    x = op.cast(subtract_zero_point(node.expr(0), source.zero_point), "int64")
     squares = op.sum(op.multiply(x, x), axis=-1, keepdims=True)
-    root = gemmlowp.inverse_sqrt(node.scope.expr(node.given(squares)))
-    factor, shift = (node.scope.expr(node.given(root_part)) for root_part in root)
+    root = gemmlowp.inverse_sqrt(node.scope.expr(node.bind_shared(squares)))
+    factor, shift = (node.scope.expr(node.bind_shared(root_part)) for root_part in root)
     bits, none = const(np.int64(7)), const(np.int64(0))
     if source.dtype == "uint8":
         products = gemmlowp.doubling_high_mul(op.left_shift(x, bits), factor)
@@ -183,7 +185,7 @@ def l2_normalization(node: TfliteNode) -> Expr:
     return store_quantized(node, op.cast(gemmlowp.rounding_divide_by_pot(products, shift), "int32"))
 
 
-def softmax(node: TfliteNode) -> Expr:
+def convert_integer_softmax(node: TfliteNode) -> Expr:
     """Convert SOFTMAX: 8 bits by gemmlowp's functions, int16 by tables."""
     is_wide = quant_params(node, node.ins[0]).dtype == "int16"
     return _softmax_int16(node) if is_wide else _softmax_8bit(node)
@@ -193,19 +195,19 @@ def softmax(node: TfliteNode) -> Expr:
 class _RowExponentials:
     """Exponentials of the rows of an 8-bit tensor, by distance from the row's maximum.
 
-    `real` is each distance with 5 integer bits, `table` its exponential with none, 0 beyond
-    `radius`; `index` looks them up.
+    `fixed_point_distances` is each distance with 5 integer bits, `table` its exponential with none,
+    0 beyond `max_distance`; `table_index` looks them up.
     """
 
     distance: Expr
-    index: Expr
-    radius: int
+    table_index: Expr
+    max_distance: int
     factor: float
-    real: Array
+    fixed_point_distances: Array
     table: Array
 
     @staticmethod
-    def of(node: TfliteNode, beta: float) -> _RowExponentials:
+    def from_first_input(node: TfliteNode, beta: float) -> _RowExponentials:
         """Compute the exponentials of the operator's first input."""
         scale = float(quant_params(node, node.ins[0]).scale)
         factor = min(beta * scale * (1 << 26), float((1 << 31) - 1))
@@ -222,9 +224,9 @@ class _RowExponentials:
 
     def look_up(self, table: Array) -> Expr:
         """Look up the entry of each level in a table."""
-        return op.take(const(table), self.index, mode="fast")
+        return op.take(const(table), self.table_index, mode="fast")
 
-    def sums(self) -> Expr:
+    def emit_row_sums(self) -> Expr:
         """Emit the int64 sum of each row's exponentials with 12 integer bits."""
         shifted = ((self.table.astype(np.int64) + (1 << 11)) >> 12).astype(np.int32)
         return op.cast(op.sum(self.look_up(shifted), axis=-1, keepdims=True), "int64")
@@ -235,31 +237,33 @@ def _softmax_8bit(node: TfliteNode) -> Expr:
     sum by three Newton steps.
     """
     result = quant_params(node, node.outs[0])
-    powers = _RowExponentials.of(node, float(node.option("Beta", 1)))
-    zeros, scale = gemmlowp.reciprocal(powers.sums())
+    powers = _RowExponentials.from_first_input(node, float(node.read_option("Beta", 1)))
+    zeros, scale = gemmlowp.emit_reciprocal(powers.emit_row_sums())
     bits = 8 * to_numpy(result.dtype).itemsize
     shift = op.subtract(const(np.int64(12 + 31 - bits)), zeros)
     wide = op.cast(powers.look_up(powers.table), "int64")
     quotients = gemmlowp.rounding_divide_by_pot(gemmlowp.doubling_high_mul(wide, scale), shift)
-    low, high = result.limits
+    low, high = result.level_limits
     quotients = op.clip(op.add(quotients, const(np.int64(low))), low, high)
-    outside = op.less(powers.distance, const(np.int32(-powers.radius)))
+    outside = op.less(powers.distance, const(np.int32(-powers.max_distance)))
     return op.where(outside, const(low, result.dtype), op.cast(quotients, result.dtype))
 
 
-def log_softmax(node: TfliteNode) -> Expr:
+def convert_integer_log_softmax(node: TfliteNode) -> Expr:
     """Convert LOG_SOFTMAX: distances less the log of the exponentials' sum, at scale 1 / 16."""
     result = quant_params(node, node.outs[0])
-    low, high = result.limits
-    if result.scale != np.float32(1 / 16) or result.point != high:
-        node.unsupported(f"{node.outs[0]} is not in steps of 1 / 16 below {high}")
-    powers = _RowExponentials.of(node, 1.0)
-    logs = gemmlowp.log(node.scope.expr(node.given(powers.sums())), 12, 5)
+    low, high = result.level_limits
+    if result.scale != np.float32(1 / 16) or result.zero_point != high:
+        node.reject(f"{node.outs[0]} is not in steps of 1 / 16 below {high}")
+    powers = _RowExponentials.from_first_input(node, 1.0)
+    logs = gemmlowp.emit_log(node.scope.expr(node.bind_shared(powers.emit_row_sums())), 12, 5)
     mantissa, exponent = to_fixed_point(np.asarray(powers.factor, np.float64))
     lowest_distance = op.cast(op.subtract(logs, const(np.int64(1 << 31))), "int32")
     back = rescale(lowest_distance, float(np.ldexp(1.0, 31 - int(exponent)) / float(mantissa)))
-    outside = op.less_equal(powers.distance, op.maximum(back, const(np.int32(~powers.radius))))
-    apart = op.subtract(op.cast(powers.look_up(powers.real), "int64"), logs)
+    outside = op.less_equal(
+        powers.distance, op.maximum(back, const(np.int32(~powers.max_distance)))
+    )
+    apart = op.subtract(op.cast(powers.look_up(powers.fixed_point_distances), "int64"), logs)
     logarithms = op.add(
         gemmlowp.rounding_divide_by_pot(apart, const(np.int64(22))), const(np.int64(high))
     )

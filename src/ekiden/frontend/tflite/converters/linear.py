@@ -19,10 +19,10 @@ from ekiden.frontend.tflite.converters.rows import (
 from ekiden.frontend.tflite.converters.window import (
     PADDING_SAME,
     GeometryReader,
-    conv_geometry,
-    depthwise_geometry,
-    kernel_window,
-    pool_window,
+    make_kernel_window,
+    read_conv_geometry,
+    read_depthwise_geometry,
+    read_pool_window,
 )
 from ekiden.frontend.tflite.node import Converter, TfliteNode, TfliteRow
 from ekiden.relay import op
@@ -30,12 +30,12 @@ from ekiden.relay.expr import Expr
 from ekiden.topi.dimensions import Dim, known_int, simplify_dim
 
 
-def _convolution(read: GeometryReader) -> Converter:
+def _convolution_converter(read: GeometryReader) -> Converter:
     def convert(node: TfliteNode) -> Expr:
         """Convert a convolution of NHWC data; the weight is transposed to HWIO."""
         at = read(node)
-        weight = op.transpose(node.expr(1), at.order)
-        return add_bias_and_activate(node, shared.convolution(
+        weight = op.transpose(node.expr(1), at.weight_permutation)
+        return add_bias_and_activate(node, shared.emit_convolution(
             node, node.expr(0), weight, at.window, groups=at.groups, channels=at.channels,
             layouts=("NHWC", "HWIO"),
         ))  # fmt: skip
@@ -43,53 +43,60 @@ def _convolution(read: GeometryReader) -> Converter:
     return convert
 
 
-def _transpose_conv_of(node: TfliteNode, data: Expr, weight: Expr) -> Expr:
+def _emit_transpose_conv(node: TfliteNode, data: Expr, weight: Expr) -> Expr:
     """Emit TRANSPOSE_CONV (output shape, weights [out, height, width, in], data)."""
-    window = kernel_window(node, shared.known_weight_shape(node, 1, 4)[1:3], 2, False)
-    return _emit_conv_transpose(node, data, weight, window, node.axes(0, "output shape")[1:3])
+    window = make_kernel_window(node, shared.static_weight_shape(node, 1, 4)[1:3], 2, False)
+    return _emit_conv_transpose(
+        node, data, weight, window, node.constant_ints(0, "output shape")[1:3]
+    )
 
 
 def _transpose_conv(node: TfliteNode) -> Expr:
     """Convert TRANSPOSE_CONV (output shape, weights [out, height, width, in], data, bias)."""
-    return add_bias_and_activate(node, _transpose_conv_of(node, node.expr(2), node.expr(1)), 3)
+    return add_bias_and_activate(node, _emit_transpose_conv(node, node.expr(2), node.expr(1)), 3)
 
 
 def _quantized_transpose_conv(node: TfliteNode) -> Expr:
-    return integer.transpose_conv(node, partial(_transpose_conv_of, node))
+    return integer.convert_integer_transpose_conv(node, partial(_emit_transpose_conv, node))
 
 
 def _transpose_conv_bias(node: TfliteNode) -> Expr:
     """Convert MediaPipe's Convolution2DTransposeBias (data, weights, bias), whose output shape
     follows from the padding.
     """
-    raw = node.operation.custom
+    raw = node.operation.custom_options
     if len(raw) < 12:
-        node.unsupported("its options are cut short")
+        node.reject("its options are cut short")
     # TfLiteTransposeConvParams: padding, stride_width, stride_height as little-endian int32.
     same, width, height = (int.from_bytes(raw[i : i + 4], "little") for i in (0, 4, 8))
     node.stated = {"Padding": 0 if same == 1 else 1, "StrideH": height, "StrideW": width}
-    window = kernel_window(node, shared.known_weight_shape(node, 1, 4)[1:3], 0, False)
+    window = make_kernel_window(node, shared.static_weight_shape(node, 1, 4)[1:3], 0, False)
     output_extents = [
         simplify_dim(e * s if same == 1 else (e - 1) * s + reach)
-        for e, s, reach in zip(node.shape(0)[1:3], window.strides, window.reach, strict=True)
+        for e, s, reach in zip(
+            node.shape(0)[1:3], window.strides, window.dilated_extents, strict=True
+        )
     ]
     convolved = _emit_conv_transpose(node, node.expr(0), node.expr(1), window, output_extents)
-    return op.add(convolved, node.expr(2)) if node.optional(2) is not None else convolved
+    return op.add(convolved, node.expr(2)) if node.optional_value(2) is not None else convolved
 
 
 def _emit_conv_transpose(
     node: TfliteNode, data: Expr, weight: Expr, window: Window, output_extents: Sequence[Dim]
 ) -> Expr:
-    is_same, turned = node.option("Padding") == PADDING_SAME, op.transpose(weight, (3, 0, 1, 2))
-    return shared.transposed_convolution(
+    is_same, turned = (
+        node.read_option("Padding") == PADDING_SAME,
+        op.transpose(weight, (3, 0, 1, 2)),
+    )
+    return shared.emit_transposed_convolution(
         node, data, turned, window, output_extents, "NHWC", is_same
     )
 
 
-def _pool(pool: Callable[..., Expr]) -> Converter:
+def _pool_converter(pool: Callable[..., Expr]) -> Converter:
     def convert(node: TfliteNode) -> Expr:
         """Convert pooling with its fused activation."""
-        return node.activated(pool(node, node.expr(0), pool_window(node), "NHWC"))
+        return node.apply_activation(pool(node, node.expr(0), read_pool_window(node), "NHWC"))
 
     return convert
 
@@ -97,15 +104,18 @@ def _pool(pool: Callable[..., Expr]) -> Converter:
 def _l2_pool(node: TfliteNode) -> Expr:
     """Convert L2_POOL_2D: the root mean square of each window."""
     square = op.multiply(node.expr(0), node.expr(0))
-    return node.activated(op.sqrt(shared.average_pool(node, square, pool_window(node), "NHWC")))
+    return node.apply_activation(
+        op.sqrt(shared.emit_average_pool(node, square, read_pool_window(node), "NHWC"))
+    )
 
 
 def _conv3d(node: TfliteNode) -> Expr:
     """Convert CONV_3D of NDHWC data by weights [depth, height, width, in, out]."""
-    *kernel, depth, out = shared.known_weight_shape(node, 1, 5)
+    *kernel, depth, out = shared.static_weight_shape(node, 1, 5)
     channels = known_int(node.shape(0)[4]) or depth
-    return add_bias_and_activate(node, shared.convolution(
-        node, node.expr(0), node.expr(1), kernel_window(node, kernel), groups=channels // depth,
+    return add_bias_and_activate(node, shared.emit_convolution(
+        node, node.expr(0), node.expr(1), make_kernel_window(node, kernel),
+        groups=channels // depth,
         channels=out, layouts=("NDHWC", "DHWIO"),
     ))  # fmt: skip
 
@@ -114,13 +124,13 @@ def _conv3d_transpose(node: TfliteNode) -> Expr:
     """Convert CONV_3D_TRANSPOSE (output shape, weights [depth, height, width, out, in], data,
     bias).
     """
-    window = kernel_window(node, shared.known_weight_shape(node, 1, 5)[:3], 2)
+    window = make_kernel_window(node, shared.static_weight_shape(node, 1, 5)[:3], 2)
     weight, output_extents = (
         op.transpose(node.expr(1), (4, 3, 0, 1, 2)),
-        node.axes(0, "output shape")[1:4],
+        node.constant_ints(0, "output shape")[1:4],
     )
-    is_same = node.option("Padding") == PADDING_SAME
-    convolved = shared.transposed_convolution(
+    is_same = node.read_option("Padding") == PADDING_SAME
+    convolved = shared.emit_transposed_convolution(
         node, node.expr(2), weight, window, output_extents, "NDHWC", is_same
     )
     return add_bias_and_activate(node, convolved, 3)
@@ -149,34 +159,42 @@ def _quantized_batch_matmul(node: TfliteNode) -> Expr:
 
 def _hybrid_batch_matmul(node: TfliteNode) -> Expr:
     sides = _matmul_operands(node, node.expr(0), node.expr(1))
-    return hybrid.batch_matmul(node, lambda a, b: broadcast_matmul(node, a, b), sides)
+    return hybrid.convert_hybrid_batch_matmul(
+        node, lambda a, b: broadcast_matmul(node, a, b), sides
+    )
 
 
 def _matmul_operands(node: TfliteNode, a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    a = transpose_matrix(a, node.rank(0)) if node.option("AdjX") else a
-    return a, transpose_matrix(b, node.rank(1)) if node.option("AdjY") else b
+    a = transpose_matrix(a, node.rank(0)) if node.read_option("AdjX") else a
+    return a, transpose_matrix(b, node.rank(1)) if node.read_option("AdjY") else b
 
 
 # fmt: off
 ROWS = (
-    TfliteRow("CONV_2D",           _convolution(conv_geometry),
-        integer=lambda node: integer.convolution(node, conv_geometry(node)), is_wide=True,
-        hybrid=lambda node: hybrid.conv2d(node, conv_geometry(node))),
-    TfliteRow("DEPTHWISE_CONV_2D", _convolution(depthwise_geometry),
-        integer=lambda node: integer.convolution(node, depthwise_geometry(node)), is_wide=True,
-        hybrid=lambda node: hybrid.convolution(node, depthwise_geometry(node), True)),
-    TfliteRow("TRANSPOSE_CONV",    _transpose_conv, integer=_quantized_transpose_conv,
-        is_wide=True),
+    TfliteRow("CONV_2D",           _convolution_converter(read_conv_geometry),
+        integer_converter=lambda node: integer.convert_integer_convolution(node,
+            read_conv_geometry(node)), supports_int16=True,
+        hybrid_converter=lambda node: hybrid.convert_hybrid_conv2d(node, read_conv_geometry(node))),
+    TfliteRow("DEPTHWISE_CONV_2D", _convolution_converter(read_depthwise_geometry),
+        integer_converter=lambda node: integer.convert_integer_convolution(node,
+            read_depthwise_geometry(node)), supports_int16=True,
+        hybrid_converter=lambda node: hybrid.convert_hybrid_convolution(node,
+            read_depthwise_geometry(node), True)),
+    TfliteRow("TRANSPOSE_CONV",    _transpose_conv, integer_converter=_quantized_transpose_conv,
+        supports_int16=True),
     TfliteRow("CUSTOM Convolution2DTransposeBias", _transpose_conv_bias),
-    TfliteRow("AVERAGE_POOL_2D",   _pool(shared.average_pool), integer=integer.average_pool,
-        is_wide=True),
-    TfliteRow("MAX_POOL_2D",       _pool(shared.max_pool), integer=integer.max_pool, is_wide=True),
+    TfliteRow("AVERAGE_POOL_2D",   _pool_converter(shared.emit_average_pool),
+        integer_converter=integer.convert_integer_average_pool,
+        supports_int16=True),
+    TfliteRow("MAX_POOL_2D",       _pool_converter(shared.emit_max_pool),
+        integer_converter=integer.convert_integer_max_pool, supports_int16=True),
     TfliteRow("L2_POOL_2D",        _l2_pool),
     TfliteRow("CONV_3D",           _conv3d),
     TfliteRow("CONV_3D_TRANSPOSE", _conv3d_transpose),
-    TfliteRow("FULLY_CONNECTED",   _fully_connected, integer=integer.fully_connected,
-        is_wide=True, hybrid=hybrid.fully_connected),
-    TfliteRow("BATCH_MATMUL",      _batch_matmul, integer=_quantized_batch_matmul,
-        is_wide=True, hybrid=_hybrid_batch_matmul),
+    TfliteRow("FULLY_CONNECTED",   _fully_connected,
+        integer_converter=integer.convert_integer_fully_connected,
+        supports_int16=True, hybrid_converter=hybrid.convert_hybrid_fully_connected),
+    TfliteRow("BATCH_MATMUL",      _batch_matmul, integer_converter=_quantized_batch_matmul,
+        supports_int16=True, hybrid_converter=_hybrid_batch_matmul),
 )
 # fmt: on

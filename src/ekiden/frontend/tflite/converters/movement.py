@@ -11,7 +11,7 @@ from ekiden.frontend.common.arithmetic import concat_elements
 from ekiden.frontend.common.converters import movement as shared
 from ekiden.frontend.common.converters.resize import resize
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.value import Value, known
+from ekiden.frontend.common.value import Value, known_value
 from ekiden.frontend.tflite.integer_arithmetic import quant_params
 from ekiden.frontend.tflite.load import TENSOR_DTYPES
 from ekiden.frontend.tflite.node import Converter, QuantizedPolicy, TfliteNode, TfliteRow
@@ -20,11 +20,11 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import known_int as number
 
-MOVED = QuantizedPolicy.MOVED
+MOVES_ELEMENTS = QuantizedPolicy.MOVES_ELEMENTS
 
 
 def _reshape(node: TfliteNode) -> Result:
-    if node.optional(1) is not None:
+    if node.optional_value(1) is not None:
         return shared.reshape(node)
     options = node.operation.options
     return shared.reshape(
@@ -33,11 +33,11 @@ def _reshape(node: TfliteNode) -> Result:
 
 
 def _concatenation(node: TfliteNode) -> Result:
-    axis = node.axis(node.option("Axis"), node.rank(0))
+    axis = node.axis(node.read_option("Axis"), node.rank(0))
     values = [node.value(i) for i in range(len(node.inputs))]
     if all(v.is_known for v in values):
-        return known(concat_elements([v.elements for v in values], axis), node.dtype(0))
-    return node.activated(op.concatenate(node.exprs(), axis=axis))
+        return known_value(concat_elements([v.known_elements for v in values], axis), node.dtype(0))
+    return node.apply_activation(op.concatenate(node.exprs(), axis=axis))
 
 
 def _quantized_concatenation(node: TfliteNode) -> Result:
@@ -50,31 +50,31 @@ def _quantized_concatenation(node: TfliteNode) -> Result:
         # LiteRT requantises uint8 operands only; int8 models share one scale.
         if source != result:
             if result.dtype != "uint8" or source.dtype != "uint8":
-                node.unsupported(
-                    f"{tensor} and {node.outs[0]} have different scales or zero points"
-                )
+                node.reject(f"{tensor} and {node.outs[0]} have different scales or zero points")
             scale = source.scale * (np.float32(1) / result.scale)
-            steps = np.arange(256, dtype=np.float32) * scale + np.float32(-source.point) * scale
-            table = np.trunc(steps + np.copysign(np.float32(0.5), steps)) + result.point
+            steps = (
+                np.arange(256, dtype=np.float32) * scale + np.float32(-source.zero_point) * scale
+            )
+            table = np.trunc(steps + np.copysign(np.float32(0.5), steps)) + result.zero_point
             index_of = op.cast(operand, "int32")
             operand = op.take(const(np.clip(table, 0, 255).astype(np.uint8)), index_of, mode="fast")
         operands.append(operand)
-    return op.concatenate(operands, axis=node.axis(node.option("Axis"), node.rank(0)))
+    return op.concatenate(operands, axis=node.axis(node.read_option("Axis"), node.rank(0)))
 
 
 def _pack(node: TfliteNode) -> Result:
-    axis = node.axis(node.option("Axis"), node.rank(0) + 1)
+    axis = node.axis(node.read_option("Axis"), node.rank(0) + 1)
     values = [node.value(i) for i in range(len(node.inputs))]
     if all(v.is_known for v in values):
-        expanded = [np.expand_dims(v.elements, axis) for v in values]
-        return known(concat_elements(expanded, axis), node.dtype(0))
+        expanded = [np.expand_dims(v.known_elements, axis) for v in values]
+        return known_value(concat_elements(expanded, axis), node.dtype(0))
     return op.stack(node.exprs(), axis=axis)
 
 
 def _unpack(node: TfliteNode) -> Result:
-    axis = node.axis(node.option("Axis"), node.rank(0))
+    axis = node.axis(node.read_option("Axis"), node.rank(0))
     if number(node.shape(0)[axis]) != len(node.outs):
-        node.unsupported(f"axis {axis} of {node.ins[0]} must be {len(node.outs)} long")
+        node.reject(f"axis {axis} of {node.ins[0]} must be {len(node.outs)} long")
     return shared.unpack(node, len(node.outs))
 
 
@@ -87,11 +87,11 @@ def _range(node: TfliteNode) -> Expr:
 
 
 def _gather_rule(node: TfliteNode, inputs: Sequence[Array]) -> Array | None:
-    return shared.fold_gather(node, inputs, int(node.option("Axis")))
+    return shared.gather_rule(node, inputs, int(node.read_option("Axis")))
 
 
 def _gather(node: TfliteNode) -> Expr:
-    return shared.gather(node, int(node.option("Axis")))
+    return shared.gather(node, int(node.read_option("Axis")))
 
 
 def _squeeze_rule(node: TfliteNode, inputs: Sequence[Array]) -> Array:
@@ -106,11 +106,13 @@ def _stored_zero(node: TfliteNode) -> float:
 
 def _pad(node: TfliteNode) -> Expr:
     """Convert PAD and PADV2; without a value it pads with the stored zero."""
-    return shared.pad(node, node.expr(2) if node.optional(2) is not None else _stored_zero(node))
+    return shared.pad(
+        node, node.expr(2) if node.optional_value(2) is not None else _stored_zero(node)
+    )
 
 
 def _mirror_pad(node: TfliteNode) -> Expr:
-    return shared.mirror_pad(node, ("REFLECT", "SYMMETRIC")[node.option("Mode")])
+    return shared.mirror_pad(node, ("REFLECT", "SYMMETRIC")[node.read_option("Mode")])
 
 
 def _axes_to_squeeze(node: TfliteNode) -> list[int]:
@@ -132,19 +134,24 @@ def _squeeze(node: TfliteNode) -> Result:
 
 
 def _shape(node: TfliteNode) -> Value:
-    return known(np.array(node.shape(0), object), TENSOR_DTYPES[node.option("OutType", 2)])
+    return known_value(
+        np.array(node.shape(0), object), TENSOR_DTYPES[node.read_option("OutType", 2)]
+    )
 
 
 def _rank(node: TfliteNode) -> Value:
-    return known(np.array(node.rank(0)), "int32")
+    return known_value(np.array(node.rank(0)), "int32")
 
 
 def _block_converter(function: Callable[..., Expr]) -> Converter:
-    return lambda node: function(node.expr(0), int(node.option("BlockSize")), "NHWC")
+    return lambda node: function(node.expr(0), int(node.read_option("BlockSize")), "NHWC")
 
 
 def _space_to_batch(node: TfliteNode) -> Expr:
-    block, widths = node.axes(1, "block"), node.numbers(2, "paddings").astype(np.int64)
+    block, widths = (
+        node.constant_ints(1, "block"),
+        node.constant_array(2, "paddings").astype(np.int64),
+    )
     return op.nn.space_to_batch_nd(node.expr(0), block, widths.tolist(), _stored_zero(node))
 
 
@@ -154,10 +161,10 @@ def _quantized_resize_bilinear(node: TfliteNode) -> Expr:
     """
     kind = node.dtype(0)
     if quant_params(node, node.ins[0]) != quant_params(node, node.outs[0]):
-        node.unsupported(f"{node.ins[0]} and {node.outs[0]} must have one scale")
-    sizes = list(zip(node.extents(0, (1, 2)), node.axes(1, "size"), strict=True))
+        node.reject(f"{node.ins[0]} and {node.outs[0]} must have one scale")
+    sizes = list(zip(node.static_extents(0, (1, 2)), node.constant_ints(1, "size"), strict=True))
     if any(extent is None for extent, _ in sizes):
-        node.unsupported(f"{node.ins[0]} must have a known height and width")
+        node.reject(f"{node.ins[0]} must have a known height and width")
     known_sizes = [(extent or 0, target) for extent, target in sizes]
     if kind == "uint8":
         return _resize_bilinear_uint8(node, known_sizes)
@@ -165,7 +172,9 @@ def _quantized_resize_bilinear(node: TfliteNode) -> Expr:
     wide = "int64" if kind == "int16" else "int32"
     interpolated: Expr = op.cast(node.expr(0), wide)
     for axis, size in zip((1, 2), known_sizes, strict=True):
-        interpolated = _lerp(interpolated, wide, axis, *_fixed_sample_points(node, *size))
+        interpolated = _interpolate_linearly(
+            interpolated, wide, axis, *_fixed_sample_points(node, *size)
+        )
     half = op.where(
         op.greater(interpolated, const(0, wide)), const(1 << 19, wide), const(-1 << 19, wide)
     )
@@ -187,10 +196,10 @@ def _resize_bilinear_uint8(node: TfliteNode, sizes: Sequence[tuple[int, int]]) -
 
 def _float_sample_points(node: TfliteNode, extent: int, target: int) -> tuple[Array, Array, Array]:
     """Return (first index, second index, weight of the second) per output position of an axis."""
-    more = int(bool(node.option("AlignCorners")) and target > 1)
+    more = int(bool(node.read_option("AlignCorners")) and target > 1)
     step, half = np.float32(extent - more) / np.float32(target - more), np.float32(0.5)
     at = np.arange(target).astype(np.float32)
-    at = (at + half) * step - half if node.option("HalfPixelCenters") else at * step
+    at = (at + half) * step - half if node.read_option("HalfPixelCenters") else at * step
     first = np.maximum(np.floor(at), 0).astype(np.int32)
     second = np.minimum(np.ceil(at), extent - 1).astype(np.int32)
     return first, second, (at - first.astype(np.float32)).astype(np.float32)
@@ -200,19 +209,21 @@ def _fixed_sample_points(node: TfliteNode, extent: int, target: int) -> tuple[Ar
     """Return (first index, second index, weight of the second in 1 / 1024) per output position of
     an axis.
     """
-    more = int(bool(node.option("AlignCorners")) and target > 1)
+    more = int(bool(node.read_option("AlignCorners")) and target > 1)
     to = target - more
     # A rounded scale with 10 fraction bits, as the reference kernel computes it.
     step = ((extent - more) * 1024 + to // 2) // to
     at = np.arange(target) * step
-    if node.option("HalfPixelCenters"):
+    if node.read_option("HalfPixelCenters"):
         at = at + step // 2 - 512
     first = np.maximum(np.trunc(at / 1024).astype(np.int64), 0)
     second = np.minimum(np.trunc((at + 1023) / 1024).astype(np.int64), extent - 1)
     return first, second, at - 1024 * first
 
 
-def _lerp(data: Expr, dtype: str, axis: int, first: Array, second: Array, weight: Array) -> Expr:
+def _interpolate_linearly(
+    data: Expr, dtype: str, axis: int, first: Array, second: Array, weight: Array
+) -> Expr:
     shape = [-1 if i == axis else 1 for i in range(4)]
     terms = []
     for indices, factors in ((first, 1024 - weight), (second, weight)):
@@ -230,28 +241,30 @@ _FLOAT_ONLY_OPERATORS = (
 
 ROWS = (
     *(TfliteRow(code, row.convert,
-                QuantizedPolicy.REFUSED if code in _FLOAT_ONLY_OPERATORS else MOVED,
-                row.data, rule=row.rule)
+                QuantizedPolicy.REFUSED if code in _FLOAT_ONLY_OPERATORS else MOVES_ELEMENTS,
+                row.moved_inputs, rule=row.rule)
       for code, row in shared.movement_rows("tflite")),
-    TfliteRow("RESHAPE",           _reshape,             MOVED),
-    TfliteRow("CONCATENATION",     _concatenation, data=(), integer=_quantized_concatenation,
-        is_wide=True),
-    TfliteRow("PACK",              _pack,                MOVED, data=()),
-    TfliteRow("UNPACK",            _unpack,              MOVED),
-    TfliteRow("SPLIT",             _split,               MOVED, data=(1,)),
-    TfliteRow("STRIDED_SLICE",     shared.strided_slice, MOVED),
-    TfliteRow("GATHER",            _gather,              MOVED, rule=_gather_rule),
-    TfliteRow("PAD",               _pad,                 MOVED),
-    TfliteRow("PADV2",             _pad,                 MOVED, data=(0, 2)),
-    TfliteRow("MIRROR_PAD",        _mirror_pad,          MOVED),
-    TfliteRow("SQUEEZE",           _squeeze, MOVED, rule=_squeeze_rule, dtypes=("complex64",)),
-    TfliteRow("SHAPE",             _shape,               QuantizedPolicy.OWN),
-    TfliteRow("RANGE",             _range, rule=rules.as_node_rule(rules.arange)),
-    TfliteRow("RANK",              _rank,                QuantizedPolicy.OWN),
-    TfliteRow("SPACE_TO_DEPTH",    _block_converter(op.nn.space_to_depth), MOVED),
-    TfliteRow("DEPTH_TO_SPACE",    _block_converter(op.nn.depth_to_space), MOVED),
-    TfliteRow("SPACE_TO_BATCH_ND", _space_to_batch,      MOVED),
-    TfliteRow("RESIZE_BILINEAR",   resize("linear"), integer=_quantized_resize_bilinear,
-        is_wide=True),
+    TfliteRow("RESHAPE",           _reshape,             MOVES_ELEMENTS),
+    TfliteRow("CONCATENATION",     _concatenation, moved_inputs=(),
+        integer_converter=_quantized_concatenation,
+        supports_int16=True),
+    TfliteRow("PACK",              _pack,                MOVES_ELEMENTS, moved_inputs=()),
+    TfliteRow("UNPACK",            _unpack,              MOVES_ELEMENTS),
+    TfliteRow("SPLIT",             _split,               MOVES_ELEMENTS, moved_inputs=(1,)),
+    TfliteRow("STRIDED_SLICE",     shared.strided_slice, MOVES_ELEMENTS),
+    TfliteRow("GATHER",            _gather,              MOVES_ELEMENTS, rule=_gather_rule),
+    TfliteRow("PAD",               _pad,                 MOVES_ELEMENTS),
+    TfliteRow("PADV2",             _pad,                 MOVES_ELEMENTS, moved_inputs=(0, 2)),
+    TfliteRow("MIRROR_PAD",        _mirror_pad,          MOVES_ELEMENTS),
+    TfliteRow("SQUEEZE",           _squeeze, MOVES_ELEMENTS, rule=_squeeze_rule,
+        extra_tensor_kinds=("complex64",)),
+    TfliteRow("SHAPE",             _shape,               QuantizedPolicy.CONVERTER_HANDLED),
+    TfliteRow("RANGE",             _range, rule=rules.to_node_rule(rules.arange_rule)),
+    TfliteRow("RANK",              _rank,                QuantizedPolicy.CONVERTER_HANDLED),
+    TfliteRow("SPACE_TO_DEPTH",    _block_converter(op.nn.space_to_depth), MOVES_ELEMENTS),
+    TfliteRow("DEPTH_TO_SPACE",    _block_converter(op.nn.depth_to_space), MOVES_ELEMENTS),
+    TfliteRow("SPACE_TO_BATCH_ND", _space_to_batch,      MOVES_ELEMENTS),
+    TfliteRow("RESIZE_BILINEAR",   resize("linear"), integer_converter=_quantized_resize_bilinear,
+        supports_int16=True),
 )
 # fmt: on

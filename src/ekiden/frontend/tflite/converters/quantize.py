@@ -10,7 +10,7 @@ from ekiden.frontend.tflite.integer_arithmetic import (
     requantize_by_table,
     rescale,
 )
-from ekiden.frontend.tflite.load import Tensor
+from ekiden.frontend.tflite.load import TfliteTensor
 from ekiden.frontend.tflite.node import QuantizedPolicy, TfliteNode, TfliteRow
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
@@ -18,18 +18,18 @@ from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
 
 
-def _scale_and_zero_point(node: TfliteNode, tensor: Tensor | None) -> tuple[np.float32, int]:
+def _scale_and_zero_point(node: TfliteNode, tensor: TfliteTensor | None) -> tuple[np.float32, int]:
     """Return the scale and zero point of a per-tensor quantized tensor."""
     if tensor is None or tensor.quantization is None or len(tensor.quantization.scale) != 1:
-        node.unsupported(f"{tensor} has not one scale")
+        node.reject(f"{tensor} has not one scale")
     quantization = tensor.quantization
     return np.float32(quantization.scale[0]), quantization.zero_point[0]
 
 
-def _quantization_params(node: TfliteNode, tensor: Tensor | None) -> tuple[Expr, Expr, int]:
+def _quantization_params(node: TfliteNode, tensor: TfliteTensor | None) -> tuple[Expr, Expr, int]:
     """Return the scale, zero point and axis of a quantized tensor as qnn operators take them."""
     if tensor is None or tensor.quantization is None:
-        node.unsupported(f"{tensor} has no scale")
+        node.reject(f"{tensor} has no scale")
     quantization = tensor.quantization
     scale, point = (
         np.array(quantization.scale, np.float32),
@@ -64,7 +64,7 @@ def _requantize_wide(node: TfliteNode) -> Expr:
     kind = node.outs[0].dtype
     if kind == "int32":
         return rescaled
-    return op.cast(op.clip(rescaled, *QuantParams(step, zero, kind).limits), kind)
+    return op.cast(op.clip(rescaled, *QuantParams(step, zero, kind).level_limits), kind)
 
 
 def _dequantize(node: TfliteNode) -> Expr:
@@ -81,9 +81,9 @@ def _densify(node: TfliteNode) -> Expr:
 
 def _fake_quant(node: TfliteNode) -> Expr:
     """Convert FAKE_QUANT: quantize and dequantize; the range is nudged so that zero is a level."""
-    low, high = float(node.option("Min")), float(node.option("Max"))
-    lowest_level = 1 if node.option("NarrowRange") else 0
-    highest_level = (1 << int(node.option("NumBits"))) - 1
+    low, high = float(node.read_option("Min")), float(node.read_option("Max"))
+    lowest_level = 1 if node.read_option("NarrowRange") else 0
+    highest_level = (1 << int(node.read_option("NumBits"))) - 1
     step = np.float32((high - low) / (highest_level - lowest_level))
     # The range is nudged until 0 is exactly representable.
     zero = np.clip(np.round(lowest_level - low / step), lowest_level, highest_level)
@@ -94,8 +94,8 @@ def _fake_quant(node: TfliteNode) -> Expr:
 
 
 ROWS = (
-    TfliteRow("DENSIFY", _densify, dtypes=("sparse",)),
+    TfliteRow("DENSIFY", _densify, extra_tensor_kinds=("sparse",)),
     TfliteRow("FAKE_QUANT", _fake_quant),
-    TfliteRow("QUANTIZE", _quantize, QuantizedPolicy.OWN),
-    TfliteRow("DEQUANTIZE", _dequantize, QuantizedPolicy.OWN),
+    TfliteRow("QUANTIZE", _quantize, QuantizedPolicy.CONVERTER_HANDLED),
+    TfliteRow("DEQUANTIZE", _dequantize, QuantizedPolicy.CONVERTER_HANDLED),
 )

@@ -13,7 +13,7 @@ from ekiden.relay.expr import Expr, TupleGetItem
 
 
 def _random_key(node: TfliteNode) -> Expr:
-    seeds = int(node.option("Seed")), int(node.option("Seed2"))
+    seeds = int(node.read_option("Seed")), int(node.read_option("Seed2"))
     # Two zero seeds mean a random seed; the node's name keeps runs reproducible.
     number = zlib.crc32(node.name.encode() if seeds == (0, 0) else repr(seeds).encode())
     return op.random.threefry_key(number)
@@ -31,7 +31,7 @@ def _normal(node: TfliteNode) -> Expr:
 
 def _multinomial(node: TfliteNode) -> Expr:
     """Convert MULTINOMIAL (logits [rows, classes], count)."""
-    (count,) = node.axes(1, "num_samples")
+    (count,) = node.constant_ints(1, "num_samples")
     weights = op.nn.softmax(node.expr(0), axis=-1)
     samples = TupleGetItem(op.random.multinomial(_random_key(node), weights, count), 1)
     return op.cast(samples, node.outs[0].dtype)

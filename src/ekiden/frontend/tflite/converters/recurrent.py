@@ -15,19 +15,19 @@ from collections.abc import Callable, Sequence
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.recurrent_cells import (
-    Gate,
-    Step,
+    LstmGateFunction,
+    StepFunction,
     clip_symmetric,
-    lstm,
     lstm_gate,
+    lstm_step,
     normalize_last_axis,
 )
 from ekiden.frontend.tflite.converters import integer_recurrent as integers
 from ekiden.frontend.tflite.converters.states import (
-    optional_expr,
+    read_optional_input,
     run_steps,
-    time_major,
     to_operator_order,
+    to_time_major,
     update_svdf_memory,
 )
 from ekiden.frontend.tflite.hybrid_quantization import HybridOperand, float_input
@@ -39,7 +39,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 VARIABLE_DTYPES = ("variable",)
 
 
-def _add_present(terms: Sequence[Expr | None]) -> Expr:
+def _sum_present_terms(terms: Sequence[Expr | None]) -> Expr:
     present = [p for p in terms if p is not None]
     total = present[0]
     for term in present[1:]:
@@ -50,7 +50,7 @@ def _add_present(terms: Sequence[Expr | None]) -> Expr:
 # RNN.
 
 
-def _rnn_step(node: TfliteNode, weights: Sequence[int], bias: Expr) -> Step:
+def _make_rnn_step(node: TfliteNode, weights: Sequence[int], bias: Expr) -> StepFunction:
     """Return the step function of an RNN; `weights` are the inputs that hold each operand's
     weights, then the state's.
     """
@@ -59,8 +59,10 @@ def _rnn_step(node: TfliteNode, weights: Sequence[int], bias: Expr) -> Step:
         """Compute the next state."""
         sides = zip((*rows, *states), weights, strict=True)
         return [
-            node.activated(
-                _add_present([*(HybridOperand(node, x).times(w) for x, w in sides), bias])
+            node.apply_activation(
+                _sum_present_terms(
+                    [*(HybridOperand(node, x).multiply_by_weight(w) for x, w in sides), bias]
+                )
             )
         ]
 
@@ -69,14 +71,14 @@ def _rnn_step(node: TfliteNode, weights: Sequence[int], bias: Expr) -> Step:
 
 def _rnn(node: TfliteNode) -> Expr:
     """Convert RNN (data [batch, inputs], weights, recurrent weights, bias, state)."""
-    step = _rnn_step(node, [1, 2], node.expr(3))
+    step = _make_rnn_step(node, [1, 2], node.expr(3))
     outputs = run_steps(node, [op.expand_dims(node.expr(0), 0)], [4], step)
     return op.squeeze(outputs, axis=[0])
 
 
 def _sequence_rnn(node: TfliteNode) -> Expr:
-    step = _rnn_step(node, [1, 2], node.expr(3))
-    return to_operator_order(node, run_steps(node, [time_major(node, 0)], [4], step))
+    step = _make_rnn_step(node, [1, 2], node.expr(3))
+    return to_operator_order(node, run_steps(node, [to_time_major(node, 0)], [4], step))
 
 
 def _bidirectional_rnn(node: TfliteNode) -> list[Expr]:
@@ -86,7 +88,7 @@ def _bidirectional_rnn(node: TfliteNode) -> list[Expr]:
     outputs = []
     for backwards, at, beside in ((False, 1, 10), (True, 5, 11)):
         data, weights = _direction_inputs(node, backwards, at, 9, beside)
-        step = _rnn_step(node, [*weights, at + 1], node.expr(at + 2))
+        step = _make_rnn_step(node, [*weights, at + 1], node.expr(at + 2))
         outputs.append(to_operator_order(node, run_steps(node, data, [at + 3], step, backwards)))
     return _merge_outputs(node, outputs)
 
@@ -98,16 +100,16 @@ def _direction_inputs(
 
     Auxiliary data without weights of their own are the backward direction's input.
     """
-    if node.optional(auxiliary) is None:
-        return [time_major(node, 0)], [weight]
-    if node.optional(auxiliary_weight) is not None:
-        both = [time_major(node, 0), time_major(node, auxiliary)]
+    if node.optional_value(auxiliary) is None:
+        return [to_time_major(node, 0)], [weight]
+    if node.optional_value(auxiliary_weight) is not None:
+        both = [to_time_major(node, 0), to_time_major(node, auxiliary)]
         return both, [weight, auxiliary_weight]
-    return [time_major(node, auxiliary if backwards else 0)], [weight]
+    return [to_time_major(node, auxiliary if backwards else 0)], [weight]
 
 
 def _merge_outputs(node: TfliteNode, outputs: Sequence[Expr]) -> list[Expr]:
-    return [op.concatenate(outputs, axis=2)] if node.option("MergeOutputs") else list(outputs)
+    return [op.concatenate(outputs, axis=2)] if node.read_option("MergeOutputs") else list(outputs)
 
 
 # LSTM.
@@ -125,52 +127,62 @@ class _LstmLayout:
     biases: int
     projection: int
     output: int
-    beside: int = -1
-    norms: int = -1
+    auxiliary_input: int = -1
+    layer_norm_weights: int = -1
 
-    def step(self, node: TfliteNode, count: int) -> Step:
+    def make_step(self, node: TfliteNode, count: int) -> StepFunction:
         """Return the step function of a cell with `count` data inputs."""
         makers = [self._gate_builder(node, i, count) for i in range(4)]
-        cell_clip, clip = (float(node.option(n)) for n in ("CellClip", "ProjClip"))
-        bias = optional_expr(node, self.projection + 1)
-        is_projected = node.optional(self.projection) is not None
+        cell_clip, clip = (float(node.read_option(n)) for n in ("CellClip", "ProjClip"))
+        bias = read_optional_input(node, self.projection + 1)
+        is_projected = node.optional_value(self.projection) is not None
 
         def step(rows: Sequence[Expr], states: Sequence[Expr]) -> list[Expr]:
             """Compute (output, cell) from the previous (output, cell)."""
             output, cell = states
             sides = [HybridOperand(node, operand) for operand in (*rows, output)]
             gates = [None if make is None else make(sides) for make in makers]
-            result = lstm(gates, cell, node.activation, cell_clip)
+            result = lstm_step(gates, cell, node.activation_function, cell_clip)
             if not is_projected:
-                return [result.hidden, result.cell]
-            projection = _add_present(
-                [HybridOperand(node, result.hidden).times(self.projection), bias]
+                return [result.hidden, result.cell_state]
+            projection = _sum_present_terms(
+                [HybridOperand(node, result.hidden).multiply_by_weight(self.projection), bias]
             )
-            return [clip_symmetric(projection, clip), result.cell]
+            return [clip_symmetric(projection, clip), result.cell_state]
 
         return step
 
     def _gate_builder(
         self, node: TfliteNode, at: int, count: int
-    ) -> Callable[[Sequence[HybridOperand]], Gate] | None:
+    ) -> Callable[[Sequence[HybridOperand]], LstmGateFunction] | None:
         """Return a function from a step's operands to a gate's pre-activation; None for an absent
         gate.
         """
-        if at == 0 and node.optional(self.inputs) is None:
+        if at == 0 and node.optional_value(self.inputs) is None:
             return None
-        weights = [self.inputs + at, *([self.beside + at] if count > 1 else []), self.states + at]
+        weights = [
+            self.inputs + at,
+            *([self.auxiliary_input + at] if count > 1 else []),
+            self.states + at,
+        ]
         peephole_index = {0: 0, 1: 1, 3: 2}.get(at)
         is_seen = (
             peephole_index is not None
-            and node.optional(self.peepholes + peephole_index) is not None
+            and node.optional_value(self.peepholes + peephole_index) is not None
         )
         peephole = float_input(node, self.peepholes + (peephole_index or 0)) if is_seen else None
         bias = node.expr(self.biases + at)
-        norm = None if self.norms < 0 else optional_expr(node, self.norms + at)
+        norm = (
+            None
+            if self.layer_norm_weights < 0
+            else read_optional_input(node, self.layer_norm_weights + at)
+        )
 
-        def pre_activation(sides: Sequence[HybridOperand]) -> Gate:
+        def pre_activation(sides: Sequence[HybridOperand]) -> LstmGateFunction:
             """Emit the pre-activation; layer normalization precedes the bias."""
-            total = _add_present([side.times(w) for side, w in zip(sides, weights, strict=True)])
+            total = _sum_present_terms(
+                [side.multiply_by_weight(w) for side, w in zip(sides, weights, strict=True)]
+            )
             if norm is None:
                 return lstm_gate(op.add(total, bias), peephole)
             unnormalised = lstm_gate(total, peephole)
@@ -181,15 +193,15 @@ class _LstmLayout:
         return pre_activation
 
 
-_UNIDIRECTIONAL = _LstmLayout(1, 5, 9, 12, 16, 18, norms=20)
-_FORWARD_LAYOUT = _LstmLayout(1, 5, 9, 12, 16, 35, beside=40)
-_BACKWARD_LAYOUT = _LstmLayout(18, 22, 26, 29, 33, 37, beside=44)
+_UNIDIRECTIONAL = _LstmLayout(1, 5, 9, 12, 16, 18, layer_norm_weights=20)
+_FORWARD_LAYOUT = _LstmLayout(1, 5, 9, 12, 16, 35, auxiliary_input=40)
+_BACKWARD_LAYOUT = _LstmLayout(18, 22, 26, 29, 33, 37, auxiliary_input=44)
 
 
 def _sequence_lstm(node: TfliteNode) -> Expr:
     states = [_UNIDIRECTIONAL.output, _UNIDIRECTIONAL.output + 1]
     return to_operator_order(
-        node, run_steps(node, [time_major(node, 0)], states, _UNIDIRECTIONAL.step(node, 1))
+        node, run_steps(node, [to_time_major(node, 0)], states, _UNIDIRECTIONAL.make_step(node, 1))
     )
 
 
@@ -197,18 +209,20 @@ def _bidirectional_lstm(node: TfliteNode) -> list[Expr]:
     outputs = []
     for cell in (_FORWARD_LAYOUT, _BACKWARD_LAYOUT):
         backwards = cell is _BACKWARD_LAYOUT
-        data, weights = _direction_inputs(node, backwards, cell.inputs + 1, 39, cell.beside + 1)
-        step = cell.step(node, len(weights))
+        data, weights = _direction_inputs(
+            node, backwards, cell.inputs + 1, 39, cell.auxiliary_input + 1
+        )
+        step = cell.make_step(node, len(weights))
         states = [cell.output, cell.output + 1]
         outputs.append(to_operator_order(node, run_steps(node, data, states, step, backwards)))
     return _merge_outputs(node, outputs)
 
 
 def _lstm(node: TfliteNode) -> list[Expr] | Expr:
-    if node.option("KernelType"):
+    if node.read_option("KernelType"):
         return _basic_lstm(node)
     outputs = run_steps(
-        node, [op.expand_dims(node.expr(0), 0)], [18, 19], _UNIDIRECTIONAL.step(node, 1)
+        node, [op.expand_dims(node.expr(0), 0)], [18, 19], _UNIDIRECTIONAL.make_step(node, 1)
     )
     return op.squeeze(outputs, axis=[0])
 
@@ -221,8 +235,8 @@ def _basic_lstm(node: TfliteNode) -> list[Expr]:
     gates = op.add(op.nn.dense(concatenated, node.expr(2)), node.expr(3))
     # The basic kernel orders its gates i, g, f, o.
     take, new, keep, show = (lstm_gate(gate_sum) for gate_sum in op.split(gates, 4, axis=-1))
-    result = lstm([take, keep, new, show], node.expr(4))
-    return [result.hidden, result.cell, concatenated, gates]
+    result = lstm_step([take, keep, new, show], node.expr(4))
+    return [result.hidden, result.cell_state, concatenated, gates]
 
 
 # SVDF.
@@ -233,9 +247,9 @@ def _svdf(node: TfliteNode) -> Expr:
     memory], bias, state).
     """
     sums = update_svdf_memory(
-        node, HybridOperand(node, node.expr(0)).times(1), float_input(node, 2)
+        node, HybridOperand(node, node.expr(0)).multiply_by_weight(1), float_input(node, 2)
     )
-    return node.activated(_add_present([sums, optional_expr(node, 3)]))
+    return node.apply_activation(_sum_present_terms([sums, read_optional_input(node, 3)]))
 
 
 def _float_or_integer_row(
@@ -246,10 +260,15 @@ def _float_or_integer_row(
         if node.dtype(0) == "float32":
             return convert(node)
         if integer is None:
-            node.unsupported(f"{node.ins[0]} is {node.dtype(0)}: layers of float32 are here")
+            node.reject(f"{node.ins[0]} is {node.dtype(0)}: layers of float32 are here")
         return integer(node)
 
-    return TfliteRow(code, convert_by_dtype, QuantizedPolicy.OWN, dtypes=VARIABLE_DTYPES)
+    return TfliteRow(
+        code,
+        convert_by_dtype,
+        QuantizedPolicy.CONVERTER_HANDLED,
+        extra_tensor_kinds=VARIABLE_DTYPES,
+    )
 
 
 # fmt: off
@@ -257,9 +276,12 @@ ROWS = (
     _float_or_integer_row("RNN",                          _rnn),
     _float_or_integer_row("UNIDIRECTIONAL_SEQUENCE_RNN",  _sequence_rnn),
     _float_or_integer_row("BIDIRECTIONAL_SEQUENCE_RNN",   _bidirectional_rnn),
-    _float_or_integer_row("LSTM",                         _lstm,          integers.lstm),
-    _float_or_integer_row("UNIDIRECTIONAL_SEQUENCE_LSTM", _sequence_lstm, integers.sequence_lstm),
+    _float_or_integer_row("LSTM",                         _lstm,
+        integers.convert_integer_lstm),
+    _float_or_integer_row("UNIDIRECTIONAL_SEQUENCE_LSTM", _sequence_lstm,
+        integers.convert_integer_sequence_lstm),
     _float_or_integer_row("BIDIRECTIONAL_SEQUENCE_LSTM",  _bidirectional_lstm),
-    _float_or_integer_row("SVDF",                         _svdf,          integers.svdf),
+    _float_or_integer_row("SVDF",                         _svdf,
+        integers.convert_integer_svdf),
 )
 # fmt: on

@@ -9,11 +9,11 @@ from ekiden.frontend.tflite.node import QuantizedPolicy, TfliteNode, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
-MOVED = QuantizedPolicy.MOVED
+MOVES_ELEMENTS = QuantizedPolicy.MOVES_ELEMENTS
 
 
 def _softmax(node: TfliteNode) -> Expr:
-    beta = float(node.option("Beta", 1))
+    beta = float(node.read_option("Beta", 1))
     x = node.expr(0)
     return op.nn.softmax(x if beta == 1 else op.multiply(x, const(beta, node.dtype(0))), axis=-1)
 
@@ -22,18 +22,18 @@ def _l2_normalization(node: TfliteNode) -> Expr:
     """Convert L2_NORMALIZATION: x / max(sqrt(sum(x**2)), 1e-6) over the last axis."""
     x = node.expr(0)
     length = op.sqrt(op.sum(op.multiply(x, x), axis=-1, keepdims=True))
-    return node.activated(op.divide(x, op.maximum(length, const(1e-6, node.dtype(0)))))
+    return node.apply_activation(op.divide(x, op.maximum(length, const(1e-6, node.dtype(0)))))
 
 
 def _local_response_norm(node: TfliteNode) -> Expr:
-    bias, alpha, beta = (float(node.option(n)) for n in ("Bias", "Alpha", "Beta"))
-    return local_response_norm(node, int(node.option("Radius")), bias, alpha, beta)
+    bias, alpha, beta = (float(node.read_option(n)) for n in ("Bias", "Alpha", "Beta"))
+    return local_response_norm(node, int(node.read_option("Radius")), bias, alpha, beta)
 
 
 _INTEGER_CONVERTERS = {
-    "MEAN": integer.mean,
-    "SUM": integer.quantized_sum,
-    "REDUCE_PROD": integer.quantized_prod,
+    "MEAN": integer.convert_integer_mean,
+    "SUM": integer.convert_quantized_sum,
+    "REDUCE_PROD": integer.convert_quantized_prod,
 }
 """Of quantised tensors; their kernels take int16 too."""
 _SAME_SCALE_REDUCTIONS = ("REDUCE_MAX", "REDUCE_MIN")
@@ -41,16 +41,22 @@ _SAME_SCALE_REDUCTIONS = ("REDUCE_MAX", "REDUCE_MIN")
 # fmt: off
 ROWS = (
     *(TfliteRow(code, row.convert,
-                MOVED if code in _SAME_SCALE_REDUCTIONS else QuantizedPolicy.REFUSED,
-                integer=_INTEGER_CONVERTERS.get(code), is_wide=code in _INTEGER_CONVERTERS,
-                rule=None if row.both is None else row.rule)
+                MOVES_ELEMENTS if code in _SAME_SCALE_REDUCTIONS else QuantizedPolicy.REFUSED,
+                integer_converter=_INTEGER_CONVERTERS.get(code),
+                supports_int16=code in _INTEGER_CONVERTERS,
+                rule=None if row.size_rule is None else row.rule)
       for code, row in shared.reduction_rows("tflite")),
-    TfliteRow("ARG_MAX",          shared.arg_extremum(op.argmax, "int32"), MOVED),
-    TfliteRow("ARG_MIN",          shared.arg_extremum(op.argmin, "int32"), MOVED),
-    TfliteRow("SOFTMAX",          _softmax, integer=integer.softmax, is_wide=True),
-    TfliteRow("LOG_SOFTMAX",      shared.log_softmax, integer=integer.log_softmax),
-    TfliteRow("CUMSUM",           shared.cumulative_scan(op.cumsum)),
-    TfliteRow("L2_NORMALIZATION", _l2_normalization, integer=integer.l2_normalization),
+    TfliteRow("ARG_MAX",          shared.arg_extremum_converter(op.argmax, "int32"),
+        MOVES_ELEMENTS),
+    TfliteRow("ARG_MIN",          shared.arg_extremum_converter(op.argmin, "int32"),
+        MOVES_ELEMENTS),
+    TfliteRow("SOFTMAX",          _softmax, integer_converter=integer.convert_integer_softmax,
+        supports_int16=True),
+    TfliteRow("LOG_SOFTMAX",      shared.log_softmax,
+        integer_converter=integer.convert_integer_log_softmax),
+    TfliteRow("CUMSUM",           shared.cumulative_scan_converter(op.cumsum)),
+    TfliteRow("L2_NORMALIZATION", _l2_normalization,
+        integer_converter=integer.convert_integer_l2_normalization),
     TfliteRow("LOCAL_RESPONSE_NORMALIZATION", _local_response_norm),
 )
 # fmt: on

@@ -17,19 +17,19 @@ from ekiden.frontend.tflite.node import QuantizedPolicy, TfliteNode, TfliteRow
 from ekiden.ir.dtype import itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import as_attr, as_dim, product_of_dims
+from ekiden.topi.dimensions import as_dim, product_of_dims, to_attr_dims
 
-MOVED = QuantizedPolicy.MOVED
+MOVES_ELEMENTS = QuantizedPolicy.MOVES_ELEMENTS
 
 
 def _unique(node: TfliteNode) -> list[Expr]:
     values, which = unique_in_order(node.expr(0))
-    return [values, op.cast(which, TENSOR_DTYPES[node.option("IdxOutType", 2)])]
+    return [values, op.cast(which, TENSOR_DTYPES[node.read_option("IdxOutType", 2)])]
 
 
 def _matrix_diag(node: TfliteNode) -> Expr:
     shape = node.shape(0)
-    empty = op.zeros(as_attr((*shape, shape[-1])), node.dtype(0))
+    empty = op.zeros(to_attr_dims((*shape, shape[-1])), node.dtype(0))
     return op.matrix_set_diag(empty, node.expr(0))
 
 
@@ -40,7 +40,7 @@ def _matrix_set_diag(node: TfliteNode) -> Expr:
 def _dynamic_update_slice(node: TfliteNode) -> Expr:
     """Convert DYNAMIC_UPDATE_SLICE (data, update, starts), clamped so that the update fits."""
     starts = (op.take(node.expr(2), const(np.int32(i)), axis=0) for i in range(node.rank(0)))
-    return dynamic_update_slice(node, [node.given(start) for start in starts])
+    return dynamic_update_slice(node, [node.bind_shared(start) for start in starts])
 
 
 def _bitcast(node: TfliteNode) -> Expr:
@@ -48,7 +48,7 @@ def _bitcast(node: TfliteNode) -> Expr:
     data, source, target = node.expr(0), node.dtype(0), node.outs[0].dtype
     have, want = itemsize(source), itemsize(target)
     if "bool" in (source, target):
-        node.unsupported(f"bits of {source} as {target} are not supported")
+        node.reject(f"bits of {source} as {target} are not supported")
     if have == want:
         return op.reinterpret(data, target)
     bits, target_bits = f"uint{8 * have}", f"uint{8 * want}"
@@ -67,8 +67,8 @@ def _bitcast(node: TfliteNode) -> Expr:
 
 def _dilate(node: TfliteNode) -> Expr:
     """Convert DILATE (data, dilations, value): base dilation with a fill value."""
-    value = node.numbers(2, "padding value").item()
-    return op.nn.dilate(node.expr(0), node.axes(1, "dilations"), float(value))
+    value = node.constant_array(2, "padding value").item()
+    return op.nn.dilate(node.expr(0), node.constant_ints(1, "dilations"), float(value))
 
 
 def _bucketize(node: TfliteNode) -> Expr:
@@ -92,8 +92,8 @@ def _embedding_lookup(node: TfliteNode) -> Expr:
     if not is_quantized(node) or node.outs[0].dtype != "float32":
         return rows
     table = node.ins[1]
-    if quant_params(node, table).point:
-        node.unsupported(f"{table} must have the zero point 0")
+    if quant_params(node, table).zero_point:
+        node.reject(f"{table} must have the zero point 0")
     return op.multiply(op.cast(rows, "float32"), const(quant_params(node, table).scale))
 
 
@@ -102,7 +102,7 @@ def _hashtable_lookup(node: TfliteNode) -> list[Expr]:
     hit mask.
     """
     numbers, keys, values = node.exprs()
-    count = node.scope.scalar(node.shape(1)[0])
+    count = node.scope.emit_dim(node.shape(1)[0])
     # HASHTABLE_LOOKUP requires ascending keys.
     at = op.searchsorted(keys, numbers, dtype="int32")
     at = op.minimum(at, op.cast(op.subtract(count, const(np.int64(1))), "int32"))
@@ -122,12 +122,14 @@ def _embedding_lookup_sparse(node: TfliteNode) -> Expr:
     flat = op.zeros_like(ids)
     for axis, extent in enumerate(lead):
         along = op.take(coordinates, const(np.int32(axis)), axis=1)
-        flat = op.add(op.multiply(flat, op.cast(node.scope.scalar(as_dim(extent)), "int32")), along)
+        flat = op.add(
+            op.multiply(flat, op.cast(node.scope.emit_dim(as_dim(extent)), "int32")), along
+        )
     wide = op.expand_dims(weights, axis=1, num_newaxis=rank - 1)
     rows = op.multiply(batched_take(node, table, ids, 0, 0), wide)
     count = product_of_dims([as_dim(d) for d in lead])
     combined = segment_reduce(node, "add", rows, flat, count)
-    kind = node.option("Combiner")
+    kind = node.read_option("Combiner")
     if kind:  # 1 a mean, 2 by the root of squares
         norm_terms = weights if kind == 1 else op.multiply(weights, weights)
         total = segment_reduce(node, "add", norm_terms, flat, count)
@@ -135,7 +137,7 @@ def _embedding_lookup_sparse(node: TfliteNode) -> Expr:
         # Rows without ids have a total of 0 and stay zero.
         total = op.where(op.equal(total, const(0.0)), const(1.0), total)
         combined = op.divide(combined, op.expand_dims(total, axis=1, num_newaxis=rank - 1))
-    return op.reshape(combined, as_attr((*lead, *node.shape(4)[1:])), allowzero=True)
+    return op.reshape(combined, to_attr_dims((*lead, *node.shape(4)[1:])), allowzero=True)
 
 
 # Boxes.
@@ -148,14 +150,16 @@ def _non_max_suppression(node: TfliteNode) -> Sequence[Expr]:
 # fmt: off
 ROWS = (
     TfliteRow("UNIQUE",                  _unique),
-    TfliteRow("MATRIX_DIAG",             _matrix_diag,      MOVED),
-    TfliteRow("MATRIX_SET_DIAG",         _matrix_set_diag,  MOVED, data=(0, 1)),
-    TfliteRow("DYNAMIC_UPDATE_SLICE",    _dynamic_update_slice,     MOVED, data=(0, 1)),
+    TfliteRow("MATRIX_DIAG",             _matrix_diag,      MOVES_ELEMENTS),
+    TfliteRow("MATRIX_SET_DIAG",         _matrix_set_diag,  MOVES_ELEMENTS, moved_inputs=(0, 1)),
+    TfliteRow("DYNAMIC_UPDATE_SLICE",    _dynamic_update_slice,     MOVES_ELEMENTS,
+        moved_inputs=(0, 1)),
     TfliteRow("BITCAST",                 _bitcast),
-    TfliteRow("DILATE",                  _dilate,           MOVED, data=(0, 2)),
+    TfliteRow("DILATE",                  _dilate,           MOVES_ELEMENTS, moved_inputs=(0, 2)),
     TfliteRow("BUCKETIZE",               _bucketize),
     TfliteRow("SEGMENT_SUM",             _segment_sum),
-    TfliteRow("EMBEDDING_LOOKUP",        _embedding_lookup,        QuantizedPolicy.OWN),
+    TfliteRow("EMBEDDING_LOOKUP",        _embedding_lookup,
+        QuantizedPolicy.CONVERTER_HANDLED),
     TfliteRow("EMBEDDING_LOOKUP_SPARSE", _embedding_lookup_sparse),
     TfliteRow("HASHTABLE_LOOKUP",        _hashtable_lookup),
     TfliteRow("NON_MAX_SUPPRESSION_V4",  _non_max_suppression),

@@ -15,12 +15,12 @@ COMPLEX_DTYPES = ("complex64",)
 
 def _rfft2d(node: TfliteNode) -> Expr:
     """Convert RFFT2D over the last two axes, the first of extent 1: a real DFT of rows."""
-    lengths = node.axes(1, "fft_length")
+    lengths = node.constant_ints(1, "fft_length")
     rows, columns = (known_int(d) for d in node.shape(0)[-2:])
     if lengths != (rows, columns) or columns is None:
-        node.unsupported(f"'fft_length' {lengths} must be the last extents of {node.ins[0]}")
+        node.reject(f"'fft_length' {lengths} must be the last extents of {node.ins[0]}")
     if rows != 1:
-        node.unsupported(f"axis {node.rank(0) - 2} of {node.ins[0]} must be 1 long, got {rows}")
+        node.reject(f"axis {node.rank(0) - 2} of {node.ins[0]} must be 1 long, got {rows}")
     matrix = dft_matrix(columns, columns // 2 + 1)
     return apply_dft_matrix(node.expr(0), matrix, node.shape(0)[:-1])
 
@@ -28,7 +28,9 @@ def _rfft2d(node: TfliteNode) -> Expr:
 def _complex_part_row(index: int) -> TfliteRow:
     name = ("REAL", "IMAG")[index]
     return TfliteRow(
-        name, lambda n: op.take(n.expr(0), const(np.int32(index)), axis=-1), dtypes=COMPLEX_DTYPES
+        name,
+        lambda n: op.take(n.expr(0), const(np.int32(index)), axis=-1),
+        extra_tensor_kinds=COMPLEX_DTYPES,
     )
 
 
@@ -37,8 +39,8 @@ def _complex_abs(node: TfliteNode) -> Expr:
 
 
 ROWS = (
-    TfliteRow("RFFT2D", _rfft2d, dtypes=COMPLEX_DTYPES),
-    TfliteRow("COMPLEX_ABS", _complex_abs, dtypes=COMPLEX_DTYPES),
+    TfliteRow("RFFT2D", _rfft2d, extra_tensor_kinds=COMPLEX_DTYPES),
+    TfliteRow("COMPLEX_ABS", _complex_abs, extra_tensor_kinds=COMPLEX_DTYPES),
     _complex_part_row(0),
     _complex_part_row(1),
 )

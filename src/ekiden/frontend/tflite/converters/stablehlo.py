@@ -9,7 +9,7 @@ import numpy as np
 
 from ekiden.frontend.common.converters import stablehlo as shared
 from ekiden.frontend.common.converters.elementwise import elementwise_rows
-from ekiden.frontend.common.dynamic_slices import pad
+from ekiden.frontend.common.dynamic_slices import xla_pad
 from ekiden.frontend.common.reducers import REDUCTION_OPS
 from ekiden.frontend.common.sliding_window import Window
 from ekiden.frontend.common.value import Value
@@ -29,7 +29,7 @@ def _int_list_option(node: TfliteNode, name: str, default: Sequence[int] = ()) -
 def _static_output_shape(node: TfliteNode) -> tuple[int, ...]:
     shape = node.outs[0].shape
     if -1 in shape:
-        node.unsupported(f"{node.outs[0]} must have constant extents")
+        node.reject(f"{node.outs[0]} must have constant extents")
     return shape
 
 
@@ -46,17 +46,17 @@ _COMPARISONS = (op.equal, op.not_equal, op.greater_equal, op.greater, op.less_eq
 
 
 def _compare(node: TfliteNode) -> Expr:
-    return _COMPARISONS[node.option("ComparisonDirection")](*node.exprs())
+    return _COMPARISONS[node.read_option("ComparisonDirection")](*node.exprs())
 
 
 def _convert(node: TfliteNode) -> Expr:
     target = node.outs[0].dtype
-    return shared.convert(node.expr(0), node.dtype(0), target, shared.bits(target))
+    return shared.convert_dtype(node.expr(0), node.dtype(0), target, shared.dtype_bits(target))
 
 
 def _shift_left(node: TfliteNode) -> Expr:
     x, count = node.exprs()
-    return shared.shift(node, x, count, op.left_shift, shared.bits(node.dtype(0)))
+    return shared.emit_shift(node, x, count, op.left_shift, shared.dtype_bits(node.dtype(0)))
 
 
 # Movement.
@@ -68,7 +68,7 @@ def _broadcast(node: TfliteNode) -> Expr:
 
 
 def _concatenate(node: TfliteNode) -> Expr:
-    return op.concatenate(node.exprs(), axis=int(node.option("Dimension")))
+    return op.concatenate(node.exprs(), axis=int(node.read_option("Dimension")))
 
 
 def _reshape(node: TfliteNode) -> Expr:
@@ -87,8 +87,8 @@ def _transpose(node: TfliteNode) -> Expr:
 
 
 def _iota(node: TfliteNode) -> Value:
-    return shared.iota(
-        node, _static_output_shape(node), int(node.option("IotaDimension")), node.outs[0].dtype
+    return shared.emit_iota(
+        node, _static_output_shape(node), int(node.read_option("IotaDimension")), node.outs[0].dtype
     )
 
 
@@ -96,7 +96,7 @@ def _pad(node: TfliteNode) -> Expr:
     names = ("EdgePaddingLow", "EdgePaddingHigh", "InteriorPadding")
     none = (0,) * node.rank(0)
     low, high, inner = (_int_list_option(node, n, none) for n in names)
-    return pad(node, node.value(0), node.expr(1), low, high, inner)
+    return xla_pad(node, node.value(0), node.expr(1), low, high, inner)
 
 
 def _dynamic_slice(node: TfliteNode) -> Expr:
@@ -110,7 +110,7 @@ def _dynamic_update_slice(node: TfliteNode) -> Expr:
 def _gather(node: TfliteNode) -> Expr:
     return shared.gather(
         node,
-        int(node.option("IndexVectorDim")),
+        int(node.read_option("IndexVectorDim")),
         _int_list_option(node, "SliceSizes"),
         _int_list_option(node, "CollapsedSliceDims"),
         _int_list_option(node, "StartIndexMap"),
@@ -134,7 +134,7 @@ def _match_reducer(node: TfliteNode, index: int) -> str:
         if kind is not None:
             return kind
     supported = ", ".join(sorted(set(_REDUCER_KINDS.values())))
-    return node.unsupported(f"a body of its own; known are {supported}")
+    return node.reject(f"a body of its own; known are {supported}")
 
 
 _REDUCER_KINDS: Mapping[str, str] = {
@@ -144,14 +144,14 @@ _REDUCER_KINDS: Mapping[str, str] = {
 
 
 def _scatter(node: TfliteNode) -> Expr:
-    kind = _match_reducer(node, int(node.option("UpdateComputationSubgraphIndex")))
+    kind = _match_reducer(node, int(node.read_option("UpdateComputationSubgraphIndex")))
     if kind not in SCATTER_MODES:
-        node.unsupported(f"a body that is {kind!r}")
+        node.reject(f"a body that is {kind!r}")
     window = _int_list_option(node, "UpdateWindowDims")
-    at = shared.scatter_positions(
+    at = shared.scatter_window_positions(
         node,
         1,
-        int(node.option("IndexVectorDim")),
+        int(node.read_option("IndexVectorDim")),
         window,
         _int_list_option(node, "InsertedWindowDims"),
         _int_list_option(node, "ScatterDimsToOperandDims"),
@@ -161,16 +161,16 @@ def _scatter(node: TfliteNode) -> Expr:
 
 def _reduce(node: TfliteNode) -> Expr:
     if len(node.inputs) != 2:
-        node.unsupported("several tensors at once")
-    kind = _match_reducer(node, int(node.option("BodySubgraphIndex")))
+        node.reject("several tensors at once")
+    kind = _match_reducer(node, int(node.read_option("BodySubgraphIndex")))
     if kind not in REDUCTION_OPS:
-        node.unsupported(f"a body that is {kind!r}")
+        node.reject(f"a body that is {kind!r}")
     return shared.reduce(node, _int_list_option(node, "Dimensions"), kind)
 
 
 def _reduce_windows(node: TfliteNode, window: Window, kind: str) -> Expr:
-    if kind not in REDUCTION_OPS or math.prod(window.kernel) > shared.MAX_WINDOW_ELEMENTS:
-        node.unsupported(f"windows of {window.kernel} elements by {kind!r}")
+    if kind not in REDUCTION_OPS or math.prod(window.static_extents) > shared.MAX_WINDOW_ELEMENTS:
+        node.reject(f"windows of {window.static_extents} elements by {kind!r}")
     return shared.reduce_window(node, window, kind)
 
 
@@ -183,7 +183,7 @@ def _stablehlo_reduce_window(node: TfliteNode) -> Expr:
     )
     window = Window(size, steps, apart, sides[::2], sides[1::2], tuple(d - 1 for d in inner))
     return _reduce_windows(
-        node, window, _match_reducer(node, int(node.option("BodySubgraphIndex")))
+        node, window, _match_reducer(node, int(node.read_option("BodySubgraphIndex")))
     )
 
 
@@ -193,10 +193,10 @@ _REDUCE_FUNCTIONS = ("", "add", "multiply", "minimum", "maximum", "and", "or")
 
 def _reduce_window(node: TfliteNode) -> Expr:
     """Convert REDUCE_WINDOW (data, initial value, extents, strides, dilations)."""
-    size, steps, apart = (node.axes(i, "windows") for i in (2, 3, 4))
+    size, steps, apart = (node.constant_ints(i, "windows") for i in (2, 3, 4))
     none = (0,) * len(size)
     window = Window(size, steps, apart, none, none)
-    return _reduce_windows(node, window, _REDUCE_FUNCTIONS[node.option("ReduceFunction")])
+    return _reduce_windows(node, window, _REDUCE_FUNCTIONS[node.read_option("ReduceFunction")])
 
 
 def _dot_general(node: TfliteNode) -> Expr:
@@ -211,21 +211,21 @@ def _dot_general(node: TfliteNode) -> Expr:
 
 def _sort(node: TfliteNode) -> Expr:
     """Convert STABLEHLO_SORT of one tensor with the comparator < or >."""
-    body = node.graph.subgraph_importer(int(node.option("ComparatorSubgraphIndex"))).graph
+    body = node.graph.subgraph_importer(int(node.read_option("ComparatorSubgraphIndex"))).graph
     tests = body.operations
     if len(node.inputs) != 1 or len(tests) != 1 or tests[0].inputs != body.inputs:
-        node.unsupported("several tensors, or an order of its own; known are < and >")
+        node.reject("several tensors, or an order of its own; known are < and >")
     kind = tests[0].code
     if kind == "STABLEHLO_COMPARE":
         kind = {3: "GREATER", 5: "LESS"}.get(tests[0].options.ComparisonDirection(), kind)
     if kind not in ("LESS", "GREATER"):
-        node.unsupported(f"the order {kind}; known are < and >")
-    return op.sort(node.expr(0), axis=int(node.option("Dimension")), is_ascend=kind == "LESS")
+        node.reject(f"the order {kind}; known are < and >")
+    return op.sort(node.expr(0), axis=int(node.read_option("Dimension")), is_ascend=kind == "LESS")
 
 
 def _composite(node: TfliteNode) -> list[Value]:
     """Convert STABLEHLO_COMPOSITE by its decomposition."""
-    index = int(node.option("DecompositionSubgraphIndex"))
+    index = int(node.read_option("DecompositionSubgraphIndex"))
     return node.graph.subgraph_importer(index).import_body(
         [node.value(i) for i in range(len(node.inputs))]
     )
@@ -243,12 +243,12 @@ _SHARED_OPERATIONS = frozenset(
 ROWS = (
     *(TfliteRow(f"STABLEHLO_{name.upper()}", row.convert)
       for name, _, row in elementwise_rows("stablehlo") if name in _SHARED_OPERATIONS),
-    TfliteRow("STABLEHLO_CBRT",        lambda node: shared.cbrt(node.expr(0), node.dtype(0))),
+    TfliteRow("STABLEHLO_CBRT",        lambda node: shared.emit_cbrt(node.expr(0), node.dtype(0))),
     TfliteRow("STABLEHLO_DIVIDE",      lambda node: shared.divide(node, *node.exprs())),
     TfliteRow("STABLEHLO_REMAINDER",   lambda node: shared.remainder(node, *node.exprs())),
     TfliteRow("STABLEHLO_POWER",       _all_inputs_converter(op.power)),
     TfliteRow("STABLEHLO_SHIFT_LEFT",  _shift_left),
-    TfliteRow("STABLEHLO_CLAMP",       _all_inputs_converter(shared.clamp)),
+    TfliteRow("STABLEHLO_CLAMP",       _all_inputs_converter(shared.emit_clamp)),
     TfliteRow("STABLEHLO_COMPARE",     _compare),
     TfliteRow("STABLEHLO_CONVERT",     _convert),
     TfliteRow("STABLEHLO_SELECT",      _all_inputs_converter(op.where)),

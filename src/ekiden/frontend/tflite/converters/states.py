@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common.recurrent_cells import Step, scan_steps
+from ekiden.frontend.common.recurrent_cells import StepFunction, scan_steps
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tflite.node import TfliteNode
 from ekiden.relay import op
@@ -25,7 +25,7 @@ def read_state(node: TfliteNode, index: int) -> Value:
     """
     tensor = node.ins[index] if index < len(node.ins) else None
     if tensor is None or not tensor.is_variable:
-        node.unsupported(f"input {index}, a state, is no variable")
+        node.reject(f"input {index}, a state, is no variable")
     return node.value(index)
 
 
@@ -33,7 +33,7 @@ def run_steps(
     node: TfliteNode,
     data: Sequence[Expr],
     states: Sequence[int],
-    step: Step,
+    step: StepFunction,
     backwards: bool = False,
 ) -> Expr:
     """Run all steps over data [steps, ...]; return the outputs [steps, ...] and assign the
@@ -45,20 +45,20 @@ def run_steps(
     return every
 
 
-def time_major(node: TfliteNode, index: int) -> Expr:
+def to_time_major(node: TfliteNode, index: int) -> Expr:
     """Return an input [time, batch, features]."""
-    is_first = bool(node.option("TimeMajor"))
+    is_first = bool(node.read_option("TimeMajor"))
     return node.expr(index) if is_first else op.transpose(node.expr(index), (1, 0, 2))
 
 
 def to_operator_order(node: TfliteNode, outputs: Expr) -> Expr:
     """Transpose time-major outputs to the operator's order."""
-    return outputs if node.option("TimeMajor") else op.transpose(outputs, (1, 0, 2))
+    return outputs if node.read_option("TimeMajor") else op.transpose(outputs, (1, 0, 2))
 
 
-def optional_expr(node: TfliteNode, index: int) -> Expr | None:
+def read_optional_input(node: TfliteNode, index: int) -> Expr | None:
     """Return an optional input, or None."""
-    return None if node.optional(index) is None else node.expr(index)
+    return None if node.optional_value(index) is None else node.expr(index)
 
 
 def update_svdf_memory(node: TfliteNode, activations: Expr, times: Expr) -> Expr:
@@ -67,17 +67,17 @@ def update_svdf_memory(node: TfliteNode, activations: Expr, times: Expr) -> Expr
 
     The state, input 4, is [batch, filters * memory].
     """
-    rank = int(node.option("Rank", 1))
+    rank = int(node.read_option("Rank", 1))
     filters, memory = (known_int(d) for d in node.shape(2))
     if filters is None or memory is None or filters % rank:
-        node.unsupported(f"{node.ins[2]} must have known extents, the first a multiple of {rank}")
+        node.reject(f"{node.ins[2]} must have known extents, the first a multiple of {rank}")
     before = op.reshape(node.scope.expr(read_state(node, 4)), (-1, filters, memory))
     # The memory is a queue: the oldest activation leaves, the new one enters at its end.
     recent = op.strided_slice(before, (1,), (memory,), axes=(2,))
-    after = node.given(op.concatenate([recent, op.expand_dims(activations, 2)], axis=2))
-    wide = op.cast(node.scope.expr(after), node.typed(times).dtype)
+    after = node.bind_shared(op.concatenate([recent, op.expand_dims(activations, 2)], axis=2))
+    wide = op.cast(node.scope.expr(after), node.tensor_type_of(times).dtype)
     sums = op.sum(op.multiply(wide, times), axis=[2])
     sums = op.sum(op.reshape(sums, (-1, filters // rank, rank)), axis=[2])
     flat = op.reshape(node.scope.expr(after), (-1, filters * memory))
-    assign_state(node, 4, node.given(op.reshape(flat, node.shape(4), allowzero=True)))
+    assign_state(node, 4, node.bind_shared(op.reshape(flat, node.shape(4), allowzero=True)))
     return sums

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ekiden.frontend.common.converters.window import channel_groups, known_weight_shape
-from ekiden.frontend.common.sliding_window import Window, same_window
+from ekiden.frontend.common.converters.window import channel_groups, static_weight_shape
+from ekiden.frontend.common.sliding_window import Window, same_padding_window
 from ekiden.frontend.tflite.node import TfliteNode
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import Dim, known_int
@@ -23,61 +23,63 @@ class ConvGeometry:
     window: Window
     channels: int
     groups: int
-    order: tuple[int, ...]
+    weight_permutation: tuple[int, ...]
 
 
 GeometryReader = Callable[[TfliteNode], ConvGeometry]
 """Reads the geometry of a node."""
 
 
-def sizes(
+def axis_options(
     node: TfliteNode, start: str, axes: str, end: str = "", default: int = 1
 ) -> tuple[int, ...]:
     """Return an option of each axis of "HW" or "DHW": for H "StrideH"."""
-    return tuple(int(node.option(f"{start}{axis}{end}", default)) for axis in axes)
+    return tuple(int(node.read_option(f"{start}{axis}{end}", default)) for axis in axes)
 
 
-def kernel_window(
+def make_kernel_window(
     node: TfliteNode, kernel: Sequence[Dim], data: int = 0, is_dilated: bool = True
 ) -> Window:
     """Return the window of a kernel over input `data`."""
     axes = "DHW"[-len(kernel) :]
-    strides, gaps = sizes(node, "Stride", axes), (1,) * len(kernel)
-    gaps = sizes(node, "Dilation", axes, "Factor") if is_dilated else gaps
-    if node.option("Padding") == PADDING_SAME:
-        return same_window(node.shape(data)[1 : 1 + len(kernel)], kernel, strides, gaps)
+    strides, gaps = axis_options(node, "Stride", axes), (1,) * len(kernel)
+    gaps = axis_options(node, "Dilation", axes, "Factor") if is_dilated else gaps
+    if node.read_option("Padding") == PADDING_SAME:
+        return same_padding_window(node.shape(data)[1 : 1 + len(kernel)], kernel, strides, gaps)
     none = (0,) * len(kernel)
     return Window(tuple(kernel), strides, gaps, none, none)
 
 
-def pool_window(node: TfliteNode) -> Window:
+def read_pool_window(node: TfliteNode) -> Window:
     """Return the window of a pooling operator."""
-    return kernel_window(node, (node.option("FilterHeight"), node.option("FilterWidth")), 0, False)
+    return make_kernel_window(
+        node, (node.read_option("FilterHeight"), node.read_option("FilterWidth")), 0, False
+    )
 
 
-def static_padding(node: TfliteNode, window: Window) -> tuple[int, ...]:
+def require_static_padding(node: TfliteNode, window: Window) -> tuple[int, ...]:
     """Return the padding (top, left, bottom, right). Raises UnsupportedError where it depends on
     symbolic extents: no operator pads with zero points by symbolic amounts.
     """
     if window.padding is None:
-        node.unsupported(f"padding SAME with strides needs a known extent of {node.ins[0]}")
+        node.reject(f"padding SAME with strides needs a known extent of {node.ins[0]}")
     return window.padding
 
 
-def conv_geometry(node: TfliteNode) -> ConvGeometry:
+def read_conv_geometry(node: TfliteNode) -> ConvGeometry:
     """Return the geometry of CONV_2D weights [out, height, width, in]; fewer inputs than data
     channels make groups.
     """
-    out, height, width, depth = known_weight_shape(node, 1, 4)
-    window = kernel_window(node, (height, width))
+    out, height, width, depth = static_weight_shape(node, 1, 4)
+    window = make_kernel_window(node, (height, width))
     return ConvGeometry(window, out, channel_groups(node, 3, depth), (1, 2, 3, 0))
 
 
-def depthwise_geometry(node: TfliteNode) -> ConvGeometry:
+def read_depthwise_geometry(node: TfliteNode) -> ConvGeometry:
     """Return the geometry of depthwise weights [1, height, width, out]."""
-    _, height, width, out = known_weight_shape(node, 1, 4)
+    _, height, width, out = static_weight_shape(node, 1, 4)
     channels = known_int(node.shape(0)[3])
     if channels is None or out % channels:
-        node.unsupported(f"{node.ins[0]} must have a divisor of {out} as its channels")
+        node.reject(f"{node.ins[0]} must have a divisor of {out} as its channels")
     # The weight is [1, height, width, out]: axis 0 becomes the one input channel of each group.
-    return ConvGeometry(kernel_window(node, (height, width)), out, channels, (1, 2, 0, 3))
+    return ConvGeometry(make_kernel_window(node, (height, width)), out, channels, (1, 2, 0, 3))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common.sliding_window import Window, pad_window, window_taps
+from ekiden.frontend.common.sliding_window import Window, iter_window_taps, pad_window
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.converters.convolution import convolution, expand_per_axis
+from ekiden.frontend.torch.converters.convolution import convert_convolution, expand_per_axis
 from ekiden.frontend.torch.converters.reduction import normalize_axes
 from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode
 from ekiden.relay import op
@@ -14,14 +14,14 @@ from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import Shape, are_equal_dims, as_dim, product_of_dims, simplify_dim
 
 Ints = Sequence[int]
-Many = list[Expr | Value | None]
+ConverterResults = list[Expr | Value | None]
 
 
 def _convolution_backward(
     node: FxNode, grad: Value, x: Value, weight: Value, bias_sizes: object, stride: Ints,
     padding: Ints, dilation: Ints, transposed: bool, output_padding: Ints, groups: int,
     mask: Sequence[bool],
-) -> Many:  # fmt: skip
+) -> ConverterResults:  # fmt: skip
     """Convert aten::convolution_backward: the gradients of input, weight and bias.
 
     Only those that `mask` requests are computed; the others are None.
@@ -32,15 +32,15 @@ def _convolution_backward(
         expand_per_axis(padding, rank),
         expand_per_axis(dilation, rank, 1),
     )
-    outputs: Many = [None, None, None]
+    outputs: ConverterResults = [None, None, None]
     if mask[0]:
         outputs[0] = _input_gradient(node, grad, x, weight, steps, sides, gaps, transposed, groups)
     if mask[1]:
         large, small = (grad, x) if transposed else (x, grad)
-        windows = _tap_windows(node, large, small, weight, steps, sides, gaps)
+        windows = _windows_by_tap(node, large, small, weight, steps, sides, gaps)
         outputs[1] = _weight_gradient(node, windows, small, weight, groups)
     if mask[2]:
-        outputs[2] = op.sum(node.as_expr(grad), axis=[0, *range(2, rank + 2)], keepdims=False)
+        outputs[2] = op.sum(node.to_expr(grad), axis=[0, *range(2, rank + 2)], keepdims=False)
     return outputs
 
 
@@ -57,10 +57,10 @@ def _input_gradient(
     # Of the input extents that give one output extent the largest is made, and the surplus is cut
     # off.
     extra = (0,) * rank if transposed else tuple(s - 1 for s in stride)
-    gradient = convolution(
+    gradient = convert_convolution(
         node, grad, weight, None, stride, padding, dilation, not transposed, extra, groups
     )
-    have = node.typed(node.scope.spanned(gradient)).shape[2:]
+    have = node.tensor_type_of(node.scope.attach_span(gradient)).shape[2:]
     extents = x.type.shape[2:]
     if all(map(are_equal_dims, have, extents)):
         return gradient
@@ -69,17 +69,17 @@ def _input_gradient(
     return op.strided_slice(gradient, [0] * rank, list(extents), axes=list(range(2, rank + 2)))
 
 
-def _tap_windows(
+def _windows_by_tap(
     node: FxNode, large: Value, small: Value, weight: Value, stride: Ints, padding: Ints,
     dilation: Ints,
 ) -> list[Expr]:  # fmt: skip
     """Return, per kernel tap, the elements of the larger side that it meets: [batch, channels,
     *positions].
     """
-    kernel = node.static(weight.type.shape[2:], "the kernel")
+    kernel = node.static_shape(weight.type.shape[2:], "the kernel")
     window = Window(kernel, tuple(stride), tuple(dilation), tuple(padding), tuple(padding))
-    data = pad_window(node, node.as_expr(large), window, 0)
-    return list(window_taps(data, window, small.type.shape[2:], 2))
+    data = pad_window(node, node.to_expr(large), window, 0)
+    return list(iter_window_taps(data, window, small.type.shape[2:], 2))
 
 
 def _weight_gradient(
@@ -90,7 +90,7 @@ def _weight_gradient(
     Its factors are the smaller side's channels and, for each tap, the elements that it meets on the
     larger side.
     """
-    outer, inner, *kernel = node.static(weight.type.shape, "the weight")
+    outer, inner, *kernel = node.static_shape(weight.type.shape, "the weight")
     # One channel per group: a batched product would have matrices of one column.
     if inner == 1 and groups > 1:
         return _depthwise_weight_gradient(node, windows, small, (outer, inner, *kernel), groups)
@@ -98,7 +98,7 @@ def _weight_gradient(
     count = simplify_dim(batch * product_of_dims(positions))
     rows = op.reshape(
         op.transpose(
-            _flatten_positions(node, node.as_expr(small), small.type.shape), axes=[1, 0, 2]
+            _flatten_positions(node, node.to_expr(small), small.type.shape), axes=[1, 0, 2]
         ),
         (groups, outer // groups, count),
         allowzero=True,
@@ -120,7 +120,7 @@ def _depthwise_weight_gradient(
     """
     batch, channels, *positions = small.type.shape
     split = (batch, as_dim(groups), simplify_dim(channels // groups), *positions)
-    grouped = op.reshape(node.as_expr(small), split, allowzero=True)
+    grouped = op.reshape(node.to_expr(small), split, allowzero=True)
     axes = [0, *range(3, 3 + len(positions))]
     sums = [op.sum(op.multiply(grouped, op.expand_dims(w, 2)), axis=axes) for w in windows]
     return op.reshape(op.stack(sums, axis=-1), tuple(shape))
@@ -146,8 +146,8 @@ def _max_pool_backward(rank: int) -> Converter:
         # The saved indices are flat within a plane; overlapping windows may share a maximum, hence
         # the sum.
         zeros = op.full(const(0, dtype), (*lead, product_of_dims(shape[-rank:])), dtype=dtype)
-        at = op.reshape(node.as_expr(indices), (*lead, count), allowzero=True)
-        updates = op.reshape(node.as_expr(grad), (*lead, count), allowzero=True)
+        at = op.reshape(node.to_expr(indices), (*lead, count), allowzero=True)
+        updates = op.reshape(node.to_expr(grad), (*lead, count), allowzero=True)
         scattered = op.scatter_elements(zeros, at, updates, axis=len(lead), reduction="add")
         return op.reshape(scattered, shape, allowzero=True)
 
@@ -161,12 +161,12 @@ def _embedding_backward(
     padding row.
     """
     if scaled:
-        node.unsupported("gradients that are scaled by frequency")
+        node.reject("gradients that are scaled by frequency")
     dtype = grad.type.dtype
     width = grad.type.shape[-1]
-    flat = op.reshape(node.as_expr(indices, "int64"), (-1,))
+    flat = op.reshape(node.to_expr(indices, "int64"), (-1,))
     updates = op.reshape(
-        node.as_expr(grad), (product_of_dims(indices.type.shape), width), allowzero=True
+        node.to_expr(grad), (product_of_dims(indices.type.shape), width), allowzero=True
     )
     if padding >= 0:
         # The row of padding_idx gets no gradient.
@@ -178,7 +178,7 @@ def _embedding_backward(
 
 def _softmax_backward(node: FxNode, grad: Value, output: Value, dim: int, dtype: object) -> Expr:
     axis = normalize_axes(node, output, dim)
-    gradient, probabilities = node.as_expr(grad), node.as_expr(output)
+    gradient, probabilities = node.to_expr(grad), node.to_expr(output)
     # dx = y * dy - y * sum(y * dy), the Jacobian-vector product of softmax.
     both = op.multiply(gradient, probabilities)
     return op.subtract(both, op.multiply(probabilities, op.sum(both, axis=axis, keepdims=True)))
@@ -188,10 +188,10 @@ def _log_softmax_backward(
     node: FxNode, grad: Value, output: Value, dim: int, dtype: object
 ) -> Expr:
     axis = normalize_axes(node, output, dim)
-    gradient = node.as_expr(grad)
+    gradient = node.to_expr(grad)
     # dx = dy - exp(y) * sum(dy).
     total = op.sum(gradient, axis=axis, keepdims=True)
-    return op.subtract(gradient, op.multiply(op.exp(node.as_expr(output)), total))
+    return op.subtract(gradient, op.multiply(op.exp(node.to_expr(output)), total))
 
 
 # fmt: off

@@ -10,14 +10,14 @@ from ekiden.frontend.common.complex_arithmetic import (
     complex_abs,
     complex_divide,
     complex_multiply,
-    exponential,
+    emit_complex_exp,
 )
-from ekiden.frontend.common.dft import Parts
+from ekiden.frontend.common.dft import ComplexParts
 from ekiden.frontend.common.float_functions import atan2
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.complex_rules import complex_rule, parts_of, reject_real
+from ekiden.frontend.torch.complex_rules import complex_parts, custom_complex_rule, reject_real
 from ekiden.frontend.torch.node import ComplexResult, ComplexRule, ConverterRow, FxNode
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -29,9 +29,9 @@ def add_rule(function: Callable[[Expr, Expr], Expr]) -> ComplexRule:
 
     def rule(node: FxNode, a: object, b: object, alpha: object = 1) -> ComplexResult:
         """Emit a op (alpha * b) part by part, in the result's shape."""
-        left_parts, right_parts = parts_of(node, a), parts_of(node, b)
+        left_parts, right_parts = complex_parts(node, a), complex_parts(node, b)
         if alpha != 1:
-            right_parts = complex_multiply(right_parts, parts_of(node, alpha))
+            right_parts = complex_multiply(right_parts, complex_parts(node, alpha))
         shape = node.out_shape  # a number alone has the shape of neither
         real, imaginary = (function(x, y) for x, y in zip(left_parts, right_parts, strict=True))
         return _broadcast_part(node, real, shape), _broadcast_part(node, imaginary, shape)
@@ -40,72 +40,72 @@ def add_rule(function: Callable[[Expr, Expr], Expr]) -> ComplexRule:
 
 
 def _broadcast_part(node: FxNode, value: Expr, shape: Sequence[Dim]) -> Expr:
-    same = len(node.typed(value).shape) == len(shape)
+    same = len(node.tensor_type_of(value).shape) == len(shape)
     return value if same else op.broadcast_to(value, tuple(shape))
 
 
-def div(node: FxNode, a: object, b: object) -> ComplexResult:
+def complex_div(node: FxNode, a: object, b: object) -> ComplexResult:
     """Emit a / b; a real divisor divides each part."""
-    numerator, (c, d) = parts_of(node, a), parts_of(node, b)
+    numerator, (c, d) = complex_parts(node, a), complex_parts(node, b)
     if not isinstance(b, (ComplexValue, complex)):
         return op.divide(numerator[0], c), op.divide(numerator[1], c)
     return complex_divide(numerator, (c, d))
 
 
-def reciprocal(node: FxNode, x: ComplexValue) -> ComplexResult:
+def complex_reciprocal(node: FxNode, x: ComplexValue) -> ComplexResult:
     """Emit 1 / x."""
-    return div(node, 1.0, x)
+    return complex_div(node, 1.0, x)
 
 
-def absolute(node: FxNode, x: ComplexValue) -> Result:
+def complex_modulus(node: FxNode, x: ComplexValue) -> Result:
     """Emit the modulus of each element."""
-    return complex_abs(node.as_expr(x.real), node.as_expr(x.imaginary))
+    return complex_abs(node.to_expr(x.real), node.to_expr(x.imaginary))
 
 
-def angle(node: FxNode, x: ComplexValue) -> Result:
+def complex_angle(node: FxNode, x: ComplexValue) -> Result:
     """Emit the argument of each element, in [-pi, pi]."""
-    return atan2(node.as_expr(x.imaginary), node.as_expr(x.real), node.part_dtype)
+    return atan2(node.to_expr(x.imaginary), node.to_expr(x.real), node.part_dtype)
 
 
-def sgn(node: FxNode, x: ComplexValue) -> ComplexResult:
+def complex_sgn(node: FxNode, x: ComplexValue) -> ComplexResult:
     """Emit each element over its modulus; 0 for 0."""
-    size = complex_abs(node.as_expr(x.real), node.as_expr(x.imaginary))
+    size = complex_abs(node.to_expr(x.real), node.to_expr(x.imaginary))
     # Division by 1 instead of 0: sgn(0) is 0, not NaN.
     none = op.equal(size, op.zeros_like(size))
     by = op.where(none, op.ones_like(size), size)
-    return op.divide(node.as_expr(x.real), by), op.divide(node.as_expr(x.imaginary), by)
+    return op.divide(node.to_expr(x.real), by), op.divide(node.to_expr(x.imaginary), by)
 
 
 def _polar(node: FxNode, size: Value, angle: Value) -> ComplexResult:
-    r, t = node.as_expr(size), node.as_expr(angle)
+    r, t = node.to_expr(size), node.to_expr(angle)
     return op.multiply(r, op.cos(t)), op.multiply(r, op.sin(t))
 
 
-def exp(node: FxNode, x: ComplexValue) -> ComplexResult:
+def complex_exp(node: FxNode, x: ComplexValue) -> ComplexResult:
     """Emit exp(a) (cos b + i sin b)."""
-    return exponential(node.as_expr(x.real), node.as_expr(x.imaginary))
+    return emit_complex_exp(node.to_expr(x.real), node.to_expr(x.imaginary))
 
 
-def log(node: FxNode, x: ComplexValue) -> ComplexResult:
+def complex_log(node: FxNode, x: ComplexValue) -> ComplexResult:
     """Emit log |x| + i arg(x)."""
-    a, b = node.as_expr(x.real), node.as_expr(x.imaginary)
+    a, b = node.to_expr(x.real), node.to_expr(x.imaginary)
     return op.log(complex_abs(a, b)), atan2(b, a, node.part_dtype)
 
 
-def sqrt(node: FxNode, x: ComplexValue) -> ComplexResult:
+def complex_sqrt(node: FxNode, x: ComplexValue) -> ComplexResult:
     """Emit the principal square root, in polar form."""
-    a, b = node.as_expr(x.real), node.as_expr(x.imaginary)
+    a, b = node.to_expr(x.real), node.to_expr(x.imaginary)
     half = const(0.5, node.part_dtype)
     r, t = op.sqrt(complex_abs(a, b)), op.multiply(atan2(b, a, node.part_dtype), half)
     return op.multiply(r, op.cos(t)), op.multiply(r, op.sin(t))
 
 
-def power(node: FxNode, x: ComplexValue, exponent: object) -> ComplexResult:
+def complex_power(node: FxNode, x: ComplexValue, exponent: object) -> ComplexResult:
     """Emit a positive integer power by binary exponentiation."""
     if not isinstance(exponent, (int, float)) or exponent != int(exponent) or exponent < 1:
         raise Unsupported(f"a complex number to the power of {exponent!r}")
-    base, count = parts_of(node, x), int(exponent)
-    result: Parts | None = None
+    base, count = complex_parts(node, x), int(exponent)
+    result: ComplexParts | None = None
     # Binary exponentiation: log2(n) squarings.
     while count:
         if count & 1:
@@ -117,66 +117,66 @@ def power(node: FxNode, x: ComplexValue, exponent: object) -> ComplexResult:
 
 
 def _conj(node: FxNode, x: ComplexValue) -> ComplexResult:
-    return x.real, op.negative(node.as_expr(x.imaginary))
+    return x.real, op.negative(node.to_expr(x.imaginary))
 
 
-def equal(node: FxNode, a: object, b: object) -> Result:
+def complex_equal(node: FxNode, a: object, b: object) -> Result:
     """Emit whether both parts are equal."""
-    (p, q), (r, s) = parts_of(node, a), parts_of(node, b)
+    (p, q), (r, s) = complex_parts(node, a), complex_parts(node, b)
     return op.logical_and(op.equal(p, r), op.equal(q, s))
 
 
-def unequal(node: FxNode, a: object, b: object) -> Result:
+def complex_not_equal(node: FxNode, a: object, b: object) -> Result:
     """Emit whether either part differs."""
-    (p, q), (r, s) = parts_of(node, a), parts_of(node, b)
+    (p, q), (r, s) = complex_parts(node, a), complex_parts(node, b)
     return op.logical_or(op.not_equal(p, r), op.not_equal(q, s))
 
 
 def _make_complex(node: FxNode, real: Value, imaginary: Value) -> ComplexResult:
     shape = node.out_shape
-    x, y = (op.broadcast_to(node.as_expr(v), tuple(shape)) for v in (real, imaginary))
+    x, y = (op.broadcast_to(node.to_expr(v), tuple(shape)) for v in (real, imaginary))
     return x, y
 
 
 def _as_real(node: FxNode, x: ComplexValue) -> Result:
-    return op.stack([node.as_expr(x.real), node.as_expr(x.imaginary)], axis=-1)
+    return op.stack([node.to_expr(x.real), node.to_expr(x.imaginary)], axis=-1)
 
 
 def _as_complex(node: FxNode, x: Value) -> ComplexResult:
     axis = len(x.type.shape) - 1
-    real, imaginary = (op.take(node.as_expr(x), const(i, "int64"), axis=axis) for i in range(2))
+    real, imaginary = (op.take(node.to_expr(x), const(i, "int64"), axis=axis) for i in range(2))
     return real, imaginary
 
 
-def cast(node: FxNode, x: object, *_: object, **__: object) -> ComplexResult:
+def complex_cast(node: FxNode, x: object, *_: object, **__: object) -> ComplexResult:
     """Convert to another dtype; a real dtype keeps the real part."""
-    real, imaginary = parts_of(node, x)
+    real, imaginary = complex_parts(node, x)
     if not node.is_complex:
         return op.cast(real, node.out_dtype)
     shape = tuple(node.out_shape)
     return real, op.broadcast_to(imaginary, shape) if not isinstance(x, ComplexValue) else imaginary
 
 
-def full(node: FxNode, *args: object, **__: object) -> ComplexResult:
+def complex_full(node: FxNode, *args: object, **__: object) -> ComplexResult:
     """Convert `full` and its relatives, whose fill value is the last argument."""
     number = complex(args[-1])  # type: ignore[call-overload]
     shape, dtype = tuple(node.out_shape), node.part_dtype
     return op.full(const(number.real, dtype), shape), op.full(const(number.imag, dtype), shape)
 
 
-def zeros(node: FxNode, *_: object, **__: object) -> ComplexResult:
+def complex_zeros(node: FxNode, *_: object, **__: object) -> ComplexResult:
     """Emit complex zeros."""
-    return full(node, 0.0)
+    return complex_full(node, 0.0)
 
 
-def ones(node: FxNode, *_: object, **__: object) -> ComplexResult:
+def complex_ones(node: FxNode, *_: object, **__: object) -> ComplexResult:
     """Emit complex ones."""
-    return full(node, 1.0)
+    return complex_full(node, 1.0)
 
 
 def _angle_of_real(node: FxNode, x: Value) -> Result:
     """Emit pi below 0 and 0 above; NaN is propagated."""
-    data = node.as_expr(x, node.out_dtype)
+    data = node.to_expr(x, node.out_dtype)
     zero = op.zeros_like(data)
     angle_value = op.where(op.less(data, zero), op.full_like(data, const(math.pi)), zero)
     # The comparison with 0 is false for NaN, which must propagate.
@@ -184,7 +184,7 @@ def _angle_of_real(node: FxNode, x: Value) -> Result:
 
 
 def _sign(node: FxNode, x: Value) -> Result:
-    return op.sign(node.as_expr(x))
+    return op.sign(node.to_expr(x))
 
 
 def _identity(node: FxNode, x: Value) -> Result:
@@ -192,13 +192,13 @@ def _identity(node: FxNode, x: Value) -> Result:
 
 
 ROWS: tuple[ConverterRow, ...] = (
-    ("angle", _angle_of_real, complex_rule(angle)),
-    ("sgn", _sign, complex_rule(sgn)),
-    ("_conj", _identity, complex_rule(_conj)),
-    ("_conj_physical", _identity, complex_rule(_conj)),
-    ("conj_physical", _identity, complex_rule(_conj)),
-    ("complex", reject_real, complex_rule(_make_complex)),
-    ("polar", reject_real, complex_rule(_polar)),
-    ("view_as_complex", reject_real, complex_rule(_as_complex)),
-    ("view_as_real", reject_real, complex_rule(_as_real)),
+    ("angle", _angle_of_real, custom_complex_rule(complex_angle)),
+    ("sgn", _sign, custom_complex_rule(complex_sgn)),
+    ("_conj", _identity, custom_complex_rule(_conj)),
+    ("_conj_physical", _identity, custom_complex_rule(_conj)),
+    ("conj_physical", _identity, custom_complex_rule(_conj)),
+    ("complex", reject_real, custom_complex_rule(_make_complex)),
+    ("polar", reject_real, custom_complex_rule(_polar)),
+    ("view_as_complex", reject_real, custom_complex_rule(_as_complex)),
+    ("view_as_real", reject_real, custom_complex_rule(_as_real)),
 )

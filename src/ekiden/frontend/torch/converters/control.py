@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from ekiden.frontend.common.conditional import choose
-from ekiden.frontend.common.loop import Iteration, Loop, stacked
-from ekiden.frontend.common.value import Value, constant, known
+from ekiden.frontend.common.conditional import emit_if
+from ekiden.frontend.common.loop import Iteration, Loop, stack_slices
+from ekiden.frontend.common.value import Value, constant_value, known_value
 from ekiden.frontend.torch.node import ConverterRow, FxNode, Operand
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
@@ -19,7 +19,7 @@ from ekiden.relay import op
 if TYPE_CHECKING:
     from ekiden.frontend.torch.graph import FxImporter
 
-Many = list[Value]
+SubgraphResults = list[Value]
 
 
 def _as_tensor_value(node: FxNode, operand: object) -> Value:
@@ -27,22 +27,24 @@ def _as_tensor_value(node: FxNode, operand: object) -> Value:
     if isinstance(operand, Value):
         return operand
     if isinstance(operand, PrimExpr):
-        return known(np.array(operand, object), "int64")
-    return constant(np.asarray(operand))
+        return known_value(np.array(operand, object), "int64")
+    return constant_value(np.asarray(operand))
 
 
-def _import_subgraph(node: FxNode, module: torch.fx.GraphModule, inputs: Sequence[object]) -> Many:
+def _import_subgraph(
+    node: FxNode, module: torch.fx.GraphModule, inputs: Sequence[object]
+) -> SubgraphResults:
     """Import a subgraph of the node for these inputs; return its outputs."""
-    inner = cast("FxImporter", node.graph).inside(module)
-    return [_as_tensor_value(node, output) for output in inner.run(inputs)]
+    inner = cast("FxImporter", node.graph).make_subgraph_importer(module)
+    return [_as_tensor_value(node, output) for output in inner.import_graph(inputs)]
 
 
 def _cond(
     node: FxNode, condition: Operand, yes: torch.fx.GraphModule, no: torch.fx.GraphModule,
     operands: Sequence[object] = (),
-) -> Many:  # fmt: skip
+) -> SubgraphResults:  # fmt: skip
     runs = [partial(_import_subgraph, node, branch, operands) for branch in (yes, no)]
-    return choose(
+    return emit_if(
         node, _as_tensor_value(node, condition), runs, ("the true branch", "the false branch")
     )
 
@@ -50,7 +52,7 @@ def _cond(
 def _while_loop(
     node: FxNode, test: torch.fx.GraphModule, body: torch.fx.GraphModule,
     carried: Sequence[object], extra: Sequence[object] = (),
-) -> Many:  # fmt: skip
+) -> SubgraphResults:  # fmt: skip
     start = [_as_tensor_value(node, operand) for operand in carried]
     names = [f"carried{i}" for i in range(len(start))]
     (go,) = _import_subgraph(node, test, [*start, *extra])
@@ -71,7 +73,7 @@ def _while_loop(
 def _scan(
     node: FxNode, body: torch.fx.GraphModule, carried: Sequence[object], xs: Sequence[Value],
     additional: Sequence[object] = (),
-) -> Many:  # fmt: skip
+) -> SubgraphResults:  # fmt: skip
     """Convert scan along the first axis of all `xs`; results beyond the carried ones are
     stacked.
     """
@@ -79,8 +81,8 @@ def _scan(
     names = [f"carried{i}" for i in range(len(start))]
     # All scanned tensors have the same number of steps along axis 0.
     extent = xs[0].type.shape[0]
-    node.scope.same([extent] * (len(xs) - 1), [x.type.shape[0] for x in xs[1:]])
-    limit = node.scope.spanned(node.scope.scalar(extent))
+    node.scope.require_equal_dims([extent] * (len(xs) - 1), [x.type.shape[0] for x in xs[1:]])
+    limit = node.scope.attach_span(node.scope.emit_dim(extent))
 
     def scan_body(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
         """Import one iteration, (carried values, slices to stack), on row `index` of each
@@ -89,19 +91,21 @@ def _scan(
         at = node.scope.expr(index)
         rows = []
         for sequence in xs:
-            row = node.scope.spanned(op.take(node.as_expr(sequence), at, axis=0))
+            row = node.scope.attach_span(op.take(node.to_expr(sequence), at, axis=0))
             rows.append(node.as_value(row))
         outputs = _import_subgraph(node, body, [*values, *rows, *additional])
         return Iteration(go, outputs[: len(start)], outputs[len(start) :])
 
     last, pieces, _ = Loop(node, names, start, limit, None, scan_body).build()
-    stacked_results = [stacked(node.scope, p, f"stacked{i}", extent) for i, p in enumerate(pieces)]
+    stacked_results = [
+        stack_slices(node.scope, p, f"stacked{i}", extent) for i, p in enumerate(pieces)
+    ]
     return [*last, *stacked_results]
 
 
 def _map(
     node: FxNode, body: torch.fx.GraphModule, xs: Sequence[Value], additional: Sequence[object] = ()
-) -> Many:
+) -> SubgraphResults:
     return _scan(node, body, (), xs, additional)
 
 

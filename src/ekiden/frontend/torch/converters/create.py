@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.complex_rules import complex_rule
+from ekiden.frontend.torch.complex_rules import custom_complex_rule
 from ekiden.frontend.torch.converters import complex as of_complex
 from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode, Operand
 from ekiden.frontend.torch.symbols import Scalar
@@ -18,12 +18,12 @@ from ekiden.topi.dimensions import as_dim, simplify_dim
 
 def _full(node: FxNode, size: Sequence[object], value: Operand, **_: object) -> Expr:
     dtype = node.out_dtype
-    return op.full(node.as_expr(value, dtype), node.out_shape, dtype=dtype)
+    return op.full(node.to_expr(value, dtype), node.out_shape, dtype=dtype)
 
 
 def _full_like(node: FxNode, x: Value, value: Operand, **_: object) -> Expr:
     dtype = node.out_dtype
-    return op.full(node.as_expr(value, dtype), x.type.shape, dtype=dtype)
+    return op.full(node.to_expr(value, dtype), x.type.shape, dtype=dtype)
 
 
 def _fill(node: FxNode, x: Value, value: Operand) -> Expr:
@@ -46,13 +46,13 @@ def _arange(node: FxNode, start: Operand, end: Operand, step: Operand = 1, **_: 
     if any(isinstance(v, float) for v in (start, end, step)) or is_float(dtype):
         (count,) = node.out_shape
         positions = op.cast(op.arange(0, count, 1, dtype="int64"), dtype)
-        return op.add(node.as_expr(start, dtype), op.multiply(positions, node.as_expr(step, dtype)))
+        return op.add(node.to_expr(start, dtype), op.multiply(positions, node.to_expr(step, dtype)))
     if isinstance(step, PrimExpr) or isinstance(start, PrimExpr):
         (count,) = node.out_shape
         positions = op.arange(0, count, 1, dtype="int64")
-        by = op.multiply(positions, node.as_expr(step, "int64"))
-        return op.cast(op.add(by, node.as_expr(start, "int64")), dtype)
-    return op.arange(node.size(start), node.size(end), node.size(step), dtype=dtype)
+        by = op.multiply(positions, node.to_expr(step, "int64"))
+        return op.cast(op.add(by, node.to_expr(start, "int64")), dtype)
+    return op.arange(node.to_dim(start), node.to_dim(end), node.to_dim(step), dtype=dtype)
 
 
 def _arange_to(node: FxNode, end: Operand, **named: object) -> Expr:
@@ -62,7 +62,7 @@ def _arange_to(node: FxNode, end: Operand, **named: object) -> Expr:
 def _iota(node: FxNode, length: Operand, *, start: Operand, step: Operand, **_: object) -> Expr:
     # prims.iota states a length, aten.arange an end.
     stop = simplify_dim(
-        as_dim(node.size(start)) + as_dim(node.size(length)) * as_dim(node.size(step))
+        as_dim(node.to_dim(start)) + as_dim(node.to_dim(length)) * as_dim(node.to_dim(step))
     )
     return _arange(node, start, stop, step)
 
@@ -71,10 +71,10 @@ def _linspace(node: FxNode, start: Operand, end: Operand, steps: int, **_: objec
     """Convert linspace; each half is counted from its own end, so that both ends are exact."""
     dtype = node.out_dtype
     wide = dtype if is_float(dtype) else "float64"
-    first, last = node.as_expr(start, wide), node.as_expr(end, wide)
+    first, last = node.to_expr(start, wide), node.to_expr(end, wide)
     positions = op.cast(op.arange(0, steps, 1, dtype="int64"), wide)
     if steps < 2:
-        return op.full(node.as_expr(start, dtype), (steps,), dtype=dtype)
+        return op.full(node.to_expr(start, dtype), (steps,), dtype=dtype)
     step = op.divide(op.subtract(last, first), const(steps - 1, wide))
     up = op.add(first, op.multiply(positions, step))
     # ATen counts the second half down from the end (RangeFactories): the results match bit for bit
@@ -91,7 +91,7 @@ def _eye(node: FxNode, rows: int, columns: int | None = None, **_: object) -> Ex
 
 
 def _scalar_tensor(node: FxNode, value: Operand, **_: object) -> Expr:
-    return node.as_expr(value, node.out_dtype)
+    return node.to_expr(value, node.out_dtype)
 
 
 def _ignore_assertion(node: FxNode, *_: object, **__: object) -> None:
@@ -107,14 +107,14 @@ def _size(node: FxNode, x: Value, dim: int | None = None) -> Scalar | list[PrimE
 
 # fmt: off
 ROWS: tuple[ConverterRow, ...] = (
-    ("full", _full, complex_rule(of_complex.full)),
-    ("full_like", _full_like, complex_rule(of_complex.full)),
+    ("full", _full, custom_complex_rule(of_complex.complex_full)),
+    ("full_like", _full_like, custom_complex_rule(of_complex.complex_full)),
     ("fill", _fill),
     ("new_full", lambda node, x, size, value, **_: _full(node, size, value)),
-    *((name, _fill_converter(0), complex_rule(of_complex.zeros)) for name in (
+    *((name, _fill_converter(0), custom_complex_rule(of_complex.complex_zeros)) for name in (
         "zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty", "empty_strided",
         "new_empty_strided", "empty_permuted")),
-    *((name, _fill_converter(1), complex_rule(of_complex.ones)) for name in (
+    *((name, _fill_converter(1), custom_complex_rule(of_complex.complex_ones)) for name in (
         "ones", "ones_like", "new_ones")),
     ("arange.start_step", _arange),
     ("arange.start", _arange),

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from ekiden.frontend.common.loop import Iteration, Loop, stacked
+from ekiden.frontend.common.loop import Iteration, Loop, stack_slices
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import ConverterRow, FxNode
 from ekiden.ir.prim import PrimExpr
@@ -30,7 +30,7 @@ Lengths = Value | Sequence[int]
 
 def _as_int64(node: FxNode, lengths: Lengths) -> Expr:
     """Return the lengths as an int64 tensor [batch]."""
-    return node.as_expr(lengths, "int64") if isinstance(lengths, Value) else const(lengths, "int64")
+    return node.to_expr(lengths, "int64") if isinstance(lengths, Value) else const(lengths, "int64")
 
 
 def _padded_labels(node: FxNode, targets: Value, lengths: Expr, max_length: Dim) -> Expr:
@@ -38,16 +38,16 @@ def _padded_labels(node: FxNode, targets: Value, lengths: Expr, max_length: Dim)
 
     Those beyond a target's length are arbitrary.
     """
-    data = node.as_expr(targets, "int64")
+    data = node.to_expr(targets, "int64")
     if len(targets.type.shape) == 2:
         return op.strided_slice(data, [0], [max_length], axes=[1])
     # Concatenated targets: the exclusive prefix sum of the lengths gives where each begins.
     first = op.subtract(op.cumsum(lengths, axis=0), lengths)
     at = op.add(
         op.expand_dims(first, 1),
-        op.arange(const(0, "int64"), node.as_expr(max_length), dtype="int64"),
+        op.arange(const(0, "int64"), node.to_expr(max_length), dtype="int64"),
     )
-    last = op.subtract(node.as_expr(targets.type.shape[0], "int64"), const(1, "int64"))
+    last = op.subtract(node.to_expr(targets.type.shape[0], "int64"), const(1, "int64"))
     return op.take(data, op.minimum(at, last), axis=0)
 
 
@@ -56,7 +56,7 @@ def _logsumexp(node: FxNode, terms: Sequence[Expr], dtype: str) -> Expr:
     largest = reduce(op.maximum, terms)
     none = op.equal(largest, const(float("-inf"), dtype))
     # -inf minus -inf would be NaN: such a row is shifted by 0.
-    shift = node.scope.spanned(op.where(none, const(0, dtype), largest))
+    shift = node.scope.attach_span(op.where(none, const(0, dtype), largest))
     return op.add(op.log(reduce(op.add, [op.exp(op.subtract(t, shift)) for t in terms])), shift)
 
 
@@ -65,49 +65,52 @@ class _CtcStates:
     """CTC states of a batch: the labels with blanks between them, and their emission log
     probabilities.
 
-    path: (batch, states), their labels. places: the same for each step. seen: (steps, batch,
-    states), the log probability of each state's label. skips: whether a state may follow the one
-    two before it. spans, counts: lengths of inputs and targets.
+    state_labels: (batch, states), their labels. label_indices: the same for each step.
+    emission_log_probs: (steps, batch, states), the log probability of each state's label.
+    can_skip_blank: whether a state may follow the one two before it. input_lengths, target_lengths:
+    lengths of inputs and targets.
     """
 
     node: FxNode
-    path: Expr
-    places: Value
-    seen: Value
-    skips: Value
-    states: Dim
-    spans: Expr
-    counts: Expr
+    state_labels: Expr
+    label_indices: Value
+    emission_log_probs: Value
+    can_skip_blank: Value
+    num_states: Dim
+    input_lengths: Expr
+    target_lengths: Expr
     blank: int
 
     @property
     def neg_infinity(self) -> Expr:
         """Return the log probability of an unreachable state, -inf."""
-        return const(float("-inf"), self.seen.type.dtype)
+        return const(float("-inf"), self.emission_log_probs.type.dtype)
 
     @property
-    def number(self) -> Expr:
+    def state_index(self) -> Expr:
         """Emit the index of each state."""
-        return op.arange(const(0, "int64"), self.node.as_expr(self.states, "int64"), dtype="int64")
+        return op.arange(
+            const(0, "int64"), self.node.to_expr(self.num_states, "int64"), dtype="int64"
+        )
 
     @property
-    def last(self) -> Expr:
+    def last_blank_index(self) -> Expr:
         """Emit the index of the blank behind each target, [batch, 1]."""
-        return op.expand_dims(op.multiply(self.counts, const(2, "int64")), 1)
+        return op.expand_dims(op.multiply(self.target_lengths, const(2, "int64")), 1)
 
     def shift_right(self, data: Expr, by: int) -> Expr:
         """Shift values by `by` states to the right; -inf enters at the front."""
         padded = op.nn.pad(data, [(0, 0), (by, 0)], self.neg_infinity)
-        return op.strided_slice(padded, [0], [self.states], axes=[1])
+        return op.strided_slice(padded, [0], [self.num_states], axes=[1])
 
     def shift_left(self, data: Expr, by: int) -> Expr:
         """Shift values by `by` states to the left; -inf enters at the end."""
         padded = op.nn.pad(data, [(0, 0), (0, by)], self.neg_infinity)
-        return op.strided_slice(padded, [by], [as_dim(self.states) + by], axes=[1])
+        return op.strided_slice(padded, [by], [as_dim(self.num_states) + by], axes=[1])
 
-    def mask_skips(self, data: Expr) -> Expr:
+    def mask_forbidden_skips(self, data: Expr) -> Expr:
         """Mask the states that may not be reached by skipping a blank, with -inf."""
-        return op.where(self.node.as_expr(self.skips), data, self.neg_infinity)
+        return op.where(self.node.to_expr(self.can_skip_blank), data, self.neg_infinity)
 
 
 def _build_states(
@@ -128,14 +131,16 @@ def _build_states(
     # The extended label sequence has 2 * length + 1 states: a blank before, between and after
     # labels.
     edge = op.full(const(blank, "int64"), (batch, 1))
-    path = node.scope.spanned(op.concatenate([pairs, edge], axis=1))
-    by_step = node.scope.bound(op.broadcast_to(op.expand_dims(path, 0), (steps, batch, states)))
-    emissions = node.scope.bound(op.gather(node.as_expr(log_probs), 2, node.as_expr(by_step)))
+    path = node.scope.attach_span(op.concatenate([pairs, edge], axis=1))
+    by_step = node.scope.bind_named(
+        op.broadcast_to(op.expand_dims(path, 0), (steps, batch, states))
+    )
+    emissions = node.scope.bind_named(op.gather(node.to_expr(log_probs), 2, node.to_expr(by_step)))
     # A jump over the blank is allowed only between different labels (Graves et al. 2006, section
     # 4.1).
     before = op.nn.pad(path, [(0, 0), (2, 0)], const(blank, "int64"))
     before = op.strided_slice(before, [0], [states], axes=[1])
-    skips = node.scope.bound(op.not_equal(path, before))
+    skips = node.scope.bind_named(op.not_equal(path, before))
     return _CtcStates(node, path, by_step, emissions, skips, states, spans, counts, blank)
 
 
@@ -147,10 +152,13 @@ def _ctc_loss(
     dtype = log_probs.type.dtype
     of = _build_states(node, log_probs, targets, input_lengths, target_lengths, blank)
     begins = op.less(
-        of.number, op.minimum(op.expand_dims(of.counts, 1), const(1, "int64")) + const(1, "int64")
+        of.state_index,
+        op.minimum(op.expand_dims(of.target_lengths, 1), const(1, "int64")) + const(1, "int64"),
     )
     start = op.where(
-        begins, op.take(node.as_expr(of.seen), const(0, "int64"), axis=0), of.neg_infinity
+        begins,
+        op.take(node.to_expr(of.emission_log_probs), const(0, "int64"), axis=0),
+        of.neg_infinity,
     )
 
     def forward_step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
@@ -159,68 +167,74 @@ def _ctc_loss(
 
         Sequences that have ended keep their sums.
         """
-        sums, at = node.as_expr(carried[0]), op.add(node.as_expr(index), const(1, "int64"))
+        sums, at = node.to_expr(carried[0]), op.add(node.to_expr(index), const(1, "int64"))
         reached = _logsumexp(
-            node, [sums, of.shift_right(sums, 1), of.mask_skips(of.shift_right(sums, 2))], dtype
+            node,
+            [sums, of.shift_right(sums, 1), of.mask_forbidden_skips(of.shift_right(sums, 2))],
+            dtype,
         )
-        reached = op.add(reached, op.take(node.as_expr(of.seen), at, axis=0))
+        reached = op.add(reached, op.take(node.to_expr(of.emission_log_probs), at, axis=0))
         # Inputs of a batch differ in length: a finished one keeps its sums.
-        continued = op.where(op.less(at, op.expand_dims(of.spans, 1)), reached, sums)
-        after = node.as_value(node.scope.spanned(continued))
-        return Iteration(go, [after], [after] if node.wants(1) else [])
+        continued = op.where(op.less(at, op.expand_dims(of.input_lengths, 1)), reached, sums)
+        after = node.as_value(node.scope.attach_span(continued))
+        return Iteration(go, [after], [after] if node.is_output_used(1) else [])
 
-    first = node.as_value(node.scope.spanned(start))
+    first = node.as_value(node.scope.attach_span(start))
     steps = log_probs.type.shape[0]
-    limit = node.scope.spanned(op.subtract(node.as_expr(steps, "int64"), const(1, "int64")))
+    limit = node.scope.attach_span(op.subtract(node.to_expr(steps, "int64"), const(1, "int64")))
     (last,), pieces, _ = Loop(node, ["sums"], [first], limit, None, forward_step).build()
-    ends = [op.squeeze(of.last, [1])]
+    ends = [op.squeeze(of.last_blank_index, [1])]
     ends.append(op.maximum(op.subtract(ends[0], const(1, "int64")), const(0, "int64")))
     at_blank, at_label = (
-        op.squeeze(op.gather(node.as_expr(last), 1, op.expand_dims(e, 1)), [1]) for e in ends
+        op.squeeze(op.gather(node.to_expr(last), 1, op.expand_dims(e, 1)), [1]) for e in ends
     )
     # A path may end at the last blank or at the last label; an empty target has the blank alone.
-    at_label = op.where(op.greater(of.counts, const(0, "int64")), at_label, of.neg_infinity)
+    at_label = op.where(op.greater(of.target_lengths, const(0, "int64")), at_label, of.neg_infinity)
     loss = op.negative(_logsumexp(node, [at_blank, at_label], dtype))
     if zero_infinity:
         loss = op.where(op.isinf(loss), const(0, dtype), loss)
-    if not node.wants(1):
+    if not node.is_output_used(1):
         return [loss, None]
-    later_alpha = stacked(node.scope, pieces[0], "log_alpha", simplify_dim(as_dim(steps) - 1))
+    later_alpha = stack_slices(node.scope, pieces[0], "log_alpha", simplify_dim(as_dim(steps) - 1))
     alpha = op.concatenate(
-        [op.expand_dims(node.as_expr(first), 0), node.as_expr(later_alpha)], axis=0
+        [op.expand_dims(node.to_expr(first), 0), node.to_expr(later_alpha)], axis=0
     )
     return [loss, op.transpose(alpha, [1, 0, 2])]
 
 
 def _log_beta(of: _CtcStates, steps: Dim) -> Expr:
     """Emit log_beta [steps, batch, states], the backward recursion from the end of each input."""
-    node, dtype = of.node, of.seen.type.dtype
-    behind = op.subtract(of.last, const(1, "int64"))
-    ends = op.logical_or(op.equal(of.number, of.last), op.equal(of.number, behind))
-    final = op.subtract(op.expand_dims(of.spans, 1), const(1, "int64"))
+    node, dtype = of.node, of.emission_log_probs.type.dtype
+    behind = op.subtract(of.last_blank_index, const(1, "int64"))
+    ends = op.logical_or(
+        op.equal(of.state_index, of.last_blank_index), op.equal(of.state_index, behind)
+    )
+    final = op.subtract(op.expand_dims(of.input_lengths, 1), const(1, "int64"))
 
     def backward_step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
         """Emit one step of the backward recursion, from time `steps` - 1 down to 0."""
         at = op.subtract(
-            node.as_expr(steps, "int64"), op.add(node.as_expr(index), const(1, "int64"))
+            node.to_expr(steps, "int64"), op.add(node.to_expr(index), const(1, "int64"))
         )
-        sums = node.as_expr(carried[0])
-        paths = [sums, of.shift_left(sums, 1), of.shift_left(of.mask_skips(sums), 2)]
+        sums = node.to_expr(carried[0])
+        paths = [sums, of.shift_left(sums, 1), of.shift_left(of.mask_forbidden_skips(sums), 2)]
         reached = op.where(op.less(at, final), _logsumexp(node, paths, dtype), of.neg_infinity)
         is_end = op.logical_and(op.equal(at, final), ends)
         # Each sequence enters the recursion at its own last step, with log-probability 0.
         reached = op.where(is_end, const(0, dtype), reached)
-        log_beta = op.add(reached, op.take(node.as_expr(of.seen), at, axis=0))
-        after = node.as_value(node.scope.spanned(log_beta))
+        log_beta = op.add(reached, op.take(node.to_expr(of.emission_log_probs), at, axis=0))
+        after = node.as_value(node.scope.attach_span(log_beta))
         return Iteration(go, [after], [after])
 
     nothing = op.full_like(
-        op.take(node.as_expr(of.seen), const(0, "int64"), axis=0), of.neg_infinity
+        op.take(node.to_expr(of.emission_log_probs), const(0, "int64"), axis=0), of.neg_infinity
     )
-    start = node.as_value(node.scope.spanned(nothing))
-    limit = node.scope.spanned(node.as_expr(steps, "int64"))
+    start = node.as_value(node.scope.attach_span(nothing))
+    limit = node.scope.attach_span(node.to_expr(steps, "int64"))
     _, pieces, _ = Loop(node, ["sums"], [start], limit, None, backward_step).build()
-    return node.as_expr(stacked(node.scope, pieces[0], "log_beta", as_dim(steps), reverse=True))
+    return node.to_expr(
+        stack_slices(node.scope, pieces[0], "log_beta", as_dim(steps), reverse=True)
+    )
 
 
 def _ctc_loss_backward(
@@ -231,24 +245,28 @@ def _ctc_loss_backward(
     """Convert _ctc_loss_backward; the gradient is 0 after the end of an input."""
     dtype, (steps, _, _) = log_probs.type.dtype, log_probs.type.shape
     of = _build_states(node, log_probs, targets, input_lengths, target_lengths, blank)
-    alpha = op.transpose(node.as_expr(log_alpha), [1, 0, 2])
+    alpha = op.transpose(node.to_expr(log_alpha), [1, 0, 2])
     beta = _log_beta(of, steps)
-    row_loss = op.expand_dims(node.as_expr(loss), 1)
-    log_gamma = op.add(op.subtract(op.add(alpha, beta), node.as_expr(of.seen)), row_loss)
+    row_loss = op.expand_dims(node.to_expr(loss), 1)
+    log_gamma = op.add(
+        op.subtract(op.add(alpha, beta), node.to_expr(of.emission_log_probs)), row_loss
+    )
     none = op.logical_or(op.equal(alpha, of.neg_infinity), op.equal(beta, of.neg_infinity))
     gamma = op.where(none, const(0, dtype), op.exp(log_gamma))
-    zeros = op.zeros_like(node.as_expr(log_probs))
+    zeros = op.zeros_like(node.to_expr(log_probs))
     # Several states share a label: their gammas add up per label.
-    summed = op.scatter_elements(zeros, node.as_expr(of.places), gamma, axis=2, reduction="add")
-    gradient = op.subtract(op.exp(node.as_expr(log_probs)), summed)
+    summed = op.scatter_elements(
+        zeros, node.to_expr(of.label_indices), gamma, axis=2, reduction="add"
+    )
+    gradient = op.subtract(op.exp(node.to_expr(log_probs)), summed)
     impossible = op.expand_dims(op.isinf(row_loss), 0)
     otherwise = const(0 if zero_infinity else float("nan"), dtype)
     gradient = op.where(impossible, otherwise, gradient)
-    gradient = op.multiply(gradient, op.expand_dims(node.as_expr(grad), 1))
+    gradient = op.multiply(gradient, op.expand_dims(node.to_expr(grad), 1))
     time = op.expand_dims(
-        op.arange(const(0, "int64"), node.as_expr(steps, "int64"), dtype="int64"), 1
+        op.arange(const(0, "int64"), node.to_expr(steps, "int64"), dtype="int64"), 1
     )
-    inside = op.expand_dims(op.less(time, op.expand_dims(of.spans, 0)), 2)
+    inside = op.expand_dims(op.less(time, op.expand_dims(of.input_lengths, 0)), 2)
     return op.where(inside, gradient, const(0, dtype))
 
 

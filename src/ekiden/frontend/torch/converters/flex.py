@@ -17,7 +17,7 @@ from ekiden.frontend.torch.node import ConverterRow, FxNode
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import Dim, are_equal_dims, as_attr, known_int, simplify_dim
+from ekiden.topi.dimensions import Dim, are_equal_dims, known_int, simplify_dim, to_attr_dims
 
 if TYPE_CHECKING:
     from ekiden.frontend.torch.graph import FxImporter
@@ -41,19 +41,19 @@ def _flex_attention(
     dtype = query.type.dtype
     # Grouped-query attention: consecutive query heads share one key and value head.
     first, second = (_repeat_kv_heads(node, operand, heads) for operand in (key, value))
-    positions = _position_grid(node, (batch, heads, queries, keys))
+    positions = _score_positions(node, (batch, heads, queries, keys))
     # PyTorch computes scores in float32 whatever the dtype of query and key.
     lhs, rhs = (
-        _as_value(node, e) for e in (node.as_expr(query, "float32"), op.cast(first, "float32"))
+        _as_value(node, e) for e in (node.to_expr(query, "float32"), op.cast(first, "float32"))
     )
     products = batched_product(node, lhs, rhs, transpose_b=True)
     scaled = op.multiply(products, const(scale, "float32"))
     changed = _run_vectorized(node, change, [_as_value(node, scaled), *positions, *of_change])
     is_seen = _visibility_mask(node, blocks, positions, of_mask)
     hidden = const(MASKED_SCORE, "float32")
-    scores = node.scope.spanned(op.where(is_seen, node.as_expr(changed, "float32"), hidden))
+    scores = node.scope.attach_span(op.where(is_seen, node.to_expr(changed, "float32"), hidden))
     best = op.max(scores, axis=[-1], keepdims=True)
-    is_blind = node.scope.spanned(op.equal(best, hidden))
+    is_blind = node.scope.attach_span(op.equal(best, hidden))
     # A row of -inf alone would be NaN in softmax: it is computed from zeros and then zeroed.
     softened = op.nn.softmax(op.where(is_blind, const(0.0), scores), axis=-1)
     weights = op.where(is_blind, const(0.0), softened)
@@ -64,35 +64,36 @@ def _flex_attention(
 
 
 def _as_value(node: FxNode, expr: Expr) -> Value:
-    return node.as_value(node.scope.spanned(expr))
+    return node.as_value(node.scope.attach_span(expr))
 
 
 def _repeat_kv_heads(node: FxNode, x: Value, heads: PrimExpr) -> Expr:
     """Repeat keys or values for each query head of their group (grouped-query attention)."""
     batch, groups, rows, columns = x.type.shape
     if are_equal_dims(groups, heads):
-        return node.as_expr(x)
+        return node.to_expr(x)
     group_size = simplify_dim(heads // groups)
     wide = op.broadcast_to(
-        op.expand_dims(node.as_expr(x), axis=2), as_attr((batch, groups, group_size, rows, columns))
+        op.expand_dims(node.to_expr(x), axis=2),
+        to_attr_dims((batch, groups, group_size, rows, columns)),
     )
     return op.reshape(wide, (batch, heads, rows, columns), allowzero=True)
 
 
-def _position_grid(node: FxNode, shape: Sequence[PrimExpr]) -> list[Value]:
+def _score_positions(node: FxNode, shape: Sequence[PrimExpr]) -> list[Value]:
     """Return the batch, head, query and key index of each score, shaped to broadcast."""
     indices = []
     for axis, extent in enumerate(shape):
         line = op.arange(0, extent, 1, dtype="int32")
         lies = [extent if at == axis else 1 for at in range(SCORE_RANK)]
-        indices.append(_as_value(node, op.reshape(line, as_attr(lies), allowzero=True)))
+        indices.append(_as_value(node, op.reshape(line, to_attr_dims(lies), allowzero=True)))
     return indices
 
 
 def _run_vectorized(node: FxNode, module: torch.fx.GraphModule, inputs: Sequence[object]) -> Value:
-    inner = cast("FxImporter", node.graph).inside(module)
+    inner = cast("FxImporter", node.graph).make_subgraph_importer(module)
     inner.is_vectorized = True
-    (result,) = inner.run(inputs)
+    (result,) = inner.import_graph(inputs)
     assert isinstance(result, Value)
     return result
 
@@ -106,8 +107,8 @@ def _visibility_mask(
     *lists, rows, columns, mask = blocks
     counts, which, full_counts, full_which = lists[2:6]
     assert isinstance(mask, torch.fx.GraphModule)
-    steps = [node.size(rows), node.size(columns)]
-    admitted = node.as_expr(_run_vectorized(node, mask, [*positions, *of_mask]), "bool")
+    steps = [node.to_dim(rows), node.to_dim(columns)]
+    admitted = node.to_expr(_run_vectorized(node, mask, [*positions, *of_mask]), "bool")
     partial_visible = op.logical_and(_block_mask(node, counts, which, positions, steps), admitted)
     if full_counts is None:
         return partial_visible
@@ -127,8 +128,8 @@ def _block_mask(
     assert isinstance(counts, Value) and isinstance(which, Value)
     width = which.type.shape[-1]
     order = op.arange(0, width, 1, dtype="int32")
-    is_told = op.less(order, op.expand_dims(node.as_expr(counts, "int32"), axis=-1))
-    own = op.expand_dims(node.as_expr(which, "int32"), axis=-1)  # (.., places in the list, 1)
+    is_told = op.less(order, op.expand_dims(node.to_expr(counts, "int32"), axis=-1))
+    own = op.expand_dims(node.to_expr(which, "int32"), axis=-1)  # (.., places in the list, 1)
     hits = op.logical_and(op.equal(own, order), op.expand_dims(is_told, axis=-1))
     table = op.any(
         hits, axis=[SCORE_RANK - 1], keepdims=False
@@ -137,8 +138,8 @@ def _block_mask(
         # One block spans the whole axis, so it broadcasts.
         if known_int(which.type.shape[axis]) == 1:
             continue
-        line = op.reshape(node.as_expr(positions[axis]), (-1,))
-        at = op.floor_divide(line, op.cast(node.as_expr(step, "int64"), "int32"))
+        line = op.reshape(node.to_expr(positions[axis]), (-1,))
+        at = op.floor_divide(line, op.cast(node.to_expr(step, "int64"), "int32"))
         table = op.take(table, at, axis=axis, mode="clip")
     return table
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
-from ekiden.frontend.common.dft import Parts, dft_axis, expand_hermitian
+from ekiden.frontend.common.dft import ComplexParts, dft_axis, expand_hermitian
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.complex_rules import complex_rule, reject_real
+from ekiden.frontend.torch.complex_rules import custom_complex_rule, reject_real
 from ekiden.frontend.torch.node import ComplexResult, ConverterRow, FxNode
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -18,13 +18,15 @@ from ekiden.topi.dimensions import known_int, simplify_dim
 _NORM_EXPONENTS = (0.0, 0.5, 1.0)
 
 
-def _normalize_spectrum(node: FxNode, spectrum: Parts, axes: Sequence[int], how: int) -> Parts:
+def _normalize_spectrum(
+    node: FxNode, spectrum: ComplexParts, axes: Sequence[int], how: int
+) -> ComplexParts:
     if not _NORM_EXPONENTS[how]:
         return spectrum
-    shape, dtype = node.typed(spectrum[0]).shape, node.part_dtype
+    shape, dtype = node.tensor_type_of(spectrum[0]).shape, node.part_dtype
     scale: Expr = const(1.0, dtype)
     for axis in axes:
-        scale = op.multiply(scale, node.as_expr(shape[axis], dtype))
+        scale = op.multiply(scale, node.to_expr(shape[axis], dtype))
     # The modes none, "ortho" and full divide by n ** 0, n ** 0.5 and n.
     scale = op.power(scale, const(-_NORM_EXPONENTS[how], dtype))
     return op.multiply(spectrum[0], scale), op.multiply(spectrum[1], scale)
@@ -33,7 +35,7 @@ def _normalize_spectrum(node: FxNode, spectrum: Parts, axes: Sequence[int], how:
 def _fft_c2c(
     node: FxNode, x: ComplexValue, dim: Sequence[int], how: int, forward: bool
 ) -> ComplexResult:
-    signal: Parts = node.as_expr(x.real), node.as_expr(x.imaginary)
+    signal: ComplexParts = node.to_expr(x.real), node.to_expr(x.imaginary)
     axes = [node.axis(d, len(x.real.type.shape)) for d in dim]
     for axis in axes:
         signal = dft_axis(node.scope, signal, axis, not forward, node.part_dtype)
@@ -44,7 +46,7 @@ def _fft_r2c(node: FxNode, x: Value, dim: Sequence[int], how: int, onesided: boo
     """Convert _fft_r2c; one-sided, the last axis keeps the non-redundant half of the spectrum."""
     axes = [node.axis(d, len(x.type.shape)) for d in dim]
     last = axes[-1]
-    spectrum = dft_axis(node.scope, (node.as_expr(x), None), last, False, node.part_dtype)
+    spectrum = dft_axis(node.scope, (node.to_expr(x), None), last, False, node.part_dtype)
     spectrum = _normalize_spectrum(node, spectrum, [last], how)
     if onesided:
         # The spectrum of a real signal is Hermitian, so the first half determines it.
@@ -62,13 +64,13 @@ def _fft_c2r(
     """Convert _fft_c2r; the half spectrum of the last axis is mirrored to `size` elements."""
     del size  # as the shape of the output has it
     axes = [node.axis(d, len(x.real.type.shape)) for d in dim]
-    spectrum: Parts = node.as_expr(x.real), node.as_expr(x.imaginary)
+    spectrum: ComplexParts = node.to_expr(x.real), node.to_expr(x.imaginary)
     for axis in axes[:-1]:
         spectrum = dft_axis(node.scope, spectrum, axis, True, node.part_dtype)
     last = axes[-1]
     extent = known_int(node.out_shape[last])
     if extent is None:
-        node.unsupported("the extent of its result must be constant")
+        node.reject("the extent of its result must be constant")
     signal = dft_axis(
         node.scope, expand_hermitian(spectrum, last, extent), last, True, node.part_dtype
     )
@@ -76,7 +78,7 @@ def _fft_c2r(
 
 
 ROWS: tuple[ConverterRow, ...] = (
-    ("_fft_c2c", reject_real, complex_rule(_fft_c2c)),
-    ("_fft_c2r", reject_real, complex_rule(_fft_c2r)),
-    ("_fft_r2c", reject_real, complex_rule(_fft_r2c)),
+    ("_fft_c2c", reject_real, custom_complex_rule(_fft_c2c)),
+    ("_fft_c2r", reject_real, custom_complex_rule(_fft_c2r)),
+    ("_fft_r2c", reject_real, custom_complex_rule(_fft_r2c)),
 )

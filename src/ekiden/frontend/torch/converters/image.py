@@ -16,7 +16,7 @@ _IMAGE_LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 _RESIZE_OPS = {1: op.image.resize1d, 2: op.image.resize2d, 3: op.image.resize3d}
 
 
-def _nearest_resize(rank: int, exact: bool) -> Converter:
+def _nearest_resize_converter(rank: int, exact: bool) -> Converter:
     """Return the converter of nearest-neighbour resizing: pixel floor(i * scale), or by pixel
     centres if exact.
     """
@@ -31,7 +31,7 @@ def _nearest_resize(rank: int, exact: bool) -> Converter:
     return convert
 
 
-def _interpolated_resize(rank: int, method: str = "linear") -> Converter:
+def _interpolated_resize_converter(rank: int, method: str = "linear") -> Converter:
     def convert(
         node: FxNode, x: Value, size: object, align_corners: bool, *settings: object
     ) -> Expr:
@@ -66,7 +66,7 @@ def _emit_resize(
             coordinate_transformation_mode=mode, rounding_method=rounding, **more,
         )  # fmt: skip
 
-    out, data = node.out_shape, node.as_expr(x)
+    out, data = node.out_shape, node.to_expr(x)
     # linear along an axis that keeps its size: a copy, whatever its scale (ATen/native/UpSample.h)
     if scales is not None and method == "linear":
         pairs = zip(scales, x.type.shape[2:], out[2:], strict=True)
@@ -88,21 +88,21 @@ def _grid_sample(
 ) -> Expr:
     rank = len(x.type.shape) - 2
     order = [0, rank + 1, *range(1, rank + 1)]
-    coordinates = op.transpose(node.as_expr(grid), axes=order)
+    coordinates = op.transpose(node.to_expr(grid), axes=order)
     return op.image.grid_sample(
-        node.as_expr(x), coordinates, method=_SAMPLE_METHODS[mode], layout=_IMAGE_LAYOUTS[rank],
+        node.to_expr(x), coordinates, method=_SAMPLE_METHODS[mode], layout=_IMAGE_LAYOUTS[rank],
         padding_mode=_PADDING_MODES[padding], align_corners=align_corners,
     )  # fmt: skip
 
 
 # fmt: off
 ROWS: tuple[ConverterRow, ...] = (
-    *((f"upsample_nearest{n}d", _nearest_resize(n, False)) for n in (1, 2, 3)),
-    *((f"_upsample_nearest_exact{n}d", _nearest_resize(n, True)) for n in (1, 2, 3)),
-    ("upsample_linear1d", _interpolated_resize(1)),
-    ("upsample_bilinear2d", _interpolated_resize(2)),
-    ("upsample_trilinear3d", _interpolated_resize(3)),
-    ("upsample_bicubic2d", _interpolated_resize(2, "cubic")),
+    *((f"upsample_nearest{n}d", _nearest_resize_converter(n, False)) for n in (1, 2, 3)),
+    *((f"_upsample_nearest_exact{n}d", _nearest_resize_converter(n, True)) for n in (1, 2, 3)),
+    ("upsample_linear1d", _interpolated_resize_converter(1)),
+    ("upsample_bilinear2d", _interpolated_resize_converter(2)),
+    ("upsample_trilinear3d", _interpolated_resize_converter(3)),
+    ("upsample_bicubic2d", _interpolated_resize_converter(2, "cubic")),
     ("grid_sampler_2d", _grid_sample),
     ("grid_sampler_3d", _grid_sample),
 )

@@ -10,7 +10,7 @@ import torch
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.reducers import reduction_identity
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.complex_rules import per_part
+from ekiden.frontend.torch.complex_rules import per_part_rule
 from ekiden.frontend.torch.node import ConverterRow, FxNode, Operand
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float
@@ -27,29 +27,29 @@ _REDUCER_NAMES = {"sum": "add", "prod": "multiply", "amin": "minimum", "amax": "
 
 
 def _embedding(node: FxNode, weight: Value, indices: Value, *_: object) -> Expr:
-    return op.take(node.as_expr(weight), node.as_expr(indices), axis=0, mode="raise")
+    return op.take(node.to_expr(weight), node.to_expr(indices), axis=0, mode="raise")
 
 
 def _index_select(node: FxNode, x: Value, dim: int, index: Value) -> Expr:
-    at = node.as_expr(index, "int64")
+    at = node.to_expr(index, "int64")
     if not x.type.shape:
-        return node.as_expr(x)
+        return node.to_expr(x)
     if not index.type.shape:
         at = op.reshape(at, (1,))
-    return op.take(node.as_expr(x), at, axis=node.axis(dim, len(x.type.shape)), mode="raise")
+    return op.take(node.to_expr(x), at, axis=node.axis(dim, len(x.type.shape)), mode="raise")
 
 
 def _gather(node: FxNode, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Expr:
     if not x.type.shape:
         return (
-            op.broadcast_to(node.as_expr(x), index.type.shape)
+            op.broadcast_to(node.to_expr(x), index.type.shape)
             if index.type.shape
-            else node.as_expr(x)
+            else node.to_expr(x)
         )
     if any(known_int(extent) == 0 for extent in index.type.shape):  # of any rank, says PyTorch
         return op.zeros(index.type.shape, x.type.dtype)
-    data = node.as_expr(x)
-    at = node.as_expr(index, "int64")
+    data = node.to_expr(x)
+    at = node.to_expr(index, "int64")
     if not index.type.shape:
         return op.take(data, at, axis=0, mode="raise")
     axis = node.axis(dim, len(x.type.shape))
@@ -80,15 +80,15 @@ def _scatter_elements(
 ) -> Expr:
     dtype = x.type.dtype
     if known_int(product_of_dims(index.type.shape)) == 0:
-        return node.as_expr(x)
-    data, at = node.as_expr(x), node.as_expr(index, "int64")
+        return node.to_expr(x)
+    data, at = node.to_expr(x), node.to_expr(index, "int64")
     if isinstance(source, Value) and source.type.shape:
-        updates = node.as_expr(source, dtype)
+        updates = node.to_expr(source, dtype)
         for i, (have, extent) in enumerate(zip(source.type.shape, index.type.shape, strict=False)):
             if not _same_extent(have, extent):
                 updates = op.strided_slice(updates, [0], [extent], axes=[i])
     else:
-        updates = op.broadcast_to(node.as_expr(source, dtype), index.type.shape)
+        updates = op.broadcast_to(node.to_expr(source, dtype), index.type.shape)
     if not x.type.shape:
         flat = [op.reshape(e, (1,)) for e in (data, at, updates)]
         scattered = op.scatter_elements(flat[0], flat[1], flat[2], axis=0, reduction=reduction)
@@ -115,7 +115,7 @@ def _scatter_reduce(
         start = reduction_identity(_REDUCER_NAMES[reduce], x.type.dtype)
         blank = op.broadcast_to(const(start, x.type.dtype), index.type.shape)
         cleared = _scatter_elements(node, x, dim, index, node.as_value(blank), "update")
-        x = node.as_value(node.scope.spanned(cleared))
+        x = node.as_value(node.scope.attach_span(cleared))
     return _scatter_elements(node, x, dim, index, source, _SCATTER_REDUCTIONS[reduce])
 
 
@@ -126,7 +126,7 @@ def _scatter_mean(
     dtype = x.type.dtype
     total = _scatter_reduce(node, x, dim, index, source, "sum", include_self=include_self)
     start = op.full(const(int(include_self), dtype), x.type.shape, dtype=dtype)
-    begin = node.as_value(node.scope.spanned(start))
+    begin = node.as_value(node.scope.attach_span(start))
     # Targets that nothing is scattered to would otherwise be divided by zero.
     count = op.maximum(_scatter_elements(node, begin, dim, index, 1, "add"), const(1, dtype))
     divide = op.divide if is_float(dtype) else op.floor_divide
@@ -141,13 +141,13 @@ def _split_masks(node: FxNode, x: Value, indices: Sequence[Value | None]) -> lis
             expanded.append(index)
             continue
         rank = len(index.type.shape)
-        mask = node.as_expr(index, "bool")
+        mask = node.to_expr(index, "bool")
         if not rank:
-            node.unsupported("a mask without dimensions")
-        coordinates = node.scope.bound(op.cast(op.argwhere(mask), "int64"), "places")
+            node.reject("a mask without dimensions")
+        coordinates = node.scope.bind_named(op.cast(op.argwhere(mask), "int64"), "places")
         for axis in range(rank):
-            column = op.take(node.as_expr(coordinates), const(axis, "int64"), axis=1)
-            expanded.append(node.as_value(node.scope.spanned(column)))
+            column = op.take(node.to_expr(coordinates), const(axis, "int64"), axis=1)
+            expanded.append(node.as_value(node.scope.attach_span(column)))
     return expanded
 
 
@@ -160,11 +160,11 @@ def _index(node: FxNode, x: Value, indices: Sequence[Value | None]) -> Result:
         return x
     rank = len(x.type.shape)
     if len(at) == 1:
-        return op.take(node.as_expr(x), node.as_expr(tensors[0], "int64"), axis=at[0], mode="raise")
+        return op.take(node.to_expr(x), node.to_expr(tensors[0], "int64"), axis=at[0], mode="raise")
     other_axes = [i for i in range(rank) if i not in at]
     order = [*at, *other_axes]
     data = (
-        node.as_expr(x) if order == list(range(rank)) else op.transpose(node.as_expr(x), axes=order)
+        node.to_expr(x) if order == list(range(rank)) else op.transpose(node.to_expr(x), axes=order)
     )
     joint = _index_broadcast_shape(node, tensors)
     count = len(at)
@@ -186,13 +186,13 @@ def _index_broadcast_shape(node: FxNode, tensors: Sequence[Value]) -> tuple[Prim
         node.scope.require_broadcastable(shape, index.type.shape)
         joined = broadcast_shape(shape, index.type.shape)
         if joined is None:
-            node.unsupported("the indices do not broadcast")
+            node.reject("the indices do not broadcast")
         shape = joined
     return shape
 
 
 def _broadcast_index(node: FxNode, value: Value, shape: tuple[PrimExpr, ...]) -> Expr:
-    data = node.as_expr(value, "int64")
+    data = node.to_expr(value, "int64")
     same = len(shape) == len(value.type.shape)
     if same and all(_same_extent(a, b) for a, b in zip(shape, value.type.shape, strict=True)):
         return data
@@ -220,11 +220,11 @@ def _index_put(
     tensors = [v for v in expanded if v is not None]
     rank = len(x.type.shape)
     if not at:
-        node.unsupported("no index is given")
+        node.reject("no index is given")
     other_axes = [i for i in range(rank) if i not in at]
     order = [*at, *other_axes]
     data = (
-        node.as_expr(x) if order == list(range(rank)) else op.transpose(node.as_expr(x), axes=order)
+        node.to_expr(x) if order == list(range(rank)) else op.transpose(node.to_expr(x), axes=order)
     )
     joint = _index_broadcast_shape(node, tensors)
     stacked = op.stack(
@@ -232,7 +232,7 @@ def _index_put(
     )
     tail = tuple(x.type.shape[i] for i in other_axes)
     side_by_side = at == list(range(at[0], at[0] + len(at)))
-    updates = node.as_expr(values, x.type.dtype)
+    updates = node.to_expr(values, x.type.dtype)
     if side_by_side and at[0] > 0:
         lead = at[0]
         # Values broadcast against the shape that indexing gives, which has the joint axes in place.
@@ -267,25 +267,25 @@ def _wrap_negative(
 ) -> Expr:
     """Emit indices with negative ones counted from the end."""
     at = _broadcast_index(node, index, shape)
-    extent = node.as_expr(x.type.shape[axis], "int64")
+    extent = node.to_expr(x.type.shape[axis], "int64")
     # scatter_nd takes no negative indices.
     return op.where(op.less(at, const(0, "int64")), op.add(at, extent), at)
 
 
 def _index_put_mask(node: FxNode, x: Value, mask: Value, value: Operand) -> Expr:
-    where = node.as_expr(mask, "bool")
+    where = node.to_expr(mask, "bool")
     extra = len(x.type.shape) - len(mask.type.shape)
     if extra > 0:
         where = op.expand_dims(where, axis=len(mask.type.shape), num_newaxis=extra)
-    fill = node.as_expr(value, x.type.dtype)
+    fill = node.to_expr(value, x.type.dtype)
     if isinstance(value, Value) and value.type.shape:
         fill = op.reshape(fill, ())
-    return op.where(where, fill, node.as_expr(x))
+    return op.where(where, fill, node.to_expr(x))
 
 
 def _masked_fill(node: FxNode, x: Value, mask: Value, value: Operand) -> Expr:
     node.scope.require_broadcastable(x.type.shape, mask.type.shape)
-    return op.where(node.as_expr(mask, "bool"), node.as_expr(value, x.type.dtype), node.as_expr(x))
+    return op.where(node.to_expr(mask, "bool"), node.to_expr(value, x.type.dtype), node.to_expr(x))
 
 
 def _masked_scatter(node: FxNode, x: Value, mask: Value, source: Value) -> Expr:
@@ -293,18 +293,18 @@ def _masked_scatter(node: FxNode, x: Value, mask: Value, source: Value) -> Expr:
     source.
     """
     shape = node.out_shape
-    where = op.reshape(op.broadcast_to(node.as_expr(mask, "bool"), shape), (-1,))
+    where = op.reshape(op.broadcast_to(node.to_expr(mask, "bool"), shape), (-1,))
     # The running count of true elements, less 1, is the position in the source.
     number = op.subtract(op.cumsum(op.cast(where, "int64"), axis=0), const(1, "int64"))
     safe = op.maximum(number, const(0, "int64"))
-    flat = op.reshape(node.as_expr(source), (-1,))
+    flat = op.reshape(node.to_expr(source), (-1,))
     chosen = op.take(flat, safe, axis=0, mode="clip")
-    data = op.reshape(op.broadcast_to(node.as_expr(x), shape), (-1,))
+    data = op.reshape(op.broadcast_to(node.to_expr(x), shape), (-1,))
     return op.reshape(op.where(where, chosen, data), shape, allowzero=True)
 
 
 def _nonzero(node: FxNode, x: Value) -> Result:
-    data = node.as_expr(x)
+    data = node.to_expr(x)
     if not x.type.shape:
         coordinates = op.argwhere(op.reshape(data, (1,)))
         return op.strided_slice(op.cast(coordinates, "int64"), [0], [0], axes=[1])
@@ -316,7 +316,7 @@ def _unique(
     return_counts: bool = False,
 ) -> Result:  # fmt: skip
     """Convert _unique2: sorted distinct elements, inverse indices and counts."""
-    flat = op.reshape(node.as_expr(x), (-1,))
+    flat = op.reshape(node.to_expr(x), (-1,))
     unique = op.unique(flat, is_sorted=True, return_counts=True)
     values, _, which, number, counts = (TupleGetItem(unique, i) for i in range(5))
 
@@ -329,34 +329,34 @@ def _unique(
 
 def _item(node: FxNode, x: Value) -> Scalar:
     """Convert item: a constant number, or a size that is named from here on."""
-    meta = node.meta
+    meta = node.output_meta
     # An element of a constant is a number: sizes computed from it become static.
-    if x.array is not None and node.symbols.give(meta, x.array.item()):
-        return node.symbols.scalar(meta)
+    if x.array is not None and node.symbols.bind_number(meta, x.array.item()):
+        return node.symbols.to_scalar(meta)
     if not isinstance(meta, torch.SymInt):
-        node.unsupported("a number that is data is supported as a size alone")
-    vector = op.reshape(node.as_expr(x, "int64"), (1,))
-    value = node.as_value(node.scope.spanned(vector))
+        node.reject("a number that is data is supported as a size alone")
+    vector = op.reshape(node.to_expr(x, "int64"), (1,))
+    value = node.as_value(node.scope.attach_span(vector))
     (dim,) = node.dims_of(value)
-    for name in node.symbols.names(meta):
+    for name in node.symbols.symbol_names(meta):
         node.symbols.known.setdefault(name, as_dim(dim))
     return as_dim(dim)
 
 
 def _one_hot(node: FxNode, indices: Value, count: int = -1) -> Expr:
     if count < 0:
-        node.unsupported("the number of classes must be given")
-    at = node.as_expr(indices, "int64")
+        node.reject("the number of classes must be given")
+    at = node.to_expr(indices, "int64")
     return op.one_hot(at, const(1, "int64"), const(0, "int64"), count, axis=-1, dtype="int64")
 
 
 def _bucketize(
     node: FxNode, x: Operand, boundaries: Value, *, out_int32: bool = False, right: bool = False
 ) -> Expr:
-    values = node.as_expr(x)
+    values = node.to_expr(x)
     shape = x.type.shape if isinstance(x, Value) else ()
     flat = op.reshape(values, (-1,)) if shape else op.reshape(values, (1,))
-    buckets = op.searchsorted(node.as_expr(boundaries), flat, right=right, dtype="int64")
+    buckets = op.searchsorted(node.to_expr(boundaries), flat, right=right, dtype="int64")
     return op.reshape(buckets, shape, allowzero=True)
 
 
@@ -364,22 +364,22 @@ def _searchsorted(
     node: FxNode, rows: Value, x: Operand, *, out_int32: bool = False, right: bool = False,
     side: str | None = None, sorter: Value | None = None,
 ) -> Expr:  # fmt: skip
-    table = node.as_expr(rows)
+    table = node.to_expr(rows)
     if sorter is not None:
-        table = op.gather(table, len(rows.type.shape) - 1, node.as_expr(sorter, "int64"))
+        table = op.gather(table, len(rows.type.shape) - 1, node.to_expr(sorter, "int64"))
     is_right = right or side == "right"
     if isinstance(x, Value) and x.type.shape:
-        return op.searchsorted(table, node.as_expr(x), right=is_right, dtype="int64")
-    values = op.reshape(node.as_expr(x), (1,))
+        return op.searchsorted(table, node.to_expr(x), right=is_right, dtype="int64")
+    values = op.reshape(node.to_expr(x), (1,))
     return op.reshape(op.searchsorted(table, values, right=is_right, dtype="int64"), ())
 
 
 def _repeat_interleave(node: FxNode, repeats: Value, *, output_size: object = None) -> Result:
     """Convert repeat_interleave: the first index whose running total exceeds each position."""
-    ends = op.cumsum(node.as_expr(repeats, "int64"), axis=0)
+    ends = op.cumsum(node.to_expr(repeats, "int64"), axis=0)
     count = known_int(repeats.type.shape[0])
     if output_size is not None:
-        total = node.as_expr(output_size)  # type: ignore[arg-type]
+        total = node.to_expr(output_size)  # type: ignore[arg-type]
     elif count == 0:
         total = const(0, "int64")
     else:
@@ -393,30 +393,30 @@ def _bincount(node: FxNode, x: Value, weights: Value | None = None, minlength: i
     elements are an error.
     """
     floor = const(np.array([minlength - 1]), "int64")
-    data = node.as_expr(x, "int64")
+    data = node.to_expr(x, "int64")
     size = op.add(op.max(op.concatenate([data, floor], axis=0)), const(1, "int64"))
     dtype = node.out_dtype
     # what is below 0 would count from the end: further below it is out of range
     data = op.where(op.less(data, const(0, "int64")), op.subtract(data, size), data)
     # The size is data dependent: the largest element plus 1, or minlength.
     zeros = op.full(const(0, dtype), op.reshape(size, (1,)), dtype=dtype)
-    ones = op.ones_like(op.cast(data, dtype)) if weights is None else node.as_expr(weights, dtype)
+    ones = op.ones_like(op.cast(data, dtype)) if weights is None else node.to_expr(weights, dtype)
     return op.scatter_elements(zeros, data, ones, axis=0, reduction="add")
 
 
 # fmt: off
 ROWS: tuple[ConverterRow, ...] = (
     ("embedding", _embedding),
-    ("index_select", _index_select, per_part),
-    ("gather", _gather, per_part),
-    ("scatter", _scatter, per_part),
+    ("index_select", _index_select, per_part_rule),
+    ("gather", _gather, per_part_rule),
+    ("scatter", _scatter, per_part_rule),
     ("scatter_add", _scatter_add),
     ("scatter_reduce", _scatter_reduce),
-    ("index", _index, per_part),
-    ("_unsafe_index", _index, per_part),
-    ("index_put", _index_put, per_part),
-    ("_unsafe_index_put", _index_put, per_part),
-    ("masked_fill", _masked_fill, per_part),
+    ("index", _index, per_part_rule),
+    ("_unsafe_index", _index, per_part_rule),
+    ("index_put", _index_put, per_part_rule),
+    ("_unsafe_index_put", _index_put, per_part_rule),
+    ("masked_fill", _masked_fill, per_part_rule),
     ("masked_scatter", _masked_scatter),
     ("nonzero", _nonzero),
     ("_unique2", _unique),

@@ -17,30 +17,30 @@ def _gcd(node: FxNode, x: Value, y: Value) -> Expr:
     dtype = node.out_dtype
     zero, one = const(0, dtype), const(1, dtype)
     shape = node.out_shape
-    sides = [op.broadcast_to(op.abs(node.as_expr(v, dtype)), shape) for v in (x, y)]
+    sides = [op.broadcast_to(op.abs(node.to_expr(v, dtype)), shape) for v in (x, y)]
 
     def any_nonzero(remainder: Expr) -> Value:
         flat = op.reshape(op.not_equal(remainder, zero), (-1,))
-        return node.as_value(node.scope.spanned(op.any(flat, axis=[0])))
+        return node.as_value(node.scope.attach_span(op.any(flat, axis=[0])))
 
     def euclid_step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
         """Emit one step, (smaller, larger % smaller); finished elements keep their value."""
-        larger, smaller = (node.as_expr(v) for v in values)
+        larger, smaller = (node.to_expr(v) for v in values)
         is_done = op.equal(smaller, zero)
         modulus = fmod(larger, op.where(is_done, one, smaller), dtype)
         remainder = op.where(is_done, zero, modulus)
         common = op.where(is_done, larger, smaller)
         return Iteration(
             any_nonzero(remainder),
-            [node.as_value(node.scope.spanned(e)) for e in (common, remainder)],
+            [node.as_value(node.scope.attach_span(e)) for e in (common, remainder)],
         )
 
-    start = [node.as_value(node.scope.spanned(e)) for e in sides]
+    start = [node.as_value(node.scope.attach_span(e)) for e in sides]
     # The loop runs as often as the slowest element needs: O(log min(x, y)) iterations (Lame's
     # theorem).
-    go = any_nonzero(node.as_expr(start[1]))
+    go = any_nonzero(node.to_expr(start[1]))
     (divisor, _), _, _ = Loop(node, ["gcd", "rest"], start, None, go, euclid_step).build()
-    return op.abs(node.as_expr(divisor))
+    return op.abs(node.to_expr(divisor))
 
 
 ROWS: tuple[ConverterRow, ...] = (("gcd", _gcd),)

@@ -13,10 +13,16 @@ from ekiden.frontend.torch.node import ConverterRow, FxNode, target_name
 from ekiden.ir.prim import maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.dimensions import Shape, are_equal_dims, as_attr, broadcast_shape, simplify_dim
+from ekiden.topi.dimensions import (
+    Shape,
+    are_equal_dims,
+    broadcast_shape,
+    simplify_dim,
+    to_attr_dims,
+)
 
 
-def _checked_function(node: FxNode, at: int) -> str:
+def _error_check_function(node: FxNode, at: int) -> str:
     """Return the function, such as "linalg.inv", that must fail where output `at` of a node reports
     an error; "" if none.
 
@@ -33,9 +39,9 @@ def _checked_function(node: FxNode, at: int) -> str:
 
 def _lu_factors(node: FxNode, matrix: Expr, info: int | None = None) -> LuFactors:
     """Return the LU factors; singular matrices raise if the program checks output `info`."""
-    factors = LuFactors.of(matrix)
-    name = "" if info is None else _checked_function(node, info)
-    return factors.checked(f"{name}: pivot") if name else factors
+    factors = LuFactors.factorize(matrix)
+    name = "" if info is None else _error_check_function(node, info)
+    return factors.require_nonsingular(f"{name}: pivot") if name else factors
 
 
 def _shape_dtype_rank(x: Value) -> tuple[Shape, str, int]:
@@ -49,11 +55,11 @@ def _broadcast_batches(node: FxNode, a: Value, b: Value) -> tuple[Expr, Expr, Sh
     node.scope.require_broadcastable(left_shape[:-2], right_shape[:-2])
     batch = broadcast_shape(left_shape[:-2], right_shape[:-2])
     if batch is None:
-        node.unsupported(f"batches {left_shape[:-2]!r} and {right_shape[:-2]!r} do not broadcast")
+        node.reject(f"batches {left_shape[:-2]!r} and {right_shape[:-2]!r} do not broadcast")
     first, second = (
-        node.as_expr(v)
+        node.to_expr(v)
         if v.type.shape[:-2] == batch
-        else op.broadcast_to(node.as_expr(v), as_attr((*batch, *v.type.shape[-2:])))
+        else op.broadcast_to(node.to_expr(v), to_attr_dims((*batch, *v.type.shape[-2:])))
         for v in (a, b)
     )
     return first, second, batch
@@ -66,16 +72,16 @@ def _require_rows(node: FxNode, a: Value, b: Value, axis: int) -> Value:
         return b
     # The symbols differ in the program but must have the same value at run time: recorded as a
     # constraint.
-    node.scope.same([rows], [shape[axis]])
+    node.scope.require_equal_dims([rows], [shape[axis]])
     shape[axis] = rows
     return node.as_value(
-        node.scope.spanned(op.reshape(node.as_expr(b), tuple(shape), allowzero=True))
+        node.scope.attach_span(op.reshape(node.to_expr(b), tuple(shape), allowzero=True))
     )
 
 
 def _inv_ex(node: FxNode, x: Value, *, check_errors: bool = False) -> list[Expr]:
     shape, dtype, _ = _shape_dtype_rank(x)
-    factors = _lu_factors(node, node.as_expr(x), 1)
+    factors = _lu_factors(node, node.to_expr(x), 1)
     return [factors.solve(matrices.identity_matrix(shape, dtype), shape), factors.info]
 
 
@@ -88,7 +94,7 @@ def _solve_ex(
         len(inner) == len(outer) and all(map(are_equal_dims, inner, outer))
     )
     if is_vector:
-        b = node.as_value(node.scope.spanned(op.expand_dims(node.as_expr(b), -1)))
+        b = node.as_value(node.scope.attach_span(op.expand_dims(node.to_expr(b), -1)))
     first, second, batch = _broadcast_batches(
         node, a, _require_rows(node, a, b, -2 if left else -1)
     )
@@ -103,10 +109,10 @@ def _solve_ex(
         result = transpose_matrix(turned, rank)
     if is_vector:
         result = op.squeeze(result, axis=[-1])
-    return [result, factors.packed, _one_based(factors.pivots), factors.info]
+    return [result, factors.packed, _to_one_based_pivots(factors.pivots), factors.info]
 
 
-def _one_based(pivots: Expr) -> Expr:
+def _to_one_based_pivots(pivots: Expr) -> Expr:
     """Emit pivots counted from 1, as LAPACK and PyTorch do."""
     return op.add(pivots, const(1, "int32"))
 
@@ -119,21 +125,27 @@ def _lu_in_memory_order(node: FxNode, x: Value) -> LuFactors:
     meta = source.meta.get("val") if isinstance(source, torch.fx.Node) else None
     # ATen hands row-major memory to LAPACK as the transpose, which pivots by other rows.
     is_stored_by_rows = isinstance(meta, torch.Tensor) and meta.is_contiguous()
-    data = node.as_expr(x)
-    return LuFactors.of(transpose_matrix(data, len(x.type.shape)) if is_stored_by_rows else data)
+    data = node.to_expr(x)
+    return LuFactors.factorize(
+        transpose_matrix(data, len(x.type.shape)) if is_stored_by_rows else data
+    )
 
 
 def _det(node: FxNode, x: Value) -> list[Expr]:
     shape, dtype, _ = _shape_dtype_rank(x)
     factors = _lu_in_memory_order(node, x)
-    return [matrices.determinant(factors, shape, dtype), factors.packed, _one_based(factors.pivots)]
+    return [
+        matrices.lu_determinant(factors, shape, dtype),
+        factors.packed,
+        _to_one_based_pivots(factors.pivots),
+    ]
 
 
 def _slogdet(node: FxNode, x: Value) -> list[Expr]:
     shape, dtype, _ = _shape_dtype_rank(x)
     factors = _lu_in_memory_order(node, x)
-    signs, logs = matrices.slogdet(factors, shape, dtype)
-    return [signs, logs, factors.packed, _one_based(factors.pivots)]
+    signs, logs = matrices.lu_slogdet(factors, shape, dtype)
+    return [signs, logs, factors.packed, _to_one_based_pivots(factors.pivots)]
 
 
 def _lu_factor_ex(
@@ -141,16 +153,16 @@ def _lu_factor_ex(
 ) -> list[Expr]:
     if not pivot:
         # Without pivoting LU is not backward stable, and PyTorch has it on GPUs only.
-        node.unsupported("LU without pivots")
-    factors = _lu_factors(node, node.as_expr(x), 2)
-    return [factors.packed, _one_based(factors.pivots), factors.info]
+        node.reject("LU without pivots")
+    factors = _lu_factors(node, node.to_expr(x), 2)
+    return [factors.packed, _to_one_based_pivots(factors.pivots), factors.info]
 
 
 def _lu(node: FxNode, x: Value, *, pivot: bool = True) -> list[Expr]:
     if not pivot:
-        node.unsupported("LU without pivots")
+        node.reject("LU without pivots")
     shape, dtype = x.type.shape, x.type.dtype
-    factors = LuFactors.of(node.as_expr(x))
+    factors = LuFactors.factorize(node.to_expr(x))
     lower, upper = matrices.unpack_lu(factors, shape, dtype)
     return [matrices.permutation_matrix(factors, shape, dtype), lower, upper]
 
@@ -158,11 +170,11 @@ def _lu(node: FxNode, x: Value, *, pivot: bool = True) -> list[Expr]:
 def _cholesky_ex(
     node: FxNode, x: Value, *, upper: bool = False, check_errors: bool = False
 ) -> list[Expr]:
-    rank, data = len(x.type.shape), node.as_expr(x)
+    rank, data = len(x.type.shape), node.to_expr(x)
     decomposition = op.linalg.cholesky(transpose_matrix(data, rank) if upper else data)
     info = TupleGetItem(decomposition, 1)
     factor: Expr = TupleGetItem(decomposition, 0)
-    if name := _checked_function(node, 1):
+    if name := _error_check_function(node, 1):
         # LAPACK's potrf: info > 0 is the order of the leading minor that is not positive definite.
         subject = f"{name}: the leading minor of order"
         factor = op.linalg.checked(factor, info, subject, matrices.NOT_POSITIVE_DEFINITE_MESSAGE)
@@ -181,7 +193,7 @@ def _cholesky_solve(node: FxNode, b: Value, factor: Value, upper: bool = False) 
 
 def _cholesky_inverse(node: FxNode, factor: Value, upper: bool = False) -> Expr:
     shape, dtype, _ = _shape_dtype_rank(factor)
-    ones = node.as_value(node.scope.spanned(matrices.identity_matrix(shape, dtype)))
+    ones = node.as_value(node.scope.attach_span(matrices.identity_matrix(shape, dtype)))
     return _cholesky_solve(node, ones, factor, upper)
 
 
@@ -200,7 +212,7 @@ def _solve_triangular(
 
 def _qr(node: FxNode, x: Value, mode: str = "reduced") -> list[Expr | None]:
     """Convert linalg_qr: (Q, R), Q empty in mode "r"."""
-    q, r = matrices.qr(node.as_expr(x), x.type.shape, mode == "complete")
+    q, r = matrices.qr_decomposition(node.to_expr(x), x.type.shape, mode == "complete")
     # PyTorch returns an empty Q in this mode.
     if mode == "r":
         return [op.zeros((0,), x.type.dtype), r]
@@ -208,11 +220,11 @@ def _qr(node: FxNode, x: Value, mode: str = "reduced") -> list[Expr | None]:
 
 
 def _householder_product(node: FxNode, x: Value, tau: Value) -> Expr:
-    return op.linalg.householder_product(node.as_expr(x), node.as_expr(tau))
+    return op.linalg.householder_product(node.to_expr(x), node.to_expr(tau))
 
 
 def _eigh(node: FxNode, x: Value, uplo: str = "L", compute_v: bool = True) -> list[Expr]:
-    decomposition = op.linalg.eigh(node.as_expr(x), lower=uplo.upper() == "L")
+    decomposition = op.linalg.eigh(node.to_expr(x), lower=uplo.upper() == "L")
     return [TupleGetItem(decomposition, 0), TupleGetItem(decomposition, 1)]
 
 
@@ -224,12 +236,12 @@ def _svd(
     *,
     driver: str | None = None,
 ) -> list[Expr]:
-    decomposition = op.linalg.svd(node.as_expr(x), full_matrices and compute_uv)
+    decomposition = op.linalg.svd(node.to_expr(x), full_matrices and compute_uv)
     return [TupleGetItem(decomposition, at) for at in range(3)]
 
 
 def _matrix_exp(node: FxNode, x: Value) -> Expr:
-    return op.linalg.matrix_exp(node.as_expr(x))
+    return op.linalg.matrix_exp(node.to_expr(x))
 
 
 def _pinv(
@@ -241,7 +253,7 @@ def _pinv(
     Of a `hermitian` matrix only the lower triangle is read.
     """
     _, dtype, rank = _shape_dtype_rank(x)
-    data = node.as_expr(x)
+    data = node.to_expr(x)
     if hermitian:
         # The strict lower triangle, mirrored: the upper one is never read.
         lower = op.trilu(data, -1, upper=False)
@@ -252,7 +264,9 @@ def _pinv(
     inverse = op.where(op.greater(values, limit), op.divide(const(1, dtype), values),
                        const(0, dtype))  # fmt: skip
     scaled = op.multiply(transpose_matrix(right_vectors, rank), op.expand_dims(inverse, -2))
-    first, second = (node.scope.spanned(e) for e in (scaled, transpose_matrix(left_vectors, rank)))
+    first, second = (
+        node.scope.attach_span(e) for e in (scaled, transpose_matrix(left_vectors, rank))
+    )
     return batched_product(node, node.as_value(first), node.as_value(second))
 
 
@@ -269,16 +283,16 @@ def _singular_value_limit(
     def per_matrix(value: Value) -> Expr:
         """Emit a tolerance shaped to broadcast against its matrix's singular values."""
         return (
-            op.expand_dims(node.as_expr(value, dtype), -1)
+            op.expand_dims(node.to_expr(value, dtype), -1)
             if value.type.shape
-            else node.as_expr(value, dtype)
+            else node.to_expr(value, dtype)
         )
 
     if rtol is not None:
         relative = per_matrix(rtol)
     else:
         epsilon = torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps
-        size = op.cast(node.scope.scalar(simplify_dim(maximum(*shape[-2:]))), dtype)
+        size = op.cast(node.scope.emit_dim(simplify_dim(maximum(*shape[-2:]))), dtype)
         relative = op.multiply(size, const(epsilon, dtype))
         if atol is not None:
             is_given = op.greater(per_matrix(atol), const(0, dtype))
@@ -295,7 +309,7 @@ def _with_effects(node: FxNode, token: None, *args: object, **kwargs: object) ->
     """Ignore an error check with effect tokens; decompositions raise by themselves."""
     # Other effects (prints, custom operators) must not be dropped silently.
     if not any(LINALG_CHECK in str(arg) for arg in node.fx.args):
-        node.unsupported("effects other than checks of decompositions")
+        node.reject("effects other than checks of decompositions")
 
 
 ROWS: tuple[ConverterRow, ...] = (

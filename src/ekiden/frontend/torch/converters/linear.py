@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from ekiden.frontend.common import matmul
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
-from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.torch.complex_rules import bilinear, complex_rule
+from ekiden.frontend.common.value import Value, constant_value
+from ekiden.frontend.torch.complex_rules import bilinear_rule, custom_complex_rule
 from ekiden.frontend.torch.node import ComplexResult, Converter, ConverterRow, FxNode, Operand
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -22,50 +22,50 @@ def matmul_by_weight(node: FxNode, a: Value, b: Value) -> Expr:
     dtype = a.type.dtype
     if b.array is not None and b.array.ndim == 2:
         # A transposed view of the constant, without a copy: nn.dense takes its weight as [n, k].
-        weight = constant(b.array.T)
-        return op.nn.dense(node.as_expr(a), node.as_expr(weight, dtype), units=b.array.shape[1])
-    return op.nn.matmul(node.as_expr(a), node.as_expr(b, dtype))
+        weight = constant_value(b.array.T)
+        return op.nn.dense(node.to_expr(a), node.to_expr(weight, dtype), units=b.array.shape[1])
+    return op.nn.matmul(node.to_expr(a), node.to_expr(b, dtype))
 
 
 def _mm(node: FxNode, a: Value, b: Value) -> Expr:
-    node.scope.same(a.type.shape[1:], b.type.shape[:1])
+    node.scope.require_equal_dims(a.type.shape[1:], b.type.shape[:1])
     return matmul_by_weight(node, a, b)
 
 
 def _int_mm(node: FxNode, a: Value, b: Value) -> Expr:
     """Convert _int_mm: int8 products accumulated in int32."""
-    node.scope.same(a.type.shape[1:], b.type.shape[:1])
+    node.scope.require_equal_dims(a.type.shape[1:], b.type.shape[:1])
     if b.array is not None:
-        weight = node.as_expr(constant(b.array.T))
+        weight = node.to_expr(constant_value(b.array.T))
     else:
-        weight = op.transpose(node.as_expr(b), axes=[1, 0])
-    return op.nn.dense(node.as_expr(a), weight, out_dtype="int32")
+        weight = op.transpose(node.to_expr(b), axes=[1, 0])
+    return op.nn.dense(node.to_expr(a), weight, out_dtype="int32")
 
 
 def _bmm(node: FxNode, a: Value, b: Value) -> Expr:
-    node.scope.same((a.type.shape[0], a.type.shape[2]), b.type.shape[:2])
-    return op.nn.batch_matmul(node.as_expr(a), node.as_expr(b), transpose_b=False)
+    node.scope.require_equal_dims((a.type.shape[0], a.type.shape[2]), b.type.shape[:2])
+    return op.nn.batch_matmul(node.to_expr(a), node.to_expr(b), transpose_b=False)
 
 
 def _mv(node: FxNode, a: Value, b: Value) -> Expr:
-    row = op.expand_dims(node.as_expr(b), axis=0)
-    return op.squeeze(op.nn.dense(node.as_expr(a), row, units=1), axis=[-1])
+    row = op.expand_dims(node.to_expr(b), axis=0)
+    return op.squeeze(op.nn.dense(node.to_expr(a), row, units=1), axis=[-1])
 
 
 def _dot(node: FxNode, a: Value, b: Value) -> Expr:
-    return op.sum(op.multiply(node.as_expr(a), node.as_expr(b)), axis=[0], keepdims=False)
+    return op.sum(op.multiply(node.to_expr(a), node.to_expr(b)), axis=[0], keepdims=False)
 
 
 def _scale_and_add(node: FxNode, product: Expr, bias: Value, beta: Operand, alpha: Operand) -> Expr:
     dtype = node.out_dtype
     if alpha != 1:
-        product = op.multiply(product, node.as_expr(alpha, dtype))
+        product = op.multiply(product, node.to_expr(alpha, dtype))
     # BLAS convention: with beta = 0 the bias is not read, so its NaN do not propagate.
     if beta == 0:
         return product
-    extra = node.as_expr(bias, dtype)
+    extra = node.to_expr(bias, dtype)
     if beta != 1:
-        extra = op.multiply(extra, node.as_expr(beta, dtype))
+        extra = op.multiply(extra, node.to_expr(beta, dtype))
     return op.add(product, extra)
 
 
@@ -81,8 +81,8 @@ def _addmm_converter(product: Callable[[FxNode, Value, Value], Expr]) -> Convert
 
 
 def _linear(node: FxNode, x: Value, weight: Value, bias: Value | None = None) -> Expr:
-    product: Expr = op.nn.dense(node.as_expr(x), node.as_expr(weight))
-    return product if bias is None else op.add(product, node.as_expr(bias))
+    product: Expr = op.nn.dense(node.to_expr(x), node.to_expr(weight))
+    return product if bias is None else op.add(product, node.to_expr(bias))
 
 
 def _matmul(node: FxNode, a: Value, b: Value) -> Expr:
@@ -94,14 +94,14 @@ def _matmul(node: FxNode, a: Value, b: Value) -> Expr:
     if len(right_shape) == 2:
         return matmul_by_weight(node, a, b)
     if len(left_shape) == 1:
-        row_value = node.as_value(node.scope.spanned(op.expand_dims(node.as_expr(a), axis=0)))
+        row_value = node.as_value(node.scope.attach_span(op.expand_dims(node.to_expr(a), axis=0)))
         return op.squeeze(batched_product(node, row_value, b), axis=[-2])
     return batched_product(node, a, b)
 
 
 def batched_product(node: FxNode, a: Value, b: Value, transpose_b: bool = False) -> Expr:
     """Emit the product of two tensors of rank 2 or more; leading axes broadcast."""
-    return matmul.batched_matmul(node, node.as_expr(a), node.as_expr(b), transpose_b)
+    return matmul.batched_matmul(node, node.to_expr(a), node.to_expr(b), transpose_b)
 
 
 def _scaled_dot_product_attention(
@@ -121,17 +121,17 @@ def _scaled_dot_product_attention(
     Query heads may share key heads (grouped-query attention).
     """
     if dropout:
-        node.unsupported("dropout inside of attention")
+        node.reject("dropout inside of attention")
     dtype = query.type.dtype
     if enable_gqa:
         key, value = _repeat_kv_heads(node, query, key), _repeat_kv_heads(node, query, value)
     width = known_int(query.type.shape[-1])
     if scale is None and width is None:
-        node.unsupported("the width of a head must be constant")
+        node.reject("the width of a head must be constant")
     factor = 1 / math.sqrt(width or 1) if scale is None else scale
     # Scaling the query costs queries * columns products, scaling the scores queries * keys.
     scaled = node.as_value(
-        node.scope.spanned(op.multiply(node.as_expr(query), const(factor, dtype)))
+        node.scope.attach_span(op.multiply(node.to_expr(query), const(factor, dtype)))
     )
     scores = batched_product(node, scaled, key, transpose_b=True)
     if is_causal:
@@ -141,10 +141,10 @@ def _scaled_dot_product_attention(
         column = op.expand_dims(op.arange(0, columns, 1, dtype="int64"), axis=0)
         scores = op.where(op.greater_equal(row, column), scores, const(-math.inf, dtype))
     if mask is not None and mask.type.dtype == "bool":
-        scores = op.where(node.as_expr(mask), scores, const(-math.inf, dtype))
+        scores = op.where(node.to_expr(mask), scores, const(-math.inf, dtype))
     elif mask is not None:
-        scores = op.add(scores, node.as_expr(mask, dtype))
-    weights = node.as_value(node.scope.spanned(op.nn.softmax(scores, axis=-1)))
+        scores = op.add(scores, node.to_expr(mask, dtype))
+    weights = node.as_value(node.scope.attach_span(op.nn.softmax(scores, axis=-1)))
     attended = batched_product(node, weights, value)
     is_seen = None if mask is None else _visible_queries(node, mask)
     return attended if is_seen is None else op.where(is_seen, attended, const(0, dtype))
@@ -159,7 +159,7 @@ def _visible_queries(node: FxNode, mask: Value) -> Expr | None:
         is_open = mask.array if mask.type.dtype == "bool" else mask.array != -math.inf
         if is_open.any(axis=-1).all():
             return None
-    visible = node.as_expr(mask)
+    visible = node.to_expr(mask)
     if mask.type.dtype != "bool":
         visible = op.not_equal(visible, const(-math.inf, mask.type.dtype))
     return op.any(visible, axis=[-1], keepdims=True)
@@ -168,18 +168,20 @@ def _visible_queries(node: FxNode, mask: Value) -> Expr | None:
 def _repeat_kv_heads(node: FxNode, query: Value, x: Value) -> Value:
     heads, own = known_int(query.type.shape[-3]), known_int(x.type.shape[-3])
     if heads is None or own is None or heads % own:
-        node.unsupported("the numbers of heads must be constant and divide")
+        node.reject("the numbers of heads must be constant and divide")
     axis = len(x.type.shape) - 3
     if heads == own:
         return x
-    return node.as_value(node.scope.spanned(op.repeat(node.as_expr(x), heads // own, axis=axis)))
+    return node.as_value(
+        node.scope.attach_span(op.repeat(node.to_expr(x), heads // own, axis=axis))
+    )
 
 
 def _flash_attention(node: FxNode, query: Value, key: Value, value: Value, dropout: float = 0.0,
                      is_causal: bool = False, *, attn_mask: Value | None = None,
                      scale: float | None = None) -> list[Expr | Value | None]:  # fmt: skip
-    if node.wants(1):
-        node.unsupported("the logarithms of the sums of attention")
+    if node.is_output_used(1):
+        node.reject("the logarithms of the sums of attention")
     attended = _scaled_dot_product_attention(
         node, query, key, value, attn_mask, dropout, is_causal, scale=scale,
         enable_gqa=not are_equal_dims(query.type.shape[-3], key.type.shape[-3]),
@@ -188,12 +190,12 @@ def _flash_attention(node: FxNode, query: Value, key: Value, value: Value, dropo
 
 
 def _einsum(node: FxNode, equation: str, operands: Sequence[Value], *, path: object = None) -> Expr:
-    return op.einsum([node.as_expr(v) for v in operands], equation.replace(" ", ""))
+    return op.einsum([node.to_expr(v) for v in operands], equation.replace(" ", ""))
 
 
 def _outer(node: FxNode, a: Value, b: Value) -> Expr:
-    column = op.expand_dims(node.as_expr(a, node.out_dtype), axis=1)
-    return op.multiply(column, op.expand_dims(node.as_expr(b, node.out_dtype), axis=0))
+    column = op.expand_dims(node.to_expr(a, node.out_dtype), axis=1)
+    return op.multiply(column, op.expand_dims(node.to_expr(b, node.out_dtype), axis=0))
 
 
 def _trilinear(
@@ -203,7 +205,7 @@ def _trilinear(
     """Emit the product of three expanded tensors, summed over some axes."""
     wide: list[Expr] = []
     for value, axes in ((a, expand1), (b, expand2), (c, expand3)):
-        data = node.as_expr(value)
+        data = node.to_expr(value)
         for axis in sorted(axes):
             data = op.expand_dims(data, axis=axis)
         wide.append(data)
@@ -220,11 +222,11 @@ def _grouped_mm(
     Each group is computed for all rows and its own rows are selected: no weight is copied.
     """
     if len(x.type.shape) != 2 or len(weights.type.shape) != 3 or bias is not None:
-        node.unsupported("expected rows of two axes, weights of three and no bias")
+        node.reject("expected rows of two axes, weights of three and no bias")
     total: Expr = const(0, x.type.dtype)
     # Group boundaries are data: every group's product covers all rows, and a mask keeps its own.
     for index, is_own in enumerate(_group_masks(node, x, weights, ends)):
-        group_product = matmul_by_weight(node, x, _group_weight(node, weights, index))
+        group_product = matmul_by_weight(node, x, _select_group_weight(node, weights, index))
         # Rows that belong to no group stay 0.
         total = op.where(is_own, group_product, total)
     return total
@@ -232,10 +234,10 @@ def _grouped_mm(
 
 def _group_masks(node: FxNode, x: Value, weights: Value, ends: Value) -> list[Expr]:
     """Emit, per group, the mask [rows, 1] of its rows."""
-    (count,) = node.static(weights.type.shape[:1], "the groups")
+    (count,) = node.static_shape(weights.type.shape[:1], "the groups")
     rows = op.arange(0, x.type.shape[0], 1, dtype="int64")
-    group_index = op.searchsorted(node.as_expr(ends, "int64"), rows, right=True, dtype="int64")
-    group = node.scope.spanned(op.expand_dims(group_index, axis=1))
+    group_index = op.searchsorted(node.to_expr(ends, "int64"), rows, right=True, dtype="int64")
+    group = node.scope.attach_span(op.expand_dims(group_index, axis=1))
     return [op.equal(group, const(index, "int64")) for index in range(count)]
 
 
@@ -246,19 +248,21 @@ def _grouped_mm_backward(
     total: Expr = const(0, x.type.dtype)
     weight_grads: list[Expr] = []
     for index, is_own in enumerate(_group_masks(node, x, weights, ends)):
-        turned = op.transpose(node.as_expr(_group_weight(node, weights, index)), axes=[1, 0])
-        group_grad = matmul_by_weight(node, grad, node.as_value(node.scope.spanned(turned)))
+        turned = op.transpose(node.to_expr(_select_group_weight(node, weights, index)), axes=[1, 0])
+        group_grad = matmul_by_weight(node, grad, node.as_value(node.scope.attach_span(turned)))
         total = op.where(is_own, group_grad, total)
-        rows = op.transpose(op.where(is_own, node.as_expr(x), const(0, x.type.dtype)), axes=[1, 0])
-        weight_grads.append(matmul_by_weight(node, node.as_value(node.scope.spanned(rows)), grad))
+        rows = op.transpose(op.where(is_own, node.to_expr(x), const(0, x.type.dtype)), axes=[1, 0])
+        weight_grads.append(
+            matmul_by_weight(node, node.as_value(node.scope.attach_span(rows)), grad)
+        )
     return [total, op.stack(weight_grads, axis=0)]
 
 
-def _group_weight(node: FxNode, weights: Value, index: int) -> Value:
+def _select_group_weight(node: FxNode, weights: Value, index: int) -> Value:
     if weights.array is not None:
-        return constant(weights.array[index])
-    weight = op.take(node.as_expr(weights), const(index, "int64"), axis=0)
-    return node.as_value(node.scope.spanned(weight))
+        return constant_value(weights.array[index])
+    weight = op.take(node.to_expr(weights), const(index, "int64"), axis=0)
+    return node.as_value(node.scope.attach_span(weight))
 
 
 def _complex_einsum(
@@ -280,18 +284,18 @@ def _complex_einsum(
 # fmt: off
 ROWS: tuple[ConverterRow, ...] = (
     ("_int_mm", _int_mm),
-    ("mm", _mm, bilinear),
-    ("bmm", _bmm, bilinear),
+    ("mm", _mm, bilinear_rule),
+    ("bmm", _bmm, bilinear_rule),
     ("mv", _mv),
     ("dot", _dot),
     ("addmm", _addmm_converter(_mm)),
     ("baddbmm", _addmm_converter(_bmm)),
     ("addmv", _addmm_converter(_mv)),
     ("linear", _linear),
-    ("matmul", _matmul, bilinear),
+    ("matmul", _matmul, bilinear_rule),
     ("scaled_dot_product_attention", _scaled_dot_product_attention),
     ("_scaled_dot_product_flash_attention_for_cpu", _flash_attention),
-    ("einsum", _einsum, complex_rule(_complex_einsum)),
+    ("einsum", _einsum, custom_complex_rule(_complex_einsum)),
     ("_trilinear", _trilinear),
     ("outer", _outer),
     ("_grouped_mm", _grouped_mm),

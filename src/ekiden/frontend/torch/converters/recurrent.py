@@ -2,7 +2,7 @@
 
 PyTorch's decompositions unroll every step: a program as long as the sequence. Here a layer and
 direction is one operator (nn.lstm, nn.gru, nn.rnn), with PyTorch's order of gates. Layers over
-packed sequences (`lstm.data`) in a program exported elsewhere keep PyTorch's decomposition.
+packed sequences (`lstm_step.data`) in a program exported elsewhere keep PyTorch's decomposition.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ekiden.frontend.common.recurrent_cells import (
-    gru,
-    lstm,
+    emit_recurrent_layer,
+    gru_step,
     lstm_gate,
+    lstm_step,
     project_hidden,
-    recurrent_layer,
     scan_steps,
 )
 from ekiden.frontend.common.value import Value
@@ -46,7 +46,7 @@ class _LayerStack:
     batch_first: bool
 
     @property
-    def directions(self) -> int:
+    def num_directions(self) -> int:
         return 1 + self.bidirectional
 
 
@@ -58,11 +58,11 @@ class _RecurrentLayer:
     weights: Sequence[Expr]
     """[gates * hidden, inputs], [gates * hidden, hidden], perhaps two biases, perhaps a projection
     of hidden states [projected, hidden] (lstm)."""
-    biased: bool
-    reverse: bool
+    has_biases: bool
+    is_reverse: bool
 
     @property
-    def projection(self) -> Expr | None:
+    def projection_weight(self) -> Expr | None:
         return self.weights[-1] if len(self.weights) % 2 else None
 
     def emit_operator(self, data: Expr, states: Sequence[Expr], lengths: Expr | None) -> list[Expr]:
@@ -72,27 +72,29 @@ class _RecurrentLayer:
         """
         kind, activations = RECURRENT_OPERATORS[self.name]
         initial = dict(zip(("initial_h", "initial_c"), states, strict=False))
-        return recurrent_layer(
-            kind, data, self.weights, lengths=lengths, reverse=self.reverse,
+        return emit_recurrent_layer(
+            kind, data, self.weights, lengths=lengths, reverse=self.is_reverse,
             activations=activations, **initial,
         )  # fmt: skip
 
     def emit_steps(self, node: FxNode, data: Expr, states: Sequence[Expr]) -> list[Expr]:
         """Emit the layer step by step, for projections and float64, which the operator lacks."""
         into, again, *biases = self.weights
-        sides = [biases[0], biases[1]] if self.biased else [None, None]
+        sides = [biases[0], biases[1]] if self.has_biases else [None, None]
         # The input projection of all steps is one matrix product, outside of the loop.
         inputs = project_hidden(data, into, sides[0])
 
         def step(rows: Sequence[Expr], states_now: Sequence[Expr]) -> list[Expr]:
-            return self._step(rows[0], project_hidden(states_now[0], again, sides[1]), states_now)
+            return self._next_states(
+                rows[0], project_hidden(states_now[0], again, sides[1]), states_now
+            )
 
         every, ends = scan_steps(
-            node, [inputs], [node.given(s) for s in states], step, self.reverse
+            node, [inputs], [node.bind_shared(s) for s in states], step, self.is_reverse
         )
         return [every, *(node.scope.expr(end) for end in ends)]
 
-    def _step(self, x: Expr, y: Expr, states: Sequence[Expr]) -> list[Expr]:
+    def _next_states(self, x: Expr, y: Expr, states: Sequence[Expr]) -> list[Expr]:
         """Emit the next states from the input and hidden projections."""
         kind, activations = RECURRENT_OPERATORS[self.name]
         if kind == "rnn":
@@ -100,11 +102,13 @@ class _RecurrentLayer:
             return [op.tanh(total) if activations == ("tanh",) else op.nn.relu(total)]
         if kind == "gru":
             data, state = (list(op.split(gates, 3, axis=1)) for gates in (x, y))
-            return [gru(data, state, states[0])]
-        updated = lstm([lstm_gate(gates) for gates in op.split(op.add(x, y), 4, axis=1)], states[1])
-        if self.projection is None:
-            return [updated.hidden, updated.cell]
-        return [project_hidden(updated.hidden, self.projection), updated.cell]
+            return [gru_step(data, state, states[0])]
+        updated = lstm_step(
+            [lstm_gate(gates) for gates in op.split(op.add(x, y), 4, axis=1)], states[1]
+        )
+        if self.projection_weight is None:
+            return [updated.hidden, updated.cell_state]
+        return [project_hidden(updated.hidden, self.projection_weight), updated.cell_state]
 
 
 def _run_layers(
@@ -119,30 +123,30 @@ def _run_layers(
     batch, hidden].
     """
     if stack.train and stack.dropout > 0 and stack.num_layers > 1:
-        node.unsupported("dropout between layers, which training has")
+        node.reject("dropout between layers, which training has")
     dtype = "float64" if x.type.dtype == "float64" else "float32"
-    data = node.as_expr(x, dtype)
+    data = node.to_expr(x, dtype)
     if stack.batch_first:
         data = op.transpose(data, (1, 0, 2))
-    ends_at = None if lengths is None else op.cast(node.as_expr(lengths), "int32")
+    ends_at = None if lengths is None else op.cast(node.to_expr(lengths), "int32")
     # PyTorch lists the parameters by layer, then by direction.
-    size = len(stack.params) // (stack.num_layers * stack.directions)
+    size = len(stack.params) // (stack.num_layers * stack.num_directions)
     ends: list[list[Expr]] = []
     for at in range(stack.num_layers):
         both = []
-        for direction in range(stack.directions):
-            number = at * stack.directions + direction
+        for direction in range(stack.num_directions):
+            number = at * stack.num_directions + direction
             weights = [
-                node.as_expr(p, dtype) for p in stack.params[number * size : (number + 1) * size]
+                node.to_expr(p, dtype) for p in stack.params[number * size : (number + 1) * size]
             ]
             one = _RecurrentLayer(name, weights, stack.has_biases, direction == 1)
             begin = [
-                op.take(node.as_expr(s, dtype), const(number, "int64"), axis=0) for s in states
+                op.take(node.to_expr(s, dtype), const(number, "int64"), axis=0) for s in states
             ]
-            if one.projection is None and dtype == "float32":
+            if one.projection_weight is None and dtype == "float32":
                 every, *last = one.emit_operator(data, begin, ends_at)
             elif lengths is not None:
-                node.unsupported("packed sequences with a projection, or of float64")
+                node.reject("packed sequences with a projection, or of float64")
             else:
                 every, *last = one.emit_steps(node, data, begin)
             both.append(every)

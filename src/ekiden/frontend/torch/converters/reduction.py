@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.torch.complex_rules import per_part
-from ekiden.frontend.torch.dtype import array_of
+from ekiden.frontend.common.value import Value, constant_value
+from ekiden.frontend.torch.complex_rules import per_part_rule
+from ekiden.frontend.torch.dtype import tensor_to_array
 from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float, itemsize, to_numpy
@@ -40,7 +40,7 @@ def _reduction_converter(function: Callable[..., Expr]) -> Converter:
         node: FxNode, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: object = None
     ) -> Expr:
         """Reduce in the result's dtype, to which integers are widened before summation."""
-        return _emit_reduction(node, function, x, node.as_expr(x, node.out_dtype), dim, keepdim)
+        return _emit_reduction(node, function, x, node.to_expr(x, node.out_dtype), dim, keepdim)
 
     return convert
 
@@ -51,8 +51,8 @@ def _extremum_converter(function: Callable[..., Expr], truths: Callable[..., Exp
     def convert(node: FxNode, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
         """Emit the extremum; for bools any or all."""
         if x.type.dtype == "bool":
-            return _emit_reduction(node, truths, x, node.as_expr(x), dim, keepdim)
-        return _emit_reduction(node, function, x, node.as_expr(x), dim, keepdim)
+            return _emit_reduction(node, truths, x, node.to_expr(x), dim, keepdim)
+        return _emit_reduction(node, function, x, node.to_expr(x), dim, keepdim)
 
     return convert
 
@@ -60,7 +60,7 @@ def _extremum_converter(function: Callable[..., Expr], truths: Callable[..., Exp
 def _bool_reduction_converter(function: Callable[..., Expr]) -> Converter:
     def convert(node: FxNode, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
         """Emit whether all or any elements differ from 0."""
-        data = node.as_expr(x)
+        data = node.to_expr(x)
         if x.type.dtype != "bool":
             data = op.not_equal(data, const(0, x.type.dtype))
         return _emit_reduction(node, function, x, data, dim, keepdim)
@@ -78,7 +78,7 @@ def _bool_dims_converter(function: Callable[..., Expr]) -> Converter:
         None.
         """
         if dim is not None and not dim:
-            return op.cast(node.as_expr(x), "bool")
+            return op.cast(node.to_expr(x), "bool")
         return _bool_reduction_converter(function)(node, x, dim, keepdim)  # type: ignore[return-value]
 
     return convert
@@ -91,8 +91,8 @@ def _arg_converter(function: Callable[..., Expr]) -> Converter:
     return convert
 
 
-def _numeric(node: FxNode, x: Value) -> Expr:
-    return node.as_expr(x, "uint8" if x.type.dtype == "bool" else x.type.dtype)
+def _bool_to_uint8(node: FxNode, x: Value) -> Expr:
+    return node.to_expr(x, "uint8" if x.type.dtype == "bool" else x.type.dtype)
 
 
 def _arg_extremum(
@@ -100,8 +100,8 @@ def _arg_extremum(
 ) -> Result:
     rank = len(x.type.shape)
     if not rank:
-        return constant(np.zeros((), np.int64))
-    data = _numeric(node, x)
+        return constant_value(np.zeros((), np.int64))
+    data = _bool_to_uint8(node, x)
     if dim is None:
         flat = op.reshape(data, (product_of_dims(x.type.shape),), allowzero=True)
         index = op.cast(function(flat, axis=0, keepdims=False), "int64")
@@ -109,7 +109,9 @@ def _arg_extremum(
     return op.cast(function(data, axis=node.axis(dim, rank), keepdims=keepdim), "int64")
 
 
-def _with_indices(largest: Callable[..., Expr], argument: Callable[..., Expr]) -> Converter:
+def _extremum_with_indices_converter(
+    largest: Callable[..., Expr], argument: Callable[..., Expr]
+) -> Converter:
     """Return the converter of max.dim or min.dim: values and indices."""
 
     def convert(
@@ -117,9 +119,9 @@ def _with_indices(largest: Callable[..., Expr], argument: Callable[..., Expr]) -
     ) -> list[Expr | Value | None]:
         """Emit values and indices; a tensor of rank 0 is its own extremum, at index 0."""
         if not x.type.shape:
-            return [x, constant(np.zeros((), np.int64))]
+            return [x, constant_value(np.zeros((), np.int64))]
         axis = node.axis(dim, len(x.type.shape))
-        values = largest(_numeric(node, x), axis=axis, keepdims=keepdim)
+        values = largest(_bool_to_uint8(node, x), axis=axis, keepdims=keepdim)
         indices = _arg_extremum(node, argument, x, axis, keepdim)
         assert isinstance(indices, Expr)
         return [values, indices]
@@ -130,16 +132,16 @@ def _with_indices(largest: Callable[..., Expr], argument: Callable[..., Expr]) -
 def _variance(
     node: FxNode, x: Value, dim: Axes = None, correction: object = 1, keepdim: bool = False
 ) -> Expr:
-    return _moments(node, x, dim, correction, keepdim)[0]
+    return _variance_and_mean(node, x, dim, correction, keepdim)[0]
 
 
 def _var_mean(
     node: FxNode, x: Value, dim: Axes = None, correction: object = 1, keepdim: bool = False
 ) -> list[Expr | Value | None]:
-    return list(_moments(node, x, dim, correction, keepdim))
+    return list(_variance_and_mean(node, x, dim, correction, keepdim))
 
 
-def _moments(
+def _variance_and_mean(
     node: FxNode, x: Value, dim: Axes, correction: object, keepdim: bool
 ) -> tuple[Expr, Expr]:
     """Emit variance and mean; the variance divides by n - correction.
@@ -153,7 +155,7 @@ def _moments(
         correction = int(correction)
     correction = 1 if correction is None else correction
     assert isinstance(correction, (int, float))
-    axes, data = normalize_axes(node, x, dim), node.as_expr(x, dtype)
+    axes, data = normalize_axes(node, x, dim), node.to_expr(x, dtype)
     count = product_of_dims([x.type.shape[a] for a in axes])
     mean = op.mean(data, axis=axes, keepdims=True) if axes else data
     centred = op.subtract(data, mean)
@@ -164,7 +166,7 @@ def _moments(
         # Not negative: with n <= correction the quotient is inf or NaN, as in PyTorch.
         below: Expr = const(max(number - correction, 0), dtype)
     else:
-        wide = op.cast(node.scope.scalar(count), dtype)
+        wide = op.cast(node.scope.emit_dim(count), dtype)
         below = op.maximum(op.subtract(wide, const(correction, dtype)), const(0, dtype))
     mean_out = mean if keepdim or not axes else op.squeeze(mean, axis=axes)
     return op.divide(total, below), mean_out
@@ -173,7 +175,7 @@ def _moments(
 def _cumulative_converter(function: Callable[..., Expr]) -> Converter:
     def convert(node: FxNode, x: Value, dim: int, *, dtype: object = None) -> Expr:
         """Accumulate in the result's dtype; a tensor of rank 0 is its own total."""
-        data = node.as_expr(x, node.out_dtype)
+        data = node.to_expr(x, node.out_dtype)
         if not x.type.shape:
             return data
         return function(data, axis=node.axis(dim, len(x.type.shape)))
@@ -193,9 +195,9 @@ def _sort(
     if args and isinstance(args[0], int) and not isinstance(args[0], bool):
         dim, descending = args[0], bool(args[1]) if len(args) > 1 else descending
     if not x.type.shape:
-        return [x, constant(np.zeros((), np.int64))]
+        return [x, constant_value(np.zeros((), np.int64))]
     axis = node.axis(dim, len(x.type.shape))
-    data = _numeric(node, x)
+    data = _bool_to_uint8(node, x)
     indices = op.argsort(data, axis=axis, is_ascend=not descending, dtype="int64")
     return [op.gather(data, axis, indices), indices]
 
@@ -204,16 +206,17 @@ def _topk(
     node: FxNode, x: Value, k: Scalar, dim: int = -1, largest: bool = True, is_sorted: bool = True
 ) -> list[Expr | Value | None]:
     if not x.type.shape:
-        return [x, constant(np.zeros((), np.int64))]
+        return [x, constant_value(np.zeros((), np.int64))]
     axis = node.axis(dim, len(x.type.shape))
     largest_k = op.topk(
-        _numeric(node, x), k=node.size(k), axis=axis, ret_type="both", is_ascend=not largest,
+        _bool_to_uint8(node, x), k=node.to_dim(k), axis=axis, ret_type="both",
+        is_ascend=not largest,
         dtype="int64",
     )  # fmt: skip
     return [TupleGetItem(largest_k, 0), TupleGetItem(largest_k, 1)]
 
 
-def _cumulative_extremum(scan: Callable[..., Expr]) -> Converter:
+def _cumulative_extremum_converter(scan: Callable[..., Expr]) -> Converter:
     """Return the converter of a running extreme and its last index."""
 
     def convert(node: FxNode, x: Value, dim: int) -> list[Expr | Value | None]:
@@ -221,9 +224,9 @@ def _cumulative_extremum(scan: Callable[..., Expr]) -> Converter:
         the extreme up to it. A NaN is the extreme of every prefix that contains one.
         """
         if not x.type.shape:
-            return [x, constant(np.zeros((), np.int64))]
+            return [x, constant_value(np.zeros((), np.int64))]
         axis = node.axis(dim, len(x.type.shape))
-        data = node.scope.spanned(_numeric(node, x))
+        data = node.scope.attach_span(_bool_to_uint8(node, x))
         is_extreme = op.equal(data, scan(data, axis=axis))
         if is_float(x.type.dtype):
             is_extreme = op.logical_or(is_extreme, op.isnan(data))
@@ -232,7 +235,7 @@ def _cumulative_extremum(scan: Callable[..., Expr]) -> Converter:
         if behind:
             numbers = op.expand_dims(numbers, axis=1, num_newaxis=behind)
         positions = op.where(is_extreme, numbers, const(0, "int64"))
-        indices = node.scope.spanned(op.cummax(positions, axis=axis))
+        indices = node.scope.attach_span(op.cummax(positions, axis=axis))
         return [op.gather(data, axis, indices), indices]
 
     return convert
@@ -246,12 +249,16 @@ def _histc(
     max: Scalar = 0,
 ) -> Expr:
     """Convert histc: the number of elements between evenly spaced edges, the last one inclusive."""
-    low, high, dtype = node.number(min, "min"), node.number(max, "max"), node.out_dtype
+    low, high, dtype = (
+        node.constant_number(min, "min"),
+        node.constant_number(max, "max"),
+        node.out_dtype,
+    )
     if not low < high:
-        node.unsupported("'min' must be below 'max': edges that are data are not supported")
+        node.reject("'min' must be below 'max': edges that are data are not supported")
     # torch.linspace itself, so that the edges are rounded as PyTorch's.
-    edges = array_of(torch.linspace(low, high, bins + 1))
-    data = op.reshape(node.as_expr(x, "float32"), (-1,))
+    edges = tensor_to_array(torch.linspace(low, high, bins + 1))
+    data = op.reshape(node.to_expr(x, "float32"), (-1,))
     bin_index = op.subtract(
         op.searchsorted(const(edges), data, right=True, dtype="int64"), const(1, "int64")
     )
@@ -270,15 +277,15 @@ def _histc(
 
 # fmt: off
 ROWS: tuple[ConverterRow, ...] = (
-    ("sum", _reduction_converter(op.sum), per_part),
-    ("mean", _reduction_converter(op.mean), per_part),
+    ("sum", _reduction_converter(op.sum), per_part_rule),
+    ("mean", _reduction_converter(op.mean), per_part_rule),
     ("prod", _reduction_converter(op.prod)),
     ("amax", _extremum_converter(op.max, op.any)),
     ("amin", _extremum_converter(op.min, op.all)),
     ("max.default", _extremum_converter(op.max, op.any)),
     ("min.default", _extremum_converter(op.min, op.all)),
-    ("max.dim", _with_indices(op.max, op.argmax)),
-    ("min.dim", _with_indices(op.min, op.argmin)),
+    ("max.dim", _extremum_with_indices_converter(op.max, op.argmax)),
+    ("min.dim", _extremum_with_indices_converter(op.min, op.argmin)),
     ("any", _bool_reduction_converter(op.any)),
     ("all", _bool_reduction_converter(op.all)),
     ("any.dims", _bool_dims_converter(op.any)),
@@ -287,10 +294,10 @@ ROWS: tuple[ConverterRow, ...] = (
     ("argmin", _arg_converter(op.argmin)),
     ("var", _variance),
     ("var_mean", _var_mean),
-    ("cumsum", _cumulative_converter(op.cumsum), per_part),
+    ("cumsum", _cumulative_converter(op.cumsum), per_part_rule),
     ("cumprod", _cumulative_converter(op.cumprod)),
-    ("cummax", _cumulative_extremum(op.cummax)),
-    ("cummin", _cumulative_extremum(op.cummin)),
+    ("cummax", _cumulative_extremum_converter(op.cummax)),
+    ("cummin", _cumulative_extremum_converter(op.cummin)),
     ("sort", _sort),
     ("topk", _topk),
     ("histc", _histc),

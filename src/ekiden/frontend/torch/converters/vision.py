@@ -19,16 +19,16 @@ Size: TypeAlias = object
 
 def _nms(node: FxNode, boxes: Value, scores: Value, threshold: float) -> Expr:
     """Convert torchvision::nms: the indices of the surviving boxes, by descending score."""
-    max_boxes = node.scope.scalar(boxes.type.shape[0])
+    max_boxes = node.scope.emit_dim(boxes.type.shape[0])
     limits = max_boxes, const(threshold, "float32"), const(-np.inf, "float32")
     indices = non_max_suppression_indices(
-        node, node.as_expr(boxes, "float32"), node.as_expr(scores, "float32"), *limits
+        node, node.to_expr(boxes, "float32"), node.to_expr(scores, "float32"), *limits
     )
     return op.cast(indices, "int64")
 
 
 def _pooled_size(node: FxNode, height: Size, width: Size) -> tuple[int, int]:
-    first, second = node.static(node.sizes([height, width]), "the regions")  # type: ignore[arg-type]
+    first, second = node.static_shape(node.to_dims([height, width]), "the regions")  # type: ignore[arg-type]
     return first, second
 
 
@@ -37,7 +37,7 @@ def _roi_align(
     aligned: bool,
 ) -> Expr:  # fmt: skip
     return op.vision.roi_align(
-        node.as_expr(x), node.as_expr(rois, x.type.dtype), _pooled_size(node, height, width), scale,
+        node.to_expr(x), node.to_expr(rois, x.type.dtype), _pooled_size(node, height, width), scale,
         sample_ratio=ratio if ratio > 0 else -1, aligned=aligned,
     )  # fmt: skip
 
@@ -48,7 +48,7 @@ def _roi_pool(
     """Convert roi_pool; the indices of the maxima, which only gradients read, are not computed."""
     size = _pooled_size(node, height, width)
     return [
-        op.vision.roi_pool(node.as_expr(x), node.as_expr(rois, x.type.dtype), size, scale),
+        op.vision.roi_pool(node.to_expr(x), node.to_expr(rois, x.type.dtype), size, scale),
         None,
     ]
 
@@ -59,20 +59,20 @@ def _deform_conv2d(
     groups: int, offset_groups: int, use_mask: bool,
 ) -> Expr:  # fmt: skip
     convolved = op.nn.deformable_conv2d(
-        node.as_expr(x),
-        node.as_expr(offset),
-        node.as_expr(weight),
-        mask=node.as_expr(mask) if use_mask else None,
+        node.to_expr(x),
+        node.to_expr(offset),
+        node.to_expr(weight),
+        mask=node.to_expr(mask) if use_mask else None,
         strides=(stride_h, stride_w),
         padding=(pad_h, pad_w, pad_h, pad_w),
         dilation=(dilation_h, dilation_w),
         deformable_groups=offset_groups,
         groups=groups,
         channels=known_int(weight.type.shape[0]),
-        kernel_size=node.static(weight.type.shape[2:], "the kernel"),
+        kernel_size=node.static_shape(weight.type.shape[2:], "the kernel"),
         border="zeros",
     )
-    return op.nn.bias_add(convolved, node.as_expr(bias), axis=1)
+    return op.nn.bias_add(convolved, node.to_expr(bias), axis=1)
 
 
 # fmt: off

@@ -11,19 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-Table = Sequence[tuple[object, ...]]
+PatternTable = Sequence[tuple[object, ...]]
 """Pattern table of MergeComposite: entries (name, pattern) or (name, pattern, check)."""
-Maker = Callable[[], Table]
+PatternTableBuilder = Callable[[], PatternTable]
 
-_TABLE_BUILDERS: dict[str, Maker] = {}
+_TABLE_BUILDERS: dict[str, PatternTableBuilder] = {}
 
 
-def register_pattern_table(compiler: str, table: Maker | None = None) -> Callable[[Maker], Maker]:
+def register_pattern_table(
+    compiler: str, table: PatternTableBuilder | None = None
+) -> Callable[[PatternTableBuilder], PatternTableBuilder]:
     """Register a function that builds a compiler's pattern table, replacing an earlier one; without
     it, a decorator.
     """
 
-    def register(maker: Maker) -> Maker:
+    def register(maker: PatternTableBuilder) -> PatternTableBuilder:
         """Record the function that builds the compiler's table."""
         _TABLE_BUILDERS[compiler] = maker
         return maker
@@ -33,7 +35,7 @@ def register_pattern_table(compiler: str, table: Maker | None = None) -> Callabl
     return register
 
 
-def get_pattern_table(compiler: str) -> Table | None:
+def get_pattern_table(compiler: str) -> PatternTable | None:
     """Return a compiler's pattern table, or None."""
     maker = _TABLE_BUILDERS.get(compiler)
     return None if maker is None else maker()

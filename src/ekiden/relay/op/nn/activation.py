@@ -137,7 +137,7 @@ def _per_channel_relation(
 register_op(
     OpDef(
         name="nn.prelu",
-        turns=TransposeRule.AXIS,
+        transpose_rule=TransposeRule.AXIS,
         precision=PrecisionPolicy.FOLLOW,
         arguments=("data", "alpha"),
         attrs=PReluAttrs,
@@ -163,7 +163,7 @@ def prelu(data: Expr, alpha: Expr, axis: int = 1) -> Call:
 register_op(
     OpDef(
         name="nn.bias_add",
-        turns=TransposeRule.AXIS,
+        transpose_rule=TransposeRule.AXIS,
         linear=LinearForm.SHIFTS,
         precision=PrecisionPolicy.FOLLOW,
         arguments=("data", "bias"),
@@ -244,7 +244,7 @@ def _declare_softmax(
         OpDef(
             name=name,
             fast=fast,
-            turns=TransposeRule.AXIS,
+            transpose_rule=TransposeRule.AXIS,
             arguments=("data",),
             attrs=SoftmaxAttrs,
             relation=_softmax_relation(name),

@@ -22,8 +22,8 @@ from ekiden.relay.op._declare import (
     check_rank,
     check_tensors,
     raise_type_error,
-    to_summable,
     unify_dims,
+    widen_for_numpy,
 )
 from ekiden.relay.op.nn.geometry import (
     AvgPool2DAttrs,
@@ -174,7 +174,7 @@ def _conv_weight_grad_reference(
     # The border takes part as zeros, so that all slices have one shape.
     around = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left_pad, right)))
     rows, columns = grad.shape[2:]
-    split_tensors = (np.split(to_summable(array), attrs.groups, 1) for array in (grad, around))
+    split_tensors = (np.split(widen_for_numpy(array), attrs.groups, 1) for array in (grad, around))
     groups = zip(*split_tensors, strict=True)
     weights = []
     for out, read in groups:

@@ -30,7 +30,11 @@ from ekiden.topi.dimensions import as_dim, simplify_dim
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME, BlockFormat
 from ekiden.topi.nn.blocks import PackedBlock, unpack_blocks
 
-_DENSE, _TAKE, _PACKED = "nn.dense_blocks", "nn.take_blocks", "nn.contrib_dense_blocks_pack"
+_DENSE_BLOCKS_OP, _TAKE_BLOCKS_OP, _DENSE_BLOCKS_PACK_OP = (
+    "nn.dense_blocks",
+    "nn.take_blocks",
+    "nn.contrib_dense_blocks_pack",
+)
 _TAKE_BLOCKS_PACK_OP = "nn.contrib_take_blocks_pack"
 ACTIVATION_DTYPES = ("int8", "float32")
 
@@ -78,19 +82,21 @@ def _row_length(name: str, weight: TensorType, format: str) -> PrimExpr:
     row = _lookup_format(name, format)
     _check_dtype(name, "weight", weight, "uint8")
     check_rank(name, weight, 3, "weight")
-    unify_dims(name, weight.shape[2], as_dim(row.size), f"the bytes of a block of {format}")
+    unify_dims(name, weight.shape[2], as_dim(row.block_bytes), f"the bytes of a block of {format}")
     # Blocks of a format hold a fixed number of values: the row's length follows.
-    return simplify_dim(weight.shape[1] * row.values)
+    return simplify_dim(weight.shape[1] * row.values_per_block)
 
 
 def _dense_blocks_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    data, weight = check_tensors(_DENSE, types, 2)
+    data, weight = check_tensors(_DENSE_BLOCKS_OP, types, 2)
     settings = check_attrs(DenseBlocksAttrs, attrs)
-    _check_dtype(_DENSE, "data", data, "float32")
-    check_min_rank(_DENSE, data, 1, "data")
-    depth = _row_length(_DENSE, weight, settings.format)
-    _check_activations(_DENSE, settings.activations)
-    unify_dims(_DENSE, data.shape[-1], depth, "the numbers of a row of 'data' and of 'weight'")
+    _check_dtype(_DENSE_BLOCKS_OP, "data", data, "float32")
+    check_min_rank(_DENSE_BLOCKS_OP, data, 1, "data")
+    depth = _row_length(_DENSE_BLOCKS_OP, weight, settings.format)
+    _check_activations(_DENSE_BLOCKS_OP, settings.activations)
+    unify_dims(
+        _DENSE_BLOCKS_OP, data.shape[-1], depth, "the numbers of a row of 'data' and of 'weight'"
+    )
     return TensorType((*data.shape[:-1], weight.shape[0]), "float32")
 
 
@@ -100,7 +106,7 @@ def _dense_blocks_reference(attrs: DenseBlocksAttrs, data: Array, weight: Array)
 
 register_op(
     OpDef(
-        name=_DENSE,
+        name=_DENSE_BLOCKS_OP,
         arguments=("data", "weight"),
         attrs=DenseBlocksAttrs,
         relation=_dense_blocks_relation,
@@ -119,37 +125,37 @@ def dense_blocks(data: Expr, weight: Expr, format: str = "q4_0", activations: st
     Unless activations are "float32", processors that multiply bytes take data rounded to 8 bits in
     blocks of 32: each number is wrong by at most 1/254 of the largest of its block.
     """
-    return call_op(_DENSE, data, weight, attrs=DenseBlocksAttrs(format, activations))
+    return call_op(_DENSE_BLOCKS_OP, data, weight, attrs=DenseBlocksAttrs(format, activations))
 
 
 def _take_blocks_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    weight, indices = check_tensors(_TAKE, types, 2)
-    depth = _row_length(_TAKE, weight, check_attrs(BlocksAttrs, attrs).format)
+    weight, indices = check_tensors(_TAKE_BLOCKS_OP, types, 2)
+    depth = _row_length(_TAKE_BLOCKS_OP, weight, check_attrs(BlocksAttrs, attrs).format)
     if not is_int(indices.dtype):
-        raise_type_error(_TAKE, f"'indices' must be integers, got {indices.dtype}")
+        raise_type_error(_TAKE_BLOCKS_OP, f"'indices' must be integers, got {indices.dtype}")
     return TensorType((*indices.shape, depth), "float32")
 
 
 def _take_blocks_reference(attrs: BlocksAttrs, weight: Array, indices: Array) -> Array:
     row = BLOCK_FORMATS_BY_NAME[attrs.format]
-    shape = (*indices.shape, weight.shape[1] * row.values)
+    shape = (*indices.shape, weight.shape[1] * row.values_per_block)
     if 0 in shape:  # nothing is read
         return np.empty(shape, np.float32)
-    check_indices(_TAKE, indices, weight.shape[0], 0)
+    check_indices(_TAKE_BLOCKS_OP, indices, weight.shape[0], 0)
     return row.decode(weight[indices.astype(np.int64)])
 
 
 register_op(
     OpDef(
-        name=_TAKE,
-        costly=True,
+        name=_TAKE_BLOCKS_OP,
+        is_expensive=True,
         arguments=("weight", "indices"),
         attrs=BlocksAttrs,
         relation=_take_blocks_relation,
         reference=_take_blocks_reference,
         lower=lambda attrs, inputs, out: [topi.nn.take_blocks(inputs[0], inputs[1], attrs.format)],
         pattern=OpPattern.INJECTIVE,
-        refuses=True,
+        may_fail=True,
         result="(..., k): the rows of a weight [n, blocks, bytes of a block] at indices (...)",
     )
 )
@@ -160,7 +166,7 @@ def take_blocks(weight: Expr, indices: Expr, format: str = "q4_0") -> Call:
 
     Negative indices count from the end; those out of range are refused.
     """
-    return call_op(_TAKE, weight, indices, attrs=BlocksAttrs(format))
+    return call_op(_TAKE_BLOCKS_OP, weight, indices, attrs=BlocksAttrs(format))
 
 
 @node("relay.attrs.DenseBlocksPackAttrs")
@@ -188,16 +194,21 @@ def _packed_row_length(name: str, weight: TensorType, settings: DenseBlocksPackA
     # The last panel is filled up: the number of units cannot be read from the shape.
     panels = as_dim(-(-settings.units // settings.panel))
     unify_dims(name, panels, weight.shape[0], "the panels of 'units'")
-    return simplify_dim(weight.shape[1] * row.values)
+    return simplify_dim(weight.shape[1] * row.values_per_block)
 
 
 def _dense_blocks_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    data, weight = check_tensors(_PACKED, types, 2)
+    data, weight = check_tensors(_DENSE_BLOCKS_PACK_OP, types, 2)
     settings = check_attrs(DenseBlocksPackAttrs, attrs)
-    _check_dtype(_PACKED, "data", data, "float32")
-    check_min_rank(_PACKED, data, 1, "data")
-    depth = _packed_row_length(_PACKED, weight, settings)
-    unify_dims(_PACKED, data.shape[-1], depth, "the numbers of a row of 'data' and of 'weight'")
+    _check_dtype(_DENSE_BLOCKS_PACK_OP, "data", data, "float32")
+    check_min_rank(_DENSE_BLOCKS_PACK_OP, data, 1, "data")
+    depth = _packed_row_length(_DENSE_BLOCKS_PACK_OP, weight, settings)
+    unify_dims(
+        _DENSE_BLOCKS_PACK_OP,
+        data.shape[-1],
+        depth,
+        "the numbers of a row of 'data' and of 'weight'",
+    )
     return TensorType((*data.shape[:-1], as_dim(settings.units)), "float32")
 
 
@@ -217,7 +228,7 @@ def _lower_dense_blocks_pack(
 
 register_op(
     OpDef(
-        name=_PACKED,
+        name=_DENSE_BLOCKS_PACK_OP,
         arguments=("data", "weight"),
         attrs=DenseBlocksPackAttrs,
         relation=_dense_blocks_pack_relation,
@@ -235,7 +246,7 @@ def contrib_dense_blocks_pack(
 ) -> Call:
     """Return `dense_blocks` with a weight packed by `topi.nn.blocks`."""
     attrs = DenseBlocksPackAttrs(format, units, panel, activations)
-    return call_op(_PACKED, data, weight, attrs=attrs)
+    return call_op(_DENSE_BLOCKS_PACK_OP, data, weight, attrs=attrs)
 
 
 def _take_blocks_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -255,7 +266,7 @@ def _take_blocks_pack_reference(
     if not indices.size:
         return np.empty((*indices.shape, plain.shape[1]), np.float32)
     # By the name of the plain operator: messages do not depend on packing.
-    check_indices(_TAKE, indices, attrs.units, 0)
+    check_indices(_TAKE_BLOCKS_OP, indices, attrs.units, 0)
     return np.asarray(plain[indices.astype(np.int64)])
 
 
@@ -269,14 +280,14 @@ def _lower_take_blocks_pack(
 register_op(
     OpDef(
         name=_TAKE_BLOCKS_PACK_OP,
-        costly=True,
+        is_expensive=True,
         arguments=("weight", "indices"),
         attrs=DenseBlocksPackAttrs,
         relation=_take_blocks_pack_relation,
         reference=_take_blocks_pack_reference,
         lower=_lower_take_blocks_pack,
         pattern=OpPattern.INJECTIVE,
-        refuses=True,
+        may_fail=True,
         result="(..., k): the rows of a packed weight at indices (...)",
     )
 )

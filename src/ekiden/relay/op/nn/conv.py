@@ -38,8 +38,8 @@ from ekiden.relay.op._declare import (
     check_rank,
     check_same_dtype,
     check_tensors,
-    to_summable,
     unify_dims,
+    widen_for_numpy,
 )
 from ekiden.relay.op.dynamic_pad import pad_or_crop
 from ekiden.relay.op.nn._infer_params import infer_conv_transpose_weight, infer_conv_weight
@@ -205,7 +205,9 @@ def conv2d_nchw(data: Array, weight: Array, attrs: Conv2DAttrs) -> Array:
         :, :, :: attrs.strides[0], :: attrs.strides[1], :: attrs.dilation[0], :: attrs.dilation[1]
     ]
     groups = [
-        np.einsum("nchwyx,ocyx->nohw", to_summable(rows), to_summable(kernel), optimize=True)
+        np.einsum(
+            "nchwyx,ocyx->nohw", widen_for_numpy(rows), widen_for_numpy(kernel), optimize=True
+        )
         for rows, kernel in zip(
             np.split(windows, attrs.groups, 1), np.split(weight, attrs.groups, 0), strict=True
         )
@@ -248,7 +250,7 @@ register_op(
     OpDef(
         name="nn.conv2d",
         channels=(1, 0),
-        borders=PaddingAbsorption.ZEROS,
+        padding_absorption=PaddingAbsorption.ZEROS,
         precision=PrecisionPolicy.ALWAYS,
         weight_layouts={"NCHW": "OIHW", "NHWC": "HWIO", "HWNC": "HWOI"},
         kernels=("conv_nhwc_pack", "depthwise_conv_nhwc", "default"),
@@ -364,7 +366,7 @@ register_op(
     OpDef(
         name="nn.conv1d",
         channels=(1, 0),
-        borders=PaddingAbsorption.ZEROS,
+        padding_absorption=PaddingAbsorption.ZEROS,
         precision=PrecisionPolicy.ALWAYS,
         weight_layouts={"NCW": "OIW", "NWC": "WIO"},
         arguments=("data", "weight"),
@@ -472,8 +474,8 @@ def _scatter_kernels(attrs: Conv2DTransposeAttrs, data: Array, weight: Array) ->
     # For one position in the kernel, the contributions of all pixels are one strided slice.
     for y in range(kh if h and w else 0):
         for x in range(kw if w else 0):
-            tap = to_summable(weight[:, :, y, x])
-            taps = np.einsum("nchw,co->nohw", to_summable(data), tap, optimize=True)
+            tap = widen_for_numpy(weight[:, :, y, x])
+            taps = np.einsum("nchw,co->nohw", widen_for_numpy(data), tap, optimize=True)
             full[
                 :,
                 :,

@@ -469,7 +469,7 @@ def _lrn_reference(attrs: LRNAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="nn.lrn",
-        turns=TransposeRule.AXIS,
+        transpose_rule=TransposeRule.AXIS,
         arguments=("data",),
         attrs=LRNAttrs,
         relation=_lrn_relation,

@@ -24,7 +24,14 @@ from ekiden.relay.op._declare import (
 )
 from ekiden.relay.op.dynamic import call_dynamic, constant_value
 from ekiden.relay.op.dynamic_pad import PAD_MODES, DynPadAttrs, pad_or_crop
-from ekiden.topi.dimensions import Dim, as_attr, as_ints, as_shape, is_unknown_dim, simplify_dim
+from ekiden.topi.dimensions import (
+    Dim,
+    as_ints,
+    as_shape,
+    is_unknown_dim,
+    simplify_dim,
+    to_attr_dims,
+)
 from ekiden.topi.nn.padding import pad_by_mode, require_nonempty
 
 
@@ -73,7 +80,7 @@ def _pad_reference(attrs: PadAttrs, data: Array, pad_value: Array) -> Array:
 register_op(
     OpDef(
         name="nn.pad",
-        turns=TransposeRule.WIDTHS,
+        transpose_rule=TransposeRule.WIDTHS,
         precision=PrecisionPolicy.FOLLOW,
         arguments=("data", "pad_value"),
         attrs=PadAttrs,
@@ -110,7 +117,7 @@ def pad(
     if (width := constant_value(pad_width)) is None:
         assert isinstance(pad_width, Expr)
         return call_dynamic("nn.pad", data, pad_width, value, attrs=DynPadAttrs(pad_mode))
-    attrs = PadAttrs(tuple(as_attr(p) for p in width), pad_mode)
+    attrs = PadAttrs(tuple(to_attr_dims(p) for p in width), pad_mode)
     return call_op("nn.pad", data, value, attrs=attrs)
 
 

@@ -82,7 +82,7 @@ def _write_pages_reference(
         # A table numbers pages; a block of the cache holds several of them.
         block, inside = divmod(tables[s, p // page], blocks.shape[3])
         for which, row in enumerate((k, v)):
-            plane.write(blocks[block, which, :, inside], p % page, row, which)
+            plane.write_token(blocks[block, which, :, inside], p % page, row, which)
     return new_cache
 
 
@@ -99,10 +99,12 @@ def _paged_attention_reference(
     _check_slots("paged_attention", page, cache, plane, token_slots)
     blocks = np.moveaxis(plane.layer_view(cache, layer[0]), 3, 1)
     pages = blocks.reshape(-1, *blocks.shape[2:])
-    keys, values = (plane.read(pages[:, which], which).transpose(0, 2, 1, 3) for which in (0, 1))
+    keys, values = (
+        plane.dequantize(pages[:, which], which).transpose(0, 2, 1, 3) for which in (0, 1)
+    )
     # Kernels round queries too where the cache holds bytes.
     if plane.has_scales:
-        query = rounded(query)
+        query = quantize_query(query)
     scale = 1 / math.sqrt(depth) if attrs.scale is None else attrs.scale
     for n, (sequence, position) in enumerate(zip(sequences, positions, strict=True)):
         # Sliding-window attention: a query sees the last `window` keys, its own included.
@@ -123,7 +125,7 @@ def _paged_attention_reference(
     return attended
 
 
-def rounded(query: Array) -> Array:
+def quantize_query(query: Array) -> Array:
     """Quantise queries per head to int8, with the largest magnitude mapped to 127."""
     step = np.abs(query).max(-1, keepdims=True) * np.float32(1 / MAX_QUERY_LEVEL)
     # A head of zeros has no step: its reciprocal is replaced by 0.

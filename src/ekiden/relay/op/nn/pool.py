@@ -139,7 +139,7 @@ def _static_extents(name: str, attrs: PoolAttrs, data: Array) -> list[int]:
     return [as_ints((shape[at],))[0] for at in spatial_axis_indices(attrs.layout)]
 
 
-def lowest(dtype: np.dtype[Any]) -> float | int:
+def lowest_value(dtype: np.dtype[Any]) -> float | int:
     """Return the lowest value of a dtype, the identity of max."""
     # -inf for floats, the least integer otherwise: what no element is below.
     start = identity("max", str(dtype))
@@ -150,7 +150,7 @@ def lowest(dtype: np.dtype[Any]) -> float | int:
 def _max_pool_reference(name: str) -> Callable[[MaxPoolAttrs, Array], Array]:
     def reference(attrs: MaxPoolAttrs, data: Array) -> Array:
         windows = _sliding_windows(
-            attrs, data, lowest(data.dtype), _static_extents(name, attrs, data)
+            attrs, data, lowest_value(data.dtype), _static_extents(name, attrs, data)
         )
         return np.asarray(windows.max(axis=tuple(range(data.ndim, windows.ndim))))
 
@@ -214,7 +214,7 @@ def _declare_pool(
     register_op(
         OpDef(
             name=name,
-            borders=borders,
+            padding_absorption=borders,
             arguments=("data",),
             attrs=kind,
             relation=_pool_relation(name, kind),
@@ -423,8 +423,8 @@ def _declare_global_pool(
 
 def _max_or_lowest(data: Array, axis: Sequence[int], keepdims: bool) -> Array:
     """Return NumPy's max, or the lowest value for an empty reduction."""
-    lowest_value = lowest(data.dtype)
-    return np.asarray(np.max(data, axis=tuple(axis), keepdims=keepdims, initial=lowest_value))
+    lowest = lowest_value(data.dtype)
+    return np.asarray(np.max(data, axis=tuple(axis), keepdims=keepdims, initial=lowest))
 
 
 _declare_global_pool("nn.global_avg_pool2d", np.mean, topi.mean, PrecisionPolicy.NEVER)

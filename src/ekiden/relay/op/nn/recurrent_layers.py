@@ -222,11 +222,11 @@ def _make_quantized_product(weight: Array, scale: Array, sums: Array) -> Multipl
 
 def _recurrent_reference(attrs: RecurrentAttrs, *arrays: Array) -> tuple[Array, ...]:
     cell, (data, weight) = attrs.cell, arrays[:2]
-    extras = dict(zip(cell.given, arrays[2:], strict=True))
+    extras = dict(zip(cell.optional_inputs, arrays[2:], strict=True))
     steps, batch, rows = data.shape
-    hidden = rows // cell.gates
+    hidden = rows // cell.num_gates
     if weight.ndim > 2:
-        weight = _unpack_weight(weight, cell.gates, hidden, extras.get("places"))
+        weight = _unpack_weight(weight, cell.num_gates, hidden, extras.get("places"))
     zeros = np.zeros((batch, hidden), np.float32)
     state = {name: np.array(extras.get(f"initial_{name}", zeros)) for name in ("h", "c")}
     peephole = extras.get("peephole", np.zeros(3 * hidden, np.float32))
@@ -260,12 +260,12 @@ def _run_step(
 ) -> dict[str, Array]:
     """Return the states of all sequences after one time step."""
     values = {**state, **peepholes}
-    inputs = np.split(x, cell.gates, axis=-1)
+    inputs = np.split(x, cell.num_gates, axis=-1)
     for phase, gates in enumerate(cell.gate_phases):
         # A GRU that resets first multiplies the weight twice, the second time with the states after
         # the reset.
         total = multiply(values["reset"] if phase else state["h"])
-        products = np.split(total if bias is None else total + bias, cell.gates, axis=-1)
+        products = np.split(total if bias is None else total + bias, cell.num_gates, axis=-1)
         values |= cell.compute_phase(
             ArrayMath(), phase, [inputs[g] for g in gates], [products[g] for g in gates], values
         )

@@ -24,7 +24,7 @@ from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call_op, check_out_layout
 from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.te import Tensor
-from ekiden.topi.dimensions import Dim, Dims, as_attr
+from ekiden.topi.dimensions import Dim, Dims, to_attr_dims
 
 
 @node("relay.attrs.SubPixelAttrs")
@@ -131,14 +131,14 @@ class NLLLossAttrs(Attrs):
     ignore_index: int = -100
 
 
-_INJECTIVE, _FUSES = OpPattern.INJECTIVE, OpPattern.OUT_ELEMWISE_FUSABLE
+_INJECTIVE_PATTERN, _OUT_FUSABLE_PATTERN = OpPattern.INJECTIVE, OpPattern.OUT_ELEMWISE_FUSABLE
 declare_topi_op(
     "nn.depth_to_space",
     ("data",),
     lambda attrs, data: topi.nn.depth_to_space(data, attrs.block_size, attrs.layout, attrs.mode),
     "block_size**2 times fewer channels, block_size times the extents",
     SubPixelAttrs,
-    _INJECTIVE,
+    _INJECTIVE_PATTERN,
     layout="layout",
     precision=PrecisionPolicy.FOLLOW,
 )
@@ -148,7 +148,7 @@ declare_topi_op(
     lambda attrs, data: topi.nn.space_to_depth(data, attrs.block_size, attrs.layout),
     "block_size**2 times the channels, extents divided by block_size",
     SubPixelAttrs,
-    _INJECTIVE,
+    _INJECTIVE_PATTERN,
     layout="layout",
     precision=PrecisionPolicy.FOLLOW,
 )
@@ -164,7 +164,7 @@ declare_topi_op(
     ),
     "the positions of a block times the batch, padded extents divided by the block's",
     SpaceToBatchNDAttrs,
-    _INJECTIVE,
+    _INJECTIVE_PATTERN,
 )
 declare_topi_op(
     "nn.batch_to_space_nd",
@@ -174,7 +174,7 @@ declare_topi_op(
     ),
     "the batch divided by the positions of a block, extents times the block's less crops",
     BatchToSpaceNDAttrs,
-    _INJECTIVE,
+    _INJECTIVE_PATTERN,
 )
 declare_topi_op(
     "nn.dilate",
@@ -182,7 +182,7 @@ declare_topi_op(
     lambda attrs, data: topi.nn.dilate(data, attrs.strides, attrs.dilation_value),
     "(extent - 1) * stride + 1 along every axis",
     DilateAttrs,
-    _INJECTIVE,
+    _INJECTIVE_PATTERN,
 )
 declare_topi_op(
     "nn.fifo_buffer",
@@ -199,7 +199,7 @@ declare_topi_op(
     ),
     "data's shape plus the widths",
     MirrorPadAttrs,
-    _INJECTIVE,
+    _INJECTIVE_PATTERN,
 )
 declare_topi_op(
     "nn.l2_normalize",
@@ -207,7 +207,7 @@ declare_topi_op(
     lambda attrs, data: topi.nn.l2_normalize(data, attrs.eps, attrs.axis),
     "the type of data",
     L2NormalizeAttrs,
-    _FUSES,
+    _OUT_FUSABLE_PATTERN,
     precision=PrecisionPolicy.NEVER,
 )
 
@@ -225,7 +225,7 @@ def _declare_adaptive_pool(
         compute,
         "data's shape with `output_size` on the spatial axes",
         attrs,
-        _FUSES,
+        _OUT_FUSABLE_PATTERN,
         layout=layout,
     )
 
@@ -254,7 +254,7 @@ declare_topi_op(
     ),
     "data's shape with the spatial axes times the factors",
     UpSampling3DAttrs,
-    _INJECTIVE,
+    _INJECTIVE_PATTERN,
 )  # fmt: skip
 declare_topi_op(
     "nn.nll_loss",
@@ -297,7 +297,7 @@ def space_to_depth(data: Expr, block_size: int, layout: str = "NCHW") -> Call:
 
 
 def _as_pairs(widths: Sequence[Sequence[Dim]]) -> tuple[Dims, ...]:
-    return tuple(as_attr(w) for w in widths)
+    return tuple(to_attr_dims(w) for w in widths)
 
 
 def space_to_batch_nd(
@@ -348,7 +348,7 @@ def _adaptive_output_size(output_size: Size, rank: int) -> Dims:
     if output_size is None:
         return ()
     extents = (output_size,) * rank if isinstance(output_size, Dim) else output_size
-    return as_attr(extents)
+    return to_attr_dims(extents)
 
 
 def adaptive_avg_pool1d(data: Expr, output_size: Size = None, layout: str = "NCW") -> Call:

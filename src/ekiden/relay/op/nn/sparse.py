@@ -17,7 +17,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import PrecisionPolicy
 from ekiden.relay.expr import Call, Constant, Expr, TupleWrapper
-from ekiden.relay.op._declare import Takes, call_op
+from ekiden.relay.op._declare import DtypeKind, call_op
 from ekiden.relay.op._inventory import declare_topi_op
 
 
@@ -55,7 +55,7 @@ class SparseMatrix(Protocol):
 
 
 _SPARSE_ARGUMENTS = ("sparse_data", "sparse_indices", "sparse_indptr")
-_INDEX_DTYPES: Mapping[str, Takes] = {"sparse_indices": "integer", "sparse_indptr": "integer"}
+_INDEX_DTYPES: Mapping[str, DtypeKind] = {"sparse_indices": "integer", "sparse_indptr": "integer"}
 
 declare_topi_op("nn.sparse_dense", ("dense_data", *_SPARSE_ARGUMENTS),
         lambda attrs, dense, data, indices, indptr: topi.sparse.sparse_dense(

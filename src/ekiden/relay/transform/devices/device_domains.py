@@ -72,8 +72,8 @@ from ekiden.relay.visitor import children, pattern_vars, type_post_order
 from ekiden.runtime import Device
 from ekiden.target.virtual_device import (
     HOST,
-    PARAM_PLACES,
-    RESULT_PLACE,
+    PARAM_DEVICES_ATTR,
+    RESULT_DEVICE_ATTR,
     DeviceMemory,
     VirtualDevice,
 )
@@ -228,17 +228,17 @@ class DeviceDomains:
             self._domain_by_expr[expr] = DeviceDomain() if kind is None else domain_of(kind)
         return self._domain_by_expr[expr]
 
-    def where(self, leaf: DeviceDomain) -> DeviceMemory:
+    def location_of(self, leaf: DeviceDomain) -> DeviceMemory:
         """Return the location of a leaf domain, the default location where it is unconstrained."""
-        return leaf.root().where or self.default
+        return leaf.root().location or self.default
 
     def kernel_device(self, call: Call) -> Device:
         """Return the device that runs a kernel call."""
-        return self.where(self._kernel_domain(call)).device
+        return self.location_of(self._kernel_domain(call)).device
 
     def locations_of(self, domain: Domain) -> tuple[DeviceMemory, ...]:
         """Return the locations of all leaves of a domain."""
-        return tuple(map(self.where, leaf_domains(domain)))
+        return tuple(map(self.location_of, leaf_domains(domain)))
 
     def scope_location(self, expr: RelayExpr) -> DeviceMemory | None:
         """Return the location from which an expression's operands are seen; for a RefWrite, the
@@ -345,14 +345,14 @@ class DeviceDomains:
             domain = self._domain_by_expr[function] = CompositeDomain(
                 (*params, result), is_function=True
             )
-            param_marks = function.attr(PARAM_PLACES)
+            param_marks = function.attr(PARAM_DEVICES_ATTR)
             for item, where in zip(
                 params, param_marks if isinstance(param_marks, tuple) else (), strict=False
             ):
                 constrain(item, where)
-            constrain(result, function.attr(RESULT_PLACE))
+            constrain(result, function.attr(RESULT_DEVICE_ATTR))
             # PlanDevices omits the attributes of functions that are entirely on the host.
-            if self._is_planned and not param_marks and function.attr(RESULT_PLACE) is None:
+            if self._is_planned and not param_marks and function.attr(RESULT_DEVICE_ATTR) is None:
                 for item in domain.items:
                     if not (isinstance(item, CompositeDomain) and item.is_function):
                         constrain(item, HOST)
@@ -364,7 +364,9 @@ class DeviceDomains:
     def _unify_parameters(domain: CompositeDomain) -> None:
         """Unify each parameter: a caller of the program passes it on one device."""
         for param in domain.items[:-1]:
-            if isinstance(param, CompositeDomain) and not any(p.where for p in leaf_domains(param)):
+            if isinstance(param, CompositeDomain) and not any(
+                p.location for p in leaf_domains(param)
+            ):
                 unify(param, DeviceDomain())
 
     def _constrain_result(self, function: Function) -> None:
@@ -448,7 +450,7 @@ class DeviceDomains:
         """Pin unannotated calls to the host for which the device has no code."""
         for call in workers:
             worker = self._kernel_domain(call).root()
-            if worker.where is None and isinstance(call.op, Op) and refuses(call):
+            if worker.location is None and isinstance(call.op, Op) and refuses(call):
                 worker.pin()
                 self._unsupported_calls.add(call)
 
@@ -462,7 +464,10 @@ class DeviceDomains:
             KernelStep(
                 tuple(leaf_domains(self.domain_for(call))),
                 tuple(
-                    p for a in call.args if not isinstance(a, Constant) for p in self._leaves_of(a)
+                    p
+                    for a in call.args
+                    if not isinstance(a, Constant)
+                    for p in self._leaf_domains_of(a)
                 ),
                 isinstance(call.attrs, OnDeviceAttrs) or is_cheap_kernel(call),
             )
@@ -479,7 +484,7 @@ class DeviceDomains:
         for leaf in find_host_domains(every_place, steps, needs, entry_leaves):
             leaf.pin()
 
-    def _leaves_of(self, expr: RelayExpr) -> Iterator[DeviceDomain]:
+    def _leaf_domains_of(self, expr: RelayExpr) -> Iterator[DeviceDomain]:
         return leaf_domains(self.domain_for(expr))
 
     def _host_operands(self, expr: RelayExpr) -> Iterator[DeviceDomain]:
@@ -568,12 +573,12 @@ class DeviceDomains:
         if row.host:
             # An operator that passes arguments on returns them where they are; others return host
             # values.
-            is_apart = not row.hands_on or row.memory is MemoryAliasing.READS
+            is_apart = not row.forwarded_args or row.memory is MemoryAliasing.NO_ALIAS
             if is_apart:
                 self._pin_result(call)
             free = None if is_apart else self.domain_for(call)
-            return [free if at in row.hands_on else self._host for at in range(n)]
-        if row.memory is MemoryAliasing.VIEWS:
+            return [free if at in row.forwarded_args else self._host for at in range(n)]
+        if row.memory is MemoryAliasing.MUST_ALIAS:
             return [self.domain_for(call)]
         return [self._kernel_domain(call)] * n
 
@@ -622,7 +627,7 @@ class DeviceDomains:
         domain = self.domain_for(function)
         assert isinstance(domain, CompositeDomain)
         for leaf in leaf_domains(domain.items[-1]):
-            leaf.where = leaf.where or self.default
+            leaf.location = leaf.location or self.default
         beside = set(self.locations_of(domain.items[-1]))
         is_pinned = any(result_leaf.is_pinned for result_leaf in leaf_domains(domain.items[-1]))
         # Parameters follow the result, unless it was pinned: a pinned scalar must not pull tensors
@@ -630,7 +635,7 @@ class DeviceDomains:
         where = beside.pop() if len(beside) == 1 and not is_pinned else self.default
         for param in domain.items[:-1]:
             for leaf in leaf_domains(param):
-                leaf.where = leaf.where or where
+                leaf.location = leaf.location or where
 
 
 def is_primitive_function(op: RelayExpr) -> bool:

@@ -6,8 +6,9 @@ another.
       %0 = nn.relu(%a); %1 = on_device(%0, virtual_device=cpu(1), constrain_result=True);
       add(device_copy(%1, cpu(1), cpu(0)), %b) }
 
-Afterwards copies and the attributes of functions (`PARAM_PLACES` of ekiden.target.virtual_device)
-say where each value is. Marks, `on_device` with both constraints, say it once more where it is not
+Afterwards copies and the attributes of functions (`PARAM_DEVICES_ATTR` of
+ekiden.target.virtual_device) say where each value is. Marks, `on_device` with both constraints, say
+it once more where it is not
 that of what is around: on what a `let` binds, on what is copied, and on what is used beside values
 of another device, so that a pass need not look further than the next mark outside. With
 `marks=False`, which is what the compiler goes on with, they are left out.
@@ -53,8 +54,8 @@ from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError
 from ekiden.target.virtual_device import (
     HOST,
-    PARAM_PLACES,
-    RESULT_PLACE,
+    PARAM_DEVICES_ATTR,
+    RESULT_DEVICE_ATTR,
     CompilationConfig,
     DeviceMemory,
     VirtualDevice,
@@ -79,8 +80,8 @@ class _DevicePlanner:
     def __init__(self, domains: DeviceDomains, marks: bool) -> None:
         self.domains = domains
         self.marks = marks
-        self._new: dict[RelayExpr, RelayExpr] = {}
-        self._moved: dict[tuple[object, ...], RelayExpr] = {}
+        self._rewritten: dict[RelayExpr, RelayExpr] = {}
+        self._copies: dict[tuple[object, ...], RelayExpr] = {}
         """Copies by (value, source, destination), shared by all uses."""
 
     def plan(self, function: Function) -> Function:
@@ -88,7 +89,7 @@ class _DevicePlanner:
         result.
         """
         for expr in self.domains.orders[function]:
-            self._new[expr] = self._rewrite_expr(expr)
+            self._rewritten[expr] = self._rewrite_expr(expr)
         domain = self.domains.domain_for(function)
         assert isinstance(domain, CompositeDomain)
         body = self._copy_to_domain(function.body, domain.items[-1])
@@ -124,7 +125,9 @@ class _DevicePlanner:
                 placed.append(child)
                 continue
             value = (
-                self._new.get(child, child) if where is None else self._copy_to_domain(child, where)
+                self._rewritten.get(child, child)
+                if where is None
+                else self._copy_to_domain(child, where)
             )
             if self.marks and not (isinstance(expr, Let) and child is expr.body):
                 location = (
@@ -146,7 +149,7 @@ class _DevicePlanner:
 
     def _copy_to_domain(self, child: RelayExpr, where: Domain) -> RelayExpr:
         """Return the rewritten child, copied to the required domain."""
-        value = self._new.get(child, child)
+        value = self._rewritten.get(child, child)
         if isinstance(child, Constant):
             infer_local_type(child)
         return self._convert_domain(
@@ -158,11 +161,11 @@ class _DevicePlanner:
     ) -> RelayExpr:
         """Convert a value from one domain to another, by a copy where their locations differ."""
         if isinstance(source, DeviceDomain) and isinstance(destination, DeviceDomain):
-            if self.domains.where(source) == self.domains.where(destination):
+            if self.domains.location_of(source) == self.domains.location_of(destination):
                 return value
             # A constant is moved at compile time, so a mark is enough.
             if self.marks and isinstance(value, Constant):
-                return self._annotate(value, self.domains.where(destination))
+                return self._annotate(value, self.domains.location_of(destination))
         elif self._is_same_location(source, destination):
             return value
         # The None separates the two lists of locations, whose lengths may differ.
@@ -174,14 +177,14 @@ class _DevicePlanner:
         )
         # Copies are shared by all users of a (value, source, destination) triple: one transfer per
         # device.
-        if key not in self._moved:
-            self._moved[key] = self._emit_copy(value, kind, source, destination)
-        return self._moved[key]
+        if key not in self._copies:
+            self._copies[key] = self._emit_copy(value, kind, source, destination)
+        return self._copies[key]
 
     def _is_same_location(self, source: Domain, destination: Domain) -> bool:
         """Return whether two domains have the same locations, leaf by leaf."""
         if isinstance(source, DeviceDomain) and isinstance(destination, DeviceDomain):
-            return self.domains.where(source) == self.domains.where(destination)
+            return self.domains.location_of(source) == self.domains.location_of(destination)
         pairs = zip(
             _component_domains(source, destination),
             _component_domains(destination, source),
@@ -213,7 +216,10 @@ class _DevicePlanner:
                 _component_domains(target_domain, source_domain),
             )
         assert isinstance(source_domain, DeviceDomain) and isinstance(target_domain, DeviceDomain)
-        source, target = self.domains.where(source_domain), self.domains.where(target_domain)
+        source, target = (
+            self.domains.location_of(source_domain),
+            self.domains.location_of(target_domain),
+        )
         # Two copies of a mutable cell would diverge.
         if isinstance(kind, RelayRefType):
             where = f" ({value.span})" if value.span else ""
@@ -254,11 +260,13 @@ class _DevicePlanner:
         """Attach the locations of a function's parameters and result as attributes."""
         pairs = zip(domain.items, _signature_types(function), strict=True)
         *params, result = (self.domains.location_attribute(at, of, self.marks) for at, of in pairs)
-        plain = function.without_attr(PARAM_PLACES).without_attr(RESULT_PLACE)
+        plain = function.without_attr(PARAM_DEVICES_ATTR).without_attr(RESULT_DEVICE_ATTR)
         if not self.marks and is_host_only((*params, result)):
             return plain
-        param_attrs = {PARAM_PLACES: tuple(params)} if any(params) else {}  # as the text says them
-        return plain.with_attr({**param_attrs, RESULT_PLACE: result})
+        param_attrs = (
+            {PARAM_DEVICES_ATTR: tuple(params)} if any(params) else {}
+        )  # as the text says them
+        return plain.with_attr({**param_attrs, RESULT_DEVICE_ATTR: result})
 
 
 def _signature_types(function: Function) -> list[Type]:
@@ -322,7 +330,9 @@ def iter_virtual_devices(module: IRModule) -> Iterator[VirtualDevice]:
                 case Call(attrs=DeviceCopyAttrs() as copy):
                     yield from (copy.src_virtual_device, copy.dst_virtual_device)
                 case Function():
-                    yield from _flatten_devices((expr.attr(PARAM_PLACES), expr.attr(RESULT_PLACE)))
+                    yield from _flatten_devices(
+                        (expr.attr(PARAM_DEVICES_ATTR), expr.attr(RESULT_DEVICE_ATTR))
+                    )
 
 
 def _flatten_devices(attribute: object) -> Iterator[VirtualDevice]:

@@ -17,7 +17,7 @@ from ekiden.target.virtual_device import HOST, DeviceMemory, VirtualDevice
 class DeviceDomain(UnionFindNode):
     """Domain of a first-order value: a union-find node whose location is set once known."""
 
-    where: DeviceMemory | None = None
+    location: DeviceMemory | None = None
     is_pinned: bool = False
     """Whether the value alone is on the host, while kernels that read or produce it may run
     elsewhere.
@@ -29,8 +29,8 @@ class DeviceDomain(UnionFindNode):
 
     def pin(self) -> None:
         """Pin an unconstrained domain to the host without constraining its users."""
-        if self.where is None:
-            self.where, self.is_pinned = HOST.where, True
+        if self.location is None:
+            self.location, self.is_pinned = HOST.where, True
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -94,16 +94,16 @@ def _union(a: DeviceDomain, b: DeviceDomain, always: bool) -> None:
         reader = b if a.is_pinned else a
         reader.uses_pinned_value = True
         return
-    if a.where is None or b.where is None:
-        location = a.where or b.where
+    if a.location is None or b.location is None:
+        location = a.location or b.location
         is_pinned = a.is_pinned or b.is_pinned
-    elif (location := a.where.unify(b.where)) is None:
+    elif (location := a.location.unify(b.location)) is None:
         return
     else:
         is_pinned = a.is_pinned and b.is_pinned
     # The root that has a location stays the root; the other one takes it over.
-    child, parent = (a, b) if a.where is None else (b, a)
-    child.parent, parent.where, parent.is_pinned = parent, location, is_pinned
+    child, parent = (a, b) if a.location is None else (b, a)
+    child.parent, parent.location, parent.is_pinned = parent, location, is_pinned
     parent.is_small = a.is_small and b.is_small
     parent.uses_pinned_value = a.uses_pinned_value or b.uses_pinned_value
 
@@ -121,6 +121,8 @@ def constrain(domain: Domain, where: object) -> None:
             stack.extend(zip(at.items, mark, strict=False))
         elif isinstance(mark, VirtualDevice):
             for leaf in leaf_domains(at):
-                current = leaf.where
+                current = leaf.location
                 # A conflict keeps the earlier mark; a copy will bridge the two.
-                leaf.where = mark.where if current is None else current.unify(mark.where) or current
+                leaf.location = (
+                    mark.where if current is None else current.unify(mark.where) or current
+                )

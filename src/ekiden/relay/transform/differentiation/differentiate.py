@@ -21,7 +21,7 @@ from ekiden.ir.transform import Pass, PassContext, Sequential, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Function, RefCreate, RefRead, RefWrite, Tuple, TupleGetItem, Var
-from ekiden.relay.gradient import GRADIENTS, Gradient
+from ekiden.relay.gradient import GRADIENTS_BY_OPERATOR, Gradient
 from ekiden.relay.op.prim_func_call import CallLoweredAttrs
 from ekiden.relay.transform.differentiation.adjoint_values import (
     AdjointConversion,
@@ -147,7 +147,7 @@ class _GradientRules:
         if isinstance(call.attrs, CallLoweredAttrs):
             return self._prim_func_gradient(call.attrs.func, call.attrs.func.name)
         if isinstance(call.op, Op):
-            return GRADIENTS.get(call.op.name)
+            return GRADIENTS_BY_OPERATOR.get(call.op.name)
         assert isinstance(call.op, GlobalVar)
         func = self.module[call.op]
         assert isinstance(func, PrimFunc)

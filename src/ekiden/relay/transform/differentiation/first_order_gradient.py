@@ -356,7 +356,7 @@ class _ReverseSweep:
         self, expr: If, grad: AdjointValue, scope: RelayScope, adjoints: _AdjointMap
     ) -> None:
         """Propagate a gradient through an If by a second If over the gradients of its branches."""
-        branches = scope.inner[expr]
+        branches = scope.child_scopes[expr]
         captured = dict.fromkeys(leaf for branch in branches for leaf in _captured_values(branch))
         leaves = [leaf for leaf in captured if _is_differentiable(leaf.checked_type)]
         if not leaves:
@@ -424,7 +424,9 @@ def _scope_post_order(branch: RelayScope) -> list[RelayExpr]:
         if at == len(scope.nodes):
             continue
         expr = scope.nodes[at]
-        inner = [s for s in scope.inner.get(expr, ()) if not all(n in ordered for n in s.nodes)]
+        inner = [
+            s for s in scope.child_scopes.get(expr, ()) if not all(n in ordered for n in s.nodes)
+        ]
         if inner:
             stack.append((scope, at))
             stack.extend((s, 0) for s in inner)

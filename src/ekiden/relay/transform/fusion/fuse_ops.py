@@ -486,7 +486,9 @@ def single_operator_function(call: Call) -> Function:
 
 
 def _is_stop_fusion(expr: RelayExpr) -> bool:
-    return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.definition.fence
+    return (
+        isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.definition.is_fusion_barrier
+    )
 
 
 def _is_reshape_only(members: list[RelayExpr]) -> bool:

@@ -40,8 +40,8 @@ class KernelOrder:
         """Chain and index within it of each kernel."""
         self._vector_clocks: list[dict[int, int]] = []
         """Vector clock of each kernel: chain -> last index that happens before."""
-        self._written: dict[Var, int] = {}
-        self._read: dict[Var, list[int]] = {}
+        self._last_writer: dict[Var, int] = {}
+        self._readers: dict[Var, list[int]] = {}
         size = 0
         for number, (_, call) in enumerate(lifetimes.invocations):
             size += self._add_kernel(number, *_kernel_storages(call, lifetimes))
@@ -53,9 +53,9 @@ class KernelOrder:
 
     def _add_kernel(self, number: int, reads: frozenset[Var], writes: frozenset[Var]) -> int:
         """Add a kernel, and return the number of entries in its vector clock."""
-        before = {self._written[s] for s in reads | writes if s in self._written}
+        before = {self._last_writer[s] for s in reads | writes if s in self._last_writer}
         # A write waits for earlier readers, which later writes need not wait for again.
-        before.update(k for s in writes for k in self._read.pop(s, ()))
+        before.update(k for s in writes for k in self._readers.pop(s, ()))
         past: dict[int, int] = {}
         for kernel in before:
             chain, index = self._chain_position[kernel]
@@ -71,8 +71,8 @@ class KernelOrder:
         self.chains[chain].append(number)
         self._vector_clocks.append(past)
         for storage in reads:
-            self._read.setdefault(storage, []).append(number)
-        self._written.update(dict.fromkeys(writes, number))
+            self._readers.setdefault(storage, []).append(number)
+        self._last_writer.update(dict.fromkeys(writes, number))
         for storage in reads | writes:
             self.users.setdefault(storage, []).append(number)
         return len(past) + len(self.chains)
@@ -120,8 +120,8 @@ class KernelOrder:
         return self._ends_before(a, b) or self._ends_before(b, a)
 
     def _ends_before(self, a: StorageRequest, b: StorageRequest) -> bool:
-        first = min(r.first for r in (b, *b.shares))
-        if any(not r.is_dead_after(first - 1) for r in (a, *a.shares)):
+        first = min(r.first for r in (b, *b.in_place_successors))
+        if any(not r.is_dead_after(first - 1) for r in (a, *a.in_place_successors)):
             return False
         # Then kernels count as following each other.
         if not self._chain_position:
@@ -130,7 +130,11 @@ class KernelOrder:
         return all(self.follows(y, x) for x in self._kernels_using(a) for y in later)
 
     def _kernels_using(self, request: StorageRequest) -> list[int]:
-        return [k for r in (request, *request.shares) for k in self.users.get(r.storage, ())]
+        return [
+            k
+            for r in (request, *request.in_place_successors)
+            for k in self.users.get(r.storage, ())
+        ]
 
 
 def _kernel_storages(

@@ -12,8 +12,8 @@ of the result would compute them again and again, so they must be no larger than
 Derived: stored, the result is written once and read by each user, and its inputs are read once;
 repeated, each user reads the inputs instead. Processors compute ten operations and more in the time
 that one element comes from memory, so arithmetic is not counted, but for operators whose row says
-`costly`. A masked mean over 4096x384 went from 574 to 305 us, statistics and scaling of bytes from
-119 to 79 (Zen 4); no model was slower.
+`is_expensive`. A masked mean over 4096x384 went from 574 to 305 us, statistics and scaling of bytes
+from 119 to 79 (Zen 4); no model was slower.
 
 After: equal expressions that nobody shares any more, which EliminateCommonSubexpr would undo. Of a
 chain of such kernels one link is repeated, or each would be in all of those behind it.
@@ -93,7 +93,7 @@ def _is_cheap(group: KernelGroup) -> bool:
         # A stateful operator must run exactly once.
         if row.pattern > OpPattern.BROADCAST or row.stateful or row.reshape_only:
             return False
-        if row.lower is None or row.costly:
+        if row.lower is None or row.is_expensive:
             return False
     return isinstance(group[-1].checked_type, TensorType)
 

@@ -86,7 +86,7 @@ def _enclosing_functions(root: RelayExpr) -> dict[RelayExpr, RelayExpr]:
         around = of_scope.setdefault(scope, None)
         if around is not None:
             functions.update(dict.fromkeys(scope.nodes, around))
-        for expr, inner in scope.inner.items():
+        for expr, inner in scope.child_scopes.items():
             own = expr if isinstance(expr, Function) else around
             of_scope.update(dict.fromkeys(inner, own))
     return functions

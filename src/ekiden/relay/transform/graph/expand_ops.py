@@ -46,7 +46,7 @@ def _expand_gradient_op(call: Call) -> RelayExpr:
     forward_call = Call(get(forward), tuple(args), _forward_attrs(call, OPS[forward]))
     infer_local_type(forward_call)
     try:
-        gradient_expr = gradient.GRADIENTS[forward](forward_call, grad)[arg_index]
+        gradient_expr = gradient.GRADIENTS_BY_OPERATOR[forward](forward_call, grad)[arg_index]
     except ValueError as error:
         raise CompileError(f"{row.name}: {error}") from error
     assert gradient_expr is not None

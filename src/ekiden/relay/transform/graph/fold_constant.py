@@ -7,7 +7,8 @@ shape_of(%x)  ->  [2, 3]     %x: Tensor[(2, 3), float32]
 References are NumPy's arithmetic, which may round otherwise than a kernel would have: a folded
 value may differ from that in its last bits. Stateful operators and what has effects stay, as do
 calls that a run would refuse (an index out of range): whether they run at all is for the run to
-say. So do calls whose reference is an interpreted loop program of more steps than MAX_STEPS.
+say. So do calls whose reference is an interpreted loop program of more steps than
+MAX_INTERPRETED_STEPS.
 """
 
 from __future__ import annotations
@@ -73,12 +74,12 @@ MAX_INTERMEDIATE_BYTES = 1 << 26
 when folding is done.
 """
 
-MAX_STEPS = 1 << 22
+MAX_INTERPRETED_STEPS = 1 << 22
 """Maximum interpreter steps per call, 0.2 to 2 s; compiled, that takes about a millisecond. A run
 of its kernel takes about a millisecond then, which does not pay for more.
 """
 
-UNFOLDABLE = (IndexRangeError, LinAlgError, StepLimitError)
+UNFOLDABLE_ERRORS = (IndexRangeError, LinAlgError, StepLimitError)
 """Errors of an evaluation that leave the call unfolded, to be raised at run time if reached."""
 
 MIN_LOAD_TIME_SAVING_BYTES = 1 << 12
@@ -251,7 +252,7 @@ def _evaluate(call: Call) -> Array | tuple[Array, ...]:
     assert isinstance(call.op, Op)
     value = _zeros_of_type if call.op.definition.shape_only else _constant_value
     arguments = [value(a) for a in call.args]
-    result = evaluate_call(call.op, call.attrs, arguments, StepBudget(MAX_STEPS))
+    result = evaluate_call(call.op, call.attrs, arguments, StepBudget(MAX_INTERPRETED_STEPS))
     views = [result] if isinstance(result, np.ndarray) else result
     for array in _constant_arrays(
         call
@@ -307,7 +308,7 @@ def _fold_constant_call(
         check_memory_limit(sum(map(_tensor_bytes, kinds)), f"the value of '{call.op.name}'")
     try:
         value = begun.pop(call)() if call in begun else _evaluate_cached(call)
-    except UNFOLDABLE:
+    except UNFOLDABLE_ERRORS:
         return call
     values = value if isinstance(value, tuple) else (value,)
     folded = tuple(_typed_constant(v, k, call.span) for v, k in zip(values, kinds, strict=True))
@@ -379,7 +380,7 @@ def fold_constant(root: RelayExpr) -> RelayExpr:
     if sum(map(_constant_bytes, large)) < MIN_PARALLEL_FOLDING_BYTES:
         return _fold_graph(root, {})
     # NumPy releases the interpreter's lock in large operations.
-    with futures.ThreadPoolExecutor(environment.compile_jobs()) as pool:
+    with futures.ThreadPoolExecutor(environment.num_compile_jobs()) as pool:
         return _fold_graph(root, {call: _start_evaluation(call, pool) for call in large})
 
 
@@ -540,8 +541,8 @@ def _fold_qnn(body: RelayExpr) -> RelayExpr:
             return new
         arguments = [_constant_value(a) for a in new.args]
         try:
-            value = evaluate_call(new.op, new.attrs, arguments, StepBudget(MAX_STEPS))
-        except UNFOLDABLE:
+            value = evaluate_call(new.op, new.attrs, arguments, StepBudget(MAX_INTERPRETED_STEPS))
+        except UNFOLDABLE_ERRORS:
             return new
         return _typed_constant(value, kind, new.span) if isinstance(value, np.ndarray) else new
 

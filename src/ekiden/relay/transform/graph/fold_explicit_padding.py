@@ -96,7 +96,7 @@ def _fold_pad(call: Call) -> Call | None:
     folded = Call(call.op, args, attrs.with_fields(padding=total_padding), span=call.span)
     value = inner.args[1]
     assert isinstance(value, Constant)
-    fits = PADDING_VALUE_TESTS[call.op.definition.borders]
+    fits = PADDING_VALUE_TESTS[call.op.definition.padding_absorption]
     # Tested with the total padding, on which the answer may depend.
     return folded if fits(folded, float(value.data.item())) else None
 
@@ -109,6 +109,8 @@ def FoldExplicitPadding() -> Pass:  # noqa: N802
         "FoldExplicitPadding",
         0,
         lambda: {
-            name: _fold_pad for name, row in OPS.rows() if row.borders is not PaddingAbsorption.NO
+            name: _fold_pad
+            for name, row in OPS.rows()
+            if row.padding_absorption is not PaddingAbsorption.NO
         },
     )

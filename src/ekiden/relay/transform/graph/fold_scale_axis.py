@@ -84,16 +84,16 @@ class _ScaleFolder:
         counts = Counter(id(o) for e in self.order for o in operands(e))
         self.old_uses = {e: counts[id(e)] for e in self.order}
         self.uses: dict[RelayExpr, int] = {}
-        self.new: dict[RelayExpr, RelayExpr] = {}
+        self.rewritten: dict[RelayExpr, RelayExpr] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
         """Return the graph with scales and biases folded."""
         for expr in self.order:
-            rewritten = self._fold_linear_call(expr, replace_children(expr, self.new))
-            self.new[expr] = rewritten
+            rewritten = self._fold_linear_call(expr, replace_children(expr, self.rewritten))
+            self.rewritten[expr] = rewritten
             # Counted for the new expression, as rules ask about new operands.
             self.uses[rewritten] = self.old_uses[expr]
-        return self.new[root]
+        return self.rewritten[root]
 
     def _fold_linear_call(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
         row = op_definition_of(new)

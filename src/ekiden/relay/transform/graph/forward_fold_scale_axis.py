@@ -72,7 +72,7 @@ class _ForwardScaleFolder:
     def __init__(self, root: RelayExpr) -> None:
         self.root, self.order = root, evaluation_order(root)
         self.accepted_scales: dict[RelayExpr, _AcceptedScale] = {}
-        self.new: dict[RelayExpr, RelayExpr] = {}
+        self.rewritten: dict[RelayExpr, RelayExpr] = {}
         self.folded_scales: dict[RelayExpr, ChannelScale] = {}
         """Scale folded out of each rewritten expression, along the absorbed axes."""
 
@@ -80,8 +80,8 @@ class _ForwardScaleFolder:
         """Return the graph with scales folded into weights."""
         self._find_accepted_scales()
         for expr in self.order:
-            self.new[expr] = self._fold_expr(expr)
-        return self.new[self.root]
+            self.rewritten[expr] = self._fold_expr(expr)
+        return self.rewritten[self.root]
 
     def _find_accepted_scales(self) -> None:
         # The root is read from outside, where nothing can take a scale.
@@ -121,25 +121,27 @@ class _ForwardScaleFolder:
     def _fold_expr(self, expr: RelayExpr) -> RelayExpr:
         row = op_definition_of(expr)
         if row is None or not isinstance(expr, Call):
-            return replace_children(expr, self.new)
+            return replace_children(expr, self.rewritten)
         accepted = self.accepted_scales.get(expr)
         if accepted is not None and row.linear is LinearForm.SCALES:
-            return self._fold_multiplication(expr, accepted) or replace_children(expr, self.new)
+            return self._fold_multiplication(expr, accepted) or replace_children(
+                expr, self.rewritten
+            )
         scaled = [arg for arg in expr.args if arg in self.folded_scales]
         if not scaled:
-            return replace_children(expr, self.new)
+            return replace_children(expr, self.rewritten)
         scale = self.folded_scales[scaled[0]]
         if (channels := channel_axes_of(expr)) is not None:
             near = channels.input_scale_along_weight(expr.args[1], scale)
-            weight = apply_scale(self.new[expr.args[1]], near, scale_weights)
+            weight = apply_scale(self.rewritten[expr.args[1]], near, scale_weights)
             # The weight would leave its range, so the data gets its scale back.
             if weight is None:
                 data = self._reapply_scale(expr.args[0], scale, channels.read)
-                return expr.with_fields(args=(data, self.new[expr.args[1]]))
-            return expr.with_fields(args=(self.new[expr.args[0]], weight))
+                return expr.with_fields(args=(data, self.rewritten[expr.args[1]]))
+            return expr.with_fields(args=(self.rewritten[expr.args[0]], weight))
         if row.homogeneous:
             self.folded_scales[expr] = scale
-            return replace_children(expr, self.new)
+            return replace_children(expr, self.rewritten)
         assert accepted is not None
         return self._fold_through_sum(expr, expr.args.index(scaled[0]), scale, accepted)
 
@@ -158,12 +160,12 @@ class _ForwardScaleFolder:
             )  # fmt: skip
             if scale is not None and is_fit:
                 self.folded_scales[call] = scale
-                return self.new[call.args[at]]
+                return self.rewritten[call.args[at]]
         return None
 
     def _reapply_scale(self, data: RelayExpr, scale: ChannelScale, axes: AxisIndices) -> RelayExpr:
         """Multiply data by the scale that was folded out of it."""
-        return op.multiply(self.new[data], scale.reshape_along(data, axes).expr)
+        return op.multiply(self.rewritten[data], scale.reshape_along(data, axes).expr)
 
     def _fold_through_sum(
         self, call: Call, at: int, scale: ChannelScale, accepted: _AcceptedScale
@@ -172,7 +174,7 @@ class _ForwardScaleFolder:
 
         Where the quotient is no number of full precision the scale stays before the sum.
         """
-        data, addend = self.new[call.args[at]], self.new[call.args[1 - at]]
+        data, addend = self.rewritten[call.args[at]], self.rewritten[call.args[1 - at]]
         near = scale_for_addend(call, at, scale, accepted.axes)
         if isinstance(addend, Constant) and near.value is not None:
             divided = fold_quotient(addend.data, near.value)

@@ -15,8 +15,8 @@ its operands broadcasts.
 Constants are merged where the result keeps its range and they do not cancel (merged_constants.py):
 x * 1e30 * 1e30 stays, and so does (x + c) - c.
 
-Rules that could undo each other would run to MAX_STEPS; each makes the program smaller, or moves
-constants outwards, or names a cheaper operator.
+Rules that could undo each other would run to MAX_INTERPRETED_STEPS; each makes the program smaller,
+or moves constants outwards, or names a cheaper operator.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RewriteRule:
     how much the result may differ.
     """
 
-    __slots__ = ("_operators", "_write", "_written", "equation", "root", "tier")
+    __slots__ = ("_compile", "_compiled", "_operators", "equation", "root", "tier")
 
     def __init__(
         self,
@@ -86,17 +86,17 @@ class RewriteRule:
         operators: Sequence[str] = (),
     ) -> None:
         self.equation, self.root, self.tier = equation, root, tier
-        self._write, self._operators = write, operators
-        self._written: CompiledRule | None = None
+        self._compile, self._operators = write, operators
+        self._compiled: CompiledRule | None = None
 
     def apply(self, call: RelayExpr) -> RelayExpr | None:
         """Return the replacement of a call, or None where the rule does not match."""
-        if self._written is None:
+        if self._compiled is None:
             # A program without these operators has no call that matches.
             if not all(map(OPS.has, self._operators)):
                 return None
-            self._written = self._write()
-        pattern, make = self._written
+            self._compiled = self._compile()
+        pattern, make = self._compiled
         match = find_match(pattern, call)
         return None if match is None else make(match)
 
@@ -164,8 +164,8 @@ class _EquationRule:
     def __init__(self, text: str) -> None:
         lhs, rhs = text.split(" = ")
         self._names: dict[str, DFPattern] = {}
-        self._numbers: list[tuple[DFPattern, int | float]] = []
-        self._right = ast.parse(rhs, mode="eval").body
+        self._constant_patterns: list[tuple[DFPattern, int | float]] = []
+        self._replacement_tree = ast.parse(rhs, mode="eval").body
         tree = ast.parse(lhs, mode="eval").body
         self.pattern = self._build_pattern(tree)
 
@@ -176,7 +176,7 @@ class _EquationRule:
             fresh = is_constant() if tree.id.startswith("c") else wildcard()
             return self._names.setdefault(tree.id, fresh)
         number = PredicatePattern(_may_be_uniform)
-        self._numbers.append((number, ast.literal_eval(tree)))
+        self._constant_patterns.append((number, ast.literal_eval(tree)))
         return number
 
     def build_replacement(self, match: NodeMap) -> RelayExpr | None:
@@ -184,9 +184,9 @@ class _EquationRule:
         values.
         """
         # Patterns only match the kind of node; the value is tested once the match is complete.
-        if not all(_is_filled_with(match[p][0], value) for p, value in self._numbers):
+        if not all(_is_filled_with(match[p][0], value) for p, value in self._constant_patterns):
             return None
-        return self._build_expression(self._right, match)
+        return self._build_expression(self._replacement_tree, match)
 
     def _build_expression(self, tree: ast.expr, match: NodeMap) -> RelayExpr | None:
         if isinstance(tree, ast.Name):
@@ -356,7 +356,7 @@ def _drop_slice(m: _ShapedMatch) -> RelayExpr | None:
 
 
 def _filled_like(value: int) -> Callable[[_ShapedMatch], RelayExpr | None]:
-    def make(m: _ShapedMatch) -> RelayExpr | None:
+    def build_filled(m: _ShapedMatch) -> RelayExpr | None:
         """Return zeros or ones in the static shape of `x`, or None."""
         sizes = [d.value if isinstance(d, IntImm) else None for d in _tensor_shape(m.x)]
         if None in sizes:
@@ -365,7 +365,7 @@ def _filled_like(value: int) -> Callable[[_ShapedMatch], RelayExpr | None]:
             [s for s in sizes if s is not None], _tensor_dtype(m.x)
         )
 
-    return make
+    return build_filled
 
 
 def _merge_reshapes(m: _ShapedMatch) -> RelayExpr:
@@ -392,11 +392,11 @@ def _with_static_shape(
 ) -> Callable[[_ShapedMatch], RelayExpr | None]:
     """Return a rule that replaces a `*_like` operator by the one with an explicit static shape."""
 
-    def concrete(m: _ShapedMatch) -> RelayExpr | None:
+    def build_static(m: _ShapedMatch) -> RelayExpr | None:
         shape = _static_shape(m.outer)
         return None if shape is None else make(m.x, shape)
 
-    return concrete
+    return build_static
 
 
 def _lower_full_like(m: _ShapedMatch) -> RelayExpr | None:
@@ -607,7 +607,7 @@ def _drop_dequantize(call: Call) -> RelayExpr | None:
     return Call(call.op, (x,), call.attrs)
 
 
-def _least_of_positive(call: Call) -> RelayExpr | None:
+def _replace_min_by_max_of_nonnegative(call: Call) -> RelayExpr | None:
     """Replace minimum(min(x), 0) of non-negative x by a form of max(x), so that min and max share
     one pass.
 
@@ -617,19 +617,19 @@ def _least_of_positive(call: Call) -> RelayExpr | None:
     for least, cap in (call.args, call.args[::-1]):
         if not (isinstance(least, Call) and least.op == op.get("min") and _is_filled_with(cap, 0)):
             continue
-        if is_float(_tensor_dtype(least)) and _is_never_below(least.args[0], 0.0):
+        if is_float(_tensor_dtype(least)) and _is_bounded_below(least.args[0], 0.0):
             largest = Call(op.get("max"), least.args, least.attrs)
             return op.minimum(op.maximum(largest, cap), cap)
     return None
 
 
-def _is_never_below(expr: RelayExpr, number: float) -> bool:
+def _is_bounded_below(expr: RelayExpr, number: float) -> bool:
     """Return whether all elements are at least a number, by the operator's declared lower bound."""
     while isinstance(expr, Call) and isinstance(expr.op, Op):
         row = expr.op.definition
         if row.lowest is not None:
             return row.lowest(expr.attrs) >= number
-        if not row.reshape_only and row.turns is not TransposeRule.ORDER:
+        if not row.reshape_only and row.transpose_rule is not TransposeRule.ORDER:
             return False
         expr = expr.args[0]
     return False
@@ -648,7 +648,8 @@ CALL_RULES: tuple[tuple[str, Callable[[Call], RelayExpr | None]], ...] = (
     ("argmax(qnn.dequantize(x, scale, zero)) = argmax(x)",             _drop_dequantize),
     ("argmin(qnn.dequantize(x, scale, zero)) = argmin(x)",             _drop_dequantize),
     ("argsort(qnn.dequantize(x, scale, zero)) = argsort(x)",           _drop_dequantize),
-    ("minimum(min(x), 0) = minimum(maximum(max(x), 0), 0)",             _least_of_positive),
+    ("minimum(min(x), 0) = minimum(maximum(max(x), 0), 0)",
+        _replace_min_by_max_of_nonnegative),
     ("add(x, copies of number) = add(x, number)",                      _replace_filled_by_scalar),
     ("subtract(x, copies of number) = subtract(x, number)",            _replace_filled_by_scalar),
     ("multiply(x, copies of number) = multiply(x, number)",            _replace_filled_by_scalar),

@@ -217,7 +217,7 @@ class _SumRewriter:
             and is_same_shape(_tensor_type(o), _tensor_type(e))
         }
         """Sums that are terms of a single other sum."""
-        self.new: dict[RelayExpr, RelayExpr] = {}
+        self.rewritten: dict[RelayExpr, RelayExpr] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
         """Return the graph with merged sums."""
@@ -228,8 +228,8 @@ class _SumRewriter:
                 if is_whole and is_float(_tensor_type(expr).dtype)
                 else None
             )
-            self.new[expr] = shortened or replace_children(expr, self.new)
-        return self.new[root]
+            self.rewritten[expr] = shortened or replace_children(expr, self.rewritten)
+        return self.rewritten[root]
 
     def _flatten_sum(self, root: RelayExpr) -> Iterator[RelayExpr]:
         """Yield the terms of a sum from left to right, with nested sums flattened."""
@@ -308,7 +308,7 @@ class _SumRewriter:
         for term, window in zip(terms, windows, strict=True):
             if isinstance(term, Constant):
                 continue
-            new_term = self.new[term]
+            new_term = self.rewritten[term]
             # The weight has changed, as another convolution was added.
             if window is not None and window.weight is not _constant_weight(window.call):
                 assert isinstance(new_term, Call)

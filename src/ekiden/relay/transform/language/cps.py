@@ -88,7 +88,7 @@ class _CPSBody:
 
     chain: LetChain
     continuation: RelayExpr
-    inner: dict[int, list[_CPSBody]] = field(default_factory=dict)
+    nested_bodies: dict[int, list[_CPSBody]] = field(default_factory=dict)
     """Bodies of the function or branches that a binding contains, by binding index."""
     join_points: dict[int, Var] = field(default_factory=dict)
     """Continuation shared by the branches of a binding, by binding index."""
@@ -103,23 +103,25 @@ class _CPSConverter:
         names.
         """
         self.names = names
-        self.answer = TypeVar("Answer")
-        self.new: dict[RelayExpr, RelayExpr] = {}
+        self.answer_type = TypeVar("Answer")
+        self.converted: dict[RelayExpr, RelayExpr] = {}
 
     def convert_function(self, function: Function) -> Function:
         """Convert a function; its result is polymorphic in the answer type."""
         body = to_a_normal_form(function.body)
         for var in (*function.params, *bound_vars(body)):
             old_type = var.checked_type_or_none() or var.type_annotation
-            kind = None if old_type is None else cps_type(old_type, self.answer)
-            self.new[var] = Var(var.name_hint, kind, span=var.span)
+            kind = None if old_type is None else cps_type(old_type, self.answer_type)
+            self.converted[var] = Var(var.name_hint, kind, span=var.span)
         for at in post_order(body, into_functions=True):
             self._check_constructors(at)
         last = self._fresh_continuation(function.body.checked_type)
         new_body = self._convert_body(body, last)
         params = (*(self._new_var(p) for p in function.params), last)
-        kinds = (*function.type_params, self.answer)
-        return Function(params, new_body, self.answer, kinds, function.attrs, span=function.span)
+        kinds = (*function.type_params, self.answer_type)
+        return Function(
+            params, new_body, self.answer_type, kinds, function.attrs, span=function.span
+        )
 
     @staticmethod
     def _check_constructors(at: RelayExpr) -> None:
@@ -130,10 +132,10 @@ class _CPSConverter:
                 raise CompileError(f"ToCPS: expected data without functions, got fields of {name}")
 
     def _fresh_continuation(self, kind: Type) -> Var:
-        return Var("k", FuncType((cps_type(kind, self.answer),), self.answer))
+        return Var("k", FuncType((cps_type(kind, self.answer_type),), self.answer_type))
 
     def _new_var(self, old: RelayExpr) -> Var:
-        new_var = self.new[old]
+        new_var = self.converted[old]
         assert isinstance(new_var, Var)
         return new_var
 
@@ -141,7 +143,7 @@ class _CPSConverter:
         """Return the converted form of an atom."""
         if isinstance(old, GlobalVar):
             return self.names.get(old, old)
-        return self.new.get(old, old)
+        return self.converted.get(old, old)
 
     def _convert_body(self, root: RelayExpr, after: RelayExpr) -> RelayExpr:
         """Convert an A-normal form whose result is passed to a continuation. Iterative."""
@@ -151,10 +153,10 @@ class _CPSConverter:
             for number, (var, value) in enumerate(body.chain.bindings):
                 inside = self._body_continuation(body, number, var, value)
                 if inside is not None:
-                    body.inner[number] = [
+                    body.nested_bodies[number] = [
                         _CPSBody(parse_let_chain(b), inside) for b in bodies(value)
                     ]
-                    order.extend(body.inner[number])
+                    order.extend(body.nested_bodies[number])
         # Inner bodies are finished first, as outer ones contain them; an explicit worklist needs no
         # stack.
         for body in reversed(order):
@@ -194,7 +196,7 @@ class _CPSConverter:
     def _emit_binding(self, body: _CPSBody, number: int, following: RelayExpr) -> RelayExpr:
         """Emit a binding in front of the code that follows it."""
         old, value = body.chain.bindings[number]
-        var, inner = self._new_var(old), body.inner.get(number, [])
+        var, inner = self._new_var(old), body.nested_bodies.get(number, [])
         if isinstance(value, Function) and inner:
             return Let(var, self._convert_closure(value, inner[0]), following)
         is_call = isinstance(value, Call) and self._takes_continuation(value.op)
@@ -203,7 +205,7 @@ class _CPSConverter:
         # The own continuation is passed on, so that a tail call stays one.
         if self._is_tail_binding(body, number):
             return self._pass_continuation(value, inner, body.continuation)
-        after = Function((var,), following, self.answer)
+        after = Function((var,), following, self.answer_type)
         if is_call:
             return self._pass_continuation(value, inner, after)
         join = body.join_points[number]
@@ -217,11 +219,11 @@ class _CPSConverter:
             case Constant():
                 return value
             case Function():  # a primitive one with a name: who calls it gives a continuation
-                kinds = [cps_type(p.checked_type, self.answer) for p in value.params]
+                kinds = [cps_type(p.checked_type, self.answer_type) for p in value.params]
                 params = tuple(Var(f"a{i}", k) for i, k in enumerate(kinds))
                 after = self._fresh_continuation(value.body.checked_type)
                 body = Call(after, (Call(value, params),))
-                return Function((*params, after), body, self.answer)
+                return Function((*params, after), body, self.answer_type)
         return rebuild(value, [self._convert_atom(c) for c in children(value)])
 
     def _pass_continuation(
@@ -232,9 +234,9 @@ class _CPSConverter:
         match value:
             case Call(op=callee, args=args):
                 new_args = (*map(self._convert_atom, args), after)
-                kinds = [cps_type(k, self.answer) for k in value.type_args]
+                kinds = [cps_type(k, self.answer_type) for k in value.type_args]
                 if kinds and callee in self.names:
-                    kinds.append(self.answer)
+                    kinds.append(self.answer_type)
                 return Call(
                     self._convert_atom(callee), new_args, None, tuple(kinds), span=value.span
                 )
@@ -243,7 +245,7 @@ class _CPSConverter:
             case Match(data=data, clauses=clauses, complete=complete):
                 new = []
                 for clause, rhs in zip(clauses, written, strict=True):
-                    new.append(Clause(map_pattern(clause.lhs, self.new), rhs))
+                    new.append(Clause(map_pattern(clause.lhs, self.converted), rhs))
                 return Match(self._convert_atom(data), tuple(new), complete, span=value.span)
         raise AssertionError(f"neither a call nor a choice: {value}")
 
@@ -251,7 +253,7 @@ class _CPSConverter:
         assert isinstance(body.continuation, Var) and body.converted is not None
         params = (*(self._new_var(p) for p in function.params), body.continuation)
         return Function(
-            params, body.converted, self.answer, function.type_params, function.attrs,
+            params, body.converted, self.answer_type, function.type_params, function.attrs,
             span=function.span,
         )  # fmt: skip
 

@@ -10,12 +10,12 @@ A graph does not say where a node is evaluated: what only the body of such a fun
 evaluated in the body, each time, whether the program was written so or Inline put an argument
 there. This pass moves it outside of all functions whose parameters it does not depend on.
 
-What moves has no effect and cannot fail: its data are not refused (`OpDef.refuses`), its shapes are
-proved to fit. So it may be computed before a loop without iterations, and out of a branch that no
-iteration takes, which costs it once at most. A loop inside of a loop moves as one region, but not
-out of a branch, whose condition may be what ends it; the branch in which the outer function calls
-itself runs in all iterations, except perhaps the last. Tuples and fills cost nothing and stay where
-they are read.
+What moves has no effect and cannot fail: its data are not refused (`OpDef.may_fail`), its shapes
+are proved to fit. So it may be computed before a loop without iterations, and out of a branch that
+no iteration takes, which costs it once at most. A loop inside of a loop moves as one region, but
+not out of a branch, whose condition may be what ends it; the branch in which the outer function
+calls itself runs in all iterations, except perhaps the last. Tuples and fills cost nothing and stay
+where they are read.
 
 Afterwards what moved is bound by a let, so that no later pass, and no kernel, moves it back into
 the loop. Time is linear, times the depth of nested functions.
@@ -129,7 +129,7 @@ class _Hoister:
         visible = self.scopes.scope_of_var
         visible.update(dict.fromkeys(function.params, scopes[0]))
         for scope in scopes:
-            for opener, inner in scope.inner.items():
+            for opener, inner in scope.child_scopes.items():
                 match opener:
                     case Let(var=var):
                         visible[var] = inner[0]
@@ -144,7 +144,7 @@ class _Hoister:
         body_of, certain = self.scopes.enclosing_loop_body, self.scopes.certain_loop_body
         body_of[scopes[0]] = certain[scopes[0]] = None
         for scope in scopes:  # outer before inner
-            for opener, inner in scope.inner.items():
+            for opener, inner in scope.child_scopes.items():
                 for body in inner:
                     is_function = isinstance(opener, Function) and bool(opener.params)
                     is_reached = isinstance(opener, Let) or body in again
@@ -156,7 +156,7 @@ class _Hoister:
         """Return the scopes on the path from a function's body to its recursive calls."""
         bodies_of: dict[RelayExpr, RelayScope] = {}
         for scope in scopes:
-            for opener, inner in scope.inner.items():
+            for opener, inner in scope.child_scopes.items():
                 if isinstance(opener, Function):
                     bodies_of[opener] = inner[0]
         named = [e for e in self.order if isinstance(e, Let) and e.value in bodies_of]
@@ -315,7 +315,7 @@ class _Hoister:
             children_: dict[RelayExpr, RelayExpr] = {}
             for operand in operands(expr):
                 children_[operand] = self._resolve(operand, names, new)
-            for body in scope.inner.get(expr, ()) if scope is not None else ():
+            for body in scope.child_scopes.get(expr, ()) if scope is not None else ():
                 result = self._resolve(body.result, names, new)
                 children_[body.result] = build_lets(bindings.pop(body, []), result)
             if isinstance(expr, Let):  # its body may be its variable, which an alias replaces
@@ -372,13 +372,13 @@ def _region_contents(expr: RelayExpr, scope: RelayScope) -> tuple[set[RelayScope
     nodes = [expr]
     if isinstance(expr, Let) and isinstance(expr.value, Function):
         nodes.append(expr.value)
-    stack = [inner for opener in nodes for inner in scope.inner.get(opener, ())]
+    stack = [inner for opener in nodes for inner in scope.child_scopes.get(opener, ())]
     inside: set[RelayScope] = set()
     while stack:
         body = stack.pop()
         inside.add(body)
         nodes.extend(body.nodes)
-        stack.extend(s for opened in body.inner.values() for s in opened)
+        stack.extend(s for opened in body.child_scopes.values() for s in opened)
     return inside, nodes
 
 
@@ -391,7 +391,9 @@ def _is_movable(expr: RelayExpr, functions: set[Var] | None = None) -> bool:
         case Call(op=Op() as op):
             row = op.definition
             # An operator that may raise must not run in a program whose loop has no iteration.
-            return not (row.stateful or row.refuses or row.fence or has_conditions(expr))
+            return not (
+                row.stateful or row.may_fail or row.is_fusion_barrier or has_conditions(expr)
+            )
         case Call(op=Var() as name):
             return functions is not None and name in functions
         case Tuple() | TupleGetItem():

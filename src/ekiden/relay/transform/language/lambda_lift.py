@@ -48,7 +48,7 @@ from ekiden.relay.transform.language.scopes import (
     replace_children,
 )
 from ekiden.relay.visitor import bind, free_vars, post_order, type_post_order
-from ekiden.target.virtual_device import PARAM_PLACES, is_host_only
+from ekiden.target.virtual_device import PARAM_DEVICES_ATTR, is_host_only
 
 if TYPE_CHECKING:
     from ekiden.arith import detect
@@ -146,7 +146,7 @@ class _LambdaLifter:
             self.domains.location_attribute(self.domains.domain_for(v), v.checked_type)
             for v in captured
         )
-        return {} if is_host_only(devices) else {PARAM_PLACES: devices}
+        return {} if is_host_only(devices) else {PARAM_DEVICES_ATTR: devices}
 
     def _deduplicate(self, name: GlobalVar, function: Function) -> GlobalVar:
         """Return the name of a lifted function, shared with an equal one lifted before."""

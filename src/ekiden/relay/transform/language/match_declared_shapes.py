@@ -35,7 +35,7 @@ from ekiden.ir.span import Span
 from ekiden.ir.text import format_type
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import FuncType, RelayRefType, TensorType, TupleType, Type, TypeCall
-from ekiden.relay.adjoint_type import definition
+from ekiden.relay.adjoint_type import type_definition
 from ekiden.relay.expr import (
     Call,
     Clause,
@@ -208,7 +208,7 @@ class _ShapeCheckInserter:
     def _callee_type(self, call: Call) -> FuncType | None:
         """Return the callee's type, instantiated at the call's type arguments."""
         if isinstance(call.op, Constructor):
-            data = definition(self.module, call.op.belong_to)
+            data = type_definition(self.module, call.op.belong_to)
             assert data is not None, "the type checker has looked it up"
             result = TypeCall(call.op.belong_to, data.type_vars)
             kind: Type | None = FuncType(call.op.inputs, result, data.type_vars)
@@ -252,7 +252,7 @@ class _ShapeCheckInserter:
                 case PatternConstructor(constructor=constructor, patterns=inner), TypeCall(
                     args=args
                 ):
-                    data = definition(self.module, constructor.belong_to)
+                    data = type_definition(self.module, constructor.belong_to)
                     assert data is not None, "the type checker has looked it up"
                     constructor_type = FuncType(constructor.inputs, value_type, data.type_vars)
                     one = Unifier().instantiate(constructor_type, args)

@@ -62,7 +62,11 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.transform.graph.fold_constant import MAX_STEPS, UNFOLDABLE, can_evaluate
+from ekiden.relay.transform.graph.fold_constant import (
+    MAX_INTERPRETED_STEPS,
+    UNFOLDABLE_ERRORS,
+    can_evaluate,
+)
 from ekiden.relay.transform.language.chains import LetBinding, build_lets
 from ekiden.relay.transform.language.dead_code_elimination import drop_unused_bindings
 from ekiden.relay.transform.language.infer_type import InferType
@@ -526,8 +530,8 @@ def _fold_operator(call: Call, args: Sequence[StaticValue]) -> StaticValue | Non
     ):
         return None
     try:
-        value = evaluate_call(call.op, call.attrs, arrays, StepBudget(MAX_STEPS))
-    except UNFOLDABLE:
+        value = evaluate_call(call.op, call.attrs, arrays, StepBudget(MAX_INTERPRETED_STEPS))
+    except UNFOLDABLE_ERRORS:
         return None
     results = value if isinstance(value, tuple) else (value,)
     if sum(p.size for p in results) > MAX_EVALUATED_ELEMENTS:

@@ -55,7 +55,7 @@ class RelayScope:
     nodes: list[RelayExpr] = field(default_factory=list)
     outputs: set[RelayExpr] = field(default_factory=set)
     """Expressions used outside this scope's own operands."""
-    inner: dict[RelayExpr, list[RelayScope]] = field(default_factory=dict)
+    child_scopes: dict[RelayExpr, list[RelayScope]] = field(default_factory=dict)
     """Child scopes that each expression opens, one per body."""
 
     def open_child(self, result: RelayExpr) -> RelayScope:
@@ -234,7 +234,7 @@ def find_scopes(root: RelayExpr) -> list[RelayScope]:
                 uses.append((operand, scope))
         for body in bodies(expr):
             inner = scope.open_child(body)
-            scope.inner.setdefault(expr, []).append(inner)
+            scope.child_scopes.setdefault(expr, []).append(inner)
             scopes.append(inner)
             where[body] = _lowest_common_ancestor(where.get(body), inner)
     for expr in order:

@@ -89,16 +89,18 @@ def _scope_bindings(
     backwards: list[LetBinding] = []
     if nodes and isinstance(let := nodes[0], Let):
         # Extending the inner list in place keeps a chain of n lets linear.
-        backwards = chains[scope.inner[let][0]].bindings
+        backwards = chains[scope.child_scopes[let][0]].bindings
         backwards.extend(_alias_binding(let, names))
         nodes = nodes[1:]
     for expr in nodes:
         if isinstance(expr, Let):
-            backwards.extend(chains[scope.inner[expr][0]].bindings)
+            backwards.extend(chains[scope.child_scopes[expr][0]].bindings)
             backwards.extend(_alias_binding(expr, names))
         else:
             inside = {o: names.get(o, o) for o in operands(expr)}
-            inside |= {s.result: _wrap_reversed_chain(chains[s]) for s in scope.inner.get(expr, ())}
+            inside |= {
+                s.result: _wrap_reversed_chain(chains[s]) for s in scope.child_scopes.get(expr, ())
+            }
             variable = names[expr]
             assert isinstance(variable, Var)
             backwards.append((variable, replace_children(expr, inside)))

@@ -416,7 +416,7 @@ SINK_RULES: Mapping[TransposeRule, SinkRule] = {
 
 
 def _sink_kind(expr: RelayExpr) -> TransposeRule:
-    return expr.op.definition.turns if op_name_of(expr) else TransposeRule.NO  # type: ignore[attr-defined]
+    return expr.op.definition.transpose_rule if op_name_of(expr) else TransposeRule.NO  # type: ignore[attr-defined]
 
 
 def _sink_rule(call: Call) -> SinkRule | None:

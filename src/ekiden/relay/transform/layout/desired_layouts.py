@@ -25,7 +25,7 @@ from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functi
 from ekiden.relay.transform.layout.layout_rewriter import LayoutRewriter, tensor_infos
 from ekiden.runtime.errors import CompileError
 from ekiden.tir.data_layout import parse_layout
-from ekiden.topi.layout import axis
+from ekiden.topi.layout import axis_index as required_axis_index
 
 CONVERT_OP_LAYOUT_ATTR = "FTVMConvertOpLayout"
 DesiredLayouts = Mapping[str, Sequence[str]]
@@ -41,7 +41,7 @@ class LayoutConfig:
     def __init__(self, skip_layers: Sequence[int] | None = None) -> None:
         self.skip_counter = 0
         self.skip_layers = tuple(skip_layers or ())
-        self._around: LayoutConfig | None = None
+        self._outer_config: LayoutConfig | None = None
 
     def check_skip(self) -> bool:
         """Return whether the next convolution is skipped."""
@@ -54,7 +54,7 @@ class LayoutConfig:
 
     def __enter__(self) -> LayoutConfig:
         # Kept for the end of the scope: scopes can be nested.
-        self._around, LayoutConfig.current = LayoutConfig.current, self
+        self._outer_config, LayoutConfig.current = LayoutConfig.current, self
         return self
 
     def __exit__(
@@ -63,7 +63,7 @@ class LayoutConfig:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        LayoutConfig.current = self._around
+        LayoutConfig.current = self._outer_config
 
 
 def _default_weight_layout(call: Call, attrs: Any, data: str) -> str:  # noqa: ANN401
@@ -87,7 +87,7 @@ def _is_depthwise(call: Call, attrs: Any) -> bool:  # noqa: ANN401
     """Return whether a convolution is depthwise: one group per channel."""
     kind = call.args[0].checked_type
     assert isinstance(kind, TensorType)
-    channels = kind.shape[axis(attrs.data_layout, "C")]
+    channels = kind.shape[required_axis_index(attrs.data_layout, "C")]
     return attrs.groups > 1 and is_const(channels, attrs.groups)
 
 

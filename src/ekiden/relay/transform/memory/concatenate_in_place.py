@@ -95,7 +95,7 @@ class _ConcatenationStorage:
 
 
 @dataclass(slots=True)
-class _ChainFacts:
+class _ChainInfo:
     """Storages, tensors, kernels and uses of a let chain."""
 
     chain: LetChain
@@ -243,8 +243,8 @@ class _ConcatenationRewriter:
     """Rewriter that places the concatenations of one chain."""
 
     def __init__(self, chain: LetChain, entry_symbols: set[Symbol]) -> None:
-        self.facts = _ChainFacts(chain)
-        self.known = entry_symbols
+        self.chain_info = _ChainInfo(chain)
+        self.entry_symbols = entry_symbols
         self.locations: dict[Var, _SliceLocation] = {}
         self.roots: dict[Var, _ConcatenationStorage] = {}
         self.copies: dict[int, list[tuple[Var, _SliceLocation, Function]]] = {}
@@ -253,11 +253,11 @@ class _ConcatenationRewriter:
     def rewrite_chain(self) -> LetChain:
         """Return the chain with concatenations in place where possible."""
         # From the last one up: an operand may itself be a concatenation, whose place is then known.
-        for kernel in sorted(self.facts.kernels.values(), key=lambda k: -k.position):
+        for kernel in sorted(self.chain_info.kernels.values(), key=lambda k: -k.position):
             axis = concatenated_axis(kernel.function)
             if axis is not None:
                 self._place_operands(kernel, axis)
-        return self._emit_chain() if self.roots else self.facts.chain
+        return self._emit_chain() if self.roots else self.chain_info.chain
 
     # Decisions.
 
@@ -285,7 +285,7 @@ class _ConcatenationRewriter:
         if 2 * copied_elements > sum(map(_num_elements, kernel.inputs)):
             return
         root = self.roots.setdefault(
-            home.root, _ConcatenationStorage(self.facts.tensors[home.root])
+            home.root, _ConcatenationStorage(self.chain_info.tensors[home.root])
         )
         self.copies[kernel.position] = []
         for operand, start in zip(kernel.inputs, starts, strict=True):
@@ -298,7 +298,7 @@ class _ConcatenationRewriter:
             if operand in moved:
                 self.locations[operand] = location
                 # The storage must exist before the first operand that is written to it.
-                root.first_use = min(root.first_use, self.facts.tensors[operand])
+                root.first_use = min(root.first_use, self.chain_info.tensors[operand])
             else:
                 self.copies[kernel.position].append((operand, location, kernel.function))
 
@@ -306,8 +306,8 @@ class _ConcatenationRewriter:
         """Return the location of a concatenation whose storage can be allocated earlier,
         or None.
         """
-        is_movable = output in self.facts.tensors and all(
-            self.known.issuperset(free_vars(d)) for d in _tensor_shape(output)
+        is_movable = output in self.chain_info.tensors and all(
+            self.entry_symbols.issuperset(free_vars(d)) for d in _tensor_shape(output)
         )
         return _SliceLocation(output, const(0)) if is_movable else None
 
@@ -339,7 +339,7 @@ class _ConcatenationRewriter:
 
     def _is_placeable(self, kernel: _KernelCall, value: RelayExpr, in_rows: bool) -> bool:
         """Return whether an operand can be written directly into the concatenation."""
-        facts = self.facts
+        facts = self.chain_info
         if not isinstance(value, Var) or value not in facts.tensors or value in self.locations:
             return False
         writer = facts.kernels.get(value)
@@ -364,7 +364,7 @@ class _ConcatenationRewriter:
     # The new chain.
 
     def _emit_chain(self) -> LetChain:
-        chain = self.facts.chain
+        chain = self.chain_info.chain
         replaced: dict[Var, Var] = {}
         for tensor, home in self.locations.items():
             kind = tensor.checked_type
@@ -387,13 +387,13 @@ class _ConcatenationRewriter:
         return LetChain(bindings, chain.result)
 
     def _storage_of(self, tensor: Var) -> Var:
-        alloc = self.facts.chain.bindings[self.facts.tensors[tensor]][1]
+        alloc = self.chain_info.chain.bindings[self.chain_info.tensors[tensor]][1]
         assert isinstance(alloc, Call) and isinstance(alloc.args[0], Var)
         return alloc.args[0]
 
     def _enlarged_storage(self, output: Var, root: _ConcatenationStorage) -> LetBinding:
         storage = self._storage_of(output)
-        value = self.facts.chain.bindings[self.facts.storages[storage]][1]
+        value = self.chain_info.chain.bindings[self.chain_info.storages[storage]][1]
         assert isinstance(value, Call) and isinstance(value.attrs, AllocStorageAttrs)
         attrs = value.attrs.with_fields(size=simplify(value.attrs.size + root.extra_bytes))
         return storage, value.with_fields(attrs=attrs)
@@ -410,7 +410,7 @@ class _ConcatenationRewriter:
             shape = (*shape[:-1], home.row_elements)
             function = _write_to_slice(function, shape)
         to = _tensor_var("part", shape, kind.dtype)
-        invoke = invoke_tvm_op(function, (value,), (to,), self.facts.tensor_device(home.root))
+        invoke = invoke_tvm_op(function, (value,), (to,), self.chain_info.tensor_device(home.root))
         alloc = alloc_tensor(self._storage_of(home.root), home.offset, shape, kind.dtype)
         invoke = self._rewrite_invoke(invoke.with_fields(span=like.span), replaced)
         return [(to, alloc), (Var("_"), invoke)]

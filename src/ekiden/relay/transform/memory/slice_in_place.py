@@ -61,13 +61,13 @@ class _SliceKernel:
 
 
 class _SliceFinder:
-    """Finder of a function's slicing kernels that need no copy; `known` are the symbols determined
-    at entry.
+    """Finder of a function's slicing kernels that need no copy; `entry_symbols` are the symbols
+    determined at entry.
     """
 
     def __init__(self, body: RelayExpr, entry_symbols: Set[Symbol]) -> None:
         self.lifetimes = StorageLifetimes(body, lambda _: False)
-        self.known = entry_symbols
+        self.entry_symbols = entry_symbols
         self.locations: dict[RelayExpr, _StorageLocation] = {}
         self.views: dict[RelayExpr, RelayExpr] = {}
         """Tensor that each reshaped view refers to."""
@@ -133,7 +133,7 @@ class _SliceFinder:
         """
         request = self.lifetimes.requests[storage]
         escaped = storage in self.lifetimes.escaped
-        return not escaped and self.known >= set(free_vars(request.size))
+        return not escaped and self.entry_symbols >= set(free_vars(request.size))
 
     def _is_profitable(self, source: Var) -> bool:
         """Return whether views of a storage may extend its lifetime: they live no longer, or cover

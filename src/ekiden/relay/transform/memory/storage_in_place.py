@@ -109,8 +109,10 @@ def merge_requests(
             if not (kernel.output.is_whole and kernel.inputs[number].is_whole):
                 continue
             # Chains collapse: all results of a chain have the first one's bytes.
-            owner.shares += [result_request, *result_request.shares]
-            owners.update((r.storage, owner) for r in (result_request, *result_request.shares))
+            owner.in_place_successors += [result_request, *result_request.in_place_successors]
+            owners.update(
+                (r.storage, owner) for r in (result_request, *result_request.in_place_successors)
+            )
             break
     return list(dict.fromkeys(owners.values()))
 

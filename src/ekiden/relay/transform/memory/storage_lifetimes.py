@@ -75,13 +75,15 @@ class StorageRequest:
     device: int = 0
     uses: dict[LifetimeBlock, int] = field(default_factory=dict)
     """Last use in each block."""
-    shares: list[StorageRequest] = field(default_factory=list)
+    in_place_successors: list[StorageRequest] = field(default_factory=list)
     """Requests that reuse this storage's bytes in place."""
 
     def live_ranges(self) -> list[LiveRange]:
         """Return the disjoint, ascending live ranges of the storage and its in-place successors."""
         ranges: list[LiveRange] = []
-        for first, last in sorted(s for r in (self, *self.shares) for s in _live_ranges(r)):
+        for first, last in sorted(
+            s for r in (self, *self.in_place_successors) for s in _live_ranges(r)
+        ):
             if ranges and first <= ranges[-1][1]:
                 ranges[-1] = ranges[-1][0], max(ranges[-1][1], last)
             else:
@@ -102,7 +104,9 @@ def are_mutually_exclusive(a: StorageRequest, b: StorageRequest) -> bool:
     branches of one value.
     """
     return all(
-        _are_in_different_branches(x.block, y.block) for x in (a, *a.shares) for y in (b, *b.shares)
+        _are_in_different_branches(x.block, y.block)
+        for x in (a, *a.in_place_successors)
+        for y in (b, *b.in_place_successors)
     )
 
 
@@ -235,7 +239,7 @@ class StorageLifetimes:
         else:
             self.calls.append((at, value))
             # The callee may keep a reference.
-            if _memory_behaviour(value) is not MemoryAliasing.READS:
+            if _memory_aliasing(value) is not MemoryAliasing.NO_ALIAS:
                 self.escaped |= used
         if isinstance(value.op, GlobalVar) and self._is_barrier(value.op):
             self._mark_barrier(block, index)
@@ -267,16 +271,16 @@ class StorageLifetimes:
         return used
 
 
-def _memory_behaviour(value: RelayExpr) -> MemoryAliasing:
+def _memory_aliasing(value: RelayExpr) -> MemoryAliasing:
     is_operator = isinstance(value, Call) and isinstance(value.op, Op)
-    return value.op.definition.memory if is_operator else MemoryAliasing.KEEPS  # type: ignore[attr-defined]
+    return value.op.definition.memory if is_operator else MemoryAliasing.MAY_ALIAS  # type: ignore[attr-defined]
 
 
 def is_alias(value: RelayExpr) -> bool:
     """Return whether a value shares the memory of its operands."""
     return (
         isinstance(value, (Var, Tuple, TupleGetItem))
-        or _memory_behaviour(value) is MemoryAliasing.VIEWS
+        or _memory_aliasing(value) is MemoryAliasing.MUST_ALIAS
     )
 
 

@@ -25,7 +25,7 @@ from ekiden.relay.transform.devices.plan_devices import device_table
 from ekiden.relay.transform.language.chains import LetBinding, LetChain, build_lets, parse_let_chain
 from ekiden.relay.transform.language.scopes import lift_body_rewrite
 from ekiden.runtime import Device
-from ekiden.target.virtual_device import RESULT_PLACE, VirtualDevice
+from ekiden.target.virtual_device import RESULT_DEVICE_ATTR, VirtualDevice
 
 OWNS_RESULTS_ATTR = "owns_results"
 """Module attribute: results of `main` own their memory."""
@@ -58,7 +58,7 @@ def _unalias_results(main: Function, numbers: Mapping[Device, int]) -> Function:
     """Return `main` with unaliased results; `numbers` maps devices to their index in the module's
     table.
     """
-    result_device = main.attr(RESULT_PLACE)
+    result_device = main.attr(RESULT_DEVICE_ATTR)
     field_devices = result_device if isinstance(result_device, tuple) else None
 
     def device_index(at: int) -> int:

@@ -50,9 +50,9 @@ class _MixedPrecisionRewriter:
     """Mixed-precision rewriter of one function body, with a cache of the casts it emitted."""
 
     def __init__(self, small: str, missing_op_mode: int) -> None:
-        self.small = small
+        self.narrow_dtype = small
         self.missing_op_mode = missing_op_mode
-        self.new: dict[RelayExpr, RelayExpr] = {}
+        self.rewritten: dict[RelayExpr, RelayExpr] = {}
         self._casts: dict[tuple[RelayExpr, str], RelayExpr] = {}
         self._bound: dict[Var, RelayExpr] = {}
         """Value bound to each let variable."""
@@ -66,8 +66,8 @@ class _MixedPrecisionRewriter:
             if isinstance(expr, Let):
                 self._bound[expr.var] = expr.value
         for expr in order:
-            self.new[expr] = self._rewrite_expr(expr)
-        return self.new[root]
+            self.rewritten[expr] = self._rewrite_expr(expr)
+        return self.rewritten[root]
 
     def _replacement_of(self, expr: RelayExpr) -> RelayExpr:
         """Return the replacement of an expression; let variables take the type of their rewritten
@@ -75,14 +75,14 @@ class _MixedPrecisionRewriter:
 
         A variable that a let binds becomes one of the type of its new value.
         """
-        if expr not in self.new and isinstance(expr, Var) and expr in self._bound:
+        if expr not in self.rewritten and isinstance(expr, Var) and expr in self._bound:
             value = self._replacement_of(self._bound[expr])
             kind = value.checked_type_or_none()
             # The value became narrower, so the variable needs the new type.
             if kind is not None and kind != expr.checked_type_or_none():
-                self.new[expr] = Var(expr.name_hint, kind, span=expr.span)
-                self.new[expr].set_checked_type(kind)
-        return self.new.get(expr, expr)
+                self.rewritten[expr] = Var(expr.name_hint, kind, span=expr.span)
+                self.rewritten[expr].set_checked_type(kind)
+        return self.rewritten.get(expr, expr)
 
     def _rewrite_expr(self, expr: RelayExpr) -> RelayExpr:
         if is_atom(expr) or isinstance(expr, Constant):
@@ -137,19 +137,19 @@ class _MixedPrecisionRewriter:
         assert isinstance(call.op, Op)
         name = call.op.name
         if self._computes_in_small_dtype(call, name, args):
-            return self._emit_small_call(call, [self._narrow(a, self.small) for a in args])
+            return self._emit_small_call(call, [self._narrow(a, self.narrow_dtype) for a in args])
         # An operator that stays in float32 reads operands of the types that it had before.
         wide = [self.cast_like(a, old) for a, old in zip(args, call.args, strict=True)]
         return infer_new_types(_with_args(call, wide))
 
     def _computes_in_small_dtype(self, call: Call, name: str, args: Sequence[RelayExpr]) -> bool:
-        rule = apply_user_rule(call, name, self.small)
+        rule = apply_user_rule(call, name, self.narrow_dtype)
         precision = rule[0] if rule is not None else OPS[name].precision
         # A bound that overflows to infinity would change what is clipped.
         if not self._has_representable_bounds(call):
             return False
         if precision is PrecisionPolicy.ALWAYS:
-            return _is_convertible(call, self.small)
+            return _is_convertible(call, self.narrow_dtype)
         if precision is PrecisionPolicy.NEVER:
             return False
         if precision is PrecisionPolicy.UNKNOWN:
@@ -166,7 +166,7 @@ class _MixedPrecisionRewriter:
             if not self._is_constant_or_param(old)
             for d in _leaf_dtypes(a)
         ]
-        return all(d == self.small for d in leaves if "float" in d)
+        return all(d == self.narrow_dtype for d in leaves if "float" in d)
 
     def _is_constant_or_param(self, expr: RelayExpr) -> bool:
         """Return whether an operand is a constant or parameter, which can be cast before
@@ -178,7 +178,7 @@ class _MixedPrecisionRewriter:
         """Return whether the smaller dtype can represent a clip's bounds."""
         if not isinstance(call.attrs, ClipAttrs):
             return True
-        largest = float(ml_dtypes.finfo(self.small).max)
+        largest = float(ml_dtypes.finfo(self.narrow_dtype).max)
         return max(abs(call.attrs.a_min), abs(call.attrs.a_max)) <= largest
 
     def _narrow(self, value: RelayExpr, dtype: str) -> RelayExpr:
@@ -192,13 +192,13 @@ class _MixedPrecisionRewriter:
 
     def _emit_small_call(self, call: Call, args: Sequence[RelayExpr]) -> RelayExpr:
         assert isinstance(call.op, Op)
-        rule = apply_user_rule(call, call.op.name, self.small)
+        rule = apply_user_rule(call, call.op.name, self.narrow_dtype)
         is_sum = rule is not None or call.op.definition.precision is PrecisionPolicy.ALWAYS
         # Operators without sums have no accumulator to choose.
         if not is_sum or not hasattr(call.attrs, "out_dtype"):
             return infer_new_types(_with_args(call, args))
         assert call.attrs is not None
-        attrs = call.attrs.with_fields(out_dtype=self.small if rule is None else rule[1])
+        attrs = call.attrs.with_fields(out_dtype=self.narrow_dtype if rule is None else rule[1])
         return infer_new_types(Call(call.op, tuple(args), attrs, span=call.span))
 
 

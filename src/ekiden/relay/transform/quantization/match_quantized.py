@@ -93,7 +93,7 @@ def match_quantized_tensor(expr: RelayExpr) -> QuantizedTensor | None:
         expr = expr.args[operand]
     # The steps are applied from the bytes outwards.
     for call, operand in reversed(above):
-        levels = _STEP_BY_OP[op_name_of(call)](levels, call, operand)
+        levels = _RULE_BY_OP[op_name_of(call)](levels, call, operand)
         if levels is None:
             return None
     return levels
@@ -175,7 +175,7 @@ def _is_integral(root: RelayExpr) -> bool:
 
 # --- what is done to them ------------------------------------------------------------------------
 
-QuantizedStep = Callable[[QuantizedTensor, Call, int], QuantizedTensor | None]
+QuantizedRule = Callable[[QuantizedTensor, Call, int], QuantizedTensor | None]
 """Function (quantised operand, call, argument index) -> quantised result, or None."""
 
 
@@ -185,7 +185,7 @@ def _quantized_operand(expr: RelayExpr) -> int | None:
     It has the shape of the result, unless the operator moves elements.
     """
     name = op_name_of(expr)
-    if name not in _STEP_BY_OP:
+    if name not in _RULE_BY_OP:
         return None
     assert isinstance(expr, Call)
     if name in _REARRANGING_OPS or name in ("cast", "qnn.dequantize"):
@@ -202,7 +202,7 @@ def _quantized_operand(expr: RelayExpr) -> int | None:
     if name == "subtract":
         return 0 if 0 in wide else None
     if len(wide) == 2:  # a parameter may have the shape of the data: it is no result of a cast
-        wide = [n for n in wide if op_name_of(expr.args[n]) in _STEP_BY_OP]
+        wide = [n for n in wide if op_name_of(expr.args[n]) in _RULE_BY_OP]
     return wide[0] if wide else None
 
 
@@ -212,7 +212,7 @@ def _typed_constant(array: np.ndarray) -> Constant:
     return constant
 
 
-def _step_cast(levels: QuantizedTensor, call: Call, operand: int) -> QuantizedTensor | None:
+def _apply_cast(levels: QuantizedTensor, call: Call, operand: int) -> QuantizedTensor | None:
     """Apply a cast to a dtype that represents the levels exactly, or return None."""
     dtype = tensor_type_of(call).dtype
     # Casts of scaled values round, unless they change nothing.
@@ -251,7 +251,7 @@ def _as_int32_parameter(expr: RelayExpr) -> RelayExpr | None:
     return parameter
 
 
-def _step_shift(sign: int) -> QuantizedStep:
+def _make_zero_point_shift(sign: int) -> QuantizedRule:
     def shift_zero_point(
         levels: QuantizedTensor, call: Call, operand: int
     ) -> QuantizedTensor | None:
@@ -281,7 +281,7 @@ def _fits_int16(point: RelayExpr) -> bool:
     return isinstance(point, Call) and tensor_type_of(point.args[0]).dtype in INT8_DTYPES
 
 
-def _step_multiply(levels: QuantizedTensor, call: Call, operand: int) -> QuantizedTensor | None:
+def _apply_scale(levels: QuantizedTensor, call: Call, operand: int) -> QuantizedTensor | None:
     by = call.args[1 - operand]
     if tensor_type_of(call).dtype != "float32":
         return None
@@ -289,7 +289,7 @@ def _step_multiply(levels: QuantizedTensor, call: Call, operand: int) -> Quantiz
     return QuantizedTensor(levels.data, levels.zero_point, scale)
 
 
-def _step_dequantize(levels: QuantizedTensor, call: Call, operand: int) -> QuantizedTensor | None:
+def _apply_dequantize(levels: QuantizedTensor, call: Call, operand: int) -> QuantizedTensor | None:
     """Apply a qnn.dequantize, whose vector parameters run along its axis."""
     if levels.zero_point is not None or getattr(call.attrs, "out_dtype", "float32") != "float32":
         return None
@@ -303,7 +303,9 @@ def _step_dequantize(levels: QuantizedTensor, call: Call, operand: int) -> Quant
     return QuantizedTensor(levels.data, along(call.args[2]), along(call.args[1]))
 
 
-def _step_rearrange(levels: QuantizedTensor, call: Call, operand: int) -> QuantizedTensor | None:
+def _apply_data_movement(
+    levels: QuantizedTensor, call: Call, operand: int
+) -> QuantizedTensor | None:
     """Apply a data movement; varying parameters follow where axes are preserved."""
     parameters = [levels.zero_point, levels.scale]
     if any(map(levels.varying_axes, parameters)):
@@ -329,7 +331,7 @@ def _as_scalar(parameter: RelayExpr) -> RelayExpr:
     )
 
 
-def _step_pad(levels: QuantizedTensor, call: Call, operand: int) -> QuantizedTensor | None:
+def _apply_pad(levels: QuantizedTensor, call: Call, operand: int) -> QuantizedTensor | None:
     """Apply a padding: a border of zeros becomes one of the zero point."""
     border = call.args[1]
     is_zero = isinstance(border, Constant) and not np.any(border.data)
@@ -360,14 +362,14 @@ def _step_pad(levels: QuantizedTensor, call: Call, operand: int) -> QuantizedTen
 
 
 _REARRANGING_OPS = ("reshape", "transpose", "squeeze", "expand_dims", "strided_slice", "nn.pad")
-_STEP_BY_OP: Mapping[str, QuantizedStep] = {
-    **dict.fromkeys(_REARRANGING_OPS, _step_rearrange),
-    "nn.pad": _step_pad,
-    "cast": _step_cast,
-    "subtract": _step_shift(-1),
-    "add": _step_shift(1),
-    "multiply": _step_multiply,
-    "qnn.dequantize": _step_dequantize,
+_RULE_BY_OP: Mapping[str, QuantizedRule] = {
+    **dict.fromkeys(_REARRANGING_OPS, _apply_data_movement),
+    "nn.pad": _apply_pad,
+    "cast": _apply_cast,
+    "subtract": _make_zero_point_shift(-1),
+    "add": _make_zero_point_shift(1),
+    "multiply": _apply_scale,
+    "qnn.dequantize": _apply_dequantize,
 }
 """Rules of the operators that preserve a quantised tensor."""
 

@@ -65,7 +65,7 @@ class _RequantizationMerger:
         for expr in self.order:
             if self._absorbs_factor(expr):
                 self.absorbing_exprs.add(id(expr))
-        self.new: dict[RelayExpr, RelayExpr] = {}
+        self.rewritten: dict[RelayExpr, RelayExpr] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
         """Return the graph with merged factors."""
@@ -74,8 +74,8 @@ class _RequantizationMerger:
             changed = self._merge_into_terms(expr) if name == "round" else None
             # In evaluation order, so that operands have been rewritten before.
             changed = self._rewrite_cast_to_int8(expr) if name == "cast" else changed
-            self.new[expr] = changed or replace_children(expr, self.new)
-        return self.new[root]
+            self.rewritten[expr] = changed or replace_children(expr, self.rewritten)
+        return self.rewritten[root]
 
     def _absorbs_factor(self, expr: RelayExpr) -> bool:
         """Return whether the constants of an expression can absorb a factor, given that its
@@ -121,7 +121,7 @@ class _RequantizationMerger:
         is_whole = all(float(end).is_integer() for end in (bounds.a_min, bounds.a_max, point))
         if not is_whole or not least <= bounds.a_min <= bounds.a_max <= most:
             return None
-        inside = op.clip(operands(self.new[rounding])[0], low, high)
+        inside = op.clip(operands(self.rewritten[rounding])[0], low, high)
         levels: RelayExpr = op.cast(op.round(inside).with_fields(span=rounding.span), "int32")
         if point:
             levels = op.add(levels, const(np.int32(point)))
@@ -217,7 +217,7 @@ class _RequantizationMerger:
         if changed is None:
             return None
         # Only the constant changes; the other operand is the rewritten one.
-        args = [self.new[arg] for arg in expr.args]
+        args = [self.rewritten[arg] for arg in expr.args]
         args[which] = changed
         return infer_new_types(expr.with_fields(args=tuple(args)))
 

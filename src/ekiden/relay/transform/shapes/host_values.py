@@ -141,7 +141,7 @@ def _is_control_value(
     """
     arguments = [p for step in steps for p in step.arguments]
     return (
-        domain.where is None
+        domain.location is None
         and domain.is_small
         and all(step.is_cheap for step in steps)
         and all(p.is_small or _is_on_host(p) for p in arguments)
@@ -152,11 +152,11 @@ def _is_control_value(
 def _is_candidate(domain: DeviceDomain, is_computed: bool) -> bool:
     """Return whether a domain is unplaced and holds small integers, or copies of host values."""
     is_copy = domain.uses_pinned_value and not is_computed
-    return domain.where is None and (domain.is_small or is_copy)
+    return domain.location is None and (domain.is_small or is_copy)
 
 
 def _is_on_host(domain: DeviceDomain) -> bool:
-    return domain.where == HOST.where
+    return domain.location == HOST.where
 
 
 __all__ = [
