@@ -257,11 +257,11 @@ class _ForwardBuilder:
             turned, written, *cache_position, page=page, scale=config.score_scale,
             softcap=config.score_softcap, window=config.windows[n],
         )  # fmt: skip
-        attended = self.let(f"heads_{n}", attended)
+        values: Expr = self.let(f"heads_{n}", attended)
         if config.cache_depth > config.value_depth:
-            attended = slice_axis(attended, 0, config.value_depth, 2)
+            values = slice_axis(values, 0, config.value_depth, 2)
         width = config.heads * config.value_depth
-        flat = op.reshape(attended, (-1, width))
+        flat = op.reshape(values, (-1, width))
         out = tensors.linear(
             flat, [prefix + names.out], config.hidden, width, "out" in config.biases
         )

@@ -230,7 +230,7 @@ class EmbeddingModel:
                 FORWARD_ENTRY, cache, ids, sequences, positions, tables, picks
             )
         assert isinstance(result, runtime.Tensor)
-        states = np.asarray(result.numpy())
+        states = np.asarray(result.numpy(), np.float32)
         ends = np.cumsum(lengths)
         for end, length in zip(ends, lengths, strict=True):
             yield self.pooling.apply(states[end - length : end])

@@ -84,8 +84,8 @@ def _choose_experts(
     assert experts is not None
     router = [prefix + experts.names.router]
     logits = layers.linear(x, router, experts.count, config.hidden, False)
-    scores = op.sigmoid(logits) if experts.scoring == "sigmoid" else op.nn.softmax(logits, axis=-1)
-    scores = bind("scores", scores)
+    is_sigmoid = experts.scoring == "sigmoid"
+    scores = bind("scores", op.sigmoid(logits) if is_sigmoid else op.nn.softmax(logits, axis=-1))
     choice: Expr = scores
     if experts.names.correction:
         correction = layers.read_vector(prefix + experts.names.correction, experts.count)
