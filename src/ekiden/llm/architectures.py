@@ -284,9 +284,9 @@ def _read_experts(
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the configuration of the decoder in that of a multimodal model, any other as it is."""
     inner = config.get("text_config")
-    value = config.get("architectures")
-    names = value if isinstance(value, (list, tuple)) else [value]
-    text_model = next((TEXT_MODELS[str(name)] for name in names if str(name) in TEXT_MODELS), None)
+    text_model = next(
+        (TEXT_MODELS[n] for n in _architecture_names(config) if n in TEXT_MODELS), None
+    )
     if text_model is None or not isinstance(inner, Mapping):
         return config
     # Ends of texts and tied heads are those of the whole model, where it says so.
@@ -346,11 +346,16 @@ def _read_ropes(
     )
 
 
-def _known_architecture(config: Mapping[str, Any]) -> str:
-    """Return the first known architecture of a configuration. Raises UnsupportedError."""
+def _architecture_names(config: Mapping[str, Any]) -> list[str]:
+    """Return the architectures that a configuration names."""
     value = config.get("architectures") or ()
     several = value if isinstance(value, (list, tuple)) else [value]
-    names = [str(entry) for entry in several]
+    return [str(entry) for entry in several]
+
+
+def _known_architecture(config: Mapping[str, Any]) -> str:
+    """Return the first known architecture of a configuration. Raises UnsupportedError."""
+    names = _architecture_names(config)
     for name in names:
         if name in DECODER_ARCHITECTURES:
             return name

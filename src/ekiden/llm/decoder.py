@@ -1,5 +1,4 @@
-"""Decoder as a Relay module: one function for any number of tokens of any number of sequences, over
-a paged KV cache.
+"""A decoder as a single Relay module: all of its tokens, of any number of sequences, over a cache.
 
     def @forward(%cache, %ids, %sequences, %positions, %tables, %picks) -> (logits, %cache)
 
@@ -254,15 +253,15 @@ class _ForwardBuilder:
         written = self.let(
             f"cache_{n}", op.nn.contrib_write_pages(cache, turned, *cache_position, page=page)
         )
-        unbound = op.nn.contrib_paged_attention(
+        attended = op.nn.contrib_paged_attention(
             turned, written, *cache_position, page=page, scale=config.score_scale,
             softcap=config.score_softcap, window=config.windows[n],
         )  # fmt: skip
-        attended: Expr = self.let(f"heads_{n}", unbound)
+        values: Expr = self.let(f"heads_{n}", attended)
         if config.cache_depth > config.value_depth:
-            attended = slice_axis(attended, 0, config.value_depth, 2)
+            values = slice_axis(values, 0, config.value_depth, 2)
         width = config.heads * config.value_depth
-        flat = op.reshape(attended, (-1, width))
+        flat = op.reshape(values, (-1, width))
         out = tensors.linear(
             flat, [prefix + names.out], config.hidden, width, "out" in config.biases
         )

@@ -85,8 +85,7 @@ def _choose_experts(
     router = [prefix + experts.names.router]
     logits = layers.linear(x, router, experts.count, config.hidden, False)
     is_sigmoid = experts.scoring == "sigmoid"
-    unbound = op.sigmoid(logits) if is_sigmoid else op.nn.softmax(logits, axis=-1)
-    scores = bind("scores", unbound)
+    scores = bind("scores", op.sigmoid(logits) if is_sigmoid else op.nn.softmax(logits, axis=-1))
     choice: Expr = scores
     if experts.names.correction:
         correction = layers.read_vector(prefix + experts.names.correction, experts.count)
