@@ -15,10 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ekiden.arith import poly, rule_engine
+from ekiden.arith import poly
 from ekiden.arith.interval import UNBOUNDED_INTERVAL, Interval, divide_intervals, floordiv_bound
 from ekiden.arith.poly import CONSTANT_MONOMIAL, Poly, PolyKey
 from ekiden.arith.proofs import MAX_PROOF_DEPTH, Atom, PolynomialProver
+from ekiden.arith.rule_engine import RuleSet, RuleWalker
+from ekiden.arith.rules import NORMALIZE_RULES, REWRITE_RULES
 from ekiden.ir import dtype as dt
 from ekiden.ir.constant_arithmetic import trunc_div
 from ekiden.ir.dtype import int_range
@@ -55,7 +57,6 @@ from ekiden.ir.prim_visitor import (
     literal_fields,
     post_order,
     rebuild,
-    unvisited_post_order,
 )
 
 
@@ -76,26 +77,22 @@ from ekiden.ir.prim_visitor import (
 #   (`_ORDER_DEPENDENT_OPS`) stays as it is written where they may leave int32.
 # * Nothing is ever proved by not finding a counterexample: every answer of "unknown" is None or
 #   False, and callers must be right with it.
-class CanonicalForm(PolynomialProver):
+class CanonicalForm(RuleWalker[Poly], PolynomialProver):
     """Converter between expressions and canonical polynomials over atoms.
 
     What is known of variables is set by its subclass, the Analyzer.
     """
 
+    rules = RuleSet(*REWRITE_RULES, *NORMALIZE_RULES)
+    max_rewrite_depth = MAX_PROOF_DEPTH
+
     def __init__(self) -> None:
         super().__init__()
         self._has_symbolic_remainders = False
         """Whether there are remainders by a symbol."""
-        self._memo: dict[int, Poly] = {}
-        """id of an expression -> its form; `_alive` keeps the id from being given to another."""
-        # By identity, as hashing a tree takes as long as the tree: shared parts are met again and
-        # again, and expressions are immutable.
-        self._alive: list[PrimExpr] = []
         self._rewritten: dict[object, Poly] = {}
         """What rules made of nodes, by the key the node would have as an atom."""
         # Conditions of rules are proved in the scope, so these go with it, as `_memo` does.
-        self._rewrite_depth = 0
-        """How many rules are under way, each on what the one before made; see DEPTH."""
         self._bound_values: dict[int, Poly] = {}
         """What variables were bound to."""
         self._bound_vars: list[Var] = []
@@ -115,19 +112,9 @@ class CanonicalForm(PolynomialProver):
         return len(self._alive)
 
     def _poly(self, expr: PrimExpr) -> Poly:
-        """Return the canonical polynomial of an expression.
-
-        Forms that are not known yet are computed children first, without recursion, as sums have
-        tens of thousands of terms.
-        """
+        """Return the canonical polynomial of an expression."""
         form = self._memo.get(id(expr))
-        if form is not None:
-            return form
-        for node in unvisited_post_order((expr,), self._memo):
-            self._memo[id(node)] = self._node_form(node)
-            # An id names an object only while it lives.
-            self._alive.append(node)
-        return self._memo[id(expr)]
+        return self._walk(expr) if form is None else form
 
     def _node_form(self, expr: PrimExpr) -> Poly:
         if isinstance(expr, IntImm):
@@ -235,16 +222,9 @@ class CanonicalForm(PolynomialProver):
 
     def _apply_rules(self, key: object, simplified: PrimExpr) -> Poly | None:
         """Return the canonical form of a rewrite rule's result, cached; None if no rule matches."""
-        # Rules apply to what rules made: a search that branches, cut off here.
-        if self._rewrite_depth == MAX_PROOF_DEPTH:
-            return None
-        changed = rule_engine.CANONICAL_RULES.apply(simplified, self.can_prove)
-        if changed is None:
-            return None
-        # What the rule made may have parts that rules fit in turn: `_poly` comes back here.
-        self._rewrite_depth += 1
-        form = self._rewritten[key] = self._poly(changed[0])
-        self._rewrite_depth -= 1
+        form = self._rewritten_form(simplified)
+        if form is not None:
+            self._rewritten[key] = form
         return form
 
     # Each gives the normal form of a node whose children have theirs.
