@@ -29,6 +29,8 @@ from ekiden.ir.prim import (
     LT,
     NE,
     And,
+    Div,
+    FloorDiv,
     Intrinsic,
     Not,
     Or,
@@ -383,3 +385,10 @@ def test_bounds_of_quotients_by_any_divisor(
             assert low <= i >> j <= high, (i, j)
         elif j:
             assert low <= evaluate(expr, {X: i, Y: j}) <= high, (i, j)
+
+
+def test_truncated_quotient_rounds_down_where_a_fact_proves_its_sign() -> None:
+    analyzer, quotient = Analyzer(), Div(X - Y, const(8), "int64")
+    assert isinstance(Analyzer().simplify(quotient), Div)
+    with analyzer.constraint_scope(Y <= X):
+        assert isinstance(analyzer.simplify(quotient), FloorDiv)

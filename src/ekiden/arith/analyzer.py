@@ -290,9 +290,9 @@ class Analyzer(CanonicalForm):
                 atom.bound = low, min(high, int(remainder_bound) // -scale)
 
     def rewrite_simplify(self, expr: PrimExpr) -> PrimExpr:
-        """Simplify by the rewrite rules of `arith.rules` and `arith.forms`, node by node.
+        """Simplify by the rewrite rules of `arith.rules`, node by node.
 
-        A node that no rule fits is in its normal form where that is shorter.
+        A node that no rule matches is in its canonical form where that is shorter.
         """
         return RewriteSimplifier(self).simplify_expr(prim.convert(expr))
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ekiden.arith import poly, rule_engine
+from ekiden.arith import poly
 from ekiden.arith.interval import UNBOUNDED_INTERVAL, Interval, divide_intervals, floordiv_bound
 from ekiden.arith.poly import CONSTANT_MONOMIAL, Poly, PolyKey
 from ekiden.arith.proofs import MAX_PROOF_DEPTH, Atom, PolynomialProver
+from ekiden.arith.rule_engine import RuleSet, RuleWalker
+from ekiden.arith.rules import NORMALIZE_RULES, REWRITE_RULES
 from ekiden.ir import dtype as dt
 from ekiden.ir.constant_arithmetic import trunc_div
 from ekiden.ir.dtype import int_range
@@ -55,14 +57,13 @@ from ekiden.ir.prim_visitor import (
     literal_fields,
     post_order,
     rebuild,
-    unvisited_post_order,
 )
 
 
-# How the pieces fit. An expression becomes a Poly by `_to_poly`, children first, one rule of
-# `_TYPE_RULES` a node. A node that no rule takes apart is an atom: `_opaque` finds its number by
-# the kind and the forms of its parts, so that two nodes written differently over equal parts are
-# one atom. The invariants:
+# How the pieces fit. An expression becomes a Poly by `_poly`, children first, one rule of `_RULES`
+# a node. A node that no rule takes apart is an atom: `_opaque` finds its number by the kind and the
+# forms of its parts, so that two nodes written differently over equal parts are one atom. The
+# invariants:
 #
 # * An atom's number is larger than those of the atoms its parts are made of, which came first. What
 #   replaces an atom by its parts (`_recombine_divmod`) therefore comes to an end.
@@ -76,32 +77,27 @@ from ekiden.ir.prim_visitor import (
 #   (`_ORDER_DEPENDENT_OPS`) stays as it is written where they may leave int32.
 # * Nothing is ever proved by not finding a counterexample: every answer of "unknown" is None or
 #   False, and callers must be right with it.
-class CanonicalForm(PolynomialProver):
+class CanonicalForm(RuleWalker[Poly], PolynomialProver):
     """Converter between expressions and canonical polynomials over atoms.
 
     What is known of variables is set by its subclass, the Analyzer.
     """
 
+    rules = RuleSet(*REWRITE_RULES, *NORMALIZE_RULES)
+    max_rewrite_depth = MAX_PROOF_DEPTH
+
     def __init__(self) -> None:
         super().__init__()
         self._has_symbolic_remainders = False
-        """Whether any remainder has a symbolic divisor."""
-        self._memo: dict[int, Poly] = {}
-        """id of an expression -> its form; `_keepalive` keeps the id from being given to another.
-        """
-        # By identity, as hashing a tree takes as long as the tree: shared parts are met again and
-        # again, and expressions are immutable.
-        self._keepalive: list[PrimExpr] = []
+        """Whether there are remainders by a symbol."""
         self._rewritten_forms: dict[object, Poly] = {}
-        """Rewrite-rule results by the key that the node would have as an atom."""
+        """What rules made of nodes, by the key the node would have as an atom."""
         # Conditions of rules are proved in the scope, so these go with it, as `_memo` does.
-        self._rewrite_depth = 0
-        """Depth of nested rewrite-rule applications, limited by MAX_PROOF_DEPTH."""
         self._bound_values: dict[int, Poly] = {}
-        """Values that variables are bound to."""
+        """What variables were bound to."""
         self._bound_vars: list[Var] = []
         self._assumed_truths: dict[PolyKey, int] = {}
-        """Conditions other than comparisons that are assumed true (1) or false (0) in the scope."""
+        """Conditions that are no comparisons, known to be 1 or 0 in the scope."""
 
     def can_prove(self, condition: PrimExpr, strength: int = 0) -> bool:
         """Return whether a boolean expression is provably true; `strength` is accepted for TVM's
@@ -116,19 +112,9 @@ class CanonicalForm(PolynomialProver):
         return len(self._keepalive)
 
     def _to_poly(self, expr: PrimExpr) -> Poly:
-        """Return the canonical polynomial of an expression.
-
-        Forms that are not known yet are computed children first, without recursion, as sums have
-        tens of thousands of terms.
-        """
+        """Return the canonical polynomial of an expression."""
         form = self._memo.get(id(expr))
-        if form is not None:
-            return form
-        for node in unvisited_post_order((expr,), self._memo):
-            self._memo[id(node)] = self._node_form(node)
-            # An id names an object only while it lives.
-            self._keepalive.append(node)
-        return self._memo[id(expr)]
+        return self._walk(expr) if form is None else form
 
     def _node_form(self, expr: PrimExpr) -> Poly:
         if isinstance(expr, IntImm):
@@ -236,16 +222,9 @@ class CanonicalForm(PolynomialProver):
 
     def _apply_rules(self, key: object, simplified: PrimExpr) -> Poly | None:
         """Return the canonical form of a rewrite rule's result, cached; None if no rule matches."""
-        # Rules apply to what rules made: a search that branches, cut off here.
-        if self._rewrite_depth == MAX_PROOF_DEPTH:
-            return None
-        changed = rule_engine.CANONICAL_RULES.apply(simplified, self.can_prove)
-        if changed is None:
-            return None
-        # What the rule made may have parts that rules fit in turn: `_to_poly` comes back here.
-        self._rewrite_depth += 1
-        form = self._rewritten_forms[key] = self._to_poly(changed[0])
-        self._rewrite_depth -= 1
+        form = self._rewritten_form(simplified)
+        if form is not None:
+            self._rewritten_forms[key] = form
         return form
 
     # Each gives the normal form of a node whose children have theirs.

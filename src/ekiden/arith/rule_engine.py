@@ -1,5 +1,5 @@
 """Rewrite rule engine: compile rules to patterns indexed by node kind, and apply the first that
-matches.
+matches; walk an expression and apply them to every node.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ import ast
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from ekiden.arith.rules import NORMALIZE_RULES, REWRITE_RULES, RewriteRule
+from ekiden.arith.rules import RewriteRule
 from ekiden.ir import dtype as dt
 from ekiden.ir import prim
 from ekiden.ir.intrinsic import call_intrin, find_intrinsic
@@ -28,7 +28,7 @@ from ekiden.ir.prim import (
     const,
     fold_binary,
 )
-from ekiden.ir.prim_visitor import children, is_same_expr
+from ekiden.ir.prim_visitor import children, is_same_expr, unvisited_post_order
 from ekiden.runtime.lazy_dataclass import dataclass
 
 PatternBindings: TypeAlias = dict[str, PrimExpr]
@@ -79,7 +79,7 @@ class RulePattern:
 
 
 _Parts: TypeAlias = tuple[type[PrimExpr] | str | int, Sequence[ast.expr], bool]
-"""Decomposed pattern: its root, its operands as syntax trees, and whether it is a variable name."""
+"""What a pattern is made of: its head, its operands as trees, whether it is a name."""
 
 
 def _compile_pattern(node: ast.expr) -> RulePattern:
@@ -161,7 +161,7 @@ def _match_pattern(p: RulePattern, e: PrimExpr, bindings: PatternBindings) -> bo
 
 
 ExprBuilder: TypeAlias = Callable[[Mapping[str, PrimExpr], str], PrimExpr]
-"""Function that builds an expression from the pattern's bindings; numbers take the given dtype."""
+"""An expression from what the names stand for; numbers get the dtype."""
 
 
 def build_expr(node: ast.expr, names: Mapping[str, PrimExpr], dtype: str) -> PrimExpr:
@@ -273,7 +273,7 @@ def parse_side(text: str) -> ast.expr:
 
 
 ParsedRule: TypeAlias = tuple[RewriteRule, ast.expr]
-"""Rule with the syntax tree of its left side."""
+"""A rule and the tree of its left side."""
 
 
 def group_by_root_kind(rules: Sequence[RewriteRule]) -> dict[object, list[ParsedRule]]:
@@ -370,8 +370,70 @@ class RuleSet:
         return None
 
 
-CANONICAL_RULES = RuleSet(*REWRITE_RULES, *NORMALIZE_RULES)
-"""Rules that bring a node to its canonical form."""
+Form = TypeVar("Form")
+
+
+class RuleWalker(Generic[Form]):
+    """Walker that gives every node of an expression a form, children first, with rules to apply.
+
+    The form is the subclass's: a polynomial (`canonical.CanonicalForm`), or an expression whose
+    terms keep their shape (`rewrite_simplify.RewriteSimplifier`).
+    """
+
+    rules: ClassVar[RuleSet]
+    max_rewrite_depth: ClassVar[int]
+    """How many rules are applied, each to what the one before made: rules that undo each other come
+    to an end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._memo: dict[int, Form] = {}
+        """id of an expression -> its form; `_keepalive` keeps the id from being given to another.
+        """
+        # By identity, as hashing a tree takes as long as the tree: shared parts are met again and
+        # again, and expressions are immutable.
+        self._keepalive: list[PrimExpr] = []
+        self._rewrite_depth = 0
+        """How many rules are under way; see max_rewrite_depth."""
+
+    def _walk(self, expr: PrimExpr) -> Form:
+        """Return the form of an expression.
+
+        Forms that are not known yet are computed children first, without recursion, as sums have
+        tens of thousands of terms.
+        """
+        for node in unvisited_post_order((expr,), self._memo):
+            self._memo[id(node)] = self._node_form(node)
+            # An id names an object only while it lives.
+            self._keepalive.append(node)
+        return self._memo[id(expr)]
+
+    def _node_form(self, expr: PrimExpr) -> Form:
+        """Return the form of a node whose children have theirs (implemented by the subclass)."""
+        raise NotImplementedError
+
+    def can_prove(self, condition: PrimExpr) -> bool:
+        """Return whether the condition of a rule holds (implemented by the subclass)."""
+        raise NotImplementedError
+
+    def _rewritten_form(self, node: PrimExpr) -> Form | None:
+        """Return the form of what the first rule that matches makes of a node, or None."""
+        # Rules apply to what rules made: a search that branches, cut off here.
+        if self._rewrite_depth == self.max_rewrite_depth:
+            return None
+        applied = self.rules.apply(node, self.can_prove)
+        return None if applied is None else self._form_of_result(applied[0], applied[1].is_final)
+
+    def _form_of_result(self, result: PrimExpr, is_final: bool = False) -> Form:
+        """Return the form of a rule's result, which may have parts that rules match in turn.
+
+        `is_final` asks for the result as the rule has it, where a form can say so.
+        """
+        del is_final
+        self._rewrite_depth += 1
+        form = self._walk(result)
+        self._rewrite_depth -= 1
+        return form
 
 
 def _may_match_kind(p: RulePattern, kind: object) -> bool:
@@ -404,4 +466,4 @@ def _is_proven(
     return bool(value.value) if isinstance(value, IntImm) else prove(value)
 
 
-__all__ = ["CANONICAL_RULES", "RuleSet", "build_expr", "compile_rules", "parse_side"]
+__all__ = ["RuleSet", "RuleWalker", "build_expr", "compile_rules", "parse_side"]
