@@ -58,7 +58,7 @@ def test_small_models_with_their_post_processing(name: str, dynamic: bool) -> No
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=LONG) for n in detection_models.INTEGER_IDENTITY]
+    "name", [pytest.param(n, marks=LONG) for n in detection_models.WHOLE]
 )
 def test_whole_models_with_their_post_processing(name: str, dynamic: bool) -> None:
     model = detection_models.exported(

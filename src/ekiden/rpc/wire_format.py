@@ -197,7 +197,7 @@ class MessageWriter:
 
     def _write_device(self, item: Device, depth: int) -> None:
         self.data.append(ValueTag.DEVICE)
-        self.data += _DEVICE.pack(*(getattr(item, "there", None) or item))
+        self.data += _DEVICE.pack(*(getattr(item, "remote_device", None) or item))
 
     def _write_str(self, item: str, depth: int) -> None:
         self.data.append(ValueTag.STR)

@@ -57,7 +57,7 @@ def parametrize_targets(*args: object) -> Callable[..., object]:
     """Decorate a test to run on several targets: run a test with `target` and `dev` of each of the
     targets named, or of all.
     """
-    mark: Callable[..., object] = import_module("pytest").header_byte.parametrize(
+    mark: Callable[..., object] = import_module("pytest").mark.parametrize(
         "target, dev", enabled_targets()
     )
     if len(args) == 1 and callable(args[0]):

@@ -21,7 +21,7 @@ def parametrize_aot_options(test: Callable[..., Any]) -> Callable[..., Any]:
         ("c", True, AOT_DEFAULT_RUNNER),
     ]
     names = ["interface_api", "use_unpacked_api", "test_runner"]
-    mark: Callable[..., Any] = import_module("pytest").header_byte.parametrize(names, rows)
+    mark: Callable[..., Any] = import_module("pytest").mark.parametrize(names, rows)
     marked: Callable[..., Any] = mark(test)
     return marked
 
