@@ -10,7 +10,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).parents[1] / "scripts/generate_concepts.py"
 
 
-def test_the_pages_are_what_the_compiler_makes() -> None:
+def test_concept_pages_are_current() -> None:
     environment = {**os.environ, "EKIDEN_COMPILE_JOBS": "1"}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--check"],

@@ -14,7 +14,7 @@ NEEDS = {"serve_on_ray": "ray.serve", "serve_on_kserve": "kserve"}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example(path: Path) -> None:
+def test_example_program_runs(path: Path) -> None:
     if needed := NEEDS.get(path.stem):
         pytest.importorskip(needed, reason=f"needs the package {needed.partition('.')[0]}")
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)

@@ -25,14 +25,14 @@ _spec.loader.exec_module(notebook_cells)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "1")
     page = notebook_cells.page(path)
     assert [word for word in RICH[path.stem] if word not in page] == []
 
 
 @pytest.mark.quick
-def test_there_are_five_without_outputs() -> None:
+def test_five_notebooks_have_no_outputs() -> None:
     assert [path.stem for path in NOTEBOOKS] == sorted(RICH)
     for path in NOTEBOOKS:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]

@@ -41,7 +41,7 @@ PLOTS = {"matmul"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
-def test_the_page_runs(
+def test_tutorial_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EKIDEN_TUTORIAL_SIZE", "192")

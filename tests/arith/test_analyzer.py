@@ -97,7 +97,7 @@ def test_bounds_hold(expr: PrimExpr, at: dict[Var, int]) -> None:
 @pytest.mark.slow
 @given(expressions, expressions, values)
 @settings(max_examples=300, deadline=None)
-def test_what_is_proved_is_true(a: PrimExpr, b: PrimExpr, at: dict[Var, int]) -> None:
+def test_proofs_hold_for_all_values(a: PrimExpr, b: PrimExpr, at: dict[Var, int]) -> None:
     analyzer = bound_analyzer()
     if analyzer.can_prove(a < b):
         assert evaluate(a, at) < evaluate(b, at)
@@ -133,7 +133,7 @@ def test_modular_set_holds(expr: PrimExpr, at: dict[Var, int]) -> None:
         (Select(ROW < 16, ROW, N, "int64"), "i"),
     ],
 )
-def test_simple_forms(expr: PrimExpr, expected: str) -> None:
+def test_simplified_forms_are_canonical(expr: PrimExpr, expected: str) -> None:
     assert format_prim_expr(bound_analyzer().simplify(expr)) == expected
 
 
@@ -151,13 +151,13 @@ def test_order_of_terms_does_not_matter() -> None:
     assert prove_equal((N + 1) * (N - 1), N * N - 1)
 
 
-def test_nothing_is_known_of_any() -> None:
+def test_unknown_dimensions_have_no_bounds() -> None:
     unknown = AnyDim()
     assert not prove_equal(unknown, unknown)
     assert not Analyzer().can_prove(fold_binary(EQ, unknown, 1))
 
 
-def test_upper_bound_of_a_dimension_counts() -> None:
+def test_dimension_upper_bound_is_used() -> None:
     s = SizeVar("s", upper=512)
     assert simplify(minimum(s, 512)) is s
 
@@ -168,7 +168,7 @@ def test_substitute_simplifies() -> None:
     assert result.value == 7
 
 
-def test_evaluate_names_what_is_missing() -> None:
+def test_evaluate_names_missing_variables() -> None:
     with pytest.raises(ValueError, match="no value for"):
         evaluate(N + S, {N: 1})
 

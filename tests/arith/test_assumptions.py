@@ -83,7 +83,7 @@ def test_a_condition_holds_inside_its_scope_alone() -> None:
         (X * 4 + Y < N, X * 4 + Y + 1 <= N),
     ],
 )
-def test_what_follows(known: PrimExpr, claim: PrimExpr) -> None:
+def test_assumptions_imply_weaker_conditions(known: PrimExpr, claim: PrimExpr) -> None:
     analyzer = Analyzer()
     assert not analyzer.can_prove(claim)
     with analyzer.constraint_scope(known):
@@ -138,7 +138,7 @@ def test_a_variable_may_get_more_values(
     assert not analyzer.can_prove(X // 8 <= 11)
 
 
-def test_three_ways_to_simplify() -> None:
+def test_simplify_methods_agree() -> None:
     analyzer = Analyzer()
     mixed = minimum(minimum(X, Y), X) + X - X
     assert str(analyzer.rewrite_simplify(mixed)) == "T.min(x, y)"
@@ -146,7 +146,7 @@ def test_three_ways_to_simplify() -> None:
     assert str(analyzer.simplify(mixed, steps=3)) == "T.min(x, y)"
 
 
-def test_sets() -> None:
+def test_int_sets_support_set_operations() -> None:
     assert str(vector(X, 4)) == "[x, x + 4 - 1]"
     assert str(interval(3, 1)) == "{}"
     assert single_point(3).is_single_point()
@@ -158,7 +158,7 @@ def test_sets() -> None:
         interval(0, 3).point()
 
 
-def test_symbolic_ends() -> None:
+def test_interval_sets_have_symbolic_bounds() -> None:
     found = Analyzer().int_set(Y + X * 2, {X: vector(0, N)})
     assert str(found) == "[y, n * 2 + y - 2]"
     assert str(Analyzer().int_set(X % 8)) == "[0, 7]"
@@ -174,7 +174,7 @@ def random_expression(rng: random.Random, depth: int) -> PrimExpr:
     )
 
 
-def test_sets_hold_every_value() -> None:
+def test_int_sets_contain_every_value() -> None:
     rng = random.Random(3)
     domains = {X: interval(-2, 5), Y: interval(1, 4)}
     for _ in range(120):
@@ -201,7 +201,7 @@ def test_sets_hold_every_value() -> None:
         (Y < -1, "{}"),
     ],
 )
-def test_deduced_bounds(condition: PrimExpr, expected: str) -> None:
+def test_deduce_bound_solves_for_a_variable(condition: PrimExpr, expected: str) -> None:
     """y runs over [0, 5]."""
     assert str(deduce_bound(X, condition, {}, {Y: interval(0, 5)})) == expected
 
@@ -251,7 +251,7 @@ def test_inequalities_bound_the_later_by_the_earlier() -> None:
     assert found.relations != []
 
 
-def test_ranges_of_a_system() -> None:
+def test_solve_inequalities_infers_ranges() -> None:
     ranges, left = solve_inequalities_to_range(
         [X, Y], [X + Y <= 10, X * 2 >= 3, Y > 3], {X: Range(0, 100)}
     )

@@ -39,7 +39,7 @@ def ranges(**extents: int | PrimExpr) -> dict[Var, Range]:
         ([(X * 6 + Y) // 36, (X * 6 + Y) // 9 % 4, (X * 6 + Y) % 9], ranges(i=N * 6, j=6)),
     ],
 )
-def test_determined(indices: list[PrimExpr], iters: dict[Var, Range]) -> None:
+def test_indices_determine_iterators(indices: list[PrimExpr], iters: dict[Var, Range]) -> None:
     assert determines(indices, iters, list(iters)) is None
 
 
@@ -58,11 +58,13 @@ def test_determined(indices: list[PrimExpr], iters: dict[Var, Range]) -> None:
         ),
     ],
 )
-def test_not_determined(indices: list[PrimExpr], iters: dict[Var, Range], reason: str) -> None:
+def test_ambiguous_indices_determine_nothing(
+    indices: list[PrimExpr], iters: dict[Var, Range], reason: str
+) -> None:
     assert determines(indices, iters, list(iters)) == reason
 
 
-def test_only_what_is_wanted() -> None:
+def test_only_requested_iterators_are_required() -> None:
     iters = ranges(i=N, j=5, k=4)
     assert determines([X * 8 + Y + Z], iters, [X]) is None
     assert determines([X * 8 + Y + Z], iters, [X, Y]) is not None
@@ -104,10 +106,10 @@ def digits(draw: st.DrawFn) -> list[PrimExpr]:
     st.sets(st.sampled_from([X, Y]), min_size=1),
 )
 @settings(max_examples=250, deadline=None)
-def test_claims_of_digits_hold_everywhere(
+def test_digit_claims_hold_for_all_iterations(
     indices: list[PrimExpr], extents: tuple[int, int], wanted: set[Var]
 ) -> None:
-    test_claims_hold_everywhere.hypothesis.inner_test(indices, (*extents, 1), wanted)
+    test_claims_hold_for_all_iterations.hypothesis.inner_test(indices, (*extents, 1), wanted)
 
 
 @given(
@@ -116,7 +118,7 @@ def test_claims_of_digits_hold_everywhere(
     st.sets(st.sampled_from([X, Y, Z]), min_size=1),
 )
 @settings(max_examples=250, deadline=None)
-def test_claims_hold_everywhere(
+def test_claims_hold_for_all_iterations(
     indices: list[PrimExpr], extents: tuple[int, int, int], wanted: set[Var]
 ) -> None:
     iters = dict(zip((X, Y, Z), map(Range, extents), strict=True))

@@ -84,7 +84,7 @@ def test_one_solution_none_and_many() -> None:
     assert same.src is same.dst
 
 
-def test_ends_of_variables() -> None:
+def test_variable_bounds_are_deduced() -> None:
     a, b = Var("a"), Var("b")
     low, high = detect_clip_bound(logical_and(a < b * 6, a - 1 > 0), [a])
     assert value(low) == 2 and value(high, {b: 2}) == 11
@@ -103,7 +103,7 @@ def test_factors_that_are_expressions() -> None:
     assert [value(e) for e in detect_linear_equation(const(3), [a])] == [0, 3]
 
 
-def test_regions_that_are_covered() -> None:
+def test_region_coverage_is_estimated() -> None:
     i, j = Var("i"), Var("j")
     dom = {i: Range(0, 8), j: Range(0, 4)}
     (found,) = estimate_region_lower_bound([Range.from_min_extent(i * 4, 8)], dom)  # type: ignore[misc]
@@ -117,13 +117,13 @@ def test_regions_that_are_covered() -> None:
     assert (value(back.min_value), value(back.max_value)) == (8, 35)
 
 
-def test_common_parts() -> None:
+def test_common_subexpressions_are_extracted() -> None:
     x, y = Var("x"), Var("y")
     found = detect_common_subexpr((x + y) * (x + y) + (x + y), 2)
     assert [(str(e), n) for e, n in found.items()] == [("x + y", 3)]
 
 
-def test_two_variables_of_one_name_have_nothing_in_common() -> None:
+def test_variables_of_one_name_stay_distinct() -> None:
     one, other = Var("x"), Var("x")
     assert detect_common_subexpr((one + 1) * 3 + (other + 1) * 5, 2) == {}
 

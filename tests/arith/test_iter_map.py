@@ -93,7 +93,7 @@ def test_a_bijection_and_its_inverse(
 
 
 @pytest.mark.parametrize(("indices", "extents", "message"), REFUSED)
-def test_refused_with_a_reason(
+def test_rejected_maps_give_a_reason(
     indices: list[PrimExpr], extents: dict[Var, int], message: str
 ) -> None:
     domain = {v: Range(n) for v, n in extents.items()}
@@ -101,7 +101,7 @@ def test_refused_with_a_reason(
     assert (result.indices, result.errors) == ((), (message,))
 
 
-def test_symbolic_extents() -> None:
+def test_iter_map_accepts_symbolic_extents() -> None:
     domain = {I: Range(3), J: Range(N)}
     assert is_bijective([I * N + J], domain)
     assert is_bijective([(I * N + J) // N, (I * N + J) % N], domain)

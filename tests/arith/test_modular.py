@@ -25,7 +25,7 @@ EXPRESSIONS = [
 
 
 @pytest.mark.parametrize(("expr", "wanted"), EXPRESSIONS)
-def test_of_an_expression(expr: tir.PrimExpr, wanted: ModularSet) -> None:
+def test_modular_set_of_expression_is_sound(expr: tir.PrimExpr, wanted: ModularSet) -> None:
     assert Analyzer().modular_set(expr) == wanted
     for a, b in itertools.product(range(-90, 90, 7), range(-5, 5)):
         made = tir.stmt_functor.substitute(expr, {A: tir.const(a), B: tir.const(b)})
@@ -34,7 +34,7 @@ def test_of_an_expression(expr: tir.PrimExpr, wanted: ModularSet) -> None:
             assert (found.value - wanted.base) % wanted.coeff == 0
 
 
-def test_under_what_is_known() -> None:
+def test_modular_set_uses_constraints() -> None:
     analyzer = Analyzer()
     with analyzer.constraint_scope(tir.truncmod(B, 4).equal(2)):
         assert analyzer.modular_set(B + 1) == (4, 3)

@@ -84,6 +84,6 @@ def test_a_nan_of_either_side_is_the_extreme(
     assert isinstance(found, FloatImm) and math.isnan(found.value)
 
 
-def test_the_other_side_of_a_choice_may_divide_by_zero() -> None:
+def test_untaken_select_branch_may_divide_by_zero() -> None:
     chosen = Select(X > 0, const(8, "int32") // X, const(-1, "int32"))
     assert evaluate(chosen, {X: 0}) == -1 and evaluate(chosen, {X: 3}) == 2

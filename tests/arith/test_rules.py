@@ -59,7 +59,7 @@ class Bools(Model):
     [*REWRITE_RULES, *NORMALIZE_RULES, *REWRITE_FORMS, *CANONICAL_FORM_EQUATIONS],
     ids=lambda r: f"{r.left} -> {r.right}",
 )
-def test_the_equation_holds(rule: RewriteRule) -> None:
+def test_rewrite_rule_equation_is_true(rule: RewriteRule) -> None:
     names: dict[str, PrimExpr] = {**NAMES, **CONSTANTS}
     if "shift" in rule.left:
         names["c1"] = const(3)
@@ -94,7 +94,7 @@ def chosen(model: Model, c1: int, c2: int) -> list[tuple[z3.ExprRef, z3.ExprRef]
     [*REWRITE_RULES, *NORMALIZE_RULES, *REWRITE_FORMS, *CANONICAL_FORM_EQUATIONS],
     ids=lambda r: f"{r.left} -> {r.right}",
 )
-def test_the_simplifier_knows_it(rule: RewriteRule) -> None:
+def test_simplifier_applies_rewrite_rule(rule: RewriteRule) -> None:
     """Both sides get one form, for numbers that satisfy the condition."""
     for c1, c2, c3 in TRIPLES:
         names: dict[str, PrimExpr] = {**NAMES, "c1": const(c1), "c2": const(c2), "c3": const(c3)}

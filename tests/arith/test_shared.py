@@ -31,12 +31,12 @@ def test_answers_are_those_of_a_new_analyzer() -> None:
             assert simplify(a) is simplify(a)
 
 
-def test_nothing_is_known_of_unknown_dimensions() -> None:
+def test_unknown_dimensions_are_not_cached_as_facts() -> None:
     one, other = AnyDim(), AnyDim()
     assert not any(prove_equal(a, b) for a in (one, one + 1) for b in (one, other, one + 1))
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_analyzer_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(_SHARED_ANALYZER), "MAX_CACHED_EXPRS", 50)
     for number in range(100):
         n = SizeVar(f"n{number}")
@@ -44,7 +44,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(_SHARED_ANALYZER.canonical_forms) <= 51 and _SHARED_ANALYZER.analyzer.size <= 60
 
 
-def test_threads_keep_their_own() -> None:
+def test_analyzer_caches_are_per_thread() -> None:
     seen: list[object] = []
     thread = threading.Thread(target=lambda: seen.append(_SHARED_ANALYZER.analyzer))
     thread.start()

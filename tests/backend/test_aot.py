@@ -88,7 +88,7 @@ def leaves(value: object) -> list[object]:
 
 
 @pytest.mark.parametrize("text", [COUNTING, LISTS, REFERENCES], ids=["calls", "data", "references"])
-def test_all_forms_of_a_program_agree(text: str) -> None:
+def test_aot_jit_and_bytecode_agree(text: str) -> None:
     module = module_of(text)
     given = np.int32(7) if "int32" in text else np.float32(1.5)
     machines = forms(module)
@@ -244,12 +244,12 @@ def test_building_for_a_runtime_under_a_name() -> None:
         relay.build(module_of(COUNTING), runtime="crt")
 
 
-def test_an_executor_that_there_is_not() -> None:
+def test_unknown_executor_is_refused() -> None:
     with pytest.raises(CompileError, match="one of 'vm', 'aot', 'async' expected, got 'fast'"):
         ekiden.compile(module_of(COUNTING), executor="fast")
 
 
-def test_a_watched_executable_is_watched_once() -> None:
+def test_jit_hook_is_installed_once() -> None:
     exe = ekiden.compile(module_of(COUNTING))
     exe.jit(2)
     with pytest.raises(RuntimeError, match="it is watched already"):

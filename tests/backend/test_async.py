@@ -202,7 +202,7 @@ def test_warm_runs_ask_the_system_for_nothing() -> None:
         counts.append(runtime.memory_stats().allocations)
 
 
-def test_it_can_be_profiled_saved_and_stepped() -> None:
+def test_async_programs_can_be_profiled_saved_and_stepped() -> None:
     exe = ekiden.compile(ekiden.IRModule.from_expr(towers(2, 2, 32)), executor="async")
     x = RNG.standard_normal((2, 32)).astype("float32")
     again = Executable(runtime.Executable.from_bytes(exe.raw.to_bytes()))
@@ -214,7 +214,7 @@ def test_it_can_be_profiled_saved_and_stepped() -> None:
     same(machine.stepper.result, exe(x))
 
 
-def test_wrong_names() -> None:
+def test_unknown_executor_is_refused() -> None:
     exe = ekiden.compile(ekiden.IRModule.from_expr(towers(1, 1, 16)))
     with pytest.raises(ValueError, match="executor 'vm' or 'async' expected, got 'fast'"):
         VirtualMachine(exe, executor="fast")

@@ -97,7 +97,9 @@ def sizes_of(text: str) -> dict[str, int]:
         ("1 2 2 9 5 4 16", "", {"layouts": ("sbhd", "hbsd", "dhsb", "bhds")}),
     ],
 )
-def test_fixed_sizes(sizes: str, bias: str, options: dict[str, Any]) -> None:
+def test_attention_matches_formula_at_fixed_sizes(
+    sizes: str, bias: str, options: dict[str, Any]
+) -> None:
     dims = sizes_of(sizes)
     check(compiled(dims, bias, "", options), dims, bias, options)
 
@@ -119,7 +121,7 @@ def test_one_kernel_for_all_lengths(bias: str, options: dict[str, Any]) -> None:
         check(exe, dims, bias, options)
 
 
-def test_no_keys_to_see() -> None:
+def test_queries_without_visible_keys_give_nan() -> None:
     exe = compiled(sizes_of("1 1 1 1 1 4 16"), "", "st", {"causal": "end"})
     query, key = np.ones((1, 1, 3, 4), np.float32), np.ones((1, 1, 1, 4), np.float32)
     found = exe(query, key, np.full((1, 1, 1, 16), 3, np.float32)).numpy()
@@ -135,13 +137,15 @@ def test_no_keys_to_see() -> None:
         ("1 2 2 4 4 8 8", {"layouts": ("bhss", *PLAIN[1:])}, "a layout is an order of the letters"),
     ],
 )
-def test_what_is_refused(sizes: str, options: dict[str, Any], message: str) -> None:
+def test_unsupported_attention_is_refused(
+    sizes: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(TypeInferenceError, match=message):
         compiled(sizes_of(sizes), "", "", options)
 
 
 @pytest.mark.parametrize("keys", [5, 40])
-def test_shares_that_are_nan_count_as_none(keys: int) -> None:
+def test_nan_probabilities_count_as_zero(keys: int) -> None:
     """Of rows whose scores are all -inf, and of those with a NaN; a NaN of a value stays."""
     rng, shape = np.random.default_rng(keys), (1, 2, 7, 16)
     query, key, value = (rng.normal(size=(1, 2, n, 16)).astype("float32") for n in (7, keys, keys))

@@ -31,7 +31,7 @@ def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_DIR", "")
 
 
-def test_a_class_without_dot_products_is_slower_where_sums_need_small_tiles(
+def test_warning_without_dot_products_where_sums_need_small_tiles(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (line,) = warnings_of(CONV, "llvm -mcpu=x86-64-v3", caplog)
@@ -39,7 +39,7 @@ def test_a_class_without_dot_products_is_slower_where_sums_need_small_tiles(
     assert "leave these layers in floats" in line
 
 
-def test_a_class_without_dot_products_is_not_where_sums_fit(
+def test_no_warning_without_dot_products_where_sums_fit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     few = Case("linear", channels=64, out=64, size=16)
@@ -49,16 +49,16 @@ def test_a_class_without_dot_products_is_not_where_sums_fit(
 @pytest.mark.skipif(
     not Target.parse("llvm -mcpu=cascadelake").serves(Target.host()), reason="needs VNNI"
 )
-def test_a_class_with_dot_products_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_with_dot_products(caplog: pytest.LogCaptureFixture) -> None:
     assert not warnings_of(CONV, "llvm -mcpu=cascadelake", caplog)
 
 
-def test_kernels_of_microseconds_are_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_for_microsecond_kernels(caplog: pytest.LogCaptureFixture) -> None:
     small = Case("linear", channels=8, out=8, size=4)
     assert not warnings_of(small, "llvm -mcpu=x86-64-v3", caplog)
 
 
-def test_a_profile_shows_it() -> None:
+def test_profile_warns_of_slow_quantized_kernel() -> None:
     executable = ekiden.compile(CONV.model(), "llvm -mcpu=x86-64-v3")
     report = executable.profile(**CONV.feed(), peak=False)
     (line,) = report.warnings()
@@ -80,7 +80,7 @@ def slowdown_of(case: Case, text: str, caplog: pytest.LogCaptureFixture) -> list
 
 
 @pytest.mark.parametrize("text", ["llvm -mcpu=x86-64-v3", "llvm -mcpu=x86-64-v4"])
-def test_a_program_whose_ranges_cost_more_than_its_products_save_is_told(
+def test_warning_where_range_cost_exceeds_matmul_savings(
     text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (line,) = slowdown_of(FEW_PRODUCTS, text, caplog)
@@ -88,14 +88,14 @@ def test_a_program_whose_ranges_cost_more_than_its_products_save_is_told(
     assert "finding ranges and rounding" in line
 
 
-def test_a_program_of_many_products_for_each_number_rounded_is_not(
+def test_no_warning_where_matmuls_dominate_rounding(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     many = Case("dynamic", channels=256, out=256, size=28, window=3)
     assert not slowdown_of(many, "llvm -mcpu=x86-64-v3", caplog)
 
 
-def test_a_program_of_floats_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_for_float_programs(caplog: pytest.LogCaptureFixture) -> None:
     x = relay.var("x", shape=(1, 64, 28, 28))
     weight = relay.const(np.ones((64, 64, 3, 3), np.float32))
     body = relay.max(relay.nn.conv2d(x, weight, padding=(1, 1)))
@@ -104,7 +104,7 @@ def test_a_program_of_floats_is_not(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-def test_a_profile_shows_a_slower_program() -> None:
+def test_profile_warns_of_slow_quantized_program() -> None:
     executable = ekiden.compile(FEW_PRODUCTS.model(), "llvm -mcpu=x86-64-v3")
     report = executable.profile(**FEW_PRODUCTS.feed(), peak=False)
     (line,) = [w for w in report.warnings() if "the quantised program takes" in w]

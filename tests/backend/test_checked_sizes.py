@@ -84,7 +84,7 @@ def _model(node: onnx.NodeProto, inputs: dict[str, np.ndarray], **weights: np.nd
 
 @pytest.mark.parametrize("name", ["Conv", "ConvInteger", "MaxPool", "AveragePool", "LpPool"])
 @pytest.mark.parametrize("dilation", [WRAPS, NEGATIVE])
-def test_windows_of_onnx_name_the_node(name: str, dilation: int) -> None:
+def test_onnx_window_overflow_names_the_node(name: str, dilation: int) -> None:
     is_pool = name.endswith("Pool")
     dtype = np.uint8 if name == "ConvInteger" else np.float32
     names = ["x"] if is_pool else ["x", "w"]
@@ -96,7 +96,7 @@ def test_windows_of_onnx_name_the_node(name: str, dilation: int) -> None:
         ekiden.compile(model)
 
 
-def test_a_transposed_convolution_of_onnx_names_the_node() -> None:
+def test_onnx_transposed_convolution_overflow_names_the_node() -> None:
     node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[1, WRAPS])
     model = _model(node, {"x": _ones(1, 1, 1, 4)}, w=_ones(1, 1, 1, 3))
     with pytest.raises(CompileError, match="ConvTranspose 'y'"):
@@ -135,7 +135,7 @@ SIZES_OF_DATA = {  # inputs of a run, and the shape of the result; None where th
 
 
 @pytest.mark.parametrize("case", SIZES_OF_DATA)
-def test_sizes_that_data_say(case: str) -> None:
+def test_data_dependent_sizes_are_checked(case: str) -> None:
     name, inputs, shape = SIZES_OF_DATA[case]
     exe = ekiden.compile(_model(helper.make_node(name, list(inputs), ["y"]), inputs))
     if shape is not None:
@@ -152,7 +152,7 @@ def test_a_tensor_that_no_memory_holds_has_no_type() -> None:
             TensorType(shape)
 
 
-def test_constants_of_sizes_do_not_begin_anew() -> None:
+def test_size_constants_do_not_wrap_around() -> None:
     reach = (const(4) - 1) * WRAPS + 1
     assert int(reach) == 3 * WRAPS + 1 and int(const(2**62) * 4 // 8) == 2**61
     assert int(const(2**31 - 1, "int32") + 1) == -(2**31)
@@ -186,7 +186,7 @@ def test_small_sizes_need_no_check_but_that_of_their_dimension() -> None:
     assert "at most 1099511627776 elements" in only[1]
 
 
-def test_an_arm_of_a_choice_is_checked_where_it_is_taken() -> None:
+def test_branch_sizes_are_checked_only_if_taken() -> None:
     end = DATA[0]
     (condition,) = [
         condition
@@ -208,19 +208,19 @@ def test_an_arm_of_a_choice_is_checked_where_it_is_taken() -> None:
         " { nn.deformable_conv2d(%x, %o, %w, strides=[1, BIG], padding=[1, 1], groups=2) }",
     ],
 )
-def test_extents_of_attributes_are_checked_before_they_are_believed(text: str) -> None:
+def test_attribute_extents_are_validated(text: str) -> None:
     with pytest.raises(CompileError):
         ekiden.compile(relay.parse(text.replace("BIG", str(WRAPS))))
 
 
-def test_a_window_is_not_written_out_that_is_larger_than_all_data() -> None:
+def test_oversized_window_is_an_input_error() -> None:
     params, body = WINDOWS["nn.max_pool1d"]
     exe = _compiled(params, body.replace("[4]", "[4294967297]"), "n", 1)
     with pytest.raises(InputError, match="needs"):
         exe(_ones(1, 1, 8))
 
 
-def test_a_window_over_all_channels_is_that_over_those_there_are() -> None:
+def test_window_over_all_channels_covers_existing_channels() -> None:
     text = "def @main(%x: Tensor[(1, 3, 1, 2), float32]) { nn.lrn(%x, size=SIZE, alpha=1f) }"
     x = np.arange(6, dtype=np.float32).reshape(1, 3, 1, 2)
     wide = ekiden.compile(relay.parse(text.replace("SIZE", "1025")))(x).numpy()

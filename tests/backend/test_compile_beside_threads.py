@@ -103,7 +103,7 @@ print(len(started))
 
 @pytest.mark.slow
 @sizes("processes", 4, 1000)
-def test_no_worker_hangs_beside_threads_of_other_libraries(
+def test_workers_do_not_hang_when_other_threads_hold_locks(
     processes: int, tmp_path: object
 ) -> None:
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(processes), str(tmp_path)]

@@ -11,7 +11,7 @@ from ekiden.runtime.artifact.container_format import unpack_constants_section
 pytestmark = pytest.mark.quick
 
 
-def test_equal_arrays_have_one_number() -> None:
+def test_equal_arrays_share_a_constant() -> None:
     pool = ConstantPool()
     big = np.arange(1000, dtype=np.float32)
     other = big.copy()
@@ -22,7 +22,7 @@ def test_equal_arrays_have_one_number() -> None:
     assert pool.devices == [0, 0, 1]
 
 
-def test_what_differs_in_more_than_its_values_is_another() -> None:
+def test_arrays_of_different_type_are_distinct_constants() -> None:
     pool = ConstantPool()
     zeros = np.zeros(4, np.int32)
     given = [zeros, zeros.reshape(2, 2), zeros.astype(np.float32), -zeros.astype(np.float32)]

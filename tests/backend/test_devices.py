@@ -152,7 +152,7 @@ def test_a_default_other_than_the_host() -> None:
     assert relay.vm.compile(module, {cpu(1): "llvm"})(random(4)).device == cpu(1)
 
 
-def test_each_device_has_memory_of_its_own() -> None:
+def test_devices_have_separate_memory() -> None:
     def asks_the_system(number: int) -> bool:
         before = allocations()
         runtime.empty((1 << 22,), "float32", cpu(number))  # and forgotten at once
@@ -210,7 +210,7 @@ COPY = (
 )
 
 
-def test_a_primitive_refuses_an_argument_that_lies_elsewhere() -> None:
+def test_primitive_refuses_tensor_of_another_device() -> None:
     ekiden.register_func("ekiden.test.nothing", lambda *args: None, override=True)
     call = make_instruction("InvokePacked", packed_index=0, output_size=1, args=(0, 0))
     places = DeviceTable(DEVICES, (), (1,), ((0,),))
@@ -254,7 +254,7 @@ def test_hostile_tables_are_refused(places: DeviceTable, message: str) -> None:
         runtime.Executable.from_bytes(by_hand(*COPY, places=places))
 
 
-def test_an_operand_is_a_place_in_the_table() -> None:
+def test_out_of_range_device_operand_is_refused() -> None:
     with pytest.raises(LoadError, match="a device below 1 expected, got 1"):
         runtime.Executable.from_bytes(by_hand(*COPY, places=DeviceTable()))
 
@@ -301,7 +301,7 @@ def programs(draw: st.DrawFn) -> IRModule:
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs())
-def test_marks_change_no_result(module: IRModule) -> None:
+def test_device_annotations_do_not_change_results(module: IRModule) -> None:
     check(module, random(2, 3), random(2, 3) + 1, random(2, 3) - 1, executors=("vm",))
 
 

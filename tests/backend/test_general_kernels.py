@@ -78,7 +78,7 @@ SPECIAL = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-40, 1e38, -3.5, 2.5, 
 
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide", "maximum", "minimum",
                                   "less", "equal", "greater_equal"])  # fmt: skip
-def test_two_arrays(name: str) -> None:
+def test_binary_operators_match_interpreter(name: str) -> None:
     check(getattr(relay, name)(v("a", 5, 3, 33), v("b", 33)), A, B[0, 0])
     check(getattr(relay, name)(v("a", 10), v("b", 10)), SPECIAL, SPECIAL[::-1])
 
@@ -89,7 +89,7 @@ def test_two_arrays(name: str) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_functions(name: str, dtype: str) -> None:
+def test_unary_functions_match_interpreter(name: str, dtype: str) -> None:
     operator = getattr(relay, name)
     check(operator(v("a", 5, 99, dtype=dtype)), A.reshape(5, 99).astype(dtype))
     if name not in ("sin", "cos"):
@@ -115,14 +115,14 @@ def test_quotients_of_large_numbers_are_exact() -> None:
 
 @pytest.mark.parametrize("source", ["float32", "float64", "int32", "uint8", "bool"])
 @pytest.mark.parametrize("target", ["float32", "float64", "int8", "int32", "int64", "bool"])
-def test_conversions(source: str, target: str) -> None:
+def test_casts_match_interpreter(source: str, target: str) -> None:
     given = (data(7, 50) * 20).astype(source)
     check(relay.cast(v("a", 7, 50, dtype=source), target), given)
 
 
 @pytest.mark.parametrize("name", ["sum", "max", "min", "prod", "mean"])
 @pytest.mark.parametrize("axis", [(0,), (2,), (0, 2), (1, 2), None])
-def test_reductions(name: str, axis: tuple[int, ...] | None) -> None:
+def test_reductions_match_interpreter(name: str, axis: tuple[int, ...] | None) -> None:
     given = data(3, 4, 700)[:, :, : 700 if name != "prod" else 9]
     # what is summed may cancel out, but not the roundings of its sums
     summed = float(np.abs(given).sum(axis).max()) if name == "sum" else 0.0
@@ -149,7 +149,7 @@ def test_reductions_of_nothing_are_the_identity(
     np.testing.assert_array_equal(result, np.full_like(result, identity))
 
 
-def test_movement() -> None:
+def test_data_movement_matches_interpreter() -> None:
     a = v("a", 5, 3, 33)
     check(relay.transpose(a, (2, 0, 1)), A)
     check(relay.reshape(a, (11, 45)), A)
@@ -163,7 +163,7 @@ def test_movement() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 4, 13, 100])
-def test_products(rows: int) -> None:
+def test_matmuls_match_interpreter(rows: int) -> None:
     a, b = data(rows, 37), data(37, 45)
     check(relay.nn.matmul(v("a", rows, 37), v("b", 37, 45)), a, b)
     check(relay.nn.dense(v("a", rows, 37), v("b", 45, 37)), a, b.T)
@@ -176,7 +176,7 @@ def test_products(rows: int) -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_floats(dtype: str) -> None:
+def test_float16_operators_match_interpreter(dtype: str) -> None:
     ends = np.array([0, -0.0, 1e-7, -3e-6, 6e-5, 65504, 65519.9, 65520, -np.inf, np.nan, 1 / 3],
                     "float32")  # fmt: skip
     x = np.concatenate([ends, data(300), data(300) * 1e-5, data(300) * 1e4])
@@ -196,7 +196,7 @@ def test_half_floats(dtype: str) -> None:
 
 @pytest.mark.parametrize("rows", [1, 5, 50])
 @pytest.mark.parametrize("dtypes", [("int8", "int8"), ("uint8", "int8"), ("int32", "int32")])
-def test_products_of_integers(rows: int, dtypes: tuple[str, str]) -> None:
+def test_integer_matmuls_match_interpreter(rows: int, dtypes: tuple[str, str]) -> None:
     a, b = data(rows, 600, dtype=dtypes[0]), data(70, 600, dtype=dtypes[1])
     left, right = v("a", *a.shape, dtype=dtypes[0]), v("b", *b.shape, dtype=dtypes[1])
     check(relay.nn.dense(left, right, out_dtype="int32"), a, b)
@@ -204,7 +204,7 @@ def test_products_of_integers(rows: int, dtypes: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("tile", [4, 8, 16])
-def test_weights_in_words_of_bytes(rows: int, tile: int) -> None:
+def test_byte_packed_weights_match_interpreter(rows: int, tile: int) -> None:
     """With and without words that panels list, which large weights need."""
     for most in (20, 127):
         w = RNG.integers(-most, most + 1, (40, 44)).astype("int8")
@@ -218,7 +218,7 @@ def test_weights_in_words_of_bytes(rows: int, tile: int) -> None:
 
 
 @pytest.mark.parametrize("layout", ["OHWI8o4i", "OHWI8o", "GOHWI8o", "HWIO"])
-def test_packed_convolutions(layout: str) -> None:
+def test_packed_convolutions_match_interpreter(layout: str) -> None:
     """Of bytes, of one result, in groups: as their weights lie."""
     is_bytes, groups = layout.endswith("i"), 4 if layout in ("GOHWI8o", "HWIO") else 1
     channels = {"OHWI8o4i": 20, "OHWI8o": 1}.get(layout, 40)
@@ -238,7 +238,7 @@ def test_packed_convolutions(layout: str) -> None:
     check(conv, x, packed)
 
 
-def test_joins_and_borders_of_parts() -> None:
+def test_concatenations_and_pads_match_interpreter() -> None:
     """Of what is padded and computed before and after, in axes of any order."""
     a, b = v("a", 2, 5, 4), v("b", 2, 3, 4)
     joined = relay.concatenate([relay.nn.pad(a, ((0, 0), (1, 2), (0, 3)), 2.5), relay.nn.pad(
@@ -248,13 +248,13 @@ def test_joins_and_borders_of_parts() -> None:
     check(relay.transpose(stacked, (2, 0, 1)), data(2, 5, 4), data(2, 3, 4))
 
 
-def test_a_join_of_many() -> None:
+def test_concatenation_of_many_inputs_matches_interpreter() -> None:
     arrays = [data(2, n % 3 + 1) for n in range(150)]
     given = [v(f"x{n}", *a.shape) for n, a in enumerate(arrays)]
     check(relay.concatenate(given, axis=1), *arrays)
 
 
-def test_a_join_of_parts_that_each_bring_two_sizes() -> None:
+def test_concatenation_with_two_symbols_per_input_matches_interpreter() -> None:
     parts, given = [], []
     for n in range(35):
         x = relay.var(f"x{n}", shape=(SizeVar("n"), 2))
@@ -270,7 +270,7 @@ def test_a_join_of_parts_that_each_bring_two_sizes() -> None:
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
-def test_convolutions(groups: int, strides: tuple[int, int]) -> None:
+def test_convolutions_match_interpreter(groups: int, strides: tuple[int, int]) -> None:
     x, w = data(2, 8, 9, 7), data(32, 8 // groups, 3, 3)
     conv = relay.nn.conv2d(
         v("x", *x.shape), v("w", *w.shape), strides=strides, padding=(1, 0, 2, 1), groups=groups,
@@ -281,7 +281,7 @@ def test_convolutions(groups: int, strides: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("padding", [(0, 0, 0, 0), (1, 2, 0, 1)])
-def test_pooling(layout: str, padding: tuple[int, ...]) -> None:
+def test_pooling_matches_interpreter(layout: str, padding: tuple[int, ...]) -> None:
     x = data(2, 40, 9, 11)
     x = np.ascontiguousarray(x if layout == "NCHW" else x.transpose(0, 2, 3, 1))
     x.flat[::97] = np.nan
@@ -294,7 +294,9 @@ def test_pooling(layout: str, padding: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("kernel", [(2, 2), (3, 1), (4, 5)])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2), (3, 1)])
-def test_transposed_convolutions(kernel: tuple[int, int], strides: tuple[int, int]) -> None:
+def test_transposed_convolutions_match_interpreter(
+    kernel: tuple[int, int], strides: tuple[int, int]
+) -> None:
     """Whatever of the window reaches a result, of whole taps or not."""
     x, w = data(2, 6, 5, 4), data(6, 20, *kernel)
     extra = (strides[0] - 1, 0)
@@ -316,7 +318,7 @@ def test_transposed_convolutions(kernel: tuple[int, int], strides: tuple[int, in
     check(conv, np.ascontiguousarray(x.transpose(0, 2, 3, 1)), packed)
 
 
-def test_quotients_of_any_sign() -> None:
+def test_integer_quotients_of_any_sign_match_interpreter() -> None:
     """By one number, a power of two or not, and by many."""
     x = np.concatenate([np.arange(-40, 40), [-(2**40), 2**40, -(2**62), 2**62]]).astype("int64")
     for by in (1, 8, 7, -4, 2**33):
@@ -330,7 +332,7 @@ def test_quotients_of_any_sign() -> None:
 
 @pytest.mark.parametrize("size", [(12, 12), (9, 14)])
 @pytest.mark.parametrize("tile", [8, 16, 24, 32])
-def test_packed_and_winograd_weights(size: tuple[int, int], tile: int) -> None:
+def test_packed_and_winograd_weights_match_interpreter(size: tuple[int, int], tile: int) -> None:
     x, w = data(1, *size, 16), data(40, 16, 3, 3)
     count = -(-40 // tile)
     whole = np.zeros((count * tile, 16, 3, 3), "float32")
@@ -369,7 +371,7 @@ LAYERS = [
 @pytest.mark.parametrize(("kind", "gates", "options"), LAYERS)
 @pytest.mark.parametrize("hidden", [5, 16, 40])
 @pytest.mark.parametrize("has_extras", [False, True])
-def test_recurrent_layers(
+def test_recurrent_layers_match_interpreter(
     kind: str, gates: int, options: dict[str, object], hidden: int, has_extras: bool
 ) -> None:
     rows = gates * hidden
@@ -422,7 +424,7 @@ def test_recurrent_weights_of_bytes(kind: str, gates: int, hidden: int, packing:
 
 @pytest.mark.parametrize("causal", ["", "start", "end"])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
-def test_attention(causal: str, softcap: float) -> None:
+def test_attention_matches_interpreter(causal: str, softcap: float) -> None:
     q, k, value, bias = data(2, 4, 9, 8), data(2, 2, 21, 8), data(2, 2, 21, 12), data(2, 1, 1, 21)
     given = [v(name, *a.shape) for name, a in zip("qkvb", (q, k, value, bias), strict=True)]
     check(relay.op.nn.attention(*given[:3], causal=causal, softcap=softcap), q, k, value)
@@ -450,7 +452,7 @@ def test_a_query_that_sees_no_key_is_zero() -> None:
     check(body, q, k, k)
 
 
-def test_one_thread_and_many(request: pytest.FixtureRequest) -> None:
+def test_results_are_equal_for_any_thread_count(request: pytest.FixtureRequest) -> None:
     before = num_threads()
     request.addfinalizer(lambda: num_threads(before))
     for number in (1, 5):
@@ -459,7 +461,7 @@ def test_one_thread_and_many(request: pytest.FixtureRequest) -> None:
         check(relay.sum(v("a", 50, 1000), axis=1), data(50, 1000))
 
 
-def test_sizes_of_any_call() -> None:
+def test_general_kernels_accept_any_sizes() -> None:
     x, w = relay.var("x", shape=(SizeVar("n"), 24)), v("w", 40, 24)
     form = general_form(canonicalize(fused(relay.nn.relu(relay.nn.dense(x, w)))), TARGET)
     assert isinstance(form, bytes)
@@ -494,12 +496,12 @@ def test_indices_are_checked() -> None:
         (relay.cumsum(v("a", 3, 4), axis=1), "is made of statements"),
     ],
 )
-def test_what_has_no_general_form_says_why(body: Expr, why: str) -> None:
+def test_kernels_without_general_form_give_a_reason(body: Expr, why: str) -> None:
     found = general_form(canonicalize(fused(body)), TARGET)
     assert isinstance(found, str) and why in found
 
 
-def test_kernels_of_sizes() -> None:
+def test_shape_kernels_match_interpreter() -> None:
     """What a program computes of shapes and elements: the same numbers and the same errors."""
     n, m = SizeVar("n"), SizeVar("m")
     tensor = Buffer("p0", (n, const(4), m, n), "float32")

@@ -85,7 +85,7 @@ def test_canonical_functions_differ_in_names_alone() -> None:
     assert [d.name for d in first.params[0].checked_type.shape] == ["n0", "n1"]
 
 
-def test_one_symbol_twice_is_not_two_symbols() -> None:
+def test_repeated_symbol_is_a_distinct_kernel() -> None:
     n, m = SizeVar("n"), SizeVar("m")
     square, free = canonicalize(primitive(1.0, n, n)), canonicalize(primitive(1.0, n, m))
     assert not structural_equal(square, free)
@@ -222,7 +222,7 @@ def test_a_worker_that_dies_is_an_error(
 
 
 @pytest.mark.slow
-def test_several_threads_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compile_concurrently_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "2")
     images: list[bytes] = []
 

@@ -48,7 +48,7 @@ def weight(*shape: int) -> relay.Constant:
 X = relay.var("x", shape=(256, 256))
 
 
-def test_what_pays_for_its_copies_goes_there() -> None:
+def test_operators_move_to_device_if_savings_exceed_copies() -> None:
     """Three products in a row are there, with what lies between them; the last sum comes back."""
     y = relay.nn.relu(relay.nn.dense(X, weight(256, 256)))
     y = relay.nn.dense(relay.tanh(relay.nn.dense(y, weight(256, 256))), weight(256, 256))
@@ -57,7 +57,7 @@ def test_what_pays_for_its_copies_goes_there() -> None:
     assert {n for _, n in places(relay.sum(y), X, costs=EQUAL)} == {HERE}
 
 
-def test_what_does_not_stays() -> None:
+def test_operators_stay_if_copies_cost_more() -> None:
     """A sum of few elements, whose copy costs more than the host takes for it."""
     small = relay.var("s", shape=(4,))
     found = places(relay.exp(small), small, costs=SLOW_HOST)
@@ -77,7 +77,7 @@ def test_a_value_is_copied_once_for_all_that_use_it() -> None:
     assert [n for name, n in places(alone, X, costs=costs) if name == "nn.dense"] == [HERE]
 
 
-def test_single_times_are_believed() -> None:
+def test_measured_operator_times_are_used() -> None:
     """A device that took a thousand times as long as its figures say has nothing to do."""
     y = relay.nn.dense(X, weight(256, 256))
     assert dict(places(y, X, costs=SLOW_HOST))["nn.dense"] == THERE
@@ -85,7 +85,7 @@ def test_single_times_are_believed() -> None:
     assert dict(places(y, X, costs=slow))["nn.dense"] == HERE
 
 
-def test_conditions_are_of_the_host() -> None:
+def test_conditions_run_on_the_host() -> None:
     y = relay.nn.dense(X, weight(256, 256))
     chosen = relay.If(relay.sum(y) > relay.const(0.0), y, relay.negative(y))
     found = dict(places(chosen, X, costs=SLOW_HOST))
@@ -117,7 +117,7 @@ def opencl_device() -> ekiden.Device:
 
 
 @given(st.data())
-def test_no_cut_is_cheaper(data: st.DataObject) -> None:
+def test_placement_is_the_minimum_cut(data: st.DataObject) -> None:
     """Against all ways to part up to six nodes."""
     count = data.draw(st.integers(0, 6))
     nodes = st.integers(0, count + 1)

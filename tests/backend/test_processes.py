@@ -81,7 +81,7 @@ def _no_process(*_: object, **__: object) -> None:
         ),
     ],
 )  # fmt: skip
-def test_where_there_are_no_processes_this_one_compiles(
+def test_compiles_in_process_without_fork(
     place: object,
     name: str,
     instead: object,
@@ -148,7 +148,7 @@ def test_a_child_imports_what_a_thread_was_importing(
     thread.join()
 
 
-def test_a_child_looks_for_garbage_as_often_as_before_a_thread_compiled() -> None:
+def test_forked_child_keeps_gc_thresholds() -> None:
     before = gc.get_threshold()
     inside, done = threading.Event(), threading.Event()
 
@@ -203,7 +203,7 @@ def test_a_child_compiles_though_a_thread_did_when_it_was_forked() -> None:
     assert done == [0]
 
 
-def test_a_child_has_threads_for_calls_that_are_waited_for() -> None:
+def test_forked_child_has_async_call_threads() -> None:
     assert vm_pool.submit(lambda: 3).result() == 3
     assert in_child(lambda: vm_pool.submit(lambda: 4).result() == 4) == 0
 
@@ -238,9 +238,7 @@ cancellation.cancel()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, "background"])
-def test_workers_go_with_the_process_that_waits_and_leave_nothing(
-    how: signal.Signals | str, tmp_path: Path
-) -> None:
+def test_workers_end_with_their_parent(how: signal.Signals | str, tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path), "EKIDEN_COMPILE_JOBS": "2"}
     with subprocess.Popen(
         [sys.executable, "-c", ORPHANS, str(how)],

@@ -11,13 +11,13 @@ FEW = 8
 
 
 @pytest.mark.parametrize("number", range(FEW))
-def test_a_few_graphs(number: int) -> None:
+def test_few_random_graphs_match_interpreter(number: int) -> None:
     assert check(0, number, runs=1) == []
 
 
 @LONG
 @pytest.mark.parametrize("seed", range(1, 21))
-def test_many_graphs(seed: int) -> None:
+def test_many_random_graphs_match_interpreter(seed: int) -> None:
     """150 of each seed."""
     found = [(number, line) for number in range(150) for line in check(seed, number)]
     assert found == []

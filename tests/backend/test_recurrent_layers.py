@@ -145,12 +145,12 @@ def check(
 @share(4)
 @pytest.mark.parametrize("kind", GATE_COUNTS)
 @pytest.mark.parametrize("size", [(5, 1, 4, 16), (1, 1, 3, 5), (4, 9, 7, 37), (3, 2, 5, 300)])
-def test_layers(kind: str, size: tuple[int, int, int, int]) -> None:
+def test_recurrent_layers_match_formula(kind: str, size: tuple[int, int, int, int]) -> None:
     check(kind, size)
 
 
 @pytest.mark.parametrize("kind", GATE_COUNTS)
-def test_every_option_together(kind: str) -> None:
+def test_all_options_combined_match_formula(kind: str) -> None:
     steps, batch, hidden = 6, 3, 21
     extras = {
         "initial_h": RANDOM.standard_normal((batch, hidden), np.float32),
@@ -162,31 +162,31 @@ def test_every_option_together(kind: str) -> None:
     check(kind, (steps, batch, 4, hidden), extras, reverse=True, clip=0.7)
 
 
-def test_no_steps() -> None:
+def test_zero_steps_return_the_initial_state() -> None:
     check("lstm", (0, 2, 3, 8), {"initial_h": np.ones((2, 8), np.float32)})
 
 
-def test_backwards_without_lengths() -> None:
+def test_reverse_layers_without_lengths_match_formula() -> None:
     check("gru", (5, 2, 3, 8), reverse=True)
 
 
 @pytest.mark.parametrize("hidden", [6, 32, 272])
-def test_reset_before_the_product(hidden: int) -> None:
+def test_gru_reset_before_matmul_matches_formula(hidden: int) -> None:
     check("gru", (4, 2, 3, hidden), reset_first=True)
 
 
-def test_input_and_forget_gates_coupled() -> None:
+def test_coupled_input_forget_gates_match_formula() -> None:
     check("lstm", (4, 2, 3, 8), input_forget=True)
 
 
-def test_weights_that_are_computed() -> None:
+def test_computed_weights_match_formula() -> None:
     check("lstm", (4, 2, 3, 20), weights_given=True)
     check("gru", (4, 1, 3, 9), weights_given=True, dynamic=False)
 
 
 @alike(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_activations(name: str) -> None:
+def test_custom_activations_match_formula(name: str) -> None:
     check("rnn", (3, 1, 4, 18), activations=(name,), alphas=(0.3,), betas=(0.6,))
 
 
@@ -208,7 +208,7 @@ def typed(**changes: object) -> str:
     return format_type(relay.transform.InferType()(module)["main"].checked_type.ret_type)
 
 
-def test_type() -> None:
+def test_recurrent_layer_result_types() -> None:
     state = "Tensor[(2, 8), float32]"
     assert typed() == f"(Tensor[(4, 2, 8), float32], {state}, {state})"
     assert typed(kind="gru", data=(4, 2, 24), weight=(24, 8)).count(state) == 1
@@ -228,7 +228,7 @@ def test_type() -> None:
         ({"extras": {"lengths": relay.const(np.ones(2, np.int64))}}, "'lengths' must be int32"),
     ],
 )
-def test_mistakes(changes: dict[str, Any], message: str) -> None:
+def test_invalid_recurrent_layers_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeInferenceError, match=message):
         typed(**changes)
 

@@ -201,7 +201,7 @@ def test_an_argument_is_moved_where_it_is_read_last() -> None:
 
 
 @quick
-def test_what_nothing_reads_is_not_made() -> None:
+def test_unread_values_are_not_computed() -> None:
     code = [
         make_instruction("GetField", dst=1, object=0, index=0),
         make_instruction("AllocADT", dst=2, tag=0, fields=(1,)),
@@ -211,7 +211,7 @@ def test_what_nothing_reads_is_not_made() -> None:
 
 
 @quick
-def test_dead_values_are_forgotten_before_a_call_on_the_way_that_does_not_need_them() -> None:
+def test_dead_registers_are_cleared_before_calls() -> None:
     """$1 is read on one way only; the other forgets it before its call."""
     code = [
         make_instruction("LoadConsti", dst=2, value=1),

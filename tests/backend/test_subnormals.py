@@ -58,7 +58,7 @@ def is_kept() -> bool:
 
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize("kind", [ForKind.SERIAL, ForKind.PARALLEL])
-def test_a_function_flushes_and_sets_back(kind: ForKind, text: str) -> None:
+def test_function_restores_flush_mode(kind: ForKind, text: str) -> None:
     """In the threads of the pool too: those that ran it keep subnormals in what they run next."""
     before = num_threads()
     num_threads(2)
@@ -73,14 +73,14 @@ def test_a_function_flushes_and_sets_back(kind: ForKind, text: str) -> None:
         num_threads(before)
 
 
-def test_a_function_that_fails_sets_back() -> None:
+def test_failing_function_restores_flush_mode() -> None:
     kernel = compiled(halves(ForKind.SERIAL, flush=True, holds=False), "llvm")
     with pytest.raises(Exception, match="no such thing"):
         kernel(np.full(64, TINY), np.ones(64, np.float32))
     assert is_kept()
 
 
-def test_the_code_for_other_architectures() -> None:
+def test_flush_code_of_other_architectures() -> None:
     func = halves(ForKind.SERIAL, flush=True)
     arm = Target("llvm -mtriple=aarch64-linux-gnu")
     text = emit_function(lower(func, arm), arm)
@@ -111,7 +111,7 @@ def test_no_results_are_lost_on_the_way(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_saturated_gates(kind: str) -> None:
+def test_saturated_gates_flush_subnormal_states(kind: str) -> None:
     """Gates that stay shut: states decay by 1e-13 a step, and faster."""
     hidden, steps = 24, 12
     gates = {"lstm": 4, "gru": 3}[kind]
@@ -161,7 +161,7 @@ def check_flushed(run: Callable[..., object], flushed: bool = True) -> None:
 @share(2)
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
-def test_models_flush_where_it_is_asked_for(executor: str, text: str) -> None:
+def test_models_flush_subnormals_on_request(executor: str, text: str) -> None:
     before = num_threads()
     num_threads(2)
     try:
@@ -172,7 +172,7 @@ def test_models_flush_where_it_is_asked_for(executor: str, text: str) -> None:
         num_threads(before)
 
 
-def test_the_code_of_c_flushes(tmp_path: Path) -> None:
+def test_generated_c_flushes_subnormals(tmp_path: Path) -> None:
     made = ekiden.compile(halving(), "c", denormals="flush")
     check_flushed(made)
     made.save(tmp_path / "model.eki")
@@ -182,7 +182,7 @@ def test_the_code_of_c_flushes(tmp_path: Path) -> None:
     assert "denormals" not in ekiden.compile(halving(), "c").raw.metadata
 
 
-def test_a_library_flushes(tmp_path: Path) -> None:
+def test_exported_library_flushes_subnormals(tmp_path: Path) -> None:
     ekiden.export(halving(), tmp_path / "model.so", denormals="flush")
     run = ekiden.runtime.load_module(str(tmp_path / "model.so"))["main"]
     check_flushed(lambda x: run(ekiden.runtime.tensor(x)))
@@ -219,7 +219,7 @@ def test_the_mode_of_a_caller_stays(tmp_path: Path) -> None:
         assert found & FLUSHES == FLUSHES
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_flushing_is_refused_where_unsupported() -> None:
     with pytest.raises(CompileError, match="denormals 'keep' or 'flush' expected, got 'drop'"):
         ekiden.compile(halving(), denormals="drop")
     with (

@@ -38,13 +38,13 @@ def shown(nodes: list[MatchLeaf | TagTest], number: int | None = 0) -> object:
     return node.path, cases, shown(nodes, node.default_node)
 
 
-def test_a_part_is_tested_once() -> None:
+def test_match_tests_each_field_once() -> None:
     nodes = tree("List[int32]", "Cons(%a, Cons(%b, _)) => %b, Cons(%a, _) => %a, Nil => 0")
     inner = (1,), {0: (0, {"a": (0,), "b": (1, 0)})}, (1, {"a": (0,)})
     assert shown(nodes) == ((), {0: inner, 1: (2, {})}, "nothing")
 
 
-def test_what_fits_everything_is_not_tested() -> None:
+def test_wildcards_are_not_tested() -> None:
     assert shown(tree("List[int32]", "%all => 1, Nil => 0")) == (0, {"all": ()})
     pair = "(%a, (_, %b)) => %a + %b"
     assert shown(tree("(int32, (int32, int32))", pair)) == (0, {"a": (0,), "b": (1, 1)})
@@ -56,7 +56,7 @@ def test_a_clause_may_be_reached_on_several_ways() -> None:
     assert shown(nodes) == ((0,), {1: first, 0: (1, {"a": (0, 0)})}, (2, {}))
 
 
-def test_the_place_that_most_clauses_ask_about_comes_first() -> None:
+def test_most_discriminating_field_is_tested_first() -> None:
     clauses = "Both(Nil, Nil) => 0, Both(_, Cons(_, _)) => 1, Both(_, Nil) => 2"
     root, cases, other = shown(tree("Pair", clauses))  # type: ignore[misc]
     assert (root, other) == ((), "nothing")
@@ -67,7 +67,7 @@ def test_a_match_without_clauses_has_no_nodes() -> None:
     assert decision_tree([]) == []
 
 
-def test_a_value_is_shown_as_far_as_it_is_known() -> None:
+def test_missing_clause_message_shows_known_fields() -> None:
     module = parse(
         f"{TYPES} def @f(%x: (List[int32], List[int32])) -> int32 {{"
         " match? (%x) { (Cons(%a, _), _) => %a } }"

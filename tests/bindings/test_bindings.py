@@ -122,7 +122,7 @@ LANGUAGES = [
 
 
 @pytest.mark.parametrize("build", LANGUAGES)
-def test_the_script_of_all_languages_passes(build: Build, folder: Path, tmp_path: Path) -> None:
+def test_conformance_script_passes(build: Build, folder: Path, tmp_path: Path) -> None:
     program = build(folder, tmp_path, LIBRARY)
     assert " steps" in run(program.command, program.cwd, **program.variables)
     for check in program.checks:
@@ -148,7 +148,7 @@ be 21 MB."""
 
 @pytest.mark.parametrize("build", LANGUAGES)
 @pytest.mark.parametrize("_", [pytest.param(0, marks=LONG, id="long")])
-def test_a_million_calls_leave_nothing(build: Build, folder: Path, tmp_path: Path, _: int) -> None:
+def test_million_calls_do_not_leak(build: Build, folder: Path, tmp_path: Path, _: int) -> None:
     sizes = []
     for times in (100_000, 1_000_000):
         place = tmp_path / str(times)

@@ -53,7 +53,7 @@ def built(name: str, to: Path) -> Path:
 
 
 @needs("c++")
-def test_cpp(words: Sequence[Path], said: str, tmp_path: Path) -> None:
+def test_cpp_package_examples_run(words: Sequence[Path], said: str, tmp_path: Path) -> None:
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
     library = [LIBRARY / "libekiden_runtime.so", f"-Wl,-rpath,{LIBRARY}"]
     source = EXAMPLES / "cpp/classify.cpp"
@@ -63,7 +63,7 @@ def test_cpp(words: Sequence[Path], said: str, tmp_path: Path) -> None:
 
 
 @needs("cargo", "cc")
-def test_rust(words: Sequence[Path], said: str, tmp_path: Path) -> None:
+def test_rust_crate_examples_run(words: Sequence[Path], said: str, tmp_path: Path) -> None:
     command = ["cargo", "run", "--offline", "--quiet", "--example", "classify", "--"]
     target = str(tmp_path / "target")
     assert run([*command, *words], BINDINGS / "rust", CARGO_TARGET_DIR=target) == said
@@ -99,14 +99,14 @@ def test_a_program_that_depends_on_the_crate_runs(tmp_path: Path) -> None:
 
 
 @needs("go", "cc")
-def test_go(words: Sequence[Path], said: str) -> None:
+def test_go_module_examples_run(words: Sequence[Path], said: str) -> None:
     command = ["go", "run", "./examples/classify"]
     assert run([*command, *words], BINDINGS / "go", **go(LIBRARY)) == said
     assert "func LoadModel(path string)" in run(["go", "doc", "-all", "."], BINDINGS / "go")
 
 
 @NEEDS_JDK
-def test_java(words: Sequence[Path], said: str, tmp_path: Path) -> None:
+def test_java_package_examples_run(words: Sequence[Path], said: str, tmp_path: Path) -> None:
     programs = jdk()
     assert programs is not None
     jar = built("java", tmp_path / "dist")
@@ -117,7 +117,7 @@ def test_java(words: Sequence[Path], said: str, tmp_path: Path) -> None:
 
 @needs("node", "npm", "cc")
 @NEEDS_NODE
-def test_node(words: Sequence[Path], said: str, tmp_path: Path) -> None:
+def test_node_package_examples_run(words: Sequence[Path], said: str, tmp_path: Path) -> None:
     with tarfile.open(built("node", tmp_path / "dist")) as package:
         package.extractall(tmp_path, filter="data")
     place = tmp_path / "package"
@@ -128,7 +128,7 @@ def test_node(words: Sequence[Path], said: str, tmp_path: Path) -> None:
 
 
 @needs("node", "npm")
-def test_web(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_web_package_examples_run(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
     request.getfixturevalue("web_runtime")
     with tarfile.open(built("web", tmp_path / "dist")) as package:
@@ -164,7 +164,7 @@ use().then((found: string) => found);
 
 
 @needs("tsc")
-def test_types(tmp_path: Path) -> None:
+def test_typescript_declarations_are_valid(tmp_path: Path) -> None:
     for name, load in (("node", "Model.load"), ("web", "load")):
         shutil.copytree(BINDINGS / name, tmp_path / name)
         text = TYPED.replace("PACKAGE", f"./{name}/index.js").replace("LOAD", load)

@@ -63,7 +63,7 @@ def run(folder: Path, *words: str, flags: tuple[str, ...] = ()) -> str:
 
 
 @pytest.mark.parametrize("runtime", [RUNTIME_FILE, THREADED_RUNTIME_FILE])
-def test_the_script_of_all_languages_passes(site: Path, runtime: str) -> None:
+def test_conformance_script_passes_in_wasm(site: Path, runtime: str) -> None:
     assert run(site, "conformance.mjs", ".", runtime).endswith(" steps\n")
 
 
@@ -74,13 +74,13 @@ def relaxed_flags() -> tuple[str, ...]:
     return (flag,) if known else ()
 
 
-def test_relaxed_vectors_are_taken_where_the_engine_has_them(site: Path) -> None:
+def test_relaxed_simd_is_used_where_supported(site: Path) -> None:
     assert run(site, "conformance.mjs", ".", RUNTIME_FILE, flags=relaxed_flags()).endswith(
         " steps\n"
     )
 
 
-def test_wrong_handles_and_what_is_closed_are_errors(site: Path) -> None:
+def test_invalid_and_closed_handles_are_errors(site: Path) -> None:
     shutil.copyfile(BINDINGS / "web" / "check.js", site / "check.mjs")
     assert run(site, "check.mjs", ".", flags=("--expose-gc",)) == "right\n"
 

@@ -179,13 +179,13 @@ def test_a_network_gives_what_this_machine_gives(said: dict[str, Any]) -> None:
         check(said["sync"], exe(ramp(2, 3, 9, 7), w))
 
 
-def test_what_the_language_lacks_runs_in_wasm(said: dict[str, Any]) -> None:
+def test_operators_without_wgsl_form_run_in_wasm(said: dict[str, Any]) -> None:
     index = np.array([5, 0, 2, 2])
     check(said["both"], ekiden.compile(relay.parse(BOTH))(ramp(6, 8), index))
     assert said["range"].startswith("IndexRangeError: take at text:3:8: index 6 at position 2")
 
 
-def test_checks_are_waited_for_in_turn(said: dict[str, Any]) -> None:
+def test_index_checks_are_awaited_in_order(said: dict[str, Any]) -> None:
     good, bad, again = said["checked"]
     x = ramp(5, 2)
     check(good, x[[4, 0, 0, 1]])
@@ -197,7 +197,7 @@ def test_memory_does_not_grow(said: dict[str, Any]) -> None:
     assert said["grown"] == [0, 0] and said["left"] == 0
 
 
-def test_what_is_missing_is_said(site: Path) -> None:
+def test_missing_webgpu_is_reported(site: Path) -> None:
     program = "import {load} from './index.js';"
     program += "await load('net.eki').catch((e) => console.log(e.kind, e.message));"
     if shutil.which("node"):

@@ -58,7 +58,7 @@ def give(page: Page, name: str, data: bytes) -> None:
     page.set_input_files("#file", files=[file])
 
 
-def test_a_file_in_the_right_answer_out(page: Page) -> None:
+def test_chosen_file_is_classified(page: Page) -> None:
     give(page, "some file", (EXAMPLE / "build.py").read_bytes())
     page.wait_for_selector("#answer:visible")
     assert page.text_content("#best") == "some file: python"
@@ -68,7 +68,7 @@ def test_a_file_in_the_right_answer_out(page: Page) -> None:
     assert page.locator("#scores tr").count() == 4
 
 
-def test_a_dropped_file_is_looked_at(page: Page) -> None:
+def test_dropped_file_is_classified(page: Page) -> None:
     page.evaluate("""() => {
       const files = new DataTransfer();
       files.items.add(new File(['<html><head><title>x</title></head><body>y</body></html>'], 'z'));
@@ -101,7 +101,7 @@ def test_it_works_without_a_network(page: Page) -> None:
     assert page.text_content("#best") == "some file: python"
 
 
-def test_keys_and_names_reach_all_of_it(page: Page) -> None:
+def test_page_is_accessible_by_keyboard_and_name(page: Page) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "file"
     assert page.get_by_label("Drop a file here, or choose one").count() == 1

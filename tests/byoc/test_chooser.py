@@ -49,7 +49,7 @@ def times(monkeypatch: pytest.MonkeyPatch, *its: float) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "count"), [(2e-6, 20e-6, 1), (9.8e-6, 9e-6, 1), (20e-6, 30e-6, 0)]
 )
-def test_the_faster_has_the_region(
+def test_faster_engine_keeps_the_region(
     engine: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -70,7 +70,7 @@ def test_the_faster_has_the_region(
     np.testing.assert_allclose(exe(X).numpy(), wanted, rtol=1e-6)
 
 
-def test_all_of_an_engine_and_none(engine: str) -> None:
+def test_engine_keeps_all_or_no_regions(engine: str) -> None:
     exe = ekiden.compile(relay.parse(TEXT), byoc=engine)
     assert len(exe.raw.metadata["external"]) == 2 and exe.profile(X).regions == ()
     assert "external" not in ekiden.compile(relay.parse(TEXT)).raw.metadata
@@ -102,7 +102,9 @@ def test_real_times_choose_one(engine: str) -> None:
     assert line.endswith((": Ekiden", ": onnxruntime"))
 
 
-def test_the_command(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compile_command_selects_engines(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ports = [helper.make_tensor_value_info(n, 1, ["n", 3]) for n in "xy"]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", ports[:1], ports[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

@@ -134,7 +134,7 @@ def test_a_region_stays_one_at_every_opt_level(
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_a_region_is_nothing_to_tune(engine: str) -> None:
+def test_regions_are_not_tuning_tasks(engine: str) -> None:
     made = byoc.partition(relay.parse(MLP), engine)
     found = extract_tasks(made, "llvm", {"n": 4})
     region = str(regions(made)[0].attr("global_symbol"))
@@ -201,7 +201,7 @@ def test_operators_of_two_arguments_broadcast(engine: str, name: str) -> None:
     "body",
     ["add(%x, %x)", 'nn.bias_add(reshape(cast(%x, dtype="float32"), newshape=[1, 4, 1]), 1f)'],
 )
-def test_what_has_no_form_there_stays_with_ekiden(engine: str, body: str) -> None:
+def test_unsupported_operators_stay_with_ekiden(engine: str, body: str) -> None:
     """Whole numbers are no dtype of the table; a bias of another axis has another shape."""
     body = body.replace("1f", 'zeros(shape=[4], dtype="float32")')
     text = f"def @main(%x: Tensor[(4), int32]) {{ {body} }}"
@@ -396,7 +396,7 @@ class Choosy:
         return self.whole.load(symbol, code)
 
 
-def test_what_an_engine_refuses_stays_with_ekiden(
+def test_refused_regions_stay_with_ekiden(
     onnx_engine: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     chosen = Choosy(onnx_engine)

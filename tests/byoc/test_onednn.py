@@ -50,7 +50,7 @@ def outputs(exe: ekiden.Executable, x: Array) -> list[Array]:
 
 
 @pytest.mark.parametrize(("groups", "shared"), [(1, False), (2, False), (4, True)])
-def test_a_network_whose_batch_changes(groups: int, shared: bool) -> None:
+def test_network_runs_with_changing_batch(groups: int, shared: bool) -> None:
     module = network(groups, shared)
     made = byoc.partition(module, "onednn")
     assert sum(f.attr("Compiler") is not None for f in made.functions.values()) == 1  # type: ignore[attr-defined]  # functions of Relay
@@ -61,7 +61,7 @@ def test_a_network_whose_batch_changes(groups: int, shared: bool) -> None:
             np.testing.assert_array_equal(got, wanted)
 
 
-def test_biases_and_relus_are_joined_to_products() -> None:
+def test_biases_and_relus_are_fused_into_matmuls() -> None:
     """Products and biases are steps of one word less each."""
     rows = ["dense", "bias_add(dense, %b)", "relu(bias_add(dense, %b))"]
     taker = backend._REGISTERED_BACKENDS["onednn"]

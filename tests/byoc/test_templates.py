@@ -27,7 +27,7 @@ def includes() -> list[str]:
     return [f"-I{runtime.include_dir()}", f"-I{HERE / 'headers'}"]
 
 
-def test_the_template_of_tensorrt_compiles() -> None:
+def test_tensorrt_template_compiles() -> None:
     words = [compiler("c++"), "-std=c++17", *WARNINGS, *includes(), "-fsyntax-only"]
     done = subprocess.run(
         [*words, HERE / "tensorrt.cpp"], capture_output=True, text=True, check=False
@@ -98,7 +98,7 @@ for run in (lambda: exe(np.float32([1, np.nan])), lambda: Npu().load("part", b"x
 """
 
 
-def test_the_template_of_an_npu_runs(tmp_path: Path) -> None:
+def test_npu_template_runs(tmp_path: Path) -> None:
     (tmp_path / "npu_of_c.c").write_text(DOUBLES)
     words = [compiler("cc"), "-std=c11", *WARNINGS, *includes(), "-shared", "-fPIC"]
     sources = [HERE / "npu.c", tmp_path / "npu_of_c.c"]

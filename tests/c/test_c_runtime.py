@@ -43,7 +43,7 @@ def build(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_no_header_is_another_one_in_some_build() -> None:
+def test_header_contents_do_not_depend_on_build() -> None:
     """Or files that do not name its macros would be other ones, too."""
     headers = [*RUNTIME.rglob("*.h"), *HERE.glob("*.h")]
     assert headers and not [
@@ -89,7 +89,7 @@ def is_usual(build: str, test: str) -> bool:
     ],
     indirect=["build"],
 )
-def test_c(objects: Objects, build: str, test: str) -> None:
+def test_c_test_program_passes(objects: Objects, build: str, test: str) -> None:
     print(run(objects.program(build, test), objects.program(build, "library.so")), end="")
 
 
@@ -123,9 +123,7 @@ def test_damaged_files_are_harmless(objects: Objects, build: str, files: int) ->
     print(run(program, files, 1, timeout=within(files), leaks=False), end="")
 
 
-def test_blocks_in_use_at_exit_are_told_of_in_the_hard_build(
-    objects: Objects, tmp_path: Path
-) -> None:
+def test_hardened_build_reports_leaked_blocks(objects: Objects, tmp_path: Path) -> None:
     source = tmp_path / "leak.c"
     source.write_text(
         '#include "check.h"\n'
@@ -140,7 +138,7 @@ def test_blocks_in_use_at_exit_are_told_of_in_the_hard_build(
 
 
 @pytest.mark.parametrize("text", ["many", "0", "-2", "4 threads", "1000"])
-def test_a_number_of_threads_that_is_none_is_told_of(text: str) -> None:
+def test_invalid_thread_count_is_reported(text: str) -> None:
     program = "from ekiden import runtime; runtime.num_threads(); runtime.num_threads()"
     environment = {**os.environ, "EKIDEN_NUM_THREADS": text}
     command = [sys.executable, "-c", program]

@@ -64,7 +64,7 @@ def x_and_y() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ["one.so", "one.eki"])
-def test_a_module_of_either_kind_runs_it(exported: Path, name: str) -> None:
+def test_exported_library_runs_in_both_module_kinds(exported: Path, name: str) -> None:
     x, y = x_and_y()
     module = runtime.load_module(exported / name)
     np.testing.assert_allclose(module["main"](x).numpy(), y, rtol=1e-5)
@@ -250,7 +250,7 @@ FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror", 
     [pytest.param([], marks=LONG), ["-fsanitize=address,undefined"]],
     ids=["plain", "asan"],
 )
-def test_the_cpp_face(tmp_path: Path, sanitize: list[str]) -> None:
+def test_cpp_header_runs_exported_library(tmp_path: Path, sanitize: list[str]) -> None:
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("needs a C++ compiler")

@@ -61,7 +61,7 @@ def test_compile_writes_an_artifact(
 
 
 @pytest.mark.slow
-def test_compile_says_what_took_how_long(
+def test_compile_prints_phase_times(
     onnx_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small.eki"
@@ -108,7 +108,7 @@ def test_a_model_is_compiled_first(
     assert capsys.readouterr().out
 
 
-def test_a_model_is_compiled_for_the_target_that_is_said(
+def test_run_compiles_for_the_given_target(
     onnx_file: Path, artifact: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = ["--target", "llvm -mcpu=x86-64" if Target.host().architecture == "x86-64" else "c"]
@@ -184,7 +184,7 @@ def test_inspect_prints_each_stage(
     assert expected_text in capsys.readouterr().out
 
 
-def test_inspect_shows_what_the_target_has(
+def test_inspect_shows_target_specific_stages(
     onnx_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = fails(capsys, "inspect", str(onnx_file), "--stage", "asm", "--target", "c")
@@ -210,7 +210,7 @@ def test_inspect_of_an_artifact_is_its_bytecode(
     assert message == f"inspect '{artifact}': an artifact holds bytecode alone"
 
 
-def test_a_pass_that_is_not_there(onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_refuses_unknown_pass(onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = fails(capsys, "inspect", str(onnx_file), "--before", "Fuse")
     assert message.startswith("no pass 'Fuse'; there are RemoveUnusedFunctions, CallPrimFuncs, ")
 
@@ -233,7 +233,7 @@ NO_ARRAYS = {
 """Files that are no arrays of ours, and what is said of each."""
 
 
-def test_a_file_in_place_of_the_folder_of_outputs(
+def test_run_refuses_file_as_output_folder(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     taken = tmp_path / "taken"
@@ -242,7 +242,7 @@ def test_a_file_in_place_of_the_folder_of_outputs(
     assert message == f"--output-dir '{taken}': it is a file, a folder expected"
 
 
-def test_an_interrupt_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_during_import_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(name: str) -> None:
         raise KeyboardInterrupt
 
@@ -250,7 +250,7 @@ def test_an_interrupt_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatc
     assert main(["run", "model.eki"]) == 130
 
 
-def test_random_inputs_of_pictures_grow_in_both_sizes(
+def test_bench_images_grow_in_both_dimensions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A window of five by five takes neither height nor width of 1: one alone does not help."""
@@ -262,7 +262,7 @@ def test_random_inputs_of_pictures_grow_in_both_sizes(
     assert "float32[1, 1, 8, 8]" in capsys.readouterr().out
 
 
-def test_wrong_inputs_on_the_command_line(
+def test_invalid_inputs_are_refused(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = arrays(tmp_path)
@@ -291,7 +291,7 @@ def test_wrong_inputs_on_the_command_line(
     )
 
 
-def test_files_that_are_no_artifacts(
+def test_non_artifact_files_are_refused(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = tmp_path / "short.eki"
@@ -327,7 +327,7 @@ def test_the_output_is_checked_before_compiling(
 
 
 @pytest.mark.parametrize("shape", ["x", "x=2,-3", "x=2,3,,", "x=²,3", f"x={'9' * 5000},3"])
-def test_a_shape_that_cannot_be_read(
+def test_malformed_shape_is_refused(
     onnx_file: Path, tmp_path: Path, shape: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "a.eki")
@@ -335,7 +335,7 @@ def test_a_shape_that_cannot_be_read(
     assert message.startswith("read ")
 
 
-def test_a_compiler_that_would_not_be_run(
+def test_unused_cc_option_is_refused(
     onnx_file: Path, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for suffix in (".eki", ".c", ".tar"):
@@ -358,14 +358,14 @@ def test_a_compiler_that_would_not_be_run(
         ),
     ],
 )
-def test_numbers_that_are_none(
+def test_invalid_numbers_are_refused(
     artifact: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fails(capsys, words[0], str(artifact), *words[1:]) == message
 
 
 @pytest.mark.parametrize("number", ["257", "9999999999"])
-def test_more_threads_than_there_may_be(
+def test_too_many_threads_are_refused(
     artifact: Path, number: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -375,7 +375,7 @@ def test_more_threads_than_there_may_be(
 
 
 @pytest.mark.parametrize("rows", [2**63 - 1, 10**20])
-def test_a_tensor_of_more_bytes_than_there_are(
+def test_oversized_tensor_is_refused(
     onnx_file: Path, tmp_path: Path, rows: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "a.eki")
@@ -384,7 +384,9 @@ def test_a_tensor_of_more_bytes_than_there_are(
     assert message.endswith(f"input 'x': a tensor's type: {most}, got ({rows}, 3)")
 
 
-def test_a_folder_is_a_model_or_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_model_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = str(tmp_path / "a.c")
     message = fails(capsys, "export", str(tmp_path), "-o", out)
     assert message == f"import '{tmp_path}': it is a folder, in which there is no model"
@@ -452,7 +454,7 @@ def test_running_loads_no_compiler(artifact: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_stops_early_is_no_error(onnx_file: Path) -> None:
+def test_closed_stdout_pipe_is_no_error(onnx_file: Path) -> None:
     command = f"{sys.executable} -m ekiden.cli inspect {onnx_file} --stage tir | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert "Error" not in done.stderr and done.stdout

@@ -38,14 +38,16 @@ def as_json(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     return found
 
 
-def test_check_shows_what_is_there(onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_lists_operators_and_inputs(
+    onnx_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["check", str(onnx_file), "--dim", "n=4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "  input   x: float32[n, 3]" in lines and "  sizes   n = 4" in lines
     assert lines[-1] == "everything is supported"
 
 
-def test_check_counts(onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_json_reports_costs(onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(onnx_file), "--json", "--dim", "n=4"]) == 0
     found = as_json(capsys)
     assert found["supported"] is True and found["dimensions"] == {"n": 4}
@@ -53,7 +55,7 @@ def test_check_counts(onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert isinstance(found["activation_bytes"], int) and found["activation_bytes"] >= 4 * 4 * 4
 
 
-def test_check_finds_a_size_where_1_is_too_small(
+def test_check_finds_a_valid_size_above_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes = [helper.make_node("Conv", ["x", "w"], ["y"], name="wide")]
@@ -137,7 +139,7 @@ def test_verify_names_the_first_node_that_differs(
     assert f"first in {nodes[0].output[0]!r}, made by {nodes[0].op_type}" in last
 
 
-def test_comparisons() -> None:
+def test_verify_comparison_modes() -> None:
     tolerance = verify.ComparisonTolerance(rtol=1e-4, atol=1e-6, of_range=1e-5)
     one, nan = np.ones(2, np.float32), np.array([np.nan, 1], np.float32)
     far, long = np.array([1, 1.1], np.float32), np.ones(3, np.float32)
@@ -150,7 +152,7 @@ def test_comparisons() -> None:
         assert verify.compare("node", "t", found, wanted, tolerance).agrees is agrees
 
 
-def test_doctor_finds_this_machine_sound(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_passes_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     found = as_json(capsys)
     assert found["works"] is True and isinstance(found["findings"], list)
@@ -158,7 +160,7 @@ def test_doctor_finds_this_machine_sound(capsys: pytest.CaptureFixture[str]) -> 
     assert names[:4] == ["system", "processor", "runtime", "compiler"]
 
 
-def test_doctor_tells_of_both_packages(
+def test_doctor_reports_conflicting_packages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
@@ -171,7 +173,7 @@ def test_doctor_tells_of_both_packages(
     assert "pip uninstall ekiden-runtime; pip install --force-reinstall ekiden" in printed
 
 
-def test_doctor_says_what_mends(
+def test_doctor_suggests_fixes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> str:

@@ -46,7 +46,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("command", "option", "value", "message"), NUMBERS)
-def test_numbers(
+def test_invalid_numbers_name_the_argument(
     command: str, option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -58,7 +58,7 @@ def test_numbers(
 
 @pytest.mark.parametrize("command", ["bench", "profile", "debug", "check", "verify"])
 @pytest.mark.parametrize("size", ["0", "-2", "1.5"])
-def test_sizes(
+def test_invalid_sizes_name_the_argument(
     command: str, size: str, onnx_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = fails(capsys, command, str(onnx_file), "--dim", f"n={size}")
@@ -66,7 +66,7 @@ def test_sizes(
 
 
 @pytest.mark.parametrize("dim", ["0", "-1"])
-def test_shapes(
+def test_invalid_shapes_name_the_argument(
     dim: str, onnx_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "out.eki")
@@ -74,7 +74,9 @@ def test_shapes(
     assert message == f"read a shape: expected a number above 0 or a symbol's name, got '{dim}'"
 
 
-def test_more_memory_than_there_is(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_inputs_beyond_free_memory_are_refused(
+    artifact: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     message = fails(capsys, "bench", str(artifact), "--dim", "n=1000000000000")
     asked, there = message.split("; ")
     assert asked == (
@@ -84,7 +86,7 @@ def test_more_memory_than_there_is(artifact: Path, capsys: pytest.CaptureFixture
     assert there.endswith(" GB are free")
 
 
-def test_a_run_may_take_what_is_free(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_limited_to_free_memory(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside its inputs, which were made: the system would end the process."""
     given = arguments(200_000)
     exe = ekiden.load(artifact)
@@ -99,7 +101,7 @@ def test_a_run_may_take_what_is_free(artifact: Path, monkeypatch: pytest.MonkeyP
     assert exe(**given).shape == (200_000, 4)
 
 
-def test_files_that_are_not_there(
+def test_missing_files_are_refused(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = tmp_path / "gone"
@@ -119,7 +121,7 @@ def test_files_that_are_not_there(
     assert fails(capsys, "run", str(artifact)) == "expected 2 inputs ('x', 'b'), got 0"
 
 
-def test_what_matches_nothing(
+def test_unmatched_names_are_refused(
     onnx_file: Path, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = tmp_path / "one.npy"
@@ -145,7 +147,7 @@ GOT = ["str", "NoneType", "object", BY_NAME, "one of <U1", "one of datetime64[s]
 
 
 @pytest.mark.parametrize(("given", "got"), list(zip(WRONG, GOT, strict=True)))
-def test_what_is_no_array(given: object, got: str, artifact: Path) -> None:
+def test_non_array_arguments_are_refused(given: object, got: str, artifact: Path) -> None:
     with pytest.raises(InputError) as caught:
         ekiden.load(artifact)(given, given)
     assert str(caught.value) == f"input 'x': expected an array of float32, got {got}"
@@ -161,7 +163,7 @@ def test_dtypes_that_are_not_there_are_answered_with_near_ones() -> None:
     assert str(caught.value) == "tensor: expected an array of numbers, got one of <U1"
 
 
-def test_dimensions_of_a_model() -> None:
+def test_negative_model_dimensions_are_refused() -> None:
     made = model()
     dim = made.graph.input[0].type.tensor_type.shape.dim[0]
     dim.dim_value = -7
@@ -187,7 +189,7 @@ def test_dimensions_of_a_model() -> None:
         (3, "compile: shape: expected a mapping of names of inputs to shapes, got int"),
     ],
 )  # fmt: skip
-def test_shapes_from_python(shape: object, message: str) -> None:
+def test_invalid_python_shapes_are_refused(shape: object, message: str) -> None:
     with pytest.raises(CompileError) as caught:
         ekiden.compile(model(), shape=shape)  # type: ignore[arg-type]
     assert str(caught.value) == message
@@ -203,7 +205,9 @@ def test_shapes_from_python(shape: object, message: str) -> None:
         ("EKIDEN_CACHE_LIMIT", "lots", "bytes, such as 500M"),
     ],
 )
-def test_variables(name: str, value: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_environment_variables_are_refused(
+    name: str, value: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(name, value)
     read = {"EKIDEN_COMPILE_JOBS": environment.num_compile_jobs}.get(
         name, environment.cache_limit_bytes

@@ -65,7 +65,7 @@ def test_an_artifact_on_the_command_line(
     assert fails(capsys, "verify", str(right), "--model", str(wrong)) == message
 
 
-def test_what_cannot_be_verified(artifact: Path) -> None:
+def test_unverifiable_models_are_refused(artifact: Path) -> None:
     other = model()
     other.graph.output[0].name = other.graph.node[2].output[0] = "z"
     with pytest.raises(InputError, match="has inputs and outputs 'x', 'b', 'z', the artifact"):

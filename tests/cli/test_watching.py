@@ -76,7 +76,7 @@ def test_a_command_says_what_it_does(
     assert "pass FuseOps: " in caplog.text
 
 
-def test_the_package_is_the_command() -> None:
+def test_python_m_ekiden_is_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ekiden", "--version"], capture_output=True, text=True
     )

@@ -47,7 +47,7 @@ def operands(dtype: str) -> tuple[np.ndarray, np.ndarray]:
 @share(4)
 @pytest.mark.parametrize("kind", NUMPY, ids=lambda k: k.__name__)
 @pytest.mark.parametrize("dtype", NUMBERS)
-def test_binary(kind: type[BinaryExpr], dtype: str) -> None:
+def test_binary_operators_match_numpy(kind: type[BinaryExpr], dtype: str) -> None:
     x, y = operands(dtype)
     division = kind in (prim.FloorDiv, prim.FloorMod)
     if division and dt.is_float(dtype):
@@ -62,7 +62,7 @@ def test_binary(kind: type[BinaryExpr], dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "float32"])
-def test_truncating_division(dtype: str, lanes: int) -> None:
+def test_truncating_division_matches_c(dtype: str, lanes: int) -> None:
     x, y = operands(dtype)
     x, y = x[y != 0], y[y != 0]
     result = dt.with_lanes(dtype, lanes)
@@ -84,7 +84,7 @@ def _c_div(a: int, b: int) -> int:
 
 
 @pytest.mark.parametrize("kind", [prim.Max, prim.Min], ids=lambda k: k.__name__)
-def test_nan_wins(kind: type[BinaryExpr], lanes: int) -> None:
+def test_nan_propagates_in_min_and_max(kind: type[BinaryExpr], lanes: int) -> None:
     x = np.array([np.nan, 1.0, np.nan, 0.0], "float32")
     y = np.array([1.0, np.nan, np.nan, 2.0], "float32")
     got = run_map(lambda a, b: kind(a, b, a.dtype), [x, y], ["float32"] * 2, "float32", lanes)
@@ -96,7 +96,7 @@ def test_nan_wins(kind: type[BinaryExpr], lanes: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bool"])
-def test_bool_operations(dtype: str, lanes: int) -> None:
+def test_bool_operators_match_numpy(dtype: str, lanes: int) -> None:
     x, y = np.array([0, 0, 1, 1], bool), np.array([0, 1, 0, 1], bool)
     for kind, want in (
         (prim.And, x & y),
@@ -114,7 +114,7 @@ def test_bool_operations(dtype: str, lanes: int) -> None:
 @share(3)
 @pytest.mark.parametrize("kind", ["sum", "prod", "max", "min"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "float16", "bfloat16"])
-def test_reduction_of_lanes(kind: str, dtype: str) -> None:
+def test_lane_reductions_match_numpy(kind: str, dtype: str) -> None:
     for lanes in (2, 3, 6, 8, 16, 64):
         x = to_array(np.random.default_rng(0).integers(1, 3, lanes), dtype)
         x[5:] = 1

@@ -104,7 +104,7 @@ def test_an_access_outside_of_a_buffer_is_an_error(func: PrimFunc, target: str) 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("func", [gathered, scattered], ids=lambda f: f.name)
-def test_each_lane_is_looked_at(func: PrimFunc, target: str) -> None:
+def test_bounds_check_covers_each_lane(func: PrimFunc, target: str) -> None:
     run = _built(func, target)
     data, out = np.arange(16, dtype="float32"), np.zeros(16, "float32")
     places = np.arange(16)[::-1].copy()
@@ -118,7 +118,7 @@ def test_each_lane_is_looked_at(func: PrimFunc, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_not_read_is_not_looked_at(target: str) -> None:
+def test_masked_off_accesses_are_not_checked(target: str) -> None:
     run = _built(guarded, target)
     data, out = np.arange(16, dtype="float32"), np.zeros(16, "float32")
     places = np.arange(16)

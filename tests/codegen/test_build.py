@@ -127,7 +127,7 @@ def test_only_loop_programs_are_built() -> None:
         build(scaled(1.0), "hls")
 
 
-def test_the_public_name() -> None:
+def test_ekiden_build_is_public() -> None:
     assert run(ekiden.build(IRModule({"scale": scaled(2.0)})), "scale").max() == 2.0
     lowered = ekiden.lower(IRModule({"scale": scaled(2.0)}))
     assert "T.block" not in lowered["scale"].script()  # type: ignore[attr-defined]

@@ -53,7 +53,7 @@ def test_narrow_floats_round_once(source: str, target: str, lanes: int) -> None:
     assert np.isnan(got[np.isnan(want)].astype("float32")).all()
 
 
-def test_large_unsigned() -> None:
+def test_large_unsigned_casts_match_numpy() -> None:
     x = np.array([2.0**63, 2.0**63 + 2048, 1.0, 2.0**62], "float64")
     assert np.array_equal(
         run_map(lambda v: cast(v, "uint64"), [x], ["float64"], "uint64", 1), x.astype("uint64")

@@ -43,7 +43,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), WRONG, ids=[w[2] for w in WRONG])
-def test_wrong_arguments(
+def test_wrong_kernel_arguments_are_refused(
     kernel: object, arguments: tuple[object, ...], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error) as raised:
@@ -51,7 +51,7 @@ def test_wrong_arguments(
     assert str(raised.value) == f"add: {message}"
 
 
-def test_dimension_is_bound(kernel: object) -> None:
+def test_symbolic_dimension_is_bound_by_first_use(kernel: object) -> None:
     out = array(8, 7, dtype="int64")
     kernel(array(7, 4), out)  # type: ignore[operator]
     assert out[0, 0] == 7

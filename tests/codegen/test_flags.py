@@ -34,14 +34,14 @@ def loads(text: str) -> int:
     return text.count("load float")
 
 
-def test_buffers_may_overlap_unless_a_function_says_not() -> None:
+def test_buffers_may_alias_unless_noalias() -> None:
     assert loads(emit_function(parse("a: (4,), b: (4,)", STORES), TARGET)) == 3
     text = emit_function(parse("a: (4,), b: (4,)", STORES, **{"tir.noalias": True}), TARGET)
     assert loads(text) == 1
     assert text.count("!alias.scope") == 4 and text.count("!noalias") == 4
 
 
-def test_buffers_do_not_overlap_where_a_place_of_registers_is_not_known() -> None:
+def test_register_buffers_do_not_alias() -> None:
     """Such registers are on the stack, which is found out while the function is written."""
     body = (
         "b[0] = a[0]\n"
@@ -55,7 +55,7 @@ def test_buffers_do_not_overlap_where_a_place_of_registers_is_not_known() -> Non
     assert b.tolist() == [3, 2, 1, 0]
 
 
-def test_overlapping_arguments_are_read_again() -> None:
+def test_aliasing_arguments_are_reloaded() -> None:
     module = build(
         parse("a: (4,), b: (4,)", "b[0] = a[0] + 1.0\nb[1] = a[0]"), cache=KernelCache(None)
     )
@@ -75,7 +75,7 @@ def test_a_store_to_a_buffer_is_seen_by_its_loads() -> None:
     assert b.tolist() == [5, 4, 5, 0]
 
 
-def test_scopes_reach_the_bodies_of_parallel_loops() -> None:
+def test_alias_scopes_reach_parallel_loop_bodies() -> None:
     text = emit_function(
         parse(
             "a: (64,), b: (64,)", "for i in T.parallel(64):\n    b[i] = a[i]", **{"tir.noalias": 1}

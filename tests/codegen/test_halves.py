@@ -47,7 +47,7 @@ BODIES: dict[str, Body] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_the_numbers_are_the_same(name: str) -> None:
+def test_int64_half_products_match_numpy(name: str) -> None:
     ends = [-(2**31), 1 - 2**31, -3, -1, 0, 1, 2, 2**31 - 1]
     x, y = (a.ravel().astype(np.int32) for a in np.meshgrid(ends, ends))
     found = run_map(BODIES[name], [x, y], ["int32", "int32"], "int32", LANES)
@@ -63,7 +63,7 @@ def test_the_numbers_are_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rounded", "by a constant"])
-def test_half_a_vector_is_one_product(name: str) -> None:
+def test_half_vector_product_is_one_instruction(name: str) -> None:
     kernel = lower(map_kernel(BODIES[name], ["int32", "int32"], "int32", LANES, LANES))
     target = Target("llvm -mcpu=haswell -mtriple=x86_64-unknown-linux-gnu")
     text = llvm.assembly([kernel], target)
@@ -71,7 +71,7 @@ def test_half_a_vector_is_one_product(name: str) -> None:
     assert not any(word in text for word in ("vpmuludq", "vpmovsxdq", "vpermq"))
 
 
-def test_what_else_is_of_int64_stays() -> None:
+def test_other_int64_arithmetic_is_unchanged() -> None:
     x = Var("x", f"int32x{LANES}")
     long = Var("y", f"int64x{LANES}")
     for made in (wide(x) + number(1), wide(x) * long, wide(x) // number(3) * wide(x)):

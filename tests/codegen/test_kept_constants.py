@@ -27,14 +27,14 @@ def assembly(name: str, cpu: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["erf", "tanh"])
-def test_no_turn_of_a_loop_fills_lanes(name: str) -> None:
+def test_loop_iterations_do_not_broadcast_constants(name: str) -> None:
     text = assembly(name, "haswell")
     (turn,) = (part for part in text.split(".p2align") if "vdivps" in part and ".LBB" in part)
     assert ".vector." in turn and "broadcast" not in turn.split("vmovups")[1]
 
 
 @pytest.mark.parametrize("cpu", ["nehalem", "skylake-avx512", "znver4"])
-def test_others_have_them_already(cpu: str) -> None:
+def test_short_computations_keep_constants_inline(cpu: str) -> None:
     assert ".vector." not in assembly("erf", cpu)
 
 

@@ -27,12 +27,12 @@ def loop_of(index: PrimExpr, value: PrimExpr, var: Var, out: Buffer) -> For:
     return For(var, const(0), const(4), ForKind.SERIAL, BufferStore(out, value, (index,)))
 
 
-def test_a_loop_over_vectors_is_one_over_elements() -> None:
+def test_vector_loop_becomes_element_loop() -> None:
     text = c.emit(map_kernel(lambda v: cast(v, "float32x8"), ["int8"], "float32", 8, 64), TARGET)
     assert "i < 64" in text and "lane < 8" not in text
 
 
-def test_what_is_no_loop_over_elements_stays() -> None:
+def test_non_elementwise_vector_loop_is_unchanged() -> None:
     """A vector that all turns share, one that moves with another step, a lane's own number."""
     i, x, out = Var("i"), Buffer("x", (const(64),)), Buffer("out", (const(64),))
     near = ramp(i * 8, 1, 8)
@@ -59,7 +59,7 @@ def test_elements_of_any_type_in_place_and_apart(dtype: str) -> None:
         np.testing.assert_array_equal(np.asarray(found), (x * y + x).astype(dtype))
 
 
-def test_loads_that_hang_on_a_condition() -> None:
+def test_conditional_loads_are_speculated() -> None:
     """Lanes before the first element and behind the last read nothing."""
     i, x, out = Var("i"), Buffer("x", (const(32),)), Buffer("out", (const(32),))
     index = ramp(i * 8, 1, 8)

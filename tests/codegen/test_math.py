@@ -62,7 +62,7 @@ def call(name: str, dtype: str) -> object:
 @share(4)
 @pytest.mark.parametrize("name", ULP)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_accuracy(name: str, dtype: str, lanes: int) -> None:
+def test_math_functions_are_accurate_in_ulp(name: str, dtype: str, lanes: int) -> None:
     single, double, low, high = ULP[name]
     random = np.random.default_rng(7)
     if name in ("log", "rsqrt"):
@@ -81,7 +81,7 @@ def test_accuracy(name: str, dtype: str, lanes: int) -> None:
 @share(4)
 @pytest.mark.parametrize("name", ULP)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_edges(name: str, dtype: str, lanes: int) -> None:
+def test_math_functions_handle_special_values(name: str, dtype: str, lanes: int) -> None:
     periodic = name in ("sin", "cos") and dtype == "float64"
     edges = [v for v in EDGES if not (periodic and abs(v) > 1e9 and np.isfinite(v))]
     with np.errstate(all="ignore"):
@@ -184,7 +184,7 @@ def test_exp_rounds_subnormal_results() -> None:
     assert ulps(got, np.exp(x.astype(np.longdouble))).max() <= 1.0
 
 
-def test_exp_at_its_ends(lanes: int) -> None:
+def test_exp_overflows_and_underflows_exactly(lanes: int) -> None:
     """NaN of any bits stays; the largest finite result and the first beyond it; lost ones are 0."""
     nans = np.array([0x7FC00155, 0xFFFFFFFF, 0x7FC001FE], "uint32").view("float32")
     x = np.concatenate([nans, np.array([88.72283, 88.72284, 1e38, -104.0, -np.inf], "float32")])
@@ -195,7 +195,7 @@ def test_exp_at_its_ends(lanes: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_pow(dtype: str, lanes: int) -> None:
+def test_pow_matches_numpy(dtype: str, lanes: int) -> None:
     random = np.random.default_rng(1)
     x = np.exp(random.uniform(-20, 20, 4000)).astype(dtype)
     y = random.uniform(-4, 4, 4000).astype(dtype)
@@ -207,7 +207,7 @@ def test_pow(dtype: str, lanes: int) -> None:
     assert error <= (0.51 if dtype == "float32" else 2.5)  # float32 goes through float64
 
 
-def test_pow_special_cases(lanes: int) -> None:
+def test_pow_special_cases_match_c(lanes: int) -> None:
     values = np.array(
         [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -3.0, 3.0, np.inf, -np.inf, np.nan, 1e38], "float32"
     )
@@ -224,7 +224,7 @@ def test_pow_special_cases(lanes: int) -> None:
 @pytest.mark.parametrize(
     "dtype", ["float32", "float64", "float16", "bfloat16", "int32", "uint8", "int64"]
 )
-def test_rounding(name: str, dtype: str, lanes: int) -> None:
+def test_rounding_functions_match_numpy(name: str, dtype: str, lanes: int) -> None:
     x = to_array(
         [0, 0.5, 1.5, 2.5, 2.4, 7, 100, 3.7] + ([-0.5, -1.5, -2.6, -7] if dtype[0] != "u" else []),
         dtype,
@@ -234,7 +234,7 @@ def test_rounding(name: str, dtype: str, lanes: int) -> None:
     assert np.array_equal(got.astype("float64"), want)  # type: ignore[arg-type]
 
 
-def test_tests(lanes: int) -> None:
+def test_isnan_and_isinf_match_numpy(lanes: int) -> None:
     x = np.array([0.0, np.nan, np.inf, -np.inf, 1.0], "float32")
     for name in ("isnan", "isinf"):
         got = run_map(
@@ -249,7 +249,7 @@ def _bool(v: PrimExpr) -> str:
 
 @share(2)
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "uint32", "int8"])
-def test_bits(dtype: str, lanes: int) -> None:
+def test_bitwise_functions_match_numpy(dtype: str, lanes: int) -> None:
     random = np.random.default_rng(3)
     x = random.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, 64, dtype=dtype)
     y = random.integers(0, np.iinfo(dtype).bits + 3, 64).astype(dtype)
@@ -258,7 +258,7 @@ def test_bits(dtype: str, lanes: int) -> None:
         assert np.array_equal(got, INTRINSICS[name].reference(x, y)), name  # type: ignore[arg-type]
 
 
-def test_integer_pow(lanes: int) -> None:
+def test_integer_pow_matches_numpy(lanes: int) -> None:
     x, y = np.array([2, 3, -2, 7, 0, 10], "int64"), np.array([10, 5, 3, 0, 0, 18], "int64")
     got = run_map(call("pow", "int64"), [x, y], ["int64", "int64"], "int64", lanes)
     assert np.array_equal(got, np.power(x, y))

@@ -47,7 +47,7 @@ def seen() -> Iterator[list[tuple[object, ...]]]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_arguments_arrive(backend: str, seen: list[tuple[object, ...]]) -> None:
+def test_packed_call_passes_arguments(backend: str, seen: list[tuple[object, ...]]) -> None:
     func = parse(
         f"""def f(a: T.Buffer((2, 3), "float32"), b: T.Buffer((2,), "int32")):
     for i in range(2):

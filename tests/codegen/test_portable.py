@@ -35,7 +35,7 @@ def run(
 
 
 @level
-def test_every_float16_to_float32(level: str) -> None:
+def test_every_float16_converts_exactly_to_float32(level: str) -> None:
     x = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     found = run(level, lambda v: cast(v, "float32x8"), [x], "float32", 8)
     np.testing.assert_array_equal(found, x.astype(np.float32))
@@ -63,7 +63,7 @@ ROUNDINGS = {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.
 @level
 @pytest.mark.parametrize("name", ROUNDINGS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_rounding(level: str, name: str, dtype: str) -> None:
+def test_emulated_rounding_matches_numpy(level: str, name: str, dtype: str) -> None:
     whole = 2.0 ** (23 if dtype == "float32" else 52)
     random = np.random.default_rng(3).normal(size=2000) * 10
     edges = [0.0, 0.25, 0.5, 0.75, 1.5, 2.5, 1e-30, whole - 0.5, whole, whole + 1, 1e30, np.inf]
@@ -109,7 +109,9 @@ QUARTERS = np.concatenate(
 @level
 @pytest.mark.parametrize("name", ["sin", "cos"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_little_is_left_of_a_turn(level: str, name: str, dtype: str) -> None:
+def test_trigonometry_near_multiples_of_half_pi_is_accurate(
+    level: str, name: str, dtype: str
+) -> None:
     """Next to a multiple of pi / 2, where what is left of a product's last bits is the result."""
     if GENERATOR == "c" and dtype == "float64":  # all go through tables there, good to 2**-80
         return
@@ -123,7 +125,7 @@ def test_little_is_left_of_a_turn(level: str, name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", ["sin", "cos", "log"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_no_product_is_split(name: str, dtype: str) -> None:
+def test_exact_products_are_not_split(name: str, dtype: str) -> None:
     """One kept whole by other instructions takes 17: only what has no other way does."""
     func = map_kernel(lambda v: call_intrin(name, v, dtype=v.dtype), [dtype], dtype, 2, 2)
     text = emit_function(func, Target.parse("llvm -mcpu=x86-64")).partition("large")[0]

@@ -97,7 +97,7 @@ def test_tiles_never_touch_the_stack() -> None:
     assert text.count("vfmadd") == 16
 
 
-def test_tile_result() -> None:
+def test_register_tile_matches_numpy() -> None:
     random = np.random.default_rng(0)
     a, b = (
         random.standard_normal(9).astype("float32"),
@@ -136,7 +136,7 @@ def test_parallel_loop_captures_what_it_uses() -> None:
 
 
 @pytest.mark.parametrize("where", [SERIAL, PARALLEL])
-def test_a_loop_apart_is_a_function(where: ForKind) -> None:
+def test_outlined_loop_is_a_function(where: ForKind) -> None:
     n, i, j = SizeVar("n"), Var("i"), Var("j")
     scale, factor = Var("scale", "float32"), Var("factor", "float32x4")
     x, out = Buffer("x", (n, const(12))), Buffer("out", (n, const(12)))
@@ -209,7 +209,7 @@ def test_guarded_load_is_not_made() -> None:
 
 @pytest.mark.parametrize("lanes", [3, 16])
 @pytest.mark.parametrize("dtype", ["float32", "bool", "int8", "float16", "bfloat16", "int64"])
-def test_masked_tail(lanes: int, dtype: str) -> None:
+def test_masked_tail_stores_valid_elements_only(lanes: int, dtype: str) -> None:
     """out[0:n] = x[0:n] by whole masked vectors, and nothing beyond."""
     n, i = SizeVar("n"), Var("i")
     x, out = vector(n, dtype), vector(80, dtype, "out")
@@ -251,7 +251,7 @@ def test_a_mask_of_one_lane_stores_one_element(dtype: str, first: int) -> None:
     assert got.astype("float32").tolist() == [7] * 3 + [16] + [7] * 36
 
 
-def test_gather_scatter_and_strides() -> None:
+def test_gather_scatter_and_strided_accesses_match_numpy() -> None:
     lanes = 16
     x, where = vector(64), vector(lanes, "int64", "where")
     out, spread = vector(lanes, name="out"), vector(64, name="spread")
@@ -275,7 +275,7 @@ def test_gather_scatter_and_strides() -> None:
     np.testing.assert_array_equal(scattered, want)
 
 
-def test_masked_gather_reads_only_lanes_that_are_on() -> None:
+def test_masked_gather_reads_active_lanes_only() -> None:
     n = SizeVar("n")
     x, out = vector(n), vector(16, name="out")
     lane = ramp(const(0), 1, 16)
@@ -350,7 +350,7 @@ def test_unlowered_forms_are_refused() -> None:
         )
 
 
-def test_int32_loops() -> None:
+def test_int32_loop_variables_work() -> None:
     i = Var("i", "int32")
     x, out = vector(5), vector(5, name="out")
     loop = For(
@@ -383,7 +383,7 @@ def f(a: T.Buffer((4, 8), "float32"), b: T.Buffer((4, 8), "float32")):
 
 
 @pytest.mark.parametrize("target", ["llvm", "c"])
-def test_neighbours_of_two_buffers_are_one_value_each(target: str) -> None:
+def test_adjacent_loads_of_two_buffers_are_vectorized(target: str) -> None:
     """Their place, which both have, is that of the first neighbour."""
     i = Var("i")
     x, y, out = vector(64, "int8"), vector(64, "int8", "y"), vector(16, "int32", "out")

@@ -30,7 +30,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("target", ["llvm", "c"])
-def test_strides_are_checked(target: str) -> None:
+def test_non_contiguous_arguments_are_refused(target: str) -> None:
     run = double(target)
     for make, fits in CASES:
         x = make()

@@ -50,7 +50,7 @@ def test_tasks_run_in_other_processes() -> None:
     assert os.getpid() not in process_numbers(tasks(*PID))
 
 
-def test_what_only_this_program_defines_is_compiled_by_it() -> None:
+def test_main_module_definitions_compile_in_process() -> None:
     def own() -> bytes:
         return str(os.getpid()).encode()
 
@@ -78,7 +78,7 @@ def test_passes_that_an_instrument_watches_run_in_this_process() -> None:
     assert Watch.phases == COUNT
 
 
-def test_a_worker_has_the_variables_and_the_folder_of_now(
+def test_worker_gets_current_environment_and_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     process_numbers(tasks(*PID))  # the server has begun with others
@@ -104,7 +104,7 @@ def test_a_worker_that_ends_is_reported_with_its_kernel_and_what_it_printed() ->
         compile_tasks(tasks(os._exit, 3), NO_CACHE)
 
 
-def test_what_workers_log_and_print_is_logged_and_printed_here(
+def test_worker_output_is_forwarded(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with caplog.at_level(logging.DEBUG, "ekiden"):

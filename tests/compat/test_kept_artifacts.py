@@ -30,7 +30,7 @@ def check(exe: ekiden.Executable, name: str) -> None:
         np.testing.assert_array_equal(got.numpy(), expected)
 
 
-def test_this_version_has_kept_its_programs() -> None:
+def test_current_version_has_release_artifacts() -> None:
     """`scripts/keep_artifacts.py` writes those of a new minor version, or of a new row."""
     kept = {path.stem for path in (HERE / MINOR).glob("*.eki")}
     assert kept == set(PROGRAMS)
@@ -38,7 +38,7 @@ def test_this_version_has_kept_its_programs() -> None:
 
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_kept_artifacts_run(release: str, name: str) -> None:
+def test_artifacts_of_earlier_releases_run(release: str, name: str) -> None:
     path = HERE / release / f"{name}.eki"
     if not path.exists() and release != MINOR:
         pytest.skip(f"{release} was released before the program {name!r} was kept")
@@ -46,13 +46,13 @@ def test_kept_artifacts_run(release: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_kept_libraries_run(release: str) -> None:
+def test_libraries_of_earlier_releases_run(release: str) -> None:
     if platform.machine() != "x86_64":
         pytest.skip("the kept libraries are for x86-64")
     check(ekiden.load(HERE / release / f"{LIBRARY}.so"), LIBRARY)
 
 
-def test_an_artifact_of_a_later_format_says_so(tmp_path: Path) -> None:
+def test_artifact_of_later_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "later.eki"
     shutil.copy(HERE / MINOR / "dense.eki", path)
     data = bytearray(path.read_bytes())

@@ -86,7 +86,7 @@ def changed_weight() -> onnx.ModelProto:
     return made
 
 
-def test_the_second_time_nothing_is_compiled(compiles: Compiles, tmp_path: Path) -> None:
+def test_second_compilation_uses_the_cache(compiles: Compiles, tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.onnx")
     first, second = ekiden.compile(path), ekiden.compile(str(path))
     assert compiles.count == 1
@@ -94,9 +94,7 @@ def test_the_second_time_nothing_is_compiled(compiles: Compiles, tmp_path: Path)
     np.testing.assert_allclose(second(**arguments(5)).numpy(), expected(**arguments(5)), rtol=1e-6)
 
 
-def test_what_comes_from_the_cache_is_what_compiling_gives(
-    compiles: Compiles, tmp_path: Path
-) -> None:
+def test_cached_artifact_equals_compiled_one(compiles: Compiles, tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.onnx")
     first, second = ekiden.compile(path), ekiden.compile(path)
     first.save(tmp_path / "first.eki")
@@ -279,7 +277,7 @@ def test_a_full_disk_is_no_error(
     assert compiles.count == 2
 
 
-def test_what_was_used_last_is_kept(tmp_path: Path) -> None:
+def test_least_recently_used_artifacts_are_evicted(tmp_path: Path) -> None:
     wanted = [CacheRequest(lambda n=n: f"{n:x}", None, 0) for n in range(6)]
     artifact = build.compile_to_bytes(model())
     limited = ArtifactCache(tmp_path / "kept", 4 * len(artifact) + 100)
@@ -293,7 +291,7 @@ def test_what_was_used_last_is_kept(tmp_path: Path) -> None:
     assert there == {wanted[n].digest() for n in (0, 3, 4, 5)}
 
 
-def test_nobody_reads_what_an_empty_cache_cannot_hold(tmp_path: Path) -> None:
+def test_empty_cache_does_not_hash_models(tmp_path: Path) -> None:
     """What a model is found by is made when there is anything to be found."""
     asked: list[str] = []
     wanted = CacheRequest(lambda: asked.append("digest") or "a", None, 0)
@@ -345,7 +343,7 @@ def test_a_limit_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("name", "value"), [("EKIDEN_CACHE_LIMIT", "0"), ("EKIDEN_CACHE_DIR", "")])
-def test_it_can_be_turned_off(
+def test_artifact_cache_can_be_disabled(
     compiles: Compiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     path = file_of(tmp_path / "a.onnx")

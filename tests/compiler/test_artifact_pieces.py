@@ -49,7 +49,7 @@ def artifacts(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if ".eki" in p.name)
 
 
-def test_with_a_cache_and_without_the_bytes_are_the_same(
+def test_cached_and_uncached_bytes_are_equal(
     tmp_path: Path, limited: Callable[[str], None]
 ) -> None:
     path = saved(tmp_path)

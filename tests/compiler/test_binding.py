@@ -107,7 +107,7 @@ def test_kernels_write_where_results_go(executor: str, dtype: str, sources: list
 
 
 @pytest.mark.slow
-def test_what_is_read_is_not_written_before(sources: list[int]) -> None:
+def test_outputs_are_not_written_before_inputs_are_read(sources: list[int]) -> None:
     """A softmax reads its rows more than once."""
     exe = ekiden.compile(
         relay.parse("def @main(%x: Tensor[(4, n), float32]) { reverse(nn.softmax(%x), axis=[1]) }")
@@ -123,9 +123,7 @@ def test_what_is_read_is_not_written_before(sources: list[int]) -> None:
         assert (sources == [_address(out)]) == direct
 
 
-def test_places_that_lie_in_each_other_are_copied_to(
-    two: ekiden.Executable, sources: list[int]
-) -> None:
+def test_overlapping_outputs_are_copied(two: ekiden.Executable, sources: list[int]) -> None:
     memory, x = np.zeros(12, np.float32), np.array([[1, -2, 3, -4]], np.float32)
     first, second = memory[:4].reshape(1, 4), memory[3:7].reshape(1, 4)
     two(x, out=(first, second))
@@ -174,13 +172,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("out", "message"), WRONG)
-def test_what_cannot_be_written_to(out: object, message: str, exe: ekiden.Executable) -> None:
+def test_unwritable_outputs_are_refused(out: object, message: str, exe: ekiden.Executable) -> None:
     with pytest.raises(InputError) as caught:
         exe(**arguments(2), out=out)
     assert str(caught.value) == message
 
 
-def test_an_input_may_be_called_out() -> None:
+def test_input_may_be_named_out() -> None:
     exe = ekiden.compile(relay.parse("def @main(%out: Tensor[(2), float32]) { negative(%out) }"))
     assert exe(out=np.ones(2, np.float32)).numpy().tolist() == [-1, -1]
 
@@ -238,7 +236,7 @@ class Named:
         return str(self.path)
 
 
-def test_where_executables_come_from_and_go_to(artifact: Path, tmp_path: Path) -> None:
+def test_executables_load_and_save_path_likes(artifact: Path, tmp_path: Path) -> None:
     given, data = arguments(2), artifact.read_bytes()
     with open(artifact, "rb") as opened:
         sources = [data, bytearray(data), memoryview(data), io.BytesIO(data), opened]
@@ -259,7 +257,7 @@ def test_a_library_is_loaded_too(exe: ekiden.Executable, tmp_path: Path) -> None
     assert (ekiden.load(tmp_path / "model.so")(**given).numpy() == exe(**given).numpy()).all()
 
 
-def test_what_cannot_be_loaded(tmp_path: Path) -> None:
+def test_unloadable_files_are_refused(tmp_path: Path) -> None:
     path, no = tmp_path / "model.onnx", tmp_path / "no"
     onnx.save(model(), path)
     advice = "it is a model, not an artifact: compile it by ekiden.compile"

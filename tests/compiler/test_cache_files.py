@@ -148,7 +148,7 @@ def test_the_folder_of_kernels_is_bounded(home: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("limit", "looks"), [("1G", 0), ("100K", 70), ("5K", 400)])
-def test_the_folder_is_looked_at_as_its_limit_is_filled(
+def test_cache_folder_is_scanned_as_it_fills(
     home: Path, monkeypatch: pytest.MonkeyPatch, limit: str, looks: int
 ) -> None:
     """A look reads the names of all kernels; those here have 109 KB together."""
@@ -188,7 +188,7 @@ def packed_with(path: Path, files: dict[str, bytes], manifest: bytes | None = No
     return path
 
 
-def test_what_is_no_file_of_a_cache_is_not_taken(home: Path, tmp_path: Path) -> None:
+def test_non_cache_files_are_not_imported(home: Path, tmp_path: Path) -> None:
     hostile = {
         "../outside": b"x", "/tmp/outside": b"x", "kernels/../../outside": b"x",
         f"kernels/{'0' * 16}/{key_of(1)}.o": b"damaged",
@@ -213,7 +213,7 @@ def test_other_files_are_refused(manifest: bytes, said: str, home: Path, tmp_pat
         import_cache(tmp_path / "text")
 
 
-def test_what_was_used_longest_ago_goes_first(home: Path) -> None:
+def test_least_recently_used_files_are_evicted_first(home: Path) -> None:
     cache = filled(1, 2, 3)
     for path in list_files(home):
         os.utime(path, (1, 1))
@@ -223,7 +223,7 @@ def test_what_was_used_longest_ago_goes_first(home: Path) -> None:
     assert [cache.get(key_of(n)) is None for n in (1, 2, 3)] == [True, False, True]
 
 
-def test_the_command_says_what_it_does(
+def test_cache_command_reports_its_actions(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     filled(1, 2)

@@ -40,7 +40,7 @@ def test_inputs_and_outputs_of_each_function() -> None:
                 np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_what_is_refused() -> None:
+def test_invalid_calibration_is_refused() -> None:
     with pytest.raises(CompileError, match="expected each function to be called once in main"):
         get_calibration_data(module(again=True)[0], {"x": A, "y": B})
     with pytest.raises(InputError, match="expected 2 arguments"):

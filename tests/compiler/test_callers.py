@@ -73,7 +73,7 @@ def test_threads_share_models(models: list[Executable]) -> None:
 
 
 @pytest.mark.usefixtures("no_limit_afterwards")
-def test_the_cap_holds_for_all_callers(models: list[Executable]) -> None:
+def test_memory_limit_holds_across_callers(models: list[Executable]) -> None:
     rows = 3000
     given = inputs(models, rows)
     expected = [m(x).numpy() for m, x in zip(models, given, strict=True)]
@@ -117,7 +117,7 @@ def test_a_run_beyond_the_cap_is_an_error_and_the_next_one_is_not(models: list[E
     np.testing.assert_array_equal(asynchronous(few).numpy(), expected)
 
 
-def test_runs_are_waited_for_later(models: list[Executable]) -> None:
+def test_run_async_is_awaited_later(models: list[Executable]) -> None:
     exe, x = models[0], inputs(models, 5)[0]
     expected = exe(x).numpy()
     futures = [exe.run_async(x) for _ in range(20)]
@@ -132,7 +132,7 @@ def test_runs_are_waited_for_later(models: list[Executable]) -> None:
         exe.run_async(x, x).result()
 
 
-def test_what_a_program_froze_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gc_freeze_count_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python goes through all of it to count it: tens of milliseconds, of each model compiled. What
     the test run has collected is frozen."""
     counts: list[int] = []

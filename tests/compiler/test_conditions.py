@@ -47,7 +47,7 @@ def conditions(text: str) -> list[str]:
          "{ zeros(shape=[4], dtype=\"float32\") }", []),
     ],
 )  # fmt: skip
-def test_conditions_of_a_program(params: str, body: str, expected: list[str]) -> None:
+def test_program_constraints_are_recorded(params: str, body: str, expected: list[str]) -> None:
     assert conditions(f"def @main({params}) {{ {body} }}") == expected
 
 

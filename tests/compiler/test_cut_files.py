@@ -42,7 +42,7 @@ def feed() -> np.ndarray:
 
 
 @pytest.mark.parametrize("left", [0, 1 << 16, -PAGE])
-def test_a_run_of_a_file_that_was_cut_is_an_error(left: int, file: Path) -> None:
+def test_run_of_truncated_artifact_is_an_error(left: int, file: Path) -> None:
     exe = ekiden.load(file)
     main = exe.module["main"]
     wanted = exe(feed()).numpy()
@@ -97,7 +97,7 @@ def test_a_file_that_is_cut_while_it_is_loaded_is_an_error(file: Path) -> None:
         other.join()
 
 
-def test_constants_of_a_file_that_was_cut(tmp_path: Path, file: Path) -> None:
+def test_truncated_constants_file_is_a_run_error(tmp_path: Path, file: Path) -> None:
     exe = ekiden.load(file)
     exe.move_late_bound_consts(tmp_path / "constants", 1000)
     exe.load_late_bound_consts(tmp_path / "constants")
@@ -108,7 +108,7 @@ def test_constants_of_a_file_that_was_cut(tmp_path: Path, file: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gguf", "safetensors"])
-def test_a_checkpoint_that_was_cut(kind: str, tmp_path: Path) -> None:
+def test_truncated_checkpoint_is_detected(kind: str, tmp_path: Path) -> None:
     """What has gone is zeros, for which the file answers when a tensor is asked for, and to who
     asks whether all was as it is."""
     path = tmp_path / f"model.{kind}"
@@ -128,7 +128,7 @@ def test_a_checkpoint_that_was_cut(kind: str, tmp_path: Path) -> None:
             ask()
 
 
-def test_what_else_the_signal_is_about_ends_the_process(tmp_path: Path) -> None:
+def test_unrelated_sigbus_ends_the_process(tmp_path: Path) -> None:
     """A mapping of the program's own is none of ours; and parameters by themselves are not either:
     nobody asks after they were read."""
     (tmp_path / "own").write_bytes(bytes(1 << 16))

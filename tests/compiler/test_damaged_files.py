@@ -40,13 +40,13 @@ def params_file(header: object, elements: bytes = b"1234") -> bytes:
         ({"dtype": "F32", "shape": {}, "data_offsets": [0, 4]}, "must have a shape and two "),
     ],
 )  # fmt: skip
-def test_a_damaged_row_of_a_file_of_parameters(row: object, message: str) -> None:
+def test_damaged_params_header_row_is_refused(row: object, message: str) -> None:
     with pytest.raises(LoadError) as caught:
         load_param_dict(params_file({"w": row}))
     assert str(caught.value).startswith(f"load parameters from 'bytes': 'w' {message}")
 
 
-def test_a_deep_header_of_a_file_of_parameters() -> None:
+def test_deeply_nested_params_header_is_refused() -> None:
     with pytest.raises(LoadError, match="the header is no JSON"):
         load_param_dict(params_file(DEEP))
 
@@ -69,7 +69,7 @@ def graph_text(shape: object = (1,), dtype: object = "float32", constant: object
         (graph_text(constant=1e400), "read graph: OverflowError: "),
     ],
 )
-def test_a_damaged_graph(text: str, message: str) -> None:
+def test_damaged_graph_json_is_refused(text: str, message: str) -> None:
     with pytest.raises(LoadError, match=message):
         ExecutorGraph.from_json(text)
 
@@ -77,7 +77,7 @@ def test_a_damaged_graph(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     "text", [DEEP, "5", "{}", "[[], [[1, 2]]]", "[[[1e400, [], {}, []]], [[]]]"]
 )
-def test_a_damaged_trace(text: str) -> None:
+def test_damaged_trace_is_refused(text: str) -> None:
     with pytest.raises(ScheduleError, match="not a saved trace: "):
         Trace.from_json(text)
 

@@ -198,7 +198,7 @@ def test_every_way_to_compile_is_dumped(
     assert _files(folder) == _indexed(folder)
 
 
-def test_what_fails_is_dumped_up_to_there(dump: Path) -> None:
+def test_failing_compilation_is_dumped_until_the_failure(dump: Path) -> None:
     with pytest.raises(CompileError, match="no kernel is called"):
         ekiden.compile(relay.parse(TEXT), decisions={"nothing": {"a": 1}})
     lines = (dump / "001-compile" / "index.txt").read_text().splitlines()
@@ -206,7 +206,7 @@ def test_what_fails_is_dumped_up_to_there(dump: Path) -> None:
     assert lines[-2].endswith("phase: kernels")
 
 
-def test_a_folder_that_cannot_be_is_refused_by_the_name_of_the_variable(
+def test_invalid_dump_folder_error_names_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -220,9 +220,7 @@ def test_a_folder_that_cannot_be_is_refused_by_the_name_of_the_variable(
     "text",
     [",pass=x", "look,passes=x", "look,pass=", "look,function=,pass=x", "look,pass=a,pass=b"],
 )
-def test_a_value_that_says_something_else_is_refused(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_malformed_dump_variable_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_DUMP", text)
     with pytest.raises(InputError, match="the variable EKIDEN_DUMP: expected folder"):
         environment.dump_request()
@@ -235,7 +233,7 @@ def test_a_folder_may_have_commas_in_its_name(monkeypatch: pytest.MonkeyPatch) -
     assert environment.dump_request() is None
 
 
-def test_nothing_watches_where_nothing_is_dumped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_instrument_without_dump_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EKIDEN_DUMP", raising=False)
     watching: list[object] = []
 

@@ -37,7 +37,7 @@ def test_inputs_and_outputs_are_described(exe: ekiden.Executable) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 17])
-def test_any_shape_runs(exe: ekiden.Executable, n: int) -> None:
+def test_dynamic_shapes_run(exe: ekiden.Executable, n: int) -> None:
     feed = arguments(n)
     np.testing.assert_allclose(exe(**feed).numpy(), expected(**feed), rtol=1e-5, atol=1e-6)
 
@@ -191,7 +191,7 @@ def test_models_come_in_many_forms(kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(got.numpy(), expected(**feed), rtol=1e-5, atol=1e-6)
 
 
-def test_anything_else_is_refused() -> None:
+def test_unsupported_model_objects_are_refused() -> None:
     with pytest.raises(ekiden.CompileError) as caught:
         ekiden.compile(3)  # type: ignore[arg-type]
     assert str(caught.value) == f"compile: expected {accepted_models()}, got int"
@@ -304,7 +304,7 @@ class Unshared:
         raise BufferError("tensors with the negative bit are not exported")
 
 
-def test_why_an_array_cannot_be_had_is_said(exe: ekiden.Executable) -> None:
+def test_array_conversion_failure_gives_the_reason(exe: ekiden.Executable) -> None:
     wanted = "input 'x': expected an array of float32, got one of float32: tensors with the neg"
     with pytest.raises(ekiden.InputError, match=wanted):
         exe(Unshared(), np.zeros((1, 1), np.float32))

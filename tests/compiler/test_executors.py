@@ -37,7 +37,7 @@ def test_main_takes_arguments_by_position_and_name(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_expressions_functions_and_names(kind: str) -> None:
+def test_evaluator_accepts_expressions_functions_and_names(kind: str) -> None:
     executor = relay.create_executor(kind, MODULE)
     assert executor.evaluate(relay.const(1) + relay.const(2)).numpy().item() == 3
     np.testing.assert_equal(executor.evaluate(MODULE.get_global_var("twice"))(X).numpy(), 2 * X)
@@ -62,12 +62,12 @@ def test_numbers_and_tuples_are_arguments(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parameters_by_name(kind: str) -> None:
+def test_vm_takes_parameters_by_name(kind: str) -> None:
     run = relay.create_executor(kind, MODULE, params={"y": tvm.nd.array(ONES)}).evaluate()
     np.testing.assert_equal(run(X).numpy(), EXPECTED)
 
 
-def test_values_of_the_interpreter_come_and_go() -> None:
+def test_interpreter_values_convert_both_ways() -> None:
     module = relay.Prelude().mod
     _, cons, nil = module.get_type("List")
     executor = relay.create_executor("debug", module)
@@ -95,7 +95,7 @@ def test_lists_are_arguments_of_the_machine() -> None:
 
 
 @pytest.mark.parametrize("kind", ["fast"])
-def test_kinds_that_there_are_not(kind: str) -> None:
+def test_unknown_executor_kinds_are_refused(kind: str) -> None:
     with pytest.raises(CompileError, match=f"no kind '{kind}'; there are debug, vm"):
         relay.create_executor(kind)
 
@@ -132,7 +132,7 @@ def test_inputs_are_set_once(machine: VirtualMachine) -> None:
     assert machine.get_input_index("y") == 1 and machine.get_input_index("z") == -1
 
 
-def test_machine_refuses(machine: VirtualMachine) -> None:
+def test_vm_refuses_invalid_calls(machine: VirtualMachine) -> None:
     with pytest.raises(InputError, match=r"main: no input is named 'z'; there are \['x', 'y'\]"):
         machine.set_input("main", z=X)
     machine.set_input("main", X)
@@ -142,14 +142,14 @@ def test_machine_refuses(machine: VirtualMachine) -> None:
         VirtualMachine(3)
 
 
-def test_benchmark_counts(machine: VirtualMachine) -> None:
+def test_benchmark_runs_requested_repeats(machine: VirtualMachine) -> None:
     found = machine.benchmark(tvm.cpu(), X, ONES, repeat=3, number=2)
     assert len(found.results) == 3 and found.min > 0
     named = machine.benchmark(tvm.cpu(), x=X, y=ONES, repeat=1, number=1, end_to_end=True)
     assert named.mean == named.median > 0
 
 
-def test_compiler_in_steps() -> None:
+def test_vm_compiler_stepwise_api() -> None:
     compiler = relay.vm.VMCompiler()
     with pytest.raises(CompileError, match="nothing is compiled yet"):
         compiler.get_exec()

@@ -78,7 +78,7 @@ def test_an_archive_builds_by_itself(artifact: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "got"), [("model.bin", "'.bin'"), ("model", "none"), ("model.EKI", "'.EKI'")]
 )
-def test_another_suffix_is_refused_before_anything_is_compiled(
+def test_unknown_suffix_is_refused_before_compiling(
     name: str, got: str, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / name
@@ -146,7 +146,7 @@ def test_save_writes_artifacts_alone(artifact: Path, tmp_path: Path) -> None:
     assert (tmp_path / "model.anything").read_bytes() == artifact.read_bytes()
 
 
-def test_code_for_another_machine_from_python(onnx_file: Path, tmp_path: Path) -> None:
+def test_cross_compiled_object_from_python(onnx_file: Path, tmp_path: Path) -> None:
     ekiden.export(onnx_file, tmp_path / "arm.eki", FOREIGN)
     with pytest.raises(ekiden.LoadError, match="aarch64|AArch64"):
         ekiden.load(tmp_path / "arm.eki")

@@ -41,7 +41,7 @@ def test_inspect_prints_family_decision_and_domains(
 
 
 @pytest.mark.parametrize("name", ["dense_pack", KERNEL])
-def test_the_command_line_decides(
+def test_command_line_overrides_decisions(
     name: str, onnx_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "rows=2 order=row " in decided(
@@ -95,14 +95,16 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_it_is_refused(case: str) -> None:
+def test_invalid_decision_is_refused(case: str) -> None:
     decisions, message = REFUSED[case]
     with pytest.raises(CompileError) as caught:
         ekiden.compile(model(), decisions=decisions)
     assert str(caught.value).startswith(message)
 
 
-def test_a_wrong_text_is_refused(onnx_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_decision_text_is_refused(
+    onnx_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["inspect", onnx_file, "--stage", "decisions", "--decide", "rows=1"]) == 1
     assert "read a decision: expected 'dense_pack: rows=6 order=row', each name once" in (
         capsys.readouterr().err

@@ -107,7 +107,7 @@ def test_other_weights_of_the_same_shape_are_used() -> None:
     np.testing.assert_allclose(found[0].numpy(), 2 * (X @ BIG.T + SMALL), rtol=1e-4, atol=1e-4)
 
 
-def test_constants_may_lie_anywhere() -> None:
+def test_constants_may_be_unaligned_or_strided() -> None:
     exe = model()
     moved = exe.get_late_bound_consts(0)
     strided = {n: np.repeat(t.numpy(), 2, axis=0)[::2] for n, t in moved.items()}
@@ -115,7 +115,7 @@ def test_constants_may_lie_anywhere() -> None:
     assert results(exe) == results(model())
 
 
-def test_names_must_fit() -> None:
+def test_constant_names_must_match() -> None:
     exe = model()
     moved = exe.get_late_bound_consts(0)
     first, *others = moved

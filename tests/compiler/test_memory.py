@@ -56,7 +56,7 @@ def test_a_static_program_needs_what_was_predicted() -> None:
     assert exe.peak_memory <= needed <= exe.peak_memory * 9 / 8 + 2 * 4096 + (2 << 20)
 
 
-def test_nothing_is_predicted_where_it_depends_on_the_run() -> None:
+def test_data_dependent_peak_memory_is_not_predicted() -> None:
     assert chain(SizeVar("n"), 64).peak_memory is None
 
 
@@ -174,7 +174,7 @@ def test_the_limit_comes_from_the_environment() -> None:
     )
 
 
-def test_the_least_of_several_bounds_holds_in_whatever_order_they_end() -> None:
+def test_smallest_of_nested_memory_bounds_holds() -> None:
     first, second = memory_bound(50_000_000), memory_bound(40_000_000)
     first.__enter__()
     second.__enter__()

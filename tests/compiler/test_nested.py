@@ -47,7 +47,7 @@ STATE = State(leaf(5), leaf(6))
 WANTED = [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
 
 
-def test_arguments_are_taken_apart_by_the_names_of_inputs(tmp_path: Path) -> None:
+def test_pytree_arguments_are_flattened_by_input_names(tmp_path: Path) -> None:
     made = executable()
     made.save(tmp_path / "nested.eki")
     for each in (made, ekiden.load(tmp_path / "nested.eki")):
@@ -78,7 +78,7 @@ def test_an_argument_that_does_not_fit_is_named(
         executable()(*args, **named)
 
 
-def test_names_say_places() -> None:
+def test_pytree_names_parse_to_access_steps() -> None:
     assert PytreeLeaf.parse("a['it''s']") is None or PytreeLeaf.parse('a["it\'s"]') is not None
     found = PytreeLeaf.parse("a['b.c'][0].d")
     assert found is not None

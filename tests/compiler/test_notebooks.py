@@ -36,7 +36,7 @@ class Balanced(HTMLParser):
         self.text.append(data)
 
 
-def test_modules_and_functions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_modules_and_functions_have_html(capsys: pytest.CaptureFixture[str]) -> None:
     mod = relay.parse(PROGRAM)
     mod.show()
     text = capsys.readouterr().out
@@ -68,7 +68,7 @@ def test_constants_are_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> No
     assert len(capsys.readouterr().out) > len(short) and "meta[" in short
 
 
-def test_executables_and_reports(artifact: Path) -> None:
+def test_executables_and_reports_have_html(artifact: Path) -> None:
     exe = ekiden.load(artifact)
     shown = Balanced(exe._repr_html_()).text
     assert shown[:5] == [f"Executable for {exe.target}", "name", "dtype", "shape", "input"]

@@ -97,7 +97,7 @@ def test_tables_json_and_traces(executable: ekiden.Executable) -> None:
     )
 
 
-def test_data_that_a_cache_holds_is_held_against_the_cache() -> None:
+def test_cached_working_set_uses_cache_bandwidth() -> None:
     """A kernel on 16 KB that moves 160 GB/s is at 80% of its cache, not 1600% of memory."""
     peak = MachinePeak(1e12, 10e9, ((1 << 14, 200e9), (1 << 18, 100e9), (1 << 26, 10e9)))
     assert peak.limit(100) == peak.limit(1 << 17) == (200e9, "cache")
@@ -112,7 +112,7 @@ def test_data_that_a_cache_holds_is_held_against_the_cache() -> None:
     assert [report.cells(row)[7] for row in report.rows()] == ["80% cache"]
 
 
-def test_only_the_rows_that_are_taken_count() -> None:
+def test_gather_traffic_counts_taken_rows_only() -> None:
     program = """
     def @main(%table: Tensor[(50000, 64), float32], %rows: Tensor[(n), int32]) {
       take(%table, %rows, axis=0)
@@ -175,7 +175,7 @@ def test_calls_of_functions_are_frames() -> None:
     assert names[-1] == "main" and len(names) == len(report.frames)
 
 
-def test_the_profiler_of_tvm(executable: ekiden.Executable) -> None:
+def test_tvm_profiler_interface_works(executable: ekiden.Executable) -> None:
     machine = VirtualMachineProfiler(executable, ekiden.cpu())
     assert len(machine.profile(X).calls) == len(machine.profile(x=X).calls)
     with pytest.raises(ValueError, match="collectors are not known here"):
@@ -187,7 +187,7 @@ def test_a_run_that_fails_is_not_profiled(executable: ekiden.Executable) -> None
         profile(executable.raw, "main", [X, X], warm_up=0)
 
 
-def test_expressions_of_dimensions() -> None:
+def test_dimension_expressions_are_evaluated() -> None:
     assert evaluate_dim("n * 4 + floordiv(m, 2) - 1", {"n": 3, "m": 5}) == 13
     assert evaluate_dim("max(n, 2) * -1", {"n": 1}) == -2
     assert evaluate_dim("select(n == 1, m, n * 2)", {"n": 1, "m": 5}) == 5
@@ -216,7 +216,7 @@ def test_steps_show_registers(executable: ekiden.Executable) -> None:
     np.testing.assert_array_equal(result.numpy(), executable(X).numpy())  # type: ignore[attr-defined]
 
 
-def test_a_call_under_way_stops_nobody(executable: ekiden.Executable) -> None:
+def test_paused_call_does_not_block_other_calls(executable: ekiden.Executable) -> None:
     machine = VirtualMachine(executable)
     machine.start("main", X)
     machine.step(3)
@@ -227,7 +227,7 @@ def test_a_call_under_way_stops_nobody(executable: ekiden.Executable) -> None:
     assert machine.where() == CodeLocation("main", 0)
 
 
-def test_breakpoints(executable: ekiden.Executable) -> None:
+def test_breakpoints_stop_at_instructions_and_nodes(executable: ekiden.Executable) -> None:
     stepper = Stepper(executable.raw)
     (third,) = stepper.set_breakpoint(source="Softmax 'third'")
     stepper.start("main", X)
@@ -245,7 +245,7 @@ def test_breakpoints(executable: ekiden.Executable) -> None:
         stepper.set_breakpoint("main", 1000)
 
 
-def test_wrong_uses_of_steps(executable: ekiden.Executable) -> None:
+def test_invalid_stepper_calls_are_refused(executable: ekiden.Executable) -> None:
     stepper = Stepper(executable.raw)
     with pytest.raises(RuntimeError, match="no call was started"):
         stepper.step()
@@ -270,7 +270,9 @@ np.save(sys.argv[3], stepper.result.numpy())
 """
 
 
-def test_another_process_goes_on(executable: ekiden.Executable, tmp_path: Path) -> None:
+def test_stepper_state_resumes_in_another_process(
+    executable: ekiden.Executable, tmp_path: Path
+) -> None:
     executable.save(tmp_path / "model.eki")
     stepper = Stepper(executable.raw)
     stepper.start("main", X)

@@ -60,7 +60,7 @@ def check_apart(run: Callable[[object], object], argument: object, memory: np.nd
 @pytest.mark.parametrize("executor", ["vm", "async"])
 @pytest.mark.parametrize("kind", ["array", "tensor"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_results_of_the_machine_are_apart(name: str, kind: str, executor: str) -> None:
+def test_vm_results_do_not_alias(name: str, kind: str, executor: str) -> None:
     memory = X.copy()
     raw = ekiden.compile(relay.parse(PROGRAMS[name])).raw
     machine = runtime.VirtualMachine(raw, executor)
@@ -69,7 +69,7 @@ def test_results_of_the_machine_are_apart(name: str, kind: str, executor: str) -
 
 
 @pytest.mark.parametrize("name", STRAIGHT)
-def test_results_of_the_graph_executor_are_apart(name: str) -> None:
+def test_graph_executor_results_do_not_alias(name: str) -> None:
     lib = relay.build(relay.parse(PROGRAMS[name].replace("(n)", "(3)")), target="llvm")
     module = graph_executor.GraphModule(lib["default"](ekiden.cpu()))
     memory = runtime.tensor(X.copy())
@@ -83,7 +83,7 @@ def test_results_of_the_graph_executor_are_apart(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["result twice", "constants"])
-def test_results_of_a_shared_library_are_apart(name: str, tmp_path: Path) -> None:
+def test_shared_library_results_do_not_alias(name: str, tmp_path: Path) -> None:
     ekiden.compile(relay.parse(PROGRAMS[name])).export_library(tmp_path / "program.so")
     function = runtime.load_module(tmp_path / "program.so")["main"]
     memory = X.copy()
@@ -101,7 +101,7 @@ def test_constants_are_shared_and_read_only() -> None:
         first.copyfrom(X)
 
 
-def test_what_data_shares_with_an_argument_is_read_only() -> None:
+def test_adt_fields_shared_with_arguments_are_read_only() -> None:
     text = LIST + "def @main(%x: Tensor[(3), float32], %rest: List) { Cons(%x, %rest) }"
     compiled = ekiden.compile(relay.parse(text))
     own, other = runtime.tensor(X.copy()), runtime.tensor(X.copy())
@@ -118,7 +118,7 @@ def test_what_data_shares_with_an_argument_is_read_only() -> None:
     assert again[1][1] is not None
 
 
-def test_parts_that_many_ways_lead_to_stay_right() -> None:
+def test_multiply_referenced_fields_stay_correct() -> None:
     lines = ["  let %v0 = (%x, %x);"]
     lines += [f"  let %v{i} = (%v{i - 1}, %v{i - 1});" for i in range(1, 8)]
     text = "def @main(%x: Tensor[(3), float32]) {\n" + "\n".join(lines) + "\n  %v7\n}"

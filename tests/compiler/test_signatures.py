@@ -61,7 +61,7 @@ def test_a_function_that_gives_its_argument_back_checks_it() -> None:
     assert machine.invoke("main", f32(2)).shape == (2,)  # type: ignore[attr-defined]
 
 
-def test_functions_beside_main_check_theirs() -> None:
+def test_non_main_functions_check_their_arguments() -> None:
     text = """
     def @other(%a: Tensor[(n, n), float32]) -> Tensor[(n, n), float32] { tanh(%a) }
     def @main(%x: Tensor[(4, 4), float32]) -> Tensor[(4, 4), float32] { @other(%x) }
@@ -73,7 +73,7 @@ def test_functions_beside_main_check_theirs() -> None:
     assert message_of(machine.invoke, "other", f32(2, 3)) == wanted
 
 
-def test_tuples_are_looked_into() -> None:
+def test_tuple_arguments_are_checked_by_field() -> None:
     text = "def @main(%t: (Tensor[(n,), float32], Tensor[(n,), float32])) { %t.0 + %t.1 }"
     machine = vm.VirtualMachine(relay.vm.compile(relay.parse(text)))
     wanted = "field 1 of input 't': expected Tensor[(n), float32] with n = 2, got (3) float32"

@@ -67,7 +67,7 @@ def test_small_artifacts_are_saved_loaded_and_copied(
         assert again.stored_weight_bytes == small.stored_weight_bytes
 
 
-def test_small_weights_that_come_later(convolution: Path, tmp_path: Path) -> None:
+def test_small_artifacts_accept_late_bound_weights(convolution: Path, tmp_path: Path) -> None:
     small = ekiden.compile(convolution, size="small")
     wanted = small(X).numpy()
     small.move_late_bound_consts(tmp_path / "weights", 1000)
@@ -79,7 +79,7 @@ def test_small_weights_that_come_later(convolution: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_small_variants_have_what_each_is_made_of(convolution: Path) -> None:
+def test_small_variants_store_source_weights_once(convolution: Path) -> None:
     """Of what other variants make, this machine's knows nothing."""
     levels = ["x86-64-v4", "x86-64-v3", "x86-64"]
     targets = [f"llvm -mcpu={each}" for each in levels] + ["llvm -mcpu=neoverse-n1"]
@@ -90,7 +90,7 @@ def test_small_variants_have_what_each_is_made_of(convolution: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_made_of_nothing_and_of_what_is_made() -> None:
+def test_derived_constants_may_chain_or_have_no_source() -> None:
     """A chain of constants, each larger than what it is made of, and one that is made of none."""
     x = relay.var("x", shape=(64, 64))
     row = op.broadcast_to(relay.const(np.float32(2)), (64, 64))
@@ -106,7 +106,7 @@ def test_what_is_made_of_nothing_and_of_what_is_made() -> None:
     np.testing.assert_array_equal(small(data).numpy(), fast(data).numpy())
 
 
-def test_tables_of_what_is_made_are_proven(convolution: Path) -> None:
+def test_derived_constant_tables_are_validated(convolution: Path) -> None:
     """Damaged behind a right checksum, each is a LoadError; none reads what is not there."""
     data = ekiden.compile(convolution, size="small").raw.to_bytes()
     parts = [(kind, variant, bytes(p)) for kind, variant, p in read_sections(data)]
@@ -133,7 +133,7 @@ def test_tables_of_what_is_made_are_proven(convolution: Path) -> None:
     assert refused >= 4 * (len(words) - 1)
 
 
-def test_small_on_the_command_line(
+def test_size_small_on_the_command_line(
     convolution: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = tmp_path / "small.eki"

@@ -26,7 +26,7 @@ def _tripled(shape: Sequence[int]) -> relay.Function:
     return relay.transform.InferType()(IRModule.from_expr(function))["main"]
 
 
-def test_equal_functions_are_lowered_once_until_it_forgets() -> None:
+def test_equal_functions_are_lowered_once_until_cleared() -> None:
     compiler = te_compiler.TECompiler()
     first, again = (compiler.lower(_tripled((10,)), "llvm") for _ in range(2))
     assert first.same_as(again) and len(list(compiler.items())) == 1
@@ -60,7 +60,7 @@ def test_a_constant_that_is_a_tensor_is_no_part_of_a_kernel() -> None:
         te_compiler.get().lower(added, "llvm")
 
 
-def test_a_kernel_runs_at_once() -> None:
+def test_jit_kernel_runs_immediately() -> None:
     assert te_compiler.get() is te_compiler.get()
     kernel = te_compiler.get().jit(_tripled((10,)), "llvm")
     x, y = ekiden.nd.array(np.arange(10, dtype="float32")), ekiden.nd.empty((10,))
@@ -79,7 +79,7 @@ def _offers() -> list[str]:
     return [chosen.name, *sorted(each.name for each in valid)]
 
 
-def test_what_a_strategy_offers_and_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategy_implementations_are_selected_by_level(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _offers() == ["add", "add"]
 
     def strategy(

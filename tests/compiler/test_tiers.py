@@ -110,7 +110,7 @@ def close(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("executor", ["vm", "async", "aot"])
-def test_general_kernels_answer_and_the_whole_is_as_without_tiers(
+def test_general_kernels_answer_until_compiled_code_replaces_them(
     held: Callable[[], None], executor: str
 ) -> None:
     exe = quick(executor=executor)
@@ -126,7 +126,7 @@ def test_general_kernels_answer_and_the_whole_is_as_without_tiers(
     assert exe.raw.to_bytes() == full.raw.to_bytes()
 
 
-def test_saving_waits(held: Callable[[], None], tmp_path: Path) -> None:
+def test_save_waits_for_compiled_kernels(held: Callable[[], None], tmp_path: Path) -> None:
     exe = quick()
     threading.Timer(0.05, held).start()
     exe.save(tmp_path / "model.eki")
@@ -187,14 +187,14 @@ def test_the_profile_marks_general_kernels(held: Callable[[], None]) -> None:
     assert not any(call.is_general for call in exe.profile(X, peak=False).calls)
 
 
-def test_a_number_of_threads_stays(held: Callable[[], None]) -> None:
+def test_thread_setting_survives_upgrade(held: Callable[[], None]) -> None:
     exe = quick(num_threads=1)
     held()
     exe.wait(NEVER)
     assert exe.num_threads == 1
 
 
-def test_sessions_get_what_the_executable_gets(held: Callable[[], None]) -> None:
+def test_sessions_share_the_upgrade(held: Callable[[], None]) -> None:
     exe = quick()
     session = exe.session()
     held()
@@ -203,13 +203,13 @@ def test_sessions_get_what_the_executable_gets(held: Callable[[], None]) -> None
     assert close(session(X).numpy(), exe(X).numpy())
 
 
-def test_a_wait_may_end_before(held: Callable[[], None]) -> None:
+def test_wait_may_time_out(held: Callable[[], None]) -> None:
     exe = quick()
     with pytest.raises(TimeoutError, match=r"wait: \d+ kernels are not compiled after 0\.01 s"):
         exe.wait(0.01)
 
 
-def test_what_has_no_general_form_is_compiled_before() -> None:
+def test_kernels_without_general_form_are_compiled_first() -> None:
     x = relay.var("x", shape=(3, 4), dtype="float32")
     exe = quick(IRModule.from_expr(relay.Function([x], relay.cumsum(x, axis=1))))
     assert set(exe.tiers.values()) == {"compiled"}
@@ -332,9 +332,7 @@ def test_a_fork_of_the_process_has_the_kernels_as_they_are(held: Callable[[], No
     exe.wait(NEVER)
 
 
-def test_what_was_compiled_before_is_whole_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_cached_program_needs_no_upgrade(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path))
     exe = quick()
     exe.wait(NEVER)
@@ -351,7 +349,7 @@ def test_an_executable_that_cannot_be_made_compiles_nothing(
     assert not started
 
 
-def test_tiers_that_are_none() -> None:
+def test_unknown_tiers_are_refused() -> None:
     with pytest.raises(CompileError, match="compile: tier 'full' or 'quick' expected, got 'fast'"):
         ekiden.compile(network(), tier="fast")
     targets = ["llvm", "llvm -mcpu=x86-64"]

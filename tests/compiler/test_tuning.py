@@ -37,9 +37,7 @@ def found(task: Task, **fields: object) -> Records:
     return Records([Best(**{**said, **fields})])  # type: ignore[arg-type]
 
 
-def test_what_was_found_is_what_kernels_are_chosen_by(
-    task: Task, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tuned_records_select_kernels(task: Task, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "ekiden"):
         executable = ekiden.compile(model(), records=found(task))
     assert any("1 of" in r.message and "are tuned" in r.message for r in caplog.records)
@@ -99,7 +97,7 @@ def test_sizes_count_as_often_as_they_come() -> None:
         extract_tasks(model(), None, {"n": {1: 0.0}})
 
 
-def test_where_ranges_end() -> None:
+def test_size_range_boundaries_are_inclusive() -> None:
     a: Overrides = {"dense_pack": {"rows": 1}}
     assert tuned_size_ranges([([], a)]) == [SizeRange(None, a)]
     assert tuned_size_ranges([([{"n0": 1}], a), ([{"n0": 64}], {})]) == [

@@ -80,14 +80,14 @@ def test_a_given_rank_makes_a_plain_executable(tmp_path: Path) -> None:
     check(ekiden.load(tmp_path / "model.eki"), softmax(x), x)
 
 
-def test_part_of_the_ranks_given_leaves_the_others_to_the_run() -> None:
+def test_unstated_ranks_are_determined_at_run_time() -> None:
     exe = compiled(unranked_model(second=True), x=(2, 3))
     assert [str(i) for i in exe.inputs] == ["x: float32[2, 3]", "y: float32[...]"]
     x, y = np.ones((2, 3), np.float32), np.arange(3, dtype=np.float32)
     check(exe, softmax(x + y), x, y)
 
 
-def test_what_needs_one_program_names_the_input_and_the_argument(tmp_path: Path) -> None:
+def test_single_program_operations_name_the_unranked_input(tmp_path: Path) -> None:
     exe = compiled(unranked_model())
     exe(np.ones(3, np.float32))
     for use in (

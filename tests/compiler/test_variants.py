@@ -66,7 +66,7 @@ def result(exe: ekiden.Executable, *args: object) -> Array:
 
 
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
-def test_the_first_that_this_machine_can_is_run(executor: str, tmp_path: Path) -> None:
+def test_first_supported_variant_runs(executor: str, tmp_path: Path) -> None:
     exe = ekiden.compile(model(), [OTHER, "llvm", target(OLDEST)], executor=executor)
     assert Target.parse(exe.target) == Target.host()
     assert [Target.parse(t).cpu for t in exe.variants][1:] == [Target.host().cpu, OLDEST]
@@ -88,7 +88,7 @@ def test_each_level_computes_what_it_does_alone(level: str) -> None:
     assert beside.bytecode == alone.bytecode or len(beside.raw.constants) > len(alone.raw.constants)
 
 
-def test_equal_parts_stand_once() -> None:
+def test_equal_sections_are_stored_once() -> None:
     targets = [target(c) for c in (*LEVELS[HERE][:1], OLDEST)]
     apart = [compile_to_bytes(weights_model(), t) for t in targets]
     both = compile_to_bytes(weights_model(), targets)
@@ -102,7 +102,7 @@ def test_equal_parts_stand_once() -> None:
     assert both == compile_to_bytes(weights_model(), targets)
 
 
-def test_one_target_given_twice_is_one() -> None:
+def test_duplicate_targets_are_merged() -> None:
     assert compile_to_bytes(model(), ["llvm", "llvm"]) == compile_to_bytes(model(), "llvm")
 
 
@@ -246,7 +246,7 @@ def test_the_command_line_compiles_for_other_machines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("none", [[], {}])
-def test_no_target_is_refused(none: list[str] | dict[str, str]) -> None:
+def test_empty_target_list_is_refused(none: list[str] | dict[str, str]) -> None:
     with pytest.raises(ekiden.CompileError) as caught:
         ekiden.compile(model(), none)
     assert str(caught.value) == f"compile: a target or a device expected, got {none}"

@@ -32,7 +32,7 @@ def check(module: Module) -> None:
 
 
 @pytest.mark.quick
-def test_a_folder_goes_away_when_it_is_removed_or_not_held() -> None:
+def test_temp_folder_is_deleted_on_removal_or_release() -> None:
     folder = utils.tempdir()
     Path(folder.relpath("x")).write_text("x")
     assert folder.listdir() == ["x"] and folder.path.is_dir()
@@ -102,7 +102,7 @@ def test_a_function_compiles_what_is_exported(tmp_path: Path) -> None:
         ("gcc", "fcompile must be a function"),
     ],
 )
-def test_what_makes_no_library_is_an_error(
+def test_unlinkable_input_is_an_error(
     tmp_path: Path, fcompile: Callable[..., None], message: str
 ) -> None:
     with pytest.raises(ExportError, match=message):
@@ -110,7 +110,7 @@ def test_what_makes_no_library_is_an_error(
     assert not (tmp_path / "x.so").exists()
 
 
-def test_what_a_compiler_says_is_told(tmp_path: Path) -> None:
+def test_compiler_output_is_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "x.c").write_text("this is no C")
     with pytest.raises(ExportError, match="the C compiler failed"):
         cc.create_shared(tmp_path / "x.so", tmp_path / "x.c")
@@ -129,7 +129,7 @@ def test_what_a_compiler_says_is_told(tmp_path: Path) -> None:
         ("llvm -mtriple=riscv64-linux-gnu", "riscv64"),
     ],
 )
-def test_code_for_another_machine_is_held(target: str, machine: str) -> None:
+def test_foreign_code_is_stored_unloaded(target: str, machine: str) -> None:
     module = doubled(target)
     assert module.names() == ["twice"] == [module.entry_name]
     assert "twice" in module and architecture_of(module.to_bytes()) == machine
@@ -137,7 +137,7 @@ def test_code_for_another_machine_is_held(target: str, machine: str) -> None:
         module(ekiden.nd.array(X), ekiden.nd.array(X))
 
 
-def test_what_is_held_is_verified() -> None:
+def test_held_foreign_images_are_verified() -> None:
     hold = ekiden.runtime.get_global_func("ek.image.hold")
     data = np.frombuffer(doubled("llvm -mtriple=aarch64-linux-gnu").to_bytes(), np.uint8)
     with pytest.raises(LoadError, match="load code image: header: expected"):

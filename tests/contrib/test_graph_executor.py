@@ -95,7 +95,7 @@ def test_a_shared_output_is_written_by_its_kernel() -> None:
 
 
 @pytest.mark.parametrize("name", ["set_input", "set_input_zero_copy"])
-def test_what_the_modules_own_functions_set_is_read(lib: ExecutorFactoryModule, name: str) -> None:
+def test_inputs_set_by_module_functions_are_read(lib: ExecutorFactoryModule, name: str) -> None:
     module = GraphModule(lib["default"](HOST))
     module.module[name](0, runtime.tensor(X))
     module.run()
@@ -105,14 +105,14 @@ def test_what_the_modules_own_functions_set_is_read(lib: ExecutorFactoryModule, 
     np.testing.assert_array_equal(other.get_input("x").numpy(), X)
 
 
-def test_two_faces_of_one_module_share_its_inputs(module: GraphModule) -> None:
+def test_executors_of_one_module_share_inputs(module: GraphModule) -> None:
     other = GraphModule(module.module)
     module.set_input("x", X)
     other.run()
     check(module)
 
 
-def test_a_graph_and_its_constants_go_out_and_in(lib: ExecutorFactoryModule) -> None:
+def test_graph_json_and_params_round_trip(lib: ExecutorFactoryModule) -> None:
     text, library, params = lib
     assert ExecutorGraph.from_json(text).to_json() == text == lib.get_graph_json()
     document = json.loads(text)
@@ -214,7 +214,7 @@ def test_inputs_are_described(module: GraphModule) -> None:
     assert {"run", "set_input", "get_output"} <= set(module.module.names())
 
 
-def test_what_is_not_set_is_zeros(module: GraphModule) -> None:
+def test_unset_inputs_are_zeros(module: GraphModule) -> None:
     module.run()
     np.testing.assert_array_equal(module.get_output(2).numpy(), np.zeros_like(X))
 
@@ -295,14 +295,14 @@ def test_a_kernel_of_any_library_can_be_called() -> None:
         ({"attrs": {}}, "KeyError"),
     ],
 )
-def test_what_is_no_graph_is_refused(
+def test_invalid_graph_json_is_refused(
     lib: ExecutorFactoryModule, change: dict[str, object], message: str
 ) -> None:
     with pytest.raises(LoadError, match=message):
         ExecutorGraph.from_json(json.dumps({**json.loads(lib.get_graph_json()), **change}))
 
 
-def test_the_time_of_a_run(module: GraphModule) -> None:
+def test_graph_executor_benchmark_measures_runs(module: GraphModule) -> None:
     result = module.benchmark(HOST, x=X, repeat=2, number=1)
     assert len(result.results) == 2
     assert result.min > 0

@@ -151,7 +151,7 @@ def test_sizes_of_inputs_may_be_open() -> None:
         np.testing.assert_array_equal(result, np.maximum(value, 0).reshape(-1, 2, 2))
 
 
-def test_all_that_cannot_be_written_is_listed() -> None:
+def test_to_onnx_lists_unsupported_operators() -> None:
     image = relay.var("x", shape=(1, 8, 8, 3))
     body = nn.conv2d(
         image, relay.var("w", shape=(3, 3, 3, 4)), data_layout="NHWC", kernel_layout="HWIO"
@@ -163,7 +163,7 @@ def test_all_that_cannot_be_written_is_listed() -> None:
         to_onnx(module_of(relay.If(condition, M, M)), None, "graph")
 
 
-def test_wrong_arguments_are_told() -> None:
+def test_to_onnx_refuses_wrong_arguments() -> None:
     module = module_of(nn.relu(M))
     with pytest.raises(CompileError, match="opset_version: expected 13 to 17, got 11"):
         to_onnx(module, None, "graph", 11)

@@ -188,7 +188,7 @@ def results(exe: ekiden.Executable, args: Arrays) -> list[np.ndarray]:
     "executor", ["vm", pytest.param("aot", marks=LONG), pytest.param("async", marks=LONG)]
 )
 @pytest.mark.parametrize("name", MODELS)
-def test_products_run_on_the_device(
+def test_data_dependent_programs_run_matmuls_on_device(
     opencl: Device, name: str, executor: str, tmp_path: Path
 ) -> None:
     build, args, product = MODELS[name]
@@ -214,7 +214,7 @@ def test_elements_of_a_sequence_stay_on_the_device(opencl: Device) -> None:
         assert [c.name for c in calls].count("device_copy opencl(0) -> cpu(0)") == 1
 
 
-def test_the_log_says_what_runs_where_and_why(
+def test_placement_log_gives_devices_and_reasons(
     opencl: Device, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:  # fmt: skip

@@ -65,11 +65,11 @@ def ran(paths: Path, name: str, tmp_path: Path, **environment: str) -> None:
     ["attributes", "memory", "streams", "code", "cached", "lost", "suspects", "no context",
      "old runtime", "no device"],
 )  # fmt: skip
-def test_every_path(paths: Path, name: str, tmp_path: Path) -> None:
+def test_cuda_driver_paths_pass_under_sanitizers(paths: Path, name: str, tmp_path: Path) -> None:
     ran(paths, name, tmp_path)
 
 
-def test_what_is_to_be_installed(paths: Path, tmp_path: Path) -> None:
+def test_missing_cuda_libraries_name_the_package(paths: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copy(paths / "libcuda.so.1", alone)
@@ -79,7 +79,7 @@ def test_what_is_to_be_installed(paths: Path, tmp_path: Path) -> None:
     ran(paths, "no NVRTC", tmp_path, EKIDEN_NVRTC=named, WANTED="EKIDEN_NVRTC names no NVRTC")
 
 
-def test_binaries_are_kept(paths: Path, tmp_path: Path) -> None:
+def test_compiled_cubins_are_cached(paths: Path, tmp_path: Path) -> None:
     ran(paths, "cached", tmp_path)
     (kept,) = (tmp_path / "cache" / "device").iterdir()
     whole = kept.read_bytes()
@@ -91,7 +91,7 @@ def test_binaries_are_kept(paths: Path, tmp_path: Path) -> None:
         ran(paths, "cached", tmp_path, EKIDEN_CACHE_DIR="", PATH="")
 
 
-def test_nvrtc_itself(tmp_path: Path) -> None:
+def test_nvrtc_compiles_kernels(tmp_path: Path) -> None:
     """NVIDIA's compiler through the driver: what it says of a wrong line, and binaries of the GPU
     that the stand-in claims to be, which it cannot load.
     """

@@ -115,7 +115,7 @@ def test_families_compile_without_spills(nvrtc: ctypes.CDLL, name: str, shared: 
 
 
 @pytest.mark.skipif(GPU, reason="needs fibres: what a GPU does with such a barrier is not defined")
-def test_a_barrier_that_not_all_threads_reach(fibres: Device, doomed: Device) -> None:
+def test_divergent_barrier_is_refused_by_fibres(fibres: Device, doomed: Device) -> None:
     """It loses the device, of which every later use says what did; the first goes on."""
     out = Buffer("out", (const(8),), "float32")
     thread, block = Var("thread"), Var("block")

@@ -43,14 +43,14 @@ def machine_of(text: str, executor: str = "vm") -> runtime.VirtualMachine:
 
 
 @pytest.mark.parametrize("executor", ["vm", "async"])
-def test_a_tuple(place: Place, executor: str) -> None:
+def test_tuple_fields_are_copied_to_the_device(place: Place, executor: str) -> None:
     text = f"def @main(%x: ({MATRIX}, ({MATRIX}, {MATRIX}))) {{ add(%x.0, %x.1.1) }}"
     y = place(Y)
     result = machine_of(text, executor).invoke("main", (y, (runtime.tensor(Y), y)))
     np.testing.assert_array_equal(result.numpy(), 2 * Y)
 
 
-def test_a_list_and_its_parts(place: Place) -> None:
+def test_list_elements_are_copied_to_the_device(place: Place) -> None:
     text = (
         LIST + f"def @main(%l: List) -> {MATRIX} {{ match? (%l) {{ Cons(%h, _) => nn.relu(%h) }} }}"
     )
@@ -61,7 +61,7 @@ def test_a_list_and_its_parts(place: Place) -> None:
     np.testing.assert_array_equal(again[0].numpy(), Y)
 
 
-def test_a_long_list_of_which_one_part_lies_elsewhere(place: Place) -> None:
+def test_long_list_with_one_foreign_element_is_copied(place: Place) -> None:
     text = LIST + "def @main(%l: List) -> List { %l }"
     own, given = runtime.tensor(Y), ADT(0, [])
     for number in range(5_000):
@@ -73,7 +73,7 @@ def test_a_long_list_of_which_one_part_lies_elsewhere(place: Place) -> None:
         at = at[1]
 
 
-def test_a_reference_that_is_written_from_outside(place: Place) -> None:
+def test_externally_written_references_are_copied(place: Place) -> None:
     square = "Tensor[(3, 3), float32]"
     text = f"def @main(%r: ref({square})) -> {square} {{ nn.relu(ref_read(%r)) }}"
     reference, machine = runtime.Ref(place(Y)), machine_of(text)
@@ -82,7 +82,7 @@ def test_a_reference_that_is_written_from_outside(place: Place) -> None:
     np.testing.assert_array_equal(machine.invoke("main", reference).numpy(), np.maximum(Y - 1, 0))
 
 
-def test_a_reference_in_data_to_data(place: Place) -> None:
+def test_references_inside_adts_are_copied(place: Place) -> None:
     text = LIST + (
         f"def @main(%x: (ref(List), {MATRIX})) -> {MATRIX} "
         "{ match? (ref_read(%x.0)) { Cons(%h, _) => add(%h, %x.1) } }"
@@ -92,14 +92,14 @@ def test_a_reference_in_data_to_data(place: Place) -> None:
     np.testing.assert_array_equal(result.numpy(), 2 * Y)
 
 
-def test_a_shared_library(place: Place, tmp_path: Path) -> None:
+def test_exported_library_copies_arguments_to_the_device(place: Place, tmp_path: Path) -> None:
     text = f"def @main(%x: ({MATRIX}, {MATRIX})) {{ add(%x.0, %x.1) }}"
     ekiden.compile(relay.parse(text)).export_library(tmp_path / "program.so")
     function = runtime.load_module(tmp_path / "program.so")["main"]
     np.testing.assert_array_equal(function((place(Y), place(Y))).numpy(), 2 * Y)
 
 
-def test_data_of_the_host_for_a_program_of_a_device(opencl: Device) -> None:
+def test_host_adts_are_copied_to_the_device(opencl: Device) -> None:
     text = (
         LIST + f"def @main(%l: List) -> {MATRIX} {{ match? (%l) {{ Cons(%h, _) => nn.relu(%h) }} }}"
     )

@@ -38,7 +38,7 @@ def program() -> IRModule:
     return IRModule.from_expr(relay.Function([x], relay.add(x, relay.const(1.0))))
 
 
-def test_kernels_are_bytes_and_back() -> None:
+def test_device_kernels_serialize_round_trip() -> None:
     given = [kernel(), DeviceKernel("g", 2, "cuda", "bl", b"\0\xff", (("ValueError", "%lld"),))]
     data = pack_kernels(given)
     assert unpack_kernels(data) == given
@@ -68,7 +68,7 @@ def test_a_device_goes_on_after_failures(opencl: Device) -> None:
     assert exe(np.ones(3, "float32")).numpy().tolist() == [2.0] * 3
 
 
-def test_a_kernel_that_is_not_what_was_said(opencl: Device) -> None:
+def test_mismatched_kernel_code_is_an_error(opencl: Device) -> None:
     """Each message has the kernel's name, as it is."""
     there = runtime.nd.array(np.zeros(1, "float32"), opencl)
     odd = DeviceKernel('f"%s', 4, "opencl", "b", CODE)
@@ -102,7 +102,7 @@ print(there.numpy())
 """
 
 
-def test_a_process_that_was_forked(opencl: Device) -> None:
+def test_device_in_forked_process_is_an_error(opencl: Device) -> None:
     """Where the system's library would wait for threads that are not there."""
     command = [sys.executable, "-W", "ignore", "-c", FORKED]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -112,7 +112,7 @@ def test_a_process_that_was_forked(opencl: Device) -> None:
     )
 
 
-def test_too_many_threads(opencl: Device) -> None:
+def test_too_many_threads_per_block_are_refused(opencl: Device) -> None:
     there = runtime.nd.array(np.zeros(1, "float32"), opencl)
     module = runtime.load_device_code(pack_kernels([kernel()]))
     with pytest.raises(DeviceError, match="threads a block, of which this device runs at most"):
@@ -137,7 +137,7 @@ print(runtime.nd.array(np.ones(1, "float32")).numpy(), runtime.device(sys.argv[1
         assert wanted in ran.stdout and "[1.] False" in ran.stdout, ran
 
 
-def test_a_driver_of_somebody_else(other: Device) -> None:
+def test_user_registered_driver_works(other: Device) -> None:
     """Tensors, copies and code on a device that nothing here knows but by its table."""
     given = np.arange(6, dtype="float32").reshape(2, 3)
     there = runtime.nd.array(given, other)
@@ -169,7 +169,7 @@ def test_doctor_lists_devices(
     assert "GFLOP/s" not in capsys.readouterr().out
 
 
-def test_a_program_whose_driver_dies(stand_ins: Path, tmp_path: Path) -> None:
+def test_driver_failure_mid_program_is_an_error(stand_ins: Path, tmp_path: Path) -> None:
     """Each failure names the kernel and the model's node; what can go on does."""
     given = {"LD_LIBRARY_PATH": str(stand_ins), "EKIDEN_NVRTC": str(stand_ins / "libnvrtc.so")}
     command = [sys.executable, str(Path(__file__).parent / "dying_program.py")]

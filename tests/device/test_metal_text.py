@@ -25,7 +25,7 @@ def module_of(name: str) -> IRModule:
     return IRModule.from_expr(relay.Function(params, program(*params)))
 
 
-def test_families_are_written(tmp_path: Path) -> None:
+def test_kernel_families_emit_metal(tmp_path: Path) -> None:
     """All of them in one text, read by a compiler of C++ with the words of Metal."""
     if shutil.which("c++") is None:
         pytest.skip("needs a C++ compiler: apt-get install g++")
@@ -46,7 +46,7 @@ def test_families_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "rounding"), [("metal", "rintf("), ("webgpu", "round(")])
-def test_nothing_is_made_of_what_rounding_loses(kind: str, rounding: str) -> None:
+def test_metal_kernels_avoid_magic_number_rounding(kind: str, rounding: str) -> None:
     """Compilers of these languages may compute sums in another order, by which a large number that
     is added and taken away again is gone."""
     x = relay.var("x", shape=(5,))
@@ -56,6 +56,6 @@ def test_nothing_is_made_of_what_rounding_loses(kind: str, rounding: str) -> Non
         assert rounding in kernel.code.decode()
 
 
-def test_there_are_no_doubles() -> None:
+def test_metal_refuses_float64() -> None:
     with pytest.raises(CompileError, match=r"kernel '.*': metal has no float64"):
         list(cuda.kernels_of(module_of("types"), Target("metal")))

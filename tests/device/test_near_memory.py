@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Program, tuple[np.ndarray, ...], Callable[..., np.ndarray
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_views_that_begin_anywhere(fibres: Device, name: str) -> None:
+def test_unaligned_views_match_numpy(fibres: Device, name: str) -> None:
     """Aligned ones by whole accesses, which fibres check; others element by element."""
     build, given, meaning = CASES[name]
     assert "ek_load_near<uint4>" in texts(build, tensors.TARGET, *given)
@@ -94,7 +94,7 @@ def test_views_that_begin_anywhere(fibres: Device, name: str) -> None:
         np.testing.assert_array_equal(module(*views).numpy().astype("float64"), wanted)
 
 
-def test_what_is_not_proven_stays_as_it_is() -> None:
+def test_unproven_accesses_stay_scalar() -> None:
     """Rows of 33 do not all begin at a multiple."""
     odd = numbers("float32", 20, 33), numbers("float32", 33, 35)
     text = texts(relay.nn.matmul, "cuda", *odd)
@@ -144,7 +144,7 @@ def test_decisions_that_are_refused(name: str) -> None:
         )
 
 
-def test_instructions(nvrtc: ctypes.CDLL, tmp_path: Path) -> None:
+def test_wide_accesses_use_vector_instructions(nvrtc: ctypes.CDLL, tmp_path: Path) -> None:
     build, given, _ = CASES["float32"]
     (kernel,) = cuda.kernels_of(tensors.program(build, *given), Target("cuda"))
     text = tensors.disassembled(nvrtc, kernel, "sm_80", tmp_path)
@@ -152,7 +152,7 @@ def test_instructions(nvrtc: ctypes.CDLL, tmp_path: Path) -> None:
         assert access in text
 
 
-def test_what_a_target_has_not_is_not_chosen() -> None:
+def test_unsupported_wide_accesses_are_not_chosen() -> None:
     """Memory of a block that is too small, and shuffles that LLVM has not for an architecture."""
     x, w = relay.var("x", shape=(70, 13)), relay.var("w", shape=(50, 13))
     product = IRModule.from_expr(relay.Function([x, w], relay.nn.dense(x, w)))

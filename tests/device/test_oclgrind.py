@@ -59,7 +59,7 @@ def watched(folder: Path, target: str, *names: str) -> str:
 @alike(12)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kind", TARGETS)
-def test_families_are_clean(tmp_path: Path, kind: str, part: int) -> None:
+def test_kernel_families_pass_oclgrind(tmp_path: Path, kind: str, part: int) -> None:
     names = list(families.CASES)[part::PARTS]
     assert watched(tmp_path, TARGETS[kind], *names) == ""
 
@@ -68,11 +68,11 @@ def test_families_are_clean(tmp_path: Path, kind: str, part: int) -> None:
     ("name", "message"),
     [("access", "Invalid write"), ("race", "data race"), ("divergence", "divergence")],
 )
-def test_oclgrind_sees(tmp_path: Path, name: str, message: str) -> None:
+def test_oclgrind_detects_faulty_kernels(tmp_path: Path, name: str, message: str) -> None:
     """Controls: what is wrong is found."""
     said = watched(tmp_path, TARGETS["threads"], name)
     assert message in said, said
 
 
-def test_oclgrind_is_content_with_what_is_right(tmp_path: Path) -> None:
+def test_oclgrind_accepts_correct_kernels(tmp_path: Path) -> None:
     assert watched(tmp_path, TARGETS["threads"], "nothing", "awaited") == ""

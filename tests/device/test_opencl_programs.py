@@ -37,7 +37,7 @@ def layers() -> IRModule:
 
 
 @pytest.mark.parametrize("host", ["llvm", "c"])
-def test_a_loop_program(opencl: Device, host: str) -> None:
+def test_opencl_loop_program_matches_numpy(opencl: Device, host: str) -> None:
     n = te.var("n")
     a = te.placeholder((n,), "float32", name="kernel")  # a word of the language
     b = te.compute((n,), lambda i: te.exp(a[i]) * 2.0 + a[i], name="float4")
@@ -71,7 +71,7 @@ def test_a_program_of_two_kernels_whose_host_is_c(opencl: Device) -> None:
 
 @alike(3)
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
-def test_a_network(opencl: Device, executor: str, tmp_path: Path) -> None:
+def test_opencl_network_matches_numpy(opencl: Device, executor: str, tmp_path: Path) -> None:
     module, x = layers(), numbers(2, 3, 9, 7)
     wanted = ekiden.compile(module)(x).numpy()
     exe = ekiden.compile(module, "opencl", executor=executor)
@@ -101,7 +101,7 @@ def test_attention_over_a_length_that_a_run_tells(tmp_path: Path) -> None:
     ekiden.export(module, tmp_path / "attention.eki", "opencl -device=any")
 
 
-def test_indices_are_as_wide_as_they_must_be() -> None:
+def test_large_buffers_use_64_bit_indices() -> None:
     """Devices compute in 32 bits; more than 2**31 elements, and sizes that a run tells, take 64."""
     target = Target("opencl -device=any")
 
@@ -121,7 +121,7 @@ def test_indices_are_as_wide_as_they_must_be() -> None:
 
 
 @pytest.mark.parametrize("options", ["-thread_warp_size=32", "-vector-bits=256"])
-def test_rows_of_lengths_of_their_own(opencl: Device, options: str) -> None:
+def test_ragged_rows_match_numpy(opencl: Device, options: str) -> None:
     """One launch: of row i a sum over 10 i + 3 elements, and what is done with it."""
     x = te.placeholder((5, 70), "float32", name="x")
 
@@ -152,7 +152,7 @@ def test_more_inputs_than_a_kernel_takes(tmp_path: Path) -> None:
         ekiden.build(build_default_kernels(given, [total], target, "f"), target)
 
 
-def test_words_of_bytes(opencl: Device) -> None:
+def test_opencl_byte_words_match_numpy(opencl: Device) -> None:
     """Four neighbours as one number, of any alignment."""
     target = Target("opencl")
     source, out = Buffer("source", (const(64),), "int8"), Buffer("out", (const(15),), "int32")
@@ -215,7 +215,7 @@ def test_one_program_over_two_devices(opencl: Device) -> None:
     assert exe.disassemble().count("device_copy") == 1
 
 
-def test_what_is_refused() -> None:
+def test_unsupported_opencl_programs_are_refused() -> None:
     module = layers()
     with pytest.raises(CompileError, match="makes no code for opencl"):
         ekiden.compile(module, {"opencl": "llvm"})
@@ -238,7 +238,7 @@ def test_what_is_refused() -> None:
             ekiden.compile(module, given)
 
 
-def test_tensors_of_no_elements(opencl: Device) -> None:
+def test_empty_tensors_run_on_opencl(opencl: Device) -> None:
     """Only their shapes are read: they may lie anywhere, and all that a kernel has may be such."""
     x = relay.var("x", shape=(0, 3))
     exe = ekiden.compile(IRModule.from_expr(relay.Function([x], relay.exp(x))), "opencl")

@@ -153,21 +153,21 @@ def check(name: str, target: str) -> None:
 
 @alike(4)
 @pytest.mark.parametrize("name", CASES)
-def test_words(fibres: Device, name: str) -> None:
+def test_int8_dot4_matmul_matches_interpreter(fibres: Device, name: str) -> None:
     assert fibres.exist
     check(name, WORDS)
 
 
 @alike(5)
 @pytest.mark.parametrize("name", CASES)
-def test_squares(fibres: Device, name: str) -> None:
+def test_int8_matrix_tile_matmul_matches_interpreter(fibres: Device, name: str) -> None:
     assert fibres.exist
     check(name, SQUARES)
 
 
 @alike(6)
 @pytest.mark.parametrize("name", CASES)
-def test_words_as_ptx(as_fibres: str, name: str) -> None:
+def test_int8_dot4_matmul_as_ptx_matches_interpreter(as_fibres: str, name: str) -> None:
     check(name, as_fibres)
 
 
@@ -186,11 +186,11 @@ def test_words_as_ptx(as_fibres: str, name: str) -> None:
         ("quantised rows", SQUARES, "ek_multiply_s8_"),
     ],
 )
-def test_what_multiplies(name: str, target: str, wanted: str) -> None:
+def test_int8_matmul_uses_expected_instruction(name: str, target: str, wanted: str) -> None:
     assert any(wanted in text for text in texts(program(name), target)), name
 
 
-def test_devices_that_have_no_such_instruction() -> None:
+def test_int8_matmul_without_dot_instruction() -> None:
     """Bytes are widened, as before; who asks for words is told."""
     module = program("of both signs")
     for target in ("cuda -model=any", "opencl -device=any -thread_warp_size=32"):
@@ -203,7 +203,7 @@ def test_devices_that_have_no_such_instruction() -> None:
         ekiden.compile(floats, WORDS, decisions={"thread_product": {"dot": 1}})
 
 
-def test_other_decisions(fibres: Device) -> None:
+def test_int8_matmul_decisions_give_equal_results(fibres: Device) -> None:
     """They change the kernel, not its result: bytes one by one, and words in shallow blocks."""
     assert fibres.exist
     module, given = program("conv2d NHWC"), CASES["conv2d NHWC"][1]
@@ -216,7 +216,7 @@ def test_other_decisions(fibres: Device) -> None:
 
 @alike(3)
 @pytest.mark.parametrize("name", ["zero points", "quantised", "conv2d NHWC"])
-def test_instructions(nvrtc: ctypes.CDLL, tmp_path: Path, name: str) -> None:
+def test_int8_matmul_cuda_instructions(nvrtc: ctypes.CDLL, tmp_path: Path, name: str) -> None:
     """Nothing is spilled, and the products are instructions for words or squares."""
     for target in (WORDS, SQUARES):
         for kernel in cuda.kernels_of(program(name), Target(target)):
@@ -228,14 +228,14 @@ def test_instructions(nvrtc: ctypes.CDLL, tmp_path: Path, name: str) -> None:
                 assert wanted in made, architecture
 
 
-def test_instructions_of_ptx() -> None:
+def test_int8_matmul_ptx_instructions() -> None:
     kernels = cuda.kernels_of(program("zero points"), Target(ptx.TARGET))
     text = "".join(kernel.code.decode() for kernel in kernels)
     assert "dp4a.s32.s32" in text
 
 
 @pytest.mark.parametrize("op", ["dot4_s8s8", "dot4_u8u8"])
-def test_sums_of_words_on_processors(op: str) -> None:
+def test_int8_dot4_sums_on_cpu(op: str) -> None:
     """Programs that say them run there, too."""
     names = [te.placeholder((33,), "int32", n) for n in "abc"]
     a, b, total = names

@@ -151,7 +151,7 @@ def as_fibres(fibres: Device, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("name", ["dense", "softmax", "scatter_add"])
-def test_results(as_fibres: str, name: str) -> None:
+def test_ptx_kernels_match_numpy(as_fibres: str, name: str) -> None:
     families.check(name, Target(as_fibres), None)
 
 
@@ -165,14 +165,14 @@ def a_function() -> PrimFunc:
     return PrimFunc((out,), thread_loop(block, 2, "blockIdx.x", threads), {"global_symbol": "f"})
 
 
-def test_a_check_that_fails(as_fibres: str) -> None:
+def test_failing_index_check_in_ptx(as_fibres: str) -> None:
     """The first thread tells its values."""
     there = runtime.nd.array(np.zeros(64, "float32"), runtime.device("cuda"))
     with pytest.raises(ValueError, match="at 40 of 40"):
         ekiden.build(a_function(), as_fibres)["f"](there)
 
 
-def test_what_it_has_not() -> None:
+def test_ptx_refuses_unsupported_features() -> None:
     matrices = Buffer("m", (const(256),), "float32", "wmma.accumulator")
     out = Buffer("out", (const(4),), "float32")
     thread = Var("t")

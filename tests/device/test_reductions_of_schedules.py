@@ -145,7 +145,7 @@ def read_by_threads(n: int, m: int, threads: int, by_parts: bool) -> Program:
 
 @pytest.mark.parametrize("lowered", [False, True])
 @pytest.mark.parametrize("by_parts", [False, True])
-def test_all_threads_know_what_is_read_in_the_kernel(
+def test_reduced_value_is_broadcast_to_all_threads(
     opencl: Device, by_parts: bool, lowered: bool
 ) -> None:
     schedule, args = read_by_threads(10, 37, 8, by_parts)
@@ -356,7 +356,7 @@ def test_processors_refuse_what_was_lowered_for_threads(target: str) -> None:
 # What is refused.
 
 
-def test_store_predicate_that_no_thread_fulfils_is_refused() -> None:
+def test_unsatisfiable_store_predicate_is_refused() -> None:
     a = te.placeholder((4, 8), name="A")
     k = te.reduce_axis((0, 8), "k")
     b = te.compute((4,), lambda i: te.sum(a[i, k], axis=k), name="B")
@@ -375,7 +375,7 @@ def test_blocks_do_not_reduce_together() -> None:
         schedule.bind(k, "blockIdx.x")
 
 
-def test_an_init_taken_apart_is_no_sum_of_threads() -> None:
+def test_decomposed_reduction_is_not_cross_thread() -> None:
     schedule = sums(4, 8)
     _, k = schedule.get_loops("B")
     schedule.decompose_reduction("B", k)
@@ -407,7 +407,7 @@ def test_every_kind_of_device_has_code(target: str, program: Callable[[], Progra
 @pytest.mark.parametrize(
     ("columns", "threads", "rows_of_block"), [(512, 256, 1), (100, 32, 1), (40, 8, 4), (96, 96, 2)]
 )
-def test_warps_hand_each_other_registers(
+def test_cross_thread_reduction_uses_warp_shuffles(
     fibres: Device, columns: int, threads: int, rows_of_block: int
 ) -> None:
     """CUDA C on fibres of a processor, with shuffles for what lies within a warp."""
@@ -432,7 +432,7 @@ def test_warps_tell_all_threads_what_the_kernel_reads(fibres: Device, threads: i
 
 
 @pytest.mark.parametrize("program", [lambda: rows(4, 512, 256), lambda: argmax(9, 43, True)])
-def test_compiler_of_cuda_takes_the_text(program: Callable[[], Program]) -> None:
+def test_nvrtc_accepts_cross_thread_reductions(program: Callable[[], Program]) -> None:
     nvrtc = cuda.nvrtc_library()
     if nvrtc is None:
         pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")

@@ -52,7 +52,7 @@ def values(*shape: int) -> np.ndarray:
     return np.random.default_rng(2).integers(-4, 5, shape).astype("float32")
 
 
-def test_sums_over_time_are_one_launch(opencl: Device) -> None:
+def test_scan_is_one_launch(opencl: Device) -> None:
     m, n = te.size_var("m"), te.size_var("n")
     schedule, args = cumulative(m, n, lambda s, x, t, i: s[t - 1, i] + x[t, i])
     assert launches(schedule, args) == 0

@@ -101,13 +101,17 @@ def check(exe: ekiden.Executable, wanted: list[np.ndarray]) -> None:
 
 @share(4)
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
-def test_every_executor(place: Device, executor: str, wanted: list[np.ndarray]) -> None:
+def test_all_executors_match_host_results(
+    place: Device, executor: str, wanted: list[np.ndarray]
+) -> None:
     exe = ekiden.compile(loop(place, cpu(0)), [cpu(0), place], executor=executor)
     check(exe, wanted)
     assert exe.raw.devices == [cpu(0), place]
 
 
-def test_ways_to_say_it(place: Device, wanted: list[np.ndarray]) -> None:
+def test_placement_can_be_specified_in_several_ways(
+    place: Device, wanted: list[np.ndarray]
+) -> None:
     """The order of a list, a host, TVM's dictionaries."""
     kind = str(place).partition("(")[0]
     target = Target(kind, host="llvm")
@@ -115,7 +119,7 @@ def test_ways_to_say_it(place: Device, wanted: list[np.ndarray]) -> None:
         check(ekiden.compile(loop(place, cpu(0)), given), wanted)
 
 
-def test_one_device_alone(place: Device) -> None:
+def test_program_on_one_device_matches_host(place: Device) -> None:
     """What nothing places lies there."""
     x = relay.var("x", T)
     exe = ekiden.compile(IRModule.from_expr(relay.Function([x], relay.tanh(x))), place)
@@ -141,7 +145,7 @@ def test_transfers_are_those_planned(place: Device, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which counts")
-def test_cuda_moves_what_the_plan_says(fibres: Device, stand_ins: Path) -> None:
+def test_cuda_transfers_match_the_plan(fibres: Device, stand_ins: Path) -> None:
     """Counted by the library below the driver."""
     library = ctypes.CDLL(str(stand_ins / "libcuda.so.1"))
     names = (b"cuMemcpyHtoDAsync_v2", b"cuMemcpyDtoHAsync_v2", b"cuMemcpyDtoDAsync_v2")
@@ -171,7 +175,7 @@ def test_copies_do_not_wait_for_kernels(fibres: Device, stand_ins: Path) -> None
 
 
 @pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which counts")
-def test_what_comes_back_waits_for_its_kernel_alone(fibres: Device, stand_ins: Path) -> None:
+def test_device_to_host_copy_waits_for_its_kernel_only(fibres: Device, stand_ins: Path) -> None:
     """Three kernels are queued before the host takes from any; the first two copies come before
     kernels behind theirs. Nothing waits but copies, and a run takes memory of the one before."""
     library = ctypes.CDLL(str(stand_ins / "libcuda.so.1"))
@@ -207,7 +211,7 @@ def test_kernels_are_timed_by_events(place: Device) -> None:
     assert call.duration > 1000  # a launch alone is below; 1 ns for each product is 500 times that
 
 
-def test_graph_executor(place: Device, tmp_path: Path) -> None:
+def test_graph_executor_runs_on_several_devices(place: Device, tmp_path: Path) -> None:
     kind = str(place).partition("(")[0]
     right = ekiden.compile(straight(cpu(0)))(X).numpy()
     built = relay.build(straight(place), {cpu(0): "llvm", place: kind})
@@ -253,7 +257,7 @@ def test_an_executor_runs_on_the_device_that_is_asked_for(kind: str, fibres: Dev
 
 
 @pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which has several devices")
-def test_what_is_made_for_a_device_runs_on_no_other(fibres: Device) -> None:
+def test_program_refuses_other_devices(fibres: Device) -> None:
     x = relay.var("x", shape=(3,))
     module = IRModule.from_expr(relay.Function([x], relay.exp(x)))
     lib = relay.build(module, "cuda")
@@ -399,7 +403,7 @@ def test_a_session_has_devices(place: Device, wanted: list[np.ndarray], tmp_path
     assert module.time_evaluator("main", device, number=2, repeat=2)(*sent).min > 0
 
 
-def test_wrong_places_are_refused(place: Device) -> None:
+def test_invalid_placements_are_refused(place: Device) -> None:
     x = relay.var("x", T)
     where = relay.annotation.on_device(relay.tanh(x), runtime.device("rocm", 0))
     with pytest.raises(CompileError, match="no code generator for rocm"):
@@ -412,14 +416,14 @@ def test_wrong_places_are_refused(place: Device) -> None:
         ekiden.compile(module, [cpu(0), Device(place.type, 40)])
 
 
-def test_a_target_is_for_its_device_in_any_order(place: Device) -> None:
+def test_targets_match_devices_in_any_order(place: Device) -> None:
     """What stands behind the device too: kernels have the threads that are asked for."""
     kind = str(place).partition("(")[0]
     for given in ([place, f"{kind} -max_num_threads=64"], [f"{kind} -max_num_threads=64", place]):
         assert compilation_config(given).device_targets[0].max_num_threads == 64
 
 
-def test_the_fastest_devices(
+def test_auto_devices_selects_the_fastest(
     opencl: Device, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every plan is measured, and what is left computes as the host."""
@@ -451,7 +455,7 @@ def test_the_fastest_devices(
         ekiden.compile(module, devices="best")
 
 
-def test_the_fastest_devices_by_the_command_line(
+def test_command_line_selects_the_fastest_devices(
     opencl: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = onnx.helper.make_node("Relu", ["x"], ["y"])

@@ -51,7 +51,7 @@ def validate(validator: str, code: bytes, environment: str = "opencl2.1") -> Non
 @alike(4)
 @pytest.mark.parametrize("bits", [32, 256])
 @pytest.mark.parametrize("name", NAMES)
-def test_families_are_valid(validator: str, name: str, bits: int) -> None:
+def test_spirv_kernel_families_validate(validator: str, name: str, bits: int) -> None:
     target = Target(f"{ANY} -vector-bits={bits}")
     for kernel in cuda.kernels_of(ptx.module_of(name), target):
         assert kernel.format == "spirv"
@@ -68,7 +68,7 @@ def intel() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("names", [USUAL, pytest.param(NAMES, marks=LONG)], ids=["usual", "all"])
-def test_results(names: list[str], tmp_path: Path) -> None:
+def test_spirv_kernels_match_numpy(names: list[str], tmp_path: Path) -> None:
     """In a process of its own, which finds Intel's runtime for processors alone."""
     given = intel()
     if not given:
@@ -97,7 +97,7 @@ ODD: dict[str, tuple[list[relay.Var], Callable[[], RelayExpr]]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_what_vectors_must_be_taken_apart_for(validator: str, name: str) -> None:
+def test_unsupported_vector_widths_are_split(validator: str, name: str) -> None:
     """LLVM has none of addresses. Half floats are a capability that not all of OpenCL has."""
     params, body = ODD[name]
     module = IRModule.from_expr(relay.Function(params, body()))
@@ -106,7 +106,7 @@ def test_what_vectors_must_be_taken_apart_for(validator: str, name: str) -> None
             validate(validator, kernel.code, "spv1.0")
 
 
-def test_what_llvm_has_not() -> None:
+def test_spirv_refuses_missing_llvm_features() -> None:
     """It would end the process."""
     module = IRModule.from_expr(relay.Function([x], relay.topk(x, 3)[0]))
     with pytest.raises(
@@ -115,7 +115,7 @@ def test_what_llvm_has_not() -> None:
         ekiden.compile(module, ANY)
 
 
-def test_versions(validator: str) -> None:
+def test_spirv_versions_are_selectable(validator: str) -> None:
     """The oldest, unless another is asked for; LLVM's full name of a triple is the same."""
     module = ptx.module_of("pad")
     for triple, version in (("", 0), ("v1.2", 2), ("v1.4", 4)):
@@ -126,7 +126,7 @@ def test_versions(validator: str) -> None:
         validate(validator, kernel.code, f"spv1.{version}")
 
 
-def test_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_disassembles_spirv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a model LLVM's assembly; of an artifact what its disassembler reads."""
     path, target = tmp_path / "m.eki", "opencl -mtriple=spirv64"
     module = ptx.module_of("pad")
@@ -150,7 +150,7 @@ def test_an_artifact_without_its_disassembler(
     assert "apt-get install spirv-tools" in capsys.readouterr().err
 
 
-def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_spirv_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ptx.module_of("pad")
     for wrong in ("spirv32", "spirv64v1.7", "spirv1.6-vulkan", "nvptx64-nvidia-cuda"):
         with pytest.raises(CompileError, match=rf"-mtriple={wrong}: only 'spirv64' or "):
@@ -166,7 +166,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ekiden.compile(module, ANY)
 
 
-def test_a_driver_that_does_not_take_it(tmp_path: Path) -> None:
+def test_driver_without_spirv_is_an_error(tmp_path: Path) -> None:
     """Each way once, and no module goes to a driver whose instructions do not fill it."""
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler: apt-get install gcc")

@@ -94,7 +94,9 @@ def tensorized(m: int, n: int, k: int, dtype: str, turned: bool, gap: int = 0) -
 @pytest.mark.parametrize(
     ("dtype", "turned", "gap"), [("float16", False, 0), ("float16", True, 24), ("int8", True, 0)]
 )
-def test_tensorized_schedules(fibres: Device, dtype: str, turned: bool, gap: int) -> None:
+def test_tensorized_schedules_match_numpy(
+    fibres: Device, dtype: str, turned: bool, gap: int
+) -> None:
     m, n, k = 64, 96, 48
     module = ekiden.build(tensorized(m, n, k, dtype, turned, gap), TARGET)
     text = str(module.get_source("cuda"))
@@ -129,7 +131,7 @@ CASES: dict[str, tuple[Callable[..., RelayExpr], tuple[np.ndarray, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_products_of_small_types(fibres: Device, name: str) -> None:
+def test_tensor_core_small_dtypes_match_numpy(fibres: Device, name: str) -> None:
     """The same as in float32 on a processor, rounded once: sums are exact in both."""
     build, given = CASES[name]
     module = program(build, *given)
@@ -139,7 +141,7 @@ def test_products_of_small_types(fibres: Device, name: str) -> None:
     np.testing.assert_array_equal(found.astype("float32"), wanted.astype("float32"))
 
 
-def test_where_there_are_none() -> None:
+def test_targets_without_tensor_cores_use_other_kernels() -> None:
     """Older devices, and factors of other types."""
     assert not Target("cuda -arch=sm_75").has("tensor_cores")
     assert not Target("cuda -model=any").has("tensor_cores")
@@ -157,7 +159,7 @@ def test_devices_without_matrices_of_a_warp() -> None:
         ekiden.build(tensorized(32, 32, 16, "float16", False), "opencl -device=any")
 
 
-def test_a_call_that_not_all_threads_of_a_warp_make(doomed: Device) -> None:
+def test_divergent_warp_call_is_refused(doomed: Device) -> None:
     sums = Buffer("sums", (const(256),), "float32", "wmma.accumulator")
     out, thread = Buffer("out", (const(16), const(16)), "float32"), Var("thread")
     held = BufferAddress(sums, access="w")
@@ -189,7 +191,9 @@ def disassembled(nvrtc: ctypes.CDLL, kernel: DeviceKernel, architecture: str, fo
 
 @alike(6)
 @pytest.mark.parametrize("name", CASES)
-def test_instructions_of_tensor_cores(nvrtc: ctypes.CDLL, tmp_path: Path, name: str) -> None:
+def test_tensor_core_kernels_use_mma_instructions(
+    nvrtc: ctypes.CDLL, tmp_path: Path, name: str
+) -> None:
     """Nothing is spilled, and the products are instructions of tensor cores."""
     build, given = CASES[name]
     seen = 0
@@ -205,6 +209,6 @@ def test_instructions_of_tensor_cores(nvrtc: ctypes.CDLL, tmp_path: Path, name: 
     assert seen == len(cuda.ARCHITECTURES)
 
 
-def test_names_are_those_of_tvm() -> None:
+def test_tensor_intrinsics_have_tvm_names() -> None:
     for name in intrinsics.__all__:
         assert tir.TensorIntrin.get(getattr(intrinsics, name)).name == getattr(intrinsics, name)

@@ -163,19 +163,21 @@ OTHERS = [(n, None) for n in CASES if n not in PRODUCTS]
 
 @alike(4)
 @pytest.mark.parametrize(("name", "shared"), SHARED + OTHERS)
-def test_families_on_opencl(opencl: Device, name: str, shared: int | None) -> None:
+def test_kernel_families_on_opencl_match_numpy(
+    opencl: Device, name: str, shared: int | None
+) -> None:
     check(name, Target("opencl"), shared)
 
 
 @alike(6)
 @pytest.mark.parametrize("name", CASES)
-def test_families_by_vectors(opencl: Device, name: str) -> None:
+def test_vectorized_kernel_families_match_numpy(opencl: Device, name: str) -> None:
     """Of another width than the device prefers."""
     check(name, Target("opencl -device=any -vector-bits=256"), None)
 
 
 @alike(4)
 @pytest.mark.parametrize(("name", "shared"), SHARED + OTHERS)
-def test_families_as_cuda(fibres: Device, name: str, shared: int | None) -> None:
+def test_kernel_families_as_cuda_match_numpy(fibres: Device, name: str, shared: int | None) -> None:
     assert fibres.exist
     check(name, Target("cuda"), shared)

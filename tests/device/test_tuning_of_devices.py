@@ -33,7 +33,7 @@ def network(dtype: str = "float32") -> IRModule:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 @pytest.mark.parametrize("target", [ALONE, TENSOR_CORES, WARPS])
-def test_every_candidate_says_all_that_can_be_chosen(target: str, dtype: str) -> None:
+def test_every_candidate_sets_every_knob(target: str, dtype: str) -> None:
     (task,) = module_tasks(network(dtype), Target(target)).tasks
     space, source = task.space, random.Random(0)
     names = {each.name for each in space.free}  # type: ignore[attr-defined]
@@ -64,12 +64,12 @@ def test_kernels_of_the_host_are_tasks_for_the_host() -> None:
 
 
 @LONG
-def test_a_run_on_opencl(opencl: Device) -> None:
+def test_tuning_runs_on_opencl(opencl: Device) -> None:
     session = ekiden.tune(network(), "opencl", trials=2)
     assert [state.trials for state in session.states] == [2]
 
 
-def test_a_device_that_is_not_here_is_one_error() -> None:
+def test_missing_tuning_device_is_an_error() -> None:
     if ekiden.cuda(0).exist:
         pytest.skip("there is a device of CUDA")
     with pytest.raises(InputError, match=r"cannot be measured here: there is no cuda\(0\); remote"):

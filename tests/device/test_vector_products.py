@@ -40,7 +40,9 @@ def run(build: object, given: list[np.ndarray], shapes: list[tuple[object, ...]]
 @alike(4)
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 9), (3, 5, 7), (17, 2, 1), (40, 100, 33)])
-def test_matrices(opencl: Device, m: int, n: int, k: int, is_known: bool) -> None:
+def test_vector_matmul_matches_numpy(
+    opencl: Device, m: int, n: int, k: int, is_known: bool
+) -> None:
     a, b = numbers(m, k), numbers(k, n)
     wanted = a @ b
     cases = [(relay.nn.matmul, b, wanted), (relay.nn.dense, b.T.copy(), wanted)]
@@ -61,7 +63,9 @@ def test_matrices(opencl: Device, m: int, n: int, k: int, is_known: bool) -> Non
         (5, 16, 0, "panel=32 band=8"),
     ],
 )
-def test_panels(opencl: Device, m: int, n: int, k: int, asked: str, is_known: bool) -> None:
+def test_vector_panel_matmul_matches_numpy(
+    opencl: Device, m: int, n: int, k: int, asked: str, is_known: bool
+) -> None:
     """Of all of k and of parts of it, one band of rows and several, some beyond the last row."""
     a, b = numbers(m, k), numbers(k, n)
     first = m if is_known else relay.Any()
@@ -82,7 +86,7 @@ def test_elements_of_columns_are_brought_once() -> None:
 
 @alike(4)
 @pytest.mark.parametrize("dtype", ["int8", "int32", "float64", "float16"])
-def test_types(opencl: Device, dtype: str) -> None:
+def test_vector_matmul_dtypes_match_numpy(opencl: Device, dtype: str) -> None:
     a, b = numbers(9, 21).astype(dtype), numbers(33, 21).astype(dtype)
     result = "int32" if dtype == "int8" else dtype
 
@@ -111,7 +115,7 @@ def test_pixels_of_a_convolution_are_one_axis() -> None:
     assert ">= 0 && " in bordered and "select(" in bordered
 
 
-def test_what_a_decision_asks_for() -> None:
+def test_vector_matmul_honours_decisions() -> None:
     x, w = te.placeholder((9, 5), name="x"), te.placeholder((5, 3), name="w")
     y = topi.nn.matmul(x, w)
     asked = {"thread_product": {"vector": 8, "along": "columns"}}

@@ -112,7 +112,7 @@ def text(func: PrimFunc) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_vectors_mean_what_lanes_do(opencl: Device, name: str) -> None:
+def test_opencl_vectors_match_lanes(opencl: Device, name: str) -> None:
     _, dtypes, result = CASES[name]
     given = [given_for(d) for d in dtypes]
     kind = ml_dtypes.bfloat16 if result == "bfloat16" else result
@@ -131,18 +131,18 @@ def test_vectors_mean_what_lanes_do(opencl: Device, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_written_whole(name: str) -> None:
+def test_contiguous_vectors_are_stored_whole(name: str) -> None:
     found = text(program(name, 16, True))
     assert ("lane < 16" not in found) is (name in WHOLE), found
     assert ("vstore16" in found) is True
 
 
-def test_a_text() -> None:
+def test_opencl_vector_source_text() -> None:
     found = text(program("arithmetic", 8, True))
     assert "const float8 t" in found and "vload8(0, &x1[" in found
 
 
-def test_a_reduction_over_lanes(opencl: Device) -> None:
+def test_opencl_lane_reduction(opencl: Device) -> None:
     x, out = Buffer("x", (const(16),), "float32"), Buffer("out", (const(2),), "float32")
     load = BufferLoad(x, (ramp(const(0), 1, 16),), "float32x16")
     stores = [
@@ -165,7 +165,7 @@ def test_a_reduction_over_lanes(opencl: Device) -> None:
     np.testing.assert_array_equal(found.numpy(), [halves[0], given.max()])
 
 
-def test_a_store_under_a_condition(opencl: Device) -> None:
+def test_predicated_vector_store(opencl: Device) -> None:
     x, out = Buffer("x", (const(N),), "float32"), Buffer("out", (const(N),), "float32")
     block, lane = Var("block"), Var("i")
     index = block * 16 + lane

@@ -47,7 +47,7 @@ def validate(validator: str, code: bytes) -> None:
 
 @alike(4)
 @pytest.mark.parametrize("name", families.CASES)
-def test_families_are_valid(validator: str, name: str) -> None:
+def test_vulkan_kernel_families_validate(validator: str, name: str) -> None:
     for kernel in cuda.kernels_of(ptx.module_of(name), Target(ANY)):
         assert kernel.format == "vulkan"
         validate(validator, kernel.code)
@@ -55,7 +55,7 @@ def test_families_are_valid(validator: str, name: str) -> None:
 
 @alike(4)
 @pytest.mark.parametrize(("name", "shared"), families.SHARED + families.OTHERS)
-def test_families_compute_what_numpy_does(vulkan: Device, name: str, shared: int | None) -> None:
+def test_vulkan_kernel_families_match_numpy(vulkan: Device, name: str, shared: int | None) -> None:
     assert vulkan.exist
     families.check(name, Target("vulkan"), shared)
 
@@ -106,7 +106,7 @@ DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_type_is_kept_and_computed_with(vulkan: Device, dtype: str) -> None:
+def test_vulkan_supports_every_dtype(vulkan: Device, dtype: str) -> None:
     x, y = (relay.var(n, shape=(3, 5), dtype=dtype) for n in "xy")
     given = np.arange(15).reshape(3, 5) % 7, np.arange(15)[::-1].reshape(3, 5) % 5 + 1
     a, b = (g.astype(dtype) for g in given)
@@ -147,7 +147,7 @@ def main(A: T.Buffer(({blocks},), "int32"), B: T.Buffer(({blocks},), "int32")):
     np.testing.assert_array_equal(out.numpy(), 2 * x)
 
 
-def test_loops_and_choices_mean_what_they_say(vulkan: Device) -> None:
+def test_vulkan_control_flow_matches_numpy(vulkan: Device) -> None:
     """A while loop, loops in loops, a guarded load and an array of the thread."""
     func = tir.parse(
         """

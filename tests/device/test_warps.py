@@ -72,7 +72,9 @@ def given(dtype: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("through", ["cuda", "ptx"])
-def test_calls(fibres: Device, monkeypatch: pytest.MonkeyPatch, through: str) -> None:
+def test_warp_shuffle_calls_match_reference(
+    fibres: Device, monkeypatch: pytest.MonkeyPatch, through: str
+) -> None:
     """Each of them, and values of every type, through one word or two."""
     target = TARGET
     if through == "ptx":
@@ -90,7 +92,7 @@ def test_calls(fibres: Device, monkeypatch: pytest.MonkeyPatch, through: str) ->
 
 
 @pytest.mark.skipif(cuda.GPU, reason="needs fibres: what a GPU does with such a call is not said")
-def test_threads_that_do_not_come(
+def test_divergent_shuffle_is_an_error(
     fibres: Device, doomed: Device, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Half of a warp may call where the mask has half; else the device is lost."""
@@ -106,7 +108,7 @@ def test_threads_that_do_not_come(
     assert "a shuffle that not all threads of its mask make" in capfd.readouterr().err
 
 
-def test_what_is_refused() -> None:
+def test_invalid_warp_calls_are_refused() -> None:
     call = "T.tvm_warp_shuffle_down(T.uint32({}), {{x}}, {}, {}, {})"
 
     def of(*numbers: int) -> tir.PrimFunc:
@@ -131,7 +133,7 @@ def test_what_is_refused() -> None:
     assert b"ek_lane [[thread_index_in_simdgroup]]" in kernel.code
 
 
-def test_who_has_them() -> None:
+def test_targets_with_warp_shuffles() -> None:
     have = {k: Target(f"{k} -model=any").has("warp_shuffles") for k in
             ("cuda", "nvptx", "metal", "opencl", "webgpu")}  # fmt: skip
     assert have == {"cuda": True, "nvptx": True, "metal": True, "opencl": False, "webgpu": False}
@@ -227,7 +229,7 @@ def waits(kernel: DeviceKernel) -> int:
     return len(re.findall(r"__syncthreads|barrier\(", kernel.code.decode().partition("void ")[2]))
 
 
-def test_barriers() -> None:
+def test_warp_reductions_need_fewer_barriers() -> None:
     """One for a block of several warps, none for one warp; by halves where there are no warps."""
     x = np.zeros((2, 4096), "float32")
 
@@ -244,7 +246,7 @@ def test_barriers() -> None:
     assert waits(rows) == 3
 
 
-def test_instructions(nvrtc: ctypes.CDLL, tmp_path: Path) -> None:
+def test_warp_shuffles_use_shfl_instructions(nvrtc: ctypes.CDLL, tmp_path: Path) -> None:
     """Nothing is spilled, and registers are handed over by instructions of warps."""
     (kernel,) = kernels_of(relay.nn.softmax, np.zeros((64, 1024), "float32"), TARGET)
     for architecture in cuda.ARCHITECTURES:
@@ -253,7 +255,7 @@ def test_instructions(nvrtc: ctypes.CDLL, tmp_path: Path) -> None:
         assert "SHFL.DOWN" in tensors.disassembled(nvrtc, kernel, architecture, tmp_path)
 
 
-def test_ptx_and_attention() -> None:
+def test_warp_shuffles_in_ptx_attention() -> None:
     for name in ("softmax", "attention", "attention of one query"):
         texts = [k.code for k in cuda.kernels_of(ptx.module_of(name), Target(ptx.TARGET))]
         assert any(b"shfl.sync.down.b32" in text for text in texts)
@@ -261,7 +263,7 @@ def test_ptx_and_attention() -> None:
     assert waits(kernel) == 3 and b", 8, 16)" in kernel.code  # of 16 threads each query has
 
 
-def test_inspect_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_warp_shuffles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module = relay.parse("def @main(%x: Tensor[(2, 1024), float32]) { nn.softmax(%x) }")
     path = tmp_path / "m.eki"
     ekiden.export(module, str(path), TARGET)

@@ -30,7 +30,7 @@ def compiled(module: IRModule) -> ekiden.Executable:
 
 
 @pytest.mark.parametrize(("name", "shared"), families.SHARED + families.OTHERS)
-def test_families(webgpu: Device, name: str, shared: int | None) -> None:
+def test_webgpu_kernel_families_match_numpy(webgpu: Device, name: str, shared: int | None) -> None:
     assert webgpu.exist
     if name in OF_64_BITS:
         with pytest.raises(CompileError, match=OF_64_BITS[name]):
@@ -63,7 +63,7 @@ def test_sizes_that_only_a_run_knows(webgpu: Device) -> None:
 
 
 @pytest.mark.parametrize("op", ["tanh", "erf", "log", "sqrt", "sigmoid", "round", "floor", "exp"])
-def test_functions_of_elements(webgpu: Device, op: str) -> None:
+def test_webgpu_elementwise_functions_match_numpy(webgpu: Device, op: str) -> None:
     x = relay.var("x", shape=(1003,))
     module = IRModule.from_expr(relay.Function([x], getattr(relay, op)(x)))
     assert webgpu.exist
@@ -141,14 +141,14 @@ def test_what_is_refused_runs_on_the_host_that_is_compiled_for_too(
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64", "int8", "uint8", "bool", "float16"])
-def test_what_memory_cannot_have_is_named(dtype: str) -> None:
+def test_unsupported_webgpu_dtypes_are_named(dtype: str) -> None:
     x = relay.var("x", shape=(3, 4), dtype=dtype)
     module = IRModule.from_expr(relay.Function([x], relay.transpose(x)))
     with pytest.raises(CompileError, match=f"webgpu.*WGSL keeps .* has {dtype}"):
         ekiden.compile(module, "webgpu")
 
 
-def test_no_driver_is_said() -> None:
+def test_missing_webgpu_driver_is_reported() -> None:
     x = relay.var("x", shape=(8,))
     module = IRModule.from_expr(relay.Function([x], relay.exp(x)))
     exe = ekiden.compile(module, {"webgpu": "webgpu"})

@@ -32,7 +32,7 @@ def product() -> IRModule:
     return IRModule.from_expr(relay.Function([x], relay.nn.dense(x, weight)))
 
 
-def test_it_is_compiled_as_export_writes_it(
+def test_driverless_program_compiles_and_exports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exe = ekiden.compile(product(), "metal")
@@ -59,7 +59,7 @@ def test_exporting_says_what_runs_where(
     assert f"  devices {line}\n" in capsys.readouterr().out
 
 
-def test_a_run_says_what_is_missing() -> None:
+def test_driverless_run_names_missing_driver() -> None:
     exe = ekiden.compile(product(), "metal")
     for _ in range(2):
         with pytest.raises(DeviceError, match=r"metal\(0\): there is no driver"):

@@ -132,7 +132,7 @@ def test_foreign_files_are_refused(content: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.quick
-def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+def test_missing_file_and_folder_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none.eki", tmp_path):
         with pytest.raises(OSError, match="load .*(No such file|not a|Is a directory|directory)"):
             ekiden.load(path)

@@ -86,13 +86,13 @@ def test_a_missing_initializer_is_named() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", b"\x7fELF" + bytes(99), bytes(1000)])
-def test_a_file_that_is_no_model(content: bytes, tmp_path: Path) -> None:
+def test_non_model_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(content)
     message(tmp_path / "m.onnx")
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises((FileNotFoundError, ekiden.ImportModelError), match="m.onnx"):
         ekiden.compile(tmp_path / "m.onnx")
 
@@ -115,7 +115,7 @@ def attempt(content: bytes) -> None:
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @sizes("one_of", 4, 1)
 @pytest.mark.parametrize("kind", ["cut", "changed"])
-def test_cut_and_changed_files_never_crash(kind: str, one_of: int) -> None:
+def test_truncated_and_mutated_files_never_crash(kind: str, one_of: int) -> None:
     """A file without its end, from one byte in so many on; with one byte that is another."""
     whole = model(GOOD).SerializeToString()
     rng = np.random.default_rng(0)

@@ -265,7 +265,7 @@ def leaves(value: object) -> list[object]:
 @share(4)
 @pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
 @pytest.mark.parametrize("is_used", [False, True], ids=["result", "used"])
-def test_shapes_that_are_data(case: Case, is_used: bool) -> None:
+def test_data_dependent_shapes_match_numpy(case: Case, is_used: bool) -> None:
     params = parameters(case.runs[0], "abcdefg")
     call = case.call(*params)
     if is_used and case.name != "dyn.topk":
@@ -328,7 +328,7 @@ def test_every_operator_whose_shape_is_data_has_a_case() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_mismatched_dynamic_shapes_are_refused(
     name: str, bad: tuple[np.ndarray, ...], message: str | None
 ) -> None:
     case = next(c for c in CASES if c.name == name)

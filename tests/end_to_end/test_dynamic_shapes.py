@@ -108,7 +108,7 @@ def test_closures_capture_tensors_of_unknown_shape() -> None:
 
 
 @pytest.mark.parametrize("flag", [False, True])
-def test_closures_capture_what_shows_a_dimension_they_need(flag: bool) -> None:
+def test_closures_capture_tensors_that_carry_dimensions(flag: bool) -> None:
     check(
         DOUBLE
         + """def @main(%x: Tensor[(?, 2), float32], %c: bool) {
@@ -204,7 +204,7 @@ def test_unknown_dimensions_of_an_input_may_differ() -> None:
         executable(floats(3, 2), floats(3))
 
 
-def test_what_is_known_at_entry_is_computed_there() -> None:
+def test_entry_shapes_are_computed_at_entry() -> None:
     executable = check(
         "def @main(%x: Tensor[(?, 4), float32]) {"
         " nn.softmax(sum(concatenate((%x, exp(%x))), axis=[1])) }",

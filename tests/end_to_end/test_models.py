@@ -52,7 +52,7 @@ def assert_close(
 @pytest.mark.parametrize(
     "name", [*(n for n in LIGHT if n not in LARGE), *(pytest.param(n, marks=LONG) for n in LARGE)]
 )
-def test_light_models(name: str) -> None:
+def test_light_models_match_onnxruntime(name: str) -> None:
     model = light_model(name)
     exe = compiled_light(name) if name in LIGHT else ekiden.compile(model)
     (info,) = exe.inputs
@@ -63,7 +63,7 @@ def test_light_models(name: str) -> None:
 
 @alike(2)
 @pytest.mark.parametrize("name", CACHED)
-def test_cached_models_in_every_case(name: str) -> None:
+def test_cached_models_match_onnxruntime(name: str) -> None:
     entry = cached_model(name)
     exe = compiled_entry(entry)
     for case in entry.cases:

@@ -58,7 +58,7 @@ def @main(%a: List[int32], %b: List[int32]) { @heads((%a, %b)) + 1 }"""
     ("one", "shown"),
     [(a_list(), "(Nil, Cons(_, _))"), (a_list(1), "(Cons(_, Nil), Cons(_, _))")],
 )
-def test_a_match_says_where_it_is_and_what_it_got(run: Run, one: object, shown: str) -> None:
+def test_match_failure_names_location_and_value(run: Run, one: object, shown: str) -> None:
     assert int(run(HEADS, a_list(1, 2), a_list(1)).numpy()) == 4
     with pytest.raises(RunError) as error:
         run(HEADS, one, a_list(5))
@@ -66,7 +66,7 @@ def test_a_match_says_where_it_is_and_what_it_got(run: Run, one: object, shown: 
     assert str(error.value) == f"{FATAL} {place}"
 
 
-def test_each_match_of_a_function_is_told_apart(run: Run) -> None:
+def test_match_failures_name_the_match_in_a_function(run: Run) -> None:
     text = """
     def @main(%l: List[int32]) {
       match (%l) {
@@ -78,7 +78,7 @@ def test_each_match_of_a_function_is_told_apart(run: Run) -> None:
         assert f"match at text:{place} is for {shown}" in str(error.value)
 
 
-def test_what_lies_deep_is_not_shown(run: Run) -> None:
+def test_deeply_nested_values_are_not_shown(run: Run) -> None:
     inner = "Nil"
     for _ in range(8):
         inner = f"Cons(_, {inner})"
@@ -143,7 +143,7 @@ def test_a_cell_is_shared_with_the_caller(kind: str) -> None:
     assert float(cell.value.numpy()) == 11.0  # type: ignore[attr-defined]
 
 
-def test_what_a_cell_holds() -> None:
+def test_reference_cell_contents_are_checked() -> None:
     rows = np.arange(6, dtype=np.int32).reshape(2, 3)
     cell = runtime.Ref((rows[:, ::2], runtime.Ref(5)))
     first, second = cell.value  # type: ignore[misc]

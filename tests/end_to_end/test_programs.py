@@ -21,7 +21,7 @@ def function(params: list[relay.Var], body: relay.Expr) -> relay.Function:
 
 
 @pytest.mark.quick
-def test_a_program_is_what_numpy_says() -> None:
+def test_programs_match_numpy() -> None:
     x, y = relay.var("x", VECTOR), relay.var("y", VECTOR)
     exe = ekiden.compile(relay.IRModule.from_expr(function([x, y], op.add(op.tanh(x), y))))
     a, b = normal(5), normal(5, seed=1)
@@ -52,13 +52,13 @@ def _affine() -> ekiden.Executable:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("test", [True, False])
-def test_a_choice_runs_one_branch(test: bool) -> None:
+def test_if_runs_one_branch(test: bool) -> None:
     t, x = relay.var("t", relay.tensor_type((), "bool")), relay.var("x", VECTOR)
     check(function([t, x], relay.If(t, op.tanh(x), op.negative(x))), (np.asarray(test), normal(5)))
 
 
 @pytest.mark.quick
-def test_tuples_in_tuples_come_back_as_they_are() -> None:
+def test_nested_tuples_round_trip() -> None:
     x = relay.var("x", VECTOR)
     inner = relay.Tuple((op.tanh(x), x))
     body = relay.Tuple((inner, relay.TupleGetItem(inner, 0), relay.const(np.float32(2))))

@@ -64,7 +64,7 @@ def test_export_agrees_with_pytorch_at_every_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=LONG) for n in FULL])
-def test_full_size(name: str) -> None:
+def test_full_size_exports_match_pytorch(name: str) -> None:
     example, model = exported(name, full=True)
     check(example, ekiden.compile(model))
 

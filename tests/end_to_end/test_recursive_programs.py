@@ -384,7 +384,7 @@ def test_data_and_cells_are_arguments_and_results(kind: str) -> None:
     assert (float(head), float(first)) == (3.0, 1.0)
 
 
-def test_a_match_without_the_case_says_where() -> None:
+def test_unmatched_case_names_its_location() -> None:
     text = LISTS + "def @main(%l: List[int32]) { match? (%l) { Cons(%x, _) => %x } }"
     exe = ekiden.compile(relay.parse(text))
     with pytest.raises(RunError, match="the program cannot go on"):
@@ -403,7 +403,7 @@ def test_a_program_that_was_evaluated_in_part() -> None:
     )
 
 
-def test_a_call_of_a_known_closure_makes_none() -> None:
+def test_known_closure_call_allocates_no_closure() -> None:
     exe = ekiden.compile(relay.parse(PROGRAMS["a while loop"][0]))
     assert "alloc_closure" not in exe.disassemble()
     assert "invoke_tail" in exe.disassemble()

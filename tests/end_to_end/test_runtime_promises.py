@@ -86,7 +86,7 @@ def test_results_stay_while_they_are_held(dense: ekiden.Executable) -> None:
 
 
 @pytest.mark.quick
-def test_sizes_in_any_order(dense: ekiden.Executable) -> None:
+def test_sizes_may_vary_in_any_order(dense: ekiden.Executable) -> None:
     for n in (1, 100, 0, 7, 100, 1, 33, 0, 64):
         x = normal(n, 12, seed=n)
         expected = np.maximum(x @ normal(9, 12).T, 0)
@@ -94,7 +94,7 @@ def test_sizes_in_any_order(dense: ekiden.Executable) -> None:
 
 
 @pytest.mark.quick
-def test_threads_with_an_executable_each(dense: ekiden.Executable) -> None:
+def test_threads_run_separate_executables(dense: ekiden.Executable) -> None:
     raw = dense.raw
     wrong: list[int] = []
 
@@ -131,7 +131,7 @@ def test_an_input_as_output_is_not_written_by_later_runs() -> None:
 
 
 @pytest.mark.quick
-def test_an_echo_outlives_what_was_given() -> None:
+def test_returned_input_outlives_the_argument() -> None:
     x = relay.var("x", relay.tensor_type((SizeVar("n", "int64"),)))
     exe = compiled([x], x)
     found = one(exe(np.arange(1000, dtype=np.float32)))
@@ -209,7 +209,9 @@ LAYOUTS = {
 @pytest.mark.quick
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("n", [0, 1, 5])
-def test_layouts_of_inputs(dense: ekiden.Executable, layout: str, n: int) -> None:
+def test_strided_and_misaligned_inputs_are_accepted(
+    dense: ekiden.Executable, layout: str, n: int
+) -> None:
     x = normal(n, 12)
     given = LAYOUTS[layout](x)
     if layout == "list":  # lists are float64, which is not what the model takes
@@ -251,7 +253,7 @@ def test_wrong_input_is_told_word_for_word(two: ekiden.Executable) -> None:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("junk", [None, "text", object(), {}, [[1.0], [2.0, 3.0]], lambda: None])
-def test_what_is_no_array_is_an_input_error(two: ekiden.Executable, junk: object) -> None:
+def test_non_array_input_is_an_input_error(two: ekiden.Executable, junk: object) -> None:
     text = message(two, junk, normal(3, 1))
     assert text.startswith("input 'x': expected ")
 
@@ -273,7 +275,7 @@ def test_a_refused_run_changes_nothing(two: ekiden.Executable) -> None:
         pytest.param("ppocr4_det", {"h": 100, "w": 100}, marks=LONG),
     ],
 )
-def test_shapes_that_a_model_does_not_admit(name: str, dims: dict[str, int]) -> None:
+def test_inadmissible_shapes_are_refused(name: str, dims: dict[str, int]) -> None:
     """One error that says so; the next good run is as before."""
     entry = cached_model(name)
     exe = compiled_entry(entry)
@@ -306,7 +308,7 @@ def test_dimensions_that_a_model_forces_equal() -> None:
 
 
 @pytest.mark.quick
-def test_memory_that_cannot_be_had_is_an_error(dense: ekiden.Executable) -> None:
+def test_failed_allocation_is_an_error(dense: ekiden.Executable) -> None:
     """A view of one row as 2^40 of them asks for terabytes."""
     x = np.broadcast_to(normal(1, 12), (1 << 40, 12))
     with pytest.raises((ekiden.RunError, MemoryError)):

@@ -38,7 +38,7 @@ def agree(model: Any, x: Any, labels: Any, chances: Any) -> None:  # noqa: ANN40
 
 
 @pytest.mark.parametrize("name", ["forest", "pipeline", "neighbours", "support vectors"])
-def test_scikit_learn(name: str) -> None:
+def test_scikit_learn_models_match_onnx_import(name: str) -> None:
     need("sklearn", "skl2onnx")
     from skl2onnx import to_onnx
     from sklearn.ensemble import RandomForestClassifier
@@ -60,7 +60,7 @@ def test_scikit_learn(name: str) -> None:
     agree(found, x, model.predict(x), model.predict_proba(x))
 
 
-def test_missing_numbers_by_neighbours() -> None:
+def test_knn_imputer_matches_scikit_learn() -> None:
     """A branch inside another one, whose values have ranks of their own: its other side is taken
     where the first one does not fit the rest.
     """
@@ -77,7 +77,7 @@ def test_missing_numbers_by_neighbours() -> None:
         np.testing.assert_allclose(made(x[rows]).numpy(), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_columns_of_numbers_and_text() -> None:
+def test_column_transformer_matches_scikit_learn() -> None:
     """A pipeline over a table, each column of which is an input."""
     (_, _, pandas) = need("sklearn", "skl2onnx", "pandas")
     from skl2onnx import convert_sklearn
@@ -102,7 +102,7 @@ def test_columns_of_numbers_and_text() -> None:
     np.testing.assert_allclose(np.asarray(chances), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_lightgbm() -> None:
+def test_lightgbm_models_match_onnx_import() -> None:
     (lightgbm, _) = need("lightgbm", "onnxmltools")
     from onnxmltools import convert_lightgbm
     from onnxmltools.convert.common.data_types import FloatTensorType
@@ -114,7 +114,7 @@ def test_lightgbm() -> None:
     agree(found, x, model.predict(x), model.predict_proba(x))
 
 
-def test_xgboost() -> None:
+def test_xgboost_models_match_onnx_import() -> None:
     (xgboost, _) = need("xgboost", "onnxmltools")
     from onnxmltools import convert_xgboost
     from onnxmltools.convert.common.data_types import FloatTensorType
@@ -125,7 +125,7 @@ def test_xgboost() -> None:
     agree(found, x, model.predict(x), model.predict_proba(x))
 
 
-def test_paddle(tmp_path: Path) -> None:
+def test_paddle_models_match_onnx_import(tmp_path: Path) -> None:
     (paddle, _) = need("paddle", "paddle2onnx")
     model = paddle.nn.Sequential(paddle.nn.Linear(6, 4), paddle.nn.ReLU(), paddle.nn.Linear(4, 3))
     model.eval()
@@ -137,7 +137,7 @@ def test_paddle(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_mxnet(tmp_path: Path) -> None:
+def test_mxnet_models_match_onnx_import(tmp_path: Path) -> None:
     (mxnet,) = need("mxnet")
     net = mxnet.gluon.nn.HybridSequential()
     net.add(mxnet.gluon.nn.Dense(4, activation="relu"), mxnet.gluon.nn.Dense(3))
@@ -152,7 +152,7 @@ def test_mxnet(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_coreml() -> None:
+def test_coreml_models_match_onnx_import() -> None:
     need("coremltools", "onnxmltools")
     pytest.importorskip(
         "onnxmltools.convert.coreml.convert",

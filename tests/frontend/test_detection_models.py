@@ -49,7 +49,7 @@ def agree(model: onnx.ModelProto, *sizes: tuple[int, int]) -> None:
 @share(2, by=lambda name, dynamic: name)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", detection_models.SMALL)
-def test_small_models_with_their_post_processing(name: str, dynamic: bool) -> None:
+def test_small_detection_models_match_onnxruntime(name: str, dynamic: bool) -> None:
     model = detection_models.exported(
         detection_models.small(name), torch.from_numpy(image(3, 70, 80)), dynamic
     )
@@ -57,10 +57,8 @@ def test_small_models_with_their_post_processing(name: str, dynamic: bool) -> No
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=LONG) for n in detection_models.WHOLE]
-)
-def test_whole_models_with_their_post_processing(name: str, dynamic: bool) -> None:
+@pytest.mark.parametrize("name", [pytest.param(n, marks=LONG) for n in detection_models.WHOLE])
+def test_torchvision_detection_models_match_onnxruntime(name: str, dynamic: bool) -> None:
     model = detection_models.exported(
         detection_models.whole(name), torch.from_numpy(image(3, 320, 320)), dynamic
     )
@@ -68,7 +66,7 @@ def test_whole_models_with_their_post_processing(name: str, dynamic: bool) -> No
 
 
 @pytest.mark.parametrize("channels", [16, pytest.param(128, marks=LONG)])
-def test_a_detector_of_any_height_and_width(channels: int) -> None:
+def test_yolo_runs_at_any_image_size(channels: int) -> None:
     x = image(1, 3, 64, 96)
     model = detection_models.exported(
         detection_models.yolo(channels), torch.from_numpy(x), dynamic=True, listed=False

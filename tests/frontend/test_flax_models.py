@@ -38,7 +38,7 @@ class Encoder(nn.Module):  # type: ignore[name-defined, misc]
 @pytest.mark.parametrize(
     ("model", "shape", "dtype"), [(Residual(), (8, 8, 3), "float32"), (Encoder(), (6,), "int32")]
 )
-def test_modules_of_flax(model: Any, shape: tuple[int, ...], dtype: str) -> None:  # noqa: ANN401
+def test_flax_modules_match_jax(model: Any, shape: tuple[int, ...], dtype: str) -> None:  # noqa: ANN401
     rng = np.random.default_rng(0)
 
     def sample(count: int) -> Any:  # noqa: ANN401

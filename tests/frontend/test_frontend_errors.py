@@ -93,14 +93,16 @@ def _of_data(x: torch.Tensor) -> object:
         (Small().state_dict(), {}, r"^import an object of class 'OrderedDict': it is weights"),
     ],
 )  # fmt: skip
-def test_pytorch(model: object, given: Mapping[str, object], message: str) -> None:
+def test_pytorch_import_errors_name_the_cause(
+    model: object, given: Mapping[str, object], message: str
+) -> None:
     if isinstance(model, torch.nn.Module):
         model.eval()
     text = told(message, lambda: ekiden.compile(model, **given))
     assert "draft_export" not in text and 'TORCH_LOGS="dynamic"' not in text
 
 
-def test_training_is_done_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_training_mode_is_imported_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     options = ImportOptions(example_inputs=(X,))
     with caplog.at_level(logging.WARNING, "ekiden.torch"):
         import_model(Small().eval(), options)
@@ -111,7 +113,7 @@ def test_training_is_done_and_told(caplog: pytest.LogCaptureFixture) -> None:
     assert "module Small is in training mode: aten.dropout.default 'dropout'" in record.getMessage()
 
 
-def test_pytorch_says_it_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_pytorch_errors_are_reported_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     (tmp_path / "m.pt2").write_bytes(archives()["program"][:100])
     logger = logging.getLogger("torch")
     logger.addHandler(caplog.handler)
@@ -135,14 +137,14 @@ def test_pytorch_says_it_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) 
         ([], r"its inputs are 'input', got 0 of them$"),
     ],
 )  # fmt: skip
-def test_inputs_of_from_pytorch(infos: object, message: str) -> None:
+def test_from_pytorch_checks_input_infos(infos: object, message: str) -> None:
     script = torch.jit.trace(torch.nn.Linear(4, 3), X)
     told(message, lambda: relay.frontend.from_pytorch(script, infos))
 
 
 @pytest.mark.parametrize("function", ["from_onnx", "from_pytorch", "from_tflite"])
 @pytest.mark.parametrize("model", [None, 3, torch.zeros(2)])
-def test_functions_of_relay_are_given_no_model(function: str, model: object) -> None:
+def test_relay_importers_refuse_non_models(function: str, model: object) -> None:
     told(f"^{function}: expected .*, got ", lambda: getattr(relay.frontend, function)(model, []))
 
 
@@ -158,7 +160,7 @@ def archives() -> dict[str, bytes]:
     return made
 
 
-def test_archives_are_told_by_what_is_in_them(tmp_path: Path) -> None:
+def test_archives_are_recognized_by_their_members(tmp_path: Path) -> None:
     made = archives()
     for suffix in (".pt2", ".bin", ".onnx"):
         for kind, message in (("script", "a file of TorchScript"), ("weights", "torch.save wrote")):
@@ -173,7 +175,7 @@ def test_archives_are_told_by_what_is_in_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 2, 100, -40])
-def test_a_program_of_pytorch_that_is_cut(cut: int, tmp_path: Path) -> None:
+def test_truncated_pytorch_program_is_refused(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "m.pt2"
     path.write_bytes(archives()["program"][:cut])
     told("^import program 'm.pt2': no program that torch.export saved: ",
@@ -182,7 +184,7 @@ def test_a_program_of_pytorch_that_is_cut(cut: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for other in REJECTED_KINDS for name in other.class_names])
-def test_objects_that_another_tool_makes_a_model_of(name: str) -> None:
+def test_convertible_objects_name_the_converter(name: str) -> None:
     package, _, qualified = name.partition(".")
     base = dict if package == "builtins" else type(qualified, (), {"__module__": f"{package}.x"})
     own = type("Own", (base,), {})
@@ -220,7 +222,7 @@ for name in {files}:
 """
 
 
-def test_what_is_not_installed_is_told_with_the_command() -> None:
+def test_missing_package_error_gives_the_pip_command() -> None:
     names = ("onnx", "torch", "tflite", "tensorflow", "jax")
     program = MISSING.format(names=names, broken=False, files=FILES)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -238,7 +240,7 @@ def test_what_is_not_installed_is_told_with_the_command() -> None:
     assert [line.partition("the ")[2] for line in lines] == wanted, done.stderr
 
 
-def test_a_package_that_cannot_be_imported_is_told() -> None:
+def test_unimportable_package_is_reported() -> None:
     program = MISSING.format(names=("torch", "tflite"), broken=True, files=FILES[1:3])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     found = [line for line in done.stdout.splitlines() if "libodd.so" in line]
@@ -275,7 +277,7 @@ def _jax_cases() -> list[tuple[Callable[[], object], str]]:
     ]  # fmt: skip
 
 
-def test_jax() -> None:
+def test_jax_import_errors_name_the_cause() -> None:
     for call, message in _jax_cases():
         told(message, call)
 
@@ -287,7 +289,7 @@ def test_a_program_of_jax_for_several_platforms() -> None:
     np.testing.assert_allclose(ekiden.compile(program)(x).numpy(), np.sin(x), rtol=1e-6)
 
 
-def test_keras_and_tensorflow(tmp_path: Path) -> None:
+def test_keras_and_tensorflow_import_errors_name_the_cause(tmp_path: Path) -> None:
     tf = pytest.importorskip("tensorflow", reason="the package tensorflow is not installed")
     import keras
 

@@ -58,7 +58,7 @@ def test_importing_onnx_imports_no_other_framework(tmp_path: Path) -> None:
     assert found.intersection(FRAMEWORKS) == {"onnx"}
 
 
-def test_models_are_told_by_name_content_and_class(tmp_path: Path) -> None:
+def test_models_are_recognized_by_name_content_and_class(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(model().SerializeToString())
     assert find_frontend(tmp_path / "model.bin") is frontend_by_name(
         "onnx"
@@ -78,9 +78,7 @@ def test_models_are_told_by_name_content_and_class(tmp_path: Path) -> None:
         ("model.eki", "load it by ekiden.load"),
     ],
 )
-def test_files_of_other_kinds_are_told_what_makes_a_model_of_them(
-    name: str, advice: str, tmp_path: Path
-) -> None:
+def test_rejected_files_name_the_converter(name: str, advice: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"any")
     with pytest.raises(ImportModelError, match=f"import {name!r}: it is .*{advice}"):
         ekiden.compile(tmp_path / name)
@@ -102,7 +100,7 @@ def test_files_of_other_kinds_are_told_what_makes_a_model_of_them(
     ids=lambda value: "" if isinstance(value, bytes) else value[:16],
 )
 @pytest.mark.parametrize("name", ["model", "model.onnx", "model.tflite", "model.PB"])
-def test_files_of_other_kinds_are_told_by_what_is_in_them(
+def test_rejected_files_are_recognized_by_content(
     data: bytes, told: str, name: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(data)
@@ -122,7 +120,9 @@ def test_files_of_other_kinds_are_told_by_what_is_in_them(
         (("readme.md",), "it is a folder, in which there is no model$"),
     ],
 )  # fmt: skip
-def test_folders_that_are_no_model(files: tuple[str, ...], told: str, tmp_path: Path) -> None:
+def test_folders_without_models_are_refused(
+    files: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
     for name in files:
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(ImportModelError, match=f"^import .*{told}"):
@@ -139,7 +139,7 @@ def test_a_part_of_a_model_names_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stem", "told"), [("no", "No such file"), ("a\0b", "zero"), ("a" * 300, "too long")]
 )
-def test_paths_of_nothing(stem: str, suffix: str, told: str) -> None:
+def test_missing_paths_are_refused(stem: str, suffix: str, told: str) -> None:
     with pytest.raises(ImportModelError, match=f"^import .*{told}"):
         ekiden.compile(stem + suffix)
 
@@ -176,7 +176,7 @@ def test_a_file_of_relays_text_is_a_model(tmp_path: Path) -> None:
         (b"# \xff", "import 'm.relay': no text of Relay: byte 2 begins no character of UTF-8"),
     ],
 )
-def test_what_is_wrong_with_a_text_names_its_file(text: bytes, said: str, tmp_path: Path) -> None:
+def test_relay_text_errors_name_the_file(text: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "m.relay").write_bytes(text)
     with pytest.raises(CompileError) as caught:
         ekiden.compile(tmp_path / "m.relay")
@@ -185,18 +185,20 @@ def test_what_is_wrong_with_a_text_names_its_file(text: bytes, said: str, tmp_pa
         ekiden.compile(tmp_path / "m.relay", shape={"x": (1,)})
 
 
-def test_a_text_that_is_not_there_is_named() -> None:
+def test_missing_relay_text_file_is_named() -> None:
     with pytest.raises(ImportModelError, match="import 'nowhere.relay': No such file"):
         ekiden.compile("nowhere.relay")
 
 
-def test_a_function_for_onnx_says_what_another_file_is(tmp_path: Path) -> None:
+def test_onnx_importer_names_the_format_of_other_files(tmp_path: Path) -> None:
     (tmp_path / "m.relay").write_text(text_of_program())
     with pytest.raises(ImportModelError, match="expected an ONNX model, got a Relay program"):
         relay.frontend.from_onnx(tmp_path / "m.relay")
 
 
-def test_content_and_folders_tell_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frontend_is_found_by_content_and_marker_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = replace(
         FRONTENDS[0], name="other", suffixes=(".odd",), magic_bytes=((4, b"ODD1"),),
         marker_files=("saved.odd",), class_names=("pathlib.Path",),
@@ -221,7 +223,7 @@ def test_options_that_a_row_does_not_honour_are_refused() -> None:
     assert str(caught.value) == "compile: an ekiden.IRModule takes no 'shape'"
 
 
-def test_what_is_given_is_told_from_what_is_not() -> None:
+def test_set_options_are_distinguished_from_defaults() -> None:
     assert list(ImportOptions().set_option_names()) == []
     assert list(ImportOptions(shape={}, signature="").set_option_names()) == []
     assert list(ImportOptions(shape={"x": [1]}, example_inputs=()).set_option_names()) == [
@@ -244,7 +246,7 @@ def test_what_is_given_is_told_from_what_is_not() -> None:
          "pip install --upgrade 'ekiden[odd]'"),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_told_with_the_command(
+def test_missing_package_error_gives_the_pip_command(
     package: Package, extra: str, message: str
 ) -> None:
     row = replace(FRONTENDS[0], packages=(package,), extra=extra)
@@ -283,7 +285,7 @@ AGAIN = "pip install --force-reinstall"
          "the package 'no_such_converter' is missing; pip install no_such_converter"),
     ],
 )  # fmt: skip
-def test_what_a_converter_lacks_is_told_with_the_command(
+def test_missing_converter_package_gives_the_pip_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, body: str | None, version: str,
     message: str,
 ) -> None:  # fmt: skip
@@ -338,7 +340,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         ekiden.compile(tmp_path)
 
 
-def test_what_was_downloaded_in_the_place_of_weights_is_told(tmp_path: Path) -> None:
+def test_git_lfs_pointer_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(ImportModelError, match="a pointer of Git LFS"):
         ekiden.compile(tmp_path / "m.safetensors")

@@ -123,7 +123,7 @@ FEEDS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_lengths_that_are_data_meet_resized_ones(name: str) -> None:
+def test_data_dependent_lengths_meet_resized_extents(name: str) -> None:
     made, feed = MODELS[name], FEEDS[name]
     expected = ReferenceEvaluator(made).run(None, feed)[0]
     executable = ekiden.compile(made)

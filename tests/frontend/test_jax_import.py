@@ -51,7 +51,7 @@ def test_a_path_and_bytes_of_an_artifact(tmp_path: Path) -> None:
             np.testing.assert_allclose(found(ROW[:count]).numpy(), doubled(ROW[:count]), rtol=1e-6)
 
 
-def test_dynamic_shapes_in_words() -> None:
+def test_dynamic_shapes_are_given_as_text() -> None:
     found = ekiden.compile(doubled, (ROW,), dynamic_shapes=("n, ...",))
     assert str(found.inputs[0]) == "x: float32[n, 4]"
     np.testing.assert_allclose(found(ROW[:2]).numpy(), doubled(ROW[:2]), rtol=1e-6)
@@ -65,7 +65,7 @@ def test_a_size_that_is_computed_from_a_symbol() -> None:
         found(x[:3])
 
 
-def test_names_of_leaves() -> None:
+def test_input_names_are_pytree_paths() -> None:
     def model(params: Any, x: Any, *, scale: Any) -> Any:  # noqa: ANN401
         return {"y": x @ params["w"] * scale, "z": [x]}
 
@@ -78,7 +78,7 @@ def test_names_of_leaves() -> None:
     )
 
 
-def test_from_jax() -> None:
+def test_relay_from_jax_imports_functions() -> None:
     module, params = ekiden.relay.frontend.from_jax(doubled, (ROW,))
     assert params == {}
     assert "sum" in str(module["main"])
@@ -88,7 +88,7 @@ def test_from_jax() -> None:
     ("shape", "dtype"),
     [((5, 3), np.uint32), ((3, 4), np.uint32), ((), np.uint32), ((7,), np.uint64)],
 )
-def test_bits_of_threefry(shape: tuple[int, ...], dtype: type) -> None:
+def test_threefry_bits_equal_jax(shape: tuple[int, ...], dtype: type) -> None:
     def bits(state: Any) -> Any:  # noqa: ANN401
         algorithm = lax.RandomAlgorithm.RNG_THREE_FRY
         return lax.rng_bit_generator(state, shape, dtype=dtype, algorithm=algorithm)
@@ -97,7 +97,7 @@ def test_bits_of_threefry(shape: tuple[int, ...], dtype: type) -> None:
         agree(bits, np.array([3, 2**32 - 2], np.uint64), exact=True)
 
 
-def test_keys_are_results() -> None:
+def test_random_keys_may_be_results() -> None:
     """Which JAX constrains to no mesh."""
     function = jax.jit(lambda seed: jax.random.split(jax.random.key(seed), 3))
     seed = np.int32(7)
@@ -105,7 +105,7 @@ def test_keys_are_results() -> None:
     np.testing.assert_array_equal(ekiden.compile(function, (seed,))(seed).numpy(), wanted)
 
 
-def test_windows_of_any_kind() -> None:
+def test_window_reductions_match_jax() -> None:
     x = np.random.default_rng(0).standard_normal((2, 9, 7, 3)).astype(np.float32)
     start = jnp.float32(1.5)
 
@@ -122,7 +122,7 @@ def test_windows_of_any_kind() -> None:
     agree(windows, x)
 
 
-def test_convolutions_of_any_kind() -> None:
+def test_convolution_dimension_numbers_match_jax() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4, 6, 9, 8)).astype(np.float32)
     kernel = rng.standard_normal((4, 6, 3, 2)).astype(np.float32)
@@ -144,7 +144,7 @@ def test_convolutions_of_any_kind() -> None:
     agree(convolutions, x)
 
 
-def test_products_of_any_axes() -> None:
+def test_dot_general_axes_match_jax() -> None:
     rng = np.random.default_rng(0)
     x, y = (rng.standard_normal(s).astype(np.float32) for s in ((3, 4, 2, 5), (5, 3, 4, 6)))
 
@@ -157,7 +157,7 @@ def test_products_of_any_axes() -> None:
     agree(products, x, y)
 
 
-def test_a_comparator_of_any_form() -> None:
+def test_sort_comparators_match_jax() -> None:
     x = np.array([3, -1, 2, -2, 1, 7, -7], np.int32)
 
     def by_size(x: Any) -> Any:  # noqa: ANN401
@@ -166,11 +166,11 @@ def test_a_comparator_of_any_form() -> None:
     agree(by_size, x, exact=True)
 
 
-def test_padding_between_and_cutting() -> None:
+def test_interior_and_negative_padding_match_jax() -> None:
     agree(lambda x: lax.pad(x, jnp.float32(7), [(-1, 2, 1), (3, -2, 2)]), ROW, exact=True)
 
 
-def test_nan_in_sorts_and_largest() -> None:
+def test_nan_in_sort_and_top_k_match_jax() -> None:
     x = np.array([[2, np.nan, -1, 0, -0.0, np.inf, -np.inf]], np.float32)
     agree(lambda x: (jnp.sort(x), lax.top_k(x, 3)[1], jnp.argmax(x, 1), jnp.argmin(x, 1)), x)
 
@@ -208,11 +208,11 @@ def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
         ekiden.compile(doubled, (ROW,), shape={"x": (2, 4)})
 
 
-def test_numbers_are_examples() -> None:
+def test_python_numbers_are_example_inputs() -> None:
     assert ekiden.compile(doubled, (1.5,))(np.float32(1.5)).numpy() == 4.5
 
 
-def test_an_operation_can_be_taught() -> None:
+def test_operations_can_be_registered() -> None:
     from ekiden.frontend.jax import register
     from ekiden.frontend.jax.registry import CONVERTER_TABLE
 
@@ -231,7 +231,7 @@ def test_an_operation_can_be_taught() -> None:
         CONVERTER_TABLE.pop(name, None)
 
 
-def test_floats_beyond_integers_become_their_ends() -> None:
+def test_float_to_integer_casts_saturate() -> None:
     kinds = ["int8", "uint8", "int16", "int32", "uint32", "bool"]
     x = np.array([np.nan, np.inf, -np.inf, 3e9, -3e9, 5e9, 300, -129, -1.5, 127.9, 0], np.float32)
     agree(lambda x: tuple(x.astype(k) for k in kinds), x, exact=True)
@@ -241,7 +241,7 @@ def test_floats_beyond_integers_become_their_ends() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32"])
-def test_integers_at_their_ends(dtype: str) -> None:
+def test_integer_limits_match_jax(dtype: str) -> None:
     """Divided by 0, and shifted by the width and more, or by less than nothing."""
     ends = np.iinfo(dtype)
     some = np.array([ends.min, ends.max, 0, 1, 7, 31, 100, ends.max - 1], dtype)

@@ -24,7 +24,7 @@ EXTENTS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", EXTENTS)
-def test_applications(name: str) -> None:
+def test_keras_applications_match_tensorflow(name: str) -> None:
     keras.utils.set_random_seed(3)
     shape = (EXTENTS[name], EXTENTS[name], 3)
     model = getattr(keras.applications, name)(weights=None, include_top=False, input_shape=shape)

@@ -26,7 +26,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
-def test_the_row_of_a_model_is_that_of_its_backend(
+def test_keras_model_uses_its_backends_frontend(
     backend: str, unloaded: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     unloaded.setenv("KERAS_BACKEND", backend)
@@ -52,7 +52,9 @@ def test_a_backend_without_a_frontend_is_named(unloaded: pytest.MonkeyPatch) -> 
         find_frontend(Model())
 
 
-def test_a_file_goes_the_way_of_the_backend(unloaded: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_keras_file_uses_the_backends_frontend(
+    unloaded: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path = tmp_path / "model.keras"
     path.write_bytes(b"PK\x03\x04")
     for backend in ("tensorflow", "jax"):

@@ -99,7 +99,7 @@ KINDS: dict[str, tuple[Nodes, dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_captured_values_are_computed_once(kind: str) -> None:
+def test_loop_invariant_captures_are_computed_once(kind: str) -> None:
     before, expected = KINDS[kind]
     made = model(before, ADDED)
     agrees(made)

@@ -25,7 +25,7 @@ REDUCTIONS = (
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize("axes", [(1,), (-1, 0), (0, 1, 2)])
 @pytest.mark.parametrize("op_type", REDUCTIONS)
-def test_reductions_over_axes_that_are_data(
+def test_reductions_over_runtime_axes_match_references(
     op_type: str, axes: tuple[int, ...], keepdims: int
 ) -> None:
     feed = {"x": np.abs(X), "a": ints(*axes)}
@@ -33,7 +33,7 @@ def test_reductions_over_axes_that_are_data(
 
 
 @pytest.mark.parametrize("target", ["c", "llvm -mcpu=nehalem", "llvm -mcpu=haswell"])
-def test_reductions_by_each_target(target: str) -> None:
+def test_runtime_axis_reductions_match_on_each_target(target: str) -> None:
     feed = {"x": X, "a": ints(2, 0)}
     agree([node("ReduceSum", "x a", keepdims=0)], feed, opset=13, targets=(target,))
     agree([node("ReduceLogSumExp", "x a")], feed, targets=(target,))
@@ -52,7 +52,7 @@ def test_reductions_of_other_dtypes(op_type: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("noop", [0, 1])
 @pytest.mark.parametrize("axes", [(), (1,), (2, 0, -2)])
-def test_as_many_axes_as_the_run_says(axes: tuple[int, ...], noop: int) -> None:
+def test_runtime_number_of_axes_matches_references(axes: tuple[int, ...], noop: int) -> None:
     """Of no axes all are reduced, or none; what is done to each element is done all the same."""
     feed = {"x": X, "a": ints(*axes)}
     for op_type in ("ReduceSum", "ReduceL2"):
@@ -64,13 +64,13 @@ def test_as_many_axes_as_the_run_says(axes: tuple[int, ...], noop: int) -> None:
 @share(3)
 @pytest.mark.parametrize("axes", [(1,), (0,), (1, 2)])
 @pytest.mark.parametrize("op_type", ["ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin"])
-def test_reductions_of_nothing(op_type: str, axes: tuple[int, ...]) -> None:
+def test_reductions_of_empty_axes_match_references(op_type: str, axes: tuple[int, ...]) -> None:
     feed = {"x": np.zeros((2, 0, 3), np.float32), "a": ints(*axes)}
     for keepdims in (0, 1):
         agree([node(op_type, "x a", keepdims=keepdims)], feed, reference=True)
 
 
-def test_axes_that_are_computed() -> None:
+def test_computed_axes_match_references() -> None:
     """What stands behind goes on by the extents that are found."""
     nodes = [
         node("NonZero", "m", "n"),
@@ -86,7 +86,7 @@ def test_axes_that_are_computed() -> None:
         agree(by_shape, {"x": normal(first, 3, 4)}, symbolic=True)
 
 
-def test_axes_that_a_reduction_cannot_have() -> None:
+def test_invalid_runtime_axes_end_the_run() -> None:
     def run(*axes: int) -> None:
         feed = {"x": X, "a": ints(*axes)}
         model = graph_model([node("ReduceSum", "x a", keepdims=0)], feed, ["y"], opset=13)
@@ -153,7 +153,7 @@ def test_a_vector_of_the_only_length_that_its_node_can_have(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 0, 3), (0, 3), (2, 0, 2, 3), (0, 0, 3)])
-def test_products_of_no_rows(shape: tuple[int, ...]) -> None:
+def test_matmuls_without_rows_match_references(shape: tuple[int, ...]) -> None:
     """Axes are joined into rows, of which there are none."""
     feed = {"x": np.zeros(shape, np.float32)}
     agree([node("MatMul", "x w")], feed, {"w": normal(3, 5)})

@@ -59,7 +59,7 @@ def test_an_input_that_decides_the_rank_is_fixed_by_value() -> None:
     assert rep.fixed == ("axes",)
 
 
-def test_devices() -> None:
+def test_onnx_backend_devices() -> None:
     assert onnx_backend.supports_device("CPU") and onnx_backend.supports_device("CPU:0")
     assert not onnx_backend.supports_device("CUDA")
     with pytest.raises(UnsupportedError, match="CUDA"):

@@ -98,7 +98,7 @@ def test_weights_stay_in_their_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, numbers(size))
 
 
-def test_large_ones_of_the_model_itself_beside_them(tmp_path: Path) -> None:
+def test_embedded_and_external_weights_mix(tmp_path: Path) -> None:
     """Those are out of its message too, and none of what the package onnx is asked to read."""
     path = saved(tmp_path, LARGE, 10)
     model = onnx.load(path, load_external_data=False)
@@ -111,7 +111,7 @@ def test_large_ones_of_the_model_itself_beside_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["float16", "float64", "int8", "uint64", "bool"])
-def test_elements_of_every_type(kind: str, tmp_path: Path) -> None:
+def test_external_data_of_every_element_type(kind: str, tmp_path: Path) -> None:
     tensor = numpy_helper.from_array(numbers(5000, kind), "w")
     (tmp_path / "w.bin").write_bytes(bytes(7) + tensor.raw_data)
     lies_at(tensor, location="w.bin", offset=7)
@@ -137,7 +137,7 @@ def test_floats_that_numpy_has_not_are_read_by_the_package(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("where", ["branch", "function"])
-def test_tensors_of_nodes_lie_beside_too(where: str, tmp_path: Path) -> None:
+def test_attribute_tensors_may_be_external(where: str, tmp_path: Path) -> None:
     held = numpy_helper.from_array(numbers(5000), "held")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "w.bin").write_bytes(held.raw_data)
@@ -186,7 +186,9 @@ def test_tensors_of_nodes_lie_beside_too(where: str, tmp_path: Path) -> None:
         ({"location": ""}, "cannot read the weights stored beside it"),
     ],
 )  # fmt: skip
-def test_places_that_are_refused(said: dict[str, object], wanted: str, tmp_path: Path) -> None:
+def test_unsafe_external_locations_are_refused(
+    said: dict[str, object], wanted: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     path = saved(folder, LARGE)

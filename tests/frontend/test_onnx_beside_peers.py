@@ -311,7 +311,7 @@ def test_skip_layer_norm_gives_mean_and_deviation() -> None:
 
 @pytest.mark.parametrize("constant", [(), ("b", "s"), ("b", "s", "g")])
 @pytest.mark.parametrize("with_groups", [False, True])
-def test_weights_of_bits_come_with_groups_or_at_run_time(
+def test_block_quantized_weights_with_g_idx_or_at_run_time(
     constant: Sequence[str], with_groups: bool
 ) -> None:
     rng = np.random.default_rng(0)
@@ -414,7 +414,9 @@ def test_weights_beside_a_model_have_the_bytes_of_their_shape(tmp_path: Path) ->
         ("MeanVarianceNormalization", {"normalize_variance": 0}),
     ],
 )
-def test_operators_that_onnx_dropped(op_type: str, attributes: dict[str, object]) -> None:
+def test_removed_experimental_operators_match_onnxruntime(
+    op_type: str, attributes: dict[str, object]
+) -> None:
     feed = {"x": normal(2, 3, 8, 9)}
     given = node(op_type, "x", "y", **attributes)
     for symbolic in (False, True):
@@ -434,7 +436,7 @@ def test_reshape_by_an_attribute(shape: list[int]) -> None:
     compare(graph_model([node("Reshape", "x", "y", shape=shape)], feed, ["y"], None, 1), feed)
 
 
-def test_no_automatic_padding_is_none() -> None:
+def test_empty_auto_pad_means_notset() -> None:
     feed = {"x": normal(1, 2, 6, 6)}
     conv = node("Conv", "x w", "c", auto_pad="", pads=[1, 1, 1, 1])
     pool = node("MaxPool", "c", "y", auto_pad="", kernel_shape=[2, 2])
@@ -446,7 +448,7 @@ def test_no_automatic_padding_is_none() -> None:
     [(r"\p{L}+", ["abc", "äß", "漢字"]), (r"\pL\pN", ["a1", "ä٣"]), (r"[^\p{Lu}]+", ["abc", "1"]),
      (r"\P{L}", ["1", "-"]), (r"\p{^L}\p{Any}", ["1é"])],
 )  # fmt: skip
-def test_patterns_name_categories_of_unicode(pattern: str, accepted: list[str]) -> None:
+def test_regex_unicode_categories_match_onnxruntime(pattern: str, accepted: list[str]) -> None:
     words = ["abc", "äß", "漢字", "a1", "ä٣", "1", "-", "1é", "ABC", ""]
     infos = [helper.make_tensor_value_info("x", TensorProto.STRING, [None]),
              helper.make_tensor_value_info("y", TensorProto.BOOL, [None])]  # fmt: skip
@@ -503,7 +505,7 @@ def test_recurrent_layers_of_sequences_without_steps(op_type: str, direction: st
 
 @pytest.mark.parametrize("op_type", ["RNN", "GRU", "LSTM"])
 @pytest.mark.parametrize(("steps", "batch"), [(0, 2), (3, 0)])
-def test_recurrent_layers_of_nothing_compile(op_type: str, steps: int, batch: int) -> None:
+def test_recurrent_layers_without_batch_compile(op_type: str, steps: int, batch: int) -> None:
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op_type]
     weights = {"w": normal(1, gates * 4, 2), "r": normal(1, gates * 4, 4)}
     feed = {"x": normal(steps, batch, 2)}

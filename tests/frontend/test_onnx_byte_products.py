@@ -74,7 +74,7 @@ RESULT = [scalar(3.1), scalar(100, np.uint8)]
 @alike(4)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_qlinear_conv(last: bool, per_channel: bool) -> None:
+def test_qlinear_conv_matches_exact_integers(last: bool, per_channel: bool) -> None:
     images = some_bytes(1, 5, 5, 3) if last else some_bytes(1, 3, 5, 5)
     weight = some_bytes(4, 3, 3, 3, seed=1, dtype=np.int8)
     scales = normal(4) ** 2 if per_channel else scalar(0.3)
@@ -121,7 +121,7 @@ def test_a_convolution_between_quantised_tensors_saturates_nothing() -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 5])
-def test_mat_mul_integer_to_float(columns: int) -> None:
+def test_matmul_integer_to_float_matches_exact_integers(columns: int) -> None:
     data, right = some_bytes(2, 3, 8), some_bytes(8, 5, seed=1, dtype=np.int8)
     scale, bias = (normal(columns, seed=2) ** 2 + 0.01) / 100, normal(5)
     inputs = [data, right, scalar(0.02), scale, scalar(100, np.uint8), None, bias]
@@ -132,7 +132,7 @@ def test_mat_mul_integer_to_float(columns: int) -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 5])
-def test_dynamic_quantize_mat_mul(columns: int) -> None:
+def test_dynamic_quantize_matmul_matches_exact_integers(columns: int) -> None:
     data, right = normal(2, 3, 8), some_bytes(8, 5, seed=1, dtype=np.int8)
     scale, bias = (normal(columns, seed=2) ** 2 + 0.01) / 100, normal(5)
     model, feed = contrib_model(
@@ -162,7 +162,7 @@ def dynamic_levels(data: Array) -> tuple[Array, float, int]:
 
 
 @pytest.mark.parametrize("rounded", [False, True])
-def test_gemm(rounded: bool) -> None:
+def test_qgemm_matches_exact_integers(rounded: bool) -> None:
     left, right = some_bytes(3, 8), some_bytes(5, 8, seed=1, dtype=np.int8)
     bias, scales = np.arange(5, dtype=np.int32) * 100, (scalar(0.02), scalar(0.01))
     inputs = [left, scales[0], POINT, right, scales[1], scalar(0, np.int8), bias]
@@ -178,7 +178,7 @@ def test_gemm(rounded: bool) -> None:
         check_numbers(model, feed, exact, 4 * ROUNDING * np.abs(exact))
 
 
-def test_attention() -> None:
+def test_qattention_matches_exact_integers() -> None:
     data, weight, bias = some_bytes(2, 3, 8), some_bytes(8, 24, seed=1), normal(24)
     step, scale, points = scalar(0.02), scalar(0.03), (scalar(120, np.uint8), scalar(128, np.uint8))
     inputs = [data, weight, bias, step, scale, None, *points]
@@ -212,7 +212,7 @@ def nibbles(packed: Array, points: Array | None, columns: int) -> tuple[Array, A
 @pytest.mark.parametrize(
     ("shape", "rows", "block"), [((1, 40), 130, 16), ((2, 5, 64), 5, 32), ((13, 128), 70, 128)]
 )
-def test_weights_of_four_bits_and_data_of_bytes(
+def test_int4_weights_with_int8_data_match_exact_integers(
     shape: tuple[int, ...], rows: int, block: int, zeros: bool
 ) -> None:
     """A target may round the data of each block to 127 steps of its largest number, or leave them.
@@ -307,7 +307,9 @@ def random_lstm(
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("batch", [1, 2])
-def test_dynamic_quantize_lstm(directions: int, per_row: bool, batch: int) -> None:
+def test_dynamic_quantize_lstm_matches_exact_integers(
+    directions: int, per_row: bool, batch: int
+) -> None:
     for seed in itertools.count():  # until no state is halfway between two levels
         with contextlib.suppress(Halfway):
             given, exact, most = random_lstm(seed, directions, per_row, batch)

@@ -84,7 +84,7 @@ GAMMA, BETA, BIAS = normal(8, seed=2), normal(8, seed=3), normal(8, seed=4)
         ("QuickGelu", [X]),
     ],
 )  # fmt: skip
-def test_activations(op_type: str, inputs: list[Array]) -> None:
+def test_contrib_activations_match_onnxruntime(op_type: str, inputs: list[Array]) -> None:
     check(op_type, inputs)
 
 
@@ -95,13 +95,13 @@ def test_skip_layer_norm(skip: Array) -> None:
     check("SkipSimplifiedLayerNormalization", [X, skip, GAMMA, BIAS], outputs=(0, 3), epsilon=1e-5)
 
 
-def test_rms_norm_in_both_domains() -> None:
+def test_rms_norm_in_both_domains_matches_onnxruntime() -> None:
     check("SimplifiedLayerNormalization", [X, GAMMA], domain="", axis=-1, epsilon=1e-6)
 
 
 @pytest.mark.parametrize("mask", [None, words(2, 4, below=2)])
 @pytest.mark.parametrize("positions", [None, words(2, 4, seed=9)])
-def test_embeddings(mask: Array | None, positions: Array | None) -> None:
+def test_embed_layer_norm_matches_onnxruntime(mask: Array | None, positions: Array | None) -> None:
     tables = [normal(5, 8, seed=s) for s in range(3)]
     inputs = [words(2, 4), words(2, 4, seed=1), *tables, GAMMA, BETA, mask, positions]
     check("EmbedLayerNormalization", inputs, (2, 3, 4, 5, 6), outputs=(0, 1, 2), mask_index_type=1)
@@ -146,12 +146,12 @@ def test_fused_gemm() -> None:
     check("FusedGemm", inputs, (1,), transB=1, activation="LeakyRelu", **more)
 
 
-def test_others() -> None:
+def test_other_contrib_operators_match_onnxruntime() -> None:
     check("ExpandDims", [X, np.array(-1, np.int32)], (1,))
     check("CDist", [normal(3, 4), normal(5, 4, seed=1)], metric="euclidean", rtol=1e-4)
 
 
-def test_what_is_made_for_other_devices() -> None:
+def test_cuda_only_operators_match_reference() -> None:
     def gelu(x: Array) -> Array:
         return x * (1 + np.vectorize(math.erf)(x / 2**0.5)) / 2
 
@@ -168,7 +168,7 @@ def test_what_is_made_for_other_devices() -> None:
     np.testing.assert_allclose(conv, images @ weight[:, :, 0, 0].T, rtol=1e-4, atol=1e-5)
 
 
-def test_group_norm() -> None:
+def test_group_norm_matches_reference() -> None:
     images, skip = normal(2, 5, 6, 8), normal(2, 8, seed=1)
     more = {"groups": 2, "activation": 1, "epsilon": 1e-5}
     total = images + skip[:, None, None]
@@ -193,7 +193,7 @@ def test_group_norm() -> None:
         ("GridSample", [normal(1, 2, 4, 5), normal(1, 3, 3, 2)], (), {"align_corners": 1}),
     ],
 )
-def test_operators_that_onnx_has_taken(
+def test_operators_moved_to_onnx_match(
     op_type: str, inputs: list[Array], constants: tuple[int, ...], attributes: dict[str, object]
 ) -> None:
     check(op_type, inputs, constants, **attributes)  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ MASKS = {
 
 @pytest.mark.parametrize("mask", list(MASKS))
 @pytest.mark.parametrize("unidirectional", [0, 1])
-def test_attention(mask: str, unidirectional: int) -> None:
+def test_contrib_attention_matches_onnxruntime(mask: str, unidirectional: int) -> None:
     inputs = [X, normal(8, 24, seed=5), normal(24, seed=6), MASKS[mask]]
     more = {"mask_filter_value": -10000.0}
     check(
@@ -296,7 +296,7 @@ def test_multi_head_attention_with_masks_and_caches() -> None:
 
 @pytest.mark.parametrize("queries", [1, 3, 6])
 @pytest.mark.parametrize("past", [0, 2])
-def test_more_or_fewer_keys_than_queries_that_see_no_later_ones(queries: int, past: int) -> None:
+def test_causal_attention_with_unequal_key_and_query_counts(queries: int, past: int) -> None:
     inputs = [normal(2, n, 8, seed=n) for n in (queries, 4, 4)]
     if past:
         inputs += [None, None, None, *(normal(2, 2, past, 4, seed=s) for s in (3, 4))]
@@ -390,21 +390,21 @@ SCALES = [scalar(0.0217), scalar(120, np.uint8)]
 
 @pytest.mark.parametrize("op_type", ["QLinearAdd", "QLinearMul"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
-def test_sums_and_products_of_bytes(op_type: str, dtype: type) -> None:
+def test_qlinear_add_and_mul_match_onnxruntime(op_type: str, dtype: type) -> None:
     zero = scalar(3, dtype)
     pairs = [some_bytes(2, 5, dtype=dtype), scalar(0.0217), zero]
     other = [some_bytes(2, 1, seed=1, dtype=dtype), scalar(0.0331), zero]
     check(op_type, [*pairs, *other, scalar(0.0413), zero])
 
 
-def test_activations_of_bytes() -> None:
+def test_qlinear_activations_match_onnxruntime() -> None:
     inputs = [some_bytes(2, 9), *SCALES, scalar(0.01), scalar(5, np.uint8)]
     check("QLinearSigmoid", inputs, (1, 2, 3, 4))
     check("QLinearLeakyRelu", inputs, (1, 2, 3, 4), alpha=0.1)
     check("QLinearSoftmax", inputs, (1, 2, 3, 4), axis=-1, opset=13)
 
 
-def test_pools_and_joints_of_bytes() -> None:
+def test_qlinear_pool_and_concat_match_onnxruntime() -> None:
     images = some_bytes(1, 3, 6, 6)
     result = [scalar(0.0313), scalar(100, np.uint8)]
     check("QLinearGlobalAveragePool", [images, *SCALES, *result], (1, 2, 3, 4))
@@ -427,7 +427,7 @@ def test_pools_and_joints_of_bytes() -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
-def test_weights_of_a_few_bits(bits: int, zeros: bool) -> None:
+def test_matmul_nbits_matches_onnxruntime(bits: int, zeros: bool) -> None:
     rows, columns, block = 6, 40, 16
     blocks = 3
     packed = some_bytes(rows, blocks, block * bits // 8)
@@ -442,7 +442,7 @@ def test_weights_of_a_few_bits(bits: int, zeros: bool) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("points_kind", ["none", "packed", "floats"])
 @pytest.mark.parametrize("known", [False, True])
-def test_weights_of_a_few_bits_whose_columns_name_their_blocks(
+def test_matmul_nbits_with_g_idx_matches_onnxruntime(
     bits: int, points_kind: str, known: bool
 ) -> None:
     """Against NumPy: ONNX Runtime 1.32 takes 8 for every packed zero point beside `g_idx`."""
@@ -475,7 +475,7 @@ def test_weights_of_a_few_bits_whose_columns_name_their_blocks(
     assert (np.abs(result - data @ weight.T) <= bound).all()
 
 
-def test_a_table_of_a_few_bits() -> None:
+def test_gather_block_quantized_matches_onnxruntime() -> None:
     table, scales = some_bytes(7, 16), normal(7, 2) ** 2
     check(
         "GatherBlockQuantized", [table, ints(1, 5), scales], (0, 2),
@@ -483,7 +483,7 @@ def test_a_table_of_a_few_bits() -> None:
     )  # fmt: skip
 
 
-def test_what_is_not_supported_is_said() -> None:
+def test_unsupported_contrib_options_are_named() -> None:
     model, _ = contrib_model("Attention", [X, normal(8, 24)], (1,), num_heads=2, do_rotary=1)
     with pytest.raises(UnsupportedError, match="'do_rotary' must be one of 0, got 1"):
         from_onnx(model)

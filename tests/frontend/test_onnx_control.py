@@ -79,7 +79,7 @@ def branch(op_type: str, inputs: str, output: str = "r", **attributes: Any) -> o
 # If.
 
 
-def test_if_takes_values_from_outside() -> None:
+def test_if_captures_outer_values() -> None:
     nodes = [
         node("Relu", "x", "h"),
         node("If", "c", "y", then_branch=branch("Add", "h x"), else_branch=branch("Neg", "h")),
@@ -148,7 +148,7 @@ def rank_changing() -> onnx.ModelProto:
     return model(nodes, [value("x", FLOAT, ["n", 3])], "y", weights)
 
 
-def test_branches_of_different_ranks_run_both_where_the_rest_fits_both() -> None:
+def test_branches_of_different_ranks_continue_in_both() -> None:
     for extent in (1, 3):
         check_ranks(rank_changing(), x=normal(extent, 3))
 
@@ -158,7 +158,7 @@ def check_ranks(made: onnx.ModelProto, **feed: Array) -> None:
     compare(made, feed, reference=True)
 
 
-def test_data_that_equal_a_constant_are_the_special_case() -> None:
+def test_data_condition_selects_the_special_case_branch() -> None:
     nodes = [
         node("Equal", "d one", "c"),
         node(
@@ -175,7 +175,7 @@ def test_data_that_equal_a_constant_are_the_special_case() -> None:
     check(made, d=ints(8), x=ints(1, 2, 3))
 
 
-def test_what_no_branch_can_compute_is_an_error() -> None:
+def test_node_that_fails_in_all_branches_is_an_error() -> None:
     nodes = [
         node(
             "If",
@@ -245,7 +245,7 @@ def test_loop_with_a_trip_count(trips: int) -> None:
         assert ys.shape == (0, 2)
 
 
-def test_parts_of_no_iteration_have_the_extents_that_each_would_have() -> None:
+def test_empty_scan_outputs_have_iteration_extents() -> None:
     body = counting([*ADD, node("Mul", "x_out x", "y")], "x", "y", ["n", 3])
     given = [value("t", INT), value("x0", FLOAT, ["n", 3]), value("w", FLOAT, ["n", 3])]
     made = model([node("Loop", "t - x0", "x ys", body=body)], given, "x ys")
@@ -399,7 +399,7 @@ def test_a_slice_whose_bounds_come_in_any_number(count: int) -> None:
 
 @pytest.mark.parametrize("direction", [0, 1])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_scan(direction: int, axis: int) -> None:
+def test_scan_matches_reference(direction: int, axis: int) -> None:
     body = graph(
         [node("Add", "s x", "t"), node("Mul", "t x", "y")],
         [value("s", FLOAT, [2]), value("x", FLOAT, [2])],

@@ -788,7 +788,7 @@ def same(found: object, wanted: list[Array]) -> None:
 @pytest.mark.slow
 @alike(4)
 @pytest.mark.parametrize("name", CASES)
-def test_sizes_flow_on(name: str) -> None:
+def test_data_dependent_sizes_propagate(name: str) -> None:
     model, feed = CASES[name]()
     wanted = expected(model, feed, False)
     same(Interpreter(from_onnx(model)).evaluate("main", *feed.values()), wanted)
@@ -812,7 +812,7 @@ NOTHING: dict[str, Feed] = {
 @pytest.mark.slow
 @alike(4)
 @pytest.mark.parametrize("name", NOTHING)
-def test_sizes_of_nothing(name: str) -> None:
+def test_data_dependent_sizes_may_be_zero(name: str) -> None:
     """No box is left, no element is there: what follows computes on nothing."""
     model, feed = CASES[name]()
     feed = {**feed, **NOTHING[name]}
@@ -834,14 +834,14 @@ def test_sizes_of_nothing(name: str) -> None:
         ("resize_sizes_data", {"sz": ints(1, 3, 9, 11)}, "Resize 'Resize_y'"),
     ],
 )
-def test_a_size_that_cannot_be_names_its_node(name: str, wrong: Feed, text: str) -> None:
+def test_invalid_data_dependent_size_names_its_node(name: str, wrong: Feed, text: str) -> None:
     model, feed = CASES[name]()
     with pytest.raises(RunError, match=text):
         ekiden.compile(model)(**{**feed, **wrong})
 
 
 @pytest.mark.slow
-def test_slice_by_scalars() -> None:
+def test_slice_accepts_scalar_bounds() -> None:
     """As PyTorch writes bounds that it has gathered; ONNX Runtime takes vectors alone."""
     feed = {"x": normal(7, 3), "k": ints(1, 5)}
     text = """
@@ -855,7 +855,7 @@ def test_slice_by_scalars() -> None:
     np.testing.assert_array_equal(found, feed["x"][1:5])
 
 
-def test_what_one_node_says_of_dimensions_is_learned_at_once(
+def test_dimension_facts_of_a_node_are_learned_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Beginning anew imports the whole model: not once for each of the tensors that are joined."""
@@ -874,7 +874,7 @@ def test_what_one_node_says_of_dimensions_is_learned_at_once(
     assert len({p.checked_type.shape[0] for p in module["main"].params}) == 1  # type: ignore[attr-defined]
 
 
-def test_names_that_are_one_dimension_in_a_circle() -> None:
+def test_cyclic_dimension_equalities_are_resolved() -> None:
     facts = DimFacts()
     for pairs in ([("a", "b"), ("b", "c"), ("c", "a")], [("b", "d")]):
         with pytest.raises(RestartImport):

@@ -186,7 +186,7 @@ def product(case: Case, data: Array, weight: Array, bias: Array) -> Array:
 
 @alike(4)
 @pytest.mark.parametrize("name", CASES)
-def test_products(name: str) -> None:
+def test_qdq_products_are_int8_products(name: str) -> None:
     case = CASES[name]
     model = case.model()
     assert set(products(model)) == {case.sums}
@@ -196,7 +196,7 @@ def test_products(name: str) -> None:
         expect_within(found, wanted, bound)
 
 
-def test_sums_are_exact() -> None:
+def test_qdq_sums_are_exact() -> None:
     """Where float32 rounds: 1,000 products of 255 and 127, whose sum takes 25 bits."""
     weight = np.full((1000, 2), 127, "int8")
     weight[0, 1] = 126

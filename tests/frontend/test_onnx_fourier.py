@@ -43,7 +43,7 @@ def close(found: Array, wanted: Array) -> None:
 @share(4)
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize(("extent", "length"), [(1, None), (37, 50), (50, 37)])
-def test_dft(extent: int, length: int | None, parts: int) -> None:
+def test_dft_matches_numpy(extent: int, length: int | None, parts: int) -> None:
     x = signal(2, extent, 3, parts)
     numbers = x[..., 0] + (1j * x[..., 1] if parts == 2 else 0)
     weights = {"axis": np.array(1)} | ({} if length is None else {"length": np.array(length)})
@@ -56,7 +56,7 @@ def test_dft(extent: int, length: int | None, parts: int) -> None:
 @share(4)
 @pytest.mark.parametrize(("shape", "onesided"), [((2, 90), 1), ((1, 90, 1), 0), ((2, 90, 2), 0)])
 @pytest.mark.parametrize("is_windowed", [False, True])
-def test_stft(shape: tuple[int, ...], onesided: int, is_windowed: bool) -> None:
+def test_stft_matches_numpy(shape: tuple[int, ...], onesided: int, is_windowed: bool) -> None:
     x, window = signal(*shape), signal(20) if is_windowed else np.ones(20, "float32")
     weights = {"step": np.array(7), "length": np.array(20)} | (
         {"window": window} if is_windowed else {}

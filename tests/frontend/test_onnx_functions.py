@@ -135,7 +135,7 @@ def test_weights_may_lie_beside_the_file(tmp_path: Path) -> None:
         from_onnx(path)
 
 
-def test_an_error_says_how_one_got_there() -> None:
+def test_errors_list_the_producing_nodes() -> None:
     nodes = [
         node("Relu", "x", "a", name="first"),
         node("Transpose", "a", "b", name="second"),

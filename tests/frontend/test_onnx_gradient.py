@@ -28,7 +28,7 @@ def gradient_model(xs: list[str], y: str) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def test_gradient() -> None:
+def test_gradient_operator_matches_derivatives() -> None:
     a, b = normal(4, 3), normal(4, 3, seed=1)
     total, da, db = ekiden.compile(gradient_model(["a", "b"], "s"))(a, b)
     slope = 1 - np.tanh(a * b) ** 2
@@ -41,7 +41,7 @@ def test_gradient() -> None:
     ("xs", "y", "message"),
     [(["p"], "s", "'p' in 'xs' or 'zs' must be an input"), (["a"], "q", "no tensor 'q' yet")],
 )
-def test_gradients_that_cannot_be_had(xs: list[str], y: str, message: str) -> None:
+def test_unsupported_gradients_are_refused(xs: list[str], y: str, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         ekiden.compile(gradient_model(xs, y))
 

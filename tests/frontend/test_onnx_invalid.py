@@ -226,7 +226,7 @@ def test_an_input_that_a_converter_does_not_read_is_refused(
     from_onnx(clip)
 
 
-def test_rows_name_inputs_that_their_operators_have() -> None:
+def test_converter_rows_name_existing_inputs() -> None:
     CONVERTER_TABLE.load_all()
     for (domain, op_type), rows in CONVERTER_TABLE.items():
         for row in rows:
@@ -265,7 +265,7 @@ def test_signatures_are_those_of_the_schemas() -> None:
 
 @sizes("count", 300, 20_000)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_drawn_nodes_are_refused_or_imported(count: int) -> None:
+def test_random_nodes_are_refused_or_imported(count: int) -> None:
     assert node_mutants.faults(range(count)) == []
 
 

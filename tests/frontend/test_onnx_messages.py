@@ -52,7 +52,7 @@ def test_tensors_are_as_the_package_reads_them(kind: int, raw: bool) -> None:
     assert found.tobytes() == expected.tobytes() or kind == TensorProto.STRING
 
 
-def test_rows_begin_where_onnx_changed_a_meaning() -> None:
+def test_converter_rows_start_at_schema_changes() -> None:
     """So that a row is found by the opset of the model alone."""
     changes: dict[tuple[str, str], set[int]] = {}
     for each in onnx.defs.get_all_schemas_with_history():
@@ -62,7 +62,7 @@ def test_rows_begin_where_onnx_changed_a_meaning() -> None:
             assert row.since in changes[key] or row.since < min(changes[key]), key
 
 
-def test_rows_say_which_graphs_a_node_must_have() -> None:
+def test_converter_rows_list_required_graph_attributes() -> None:
     kind = onnx.defs.OpSchema.AttrType.GRAPH
     for schema in onnx.defs.get_all_schemas_with_history():
         for row in CONVERTER_TABLE.get((schema.domain, schema.name)) or ():

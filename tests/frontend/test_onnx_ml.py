@@ -92,7 +92,9 @@ def check(
     (np.array([[3, np.nan, 9]], np.float32), {"keys_floats": [9.0, np.nan]},
      {"values_floats": [0.5, 1.0], "default_float": 3.0, "version": 4}),
 ])
-def test_label_encoder(x: Array, keys: dict[str, Any], values: dict[str, Any]) -> None:
+def test_label_encoder_matches_onnxruntime(
+    x: Array, keys: dict[str, Any], values: dict[str, Any]
+) -> None:
     check("LabelEncoder", x, **keys, **values)
 
 
@@ -117,7 +119,7 @@ def test_label_encoder(x: Array, keys: dict[str, Any], values: dict[str, Any]) -
     ("ZipMap", X[:, :3], {"classlabels_strings": ["a", "b", "c"]}),
     ("ZipMap", X[:, :3], {"classlabels_int64s": [4, 2, 1]}),
 ])  # fmt: skip
-def test_features(op: str, x: Array, attributes: dict[str, Any]) -> None:
+def test_feature_operators_match_onnxruntime(op: str, x: Array, attributes: dict[str, Any]) -> None:
     reference = op in ("Normalizer", "Scaler") and attributes.get("norm") == "MAX"
     check(op, x, reference=reference, **attributes)
 
@@ -135,7 +137,7 @@ def grams(mode: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
-def test_counts_of_ngrams(mode: str) -> None:
+def test_tfidf_vectorizer_matches_onnxruntime(mode: str) -> None:
     x = RNG.integers(0, 4, (3, 9))
     pool = [0, 1, 2, 1, 2, 3, 3]
     more = {} if mode == "TF" else {"ngram_indexes": [0, 1, 2, 3, 4]}
@@ -151,7 +153,7 @@ def test_counts_of_ngrams(mode: str) -> None:
 
 @alike(3)
 @pytest.mark.parametrize("post", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT"])
-def test_linear(post: str) -> None:
+def test_linear_models_match_onnxruntime(post: str) -> None:
     weights = RNG.normal(size=12).astype(np.float32).tolist()
     x = X if post != "PROBIT" else X[:0]
     labels: dict[str, Any]
@@ -320,7 +322,7 @@ def asked(yes: Sequence[int], no: Sequence[int]) -> BranchNodes:
     return BranchNodes(zeros, zeros, zeros.astype(np.float32), ones, zeros, *targets)
 
 
-def test_a_tree_that_is_none() -> None:
+def test_malformed_trees_are_refused() -> None:
     root = np.array([0])
     with pytest.raises(Unsupported, match="a tree has a cycle"):
         build_forest(asked([1, 0], [-1, -1]), root, 1, np.float32)

@@ -97,7 +97,7 @@ def feed_for(name: str, case: str) -> Iterator[np.ndarray[Any, Any]]:
 
 @alike(4)
 @pytest.mark.parametrize("name", MODELS)
-def test_imports_with_symbolic_dimensions(name: str) -> None:
+def test_model_imports_with_symbolic_dimensions(name: str) -> None:
     path = path_of(name)
     module = from_onnx(path)
     main = module["main"]
@@ -128,7 +128,7 @@ def any_select(found: object) -> bool:
 @pytest.mark.parametrize(
     ("name", "case"), [(n, c) for n, cases in INTERPRETED.items() for c in cases]
 )
-def test_agrees_with_onnx_runtime(name: str, case: str) -> None:
+def test_interpreted_model_matches_onnxruntime(name: str, case: str) -> None:
     path = path_of(name)
     module = from_onnx(path)
     feed = list(feed_for(name, case))

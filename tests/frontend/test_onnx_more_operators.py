@@ -209,12 +209,12 @@ MORE = [
 
 
 @pytest.mark.parametrize("each", MORE, ids=str)
-def test_agrees(each: Case) -> None:
+def test_operator_matches_reference(each: Case) -> None:
     each.run(symbolic=False)
 
 
 @pytest.mark.parametrize("each", [c for c in MORE if c.symbolic], ids=str)
-def test_agrees_with_symbolic_shapes(each: Case) -> None:
+def test_operator_matches_reference_with_symbolic_shapes(each: Case) -> None:
     each.run(symbolic=True)
 
 
@@ -233,7 +233,7 @@ RANDOM = frozenset(
 
 
 @pytest.mark.parametrize("count", [15, 16, 17, 90])
-def test_boxes_that_stay_are_more_than_a_vector(count: int) -> None:
+def test_nms_selects_more_boxes_than_a_vector(count: int) -> None:
     """Each box meets all that stay, several at a time."""
     rng = np.random.default_rng(count)
     boxes = rng.uniform(0, 40, (1, count, 4)).astype("float32")
@@ -318,7 +318,7 @@ def test_the_axis_of_a_transform_comes_at_run_time() -> None:
 
 @pytest.mark.parametrize("strides", [[1, 1], [2, 3]])
 @pytest.mark.parametrize("dilations", [[1, 1], [2, 1]])
-def test_places_of_maxima_are_places_of_data(strides: list[int], dilations: list[int]) -> None:
+def test_max_pool_indices_point_into_data(strides: list[int], dilations: list[int]) -> None:
     """Also where all of a window is -inf, as its border is."""
     x = np.full((1, 2, 5, 6), -np.inf, np.float32)
     x[0, 1, 2:, 3:] = normal(3, 3)

@@ -408,12 +408,12 @@ CASES = [
 
 
 @pytest.mark.parametrize("each", CASES, ids=str)
-def test_agrees(each: Case) -> None:
+def test_operator_matches_reference(each: Case) -> None:
     each.run(symbolic=False)
 
 
 @pytest.mark.parametrize("each", [c for c in CASES if c.symbolic], ids=str)
-def test_agrees_with_symbolic_shapes(each: Case) -> None:
+def test_operator_matches_reference_with_symbolic_shapes(each: Case) -> None:
     each.run(symbolic=True)
 
 

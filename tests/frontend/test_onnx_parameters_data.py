@@ -36,7 +36,7 @@ NORMS = {
 @share(4)
 @pytest.mark.parametrize("known", ["", "s", "b", "sb"])
 @pytest.mark.parametrize("name", NORMS)
-def test_vectors_of_normalisations(name: str, known: str) -> None:
+def test_normalisation_parameters_may_be_inputs(name: str, known: str) -> None:
     """Some of them constants, others of a length that has a name, as the data's channels have."""
     inputs, vectors, attributes, opset = NORMS[name]
     feed = {"x": X, **{k: v for k, v in vectors.items() if k not in known}}
@@ -65,7 +65,7 @@ def test_a_layer_normalisation_by_one_scale() -> None:
 
 
 @pytest.mark.parametrize("name", ["batch_norm", "instance_norm", "bias_add", "prelu"])
-def test_a_vector_says_how_many_channels_there_are(name: str) -> None:
+def test_parameter_vector_determines_channel_count(name: str) -> None:
     """In Relay too: the result has the extent that is known of either."""
     some = ekiden.tir.SizeVar("n")
     x = relay.var("x", shape=(2, some, 5))
@@ -108,7 +108,7 @@ TRANSPOSED: dict[str, tuple[dict[str, object], tuple[int, ...]]] = {
 
 @alike(3)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_weights_of_any_extents(name: str) -> None:
+def test_convolution_weights_of_dynamic_extents(name: str) -> None:
     attributes, shape = CONVOLUTIONS[name]
     feed = {"x": IMAGE, "w": normal(*shape, seed=1), "b": normal(shape[0], seed=2)}
     agree([node("Conv", "x w b", **attributes)], feed, symbolic=True)
@@ -116,7 +116,7 @@ def test_weights_of_any_extents(name: str) -> None:
 
 @alike(3)
 @pytest.mark.parametrize("name", TRANSPOSED)
-def test_transposed_weights_of_any_extents(name: str) -> None:
+def test_transposed_convolution_weights_of_dynamic_extents(name: str) -> None:
     attributes, shape = TRANSPOSED[name]
     groups = 2 if name == "groups" else 1
     feed = {"x": IMAGE, "w": normal(*shape, seed=1), "b": normal(shape[1] * groups, seed=2)}
@@ -127,7 +127,7 @@ def test_transposed_weights_of_any_extents(name: str) -> None:
 
 @pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
 @pytest.mark.parametrize("shape", [(1, 2, 7), (1, 2, 4, 5, 6)])
-def test_weights_over_one_and_three_axes(shape: tuple[int, ...], op_type: str) -> None:
+def test_dynamic_weights_over_one_and_three_axes(shape: tuple[int, ...], op_type: str) -> None:
     kernel = (2, 3, 1)[: len(shape) - 2]
     feed = {"x": normal(*shape), "w": normal(2, 2, *kernel, seed=1)}
     agree([node(op_type, "x w")], feed, symbolic=True)
@@ -136,7 +136,7 @@ def test_weights_over_one_and_three_axes(shape: tuple[int, ...], op_type: str) -
 @alike(2)
 @pytest.mark.parametrize("target", ["c", "llvm -mcpu=nehalem"])
 @pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
-def test_weights_that_are_made_of_data(op_type: str, target: str) -> None:
+def test_computed_weights_match_onnxruntime(op_type: str, target: str) -> None:
     """Of which the run says how many channels and how large a kernel there are."""
     nodes = [
         node("NonZero", "m", "n"),
@@ -156,7 +156,7 @@ def test_weights_that_are_made_of_data(op_type: str, target: str) -> None:
 @alike(2)
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize("op_type", ["RNN", "GRU", "LSTM"])
-def test_weights_of_recurrent_layers(op_type: str, direction: str) -> None:
+def test_recurrent_weights_may_be_inputs(op_type: str, direction: str) -> None:
     """The node says how many hidden values there are, weights and states do not."""
     gates, count = {"RNN": 1, "GRU": 3, "LSTM": 4}[op_type], 1 + (direction == "bidirectional")
     hidden = 4

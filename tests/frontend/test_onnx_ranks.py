@@ -98,7 +98,7 @@ def test_a_branch_inside_a_branch_gives_three_ranks() -> None:
     check(made, *feeds, executors=EXECUTORS)
 
 
-def test_two_choices_are_told_apart_together() -> None:
+def test_ranks_of_two_conditionals_combine() -> None:
     other = node(
         "If", "d", "r",
         then_branch=branch("Identity", "x"), else_branch=branch("Unsqueeze", "x axes"),
@@ -193,7 +193,7 @@ def unranked(made: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def test_a_loop_whose_ranks_come_and_go() -> None:
+def test_loop_ranks_may_alternate() -> None:
     step = [
         node("Identity", "go", "go_out"),
         node("Mod", "i two", "p"),

@@ -52,7 +52,9 @@ def weights(op_type: str, directions: int, inputs: int, hidden: int) -> dict[str
 @share(4)
 @pytest.mark.parametrize("op_type", GATES)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-def test_lengths_and_first_states(op_type: str, direction: str) -> None:
+def test_sequence_lengths_and_initial_states_match_onnxruntime(
+    op_type: str, direction: str
+) -> None:
     steps, batch, inputs, hidden = 5, 3, 4, 7
     directions = 2 if direction == "bidirectional" else 1
     rng = np.random.default_rng(1)
@@ -75,7 +77,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize(
     ("op_type", "names"), [(k, names) for k, rows in FUNCTIONS.items() for names in rows]
 )
-def test_activations(op_type: str, names: tuple[str, ...]) -> None:
+def test_recurrent_activations_match_onnxruntime(op_type: str, names: tuple[str, ...]) -> None:
     data = np.random.default_rng(2).normal(size=(3, 2, 4)).astype("f")
     needs = {"LeakyRelu": (0.1,), "HardSigmoid": (0.3, 0.4), "Elu": (0.7,),
              "ScaledTanh": (0.8, 0.6), "Affine": (0.5, 0.1)}  # fmt: skip
@@ -94,7 +96,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("attributes", "message"), REFUSED)
-def test_what_is_refused(attributes: dict[str, object], message: str) -> None:
+def test_unsupported_recurrent_options_are_refused(
+    attributes: dict[str, object], message: str
+) -> None:
     node = helper.make_node("RNN", ["x", "w", "r"], ["y"], hidden_size=5, **attributes)
     arrays = dict(itertools.islice(weights("RNN", 1, 4, 5).items(), 2))
     graph = helper.make_graph(

@@ -120,7 +120,7 @@ def test_volumes_of_bytes_and_halves_are_rounded_once() -> None:
         )
 
 
-def test_upsample_and_lines() -> None:
+def test_upsample_and_1d_resize_match_onnxruntime() -> None:
     x, s = normal(1, 2, 4, 3), floats(1, 1, 2, 3)
     for op_type, opset in (("Upsample", 9), ("Resize", 10)):
         feed = {"x": x, "s": s}
@@ -131,7 +131,7 @@ def test_upsample_and_lines() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, -1])
-def test_top_k_of_nothing(axis: int) -> None:
+def test_top_k_of_empty_axis_matches_onnxruntime(axis: int) -> None:
     feed = {"x": normal(3, 5)}
     top = node("TopK", "x k", "v i", axis=axis)
     compare(graph_model([top, node("Add", "v one", "y")], feed, ["y", "i"],
@@ -243,7 +243,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], list[Feed], Feed]] = {
 
 @alike(4)
 @pytest.mark.parametrize("name", CASES)
-def test_sizes_from_data_flow_on(name: str) -> None:
+def test_data_dependent_sizes_propagate(name: str) -> None:
     nodes, feeds, weights = CASES[name]
     made = {n for each in nodes for n in each.output}
     used = {n for each in nodes for n in each.input}

@@ -48,7 +48,7 @@ def check(made: onnx.ModelProto, **feed: object) -> ekiden.Executable:
     return executable
 
 
-def test_what_is_known_leaves_nothing_at_run_time() -> None:
+def test_known_sequences_emit_no_runtime_lists() -> None:
     nodes = [
         node("SequenceConstruct", "x y", "a"),
         node("SequenceInsert", "a x zero", "b"),
@@ -129,7 +129,7 @@ def test_a_position_that_is_not_there_ends_the_run() -> None:
 
 @pytest.mark.parametrize("given", [None, np.array(2), ints(1, 4)])
 @pytest.mark.parametrize("extent", [5, "n"])
-def test_split(given: Array | None, extent: int | str) -> None:
+def test_split_to_sequence_matches_reference(given: Array | None, extent: int | str) -> None:
     nodes = [
         node("SplitToSequence", "x" if given is None else "x sizes", "s", axis=1),
         node("SequenceMap", "s", "t", body=graph([node("Relu", "e", "f")], [value("e")], "f")),

@@ -253,7 +253,7 @@ def test_a_dimension_without_a_name_gets_one_and_the_question_mark_names_none() 
     assert names(result(main_of(model))) == ["x_dim0", "x_dim1", "x_dim2"]
 
 
-def test_shapes_can_be_given() -> None:
+def test_stated_shapes_override_the_model() -> None:
     model = graph_model([node("Relu", "x", "y")], {"x": normal(2, 3)}, ["y"], symbolic=True)
     assert names(result(main_of(model, shape={"x": [5, "rows"]}))) == [5, "rows"]
 
@@ -280,7 +280,7 @@ def test_symbols_of_shapes_are_never_negative() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(3, 4), (1, 7)])
-def test_a_range_by_steps_of_a_dimension(rows: int, columns: int) -> None:
+def test_range_with_symbolic_step(rows: int, columns: int) -> None:
     x = normal(rows, columns)
     nodes = [
         node("Shape", "x", "n", start=1, end=2),
@@ -294,7 +294,7 @@ def test_a_range_by_steps_of_a_dimension(rows: int, columns: int) -> None:
 
 
 @pytest.mark.slow
-def test_two_pieces_whose_extents_are_data_are_added() -> None:
+def test_data_dependent_slices_can_be_added() -> None:
     """The extents are compared at run time: the sum keeps neither of their names."""
     x = normal(9)
     nodes = [

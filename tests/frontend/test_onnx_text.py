@@ -63,7 +63,7 @@ def vector(name: str, *values: int) -> onnx.TensorProto:
     return onnx.numpy_helper.from_array(np.array(values, np.int64), name)
 
 
-def test_strings_go_in_and_out() -> None:
+def test_strings_are_inputs_and_outputs() -> None:
     exe = ekiden.compile(model_of([node("Identity")], {"y": TensorProto.STRING}))
     assert str(exe.inputs[0]) == "x: string[n, m]" and exe.outputs[0].dtype == "string"
     for given in (WORDS, WORDS[:0], WORDS[:, :1], np.full((2, 2), "", object)):
@@ -95,7 +95,9 @@ def test_strings_survive_a_file(tmp_path: Path) -> None:
     (node("Concat", "x", axis=0), [], np.concatenate([WORDS, WORDS])),
     (node("StringConcat", "w"), [strings(*"abcd")], WORDS + np.array([*"abcd"], object)),
 ], ids=lambda v: v.op_type if isinstance(v, onnx.NodeProto) else "")  # fmt: skip
-def test_moves(made: onnx.NodeProto, weights: list[onnx.TensorProto], wanted: Array) -> None:
+def test_data_movement_of_strings_matches_numpy(
+    made: onnx.NodeProto, weights: list[onnx.TensorProto], wanted: Array
+) -> None:
     for shape in (("n", 4), (2, 4)):
         found = run([made], weights=weights, shape=shape)
         assert found.shape == wanted.shape and found.tolist() == wanted.tolist()
@@ -110,7 +112,7 @@ def test_split_gives_several() -> None:
     assert first.tolist() == WORDS[:, :2].tolist() and second.tolist() == WORDS[:, 2:].tolist()
 
 
-def test_shape_and_where() -> None:
+def test_shape_and_where_of_strings() -> None:
     assert run([node("Shape")], kind=TensorProto.INT64).numpy().tolist() == [2, 4]
     nodes = [helper.make_node("Equal", ["x", "w"], ["e"]),
              helper.make_node("Where", ["e", "v", "x"], ["y"])]  # fmt: skip
@@ -122,7 +124,7 @@ def test_shape_and_where() -> None:
 @share(2)
 @pytest.mark.parametrize("action", ["NONE", "LOWER", "UPPER"])
 @pytest.mark.parametrize("exact", [0, 1])
-def test_normalizer(action: str, exact: int) -> None:
+def test_string_normalizer_changes_case_and_removes_stopwords(action: str, exact: int) -> None:
     given = np.array(["Monday", "monday", "Straße", "SUNDAY", "ÉTÉ"], object)
     stop = ["monday", "été"]
     exe = ekiden.compile(
@@ -139,7 +141,7 @@ def test_normalizer(action: str, exact: int) -> None:
     assert exe(np.array(["monday", "monday"], object)).tolist() == [""]
 
 
-def test_an_unknown_use_is_named() -> None:
+def test_unsupported_string_operators_are_named() -> None:
     with pytest.raises(UnsupportedError, match="expected a tensor of numbers, got one of strings"):
         run([node("Relu")])
 
@@ -170,7 +172,7 @@ def test_automaton_agrees_with_re(pattern: str) -> None:
     ("(.{1000}){1000}", "states"), ("(" * 200, "nested groups"), ("[[:foo:]]", "the name"),
     ("(a|b)*a(a|b){20}", "more than 10000 states"), ("a{5,2}", "a count"), ("a\\", "more expected"),
 ])  # fmt: skip
-def test_wrong_patterns(pattern: str, message: str) -> None:
+def test_invalid_regex_patterns_are_refused(pattern: str, message: str) -> None:
     with pytest.raises(RegexError, match=message):
         compile_dfa(pattern)
 

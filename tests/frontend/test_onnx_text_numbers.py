@@ -110,7 +110,7 @@ def test_strings_that_are_no_numbers_end_the_run(word: str, dtype: str) -> None:
         exe(np.array(["1", word], object))
 
 
-def test_casts_like_strings_and_like_numbers() -> None:
+def test_cast_like_converts_strings_and_numbers() -> None:
     kinds = {"x": STRING, "n": TensorProto.FLOAT, "y": TensorProto.FLOAT, "z": STRING}
     infos = [helper.make_tensor_value_info(n, k, [None]) for n, k in kinds.items()]
     nodes = [helper.make_node("CastLike", ["x", "n"], ["y"]),

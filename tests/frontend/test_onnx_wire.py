@@ -83,7 +83,7 @@ def test_large_weights_stay_out_and_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("kind", ["float16", "float64", "int8", "uint64", "bool", "bfloat16"])
-def test_elements_of_every_type(kind: str) -> None:
+def test_stripped_weights_of_every_element_type(kind: str) -> None:
     """Those whose bytes are an array's stay out; others are left."""
     element = (
         helper.np_dtype_to_tensor_dtype(np.dtype(kind))
@@ -110,7 +110,7 @@ def tensor_with(**more: object) -> bytes:
     return whole.SerializeToString()
 
 
-def test_what_says_a_thing_twice_is_left_to_protobuf() -> None:
+def test_duplicate_fields_are_left_to_protobuf() -> None:
     once = tensor_with()
     raw = TensorProto(raw_data=bytes(1 << 15)).SerializeToString()
     attribute = onnx.AttributeProto(t=TensorProto(data_type=FLOAT, raw_data=bytes(1 << 15)))
@@ -157,7 +157,7 @@ def test_a_wrong_number_of_bytes_is_named() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_broken_files_are_what_protobuf_says(seed: int) -> None:
+def test_broken_files_give_protobufs_verdict(seed: int) -> None:
     """Cut short or with other bytes: the rest parses where the whole does, and the other way
     round where bytes of weights alone are not looked at."""
     random = np.random.default_rng(seed)

@@ -87,7 +87,7 @@ def test_rules_of_sizes_say_what_the_operator_computes(row: elementwise.Elementw
     np.testing.assert_array_equal(row.rule(operands), computed(row, dtype, operands))
 
 
-def test_integers_are_whole() -> None:
+def test_rounding_leaves_integers_unchanged() -> None:
     for row in elementwise.ELEMENTWISE_ROWS:
         if row.kind is PromotionKind.INTEGER_IDENTITY:
             x = const(OPERANDS["int64"][0])
@@ -99,7 +99,7 @@ def test_integers_are_whole() -> None:
     [row for row in elementwise.ELEMENTWISE_ROWS if row.bool_function],
     ids=lambda row: row.function.__name__,
 )
-def test_truth_values_stay_such(row: elementwise.ElementwiseRow) -> None:
+def test_bool_operands_stay_bool(row: elementwise.ElementwiseRow) -> None:
     operands = OPERANDS["bool"][: 1 if row.function.__name__ == "bitwise_not" else 2]
     expected = {
         "add": np.logical_or, "multiply": np.logical_and, "maximum": np.maximum,

@@ -84,7 +84,7 @@ def test_what_jax_serializes_is_a_program() -> None:
         assert [o.name for o in ekiden.compile(model).outputs] == ["result['y']"]
 
 
-def test_a_program_begins_where_it_is_told_to() -> None:
+def test_program_entry_function_can_be_selected() -> None:
     both = b"\n".join(
         program("%r = stablehlo.abs %a : tensor<2xf32>", "tensor<2xf32>", "tensor<2xf32>").replace(
             b"@main", name
@@ -121,7 +121,7 @@ WINDOW = """
 @pytest.mark.parametrize(
     "options", [{"size": -(2**63)}, {"size": 0}, {"stride": -1}, {"dilation": -(2**61)}]
 )
-def test_windows_without_an_extent_or_a_step_are_refused(options: dict[str, int]) -> None:
+def test_zero_window_extents_and_strides_are_refused(options: dict[str, int]) -> None:
     text = WINDOW.format(**{"size": 2, "stride": 1, "dilation": 1, **options})
     with pytest.raises((UnsupportedError, ImportModelError)):
         ekiden.compile(program(text, "tensor<4xf32>", "tensor<3xf32>"))
@@ -203,7 +203,7 @@ PRODUCTS = [
 
 
 @pytest.mark.parametrize(("rule", "left", "right"), PRODUCTS, ids=[p[0] for p in PRODUCTS])
-def test_axes_of_products_are_grouped_by_what_they_are(
+def test_dot_general_axes_are_grouped_by_kind(
     rule: str, left: tuple[int, ...], right: tuple[int, ...]
 ) -> None:
     x, y = (RNG.standard_normal(s).astype(np.float32) for s in (left, right))
@@ -241,7 +241,7 @@ def test_windows_that_cover_an_axis_are_dropped_where_they_do_not_begin_at_0() -
         )
 
 
-def test_scatters_by_any_body() -> None:
+def test_scatter_with_arbitrary_body() -> None:
     x = np.array([1, -2, 3, -4, 5], np.float32)
     ids = np.array([[1], [1], [4], [9], [0], [1], [-1], [2], [3], [3]], np.int32)
     updates = RNG.standard_normal(10).astype(np.float32)
@@ -302,7 +302,7 @@ def test_windows_are_selected_by_any_body() -> None:
 
 @pytest.mark.parametrize("bits", [(5, 10), (8, 7), (4, 3), (3, 0), (8, 10), (2, 23), (11, 5)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_precision_is_reduced_as_xla_does_it(bits: tuple[int, int], dtype: type) -> None:
+def test_reduce_precision_matches_xla(bits: tuple[int, int], dtype: type) -> None:
     scales = np.exp2(RNG.integers(-30, 16, 200).astype(np.float32))
     ends = [0, -0.0, np.inf, -np.inf, 65519, 65520, 3e-6, -3e-5, 6.1e-5, 5.96e-8]
     with np.errstate(over="ignore"):
@@ -316,7 +316,7 @@ def test_rounding_keeps_the_sign_of_zero() -> None:
     agree(lambda x: (lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN), jnp.trunc(x)), x)
 
 
-def test_bits_of_one_width_are_seen_in_another() -> None:
+def test_bitcast_changes_element_width() -> None:
     x = RNG.integers(0, 255, (3, 4)).astype(np.uint8)
     for kinds in (("ui8", "ui32", 4), ("ui8", "f32", 4), ("i8", "ui16", 2)):
         source, wanted, count = kinds
@@ -446,7 +446,7 @@ def test_complex_numbers_in_control_flow_sorts_and_reductions() -> None:
 # Others.
 
 
-def test_functions_of_chlo_are_taken_apart() -> None:
+def test_chlo_operations_are_decomposed() -> None:
     x = np.abs(RNG.standard_normal(20)).astype(np.float32) + 0.1
     agree(
         lambda x: (
@@ -505,7 +505,7 @@ def test_same_padding_of_symbolic_sizes(size: tuple[int, int]) -> None:
     np.testing.assert_allclose(values(compiled, x), np.asarray(convolved(x)), 1e-4, 1e-5)
 
 
-def test_tuples_and_numbers_of_devices() -> None:
+def test_tuples_and_device_ids_are_supported() -> None:
     text = """
       %0 = stablehlo.tuple %a, %b : tuple<tensor<2xf32>, tensor<2xf32>>
       %1 = stablehlo.get_tuple_element %0[1]

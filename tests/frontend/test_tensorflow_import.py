@@ -64,27 +64,27 @@ UNIT = ("asin", "acos", "atanh", "log1p")
 
 
 @pytest.mark.parametrize("name", UNARY)
-def test_unary(name: str) -> None:
+def test_unary_operators_match_tensorflow(name: str) -> None:
     x = np.concatenate([np.array([-2.5, -0.5, 0, 0.5, 1.5], np.float32), floats(7)])
     check(getattr(tf.math, name), [((None,), tf.float32)], [x])
 
 
 @pytest.mark.parametrize("name", UNIT)
-def test_unary_of_small_numbers(name: str) -> None:
+def test_unary_operators_on_small_numbers_match_tensorflow(name: str) -> None:
     x = RNG.uniform(-0.9, 0.9, 40).astype(np.float32)
     check(getattr(tf.math, name), [((None,), tf.float32)], [np.append(x, np.float32(1e-7))])
 
 
 @pytest.mark.parametrize("name", ["relu", "relu6", "elu", "selu", "leaky_relu", "softplus",
                                   "softsign", "softmax", "log_softmax", "gelu"])  # fmt: skip
-def test_activations(name: str) -> None:
+def test_activations_match_tensorflow(name: str) -> None:
     check(getattr(tf.nn, name), [((None, 5), tf.float32)], [floats(3, 5) * 4])
 
 
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide", "maximum", "minimum",
                                   "floordiv", "floormod", "pow", "squared_difference", "atan2",
                                   "divide_no_nan"])  # fmt: skip
-def test_two_operands(name: str) -> None:
+def test_binary_operators_match_tensorflow(name: str) -> None:
     a, b = np.abs(floats(4, 3)) + 0.5, floats(3)
     if name == "divide_no_nan":
         b[1] = 0
@@ -93,13 +93,13 @@ def test_two_operands(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "min", "prod", "euclidean_norm"])
 @pytest.mark.parametrize("keep", [False, True])
-def test_reductions(name: str, keep: bool) -> None:
+def test_reductions_match_tensorflow(name: str, keep: bool) -> None:
     function = getattr(tf.math, f"reduce_{name}")
     spec = [((None, 4, 5), tf.float32)]
     check(lambda x: function(x, axis=[0, -1], keepdims=keep), spec, [floats(3, 4, 5)])
 
 
-def test_movement_of_any_batch() -> None:
+def test_data_movement_with_symbolic_batch_matches_tensorflow() -> None:
     def function(x: Model) -> Model:
         batch = tf.shape(x)[0]
         flat = tf.reshape(x, [batch, -1])
@@ -112,7 +112,7 @@ def test_movement_of_any_batch() -> None:
     check(function, [((None, 3, 4), tf.float32)], [floats(2, 3, 4)], [floats(5, 3, 4)])
 
 
-def test_indices() -> None:
+def test_gather_and_scatter_match_tensorflow() -> None:
     def function(x: Model, i: Model) -> Model:
         one_hot = tf.one_hot(i, 4, on_value=2.0, off_value=-1.0)
         pairs = tf.stack([i, i], axis=1)
@@ -129,11 +129,11 @@ def test_indices() -> None:
     check(function, [((4, 4), tf.float32), ((None,), tf.int32)], [floats(4, 4), i])
 
 
-def test_sizes_that_are_data() -> None:
+def test_data_dependent_sizes_match_tensorflow() -> None:
     check(tf.where, [((None,), tf.bool)], [np.array([True, False, True])], [np.zeros(4, bool)])
 
 
-def test_products() -> None:
+def test_matmuls_match_tensorflow() -> None:
     def function(a: Model, b: Model) -> Model:
         return (tf.matmul(a, b), tf.matmul(a, b[0]), tf.einsum("bij,bjk->bik", a, b),
                 tf.matmul(a, a, transpose_b=True))  # fmt: skip
@@ -144,7 +144,7 @@ def test_products() -> None:
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_windows(padding: str, stride: int) -> None:
+def test_convolutions_and_pooling_match_tensorflow(padding: str, stride: int) -> None:
     plain, deep, back = floats(3, 2, 4, 6), floats(3, 3, 4, 2), floats(3, 3, 5, 4)
 
     def function(x: Model) -> Model:
@@ -188,7 +188,7 @@ def test_same_padding_of_strides_over_images_of_any_size() -> None:
 
 
 @pytest.mark.parametrize("method", ["bilinear", "nearest"])
-def test_resizing(method: str) -> None:
+def test_resize_matches_tensorflow(method: str) -> None:
     spec = [((None, 5, 6, 3), tf.float32)]
     check(lambda x: tf.image.resize(x, [11, 9], method=method), spec, [floats(2, 5, 6, 3)])
 
@@ -196,7 +196,7 @@ def test_resizing(method: str) -> None:
 # Control flow.
 
 
-def test_if() -> None:
+def test_if_matches_tensorflow() -> None:
     def function(x: Model) -> Model:
         return tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2, lambda: x - 1)
 
@@ -359,7 +359,7 @@ def test_dilated_convolutions_of_any_length() -> None:
         agree(made, model, (floats(2, size, 3),))
 
 
-def test_attention() -> None:
+def test_attention_matches_tensorflow() -> None:
     inputs = keras.Input((None, 8))
     x = keras.layers.MultiHeadAttention(2, 4)(inputs, inputs)
     x = keras.layers.LayerNormalization()(x + inputs)
@@ -368,7 +368,7 @@ def test_attention() -> None:
     agree(ekiden.compile(model), reference, (floats(2, 6, 8),), (floats(1, 3, 8),))
 
 
-def test_numbers_made_categories() -> None:
+def test_bucketize_matches_tensorflow() -> None:
     layers = [
         keras.layers.Normalization(mean=0.5, variance=2.0),
         keras.layers.Discretization([-0.5, 0.5, 0.5]),
@@ -380,7 +380,7 @@ def test_numbers_made_categories() -> None:
 
 
 @pytest.mark.parametrize("weights", [(), (0.5, 1, 2, 4)])
-def test_numbers_counted(weights: tuple[float, ...]) -> None:
+def test_bincount_matches_tensorflow(weights: tuple[float, ...]) -> None:
     def function(x: Model) -> Model:
         given = tf.constant(weights, tf.float32)
         return tf.raw_ops.DenseBincount(input=x, size=3, weights=given, binary_output=False)
@@ -397,7 +397,7 @@ def test_several_inputs_and_a_dictionary_of_results(tmp_path: Path) -> None:
     agree(exe, lambda x, y: model({"first": x, "second": y}), args)
 
 
-def test_signatures(tmp_path: Path) -> None:
+def test_saved_model_signatures_are_selectable(tmp_path: Path) -> None:
     class Two(tf.Module):  # type: ignore[misc]
         @tf.function(input_signature=[tf.TensorSpec([2], tf.float32)])
         def up(self, x: Model) -> Model:
@@ -431,7 +431,7 @@ def test_what_is_unsupported_is_named_all_at_once() -> None:
     assert "Zeta 'Zeta': the operator is not supported" in text
 
 
-def test_broken_and_missing_models(tmp_path: Path) -> None:
+def test_broken_and_missing_models_are_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.pb").write_bytes(b"\xff\xff\xff")
     with pytest.raises(ImportModelError, match="'broken.pb': it is no frozen graph, or cut short"):
         ekiden.compile(tmp_path / "broken.pb")
@@ -439,7 +439,7 @@ def test_broken_and_missing_models(tmp_path: Path) -> None:
         ekiden.compile(tmp_path / "nowhere.pb")
 
 
-def test_inputs_and_outputs_that_a_model_has_not() -> None:
+def test_unknown_inputs_and_outputs_are_refused() -> None:
     graph, _ = version_1()
     with pytest.raises(CompileError, match="shape: no input 'y'; it has 'x', 'n'"):
         ekiden.compile(graph, shape={"y": (1, 2)})
@@ -474,7 +474,7 @@ def test_an_identity_without_an_input_is_refused() -> None:
         relay.frontend.from_tensorflow(graph)
 
 
-def test_a_graph_that_is_not_frozen() -> None:
+def test_unfrozen_graph_is_refused() -> None:
     v1, graph = tf.compat.v1, tf.Graph()
     with graph.as_default():
         x = v1.placeholder(tf.float32, [2], name="x")
@@ -484,7 +484,7 @@ def test_a_graph_that_is_not_frozen() -> None:
         ekiden.compile(graph.as_graph_def())
 
 
-def test_decompositions() -> None:
+def test_matrix_decompositions_match_tensorflow() -> None:
     """One compile for two batches; of what has signs of its own, what has none."""
 
     def function(x: Model, b: Model) -> list[Model]:
@@ -506,7 +506,7 @@ def test_decompositions() -> None:
     check(function, sizes, *([floats(n, 4, 4), floats(n, 4, 3)] for n in (1, 3)))
 
 
-def test_diagonals() -> None:
+def test_matrix_diagonals_match_tensorflow() -> None:
     def function(x: Model, d: Model) -> list[Model]:
         return [
             tf.linalg.diag(d), tf.linalg.diag(d, k=1, padding_value=2.0), tf.linalg.trace(x),
@@ -527,7 +527,7 @@ def test_a_singular_matrix_is_named() -> None:
 EDGES = np.array([np.nan, np.inf, -np.inf, 0, -0.0, 1, -1, 0.1, -2.5, 4, 9, -20, 30], np.float32)
 
 
-def test_edges_of_functions() -> None:
+def test_functions_match_tensorflow_at_special_values() -> None:
     """What is no number, ends, results that cancel out, numbers beside those that are whole."""
 
     def of_one(x: Model) -> Model:
@@ -549,7 +549,7 @@ def test_edges_of_functions() -> None:
     check(of_two, [((None,), tf.float32)] * 2, [x, y])
 
 
-def test_edges_of_extremes_and_means() -> None:
+def test_reductions_match_tensorflow_at_special_values() -> None:
     def function(x: Model, i: Model) -> Model:
         places = tf.argmax(x, 1), tf.argmin(x, 1)
         return (*places, tf.reduce_mean(i), tf.reduce_mean(i, 0, keepdims=True))
@@ -559,7 +559,7 @@ def test_edges_of_extremes_and_means() -> None:
     check(function, [((None, 3), tf.float32), ((None, 2), tf.int32)], [x, i])
 
 
-def test_edges_of_shifts() -> None:
+def test_shifts_match_tensorflow_at_special_values() -> None:
     def function(x: Model, by: Model) -> Model:
         return tf.bitwise.left_shift(x, by), tf.bitwise.right_shift(x, by)
 
@@ -568,7 +568,7 @@ def test_edges_of_shifts() -> None:
 
 
 @pytest.mark.parametrize("size", [(9, 13), (3, 4)])
-def test_edges_of_cubic_images(size: tuple[int, int]) -> None:
+def test_cubic_resize_matches_tensorflow_at_borders(size: tuple[int, int]) -> None:
     """Weights outside of the image are none; TensorFlow has 1,024 of them for a pixel."""
     x = RNG.random((1, 5, 7, 2)).astype(np.float32)
     names = [tf.TensorSpec(x.shape)]
@@ -580,7 +580,7 @@ def test_edges_of_cubic_images(size: tuple[int, int]) -> None:
     np.testing.assert_allclose(arrays(exe(x))[0], arrays(function(x))[0], atol=2e-3)
 
 
-def test_numbers_in_even_steps() -> None:
+def test_linspace_matches_tensorflow() -> None:
     check(lambda x: tf.linspace(x[0], x[1], 7), [((2,), tf.float32)], [np.array([1e8, 1], "f4")])
     concrete = tf.function(lambda x: tf.linspace(x[0], x[1], 7)).get_concrete_function(
         tf.TensorSpec([2], tf.float64)
@@ -589,7 +589,7 @@ def test_numbers_in_even_steps() -> None:
     np.testing.assert_allclose(arrays(ekiden.compile(concrete)(x))[0], np.linspace(*x, 7), 1e-14)
 
 
-def test_elements_of_batches() -> None:
+def test_batched_gather_matches_tensorflow() -> None:
     x, i = floats(2, 5, 6, 3), np.array([[1, 0], [2, 1]], np.int32)
 
     def function(x: Model, i: Model) -> Model:

@@ -35,12 +35,12 @@ SORTED, MIXED = ints(0, 0, 2, 2, 2), ints(3, 0, 2, 0, -1)
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "prod", "max", "min"])
-def test_segments_in_order(name: str) -> None:
+def test_segment_reductions_match_tensorflow(name: str) -> None:
     check(getattr(tf.math, f"segment_{name}"), floats(5, 3), SORTED, free=(0, 1))
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "prod", "max", "min", "sqrt_n"])
-def test_segments_in_any_order(name: str) -> None:
+def test_unsorted_segment_reductions_match_tensorflow(name: str) -> None:
     function = getattr(tf.math, f"unsorted_segment_{name}")
     check(lambda x, ids: function(x, ids, 5), floats(5, 3), MIXED, free=(0, 1))
 
@@ -53,13 +53,13 @@ def test_segments_by_several_axes_and_of_integers() -> None:
 
 @pytest.mark.parametrize("name", ["sum", "mean", "sqrt_n"])
 @pytest.mark.parametrize("count", [None, 4])
-def test_segments_of_chosen_rows(name: str, count: int | None) -> None:
+def test_sparse_segment_reductions_match_tensorflow(name: str, count: int | None) -> None:
     function = getattr(tf.sparse, f"segment_{name}")
     rows = ints(3, 1, 0, 3, 2)
     check(lambda x, i, s: function(x, i, s, num_segments=count), floats(4, 3), rows, SORTED)
 
 
-def test_a_segment_beyond_the_last_is_refused() -> None:
+def test_out_of_range_segment_ids_are_refused() -> None:
     def function(x: Any, ids: Any) -> Any:  # noqa: ANN401
         return tf.math.unsorted_segment_sum(x, ids, 2)
 
@@ -72,7 +72,7 @@ def test_a_segment_beyond_the_last_is_refused() -> None:
 PLACES = ints([0, 1], [1, 3], [2, 0], dtype="int64")
 
 
-def test_sparse_tensors() -> None:
+def test_sparse_tensor_operators_match_tensorflow() -> None:
     shape = ints(3, 4, dtype="int64")
 
     def function(values: Any, dense: Any, matrix: Any, other: Any) -> Any:  # noqa: ANN401
@@ -103,7 +103,7 @@ def test_sparse_shapes_and_empty_rows() -> None:
     check(filled, floats(3))
 
 
-def test_counts_and_places() -> None:
+def test_bincount_and_unravel_index_match_tensorflow() -> None:
     x = ints(1, 1, 3, 2, 9)
     none = np.zeros(0, np.float32)
     check(lambda x: raw.Bincount(arr=x, size=5, weights=none), x)
@@ -112,7 +112,7 @@ def test_counts_and_places() -> None:
     check(tf.unique_with_counts, ints(4, 1, 4, 4, 2))
 
 
-def test_losses_and_their_gradients() -> None:
+def test_losses_and_gradients_match_tensorflow() -> None:
     scores, chances = floats(4, 5), np.abs(floats(4, 5))
     check(lambda x, y: raw.SoftmaxCrossEntropyWithLogits(features=x, labels=y), scores, chances,
           free=(0, 1))  # fmt: skip
@@ -126,7 +126,7 @@ BOXES = np.array(
 SCORES = np.array([0.9, 0.75, 0.6, 0.95, 0.5], np.float32)
 
 
-def test_boxes_that_do_not_overlap() -> None:
+def test_non_max_suppression_matches_tensorflow() -> None:
     check(lambda b, s: tf.image.non_max_suppression(b, s, 3, 0.5, 0.55), BOXES, SCORES)
     check(lambda b, s: raw.NonMaxSuppressionV2(boxes=b, scores=s, max_output_size=3,
                                                iou_threshold=0.5), BOXES, SCORES)  # fmt: skip
@@ -139,7 +139,7 @@ def test_boxes_that_do_not_overlap() -> None:
 
 
 @pytest.mark.parametrize("total", [3, 12])
-def test_boxes_of_several_classes(total: int) -> None:
+def test_combined_non_max_suppression_matches_tensorflow(total: int) -> None:
     boxes = np.stack([BOXES, BOXES[::-1] * 0.5])[:, :, None]
     scores = np.random.default_rng(2).random((2, 5, 2), np.float32)
 
@@ -150,7 +150,7 @@ def test_boxes_of_several_classes(total: int) -> None:
 
 
 @pytest.mark.parametrize("sees", [False, True])
-def test_a_cell_of_blocks(sees: bool) -> None:
+def test_lstm_block_cell_matches_tensorflow(sees: bool) -> None:
     def function(x: Any, c: Any, h: Any, w: Any, p: Any, b: Any) -> Any:  # noqa: ANN401
         return tuple(raw.LSTMBlockCell(
             x=x, cs_prev=c, h_prev=h, w=w, wci=p[0], wcf=p[1], wco=p[2], b=b, cell_clip=0.3,
@@ -161,7 +161,7 @@ def test_a_cell_of_blocks(sees: bool) -> None:
     check(function, *(floats(*s) for s in shapes))
 
 
-def test_other_layers() -> None:
+def test_other_layers_match_tensorflow() -> None:
     check(lambda x, w: tf.nn.dilation2d(x, w, (1, 2, 1, 1), "SAME", "NHWC", (1, 1, 2, 1)),
           floats(1, 6, 7, 2), floats(3, 2, 2))  # fmt: skip
     check(lambda x, w: tf.nn.conv3d_transpose(x, w, (1, 5, 6, 7, 2), (1, 2, 2, 1, 1), "SAME"),

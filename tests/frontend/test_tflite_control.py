@@ -59,7 +59,7 @@ def counting(limit: int) -> list[Part]:
 
 
 @pytest.mark.parametrize("start", [0, 4, 9])
-def test_while(start: int) -> None:
+def test_while_matches_litert(start: int) -> None:
     table = ("WhileOptions", {"CondSubgraphIndex": 1, "BodySubgraphIndex": 2})
     tensors = [Spec((), "int32"), Spec((3,)), Spec((), "int32"), Spec((3,))]
     data = model(tensors, [Op("WHILE", [0, 1], [2, 3], table)], [0, 1], [2, 3], more=counting(7))
@@ -197,7 +197,7 @@ def test_a_branch_assigns_a_variable() -> None:
 @pytest.mark.parametrize("regular", [False, True])
 @pytest.mark.parametrize("background", [0, 1])
 @pytest.mark.parametrize("boxes", [40, 6])
-def test_detection(regular: bool, background: int, boxes: int) -> None:
+def test_detection_postprocess_matches_litert(regular: bool, background: int, boxes: int) -> None:
     classes, most = 3, 10
     anchors = RNG.random((boxes, 4)).astype(np.float32)
     options = flexbuffers.Dumps({

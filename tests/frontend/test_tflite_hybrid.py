@@ -51,7 +51,7 @@ def quantized(x: Array, asymmetric: bool) -> Array:
 
 
 @pytest.mark.parametrize("asymmetric", [False, True])
-def test_a_product_is_that_of_its_rows_levels(asymmetric: bool) -> None:
+def test_hybrid_product_quantizes_each_row(asymmetric: bool) -> None:
     weight, bias = weights(6, 33), Spec(data=floats(6))
     table = ("FullyConnectedOptions", {"AsymmetricQuantizeInputs": asymmetric})
     x = floats(4, 33) * np.float32([[1], [100], [0], [1e-3]])
@@ -69,7 +69,9 @@ def test_a_product_is_that_of_its_rows_levels(asymmetric: bool) -> None:
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("activation", [0, 1, 3])
 @pytest.mark.parametrize("rows", [1, 5])
-def test_fully_connected(rows: int, activation: int, many: bool, asymmetric: bool) -> None:
+def test_hybrid_fully_connected_matches_litert(
+    rows: int, activation: int, many: bool, asymmetric: bool
+) -> None:
     table = ("FullyConnectedOptions", {
         "AsymmetricQuantizeInputs": asymmetric, "FusedActivationFunction": activation,
     })  # fmt: skip
@@ -81,7 +83,7 @@ def test_fully_connected(rows: int, activation: int, many: bool, asymmetric: boo
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_convolution(batch: int, many: bool, padding: int) -> None:
+def test_hybrid_convolution_matches_litert(batch: int, many: bool, padding: int) -> None:
     table = ("Conv2DOptions", {"Padding": padding, "StrideW": 2, "StrideH": 1,
                                "FusedActivationFunction": 1})  # fmt: skip
     ins = [Spec((batch, 7, 9, 3)), weights(8, 3, 3, 3, many=many), Spec(data=floats(8))]
@@ -90,7 +92,7 @@ def test_convolution(batch: int, many: bool, padding: int) -> None:
 
 
 @pytest.mark.parametrize("code", ["CONV_2D", "DEPTHWISE_CONV_2D"])
-def test_a_convolution_is_that_of_its_images_levels(code: str) -> None:
+def test_hybrid_convolution_quantizes_each_image(code: str) -> None:
     """The convolution of floats of what the levels stand for, the second image far smaller."""
     axis, shape = (0, (5, 3, 3, 5)) if code == "CONV_2D" else (3, (1, 3, 3, 5))
     weight = weights(*shape, axis=axis)
@@ -112,7 +114,7 @@ def test_a_convolution_is_that_of_its_images_levels(code: str) -> None:
 
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("multiplier", [1, 2])
-def test_depthwise_convolution(multiplier: int, padding: int) -> None:
+def test_hybrid_depthwise_convolution_matches_litert(multiplier: int, padding: int) -> None:
     table = ("DepthwiseConv2DOptions", {
         "Padding": padding, "StrideW": 1, "StrideH": 1, "DepthMultiplier": multiplier,
     })  # fmt: skip
@@ -165,7 +167,7 @@ def cell(base: int, recurrent: int, bias: int, outputs: int = UNITS) -> dict[int
 @share(2)
 @pytest.mark.parametrize("asymmetric", [False, True])
 @pytest.mark.parametrize("code", ["RNN", "UNIDIRECTIONAL_SEQUENCE_RNN"])
-def test_rnn(code: str, asymmetric: bool) -> None:
+def test_hybrid_rnn_matches_litert(code: str, asymmetric: bool) -> None:
     is_one = code == "RNN"
     args = {1: weights(UNITS, INPUTS, many=False), 2: weights(UNITS, UNITS, many=False),
             3: Spec(data=floats(UNITS))}  # fmt: skip
@@ -179,7 +181,7 @@ def test_rnn(code: str, asymmetric: bool) -> None:
 @share(4)
 @pytest.mark.parametrize("asymmetric", [False, True])
 @pytest.mark.parametrize("more", ["", "peepholes", "projection", "norms"])
-def test_lstm(more: str, asymmetric: bool) -> None:
+def test_hybrid_lstm_matches_litert(more: str, asymmetric: bool) -> None:
     outputs = 12 if more == "projection" else UNITS
     args = cell(1, 5, 12, outputs)
     if more == "peepholes":
@@ -207,7 +209,7 @@ def test_lstm_of_both_directions() -> None:
 
 
 @pytest.mark.parametrize("asymmetric", [False, True])
-def test_svdf(asymmetric: bool) -> None:
+def test_hybrid_svdf_matches_litert(asymmetric: bool) -> None:
     args = {1: weights(8, INPUTS, many=False), 2: weights(8, 6, many=False),
             3: Spec(data=floats(4))}  # fmt: skip
     table = ("SVDFOptions", {"Rank": 2, "FusedActivationFunction": 1,
@@ -220,7 +222,7 @@ def test_svdf(asymmetric: bool) -> None:
 @pytest.mark.parametrize("asymmetric", [False, True])
 @pytest.mark.parametrize("sides", [(False, False), (False, True), (True, False)])
 @pytest.mark.parametrize("lead", [(), (3,)])
-def test_products_of_matrices(
+def test_hybrid_batch_matmul_matches_litert(
     lead: tuple[int, ...], sides: tuple[bool, bool], asymmetric: bool
 ) -> None:
     left, right = sides

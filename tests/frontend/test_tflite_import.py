@@ -64,7 +64,7 @@ UNARY = ("ABS", "NEG", "CEIL", "FLOOR", "ROUND", "EXP", "SIN", "COS", "TANH", "L
 
 
 @pytest.mark.parametrize("code", UNARY)
-def test_unary(code: str) -> None:
+def test_unary_operators_match_litert(code: str) -> None:
     x = np.concatenate([np.array([-2.5, -1.5, -0.5, 0, 0.5, 1.5, 2.5], np.float32), floats(5) * 4])
     check(*one(code, [x.reshape(3, 4)], Spec((3, 4))))
 
@@ -87,7 +87,7 @@ def test_arithmetic_with_fused_activations(code: str, activation: int) -> None:
     "code", ["MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "FLOOR_DIV", "FLOOR_MOD"]
 )
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_two_operands(code: str, dtype: str) -> None:
+def test_binary_operators_match_litert(code: str, dtype: str) -> None:
     a, b = (floats(2, 3) * 9).astype(dtype), (np.sign(floats(3)) * 4).astype(dtype)
     check(*one(code, [a, b], Spec((2, 3), dtype)))
 
@@ -101,7 +101,7 @@ def test_integers_are_divided_towards_zero() -> None:
 @pytest.mark.parametrize(
     "code", ["EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL"]
 )
-def test_comparisons(code: str) -> None:
+def test_comparisons_match_litert(code: str) -> None:
     check(*one(code, [ints(1, 2, 3), ints(2)], Spec((3,), "bool")), exact=True)
 
 
@@ -109,7 +109,7 @@ def test_comparisons(code: str) -> None:
 @pytest.mark.parametrize("padding", [SAME, VALID])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("dilation", [1, 2])
-def test_conv2d(padding: int, stride: int, dilation: int) -> None:
+def test_conv2d_matches_litert(padding: int, stride: int, dilation: int) -> None:
     if dilation > 1 and stride > 1:
         stride = 2
     table = ("Conv2DOptions", {
@@ -124,7 +124,7 @@ def test_conv2d(padding: int, stride: int, dilation: int) -> None:
 
 
 @pytest.mark.parametrize("multiplier", [1, 2])
-def test_depthwise_conv2d(multiplier: int) -> None:
+def test_depthwise_conv2d_matches_litert(multiplier: int) -> None:
     table = ("DepthwiseConv2DOptions", {
         "Padding": SAME, "StrideH": 2, "StrideW": 2, "DepthMultiplier": multiplier,
         "DilationHFactor": 1, "DilationWFactor": 1,
@@ -135,7 +135,7 @@ def test_depthwise_conv2d(multiplier: int) -> None:
 
 
 @pytest.mark.parametrize(("padding", "size"), [(SAME, 8), (VALID, 9), (SAME, 7)])
-def test_transpose_conv(padding: int, size: int) -> None:
+def test_transpose_conv_matches_litert(padding: int, size: int) -> None:
     table = ("TransposeConvOptions", {"Padding": padding, "StrideH": 2, "StrideW": 2})
     args = [ints(1, size, size, 2), floats(2, 3, 3, 3), floats(1, 4, 4, 3)]
     out = Spec((1, size, size, 2))
@@ -144,7 +144,7 @@ def test_transpose_conv(padding: int, size: int) -> None:
 
 @pytest.mark.parametrize("code", ["AVERAGE_POOL_2D", "MAX_POOL_2D"])
 @pytest.mark.parametrize("padding", [SAME, VALID])
-def test_pools(code: str, padding: int) -> None:
+def test_pooling_matches_litert(code: str, padding: int) -> None:
     table = ("Pool2DOptions", {
         "Padding": padding, "StrideH": 2, "StrideW": 2, "FilterHeight": 3, "FilterWidth": 2,
     })  # fmt: skip
@@ -169,7 +169,7 @@ def test_same_padding_of_strides_over_images_of_any_size() -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_fully_connected(keep: bool) -> None:
+def test_fully_connected_matches_litert(keep: bool) -> None:
     table = ("FullyConnectedOptions", {"FusedActivationFunction": 3, "KeepNumDims": keep})
     out = Spec((2, 3, 4) if keep else (6, 4))
     args = [floats(2, 3, 5), floats(4, 5), floats(4)]
@@ -177,7 +177,7 @@ def test_fully_connected(keep: bool) -> None:
 
 
 @pytest.mark.parametrize(("adj_x", "adj_y"), [(False, False), (True, False), (False, True)])
-def test_batch_matmul(adj_x: bool, adj_y: bool) -> None:
+def test_batch_matmul_matches_litert(adj_x: bool, adj_y: bool) -> None:
     a = floats(2, 5, 3) if adj_x else floats(2, 3, 5)
     b = floats(2, 4, 5) if adj_y else floats(2, 5, 4)
     table = ("BatchMatMulOptions", {"AdjX": adj_x, "AdjY": adj_y})
@@ -187,13 +187,13 @@ def test_batch_matmul(adj_x: bool, adj_y: bool) -> None:
 @share(4)
 @pytest.mark.parametrize("code", ["MEAN", "SUM", "REDUCE_PROD", "REDUCE_MAX", "REDUCE_MIN"])
 @pytest.mark.parametrize("keep", [False, True])
-def test_reductions(code: str, keep: bool) -> None:
+def test_reductions_match_litert(code: str, keep: bool) -> None:
     out = Spec((2, 1, 4, 1) if keep else (2, 4))
     table = ("ReducerOptions", {"KeepDims": keep})
     check(*one(code, [floats(2, 3, 4, 5), ints(1, -1)], out, table, constant=(1,)))
 
 
-def test_argmax_and_softmax() -> None:
+def test_argmax_and_softmax_match_litert() -> None:
     table = ("ArgMaxOptions", {"OutputType": 4})
     args = [floats(3, 5), ints(-1)]
     check(*one("ARG_MAX", args, Spec((3,), "int64"), table, constant=(1,)), exact=True)
@@ -207,7 +207,7 @@ def test_argmax_and_softmax() -> None:
     ((0, 0, 1), (0, 0, 3), (1, 1, 1), {"EllipsisMask": 1, "NewAxisMask": 2}, (5, 3, 1, 2)),
     ((-1,), (0,), (1,), {"ShrinkAxisMask": 1}, (3, 4)),
 ])  # fmt: skip
-def test_strided_slice(
+def test_strided_slice_matches_litert(
     begin: Options, end: Options, step: Options, masks: Options, shape: Options
 ) -> None:
     args = [floats(5, 3, 4), ints(*begin), ints(*end), ints(*step)]
@@ -254,7 +254,9 @@ def test_strided_slice(
     ("CUMSUM", [floats(3, 4), np.int32(1)], (3, 4),
      ("CumsumOptions", {"Exclusive": True, "Reverse": True})),
 ])  # fmt: skip
-def test_one_operator(code: str, args: list[Any], shape: Options, table: Options) -> None:
+def test_single_operator_models_match_litert(
+    code: str, args: list[Any], shape: Options, table: Options
+) -> None:
     constant = tuple(range(1, len(args)))
     check(*one(code, [np.asarray(a) for a in args], Spec(shape), table, constant))
 
@@ -269,7 +271,7 @@ def test_local_response_normalization() -> None:
     np.testing.assert_allclose(run(data, x)[0], x / np.sqrt(1.5 + 0.3 * total), rtol=1e-5)
 
 
-def test_operators_of_many_tensors() -> None:
+def test_variadic_operators_match_litert() -> None:
     a, b = floats(2, 3), floats(2, 3)
     check(*one("CONCATENATION", [a, b], Spec((2, 6)), ("ConcatenationOptions", {"Axis": -1})))
     check(*one("PACK", [a, b], Spec((2, 2, 3)), ("PackOptions", {"Axis": 1, "ValuesCount": 2})))
@@ -300,7 +302,7 @@ def test_operators_of_many_tensors() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
-def test_quantize_and_dequantize(dtype: str) -> None:
+def test_quantize_and_dequantize_match_litert(dtype: str) -> None:
     point = 0 if dtype == "int16" else 3
     levels = Spec((3, 7), dtype, scale=[0.05], point=[point])
     data, args = one("QUANTIZE", [floats(3, 7) * 9], levels)
@@ -393,7 +395,7 @@ def test_quantised_tensors_of_two_scales_are_not_moved() -> None:
         ekiden.compile(model(tensors, [Op("REVERSE_V2", [0, 1], [2])], [0], [2]))
 
 
-def test_broken_files(tmp_path: Path) -> None:
+def test_broken_files_are_refused(tmp_path: Path) -> None:
     whole = flatten()
     for size in range(8, len(whole), 97):
         with pytest.raises((ImportModelError, UnsupportedError)):
@@ -405,7 +407,7 @@ def test_broken_files(tmp_path: Path) -> None:
         ekiden.compile(tmp_path / "odd.tflite")
 
 
-def test_tvms_signature() -> None:
+def test_from_tflite_has_tvms_signature() -> None:
     data, args = one("EXP", [floats(2, 3)], Spec((2, 3)))
     parsed = pytest.importorskip("tflite", reason="the package 'tflite' is missing")
     shapes, dtypes = {"t0": (2, 3)}, {"t0": "float32"}
@@ -422,7 +424,7 @@ def test_tvms_signature() -> None:
     assert ekiden.structural_equal(same, module)
 
 
-def test_tvms_names_of_inputs_are_their_tensors() -> None:
+def test_from_tflite_input_names_are_tensor_names() -> None:
     """Whatever signatures call them, and however many there are."""
     tensors = [Spec((2,)), Spec((2,))]
     for names in ([], ["one"], ["one", "two"]):
@@ -439,7 +441,7 @@ EDGES = np.array([-np.inf, -1e30, -100, -3, -0.5, -1e-8, 0, 0.1, 1, 7, 100], np.
 
 
 @pytest.mark.parametrize("code", ["ELU", "SIGN", "TANH"])
-def test_edges_of_functions(code: str) -> None:
+def test_functions_match_litert_at_special_values(code: str) -> None:
     data, args = one(code, [EDGES], Spec(EDGES.shape))
     np.testing.assert_allclose(run(data, *args)[0], litert(data, *args)[0], rtol=1e-6)
 
@@ -449,7 +451,7 @@ def test_rounding_keeps_the_sign_of_zero() -> None:
     assert np.signbit(run(data, *args)[0]).tolist() == [True, True, False, False]
 
 
-def test_the_error_function_ends_at_one() -> None:
+def test_erf_saturates_at_one() -> None:
     data, args = one("GELU", [EDGES[1:]], Spec((10,)), ("GeluOptions", {"Approximate": False}))
     np.testing.assert_allclose(run(data, *args)[0], litert(data, *args)[0], rtol=1e-6, atol=1e-6)
 
@@ -460,7 +462,7 @@ def test_quotients_of_floats_are_rounded_down() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32"])
-def test_floats_beyond_integers_are_cut_off(dtype: str) -> None:
+def test_float_to_integer_casts_match_litert(dtype: str) -> None:
     x = np.array([np.nan, np.inf, -np.inf, 3e9, -3e9, 300, -129, -1.5, 127.9], np.float32)
     kinds = {"int8": 9, "uint8": 3, "int16": 7, "int32": 2}
     table = ("CastOptions", {"InDataType": 0, "OutDataType": kinds[dtype]})
@@ -468,26 +470,26 @@ def test_floats_beyond_integers_are_cut_off(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_means_of_integers(dtype: str) -> None:
+def test_integer_means_match_litert(dtype: str) -> None:
     x = np.array([[-3, 4, 2**30, 2**30], [-4, 1, 0, -8]], dtype)
     table = ("ReducerOptions", {"KeepDims": 0})
     check(*one("MEAN", [x, ints(1)], Spec((2,), dtype), table, (1,)), exact=True)
 
 
-def test_places_of_extremes_beside_what_is_no_number() -> None:
+def test_argmax_with_nan_matches_litert() -> None:
     x = np.array([[1, np.nan, 3], [2, -1, np.nan]], np.float32)
     table = {"OutputType": 2}
     check(*one("ARG_MAX", [x, ints(1)], Spec((2,), "int32"), ("ArgMaxOptions", table), (1,)))
     check(*one("ARG_MIN", [x, ints(1)], Spec((2,), "int32"), ("ArgMinOptions", table), (1,)))
 
 
-def test_elements_of_batches() -> None:
+def test_batched_gather_matches_litert() -> None:
     x, i = floats(2, 5, 6, 3), np.array([[1, 0], [2, 4]], np.int32)
     for axis, shape in ((1, (2, 2, 6, 3)), (2, (2, 5, 2, 3)), (-1, (2, 5, 6, 2))):
         table = ("GatherOptions", {"Axis": axis, "BatchDims": 1})
         check(*one("GATHER", [x, i % 3 if axis == -1 else i], Spec(shape), table), exact=True)
 
 
-def test_a_shape_with_a_zero() -> None:
+def test_reshape_to_zero_extent_matches_litert() -> None:
     x = np.zeros((3, 0), np.float32)
     check(*one("RESHAPE", [x, ints(0, 5)], Spec((0, 5)), None, (1,)), exact=True)

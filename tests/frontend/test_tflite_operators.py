@@ -162,7 +162,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_operators_of_one(name: str) -> None:
+def test_single_operator_models_match_litert(name: str) -> None:
     check(*CASES[name])
 
 
@@ -171,7 +171,7 @@ def two(code: str, dtype: str = "float32") -> Part:
     return Part(specs, [Op(code, [0, 1], [2])], [0, 1], [2])
 
 
-def test_windows_of_stablehlo_by_their_graph() -> None:
+def test_stablehlo_reduce_window_uses_body_subgraph() -> None:
     table = ("StablehloReduceWindowOptions", {
         "WindowDimensions": [2, 2], "WindowStrides": [1, 2], "BaseDilations": [1, 2],
         "WindowDilations": [2, 1], "Padding": [1, 0, 0, 1], "BodySubgraphIndex": 1,
@@ -181,7 +181,7 @@ def test_windows_of_stablehlo_by_their_graph() -> None:
           more=(two("STABLEHLO_ADD"),))  # fmt: skip
 
 
-def test_scatter_of_stablehlo_by_its_graph() -> None:
+def test_stablehlo_scatter_uses_body_subgraph() -> None:
     table = ("StablehloScatterOptions", {
         "UpdateWindowDims": [1], "InsertedWindowDims": [0], "ScatterDimsToOperandDims": [0],
         "IndexVectorDim": 1, "UpdateComputationSubgraphIndex": 1,
@@ -190,7 +190,7 @@ def test_scatter_of_stablehlo_by_its_graph() -> None:
     check("STABLEHLO_SCATTER", args, [Spec((4, 3))], table, (), more=(two("STABLEHLO_ADD"),))
 
 
-def test_a_composite_is_its_graph() -> None:
+def test_composite_runs_its_decomposition() -> None:
     table = ("StableHLOCompositeOptions", {
         "Name": "ours", "DecompositionSubgraphIndex": 1, "CompositeAttributes": [0],
     })  # fmt: skip
@@ -273,7 +273,7 @@ def test_random_numbers_are_the_same_each_run(code: str, args: list[Array], coun
     assert abs(first.mean() - mean) < 0.1 and abs(first.std() - spread) < 0.1
 
 
-def test_draws_follow_their_weights() -> None:
+def test_multinomial_follows_its_weights() -> None:
     logits = np.log(np.array([[0.2, 0.8]], np.float32))
     data, inputs = built("MULTINOMIAL", [logits, scalar(2000)], [Spec((1, 2000), "int32")],
                          ("RandomOptions", {"Seed": 1}), (1,))  # fmt: skip
@@ -311,7 +311,7 @@ def same_each_run(data: bytes, shape: tuple[int, ...]) -> None:
         agree([r.numpy() for r in (made if isinstance(made, (tuple, list)) else [made])], wanted)
 
 
-def test_rnn_of_one_step() -> None:
+def test_single_step_rnn_matches_reference() -> None:
     args = {1: floats(UNITS, INPUTS), 2: floats(UNITS, UNITS), 3: floats(UNITS)}
     table = ("RNNOptions", {"FusedActivationFunction": 4})
     data = layered("RNN", args, {4: (BATCH, UNITS)}, 5, table, [Spec((BATCH, UNITS))],
@@ -320,7 +320,7 @@ def test_rnn_of_one_step() -> None:
 
 
 @pytest.mark.parametrize("is_first", [False, True])
-def test_rnn_of_steps(is_first: bool) -> None:
+def test_sequence_rnn_matches_reference(is_first: bool) -> None:
     args = {1: floats(UNITS, INPUTS), 2: floats(UNITS, UNITS), 3: floats(UNITS)}
     table = ("SequenceRNNOptions", {"FusedActivationFunction": 1, "TimeMajor": is_first})
     lead = (STEPS, BATCH) if is_first else (BATCH, STEPS)
@@ -364,7 +364,7 @@ def cell(
      ({"cifg": True, "peepholes": True, "projection": True}, 0.0),
      ({"norms": True, "projection": True}, 0.0)],
 )  # fmt: skip
-def test_lstm_of_steps(has: dict[str, bool], clip: float) -> None:
+def test_sequence_lstm_matches_reference(has: dict[str, bool], clip: float) -> None:
     outputs = 3 if has.get("projection") else UNITS
     args = cell(1, 5, 9, 12, outputs, **has)
     if has.get("projection"):
@@ -380,7 +380,7 @@ def test_lstm_of_steps(has: dict[str, bool], clip: float) -> None:
     same_each_run(data, (BATCH, STEPS, INPUTS))
 
 
-def test_lstm_of_one_step() -> None:
+def test_single_step_lstm_matches_reference() -> None:
     table = ("LSTMOptions", {"FusedActivationFunction": 4, "KernelType": 0})
     states = {18: (BATCH, UNITS), 19: (BATCH, UNITS)}
     data = layered("LSTM", cell(1, 5, 9, 12, UNITS), states, 24, table, [Spec((BATCH, UNITS))],
@@ -409,7 +409,7 @@ def test_lstm_of_both_directions() -> None:
     same_each_run(data, (STEPS, BATCH, INPUTS))
 
 
-def test_svdf() -> None:
+def test_svdf_matches_reference() -> None:
     args = {1: floats(4, INPUTS), 2: floats(4, 6), 3: floats(2)}
     table = ("SVDFOptions", {"Rank": 2, "FusedActivationFunction": 1})
     data = layered("SVDF", args, {4: (BATCH, 4 * 6)}, 5, table, [Spec((BATCH, 2))],
@@ -439,7 +439,7 @@ STORED: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_stored_numbers_stand(name: str) -> None:
+def test_quantized_data_movement_keeps_levels(name: str) -> None:
     code, args, outs, table, constant = STORED[name]
     steps: dict[str, Any] = {"scale": [0.25], "point": [-7]}
     specs = [

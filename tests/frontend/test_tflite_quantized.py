@@ -53,7 +53,7 @@ def check(code: str, ins: list[Spec], out: Spec, table: Table, inputs: list[Arra
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("code", ["ADD", "SUB", "MUL"])
 @pytest.mark.parametrize("activation", [0, 1, 2, 3])
-def test_arithmetic(code: str, dtype: str, activation: int) -> None:
+def test_quantized_arithmetic_matches_litert(code: str, dtype: str, activation: int) -> None:
     table = (f"{code.title()}Options", {"FusedActivationFunction": activation})
     ins = [spec((3, 999), dtype), spec((1, 999), dtype)]
     check(code, ins, spec((3, 999), dtype), table, [numbers(dtype, *s.shape) for s in ins])
@@ -63,7 +63,7 @@ def test_arithmetic(code: str, dtype: str, activation: int) -> None:
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("code", ["MAXIMUM", "MINIMUM", "EQUAL", "NOT_EQUAL", "LESS",
                                   "LESS_EQUAL", "GREATER", "GREATER_EQUAL"])  # fmt: skip
-def test_choices_and_comparisons(code: str, dtype: str) -> None:
+def test_quantized_select_and_comparisons_match_litert(code: str, dtype: str) -> None:
     a = spec((3, 99), dtype)
     is_choice = code.endswith("IMUM")
     b, out = (a, a) if is_choice else (spec((3, 99), dtype), Spec((3, 99), "bool"))
@@ -81,7 +81,7 @@ FIXED = {"LOGISTIC": (1 / 256, -128), "TANH": (1 / 128, 0)}
 @share(4)
 @pytest.mark.parametrize("code", UNARY)
 @pytest.mark.parametrize("dtype", BYTES)
-def test_unary_of_every_number(code: str, dtype: str) -> None:
+def test_unary_operators_match_litert_on_all_levels(code: str, dtype: str) -> None:
     if dtype == "uint8" and code in INT8_ALONE:
         pytest.skip(f"LiteRT has no kernel of uint8 for {code}")
     table = {"LEAKY_RELU": ("LeakyReluOptions", {"Alpha": 0.3}),
@@ -110,7 +110,7 @@ def test_requantising_int32(source: str, result: str) -> None:
     check("QUANTIZE", ins, Spec(data.shape, result, scale=[step], point=[point]), None, [data])
 
 
-def test_joined_uint8_have_the_scale_of_the_result() -> None:
+def test_uint8_concatenation_requantizes() -> None:
     ins = [spec((5, 51), "uint8", s) for s in (0.03, 0.07, 0.05)]
     out = spec((5, 153), "uint8", 0.05, ins[2].point[0])
     table = ("ConcatenationOptions", {"Axis": 1})
@@ -118,7 +118,7 @@ def test_joined_uint8_have_the_scale_of_the_result() -> None:
 
 
 @pytest.mark.parametrize("dtype", [*BYTES, "int16"])
-def test_joined_numbers_of_one_scale_stand(dtype: str) -> None:
+def test_equal_scale_concatenation_keeps_levels(dtype: str) -> None:
     same = spec((5, 51), dtype, 0.03, 0)
     out = spec((10, 51), dtype, 0.03, 0)
     table = ("ConcatenationOptions", {"Axis": 0})
@@ -127,7 +127,7 @@ def test_joined_numbers_of_one_scale_stand(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("activation", [0, 1, 3])
-def test_quotients_of_every_number(dtype: str, activation: int) -> None:
+def test_quantized_division_matches_litert_on_all_levels(dtype: str, activation: int) -> None:
     middle = 128 * (dtype == "uint8")
     ins = [spec((256, 1), dtype, 0.03, 7 + middle), spec((255,), dtype, 0.05, 1 + middle)]
     out = spec((256, 255), dtype, 0.1, middle - 9)
@@ -145,7 +145,7 @@ def test_quotients_of_every_number(dtype: str, activation: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", BYTES)
-def test_quotients_by_zero_are_the_largest(dtype: str) -> None:
+def test_quantized_division_by_zero_saturates(dtype: str) -> None:
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     ins = [spec((3,), dtype, 0.1, 5), spec((3,), dtype, 0.1, 7)]
     data = model([*ins, spec((3,), dtype, 0.1, 9)], [Op("DIV", [0, 1], [2])], [0, 1], [2])
@@ -157,7 +157,7 @@ def test_quotients_by_zero_are_the_largest(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("width", [1, 2, 37, 1500])
 @pytest.mark.parametrize("scale", [0.01, 0.08, 0.7])
-def test_log_softmax(dtype: str, width: int, scale: float) -> None:
+def test_quantized_log_softmax_matches_litert(dtype: str, width: int, scale: float) -> None:
     out = spec((50, width), dtype, 16 / 256, 127 + 128 * (dtype == "uint8"))
     data = numbers(dtype, 50, width)
     data[0], data[1] = data[0, 0], np.iinfo(dtype).min
@@ -168,7 +168,7 @@ def test_log_softmax(dtype: str, width: int, scale: float) -> None:
 @share(2)
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("width", [1, 37])
-def test_rows_over_their_lengths(dtype: str, width: int) -> None:
+def test_quantized_l2_normalization_matches_litert(dtype: str, width: int) -> None:
     data = numbers(dtype, 40, width)
     source = spec((40, width), dtype)
     data[0], data[1] = source.point[0], np.iinfo(dtype).max
@@ -179,7 +179,7 @@ def test_rows_over_their_lengths(dtype: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", BYTES)
-def test_prelu(dtype: str) -> None:
+def test_quantized_prelu_matches_litert(dtype: str) -> None:
     alpha = Spec(data=numbers(dtype, 1, 1, 8), scale=[0.02], point=[3])
     ins = [spec((1, 5, 5, 8), dtype), alpha]
     check("PRELU", ins, spec((1, 5, 5, 8), dtype), None, [numbers(dtype, 1, 5, 5, 8)])
@@ -189,7 +189,7 @@ def test_prelu(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("code", ["AVERAGE_POOL_2D", "MAX_POOL_2D"])
 @pytest.mark.parametrize("padding", [0, 1])
-def test_pools(code: str, dtype: str, padding: int) -> None:
+def test_quantized_pooling_matches_litert(code: str, dtype: str, padding: int) -> None:
     source = spec((2, 11, 12, 5), dtype)
     shape = (2, 6, 6, 5) if padding == 0 else (2, 5, 5, 5)
     table = ("Pool2DOptions", {
@@ -204,7 +204,7 @@ def test_pools(code: str, dtype: str, padding: int) -> None:
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("width", [1, 7, 300])
 @pytest.mark.parametrize("beta", [1.0, 0.5])
-def test_softmax(dtype: str, width: int, beta: float) -> None:
+def test_quantized_softmax_matches_litert(dtype: str, width: int, beta: float) -> None:
     out = spec((50, width), dtype, 1 / 256, -128 if dtype == "int8" else 0)
     table = ("SoftmaxOptions", {"Beta": beta})
     check("SOFTMAX", [spec((50, width), dtype)], out, table, [numbers(dtype, 50, width)])
@@ -214,7 +214,7 @@ def test_softmax(dtype: str, width: int, beta: float) -> None:
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("axes", [(1, 2), (3,), (0, -1)])
 @pytest.mark.parametrize("keep", [False, True])
-def test_mean(dtype: str, axes: tuple[int, ...], keep: bool) -> None:
+def test_quantized_mean_matches_litert(dtype: str, axes: tuple[int, ...], keep: bool) -> None:
     shape = (4, 5, 6, 7)
     gone = [a % 4 for a in axes]
     left = [1 if i in gone else d for i, d in enumerate(shape) if keep or i not in gone]
@@ -253,7 +253,7 @@ def test_sum_of_int16() -> None:
 @pytest.mark.parametrize("axes", [(1,), (0, 2), (2, 1), (-3,)])
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("scales", [(0.05, 0.13), (0.02, 0.02), (0.3, 0.01)])
-def test_product(
+def test_quantized_reduce_prod_matches_litert(
     dtype: str, axes: tuple[int, ...], keep: bool, scales: tuple[float, float]
 ) -> None:
     shape, gone = (4, 3, 60), [a % 3 for a in axes]
@@ -278,7 +278,7 @@ def test_a_product_of_uint8_is_refused() -> None:
 @share(4)
 @pytest.mark.parametrize("aligned,half", [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("size", [(11, 9), (3, 2)])
-def test_resizing(aligned: bool, half: bool, size: tuple[int, int]) -> None:
+def test_quantized_resize_matches_litert(aligned: bool, half: bool, size: tuple[int, int]) -> None:
     source = spec((1, 5, 6, 3), "int8")
     out = spec((1, *size, 3), "int8", source.scale[0], source.point[0])
     fields = {"AlignCorners": aligned, "HalfPixelCenters": half}
@@ -290,7 +290,9 @@ def test_resizing(aligned: bool, half: bool, size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("dtype", ["int16", "uint8"])
 @pytest.mark.parametrize("aligned,half", [(False, False), (True, False), (False, True)])
-def test_resizing_of_others(dtype: str, aligned: bool, half: bool) -> None:
+def test_quantized_resize_of_other_dtypes_matches_litert(
+    dtype: str, aligned: bool, half: bool
+) -> None:
     fields = {"AlignCorners": aligned, "HalfPixelCenters": half}
     point = 0 if dtype == "int16" else 7
     ins = [spec((1, 5, 6, 3), dtype, 1e-3, point), Spec(data=np.array((11, 9), np.int32))]
@@ -299,7 +301,7 @@ def test_resizing_of_others(dtype: str, aligned: bool, half: bool) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.003, 0.05, 1.7])
-def test_rsqrt(scale: float) -> None:
+def test_quantized_rsqrt_matches_litert(scale: float) -> None:
     ins, out = [spec((256,), "int8", scale, -128)], spec((256,), "int8", 0.11 / scale**0.5, -120)
     check("RSQRT", ins, out, None, [every("int8")])
 
@@ -320,7 +322,9 @@ KINDS = [("int8", 1), ("int8", 6), ("uint8", 1)]
 @pytest.mark.parametrize("dtype,scales", KINDS)
 @pytest.mark.parametrize("activation", [0, 3])
 @pytest.mark.parametrize("code", ["CONV_2D", "DEPTHWISE_CONV_2D"])
-def test_convolutions(code: str, dtype: str, scales: int, activation: int) -> None:
+def test_quantized_convolutions_match_litert(
+    code: str, dtype: str, scales: int, activation: int
+) -> None:
     is_deep = code.startswith("D")
     weight, each = weights(dtype, (1, 3, 3, 6) if is_deep else (6, 3, 3, 6), scales, 3 * is_deep)
     bias = Spec(data=RNG.integers(-9000, 9000, 6).astype(np.int32),
@@ -334,7 +338,7 @@ def test_convolutions(code: str, dtype: str, scales: int, activation: int) -> No
 
 
 @pytest.mark.parametrize("dtype,scales", KINDS)
-def test_transposed_convolution(dtype: str, scales: int) -> None:
+def test_quantized_transposed_convolution_matches_litert(dtype: str, scales: int) -> None:
     weight, each = weights(dtype, (6, 3, 3, 6), scales, 0)
     bias = Spec(data=RNG.integers(-9000, 9000, 6).astype(np.int32),
                 scale=[0.047 * s for s in each], point=[0] * scales)  # fmt: skip
@@ -355,7 +359,7 @@ def test_fully_connected_rounds_once(dtype: str, scales: int) -> None:
     check("FULLY_CONNECTED", ins, out, table, [numbers(dtype, 3000, 50)])
 
 
-def test_product_of_matrices() -> None:
+def test_quantized_batch_matmul_matches_litert() -> None:
     ins = [spec((3, 20, 30), "int8"), spec((3, 30, 20), "int8")]
     table = ("BatchMatMulOptions", {"AdjX": False})
     inputs = [numbers("int8", 3, 20, 30), numbers("int8", 3, 30, 20)]
@@ -381,13 +385,13 @@ def test_arithmetic_of_int16(code: str) -> None:
 
 @pytest.mark.parametrize("code", ["LOGISTIC", "TANH"])
 @pytest.mark.parametrize("scale", [2.0**-12, 2.0**-11, 3.7e-4, 1e-5, 0.002])
-def test_functions_of_every_int16(code: str, scale: float) -> None:
+def test_int16_functions_match_litert_on_all_levels(code: str, scale: float) -> None:
     every_one = np.arange(-(2**15), 2**15).astype(np.int16)
     check(code, [wide(2**16, scale=scale)], wide(2**16, scale=2.0**-15), None, [every_one])
 
 
 @pytest.mark.parametrize("code", ["RELU", "RELU6", "LEAKY_RELU", "ABS"])
-def test_rectifiers_of_int16(code: str) -> None:
+def test_int16_relu_variants_match_litert(code: str) -> None:
     every_one = np.arange(-(2**15), 2**15).astype(np.int16)
     table = ("LeakyReluOptions", {"Alpha": 0.3}) if code == "LEAKY_RELU" else None
     out = wide(2**16, scale=4e-4 if code == "ABS" else 3e-4)
@@ -401,7 +405,7 @@ def test_softmax_of_int16(width: int, scale: float) -> None:
     check("SOFTMAX", ins, out, table, [numbers("int16", 99, width)])
 
 
-def test_mean_and_choice_of_int16() -> None:
+def test_int16_mean_and_select_match_litert() -> None:
     axes = Spec(data=np.array([1, 2], np.int32))
     table = ("ReducerOptions", {"KeepDims": False})
     data = numbers("int16", 2, 7, 7, 5)
@@ -483,7 +487,7 @@ def test_fully_connected_of_int16(scales: int, bias: str) -> None:
     )
 
 
-def test_squared_difference() -> None:
+def test_quantized_squared_difference_matches_litert() -> None:
     ins = [spec((3, 999), "int8", 0.03), spec((1, 999), "int8", 0.05)]
     out = spec((3, 999), "int8", 0.4)
     check("SQUARED_DIFFERENCE", ins, out, None, [numbers("int8", *s.shape) for s in ins])
@@ -496,7 +500,7 @@ def refused(code: str, ins: list[Spec], out: Spec, table: Table, message: str) -
         ekiden.compile(model([*ins, out], ops, free, [len(ins)]))
 
 
-def test_what_has_no_kernel_here_is_refused() -> None:
+def test_unsupported_quantized_operators_are_refused() -> None:
     scale = {"scale": [0.1], "point": [0]}
     short = Spec((2, 5), "int16", **scale)  # type: ignore[arg-type]
     other = Spec((2, 5), "int16", scale=[0.2], point=[0])

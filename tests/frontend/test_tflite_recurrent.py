@@ -90,7 +90,7 @@ def lstm(
 @share(4)
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("more", ["", "peepholes", "projection", "norms"])
-def test_lstm_over_steps(more: str, few: bool) -> None:
+def test_integer_sequence_lstm_matches_litert(more: str, few: bool) -> None:
     args, between, out = lstm((BATCH, STEPS), more, few)
     fields = {"FusedActivationFunction": 4, "TimeMajor": False}
     table = ("UnidirectionalSequenceLSTMOptions", fields)
@@ -100,7 +100,7 @@ def test_lstm_over_steps(more: str, few: bool) -> None:
 @share(4)
 @pytest.mark.parametrize("power", [-15, -12, -9])
 @pytest.mark.parametrize("clips", [(0.0, 0.0), (0.5, 0.3)])
-def test_lstm_of_other_cells_and_bounds(power: int, clips: tuple[float, float]) -> None:
+def test_integer_lstm_variants_match_litert(power: int, clips: tuple[float, float]) -> None:
     more = "projection" if clips[1] else ""
     args, between, out = lstm((STEPS, BATCH), more, power=power)
     table = ("UnidirectionalSequenceLSTMOptions", {
@@ -112,11 +112,11 @@ def test_lstm_of_other_cells_and_bounds(power: int, clips: tuple[float, float]) 
 
 @pytest.mark.long
 @pytest.mark.parametrize("more", ["norms peepholes", "norms projection"])
-def test_lstm_of_norms_and_more(more: str) -> None:
-    test_lstm_over_steps(more, few=False)
+def test_integer_layer_norm_lstm_matches_litert(more: str) -> None:
+    test_integer_sequence_lstm_matches_litert(more, few=False)
 
 
-def test_lstm_of_one_step() -> None:
+def test_integer_single_step_lstm_matches_litert() -> None:
     args, between, out = lstm((BATCH,))
     table = ("LSTMOptions", {"FusedActivationFunction": 4})
     runs_agree("LSTM", args, 24, table, [out], between)
@@ -145,7 +145,7 @@ def test_the_older_lstm_of_uint8() -> None:
 
 
 @pytest.mark.parametrize("rank,has_bias", [(1, True), (2, False)])
-def test_svdf(rank: int, has_bias: bool) -> None:
+def test_integer_svdf_matches_litert(rank: int, has_bias: bool) -> None:
     filters, memory, state = 6 * rank, 5, uniform(5e-4, 2e-3)
     args = {
         0: Spec((BATCH, INPUTS), "int8", scale=[0.05], point=[-7]), 1: weights(filters, INPUTS),
@@ -163,7 +163,7 @@ def test_svdf(rank: int, has_bias: bool) -> None:
 
 
 @pytest.mark.parametrize("bits,near", [(15, 5e-4), (31, 2e-7)])
-def test_functions_in_fixed_point_are_near_the_real_ones(bits: int, near: float) -> None:
+def test_fixed_point_functions_are_accurate(bits: int, near: float) -> None:
     fixed, one = FixedPoint(bits), float(1 << bits)
     for whole in range(1, 7):
         real = np.linspace(-(1 << whole), (1 << whole), 4001)[1:-1]
@@ -189,7 +189,7 @@ def refused(change: Any, message: str, code: str = "UNIDIRECTIONAL_SEQUENCE_LSTM
         ekiden.compile(data)
 
 
-def test_what_has_no_kernel_is_refused() -> None:
+def test_unsupported_integer_recurrent_layers_are_refused() -> None:
     refused(lambda args, between: between.pop(), "4 tensors between")
     refused(lambda args, between: args[19].scale.__setitem__(0, 0.001), "scale of tensor .* 2..-15")
     refused(lambda args, between: setattr(args[0], "dtype", "int16"), "t0' is int16: kernels of")

@@ -40,7 +40,7 @@ def check(module: nn.Module, *args: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.5, float("inf")])
-def test_distances_of_any_order(p: float) -> None:
+def test_cdist_of_any_order_matches_pytorch(p: float) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(2, 4, 3), torch.randn(2, 5, 3)
     y[0, 0] = x[0, 0]
@@ -50,7 +50,7 @@ def test_distances_of_any_order(p: float) -> None:
 @share(6)
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("padding", [None, 2])
-def test_embedding_bags(mode: str, padding: int | None) -> None:
+def test_embedding_bags_match_pytorch(mode: str, padding: int | None) -> None:
     torch.manual_seed(0)
     bag = nn.EmbeddingBag(10, 4, mode=mode, padding_idx=padding)
     check(bag, torch.tensor([[1, 2, 5], [2, 2, 2], [9, 0, 2]]))
@@ -70,7 +70,7 @@ TARGETS = torch.tensor([[1, 1, 3, 5], [2, 4, 1, 0], [5, 5, 5, 5]])
     ],
 )
 @pytest.mark.parametrize("is_data", [False, True])
-def test_losses_of_labels_without_places(
+def test_ctc_losses_match_pytorch(
     targets: torch.Tensor, lengths: tuple[list[int], list[int]], options: object, is_data: bool
 ) -> None:
     """Equal neighbours, targets that are empty, too long for their input, or one after the other;
@@ -95,7 +95,7 @@ def test_embedding_bags_with_weights_and_a_last_offset() -> None:
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(5, 9), (3, 3), (1, 16), (11, 20)])
 @pytest.mark.parametrize("align", [False, True])
-def test_antialiased_resizing(mode: str, size: tuple[int, int], align: bool) -> None:
+def test_antialiased_resize_matches_pytorch(mode: str, size: tuple[int, int], align: bool) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 8, 13)
     check(
@@ -103,7 +103,7 @@ def test_antialiased_resizing(mode: str, size: tuple[int, int], align: bool) -> 
     )
 
 
-def test_shifts_of_integers() -> None:
+def test_integer_shifts_match_pytorch() -> None:
     check(Apply(lambda x: (x >> 1, x << 2, x >> x.abs())), torch.arange(-6, 7))
 
 
@@ -141,7 +141,7 @@ CHOSEN: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 @alike(4)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's own, of its old names
 @pytest.mark.parametrize("first", range(4))
-def test_elements_that_are_chosen_and_placed(first: int) -> None:
+def test_selection_and_placement_operators_match_pytorch(first: int) -> None:
     """A fourth of them in one program."""
     torch.manual_seed(0)
     x, n = torch.randn(4, 6), torch.randint(0, 5, (4, 6))
@@ -150,7 +150,7 @@ def test_elements_that_are_chosen_and_placed(first: int) -> None:
     check(Apply(lambda x, n: {k: f(x, n) for k, f in some.items()}), x, n)
 
 
-def test_distinct_elements() -> None:
+def test_unique_operators_match_pytorch() -> None:
     x = torch.tensor([[3, 1, 2], [1, 3, 7]])
     check(Apply(torch.unique), x)
     check(Apply(lambda v: torch.unique(v, return_inverse=True, return_counts=True)), x)

@@ -70,7 +70,7 @@ def test_sizes_that_are_arguments() -> None:
     assert backend.counters["eager"] == 0
 
 
-def test_sizes_by_roots_and_rounding() -> None:
+def test_sizes_with_roots_and_rounding_match_eager() -> None:
     """The grid of a transformer of images is the root of how many patches there are."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -85,7 +85,7 @@ def test_sizes_by_roots_and_rounding() -> None:
     assert backend.counters == {"compiled": 1}
 
 
-def test_rows_that_pytorch_alone_knows_to_be_as_many() -> None:
+def test_equal_sizes_known_to_pytorch_are_used() -> None:
     """Systems of chunks, as gated delta networks solve them."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ def test_rows_that_pytorch_alone_knows_to_be_as_many() -> None:
     assert backend.counters == {"compiled": 1}
 
 
-def test_weights_that_change_are_seen() -> None:
+def test_changed_weights_trigger_recompilation() -> None:
     model, x = Small().eval(), torch.randn(4, 6)
     compiled = torch.compile(model, backend="ekiden")
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_weights_that_change_are_seen() -> None:
     assert backend.counters == {"compiled": 1, "thawed": 1}
 
 
-def test_training_by_two_graphs() -> None:
+def test_training_compiles_forward_and_backward_graphs() -> None:
     ours, theirs, x = Small(), Small(), torch.randn(4, 6)
     theirs.load_state_dict(ours.state_dict())
     compiled = torch.compile(ours, backend="ekiden")
@@ -187,7 +187,7 @@ def test_gradients_of_layers(
 
 
 @sizes("size", 8, 256)
-def test_attention_by_functions_of_places(size: int) -> None:
+def test_flex_attention_matches_eager(size: int) -> None:
     """Blocks of queries and keys, heads that share keys, a query that sees none."""
     slopes = torch.randn(4)
 
@@ -210,7 +210,7 @@ def test_attention_by_functions_of_places(size: int) -> None:
     assert not backend.counters["eager"]
 
 
-def test_heads_of_queries_share_heads_of_keys() -> None:
+def test_grouped_query_attention_matches_eager() -> None:
     """As Llama's have it: PyTorch traces attention whole, without repeating the keys."""
     q, k = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8)
 
@@ -246,7 +246,7 @@ def test_complex_numbers_come_and_go() -> None:
     assert not backend.counters["eager"]
 
 
-def test_graph_breaks_work() -> None:
+def test_graph_breaks_are_supported() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x.relu() * 2
         torch._dynamo.graph_break()
@@ -258,7 +258,7 @@ def test_graph_breaks_work() -> None:
     assert backend.counters == {"compiled": 2}
 
 
-def test_buffers_that_change() -> None:
+def test_mutated_buffers_match_eager() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -331,7 +331,7 @@ def test_random_numbers_are_pytorchs_own() -> None:
     assert backend.counters == {"compiled": 1}
 
 
-def test_chances_of_a_number_are_drawn_by_pytorch() -> None:
+def test_bernoulli_with_scalar_probability_is_drawn_by_pytorch() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:  # a path that is dropped, as in timm
         return x * x.new_empty((x.shape[0], 1)).bernoulli_(0.5)
 
@@ -356,7 +356,7 @@ def test_dropout_in_training() -> None:
     assert backend.counters == {"compiled": 2}
 
 
-def test_numbers_whose_chances_are_data_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_data_dependent_random_draws_are_named(caplog: pytest.LogCaptureFixture) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.multinomial(x.softmax(-1), 2)
 
@@ -379,7 +379,7 @@ def test_numbers_whose_chances_are_data_are_named(caplog: pytest.LogCaptureFixtu
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("is_data", [False, True])
-def test_gradient_of_losses_of_labels_without_places(
+def test_ctc_loss_gradient_matches_eager(
     labels: list[object], lengths: tuple[list[int], list[int]], options: object, is_data: bool
 ) -> None:
     """Equal neighbours, targets that are empty, too long for their input (NaN, or 0 where it is

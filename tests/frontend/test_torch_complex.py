@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
 
 @alike(4)
 @pytest.mark.parametrize("name", CASES)
-def test_as_pytorch(name: str) -> None:
+def test_complex_operators_match_pytorch(name: str) -> None:
     function, shapes = CASES[name]
     args = tuple(draw(*shape) for shape in shapes)
     expected = function(*args).numpy()
@@ -102,7 +102,7 @@ def test_double_precision_is_kept() -> None:
     np.testing.assert_allclose(found, torch.fft.fft(x).imag.numpy(), atol=1e-11)
 
 
-def test_any_length() -> None:
+def test_fft_of_any_length_matches_pytorch() -> None:
     program = Of(lambda a: torch.fft.rfft(a).abs())
     length = torch.export.Dim("length", min=8, max=400)
     exe = ekiden.compile(program, (draw(1, 64),), dynamic_shapes=(({1: length},),))

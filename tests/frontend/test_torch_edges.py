@@ -34,7 +34,7 @@ class Apply(nn.Module):
         return tuple(f(*args) for f in self.functions)
 
 
-def test_one_example_in_place_of_a_list() -> None:
+def test_single_example_input_without_list_is_refused() -> None:
     for given in ({"example_inputs": torch.ones(2, 4)}, {}):
         with pytest.raises(CompileError) as caught:
             ekiden.compile(nn.Linear(4, 3), *(() if given else (torch.ones(2, 4),)), **given)
@@ -62,7 +62,7 @@ def pairs(*values: float, dtype: torch.dtype = torch.float32) -> tuple[torch.Ten
     return one.repeat_interleave(len(values)), one.repeat(len(values))
 
 
-def test_quotients_and_signs_of_what_is_no_number() -> None:
+def test_nan_division_and_sign_match_pytorch() -> None:
     x, y = pairs(NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 2.5, -7.0)
     agree(
         (
@@ -101,7 +101,7 @@ def test_statistics_of_float16_are_wide() -> None:
     )
 
 
-def test_a_slope_that_training_draws_is_their_middle() -> None:
+def test_rrelu_inference_slope_is_the_mean() -> None:
     model, x = (
         Apply((lambda x: F.rrelu(x, 0.1, 0.3), lambda x: F.rrelu(x, 1.0, 3.0))),
         torch.ones(5),
@@ -112,7 +112,7 @@ def test_a_slope_that_training_draws_is_their_middle() -> None:
         agree((lambda x: F.rrelu(x, training=True),), torch.randn(5))
 
 
-def test_running_extremes() -> None:
+def test_cummax_and_cummin_match_pytorch() -> None:
     x = torch.tensor([[1.0, NAN, 3.0, 3.0], [INF, 2.0, -INF, NAN], [3.0, 3.0, 1.0, 0.0]])
     agree(
         (
@@ -129,7 +129,7 @@ def test_running_extremes() -> None:
     )
 
 
-def test_running_extremes_of_any_extent() -> None:
+def test_cummax_of_symbolic_extent_matches_pytorch() -> None:
     shapes = {"x": {0: torch.export.Dim("n")}}
 
     class Running(torch.nn.Module):

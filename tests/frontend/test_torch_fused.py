@@ -26,9 +26,7 @@ def masks(kind: str, batch: int, steps: int, heads: int) -> tuple[object, int | 
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("kind", ["none", "pairs", "keys", "whole"])
-def test_an_encoder_layer_is_what_pytorch_computes(
-    kind: str, activation: str, norm_first: bool
-) -> None:
+def test_fused_encoder_layer_matches_pytorch(kind: str, activation: str, norm_first: bool) -> None:
     torch.manual_seed(3)
     layer = torch.nn.TransformerEncoderLayer(
         24, 4, 40, activation=activation, norm_first=norm_first, batch_first=True

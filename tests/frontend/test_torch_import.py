@@ -113,7 +113,7 @@ def test_sizes_that_are_data_have_names() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.float64])
-def test_dtypes(dtype: torch.dtype) -> None:
+def test_dtypes_match_pytorch(dtype: torch.dtype) -> None:
     x = torch.arange(6).reshape(2, 3).to(dtype)
     exe = ekiden.compile(Apply(lambda a: (a + 1) * 2), (x,))
     found = torch.from_dlpack(exe(x))
@@ -123,7 +123,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
 # Control flow.
 
 
-def test_cond() -> None:
+def test_cond_matches_pytorch() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda a: a * 2, lambda a: a - 1, (x,))
 
@@ -133,7 +133,7 @@ def test_cond() -> None:
         agree(exe(x), function(x))
 
 
-def test_while_loop() -> None:
+def test_while_loop_matches_pytorch() -> None:
     from torch._higher_order_ops.while_loop import while_loop
 
     def function(i: torch.Tensor, x: torch.Tensor) -> object:
@@ -146,7 +146,7 @@ def test_while_loop() -> None:
     agree(exe(torch.tensor(9), torch.ones(2)), (torch.tensor(9), torch.ones(2)))
 
 
-def test_scan() -> None:
+def test_scan_matches_pytorch() -> None:
     from torch._higher_order_ops.scan import scan
 
     def function(x: torch.Tensor) -> object:
@@ -223,7 +223,7 @@ def test_an_input_that_is_changed_is_refused() -> None:
 # What the user adds, and what is refused.
 
 
-def test_a_custom_operator_is_taught() -> None:
+def test_custom_operator_converters_can_be_registered() -> None:
     @torch.library.custom_op("ekiden_test::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -280,7 +280,7 @@ def test_a_program_takes_no_more_options() -> None:
         ekiden.compile(program, dynamic_shapes=({0: Dim("n")},))
 
 
-def test_what_torch_export_says_is_told() -> None:
+def test_torch_export_errors_are_reported() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x + 1 if x.sum() > 0 else x  # a branch on data
 
@@ -344,7 +344,7 @@ def test_tensors_that_cannot_be_read_are_refused_by_name() -> None:
             exe(wrong)
 
 
-def test_examples_that_are_mappings() -> None:
+def test_example_inputs_may_be_mappings() -> None:
     exe = ekiden.compile(
         Apply(lambda d: d["a"] - d["b"]), ({"a": torch.ones(2), "b": torch.ones(2)},)
     )
@@ -379,7 +379,7 @@ def test_experts_by_a_grouped_product() -> None:
         torch.testing.assert_close(found, wanted.float(), rtol=2**-8, atol=2**-8)
 
 
-def test_counts_between_edges() -> None:
+def test_histc_matches_pytorch() -> None:
     function = Apply(lambda x: torch.histc(x, 7, -1.0, 1.5))
     made = ekiden.compile(function, (torch.randn(9),), dynamic_shapes=(({0: Dim("n", max=999)},),))
     for count in (2, 501):
@@ -390,7 +390,7 @@ def test_counts_between_edges() -> None:
         ekiden.compile(Apply(torch.histc), (torch.randn(9),))
 
 
-def test_a_trace_that_is_no_text_is_no_location() -> None:
+def test_malformed_stack_trace_is_ignored() -> None:
     """A file of an exported program may hold a number in its place."""
     graph = torch.fx.Graph()
     node = graph.placeholder("x")

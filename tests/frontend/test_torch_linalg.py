@@ -96,7 +96,7 @@ OF_ONE_BATCH = (
 
 @alike(4)
 @pytest.mark.parametrize("name", UNIQUE)
-def test_results_are_those_of_pytorch(name: str) -> None:
+def test_linalg_results_match_pytorch(name: str) -> None:
     """One compile for every batch."""
     is_fixed = name in OF_ONE_BATCH
     exe = compiled(UNIQUE[name], normal(2, 4, 4), normal(2, 4, 3), batched=not is_fixed)
@@ -119,7 +119,7 @@ def test_an_absolute_tolerance_alone_has_no_relative_one_beside_it() -> None:
 @alike(4)
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize("shape", [(4, 4), (5, 2), (2, 19), (1, 1)])
-def test_singular_vectors(shape: tuple[int, int], full: bool) -> None:
+def test_svd_factors_reconstruct_the_matrix(shape: tuple[int, int], full: bool) -> None:
     def function(x: Tensor) -> tuple[Tensor, ...]:
         return torch.linalg.svd(x, full_matrices=full)
 
@@ -135,7 +135,7 @@ def test_singular_vectors(shape: tuple[int, int], full: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 17])
-def test_eigenvectors(size: int) -> None:
+def test_eigenvectors_satisfy_the_eigenvalue_equation(size: int) -> None:
     x = normal(2, size, size)
     x[1] = 3 * torch.eye(size)  # one eigenvalue, many times
     values, vectors = results(compiled(torch.linalg.eigh, x)(x))
@@ -176,7 +176,7 @@ def test_what_has_no_result_names_node_and_matrix(
     np.testing.assert_allclose(np.asarray(exe(good)), good)  # and goes on
 
 
-def test_a_program_that_asks_for_info_does_not_fail() -> None:
+def test_decomposition_with_info_does_not_raise() -> None:
     def function(x: Tensor) -> object:
         inverse, info = torch.linalg.inv_ex(x)
         return torch.where(info[..., None, None] == 0, inverse, 0.0), info
@@ -185,7 +185,7 @@ def test_a_program_that_asks_for_info_does_not_fail() -> None:
     assert info == 2 and not found.any()
 
 
-def test_a_program_that_tells_it_to_fail() -> None:
+def test_checked_decomposition_raises() -> None:
     def function(x: Tensor) -> Tensor:
         return torch.linalg.inv_ex(x, check_errors=True).inverse
 

@@ -127,7 +127,7 @@ def test_where_of_a_condition_alone_gives_places() -> None:
 
 
 @pytest.mark.parametrize("dims", [(), (0,), (0, 1)])
-def test_truth_along_no_axis_is_of_each_element(dims: tuple[int, ...]) -> None:
+def test_any_over_no_axis_is_elementwise(dims: tuple[int, ...]) -> None:
     x = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     _check(lambda x: (torch.any(x, dim=dims), torch.all(x, dim=dims)), x)
 

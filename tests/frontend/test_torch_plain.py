@@ -208,7 +208,7 @@ LAYERS: dict[str, tuple[nn.Module, torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers(name: str) -> None:
+def test_layers_import_directly(name: str) -> None:
     torch.manual_seed(0)
     module, x = LAYERS[name]
     check(module, x)
@@ -245,11 +245,11 @@ FUNCTIONS: dict[str, Function] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_operators_that_pytorch_would_take_apart(name: str) -> None:
+def test_composite_operators_import_directly(name: str) -> None:
     check(Apply(FUNCTIONS[name]), X)
 
 
-def test_a_size_that_is_open() -> None:
+def test_dynamic_sizes_import_directly() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -270,7 +270,7 @@ def test_a_size_that_is_open() -> None:
 
 @pytest.mark.parametrize("name", ["aten::layer_norm", "aten::layer_norm.default", "aten::conv1d"])
 @pytest.mark.parametrize("plain", [True, False])
-def test_who_registers_such_an_operator_has_it(
+def test_registered_composite_converter_is_used(
     name: str, plain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the name of all overloads too, of which the table has one; however a program comes."""

@@ -46,7 +46,7 @@ def agree(module: object, args: tuple[object, ...], tolerance: float = 1e-5) -> 
     ],
     ids=str,
 )
-def test_layers_are_those_of_pytorch(kind: str, options: dict[str, object]) -> None:
+def test_recurrent_layers_match_pytorch(kind: str, options: dict[str, object]) -> None:
     torch.manual_seed(0)
     agree(getattr(torch.nn, kind)(5, 9, **options), (torch.randn(4, 3, 5),))
 
@@ -56,7 +56,7 @@ def test_a_plain_layer_of_relu() -> None:
     agree(torch.nn.RNN(5, 9, nonlinearity="relu"), (torch.randn(4, 3, 5),))
 
 
-def test_states_to_begin_with_and_no_batch() -> None:
+def test_initial_states_and_unbatched_input_match_pytorch() -> None:
     torch.manual_seed(2)
     states = (torch.randn(2, 3, 9), torch.randn(2, 3, 9))
     agree(torch.nn.LSTM(5, 9, 2), (torch.randn(4, 3, 5), states))
@@ -71,7 +71,7 @@ def test_doubles_stay_doubles(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
-def test_projections() -> None:
+def test_lstm_projections_match_pytorch() -> None:
     torch.manual_seed(4)
     agree(torch.nn.LSTM(5, 9, 2, proj_size=4, bidirectional=True), (torch.randn(4, 3, 5),))
 
@@ -81,7 +81,7 @@ def test_halves_are_computed_as_floats() -> None:
     agree(torch.nn.LSTM(5, 9).half(), (torch.randn(4, 3, 5).half(),), 2e-3)
 
 
-def test_a_layer_is_one_operator_however_many_steps_there_are() -> None:
+def test_layer_is_one_operator_for_any_step_count() -> None:
     module = torch.nn.LSTM(5, 9).eval()
     mod = import_model(module, ImportOptions(example_inputs=(torch.randn(200, 1, 5),)))
     calls = [e for e in post_order(mod["main"], into_functions=True) if isinstance(e, Call)]
@@ -90,7 +90,7 @@ def test_a_layer_is_one_operator_however_many_steps_there_are() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_without_a_number(kind: str) -> None:
+def test_dynamic_batch_matches_pytorch(kind: str) -> None:
     torch.manual_seed(6)
     module = getattr(torch.nn, kind)(5, 9, batch_first=True).eval()
     batch = torch.export.Dim("batch", min=1, max=64)
@@ -111,7 +111,7 @@ STEPS = [
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 @pytest.mark.parametrize(("kind", "options"), STEPS, ids=str)
-def test_steps_without_a_number(kind: str, options: dict[str, object]) -> None:
+def test_dynamic_step_count_matches_pytorch(kind: str, options: dict[str, object]) -> None:
     torch.manual_seed(7)
     module = getattr(torch.nn, kind)(5, 9, **options).eval()
     steps = torch.export.Dim("steps", min=1, max=64)
@@ -193,7 +193,7 @@ class Packed(torch.nn.Module):
 @pytest.mark.parametrize(
     ("kind", "is_sorted", "total"), [("LSTM", True, None), ("GRU", False, 6), ("RNN", True, 8)]
 )
-def test_packed_sequences(kind: str, is_sorted: bool, total: int | None) -> None:
+def test_packed_sequences_match_pytorch(kind: str, is_sorted: bool, total: int | None) -> None:
     torch.manual_seed(10)
     module, x = Packed(kind, is_sorted, total).eval(), torch.randn(3, 6, 5)
     exe = ekiden.compile(module, (x, torch.tensor([5, 4, 2])))

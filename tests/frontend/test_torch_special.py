@@ -61,7 +61,7 @@ def run(function: object, *args: torch.Tensor) -> object:
 @share(4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_as_pytorch(name: str, dtype: torch.dtype) -> None:
+def test_special_functions_match_pytorch(name: str, dtype: torch.dtype) -> None:
     function, data = NAMES[name]
     x = data.to(dtype)
     close = 2e-6 if dtype == torch.float32 else THEIRS.get(name, 1e-10)
@@ -99,13 +99,13 @@ def test_running_logarithms_of_sums_keep_what_is_small() -> None:
     np.testing.assert_allclose(found, torch.logcumsumexp(x, 1).numpy(), rtol=1e-5)
 
 
-def test_mantissas_and_powers() -> None:
+def test_frexp_matches_pytorch() -> None:
     x = torch.tensor([0.0, 1, 2, -4, 0.75, torch.inf, torch.nan, 1e-40, 3e38, -1.1])
     for found, expected in zip(run(torch.frexp, x), torch.frexp(x), strict=True):
         np.testing.assert_array_equal(found.numpy(), expected.numpy())
 
 
-def test_medians() -> None:
+def test_medians_match_pytorch() -> None:
     x = torch.randn(4, 8)
     x[1, 2] = torch.nan
     for found, expected in zip(run(lambda a: a.median(1), x), x.median(1), strict=True):
@@ -115,7 +115,7 @@ def test_medians() -> None:
 
 @share(6)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
-def test_common_divisors_and_multiples(dtype: object) -> None:
+def test_gcd_and_lcm_match_pytorch(dtype: object) -> None:
     low = 0 if dtype == torch.uint8 else -40
     x, y = (
         torch.randint(low, 40, (4, 5)).to(dtype),
@@ -130,7 +130,7 @@ def test_common_divisors_and_multiples(dtype: object) -> None:
         np.testing.assert_array_equal(found.numpy(), expected.numpy())
 
 
-def test_counts_of_data() -> None:
+def test_repeat_interleave_and_bincount_match_pytorch() -> None:
     repeats = torch.tensor([1, 0, 2])
     rows = torch.randn(3, 2)
     found = run(lambda a, n: a.repeat_interleave(n, 0), rows, repeats).numpy()

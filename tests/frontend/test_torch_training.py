@@ -132,7 +132,7 @@ INVERTIBLE = torch.eye(3) * 2
         lambda a: torch.linalg.inv(torch.linalg.cholesky(a)),
     ],
 )
-def test_functions_that_check_for_errors(function: Function, has_gradient: bool) -> None:
+def test_error_checks_in_graphs_match_eager(function: Function, has_gradient: bool) -> None:
     if has_gradient:
         _check(function, INVERTIBLE)
         return

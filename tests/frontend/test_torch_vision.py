@@ -82,7 +82,7 @@ class Detector(nn.Module):
         return kept, seen, made
 
 
-def test_detectors(library: object) -> None:
+def test_detector_operators_match_torchvision(library: object) -> None:
     torch.manual_seed(0)
     model = Detector().eval()
     x, low = torch.randn(1, 4, 12, 12), torch.rand(20, 2) * 12

@@ -72,7 +72,7 @@ def test_a_model_of_several_configurations_is_small(zoo: ModuleType) -> None:
         ("lighton_ocr", {"input_ids": (1, 16)}),
     ],
 )  # fmt: skip
-def test_what_stands_beside_the_main_input_is_found(
+def test_extra_model_inputs_are_found(
     zoo: ModuleType, name: str, inputs: dict[str, tuple[int, ...]]
 ) -> None:
     _needs("transformers")
@@ -81,7 +81,7 @@ def test_what_stands_beside_the_main_input_is_found(
     assert len(model.module(*model.inputs.values())) >= 1
 
 
-def test_what_is_said_of_each_layer_is_said_of_fewer(zoo: ModuleType) -> None:
+def test_per_layer_config_lists_are_truncated(zoo: ModuleType) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
     class Config(transformers.PretrainedConfig):  # type: ignore[misc]
@@ -143,7 +143,7 @@ def test_small_results_are_compared_by_their_size(zoo: ModuleType) -> None:
     assert module.weight.all()
 
 
-def test_the_table_counts_what_was_asked(zoo: ModuleType) -> None:
+def test_table_counts_measured_models(zoo: ModuleType) -> None:
     same = {"package": "timm", "road": "export", "sizes": "static"}
     lines = [
         {
@@ -177,7 +177,7 @@ def test_the_table_counts_what_was_asked(zoo: ModuleType) -> None:
     assert "- b, export: 4.0, of which llvm compile 3.0 s" in rows
 
 
-def test_time_that_an_exporter_takes_is_its_own(zoo: ModuleType) -> None:
+def test_exporter_timeouts_are_classified(zoo: ModuleType) -> None:
     zoo._enter_stage("exporting")
     assert zoo._timeout_outcome(9) == {"state": "not exported", "why": "9 s over, exporting"}
     zoo._enter_stage("compiling")
@@ -189,7 +189,7 @@ def test_time_that_an_exporter_takes_is_its_own(zoo: ModuleType) -> None:
     ("ours", "theirs", "state"),
     [(1.0, 9.0, "agrees"), (2.0, 2.0, "exported differently"), (2.0, 1.0, "differs")],
 )
-def test_what_an_exporter_changed_is_its_own(
+def test_exporter_differences_are_classified(
     zoo: ModuleType, ours: float, theirs: float, state: str
 ) -> None:
     torch = pytest.importorskip("torch", reason="the package torch is not installed")
@@ -216,7 +216,7 @@ def test_a_model_that_roundings_change_is_unstable(zoo: ModuleType) -> None:
     ("theirs", "state"),
     [(-1.0, "unstable"), (1.0, "differs")],  # ONNX Runtime's order is another one; or PyTorch's
 )
-def test_a_choice_among_equal_numbers_is_unstable(
+def test_ties_are_classified_as_unstable(
     zoo: ModuleType, monkeypatch: pytest.MonkeyPatch, theirs: float, state: str
 ) -> None:
     torch = pytest.importorskip("torch", reason="the package torch is not installed")

@@ -22,7 +22,7 @@ from ekiden.target import Target
 pytestmark = pytest.mark.quick
 
 
-def test_every_source_counts(tmp_path: Path) -> None:
+def test_digest_covers_every_source(tmp_path: Path) -> None:
     """Content and name of a file in any folder, of code and of the standard library."""
     for name in ("relay/transform/fuse.py", "relay/library/prelude.rly", "runtime/core.so"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def test_sources_that_change_under_a_process_are_no_other_process_s(tmp_path: Pa
     assert package_digest([str(tmp_path)], imported_ns=before) == package_digest([str(tmp_path)])
 
 
-def test_the_package_is_all_there() -> None:
+def test_digest_covers_the_whole_package() -> None:
     """What passes, operators, kernels and their runtime are made of."""
     found = {f"/ekiden/{name}" for root in ekiden.__path__ for name in list_source_files(root)}
     ends = ("ir/op.py", "relay/transform/fusion/fuse_ops.py", "relay/type_infer.py",
@@ -62,7 +62,7 @@ def test_the_package_is_all_there() -> None:
     assert any(name.endswith(".so") for name in found)
 
 
-def test_what_is_no_source_does_not_count(tmp_path: Path) -> None:
+def test_digest_ignores_non_sources(tmp_path: Path) -> None:
     """Files of others, what an editor or Python leaves, links to folders; and a link that leads
     nowhere, as editors make for files that are being edited, stops nothing."""
     (tmp_path / "relay").mkdir()

@@ -209,7 +209,7 @@ def test_options_are_typed() -> None:
         ),
     ],
 )
-def test_an_option_that_there_is_not(config: dict[str, object], message: str) -> None:
+def test_unknown_pass_option_is_refused(config: dict[str, object], message: str) -> None:
     """The nearest are named, and where all are: a list of them is too long to be read."""
     with pytest.raises(PassError) as caught:
         PassContext(config=config)
@@ -307,7 +307,7 @@ def test_dump_to_no_folder_is_refused(tmp_path: Path) -> None:
         _run(exp, instrument=DumpIR(tmp_path / "file" / "passes"))
 
 
-def test_instruments_see_what_is_no_module_and_what_fails(tmp_path: Path) -> None:
+def test_instruments_see_non_module_and_failing_passes(tmp_path: Path) -> None:
     @pass_instrument
     class Sees:
         """Keeps texts."""

@@ -71,7 +71,7 @@ def test_spans_enums_and_infinities_are_kept() -> None:
     assert isinstance(kind, TypeVar) and kind.kind is TypeKind.SHAPE_VAR
 
 
-def test_containers_and_types() -> None:
+def test_containers_and_types_round_trip() -> None:
     n = SizeVar("n")
     loaded = load_json(save_json({"shape": (n, n), "type": tensor_type((n, 3))}))
     assert isinstance(loaded, dict)
@@ -101,7 +101,7 @@ REJECTED = [
 
 
 @pytest.mark.parametrize(("text", "message"), REJECTED)
-def test_other_text_is_refused(text: str, message: str) -> None:
+def test_malformed_json_is_refused(text: str, message: str) -> None:
     with pytest.raises(LoadError) as caught:
         load_json(text)
     assert str(caught.value).startswith(message)

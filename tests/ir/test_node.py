@@ -43,7 +43,7 @@ def test_constructors_take_places_names_and_defaults() -> None:
     assert names == ["name", "dtype"] and "span" in inspect.signature(Call).parameters
 
 
-def test_what_is_for_post_init_alone_is_no_field() -> None:
+def test_init_only_parameters_are_no_fields() -> None:
     kind = FuncType((), TensorType((), "float32"), [])
     assert [f.name for f in dataclasses.fields(kind)][:2] == ["arg_types", "ret_type"]
     assert "type_constraints" in inspect.signature(FuncType).parameters

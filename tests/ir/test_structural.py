@@ -44,7 +44,7 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("a", "b"), EQUAL)
-def test_same_meaning(a: str, b: str) -> None:
+def test_equal_programs_are_structurally_equal(a: str, b: str) -> None:
     left, right = parse_expr(a), parse_expr(b)
     assert structural_equal(left, right)
     assert structural_digest(left) == structural_digest(right)
@@ -52,7 +52,7 @@ def test_same_meaning(a: str, b: str) -> None:
 
 
 @pytest.mark.parametrize(("a", "b"), DIFFERENT)
-def test_different_meaning(a: str, b: str) -> None:
+def test_different_programs_are_structurally_unequal(a: str, b: str) -> None:
     left, right = parse_expr(a), parse_expr(b)
     assert not structural_equal(left, right)
     assert structural_digest(left) != structural_digest(right)
@@ -101,7 +101,7 @@ def test_shared_and_repeated_constants_mean_the_same() -> None:
     assert structural_equal(op.add(c, c), op.add(const(1.0), const(1.0)))
 
 
-def test_containers() -> None:
+def test_containers_are_structurally_compared() -> None:
     assert structural_equal((IntImm(1), {"a": 1}), [IntImm(1), {"a": 1}])
     assert not structural_equal({"a": 1}, {"a": True})
     with pytest.raises(TypeError, match="a object has no structure"):
@@ -219,7 +219,7 @@ def test_a_difference_is_named_by_its_path(a: str, b: str, path: str, what: str)
         assert_structural_equal(left, right)
 
 
-def test_two_long_constants_say_where() -> None:
+def test_constant_difference_names_the_element() -> None:
     """Both print as the same text, which leaves elements out."""
     one, two = (IRModule.from_expr(const(a)) for a in (LONG, _with(-1, 4321)))
     with pytest.raises(

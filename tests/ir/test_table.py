@@ -10,7 +10,7 @@ pytestmark = pytest.mark.quick
 
 
 @pytest.mark.parametrize("which", ["rows", "items", "keys", "values", "__iter__"])
-def test_rows_may_be_added_while_others_are_looked_through(which: str) -> None:
+def test_rows_may_be_added_during_iteration(which: str) -> None:
     """As by modules that other threads import."""
     table: LazyRegistry[str, int] = LazyRegistry()
     table.update(a=1, b=2)
@@ -49,7 +49,7 @@ def test_listing_rows_loads_all() -> None:
     assert dict(table.items()) == {2: 4, 3: 9} and len(table) == 2
 
 
-def test_a_row_is_denied_after_all_are_loaded() -> None:
+def test_missing_row_is_reported_after_loading_all() -> None:
     table = Squares()
     assert 5 not in table and table.loaded == ["two", "three"]
     assert table.get(5) is None

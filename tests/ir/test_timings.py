@@ -50,7 +50,7 @@ def test_table_and_json_have_a_line_for_each_row() -> None:
     assert said["cpu_s"] == pytest.approx(timings.cpu)
 
 
-def test_what_an_error_leaves_open_is_closed() -> None:
+def test_failing_phases_are_closed() -> None:
     timings = Timings()
     timings.enter_phase("outer")
     timings.enter_phase("never left")
@@ -78,7 +78,7 @@ def test_flame_chart_opens_and_closes_in_order() -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_workers_send_what_they_ran(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_timings_are_merged(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", str(jobs))
     timings = Timings()
     count = parallel.MIN_PARALLEL_TASKS

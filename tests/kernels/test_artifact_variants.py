@@ -45,7 +45,7 @@ def test_the_variant_for_another_architecture_computes_the_same(target: str, cpu
 
 
 @pytest.mark.parametrize("triple", ["riscv64-linux-gnu", "armv7-linux-gnueabihf"])
-def test_tables_of_jumps_and_numbers_are_found(triple: str) -> None:
+def test_jump_and_constant_tables_are_linked(triple: str) -> None:
     """On RISC-V by addresses of two halves, of which the second names the first, and differences of
     labels."""
     cases = "\n".join(f"    i32 {i}, label %c{i}" for i in range(12))
@@ -80,7 +80,7 @@ ELSEWHERE = (
 
 
 @pytest.mark.parametrize(("target", "needs"), ELSEWHERE)
-def test_aot_code_is_made_for(target: str, needs: tuple[str, ...]) -> None:
+def test_aot_code_runs_in_emulator(target: str, needs: tuple[str, ...]) -> None:
     x = relay.var("x", shape=(4,))
     module = IRModule.from_expr(relay.Function([x], relay.tanh(x)))
     made = compile_to_bytes(module, target, executor="aot")

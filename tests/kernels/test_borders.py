@@ -119,7 +119,7 @@ CASES: dict[str, Sequence[Case]] = {f.__name__: list(f()) for f in (pools, pads,
 
 @every_backend
 @pytest.mark.parametrize("family", CASES)
-def test_against_numpy(family: str, backend: str) -> None:
+def test_row_windows_match_numpy(family: str, backend: str) -> None:
     check(CASES[family], backend)
 
 

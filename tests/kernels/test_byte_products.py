@@ -65,7 +65,7 @@ def operands(data: tuple[int, ...], weight: tuple[int, ...], seed: int = 0) -> t
     return x, w
 
 
-def test_what_is_chosen_follows_from_the_target() -> None:
+def test_int8_instruction_follows_from_target() -> None:
     wanted = {
         "sapphirerapids": (DOT4_FEATURE, MADD_FEATURE),
         "skylake-avx512": (MADD_FEATURE, DOT4_FEATURE),
@@ -87,7 +87,7 @@ def test_what_is_chosen_follows_from_the_target() -> None:
 @share(6)
 @pytest.mark.parametrize(("text", "dot"), WAYS)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 4), (9, 67, 36), (30, 33, 260), (2, 16, 4096)])
-def test_dense(text: str, dot: str, m: int, n: int, k: int) -> None:
+def test_int8_dense_matches_integers(text: str, dot: str, m: int, n: int, k: int) -> None:
     panel = 2 * Target.parse(text).lanes("float32")
     x, w = operands((m, k), (n, k))
     packed = pack_weight(w, "dense_u8s8", panel)
@@ -128,7 +128,7 @@ def some_weight(n: int, k: int, spread: float) -> Array:
 @pytest.mark.parametrize(
     ("n", "k", "spread"), [(1, 4, 99), (70, 36, 12), (70, 36, 50), (33, 260, 33)]
 )
-def test_words_that_fit_sixteen_bits(n: int, k: int, spread: float) -> None:
+def test_weights_that_fit_int16_pair_sums(n: int, k: int, spread: float) -> None:
     weight = some_weight(n, k, spread)
     words, places = split_large_pairs(pack_weight(weight, "dense_u8s8", 32))
     np.testing.assert_array_equal(unpack_dense_weight(words, n, places), weight)
@@ -145,7 +145,7 @@ def test_words_that_fit_sixteen_bits(n: int, k: int, spread: float) -> None:
 @pytest.mark.parametrize(
     ("m", "n", "k", "spread"), [(1, 70, 36, 12), (9, 70, 36, 50), (None, 33, 260, 33)]
 )
-def test_dense_in_sixteen_bits(
+def test_int8_dense_with_int16_sums_matches_integers(
     text: str, dot: str, m: int | None, n: int, k: int, spread: float
 ) -> None:
     panel, w = 2 * Target.parse(text).lanes("float32"), some_weight(n, k, spread)
@@ -166,7 +166,7 @@ def test_dense_in_sixteen_bits(
 @share(4)
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize(("spread", "rows"), [(12, 3), (26, 1), (90, 3)])
-def test_a_layer_whose_weight_is_known(text: str, spread: float, rows: int) -> None:
+def test_constant_weight_dense_matches_integers(text: str, spread: float, rows: int) -> None:
     """Of 7 bits, of 8 bits with few large ones, of all bytes; K is no number of words."""
     w = some_weight(70, 258, spread)
     x = relay.var("x", relay.tensor_type((rows, 258), "uint8"))
@@ -179,7 +179,7 @@ def test_a_layer_whose_weight_is_known(text: str, spread: float, rows: int) -> N
 
 
 @pytest.mark.quick
-def test_what_is_narrowed_follows_from_the_weight_and_the_target() -> None:
+def test_int16_accumulation_follows_from_weight_and_target() -> None:
     for cpu in ("skylake-avx512", "x86-64-v3"):
         target = Target(f"llvm -mcpu={cpu}")
         assert [pays_int16_sums(n, 192, target) for n in (0, 20, 100)] == [True, True, False]
@@ -193,7 +193,7 @@ def test_what_is_narrowed_follows_from_the_weight_and_the_target() -> None:
     ("image", "channels", "kernel", "stride"),
     [((1, 5, 6, 8), 35, 1, 1), ((2, 9, 17, 12), 20, 3, 2), ((1, 6, 15, 4), 7, 3, 1)],
 )
-def test_convolution(
+def test_int8_convolution_matches_integers(
     text: str, dot: str, image: tuple[int, ...], channels: int, kernel: int, stride: int
 ) -> None:
     panel = 2 * Target.parse(text).lanes("float32")
@@ -211,7 +211,7 @@ def test_convolution(
     np.testing.assert_array_equal(got, want)
 
 
-def test_few_channels_are_a_product_of_windows() -> None:
+def test_few_channel_convolution_uses_im2col() -> None:
     image = relay.Any(), relay.Any(), 11, 2
     x, w = operands((2, 9, 11, 2), (5, 2, 3, 4))
     data = relay.var("x", shape=image, dtype="uint8")
@@ -237,7 +237,7 @@ def convolved(x: Array, w: Array, stride: int) -> Array:
 @pytest.mark.slow
 @pytest.mark.quick
 @pytest.mark.parametrize("cpu", ["x86-64", "nehalem", "sandybridge", "haswell", "alderlake"])
-def test_there_is_code_for_every_class(cpu: str) -> None:
+def test_int8_products_compile_for_every_processor_class(cpu: str) -> None:
     """Vectors of floats may be wider than those of integers: LLVM ends the process on what is not
     there."""
     target = Target(f"llvm -mcpu={cpu}")
@@ -251,7 +251,7 @@ def test_there_is_code_for_every_class(cpu: str) -> None:
 
 
 @pytest.mark.quick
-def test_the_sum_of_two_products() -> None:
+def test_sum_of_two_int8_products_matches_integers() -> None:
     both = INTRINSICS["madd_u8s8"], INTRINSICS["dot4_u8s8"]
     words = np.array([255, 255, 1, 2], np.uint8), np.array([127, 1, -128, 3], np.int8)
     words = tuple(w.view(np.int32) for w in words)
@@ -262,7 +262,7 @@ def test_the_sum_of_two_products() -> None:
 
 
 @pytest.mark.parametrize("spread", [90, 26])
-def test_a_recurrent_layer(spread: float) -> None:
+def test_int8_recurrent_layer_matches_integers(spread: float) -> None:
     """The states are quantised in the kernel: to the same bytes, and from the same sums, whether
     words are made to fit 16 bits (spread 26) or not: those of the definition."""
     rng, hidden = np.random.default_rng(0), 19
@@ -292,7 +292,7 @@ def test_a_recurrent_layer(spread: float) -> None:
 @pytest.mark.parametrize(("text", "dot"), WAYS)
 @pytest.mark.parametrize("order", ["panel", "row"])
 @pytest.mark.parametrize(("batch", "m", "n", "k"), [(3, 9, 67, 36), (2, 33, 16, 260), (1, 1, 5, 4)])
-def test_a_batch_of_weights(
+def test_int8_batch_matmul_matches_integers(
     text: str, dot: str, order: str, batch: int, m: int, n: int, k: int
 ) -> None:
     target = Target.parse(text)
@@ -317,7 +317,9 @@ def test_a_batch_of_weights(
 @alike(4)
 @pytest.mark.parametrize(("text", "dot"), WAYS)
 @pytest.mark.parametrize(("groups", "per_group"), [(2, 8), (8, 4), (3, 36)])
-def test_convolution_of_groups(text: str, dot: str, groups: int, per_group: int) -> None:
+def test_grouped_int8_convolution_matches_integers(
+    text: str, dot: str, groups: int, per_group: int
+) -> None:
     target = Target.parse(text)
     panel, out = target.lanes("float32"), 2 * groups * per_group
     x, w = operands((1, 7, 14, groups * per_group), (out, per_group, 3, 2))

@@ -144,7 +144,7 @@ def test_no_iteration_of_a_reduction_divides_by_a_size_of_the_run(order: str) ->
 @share(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "x".join(map(str, c[:5])))
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
-def test_convolution(case: tuple[object, ...], symbolic: bool) -> None:
+def test_tiled_convolution_matches_numpy(case: tuple[object, ...], symbolic: bool) -> None:
     n, h, w, c, out, kernel, strides, padding, dilation, groups = case
     random = np.random.default_rng(0)
     weight = random.standard_normal((out, c // groups, *kernel)).astype("float32")  # type: ignore[operator,misc]
@@ -162,13 +162,13 @@ def test_convolution(case: tuple[object, ...], symbolic: bool) -> None:
         )
 
 
-def test_empty_batch() -> None:
+def test_tiled_convolution_of_empty_batch() -> None:
     weight = np.ones((4, 2, 3, 3), "float32")
     run, packed = make((SizeVar("n"), 5, 5, 2), weight, (1, 1), (1, 1, 1, 1), (1, 1), 1)
     run(np.zeros((0, 5, 5, 2), "float32"), packed, np.zeros((0, 5, 5, 4), "float32"))
 
 
-def test_empty_lines() -> None:
+def test_tiled_convolution_of_empty_rows() -> None:
     weight = np.ones((8, 1, 3, 3), "float32")
     run, packed = make((1, 5, 1, 8), weight, (1, 1), (1, 0, 1, 1), (1, 1), 8)
     run(np.zeros((1, 5, 1, 8), "float32"), packed, np.zeros((1, 5, 0, 8), "float32"))
@@ -192,7 +192,7 @@ def test_few_output_channels_take_narrow_vectors(out: int, per_in: int) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_lanes_fit_what_is_used() -> None:
+def test_vector_lanes_match_channels() -> None:
     wide, narrow = Target.parse("llvm -mcpu=znver4"), Target.parse("llvm -mcpu=x86-64-v3")
     assert [narrowest_lanes(n, wide) for n in (1, 8, 9, 16, 24)] == [8, 8, 16, 16, 16]
     assert [narrowest_lanes(n, narrow) for n in (1, 4, 8, 24)] == [8, 8, 8, 8]

@@ -121,7 +121,7 @@ CASES = [
 @share(4)
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_phases(case: tuple[Any, ...], symbolic: bool) -> None:
+def test_phase_decomposition_matches_numpy(case: tuple[Any, ...], symbolic: bool) -> None:
     shape, channels, kernel, strides, padding, dilation, groups, extra = case
     n, h, w, c = shape
     random = np.random.default_rng(0)
@@ -146,8 +146,10 @@ def test_phases(case: tuple[Any, ...], symbolic: bool) -> None:
     check(build(result, [data, weight]), x, packed, whole)
 
 
-def test_pixels_that_padding_cuts_off() -> None:
-    test_phases(((2, 7, 9, 5), 20, (3, 1), (3, 2), (0, 0, 1, 2), (1, 2), 1, (0, 0)), False)
+def test_cropped_pixels_match_numpy() -> None:
+    test_phase_decomposition_matches_numpy(
+        ((2, 7, 9, 5), 20, (3, 1), (3, 2), (0, 0, 1, 2), (1, 2), 1, (0, 0)), False
+    )
 
 
 def test_other_dtypes_are_left_to_the_default_rule() -> None:

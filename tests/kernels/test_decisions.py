@@ -70,13 +70,13 @@ def test_a_decision_is_read_back_from_its_text() -> None:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("word", ["\u00b2", "9" * 5000, "-1"])
-def test_what_is_no_number_of_a_decision_is_a_word(word: str) -> None:
+def test_non_numeric_knob_values_parse_as_words(word: str) -> None:
     assert dict(Decision.parse(f"rows={word}")) == {"rows": word}
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("text", ["rows", "rows=", "=9", "rows=9 rows=8"])
-def test_a_wrong_text_is_refused(text: str) -> None:
+def test_malformed_decision_text_is_refused(text: str) -> None:
     with pytest.raises(CompileError) as caught:
         Decision.parse(text)
     assert str(caught.value) == f"decisions: expected 'name=value ...' once each, got {text!r}"
@@ -96,7 +96,7 @@ def dense(m: int | SizeVar, n: int, k: int, panel: int) -> tuple[list[te.Tensor]
 
 
 @pytest.mark.quick
-def test_what_is_chosen_of_a_space_is_in_it() -> None:
+def test_default_choices_are_in_the_search_space() -> None:
     for target in (TARGET, NARROW, Target("llvm -mcpu=x86-64-v2"), Target("llvm -mcpu=znver4")):
         for m, n, k in [(1, 10, 7), (37, 768, 768), (128, 768, 3072), (SizeVar("m"), 100, 64)]:
             panel = FAMILIES["dense_pack"].panel_of(MatmulSizes.from_dims(m, n, k), target, {})
@@ -293,7 +293,7 @@ def test_every_family_chooses_within_its_space() -> None:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("cpu", ["haswell", "znver3", "skylake-avx512", "znver4"])
-def test_steps_stand_in_pairs_where_something_is_brought_ahead(cpu: str) -> None:
+def test_prefetching_loops_unroll_in_pairs(cpu: str) -> None:
     """Also the next panel alone, where one stays near; not where nothing is."""
     target = Target(f"llvm -mcpu={cpu} -cores=1")
     panel = 2 * target.lanes("float32")
@@ -311,7 +311,7 @@ def test_steps_stand_in_pairs_where_something_is_brought_ahead(cpu: str) -> None
     ("stride", "depth", "dilation", "steps"),
     [(1, 1, 1, 1), (2, 1, 1, 2), (1, 2, 1, 2), (1, 1, 2, 2)],
 )
-def test_steps_that_neighbours_share_stand_alone(
+def test_shared_prefetch_steps_are_not_paired(
     stride: int, depth: int, dilation: int, steps: int, cpu: str
 ) -> None:
     """Of a window over one channel the next step of a pixel is this one of the next pixel."""

@@ -101,7 +101,9 @@ extents = st.sampled_from([1, 2, 3, 5, 8, 16, 17, 33])
     st.booleans(),
 )
 @settings(max_examples=20, deadline=None)
-def test_chains_mean_the_same(shape: list[int], steps: list[str], symbolic: bool) -> None:
+def test_default_schedule_preserves_chains(
+    shape: list[int], steps: list[str], symbolic: bool
+) -> None:
     array = random_array(shape)
     x = declare(array, symbolic and not {"double", "stack"} & set(steps))
     result = x
@@ -119,7 +121,9 @@ def test_chains_mean_the_same(shape: list[int], steps: list[str], symbolic: bool
 @pytest.mark.parametrize(
     "shape", [(2, 3, 37), (5, 1, 4), (1, 70, 16), (0, 2, 3), (2, 0, 3), (2, 3, 0)]
 )
-def test_reductions(shape: tuple[int, ...], axes: tuple[int, ...], symbolic: bool) -> None:
+def test_default_schedule_preserves_reductions(
+    shape: tuple[int, ...], axes: tuple[int, ...], symbolic: bool
+) -> None:
     array = random_array(shape)
     x = declare(array, symbolic)
     compare([x], [topi.reduce.sum(x, axes)], [array])
@@ -142,7 +146,7 @@ def test_padding_reads_nothing_outside(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.quick
-def test_several_outputs_share_the_rows() -> None:
+def test_multiple_outputs_share_a_row_loop() -> None:
     array = random_array((6, 20))
     x = declare(array, False)
     total = topi.reduce.sum(x, (1,), True)
@@ -220,7 +224,7 @@ def test_a_stage_takes_several_rows_before_the_next() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 5), (3, 33), (7, 20), (2, 9, 16)])
 @pytest.mark.parametrize("symbolic", [False, True])
-def test_rows_that_no_group_divides(shape: tuple[int, ...], symbolic: bool) -> None:
+def test_row_groups_with_remainder_match(shape: tuple[int, ...], symbolic: bool) -> None:
     array = random_array(shape)
     x = declare(array, symbolic)
     compare([x], [softmax(x)], [array])

@@ -210,7 +210,7 @@ def check(layer: Layer, random: np.random.Generator) -> None:
 
 
 @sizes("count", 12, 20_000)
-def test_layers_of_any_size(count: int) -> None:
+def test_random_dense_layers_match_numpy(count: int) -> None:
     for seed in range(count):
         random = np.random.default_rng([15, seed])
         layer = drawn(random)
@@ -224,7 +224,7 @@ def test_layers_of_any_size(count: int) -> None:
 @share(4)
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize("leading", [(5, 2), (3, 2, 2), (2, 7, 3), (7, 9), (3, 3, 5)])
-def test_tiles_end_inside_an_axis(leading: tuple[int, ...], text: str) -> None:
+def test_ragged_tiles_match_numpy(leading: tuple[int, ...], text: str) -> None:
     """Rows of several axes, in tiles of a size that the last of them is no multiple of."""
     target = Target(Target.parse(f"{text} -bounds=check"), cores=2)
     for vectors in (1, 3):
@@ -248,7 +248,7 @@ def test_tiles_end_inside_an_axis(leading: tuple[int, ...], text: str) -> None:
         ("bfloat16", "bias and relu"),
     ],
 )
-def test_one_column(text: str, dtype: str, ending: str) -> None:
+def test_single_column_dense_matches_numpy(text: str, dtype: str, ending: str) -> None:
     """The place of the only column is a constant: a store of a vector there goes past the end."""
     target = Target(Target.parse(f"{text} -bounds=check"), cores=2)
     lanes, random = target.lanes("float32"), np.random.default_rng(1)

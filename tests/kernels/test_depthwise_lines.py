@@ -53,7 +53,7 @@ def convolved(
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("channels", [16, 23])
-def test_lines_of_any_length(
+def test_depthwise_rows_of_symbolic_length_match_numpy(
     channels: int, geometry: tuple[tuple[int, ...], ...], text: str
 ) -> None:
     window, strides, padding, dilation = geometry

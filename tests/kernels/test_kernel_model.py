@@ -194,7 +194,7 @@ COPIED: dict[tuple[str, Shape], dict[str, float]] = {
 
 
 @pytest.mark.parametrize(("cpu", "shape"), COPIED)
-def test_what_is_copied_comes_from_the_cache_that_holds_it(cpu: str, shape: Shape) -> None:
+def test_copy_cost_uses_the_containing_cache(cpu: str, shape: Shape) -> None:
     m, n, k = shape
     result = matmul(te.placeholder((m, k)), te.placeholder((k, n)))
     target = Target(f"llvm -mcpu={cpu} -mtune=znver4 -cores=1")

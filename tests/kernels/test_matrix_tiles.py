@@ -95,7 +95,7 @@ def test_convolutions_of_bfloat16(
 
 
 @pytest.mark.quick
-def test_few_rows_are_products_of_vectors() -> None:
+def test_few_rows_use_vector_instructions() -> None:
     chosen = {m: choose([layer(m, 768, 768)[1]], SAPPHIRE).decision["dot"] for m in (1, 4, 5, 128)}
     assert chosen == {1: "dot4_u8s8", 4: "dot4_u8s8", 5: "amx_int8", 128: "amx_int8"}
     cascade = Target("llvm -mcpu=cascadelake")
@@ -103,7 +103,7 @@ def test_few_rows_are_products_of_vectors() -> None:
 
 
 @pytest.mark.quick
-def test_shapes_are_set_once_and_registers_released() -> None:
+def test_amx_configuration_is_set_once_and_released() -> None:
     """All tiles of a thread are alike: one shape before them, nothing held behind them."""
     inputs, output = layer(64, 256, 128)
     func = lower(schedule(inputs, [output], SAPPHIRE, "kernel"), SAPPHIRE)

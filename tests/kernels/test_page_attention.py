@@ -67,7 +67,7 @@ def expected(of: CachePlane, planes: Array, tokens: Array, positions: Array) -> 
 @alike(4)
 @pytest.mark.parametrize("name", ["int8", "int4"])
 @pytest.mark.parametrize("target", processors())
-def test_bytes_at_their_ends(name: str, target: str) -> None:
+def test_int8_cache_extremes_are_exact(name: str, target: str) -> None:
     check_at_ends(name, [target])
 
 
@@ -123,7 +123,7 @@ def check_at_ends(name: str, targets: Sequence[str]) -> None:
         ("znver4", "int4", "dot4_u8s8"),
     ],
 )
-def test_there_is_code_for_every_class(cpu: str, name: str, way: str) -> None:
+def test_paged_attention_compiles_for_every_processor_class(cpu: str, name: str, way: str) -> None:
     """LLVM ends the process on an instruction that is not there; products of bytes are one where
     there are any."""
     target, row = Target(f"llvm -mcpu={cpu}"), CACHE_FORMATS[name]
@@ -139,7 +139,7 @@ def test_there_is_code_for_every_class(cpu: str, name: str, way: str) -> None:
 
 
 @pytest.mark.quick
-def test_what_products_of_bytes_stand_for() -> None:
+def test_int8_dot_references_give_expected_values() -> None:
     words = np.array([-128, 127, 5, -1], np.int8), np.array([127, -127, 3, -2], np.int8)
     a, b = (w.view(np.int32) for w in words)
     assert INTRINSICS["madd_s8s8"].reference(7, a, b)[0] == 7 - 128 * 127 - 127 * 127 + 15 + 2
@@ -179,7 +179,7 @@ def long_text(name: str, window: int) -> tuple[relay.IRModule, list[Array]]:
 
 
 @pytest.mark.parametrize(("name", "window"), [("float16", 0), ("int8", 300)])
-def test_a_token_is_the_same_by_any_threads_and_in_any_company(name: str, window: int) -> None:
+def test_token_result_is_independent_of_threads_and_batch(name: str, window: int) -> None:
     """Chunks of a long text are shared where tokens are few, and merged as one thread does it."""
     module, (tokens, *cache, sequences, positions) = long_text(name, window)
     exe = ekiden.compile(module)

@@ -109,7 +109,7 @@ CASES: dict[str, Sequence[Case]] = {f.__name__: list(f()) for f in (resizes, col
 
 @every_backend
 @pytest.mark.parametrize("family", CASES)
-def test_against_numpy(family: str, backend: str) -> None:
+def test_separable_resize_matches_numpy(family: str, backend: str) -> None:
     check(CASES[family], backend)
 
 

@@ -43,7 +43,7 @@ def layer(
 @share(2)
 @pytest.mark.parametrize("processor", CLASSES)
 @pytest.mark.parametrize("kind", GATE_COUNTS)
-def test_the_sums_of_a_tile_stay_in_registers(processor: str, kind: str) -> None:
+def test_recurrent_tile_sums_stay_in_registers(processor: str, kind: str) -> None:
     """Beside the row of a panel: a tile of 6 rows and 4 gates has 24 sums, AVX2 16 registers."""
     target = Target(f"llvm -mcpu={processor} -cores=1")
     for made in (cell(kind), *([cell(kind, reset_first=True)] if kind == "gru" else [])):

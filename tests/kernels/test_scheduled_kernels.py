@@ -133,7 +133,7 @@ def test_tiles_are_of_sizes_that_come(mcpu: str, cores: int, columns: int) -> No
     assert str(func).count('scope="register")') <= 4
 
 
-def test_a_moved_trace_computes_the_same() -> None:
+def test_transferred_trace_computes_the_same() -> None:
     """The tile of a record is another: its numbers are replaced, and the steps are done again."""
     kernel = made(CASES["plain"])
     assert kernel.trace is not None and kernel.start is not None
@@ -165,7 +165,7 @@ def test_every_family_is_a_schedule_or_says_why_not() -> None:
 
 
 @pytest.mark.quick
-def test_the_page_lists_what_is_written_by_hand() -> None:
+def test_docs_list_handwritten_kernels() -> None:
     page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text()
     rows = re.findall(r"^\| (`.+`.*) \| (.+) \|$", page, re.MULTILINE)
     listed = {name: why for names, why in rows for name in re.findall(r"`(\w+)`", names)}

@@ -70,7 +70,9 @@ def swap(x: np.ndarray, transposed: bool) -> np.ndarray:
         (2, 5, 0, 4),
     ],
 )
-def test_batch_matmul(batch: int, m: int, n: int, k: int, ta: bool, tb: bool) -> None:
+def test_tiled_batch_matmul_matches_numpy(
+    batch: int, m: int, n: int, k: int, ta: bool, tb: bool
+) -> None:
     a, b = random(batch, m, k), random(batch, k, n)
     x, y = swap(a, ta), swap(b, tb)
     out = np.full((batch, m, n), np.nan, "float32")
@@ -97,7 +99,7 @@ def test_symbolic_attention_shapes(tb: bool) -> None:
         expect_within(out, *product(a, b))
 
 
-def test_symbolic_depth() -> None:
+def test_symbolic_reduction_depth_matches_numpy() -> None:
     s = SizeVar("s")
     kernel = product_kernel((4, s, s), (4, s, 32), False, False)
     for rows in (1, 2, 31, 77):
@@ -185,7 +187,7 @@ def run_dense(
         (0, 5, 3),
     ],
 )
-def test_dense(m: int, n: int, k: int) -> None:
+def test_tiled_dense_matches_numpy(m: int, n: int, k: int) -> None:
     expect_within(*run_dense(compiled(dense_kernel(m, n, k)), m, n, k))
 
 
@@ -195,7 +197,7 @@ def test_dense_with_any_number_of_rows() -> None:
         expect_within(*run_dense(kernel, m, 100, 13))
 
 
-def test_deep_dense() -> None:
+def test_deep_tiled_dense_matches_numpy() -> None:
     expect_within(*run_dense(compiled(dense_kernel(19, 96, 4100)), 19, 96, 4100))
 
 

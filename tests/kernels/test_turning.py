@@ -49,7 +49,7 @@ def some(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 @share(4)
 @pytest.mark.parametrize("text", [*processors(), "c"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "uint8", "int16", "bool"])
-def test_transposes(dtype: str, text: str) -> None:
+def test_register_transposes_match_numpy(dtype: str, text: str) -> None:
     for shape, axes in SHAPES:
         x = relay.var("x", relay.tensor_type(shape, dtype))
         function = relay.Function((x,), op.transpose(x, axes))
@@ -113,7 +113,7 @@ def test_a_panel_of_few_columns_is_stored_in_words() -> None:
     assert {s.value.dtype for s in stores} == {"int8x32"}
 
 
-def test_what_is_made_of_elements() -> None:
+def test_transposed_elements_may_be_computed() -> None:
     """Of another type too, with other operands beside it, in either order."""
     x, y = relay.var("x", shape=(40, 70)), relay.var("y", shape=(70, 40))
     turned_x = op.transpose(x, (1, 0))
@@ -134,7 +134,7 @@ def test_what_is_made_of_elements() -> None:
 @pytest.mark.quick
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("lanes", [4, 8, 16])
-def test_weaving_in_the_interpreter(lanes: int, count: int) -> None:
+def test_interleave_intrinsic_in_interpreter(lanes: int, count: int) -> None:
     x, out = (Buffer(name, (const(lanes * count),)) for name in ("x", "out"))
     rows = [BufferLoad(x, (ramp(const(n * lanes), 1, lanes),), f"float32x{lanes}")
             for n in range(count)]  # fmt: skip
@@ -152,7 +152,7 @@ def test_weaving_in_the_interpreter(lanes: int, count: int) -> None:
 @pytest.mark.quick
 @pytest.mark.parametrize("dtype", sorted(TRANSPOSABLE_DTYPES))
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
-def test_tiles_in_the_interpreter(size: int, dtype: str) -> None:
+def test_transpose_tile_in_interpreter(size: int, dtype: str) -> None:
     x, out = (Buffer(name, (const(size * size),), dtype) for name in ("x", "out"))
     rows = [
         BufferLoad(x, (ramp(const(n * size), 1, size),), f"{dtype}x{size}") for n in range(size)
@@ -165,7 +165,7 @@ def test_tiles_in_the_interpreter(size: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["c", "llvm"])
-def test_a_tile_in_compiled_code(text: str) -> None:
+def test_transpose_tile_in_compiled_code(text: str) -> None:
     x, out = Buffer("x", (const(16),)), Buffer("out", (const(16),))
     rows = [BufferLoad(x, (ramp(const(n * 4), 1, 4),), "float32x4") for n in range(4)]
     body = emit_transpose(rows, lambda n, v: BufferStore(out, v, (ramp(const(n * 4), 1, 4),)))
@@ -181,7 +181,7 @@ def test_a_tile_in_compiled_code(text: str) -> None:
      ("znver4", "uint8", 16), ("x86-64-v2", "uint8", 16), ("znver4", "float64", 8),
      ("znver4", "int16", 16), ("znver4", "float16", 1), ("znver4", "bool", 1)],
 )  # fmt: skip
-def test_the_size_of_a_tile(cpu: str, dtype: str, size: int) -> None:
+def test_transpose_tile_size_follows_from_target(cpu: str, dtype: str, size: int) -> None:
     assert transpose_tile_size(dtype, Target(f"llvm -mcpu={cpu}")) == size
     assert transpose_tile_size(dtype, Target(f"c -mcpu={cpu}")) == 1
 

@@ -66,7 +66,7 @@ def stored(k: int, n: int, tb: bool) -> np.ndarray:
 @either_way
 @pytest.mark.parametrize("m", [1, 3, 7])
 @pytest.mark.parametrize(("n", "k"), [(16, 8), (1, 9), (37, 1), (1000, 19), (5000, 3), (40, 0)])
-def test_few_rows(m: int, n: int, k: int, tb: bool) -> None:
+def test_few_row_matmul_matches_numpy(m: int, n: int, k: int, tb: bool) -> None:
     y = stored(k, n, tb)
     check(product((m, k), y.shape, tb), random(m, k), y, tb)
 
@@ -88,12 +88,12 @@ def test_few_rows_of_a_matrix_of_any_size(tb: bool) -> None:
 
 
 @either_way
-def test_few_rows_in_a_batch(tb: bool) -> None:
+def test_few_row_batch_matmul_matches_numpy(tb: bool) -> None:
     y = random(3, 50, 20) if tb else random(3, 20, 50)
     check(product((3, 2, 20), y.shape, tb), random(3, 2, 20), y, tb)
 
 
-def test_few_rows_read_the_matrix_as_it_lies() -> None:
+def test_few_row_matmul_does_not_pack_the_matrix() -> None:
     for tb, how in ((True, "dots"), (False, "streamed")):
         for rows in (7, 8):
             made = matmul(te.placeholder((rows, 64)), te.placeholder((64, 64)), transpose_b=tb)
@@ -102,7 +102,7 @@ def test_few_rows_read_the_matrix_as_it_lies() -> None:
 
 @either_way
 @pytest.mark.parametrize(("m", "k"), [(2, 64), (300, 77), (17, 5), (5, 0)])
-def test_one_column(m: int, k: int, tb: bool) -> None:
+def test_single_column_matmul_matches_numpy(m: int, k: int, tb: bool) -> None:
     y = stored(k, 1, tb)
     check(product((m, k), y.shape, tb), random(m, k), y, tb)
     y = random(3, 1, k) if tb else random(3, k, 1)
@@ -126,14 +126,14 @@ def test_one_column_beside_narrower_vectors(cpu: str, dtype: str) -> None:
             np.testing.assert_allclose(out, x @ y, rtol=1e-4, atol=1e-4)
 
 
-def test_one_column_reads_the_left_matrix_as_it_lies() -> None:
+def test_single_column_matmul_does_not_pack_the_left_matrix() -> None:
     for shape, turned, how in (((9, 64), False, "dots"), ((64, 9), True, "streamed")):
         left, right = te.placeholder((2, *shape)), te.placeholder((2, 64, 1))
         made = batch_matmul(left, right, transpose_a=turned, transpose_b=False)
         assert choose([made], HOST).decision["how"] == how
 
 
-def test_one_column_by_every_way_and_with_an_epilogue() -> None:
+def test_single_column_matmul_with_every_decision_and_epilogue() -> None:
     a, b = te.placeholder((3, 45, 30), name="a"), te.placeholder((3, 30, 1), name="b")
     bias = te.placeholder((45, 1), name="bias")
     made = batch_matmul(a, b, transpose_b=False)
@@ -168,14 +168,14 @@ def test_few_rows_with_an_epilogue(tb: bool) -> None:
 @pytest.mark.parametrize("tb", [False, True])
 @pytest.mark.parametrize("cores", [1, 2, 3])
 @pytest.mark.parametrize(("m", "n", "k"), [(9, 300, 35), (50, 260, 16), (8, 192, 3)])
-def test_panel_by_panel(m: int, n: int, k: int, cores: int, tb: bool) -> None:
+def test_panelwise_matmul_matches_numpy(m: int, n: int, k: int, cores: int, tb: bool) -> None:
     target = replace(HOST, cores=cores)
     shape = (n, k) if tb else (k, n)
     check(product((m, k), shape, tb, target), random(m, k), random(*shape), tb)
 
 
 @pytest.mark.parametrize("tb", [False, True])
-def test_batches_panel_by_panel(tb: bool) -> None:
+def test_panelwise_batch_matmul_matches_numpy(tb: bool) -> None:
     n, k = SizeVar("n"), SizeVar("k")
     kernel = product((2, 11, k), (2, n, k) if tb else (2, k, n), tb)
     for columns, depth in ((200, 40), (5, 1), (64, 17)):
@@ -196,7 +196,9 @@ def test_batches_panel_by_panel(tb: bool) -> None:
         (("m", "k"), ("k", "n"), False),
     ],
 )
-def test_doubles(a: tuple[Dim | str, ...], b: tuple[Dim | str, ...], tb: bool, cpu: str) -> None:
+def test_float64_matmul_matches_numpy(
+    a: tuple[Dim | str, ...], b: tuple[Dim | str, ...], tb: bool, cpu: str
+) -> None:
     """Tiles of float64, to the precision of float64."""
     target = HOST if cpu == "host" else Target.parse(f"llvm -mcpu={cpu} -cores=2")
     sizes = {name: SizeVar(name) for name in "mkn"}

@@ -119,7 +119,9 @@ TRANSPOSED = [
 @share(4)
 @pytest.mark.parametrize("case", PLAIN)
 @pytest.mark.parametrize("kind", ["known", "symbolic"])
-def test_convolution(case: tuple[Ints, Ints, Ints, Ints, Ints, int], kind: str) -> None:
+def test_tiled_conv3d_matches_numpy(
+    case: tuple[Ints, Ints, Ints, Ints, Ints, int], kind: str
+) -> None:
     shape, weights, strides, padding, dilation, groups = case
     data, weight, x, w = parameters(shape, weights, kind)
     call = relay.nn.conv3d(data, weight, strides, padding, dilation, groups)
@@ -129,7 +131,7 @@ def test_convolution(case: tuple[Ints, Ints, Ints, Ints, Ints, int], kind: str) 
 @share(4)
 @pytest.mark.parametrize("case", TRANSPOSED)
 @pytest.mark.parametrize("kind", ["known", "symbolic"])
-def test_transposed_convolution(
+def test_tiled_conv3d_transpose_matches_numpy(
     case: tuple[Ints, Ints, Ints, Ints, Ints, int, Ints], kind: str
 ) -> None:
     shape, weights, strides, padding, dilation, groups, extra = case
@@ -141,7 +143,7 @@ def test_transposed_convolution(
 
 
 @pytest.mark.parametrize("case", [PLAIN[1], PLAIN[6]])
-def test_weights_that_come_later(case: tuple[Ints, Ints, Ints, Ints, Ints, int]) -> None:
+def test_conv3d_weights_may_be_inputs(case: tuple[Ints, Ints, Ints, Ints, Ints, int]) -> None:
     shape, weights, strides, padding, dilation, groups = case
     data, weight, x, w = parameters(shape, weights, "later")
     call = relay.nn.conv3d(data, weight, strides, padding, dilation, groups)

@@ -201,7 +201,7 @@ def test_kernel_is_the_convolution(
         ((1, 9, 12), LANES, (2, 1, 1, 1)),
     ],
 )
-def test_windows_of_two_are_taken_on_the_way_out(
+def test_two_by_two_pooling_is_fused_into_the_output_transform(
     m: int, shape: tuple[int, int, int], channels: int, padding: Pads
 ) -> None:
     random = np.random.default_rng(0)
@@ -231,7 +231,7 @@ def test_windows_of_two_are_taken_on_the_way_out(
     [(3, 2, (0, 0, 1, 1), "max"), (2, 1, (0, 0, 0, 0), "max"), (2, 2, (0, 0, 0, 0), "avg"),
      (2, 2, (1, 1, 1, 1), "max")],
 )  # fmt: skip
-def test_other_windows_are_not(
+def test_other_pool_windows_are_not_fused(
     size: int, stride: int, padding: tuple[int, int, int, int], kind: str
 ) -> None:
     data = te.placeholder((1, 8, 8, LANES), name="data")
@@ -246,7 +246,7 @@ def test_rounding_up_changes_nothing_where_windows_fill_the_data() -> None:
     assert winograd.producer_of_fused_pool([pooled]) == [data]
 
 
-def test_windows_of_two_that_leave_a_line_over_are_not() -> None:
+def test_ragged_two_by_two_pooling_is_not_fused() -> None:
     data = te.placeholder((1, 9, 8, LANES), name="data")
     pooled = pool2d(data, (2, 2), (2, 2), (1, 1), (0,) * 4, "max", False, "NHWC", True)
     assert winograd.producer_of_fused_pool([pooled]) == [pooled]

@@ -61,7 +61,7 @@ def test_sixteen_texts_together_are_those_alone(model: llm.Model, sampling: llm.
 @pytest.mark.parametrize(
     ("cache", "most"), [("float16", 0.02), ("bfloat16", 0.2), ("int8", 0.2), ("int4", 1)]
 )
-def test_a_cache_may_be_smaller(cache: str, most: float) -> None:
+def test_smaller_cache_dtypes_keep_logits_close(cache: str, most: float) -> None:
     small = llm.load(tiny("llama"), page=16, sequences=1, cache=cache)
     exact = Reference(tiny("llama")).logits(PROMPTS[7])
     assert 0 < np.abs(small.logits(PROMPTS[7]) - exact).max() < most
@@ -104,7 +104,7 @@ def test_texts_share_the_pages_of_their_beginning(model: llm.Model) -> None:
     assert (first.shared, again.shared) == (0, 80)
 
 
-def test_pages_are_counted() -> None:
+def test_page_reference_counts_are_consistent() -> None:
     pages = PageAllocator(4, 2)
 
     def take(prompt: list[int], tokens: int) -> tuple[list[int], int] | None:
@@ -239,7 +239,7 @@ def test_a_wrong_grammar_is_refused(model: llm.Model) -> None:
 LETTERS = [bytes([each]) for each in range(97)]
 
 
-def test_no_token_leads_where_a_grammar_cannot_be_ended(model: llm.Model) -> None:
+def test_grammar_masks_dead_end_tokens(model: llm.Model) -> None:
     tokens: list[bytes | None] = [b"a", b"b", b"bc", *[None] * 94]
     form = llm.Grammar.of("a+|bc|bd", tokens)
     assert [form.moves[0, n] >= 0 for n in range(3)] == [True, False, True]
@@ -410,7 +410,7 @@ def test_two_engines_of_one_model_have_grammars_of_their_own(model: llm.Model) -
         assert all(re.fullmatch(pattern, text) for text in found[pattern]), found
 
 
-def test_wrong_requests_are_refused(model: llm.Model) -> None:
+def test_invalid_generation_requests_are_refused(model: llm.Model) -> None:
     for prompt, message in (
         ([], "prompt: at least one token expected"),
         ([1] * 256, "prompt: 256 tokens leave no place in a context of 256"),
@@ -579,7 +579,7 @@ def test_the_command_prints_tokens_as_they_come(
 
 
 @pytest.mark.parametrize("small", ["llama", "qwen2"], ids=["itself", "another"])
-def test_proposals_change_no_text(model: llm.Model, small: str) -> None:
+def test_speculative_decoding_does_not_change_texts(model: llm.Model, small: str) -> None:
     made = llm.load(tiny("llama"), page=16, sequences=4, draft=tiny(small), proposals=3)
     for sampling in (llm.Sampling(max_tokens=12), SAMPLED):
         alone = [llm.Engine(model, sequences=1).run([p], sampling)[0] for p in PROMPTS]
@@ -589,14 +589,14 @@ def test_proposals_change_no_text(model: llm.Model, small: str) -> None:
             assert engine.pages.num_available == sequences * made.most_pages
 
 
-def test_proposals_go_on_with_the_least_chunk() -> None:
+def test_speculative_decoding_works_with_smallest_chunk() -> None:
     made = llm.load(tiny("llama"), draft=tiny("llama", 1), page=16, sequences=3, context=64)
     sampling = llm.Sampling(max_tokens=6)
     expected = made.engine.run(PROMPTS[:3], sampling)
     assert llm.Engine(made, sequences=3, chunk=1).run(PROMPTS[:3], sampling) == expected
 
 
-def test_a_round_keeps_all_proposals_that_are_right() -> None:
+def test_speculative_round_accepts_all_correct_proposals() -> None:
     made = llm.load(tiny("llama"), page=16, sequences=1, draft=tiny("llama"), proposals=3)
     stream = made.engine.submit(PROMPTS[1], llm.Sampling(max_tokens=12))
     counts = []
@@ -606,7 +606,7 @@ def test_a_round_keeps_all_proposals_that_are_right() -> None:
     assert counts == [1, 5, 9, 12]
 
 
-def test_a_draft_must_have_the_same_tokens() -> None:
+def test_draft_model_must_share_the_vocabulary() -> None:
     with pytest.raises(InputError) as caught:
         llm.load(tiny("llama"), draft=tiny("llama", vocab_size=96))
     assert str(caught.value) == "load: 'draft' must have the 97 tokens of the model, it has 96"

@@ -46,7 +46,7 @@ def some_file(path: Path, version: int = 3) -> dict[str, Weight]:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_what_is_written_is_read(tmp_path: Path, version: int) -> None:
+def test_written_gguf_reads_back(tmp_path: Path, version: int) -> None:
     written = some_file(tmp_path / "a.gguf", version)
     file = GGUFFile(tmp_path / "a.gguf")
     assert list(file) == list(written)
@@ -184,7 +184,7 @@ def test_names_of_a_layer(tmp_path: Path) -> None:
     assert {name for name in found if ".1." in name} == layer
 
 
-def test_queries_and_keys_stand_as_in_transformers(tmp_path: Path) -> None:
+def test_permuted_qk_rows_match_transformers(tmp_path: Path) -> None:
     """As convert_hf_to_gguf.py of llama.cpp turns them, turned back, in blocks too."""
     row = ARCHITECTURE_ROWS[0]
     model(tmp_path / "a.gguf", row)
@@ -201,7 +201,7 @@ def test_queries_and_keys_stand_as_in_transformers(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.values(), expected.values())
 
 
-def test_joined_rows_stand_as_in_transformers(tmp_path: Path) -> None:
+def test_fused_qkv_rows_match_transformers(tmp_path: Path) -> None:
     row = next(row for row in ARCHITECTURE_ROWS if row.has_fused_qkv)
     tensors = model(tmp_path / "a.gguf", row)
     found = GGUFCheckpoint(tmp_path / "a.gguf")
@@ -213,7 +213,7 @@ def test_joined_rows_stand_as_in_transformers(tmp_path: Path) -> None:
     assert found.config["rotary_emb_base"] == 1000.0
 
 
-def test_norms_of_gemma_are_one_less(tmp_path: Path) -> None:
+def test_gemma_norm_weights_are_offset_by_one(tmp_path: Path) -> None:
     row = next(row for row in ARCHITECTURE_ROWS if row.name == "gemma2")
     tensors = model(tmp_path / "a.gguf", row)
     found = GGUFCheckpoint(tmp_path / "a.gguf")
@@ -224,7 +224,7 @@ def test_norms_of_gemma_are_one_less(tmp_path: Path) -> None:
     assert found.config["query_pre_attn_scalar"] == HEAD
 
 
-def test_stretched_positions(tmp_path: Path) -> None:
+def test_gguf_rope_scaling_is_read(tmp_path: Path) -> None:
     row = ARCHITECTURE_ROWS[0]
     more = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
     model(tmp_path / "a.gguf", row, **more)
@@ -381,7 +381,7 @@ def test_every_beginning_of_a_file_is_refused(
 
 
 @sizes("count", 2000, 100_000)
-def test_no_change_of_a_file_does_harm(
+def test_mutated_gguf_files_never_crash(
     tmp_path: Path, in_memory: Callable[[bytes], None], count: int
 ) -> None:
     """It is read, or refused."""

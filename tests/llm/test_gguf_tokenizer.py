@@ -62,7 +62,7 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_pairs_of_bytes(tmp_path: Path, text: str) -> None:
+def test_byte_level_bpe_matches_original(tmp_path: Path, text: str) -> None:
     inner = byte_level(GPT2)
     found = made(
         tmp_path / "a.gguf", ggml__model="gpt2", ggml__pre="gpt-2", **listed(inner),
@@ -78,7 +78,7 @@ def test_pairs_of_bytes(tmp_path: Path, text: str) -> None:
     assert b"".join(kept[n] or b"" for n in tokens) == text.replace("<|end|>", "").encode()
 
 
-def test_templates_by_names(tmp_path: Path) -> None:
+def test_named_chat_templates_are_read(tmp_path: Path) -> None:
     entries = {"ggml__model": "gpt2", "ggml__pre": "gpt-2", **listed(byte_level(GPT2))}
     named = {"chat_template__tool_use": "T", "chat_template": "D", "chat_templates": ["tool_use"]}
     tokenizer = made(tmp_path / "a.gguf", **entries, **named)
@@ -109,7 +109,7 @@ def joined(text: str, score: dict[str, float]) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_likeliest_pairs(tmp_path: Path, seed: int) -> None:
+def test_score_bpe_matches_greedy_merging(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(PARTS))
     score = {part: -float(n) for part, n in zip(PARTS, order, strict=True)}
@@ -144,7 +144,7 @@ def test_a_token_may_be_as_long_as_a_text() -> None:
     assert not Counted.cuts
 
 
-def test_the_likeliest_cut(tmp_path: Path) -> None:
+def test_unigram_matches_tokenizers(tmp_path: Path) -> None:
     inner = tokenizers.Tokenizer(tokenizers.models.Unigram())
     inner.normalizer = tokenizers.normalizers.Sequence(
         [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
@@ -165,14 +165,14 @@ def test_the_likeliest_cut(tmp_path: Path) -> None:
         assert found.encode(text) == inner.encode(text).ids
 
 
-def test_what_is_not_known_is_none(tmp_path: Path) -> None:
+def test_unknown_tokenizer_kind_gives_none(tmp_path: Path) -> None:
     assert made(tmp_path / "a.gguf", ggml__model="rwkv") is None
     assert made(tmp_path / "b.gguf") is None
     pre = made(tmp_path / "c.gguf", ggml__model="gpt2", ggml__pre="other", ggml__tokens=["a"])
     assert pre is None
 
 
-def test_a_broken_one_is_named(tmp_path: Path) -> None:
+def test_broken_tokenizer_entries_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     for entries, message in (
         ({}, "'tokenizer.ggml.tokens': a list of texts expected"),

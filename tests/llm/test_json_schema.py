@@ -82,7 +82,7 @@ def test_properties_that_are_not_required_may_be_left_out(count: int) -> None:
     assert matches({**schema, "required": ["y"]}, text) is ("y" in chosen)
 
 
-def test_numbers_arrays_and_alternatives() -> None:
+def test_numbers_arrays_and_any_of_match() -> None:
     schema = {
         "anyOf": [{"type": "number"}, {"type": "array", "items": {"const": 1}, "minItems": 2}]
     }

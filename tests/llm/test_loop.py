@@ -100,7 +100,9 @@ def alone(model: llm.Model, prompt: list[int], count: int) -> list[int]:
     return llm.Engine(model, sequences=1).run([prompt], sampling)[0]
 
 
-def test_a_text_beyond_the_places_silences_no_other(model: llm.Model, gated: Gated) -> None:
+def test_texts_beyond_the_limit_wait_without_blocking_others(
+    model: llm.Model, gated: Gated
+) -> None:
     long = [gated.begin(prompt, 40) for prompt in PROMPTS[:2]]
     gated.steps(3)
     late = gated.begin(PROMPTS[2], 4)
@@ -161,7 +163,7 @@ def test_a_run_that_fails_ends_its_texts_and_no_later_ones(
     assert gated.begin(PROMPTS[2], 3).end() == (alone(model, PROMPTS[2], 3), "length")
 
 
-def test_a_taker_that_fails_loses_its_text_alone(model: llm.Model, gated: Gated) -> None:
+def test_failing_delivery_ends_only_its_text(model: llm.Model, gated: Gated) -> None:
     def fail(update: TokenUpdate) -> None:
         raise ZeroDivisionError
 
@@ -208,7 +210,7 @@ class Answered:
                 self.finish = piece.finish  # type: ignore[attr-defined]  # a Piece
 
 
-def test_a_decoder_is_an_engine_of_texts(model: llm.Model) -> None:
+def test_decoder_implements_text_engine(model: llm.Model) -> None:
     served = DecoderTextModel(model)
     assert isinstance(served, TextEngine)
     talk = [Message("user", "hello")]

@@ -105,7 +105,7 @@ def test_a_program_is_drawn_again_from_its_choices() -> None:
 
 
 @pytest.mark.quick
-def test_every_feature_is_drawn() -> None:
+def test_generator_draws_every_feature() -> None:
     missing = set(feature_names())
     for n in range(250):
         missing -= set(program_of(f"features.{n}")[0].features)
@@ -148,7 +148,7 @@ def test_the_page_prints_every_refusal() -> None:
 
 
 @pytest.mark.quick
-def test_a_table_says_yes_the_refusal_or_that_there_was_none() -> None:
+def test_table_entry_is_yes_refusal_or_untested() -> None:
     record = Record({"P"}, 1, Counter({AGREES: 2}), Counter({("let", "vm"): 2}))
     record.agreed["let", "vm"] = 2
     lines = page_of(record).splitlines()
@@ -167,7 +167,7 @@ def test_a_stream_of_cells_has_each_pair_of_values_about_as_often_as_another() -
 
 
 @pytest.mark.quick
-def test_records_of_several_runs_add_up(tmp_path: Path) -> None:
+def test_run_counts_add_up(tmp_path: Path) -> None:
     cell = Cell("vm", "llvm", ".so", "text")
     paths = [tmp_path / "one.json", tmp_path / "two.json"]
     for path, outcome in zip(paths, (AGREES, REFUSED), strict=True):

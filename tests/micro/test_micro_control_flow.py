@@ -115,7 +115,7 @@ def @main(%x: T4) -> T4 { @rnn(Cons(%x, Cons(exp(%x), Cons(negative(%x), Nil))),
     check(unrolled, [[X]], tmp_path)
 
 
-def test_what_a_turn_leaves_is_written_where_the_next_one_reads(tmp_path: Path) -> None:
+def test_loop_state_is_updated_in_place(tmp_path: Path) -> None:
     """No copy of the state between turns, and lists are the model's outputs from the start."""
     sources = write_files(micro.compile(models.loop(), "c"), tmp_path)
     text = next(s for s in sources if s.name.endswith("_lib0.c")).read_text()
@@ -159,7 +159,7 @@ def test_programs_link_no_allocator(tmp_path: Path) -> None:
         }
 
 
-def test_memories_that_callers_give_hold_frames_too(tmp_path: Path) -> None:
+def test_caller_provided_memory_holds_frames(tmp_path: Path) -> None:
     pools = micro.Pool("fast", 64), micro.Pool("slow")
     program = check(models.nested(), [[X[:3]]], tmp_path, *pools)
     assert 0 < program.module.pools[0].used <= 64
@@ -221,7 +221,7 @@ def test_boards_run_nested_loops_in_the_memory_that_was_predicted(
         np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_a_value_that_no_clause_fits_is_refused_when_it_runs(tmp_path: Path) -> None:
+def test_unmatched_value_is_a_run_time_error(tmp_path: Path) -> None:
     module = models.program("""
 type Opt[a] { Some(a), No }
 def @opt(%n: int32, %x: T4) -> Opt[T4] { if (greater(%n, 0)) { Some(%x) } else { No } }
@@ -308,7 +308,7 @@ def @main(%x: T4, %n: int32) -> T4 { @f(ref(%x), %n) }""",
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_has_no_bound_is_refused_with_what_it_is(name: str) -> None:
+def test_unbounded_programs_are_refused_by_name(name: str) -> None:
     make, message = REFUSALS[name]
     module = models.program(make) if isinstance(make, str) else make()
     with pytest.raises(CompileError) as refused:

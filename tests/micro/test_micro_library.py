@@ -108,7 +108,7 @@ def test_c_programs_give_memories_and_call_run(model: Path, tmp_path: Path) -> N
     np.testing.assert_allclose([float.fromhex(v) for v in shown.split()], expected, atol=1e-6)
 
 
-def test_in_one_memory_what_is_never_needed_together_shares_bytes(model: Path) -> None:
+def test_dead_tensors_share_workspace_memory(model: Path) -> None:
     module = micro.compile(str(model), TARGET).module
     (pool,) = module.pools
     sizes = [k.workspace for k in module.kernels]
@@ -151,7 +151,7 @@ def dynamic() -> onnx.ModelProto:
     return model
 
 
-def test_what_a_library_cannot_be_made_of(model: Path) -> None:
+def test_unsupported_programs_are_refused(model: Path) -> None:
     with pytest.raises(CompileError, match=r"input 'x' has no static shape.*--shape"):
         micro.compile(dynamic(), TARGET)
     with pytest.raises(CompileError, match=r"target kind 'c' expected, got 'llvm'"):
@@ -175,7 +175,7 @@ def test_what_a_library_cannot_be_made_of(model: Path) -> None:
         (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--devices", "auto"], "--devices"),
     ],
 )
-def test_half_a_request_is_refused(
+def test_incomplete_requests_are_refused(
     words: list[str], message: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compile", str(model), *words, "-o", str(tmp_path / "model.tar")]) == 1
@@ -188,7 +188,7 @@ def test_half_a_request_is_refused(
     [("cortex-m7", "ek_smlad", "vmladavaq"), ("cortex-m55", "vmladavaq", "fmaf("),
      ("cortex-m3", "ek_dot4", "ek_smlad")],
 )  # fmt: skip
-def test_bytes_are_multiplied_by_what_the_processor_has(cpu: str, wanted: str, other: str) -> None:
+def test_int8_products_use_processor_instructions(cpu: str, wanted: str, other: str) -> None:
     x = relay.var("x", shape=(4, 72), dtype="uint8")
     w = relay.const(np.arange(72 * 8).reshape(8, 72).astype(np.int8))
     module = ekiden.IRModule.from_expr(relay.Function([x], relay.nn.dense(x, w, out_dtype="int32")))
@@ -196,7 +196,7 @@ def test_bytes_are_multiplied_by_what_the_processor_has(cpu: str, wanted: str, o
     assert wanted in text and other not in text
 
 
-def test_names_mean_nothing_in_c() -> None:
+def test_model_names_are_escaped_in_c() -> None:
     x, y = (relay.var(name, shape=(2,), dtype="float32") for name in ("int", "*/ x"))
     module = IRModule({"main": relay.Function([x, y], relay.add(x, y))})
     program = micro_driver.compile(module, pools=[Pool("register")])

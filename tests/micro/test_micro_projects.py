@@ -177,7 +177,7 @@ def test_a_session_loads_runs_and_measures(project: micro.GeneratedProject) -> N
             module["main"](session.cpu().array(x))
 
 
-def test_what_a_program_refuses(project: micro.GeneratedProject) -> None:
+def test_invalid_calls_are_refused_by_the_program(project: micro.GeneratedProject) -> None:
     with micro.Session(project.open_transport()) as session:
         module, device = session.get_system_lib(), session.cpu()
         with pytest.raises(ValueError, match="another shape or dtype"):
@@ -200,7 +200,7 @@ def test_what_a_program_refuses(project: micro.GeneratedProject) -> None:
         assert module["main"](x).shape == (1, 3)  # the session goes on
 
 
-def test_frames_that_break_rules_end_a_session(project: micro.GeneratedProject) -> None:
+def test_malformed_frames_end_the_session(project: micro.GeneratedProject) -> None:
     """The program is built with sanitizers: it says nothing on standard error, and lives."""
     rng = np.random.default_rng(0)
     x = np.zeros((1, 5), np.float32)
@@ -218,7 +218,7 @@ def test_frames_that_break_rules_end_a_session(project: micro.GeneratedProject) 
                 raise OSError
 
 
-def test_projects_that_cannot_be_made(project: micro.GeneratedProject, tmp_path: Path) -> None:
+def test_invalid_projects_are_refused(project: micro.GeneratedProject, tmp_path: Path) -> None:
     library = project.folder.parent / "model.tar"
     with pytest.raises(InputError, match=r"no template is named 'zephyr'; there are host \("):
         micro.generate_project("zephyr", library, tmp_path / "a")

@@ -96,7 +96,7 @@ def test_a_packed_function_takes_what_its_model_takes_alone(tmp_path: Path) -> N
             run(*too_few)
 
 
-def test_what_is_asked_for_is_done_or_refused() -> None:
+def test_requested_options_are_honoured_or_refused() -> None:
     assert built(C).module.is_packed is False and built({}).module.is_packed is True
     wide = built({**C, "constant-byte-alignment": 32, "workspace-byte-alignment": 16})
     assert "aligned(32)" in emit_files(wide.module)["src/default_lib2.c"]
@@ -125,7 +125,7 @@ def test_what_is_asked_for_is_done_or_refused() -> None:
         ("tir.usmp.algorithm", "greedy_by_sise", "one of greedy_by_size, .* 'greedy_by_sise'"),
     ],
 )
-def test_plans_that_there_are_not_are_refused(option: str, value: object, text: str) -> None:
+def test_unknown_memory_planners_are_refused(option: str, value: object, text: str) -> None:
     context = relay.transform.PassContext(config={option: value})
     with context, pytest.raises(CompileError, match=text):
         built(C)
@@ -141,7 +141,7 @@ def test_a_library_says_its_memory(tmp_path: Path) -> None:
     assert found == program.module.workspace > 0
 
 
-def test_elements_that_are_off_are_shown() -> None:
+def test_mismatched_elements_are_listed() -> None:
     function, inputs = nested()
     outputs = generate_ref_data(function, inputs)
     outputs["output2"][1, 2] += 1

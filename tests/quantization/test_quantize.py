@@ -90,7 +90,7 @@ LONG: list[tuple[dict[str, Any], float]] = [
         *(pytest.param(*case, marks=pytest.mark.long) for case in LONG),
     ],
 )
-def test_recipes(recipe: dict[str, Any], least: float) -> None:
+def test_recipes_quantize_small_networks(recipe: dict[str, Any], least: float) -> None:
     """Each is near the floats, on data that were not calibrated on; both engines agree."""
     found = ekiden.quantize(FLOATS, DATA, **recipe)
     assert found.plan and len(found.model.SerializeToString()) < FLOATS.ByteSize()
@@ -172,7 +172,7 @@ def test_a_whole_that_gains_too_little_is_left_alone() -> None:
     assert np.array_equal(ekiden.compile(found.model)(FRESH).numpy(), wanted())
 
 
-def test_a_plan_is_followed() -> None:
+def test_explicit_plan_is_followed() -> None:
     made = ekiden.quantize(FLOATS, DATA)
     changed = made.plan.exclude_layer("wide", "by hand")
     again = QuantPlan.from_json(changed.json())
@@ -187,7 +187,7 @@ def test_a_plan_is_followed() -> None:
         ekiden.quantize(FLOATS, DATA, plan=foreign)
 
 
-def test_accuracy_is_kept_within_a_budget() -> None:
+def test_layers_are_excluded_until_accuracy_budget_holds() -> None:
     """Layers are left alone, the worst first, until the user's own function is content."""
 
     def accuracy(run: Any) -> float:  # noqa: ANN401  # a function
@@ -244,7 +244,7 @@ def test_bias_correction_takes_the_mean_back() -> None:
         (DATA * np.float32(np.inf), {}, "calibrate: 'x' has values that are not finite"),
     ],
 )
-def test_what_is_wrong_is_said(data: object, recipe: dict[str, Any], message: str) -> None:
+def test_invalid_recipes_are_refused(data: object, recipe: dict[str, Any], message: str) -> None:
     with pytest.raises(ekiden.InputError) as found:
         ekiden.quantize(FLOATS, data, **recipe)
     assert message in str(found.value)
@@ -258,7 +258,7 @@ def test_samples_are_cut_into_runs_of_the_models_size() -> None:
         ekiden.quantize(network(batch=2), DATA[:3])
 
 
-def test_a_size_of_minus_one_is_any() -> None:
+def test_batch_dimension_minus_one_is_dynamic() -> None:
     """As PaddlePaddle's exporter writes it."""
     model = network()
     for port in (*model.graph.input, *model.graph.output):
@@ -268,12 +268,12 @@ def test_a_size_of_minus_one_is_any() -> None:
     assert all(layer.kind == "static" for layer in found.plan.layers)
 
 
-def test_an_old_opset() -> None:
+def test_old_opset_is_upgraded() -> None:
     found = ekiden.quantize(network(11), DATA)
     assert found.model.opset_import[0].version == 13 and len(found.plan.layers) == 4
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quantize_command_writes_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(FLOATS, tmp_path / "float.onnx")
     np.savez(tmp_path / "data.npz", x=DATA)
     made, plan = tmp_path / "small.onnx", tmp_path / "plan.json"
@@ -311,7 +311,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["-o", "small.eki", "--plan", "p", "--per-tensor"], "--per-tensor: --plan already sets"),
     ],
 )
-def test_an_option_that_would_not_be_honoured(
+def test_ignored_options_are_refused(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words[1] = str(tmp_path / words[1])

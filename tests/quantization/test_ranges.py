@@ -40,7 +40,7 @@ def test_an_outlier_is_cut_where_that_is_worth_it() -> None:
     assert error(values, RANGE_METHODS["mse"].find_range(seen)) < 0.6 * whole
 
 
-def test_values_that_many_elements_have_are_no_reason_to_cut() -> None:
+def test_frequent_values_do_not_shrink_the_range() -> None:
     """As the results of a layer for a border of 0: its biases."""
     rng = np.random.default_rng(1)
     smooth = np.abs(rng.standard_normal(200_000))
@@ -58,7 +58,7 @@ def test_zero_is_one_of_the_levels(low: float, high: float, point: int) -> None:
     assert scale == np.float32(0.01) and found == point
 
 
-def test_a_tensor_of_one_value() -> None:
+def test_constant_tensor_has_a_valid_range() -> None:
     assert scale_and_zero_point(0.0, 0.0) == (1.0, 0)
     seen = histogram(np.full(10, 3.0))
     for row in RANGE_METHODS.values():

@@ -132,7 +132,7 @@ def test_dtypes_of_integers_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 3])
-def test_sizes_that_are_open_or_none(size: int) -> None:
+def test_symbolic_and_empty_sizes_are_quantized(size: int) -> None:
     module = relay.parse(
         """def @main(%x: Tensor[(n, 4), float32], %y: Tensor[(n, 3), float32]) {
       add(nn.dense(%x, meta[relay.Constant][0]), %y) }
@@ -144,7 +144,7 @@ def test_sizes_that_are_open_or_none(size: int) -> None:
     np.testing.assert_allclose(ekiden.compile(made)(x, y).numpy(), wanted, atol=0.2)
 
 
-def test_the_steps_are_passes_too() -> None:
+def test_quantize_steps_are_module_passes() -> None:
     """As users put them together: annotated, calibrated, realised."""
     module = relay.quantize.prerequisite_optimize(MODULE)
     with relay.quantize.qconfig(skip_conv_layers=None):
@@ -156,7 +156,7 @@ def test_the_steps_are_passes_too() -> None:
     assert len(dtypes(made, "qnn.conv2d")) == 3
 
 
-def test_conversions_are_cut_off() -> None:
+def test_partition_conversions_splits_the_module() -> None:
     x = relay.var("x", shape=SHAPE)
     inner = relay.nn.conv2d(x, relay.const(normal(8, 8, 3, 3)))
     config: dict[str, Any] = {"skip_conv_layers": None}
@@ -187,7 +187,7 @@ def test_conversions_are_cut_off() -> None:
         ({"calibrate_chunk_by": 0}, "'calibrate_chunk_by' must be positive or -1"),
     ],
 )
-def test_configurations_that_are_not_possible(config: dict[str, Any], message: str) -> None:
+def test_invalid_qconfigs_are_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ekiden.InputError) as caught:
         relay.quantize.qconfig(**config)
     assert message in str(caught.value)
@@ -202,13 +202,13 @@ def test_configurations_that_are_not_possible(config: dict[str, Any], message: s
         ([{"x": np.full(SHAPE, np.nan, np.float32)}], "values that are not finite"),
     ],
 )
-def test_data_that_do_not_fit(data: Any, message: str) -> None:  # noqa: ANN401
+def test_invalid_calibration_data_are_refused(data: Any, message: str) -> None:  # noqa: ANN401
     with pytest.raises(ekiden.InputError) as caught:
         quantised(MODULE, data, calibrate_mode="minmax")
     assert message in str(caught.value)
 
 
-def test_configurations_nest() -> None:
+def test_qconfigs_nest() -> None:
     quantize = relay.quantize
     assert quantize.current_qconfig() == quantize.QConfig()
     with quantize.qconfig(global_scale=2.0), quantize.qconfig(nbit_input=4) as inner:

@@ -53,7 +53,9 @@ DATA, FRESH = samples(512), samples(128)
         pytest.param({"kind": "static", "method": "mse"}, True, marks=pytest.mark.long),
     ],
 )
-def test_data_make_the_error_less(recipe: dict[str, Any], transposed: bool) -> None:
+def test_data_driven_rounding_reduces_the_output_error(
+    recipe: dict[str, Any], transposed: bool
+) -> None:
     """Also on data that were not calibrated on; ONNX Runtime gives the same."""
     model = layer(transposed)
     wanted = ekiden.compile(model)(FRESH).numpy()
@@ -110,7 +112,7 @@ def test_learned_rounding_is_near_the_best_of_all() -> None:
     assert sums["learned"] - sums["best"] < 0.25 * (sums["nearest"] - sums["best"]), sums
 
 
-def test_channels_that_no_data_reach() -> None:
+def test_channels_without_data_round_to_nearest() -> None:
     """Inputs that are always 0 make a singular matrix."""
     weight, scale = RNG.standard_normal((2, 4)).astype(np.float32), np.full((2, 4), 0.25)
     for name in ("gptq", "learned"):
@@ -127,7 +129,7 @@ def test_channels_that_no_data_reach() -> None:
         {"group": 3, "auto_pad": "VALID"},
     ],
 )
-def test_windows_of_convolutions(given: dict[str, Any]) -> None:
+def test_convolution_gram_matrices_use_im2col(given: dict[str, Any]) -> None:
     """Rows times weights are what the convolution gives."""
     groups = given.get("group", 1)
     weight = RNG.standard_normal((6, 3 // groups * 2, 3, 2)).astype(np.float32)
@@ -155,7 +157,7 @@ def test_windows_of_convolutions(given: dict[str, Any]) -> None:
         ({"awq": True}, "awq is of the kind 'weight'"),
     ],
 )
-def test_recipes_that_are_not_possible(recipe: dict[str, Any], message: str) -> None:
+def test_invalid_rounding_recipes_are_refused(recipe: dict[str, Any], message: str) -> None:
     with pytest.raises(ekiden.InputError) as caught:
         ekiden.quantize(layer(), DATA, **recipe)
     assert message in str(caught.value)

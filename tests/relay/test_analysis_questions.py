@@ -62,7 +62,7 @@ WELL_KINDED = [
 
 
 @pytest.mark.parametrize(("kind", "expected"), WELL_KINDED, ids=lambda v: str(v)[:40])
-def test_kind(kind: relay.Type, expected: int) -> None:
+def test_check_kind_returns_type_kinds(kind: relay.Type, expected: int) -> None:
     assert check_kind(kind, BOXES) == expected
 
 
@@ -165,7 +165,7 @@ FEATURES = [
 
 
 @pytest.mark.parametrize(("text", "names"), FEATURES, ids=[t for t, _ in FEATURES])
-def test_features(text: str, names: str) -> None:
+def test_detect_feature_finds_features(text: str, names: str) -> None:
     assert detect_feature(parse_expr(text)) == {Feature[f"f{n}"] for n in names.split()}
 
 
@@ -200,7 +200,7 @@ def test_dtypes_are_those_of_every_value() -> None:
 # Call graphs
 
 
-def test_call_graph() -> None:
+def test_call_graph_lists_callees() -> None:
     module = parse(
         """
         def @main(%n: int32) -> bool { let %x = @id(%n); @even(@id(%x)) }
@@ -265,14 +265,14 @@ NORMAL = [
 
 
 @pytest.mark.parametrize(("text", "expected"), NORMAL, ids=[t for t, _ in NORMAL])
-def test_basic_block_normal_form(text: str, expected: bool) -> None:
+def test_basic_block_normal_form_is_checked(text: str, expected: bool) -> None:
     assert check_basic_block_normal_form(parse_expr(text)) is expected
 
 
 # Counts
 
 
-def test_constants() -> None:
+def test_extract_constants_lists_constants() -> None:
     one = relay.const(1)
     assert check_constant(one)
     assert check_constant(Tuple((one, Tuple((one,)))))

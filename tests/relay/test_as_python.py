@@ -17,14 +17,14 @@ def text(program: str) -> IRModule:
     return relay.fromtext('#[version = "0.0.5"]\n' + program)
 
 
-def test_the_text() -> None:
+def test_to_python_returns_an_ast() -> None:
     x = relay.const(2.0)
     tree = to_python(relay.add(x, relay.multiply(x, x)))
     assert isinstance(tree, ast.Module)
     assert ast.unparse(tree).count("call(") == 2
 
 
-def test_values() -> None:
+def test_constants_and_tuples_run_as_python() -> None:
     made = run_as_python(relay.Tuple([relay.const(1), relay.Tuple([relay.const([2.0, 3.0])])]))
     assert isinstance(made, runtime.ADT) and len(made) == 2
     assert made[0].numpy() == 1 and made[0].shape == ()
@@ -55,13 +55,13 @@ def test_closures_and_references() -> None:
     assert run_as_python(relay.Let(r, relay.RefCreate(relay.const(1)), body)).numpy() == 8
 
 
-def test_a_function_is_one_of_python() -> None:
+def test_relay_function_is_a_python_function() -> None:
     x = relay.var("x", shape=(2,))
     found = run_as_python(relay.Function([x], relay.exp(x)))
     np.testing.assert_allclose(found(runtime.tensor(np.zeros(2, "float32"))).numpy(), [1, 1])
 
 
-def test_no_clause_fits() -> None:
+def test_unmatched_python_match_raises() -> None:
     module = text(
         """
         type Two { A, B }
@@ -73,7 +73,7 @@ def test_no_clause_fits() -> None:
         run_as_python(module.get_global_var("only")(b()), module)  # type: ignore[operator]
 
 
-def test_long_programs() -> None:
+def test_long_programs_convert_to_python() -> None:
     x = relay.var("x", shape=())
     body: relay.Expr = x
     for _ in range(3000):

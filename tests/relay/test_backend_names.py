@@ -30,7 +30,9 @@ pytestmark = pytest.mark.quick
         (mangle_module_name, None, "tvmgen"),
     ],
 )
-def test_names(function: Callable[[object], str], given: object, expected: str) -> None:
+def test_generated_names_are_valid_identifiers(
+    function: Callable[[object], str], given: object, expected: str
+) -> None:
     assert function(given) == expected
 
 
@@ -46,7 +48,7 @@ def test_names(function: Callable[[object], str], given: object, expected: str) 
         (mangle_module_name, "\u018e", "module name: expected ASCII"),
     ],
 )
-def test_names_that_are_none(
+def test_invalid_names_are_refused(
     function: Callable[[object], str], given: object, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):

@@ -48,7 +48,7 @@ OPERATORS = [
 
 
 @pytest.mark.parametrize(("build", "text"), OPERATORS, ids=[t for _, t in OPERATORS])
-def test_operator(build: object, text: str) -> None:
+def test_operator_functions_build_calls(build: object, text: str) -> None:
     assert callable(build)
     assert same(build(relay.var("x", shape=(2,))), X + text)
 
@@ -82,7 +82,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("build", "error", "message"), REFUSED, ids=[m for _, _, m in REFUSED])
-def test_refused(build: object, error: type[Exception], message: str) -> None:
+def test_invalid_arguments_are_refused(build: object, error: type[Exception], message: str) -> None:
     assert callable(build)
     with pytest.raises(error, match=message.replace("(", r"\(")):
         build(relay.var("x", shape=(2,)), relay.var("u"))
@@ -95,7 +95,7 @@ def test_calls_of_values() -> None:
     assert same(relay.Function([f], f)(x), "%0 = fn (%f) { %f }; %0(1)")
 
 
-def test_constants() -> None:
+def test_python_values_become_constants() -> None:
     assert relay.const(1).data.dtype == "int32" and relay.const(1.0).data.dtype == "float32"
     assert relay.const([1, 2], "int8").data.numpy().tolist() == [1, 2]
     assert relay.const(tvm.nd.array(np.ones(2))).data.dtype == "float64"
@@ -227,7 +227,7 @@ def test_difference_is_shown() -> None:
 # Scopes, loops, visitors
 
 
-def test_scope_builder() -> None:
+def test_scope_builder_builds_nested_expressions() -> None:
     sb = relay.ScopeBuilder()
     x, cond = relay.var("x", "float32"), relay.var("c", "bool")
     with sb.if_scope(cond):
@@ -254,7 +254,7 @@ def test_scope_builder() -> None:
         (["if", "ret"], "scope: it has a result already"),
     ],
 )
-def test_scope_builder_refuses(steps: list[str], message: str) -> None:
+def test_scope_builder_refuses_misuse(steps: list[str], message: str) -> None:
     sb = relay.ScopeBuilder()
 
     def run(step: str) -> None:
@@ -269,7 +269,7 @@ def test_scope_builder_refuses(steps: list[str], message: str) -> None:
             run(step)
 
 
-def test_while_loop() -> None:
+def test_while_loop_builds_a_recursive_function() -> None:
     i, total = relay.var("i", "int32"), relay.var("total", "int32")
     loop = relay.while_loop(lambda i, total: i < 5, [i, total], lambda i, total: [i + 1, total + i])
     call = loop(relay.const(0), relay.const(0))
@@ -376,13 +376,13 @@ def test_parameters_are_bound_by_name() -> None:
 
 
 @tvm.testing.parametrize_targets("llvm")
-def test_targets_of_tests(target: str, dev: object) -> None:
+def test_enabled_targets_lists_available_targets(target: str, dev: object) -> None:
     other = "llvm -mtriple=riscv64-linux-gnu"
     assert tvm.testing.device_enabled(target) and not tvm.testing.device_enabled(other)
     assert tvm.testing.enabled_targets() == [(target, dev)]
 
 
-def test_close_arrays() -> None:
+def test_assert_allclose_compares_arrays() -> None:
     tvm.testing.assert_allclose(tvm.nd.array(np.ones(2)), [1, 1])
     with pytest.raises(AssertionError):
         tvm.testing.assert_allclose(np.ones(2), np.ones(3))

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.quick
 X = np.array([-1.0, 2.0, 3.0, -4.0], np.float32)
 
 
-def test_graph() -> None:
+def test_graph_matches_numpy() -> None:
     x = np.array([[-1, 2, 3]], np.float32)
     relu = np.maximum(x, 0)
     np.testing.assert_array_equal(
@@ -29,7 +29,7 @@ def test_graph() -> None:
 @pytest.mark.parametrize(
     ("condition", "expected"), [(True, np.maximum(X, 0) + 1), (False, np.maximum(X, 0) ** 2)]
 )
-def test_choice(condition: bool, expected: np.ndarray) -> None:
+def test_if_matches_numpy(condition: bool, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(
         Interpreter(parse(PROGRAMS["choice"])).evaluate("main", condition, X), expected
     )
@@ -45,7 +45,9 @@ SCALARS = [
 
 
 @pytest.mark.parametrize(("name", "args", "expected"), SCALARS, ids=[n for n, _, _ in SCALARS])
-def test_scalar_program(name: str, args: tuple[object, ...], expected: object) -> None:
+def test_scalar_program_matches_python(
+    name: str, args: tuple[object, ...], expected: object
+) -> None:
     assert Interpreter(parse(PROGRAMS[name])).evaluate("main", *args) == expected
 
 
@@ -166,7 +168,7 @@ def @deep(%n: int32) -> int32 { if (%n == 0) { 0 } else { 1 + @deep(%n - 1) } }
 
 @pytest.mark.slow
 @sizes("turns", 20_000, 1_000_000)
-def test_a_loop_waits_for_nothing(turns: int) -> None:
+def test_loops_need_no_recursion_depth(turns: int) -> None:
     machine = Interpreter(parse(LOOPS), depth_limit=3)
     assert machine.evaluate("loop", np.int32(turns), np.int32(0)) == turns
     assert machine.evaluate("odd", np.int32(1001)) == True  # noqa: E712 - an array

@@ -36,7 +36,9 @@ lengths = sizes("length", 4_000, 100_000)
 @alike(2)
 @pytest.mark.parametrize("make", [add_chain, let_chain])
 @lengths
-def test_long_program(make: Callable[[int], IRModule], length: int) -> None:
+def test_long_program_parses_prints_and_infers(
+    make: Callable[[int], IRModule], length: int
+) -> None:
     module = make(length)
     main = module["main"]
     assert len(post_order(main)) >= length

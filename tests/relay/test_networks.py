@@ -116,7 +116,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("make", "message"), REFUSED, ids=[m for _, m in REFUSED])
-def test_refused(make: object, message: str) -> None:
+def test_unsupported_network_arguments_are_refused(make: object, message: str) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match=message):
         make()
@@ -132,7 +132,7 @@ def test_parameters_come_from_the_seed() -> None:
     np.testing.assert_allclose(params["fc2_weight"].numpy(), 1 / (64 * 128))
 
 
-def test_helpers() -> None:
+def test_testing_helpers_work() -> None:
     x = relay.var("x", shape=(2,))
     assert testing.run_infer_type(relay.exp(x)).checked_type == relay.TensorType((2,))
     typed = testing.run_opt_pass(relay.Function([x], x), relay.transform.InferType())
@@ -167,7 +167,7 @@ def test_logsumexp_of_large_and_infinite_numbers() -> None:
         np.testing.assert_allclose(run.evaluate()(rows).numpy(), expected, rtol=1e-6)
 
 
-def test_attributes_of_operators_come_and_go() -> None:
+def test_operator_attributes_round_trip() -> None:
     operator = relay.op.get("nn.relu")
     assert operator.has_attr("TOpPattern") and not operator.has_attr("mine")
     operator.set_attr("mine", 3)

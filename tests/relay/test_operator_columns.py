@@ -76,7 +76,7 @@ def test_no_pass_holds_a_list_of_operators(folder: str) -> None:
     assert {name for name, lists in found.items() if lists} == (TABLES | SOURCES) & files.keys()
 
 
-def test_the_scan_finds_lists() -> None:
+def test_scan_detects_operator_lists() -> None:
     text = """
 A = {"add", "multiply"}
 B = {"exp": 1, "nn.softmax": 2}

@@ -35,7 +35,7 @@ def drawn(body: str, params: str = "%x: Tensor[(n, 4), float32]") -> str:
     return relay.draw(func)
 
 
-def test_a_chain() -> None:
+def test_chain_is_drawn_in_order() -> None:
     svg = drawn("nn.softmax(nn.relu(%x))")
     assert [t for t in texts(svg) if not t.startswith("Tensor")] == [
         "%x", "nn.relu", "nn.softmax", "result",
@@ -101,7 +101,7 @@ def test_a_long_chain_needs_no_recursion() -> None:
     assert html is not None and "Too large for a picture: 3002 expressions" in html
 
 
-def test_modules_fold() -> None:
+def test_html_modules_are_collapsible() -> None:
     html = relay.parse("type T { A, }\ndef @main(%x: int32) { %x }")._repr_html_()
     assert html is not None
     assert re.search(r"<details><summary>.*type", html)

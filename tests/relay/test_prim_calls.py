@@ -79,7 +79,7 @@ def module_of(body: Callable[..., relay.Expr], func: tir.PrimFunc, *params: rela
 
 
 @each_run
-def test_a_call_runs(run: Run) -> None:
+def test_call_of_loop_program_runs(run: Run) -> None:
     x = relay.var("x", shape=(3,))
     module = module_of(lambda f, v: relay.nn.relu(f(f(v))), addone, x)
     data = np.array([-3, 0, 2], F32)
@@ -105,7 +105,7 @@ def test_sizes_and_several_results(run: Run, n: int) -> None:
 
 
 @each_run
-def test_one_tensor_in_two_places(run: Run) -> None:
+def test_one_tensor_may_be_passed_twice(run: Run) -> None:
     n, m = te.size_var("n"), te.size_var("m")
     a, b = te.placeholder((n,), name="a"), te.placeholder((m,), name="b")
     outer = te.compute((n, m), lambda i, j: a[i] - b[j], name="outer")
@@ -117,7 +117,7 @@ def test_one_tensor_in_two_places(run: Run) -> None:
 
 
 @pytest.mark.parametrize("run", [RUNS["interpreter"], RUNS["vm"], RUNS["aot"]])
-def test_a_loop_program_is_a_value(run: Run) -> None:
+def test_loop_program_is_a_first_class_value(run: Run) -> None:
     module = IRModule.from_expr(relay.const(0))
     relay.Prelude(module)
     name, x = relay.GlobalVar("kernel"), relay.var("x", shape=(3,))

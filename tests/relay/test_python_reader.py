@@ -109,7 +109,7 @@ def calls_another(n: int) -> int:
     return factorial(n) + factorial(2)
 
 
-def test_loop() -> None:
+def test_while_loop_matches_python() -> None:
     assert run(power, np.array([1, 2, 3], "float32"), 3) == [1, 8, 27]
     assert power.__doc__ == "x to the k."
 
@@ -122,7 +122,7 @@ def test_named_dimensions_of_annotations_are_shared() -> None:
     assert kind.shape[0] is power.function.ret_type.shape[0]
 
 
-def test_recursion() -> None:
+def test_recursion_matches_python() -> None:
     assert run(factorial, 6) == 720
 
 
@@ -141,7 +141,7 @@ def test_returns_in_branches(x: float, expected: int) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 5])
-def test_for_loops(n: int) -> None:
+def test_for_loops_match_python(n: int) -> None:
     total = sum(range(n)) + sum(100 * j for j in range(n, 0, -2))
     assert run(sums, n) == (total, len(range(0, n, 2)), n - 1)
 
@@ -164,7 +164,7 @@ def test_compiled_is_as_interpreted() -> None:
     assert plain(compiled) == run(power, x, 2) == [4, 9]
 
 
-def test_match_on_constructors() -> None:
+def test_match_statement_matches_constructors() -> None:
     prelude = relay.Prelude()
     _, Cons, Nil = prelude.mod.get_type("List")
 
@@ -240,7 +240,7 @@ REJECTED = [
 
 
 @pytest.mark.parametrize(("body", "message"), REJECTED, ids=[b for b, _ in REJECTED])
-def test_refused_at_the_users_line(body: str, message: str, tmp_path: Path) -> None:
+def test_unsupported_python_is_refused_at_its_line(body: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ParseError) as caught:
         load(tmp_path, f"def f(x: 'float32'):\n    {body}\n")
     first, line, caret = str(caught.value).split("\n")

@@ -115,7 +115,7 @@ def test_a_module_is_the_one_of_the_same_text() -> None:
     assert loaded["main"].params[0].type_annotation.shape[1].dtype == "int64"
 
 
-def test_names_of_old_versions() -> None:
+def test_old_operator_names_are_mapped() -> None:
     doc = Document("0.6.0")
     named = doc("Variable", dtype="int32", name="a")
     kind = doc.load(doc("relay.TypeVar", kind=0, span=0, var=named))
@@ -143,7 +143,7 @@ def test_loop_programs_keep_their_dtypes(version: str) -> None:
     assert store.value.dtype == "int32x4" and store.indices[0].base.value == 3
 
 
-def test_what_has_no_meaning_here_is_named() -> None:
+def test_unsupported_tvm_nodes_are_named() -> None:
     doc = Document()
     with pytest.raises(LoadError, match=r"Conv2DAttrs: the field 'tricks' has no meaning here"):
         doc.load(module(doc, tricks=doc.text("fast")))

@@ -15,7 +15,7 @@ from ekiden.relay.qnn.op import canonicalizations, dequantize, quantize
 from ekiden.topi.utils import get_const_int, get_const_tuple
 
 
-def test_names_that_are_not_taken() -> None:
+def test_fresh_names_avoid_collisions() -> None:
     names = NameSupply("prefix")
     assert names.fresh_name("f") == "prefix_f" and names.fresh_name("f") == "prefix_f_1"
     names.reserve_name("g_1")
@@ -23,7 +23,7 @@ def test_names_that_are_not_taken() -> None:
     assert [names.fresh_name("g") for _ in range(3)] == ["prefix_g", "prefix_g_2", "prefix_g_3"]
 
 
-def test_global_variables_that_are_not_taken() -> None:
+def test_fresh_global_vars_avoid_collisions() -> None:
     module = IRModule()
     module["f"] = relay.Function([], relay.const(1))
     supply = GlobalVarSupply(module)
@@ -34,7 +34,7 @@ def test_global_variables_that_are_not_taken() -> None:
         supply.reserve_global(GlobalVar("f"))
 
 
-def test_dimensions_as_numbers() -> None:
+def test_constant_dimensions_convert_to_int() -> None:
     n = te.var("n", "int64")
     found = get_const_tuple((te.placeholder((3, 4)).shape[0], 5, n + 0, n))
     assert found[:2] == (3, 5) and found[2] is n and found[3] is n
@@ -43,7 +43,7 @@ def test_dimensions_as_numbers() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
-def test_tables_of_functions(dtype: str) -> None:
+def test_integer_lookup_tables_match_functions(dtype: str) -> None:
     info = np.iinfo(dtype)
     numbers = np.arange(info.min, info.max + 1).astype(dtype)
     steps = relay.const(np.float32(0.05)), relay.const(np.int32(3))

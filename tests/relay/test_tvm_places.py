@@ -64,7 +64,7 @@ def test_a_table_of_patterns_is_what_merging_takes() -> None:
     assert made.op.attrs["Composite"] == "test.dense_relu"
 
 
-def test_a_table_of_integers_is_the_function() -> None:
+def test_legacy_integer_table_is_the_function() -> None:
     numbers = np.arange(-128, 128).astype("int8")
     scale, zero = relay.const(1 / 16), relay.const(3)
     looked_up = create_integer_lookup_op(
@@ -159,7 +159,7 @@ def test_global_pooling_of_lines_and_volumes(rank: int) -> None:
         np.testing.assert_allclose(found, reduce(data, axis=axes, keepdims=True))
 
 
-def test_hints_change_nothing() -> None:
+def test_annotation_hints_do_not_change_results() -> None:
     x = relay.var("x", shape=(2,))
     pair = relay.annotation.checkpoint(relay.Tuple([x * x, relay.annotation.cast_hint(x, "int8")]))
     function = relay.Function([x], relay.TupleGetItem(pair, 0) + relay.TupleGetItem(pair, 1))

@@ -177,7 +177,7 @@ EXPRESSIONS = [
 
 
 @pytest.mark.parametrize(("text", "same"), EXPRESSIONS, ids=[t for t, _ in EXPRESSIONS])
-def test_form_that_people_write(text: str, same: str) -> None:
+def test_handwritten_tvm_text_parses(text: str, same: str) -> None:
     assert structural_equal(parse_expr(text), parse_expr(same), map_free_vars=True)
 
 
@@ -201,7 +201,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_refused_as_in_tvm(text: str) -> None:
+def test_text_refused_by_tvm_is_refused(text: str) -> None:
     with pytest.raises(CompileError):
         parse_expr(text)
 

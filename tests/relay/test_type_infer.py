@@ -60,7 +60,7 @@ TYPES = {
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_type_of_main(name: str) -> None:
+def test_main_type_is_inferred(name: str) -> None:
     assert format_type(parse(PROGRAMS[name])["main"].checked_type) == TYPES[name]
 
 
@@ -91,7 +91,7 @@ INFERRED = [
 
 
 @pytest.mark.parametrize(("text", "expected"), INFERRED, ids=[t for t, _ in INFERRED])
-def test_inferred_expression(text: str, expected: str) -> None:
+def test_expression_type_is_inferred(text: str, expected: str) -> None:
     assert format_type(infer_expr_type(parse_expr(text))) == expected
 
 

@@ -117,7 +117,7 @@ def test_bind_replaces_variables_and_drops_bound_parameters() -> None:
     assert structural_equal(made, parse_expr("fn (%y: float32) { add(1f, %y) }"))
 
 
-def test_variables_of_an_expression() -> None:
+def test_free_and_bound_variables_are_listed() -> None:
     x, y, z = var("x"), var("y"), var("z")
     expr = Let(y, op.add(x, z), Function((z,), op.add(y, z), None))
     assert free_vars(expr) == [x]

@@ -28,7 +28,7 @@ def test_a_function_is_a_program(options: dict[str, str]) -> None:
     assert np.array_equal(made(DATA).numpy(), DATA * DATA)
 
 
-def test_an_expression_is_none() -> None:
+def test_bare_expression_is_refused() -> None:
     with pytest.raises(ImportModelError) as caught:
         ekiden.compile(relay.multiply(X, X))
     assert str(caught.value) == (
@@ -80,7 +80,7 @@ ILL_FORMED = [
 @pytest.mark.parametrize(
     "compiled", [ekiden.compile, lambda f: relay.build(IRModule({"main": f}), "llvm")]
 )
-def test_what_is_not_well_formed_is_said(
+def test_ill_formed_programs_are_refused(
     compiled: Callable[[relay.Function], object], program: Callable[[], relay.Function], said: str
 ) -> None:
     with pytest.raises(CompileError) as caught:
@@ -116,7 +116,7 @@ def test_a_kernel_may_be_a_value_and_part_of_another() -> None:
     assert np.array_equal(made(DATA / 2).numpy(), DATA * DATA / 4 + DATA / 2)
 
 
-def test_what_is_no_kernel_is_not_marked_as_one() -> None:
+def test_invalid_primitive_marks_are_refused() -> None:
     body = relay.Let(Y, relay.exp(X), relay.add(Y, Y))
     marked = relay.Function([X], body).with_attr("Primitive", 1)
     with pytest.raises(EkidenError) as caught:
@@ -126,6 +126,6 @@ def test_what_is_no_kernel_is_not_marked_as_one() -> None:
     )
 
 
-def test_nothing_to_evaluate_is_said() -> None:
+def test_module_without_main_is_refused() -> None:
     with pytest.raises(CompileError, match="no expression given, and the module has no 'main'"):
         relay.create_executor("debug", IRModule({G: relay.Function([X], X)})).evaluate()

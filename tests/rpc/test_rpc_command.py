@@ -45,6 +45,8 @@ def test_a_server_of_the_command_line(tmp_path: Path) -> None:
         (["server", "--tracker", "x"], "host:port"), (["server", "--host", "0.0.0.0"], "a key"),
     ],
 )  # fmt: skip
-def test_wrong_use(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_rpc_commands_are_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["rpc", *words]) == 1
     assert said in capsys.readouterr().err

@@ -38,7 +38,9 @@ def needs(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", TARGETS)
-def test_the_page_runs(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documentation_programs_run(
+    machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As it stands for AArch64, with its first lines changed for the others."""
     needs(machine)
     (text,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -76,7 +78,7 @@ def sizes() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("machine", ["x86_64", *TARGETS])
-def test_the_sizes_of_the_page(machine: str, built: Callable[[str], Path]) -> None:
+def test_documented_server_sizes_are_current(machine: str, built: Callable[[str], Path]) -> None:
     """Within 3 %: compilers of other versions differ. No one is larger than 170 KB."""
     assert sizes()[machine] <= 170 << 10
     if machine != os.uname().machine:

@@ -55,7 +55,7 @@ def test_every_message_is_read_as_it_was_written(kind: Kind) -> None:
     assert serialize_frame(kind, found, NoHandles()) == frame
 
 
-def test_the_tables_are_whole() -> None:
+def test_message_tables_are_complete() -> None:
     assert set(MESSAGES) == set(Kind) and set(VALUE_TYPES) == set(ValueTag)
     assert set(SAMPLES) == set(FIELD_TYPES)
     for row in MESSAGES.values():
@@ -92,7 +92,7 @@ VALUE_CASES = {
 
 
 @pytest.mark.parametrize("name", VALUE_CASES)
-def test_values_that_are_none(name: str) -> None:
+def test_invalid_values_are_frame_errors(name: str) -> None:
     tracemalloc.start()
     with pytest.raises(rpc.FrameError):
         parse_body(Kind.RETURN, VALUE_CASES[name], NoHandles())
@@ -108,7 +108,7 @@ def test_values_that_are_none(name: str) -> None:
         u32(DEFAULT_MAX_FRAME_BYTES + 1) + b"\2\0\0\0",
     ],
 )  # fmt: skip
-def test_heads_that_are_none(head: bytes) -> None:
+def test_invalid_headers_are_frame_errors(head: bytes) -> None:
     with pytest.raises(rpc.FrameError):
         parse_header(head, DEFAULT_MAX_FRAME_BYTES)
 
@@ -146,12 +146,12 @@ def count_refused(count: int, seed: int) -> int:
     return refused
 
 
-def test_mutated_bodies() -> None:
+def test_mutated_bodies_are_parsed_or_refused() -> None:
     assert 10_000 < count_refused(20_000, 0) < 20_000
 
 
 @pytest.mark.long
-def test_a_million_mutated_bodies() -> None:
+def test_million_mutated_bodies_are_parsed_or_refused() -> None:
     assert count_refused(1_000_000, 1) > 500_000
 
 
@@ -200,14 +200,14 @@ def test_a_server_lives_through_mutated_sessions(server: rpc.Server) -> None:
     "frame",
     [sample(Kind.RETURN), sample(Kind.PUT), HELLO, b"GET / HT"],
 )
-def test_what_is_not_expected_ends_the_session(server: rpc.Server, frame: bytes) -> None:
+def test_unexpected_messages_end_the_session(server: rpc.Server, frame: bytes) -> None:
     found = talk(server.port, HELLO, frame)
     at = 8 + struct.unpack_from("<I", found)[0]
     assert found[4] == Kind.HELLO and found[at + 4] == Kind.ERROR
     assert b"FrameError" in found[at:]
 
 
-def test_who_says_nothing_does_not_hold_others_up(server: rpc.Server) -> None:
+def test_silent_clients_do_not_block_others(server: rpc.Server) -> None:
     silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
     with rpc.connect("127.0.0.1", server.port, "board") as session:
         assert session.get_function("tests.rpc.echo")(1) == 1

@@ -63,7 +63,7 @@ CASES: list[tuple[Callable[..., object], tuple[object, ...], object]] = [
 ]
 
 
-def test_functions_go_to_another_program_as_data() -> None:
+def test_functions_are_serialized_by_value() -> None:
     program = textwrap.dedent("""
         import sys
         from ekiden.rpc.function_pickle import deserialize_function
@@ -86,12 +86,12 @@ def test_functions_of_a_module_share_their_globals_there() -> None:
 @pytest.mark.parametrize(
     ("function", "said"), [(lambda: OWN, "class 'Own'"), (lambda: LOCK, "lock")]
 )
-def test_what_cannot_go_is_named(function: Callable[..., object], said: str) -> None:
+def test_unserializable_values_are_named(function: Callable[..., object], said: str) -> None:
     with pytest.raises(rpc.RPCError, match=f"a session is a program of its own.*{said}"):
         serialize_function("f", function)
 
 
-def test_a_function_that_cannot_go_is_an_error_where_it_is_called() -> None:
+def test_unserializable_function_is_an_error_at_the_call() -> None:
     ekiden.register_func("tests.rpc.held", lambda: OWN, override=True)
     server = rpc.Server(port=0)
     ekiden.remove_global_func("tests.rpc.held")

@@ -24,7 +24,7 @@ def connect(server: CServer, **options: object) -> rpc.RPCSession:
     return rpc.connect("127.0.0.1", server.port, "board", **options)  # type: ignore[arg-type]
 
 
-def test_keys_and_constructors(c_server: CServer) -> None:
+def test_c_server_checks_keys_and_constructors(c_server: CServer) -> None:
     with pytest.raises(rpc.RPCError, match="not that of this server"):
         rpc.connect("127.0.0.1", c_server.port, "another")
     args = ["rpc.Connect", "127.0.0.1", c_server.port, "board"]
@@ -39,7 +39,7 @@ def test_a_session_in_c_has_its_time(c_server: CServer, functions_library: Path)
         session.load_module("functions.so")["spin"]()
 
 
-def test_what_spins_in_c_ends_with_its_client(c_server: CServer, functions_library: Path) -> None:
+def test_spinning_function_ends_with_its_client(c_server: CServer, functions_library: Path) -> None:
     session = connect(c_server)
     session.upload(functions_library)
     spin = session.load_module("functions.so")["spin"]
@@ -50,7 +50,7 @@ def test_what_spins_in_c_ends_with_its_client(c_server: CServer, functions_libra
     wait_until(lambda: not before <= set(children(c_server.process.pid)))
 
 
-def test_a_function_that_fails_in_silence(c_server: CServer, functions_library: Path) -> None:
+def test_function_failing_without_message(c_server: CServer, functions_library: Path) -> None:
     with connect(c_server) as session:
         session.upload(functions_library)
         module = session.load_module("functions.so")
@@ -59,7 +59,7 @@ def test_a_function_that_fails_in_silence(c_server: CServer, functions_library: 
         assert module["echo"](1) == 1
 
 
-def test_things_of_the_client_are_refused(c_server: CServer, functions_library: Path) -> None:
+def test_client_side_objects_are_refused(c_server: CServer, functions_library: Path) -> None:
     """A thing of another session in a list is refused, and the session lives."""
     with connect(c_server) as session:
         session.upload(functions_library)
@@ -131,12 +131,12 @@ def test_a_server_in_c_lives_through_mutated_sessions(c_server: CServer) -> None
 
 
 @pytest.mark.parametrize("frame", [sample(Kind.RETURN), sample(Kind.PUT), HELLO, b"GET / HT"])
-def test_what_is_not_expected_ends_a_session_in_c(c_server: CServer, frame: bytes) -> None:
+def test_unexpected_messages_end_a_c_session(c_server: CServer, frame: bytes) -> None:
     found = talk(c_server.port, HELLO, frame)
     assert found[4] == Kind.HELLO and b"FrameError" in found
 
 
-def test_many_sessions_leave_nothing(c_server: CServer) -> None:
+def test_c_server_sessions_do_not_leak(c_server: CServer) -> None:
     """More than there may be at once, ended in every way."""
     for i in range(40):
         session = connect(c_server)
@@ -201,18 +201,18 @@ def fuzz(fuzzer: Path, frames: int, seed: int) -> list[int]:
     return [int(word) for word in done.stdout.split()]
 
 
-def test_damaged_messages_under_sanitizers(fuzzer: Path) -> None:
+def test_mutated_messages_pass_under_sanitizers(fuzzer: Path) -> None:
     refused, ended, answers = fuzz(fuzzer, 5_000, 1)
     assert refused > 100 and ended > 2 and answers > 1000
 
 
 @pytest.mark.long
-def test_a_million_damaged_messages_under_sanitizers(fuzzer: Path) -> None:
+def test_million_mutated_messages_pass_under_sanitizers(fuzzer: Path) -> None:
     refused, ended, answers = fuzz(fuzzer, 1_000_000, 2)
     assert refused > 25_000 and ended > 500 and answers > 200_000
 
 
-def test_the_size_of_the_program(program: Path) -> None:
+def test_c_server_stays_small(program: Path) -> None:
     if platform.machine() != "x86_64":
         pytest.skip("the limit is for x86-64, AArch64 and RISC-V; the table has what was measured")
     assert program.stat().st_size <= LIMIT

@@ -83,19 +83,19 @@ def use_and_kill(port: int, pid: int, count: int) -> None:
         assert session.listdir() == ""
 
 
-def test_sessions_of_python(server: rpc.Server) -> None:
+def test_random_python_sessions_leave_nothing(server: rpc.Server) -> None:
     use_and_kill(server.port, server.pid, 30)
 
 
-def test_sessions_of_c(c_server: CServer) -> None:
+def test_random_c_sessions_leave_nothing(c_server: CServer) -> None:
     use_and_kill(c_server.port, c_server.process.pid, 30)
 
 
 @pytest.mark.long
-def test_a_thousand_sessions_of_python(server: rpc.Server) -> None:
+def test_thousand_python_sessions_leave_nothing(server: rpc.Server) -> None:
     use_and_kill(server.port, server.pid, 1000)
 
 
 @pytest.mark.long
-def test_a_thousand_sessions_of_c(c_server: CServer) -> None:
+def test_thousand_c_sessions_leave_nothing(c_server: CServer) -> None:
     use_and_kill(c_server.port, c_server.process.pid, 1000)

@@ -154,7 +154,7 @@ def test_servers_put_themselves_again_where_a_tracker_begins_anew() -> None:
     tracker.terminate()
 
 
-def test_another_match_is_refused(tracker: rpc.Tracker, client: rpc.TrackerSession) -> None:
+def test_wrong_match_key_is_refused(tracker: rpc.Tracker, client: rpc.TrackerSession) -> None:
     server = device(tracker)
     until(client, free(1))
     with pytest.raises(rpc.RPCError, match="not that of this server"):

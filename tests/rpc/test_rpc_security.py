@@ -42,20 +42,20 @@ def locked(key: Path, functions: None) -> Iterator[rpc.Server]:
     server.terminate()
 
 
-def test_with_the_key_all_works(locked: rpc.Server, key: Path) -> None:
+def test_operations_work_with_the_key(locked: rpc.Server, key: Path) -> None:
     with rpc.connect("127.0.0.1", locked.port, credentials=key) as session:
         assert session.get_function("tests.rpc.adder")(1)(2) == 3
         session.upload(os.urandom(5 << 20), "x")
         assert len(session.download("x")) == 5 << 20
 
 
-def test_without_the_key_nothing_does(locked: rpc.Server, other_key: Path) -> None:
+def test_nothing_works_without_the_key(locked: rpc.Server, other_key: Path) -> None:
     for credentials in (None, other_key):
         with pytest.raises((rpc.RPCError, OSError)):
             rpc.connect("127.0.0.1", locked.port, credentials=credentials)
 
 
-def test_a_key_for_a_server_without_one(server: rpc.Server, key: Path) -> None:
+def test_client_key_against_keyless_server_is_refused(server: rpc.Server, key: Path) -> None:
     with pytest.raises(rpc.RPCError):
         rpc.connect("127.0.0.1", server.port, "board", credentials=key)
 
@@ -129,7 +129,7 @@ def test_trackers_and_proxies_have_keys_too(key: Path) -> None:
         each.terminate()
 
 
-def test_key_files(tmp_path: Path, key: Path) -> None:
+def test_key_files_are_private_and_validated(tmp_path: Path, key: Path) -> None:
     assert key.stat().st_mode & 0o777 == 0o600
     with pytest.raises(FileExistsError):
         rpc.make_key(key)
@@ -189,7 +189,7 @@ def hostile() -> Iterator[rpc.Server]:
 
 @needs_sandbox
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_session_is_held_to_its_folder(hostile: rpc.Server, name: str) -> None:
+def test_session_cannot_leave_its_folder(hostile: rpc.Server, name: str) -> None:
     with rpc.connect("127.0.0.1", hostile.port) as session:
         with pytest.raises((OSError, MemoryError)) as caught:
             session.get_function(f"tests.hostile.{name}")()
@@ -242,7 +242,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_sandbox
-def test_an_uploaded_module_is_held_too(hostile: rpc.Server, library: Path) -> None:
+def test_uploaded_module_is_sandboxed(hostile: rpc.Server, library: Path) -> None:
     with rpc.connect("127.0.0.1", hostile.port) as session:
         session.upload(library)
         module = session.load_module(library.name)

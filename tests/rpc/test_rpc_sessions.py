@@ -42,7 +42,7 @@ def test_scalars_of_numpy_are_numbers(remote: rpc.RPCSession) -> None:
     assert function(remote, "echo")(np.bool_(True)) is True
 
 
-def test_what_cannot_cross_is_refused_here(remote: rpc.RPCSession) -> None:
+def test_unsupported_values_are_refused_locally(remote: rpc.RPCSession) -> None:
     echo = function(remote, "echo")
     with pytest.raises(OverflowError, match="does not fit"):
         echo(2**63)
@@ -58,7 +58,7 @@ def test_what_cannot_cross_is_refused_here(remote: rpc.RPCSession) -> None:
     assert echo(1) == 1
 
 
-def test_functions_come_back_and_go_there(remote: rpc.RPCSession) -> None:
+def test_functions_cross_in_both_directions(remote: rpc.RPCSession) -> None:
     assert function(remote, "adder")(10)(12) == 22
     assert function(remote, "apply")(lambda x: x * 2, 21) == 42
     assert function(remote, "apply")(function(remote, "echo"), "same") == "same"
@@ -96,7 +96,9 @@ def test_an_error_of_a_callback_comes_through(remote: rpc.RPCSession) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "float16", "bfloat16", "int64"])
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (5, 7)])
-def test_tensors_live_there(remote: rpc.RPCSession, dtype: str, shape: tuple[int, ...]) -> None:
+def test_remote_tensors_stay_remote(
+    remote: rpc.RPCSession, dtype: str, shape: tuple[int, ...]
+) -> None:
     x = (np.arange(np.prod(shape, dtype=int)) % 2).reshape(shape)
     x = x.astype(DataType(dtype).numpy_dtype)
     there = ekiden.nd.array(x, remote.cpu())
@@ -113,7 +115,7 @@ def test_large_tensors_cross_in_pieces(remote: rpc.RPCSession) -> None:
     np.testing.assert_array_equal(there.numpy(), x)
 
 
-def test_what_a_function_writes_is_seen(remote: rpc.RPCSession) -> None:
+def test_remote_writes_are_visible(remote: rpc.RPCSession) -> None:
     there = ekiden.nd.empty((4,), "float32", remote.cpu())
     function(remote, "fill")(there, 3.0)
     assert there.numpy().tolist() == [3] * 4
@@ -130,21 +132,21 @@ def test_results_that_are_tensors_stay_there(remote: rpc.RPCSession) -> None:
     assert function(remote, "total")(zeros) == 0
 
 
-def test_a_device_elsewhere_is_none_of_here(remote: rpc.RPCSession) -> None:
+def test_remote_device_is_no_local_device(remote: rpc.RPCSession) -> None:
     device = remote.cpu()
     assert device != ekiden.cpu() and device.exist and not remote.metal().exist
     with pytest.raises((ValueError, InputError, RuntimeError)):
         ekiden.runtime.empty((1,), "float32", device)
 
 
-def test_things_of_other_sessions_are_refused(remote: rpc.RPCSession, server: rpc.Server) -> None:
+def test_objects_of_other_sessions_are_refused(remote: rpc.RPCSession, server: rpc.Server) -> None:
     with rpc.connect("127.0.0.1", server.port, "board") as other:
         thing = other.cpu().empty((1,), "float32")
         with pytest.raises(ValueError, match="another session"):
             function(remote, "total")(thing)
 
 
-def test_files(remote: rpc.RPCSession, tmp_path: Path) -> None:
+def test_session_files_upload_download_and_remove(remote: rpc.RPCSession, tmp_path: Path) -> None:
     data = os.urandom(9 << 20)
     path = tmp_path / "large.bin"
     path.write_bytes(data)
@@ -196,7 +198,7 @@ def test_a_file_is_there_when_all_of_it_is(remote: rpc.RPCSession, tmp_path: Pat
 @pytest.mark.parametrize(
     "pieces", [[(1, 6)], [(0, 6), (5, 6)], [(0, 6), (3, 7)], [(0, 2)], [(3, 6)]]
 )
-def test_pieces_that_are_not_the_next(
+def test_out_of_order_chunks_are_refused(
     remote: rpc.RPCSession, pieces: list[tuple[int, int]]
 ) -> None:
     """Of 3 bytes each: (where, of how many)."""
@@ -236,7 +238,7 @@ def test_memory_that_cannot_be_written_is_refused_first(remote: rpc.RPCSession) 
     assert remote.download("file") == b"hello"
 
 
-def test_arguments_of_other_types(remote: rpc.RPCSession) -> None:
+def test_wrong_argument_types_are_refused(remote: rpc.RPCSession) -> None:
     for call in (remote.get_function, remote.download, remote.remove, remote.load_module):
         with pytest.raises(TypeError, match="rpc: text expected, got 5"):
             call(5)  # type: ignore[operator]
@@ -249,7 +251,7 @@ def test_arguments_of_other_types(remote: rpc.RPCSession) -> None:
     assert function(remote, "echo")(1) == 1
 
 
-def test_what_is_loaded_may_be_replaced(remote: rpc.RPCSession, tmp_path: Path) -> None:
+def test_loaded_module_file_may_be_replaced(remote: rpc.RPCSession, tmp_path: Path) -> None:
     """A module that lies in a file's pages is not changed by another file of its name."""
     relay, x = ekiden.relay, ekiden.relay.var("x", shape=(1024,))
     weight = np.arange(1024, dtype="float32")
@@ -262,7 +264,7 @@ def test_what_is_loaded_may_be_replaced(remote: rpc.RPCSession, tmp_path: Path) 
     np.testing.assert_array_equal(np.asarray(module["main"](there)), weight)
 
 
-def test_a_model_runs_there(remote: rpc.RPCSession, tmp_path: Path) -> None:
+def test_model_runs_remotely(remote: rpc.RPCSession, tmp_path: Path) -> None:
     relay = ekiden.relay
     x = relay.var("x", shape=(2, 3))
     model = ekiden.IRModule.from_expr(relay.Function([x], relay.add(relay.nn.relu(x), x)))
@@ -340,7 +342,7 @@ def test_algebraic_data_crosses_with_its_tensors(
         machine.invoke("main", x, deep)
 
 
-def test_what_is_dropped_here_is_released_there() -> None:
+def test_dropped_proxies_release_remote_objects() -> None:
     remote = rpc.LocalSession()
     begin = remote.get_function("tests.rpc.zeros")
     there = [begin(1) for _ in range(50)]
@@ -392,7 +394,7 @@ def test_another_key_is_refused(server: rpc.Server) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.3, 0.0001])
-def test_a_session_has_its_time(server: rpc.Server, seconds: float) -> None:
+def test_session_time_limit_is_enforced(server: rpc.Server, seconds: float) -> None:
     """Which may end before it is open."""
     opened: list[rpc.RPCSession] = []
     with pytest.raises(rpc.RPCSessionTimeoutError):
@@ -405,7 +407,7 @@ def test_a_session_has_its_time(server: rpc.Server, seconds: float) -> None:
             function(session, "echo")
 
 
-def test_what_runs_is_stopped_when_its_client_goes(server: rpc.Server) -> None:
+def test_running_function_stops_when_client_disconnects(server: rpc.Server) -> None:
     """From another thread, while the server's process sleeps in a function of C."""
     session = rpc.connect("127.0.0.1", server.port, "board")
     session.upload(b"here", "mark")
@@ -479,7 +481,7 @@ def test_others_may_not_connect_without_a_key() -> None:
         rpc.Server(port=0, no_fork=True)
 
 
-def test_a_port_that_is_taken() -> None:
+def test_occupied_port_is_refused() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

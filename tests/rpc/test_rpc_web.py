@@ -27,7 +27,7 @@ def node(program: str, folder: Path, url: str) -> list[str]:
     return ["node", *([FLAG] if known else []), "--input-type=module", "-e", program, url]
 
 
-def test_pages_of_other_places_are_refused(proxy: rpc.Proxy, web_port: int) -> None:
+def test_pages_of_other_origins_are_refused(proxy: rpc.Proxy, web_port: int) -> None:
     url = f"ws://127.0.0.1:{web_port}"
     with (
         pytest.raises(InvalidStatus, match="403"),
@@ -38,7 +38,7 @@ def test_pages_of_other_places_are_refused(proxy: rpc.Proxy, web_port: int) -> N
         pass
 
 
-def test_a_page_that_says_what_is_no_message_is_left_alone(proxy: rpc.Proxy, web_port: int) -> None:
+def test_page_with_invalid_messages_is_dropped(proxy: rpc.Proxy, web_port: int) -> None:
     url = f"ws://127.0.0.1:{web_port}"
     for said in (b"\xff" * 4096, "text", b""):
         with websockets.connect(url) as page:

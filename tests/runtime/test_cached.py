@@ -12,7 +12,7 @@ from ekiden.runtime.cached_property import cached_property
 pytestmark = pytest.mark.quick
 
 
-def test_a_property_of_one_object_does_not_wait_for_that_of_another() -> None:
+def test_cached_properties_of_different_objects_do_not_block() -> None:
     """As with Python's own before 3.12, whose lock was closed in the child of a fork."""
     begun, done = threading.Event(), threading.Event()
 

@@ -90,7 +90,7 @@ def test_a_dtype_is_a_value() -> None:
         runtime.DataType("float33")
 
 
-def test_devices() -> None:
+def test_devices_compare_and_print() -> None:
     assert runtime.cpu() == runtime.device("cpu") == runtime.device("llvm") == runtime.Device(1, 0)
     cuda = runtime.device("cuda:999")  # more than any machine has, or any stand-in of a test
     assert (cuda.device_type, cuda.device_id, cuda.exist, str(cuda)) == (2, 999, False, "cuda(999)")
@@ -140,7 +140,7 @@ def test_strided_and_read_only_tensors() -> None:
         runtime.from_dlpack(array)[0, 0] = 1
 
 
-def test_names_of_tvm() -> None:
+def test_tvm_ndarray_functions_work() -> None:
     array = np.arange(4, dtype="float32")
     tensor = runtime.nd.array(array)
     array[0] = 5

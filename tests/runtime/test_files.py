@@ -84,7 +84,7 @@ def test_a_name_of_many_bytes_is_written(tmp_path: Path) -> None:
     assert path.read_bytes() == b"hello"
 
 
-def test_permissions_stay(tmp_path: Path) -> None:
+def test_replaced_file_keeps_permissions(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.touch(mode=0o600)
     write_atomic(path, hello)
@@ -125,7 +125,7 @@ def test_errors_name_the_path_that_was_given(
         ("astray", FileNotFoundError, "no folder '{0}/gone'"),
     ],
 )
-def test_what_cannot_be_written(
+def test_unwritable_paths_are_refused(
     name: str, error: type[OSError], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -172,7 +172,7 @@ def test_what_fails_leaves_the_file_as_it_was(
     assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_process_was_ended_in_the_middle_of_goes(tmp_path: Path) -> None:
+def test_partial_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
     """It counted for nothing, and stayed for ever."""
     whole, folder = tmp_path / "whole", tmp_path / "below"
     folder.mkdir()

@@ -45,6 +45,6 @@ def test_one_name_has_one_colour_and_is_escaped() -> None:
     assert len({row[3] for row in bars(svg).values()}) == 2
 
 
-def test_nothing_ran() -> None:
+def test_empty_profile_gives_an_empty_chart() -> None:
     assert flame_chart([]) == ""
     assert "nothing" in flame_chart([FlameBar("nothing", 5, 0)])

@@ -48,7 +48,7 @@ def test_any_number_of_arguments(items: list[object]) -> None:
     assert collect(*items) == items
 
 
-def test_rarer_values() -> None:
+def test_rare_value_types_cross() -> None:
     assert echo(np.float32(1.5)) == 1.5
     assert echo(np.int8(-3)) == -3
     assert echo(np.bool_(True)) is True
@@ -110,7 +110,7 @@ def test_functions_are_values() -> None:
     ],
     ids=["wide", "strided", "set", "nested"],
 )
-def test_what_cannot_cross_is_named(value: object, error: type[Exception], message: str) -> None:
+def test_unsupported_values_are_named(value: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^{message}"):
         runtime.convert_to_function(lambda *args: None)(0, value)
 
@@ -176,7 +176,7 @@ def test_a_callable_dies_with_its_function() -> None:
 
 
 @pytest.mark.slow
-def test_registry(name: str) -> None:
+def test_global_function_registry(name: str) -> None:
     assert runtime.get_global_func(name, allow_missing=True) is None
     with pytest.raises(ValueError, match="no function is registered as 'test.function'"):
         runtime.get_global_func(name)

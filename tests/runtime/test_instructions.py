@@ -69,7 +69,7 @@ def test_decode_accepts_unsigned_words() -> None:
         ([7, 0, 0, -1], "decoding AllocADT: a list length >= 0 expected, got -1"),
     ],
 )
-def test_decode_refuses_what_is_no_instruction(words: list[int], message: str) -> None:
+def test_decode_refuses_invalid_words(words: list[int], message: str) -> None:
     with pytest.raises(LoadError) as error:
         decode(words)
     assert str(error.value) == message
@@ -273,7 +273,7 @@ def test_another_version_is_refused() -> None:
     assert str(error.value) == "load executable: header: format version 1 expected, got 2"
 
 
-def test_programs_run() -> None:
+def test_assembled_programs_run() -> None:
     machine = VirtualMachine(Executable.from_bytes(write()))
     x = np.ones(3, np.float32)
     result = machine.invoke("choose", 1, x)

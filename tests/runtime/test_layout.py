@@ -52,12 +52,12 @@ def test_a_tensor_of_this_process_lies_as_the_layout_says() -> None:
     assert word(ctypes.c_int32, dl.DEVICE) == layout.DeviceType.CPU
 
 
-def test_services_are_there() -> None:
+def test_runtime_services_exist() -> None:
     names = [*layout.SERVICES, *(f"ek_op_{opcode.name}" for opcode in OPCODES)]
     assert all(runtime.service_address(name) for name in names)
 
 
-def test_properties_of_opcodes() -> None:
+def test_opcode_properties_match_definitions() -> None:
     """Each is of the list, and no two that cannot be together are."""
     for opcode in OPCODES:
         found = opcode.properties

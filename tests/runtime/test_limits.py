@@ -112,7 +112,7 @@ def test_an_input_that_is_named_timeout() -> None:
         ("1", TypeError, "timeout: a number of seconds expected, got str"),
     ],
 )
-def test_what_is_no_timeout(timeout: object, kind: type[Exception], message: str) -> None:
+def test_invalid_timeouts_are_refused(timeout: object, kind: type[Exception], message: str) -> None:
     exe = ekiden.compile(relay.parse("def @main(%x: Tensor[(2,), float32]) { exp(%x) }"))
     with pytest.raises(kind) as caught:
         exe(np.ones(2, np.float32), timeout=timeout)
@@ -198,7 +198,7 @@ def test_executables_with_different_numbers_of_threads() -> None:
         (1.5, TypeError, "'float' object cannot be interpreted as an integer"),
     ],
 )
-def test_what_is_no_number_of_threads(
+def test_invalid_thread_counts_are_refused(
     number: object, kind: type[Exception], message: str, tmp_path: Path
 ) -> None:
     exe = wide()

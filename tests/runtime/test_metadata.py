@@ -105,7 +105,7 @@ def refused(tmp_path: Path, text: bytes) -> str:
          "checks: ['main']: instructions in ascending order below 1 expected"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(tmp_path: Path, text: bytes, message: str) -> None:
+def test_invalid_metadata_names_the_field(tmp_path: Path, text: bytes, message: str) -> None:
     assert refused(tmp_path, text) == message
 
 
@@ -128,7 +128,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: bytes, message: str) -> No
         ({"inputs": [{"name": "x", "shape": []}]}, "main.inputs[0]: the field 'dtype' is missing"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_of_main_is_named(tmp_path: Path, change: Json, message: str) -> None:
+def test_invalid_main_signature_names_the_field(tmp_path: Path, change: Json, message: str) -> None:
     text = json.dumps({"main": {**MAIN, **change}}).encode()
     assert refused(tmp_path, text) == message
 

@@ -76,13 +76,13 @@ def test_an_error_of_unknown_kind_keeps_its_name(library: Path) -> None:
         runtime.load_module(library)["fail"]()
 
 
-def test_a_library_that_is_none(tmp_path: Path) -> None:
+def test_invalid_library_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="missing.so"):
         runtime.load_module(tmp_path / "missing.so")
 
 
 @pytest.mark.parametrize("data", [b"", b"EKIMG\0\0\1", b"\x7fELF" + bytes(5000)])
-def test_bytes_that_are_no_image(data: bytes) -> None:
+def test_invalid_image_is_refused(data: bytes) -> None:
     with pytest.raises(LoadError):
         runtime.load_image(data)
 

@@ -103,7 +103,7 @@ def test_a_node_is_made_by_type_key_and_fields() -> None:
     assert isinstance(module, IRModule) and module["main"] is function
 
 
-def test_what_cannot_be_made_says_so() -> None:
+def test_invalid_node_fields_are_refused() -> None:
     with pytest.raises(TypeError, match=r"make 'relay\.Var': field 'name_hint' is missing"):
         runtime.make_node("relay.Var")
     with pytest.raises(TypeError, match="'color' is not one of its fields"):
@@ -116,7 +116,7 @@ def test_what_cannot_be_made_says_so() -> None:
         runtime.make_node("tir.For", loop_var=1, min=1, extent=1, kind="SIDEWAYS", body=None)
 
 
-def test_two_variables_are_two_keys() -> None:
+def test_variables_are_distinct_map_keys() -> None:
     """Nodes are equal to themselves alone, also where the runtime compares: maps."""
     a, b = relay.var("x"), relay.var("x")
     back = through({a: 1, b: 2})

@@ -22,7 +22,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize(("path", "text"), PATHS)
-def test_a_path_is_written(path: ObjectPath, text: str) -> None:
+def test_object_path_prints(path: ObjectPath, text: str) -> None:
     assert str(path) == text
 
 

@@ -62,7 +62,7 @@ def test_classes_follow_the_inheritance_of_types() -> None:
     assert named.next.value == 1
 
 
-def test_what_a_field_refuses() -> None:
+def test_object_field_refuses_wrong_values() -> None:
     expr = runtime.make_node("kinds.MyExpr", value=1)
     with pytest.raises(TypeError, match="value"):
         expr.value = "text"
@@ -184,7 +184,7 @@ def test_objects_and_nodes_share_one_json_and_one_equality() -> None:
     assert ekiden.structural_hash(point) == ekiden.structural_hash(loaded_point)
 
 
-def test_what_json_refuses() -> None:
+def test_json_refuses_unsupported_values() -> None:
     cyclic = Point(1.0, tags=[])
     cyclic.anything = [cyclic]
     with pytest.raises(ValueError, match="save_json: an object of Point contains itself"):
@@ -211,7 +211,7 @@ def test_what_json_refuses() -> None:
         '{"ekiden":"1","root":{"what":0},"nodes":[],"arrays":[]}',
     ],
 )
-def test_text_that_is_no_saved_object(text: str) -> None:
+def test_malformed_json_is_refused(text: str) -> None:
     with pytest.raises(LoadError):
         runtime.load_json(text)
 

@@ -143,7 +143,7 @@ def damage(data: bytes, change: Callable[[bytearray], None]) -> None:
         return
 
 
-def test_no_damage_gets_further_than_a_load_error(tmp_path: Path) -> None:
+def test_damaged_files_only_raise_load_errors(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(LoadError, match="the file is empty"):
         runtime.load_params(tmp_path / "empty")
@@ -156,7 +156,7 @@ def test_no_damage_gets_further_than_a_load_error(tmp_path: Path) -> None:
         damage(data, lambda copy, at=at, value=value: copy.__setitem__(at, value))  # type: ignore[misc]
 
 
-def test_files_by_tvms_names(tmp_path: Path) -> None:
+def test_tvm_named_param_functions(tmp_path: Path) -> None:
     arrays = {"x": np.arange(6, dtype="float32").reshape(2, 3)}
     runtime.save_param_dict_to_file(arrays, tmp_path / "x.params")
     loaded = runtime.load_param_dict_from_file(tmp_path / "x.params")

@@ -42,7 +42,7 @@ def plain(piece: chunks.Piece) -> bytes:
     return piece.tobytes() if isinstance(piece, np.ndarray) else bytes(piece)
 
 
-def test_parts_are_the_bytes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_the_bytes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [np.asarray(p) if isinstance(p, np.generic) else p for p in PIECES]
     wanted = b"".join(map(plain, given))
     assert bytes(chunks.concatenate_pieces(given)) == wanted
@@ -57,7 +57,7 @@ def test_parts_are_the_bytes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 200])
-def test_checksums_go_on(size: int) -> None:
+def test_checksums_are_incremental(size: int) -> None:
     data = RNG.integers(0, 255, 300, np.uint8).tobytes()
     first = chunks.checksum(data[:size]) if size else 0
     assert chunks.checksum(data[size:], first) == zlib.crc32(data)

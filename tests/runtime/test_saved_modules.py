@@ -109,7 +109,7 @@ def rewritten(data: bytes, size: bytes) -> bytes:
     return data[:at] + bytes(head) + data[at + 512 :]
 
 
-def test_archives_that_are_none(tmp_path: Path) -> None:
+def test_invalid_archives_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "some.tar"
     with pytest.raises(FileNotFoundError, match=r"some\.tar"):
         runtime.load_module(path)
@@ -153,7 +153,7 @@ def test_another_process_and_the_published_package_run_it(tmp_path: Path) -> Non
     assert y.tolist() == [2, 2, 2]
 
 
-def test_what_cannot_be_saved_says_so(tmp_path: Path) -> None:
+def test_unsavable_modules_are_refused(tmp_path: Path) -> None:
     scaled("a", 2).export_library(tmp_path / "a.so")
     library = tmp_path / "plain.so"
     source = tmp_path / "plain.c"

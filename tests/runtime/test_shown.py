@@ -34,7 +34,7 @@ BIG = np.zeros((300, 400), np.float32)
         ([list(range(9))], "[list of 9 elements]"),
     ],
 )
-def test_a_value_is_shown_in_one_short_line(value: object, text: str) -> None:
+def test_short_repr_is_one_short_line(value: object, text: str) -> None:
     assert short_repr(value) == text
 
 

@@ -47,5 +47,5 @@ def test_the_stub_lists_the_members_of_a_class(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(stub_names()))
-def test_public_things_have_a_docstring(name: str) -> None:
+def test_public_names_have_docstrings(name: str) -> None:
     assert getattr(_core, name).__doc__

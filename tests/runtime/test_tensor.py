@@ -142,7 +142,7 @@ def test_other_dtypes_are_refused(source: object) -> None:
         runtime.tensor(source)
 
 
-def test_a_tensor_is_its_own_tensor() -> None:
+def test_tensor_of_a_tensor_is_itself() -> None:
     tensor = runtime.empty((2, 2), "int8")
     assert runtime.tensor(tensor) is tensor
 

@@ -46,7 +46,7 @@ def test_an_executable_is_a_module(module: runtime.Module) -> None:
     assert not module.implements_function("missing")
 
 
-def test_imports(module: runtime.Module) -> None:
+def test_executable_module_refuses_imports(module: runtime.Module) -> None:
     assert module.imported_modules == []
     with pytest.raises(ValueError, match="import"):
         module.import_module(module)

@@ -16,7 +16,7 @@ def torch() -> ModuleType:
     return pytest.importorskip("torch")  # type: ignore[no-any-return]
 
 
-def test_in_shares_memory_and_keeps_it(torch: ModuleType) -> None:
+def test_torch_tensor_argument_shares_memory(torch: ModuleType) -> None:
     source = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     tensor = runtime.from_dlpack(source)
     source[0, 0] = 9
@@ -31,7 +31,7 @@ def test_in_shares_memory_and_keeps_it(torch: ModuleType) -> None:
     assert watch() is None
 
 
-def test_strides_and_zero_sizes(torch: ModuleType) -> None:
+def test_torch_strides_and_empty_tensors(torch: ModuleType) -> None:
     tensor = runtime.from_dlpack(torch.arange(12).reshape(3, 4).T[::2])
     np.testing.assert_array_equal(tensor.numpy(), np.arange(12).reshape(3, 4).T[::2])
     assert runtime.from_dlpack(torch.zeros((0, 3))).shape == (0, 3)
@@ -39,13 +39,13 @@ def test_strides_and_zero_sizes(torch: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64"])
-def test_small_and_complex_types(torch: ModuleType, name: str) -> None:
+def test_small_and_complex_torch_dtypes(torch: ModuleType, name: str) -> None:
     source = torch.zeros(3, dtype=getattr(torch, name))
     assert runtime.from_dlpack(source).dtype == name
     assert runtime.DataType(source.dtype) == name
 
 
-def test_out_shares_memory(torch: ModuleType) -> None:
+def test_torch_result_shares_memory(torch: ModuleType) -> None:
     tensor = runtime.tensor(np.arange(4, dtype="float32"))
     taken = torch.from_dlpack(tensor)
     taken[1] = 8

@@ -59,7 +59,7 @@ def ours(function: object) -> Any:  # noqa: ANN401
     return tvm_ffi.convert(runtime.convert(function))
 
 
-def test_one_library_runs_on_the_arrays_of_all(library: Path) -> None:
+def test_library_runs_on_arrays_of_both_runtimes(library: Path) -> None:
     torch = pytest.importorskip("torch")
     for module in (runtime.load_module(library), tvm_ffi.load_module(str(library))):
         source, target = torch.arange(4, dtype=torch.float32), torch.zeros(4)
@@ -73,7 +73,7 @@ def test_one_library_runs_on_the_arrays_of_all(library: Path) -> None:
 VALUES = [None, True, 5, 2.5, "short", "a string of some length", b"bytes", [1, [2]], {"k": [1]}]
 
 
-def test_their_functions_take_and_give_our_values() -> None:
+def test_tvm_ffi_functions_exchange_ekiden_values() -> None:
     assert theirs(lambda *args: list(args))(*VALUES) == VALUES
     assert theirs(lambda *args: len(args))(*range(20)) == 20
     assert theirs(lambda pair: pair[1])((1, "tuples cross as arrays")) == "tuples cross as arrays"
@@ -82,7 +82,7 @@ def test_their_functions_take_and_give_our_values() -> None:
     assert theirs(lambda x: x)(big) == big
 
 
-def test_our_functions_take_and_give_their_values() -> None:
+def test_ekiden_functions_exchange_tvm_ffi_values() -> None:
     back = ours(lambda *args: list(args))(*VALUES)
     assert [back[i] for i in range(7)] == VALUES[:7]
     assert list(back[7][1]) == [2]
@@ -128,7 +128,7 @@ class OwnError(Exception):
     """A class that neither side knows."""
 
 
-def test_their_errors_are_ours() -> None:
+def test_tvm_ffi_errors_become_ekiden_errors() -> None:
     def fail() -> None:
         raise IndexError("out of their range")
 
@@ -137,7 +137,7 @@ def test_their_errors_are_ours() -> None:
     assert "in fail" in caught.value.__notes__[0]
 
 
-def test_our_errors_are_theirs() -> None:
+def test_ekiden_errors_become_tvm_ffi_errors() -> None:
     def fail() -> None:
         raise IndexError("out of our range")
 
@@ -157,7 +157,7 @@ def test_an_error_of_ours_comes_back_through_theirs_as_itself() -> None:
     assert "tvm_ffi.core.Function.__call__" in caught.value.__notes__[0]
 
 
-def test_their_containers_and_scalars() -> None:
+def test_tvm_ffi_containers_and_scalars_convert() -> None:
     assert runtime.convert(tvm_ffi.Array([1, "two"])) == [1, "two"]
     assert runtime.convert(tvm_ffi.Map({"a": 1})) == {"a": 1}
     assert runtime.convert(tvm_ffi.Shape((2, 3))) == runtime.Shape((2, 3))
@@ -165,7 +165,7 @@ def test_their_containers_and_scalars() -> None:
     assert runtime.convert(tvm_ffi.device("cuda:1")) == runtime.Device(2, 1)
 
 
-def test_their_modules(library: Path) -> None:
+def test_tvm_ffi_modules_load_in_ekiden(library: Path) -> None:
     module: Any = runtime.convert(tvm_ffi.load_module(str(library)))
     assert isinstance(module, runtime.Module)
     assert module.kind == "tvm_ffi"
@@ -175,7 +175,7 @@ def test_their_modules(library: Path) -> None:
     assert "missing" not in module
 
 
-def test_what_means_nothing_to_the_other_side_is_refused() -> None:
+def test_untranslatable_values_are_refused() -> None:
     @runtime.register_object("test.tvm_ffi.Thing")
     class Thing(runtime.Object):
         value: int = 0

@@ -63,7 +63,7 @@ def test_equal_values_are_equal_in_structure(value: object) -> None:
     assert not runtime.structural_equal(value, [value])
 
 
-def test_rare_values() -> None:
+def test_rare_value_types_round_trip() -> None:
     assert echo(ctypes.c_void_p(0xABC)).value == 0xABC
     assert echo(ctypes.c_void_p()).value is None
     error = echo(error_in := ValueError("an error is a value too"))
@@ -80,7 +80,7 @@ def test_nodes_of_the_compiler_come_back_as_themselves() -> None:
     assert runtime.convert([var]) == [var]
 
 
-def test_values_as_deep_as_memory() -> None:
+def test_deeply_nested_values_round_trip() -> None:
     cells: Any = ()
     for i in range(50_000):
         cells = runtime.ADT(1, (i, cells))

@@ -136,7 +136,7 @@ def test_an_exception_in_a_primitive_comes_through() -> None:
     assert caught.value is error
 
 
-def test_wrong_arguments_name_what_is_wrong() -> None:
+def test_wrong_arguments_are_named() -> None:
     executable = program(IDENTITY)
     with pytest.raises(InputError, match="executable: no function named 'f'; there are main"):
         runtime.VirtualMachine(executable).invoke("f")
@@ -148,7 +148,7 @@ def test_wrong_arguments_name_what_is_wrong() -> None:
         runtime.VirtualMachine(None)
 
 
-def test_what_an_executable_tells() -> None:
+def test_executable_describes_functions_and_constants() -> None:
     constant = np.arange(3, dtype="int64")
     code = [make_instruction("LoadConst", dst=1, const_index=0), make_instruction("Ret", src=1)]
     executable = program(code, constants=[constant], params=("left",), registers=5)
@@ -170,7 +170,7 @@ def test_a_constant_outlives_its_executable() -> None:
     np.testing.assert_array_equal(out.numpy(), np.arange(1000.0))
 
 
-def test_files_are_the_bytes(tmp_path: Path) -> None:
+def test_saved_file_equals_bytes(tmp_path: Path) -> None:
     executable = program(IDENTITY)
     path = tmp_path / "program.eki"
     path.write_bytes(executable.to_bytes())
@@ -190,7 +190,7 @@ def test_every_prefix_is_refused() -> None:
         runtime.Executable.from_bytes(data + b"\0")
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises((OSError, EkidenError), match="missing.eki"):
         runtime.Executable.load(tmp_path / "missing.eki")
 

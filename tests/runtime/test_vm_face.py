@@ -84,7 +84,7 @@ def test_a_call_without_arguments_takes_the_inputs_that_were_set() -> None:
     np.testing.assert_array_equal(three.numpy(), 2 * X + 2)
 
 
-def test_an_executable_says_what_is_in_it() -> None:
+def test_executable_lists_its_contents() -> None:
     text = "def @f(%n: int32) -> int32 { if (%n < 1) { %n } else { @f(%n - 1) } }"
     exe = relay.vm.compile(relay.parse(f"{text} def @main(%x: int32) {{ @f(%x) }}"))
     assert sorted(exe.globals) == ["f", "main"]
@@ -129,7 +129,7 @@ def test_numbers_of_python_are_int32_and_float32() -> None:
     assert vm.run(3, 0.5, False).numpy() == 0.5  # type: ignore[attr-defined]
 
 
-def test_text_of_what_is_inside() -> None:
+def test_executable_text_lists_contents() -> None:
     x, weight = relay.var("x", shape=(2, 3)), relay.const(X)
     exe = relay.vm.compile(relay.Function([x], x + weight))
     assert exe.constants == "Const[0]: float32[2, 3]"

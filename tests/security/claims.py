@@ -31,8 +31,8 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/security/test_bounded_patterns.py",
     ),
     "| messages of a session": (
-        "tests/rpc/test_rpc_frames.py::test_mutated_bodies",
-        "tests/rpc/test_rpc_in_c.py::test_damaged_messages_under_sanitizers",
+        "tests/rpc/test_rpc_frames.py::test_mutated_bodies_are_parsed_or_refused",
+        "tests/rpc/test_rpc_in_c.py::test_mutated_messages_pass_under_sanitizers",
     ),
     "| StableHLO's bytecode": (),  # jaxlib reads it: nothing is promised
     "| a client of a server": (),
@@ -43,11 +43,11 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     ),
     # Memory
     "Writing to a result": (
-        "tests/compiler/test_results_apart.py::test_results_of_the_machine_are_apart",
-        "tests/compiler/test_results_apart.py::test_results_of_the_graph_executor_are_apart",
-        "tests/compiler/test_results_apart.py::test_results_of_a_shared_library_are_apart",
+        "tests/compiler/test_results_apart.py::test_vm_results_do_not_alias",
+        "tests/compiler/test_results_apart.py::test_graph_executor_results_do_not_alias",
+        "tests/compiler/test_results_apart.py::test_shared_library_results_do_not_alias",
         "tests/compiler/test_results_apart.py::test_constants_are_shared_and_read_only",
-        "tests/compiler/test_results_apart.py::test_what_data_shares_with_an_argument_is_read_only",
+        "tests/compiler/test_results_apart.py::test_adt_fields_shared_with_arguments_are_read_only",
     ),
     "A tensor inside an argument": ("tests/c/test_vm_device.c",),
     "Memory that a caller lends": (
@@ -59,8 +59,8 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/rpc/test_rpc_sessions.py::test_others_may_not_connect_without_a_key",
     ),
     "The command needs `openssl`": (
-        "tests/rpc/test_rpc_security.py::test_with_the_key_all_works",
-        "tests/rpc/test_rpc_security.py::test_without_the_key_nothing_does",
+        "tests/rpc/test_rpc_security.py::test_operations_work_with_the_key",
+        "tests/rpc/test_rpc_security.py::test_nothing_works_without_the_key",
         "tests/rpc/test_rpc_security.py::test_a_token_of_another_channel_is_worth_nothing",
         "tests/rpc/test_rpc_security.py::test_the_servers_own_token_is_worth_nothing",
         "tests/rpc/test_rpc_security.py::test_older_tls_is_refused",
@@ -81,7 +81,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     ),
     "* **Files**": (
         "tests/security/test_session_walls.py::test_every_attack_from_inside_is_refused",
-        "tests/rpc/test_rpc_security.py::test_a_session_is_held_to_its_folder",
+        "tests/rpc/test_rpc_security.py::test_session_cannot_leave_its_folder",
     ),
     "* **Namespaces**": (
         "tests/security/test_session_walls.py::test_every_attack_from_inside_is_refused",
@@ -105,8 +105,8 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "`ekiden-rpc` has no TLS": (),
     "The sandbox does not hide the machine": (),
     "A proxy with `web_port`": (
-        "tests/rpc/test_rpc_web.py::test_pages_of_other_places_are_refused",
-        "tests/rpc/test_rpc_web.py::test_a_page_that_says_what_is_no_message_is_left_alone",
+        "tests/rpc/test_rpc_web.py::test_pages_of_other_origins_are_refused",
+        "tests/rpc/test_rpc_web.py::test_page_with_invalid_messages_is_dropped",
         "tests/rpc/test_rpc_web.py::test_a_proxy_with_a_key_takes_no_pages",
     ),
     # Compiling
@@ -143,9 +143,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "| `text_bytes`": (
         "tests/security/test_serving.py::test_a_request_to_a_model_of_text_has_a_bound_of_its_own",
     ),
-    "| `grpc_bytes`": (
-        "tests/security/test_serving.py::test_what_a_long_message_becomes_has_a_bound",
-    ),
+    "| `grpc_bytes`": ("tests/security/test_serving.py::test_parsed_long_message_size_is_bounded",),
     "| `answer_bytes`": (
         "tests/security/test_serving.py"
         "::test_an_answer_that_would_be_too_large_is_refused_before_its_run",

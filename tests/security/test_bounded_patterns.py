@@ -58,7 +58,7 @@ def test_a_pattern_that_backtracking_takes_long_for_is_a_small_automaton(pattern
     assert len(moves) <= 6
 
 
-def test_moves_with_conditions_are_those_of_the_side_they_look_at() -> None:
+def test_regex_assertions_check_the_correct_side() -> None:
     """What the automaton is made from is shared by all bytes, unless a condition looks at them."""
     moves, kinds, accepts = compile_dfa(r"a\b.b?")
 

@@ -124,7 +124,7 @@ def doubled(count: int) -> relay.Function:
     return relay.Function(inputs, at)
 
 
-def test_what_doubles_step_by_step_is_not_written_out() -> None:
+def test_repeated_doubling_is_not_expanded() -> None:
     module = InferType()(ekiden.IRModule.from_expr(doubled(20)))
     text = str(FuseOps()(module))
     kernels = text.split("Primitive=1")[1:]
@@ -262,7 +262,7 @@ def test_a_limit_of_time_interrupts_what_loops() -> None:
         call_with_time_limit(0.01, forever)
 
 
-def test_nothing_is_interrupted_after_the_end() -> None:
+def test_timeout_does_not_fire_after_compilation() -> None:
     ended = threading.Event()
 
     def work() -> None:

@@ -392,7 +392,7 @@ def test_a_message_of_many_fields_is_refused(unit: bytes) -> None:
         parse_request(unit * 1_000_000, 1 << 30)
 
 
-def test_what_a_long_message_becomes_has_a_bound() -> None:
+def test_parsed_long_message_size_is_bounded() -> None:
     count = 1_000_000
     packed = b"\x1a" + encode_varint(count) + b"\x01" * count
     row = create_message(

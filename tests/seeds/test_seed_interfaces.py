@@ -127,7 +127,7 @@ def test_passes_of_the_compiler(name: str) -> None:
     assert isinstance(tvm.get_global_func(f"relay._transform.{name}")()(module), tvm.IRModule)
 
 
-def test_a_tail_call_waits_for_nothing() -> None:
+def test_tail_calls_use_constant_stack() -> None:
     """What the document leaves to do."""
     text = """
     def @loop(%i: int32) -> int32 { if (equal(%i, 0)) { %i } else { @loop(subtract(%i, 1)) } }
@@ -136,7 +136,7 @@ def test_a_tail_call_waits_for_nothing() -> None:
     assert int(result.numpy()) == 0 and "invoke_tail" in code  # type: ignore[attr-defined]
 
 
-def test_sections_stand_in_their_order(tmp_path: Path) -> None:
+def test_bytecode_sections_are_ordered(tmp_path: Path) -> None:
     x = relay.var("x", shape=(2,))
     exe = relay.vm.compile(relay.Function([x], relay.exp(x) + relay.const(np.ones(2, F32))))
     kinds = [kind for kind, _, _ in read_sections(exe.raw.to_bytes())]
@@ -219,7 +219,7 @@ def test_every_pass_is_a_global_function() -> None:
     assert tvm.get_global_func("tir.transform.Simplify") is not None
 
 
-def test_what_is_enabled() -> None:
+def test_enabled_targets_are_reported() -> None:
     assert runtime.enabled("cpu") and runtime.enabled("llvm") and runtime.enabled("llvm -mcpu=x")
     assert runtime.enabled("rpc")
     assert not runtime.enabled("metal")  # tests of devices give "cuda" a driver
@@ -276,7 +276,7 @@ def executors() -> dict[str, Callable[[tvm.IRModule], object]]:
 
 
 @pytest.mark.parametrize("name", ["graph executor", "virtual machine", "AOT"])
-def test_ways_to_run(name: str) -> None:
+def test_executors_run_the_program(name: str) -> None:
     x = relay.var("x", shape=(2,))
     module = tvm.IRModule.from_expr(relay.Function([x], relay.exp(x)))
     np.testing.assert_allclose(executors()[name](module).numpy(), [1, 1])  # type: ignore[attr-defined]
@@ -288,7 +288,7 @@ def test_an_operator_gets_attributes() -> None:
     relay.op.op.get("exp").reset_attr("seeds.is_elementwise")
 
 
-def test_the_floors_below() -> None:
+def test_lower_layers_are_reachable() -> None:
     """target, arith, te, topi, the dialects qnn, vm and memory, layouts, a pass of one's own."""
     target = tvm.target.Target("llvm -mcpu=skylake")
     assert target.kind.name == "llvm" and "mcpu" in target.attrs
@@ -329,7 +329,7 @@ def doubled_by_hand(p: object) -> object:
     return q
 
 
-def test_hybrid_script() -> None:
+def test_hybrid_script_runs() -> None:
     d = te.placeholder((4,), name="d")
     twice = doubled_by_hand(d)
     y = np.zeros(4, F32)
@@ -460,6 +460,6 @@ EXCUSED = {
 
 
 @pytest.mark.parametrize(("seed", "words"), EXCUSED)
-def test_what_is_not_tried_is_named_and_stands_on_the_page(seed: str, words: str) -> None:
+def test_untested_interfaces_are_listed_on_the_page(seed: str, words: str) -> None:
     assert flat(words) in flat(seed_text(seed))
     assert f"| {seed} | {words} | {EXCUSED[seed, words]} |" in " ".join(PAGE.read_text().split())

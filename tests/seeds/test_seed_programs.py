@@ -136,7 +136,7 @@ def as_here(text: str, row: Python) -> str:
 
 
 @pytest.mark.parametrize("block", of_kind(Python), ids=str)
-def test_a_program_runs(
+def test_seed_program_runs(
     block: CodeBlock,
     library: Path,
     tmp_path: Path,

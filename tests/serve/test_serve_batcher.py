@@ -65,7 +65,7 @@ async def hold(batcher: Batcher, gate: Gate) -> QueuedRequest:
     return first
 
 
-def test_what_waits_goes_together_up_to_the_rows() -> None:
+def test_waiting_requests_are_batched_up_to_the_row_limit() -> None:
     async def test(batcher: Batcher, gate: Gate) -> None:
         works = [await hold(batcher, gate)]
         for values in ([1.0], [2.0, 3.0], [4.0], [5.0]):
@@ -124,7 +124,7 @@ def test_an_error_stays_with_its_request() -> None:
     run(test)
 
 
-def test_what_is_late_or_dropped_does_not_run() -> None:
+def test_expired_and_dropped_requests_do_not_run() -> None:
     async def test(batcher: Batcher, gate: Gate) -> None:
         await hold(batcher, gate)
         late, dropped, last = work(gate, [1.0], None, -1.0), work(gate, [2.0]), work(gate, [3.0])
@@ -140,7 +140,7 @@ def test_what_is_late_or_dropped_does_not_run() -> None:
     run(test)
 
 
-def test_the_first_waits_for_others_where_it_is_told_to() -> None:
+def test_batching_delay_holds_the_first_request() -> None:
     async def test(batcher: Batcher, gate: Gate) -> None:
         gate.open.set()
         works = [work(gate, [float(value)]) for value in range(4)]
@@ -190,7 +190,7 @@ async def until_known(batcher: Batcher, made: Brief) -> None:
     made.seen.clear()
 
 
-def test_what_takes_a_moment_runs_on_the_loop() -> None:
+def test_brief_runs_execute_on_the_event_loop() -> None:
     async def test(batcher: Batcher, gate: Gate) -> None:
         made = Brief()
         await until_known(batcher, made)
@@ -206,7 +206,7 @@ def test_what_takes_a_moment_runs_on_the_loop() -> None:
     run(test)
 
 
-def test_the_last_that_comes_makes_the_run_at_once() -> None:
+def test_last_arrival_starts_the_batch() -> None:
     """With those before it; what takes longer or leaves something behind is for a thread still."""
     made = Brief()
 
@@ -225,7 +225,7 @@ def test_the_last_that_comes_makes_the_run_at_once() -> None:
     run(test)
 
 
-def test_arrivals_are_over_when_each_has_begun() -> None:
+def test_pending_arrivals_end_when_all_have_begun() -> None:
     arrivals = PendingArrivals()
     assert arrivals.is_zero
     arrivals.increment()
@@ -236,7 +236,7 @@ def test_arrivals_are_over_when_each_has_begun() -> None:
     assert arrivals.is_zero
 
 
-def test_what_takes_longer_than_thought_is_made_again_by_a_thread() -> None:
+def test_overlong_inline_runs_are_repeated_on_a_thread() -> None:
     async def test(batcher: Batcher, gate: Gate) -> None:
         made = Brief()
         await until_known(batcher, made)

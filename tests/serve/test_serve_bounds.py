@@ -81,7 +81,7 @@ def ended(connection: socket.socket) -> bytes:
     return found
 
 
-def test_a_body_that_does_not_come(hasty: Running) -> None:
+def test_stalled_body_is_timed_out(hasty: Running) -> None:
     connection = connect(hasty)
     connection.sendall(
         f"POST {SOFT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{".encode()
@@ -90,7 +90,7 @@ def test_a_body_that_does_not_come(hasty: Running) -> None:
     connection.close()
 
 
-def test_headers_that_do_not_come(curt: Running) -> None:
+def test_missing_headers_are_timed_out(curt: Running) -> None:
     for data in (b"", b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n"):
         connection = connect(curt)
         with suppress(OSError):  # it was closed before they were said
@@ -98,7 +98,7 @@ def test_headers_that_do_not_come(curt: Running) -> None:
         assert ended(connection) == b""
 
 
-def test_headers_that_trickle(curt: Running) -> None:
+def test_slow_headers_are_timed_out(curt: Running) -> None:
     connection = connect(curt)
     with pytest.raises(OSError):  # a reset or a broken pipe, as it comes
         connection.sendall(b"GET /v2 HTTP/1.1\r\n")
@@ -108,14 +108,14 @@ def test_headers_that_trickle(curt: Running) -> None:
     connection.close()
 
 
-def test_headers_without_end(hasty: Running) -> None:
+def test_endless_headers_are_refused(hasty: Running) -> None:
     connection = connect(hasty)
     with suppress(OSError):
         connection.sendall(b"GET /v2 HTTP/1.1\r\n" + b"A: " + b"b" * (1 << 20))
     assert ended(connection)[:12] in (b"HTTP/1.1 400", b"")
 
 
-def test_an_answer_that_nobody_takes(hasty: Running) -> None:
+def test_unread_answer_is_timed_out(hasty: Running) -> None:
     connection = connect(hasty)
     said = [{"role": "user", "content": "go"}]
     body = json.dumps({"model": "flood", "messages": said, "stream": True}).encode()
@@ -157,7 +157,7 @@ def waiting(server: Running, name: str, count: int) -> None:
         time.sleep(0.002)
 
 
-def test_too_many_requests(tmp_path: Path) -> None:
+def test_excess_requests_are_refused(tmp_path: Path) -> None:
     put(tmp_path, "soft", config="[model]\nqueue = 2\n")
     with serving(tmp_path, grpc=False) as server, ThreadPoolExecutor(2) as pool:
         with blocked(server, "soft"):
@@ -169,7 +169,7 @@ def test_too_many_requests(tmp_path: Path) -> None:
         assert [each.result().status for each in asked] == [200, 200]
 
 
-def test_time_that_is_over(server: Running) -> None:
+def test_expired_requests_are_refused(server: Running) -> None:
     body = {"inputs": rows({"x": X}), "parameters": {"timeout": 20_000}}
     with blocked(server, "soft"):
         found = server.ask("POST", SOFT, body)
@@ -177,7 +177,7 @@ def test_time_that_is_over(server: Running) -> None:
     assert server.infer("soft", x=X).status == 200
 
 
-def test_memory_that_is_not_there(models: Path) -> None:
+def test_requests_beyond_memory_are_refused(models: Path) -> None:
     gc.collect()
     trim_pools()  # what others keep for reuse would be given back before a run fails
     with serving(models, memory=memory_stats().held + (4 << 20), grpc=False) as server:
@@ -215,7 +215,7 @@ def test_a_stop_lets_requests_end(models: Path) -> None:
         assert not server.thread.is_alive()
 
 
-def test_a_stop_does_not_wait_for_ever(models: Path) -> None:
+def test_shutdown_wait_is_bounded(models: Path) -> None:
     limits = {"stop_seconds": 0.2}
     with (
         ThreadPoolExecutor(1) as pool,
@@ -231,7 +231,7 @@ def test_a_stop_does_not_wait_for_ever(models: Path) -> None:
         assert not server.thread.is_alive()
 
 
-def test_a_log_that_cannot_be_written(models: Path) -> None:
+def test_unwritable_log_does_not_stop_the_server(models: Path) -> None:
     with serving(models, grpc=False) as server, open("/dev/full", "w") as full:
         server.server.engine.log = JsonLog("debug", full)
         assert server.infer("soft", x=X).status == 200
@@ -240,7 +240,7 @@ def test_a_log_that_cannot_be_written(models: Path) -> None:
             full.close()
 
 
-def test_a_disk_that_is_full(tmp_path: Path) -> None:
+def test_full_disk_does_not_stop_the_server(tmp_path: Path) -> None:
     """Compiling, reloading, sequences and the log on a disk without a byte left."""
     if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
         pytest.skip("needs unshare and user namespaces, to mount a small disk")
@@ -282,7 +282,7 @@ def post(port: int) -> list[float]:
 
 
 @sizes("count", 200, 10_000)
-def test_a_process(tmp_path: Path, count: int) -> None:
+def test_server_process_starts_and_stops(tmp_path: Path, count: int) -> None:
     """Idle connections beside requests; death by kill -9 under load; a new one in its place; a stop
     by SIGTERM."""
     models = tmp_path / "models"
@@ -360,7 +360,7 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     return made, key
 
 
-def test_tls(models: Path, tmp_path: Path) -> None:
+def test_tls_and_client_certificates_are_checked(models: Path, tmp_path: Path) -> None:
     grpc = pytest.importorskip("grpc", reason="needs the package grpcio")
     mine, key = certificate(tmp_path, "server")
     theirs, their_key = certificate(tmp_path, "client")
@@ -388,7 +388,7 @@ def test_tls(models: Path, tmp_path: Path) -> None:
             assert call(b"", timeout=30) == b"\x08\x01"
 
 
-def test_spans(models: Path) -> None:
+def test_opentelemetry_spans_are_emitted(models: Path) -> None:
     sdk = pytest.importorskip(
         "opentelemetry.sdk.trace", reason="needs the package opentelemetry-sdk"
     )
@@ -408,7 +408,7 @@ def test_spans(models: Path) -> None:
     assert dict(span.attributes) == {"ekiden.model": "soft"}
 
 
-def test_lines_of_the_log(models: Path) -> None:
+def test_log_lines_are_json(models: Path) -> None:
     with serving(models, grpc=False) as server:
         stream = io.StringIO()
         server.server.engine.log = JsonLog("debug", stream)

@@ -41,7 +41,7 @@ def inputs(
     return made
 
 
-def test_what_a_client_asks_about(client: tuple[ModuleType, Any]) -> None:
+def test_triton_client_reads_metadata(client: tuple[ModuleType, Any]) -> None:
     _, c = client
     assert c.is_server_live() and c.is_server_ready() and c.is_model_ready("soft")
     metadata = c.get_server_metadata()
@@ -52,7 +52,7 @@ def test_what_a_client_asks_about(client: tuple[ModuleType, Any]) -> None:
     assert len(found) == 2
 
 
-def test_infer(client: tuple[ModuleType, Any]) -> None:
+def test_triton_client_infers(client: tuple[ModuleType, Any]) -> None:
     module, c = client
     found = c.infer("add", inputs(module, "add", {"x": X, "y": X}, "FP32"), request_id="7")
     assert np.array_equal(found.as_numpy("output0"), X + X)
@@ -65,7 +65,7 @@ def test_infer(client: tuple[ModuleType, Any]) -> None:
     assert np.array_equal(found.as_numpy("output0"), whole * 2)
 
 
-def test_errors(client: tuple[ModuleType, Any]) -> None:
+def test_triton_client_receives_errors(client: tuple[ModuleType, Any]) -> None:
     from tritonclient.utils import InferenceServerException
 
     module, c = client
@@ -75,7 +75,7 @@ def test_errors(client: tuple[ModuleType, Any]) -> None:
         c.infer("add", inputs(module, "add", {"x": X}, "FP32"))
 
 
-def test_sequences(client: tuple[ModuleType, Any]) -> None:
+def test_triton_client_runs_sequences(client: tuple[ModuleType, Any]) -> None:
     module, c = client
     one = np.ones((1, 2), np.float32)
     found = [
@@ -88,7 +88,7 @@ def test_sequences(client: tuple[ModuleType, Any]) -> None:
     assert found == [[[2.0, 2.0]], [[4.0, 4.0]], [[6.0, 6.0]]]
 
 
-def test_repository(client: tuple[ModuleType, Any]) -> None:
+def test_triton_client_controls_repository(client: tuple[ModuleType, Any]) -> None:
     module, c = client
     # Over HTTP what changes the server says that it is JSON, which no page of another may.
     headers = {"headers": {"Content-Type": "application/json"}} if "http" in module.__name__ else {}
@@ -131,7 +131,7 @@ def test_a_stream_over_grpc(server: Running) -> None:
     c.close()
 
 
-def test_openai(tmp_path: Path) -> None:
+def test_openai_client_chats(tmp_path: Path) -> None:
     openai = pytest.importorskip("openai", reason="needs the package openai")
     tokens = tmp_path / "tokens"
     tokens.write_text("a-long-enough-token\n")

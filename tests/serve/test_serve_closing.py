@@ -22,7 +22,7 @@ class _Transport:
         self._closed.append(self)
 
 
-def test_a_turn_of_the_loop_closes_a_bounded_number_of_connections() -> None:
+def test_loop_iteration_closes_a_bounded_number_of_connections() -> None:
     closed: list[_Transport] = []
     transports = [_Transport(closed) for _ in range(3 * CLOSED_PER_ITERATION + 1)]
 

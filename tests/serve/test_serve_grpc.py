@@ -42,7 +42,7 @@ def infer(model: str = "whole", **values: object) -> Proto:
     return create_message("ModelInferRequest", model_name=model, inputs=[tensor])
 
 
-def test_typed_contents(channel: Channel) -> None:
+def test_typed_contents_are_decoded(channel: Channel) -> None:
     found = call(channel, "ModelInfer", infer(contents={"int64_contents": [1, 2, 3, 4]}))
     assert np.frombuffer(found.raw_output_contents[0], np.int64).tolist() == [2, 4, 6, 8]
     assert found.model_version == "1" and list(found.outputs[0].shape) == [1, 4]
@@ -86,7 +86,7 @@ def test_a_call_with_too_little_time(channel: Channel) -> None:
     assert error.code().name == "DEADLINE_EXCEEDED"
 
 
-def test_tokens_of_calls(models: Path, tmp_path: Path) -> None:
+def test_grpc_calls_need_tokens(models: Path, tmp_path: Path) -> None:
     (tmp_path / "t").write_text("0123456789abcdef")
     with (
         serving(models, token_file=str(tmp_path / "t")) as server,
@@ -113,7 +113,7 @@ def ours() -> dict[str, dict[str, int]]:
     return found
 
 
-def test_messages_are_those_of_triton() -> None:
+def test_message_fields_match_triton() -> None:
     pb2 = pytest.importorskip(
         "tritonclient.grpc.service_pb2", reason="needs the package tritonclient[grpc]"
     )
@@ -137,7 +137,7 @@ def next_fields(path: str) -> list[Any]:
     return list(found.field)
 
 
-def test_messages_are_those_of_the_protocol() -> None:
+def test_message_fields_match_the_protocol() -> None:
     """Against the protocol's own file, where EKIDEN_INFERENCE_PROTOCOL names the folder of it."""
     folder = os.environ.get("EKIDEN_INFERENCE_PROTOCOL")
     if not folder:

@@ -24,7 +24,7 @@ def softmax(x: object) -> np.ndarray:
     return found / found.sum(-1, keepdims=True)
 
 
-def test_metadata(server: Running) -> None:
+def test_server_and_model_metadata(server: Running) -> None:
     assert server.ask("GET", "/v2").json["name"] == "ekiden"
     assert server.ask("GET", "/v2/models/soft").json == {
         "name": "soft",
@@ -42,14 +42,14 @@ def test_state_is_no_port(server: Running) -> None:
     assert [p["name"] for p in (*found["inputs"], *found["outputs"])] == ["x", "output0"]
 
 
-def test_health(server: Running) -> None:
+def test_health_endpoints_answer(server: Running) -> None:
     assert server.ask("GET", "/v2/health/live").json == {"live": True}
     assert server.ask("GET", "/v2/health/ready").json == {"ready": True}
     assert server.ask("GET", "/v2/models/soft/ready").json == {"name": "soft", "ready": True}
     assert server.ask("GET", "/v2/models/none/ready").status == 404
 
 
-def test_json(server: Running) -> None:
+def test_json_inference_matches(server: Running) -> None:
     body = {"id": "42", "inputs": rows({"x": X}), "outputs": [{"name": "output0"}]}
     found = server.ask("POST", "/v2/models/soft/infer", body)
     assert found.json["id"] == "42" and found.json["model_version"] == "1"
@@ -80,7 +80,7 @@ def post_binary(server: Running, model: str, arrays: dict[str, np.ndarray]) -> A
     return server.ask("POST", f"/v2/models/{model}/infer", body, headers)
 
 
-def test_binary(server: Running) -> None:
+def test_binary_inference_matches(server: Running) -> None:
     x, y = np.random.default_rng(0).random((2, 3, 5)).astype(np.float32)
     found = post_binary(server, "add", {"x": x, "y": y})
     split = int(found.headers["inference-header-content-length"])
@@ -89,7 +89,7 @@ def test_binary(server: Running) -> None:
     assert np.array_equal(np.frombuffer(found.data[split:], np.float32).reshape(3, 5), x + y)
 
 
-def test_rows_that_are_not_there(server: Running) -> None:
+def test_empty_batches_are_answered(server: Running) -> None:
     found = post_binary(server, "soft", {"x": np.zeros((0, 4), np.float32)})
     assert found.status == 200
 
@@ -137,7 +137,7 @@ def x_of(**changes: object) -> dict[str, object]:
         ({**x_of(), "parameters": {"sequence_id": 4}}, "the sequence has not begun"),
     ],
 )
-def test_wrong_requests(server: Running, body: object, message: str) -> None:
+def test_invalid_requests_are_refused(server: Running, body: object, message: str) -> None:
     found = server.ask("POST", "/v2/models/soft/infer", body)
     assert found.status in (400, 409) and found.error.startswith(message), found.data
 
@@ -153,21 +153,23 @@ def test_wrong_requests(server: Running, body: object, message: str) -> None:
         ("POST", "/v2/repository/models/none/load", 404),
     ],
 )
-def test_wrong_places(server: Running, method: str, path: str, status: int) -> None:
+def test_wrong_methods_and_paths_are_refused(
+    server: Running, method: str, path: str, status: int
+) -> None:
     found = server.ask(method, path, x_of() if method == "POST" else None)
     if path.endswith("load"):
         found = server.ask(method, path, {})
     assert found.status == status and found.error
 
 
-def test_a_header_that_lies(server: Running) -> None:
+def test_wrong_content_length_is_refused(server: Running) -> None:
     body, _ = binary({"x": np.zeros((1, 4), np.float32)})
     for length in ("-1", "abc", str(len(body) + 1), "5"):
         headers = {"Inference-Header-Content-Length": length}
         assert server.ask("POST", "/v2/models/soft/infer", body, headers).status == 400
 
 
-def test_two_sizes_that_differ(server: Running) -> None:
+def test_mismatched_symbolic_sizes_are_refused(server: Running) -> None:
     found = server.infer("add", x=X, y=[[1.0, 2.0]])
     assert found.status == 400 and "'k' is 4 in another input, here 2" in found.error
 
@@ -202,7 +204,7 @@ def test_rows_that_are_not_apart_run_alone(server: Running) -> None:
             assert found == [0.0] * 4
 
 
-def test_a_body_that_is_too_large(models: Path) -> None:
+def test_oversized_body_is_refused(models: Path) -> None:
     with serving(models, limits={"body_bytes": 1000}) as server:
         assert server.ask("POST", "/v2/models/soft/infer", b"x" * 1001).status == 413
         connection = server.connect()
@@ -214,7 +216,7 @@ def test_a_body_that_is_too_large(models: Path) -> None:
         connection.close()
 
 
-def test_tokens(models: Path, tmp_path: Path) -> None:
+def test_bearer_tokens_are_required(models: Path, tmp_path: Path) -> None:
     users, owners = tmp_path / "users", tmp_path / "owners"
     users.write_text("0123456789abcdef\n")
     owners.write_text("fedcba9876543210\n")
@@ -230,7 +232,7 @@ def test_tokens(models: Path, tmp_path: Path) -> None:
         assert server.ask("POST", load, {}, owner).status == 200
 
 
-def test_what_may_not_start(models: Path, tmp_path: Path) -> None:
+def test_invalid_or_unprotected_servers_do_not_start(models: Path, tmp_path: Path) -> None:
     with pytest.raises(ServeError, match="others could reach the server"):
         Server(models, host="0.0.0.0")
     with pytest.raises(ServeError, match="no setting is named 'prot'; 'port' is near"):
@@ -244,7 +246,7 @@ def test_what_may_not_start(models: Path, tmp_path: Path) -> None:
         Server(models, token_file=str(tmp_path / "short"))
 
 
-def test_a_port_that_is_taken(models: Path, server: Running) -> None:
+def test_occupied_port_is_refused(models: Path, server: Running) -> None:
     with (
         pytest.raises(ServeError, match="address already in use"),
         serving(models, port=server.port),
@@ -252,7 +254,7 @@ def test_a_port_that_is_taken(models: Path, server: Running) -> None:
         pass
 
 
-def test_metrics(server: Running) -> None:
+def test_prometheus_metrics_are_exposed(server: Running) -> None:
     server.infer("soft", x=X)
     server.infer("nobody", x=X)
     text = server.ask("GET", "/metrics").data.decode()
@@ -268,7 +270,7 @@ def test_metrics(server: Running) -> None:
     assert f'ekiden_request_seconds_count{{model="soft"}} {counts[-1]}' in text
 
 
-def test_paths(server: Running) -> None:
+def test_unknown_paths_are_refused(server: Running) -> None:
     """A slash behind one makes no difference; what is no path or method is told."""
     for path in ("/v2", "/v2/", "/v2/health/live/", "/v2/models/soft/ready/"):
         assert server.ask("GET", path, headers={}).status == 200, path
@@ -299,7 +301,7 @@ def test_a_client_that_goes_before_its_body_is_whole(
     assert capsys.readouterr().err == ""
 
 
-def test_one_connection_for_many(server: Running) -> None:
+def test_keep_alive_connection_serves_many_requests(server: Running) -> None:
     connection = server.connect()
     for _ in range(3):
         found = ask_on(connection, "POST", "/v2/models/soft/infer", x_of())
@@ -328,7 +330,7 @@ def test_a_request_leaves_nothing_for_the_collector_of_garbage(server: Running) 
         connection.close()
 
 
-def test_versions(tmp_path: Path) -> None:
+def test_model_versions_are_selectable(tmp_path: Path) -> None:
     put(tmp_path, "soft")
     put(tmp_path, "soft", "def @main(%x: Tensor[(n, 4), float32]) { negative(%x) }", 12)
     with serving(tmp_path) as server:

@@ -103,7 +103,7 @@ def is_right(body: bytes, found: Answer, path: str) -> bool:
 
 
 @sizes("count", 120, 2000)
-def test_bodies(guarded: Running, models: Path, count: int) -> None:
+def test_mutated_bodies_are_refused_or_answered(guarded: Running, models: Path, count: int) -> None:
     statuses: list[int] = []
 
     @settings(
@@ -132,7 +132,9 @@ def test_bodies(guarded: Running, models: Path, count: int) -> None:
 
 
 @sizes("count", 60, 1000)
-def test_lines(guarded: Running, models: Path, count: int) -> None:
+def test_mutated_request_lines_are_refused_or_answered(
+    guarded: Running, models: Path, count: int
+) -> None:
     """Methods, paths, headers and bytes that are no HTTP."""
     names = st.text("abcdefgvz0129./%-", max_size=12)
 

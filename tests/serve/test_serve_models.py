@@ -34,7 +34,7 @@ def states(server: Running) -> dict[tuple[str, str], str]:
     return {(row["name"], row["version"]): row["state"] for row in found}
 
 
-def test_load_and_unload(tmp_path: Path) -> None:
+def test_models_load_and_unload(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert control(server, "load").status == 404
         put(tmp_path, "m", NEGATIVE)
@@ -47,7 +47,7 @@ def test_load_and_unload(tmp_path: Path) -> None:
         assert found.status == 503 and found.headers["retry-after"] == "1"
 
 
-def test_what_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
+def test_failed_load_changes_nothing(tmp_path: Path) -> None:
     path = put(tmp_path, "m", NEGATIVE)
     with serving(tmp_path) as server:
         for damaged in (b"", b"\x89EKIDEN\nshort", path.read_bytes()[:-100]):
@@ -147,7 +147,7 @@ def test_reload_while_requests_run(tmp_path: Path) -> None:
         assert all({tuple(answer) for answer in mine} == versions for mine in found)
 
 
-def test_polling(tmp_path: Path) -> None:
+def test_folder_polling_loads_and_unloads(tmp_path: Path) -> None:
     put(tmp_path, "m", NEGATIVE)
     with serving(tmp_path, poll_seconds=0.02) as server:
         put(tmp_path, "m", DOUBLE, version=2)
@@ -162,7 +162,7 @@ def step(server: Running, x: list[Any], **parameters: object) -> Answer:
     return server.ask("POST", "/v2/models/step/infer", body)
 
 
-def test_a_sequence(server: Running) -> None:
+def test_sequence_keeps_state(server: Running) -> None:
     assert step(server, [1.0, 1.0]).status == 409
     assert step(server, [1.0, 2.0], sequence_start=True).output() == [2.0, 4.0]
     assert step(server, [1.0, 2.0]).output() == [4.0, 8.0]
@@ -175,7 +175,7 @@ def test_a_sequence(server: Running) -> None:
     assert alone.status == 400 and "name a 'sequence_id'" in alone.error
 
 
-def test_a_sequence_that_moves(server: Running, models: Path) -> None:
+def test_sequence_state_moves_between_servers(server: Running, models: Path) -> None:
     step(server, [1.0, 2.0], sequence_start=True)
     saved = server.ask("GET", "/v2/models/step/sequences/7")
     assert saved.status == 200
@@ -328,7 +328,7 @@ def test_chat_as_events(echo: Running) -> None:
         ({"messages": [{"role": "user", "content": "break"}]}, 500, "the server failed"),
     ],
 )
-def test_chats_that_are_refused(
+def test_invalid_chats_are_refused(
     echo: Running, given: dict[str, object], status: int, message: str
 ) -> None:
     found = chat(echo, "hello", **given)

@@ -61,7 +61,7 @@ def test_loop_runs_between_the_chunks_of_a_long_message(name: str) -> None:
     assert loop.turns >= 2
 
 
-def test_reader_threads_give_turns_to_the_loop_of_their_request(tmp_path: Path) -> None:
+def test_reader_threads_yield_to_the_event_loop(tmp_path: Path) -> None:
     async def is_loop_run_by_its_reader() -> bool:
         loop, callbacks = asyncio.get_running_loop(), list[int]()
 

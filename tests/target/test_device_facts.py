@@ -9,7 +9,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.target import Target, device_facts
 
 
-def test_facts_are_asked_of_the_device() -> None:
+def test_target_facts_come_from_the_device() -> None:
     if not runtime.device("opencl").exist:
         pytest.skip("needs an OpenCL driver: apt-get install pocl-opencl-icd")
     asked = runtime.get_global_func("ek.device.attribute")
@@ -22,7 +22,7 @@ def test_facts_are_asked_of_the_device() -> None:
     assert Target("opencl -cores=7").max_num_threads == found.max_num_threads
 
 
-def test_another_device_has_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stated_facts_override_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_driver(*_: object) -> None:
         raise AssertionError("asked")
 
@@ -46,7 +46,7 @@ def test_a_gpu_says_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Target(str(found)) == found
 
 
-def test_a_device_that_is_not_there() -> None:
+def test_missing_device_is_refused() -> None:
     with pytest.raises(CompileError, match="-from_device=77: there is no such device"):
         Target("opencl -from_device=77")
     assert device_facts.device_facts(4, 77) == {}

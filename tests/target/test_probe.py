@@ -62,7 +62,7 @@ def test_flags_say_what_a_processor_is_and_the_model_which_of_equals(
     assert {FEATURE_TABLE[X86, f].flag for f in whole} <= {"", *info["flags"].split()}
 
 
-def test_other_architectures() -> None:
+def test_other_architectures_are_probed() -> None:
     info = {"CPU implementer": "0x41", "CPU part": "0xd0c"}
 
     def found(info: dict[str, str], arch: str, flags: str) -> str:
@@ -103,7 +103,7 @@ def system(folder: Path, *caches: tuple[int, str, str, str]) -> Path:
     return folder
 
 
-def test_caches_are_those_of_the_system(tmp_path: Path) -> None:
+def test_cache_sizes_come_from_sysfs(tmp_path: Path) -> None:
     folder = system(
         tmp_path, (1, "Data", "48K", "0,64"), (1, "Instruction", "64K", "0,64"),
         (2, "Unified", "2048K", "0,64"), (3, "Unified", "98304K", "0-31,64-95"),
@@ -125,7 +125,7 @@ def test_a_hypervisor_is_not_believed_all_it_says(tmp_path: Path) -> None:
     assert probe.host_caches(row, is_guest=True, folder=empty) == row.caches
 
 
-def test_a_guest_shares_with_others(tmp_path: Path) -> None:
+def test_virtual_machine_shares_caches(tmp_path: Path) -> None:
     folder = system(tmp_path, (1, "Data", "32K", "0"), (2, "Unified", "1024K", "0"),
                     (3, "Unified", "32768K", "0-1"))  # fmt: skip
     found = probe.host_caches(CORE_MODELS["zen4"], is_guest=True, folder=folder)

@@ -111,12 +111,12 @@ def test_texts_dictionaries_and_targets_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("given", [["llvm", 3], [3], {cpu(0): 3}, 3])
-def test_what_is_no_target(given: object) -> None:
+def test_invalid_targets_are_refused(given: object) -> None:
     with pytest.raises(CompileError, match=r"^compile: a target( or a device)? expected, got "):
         ekiden.compile(module(), given)  # type: ignore[arg-type]
 
 
-def test_devices_that_are_not_there() -> None:
+def test_missing_devices_are_refused() -> None:
     lib, exe = relay.build(module(), "llvm"), relay.vm.compile(module(), "llvm")
     graph, kernels = lib.get_graph_json(), lib.get_lib()
     machine = runtime.vm.VirtualMachine(exe, cpu(0))
@@ -186,7 +186,7 @@ def test_code_for_c_goes_through_its_compiler() -> None:
         np.testing.assert_array_equal(exe(data).numpy(), want)
 
 
-def test_what_a_c_compiler_does_not_do() -> None:
+def test_unsupported_c_target_options_are_refused() -> None:
     other = "aarch64" if Target.host().architecture == "x86-64" else "x86_64"
     with pytest.raises(CompileError, match=rf"for {other}; target kind 'llvm' does$"):
         ekiden.compile(module(), f"c -mtriple={other}-linux-gnu")

@@ -150,7 +150,7 @@ def test_code_needs_what_code_generators_use() -> None:
     assert Target("llvm -mcpu=icelake-server").serves(target)
 
 
-def test_what_is_taken_away_takes_what_needs_it() -> None:
+def test_removed_feature_removes_its_dependents() -> None:
     target = Target("llvm -mcpu=sapphirerapids -mattr=-avx512f")
     assert (target.vector_bits, target.registers) == (256, 16)
     assert not any("avx512" in flag for flag in target.needs) and "avx_vnni" in target.needs
@@ -222,20 +222,20 @@ STARTS = [
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG)
-def test_wrong_texts(text: str, message: str) -> None:
+def test_malformed_target_texts_are_refused(text: str, message: str) -> None:
     with pytest.raises(CompileError) as raised:
         Target(text)
     assert str(raised.value) == message
 
 
 @pytest.mark.parametrize("given", [5, ["llvm", "opencl"], b"llvm"])
-def test_what_is_no_target_is_refused(given: object) -> None:
+def test_invalid_targets_are_refused(given: object) -> None:
     with pytest.raises(CompileError, match="target: one text or dictionary expected, got"):
         Target(given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("text", "start"), STARTS)
-def test_what_there_is_not_lists_what_there_is(text: str, start: str) -> None:
+def test_unknown_names_list_the_valid_ones(text: str, start: str) -> None:
     with pytest.raises(CompileError) as raised:
         Target.parse(text)
     assert str(raised.value).startswith(start)

@@ -63,7 +63,7 @@ def test_a_configuration_is_a_dictionary_or_json() -> None:
         assert target.mattr == ["+avx512fp16", "-avx512cd"]
 
 
-def test_hosts() -> None:
+def test_target_hosts_are_settable() -> None:
     target = Target("cuda", "llvm -mcpu=znver4")
     assert target.host is not None and target.host.cpu == "znver4"
     assert target.with_host("llvm -mcpu=znver5").host == Target("llvm -mcpu=znver5")
@@ -104,7 +104,7 @@ def test_a_compilation_takes_the_current_target() -> None:
 
 
 @pytest.mark.parametrize("tag", tags.TARGET_TAGS)
-def test_tags(tag: str) -> None:
+def test_target_tags_resolve(tag: str) -> None:
     target = Target(tag)
     assert target.tag == tag and Target({"tag": tag}) == target
     assert Target(f"{tag} -model=mine").model == "mine"

@@ -32,7 +32,7 @@ def test_a_comparison_is_an_expression() -> None:
         assert structural_equal(made, expected), (made, expected)
 
 
-def test_its_truth_is_identity() -> None:
+def test_comparison_truth_is_identity() -> None:
     other = Var("x")
     assert X == X and other != X and not other == X  # noqa: SIM201
     assert X in (other, X) and other not in (X, Y) and {X: 1}.get(other) is None
@@ -42,7 +42,7 @@ def test_its_truth_is_identity() -> None:
     assert const(3) != X and not const(3) == X  # noqa: SIM201
 
 
-def test_what_cannot_be_compared_is_refused_where_it_is_used() -> None:
+def test_incomparable_operands_are_refused_on_use() -> None:
     with pytest.raises(TypeError, match="EQ: operands must have one dtype"):
         tir.Select(Var("p", "bool") == X, X, Y)
 
@@ -66,7 +66,7 @@ def test_computations_choose_by_comparisons(number: int) -> None:
     assert found.tolist() == [given[i] if i in holds else 0 for i in range(6)]
 
 
-def test_statements_take_them() -> None:
+def test_statements_accept_comparisons() -> None:
     builder = tir.ir_builder.create()
     target = builder.buffer_ptr(tir.decl_buffer((4,), "int32", "A"))
     with builder.for_range(0, 4, "i") as i, builder.if_scope(i == 1):

@@ -79,7 +79,7 @@ def test_inlining_stops_at_outputs_and_kept_tensors() -> None:
     assert new_a is te.post_order_tensors([new_c])[1]
 
 
-def test_rank_zero() -> None:
+def test_rank_zero_tensors_compute() -> None:
     x = te.placeholder((), name="x")
     y = te.compute((), lambda: x[()] + 1.0, name="y")
     out = np.zeros((), "float32")
@@ -98,7 +98,7 @@ def test_rank_zero() -> None:
         ("min", "bool", True),
     ],
 )
-def test_identities(kind: str, dtype: str, expected: float) -> None:
+def test_reducer_identity_elements_have_the_dtype(kind: str, dtype: str, expected: float) -> None:
     value = te.identity(kind, dtype)
     assert isinstance(value, (IntImm, FloatImm))
     assert value.value == expected
@@ -119,7 +119,7 @@ def test_an_extern_writes_statements() -> None:
     assert out[0] == 2.0
 
 
-def test_messages() -> None:
+def test_te_errors_have_clear_messages() -> None:
     x = te.placeholder((3, 4), name="x")
     with pytest.raises(ValueError, match="tensor 'x': expected 2 indices, got 1"):
         x[0] + 1.0
@@ -140,7 +140,7 @@ def test_blocks_of_one_name_are_told_apart() -> None:
     sch.compute_inline("compute")
 
 
-def test_elements_by_one_index_after_the_other() -> None:
+def test_chained_indexing_reads_elements() -> None:
     a = te.placeholder((2, 3, 4), name="a")
     b = te.compute((3, 4), lambda j, k: a[0][j][k] + a[1, j][k] + a[1][j, k])
     assert a[0].dtype == "float32" and str(a[0][1][2]) == str(a[0, 1, 2])

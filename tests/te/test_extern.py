@@ -45,7 +45,7 @@ def test_statements_fill_several_outputs(shape: tuple[int, int]) -> None:
     np.testing.assert_array_equal(top, array.max(1))
 
 
-def test_scopes_of_the_builder() -> None:
+def test_ir_builder_scopes_nest() -> None:
     """Conditions with both sides, allocations that end with their scope, flat indices."""
     x = te.placeholder((2, 3), "int32", "x")
 
@@ -124,7 +124,7 @@ NOTHING: Callable[..., tir.Stmt] = lambda ins, outs: tir.Evaluate(const(0))  # n
         (lambda: tir.ir_builder.create().buffer_ptr(X_BUFFER)[0, 0], "expected 1 indices"),
     ],
 )
-def test_misuse(make: Callable[[], object], message: str) -> None:
+def test_invalid_extern_use_is_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         make()
 
@@ -132,7 +132,7 @@ def test_misuse(make: Callable[[], object], message: str) -> None:
 X_BUFFER = tir.Buffer("x", (const(3),))
 
 
-def test_tags_of_a_scope() -> None:
+def test_tag_scope_sets_tags() -> None:
     with te.tag_scope(tag="mine"):
         a = te.compute((3,), lambda i: X[i] + 1.0)
         b = te.compute((3,), lambda i: X[i] + 1.0, tag="own")

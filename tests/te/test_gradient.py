@@ -56,18 +56,18 @@ FUNCTIONS: dict[str, Callable[[te.ProducerLoad], object]] = {
 
 @alike(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_of_elements(name: str) -> None:
+def test_elementwise_gradients_match_differences(name: str) -> None:
     x = placed(4, 3)
     check(te.compute((4, 3), lambda i, j: FUNCTIONS[name](x[i, j])), [x])  # type: ignore[arg-type, return-value]
 
 
-def test_steps_have_no_slope() -> None:
+def test_step_function_gradients_are_zero() -> None:
     x = placed(4)
     (grad,) = te.gradient(te.compute((4,), lambda i: te.floor(x[i]) + te.ceil(x[i])), x)
     np.testing.assert_array_equal(evaluate([x], [grad], [RNG.normal(size=4)])[0], 0)
 
 
-def test_reads_at_other_places() -> None:
+def test_shifted_read_gradients_match_differences() -> None:
     x = placed(5, 5)
     check(te.compute((5, 5), lambda i, j: x[i, j] * x[j, i]), [x])
     check(te.compute((5,), lambda i: x[4 - i, i] * x[i, 0]), [x])
@@ -77,7 +77,7 @@ def test_reads_at_other_places() -> None:
 
 
 @pytest.mark.parametrize("reduction", [te.sum, te.max, te.min, te.prod])
-def test_reductions(reduction: Callable[..., te.PrimExpr]) -> None:
+def test_reduction_gradients_match_differences(reduction: Callable[..., te.PrimExpr]) -> None:
     x = placed(4, 3)
     k = te.reduce_axis((0, 3), "k")
     check(te.compute((4,), lambda i: reduction(x[i, k] * x[i, 2 - k] + x[i, k], k)), [x])
@@ -115,7 +115,7 @@ def test_sums_run_over_what_is_free() -> None:
         assert len(grad.op.reduce_axis) == 1  # type: ignore[attr-defined]
 
 
-def test_a_chain_against_relay() -> None:
+def test_chain_gradient_matches_relay() -> None:
     """Softmax of a dense layer: as Relay's gradient of the same program."""
     x, w = relay.var("x", shape=(2, 4)), relay.var("w", shape=(3, 4))
     f = relay.Function([x, w], relay.nn.softmax(relay.nn.dense(x, w)))
@@ -159,7 +159,7 @@ def test_gradients_are_scheduled_and_differentiated_again() -> None:
     np.testing.assert_allclose(out.numpy(), 6 * at)
 
 
-def test_what_is_refused() -> None:
+def test_unsupported_te_gradients_are_refused() -> None:
     whole = te.placeholder((3,), "int32")
     with pytest.raises(DifferentiationError, match="it is of int32"):
         te.gradient(te.compute((3,), lambda i: whole[i]), whole)

@@ -102,7 +102,7 @@ def test_conditions_and_two_outputs() -> None:
     assert [t.dtype for t in outputs] == ["float32", "int32"]
 
 
-def test_kinds_of_loops() -> None:
+def test_hybrid_loop_kinds_match_python() -> None:
     (out,) = check(kinds, normal(4, 8))
     found = {s.kind for s in pre_order_stmts(out.op.body) if isinstance(s, For)}  # type: ignore[attr-defined]
     assert found == {ForKind.SERIAL, ForKind.VECTORIZED, ForKind.PARALLEL, ForKind.UNROLLED}
@@ -147,7 +147,7 @@ def test_sizes_that_are_data_and_schedules_around() -> None:
     np.testing.assert_allclose(out.numpy(), wanted, rtol=1e-5)
 
 
-def test_what_is_refused() -> None:
+def test_unsupported_hybrid_scripts_are_refused() -> None:
     @te.hybrid.script
     def forever(a):  # type: ignore[no-untyped-def]
         while a[0] > 0:

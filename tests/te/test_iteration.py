@@ -34,7 +34,7 @@ def _own_operators_are_forgotten() -> Iterator[None]:
     [te.placeholder((3,)), X, X[0], BUFFER, ByteView(BUFFER)],
     ids=["vector", "matrix", "row", "buffer", "bytes"],
 )
-def test_iterating_is_refused(indexed: object) -> None:
+def test_iterating_over_tensors_is_refused(indexed: object) -> None:
     with pytest.raises(TypeError, match="is not iterable"):
         list(indexed)  # type: ignore[call-overload]  # which is what is refused
     with pytest.raises(TypeError):

@@ -143,6 +143,6 @@ K = te.reduce_axis((0, 4), "k")
         ),
     ],
 )
-def test_misuse(make: object, kind: type[Exception], message: str) -> None:
+def test_invalid_reducers_are_refused(make: object, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         make()  # type: ignore[operator]

@@ -85,7 +85,7 @@ def test_a_recurrent_network() -> None:
         np.testing.assert_allclose(found[t], hidden, rtol=1e-4, atol=1e-5)
 
 
-def test_what_follows_a_scan() -> None:
+def test_stages_after_a_scan_read_its_result() -> None:
     x, state = te.placeholder((4, 3), name="x"), te.placeholder((4, 3), name="state")
     doubled = te.compute((4, 3), lambda t, i: x[t, i] * 2.0, name="doubled")
     first = te.compute((1, 3), lambda _, i: doubled[0, i], name="first")
@@ -132,7 +132,7 @@ def update(body: Callable[..., object], shape: tuple[int, ...] = (4, 3)) -> Tens
         ),
     ],
 )
-def test_misuse(make: Callable[[], object], message: str) -> None:
+def test_invalid_scans_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -233,7 +233,7 @@ def test_computations_without_names() -> None:
     np.testing.assert_allclose(out, wanted, rtol=1e-5)
 
 
-def test_what_steps_cannot_do() -> None:
+def test_unsupported_scan_schedules_are_refused() -> None:
     args, named, _, _ = network()
     update, product = named["update"], named["product"]
     s = te.create_schedule(named["result"].op)

@@ -105,7 +105,7 @@ def test_matmul_in_tiles_with_caches() -> None:
 
 @pytest.mark.parametrize("depth", [16, 17])
 @pytest.mark.parametrize("factor_axis", [0, 1])
-def test_a_factored_sum(depth: int, factor_axis: int) -> None:
+def test_rfactor_of_a_sum_matches(depth: int, factor_axis: int) -> None:
     a = te.placeholder((5, depth), name="A")
     k = te.reduce_axis((0, depth), "k")
     b = te.compute((5,), lambda i: te.sum(a[i, k], k), name="B")
@@ -168,7 +168,7 @@ def test_computed_where_a_stencil_reads() -> None:
     assert int(te.schedule.InferBound(s)[b.op.axis[0]].extent) == 34
 
 
-def test_a_group_moves_together() -> None:
+def test_stage_groups_move_together() -> None:
     a, b = doubled((16,))
     c = te.compute((16,), lambda i: b[i] + 1.0, name="C")
     d = te.compute((16,), lambda i: c[i] * 3.0, name="D")
@@ -318,7 +318,7 @@ def test_computations_of_one_name() -> None:
     np.testing.assert_array_equal(run(s, [a, c], x), (x + 1) * 2)
 
 
-def test_sizes_that_are_data() -> None:
+def test_te_schedules_of_symbolic_sizes() -> None:
     n = te.size_var("n")
     a = te.placeholder((n,), name="A")
     b = te.compute((n,), lambda i: a[i] * 2.0, name="B")
@@ -356,7 +356,7 @@ def test_an_input_that_is_inlined_stays() -> None:
     np.testing.assert_array_equal(run(s, [a, b], x), x + 1)
 
 
-def test_what_is_refused() -> None:
+def test_invalid_stage_schedules_are_refused() -> None:
     a, b, c, k = matmul(8, 8, 8)
     s = te.create_schedule(c.op)
     i, j = c.op.axis

@@ -69,7 +69,7 @@ STEPS = [split, split_in_parallel, kept, kept_by_tiles, kept_at_tiles, at_reader
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("step", STEPS)
-def test_a_sum_up_to_where_it_is(step: Step, target: str) -> None:
+def test_prefix_sum_matches(step: Step, target: str) -> None:
     x, y, z = sums()
     s = te.create_schedule(z.op)
     step(s, y, z)
@@ -80,7 +80,7 @@ def test_a_sum_up_to_where_it_is(step: Step, target: str) -> None:
     np.testing.assert_array_equal(out.numpy(), np.array(wanted, "float32"))
 
 
-def test_what_such_a_sum_cannot_do() -> None:
+def test_unsupported_schedules_of_variable_sums_are_refused() -> None:
     _, y, _ = sums()
     s = te.create_schedule(y.op)
     with pytest.raises(ScheduleError, match="the extent of 'k' depends on another axis"):

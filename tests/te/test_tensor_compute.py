@@ -89,7 +89,7 @@ def test_an_instruction_computes_the_last_axes(dtype: str, target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("at_reader", [False, True])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_calls_are_summed(parts: int, at_reader: bool, target: str) -> None:
+def test_intrinsic_calls_accumulate(parts: int, at_reader: bool, target: str) -> None:
     size = 32 // parts
     p, q = te.placeholder((6, 32), name="p"), te.placeholder((8, 32), name="q")
     multiply, k = gemv(8, size), te.reduce_axis((0, parts), "k")
@@ -107,7 +107,7 @@ def test_calls_are_summed(parts: int, at_reader: bool, target: str) -> None:
     np.testing.assert_array_equal(run(s, [p, q, e], target, x, y), x @ y.T + 1)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_intrinsics_are_refused() -> None:
     a, b = (te.placeholder((6, 32), name=name) for name in "ab")
     add = adding(16)
     with pytest.raises(ValueError, match=r"the part of 'a' has the shape \(8,\)"):

@@ -56,7 +56,7 @@ ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("args", "kind", "said"), ARGUMENTS)
-def test_what_is_no_argument_is_refused(
+def test_invalid_arguments_are_refused(
     args: list[object], kind: type[Exception], said: str
 ) -> None:
     out = scaled()

@@ -26,7 +26,7 @@ def after(pass_: object, func: PrimFunc) -> str:
     return pass_(IRModule({"main": func}))["main"].script()  # type: ignore[operator]
 
 
-def test_decides_conditions() -> None:
+def test_assume_decides_conditions() -> None:
     text = after(transform.Simplify(), aligned)
     assert "if" not in text and "T.assume(n % 4 == 0 and n >= 8)" in text
     assert "assume" not in transform.lower(aligned).script()
@@ -72,7 +72,7 @@ def elsewhere(a: T.Buffer((4,), "int32"), n: T.int32, m: T.int32) -> None:
         a[3] = 1
 
 
-def test_holds_where_it_stands() -> None:
+def test_assume_holds_in_its_scope() -> None:
     """Not behind its scope, and of memory, which may change, nothing is believed."""
     text = after(transform.Simplify(), elsewhere)
     assert "if n == 0" in text and "if a[2] == 0" in text
@@ -91,7 +91,7 @@ def test_loops_of_assumptions_vanish() -> None:
     assert "for" not in after(transform.RemoveAssume(), nothing_else)
 
 
-def test_refuses_numbers() -> None:
+def test_assume_refuses_non_conditions() -> None:
     with pytest.raises(TypeError, match="assume: a condition is a bool, got int32"):
         tir.assume(Var("x", "int32"))
 

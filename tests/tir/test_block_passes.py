@@ -87,7 +87,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("name", "before", "after"), ROWS, ids=[row[0] for row in ROWS])
-def test_a_pass_makes(name: str, before: str, after: str) -> None:
+def test_block_pass_makes_expected_text(name: str, before: str, after: str) -> None:
     made = getattr(transform, name[4:])()(ekiden.IRModule({"f": parsed(before)}))["f"]
     made = made.with_attr("global_symbol", "f")
     assert structural_equal(made, parsed(after)), made
@@ -98,7 +98,7 @@ def test_a_pass_makes(name: str, before: str, after: str) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-def test_what_the_passes_refuse() -> None:
+def test_block_passes_refuse_invalid_programs() -> None:
     with pytest.raises(ScheduleError, match="block 'b': its init must be lowered first"):
         transform.convert_blocks_to_opaque(parsed(SUM))
     other = THREADS.replace("k in T.thread_binding(2", "k in T.thread_binding(4")
@@ -174,7 +174,7 @@ def f(X: T.Buffer((64,), "int32"), Y: T.Buffer((64,), "int32"), S: T.Buffer((64,
     np.testing.assert_array_equal(found[1], second.astype("int32"))
 
 
-def test_expressions_widen() -> None:
+def test_index_expressions_widen() -> None:
     x, y, z = te.var("x"), te.var("y"), te.var("z", "int32")
     both = tir.Ramp(x, 1, 4) + y
     assert both.dtype == "int64x4" and (y * tir.Ramp(x, 1, 4)).dtype == "int64x4"

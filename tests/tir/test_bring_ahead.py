@@ -38,6 +38,6 @@ def test_lines_of_what_is_read_some_steps_later() -> None:
 
 
 @pytest.mark.parametrize("asked", [[7, 4, 32], [2, 4], "b", [2, -1, 8], [2, "x", 8]])
-def test_what_no_block_reads_is_refused(asked: object) -> None:
+def test_prefetch_of_unread_buffer_is_refused(asked: object) -> None:
     with pytest.raises(CompileError, match="bring_ahead"):
         lower_blocks(product(asked))

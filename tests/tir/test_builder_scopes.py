@@ -35,13 +35,13 @@ def test_a_scope_of_threads_is_a_loop() -> None:
 
 @pytest.mark.parametrize("target", ["llvm", "c"])
 @pytest.mark.parametrize("size", [1, 4, 10])
-def test_it_runs(target: str, size: int) -> None:
+def test_built_program_runs(target: str, size: int) -> None:
     x, y = np.arange(size, dtype="float32"), np.zeros(size, "float32")
     ekiden.build(program(), target=target)(x, y)
     np.testing.assert_array_equal(y, x + 1)
 
 
-def test_other_attributes_are_notes() -> None:
+def test_other_attributes_are_annotations() -> None:
     ib = tir.ir_builder.create()
     axis = te.thread_axis("cop")
     ib.scope_attr(axis, "coproc_scope", 1)

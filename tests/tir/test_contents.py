@@ -25,7 +25,7 @@ def program(op: str = "exp", dtype: str = "float32") -> PrimFunc:
     return PrimFunc((a, b), body, {"global_symbol": "f"})
 
 
-def test_kinds_names_and_types() -> None:
+def test_contents_list_kinds_names_and_types() -> None:
     found = summarize_stmt(program().body)
     assert found.stmt_types == {For, BufferStore} and found.intrinsics == {"exp"}
     assert (

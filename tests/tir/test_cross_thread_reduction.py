@@ -83,7 +83,9 @@ def test_another_first_value_counts_once() -> None:
         ),
     ],
 )  # fmt: skip
-def test_refused(loops: str, k: str, after: str, message: str) -> None:
+def test_invalid_cross_thread_reductions_are_refused(
+    loops: str, k: str, after: str, message: str
+) -> None:
     with pytest.raises(CompileError, match=message):
         lowered(loops, k, after=after)
 

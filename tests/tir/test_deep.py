@@ -65,7 +65,7 @@ def long_sum(nodes: int = NODES) -> PrimExpr:
 
 @alike(3)
 @pytest.mark.parametrize("nest", [loops, lets, branches])
-def test_deep_statements(nest: object) -> None:
+def test_deeply_nested_statements_lower(nest: object) -> None:
     func = function(nest(DEPTH))  # type: ignore[operator]
     assert sum(1 for _ in pre_order_stmts(func.body)) > DEPTH
     assert verify(func) is func
@@ -94,7 +94,7 @@ def test_deep_branches_print_and_parse_as_far_as_python_does() -> None:
         tir.parse(function(branches(1_000)).script())
 
 
-def test_long_expressions() -> None:
+def test_long_expressions_lower() -> None:
     total = long_sum()
     assert len(post_order(total)) >= NODES
     func = function(BufferStore(A, total, (const(0),)))

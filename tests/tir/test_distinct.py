@@ -53,7 +53,7 @@ def test_a_name_ends_with_its_binding() -> None:
     assert second is after and last.value is x
 
 
-def test_work_grows_as_the_program_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renaming_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = 0
     module = import_module("ekiden.tir.distinct")  # the package has a function of that name
     plain = module.rewrite

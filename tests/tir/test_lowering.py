@@ -267,7 +267,7 @@ for j in range(8):
     assert transform.hoist_conditions(func).script() == func.script()
 
 
-def test_what_has_no_effect_goes() -> None:
+def test_statements_without_effect_are_removed() -> None:
     func = parse(
         "a: (8,), b: (24,)",
         """
@@ -381,7 +381,7 @@ def test_an_unrolled_rest_of_unknown_size_has_a_copy_for_each_size() -> None:
 
 @pytest.mark.parametrize("kind", ["serial", "unroll", "vectorize", "parallel"])
 @pytest.mark.parametrize("rows", [SizeVar("m"), 10, 13, 16, 3, 1])
-def test_partitions_mean_the_same(kind: str, rows: SizeVar | int) -> None:
+def test_loop_partitioning_keeps_meaning(kind: str, rows: SizeVar | int) -> None:
     def change(schedule: tir.Schedule, loop: object) -> None:
         if kind != "serial":
             getattr(schedule, kind)(loop)

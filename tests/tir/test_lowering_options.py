@@ -81,7 +81,7 @@ def test_passes_of_one_phase_run_in_their_order() -> None:
     assert run(cache, (1, one), (2, one)) == 4.0
 
 
-def test_what_is_no_pass_is_refused() -> None:
+def test_non_pass_values_are_refused() -> None:
     for wrong in ([adding(1.0)], [(0, str)], [(-1, adding(1.0))]):
         with pytest.raises(PassError, match="'tir.add_lower_pass' has"):
             PassContext(config={"tir.add_lower_pass": wrong})

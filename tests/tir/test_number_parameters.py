@@ -38,7 +38,7 @@ def add_size(a: T.handle, n: T.int64, b: T.handle) -> None:
 
 
 @pytest.mark.parametrize("func", [scale, add_size])
-def test_text_comes_back(func: tir.PrimFunc) -> None:
+def test_scalar_parameters_round_trip_as_text(func: tir.PrimFunc) -> None:
     tir.verify(func, lowered=False)
     again = tir.parse(func.script())
     assert isinstance(again, tir.PrimFunc) and structural_equal(func, again)
@@ -77,7 +77,9 @@ def test_numbers_are_passed(target: str) -> None:
         ("float32", "1", "TypeError"),
     ],
 )
-def test_every_dtype(target: str, dtype: str, given: object, error: str | None) -> None:
+def test_scalar_parameters_of_every_dtype(
+    target: str, dtype: str, given: object, error: str | None
+) -> None:
     @T.prim_func
     def f(x: T.handle, y: T.Buffer((1,), "float64")) -> None:
         y[0] = 0.0

@@ -61,7 +61,7 @@ BRANCHES = """
         ("    x: T.float32 = A[0] + A[1]\n    A[2] = T.exp(x) * x\n", 2),
     ],
 )
-def test_operations(body: str, count: int) -> None:
+def test_flops_are_counted(body: str, count: int) -> None:
     func = parsed(body)
     assert analysis.estimate_tir_flops(func) == count
     assert analysis.estimate_tir_flops(ekiden.IRModule({"f": func, "g": func})) == 2 * count
@@ -72,7 +72,7 @@ def test_a_loop_without_an_end_has_no_count() -> None:
         analysis.estimate_tir_flops(parsed("    for i in range(n):\n        A[0] = A[0] + 1.0\n"))
 
 
-def test_well_formed_programs() -> None:
+def test_well_formedness_is_verified() -> None:
     good = parsed("    for i in range(8):\n        A[i] = 1.0\n")
     assert analysis.verify_well_formed(good)
     loop = good.body

@@ -38,14 +38,14 @@ def evaluate(function: Callable[..., tir.PrimExpr], *arrays: np.ndarray) -> np.n
 
 @pytest.mark.parametrize("name", UNARY)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_of_one_number(name: str, dtype: str) -> None:
+def test_unary_functions_match_numpy(name: str, dtype: str) -> None:
     x = np.linspace(0.01, 0.99, 37).astype(dtype)
     eps = np.finfo(dtype).eps
     wanted = UNARY[name](x.astype(np.longdouble))
     np.testing.assert_allclose(evaluate(getattr(tir, name), x), wanted, rtol=32 * eps, atol=eps)
 
 
-def test_of_two_numbers() -> None:
+def test_binary_functions_match_numpy() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(2, 40)).astype("float32")
     y[:4] = [0, -0.0, np.inf, -np.inf]
@@ -62,7 +62,7 @@ def test_of_two_numbers() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
-def test_of_bits(dtype: str) -> None:
+def test_bitwise_functions_match_numpy(dtype: str) -> None:
     low = 0 if dtype.startswith("u") else -(2**20)
     x = np.append(np.random.default_rng(1).integers(low, 200, 30), [0, 1]).astype(dtype)
     bits = 8 * x.itemsize
@@ -115,7 +115,7 @@ def test_vectors_and_places_of_buffers() -> None:
         a.vload([0, 0], "int32")
 
 
-def test_walks_and_rewrites() -> None:
+def test_visitors_and_mutators_work() -> None:
     a = tir.decl_buffer((8,), name="a")
     i, n = tir.Var("i"), tir.Var("n")
     store = tir.BufferStore(a, a[i] + 1.0, (i,))

@@ -196,7 +196,7 @@ def test_a_decorated_function_is_the_program() -> None:
     np.testing.assert_allclose(out, a @ b, rtol=1e-5)
 
 
-def test_it_is_what_te_makes() -> None:
+def test_script_equals_te_program() -> None:
     a, b = te.placeholder((4, 8), name="A"), te.placeholder((8, 3), name="B")
     k = te.reduce_axis((0, 8), "k")
     c = te.compute((4, 3), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="C")
@@ -254,7 +254,7 @@ def main(a: T.handle, b: T.handle) -> None:
     np.testing.assert_array_equal(out, np.maximum(array + 1, 0))
 
 
-def test_extreme_values() -> None:
+def test_extreme_constants_round_trip() -> None:
     func = parsed("""
 @T.prim_func
 def f(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "int32")):
@@ -278,7 +278,7 @@ def f(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
     assert "B[T.Ramp(i * 16, 1, 16)] = A[T.Ramp(i * 16, 1, 16)]" in func.script()
 
 
-def test_modules() -> None:
+def test_module_scripts_parse() -> None:
     @I.ir_module
     class Module:
         @T.prim_func
@@ -332,7 +332,7 @@ def test_the_name_in_the_module_and_the_symbol_may_differ() -> None:
     assert structural_equal(back, module)
 
 
-def test_where_each_statement_stands() -> None:
+def test_statements_have_source_spans() -> None:
     text, lines = print_with_lines(product)
     at = {type(s).__name__: text.split("\n")[line - 1].strip() for s, line in lines.items()}
     assert at["For"] == "for i, j, k in T.grid(4, 3, 8):"
@@ -419,7 +419,7 @@ def f(A: T.Buffer((32,), "int64")):
 
 
 @pytest.mark.parametrize(("body", "message"), REJECTED)
-def test_errors_point_at_the_place(body: str, message: str) -> None:
+def test_parse_errors_point_at_the_source(body: str, message: str) -> None:
     with pytest.raises(ParseError) as raised:
         tir.parse(HEAD + body + "\n")
     said = str(raised.value).split("\n")
@@ -444,7 +444,7 @@ def test_a_decorator_tells_the_line_of_the_file() -> None:
             A[0] = nothing  # noqa: F821
 
 
-def test_forms_mean_nothing_outside() -> None:
+def test_script_forms_are_refused_outside_scripts() -> None:
     with pytest.raises(TypeError, match="T.grid has a meaning only inside"):
         T.grid(1, 2)
 

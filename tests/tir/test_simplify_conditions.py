@@ -98,7 +98,9 @@ OVERWRITTEN = [
     ("before", "after", "analyse"),
     [*((*each, False) for each in EFFECTLESS), *((*each, True) for each in OVERWRITTEN)],
 )
-def test_what_has_no_effect_goes(before: str, after: str | None, analyse: bool) -> None:
+def test_statements_without_effect_are_removed(
+    before: str, after: str | None, analyse: bool
+) -> None:
     options = {"tir.RemoveNoOp": {"use_dataflow_analysis": analyse}}
     with ekiden.transform.PassContext(config=options):
         found = tir.transform.RemoveNoOp()(ekiden.IRModule({"main": program(before)}))["main"]

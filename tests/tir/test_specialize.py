@@ -48,7 +48,7 @@ def test_numbers_and_sizes_are_filled_in() -> None:
     assert "x * 2" in doubled.script() and not doubled.scalars
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_specializations_are_refused() -> None:
     func = parsed()
     a, b, n = func.params
     assert isinstance(a, tir.Buffer)

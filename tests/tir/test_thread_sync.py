@@ -107,7 +107,7 @@ def test_barriers_that_are_there_suffice() -> None:
     assert synced(body).count(WAIT) == 2
 
 
-def test_reading_twice_needs_none() -> None:
+def test_repeated_reads_need_no_barrier() -> None:
     assert (
         synced("""
         s[t] = a[0, t]
@@ -128,7 +128,7 @@ def test_both_sides_of_a_condition_count() -> None:
 """)[-2:] == [WAIT, "b[0, t] = s[7 - t]"]
 
 
-def test_threads_that_do_not_all_come_by() -> None:
+def test_divergent_barriers_are_refused() -> None:
     message = "kernel 'f': threads would have to wait for each other between uses of 's' where not"
     with pytest.raises(CompileError, match=message):
         synced("""
@@ -138,6 +138,6 @@ def test_threads_that_do_not_all_come_by() -> None:
 """)
 
 
-def test_other_memory_needs_none() -> None:
+def test_thread_sync_refuses_other_memory_scopes() -> None:
     with pytest.raises(ValueError, match="'shared' expected, got 'global'"):
         ThreadSync("global")

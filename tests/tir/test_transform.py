@@ -80,7 +80,7 @@ def test_lower_blocks_puts_the_init_before_the_reduction() -> None:
     )
 
 
-def test_flatten_and_simplify() -> None:
+def test_buffers_flatten_and_indices_simplify() -> None:
     a, b = buffers(4, N, 8)
     i, j, k = Var("i"), Var("j"), Var("k")
     store = BufferStore(b, a[i, j, k] + 1.0, (i, j, k))
@@ -115,7 +115,7 @@ def test_vectorize_masks_the_rest() -> None:
     )
 
 
-def test_what_all_lanes_share_is_a_number() -> None:
+def test_lane_invariant_values_stay_scalar() -> None:
     """The group of a channel, o // 32 for lanes of one group, makes one load, no gather."""
     a, b = buffers(64)
     channel = J * 8 + I
@@ -176,7 +176,7 @@ def test_vectorized_loops_stay_loops_where_that_is_asked() -> None:
         assert "T.vectorized" not in lower(func).script()
 
 
-def test_unroll() -> None:
+def test_unroll_expands_loops() -> None:
     a, b = buffers(2)
     func = program(loop(I, 2, BufferStore(b, a[I], (I,)), ForKind.UNROLLED), a, b)
     assert body_text(unroll_loops(func)) == "b[0] = a[0]\nb[1] = a[1]"

@@ -224,7 +224,7 @@ LOWERED = {
 
 
 @pytest.mark.parametrize("name", REJECTED)
-def test_rejected(name: str) -> None:
+def test_ill_formed_program_is_rejected(name: str) -> None:
     body, message = REJECTED[name]
     params = {"symbolic": (NS,), "ranks": (WIDE,), "rank of a load": (A, WIDE)}.get(name, (A, B))
     with pytest.raises(VerifyError) as raised:
@@ -235,7 +235,7 @@ def test_rejected(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOWERED)
-def test_what_lowering_must_remove(name: str) -> None:
+def test_unlowered_statements_are_rejected(name: str) -> None:
     body, message = LOWERED[name]
     with pytest.raises(VerifyError) as raised:
         verify(program(body))
@@ -302,7 +302,7 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_accepted(name: str) -> None:
+def test_well_formed_program_is_accepted(name: str) -> None:
     func = program(ACCEPTED[name])
     assert verify(func, lowered=False) is func
 

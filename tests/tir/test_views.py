@@ -149,7 +149,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("body", "message"), REFUSED)
-def test_refused_texts(body: str, message: str) -> None:
+def test_invalid_views_are_refused(body: str, message: str) -> None:
     with pytest.raises(ParseError) as caught:
         tir.parse(HEAD + body)
     assert message in str(caught.value)

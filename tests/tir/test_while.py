@@ -42,20 +42,20 @@ STEPS = [0, 1, 7, 2, 5, 8, 16, 111, 0]
 
 
 @pytest.mark.parametrize("target", ["llvm", "c"])
-def test_compiled(target: str) -> None:
+def test_compiled_while_matches_python(target: str) -> None:
     out = np.full(9, -1)
     result = ekiden.nd.array(out)
     build(collatz(), target, name="f")["f"](ekiden.nd.array(NUMBERS), result)
     assert result.numpy().tolist() == STEPS
 
 
-def test_interpreted() -> None:
+def test_interpreted_while_matches_python() -> None:
     out = np.full(9, -1)
     interpreter.run_prim_func(lower(collatz()), NUMBERS, out)
     assert out.tolist() == STEPS
 
 
-def test_text_parses_back() -> None:
+def test_while_text_round_trips() -> None:
     func = collatz()
     again = tir.parse(func.script())
     assert "while at[0] > 1:" in func.script()
@@ -63,7 +63,7 @@ def test_text_parses_back() -> None:
 
 
 @pytest.mark.parametrize("scope", ["register", "local"])
-def test_values_in_registers_go_round(scope: str) -> None:
+def test_while_carries_registers(scope: str) -> None:
     """Sums of powers of two, in SSA values or on the stack."""
     func = tir.parse(f'''
 @T.prim_func
@@ -85,7 +85,7 @@ def f(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32")):
         assert result.numpy().tolist() == [1, 1, 8, 64]
 
 
-def test_lanes_have_one_condition() -> None:
+def test_while_condition_is_scalar() -> None:
     func = tir.parse("""
 @T.prim_func
 def f(a: T.Buffer((16,), "int32")):
@@ -98,14 +98,14 @@ def f(a: T.Buffer((16,), "int32")):
         lower(func)
 
 
-def test_a_condition_is_a_bool() -> None:
+def test_while_condition_must_be_bool() -> None:
     a = tir.decl_buffer((1,), "int32", "a")
     body = tir.BufferStore(a, tir.const(0, "int32"), (tir.const(0),))
     with pytest.raises(VerifyError, match="bool"):
         tir.verify(PrimFunc((a,), tir.While(a[0], body)))
 
 
-def test_one_that_is_never_true_vanishes() -> None:
+def test_false_while_is_removed() -> None:
     a = tir.decl_buffer((1,), "int32", "a")
     body = tir.BufferStore(a, tir.const(0, "int32"), (tir.const(0),))
     lowered = lower(PrimFunc((a,), tir.While(tir.const(False), body)))

@@ -355,7 +355,7 @@ ELSEWHERE = {
 @share(2)
 @every_backend
 @pytest.mark.parametrize("family", CASES)
-def test_against_numpy(family: str, backend: str) -> None:
+def test_algebra_operators_match_numpy(family: str, backend: str) -> None:
     check(CASES[family], backend)
 
 
@@ -399,7 +399,7 @@ def test_random_numbers_are_spread() -> None:
         assert abs(out.std() - deviation) < 0.02
 
 
-def test_misuse() -> None:
+def test_algebra_operators_refuse_invalid_arguments() -> None:
     a, b = te.placeholder((3, 4)), te.placeholder((5, 6))
     for make, message in (
         (lambda: topi.matmul(a, b), "matmul: 4 columns and 5 rows do not match"),

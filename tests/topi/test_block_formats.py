@@ -49,7 +49,7 @@ def pattern(row: BlockFormat) -> NDArray[np.uint8]:
 
 
 @every_format
-def test_decoding_keeps_what_it_was(row: BlockFormat) -> None:
+def test_decoding_matches_recorded_values(row: BlockFormat) -> None:
     checksum, numbers = KEPT[row.name]
     found = row.decode(pattern(row))
     assert found.shape == (2 * row.values_per_block,) and found.dtype == np.float32
@@ -57,7 +57,7 @@ def test_decoding_keeps_what_it_was(row: BlockFormat) -> None:
     assert zlib.crc32(found.astype("<f4").tobytes()) == checksum
 
 
-def test_four_bits_by_hand() -> None:
+def test_q4_decoding_matches_hand_computed_values() -> None:
     """Half of a scale of 2; the lower halves of bytes come first, 8 is 0."""
     block = np.zeros((1, 18), np.uint8)
     block[0, :4] = 0x00, 0x40, 0x19, 0x8F
@@ -68,7 +68,7 @@ def test_four_bits_by_hand() -> None:
 
 
 @every_format
-def test_decoding_is_that_of_gguf(row: BlockFormat) -> None:
+def test_decoding_matches_gguf(row: BlockFormat) -> None:
     gguf = pytest.importorskip("gguf", reason="needs the package gguf")
     random = np.random.default_rng(row.gguf_type)
     blocks = random.integers(0, 256, (30, 7, row.block_bytes), dtype=np.uint8)
@@ -80,7 +80,7 @@ def test_decoding_is_that_of_gguf(row: BlockFormat) -> None:
 
 
 @pytest.mark.parametrize("name", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
-def test_encoding_is_that_of_gguf(name: str) -> None:
+def test_encoding_matches_gguf(name: str) -> None:
     gguf = pytest.importorskip("gguf", reason="needs the package gguf")
     row = BLOCK_FORMATS_BY_NAME[name]
     random = np.random.default_rng(row.gguf_type)
@@ -93,7 +93,7 @@ def test_encoding_is_that_of_gguf(name: str) -> None:
 
 
 @every_format
-def test_what_is_encoded_is_near(row: BlockFormat) -> None:
+def test_encoding_error_is_bounded(row: BlockFormat) -> None:
     random = np.random.default_rng(3)
     numbers = random.standard_normal((50, 2 * row.values_per_block)).astype(np.float32)
     numbers[0] = 0

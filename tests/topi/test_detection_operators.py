@@ -516,11 +516,11 @@ CASES: dict[str, list[Case]] = {
 @share(2)
 @every_backend
 @pytest.mark.parametrize("family", CASES)
-def test_against_numpy(family: str, backend: str) -> None:
+def test_detection_operators_match_numpy(family: str, backend: str) -> None:
     check(CASES[family], backend)
 
 
-def test_misuse() -> None:
+def test_detection_operators_refuse_invalid_arguments() -> None:
     x = te.placeholder((1, 2, 3, 4))
     for make, message in (
         (lambda: topi.image.resize2d(x, None, (1, 2, 3)), "resize2d: expected 2 spatial axes"),

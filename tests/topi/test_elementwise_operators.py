@@ -264,7 +264,7 @@ CASES: dict[str, list[Case]] = {
 
 @every_backend
 @pytest.mark.parametrize("family", CASES)
-def test_against_numpy(family: str, backend: str) -> None:
+def test_elementwise_operators_match_numpy(family: str, backend: str) -> None:
     check(CASES[family], backend)
 
 
@@ -277,7 +277,7 @@ def test_arithmetic_of_tensors_broadcasts() -> None:
     assert (a * b).shape[0] is n
 
 
-def test_misuse() -> None:
+def test_elementwise_operators_refuse_invalid_arguments() -> None:
     a, b = te.placeholder((3,)), te.placeholder((4,))
     for make, message in (
         (lambda: topi.add(a, b), "do not broadcast"),

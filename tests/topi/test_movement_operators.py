@@ -452,7 +452,7 @@ CASES: dict[str, list[Case]] = {
 
 @every_backend
 @pytest.mark.parametrize("family", CASES)
-def test_against_numpy(family: str, backend: str) -> None:
+def test_movement_operators_match_numpy(family: str, backend: str) -> None:
     check(CASES[family], backend)
 
 
@@ -462,7 +462,7 @@ def test_rows_sort_in_parallel() -> None:
     assert "T.parallel(rows)" in text
 
 
-def test_misuse() -> None:
+def test_movement_operators_refuse_invalid_arguments() -> None:
     x, v = te.placeholder((3, 4)), te.placeholder((SizeVar("n"),), "int64")
     for make, message in (
         (lambda: topi.transpose(x, (0, 0)), r"transpose: expected a permutation of 2 axes"),

@@ -669,11 +669,11 @@ CASES: dict[str, list[Case]] = {
 @share(2)
 @every_backend
 @pytest.mark.parametrize("family", CASES)
-def test_against_numpy(family: str, backend: str) -> None:
+def test_network_operators_match_numpy(family: str, backend: str) -> None:
     check(CASES[family], backend)
 
 
-def test_misuse() -> None:
+def test_network_operators_refuse_invalid_arguments() -> None:
     x, n = te.placeholder((1, 4, 6, 6)), SizeVar("n")
     for make, message in (
         (

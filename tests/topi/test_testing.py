@@ -23,7 +23,7 @@ def normal(*shape: int) -> np.ndarray:
         ((0, 1, 2, 0), (0, 1, 2, 0)),
     ],
 )
-def test_a_convolution_is_a_sum(padding: object, around: tuple[int, ...]) -> None:
+def test_reference_convolution_matches_sum(padding: object, around: tuple[int, ...]) -> None:
     x, w = normal(2, 3, 5, 6), normal(4, 3, 3, 3)
     top, left, bottom, right = around
     wide = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
@@ -41,7 +41,7 @@ def test_a_convolution_is_a_sum(padding: object, around: tuple[int, ...]) -> Non
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_products_and_norms() -> None:
+def test_reference_matmuls_and_norms_match_numpy() -> None:
     x, y = normal(2, 3, 4), normal(2, 5, 4)
     np.testing.assert_allclose(
         testing.batch_matmul(x, y), np.einsum("bmk,bnk->bmn", x, y), rtol=1e-5, atol=1e-6
@@ -53,7 +53,7 @@ def test_products_and_norms() -> None:
     np.testing.assert_allclose(made.std(2), np.ones((2, 3)), rtol=1e-3)
 
 
-def test_pools_and_moves() -> None:
+def test_reference_pooling_and_movement_match_numpy() -> None:
     x = normal(1, 2, 4, 6)
     blocks = x.reshape(1, 2, 2, 2, 3, 2)
     args = ([2, 2], [2, 2], [1, 1], [0, 0], [0, 0])

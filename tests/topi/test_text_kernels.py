@@ -50,7 +50,7 @@ def run(function: Callable[..., Expr], *arrays: Array) -> Array:
     return found
 
 
-def test_texts_come_back() -> None:
+def test_strings_round_trip() -> None:
     for shape in ((45,), (9, 5), (3, 0), ()):
         given = np.resize(WORDS, shape).astype(object)
         found = decode_strings(encode_strings(given))
@@ -59,14 +59,14 @@ def test_texts_come_back() -> None:
         encode_strings([1, "a"])
 
 
-def test_concat() -> None:
+def test_string_concat_matches_python() -> None:
     found = run(text.concat, encode_strings(WORDS), encode_strings(WORDS[::-1]))
     assert decode_strings(found).tolist() == [
         a + b for a, b in zip(WORDS, WORDS[::-1], strict=True)
     ]
 
 
-def test_find() -> None:
+def test_string_find_matches_python() -> None:
     keys = sort_strings(set(WORDS[::2]))
     found = run(text.find, encode_strings(WORDS), encode_strings(keys))
     assert found.tolist() == [keys.index(w) if w in keys else -1 for w in WORDS]
@@ -75,7 +75,7 @@ def test_find() -> None:
 @share(4)
 @pytest.mark.parametrize("delimiter", ["", ",", "é", ", "])
 @pytest.mark.parametrize("maxsplit", [-1, 0, 1, 3])
-def test_split(delimiter: str, maxsplit: int) -> None:
+def test_string_split_matches_python(delimiter: str, maxsplit: int) -> None:
     data = encode_strings(WORDS)
     counts = run(lambda x: text.count_parts(x, delimiter, maxsplit), data)
     parts = [w.split(delimiter or None, maxsplit) for w in WORDS]
@@ -87,7 +87,7 @@ def test_split(delimiter: str, maxsplit: int) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["a*", "[ab,]+", ".*é.*", "(ab|x )?.", "[^a😀]{2,5}", ""])
-def test_match(pattern: str) -> None:
+def test_regex_match_matches_python(pattern: str) -> None:
     found = run(text.match, encode_strings(WORDS), *compile_dfa(pattern))
     assert found.tolist() == [re.fullmatch(pattern, w) is not None for w in WORDS]
 

@@ -62,7 +62,7 @@ CASES = cases()
 
 @alike(3)
 @every_backend
-def test_against_python(backend: str) -> None:
+def test_top_k_matches_python(backend: str) -> None:
     check(CASES, backend)
 
 
@@ -93,7 +93,7 @@ def test_few_are_selected_and_many_sorted(count: int, size: int, chosen: bool) -
     assert isinstance(found, IntImm) and bool(found.value) is chosen
 
 
-def test_what_is_not_known_is_asked_when_it_runs() -> None:
+def test_top_k_algorithm_is_chosen_at_run_time() -> None:
     x = te.placeholder((3, SizeVar("n")))
     text = str(te.create_prim_func([x, *topi.topk(x, SizeVar("k"))]).body)
     assert "k <= 256" in text and "k * 8 <= n" in text

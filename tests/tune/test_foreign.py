@@ -41,7 +41,7 @@ def of_args(*shapes: list[int]) -> list[object]:
     return [["TENSOR", "float32", shape] for shape in shapes]
 
 
-def test_a_trace_of_metaschedule_is_done_again(tmp_path: Path) -> None:
+def test_metaschedule_trace_is_replayed(tmp_path: Path) -> None:
     task = tune.te_task(of.matmul(1, 8, 32, 16), "llvm", name="product")
     mine = of_args([1, 8, 16], [1, 16, 32], [1, 8, 32])
     other = [[["GetBlock", [], ["conv", "main"], ["b0"]]], []]
@@ -87,7 +87,7 @@ def line(name: str, args: list[object], entity: list[object], error: int = 0) ->
     })  # fmt: skip
 
 
-def test_a_log_of_autotvm_is_of_a_template_here(tmp_path: Path) -> None:
+def test_autotvm_log_maps_to_a_template(tmp_path: Path) -> None:
     args: list[object] = [8, 16, 8]
     task = tune.template_task(product, args, "llvm", name="product")
     entity: list[object] = [

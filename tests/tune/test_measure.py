@@ -137,7 +137,7 @@ def test_what_a_lost_machine_had_is_tried_again_and_counted_once(task: Task) -> 
     }  # that is what else the machine does
 
 
-def test_a_machine_that_stays_away_is_said(task: Task) -> None:
+def test_lost_machine_is_reported(task: Task) -> None:
     with pytest.raises(NoDefaultError, match="lost: the machine is gone"):
         quick(executor=Losing(1000)).measure(task, drawn(task, 1))
 
@@ -147,7 +147,7 @@ def test_numbers_that_cannot_be_are_refused() -> None:
         Measurer(threads=0)
 
 
-def test_arrays_have_guards() -> None:
+def test_measured_arrays_have_guard_bytes() -> None:
     args = [([3, 5], "float32"), ([7], "int8"), ([], "float32"), ([0, 4], "int64"), ([2], "bool")]
     arrays = make_arrays([*args, ([9], "bfloat16")], 1, seed=3)
     assert [a.shape for a in arrays.inputs] == [(3, 5), (7,), (), (0, 4), (2,)]
@@ -215,7 +215,7 @@ def test_neither_drift_nor_a_busy_machine_makes_a_winner() -> None:
     assert time_ratio([0.5, 0.55], [1.0, 1.1]) == 0.5
 
 
-def test_what_cannot_win_is_left_out_of_later_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losing_candidates_skip_later_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(run_job, "_timing_clock", lambda threads: lambda: now[0])
 
@@ -226,7 +226,7 @@ def test_what_cannot_win_is_left_out_of_later_turns(monkeypatch: pytest.MonkeyPa
     assert len(times[0]) == 12 and len(times[1]) == 3
 
 
-def test_what_is_hopeless_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hopeless_candidates_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of a tenth of a second: most of a search are several times as slow as the default."""
     now, calls = [0.0], [0, 0, 0]
     monkeypatch.setattr(run_job, "_timing_clock", lambda threads: lambda: now[0])
@@ -247,7 +247,7 @@ def test_what_is_hopeless_is_called_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(("unit", "turns"), [(1e-5, [12, 9, 5, 3]), (0.1, [12, 3, 2, 1])])
-def test_a_long_call_is_several_turns(
+def test_long_call_counts_as_several_rounds(
     unit: float, turns: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]

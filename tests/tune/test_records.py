@@ -24,7 +24,7 @@ def best(ratio: float, **fields: object) -> Best:
     return Best(**{**said, "ratio": ratio, "untuned": 2e-3, "confirmed": confirmed, **fields})  # type: ignore[arg-type]
 
 
-def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
+def test_appended_records_read_back(tmp_path: Path) -> None:
     records = Records.open(tmp_path / "r.json")
     records.append(trial(1), best(0.5))
     records.append(trial(2, status="crash", ratio=0.0, said='"quoted"\nlines'))
@@ -85,7 +85,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_no_record_is_none(name: str) -> None:
+def test_malformed_records_are_skipped(name: str) -> None:
     assert parse_record(WRONG[name]) is None
 
 

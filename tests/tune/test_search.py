@@ -38,7 +38,7 @@ def cost(candidate: Candidate) -> float:
     return 0.5 + 0.1 * abs(decision.int_value("rows") - 2) + 0.2 * (decision["order"] == "panel")
 
 
-def test_only_what_can_still_be_chosen_is_searched() -> None:
+def test_decided_knobs_are_not_searched() -> None:
     assert [c.name for c in SPACE.free] == ["rows", "order"] and SPACE.size == 8
     source = random.Random(0)
     drawn = {SPACE.mutate(SPACE.default, source).choice for _ in range(50)}
@@ -56,7 +56,7 @@ def test_all_of_a_small_space_is_found_once(search: Search) -> None:
     assert min(history, key=history.__getitem__).choice == "rows=2 order=row"
 
 
-def test_what_failed_has_no_children() -> None:
+def test_failed_candidates_have_no_offspring() -> None:
     failed = Candidate("toy", "rows=4 order=row")
     space = FamilySpace("toy", (Knob("rows", tuple(range(1000)), "rows"),), decide)
     history = {failed: math.inf, Candidate("toy", "rows=500"): 0.1}

@@ -123,7 +123,7 @@ def test_records_of_other_sizes_and_processors_are_not_counted(task: Task) -> No
     assert Session([task], records).trials == 1
 
 
-def test_every_task_has_its_turn_and_winners_are_recorded(tmp_path: Path) -> None:
+def test_every_task_is_tuned_and_winners_recorded(tmp_path: Path) -> None:
     tasks = module_tasks(two_layers(), Target("llvm"), {"n": 8}).tasks
     seen: list[int] = []
     session = Session(

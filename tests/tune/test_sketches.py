@@ -130,9 +130,7 @@ def test_what_reads_a_tile_is_computed_in_it() -> None:
         (largest_of_rows(3, 48), True),
     ],
 )
-def test_what_shares_rows_is_computed_row_by_row(
-    tensors: of.Tensors, exact: bool, cpu: str
-) -> None:
+def test_row_sketch_computes_row_by_row(tensors: of.Tensors, exact: bool, cpu: str) -> None:
     """Vectors along each row, whose lanes are combined once, and stages of a few rows together."""
     func, source = te.create_prim_func(tensors), random.Random(cpu)
     wanted = run(func)
@@ -358,7 +356,7 @@ def _other_block(choice: str) -> str:
     return choice.replace('"product"', '"nothing"')
 
 
-def test_a_rule_of_a_users_own() -> None:
+def test_user_sketch_rule_is_used() -> None:
     seen: list[str] = []
 
     def halves(schedule: tir.Schedule, name: str, target: object) -> list[tir.Schedule]:

@@ -72,7 +72,7 @@ def test_a_template_is_tuned_and_its_records_are_found() -> None:
     assert task.program(session.records).params
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_templates_are_refused() -> None:
     with pytest.raises(InputError, match="no template is called 'nothing'; there are: .*product"):
         tune.template_task("nothing", ())
     with pytest.raises(InputError, match="the template 'plain' has no knobs"):

@@ -101,11 +101,11 @@ CASES: list[tuple[str, DFPattern, Expr, bool]] = [
 @pytest.mark.parametrize(
     "pattern, expr, expected", [c[1:] for c in CASES], ids=[c[0] for c in CASES]
 )
-def test_match(pattern: DFPattern, expr: Expr, expected: bool) -> None:
+def test_pattern_matches_expression(pattern: DFPattern, expr: Expr, expected: bool) -> None:
     assert pattern.match(expr) is expected
 
 
-def test_a_match_says_what_each_part_matched() -> None:
+def test_match_maps_subpatterns_to_expressions() -> None:
     x, c = wildcard(), is_constant()
     total = x + c
     one = const(np.ones(3, np.float32))
@@ -138,7 +138,7 @@ DIAMOND = dominates(
 )
 
 
-def test_dominator() -> None:
+def test_dominator_pattern_matches() -> None:
     assert DIAMOND.match(_diamond())
     found = find_match(DIAMOND, _diamond())
     assert found is not None and len(found[DIAMOND.path]) == 3
@@ -153,7 +153,7 @@ def test_no_use_of_the_parent_may_go_around_the_child() -> None:
 
 
 @pytest.mark.slow
-def test_a_path_may_be_long() -> None:
+def test_dominator_path_may_be_long() -> None:
     chain = op.nn.dense(X, W)
     for _ in range(20_000):
         chain = op.nn.relu(chain)

@@ -90,7 +90,7 @@ def test_several_callbacks_work_together() -> None:
     assert structural_equal(made, op.add(X, const(3.0)), True)
 
 
-def test_what_matches_nothing_is_kept_as_it_is() -> None:
+def test_unmatched_expressions_are_unchanged() -> None:
     expr = op.exp(X)
     assert rewrite(DropDoubleNegation(), expr) is expr
 
@@ -109,7 +109,7 @@ def test_types_of_matches_are_known_where_required() -> None:
     assert structural_equal(made, op.zeros((2, 3), "float32"))
 
 
-def test_a_callback_without_end_is_an_error() -> None:
+def test_non_terminating_callback_is_an_error() -> None:
     class Swap(DFPatternCallback):
         def __init__(self) -> None:
             super().__init__()

@@ -57,7 +57,7 @@ def test_lets_and_functions_are_seen_through() -> None:
 
 
 @pytest.mark.parametrize("x, expected", [(2.0, 12.0), (-2.0, -3.0)])
-def test_the_branch_that_was_taken(x: float, expected: float) -> None:
+def test_gradient_follows_the_taken_branch(x: float, expected: float) -> None:
     text = """def @main(%x: float32) {
       if (greater(%x, 0f)) { multiply(%x, multiply(%x, %x)) } else { multiply(%x, -3f) } }"""
     assert text_gradient(text, np.float32(x)) == [expected]
@@ -85,7 +85,7 @@ def test_nested_branches_over_shared_values(x: float) -> None:
     np.testing.assert_allclose(text_gradient(text, *args), [a.grad, b.grad], rtol=1e-5)
 
 
-def test_of_several_results_the_first_counts() -> None:
+def test_gradient_is_of_the_first_result() -> None:
     x = var("x", shape=(2,))
     both = Function([x], Tuple([Tuple([op.exp(x), x]), op.negative(x)]))
     assert run(gradient(both), np.zeros(2, "f"))[1][0].tolist() == [1, 1]
@@ -99,7 +99,7 @@ def test_what_a_result_does_not_depend_on_gets_zeros() -> None:
     assert grads[1].dtype == np.int32
 
 
-def test_the_second_derivative() -> None:
+def test_second_derivative_is_supported() -> None:
     x = var("x", shape=())
     cube = Function([x], op.multiply(x, op.multiply(x, x)))
     first = gradient(cube)
@@ -109,7 +109,7 @@ def test_the_second_derivative() -> None:
     assert (result, second) == (12, 12)
 
 
-def test_symbolic_sizes() -> None:
+def test_gradient_of_symbolic_sizes() -> None:
     n = SizeVar("n")
     x, w = var("x", tensor_type((n, 3))), var("w", shape=(2, 3))
     loss = op.mean(op.nn.log_softmax(op.nn.dense(x, w)))
@@ -122,7 +122,7 @@ def test_symbolic_sizes() -> None:
             np.testing.assert_allclose(got, expected.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_a_long_chain() -> None:
+def test_gradient_of_a_long_chain() -> None:
     x = var("x", shape=())
     body: Expr = x
     for _ in range(5_000):
@@ -156,7 +156,7 @@ def test_the_pass_differentiates_every_function() -> None:
         ),
     ],
 )
-def test_what_has_no_gradient_is_named(text: str, message: str) -> None:
+def test_non_differentiable_operators_are_named(text: str, message: str) -> None:
     module = parse(text)
     with pytest.raises(DifferentiationError) as caught:
         gradient(module.get_global_var("main"), module)
@@ -216,7 +216,7 @@ def _random(shapes: Sequence[tuple[int, ...]], seed: int = 0) -> list[Array]:
     return [rng.normal(0, 0.3, s).astype(np.float32) for s in shapes]
 
 
-def test_a_convolutional_network() -> None:
+def test_gradient_of_convolutional_network_matches_torch() -> None:
     function, shapes = _network()
     args = _random(shapes)
     args[-1] = np.eye(5, dtype=np.float32)[[0, 2, 4, 1]]
@@ -230,7 +230,7 @@ def test_a_convolutional_network() -> None:
     _against_torch(function, args, -(scores * target).sum(1).mean(), t)
 
 
-def test_an_lstm_cell_unrolled() -> None:
+def test_gradient_of_unrolled_lstm_matches_torch() -> None:
     batch, inputs, hidden, steps = 3, 5, 7, 4
     shapes = [(steps, batch, inputs), (batch, hidden), (batch, hidden),
               (4 * hidden, inputs), (4 * hidden, hidden), (4 * hidden,)]  # fmt: skip
@@ -258,7 +258,7 @@ def test_an_lstm_cell_unrolled() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2, 0, 3, 4), (2, 3, 0, 4), (0, 3, 2, 4), (2, 3, 4, 0)])
-def test_sizes_of_zero(sizes: tuple[int, int, int, int]) -> None:
+def test_gradient_of_empty_tensors(sizes: tuple[int, int, int, int]) -> None:
     """A 0 in a shape is a size: gradients have the shapes of what they are of."""
     batch, rows, depth, units = sizes
     x, w = var("x", shape=(batch, rows, depth)), var("w", shape=(units, depth))

@@ -229,7 +229,7 @@ EDGES = [
 
 
 @pytest.mark.parametrize("params, body, args, wanted", EDGES)
-def test_gradient_where_a_formula_says_nothing(
+def test_gradient_at_singular_points(
     params: str, body: str, args: list[list[float]], wanted: list[list[float]]
 ) -> None:
     module = parse(f"def @main({params}) {{ {body} }}")
@@ -263,7 +263,7 @@ def test_a_gradient_has_the_dtype_of_what_fills() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(UNARY_GRADIENTS) & set(OPS)))
-def test_gradient_of_one_argument(name: str) -> None:
+def test_unary_gradient_matches_differences(name: str) -> None:
     function = op.nn.relu if name == "nn.relu" else getattr(op, name)
     _check(name, function, [X])
 
@@ -275,7 +275,7 @@ FLAT_CASES: dict[str, tuple[Build, list[Shape]]] = {
 
 
 @pytest.mark.parametrize("name", FLAT_CASES)
-def test_gradient_of_what_does_not_change(name: str) -> None:
+def test_gradient_of_constant_functions_is_zero(name: str) -> None:
     _check(name, *FLAT_CASES[name])
 
 
@@ -318,7 +318,7 @@ DYNAMIC: dict[str, tuple[Build, np.ndarray, np.ndarray]] = {
 }  # fmt: skip
 
 
-def test_gradient_of_numbers_in_steps() -> None:
+def test_gradient_of_step_functions_is_zero() -> None:
     start, stop, step = (var(n, shape=(), dtype="float64") for n in ("start", "stop", "step"))
     made = gradient(Function([start, stop, step], op.arange(start, stop, step, "float64")))
     values = [np.array(v) for v in (2.5, 9.5, 1.8)]
@@ -335,7 +335,7 @@ def test_gradient_through_a_shape_that_is_data(name: str) -> None:
     np.testing.assert_array_equal(grad, expected)
 
 
-def test_every_row_is_tested() -> None:
+def test_every_gradient_row_has_a_case() -> None:
     tested = {name.split()[0] for name in (*CASES, *DYNAMIC)} | {
         "contrib_reverse_reshape",
         "dyn.arange",

@@ -48,7 +48,7 @@ POOLS = [((2, 2), (2, 2), 0), ((3, 2), (1, 2), (1, 0)), ((3, 3), (2, 1), (1, 1, 
 @alike(4)
 @pytest.mark.parametrize(("size", "strides", "padding"), POOLS)
 @pytest.mark.parametrize("kind", ["max", "avg", "avg of all"])
-def test_pools(
+def test_pooling_gradients_match_transform(
     kind: str, size: tuple[int, int], strides: tuple[int, int], padding: int | tuple[int, ...]
 ) -> None:
     data = normal(2, 3, 6, 7)
@@ -70,7 +70,7 @@ def test_pools(
     ("groups", "strides", "dilation", "padding"),
     [(1, (1, 1), (1, 1), 1), (2, (2, 1), (1, 2), 2), (1, (2, 2), (1, 1), (0, 1, 1, 0))],
 )
-def test_weights(
+def test_convolution_weight_gradients_match_transform(
     groups: int, strides: tuple[int, int], dilation: tuple[int, int], padding: int | tuple[int, ...]
 ) -> None:
     data, weight = normal(2, 4, 8, 7), normal(6, 4 // groups, 3, 3)
@@ -92,7 +92,7 @@ def test_weights(
     )
 
 
-def test_what_is_not_known_is_told() -> None:
+def test_unsupported_backward_attributes_are_refused() -> None:
     g, x = relay.var("g", shape=(1, 2, 4, 4)), relay.var("x", shape=(1, 2, 4, 4))
     with pytest.raises(TypeInferenceError, match="'kernel_size' must be given"):
         relay.testing.run_infer_type(relay.nn.conv2d_backward_weight(g, x))
@@ -150,7 +150,7 @@ def test_no_images_and_no_channels_have_no_gradient(empty: int) -> None:
             relay.testing.run_infer_type(build(g, x, (2, 2), (2, 2)))
 
 
-def test_gradients_of_brief_floats() -> None:
+def test_bfloat16_gradients_match() -> None:
     dtype = to_numpy("bfloat16")
     grad, data = normal(1, 2, 2, 2).astype(dtype), normal(1, 2, 3, 3).astype(dtype)
     params = [

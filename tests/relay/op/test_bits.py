@@ -29,7 +29,7 @@ def packed(data: np.ndarray, bits: int, pack_axis: int, bit_axis: int, word: str
 @share(2)
 @pytest.mark.parametrize("word", ["uint8", "uint16", "uint32", "uint64"])
 @pytest.mark.parametrize("bits, pack_axis, bit_axis", [(1, 1, 2), (3, 1, 4), (2, -1, 0)])
-def test_bits_are_packed(word: str, bits: int, pack_axis: int, bit_axis: int) -> None:
+def test_bitpack_matches_numpy(word: str, bits: int, pack_axis: int, bit_axis: int) -> None:
     data = RNG.integers(-100, 100, (2, 64, 1, 64)).astype("int16")
     x = relay.var("x", shape=data.shape, dtype="int16")
     call = relay.nn.bitpack(x, bits, pack_axis, bit_axis, word)
@@ -41,7 +41,7 @@ def test_bits_are_packed(word: str, bits: int, pack_axis: int, bit_axis: int) ->
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_bitserial_arguments_are_refused() -> None:
     x = relay.var("x", shape=(2, 30), dtype="int16")
     for call, message in (
         (relay.nn.bitpack(x), "multiple of 32"),
@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("unipolar", [True, False])
-def test_products_of_few_bits(unipolar: bool) -> None:
+def test_bitserial_products_match_numpy(unipolar: bool) -> None:
     """A bit of a weight stands for 1 or -1, or for 1 or 0."""
     data, weight = RNG.integers(0, 4, (2, 8)), RNG.integers(0, 4, (5, 8))
     image, taps = RNG.integers(0, 4, (1, 3, 6, 6)), RNG.integers(0, 4, (4, 3, 3, 3))

@@ -14,7 +14,7 @@ from long_runs import share
 @share(4)
 @pytest.mark.parametrize("dtype", ["int32", "int16", "float64", "float32", "float16"])
 @pytest.mark.parametrize(("groups", "made"), [(6, 6), (6, 12), (3, 6), (2, 4)])
-def test_kernels_give_what_is_meant(dtype: str, groups: int, made: int) -> None:
+def test_grouped_convolution_dtypes_match_reference(dtype: str, groups: int, made: int) -> None:
     rng = np.random.default_rng(0)
     data = rng.integers(-4, 5, (1, 5, 4, 6)).astype(dtype)
     weight = rng.integers(-3, 4, (2, 3, made, 6 // groups)).astype(dtype)

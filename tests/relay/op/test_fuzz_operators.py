@@ -22,7 +22,7 @@ def _shown(tally: fuzz_operators.Tally) -> str:
     return "\n".join(f"{f.kind}: {f.variant}: {f.message}" for f in tally.finds)
 
 
-def test_operators_that_refuse_indices() -> None:
+def test_fuzzer_covers_index_checking_operators() -> None:
     names = sorted(n for n in fuzz_operators.SAMPLES if OPS[n].may_fail)
     assert len(names) > 10
     tally = fuzz_operators.fuzz(300, 3, names, each=30, seconds=60)
@@ -32,7 +32,7 @@ def test_operators_that_refuse_indices() -> None:
 
 @alike(2)
 @pytest.mark.parametrize("seed", range(2))
-def test_some_operators(seed: int) -> None:
+def test_fuzzing_some_operators_finds_no_fault(seed: int) -> None:
     names = np.random.default_rng(seed).choice(sorted(fuzz_operators.SAMPLES), 8, replace=False)
     tally = fuzz_operators.fuzz(80, seed, [str(n) for n in names], each=15, seconds=60)
     assert not tally.finds, _shown(tally)
@@ -40,12 +40,12 @@ def test_some_operators(seed: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(4 * 3600)
-def test_a_million_cases() -> None:
+def test_fuzzing_a_million_cases_finds_no_fault() -> None:
     tally = fuzz_operators.fuzz(1_000_000, 0, each=4000, seconds=1.5)
     assert not tally.finds, _shown(tally)
 
 
-def test_a_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fuzzing_resumes_from_saved_tally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state, names = tmp_path / "state.json", ["add", "take"]
     first = fuzz_operators.fuzz(30, 4, names, each=5, seconds=60, state=state)
     second = fuzz_operators.fuzz(40, 4, names, each=5, seconds=60, state=state)
@@ -69,7 +69,7 @@ def _try_neighbours(names: Sequence[str], cases: int) -> fuzz_operators.Tally:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_arguments_with_one_element_more_or_less() -> None:
+def test_off_by_one_arguments_are_refused_or_agree() -> None:
     tally = _try_neighbours(sorted(fuzz_operators.SAMPLES), 2)
     assert not tally.finds, _shown(tally)
 
@@ -90,7 +90,7 @@ def test_every_operator_that_computes_has_a_sample() -> None:
     assert computes - set(fuzz_operators.SAMPLES) == set()
 
 
-def test_a_fault_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fuzzer_detects_a_planted_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A gather that takes its indices as they are; its kernels must not be kept."""
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path))
 

@@ -56,12 +56,12 @@ def both_refuse(build: Build, *arrays: Array) -> None:
 
 
 @pytest.mark.slow
-def test_determinants_of_halves() -> None:
+def test_float16_determinant_matches_interpreter() -> None:
     assert both(op.det, np.diag([2, 3]).astype("float16")).tolist() == 6
 
 
 @pytest.mark.slow
-def test_sizes_below_zero() -> None:
+def test_negative_sizes_are_refused() -> None:
     image, line = np.zeros((1, 2, 4, 5), "float32"), np.zeros((0, 16), "float32")
     both_refuse(op.image.resize2d, image, np.array([-8, 26]))
     both_refuse(op.tile, line, np.array([-4, 0]))
@@ -75,7 +75,7 @@ DIVISORS = np.array([[np.inf], [-np.inf], [2.0], [-2.0], [1e4]], "float32")
 @share(3)
 @pytest.mark.parametrize("name", ["floor_mod", "floor_divide", "mod", "trunc_mod", "trunc_divide"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_remainders_by_infinity(name: str, dtype: str) -> None:
+def test_remainder_by_infinity_matches_interpreter(name: str, dtype: str) -> None:
     numbers, divisors = NUMBERS.astype(dtype), DIVISORS.astype(dtype)
     found = both(getattr(op, name), numbers, divisors)
     if name == "floor_mod":
@@ -106,7 +106,7 @@ def test_products_of_bfloat16() -> None:
         np.testing.assert_allclose(found, meant, rtol=2**-6)
 
 
-def test_the_least_integer_divided() -> None:
+def test_int_min_division_matches_interpreter() -> None:
     found = both(lambda x: op.divide(x, relay.const(-3)), np.array([-(2**31), 7], "int32"))
     assert found.tolist() == [715827882, -2]
 
@@ -180,7 +180,7 @@ def test_nothing_is_taken_from_an_axis_without_elements(mode: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_turns_of_large_angles(dtype: str) -> None:
+def test_trigonometry_of_large_angles_matches_interpreter(dtype: str) -> None:
     angles = np.array([1e30, -1e30, 2.0**31, 1e22, 1e300, 1.7e308, 2.0**27 + 0.5, 3e9], "float64")
     with np.errstate(over="ignore"):
         angles = angles.astype(dtype)
@@ -207,7 +207,7 @@ def test_broadcasting_does_not_make_axes_shorter() -> None:
 
 
 @pytest.mark.slow
-def test_reductions_of_nothing() -> None:
+def test_empty_reductions_match_interpreter() -> None:
     n, none = SizeVar("n"), np.zeros((2, 0), "float32")
     x = relay.var("x", shape=(2, n))
     for body, wanted in (
@@ -221,7 +221,7 @@ def test_reductions_of_nothing() -> None:
             np.testing.assert_array_equal(found, [wanted] * 2)
 
 
-def test_what_is_left_beside_a_dimension_of_nothing() -> None:
+def test_ambiguous_reshape_extent_is_refused() -> None:
     both_refuse_to_reshape = np.zeros((3, 0), "float32"), np.array([-1, 0])
     module = module_of(lambda x, s: op.reshape(x, s, allowzero=True), *both_refuse_to_reshape)
     with pytest.raises(InputError, match="what is left is not clear"):
@@ -236,7 +236,7 @@ def test_an_axis_is_squeezed_once() -> None:
 
 
 @pytest.mark.parametrize("ends", [(-3.0, 200.0), (0.0, 0.5), (0.5, 1.0), (-1.0, 1.0)])
-def test_truths_between_numbers(ends: tuple[float, float]) -> None:
+def test_clip_of_bools_uses_integer_bounds(ends: tuple[float, float]) -> None:
     """As of integers, whose ends lose their fractions, of what is above 0 upwards."""
     found = both(lambda x: op.clip(x, *ends), np.array([True, False]))
     assert found.tolist() == [ends[1] >= 1, ends[0] > 0]
@@ -397,7 +397,7 @@ def test_products_of_brief_floats_in_another_dtype(dtype: str, out: str) -> None
         np.testing.assert_allclose(found, both(call, *wide), rtol=1e-12)
 
 
-def test_windows_and_depths_of_nothing() -> None:
+def test_zero_window_size_and_depth_are_refused() -> None:
     x = relay.var("x", shape=(1, 2, 3, 0))
     with pytest.raises(TypeInferenceError, match="nn.lrn: size must be at least 1, got 0"):
         relay.testing.run_infer_type(op.nn.lrn(x, size=0))
@@ -418,7 +418,7 @@ def test_a_split_dimension_is_its_parts_though_there_is_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, None])
-def test_indices_far_away_wrap(axis: int | None) -> None:
+def test_far_out_of_range_indices_wrap(axis: int | None) -> None:
     data = np.arange(12, dtype="float32").reshape(3, 4)
     far = np.array([-(2**63), -(2**62) - 1, 2**63 - 1, -5, 7])
     found = both(lambda x, i: op.take(x, i, axis, mode="wrap"), data, far)
@@ -452,7 +452,7 @@ def test_windows_move_and_are_in_groups() -> None:
             relay.transform.InferType()(module)
 
 
-def test_scales_of_a_resize_are_two() -> None:
+def test_resize_requires_two_scales() -> None:
     x = np.zeros((1, 1, 4, 4), "float32")
     with pytest.raises(TypeInferenceError, match="scales must be of height and width"):
         module = module_of(lambda x: op.image.resize2d(x, (8, 8), scales=(2.0,)), x)
@@ -460,7 +460,7 @@ def test_scales_of_a_resize_are_two() -> None:
 
 
 @pytest.mark.parametrize(("scale", "rows"), [(np.nan, [0, 0]), (1e-40, [0, 3]), (-1e-40, [0, 0])])
-def test_scales_that_are_no_numbers_or_tiny(scale: float, rows: list[int]) -> None:
+def test_resize_with_nan_and_tiny_scales_reads_valid_rows(scale: float, rows: list[int]) -> None:
     """The first pixel is shown, or what is nearest to a place far outside."""
     x = np.arange(16, dtype="float32").reshape(1, 1, 4, 4)
     scales = np.array([scale, 1.0], "float32")
@@ -498,7 +498,7 @@ def test_images_without_pixels_are_not_resized() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["edge", "reflect", "wrap"])
-def test_borders_show_what_there_is(mode: str) -> None:
+def test_edge_padding_of_empty_axes_is_refused(mode: str) -> None:
     n, m = SizeVar("n"), SizeVar("m")
     for width, least in ((((2, 0), (0, 0)), 1), (((-1, 2), (0, 0)), 2)):
         x = relay.var("x", shape=(n, m))
@@ -527,7 +527,7 @@ def test_variance_along_an_axis_that_is_named_twice() -> None:
 @share(3)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("exponent", [-1.0, -0.5, 0.5, 2.0, 3.0])
-def test_powers_of_what_has_no_end(dtype: str, exponent: float) -> None:
+def test_powers_of_infinity_match_interpreter(dtype: str, exponent: float) -> None:
     x = np.array([-np.inf, np.inf, -0.0, 0.0, -2.0, 4.0, np.nan], dtype)
     found = both(lambda x: op.power(x, relay.const(exponent, dtype)), x)
     with np.errstate(all="ignore"):
@@ -564,7 +564,7 @@ def test_scales_tell_the_extent_of_what_they_dequantize() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_left_of_nothing() -> None:
+def test_reshape_of_empty_tensors_infers_extent() -> None:
     """A -1 is what remains of the factors, which a 0 among them does not hide."""
     for shape, wanted in (((0, 4), (0, 1)), ((0, 4, 3), (0, 3))):
         assert both(lambda x: op.reshape(x, (-3, -1)), np.zeros(shape, "float32")).shape == wanted
@@ -582,7 +582,7 @@ def test_normalisation_of_brief_floats_is_in_float32() -> None:
     np.testing.assert_allclose(found, meant, rtol=2**-8)  # half a unit of the last place, twice
 
 
-def test_the_mean_of_truths_is_that_of_their_numbers() -> None:
+def test_mean_of_bools_matches_interpreter() -> None:
     x = np.array([[True, True, True], [True, False, True]])
     assert both(lambda x: op.mean(x, 1), x).tolist() == [True, False]
 
@@ -685,7 +685,7 @@ def test_a_convolution_of_volumes_without_slices() -> None:
 
 
 @pytest.mark.slow
-def test_a_softmax_of_no_integers() -> None:
+def test_qnn_softmax_of_empty_rows_matches_interpreter() -> None:
     steps = relay.const(np.float32(0.1)), relay.const(np.int32(0))
     found = both(lambda x: qnn.softmax(x, *steps, *steps), np.zeros((3, 0), "int8"))
     assert found.shape == (3, 0)
@@ -695,7 +695,7 @@ def test_normalisation_over_channels_that_are_none() -> None:
     assert both(op.nn.lrn, np.zeros((2, 0, 4, 5), "float32")).shape == (2, 0, 4, 5)
 
 
-def test_no_coordinates_pick_everything() -> None:
+def test_gather_nd_without_coordinates_returns_everything() -> None:
     x = np.arange(120, dtype="float32").reshape(4, 5, 6)
     found = both(op.gather_nd, x, np.zeros((0, 7), "int64"))
     np.testing.assert_array_equal(found, np.broadcast_to(x, (7, 4, 5, 6)))
@@ -706,7 +706,7 @@ def test_of_no_positions_no_extent_is_read() -> None:
     assert found.shape == (3, 0)
 
 
-def test_batches_of_coordinates_need_axes() -> None:
+def test_batched_coordinates_require_axes() -> None:
     x, at = np.zeros((4, 5, 6), "float32"), np.zeros((1, 4), "int64")
     with pytest.raises(TypeInferenceError, match="more axes than batch_dims, got 2 and 2"):
         relay.transform.InferType()(module_of(lambda x, i: op.gather_nd(x, i, 2), x, at))
@@ -809,7 +809,7 @@ def test_a_zero_copies_a_dimension_that_there_is() -> None:
             run(*given)
 
 
-def test_what_no_kernel_takes_is_a_type_error_where_sizes_are_data_too() -> None:
+def test_sparse_to_dense_rank_mismatch_is_a_type_error() -> None:
     places, shape = np.zeros((2, 33), "int32"), np.array([4, 4], "int32")
     values, default = np.ones(2, "float32"), np.zeros((), "float32")
     given = [relay.var(f"x{n}", shape=a.shape, dtype=str(a.dtype))
@@ -819,7 +819,7 @@ def test_what_no_kernel_takes_is_a_type_error_where_sizes_are_data_too() -> None
         relay.transform.InferType()(relay.IRModule.from_expr(relay.Function(given, dense)))
 
 
-def test_updates_that_are_a_constant_of_the_kernel() -> None:
+def test_constant_scatter_updates_match_interpreter() -> None:
     """The kernel of scatters wants all that it is given in memory; found by a program of JAX."""
     data, place = np.arange(4, dtype="int32"), np.array([2], "int32")
     found = both(lambda x, i: op.scatter_nd(x, i, relay.const(-7, "int32")), data, place)
@@ -827,7 +827,7 @@ def test_updates_that_are_a_constant_of_the_kernel() -> None:
 
 
 @pytest.mark.slow
-def test_attention_over_no_keys() -> None:
+def test_attention_without_keys_matches_interpreter() -> None:
     query, none = np.ones((1, 1, 3, 4), "float32"), np.ones((1, 1, 0, 4), "float32")
     zeros = both(lambda *x: op.nn.attention(*x, nan_as_zero=True), query, none, none)
     assert not zeros.any()
@@ -866,7 +866,7 @@ WRAPPING: dict[str, Build] = {
 
 
 @pytest.mark.parametrize("name", WRAPPING)
-def test_what_is_computed_of_int32_wraps_around(name: str) -> None:
+def test_int32_arithmetic_wraps_around(name: str) -> None:
     ends = np.iinfo("int32")
     x = np.array([ends.min, ends.min + 1, ends.max, 2**30, 2**30 + 1, -3, 0, 7, 13], "int32")
     both(WRAPPING[name], x)

@@ -31,7 +31,7 @@ SYMBOLIC = [c for c in CASES if c.symbolic and any(d > 1 for a in c.inputs for d
 
 
 @every_case
-def test_relation_and_reference(case: Case) -> None:
+def test_relation_matches_reference(case: Case) -> None:
     """Shapes and dtypes agree with what the reference gives, that with NumPy where it is said."""
     found = run_reference(case)
     for kind, array in zip(tensor_types(result_type(case, {})), found, strict=True):
@@ -42,7 +42,7 @@ def test_relation_and_reference(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", SYMBOLIC, ids=[c.label for c in SYMBOLIC])
-def test_relation_on_symbols(case: Case) -> None:
+def test_relation_matches_reference_on_symbols(case: Case) -> None:
     symbols = symbols_of(case)
     values = {s: d for d, s in symbols.items()}
     for kind, array in zip(
@@ -59,7 +59,7 @@ def test_call_reads_back_from_text_and_json(case: Case) -> None:
 
 
 @sizes("one_of", 3, 1)
-def test_kernels_are_the_reference(one_of: int) -> None:
+def test_inventory_kernels_match_reference(one_of: int) -> None:
     """In one build; of an operator one case with symbols for dimensions, or where it has none with
     numbers, as has one operator in four. Usually of one operator in three.
     """
@@ -98,7 +98,7 @@ def test_unknown_dimensions_stay_unknown() -> None:
         ("nn.space_to_batch_nd", "nn.space_to_batch_nd: expected 1 arguments, got 2"),
     ],
 )
-def test_wrong_arguments(name: str, message: str) -> None:
+def test_inventory_operators_refuse_wrong_arguments(name: str, message: str) -> None:
     case = next(c for c in CASES if c.name == name)
     data = TensorType((IntImm(3),), "float32")
     given = (TupleType(()),) if name == "topk" else (data, data)

@@ -46,7 +46,7 @@ def test_reshape_like(shape: Shape, bounds: Bounds, expected: Shape) -> None:
     np.testing.assert_array_equal(found, DATA.reshape(expected))
 
 
-def test_wrong_bounds_are_told() -> None:
+def test_invalid_window_bounds_are_refused() -> None:
     with pytest.raises(TypeInferenceError, match="reshape_like: lhs dimensions from 2 to 1 of 3"):
         relay.testing.run_infer_type(relay.reshape_like(X, relay.var("y", shape=(3,)), 2, 1))
 

@@ -44,7 +44,7 @@ X, Y = var("x"), var("y")
     ((2, 2), (2, 2), (0, 0, 0, 0)), ((3, 3), (2, 2), (1, 1, 1, 1)), ((3, 2), (2, 3), (1, 0, 1, 1)),
     ((5, 5), (3, 3), (2, 2, 2, 2)),
 ])  # fmt: skip
-def test_max_pool(
+def test_max_pool_matches_onnxruntime(
     size: tuple[int, int], stride: tuple[int, int], pads: tuple[int, ...], ceil_mode: bool
 ) -> None:
     """Windows that reach into the padding and, rounded up, beyond it."""
@@ -61,7 +61,7 @@ def test_max_pool(
 @pytest.mark.parametrize(("size", "stride", "pads"), [
     ((2, 2), (2, 2), (0, 0, 0, 0)), ((3, 3), (2, 2), (1, 1, 1, 1)), ((3, 2), (2, 2), (1, 0, 1, 1)),
 ])  # fmt: skip
-def test_average_pool(
+def test_average_pool_matches_onnxruntime(
     size: tuple[int, int],
     stride: tuple[int, int],
     pads: tuple[int, ...],
@@ -85,7 +85,7 @@ def test_average_pool(
     ((3, 2), (0, 1, 1, 0), (2, 0), (1, 1), 2),
     ((2, 2), (1, 1, 1, 1), (0, 0), (2, 1), 1),
 ])  # fmt: skip
-def test_conv_transpose(
+def test_conv_transpose_matches_onnxruntime(
     stride: tuple[int, int],
     pads: tuple[int, ...],
     extra: tuple[int, int],
@@ -110,7 +110,7 @@ def test_conv_transpose(
     np.testing.assert_allclose(run(call, x, w), expected, atol=1e-4)
 
 
-def test_lrn() -> None:
+def test_lrn_matches_onnxruntime() -> None:
     """Windows over channels (ONNX Runtime takes odd ones alone)."""
     x = RNG.normal(size=(2, 7, 3, 3)).astype(np.float32)
     for size in (1, 3, 5):

@@ -43,7 +43,7 @@ FREE = {c.name for c in SYMBOLIC}
 
 @share(12, by=lambda case: None if case.name in FREE else case.name)
 @pytest.mark.parametrize("case", CASES, ids=[c.label for c in CASES])
-def test_kernel_is_the_reference(case: Case) -> None:
+def test_kernel_matches_reference(case: Case) -> None:
     """Every dimension a number; usually of the operators that no case with symbols is of, and a
     share of the others."""
     check_kernel(case, {})
@@ -51,6 +51,6 @@ def test_kernel_is_the_reference(case: Case) -> None:
 
 @share(8, by=lambda case: case.name)
 @pytest.mark.parametrize("case", SYMBOLIC, ids=[c.label for c in SYMBOLIC])
-def test_kernel_on_symbols_is_the_reference(case: Case) -> None:
+def test_kernel_with_symbolic_dimensions_matches_reference(case: Case) -> None:
     """Every dimension above 1 a symbol, which the kernel reads from its arguments."""
     check_kernel(case, symbols_of(case))

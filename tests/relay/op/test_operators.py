@@ -79,7 +79,7 @@ checked = [c for c in CASES if c.expected is not None]
 
 
 @pytest.mark.parametrize("case", checked, ids=[c.label for c in checked])
-def test_reference_means_what_numpy_says(case: Case) -> None:
+def test_reference_matches_numpy(case: Case) -> None:
     """The reference against an independent expression."""
     assert case.expected is not None
     expected = case.expected(*case.inputs)
@@ -102,13 +102,13 @@ def check_computation(case: Case, symbols: dict[int, SizeVar]) -> None:
 
 @share(2, by=lambda case: case.name)
 @every_case
-def test_computation_is_the_reference(case: Case) -> None:
+def test_te_computation_matches_reference(case: Case) -> None:
     """The tensor expressions of topi, evaluated by NumPy, give what the reference gives."""
     check_computation(case, {})
 
 
 @share(2, by=lambda case: case.name)
 @pytest.mark.parametrize("case", SYMBOLIC, ids=[c.label for c in SYMBOLIC])
-def test_computation_on_symbols_is_the_reference(case: Case) -> None:
+def test_te_computation_with_symbols_matches_reference(case: Case) -> None:
     """The same with symbolic dimensions."""
     check_computation(case, symbols_of(case))

@@ -48,7 +48,7 @@ def _typed(function: relay.Function) -> Type:
     return relay.transform.InferType()(IRModule.from_expr(function))["main"].body.checked_type
 
 
-def test_what_was_said_is_known() -> None:
+def test_registered_properties_are_returned() -> None:
     found = _declared()
     registry.register_pattern(NAME, registry.OpPattern.BROADCAST)
     registry.register_stateful(NAME, False)
@@ -91,7 +91,7 @@ def test_an_operator_without_a_relation_says_so() -> None:
         _typed(_call((3,)))
 
 
-def test_names_are_taken_once_and_operators_of_the_house_stand() -> None:
+def test_operator_names_are_unique_and_builtins_protected() -> None:
     _declared()
     with pytest.raises(CompileError, match="Operator test.scaled_sum is registered before"):
         registry.register(NAME)

@@ -66,7 +66,7 @@ ROWS: list[tuple[Build, list[tuple[tuple[int, ...], str]], str]] = [
 
 
 @pytest.mark.parametrize(("build", "types", "message"), ROWS)
-def test_what_does_not_fit_is_a_type_error(
+def test_mismatched_shapes_are_type_errors(
     build: Build, types: list[tuple[tuple[int, ...], str]], message: str
 ) -> None:
     params = [relay.var(f"x{n}", shape=s, dtype=t) for n, (s, t) in enumerate(types)]
@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_a_type_error(
     assert message in str(error.value)
 
 
-def test_a_run_is_held_to_what_was_assumed() -> None:
+def test_assumed_sizes_are_checked_at_run_time() -> None:
     n = te.size_var("n")
     x, like = relay.var("x", shape=(n,)), relay.var("y", shape=(4,))
     exe = ekiden.compile(
@@ -130,7 +130,7 @@ def test_output_channels_are_a_multiple_of_groups() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["debug", "vm"])
-def test_convolutions_of_no_channels(kind: str) -> None:
+def test_convolutions_without_channels_are_refused(kind: str) -> None:
     x = relay.var("x", shape=(5, 0, 5))
     for weight, build, size in (
         ((0, 0, 0), op.nn.conv1d_transpose, 4),

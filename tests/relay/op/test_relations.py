@@ -262,13 +262,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "types", "message"), REFUSED, ids=[m[:40] for _, _, m in REFUSED])
-def test_what_is_refused_says_why(call: Call, types: tuple[Type, ...], message: str) -> None:
+def test_relation_errors_give_the_reason(call: Call, types: tuple[Type, ...], message: str) -> None:
     """What was being done, what was expected, what came."""
     with pytest.raises(TypeInferenceError, match=f"^{re.escape(message)}$"):
         infer(call, *types)
 
 
-def test_siblings_are_alike_in_the_operator_table() -> None:
+def test_sibling_operators_share_properties() -> None:
     """What passes read of an operator holds for those of another rank or kind too."""
     pools = {n: row.precision for n, row in OPS.items() if re.fullmatch(r"nn\.\w+_pool\dd", n)}
     windows = {p for n, p in pools.items() if re.fullmatch(r"nn\.(max|avg)_pool\dd", n)}

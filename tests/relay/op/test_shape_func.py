@@ -108,7 +108,7 @@ def _two(attrs: object, inputs: Sequence[te.Tensor], ranks: Sequence[int]) -> li
     ("shape_func", "message"),
     [(_sum, "may not reduce"), (_two, "gives 2 shapes for 1 results")],
 )
-def test_what_no_expression_says_is_refused(shape_func: Any, message: str) -> None:  # noqa: ANN401
+def test_non_expressible_shape_functions_are_refused(shape_func: Any, message: str) -> None:  # noqa: ANN401
     name = declare(1, lambda attrs, inputs, out: [te.compute(out.shape, lambda i: inputs[0][i])])
     relay.op.register_shape_func(name, True, shape_func)
     with pytest.raises(CompileError, match=message):

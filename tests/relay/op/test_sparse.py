@@ -120,7 +120,7 @@ def _compare(function: relay.Function, params: Any, x: Any, name: str, convert: 
     np.testing.assert_allclose(_results(changed, params, x), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_weights_of_products_become_sparse() -> None:
+def test_dense_weights_become_sparse() -> None:
     x, w = RNG.standard_normal((2, 16)).astype("float32"), _weight(24, 16, (8, 1))
     data, weight = relay.var("data", shape=x.shape), relay.var("weight", shape=w.shape)
     function = relay.Function([data, weight], relay.nn.relu(relay.nn.dense(data, weight)))
@@ -145,7 +145,7 @@ def _conv(layout: str, size: int) -> tuple[relay.Function, Any, Any]:
 
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
-def test_weights_of_convolutions_become_sparse(layout: str, size: int) -> None:
+def test_convolution_weights_become_sparse(layout: str, size: int) -> None:
     function, params, x = _conv(layout, size)
     bound = relay.build_module.bind_params_by_name(function, params)
     _compare(bound, {}, x, "sparse_conv2d",

@@ -58,7 +58,7 @@ def test_one_computation_for_all_targets() -> None:
     np.testing.assert_array_equal(run(relay.exp(x()), DATA), plain)
 
 
-def test_levels_and_conditions() -> None:
+def test_implementations_are_chosen_by_level_and_condition() -> None:
     seen: list[str] = []
 
     @relay.op.register_strategy("exp")
@@ -90,7 +90,7 @@ def test_an_operator_whose_weights_would_be_packed() -> None:
     np.testing.assert_allclose(found, np.maximum(2 * DATA @ weight.T, 0), rtol=1e-5, atol=1e-5)
 
 
-def test_a_schedule_of_ones_own() -> None:
+def test_user_schedule_is_used() -> None:
     seen: list[tir.Schedule] = []
 
     def schedule(attrs: Any, outs: Sequence[te.Tensor], target: Target) -> tir.Schedule:  # noqa: ANN401
@@ -107,7 +107,7 @@ def test_a_schedule_of_ones_own() -> None:
     assert seen
 
 
-def test_what_is_no_strategy_is_told() -> None:
+def test_invalid_strategies_are_refused() -> None:
     relay.op.register_strategy("exp", lambda attrs, inputs, kind, target: None)
     with pytest.raises(CompileError, match="exp: its strategy gave None, expected an OpStrategy"):
         run(relay.exp(x()), DATA)

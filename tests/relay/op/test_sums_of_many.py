@@ -82,7 +82,7 @@ def test_products_that_are_shifted_out_are_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "float32"])
-def test_a_mean_of_padding_alone_is_0(dtype: str) -> None:
+def test_average_pool_of_padding_only_is_zero(dtype: str) -> None:
     def apart(x: relay.Expr) -> relay.Expr:
         """Taps that have the data between them."""
         return op.nn.avg_pool2d(x, (2, 2), (1, 1), (4, 4), (2, 2), count_include_pad=False)

@@ -117,7 +117,9 @@ def test_requantize_just_above_a_half() -> None:
 @pytest.mark.parametrize("compute", ["int64", "float32", "float64"])
 @pytest.mark.parametrize("rounding", ["UPWARD", "TONEAREST"])
 @pytest.mark.parametrize("dtypes", [("int32", "int8"), ("uint8", "int8"), ("int8", "int32")])
-def test_requantize_of_anything(rounding: str, compute: str, dtypes: tuple[str, str]) -> None:
+def test_requantize_matches_interpreter(
+    rounding: str, compute: str, dtypes: tuple[str, str]
+) -> None:
     data = integers(dtypes[0], 5, 3, 2)
     if dtypes[0] == "int32":
         data //= 1 << 8
@@ -132,7 +134,7 @@ def test_requantize_of_anything(rounding: str, compute: str, dtypes: tuple[str, 
             )
 
 
-def test_requantize_by_hand() -> None:
+def test_requantize_matches_hand_computed_values() -> None:
     """(10 - 2) * 0.5 / 0.25 + 1 = 17; (3 - 2) * 2 + 1 = 3; 127 * ... saturates."""
     data = np.array([10, 3, 127, -128], np.int8)
     found = run(lambda x: qnn.requantize(x, scale(0.5), point(2), scale(0.25), point(1)), data)
@@ -154,7 +156,7 @@ def test_the_scales_of_floating_requantization_may_be_data() -> None:
 @share(4)
 @pytest.mark.parametrize("name", ["add", "subtract", "mul"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
-def test_two_sides(name: str, dtype: str) -> None:
+def test_binary_qnn_operators_match_interpreter(name: str, dtype: str) -> None:
     lhs, rhs = integers(dtype, 4, 1, 3), integers(dtype, 5, 3)
     build = getattr(qnn, name)
     own = scale(0.1), point(3), scale(0.03), point(-2)
@@ -164,7 +166,7 @@ def test_two_sides(name: str, dtype: str) -> None:
     run(lambda a, b: build(a, b, *vectors, *vectors, scale(0.2), point(5)), lhs, rhs)
 
 
-def test_add_by_hand() -> None:
+def test_qnn_add_matches_hand_computed_values() -> None:
     """0.1 (20 - 0) + 0.2 (5 - 0) = 3 = 0.1 (30 - 0)."""
     lhs, rhs = np.array([20, 100], np.int8), np.array([5, 100], np.int8)
     scales = scale(0.1), point(0), scale(0.2), point(0), scale(0.1), point(0)
@@ -179,7 +181,7 @@ BITS = {"exp", "rsqrt", "log", "erf", "tanh", "sigmoid", "hardswish"}
 @share(4)
 @pytest.mark.parametrize("name", UNARY)
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
-def test_one_side(name: str, dtype: str) -> None:
+def test_unary_qnn_operators_match_interpreter(name: str, dtype: str) -> None:
     info = np.iinfo(dtype)
     data = np.arange(info.min, info.max + 1).astype(dtype)
     if name in ("sqrt", "rsqrt", "log"):
@@ -195,14 +197,14 @@ def test_one_side(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.25, 1.0])
-def test_leaky_relu(alpha: float) -> None:
+def test_qnn_leaky_relu_matches_interpreter(alpha: float) -> None:
     data = np.arange(-128, 128).astype(np.int8)
     for scales in ((0.1, 5, 0.1, 5), (0.1, 5, 0.07, -3)):
         its = scale(scales[0]), point(scales[1]), scale(scales[2]), point(scales[3])
         run(lambda x, its=its: qnn.leaky_relu(x, alpha, *its), data)
 
 
-def test_softmax() -> None:
+def test_qnn_softmax_matches_interpreter() -> None:
     data = integers("int8", 3, 10)
     its = scale(0.2), point(4), scale(1 / 256), point(-128)
     found = run(lambda x: qnn.softmax(x, *its), data)
@@ -221,7 +223,7 @@ def test_softmax() -> None:
 @share(4)
 @pytest.mark.parametrize("data", ["int8", "uint8", "int16", "uint16"])
 @pytest.mark.parametrize("weight", ["int8", "uint8"])
-def test_dense(data: str, weight: str) -> None:
+def test_qnn_dense_matches_interpreter(data: str, weight: str) -> None:
     kernel = relay.const(integers(weight, 9, 33))
     for its, at in ((point(0), point(0)), (point(3), point(-7)), (point(3), point(*range(9)))):
         run(
@@ -244,7 +246,7 @@ def test_dense(data: str, weight: str) -> None:
 @share(4)
 @pytest.mark.parametrize("layouts", [("NCHW", "OIHW"), ("NHWC", "HWIO"), ("NHWC", "OIHW")])
 @pytest.mark.parametrize("dtypes", [("uint8", "int8"), ("int8", "int8"), ("int16", "int8")])
-def test_conv2d(layouts: tuple[str, str], dtypes: tuple[str, str]) -> None:
+def test_qnn_conv2d_matches_interpreter(layouts: tuple[str, str], dtypes: tuple[str, str]) -> None:
     shape = {"N": 2, "C": 4, "H": 7, "W": 6}
     data = integers(dtypes[0], *(shape[axis] for axis in layouts[0]))
     for groups, points in ((1, (3, -2)), (1, (0, 0)), (4, (3, 0))):
@@ -291,7 +293,7 @@ def test_windows_of_each_channel_read_bytes_as_they_are_where_nothing_is_around(
     run(build, data)
 
 
-def test_conv2d_transpose() -> None:
+def test_qnn_conv2d_transpose_matches_interpreter() -> None:
     data, kernel = integers("uint8", 1, 3, 4, 5), relay.const(integers("int8", 3, 2, 3, 3))
     run(
         lambda x: qnn.conv2d_transpose(
@@ -331,7 +333,7 @@ def test_rounding_away_from_zero(dtype: str) -> None:
     np.testing.assert_array_equal(found, rescale.round_half_away_array(data))
 
 
-def test_batch_matmul() -> None:
+def test_qnn_batch_matmul_matches_interpreter() -> None:
     x, y = integers("uint8", 3, 4, 9), integers("int8", 3, 5, 9)
     found = run(
         lambda a, b: qnn.batch_matmul(a, b, point(3), point(-4), scale(0.1), scale(0.2)), x, y
@@ -340,7 +342,7 @@ def test_batch_matmul() -> None:
     np.testing.assert_array_equal(found, wide[0] @ wide[1])
 
 
-def test_concatenate() -> None:
+def test_qnn_concatenate_matches_interpreter() -> None:
     parts = integers("uint8", 2, 3), integers("uint8", 2, 4)
 
     def build(a: relay.Expr, b: relay.Expr) -> relay.Expr:
@@ -352,7 +354,7 @@ def test_concatenate() -> None:
 
 
 @pytest.mark.parametrize("count_include_pad", [False, True])
-def test_avg_pool2d(count_include_pad: bool) -> None:
+def test_qnn_avg_pool2d_matches_interpreter(count_include_pad: bool) -> None:
     data = integers("int8", 1, 5, 6, 3)
     for its in ((0.1, 3, 0.1, 3), (0.1, 3, 0.25, -1)):
         scales = scale(its[0]), point(its[1]), scale(its[2]), point(its[3])
@@ -365,7 +367,7 @@ def test_avg_pool2d(count_include_pad: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["disable", "int8", "uint8", "int32"])
-def test_simulated(dtype: str) -> None:
+def test_simulated_quantize_matches_interpreter(dtype: str) -> None:
     data = (RNG.normal(size=(2, 3)) * 30).astype(np.float32)
     scales = scale(0.1, 0.2, 0.3), point(1, 2, 3)
     levels = run(lambda x: qnn.simulated_quantize(x, *scales, out_dtype=dtype), data)
@@ -381,7 +383,7 @@ def test_simulated(dtype: str) -> None:
 
 @alike(4)
 @pytest.mark.parametrize("opt_level", [0, 1, 2, 3])
-def test_a_network_at_every_level(opt_level: int) -> None:
+def test_quantized_network_agrees_at_every_opt_level(opt_level: int) -> None:
     kernel = relay.const(integers("int8", 8, 3, 3, 3))
     x = relay.var("x", shape=(1, 3, 8, 8), dtype="float32")
     levels = qnn.quantize(x, scale(0.02), point(128), out_dtype="uint8")
@@ -428,7 +430,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_refused(message: str) -> None:
+def test_invalid_qnn_arguments_are_refused(message: str) -> None:
     with pytest.raises(TypeInferenceError) as caught:
         relay.transform.InferType()(module_of(REFUSED[message], integers("int8", 2, 3)))
     assert message in str(caught.value)

@@ -57,7 +57,9 @@ def scalar(value: int, dtype: str) -> relay.Expr:
         ("uint8", "int8", 0, 4, 8),
     ],
 )
-def test_dense(data_dtype: str, weight_dtype: str, m: int, n: int, k: int) -> None:
+def test_qnn_dense_matches_wide_integers(
+    data_dtype: str, weight_dtype: str, m: int, n: int, k: int
+) -> None:
     data, weight = random(data_dtype, m, k), random(weight_dtype, n, k, seed=1)
     for point, kernel_point in ((0, 0), (3, -7 if weight_dtype == "int8" else 200)):
         x = relay.var("x", relay.tensor_type((relay.SizeVar("m"), k), data_dtype))
@@ -103,7 +105,7 @@ def test_products_of_bytes_do_not_saturate() -> None:
         ("uint8", "int8", 80, 4, 3, {"groups": 2}),  # sums that float32 does not hold
     ],
 )
-def test_conv2d(
+def test_qnn_conv2d_matches_wide_integers(
     data_dtype: str,
     weight_dtype: str,
     channels: int,
@@ -136,7 +138,7 @@ def test_conv2d(
 @pytest.mark.parametrize(
     "values", [[0.0, 0.0], [1.0, 2.0], [-3.0, -1.0], [-1.0, 0.5, 2.0], [1e-30, 0.0]]
 )
-def test_dynamic_quantize(values: list[float]) -> None:
+def test_dynamic_quantize_matches_numpy(values: list[float]) -> None:
     x = relay.var("x", relay.tensor_type((len(values),)))
     data = np.array(values, np.float32)
     interpreted, *others = each_way([x], relay.Tuple(qnn.dynamic_quantize(x)), data)
@@ -196,7 +198,7 @@ def test_a_recurrent_weight_that_is_no_constant() -> None:
 
 
 @pytest.mark.parametrize("given", list(itertools.combinations(("scale", "sums"), 1)))
-def test_scale_and_sums_come_together(given: tuple[str, ...]) -> None:
+def test_dynamic_quantize_returns_scale_and_row_sums(given: tuple[str, ...]) -> None:
     x = relay.var("x", relay.tensor_type((3, 2, 20)))
     extras = {name: relay.const(np.zeros(20, "f" if name == "scale" else "i")) for name in given}
     layer = relay.op.nn.recurrent(x, relay.const(random("int8", 20, 5)), "lstm", extras)

@@ -30,7 +30,7 @@ def annotated(body: relay.Expr) -> tuple[list[tuple[int, ...]], object]:
     return list(found.values()), main.attrs["io_used_memory"]
 
 
-def test_what_is_read_later_is_alive() -> None:
+def test_later_read_values_are_live() -> None:
     x = relay.var("x", shape=(10,), dtype="int8")
     a, b = (kernel()(x) for _ in range(2))
     c, d = (kernel()(b) for _ in range(2))

@@ -97,7 +97,9 @@ def test_a_layer_becomes_what_the_target_multiplies(target: Target, last: str) -
 @pytest.mark.parametrize("rows", [0, 1, 4, 7, 33])
 @pytest.mark.parametrize("units", [1, 64, 77])
 @pytest.mark.parametrize("how", ["int8", "float32"])
-def test_layers(row: BlockFormat, rows: int, units: int, how: str) -> None:
+def test_block_quantized_dense_matches_reference(
+    row: BlockFormat, rows: int, units: int, how: str
+) -> None:
     given = weight(row, units, 512 // row.values_per_block)
     data = np.random.default_rng(rows).standard_normal((rows, 512)).astype("float32")
     plain = row.decode(given).astype("float64")
@@ -177,7 +179,7 @@ def test_weights_that_one_row_reads_are_brought_as_a_stream() -> None:
     assert len(many[1]) > len(places)
 
 
-def test_a_block_of_zeros_gives_zero() -> None:
+def test_zero_blocks_give_zero() -> None:
     row = BLOCK_FORMATS_BY_NAME["q5_k"]
     found = ekiden.compile(layer(weight(row, 3, 2), row))(np.zeros((2, 512), "float32")).numpy()
     np.testing.assert_array_equal(found, np.zeros((2, 3), "float32"))
@@ -238,7 +240,9 @@ def test_decisions_are_checked() -> None:
         ((2, 64), "float32", "q5_0", "the bytes of a block of q5_0"),
     ],
 )
-def test_what_is_refused(shape: tuple[int, ...], dtype: str, format: str, message: str) -> None:
+def test_invalid_block_weights_are_refused(
+    shape: tuple[int, ...], dtype: str, format: str, message: str
+) -> None:
     x = relay.var("x", shape=shape, dtype=dtype)
     given = relay.const(weight(BLOCK_FORMATS_BY_NAME["q4_0"], 4, 2))
     body = relay.nn.dense_blocks(x, given, format)

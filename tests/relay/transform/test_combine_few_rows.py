@@ -40,7 +40,7 @@ def test_layers_of_few_rows_become_one(rows: int, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "constant"), [(MAX_COMBINED_DENSE_ROWS + 1, True), ("n", True), (2, False)]
 )  # fmt: skip
-def test_others_stay(rows: object, constant: bool) -> None:
+def test_other_layers_are_not_combined(rows: object, constant: bool) -> None:
     assert calls(CombineFewRows()(layers(rows, constant=constant))).count("nn.dense") == 3
 
 
@@ -54,7 +54,7 @@ def test_layers_of_other_data_stay() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_compiled(rows: int) -> None:
+def test_combined_layers_match_interpreter(rows: int) -> None:
     data = random(rows, 3)
     found = ekiden.compile(layers(rows))(data)
     first, second = data @ random(5, 3).T, data @ random(4, 3).T

@@ -26,7 +26,7 @@ def @cut(%y: {T}, {ATTRS}) -> {T} {{ {INNER} }}"""
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_they_become_global_by_their_symbol(place: str) -> None:
+def test_external_functions_become_global_by_symbol(place: str) -> None:
     module = relay.parse(f"def @main(%x: {T}) {{ {PLACES[place]} }}")
     made = OutlineCompilerFunctionsWithExistingGlobalSymbols("one")(module)
     assert structural_equal(InferType()(made), InferType()(relay.parse(OUTLINED)))
@@ -34,14 +34,14 @@ def test_they_become_global_by_their_symbol(place: str) -> None:
     assert structural_equal(other, module)
 
 
-def test_they_become_extern() -> None:
+def test_external_functions_are_marked_extern() -> None:
     made = MarkCompilerFunctionsAsExtern("one")(relay.parse(OUTLINED))
     assert made["cut"].attrs == {"Extern": 1} and made["main"].attrs is None
     kept = MarkCompilerFunctionsAsExtern("two")(relay.parse(OUTLINED))
     assert kept["cut"].attr("Compiler") == "one"
 
 
-def test_they_come_back() -> None:
+def test_outlined_functions_are_inlined_again() -> None:
     module = relay.parse(OUTLINED)
     made = InlineCompilerFunctionsBoundTo([module.get_global_var("cut")])(module)
     wanted = relay.parse(f"def @main(%x: {T}) {{ nn.relu(add(%x, %x)) }}")

@@ -55,7 +55,7 @@ def product_of(module: IRModule) -> Call:
 
 
 @pytest.mark.quick
-def test_of_known_sizes_words_are_multiplied() -> None:
+def test_static_sizes_use_int8_dot_products() -> None:
     found = product_of(batched("int8", "uint8", ((2, 9, 8), (2, 7, 8)), (3, 5)))
     assert [a.checked_type.dtype for a in found.args] == ["uint8", "int8"]
 
@@ -64,7 +64,7 @@ def test_of_known_sizes_words_are_multiplied() -> None:
 @pytest.mark.parametrize(
     ("depth", "dtype"), [(256, "float32"), (300, "float64"), (SizeVar("k"), "float64")]
 )
-def test_of_unknown_sizes_floats_hold_the_sums(depth: PrimExpr | int, dtype: str) -> None:
+def test_dynamic_sizes_use_exact_float_sums(depth: PrimExpr | int, dtype: str) -> None:
     n = SizeVar("n")
     found = product_of(batched("uint8", "uint8", ((2, 9, depth), (2, n, depth)), (0, 255)))
     assert [a.checked_type.dtype for a in found.args] == [dtype] * 2
@@ -93,7 +93,7 @@ def test_a_zero_point_that_may_be_any_number_stays_in_integers() -> None:
     ],
 )
 @pytest.mark.parametrize("is_dynamic", [False, True])
-def test_results_are_those_of_integers(
+def test_dynamic_products_match_integers(
     text: str, a: str, b: str, b_rows: int, depth: int, points: tuple[int, int], is_dynamic: bool
 ) -> None:
     n = SizeVar("n") if is_dynamic else b_rows
@@ -104,7 +104,7 @@ def test_results_are_those_of_integers(
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_one_matrix_for_all_rows(transposed: bool) -> None:
+def test_broadcast_matrix_products_match_integers(transposed: bool) -> None:
     x = relay.var("x", shape=(2, SizeVar("m"), 12), dtype="uint8")
     y = relay.var("y", shape=(20, 12) if transposed else (12, 20), dtype="uint8")
     wide = [relay.cast(v, "int32") for v in (x, y)]

@@ -104,13 +104,13 @@ def test_parts_follow_each_other_in_the_storage_of_the_whole() -> None:
     assert sizes(made) == [768, 768]
 
 
-def test_the_plan_is_text() -> None:
+def test_memory_plan_round_trips_as_text() -> None:
     text = astext(planned(OUTERMOST), show_meta_data=False)
     assert "memory.alloc_tensor(%storage, offset=256, shape=[1, 8, 16]" in text
     assert "concatenate" not in text
 
 
-def test_parts_along_the_last_axis_lie_in_rows_of_the_whole() -> None:
+def test_last_axis_inputs_are_strided_views_of_the_result() -> None:
     made = planned(IN_ROWS)
     assert kernels(made) == [["tanh", "vm.part"], ["tanh", "vm.part"], ["tanh"]]
     assert parts(made) == [
@@ -153,14 +153,14 @@ NOT_MOVED = {
 
 
 @pytest.mark.parametrize("what", NOT_MOVED)
-def test_the_greater_part_is_not_moved(what: str) -> None:
+def test_larger_input_is_not_copied(what: str) -> None:
     before = ManifestAlloc()(program(NOT_MOVED[what]))
     made = ConcatenateInPlace()(before)
     assert str(made) == str(before)
     assert ["concatenate"] in kernels(made)
 
 
-def test_the_smaller_part_is_copied() -> None:
+def test_smaller_input_is_copied() -> None:
     text = f"""def @main(%x: Tensor[{A}, float32], %z: Tensor[{B}, float32]) {{
       let %b = {tanh(B)}(%z); let %y = {join(A, B, WHOLE, 1)}(%x, %b); %y }}"""
     made = planned(text)

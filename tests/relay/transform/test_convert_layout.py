@@ -109,7 +109,7 @@ def test_a_channel_shuffle_costs_one_transpose() -> None:
     assert found.count("transpose") == 3
 
 
-def test_flattening_needs_the_old_order() -> None:
+def test_flatten_restores_the_original_layout() -> None:
     before = program(
         f"def @main({X}, %w: Tensor[(4, 3, 3, 3), float32]) {{"
         " nn.batch_flatten(nn.conv2d(%x, %w)) }",
@@ -135,7 +135,7 @@ def test_operators_that_gain_nothing_stay() -> None:
     check(ConvertLayout(), text, text)
 
 
-def test_they_follow_a_transpose_without_a_convolution() -> None:
+def test_operators_follow_a_transpose_without_convolution() -> None:
     before = program(
         """def @main(%x: Tensor[(1, 8, 8, 3), float32]) {
           transpose(nn.avg_pool2d(transpose(%x, axes=[0, 3, 1, 2]), pool_size=[2, 2]),
@@ -368,5 +368,5 @@ def test_convolutions_over_one_axis_are_transposed_at_their_ends_alone(length: s
         "%2 = reshape(nn.relu(squeeze(%1, axis=[0])), newshape=[1, 4, 3, 3]);",
     ],
 )
-def test_dimensions_of_one_come_and_go(middle: str) -> None:
+def test_unit_dimensions_do_not_block_conversion(middle: str) -> None:
     assert converted(middle).count("transpose") == 2

@@ -78,12 +78,12 @@ FOLLOW: dict[str, Callable[[Expr], Expr]] = {
 
 
 @pytest.mark.parametrize("name", FOLLOW)
-def test_what_follows(name: str) -> None:
+def test_following_operators_take_the_layout(name: str) -> None:
     ops = check(FOLLOW[name](conv()), NHWC)
     assert ops["layout_transform"] >= 2
 
 
-def test_two_convolutions_change_once() -> None:
+def test_consecutive_convolutions_share_one_transpose() -> None:
     second = relay.var("v", shape=(8, 8, 1, 1))
     body = relay.nn.conv2d(relay.nn.relu(conv()), second)
     ops = check(relay.add(body, conv(weight=relay.var("u", shape=(8, 4, 3, 3)))), NHWC)
@@ -145,7 +145,7 @@ def test_wrong_layouts_are_told() -> None:
         converted(relay.exp(X), {"exp": ["NHWC"]})
 
 
-def test_layers_can_be_left() -> None:
+def test_selected_layers_keep_their_layout() -> None:
     body = relay.nn.conv2d(conv(), relay.var("v", shape=(8, 8, 1, 1)))
     with relay.transform.LayoutConfig(skip_layers=[0]) as config:
         function = converted(body, NHWC)

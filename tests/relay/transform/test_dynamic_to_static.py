@@ -72,7 +72,7 @@ def test_a_shape_that_is_data_stays() -> None:
     assert count_ops(static(relay.reshape(X, relay.shape_of(unknown))))["dyn.reshape"] == 1
 
 
-def test_within_branches() -> None:
+def test_shapes_inside_branches_become_static() -> None:
     condition = var("c", (), "bool")
     branches = relay.reshape(X, relay.shape_of(Y)), relay.zeros(relay.shape_of(Y), "float32")
     function = static(relay.If(condition, *branches))

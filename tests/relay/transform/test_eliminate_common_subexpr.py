@@ -65,7 +65,7 @@ def test_equal_tuples_are_one() -> None:
     )
 
 
-def test_what_is_skipped_stays_apart() -> None:
+def test_skipped_calls_are_not_shared() -> None:
     check(
         EliminateCommonSubexpr(lambda expr: getattr(expr, "op", None) == get("add")),
         "def @main(%x: float32) { subtract(add(tanh(%x), %x), add(tanh(%x), %x)) }",

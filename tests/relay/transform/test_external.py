@@ -46,7 +46,7 @@ X = "%x: Tensor[(2, 3), float32]"
 
 
 @pytest.fixture(autouse=True)
-def test_target() -> Iterator[None]:
+def test_annotate_target_marks_operators() -> Iterator[None]:
     """A compiler "test" that takes some operators; additions of two results alone."""
     for name in ("exp", "tanh", "multiply", "nn.dense"):
         register_op_attr(name, "target.test", lambda call: True)
@@ -255,7 +255,7 @@ def test_constants_are_bound_or_handed_in() -> None:
         assert_same_meaning(module, made, random((2, 3)))
 
 
-def test_what_is_cut_out_is_left_as_it_is() -> None:
+def test_partitioned_functions_are_not_changed() -> None:
     made = partitioned("nn.relu(tanh(exp(%x)))")
     cut = {g: f for g, f in made.functions.items() if f.attr("Compiler")}
     for each in (FuseOps(), FoldConstant(), ToANormalForm(), SimplifyExpr()):
@@ -275,7 +275,7 @@ def test_a_symbol_is_a_name_in_c() -> None:
         OP_ATTRS.pop("target.my-npu++")
 
 
-def test_nothing_to_take_changes_nothing() -> None:
+def test_partition_without_matches_changes_nothing() -> None:
     module = program(f"def @main({X}) {{ nn.relu(%x) }}")
     assert structural_equal(PARTITION(module), module)
 

@@ -86,7 +86,7 @@ MOVES: dict[str, Callable[[Expr], Expr]] = {
 
 @pytest.mark.parametrize("name", MOVES)
 @pytest.mark.parametrize("out", [(0.75, 4), (1.5, -2)])
-def test_what_moves_or_picks_values(name: str, out: tuple[float, int]) -> None:
+def test_data_movement_runs_on_integers(name: str, out: tuple[float, int]) -> None:
     x = dequantize(var("x", (2, 3, 4)), number(0.75), point(4))
     expr = quantize(MOVES[name](x), number(out[0]), point(out[1]))
     ops = check(expr, apart=int(out != (0.75, 4)))

@@ -58,6 +58,6 @@ def test_results_of_filled_inputs_are_cut() -> None:
         ({"buckets": [4], "affects_output": False}, "float32] has the size on axis 0"),
     ],
 )
-def test_what_cannot_be_is_refused(asked: dict[str, object], message: str) -> None:
+def test_unsupported_flexible_shapes_are_refused(asked: dict[str, object], message: str) -> None:
     with pytest.raises(CompileError, match=re.escape(message)):
         FlexibleShapeDispatch(**asked)(IRModule.from_expr(relay.nn.relu(X)))

@@ -36,7 +36,7 @@ def test_a_call_that_depends_on_a_parameter_stays() -> None:
     check(FoldConstant(), text, text)
 
 
-def test_the_field_of_a_tuple_is_taken() -> None:
+def test_tuple_field_is_folded() -> None:
     check(
         FoldConstant(),
         "def @main(%x: float32, %y: float32) { (%x, %y).1 }",
@@ -49,7 +49,7 @@ def test_a_field_is_not_taken_from_a_tuple_with_an_effect() -> None:
     check(FoldConstant(), text, text)
 
 
-def test_a_known_branch_is_taken() -> None:
+def test_constant_condition_selects_the_branch() -> None:
     check(
         FoldConstant(),
         "def @main(%x: float32) { if (less(1f, 2f)) { %x } else { tanh(%x) } }",

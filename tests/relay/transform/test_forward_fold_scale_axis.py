@@ -43,13 +43,13 @@ def test_a_positive_scale_passes_what_is_homogeneous(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["add", "subtract"])
-def test_what_is_added_is_divided(name: str) -> None:
+def test_added_constants_are_divided_by_the_scale(name: str) -> None:
     body = f"nn.conv2d(nn.relu({name}(multiply(%x, %s), %b)), %w)"
     assert folded(body) == [name, "nn.relu", "nn.conv2d"]
     assert folded(body, 0) == ["multiply", name, "nn.relu", "nn.conv2d"]
 
 
-def test_what_others_read_stays() -> None:
+def test_shared_values_keep_their_scale() -> None:
     body = "let %y = multiply(%x, %s); (nn.conv2d(%y, %w), %y)"
     assert "multiply" in folded(body)
 
@@ -63,7 +63,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize("constants", ["", "ws", "wsb", "wstbc"])
 @pytest.mark.parametrize("data, kernel, x, w, s, t", LAYOUTS)
-def test_other_layouts(
+def test_scale_folds_in_other_layouts(
     data: str, kernel: str, x: tuple[int, ...], w: tuple[int, ...], s: tuple[int, ...],
     t: tuple[int, ...], constants: str,
 ) -> None:  # fmt: skip
@@ -96,7 +96,7 @@ def test_other_axes_stay() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_factors_behind(groups: int) -> None:
+def test_backward_fold_moves_scales_into_weights(groups: int) -> None:
     weight = (8, 4 // groups, 3, 3)
     text = f"""def @main(%x: Tensor[(2, 4, 6, 6), float32], %w: Tensor[{weight}, float32],
                          %t: Tensor[(8, 1, 1), float32]) {{

@@ -60,7 +60,7 @@ def test_the_result_is_written_where_it_is_wanted() -> None:
     assert attrs.heads.layouts == ("bshd",) * 4 and attrs.scale == 1.0
 
 
-def test_a_key_stored_turned() -> None:
+def test_transposed_key_is_fused() -> None:
     turned = f"nn.batch_matmul({QUERY}, {TURNED_KEY}, transpose_b=False)"
     attrs = fused(program(written(f"reshape({turned}, newshape=[{FOUR}, {ROWS}])")), inputs())
     assert attrs.key_layout == "bshd"
@@ -69,7 +69,7 @@ def test_a_key_stored_turned() -> None:
 @pytest.mark.parametrize(
     "shape", [(BATCH, 1, 1, ROWS), (HEADS, ROWS, ROWS), (ROWS,), (1, 1, ROWS, 1)]
 )
-def test_a_mask_that_is_added(shape: tuple[int, ...]) -> None:
+def test_additive_mask_is_fused(shape: tuple[int, ...]) -> None:
     text = written(f"add(%m, multiply({SCORES}, 0.25f))", more=f", %m: Tensor[{shape}, float32]")
     assert fused(program(text), inputs(shape)).scale == 0.25
 
@@ -81,14 +81,14 @@ def test_masks_that_are_added_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("sides", ["{}, -1e30f", "-1e30f, {}"])
-def test_a_mask_that_chooses(sides: str) -> None:
+def test_where_mask_is_fused(sides: str) -> None:
     choice = f"where(%m, {sides.format(SCORES)})"
     before = program(written(choice, more=f", %m: Tensor[({ROWS}, {ROWS}), bool]"))
     seen = np.tri(ROWS, dtype=bool)
     fused(before, [*inputs(), seen if sides.startswith("{") else ~seen])
 
 
-def test_rows_that_are_zero() -> None:
+def test_fully_masked_rows_are_zero() -> None:
     """As Attention of ONNX is defined: a row that sees no key gives zeros."""
     text = written(SCORES, more=f", %m: Tensor[({ROWS}, 1), bool]")
     text = text.replace("; nn", "; %1 = where(%m, 0f, %0); nn", 1)
@@ -97,7 +97,7 @@ def test_rows_that_are_zero() -> None:
 
 
 @pytest.mark.parametrize("hidden", ["-inff", "-1e30f"])
-def test_shares_that_are_nan(hidden: str) -> None:
+def test_nan_probabilities_are_zeroed(hidden: str) -> None:
     """As torch.export writes what scaled_dot_product_attention does with rows without keys."""
     choice = f"where(%m, {SCORES}, {hidden})"
     text = written(choice, more=f", %m: Tensor[({ROWS}, {ROWS}), bool]")
@@ -111,13 +111,13 @@ def test_shares_that_are_nan(hidden: str) -> None:
     fused(before, args)
 
 
-def test_factors_of_query_and_key() -> None:
+def test_query_and_key_scales_are_fused() -> None:
     product = f"nn.batch_matmul(multiply({QUERY}, 0.5f), multiply(3f, {KEY}))"
     attrs = fused(program(written(f"reshape({product}, newshape=[{FOUR}, {ROWS}])")), inputs())
     assert attrs.scale == 1.5
 
 
-def test_heads_that_are_a_batch() -> None:
+def test_heads_as_batch_are_fused() -> None:
     """As torch.nn.MultiheadAttention is exported: [sequence, batch * heads, depth], turned."""
     kind = f"Tensor[({ROWS}, 6, {DEPTH}), float32]"
     turned = [f"transpose(%{n}, axes=[1, 0, 2])" for n in "xyz"]
@@ -140,6 +140,6 @@ def test_heads_that_are_a_batch() -> None:
         written(SCORES).replace("); nn", ", axis=2); nn", 1),
     ],
 )
-def test_what_stays(text: str) -> None:
+def test_unmatched_attention_stays(text: str) -> None:
     before = program(text)
     assert "nn.attention" not in calls(FuseAttention()(before))

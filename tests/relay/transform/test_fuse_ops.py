@@ -86,7 +86,7 @@ def test_a_reshape_stays_alone_and_is_marked() -> None:
     assert str(module).count("relay.reshape_only=1") == 1
 
 
-def test_a_diamond_closes_in_one_group() -> None:
+def test_diamond_is_fused_into_one_group() -> None:
     text = f"def @main({X}) {{ %0 = tanh(%x); add(exp(%0), negative(%0)) }}"
     assert fused(text) == [["tanh", "exp", "negative", "add"]]
 
@@ -120,7 +120,7 @@ def test_split_is_a_kernel_with_several_results() -> None:
     assert [name for group in fused(text) for name in group] == ["tanh", "split", "add"]
 
 
-def test_a_value_that_leaves_ends_its_group() -> None:
+def test_returned_value_ends_its_group() -> None:
     text = f"def @main({X}) {{ %0 = tanh(%x); (%0, exp(%0)) }}"
     assert fused(text) == [["tanh"], ["exp"]]
 

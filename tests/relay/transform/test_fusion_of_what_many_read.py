@@ -23,7 +23,7 @@ def running_sum() -> ekiden.IRModule:
     return ekiden.IRModule.from_expr(relay.Function([x], found))
 
 
-def test_kernels_stay_small() -> None:
+def test_fusion_limits_recomputation() -> None:
     exe = ekiden.compile(running_sum())
     data = np.random.default_rng(0).standard_normal((3, EXTENT)).astype(np.float32)
     wanted, step = data.copy(), 1
@@ -33,7 +33,7 @@ def test_kernels_stay_small() -> None:
     np.testing.assert_allclose(exe(data).numpy(), wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_what_reads_in_place_is_one_kernel() -> None:
+def test_elementwise_consumers_are_fused() -> None:
     x = relay.var("x", shape=(8, 8), dtype="float32")
     found = x
     for _ in range(40):  # each value is read twice, by elements that are the same

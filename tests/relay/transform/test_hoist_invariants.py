@@ -64,7 +64,7 @@ def test_names_of_what_moves_move_with_it() -> None:
 
 
 @pytest.mark.quick
-def test_what_depends_on_the_iteration_stays() -> None:
+def test_loop_variant_calls_are_not_hoisted() -> None:
     body = "let %a = sort(%v); %loop(add(%i, 1i64), exp(%a))"
     module = program(main(body))
     assert HoistInvariants()(module)["main"] == module["main"]
@@ -84,7 +84,7 @@ def test_a_branch_inside_of_the_body_gives_up_what_cannot_fail() -> None:
     ["take(%x, %rows, axis=0)", "add(%x, %other)"],
     ids=["data that are refused", "shapes that may not fit"],
 )
-def test_what_can_fail_stays(what: str) -> None:
+def test_failing_operators_are_not_hoisted(what: str) -> None:
     text = f"""def @main(%x: Tensor[(4, m), float32], %n: int64, %other: Tensor[(4, k), float32],
                          %rows: Tensor[(4), int64]) {{
       let %loop = fn (%i: int64, %v: float32) -> float32 {{

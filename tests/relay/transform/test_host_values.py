@@ -127,7 +127,7 @@ def test_a_size_from_data_copies_the_size_alone() -> None:
     assert len(copied) == 1 and "Tensor[(1,), int32]" in copied[0]
 
 
-def test_a_mark_goes_before_what_control_would_have() -> None:
+def test_device_annotation_overrides_host_placement() -> None:
     x, i = relay.var("x", shape=(8, 64)), relay.var("i", shape=(), dtype="int32")
     counted = relay.annotation.on_device(relay.add(i, relay.const(1)), OPENCL)
     branch = relay.If(relay.less(counted, relay.const(3)), relay.exp(x), relay.tanh(x))

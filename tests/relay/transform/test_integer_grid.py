@@ -32,7 +32,7 @@ third tiles pay only where rows have several words."""
 @pytest.mark.quick
 @pytest.mark.parametrize("cpu", CLASSES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_kernel_of_bytes_multiplies(case: Case, cpu: str) -> None:
+def test_integer_forms_use_int8_kernels(case: Case, cpu: str) -> None:
     small = case.small
     found = families_of(small.model(), Target.parse(f"llvm -mcpu={cpu}"))
     if small.groups == small.channels:
@@ -84,7 +84,7 @@ def test_a_computed_weight_of_whole_panels_is_packed_in_one_pass(
 @pytest.mark.parametrize(
     "case", [c for c in CASES if c.way == "integer"], ids=lambda case: case.name
 )
-def test_sums_are_those_of_integers(case: Case, text: str) -> None:
+def test_integer_forms_match_integer_sums(case: Case, text: str) -> None:
     small = case.small
     model, feed = small.model(), small.feed()
     (wanted,) = ReferenceEvaluator(model).run(None, feed)

@@ -51,7 +51,7 @@ def body(text: str, params: str = DATA) -> IRModule:
         "nn.dense(qnn.dequantize(%x, 0.5f, 3), transpose(transpose(qnn.dequantize(%w, 0.1f, 0))))",
     ],
 )
-def test_whatever_says_that_operands_were_bytes(text: str) -> None:
+def test_dequantized_int8_operands_are_recognized(text: str) -> None:
     text = text.replace("'", '"')
     assert products(body(text)) == ["qnn.dense"]
 
@@ -70,7 +70,7 @@ def test_whatever_says_that_operands_were_bytes(text: str) -> None:
     ],
     ids=["floats", "not whole", "half a step", "a scale along the sum", "int16"],
 )  # fmt: skip
-def test_products_of_others_stay(text: str, params: str) -> None:
+def test_non_int8_products_are_unchanged(text: str, params: str) -> None:
     assert products(body(text.replace("'", '"'), params)) == ["nn.dense"]
 
 
@@ -83,7 +83,7 @@ def test_rounded_and_clipped_floats_are_bytes() -> None:
     assert products(module) == ["qnn.dense"]
 
 
-def test_scales_follow_their_axes() -> None:
+def test_per_axis_scales_follow_transposes() -> None:
     rng = np.random.default_rng(0)
     x = relay.var("x", shape=(5, 8), dtype="int8")
     rows = relay.const(rng.random((5, 1)).astype("float32"))

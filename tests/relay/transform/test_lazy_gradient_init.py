@@ -30,14 +30,14 @@ def same(function: relay.Function, *args: object) -> None:
 DATA = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
 
 
-def test_sums_and_products() -> None:
+def test_lazy_zeros_and_ones_in_sums_and_products() -> None:
     x, y = relay.var("x", KIND), relay.var("y", KIND)
     ones = relay.ones_like(x)
     body = (x - y) * ones + relay.zeros_like(y) * relay.exp(x) + relay.ones((3, 4), "float32")
     same(relay.Function([x, y], body), DATA, DATA + 1)
 
 
-def test_types_stay() -> None:
+def test_lazy_gradients_keep_types() -> None:
     x = relay.var("x", relay.TupleType((KIND, KIND)))
     function = relay.Function([x], relay.Tuple([x[0] + x[1], relay.zeros_like(x[0])]))
     kind = lazy(function)["main"].checked_type
@@ -58,7 +58,7 @@ def test_other_shapes_branches_and_functions() -> None:
         same(relay.Function([x, y, c], body), DATA, DATA[:1], np.array(chosen))
 
 
-def test_a_gradient() -> None:
+def test_lazy_gradient_matches_gradient() -> None:
     x, y = relay.var("x", KIND), relay.var("y", KIND)
     function = relay.transform.InferType()(IRModule.from_expr(relay.Function([x, y], x * y)))
     backward = relay.transform.gradient(function["main"])

@@ -148,7 +148,7 @@ def test_sizes_that_are_known_to_agree_are_not_checked() -> None:
     assert MatchDeclaredShapes()(module) is module
 
 
-def test_a_loop_whose_sizes_are_its_own_stays_a_loop() -> None:
+def test_loop_with_own_sizes_stays_tail_recursive() -> None:
     """No check stands behind its call of itself, which needs no frame of its own."""
     source = f"""def @loop(%i: int32, %a: {Q3}) -> {Q3} {{
         if (greater(%i, 0)) {{ @loop(subtract(%i, 1), %a) }} else {{ %a }} }}

@@ -189,7 +189,7 @@ def chain_of(count: int) -> IRModule:
     return program(f"def @main(%a0: Tensor[(16,), float32]) {{ {' '.join(bindings)} %a{count} }}")
 
 
-def test_a_chain_needs_two_places() -> None:
+def test_chain_needs_two_buffers() -> None:
     planned = MemoryPlan()(ManifestAlloc()(chain_of(8)))
     sizes = [
         e.attrs.size.value
@@ -199,7 +199,7 @@ def test_a_chain_needs_two_places() -> None:
     assert sorted(sizes) == [64, 128]  # the result; two places for seven intermediate tensors
 
 
-def test_the_arena_comes_first() -> None:
+def test_arena_is_the_first_storage() -> None:
     planned = MemoryPlan()(ManifestAlloc()(chain_of(4)))
     assert lets(planned)[0] == ("arena", "memory.alloc_storage")
 

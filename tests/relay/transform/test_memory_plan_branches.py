@@ -142,7 +142,7 @@ class _Machine:
 
 @settings(max_examples=60, deadline=None)
 @given(programs(), st.integers(0, 4), st.integers(1, 30), st.lists(st.booleans(), min_size=1))
-def test_nothing_is_overwritten_on_any_way(
+def test_no_live_tensor_is_overwritten_on_any_path(
     module: IRModule, n: int, m: int, choices: list[bool]
 ) -> None:
     body = main_of(MemoryPlan()(module)).body
@@ -215,7 +215,7 @@ def test_what_a_branch_alone_reads_is_dead_in_the_other() -> None:
     assert sorted(sizes) == [(64, False), (6400 + 64, True)]
 
 
-def test_the_result_of_a_branch_leaves_with_it() -> None:
+def test_branch_results_outlive_the_branch() -> None:
     module = program(f"""def @main(%c: bool, %x: Tensor[(16,), float32]) {{
       let %y = if (%c) {{ let %b = {K}(%x); %b }} else {{ let %e = {K}(%x); %e }}; %y }}""")
     assert _storages(MemoryPlan()(ManifestAlloc()(module))) == [(64, False), (64, False)]

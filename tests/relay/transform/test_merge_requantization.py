@@ -77,7 +77,7 @@ def test_a_factor_is_merged_as_a_quotient_is() -> None:
         'round(divide(add(multiply(cast(%x, dtype="float32"), 3f), exp(%y)), 7f))',
     ],
 )
-def test_what_has_no_factor_of_its_own_stays(body: str) -> None:
+def test_values_without_own_scale_are_unchanged(body: str) -> None:
     left, apart = merged(body, y=np.zeros((2, 4, 3, 3), "float32"))
     assert "divide" in left
     assert apart.max() == 0
@@ -120,6 +120,6 @@ def test_levels_are_rounded_and_converted_at_once(point: int, dtype: str) -> Non
         '%0 = round(%x); (cast(clip(%0, a_min=0f, a_max=255f), dtype="uint8"), %0)',
     ],
 )
-def test_what_is_no_level_of_a_byte_stays(body: str) -> None:
+def test_non_int8_levels_are_unchanged(body: str) -> None:
     before = program(f"def @main(%x: Tensor[(9,), float32]) {{ {body} }}")
     assert calls(MergeRequantization()(before)) == calls(before)

@@ -68,7 +68,7 @@ def test_a_chain_keeps_its_values(text: str, values: list[float], make: Callable
         ("add(subtract(%x, 12582912f), 12582912f)", "free"),
     ],
 )
-def test_what_stays_in_range_is_merged(make: Callable[[], Pass], body: str, tier: str) -> None:
+def test_constants_in_range_are_merged(make: Callable[[], Pass], body: str, tier: str) -> None:
     before = program(f"def @main(%x: Tensor[(3,), float32]) {{ {body} }}")
     with PassContext(config={"relay.float_rewrites": tier}):
         assert len(calls(make()(before))) < 2
@@ -123,7 +123,7 @@ def test_a_channel_that_training_brought_to_zero_does_not_keep_a_scale_out() -> 
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ml_dtypes.bfloat16])
-def test_ends_of_a_dtype(dtype: str) -> None:
+def test_merged_constants_at_dtype_limits(dtype: str) -> None:
     ends = ml_dtypes.finfo(dtype)
     top, tiny, one = (np.asarray(v, dtype) for v in (ends.max, ends.tiny, 1))
     half, zero = np.asarray(0.5, dtype), np.asarray(0, dtype)
@@ -137,6 +137,6 @@ def test_ends_of_a_dtype(dtype: str) -> None:
     assert scale_weights(np.asarray([1, ends.tiny], dtype), half) is not None
 
 
-def test_integers_wrap() -> None:
+def test_merged_integer_constants_wrap() -> None:
     top = np.asarray(127, np.int8)
     assert fold_sum(top, top) == -2 and fold_product(top, top) == 1

@@ -40,7 +40,7 @@ def shape(labels: str) -> str:
         ("ij", "ik", "ijk", "einsum"),
     ],
 )
-def test_products(left: str, right: str, out: str, kind: str) -> None:
+def test_einsums_become_matmuls(left: str, right: str, out: str, kind: str) -> None:
     before = program(
         f"""def @main(%x: Tensor[{shape(left)}, float32], %y: Tensor[{shape(right)}, float32]) {{
           einsum((%x, %y), equation="{left},{right}->{out}") }}"""
@@ -69,7 +69,7 @@ def test_the_axes_of_an_operand_that_stand_right_stay() -> None:
         (("Tensor[(4, 6), int32]", "Tensor[(6, 5), int32]"), "ij,jk->ik"),
     ],
 )
-def test_others_stay(types: tuple[str, str], equation: str) -> None:
+def test_other_einsums_are_unchanged(types: tuple[str, str], equation: str) -> None:
     text = f'einsum((%x, %y), equation="{equation}")'
     module = program(f"def @main(%x: {types[0]}, %y: {types[1]}) {{ {text} }}")
     assert calls(MultiplyEinsums()(module)) == ["einsum"]
@@ -86,7 +86,7 @@ def test_a_constant_becomes_the_weight_of_a_dense_layer() -> None:
     assert_same_meaning(before, after, [np.ones((3, 6), np.float32)])
 
 
-def test_sizes_that_come_at_run_time() -> None:
+def test_einsums_of_symbolic_sizes_become_matmuls() -> None:
     module = program(
         """def @main(%q: Tensor[(n, h, 8), float32], %k: Tensor[(m, h, 8), float32]) {
           einsum((%q, %k), equation="nhd,mhd->hnm") }"""

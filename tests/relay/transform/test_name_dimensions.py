@@ -30,7 +30,7 @@ def test_each_unknown_dimension_gets_a_name() -> None:
         "def @f(%x: Tensor[(?), float32]) { nn.relu(%x) }",
     ],
 )
-def test_what_has_none_or_needs_them_equal_stays(text: str) -> None:
+def test_static_or_equal_dimensions_are_unchanged(text: str) -> None:
     module = relay.parse(text)
     assert NameDimensions()(module) is module
 

@@ -63,7 +63,7 @@ def test_a_layer_becomes_what_the_target_multiplies(target: Target, last: str) -
 @share(4)
 @pytest.mark.parametrize("rows", [0, 1, 4, 7, 33])
 @pytest.mark.parametrize(("units", "depth", "block"), [(1, 8, 8), (64, 64, 32), (77, 50, 16)])
-def test_layers(rows: int, units: int, depth: int, block: int) -> None:
+def test_int4_dense_matches_reference(rows: int, units: int, depth: int, block: int) -> None:
     given = weights(units, -(-depth // block), block)
     data = np.random.default_rng(rows).standard_normal((rows, depth)).astype("float32")
     expected = np.maximum(data @ dequantized(*given)[:, :depth].T, 0)
@@ -74,7 +74,7 @@ def test_layers(rows: int, units: int, depth: int, block: int) -> None:
         assert np.abs(found - expected).max(initial=0) <= bound + 1e-5
 
 
-def test_a_block_of_zeros_gives_zero() -> None:
+def test_zero_blocks_give_zero() -> None:
     given = weights(3, 2, 16)
     found = np.asarray(ekiden.compile(layer(given, 32))(np.zeros((2, 32), "float32")).numpy())
     np.testing.assert_array_equal(found, np.zeros((2, 3), "float32"))
@@ -87,7 +87,7 @@ def test_a_block_of_zeros_gives_zero() -> None:
         ((2, 64), "float64", "takes float32, uint8, float32, uint8, got float64"),
     ],
 )
-def test_what_is_refused(shape: tuple[int, ...], dtype: str, message: str) -> None:
+def test_invalid_int4_weights_are_refused(shape: tuple[int, ...], dtype: str, message: str) -> None:
     x = relay.var("x", shape=shape, dtype=dtype)
     body = relay.nn.contrib_dense_nibbles(x, *map(relay.const, weights(4, 2, 32)))
     with pytest.raises(TypeInferenceError, match=message):

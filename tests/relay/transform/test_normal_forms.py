@@ -27,7 +27,7 @@ ARGS = [np.linspace(-2, 2, 32, dtype=np.float32).reshape(4, 8)]
 # To graph normal form.
 
 
-def test_names_give_way_to_values() -> None:
+def test_let_bindings_are_inlined() -> None:
     check(
         ToGraphNormalForm(),
         f"def @main({X}) {{ let %a = nn.relu(%x); let %b = add(%a, %a); %b }}",
@@ -58,7 +58,7 @@ def test_a_let_used_inside_a_function_value_stays() -> None:
     assert_same_meaning(program(text), made, ARGS)
 
 
-def test_it_undoes_a_normal_form() -> None:
+def test_graph_normal_form_undoes_a_normal_form() -> None:
     graph = program(f"def @main({X}) {{ %0 = nn.relu(%x); multiply(add(%0, %0), exp(%0)) }}")
     assert structural_equal(ToGraphNormalForm()(ToANormalForm()(graph)), graph)
 
@@ -98,7 +98,7 @@ def test_a_marked_function_is_inlined_and_dropped() -> None:
     )
 
 
-def test_what_is_not_marked_is_called() -> None:
+def test_unmarked_functions_are_not_inlined() -> None:
     text = f"""def @twice(%y: Tensor[(4, 8), float32]) {{ add(%y, %y) }}
                def @main({X}) {{ @twice(%x) }}"""
     check(Inline(), text, text)
@@ -181,7 +181,7 @@ def test_a_global_function_is_expanded_where_asked_for() -> None:
     )
 
 
-def test_unreachable_functions_go() -> None:
+def test_unreachable_functions_are_removed() -> None:
     text = f"""def @f(%y: Tensor[(4, 8), float32]) {{ exp(%y) }}
                def @g(%y: Tensor[(4, 8), float32]) {{ @f(%y) }}
                def @h(%y: Tensor[(4, 8), float32]) {{ @h(%y) }}

@@ -29,7 +29,7 @@ def main_after(text: str) -> IRModule:
     return made
 
 
-def test_what_is_known_is_computed() -> None:
+def test_known_values_are_computed() -> None:
     check(
         PartialEvaluate(),
         f"def @main({X}) {{ add(%x, multiply(2f, add(1f, 2f))) }}",
@@ -37,7 +37,7 @@ def test_what_is_known_is_computed() -> None:
     )
 
 
-def test_tuples_and_projections_go() -> None:
+def test_tuples_and_projections_are_eliminated() -> None:
     check(
         PartialEvaluate(),
         f"def @main({X}) {{ let %t = (exp(%x), (%x, 1f)); add(%t.1.0, %t.1.1) }}",
@@ -45,7 +45,7 @@ def test_tuples_and_projections_go() -> None:
     )
 
 
-def test_functions_are_applied() -> None:
+def test_known_functions_are_applied() -> None:
     check(
         PartialEvaluate(),
         f"""def @twice(%f: fn (float32) -> float32, %y: float32) -> float32 {{ %f(%f(%y)) }}

@@ -208,7 +208,7 @@ def test_a_module_that_says_nothing_stays_itself() -> None:
     assert PlanDevices()(module).attrs == {}
 
 
-def test_marks() -> None:
+def test_device_annotations_are_honoured() -> None:
     x = relay.var("x", shape=(3,))
     assert on_device(x, None) is x
     free = on_device(x, "cpu:1", constrain_body=False)
@@ -264,7 +264,7 @@ def test_any_kind_of_device_is_planned_for_and_not_compiled_for() -> None:
         compilation_config("llvm")
 
 
-def test_configurations() -> None:
+def test_device_configurations_are_planned() -> None:
     for given in ({cpu(1): "llvm", cpu(0): "llvm"}, [cpu(1), cpu(0)]):
         config = compilation_config(given)
         assert [d.device for d in config.devices] == [cpu(1), cpu(0)]

@@ -65,7 +65,7 @@ def steps(module: IRModule) -> list[str]:
         ("float16", "", BRIEF, ["cast:float32"] * 2 + ["nn.dense:float32", "cast:float16"]),
     ],
 )  # fmt: skip
-def test_what_becomes_of_a_dense_layer(
+def test_dense_layer_precision_by_target(
     dtype: str, out_dtype: str, target: Target, after: list[str]
 ) -> None:
     assert steps(ProductPrecision(target)(layer(dtype, out_dtype=out_dtype))) == after
@@ -79,7 +79,7 @@ def test_what_becomes_of_a_dense_layer(
         ("float64", BRIEF, ["nn.dense:float64"]),
     ],
 )
-def test_where_bfloat16_is_asked_for(dtype: str, target: Target, after: list[str]) -> None:
+def test_bfloat16_on_request(dtype: str, target: Target, after: list[str]) -> None:
     with PassContext(config=ASKED):
         assert steps(ProductPrecision(target)(layer(dtype))) == after
 
@@ -124,7 +124,9 @@ def compiled(module: IRModule, *inputs: Array) -> Array:
     ("rows", "depth", "units"),
     [(1, 1, 1), (3, 7, 17), (37, 16, 129), (0, 8, 16), (2, 0, 3)],
 )
-def test_dense_layers(dtype: str, out_dtype: str, rows: int, depth: int, units: int) -> None:
+def test_dense_layers_match_reference(
+    dtype: str, out_dtype: str, rows: int, depth: int, units: int
+) -> None:
     n = relay.SizeVar("n")
     x = relay.var("x", relay.TensorType((n, depth), dtype))
     weight, data = random(units, depth, dtype=dtype), random(rows, depth, dtype=dtype)
@@ -166,7 +168,7 @@ PRODUCTS: dict[str, tuple[str, Callable[[Array, Array], Array]]] = {
 @share(4)
 @pytest.mark.parametrize("dtype", SMALL)
 @pytest.mark.parametrize("body", PRODUCTS)
-def test_other_products(body: str, dtype: str) -> None:
+def test_other_products_match_reference(body: str, dtype: str) -> None:
     header, meaning = PRODUCTS[body]
     module = program(f"def @main({header.format(dtype)}) {{ {body} }}")
     shapes = [[int(str(d)) for d in p.checked_type.shape] for p in main_of(module).params]

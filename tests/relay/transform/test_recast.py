@@ -34,7 +34,7 @@ def test_each_chosen_call_has_casts_around_it() -> None:
     ([-1], f"exp(tanh({HALF.format('%x')}))"),
     ([0, 1], "exp(tanh(exp(%x)))"),
 ])  # fmt: skip
-def test_layers_that_stay(skipped: list[int], body: str) -> None:
+def test_skipped_layers_keep_their_dtype(skipped: list[int], body: str) -> None:
     _check(CHAIN, CHAIN.replace("exp(tanh(exp(%x)))", body), "float16", "float16", ["exp"], skipped)
 
 
@@ -56,7 +56,7 @@ def test_functions_and_expressions() -> None:
     assert "float16" not in str(recast(relay.exp(x), "float16", "float16"))
 
 
-def test_a_layer_that_there_is_not() -> None:
+def test_unknown_layer_is_refused() -> None:
     with pytest.raises(CompileError, match="there are 2 layers of exp, none has the number 2"):
         recast(program(CHAIN), "float16", "float16", ["exp"], [2])
 

@@ -77,7 +77,7 @@ def test_there_are_fewer_kernels_of_the_same_meaning(text: str, before: int, aft
         "sum(nn.relu(%x))",  # one user
     ],
 )
-def test_what_stays(body: str) -> None:
+def test_expensive_kernels_are_not_repeated(body: str) -> None:
     module = program(
         f"""def @main(%x: Tensor[(6, 8), float32], %y: Tensor[(6, 8), float32]) {{
           {body} }}"""

@@ -73,7 +73,7 @@ def test_arrays_that_are_changed_in_place_are_computed_anew() -> None:
             assert (double.of(array) == 2 * value).all()
 
 
-def test_nothing_is_kept_outside_of_a_compilation_nor_without_room() -> None:
+def test_cache_is_empty_outside_of_compilations_and_above_its_limit() -> None:
     double, array, other = Doubled(), large(), large(3.0)
     for _ in range(3):
         double.of(array)

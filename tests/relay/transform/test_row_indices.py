@@ -27,7 +27,7 @@ PLACES = np.array([[4, 4, 4], [0, 0, 0], [-1, -1, -1], [4, 4, 4]])
     ],
 )
 @pytest.mark.parametrize("index", ["int32", "int64"])
-def test_constant_indices_of_rows(dtype: str, mode: str, index: str) -> None:
+def test_constant_row_indices_become_take(dtype: str, mode: str, index: str) -> None:
     rng = np.random.default_rng(0)
     data, updates = (rng.integers(0, 2 if dtype == "bool" else 9, (n, 3)).astype(dtype)
                      for n in (5, 4))  # fmt: skip
@@ -44,7 +44,7 @@ def test_constant_indices_of_rows(dtype: str, mode: str, index: str) -> None:
     np.testing.assert_array_equal(made, wanted)
 
 
-def test_indices_that_differ_stay() -> None:
+def test_non_row_indices_are_unchanged() -> None:
     x = relay.var("x", relay.tensor_type((5, 3)))
     other = PLACES.copy()
     other[2, 1] = 0

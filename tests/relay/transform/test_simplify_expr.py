@@ -187,7 +187,7 @@ TIERS = {rule.equation: rule.tier for rule in SIMPLIFY_RULES}
 
 
 @pytest.mark.parametrize("equation, before, after", CASES)
-def test_rule(equation: str, before: str, after: str) -> None:
+def test_simplify_rule_rewrites(equation: str, before: str, after: str) -> None:
     with _allowing(TIERS[equation]):
         check(SimplifyExpr(), _main(before), _main(after))
 
@@ -264,7 +264,7 @@ def test_a_rule_keeps_the_meaning(equation: str, before: str, after: str) -> Non
         "where(less(%x, 0f), %x, %y)",
     ],
 )  # fmt: skip
-def test_what_no_rule_fits_is_kept(body: str) -> None:
+def test_unmatched_expressions_are_unchanged(body: str) -> None:
     text = _main(body.replace("meta", "broadcast_to(0f, shape=[4, 2, 3])"))
     module = program(text)
     assert SimplifyExpr()(module)["main"] is module["main"]
@@ -292,9 +292,7 @@ TRAPS = [
 
 
 @pytest.mark.parametrize("params, body, args", TRAPS)
-def test_what_only_looks_like_a_rule_keeps_its_meaning(
-    params: str, body: str, args: list[np.ndarray]
-) -> None:
+def test_near_matches_keep_their_meaning(params: str, body: str, args: list[np.ndarray]) -> None:
     before = program(f"def @main({params}) {{ {body} }}")
     for one, other in zip(
         evaluate(before, args), evaluate(SimplifyExpr()(before), args), strict=True

@@ -222,7 +222,7 @@ def test_legalisation_is_a_table_of_the_user() -> None:
         register_legalize("nothing", by_division)
 
 
-def test_what_branches_share_is_bound_around_them() -> None:
+def test_shared_branch_values_are_bound_outside() -> None:
     text = f"""def @main({X}) {{ %0 = exp(%x);
       if (greater(sum(%x), 0f)) {{ add(%0, %0) }} else {{ tanh(%0) }} }}"""
     check(
@@ -390,7 +390,7 @@ def test_branches_keep_their_types() -> None:
 
 
 @pytest.mark.parametrize("mode, expected", [(0, "float16"), (1, "float32")])
-def test_operators_without_a_colour(mode: int, expected: str) -> None:
+def test_mixed_precision_operators_without_a_category(mode: int, expected: str) -> None:
     text = f"def @main({X}) {{ cos(%x) }}"
     made = InferType()(ToMixedPrecision("float16", mode)(program(text)))
     assert evaluate(made, random((2, 3)))[0].dtype == expected
@@ -429,7 +429,7 @@ def test_variables_of_a_let_have_the_type_of_their_value() -> None:
         np.testing.assert_allclose(got, exact, rtol=2e-2, atol=1e-2)
 
 
-def test_a_rule_of_the_program_decides() -> None:
+def test_user_mixed_precision_rule_decides() -> None:
     relay.op.register_mixed_precision_conversion(
         "nn.dense", lambda call, small: [2, "float32", "float32"]
     )
@@ -444,7 +444,7 @@ def test_integers_are_left_alone() -> None:
     check(ToMixedPrecision(), text, text)
 
 
-def test_a_let_is_kept() -> None:
+def test_mixed_precision_keeps_lets() -> None:
     text = f"def @main({X}) {{ let %a = exp(%x); add(%a, %x) }}"
     made = ToMixedPrecision()(program(text))
     assert isinstance(main_of(made).body, Let)
@@ -463,7 +463,7 @@ WIDTHS = {"conv2d": [(4, 1, 1), (5, 1, 1)]}
 
 @pytest.mark.parametrize("biases", ["each", "numbers", "ones", "rows", "mixed"])
 @pytest.mark.parametrize("kind", BIASED)
-def test_what_follows_all_is_done_to_the_whole(kind: str, biases: str) -> None:
+def test_common_epilogue_is_applied_once(kind: str, biases: str) -> None:
     """Additions that fit are one; whatever is done, the meaning is the same."""
     combine, name, data, weights = BIASED[kind]
     wide = [(w[1] if kind == "matmul" else w[0],) for w in weights]

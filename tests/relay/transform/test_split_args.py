@@ -108,7 +108,7 @@ def test_numbers_to_cut_at_are_ordered_without_proofs() -> None:
     assert Counted.asked <= 4 * 70
 
 
-def test_a_limit_that_nothing_fits_under() -> None:
+def test_unreachable_argument_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="expected 0 or at least 2 arguments, got 1"):
         relay.transform.SplitArgs(1)
 
@@ -123,7 +123,7 @@ def test_one_expression_is_folded() -> None:
     assert count_ops(relay.transform.FoldConstantExpr(relay.exp(call), module)) == {"exp": 1}
 
 
-def test_no_limit_is_none() -> None:
+def test_split_args_without_limit_changes_nothing() -> None:
     module = IRModule.from_expr(relay.concatenate([relay.var("x", shape=(1,))] * 9, 0))
     for limit in (0, -1):
         assert count_ops(relay.transform.SplitArgs(limit)(module)["main"].body)["concatenate"] == 1

@@ -106,7 +106,7 @@ def test_a_chain_needs_one_place() -> None:
     assert arenas(module, known(module)) == [6400]
 
 
-def test_what_is_read_again_is_not_replaced() -> None:
+def test_live_operands_are_not_overwritten() -> None:
     module = chain(f"let %a = {K}(%x); let %b = {K}(%a); let %c = {TWO}(%a, %b); let %r = {K}(%c);")
     assert arenas(module, known(module)) == [2 * 6400]  # %b beside %a, %c in the place of one
 

@@ -50,7 +50,7 @@ def test_windows_of_groups_are_put_where_their_taps_read_the_same(groups: int) -
     assert left == ["nn.conv2d"]
 
 
-def test_strides_and_dilation_are_looked_at() -> None:
+def test_strides_and_dilation_must_match() -> None:
     strided = """add(nn.conv2d(%x, %v, strides=[2, 2], padding=[1, 1, 1, 1]),
                      nn.conv2d(%x, %w, strides=[2, 2]))"""
     assert summed(strided, v=array(3, 4, 3, 3), w=array(3, 4, 1, 1)) == ["nn.conv2d"]
@@ -70,12 +70,12 @@ def test_strides_and_dilation_are_looked_at() -> None:
         ("nn.conv2d(%x, %v, padding=[1, 1, 1, 1]), nn.conv2d(nn.relu(%x), %w)", (1, 1)),
     ],
 )  # fmt: skip
-def test_what_reads_something_else_stays(body: str, kernel: tuple[int, int]) -> None:
+def test_convolutions_of_other_inputs_are_unchanged(body: str, kernel: tuple[int, int]) -> None:
     left = summed(f"add({body})", v=array(4, 4, 3, 3), w=array(4, 4, *kernel))
     assert left.count("nn.conv2d") == 2
 
 
-def test_what_others_read_too_stays() -> None:
+def test_shared_convolutions_are_unchanged() -> None:
     left = summed(
         """%0 = nn.conv2d(%x, %v, padding=[1, 1, 1, 1]);
            multiply(add(%0, nn.conv2d(%x, %w)), %0)""",
@@ -92,7 +92,7 @@ def test_a_scale_that_is_not_of_channels_stays() -> None:
     assert left == ["nn.conv2d", "multiply", "add"]
 
 
-def test_a_sum_out_of_range_stays() -> None:
+def test_overflowing_weight_sums_are_unchanged() -> None:
     huge = np.full((4, 4, 1, 1), 3e38, np.float32)
     text = """def @main(%x: Tensor[(1, 4, 2, 2), float32], %v: Tensor[(4, 4, 1, 1), float32]) {
                 add(nn.conv2d(%x, %v), nn.conv2d(%x, %v)) }"""

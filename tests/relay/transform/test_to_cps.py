@@ -59,7 +59,7 @@ def calls_of_functions_come_last(module: IRModule) -> None:
         (LISTS, (np.float32(4),)),
     ],
 )
-def test_programs_mean_the_same(text: str, args: tuple[object, ...]) -> None:
+def test_cps_programs_keep_their_meaning(text: str, args: tuple[object, ...]) -> None:
     before = InferType()(program(text))
     made = ToCPS()(program(text))
     verify(made)
@@ -111,7 +111,7 @@ def test_polymorphic_functions_and_long_chains() -> None:
     assert un_cps(to_cps(long)).ret_type == relay.TensorType(())
 
 
-def test_what_is_refused() -> None:
+def test_unsupported_cps_programs_are_refused() -> None:
     x = relay.var("x", "float32")
     with pytest.raises(CompileError, match="un_cps: expected a function whose last parameter"):
         un_cps(Function([x], x))

@@ -200,7 +200,7 @@ STEPS: dict[str, tuple[Callable[[], PrimFunc], Callable[[Schedule], object], tup
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_step(name: str) -> None:
+def test_schedule_step_makes_expected_program(name: str) -> None:
     make, step, texts = STEPS[name]
     program = make()
     sch = Schedule(program)
@@ -229,7 +229,7 @@ def test_zeros_are_not_left_out_where_they_are_times_no_number(
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_how_much_is_left_out() -> None:
+def test_skipped_iterations_are_counted() -> None:
     sch = Schedule(spread())
     h, o, k = sch.get_loops("c")
     assert sch.share_skipped("c", k) == 0  # it begins in the loop
@@ -303,7 +303,7 @@ REFUSED: dict[str, tuple[Callable[[], PrimFunc], Callable[[Schedule], object], s
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_invalid_steps_are_refused(name: str) -> None:
     make, step, message = REFUSED[name]
     sch = Schedule(make())
     before = str(sch.func)
@@ -312,7 +312,7 @@ def test_refused(name: str) -> None:
     assert str(sch.func) == before or {"fused", "turns"} & set(name.split())
 
 
-def test_whether_padding_can_be_parted() -> None:
+def test_padding_decomposition_is_checked() -> None:
     sch, other = Schedule(padded()), Schedule(two())
     assert sch.can_decompose_padding("b", sch.get_loops("b")[0])
     assert not other.can_decompose_padding("c", other.get_loops("c")[0])

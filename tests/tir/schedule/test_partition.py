@@ -29,7 +29,7 @@ def check(sch: Schedule) -> None:
     ("factors", "sizes"),
     [([2, 3], [2, 3, 5]), ([None, 4], [6, 4]), ([1, None, 1], [1, 8, 1]), ([10], [10])],
 )
-def test_spatial_loops(factors: list[int | None], sizes: list[int]) -> None:
+def test_spatial_loops_are_partitioned(factors: list[int | None], sizes: list[int]) -> None:
     sch = row_sums()
     parts = sch.loop_partition(sch.get_loops("b")[0], factors)
     assert [int(sch.get(p).extent) for p in parts] == sizes  # type: ignore[union-attr, arg-type]
@@ -39,7 +39,7 @@ def test_spatial_loops(factors: list[int | None], sizes: list[int]) -> None:
     assert str(again.func) == str(sch.func)
 
 
-def test_sums_and_steps_on_parts() -> None:
+def test_reduction_loops_are_partitioned() -> None:
     sch = row_sums()
     first, rest = sch.loop_partition(sch.get_loops("b")[1], [5, None])
     sch.unroll(first)
@@ -55,7 +55,7 @@ def test_sums_and_steps_on_parts() -> None:
     ("factors", "why"),
     [([0, None], "positive"), ([8, 3], "leave enough"), ([None, None], "one at most"), ([], "one")],
 )
-def test_what_is_refused(factors: list[int | None], why: str) -> None:
+def test_invalid_partitions_are_refused(factors: list[int | None], why: str) -> None:
     sch = row_sums()
     with pytest.raises(ScheduleError, match=why):
         sch.loop_partition(sch.get_loops("b")[0], factors)

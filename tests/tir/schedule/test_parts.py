@@ -108,7 +108,7 @@ def test_parts_run_in_parallel(which: int) -> None:
     check(sch)
 
 
-def test_a_loop_that_sums_does_not() -> None:
+def test_reduction_loop_does_not_run_in_parallel() -> None:
     sch, loops = tiled()
     with pytest.raises(ScheduleError, match="reduces over it"):
         sch.parallel(loops[0])  # type: ignore[arg-type]
@@ -188,13 +188,13 @@ def test_a_loop_that_counts_parts_keeps_them_whole() -> None:
         ),
     ],
 )
-def test_an_unknown_micro_kernel(kernel: str, message: str) -> None:
+def test_unknown_micro_kernel_is_refused(kernel: str, message: str) -> None:
     sch, loops = tiled()
     with pytest.raises(ScheduleError, match=re.escape(message)):
         sch.tensorize(loops[3], kernel)  # type: ignore[arg-type]
 
 
-def test_what_is_no_tile() -> None:
+def test_invalid_tiles_are_refused() -> None:
     sch = Schedule(product())
     i, j, _ = sch.get_loops("c")
     with pytest.raises(ScheduleError, match="expected a loop over columns in 'j'|expected loops"):

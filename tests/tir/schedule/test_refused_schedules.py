@@ -11,7 +11,7 @@ pytestmark = pytest.mark.quick
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_refused_schedule(case: Refused) -> None:
+def test_invalid_schedule_is_refused(case: Refused) -> None:
     sch = Schedule(case.program)
     with pytest.raises(ScheduleError) as error:
         case.steps(sch)
@@ -29,12 +29,12 @@ def test_a_refusal_changes_nothing(case: Refused) -> None:
     assert str(again.func) == str(sch.func)
 
 
-def test_there_are_many() -> None:
+def test_refused_schedules_are_numerous() -> None:
     assert len(CASES) >= 80
     assert len({case.message for case in CASES}) >= 80
 
 
-def test_the_place_can_be_left_out() -> None:
+def test_error_location_can_be_omitted() -> None:
     sch = Schedule(CASES[0].program, error_render_level="fast")
     with pytest.raises(ScheduleError) as error:
         CASES[0].steps(sch)

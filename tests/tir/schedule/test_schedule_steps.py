@@ -57,7 +57,7 @@ def test_split_of_symbolic_extent() -> None:
         check(sch.func, n)
 
 
-def test_tiled_product() -> None:
+def test_tiled_matmul_matches_numpy() -> None:
     sch = Schedule(product())
     i, j, k = loops(sch)
     _, j1 = sch.split(j, [None, 8])
@@ -68,7 +68,7 @@ def test_tiled_product() -> None:
     check(sch.func)
 
 
-def test_fused_loops() -> None:
+def test_fused_loops_match_numpy() -> None:
     sch = Schedule(product())
     i, j, _ = loops(sch)
     fused = sch.fuse(i, j)
@@ -176,7 +176,7 @@ def test_rolling_buffer_keeps_a_window(tile: int) -> None:
     assert "i_0 == 0 or" in text
 
 
-def test_unannotate() -> None:
+def test_unannotate_removes_annotations() -> None:
     sch = Schedule(product())
     before = str(sch.func)
     sch.annotate("c", "note", 1)
@@ -235,7 +235,7 @@ def dot4_by_pairs(
     c[0] = (a[0] * b[0] + a[2] * b[2]) + (a[1] * b[1] + a[3] * b[3]) + c[0]
 
 
-def test_tensorize() -> None:
+def test_tensorize_replaces_the_block() -> None:
     TensorIntrin.register("test.dot4", dot4, dot4_by_pairs, override=True)
     a, b = te.placeholder((5, 8), name="a"), te.placeholder((3, 8), name="b")
     k = te.reduce_axis((0, 8), "k")
@@ -274,7 +274,7 @@ def test_bound_loops_have_their_axis() -> None:
     assert bound.annotations == {"thread": "threadIdx.x"}
 
 
-def test_questions() -> None:
+def test_schedule_queries_answer() -> None:
     sch = Schedule(product())
     block = sch.get_block("d")
     names = [

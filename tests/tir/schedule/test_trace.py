@@ -126,7 +126,7 @@ def test_only_sampling_decides() -> None:
         tiled(product()).trace.with_decision(sch.trace.insts[2], [8, 1])
 
 
-def test_unused_steps_go() -> None:
+def test_unused_trace_steps_are_removed() -> None:
     sch = tiled(product(), seed=3)
     sch.sample_categorical([1, 2], [0.5, 0.5])
     kinds = [inst.kind for inst in sch.trace.simplified().insts]
@@ -163,7 +163,7 @@ def test_sampling_is_repeatable() -> None:
 
 
 @pytest.mark.parametrize(("decision", "shared"), [(-1, 0), (0, 1), (1, 2)])
-def test_sampled_places(decision: int, shared: int) -> None:
+def test_sampled_compute_locations_replay(decision: int, shared: int) -> None:
     sch = tir.Schedule(product())
     sch.compute_at("c", sch.sample_compute_location("c", decision=decision))
     pairs = zip(sch.get_loops("c"), sch.get_loops("d"), strict=False)
@@ -173,7 +173,7 @@ def test_sampled_places(decision: int, shared: int) -> None:
     assert str(again.func) == str(sch.func)
 
 
-def test_copies_go_their_own_way() -> None:
+def test_schedule_copies_are_independent() -> None:
     sch = tir.Schedule(product())
     block = sch.get_block("c")
     other = sch.copy()
@@ -197,7 +197,7 @@ def test_a_module_of_functions() -> None:
     assert sch.func_working_on.name_hint == "other"
 
 
-def test_handles_of_what_is_gone() -> None:
+def test_stale_handles_are_refused() -> None:
     sch = tir.Schedule(product())
     i = sch.get_loops("c")[0]
     sch.split(i, [2, 4])
