@@ -392,8 +392,8 @@ class TiledMatmulKernel:
         line = self.depth if by_steps else tile
         own = {v: self.factors.extents[v] for v in axes}
         contiguous_axes = {r.var: r.extent for r in reduced} if by_steps else own
-        axes, extents = list(contiguous_axes), list(contiguous_axes.values())
-        near = read_width(value, axes, extents, math.gcd(self.max_access_width, line))
+        variables, extents = list(contiguous_axes), list(contiguous_axes.values())
+        near = read_width(value, variables, extents, math.gcd(self.max_access_width, line))
         read = math.gcd(self.max_access_width, self.depth) if by_steps else beside
         # Padded lines: without the gap, threads that read one column would hit the same
         # shared-memory bank.
