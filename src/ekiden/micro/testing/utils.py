@@ -10,6 +10,7 @@ import tarfile
 from pathlib import PurePosixPath
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.ir.module import IRModule
