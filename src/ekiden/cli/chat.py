@@ -34,7 +34,7 @@ _COLOURS = {"prompt": "1;36", "reasoning": "2", "note": "33"}
 """What a text is -> its attributes (ECMA-48)."""
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_text_model_arguments(parser)
     parser.add_argument("--system", help="the message of the system that conversations begin with")
