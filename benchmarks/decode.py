@@ -115,9 +115,9 @@ class RandomCheckpoint:
     def __getitem__(self, name: str) -> Weight:
         shape = self._tensor_shapes()[name]
         if len(shape) == 1:
-            return Weight.encode(name, np.ones(shape, np.float32))
+            return Weight.of(name, np.ones(shape, np.float32))
         rng = np.random.default_rng(crc32(name.encode()))
-        return Weight.encode(name, rng.standard_normal(shape, np.float32) * 0.02, self.format)
+        return Weight.of(name, rng.standard_normal(shape, np.float32) * 0.02, self.format)
 
 
 def gguf_metadata(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -256,7 +256,7 @@ def main() -> int:
     parser.add_argument("--to", type=Path, default=REPOSITORY_ROOT / "dist/bindings")
     parser.add_argument("--docs", action="store_true", help="write the references too")
     options = parser.parse_args()
-    to, missing = options.destination.resolve(), False
+    to, missing = options.to.resolve(), False
     to.mkdir(parents=True, exist_ok=True)
     for name in options.names or BINDING_PACKAGES:
         try:

@@ -43,8 +43,8 @@ def page(browser: Browser, address: str) -> Iterator[Page]:
     """The page, ready, which must say nothing on its console."""
     context = browser.new_context(viewport={"width": 800, "height": 760})
     made, said = context.new_page(), list[str]()
-    made.emit("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    made.emit("pageerror", lambda error: said.append(str(error)))
+    made.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    made.on("pageerror", lambda error: said.append(str(error)))
     made.goto(address)
     made.wait_for_selector("html[data-ready]")
     yield made

@@ -112,7 +112,7 @@ def test_truncated_checkpoint_is_detected(kind: str, tmp_path: Path) -> None:
     """What has gone is zeros, for which the file answers when a tensor is asked for, and to who
     asks whether all was as it is."""
     path = tmp_path / f"model.{kind}"
-    many = Weight.encode("w", np.ones((SIZE, SIZE), np.float32))
+    many = Weight.of("w", np.ones((SIZE, SIZE), np.float32))
     if kind == "gguf":
         write_gguf(path, {"general.architecture": "none"}, [many])
     else:
@@ -122,7 +122,7 @@ def test_truncated_checkpoint_is_detected(kind: str, tmp_path: Path) -> None:
     assert not before.data.flags.writeable
     opened.check()
     os.truncate(path, PAGE)
-    assert before.decode()[-1, -1] == 0
+    assert before.values()[-1, -1] == 0
     for ask in (opened.check, lambda: opened["w"]):
         with pytest.raises(LoadError, match=f"'{path}' was changed while weights were read"):
             ask()

@@ -111,7 +111,7 @@ def check_cases(kind: str, found: Sequence[tuple[str, object]], device: str = "C
     """Every one of these tests that passes by the table passes."""
     rows = tables()[kind]
     wanted = [c for name, c in found if rows[name].startswith("pass")]
-    run = partial(coverage().outcome, device=device)
+    run = partial(coverage().run_and_classify, device=device)
     outcomes = [(c.name, run(c)) for c in wanted]  # type: ignore[attr-defined]
     assert {name: o.reason for name, o in outcomes if o.reason} == {}
 

@@ -59,13 +59,13 @@ def test_converter_rows_start_at_schema_changes() -> None:
         changes.setdefault((each.domain, each.name), set()).add(each.since_version)
     for key, rows in CONVERTER_TABLE.items():
         for row in rows if key in changes else ():
-            assert row.since in changes[key] or row.since < min(changes[key]), key
+            assert row.since_version in changes[key] or row.since_version < min(changes[key]), key
 
 
 def test_converter_rows_list_required_graph_attributes() -> None:
     kind = onnx.defs.OpSchema.AttrType.GRAPH
     for schema in onnx.defs.get_all_schemas_with_history():
         for row in CONVERTER_TABLE.get((schema.domain, schema.name)) or ():
-            if row.since == schema.since_version:
+            if row.since_version == schema.since_version:
                 wanted = {n for n, a in schema.attributes.items() if a.required and a.type == kind}
-                assert set(row.graphs.split()) == wanted, schema.name
+                assert set(row.graph_attributes.split()) == wanted, schema.name

@@ -48,7 +48,7 @@ def coverage() -> ModuleType:
 def test_samples_agree(coverage: Any, name: str, dtype: torch.dtype) -> None:  # noqa: ANN401
     torch.manual_seed(0)
     entry = next(o for o in coverage.op_db if o.name == name)
-    found = [coverage.check(case) for case in islice(coverage.cases(entry, dtype), 2)]
+    found = [coverage.check_sample(case) for case in islice(coverage.iter_samples(entry, dtype), 2)]
     assert found and all(each == "" or each.startswith("skipped") for each in found), found
 
 
@@ -56,8 +56,8 @@ def test_modules_agree(coverage: Any) -> None:  # noqa: ANN401
     for name in ("nn.Conv1d", "nn.GroupNorm", "nn.LSTM"):
         torch.manual_seed(0)
         entry = next(m for m in coverage.module_db if m.name == name)
-        (case,) = islice(coverage.cases(entry, torch.float32), 1)
-        assert coverage.check(case) == ""
+        (case,) = islice(coverage.iter_samples(entry, torch.float32), 1)
+        assert coverage.check_sample(case) == ""
 
 
 def test_the_page_counts_what_agrees(coverage: Any) -> None:  # noqa: ANN401

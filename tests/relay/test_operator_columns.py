@@ -92,7 +92,7 @@ def test_the_columns_agree_with_the_rest_of_a_row() -> None:
         assert not row.fast or OPS[row.fast].attrs is row.attrs, name
         assert not row.commutes or len(row.arguments) == 2, name
         assert row.linear is LinearForm.NO or len(row.arguments) == 2, name
-        assert row.turns is not TransposeRule.SHAPE or row.reshape_only, name
+        assert row.transpose_rule is not TransposeRule.SHAPE or row.reshape_only, name
         assert row.padding_absorption is PaddingAbsorption.NO or hasattr(row.attrs, "padding"), name
         assert row.channels is None or row.macs is not None, name
         assert row.gradient_of is None or row.lower is None, name

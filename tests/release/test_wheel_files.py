@@ -191,7 +191,10 @@ def test_the_runtime_wheel_runs_an_artifact_alone(small: Path, tmp_path: Path) -
 
 def test_entry_points_name_what_there_is() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"ekiden": "ekiden.cli:main"}
+    assert project["scripts"] == {
+        "ekiden": "ekiden.cli:main",
+        "tvmc": "ekiden.driver.tvmc.main:main",
+    }
     named = [
         *project["scripts"].values(),
         *project["entry-points"]["torch_dynamo_backends"].values(),

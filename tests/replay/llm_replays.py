@@ -9,7 +9,7 @@ from replay_programs import Program
 from tiny_models import tiny
 
 from ekiden.ir.module import IRModule
-from ekiden.llm.architectures import read_decoder_config
+from ekiden.llm.architectures import read_config
 from ekiden.llm.decoder import CacheLayout, decoder_module
 from ekiden.llm.program import build_generation_program
 
@@ -17,17 +17,13 @@ from ekiden.llm.program import build_generation_program
 def decoder(name: str, cache: str) -> IRModule:
     """Return the step of a decoder of one layer, whose cache has pages of 16 tokens of a dtype."""
     checkpoint = tiny(name, num_hidden_layers=1)
-    return decoder_module(
-        checkpoint, read_decoder_config(checkpoint.config, 64), CacheLayout(16, cache)
-    )
+    return decoder_module(checkpoint, read_config(checkpoint.config, 64), CacheLayout(16, cache))
 
 
 def generation(name: str) -> IRModule:
     """Return such a decoder in float32 with the choice of tokens and the loop of steps."""
     checkpoint = tiny(name, num_hidden_layers=1)
-    return build_generation_program(
-        checkpoint, read_decoder_config(checkpoint.config, 64), CacheLayout(16)
-    )
+    return build_generation_program(checkpoint, read_config(checkpoint.config, 64), CacheLayout(16))
 
 
 HOST = ("vnni", "haswell", "neon", "c")

@@ -109,7 +109,7 @@ def serve(folder: str) -> None:
         models = server.engine.repository.models
         pages = {name: m._model.engine.pages.num_available for name, m in served.items()}
         return JSONResponse({
-            "users": {name: models[name].get().users for name in MODELS},
+            "users": {name: models[name].get().num_users for name in MODELS},
             "texts": {
                 name: len(m._model.engine._running) + len(m._model.engine._waiting)
                 for name, m in served.items()

@@ -145,7 +145,7 @@ def test_invalid_requests_are_refused(server: Running, body: object, message: st
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/none", 404),
         ("GET", "/v2/models/none", 404),
         ("POST", "/v2/models/none/infer", 404),
         ("GET", "/v2/models/soft/infer", 405),
@@ -280,7 +280,7 @@ def test_unknown_paths_are_refused(server: Running) -> None:
         ("DELETE", "/v2", 405, "method not allowed"),
         ("GET", "/v2/models//ready", 404, "not found"),
         ("GET", "/v2/models/{model}/what", 404, "not found"),
-        ("GET", "/", 404, "not found"),
+        ("GET", "/none", 404, "not found"),
     ):
         found = server.ask(method, path)
         assert (found.status, found.error) == (status, error), path

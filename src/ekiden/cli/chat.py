@@ -106,7 +106,7 @@ class Chat:
         print(self.painted("note", text), file=sys.stderr, flush=True)
 
     def take(self, line: str) -> bool:
-        """Answer a line, or obey a command; return whether the conversation goes on."""
+        """Answer a prompt or run a slash command; return whether to continue."""
         match line:
             case "":
                 return True

@@ -289,8 +289,9 @@ class OpDef:
     linear, transpose_rule, padding_absorption: see the classes above. commutes: whether two
     arguments may change places. channels: where output channels lie, (axis of the result, axis of
     the weight) in the default layouts. fast: the operator that is faster and less exact.
-    is_expensive: whether an element takes longer to compute than to read. shape_only: of the
-    arguments the shapes are read, not the
+    is_expensive: whether an element takes longer to compute than to read. is_extremum: whether
+    the result of a reduction is one of the elements, the largest or the smallest. shape_only: of
+    the arguments the shapes are read, not the
     elements: the types of the arguments alone say the result. fills: the number that all elements
     of the result are. gradient_of: the operator whose gradient it is, for which argument of that;
     it has no kernel (ExpandOps). quantizes: the operator on real numbers that it is on integers
@@ -335,6 +336,7 @@ class OpDef:
     channels: tuple[int, int] | None = None
     fast: str = ""
     is_expensive: bool = False
+    is_extremum: bool = False
     shape_only: bool = False
     fills: int | None = None
     gradient_of: tuple[str, int] | None = None

@@ -360,7 +360,7 @@ def _parse_mlf_metadata(files: Mapping[str, bytes], library: object) -> _MlfMeta
         return _MlfMetadata(
             name,
             sum(-(-_validate_num_bytes(t["size"]) // 16) * 16 for t in tensors),
-            _validate_num_bytes(main["workspace_size_bytes"]),
+            _validate_num_bytes(main.get("workspace_size_bytes", 0)),
             None
             if pools is None
             else {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-
-from ekiden._lazy import load_module
+from importlib import import_module
 
 __all__ = ["LazyLogger"]
 
@@ -45,5 +44,6 @@ class LazyLogger:
 
     def _emit(self, level: int, message: str, values: tuple[object, ...]) -> None:
         if "logging" in sys.modules or level >= _WARNING_LEVEL:
-            logger = load_module("logging").getLogger(self._name)
+            # Python's own import: Ekiden's waits for other threads that import something.
+            logger = import_module("logging").getLogger(self._name)
             logger.log(level, message, *values, stacklevel=3)

@@ -113,7 +113,7 @@ class VirtualMachine:
         return self.invoke_stateful("main")
 
     def invoke_stateful(self, func_name: str, *args: object, **kwargs: object) -> object:
-        """Call a function with what `set_input` set, or with these arguments."""
+        """Call a function with the given arguments, or with those stored by `set_input`."""
         if args or kwargs:
             self.set_input(func_name, *args, **kwargs)
         return self._invoke(func_name, self._collect_inputs(func_name))

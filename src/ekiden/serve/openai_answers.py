@@ -191,7 +191,7 @@ class ChatForm:
         return [self._body({"role": "assistant", "content": ""})]
 
     def part(self, part: ChoiceDelta) -> list[dict[str, object]]:
-        """Return what a delta is sent as."""
+        """Return the bodies of the events in which a delta is streamed."""
         delta, bodies = part.delta, []
         if delta is not None and delta.call is not None:
             bodies.append(

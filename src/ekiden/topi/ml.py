@@ -59,8 +59,8 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
     rows, trees = data.shape[0], roots.shape[0]
 
     def emit_tree_walks(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Emit the walk of single rows if there are few, so that a thread's minimum work is known,
-        else of blocks of rows.
+        """Emit tree traversals row by row below TREE_ROWS_PER_BLOCK rows, else by blocks of rows:
+        a thread's minimum work is then known.
         """
         ib = IRBuilder()
         walk = _TreeWalk(ib, depth, *map(ib.buffer_ptr, ins))

@@ -138,7 +138,7 @@ def sorted_rows(
             row_index = unravel(row, row_shape)
 
             def rank_at(at: PrimExpr) -> PrimExpr:
-                """Return the integer that orders as the element of this row does."""
+                """Return an integer sort key with the order of the element at `at` of this row."""
                 return order_preserving_rank(source[replace_dim(row_index, axis, at)], ascending)
 
             def store_sorted(position: PositionMap) -> None:

@@ -98,7 +98,7 @@ class Measurer:
     """RPC server whose sessions run candidates; None for local processes."""
     build_function: str = "ekiden.tune.build_job:job"
     run_function: str = "ekiden.tune.run_job:job"
-    _build_cache: dict[tuple[str, Candidate], _BuiltCandidate] = field(
+    _kept: dict[tuple[str, Candidate], _BuiltCandidate] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -203,7 +203,7 @@ class Measurer:
         """Build candidates, caching the most recent ones: winners are measured again, and the
         default is part of every batch.
         """
-        cache = self._build_cache
+        cache = self._kept
         key = f"{task.key} {task.sizes}"
         new = [c for c in candidates if (key, c) not in cache]
         built_now = dict(zip(new, self._build_missing(task, new), strict=True)) if new else {}

@@ -129,8 +129,8 @@ class BlockEnd:
 
 @dataclass(frozen=True, slots=True)
 class SwitchHeader:
-    """Head of a switch on the number at a location, or, without one, on the running function of a
-    group.
+    """Header of a C switch over the value at `locations`, or over the group's current function if
+    there is none.
     """
 
     locations: tuple[Location, ...] = ()
@@ -163,7 +163,7 @@ class ClauseSwitchHeader:
 
 @dataclass(frozen=True, slots=True)
 class LoopHeader:
-    """Head of the loop that Again continues."""
+    """Header of the loop that `ContinueLoop` continues."""
 
     locations: tuple[Location, ...] = ()
 

@@ -54,7 +54,7 @@ class _Branch:
             self.types = [self.scope.erase_block_dims(v.relay_type) for v in self.values]
 
     def alternatives(self) -> list[TypeCombination]:
-        """Return the combinations of types of its values, as seen from outside."""
+        """Return the type combinations of the branch's values in the enclosing scope."""
         return type_alternatives(self.scope, self.values, self.block)
 
     def inject_results(

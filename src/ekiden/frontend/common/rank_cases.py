@@ -234,8 +234,8 @@ class RankCaseTree:
     def _collect_alternatives(
         self, names: Sequence[str], values: dict[str, Value]
     ) -> tuple[list[TypeCombination], list[list[int | None]]]:
-        """Return the combinations of types over all cases, and for each case the numbers of its
-        own.
+        """Return the merged type combinations of all cases, and for each case the indices of its
+        own in that list.
         """
         every = [self._leaf_alternatives(leaf, names, values) for leaf in self.root.live_leaves()]
         alternatives, flat = merge_first_alternatives([kinds for own in every for kinds in own])

@@ -59,7 +59,7 @@ def _large_order_integral(a: Tensor, x: Tensor) -> Tensor:
 
 
 def _smaller_half(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smaller of P(a, x) and Q(a, x), which keeps its digits, and whether it is Q.
+    """Return min(P(a, x), Q(a, x)), which avoids cancellation, and whether it is Q.
 
     NaN outside the domain.
     """

@@ -42,7 +42,9 @@ def _lstsq(
 
 
 def max_target_length(targets: Tensor, lengths: Tensor | Sequence[int]) -> int:
-    """Return the maximum number of labels of a CTC target that shapes tell."""
+    """Return an upper bound on the length of CTC targets: their last extent if the lengths are a
+    tensor, else the largest length.
+    """
     return targets.shape[-1] if isinstance(lengths, Tensor) else max(lengths, default=0)
 
 

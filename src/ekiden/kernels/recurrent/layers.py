@@ -365,7 +365,7 @@ class RecurrentLayerKernel:
         )
 
     def residual_words(self, panel: PrimExpr, base: PrimExpr) -> ResidualWords | None:
-        """Return a panel's residual words, if there are any."""
+        """Return the words of a panel that whole iterations over k leave over, or None."""
         if self.word_indices is None:
             return None
         step = self.cell.num_gates * self.lanes * self.word_elements

@@ -10,7 +10,7 @@ import tarfile
 from pathlib import PurePosixPath
 from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
 
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import Function, var
@@ -84,7 +84,10 @@ def get_target(platform: str, board: str | None = None) -> Target:
 
 
 def create_header_file(
-    tensor_name: str, npy_data: NDArray[Any], output_path: PathName, tar_file: tarfile.TarFile
+    tensor_name: str,
+    npy_data: np.ndarray[Any, np.dtype[Any]],
+    output_path: PathName,
+    tar_file: tarfile.TarFile,
 ) -> None:
     """Add a C header with an array's elements to a tar file.
 

@@ -190,6 +190,7 @@ def declare_reduction(
     compute: Callable[..., Tensor],
     dtype: str | None = None,
     precision: PrecisionPolicy = PrecisionPolicy.UNKNOWN,
+    is_extremum: bool = False,
 ) -> Callable[..., Call]:
     """Declare a reduction, and return the function that calls it; `dtype` is the result's if not
     the data's.
@@ -200,6 +201,7 @@ def declare_reduction(
             arguments=("data",),
             attrs=ReduceAttrs,
             precision=precision,
+            is_extremum=is_extremum,
             transpose_rule=TransposeRule.AXES,
             relation=_reduce_relation(name, ReduceAttrs, dtype),
             reference=_reduce_reference(name, function, dtype),
@@ -306,8 +308,10 @@ def _mean_reference(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array
 # fmt: off
 sum    = declare_reduction("sum",  np.sum, topi.sum, precision=PrecisionPolicy.NEVER)
 mean   = declare_reduction("mean", _mean_reference, topi.mean, precision=PrecisionPolicy.NEVER)
-max    = declare_reduction("max",  _max_reference,   topi.max, precision=PrecisionPolicy.FOLLOW)
-min    = declare_reduction("min",  _min_reference,   topi.min, precision=PrecisionPolicy.FOLLOW)
+max    = declare_reduction("max",  _max_reference,   topi.max, precision=PrecisionPolicy.FOLLOW,
+                           is_extremum=True)
+min    = declare_reduction("min",  _min_reference,   topi.min, precision=PrecisionPolicy.FOLLOW,
+                           is_extremum=True)
 prod   = declare_reduction("prod", np.prod, topi.prod, precision=PrecisionPolicy.NEVER)
 all    = declare_reduction("all",  np.all, topi.all, "bool")
 any    = declare_reduction("any",  np.any, topi.any, "bool")

@@ -83,7 +83,7 @@ cdef class Module(Object):
         device ("cuda") for its kernels; of others their kind.
         """
         if self.kind == "device":
-            return _device_code().device_kind(self.to_bytes())
+            return _device_code().device_type_of_kernels(self.to_bytes())
         if self.kind == "image":
             return "c" if "c" in (self.sources or {}) else "llvm"
         return self.kind

@@ -64,7 +64,7 @@ class RowMatrix:
 
     @contextmanager
     def iter_columns(self, begin: ExprLike = 0) -> Iterator[PrimExpr]:
-        """Yield the columns of all whole vectors from the one of `begin` on."""
+        """Emit a vectorised loop over columns from the vector of `begin` on; yield the column."""
         with self._iter_vectors(begin) as first, self._iter_lanes() as lane:
             yield first + lane
 

@@ -120,7 +120,7 @@ def _creates_cycle(
 
 
 def _dependencies(expr: RelayExpr) -> list[RelayExpr]:
-    """Return what must be evaluated before an expression, or inside it, without annotations."""
+    """Return the operands and bodies of an expression, with annotations stripped."""
     return [strip_annotations(child) for child in (*operands(expr), *bodies(expr))]
 
 

@@ -37,7 +37,8 @@ from ekiden.relay.transform.language.scope_tree import (
     replace_children,
 )
 
-RANGE_OPERATORS = ("max", "min")
+NUM_RANGES = 2
+"""A kernel returns the maximum and the minimum of its result."""
 
 
 def _primitive_of(expr: RelayExpr) -> Function | None:
@@ -55,7 +56,7 @@ def _range_operand(expr: RelayExpr) -> RelayExpr | None:
     if not isinstance(body, Call) or not isinstance(body.op, Op) or len(function.params) != 1:
         return None
     kind = function.params[0].checked_type
-    if body.op.name not in RANGE_OPERATORS or body.args != function.params:
+    if not body.op.definition.is_extremum or body.args != function.params:
         return None
     if not isinstance(body.attrs, ReduceAttrs) or not isinstance(kind, TensorType):
         return None
@@ -70,7 +71,7 @@ def _can_return_ranges(expr: RelayExpr, limit: int) -> bool:
     if function is None or not isinstance(function.body.checked_type, TensorType):
         return False
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
-    if len(calls) + len(RANGE_OPERATORS) > limit:
+    if len(calls) + NUM_RANGES > limit:
         return False
     return dt.is_float(function.body.checked_type.dtype) and any(
         isinstance(e.op, Op) and has_epilogue(e.op.definition.kernels, RANGE_EPILOGUE)

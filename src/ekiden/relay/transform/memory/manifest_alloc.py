@@ -143,9 +143,8 @@ def _kernel_devices(module: IRModule) -> DeviceOfCall:
 
 
 def _forward_fields(chain: LetChain) -> LetChain:
-    """Return a chain in which fields of tuples that it makes are the tensors themselves: each then
-    lives as long as it is read, not as long as the tuple. Tuples that nothing reads any more are
-    dropped.
+    """Replace projections of tuples that the chain builds by the fields themselves, which then live
+    as long as they are read, not as long as the tuple; tuples without readers are dropped.
     """
     packed: dict[RelayExpr, Tuple] = {}
     forwarded: set[RelayExpr] = set()
