@@ -292,6 +292,9 @@ def test_workers_begin_while_another_thread_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are no forks of this process, whose child would find the lock of a module closed."""
+    # A first worker loads what compiling needs: imports of this process wait for each other.
+    for worker in worker_process.start_workers(1, worker_process.setup_frame(0)):
+        worker.close()
     done = threading.Event()
     body = "hooks['begun'].set()\nhooks['done'].wait(60)"
     thread, _ = importing(body, tmp_path, monkeypatch, done=done)
