@@ -25,7 +25,7 @@ from ekiden.runtime import Tensor, empty, num_threads, tensor
 from ekiden.target import Target
 from ekiden.topi.nn import dense_blocks_pack
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME, BlockFormat
-from ekiden.topi.nn.blocks import pack_blocks
+from ekiden.topi.nn.block_quantized import pack_blocks
 
 Call = Callable[[], object]
 BLOCK_FORMAT_NAMES = ("q4_0", "q8_0", "q4_k", "q5_k", "q6_k")

@@ -39,7 +39,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 
 import ekiden
 from ekiden.frontend.jax.dtype import decode_constant, find_narrow_dtype, is_complex, storage_dtype
-from ekiden.frontend.jax.stablehlo import make_context, write_bytecode
+from ekiden.frontend.jax.stablehlo_parser import make_context, write_bytecode
 from ekiden.ir.dtype import to_numpy
 from ekiden.runtime.errors import EkidenError
 

@@ -23,17 +23,17 @@ CACHED_ANSWER = {
         f"ekiden.{name}"
         for name in """
         _lazy _locks
-        compiler compiler.cache compiler.cache.artifacts compiler.cache.keys compiler.compile
+        compiler compiler.cache compiler.cache.artifacts compiler.cache.cache_keys compiler.compile
         compiler.options compiler.time_limit
         frontend frontend.common frontend.common.options frontend.packages
-        frontend.rejected_kinds frontend.table
+        frontend.rejected_kinds frontend.registry
         ir ir.cache_layers ir.compiler_digest ir.extensions ir.hashes ir.digest_cache
         ir.package_versions ir.pass_context
         runtime runtime.artifact runtime.artifact.archive runtime.artifact.external_region
         runtime.artifact.late_bound runtime.artifact.metadata
         runtime.binding runtime.binding._core runtime.binding.dtypes runtime.binding.layout
         runtime.binding.objects runtime.compiler_import runtime.debug runtime.debug.short_repr
-        runtime.devices runtime.devices.engines runtime.devices.named
+        runtime.devices runtime.devices.engines runtime.devices.device_constructors
         runtime.environment runtime.errors
         runtime.executable runtime.executable.vm_pool
         runtime.executable.executable runtime.executable.formats runtime.executable.loading

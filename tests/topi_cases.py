@@ -20,7 +20,7 @@ from ekiden.codegen.c import compile_c, compiler, emit_module
 from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
-from ekiden.kernels.gpu import default, row_groups
+from ekiden.kernels.gpu import default, row_fusion
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.te import Tensor
@@ -192,7 +192,7 @@ ALONE = {"thread_product": {"shared": 0}}
 
 def _rows_alone(cases: Sequence[Case]) -> list[PrimFunc]:
     """For a device, with a thread for each row however long."""
-    rows = mock.patch.object(row_groups, "computes_with_vectors", lambda _: True)
+    rows = mock.patch.object(row_fusion, "computes_with_vectors", lambda _: True)
     scans = mock.patch.object(default, "emit_scan_launch", lambda *_: None)
     with rows, scans:
         return _scheduled(cases, Target(kind="cuda"), ALONE)

@@ -18,7 +18,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import If, const, op
 from ekiden.relay.expr import Expr
 from ekiden.relay.qnn import op as qnn
-from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.call_rewrites import infer_new_types
 
 T = TypeVar("T")
 Make = Callable[..., Expr]

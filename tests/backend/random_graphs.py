@@ -33,7 +33,7 @@ from ekiden.relay import Function, Tuple, Var, const, infer_type, op, var
 from ekiden.relay.expr import Expr
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.printer import astext as text
-from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.call_rewrites import infer_new_types
 from ekiden.runtime.errors import EkidenError, IndexRangeError
 
 DTYPES = ("float32", "float32", "float32", "float16", "int8", "int32", "int64", "bool")

@@ -14,7 +14,7 @@ from ekiden import relay
 from ekiden.ir.text import format_type
 from ekiden.relay import op
 from ekiden.runtime.errors import IndexRangeError, TypeInferenceError
-from ekiden.topi.cells import GATE_COUNTS
+from ekiden.topi.recurrent_cells import GATE_COUNTS
 from long_runs import alike, share
 
 Array = npt.NDArray[Any]

@@ -13,7 +13,7 @@ from ekiden.backend.vm.decision_tree import (
 )
 from ekiden.relay import Match, parse
 from ekiden.relay.analysis.match_exhaustion import pattern_text
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 
 pytestmark = pytest.mark.quick
 

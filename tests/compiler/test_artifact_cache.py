@@ -21,7 +21,7 @@ from ekiden import relay
 from ekiden.codegen.cache import KernelCache
 from ekiden.compiler import build
 from ekiden.compiler.cache.artifacts import ArtifactCache
-from ekiden.compiler.cache.keys import (
+from ekiden.compiler.cache.cache_keys import (
     CacheRequest,
     create_cache_request,
     file_digest,

@@ -22,7 +22,7 @@ import pytest
 import ekiden
 from ekiden.cli import main
 from ekiden.codegen.cache import KernelCache, compiler_folder
-from ekiden.compiler.cache.files import (
+from ekiden.compiler.cache.cache_files import (
     MANIFEST_NAME,
     all_cache_layers,
     cache_stats,

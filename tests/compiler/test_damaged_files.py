@@ -14,7 +14,7 @@ from ekiden import LoadError, relay
 from ekiden.backend.graph.executor_graph import ExecutorGraph
 from ekiden.codegen.cache import KernelCache
 from ekiden.compiler.cache.artifacts import ArtifactCache
-from ekiden.compiler.cache.keys import create_cache_request
+from ekiden.compiler.cache.cache_keys import create_cache_request
 from ekiden.compiler.options import CompileOptions
 from ekiden.ir import extensions
 from ekiden.runtime.errors import ScheduleError

@@ -10,7 +10,7 @@ import pytest
 
 import ekiden
 import ekiden.frontend.onnx
-from ekiden.frontend.table import accepted_models
+from ekiden.frontend.registry import accepted_models
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.type import tensor_type

@@ -23,7 +23,7 @@ from ekiden.backend.kernels import build as kernels_build
 from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.compile_task import CompileTask
 from ekiden.codegen.worker_process import WorkerProcess
-from ekiden.compiler import tiers
+from ekiden.compiler import tiered_execution
 from ekiden.compiler.build import GeneralProgram
 from ekiden.ir import IRModule
 from ekiden.ir.process_transfer import encode
@@ -53,7 +53,7 @@ def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_DIR", "")
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "1")
     for upgrade in list(
-        tiers._RUNNING_UPGRADES
+        tiered_execution._RUNNING_UPGRADES
     ):  # of tests before this one, whose workers it would count
         upgrade.stop()
         upgrade.join()

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import ekiden
-from ekiden.compiler.unranked import UnrankedExecutable
+from ekiden.compiler.unranked_executable import UnrankedExecutable
 from ekiden.frontend.common.options import Dims
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.errors import ExportError, ImportModelError, InputError

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ekiden.frontend.common.walk import ConversionError
+from ekiden.frontend.common.graph_walk import ConversionError
 from ekiden.frontend.onnx import from_onnx
 from ekiden.frontend.onnx.registry import CONVERTER_TABLE
 from ekiden.frontend.onnx.signatures import FormalAttribute, OperatorSignature, find_signature

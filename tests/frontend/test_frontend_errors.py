@@ -21,8 +21,8 @@ import ekiden
 from ekiden import relay
 from ekiden.compiler.build import import_model
 from ekiden.frontend.common.options import ImportOptions
+from ekiden.frontend.registry import find_frontend
 from ekiden.frontend.rejected_kinds import REJECTED_KINDS
-from ekiden.frontend.table import find_frontend
 from ekiden.runtime.errors import EkidenError
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit")  # deprecated, and imported

@@ -17,10 +17,10 @@ from onnx import TensorProto, helper
 
 import ekiden
 from ekiden import relay
-from ekiden.frontend import table
+from ekiden.frontend import registry
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.packages import Package
-from ekiden.frontend.table import FRONTENDS, find_frontend, frontend_by_name, is_model_file
+from ekiden.frontend.registry import FRONTENDS, find_frontend, frontend_by_name, is_model_file
 from ekiden.runtime.errors import CompileError, ImportModelError
 
 pytestmark = pytest.mark.quick
@@ -44,7 +44,7 @@ def modules_after(program: str) -> set[str]:
 @pytest.mark.slow
 def test_the_table_and_the_driver_import_no_framework() -> None:
     program = (
-        "import ekiden, ekiden.frontend.table, ekiden.compiler.build, ekiden.compiler.compile; "
+        "import ekiden, ekiden.frontend.registry, ekiden.compiler.build, ekiden.compiler.compile; "
         "from ekiden import relay; relay.frontend"
     )
     assert modules_after(program).isdisjoint(FRAMEWORKS)
@@ -203,7 +203,7 @@ def test_frontend_is_found_by_content_and_marker_files(
         FRONTENDS[0], name="other", suffixes=(".odd",), magic_bytes=((4, b"ODD1"),),
         marker_files=("saved.odd",), class_names=("pathlib.Path",),
     )  # fmt: skip
-    monkeypatch.setattr(table, "FRONTENDS", (FRONTENDS[0], other))
+    monkeypatch.setattr(registry, "FRONTENDS", (FRONTENDS[0], other))
     (tmp_path / "saved.odd").write_bytes(b"")
     (tmp_path / "file").write_bytes(b"\0\0\0\0ODD1 and more")
     assert find_frontend(tmp_path) is other and is_model_file(tmp_path)

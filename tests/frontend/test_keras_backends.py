@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.frontend.table import find_frontend
+from ekiden.frontend.registry import find_frontend
 from ekiden.runtime.errors import ImportModelError
 
 Model = type("Model", (), {"__module__": "keras.src.models.model", "__qualname__": "Model"})

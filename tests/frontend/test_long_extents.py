@@ -21,7 +21,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim_visitor import children, has_more_nodes
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.topi.dimensions import is_unknown_dim
 
 Nodes = list[onnx.NodeProto]

@@ -15,7 +15,7 @@ from ekiden.frontend.onnx import external_data
 from ekiden.frontend.onnx.importer import import_onnx
 from ekiden.frontend.onnx.load import read_model
 from ekiden.frontend.onnx.tensor import to_array
-from ekiden.frontend.onnx.weights import WeightRegistry
+from ekiden.frontend.onnx.weight_registry import WeightRegistry
 from ekiden.relay.expr import Constant, Function
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.artifact import mapped_files

@@ -17,7 +17,7 @@ import sys
 from ekiden.frontend.onnx.importer import import_onnx
 import_onnx(sys.argv[1])
 assert "onnx" not in sys.modules, "reading a model imports all of the package"
-from ekiden.frontend.onnx.messages import onnx as messages
+from ekiden.frontend.onnx.lazy_onnx import onnx as messages
 import onnx
 assert messages.ModelProto is onnx.ModelProto and messages.helper is onnx.helper
 assert onnx.onnx_ml_pb2.ModelProto is onnx.ModelProto

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 import ekiden
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.onnx.trees import BranchNodes, build_forest
+from ekiden.frontend.onnx.tree_ensembles import BranchNodes, build_forest
 from ekiden.runtime.errors import UnsupportedError
 from long_runs import alike, share, sizes
 from onnx_runtime import run_onnx_runtime

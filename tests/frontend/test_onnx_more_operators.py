@@ -11,12 +11,12 @@ from onnx_models import Array, check_node, graph_model, interpret, ints, normal
 from test_onnx_operators import CASES, Case, case, scalar
 
 from ekiden.frontend.onnx.converters import (
-    control,
+    control_flow,
     experimental,
     ml_features,
     recurrent,
     sequence,
-    text,
+    strings,
 )
 from ekiden.frontend.onnx.registry import CONVERTER_TABLE
 from long_runs import alike
@@ -338,10 +338,10 @@ def test_every_converter_has_a_case() -> None:
     tested = {c.op_type for c in (*CASES, *MORE)} | {"Constant"} | NODE_TESTS | RANDOM
     families = (
         *experimental.ROWS,
-        *control.ROWS,
+        *control_flow.ROWS,
         *sequence.ROWS,
         *recurrent.ROWS,
-        *text.ROWS,
+        *strings.ROWS,
         *ml_features.ROWS,
     )
     tested |= {r.op_type for r in families if not r.domain}

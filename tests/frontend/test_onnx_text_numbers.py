@@ -13,7 +13,7 @@ import ekiden
 from ekiden.frontend.onnx import from_onnx
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import RunError
-from ekiden.runtime.text import decode_strings, encode_strings
+from ekiden.runtime.string_tensors import decode_strings, encode_strings
 from long_runs import sizes
 from onnx_runtime import run_onnx_runtime
 

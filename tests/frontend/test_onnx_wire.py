@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
 import ekiden
-from ekiden.frontend.onnx import wire
+from ekiden.frontend.onnx import weight_stripping
 from ekiden.frontend.onnx.importer import import_onnx
 from ekiden.frontend.onnx.tensor import to_array
-from ekiden.frontend.onnx.weights import WeightRegistry
+from ekiden.frontend.onnx.weight_registry import WeightRegistry
 from ekiden.relay.expr import Constant, Function
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.artifact import mapped_files
@@ -118,7 +118,7 @@ def test_duplicate_fields_are_left_to_protobuf() -> None:
     again = onnx.ModelProto()
     again.graph.node.append(node)
     twice = onnx.TensorProto(data_type=FLOAT).SerializeToString() + raw * 2
-    assert wire.cut_weights(memoryview(once))[1]
+    assert weight_stripping.cut_weights(memoryview(once))[1]
     for data in (
         once * 2,
         tensor_with(segment=TensorProto.Segment(begin=0, end=1)),
@@ -126,12 +126,12 @@ def test_duplicate_fields_are_left_to_protobuf() -> None:
         _field(7, _field(1, _field(5, attribute.SerializeToString() * 2))),
         _field(7, _field(5, twice)),
     ):
-        rest, places = wire.cut_weights(memoryview(data))
+        rest, places = weight_stripping.cut_weights(memoryview(data))
         assert not places and bytes(rest) == data
 
 
 def _field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + wire._encode_varint(len(content)) + content
+    return bytes([number << 3 | 2]) + weight_stripping._encode_varint(len(content)) + content
 
 
 def test_a_file_cannot_name_a_weight_of_its_own() -> None:

@@ -61,7 +61,7 @@ TANH = program("%r = stablehlo.tanh %a : tensor<?x3xf32>", "tensor<?x3xf32>", "t
 
 
 def test_text_and_bytecode_of_any_kind_are_programs(tmp_path: Path) -> None:
-    from ekiden.frontend.jax.stablehlo import make_context, parse_module, write_bytecode
+    from ekiden.frontend.jax.stablehlo_parser import make_context, parse_module, write_bytecode
 
     x = np.ones((2, 3), np.float32)
     with make_context() as within:

@@ -17,6 +17,7 @@ from case_kinds import Kind, Loader
 from mutation import json_text, mutate_bytes, mutate_json
 
 from ekiden import rpc
+from ekiden.rpc.hub import HubPeer
 from ekiden.rpc.messages import (
     DEFAULT_MAX_FRAME_BYTES,
     FRAME_HEADER_BYTES,
@@ -25,7 +26,6 @@ from ekiden.rpc.messages import (
     PROTOCOL_VERSION,
 )
 from ekiden.rpc.messages import Kind as Message
-from ekiden.rpc.pool import HubPeer
 from ekiden.rpc.services import receive_hello
 from ekiden.rpc.tls_keys import Key, wrap_server_socket
 from ekiden.rpc.wire_format import NoHandles, parse_body, parse_header, serialize_frame

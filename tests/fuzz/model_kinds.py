@@ -428,14 +428,14 @@ IMPORTS_PER_CONTEXT = 256
 
 
 def _stablehlo() -> tuple[Any, Loader]:
-    from ekiden.frontend.jax import program, stablehlo  # needs an extra
+    from ekiden.frontend.jax import program, stablehlo_parser  # needs an extra
     from ekiden.frontend.jax.entry import import_model
 
-    imports, contexts = count(), [stablehlo.make_context()]
+    imports, contexts = count(), [stablehlo_parser.make_context()]
 
     def context() -> Any:  # noqa: ANN401
         if next(imports) % IMPORTS_PER_CONTEXT == 0:
-            contexts[0] = stablehlo.make_context()
+            contexts[0] = stablehlo_parser.make_context()
         return contexts[0]
 
     program.context = context  # type: ignore[assignment]

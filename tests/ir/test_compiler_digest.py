@@ -11,8 +11,8 @@ import pytest
 
 import ekiden
 from ekiden.codegen import cache
-from ekiden.compiler.cache import keys as artifact_key
-from ekiden.compiler.cache.keys import file_digest
+from ekiden.compiler.cache import cache_keys as artifact_key
+from ekiden.compiler.cache.cache_keys import file_digest
 from ekiden.compiler.options import CompileOptions
 from ekiden.ir import digest_cache, extensions
 from ekiden.ir.compiler_digest import compiler_digest, list_source_files, package_digest

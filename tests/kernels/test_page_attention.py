@@ -16,10 +16,13 @@ from ekiden.ir.dtype import itemsize
 from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.prim import const
 from ekiden.kernels import schedule
-from ekiden.kernels.attention import page_attention
+from ekiden.kernels.attention import paged_attention_family
 from ekiden.kernels.attention.kv_layout import CACHE_FORMATS, CacheFormat, CachePlane
-from ekiden.kernels.attention.page_attention import create_paged_attention
-from ekiden.kernels.attention.pages import PREFETCHED_LINES_PER_VECTOR, PagedAttentionConfig
+from ekiden.kernels.attention.paged_attention import (
+    PREFETCHED_LINES_PER_VECTOR,
+    PagedAttentionConfig,
+)
+from ekiden.kernels.attention.paged_attention_family import create_paged_attention
 from ekiden.target import Target
 from ekiden.te import placeholder
 from ekiden.tir.expr import Buffer
@@ -76,7 +79,7 @@ def test_caches_are_exact_without_dot_products(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """RISC-V, WebAssembly and plain C multiply unpacked numbers as floats."""
-    monkeypatch.setattr(page_attention, "word_dot_instructions", lambda target: ())
+    monkeypatch.setattr(paged_attention_family, "word_dot_instructions", lambda target: ())
     # The key of a cached kernel does not know of the patch.
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path))
     check_at_ends(name, ["llvm -mcpu=x86-64-v3"])

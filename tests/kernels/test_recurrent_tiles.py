@@ -14,8 +14,8 @@ from ekiden.kernels.spaces.recurrent import register_gate_groups, state_dtype
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
-from ekiden.topi.cells import DEFAULT_ACTIVATIONS, GATE_COUNTS, RecurrentCell
 from ekiden.topi.nn import recurrent
+from ekiden.topi.recurrent_cells import DEFAULT_ACTIVATIONS, GATE_COUNTS, RecurrentCell
 from long_runs import share
 
 TARGET = Target.host()

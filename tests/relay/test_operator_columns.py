@@ -59,8 +59,8 @@ the rules of FakeQuantizationToInteger (relay/qnn/affine_rules.py), which are re
 SOURCES = frozenset((
     "backend/kernels/general_code.py", "contrib/target/onnx_emitters.py",
     "frontend/common/reducers.py",
-    "frontend/jax/converters/bodies.py", "frontend/jax/converters/elementwise.py",
-    "frontend/jax/converters/windows.py",
+    "frontend/jax/converters/reduction_bodies.py", "frontend/jax/converters/elementwise.py",
+    "frontend/jax/converters/reduce_window.py",
     "frontend/tensorflow/converters/movement.py",
 ))  # fmt: skip
 """Files whose words are those of what they read or write: operations of ONNX and StableHLO,

@@ -21,7 +21,7 @@ from walls import (
 )
 
 from ekiden import rpc
-from ekiden.rpc.fresh import FIRST_PASSED_DESCRIPTOR
+from ekiden.rpc.background_process import FIRST_PASSED_DESCRIPTOR
 from ekiden.rpc.sandbox import missing_sandbox_facilities
 from ekiden.rpc.syscall_filter import ALLOWED_CALLS, ENOSYS_CALLS
 from ekiden.rpc.tls_keys import Key

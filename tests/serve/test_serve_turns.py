@@ -10,11 +10,11 @@ from typing import cast
 import numpy as np
 import pytest
 
-from ekiden.serve import bounded_json, grpc_scan, json_tensors, loop_turns
+from ekiden.serve import bounded_json, event_loop_yield, grpc_scan, json_tensors
 from ekiden.serve.config import ServerConfig
 from ekiden.serve.datatypes import DATATYPE_BY_NAME
 from ekiden.serve.engine import ServingEngine
-from ekiden.serve.loop_turns import yield_to_loop, yielding_to_loop
+from ekiden.serve.event_loop_yield import yield_to_loop, yielding_to_loop
 
 pytestmark = pytest.mark.quick
 
@@ -35,7 +35,7 @@ class CountingLoop:
 
 @pytest.fixture(autouse=True)
 def _turn_at_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_turns, "YIELD_INTERVAL_S", 0.0)
+    monkeypatch.setattr(event_loop_yield, "YIELD_INTERVAL_S", 0.0)
 
 
 def _written() -> bytes:

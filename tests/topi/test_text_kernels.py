@@ -11,12 +11,12 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.frontend.onnx.converters.text import unicode_case_table
+from ekiden.frontend.onnx.converters.strings import unicode_case_table
 from ekiden.frontend.onnx.regex import compile_dfa
 from ekiden.relay.expr import Expr
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.op import text
-from ekiden.runtime.text import decode_strings, encode_strings, sort_strings
+from ekiden.runtime.string_tensors import decode_strings, encode_strings, sort_strings
 from ekiden.topi.text import MAX_CASE_GROWTH
 from long_runs import share
 

@@ -22,7 +22,7 @@ from ekiden.relay.transform.external.merge_composite import MergeComposite, Patt
 from ekiden.relay.transform.external.partition_graph import PartitionGraph
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.inline import inline, inline_application
-from ekiden.relay.transform.language.scopes import evaluation_order, rewrite_graph
+from ekiden.relay.transform.language.scope_tree import evaluation_order, rewrite_graph
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.devices.engines import (
     encode_code,

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Callable
 
-from ekiden.compiler.cache.files import (
+from ekiden.compiler.cache.cache_files import (
     cache_stats,
     export_cache,
     import_cache,

@@ -18,14 +18,14 @@ from ekiden.compiler.build import import_model
 from ekiden.compiler.sample_inputs import trial_dims
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.common.survey import Survey
-from ekiden.frontend.table import find_frontend
+from ekiden.frontend.registry import find_frontend
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm
 from ekiden.relay.analysis.count import get_total_mac_number
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.memory import AllocStorageAttrs
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.runtime.artifact.metadata import Dim
 from ekiden.runtime.errors import CompileError, InputError, InternalError, UnsupportedError
 from ekiden.target import Target

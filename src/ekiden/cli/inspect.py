@@ -34,7 +34,7 @@ from ekiden.ir.instrument import PassPrintingInstrument
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import PassContext
 from ekiden.kernels.families import override_options
-from ekiden.kernels.names import decision_text, schedule_text
+from ekiden.kernels.kernel_selection import decision_text, schedule_text
 from ekiden.relay.expr import Function
 from ekiden.relay.printer import astext
 from ekiden.relay.transform.devices.plan_devices import device_table

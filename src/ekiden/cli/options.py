@@ -17,7 +17,7 @@ from ekiden.compiler.compile import compile_artifact
 from ekiden.compiler.export.library import EXPORT_FORMATS
 from ekiden.compiler.options import CompileOptions
 from ekiden.compiler.remote_model import RemoteModel
-from ekiden.frontend.table import is_model_file
+from ekiden.frontend.registry import is_model_file
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import KERNEL_DECISIONS_OPTION
 from ekiden.runtime.artifact.container_format import artifact_bytes

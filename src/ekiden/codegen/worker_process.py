@@ -24,7 +24,7 @@ from ekiden._locks import ForkSafeLock
 from ekiden.ir.pass_context import DENORMALS_OPTION, PassContext, PassInstrument
 from ekiden.ir.process_transfer import NotTransferableError, encode
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.fresh_python import python_subprocess_command
+from ekiden.runtime.python_subprocess import python_subprocess_command
 
 if TYPE_CHECKING:
     import logging

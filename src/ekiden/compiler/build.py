@@ -20,7 +20,7 @@ from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.frontend.common.sum_value import is_sum_type
-from ekiden.frontend.table import accepted_models, describe_model, find_frontend, to_bytes
+from ekiden.frontend.registry import accepted_models, describe_model, find_frontend, to_bytes
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
@@ -229,7 +229,7 @@ def compile_model(model: Model, options: CompileOptions) -> CompiledModel:
     module = _declare_conditions(NameDimensions()(InferType()(module)))
     metadata: dict[str, object] = {"executor": options.executor, "main": describe_main(module)}
     if PassContext.current().config.get(BYOC_ENGINE_OPTION):
-        with_engine = load_module("ekiden.compiler.engines").partition_for_engine
+        with_engine = load_module("ekiden.compiler.engine_partitioning").partition_for_engine
         module, regions = with_engine(module, options.targets, config)
         metadata |= {"regions": regions} if regions else {}
     metadata |= _artifact_metadata(module, imported, config, options)

@@ -17,16 +17,16 @@ from ekiden import runtime
 from ekiden._lazy import LazyModule, load_module
 from ekiden._locks import ForkSafeLock
 from ekiden.compiler.cache.artifacts import ArtifactCache
-from ekiden.compiler.cache.keys import CacheRequest, create_cache_request, is_this_machine
+from ekiden.compiler.cache.cache_keys import CacheRequest, create_cache_request, is_this_machine
 from ekiden.compiler.options import DEFAULT_OPTIONS, CompileOptions
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.frontend.table import find_frontend
+from ekiden.frontend.registry import find_frontend
 from ekiden.ir.pass_context import DEBUG_LEVEL, INFO_LEVEL, time_phase
 from ekiden.runtime import Device, environment
 from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.metadata import placement_summary
 from ekiden.runtime.debug.short_repr import short_repr
-from ekiden.runtime.devices.named import check_devices_present
+from ekiden.runtime.devices.device_constructors import check_devices_present
 from ekiden.runtime.errors import CompileError, UnrankedInputError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.files import PathName, check_folder
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from ekiden import target as target_values
     from ekiden.codegen import worker_process
     from ekiden.codegen.parallel import ProgressCallback
-    from ekiden.compiler import time_limit, unranked
+    from ekiden.compiler import time_limit, unranked_executable
     from ekiden.compiler.build import CompiledModel, Model
     from ekiden.compiler.export import library
-    from ekiden.compiler.tiers import TierUpgrade
+    from ekiden.compiler.tiered_execution import TierUpgrade
     from ekiden.frontend.common.options import Shapes
     from ekiden.runtime.artifact import container_format
     from ekiden.runtime.artifact.chunks import Bytes
@@ -53,7 +53,7 @@ else:
     worker_process = LazyModule("ekiden.codegen.worker_process")
     library = LazyModule("ekiden.compiler.export.library")
     time_limit = LazyModule("ekiden.compiler.time_limit")
-    unranked = LazyModule("ekiden.compiler.unranked")
+    unranked_executable = LazyModule("ekiden.compiler.unranked_executable")
     target_values = LazyModule("ekiden.target")
     virtual_device = LazyModule("ekiden.target.virtual_device")
 
@@ -166,7 +166,9 @@ def compile(
             inputs = replace(options.inputs, shape={**(shape or {}), **ranks})
             return _compile_executable(model, replace(options, inputs=inputs))
 
-        return unranked.UnrankedExecutable(error.model_inputs, error.model_outputs, of_ranks)
+        return unranked_executable.UnrankedExecutable(
+            error.model_inputs, error.model_outputs, of_ranks
+        )
 
 
 def _compile_executable(model: Model, options: CompileOptions) -> Executable:
@@ -321,7 +323,7 @@ def _may_be_targets(value: object) -> bool:
 
 WORKER_PRELOAD = (
     "ekiden.backend.kernels.build",
-    "ekiden.kernels.checks",
+    "ekiden.kernels.range_checks",
     "ekiden.kernels.in_place",
     "ekiden.tir.transform.pipeline",
     "ekiden.codegen.llvm.module_emitter",
@@ -489,7 +491,7 @@ def _compile_quick(
     raw = container_format.load_executable(compiled.to_bytes(), compiled.external_constants)
     compiled.mapped_weight_files.check("compile")
     _log_artifact(len(compiled), started)
-    upgrade = load_module("ekiden.compiler.tiers").TierUpgrade
+    upgrade = load_module("ekiden.compiler.tiered_execution").TierUpgrade
     return raw, upgrade(raw, compiled.general_program, targets[0], store_final, WORKER_PRELOAD)
 
 

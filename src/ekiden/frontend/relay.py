@@ -7,7 +7,7 @@ Each is imported on first use.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from ekiden.frontend.table import FRONTENDS
+from ekiden.frontend.registry import FRONTENDS
 from ekiden.runtime.errors import UnsupportedError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ekiden.runtime.errors import CompileError
 
 _FAMILY_MODULES: Mapping[str, str] = {
     "attention": "attention.scaled_dot_product",
-    "paged_attention": "attention.page_attention",
+    "paged_attention": "attention.paged_attention_family",
     "recurrent": "recurrent.layers",
     "scatter": "cpu.scatter",
     "dense_pack": "quantized.dense_int8_split_words",
@@ -26,10 +26,10 @@ _FAMILY_MODULES: Mapping[str, str] = {
     "matmul": "cpu.batch_matmul",
     "dense": "cpu.batch_matmul",
     "dense_nibbles_pack": "quantized.int4_dense",
-    "dense_blocks_pack": "quantized.blocks",
+    "dense_blocks_pack": "quantized.block_quantized_dense",
     "default": "cpu.default",
     "thread_attention": "gpu.attention",
-    "thread_product": "gpu.product",
+    "thread_product": "gpu.contraction",
     "thread_reduction": "gpu.reduction",
     "threads": "gpu.default",
 }

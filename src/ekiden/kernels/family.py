@@ -14,14 +14,14 @@ from ekiden import te
 from ekiden._lazy import LazyModule
 from ekiden.ir.prim import IntImm
 from ekiden.kernels.decision import Decision, Knob, Overrides, Space, require_valid_overrides
-from ekiden.kernels.stages import has_known_weights
-from ekiden.kernels.steps import (
+from ekiden.kernels.scheduled_kernel import (
     Scheduled,
     ScheduledKernel,
     Steps,
     apply_steps,
     create_inlined_program,
 )
+from ekiden.kernels.stages import has_known_weights
 from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target

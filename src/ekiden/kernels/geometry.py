@@ -9,7 +9,7 @@ from ekiden import te
 from ekiden.arith import prove_equal, simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import EQ, PrimExpr, const, fold_binary, logical_and, maximum
-from ekiden.kernels.cpu.windows import WindowAxis
+from ekiden.kernels.cpu.window_taps import WindowAxis
 from ekiden.kernels.family import known_extent
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.runtime.lazy_dataclass import dataclass

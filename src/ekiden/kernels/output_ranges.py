@@ -19,7 +19,7 @@ from ekiden.kernels.decision import Decision
 from ekiden.kernels.families import FAMILIES
 from ekiden.kernels.family import RANGE_EPILOGUE, Family
 from ekiden.kernels.prim_builder import product_of_dims
-from ekiden.kernels.steps import Scheduled
+from ekiden.kernels.scheduled_kernel import Scheduled
 from ekiden.target import Target
 from ekiden.te.reducer import Reduce
 from ekiden.te.statements import replace_buffers

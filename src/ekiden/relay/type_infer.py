@@ -46,7 +46,8 @@ from ekiden.ir.type import (
 )
 from ekiden.relay.adjoint_type import type_definition
 from ekiden.relay.analysis.call_graph import CallGraph
-from ekiden.relay.call_types import CallTypeRules, format_count
+from ekiden.relay.annotate_types import annotate_types
+from ekiden.relay.call_typing import CallTypeRules, format_count
 from ekiden.relay.expr import (
     Call,
     Clause,
@@ -68,7 +69,6 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.fill_types import annotate_types
 from ekiden.relay.unify import size_vars
 from ekiden.relay.visitor import CHILD_GETTERS, has_holes
 from ekiden.tir.stmt import PrimFunc

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from ekiden.rpc.client import open_channel, open_session
 from ekiden.rpc.endpoint import Endpoint
 from ekiden.rpc.errors import RPCError
+from ekiden.rpc.hub import Hub, HubPeer
 from ekiden.rpc.messages import MAX_HELLO_BYTES, PROTOCOL_MAGIC, PROTOCOL_VERSION, Kind
-from ekiden.rpc.pool import Hub, HubPeer
 from ekiden.rpc.server import listen
 from ekiden.rpc.websocket import require_websockets, start_websocket_server
 from ekiden.runtime.errors import InputError

@@ -15,7 +15,7 @@ from ekiden.rpc.errors import FrameError, RPCError
 from ekiden.rpc.messages import Kind, ValueTag
 from ekiden.rpc.wire_format import MAX_TENSOR_RANK, RemoteTensorType
 from ekiden.runtime import BenchmarkResult, DataType, Device, Tensor, cpu, empty, tensor
-from ekiden.runtime.devices.named import ForeignDevice
+from ekiden.runtime.devices.device_constructors import ForeignDevice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,11 +22,16 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
+from ekiden.rpc.background_process import (
+    FIRST_PASSED_DESCRIPTOR,
+    Background,
+    has_parent,
+    start_task,
+)
 from ekiden.rpc.client import open_channel, open_session
 from ekiden.rpc.endpoint import Endpoint
 from ekiden.rpc.errors import RPCError
 from ekiden.rpc.folders import remove_stale_folders
-from ekiden.rpc.fresh import FIRST_PASSED_DESCRIPTOR, Background, has_parent, start_task
 from ekiden.rpc.function_pickle import serialize_function
 from ekiden.rpc.handshake import HandshakenClient, HandshakeServer, forward_both_ways, run_in_thread
 from ekiden.rpc.messages import MAX_HELLO_BYTES, PROTOCOL_MAGIC, PROTOCOL_VERSION, Kind

@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ekiden.rpc.background_process import FIRST_PASSED_DESCRIPTOR, task_command, write_task_file
 from ekiden.rpc.folders import SessionFolder
-from ekiden.rpc.fresh import FIRST_PASSED_DESCRIPTOR, task_command, write_task_file
 from ekiden.rpc.sandbox import Limits, start_sandboxed_process
 from ekiden.rpc.session import FAILED, READY, UINT32_STRUCT, SessionTask
 from ekiden.runtime.lazy_dataclass import dataclass

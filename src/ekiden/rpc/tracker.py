@@ -22,8 +22,8 @@ from typing import Self, TypedDict, TypeVar, cast
 from ekiden.rpc.client import RPCSession, connect, open_channel, open_session
 from ekiden.rpc.endpoint import Endpoint
 from ekiden.rpc.errors import FrameError, RPCError, RPCSessionTimeoutError
+from ekiden.rpc.hub import Hub, HubPeer
 from ekiden.rpc.messages import Kind
-from ekiden.rpc.pool import Hub, HubPeer
 from ekiden.runtime.files import PathName
 from ekiden.runtime.lazy_dataclass import dataclass
 

@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from ekiden.rpc.errors import FrameError, RPCError
+from ekiden.rpc.hub import HubPeer
 from ekiden.rpc.messages import (
     DEFAULT_MAX_FRAME_BYTES,
     FRAME_HEADER_BYTES,
@@ -18,7 +19,6 @@ from ekiden.rpc.messages import (
     PROTOCOL_VERSION,
     Kind,
 )
-from ekiden.rpc.pool import HubPeer
 from ekiden.rpc.wire_format import parse_header
 
 if TYPE_CHECKING:

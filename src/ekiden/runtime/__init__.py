@@ -70,13 +70,7 @@ if TYPE_CHECKING:
     from ekiden.runtime import container, executor, vm  # noqa: F401
     from ekiden.runtime import ndarray as nd  # noqa: F401
     from ekiden.runtime.artifact.graph_json import load_json, save_json
-    from ekiden.runtime.devices.memory import (
-        MemoryStats,
-        memory_limit,
-        memory_stats,
-        reset_peak_memory,
-    )
-    from ekiden.runtime.devices.named import (
+    from ekiden.runtime.devices.device_constructors import (
         check_devices,
         cl,
         cuda,
@@ -91,6 +85,12 @@ if TYPE_CHECKING:
         vpi,
         vulkan,
         webgpu,
+    )
+    from ekiden.runtime.devices.memory import (
+        MemoryStats,
+        memory_limit,
+        memory_stats,
+        reset_peak_memory,
     )
     from ekiden.runtime.ndarray import NDArray
     from ekiden.runtime.object_path import ObjectPath
@@ -202,8 +202,8 @@ if not TYPE_CHECKING:
             " expression:artifact.expression flame:profile.flame graph_json:artifact.graph_json"
             " html:profile.html memory:devices.memory opcodes:binding.opcodes"
             " stepping:debug.stepping timing:profile.timing",
-            "devices.named": "check_devices cl cuda enabled ext_dev gpu hexagon metal mtl opencl"
-            " rocm vpi vulkan webgpu",
+            "devices.device_constructors": "check_devices cl cuda enabled ext_dev gpu hexagon metal"
+            " mtl opencl rocm vpi vulkan webgpu",
             "artifact.graph_json": "load_json save_json",
             "devices.memory": "MemoryStats memory_limit memory_stats reset_peak_memory",
             "ndarray": "NDArray",

@@ -205,8 +205,9 @@ class ServeError(EkidenError):
 
 
 class RequestError(ServeError):
-    """Error of a request that a server rejects. `reason` is a row of `ekiden.serve.reasons`, which
-    has each protocol's status; `retry_after` is the number of seconds to wait, 0 if unspecified.
+    """Error of a request that a server rejects. `reason` is a row of
+    `ekiden.serve.failure_reasons`, which has each protocol's status; `retry_after` is the number of
+    seconds to wait, 0 if unspecified.
     """
 
     def __init__(self, message: str, reason: str = "malformed", retry_after: float = 0.0) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from ekiden.runtime.binding._core import DataType, Device, Tensor, cpu, device, from_dlpack
 from ekiden.runtime.binding._core import empty as _empty
 from ekiden.runtime.binding._core import tensor as _tensor
-from ekiden.runtime.devices.named import ForeignDevice
+from ekiden.runtime.devices.device_constructors import ForeignDevice
 
 __all__ = ["NDArray", "array", "cpu", "device", "empty", "from_dlpack"]
 

@@ -21,7 +21,7 @@ from ekiden.runtime.binding._core import Executable, Module, Object, Tensor, cpu
 from ekiden.runtime.binding._core import VirtualMachine as Machine
 from ekiden.runtime.cached_property import cached_property
 from ekiden.runtime.debug.debugger import CodeLocation, Stepper
-from ekiden.runtime.devices.named import check_devices
+from ekiden.runtime.devices.device_constructors import check_devices
 from ekiden.runtime.errors import InputError, UnsupportedError
 from ekiden.runtime.executable.output_buffers import (
     direct_buffers,

@@ -28,7 +28,7 @@ import numpy as np
 from ekiden.runtime.errors import EkidenError, RequestError, RunLimitError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.datatypes import Array
-from ekiden.serve.reasons import to_request_error
+from ekiden.serve.failure_reasons import to_request_error
 
 __all__ = ["Batcher", "PendingArrivals", "QueuedRequest", "RunFunction", "RunnerThreads"]
 

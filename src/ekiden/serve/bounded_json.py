@@ -20,7 +20,7 @@ import orjson
 
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.serve.loop_turns import yield_to_loop
+from ekiden.serve.event_loop_yield import yield_to_loop
 
 __all__ = [
     "SCAN_CHUNK_BYTES",

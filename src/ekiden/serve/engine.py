@@ -14,10 +14,10 @@ from ekiden.runtime.errors import EkidenError, RequestError
 from ekiden.serve.batcher import PendingArrivals
 from ekiden.serve.config import ServerConfig
 from ekiden.serve.datatypes import Array
+from ekiden.serve.event_loop_yield import yielding_to_loop
+from ekiden.serve.failure_reasons import to_request_error
 from ekiden.serve.logs import JsonLog
-from ekiden.serve.loop_turns import yielding_to_loop
 from ekiden.serve.metrics import ServerMetrics
-from ekiden.serve.reasons import to_request_error
 from ekiden.serve.repository import ModelRepository, ModelVersion, ServedModel, VersionState
 from ekiden.serve.requests import (
     InferRequest,
@@ -28,7 +28,7 @@ from ekiden.serve.requests import (
 )
 from ekiden.serve.sequences import ActiveSequence
 from ekiden.serve.signature import TensorPort
-from ekiden.serve.traces import Tracer
+from ekiden.serve.tracing import Tracer
 
 __all__ = ["PROTOCOL_EXTENSIONS", "ServingEngine"]
 

@@ -18,7 +18,7 @@ from ekiden.llm.answer_parser import AnswerParser
 from ekiden.llm.stop_filter import StopFilter
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.engine import ServingEngine
-from ekiden.serve.reasons import to_request_error
+from ekiden.serve.failure_reasons import to_request_error
 from ekiden.serve.repository import ModelVersion
 from ekiden.serve.text import (
     Message,

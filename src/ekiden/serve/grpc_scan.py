@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.datatypes import MAX_STRING_ELEMENTS, Array, Datatype, element_count, text_array
-from ekiden.serve.loop_turns import yield_to_loop
+from ekiden.serve.event_loop_yield import yield_to_loop
 
 __all__ = ["PackedContents", "encode_bytes_field", "is_brief_message", "split_request"]
 

@@ -13,6 +13,7 @@ import grpc
 from ekiden.runtime.errors import RequestError, ServeError
 from ekiden.serve.config import ServerConfig
 from ekiden.serve.engine import ServingEngine
+from ekiden.serve.failure_reasons import FAILURE_REASONS, to_request_error
 from ekiden.serve.grpc_messages import (
     GRPC_METHODS,
     GRPC_SERVICE_NAME,
@@ -24,10 +25,9 @@ from ekiden.serve.grpc_messages import (
 )
 from ekiden.serve.grpc_scan import encode_bytes_field, is_brief_message
 from ekiden.serve.http_messages import is_short_answer
-from ekiden.serve.reasons import FAILURE_REASONS, to_request_error
 from ekiden.serve.requests import InferRequest
 from ekiden.serve.security import TokenStore
-from ekiden.serve.traces import PARENT_CONTEXT
+from ekiden.serve.tracing import PARENT_CONTEXT
 
 __all__ = ["start_grpc"]
 

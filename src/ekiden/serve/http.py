@@ -15,6 +15,7 @@ from ekiden.runtime.errors import RequestError
 from ekiden.serve.bounded_json import parse_bounded_object
 from ekiden.serve.connections import ABORT_KEY, CancelOnDisconnect, has_complete_body
 from ekiden.serve.engine import ServingEngine
+from ekiden.serve.failure_reasons import FAILURE_REASONS, to_request_error
 from ekiden.serve.http_messages import (
     HEADER_LENGTH,
     is_short_answer,
@@ -25,11 +26,10 @@ from ekiden.serve.http_messages import (
 from ekiden.serve.metrics import PROMETHEUS_CONTENT_TYPE
 from ekiden.serve.openai_routes import OpenAIRoutes, openai_error
 from ekiden.serve.origin_check import OriginChecker, reject_form_types, require_json
-from ekiden.serve.reasons import FAILURE_REASONS, to_request_error
 from ekiden.serve.requests import InferRequest
 from ekiden.serve.routes import DEFAULT_ROUTE_METHODS, Route, RoutingTable
 from ekiden.serve.security import TokenStore
-from ekiden.serve.traces import PARENT_CONTEXT
+from ekiden.serve.tracing import PARENT_CONTEXT
 
 __all__ = ["HttpApplication", "json_response", "read_body"]
 

@@ -22,7 +22,7 @@ from ekiden.serve.bounded_json import (
     structural_marks,
 )
 from ekiden.serve.datatypes import Array, Datatype, convert_values, element_count, tensor_to_json
-from ekiden.serve.loop_turns import yield_to_loop
+from ekiden.serve.event_loop_yield import yield_to_loop
 
 __all__ = ["MIN_CHUNKED_ELEMENTS", "format_tensor", "parse_tensor"]
 

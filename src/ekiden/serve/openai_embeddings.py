@@ -13,9 +13,9 @@ import numpy as np
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.engine import ServingEngine
+from ekiden.serve.failure_reasons import to_request_error
 from ekiden.serve.generation import text_thread_pool
 from ekiden.serve.openai_fields import read_fields
-from ekiden.serve.reasons import to_request_error
 from ekiden.serve.text import EmbeddingModel, Embeddings
 
 __all__ = ["EmbeddingRequest", "embed", "parse_embedding_request"]

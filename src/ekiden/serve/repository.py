@@ -20,7 +20,7 @@ from pathlib import Path
 
 import ekiden
 from ekiden.compiler.sample_inputs import random_inputs
-from ekiden.frontend.table import is_model_file
+from ekiden.frontend.registry import is_model_file
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.lazy_dataclass import dataclass

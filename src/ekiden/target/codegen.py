@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.fresh_python import python_subprocess_command
+from ekiden.runtime.python_subprocess import python_subprocess_command
 from ekiden.target.probe import host_architecture
 from ekiden.target.target import Target
 

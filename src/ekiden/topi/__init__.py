@@ -23,10 +23,10 @@ from ekiden.topi._exports import EXPORTED_NAMES
 if TYPE_CHECKING:
     from ekiden.topi import image, linalg, ml, nn, random, sampling, sparse, testing, text, vision
     from ekiden.topi.broadcast import *  # noqa: F403
+    from ekiden.topi.contractions import *  # noqa: F403
     from ekiden.topi.create import *  # noqa: F403
     from ekiden.topi.elementwise import *  # noqa: F403
     from ekiden.topi.index import *  # noqa: F403
-    from ekiden.topi.products import *  # noqa: F403
     from ekiden.topi.reduce import *  # noqa: F403
     from ekiden.topi.scan import *  # noqa: F403
     from ekiden.topi.scattering import *  # noqa: F403

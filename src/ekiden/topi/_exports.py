@@ -10,6 +10,9 @@ EXPORTED_NAMES = {
         logical_and logical_or logical_xor maximum minimum mod multiply not_equal power
         right_shift subtract trunc_divide trunc_mod where widening_multiply
     """,
+    "contractions": """
+        einsum matmul tensordot
+    """,
     "create": """
         arange constant full meshgrid ndarray_size ones shape zeros
     """,
@@ -20,9 +23,6 @@ EXPORTED_NAMES = {
     """,
     "index": """
         adv_index gather gather_nd one_hot sequence_mask take
-    """,
-    "products": """
-        einsum matmul tensordot
     """,
     "reduce": """
         all any argmax argmin collapse_sum max mean min prod sum variance

@@ -24,7 +24,7 @@ from ekiden.ir.prim import (
     fold_binary,
     logical_and,
 )
-from ekiden.runtime.text import STRING_TERMINATOR
+from ekiden.runtime.string_tensors import STRING_TERMINATOR
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder

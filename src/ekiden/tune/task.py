@@ -24,7 +24,7 @@ from ekiden.kernels.attention.softmax_bounds import apply_row_bounds
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.devices.plan_devices import device_table
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.relay.transform.memory.manifest_alloc import flatten_tensor_types
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass

@@ -13,7 +13,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import IntImm
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
-from ekiden.runtime.text import encode_strings, sort_strings
+from ekiden.runtime.string_tensors import encode_strings, sort_strings
 
 UNARY = ("tanh", "exp", "sqrt", "rsqrt", "erf", "sigmoid", "log", "abs", "hardswish")
 LONGEST_TEXT = 40

@@ -13,8 +13,8 @@ import ekiden.relay.op as op
 from ekiden.ir.op import Array
 from ekiden.topi.layout import transform_array
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME
-from ekiden.topi.nn.blocks import pack_blocks
-from ekiden.topi.nn.nibbles import pack_nibbles
+from ekiden.topi.nn.block_quantized import pack_blocks
+from ekiden.topi.nn.int4_dense import pack_nibbles
 from ekiden.topi.nn.winograd import transform_weight
 
 

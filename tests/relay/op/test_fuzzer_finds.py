@@ -24,7 +24,7 @@ from ekiden.runtime.errors import (
     RunError,
     TypeInferenceError,
 )
-from ekiden.runtime.text import encode_strings, sort_strings
+from ekiden.runtime.string_tensors import encode_strings, sort_strings
 from long_runs import alike, share
 
 pytestmark = pytest.mark.quick

@@ -13,7 +13,7 @@ import ekiden
 from ekiden import relay
 from ekiden.ir.op import OP_ATTRS, OPS
 from ekiden.relay.qnn import op as qnn
-from ekiden.relay.qnn import rescale
+from ekiden.relay.qnn import scale_conversion
 from ekiden.runtime.errors import CompileError, TypeInferenceError
 from long_runs import alike, share
 
@@ -328,9 +328,11 @@ def test_rounding_away_from_zero(dtype: str) -> None:
     data = np.concatenate([near, np.nextafter(near, kind(0)), np.nextafter(near, kind(np.inf))])
     data = np.concatenate([data, -data])
     x = relay.var("x", shape=data.shape, dtype=dtype)
-    module = relay.IRModule.from_expr(relay.Function([x], rescale.round_half_away(x, dtype)))
+    module = relay.IRModule.from_expr(
+        relay.Function([x], scale_conversion.round_half_away(x, dtype))
+    )
     found = ekiden.compile(module)(data).numpy()
-    np.testing.assert_array_equal(found, rescale.round_half_away_array(data))
+    np.testing.assert_array_equal(found, scale_conversion.round_half_away_array(data))
 
 
 def test_qnn_batch_matmul_matches_interpreter() -> None:
@@ -460,9 +462,9 @@ def test_products_in_fixed_point_at_the_ends_of_int32(
     if max(scales) > 1:
         data[:5] >>= 2  # what is above int32 has no meaning
     x = relay.var("x", shape=data.shape, dtype="int32")
-    made = rescale.multiply_fixed_point(x, np.array(scales), rounding)
+    made = scale_conversion.multiply_fixed_point(x, np.array(scales), rounding)
     module = relay.IRModule.from_expr(relay.Function([x], made))
     found = ekiden.compile(module)(data).numpy()
     np.testing.assert_array_equal(
-        found, rescale.multiply_fixed_point_array(data, np.array(scales), rounding)
+        found, scale_conversion.multiply_fixed_point_array(data, np.array(scales), rounding)
     )

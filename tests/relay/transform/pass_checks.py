@@ -14,7 +14,7 @@ from ekiden.relay.analysis import verify
 from ekiden.relay.expr import Call, Constant, Function, Let
 from ekiden.relay.parser import parse
 from ekiden.relay.transform import InferType
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.relay.visitor import bind, post_order
 
 Array = np.ndarray

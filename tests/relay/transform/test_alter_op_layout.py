@@ -12,7 +12,7 @@ from ekiden.kernels import FAMILIES, choose
 from ekiden.kernels.family import MatmulSizes
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform import AlterOpLayout, ConvertLayout, FoldConstant, InferType
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.target import Target
 from ekiden.topi.nn import winograd_conv2d
 

@@ -8,7 +8,7 @@ from pass_checks import program
 from ekiden import relay
 from ekiden.ir.module import IRModule
 from ekiden.relay.transform import AnnotateUsedMemory, InferType, ToANormalForm
-from ekiden.relay.transform.language.chains import iter_bindings
+from ekiden.relay.transform.language.let_chains import iter_bindings
 from ekiden.runtime.errors import PassError
 
 pytestmark = pytest.mark.quick

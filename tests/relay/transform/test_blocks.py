@@ -26,7 +26,7 @@ from ekiden.tir.transform import lower
 from ekiden.tir.visitor import pre_order_stmts
 from ekiden.topi.nn import dense_blocks_pack
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME, GGUF_BLOCK_FORMATS, BlockFormat
-from ekiden.topi.nn.blocks import PackedBlock, pack_blocks, unpack_blocks
+from ekiden.topi.nn.block_quantized import PackedBlock, pack_blocks, unpack_blocks
 from long_runs import alike, share
 from processor import processors
 

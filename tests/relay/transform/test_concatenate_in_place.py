@@ -20,7 +20,7 @@ from ekiden.relay.expr import Call, Constant, Expr, Function, Var
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.printer import astext
 from ekiden.relay.transform import ConcatenateInPlace, InferType, ManifestAlloc
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 

@@ -37,7 +37,7 @@ from ekiden.relay.transform import (
     ToANormalForm,
 )
 from ekiden.relay.transform.external.compiler_regions import is_compiler_annotation
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.runtime.errors import CompileError, EkidenError
 
 pytestmark = pytest.mark.quick

@@ -8,7 +8,7 @@ import ekiden
 from ekiden.ir.structural import structural_equal
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import LambdaLift, ToANormalForm
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 
 pytestmark = pytest.mark.quick
 

@@ -16,7 +16,7 @@ from ekiden.relay.expr import Call, Expr, Function, Let, Tuple, Var
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.vm import reshape_tensor
 from ekiden.relay.transform import ManifestAlloc, MemoryPlan
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.relay.transform.memory.manifest_alloc import size_in_bytes
 
 pytestmark = pytest.mark.quick

@@ -17,8 +17,8 @@ from ekiden.ir.type import TensorType, tensor_type
 from ekiden.relay.expr import Call, Function, If, Let, Tuple, Var
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.transform import ManifestAlloc, MemoryPlan
-from ekiden.relay.transform.language.chains import build_lets
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.let_chains import build_lets
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.relay.transform.memory import offset_assignment
 from ekiden.relay.transform.memory.manifest_alloc import size_in_bytes
 from ekiden.relay.transform.memory_plan import KernelInfoMap

@@ -18,7 +18,7 @@ from ekiden.relay.transform import (
     ForwardFoldScaleAxis,
     SimplifyExpr,
 )
-from ekiden.relay.transform.graph.merged_constants import (
+from ekiden.relay.transform.graph.constant_arithmetic import (
     fold_product,
     fold_quotient,
     fold_sum,

@@ -12,7 +12,7 @@ from ekiden.ir.module import IRModule
 from ekiden.relay.transform import AlterOpLayout, InferType
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.target import Target
-from ekiden.topi.nn.nibbles import ROWS_PER_PANEL, pack_nibbles, unpack_nibbles, unpack_panels
+from ekiden.topi.nn.int4_dense import ROWS_PER_PANEL, pack_nibbles, unpack_nibbles, unpack_panels
 from long_runs import share
 from processor import processors
 

@@ -25,7 +25,7 @@ from ekiden.ir.type import TensorType, tensor_type
 from ekiden.relay.expr import Call, Constant, Expr, Function, Var
 from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform import InferType
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.runtime import load_image, tensor
 from ekiden.target import Target
 from long_runs import share

@@ -18,7 +18,7 @@ from ekiden.ir.pass_context import PRODUCT_PRECISION_OPTION
 from ekiden.ir.transform import PassContext
 from ekiden.relay.expr import Call
 from ekiden.relay.transform import InferType, ProductPrecision, ToMixedPrecision
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.runtime.errors import PassError
 from ekiden.target import Target
 from long_runs import share

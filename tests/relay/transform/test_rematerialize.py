@@ -11,7 +11,7 @@ from ekiden.ir.module import IRModule
 from ekiden.relay.analysis import verify
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform import FuseOps, InferType, Rematerialize
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 
 
 def kernels(module: IRModule) -> int:

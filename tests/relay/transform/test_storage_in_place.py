@@ -17,7 +17,7 @@ from ekiden.ir.prim import PrimExpr, const
 from ekiden.relay.build_module import bind_params_by_name
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform import ManifestAlloc, MemoryPlan
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.relay.transform.memory_plan import (
     MIN_PLANNED_WORKSPACE_BYTES,
     KernelInfoMap,

@@ -7,7 +7,7 @@ from pass_checks import assert_same_meaning, check
 from ekiden.relay import Function, If, IRModule, Let, Var, op, post_order, var
 from ekiden.relay.analysis import verify
 from ekiden.relay.transform import ToANormalForm
-from ekiden.relay.transform.language.scopes import operands
+from ekiden.relay.transform.language.scope_tree import operands
 
 pytestmark = pytest.mark.quick
 

@@ -10,7 +10,7 @@ import pytest
 
 from ekiden import te
 from ekiden.ir.prim import SizeVar, maximum
-from ekiden.kernels.micro_kernels.registered import REGISTER_TILE_KERNEL
+from ekiden.kernels.micro_kernels.registered_micro_kernels import REGISTER_TILE_KERNEL
 from ekiden.tir import PrimFunc, Schedule, ScheduleError
 from ekiden.tir.interpreter import run_prim_func
 from ekiden.tir.transform import lower

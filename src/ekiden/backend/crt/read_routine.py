@@ -38,7 +38,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.ir.prim import const
 from ekiden.relay.expr import Call, Constructor, Function, If, Match, Var
-from ekiden.relay.transform.language.chains import parse_let_chain
+from ekiden.relay.transform.language.let_chains import parse_let_chain
 from ekiden.relay.transform.memory.storage_lifetimes import LifetimeBlock, StorageRequest
 from ekiden.runtime.errors import CompileError
 

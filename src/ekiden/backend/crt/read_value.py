@@ -52,7 +52,7 @@ from ekiden.relay.expr import (
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.sequence import SequenceStackAttrs
 from ekiden.relay.op.vm import MatchShapeAttrs, ReshapeTensorAttrs
-from ekiden.relay.transform.language.chains import LetChain, called_op_name
+from ekiden.relay.transform.language.let_chains import LetChain, called_op_name
 from ekiden.relay.transform.memory.storage_in_place import InPlaceCandidate, KernelOperand
 from ekiden.relay.transform.memory.storage_lifetimes import LifetimeBlock, StorageRequest, is_alias
 from ekiden.runtime.errors import CompileError

@@ -25,7 +25,7 @@ from ekiden.ir.prim_visitor import free_vars as prim_vars
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.expr import Var as RelayVar
-from ekiden.relay.transform.language.scopes import evaluation_order, infer_local_type
+from ekiden.relay.transform.language.scope_tree import evaluation_order, infer_local_type
 from ekiden.relay.transform.memory.manifest_alloc import flatten_tensor_types
 from ekiden.runtime.errors import CompileError, InternalError
 

@@ -18,7 +18,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay.analysis.count import call_macs
 from ekiden.relay.expr import Call, Expr, Function
 from ekiden.relay.op.nn._macs import multiply_dims
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 
 __all__ = ["count_flops", "describe_kernel"]
 

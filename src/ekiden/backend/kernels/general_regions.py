@@ -29,8 +29,8 @@ from ekiden.ir.prim import (
 from ekiden.kernels.attention.scaled_dot_product import AttentionConfig
 from ekiden.kernels.recurrent.layers import PEEPHOLE_NAMES
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.cells import RecurrentCell
 from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
+from ekiden.topi.recurrent_cells import RecurrentCell
 
 PANEL_COLUMNS = 16
 """Panel width for weights that are not packed."""

@@ -14,7 +14,7 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import FloorDiv, FloorMod, PrimExpr, Var, const, is_const
 from ekiden.ir.prim import cast as cast_to
 from ekiden.ir.prim_visitor import rewrite, substitute
-from ekiden.kernels.steps import replace_computation
+from ekiden.kernels.scheduled_kernel import replace_computation
 from ekiden.topi.dimensions import as_dim
 from ekiden.topi.layout import packed_tile_size, permute_values
 from ekiden.topi.nn.convolution import conv, guarded_load, in_range_conditions, weight_element

@@ -33,7 +33,7 @@ from ekiden.kernels.decision import Overrides as FamilyOverrides
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.op.prim_func_call import CallLoweredAttrs
 from ekiden.relay.op.strategy import implementation_of
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.relay.transform.memory.manifest_alloc import flatten_tensor_types
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass

@@ -21,15 +21,15 @@ from ekiden.ir.op import Op, OpPattern
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Function
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.runtime.lazy_logger import LazyLogger
 from ekiden.runtime.profile.slowdown import MIN_SLOWDOWN, quantized_slowdown_warning
 from ekiden.target import Target
 
 if TYPE_CHECKING:
-    from ekiden.kernels.quantized import over_floats
+    from ekiden.kernels.quantized import quantization_cost
 else:  # for products of integers
-    over_floats = LazyModule("ekiden.kernels.quantized.over_floats")
+    quantization_cost = LazyModule("ekiden.kernels.quantized.quantization_cost")
 
 LOG = LazyLogger("ekiden")
 MIN_OPERATIONS = 1 << 17
@@ -80,9 +80,9 @@ def estimate_slowdown(function: Function, target: Target) -> dict[str, object]:
     if not any(map(_has_integer_multiplication, calls)):
         if number is None or target.kind.has_threads:
             return {}
-        return _estimate_cycles(over_floats.float_product_cost(number, target))
+        return _estimate_cycles(quantization_cost.float_product_cost(number, target))
     _, outputs = te_graph(function, target)
-    cost = over_floats.product_cost(outputs, kernels.choose(outputs, target), target)
+    cost = quantization_cost.product_cost(outputs, kernels.choose(outputs, target), target)
     if cost is None:
         return {}
     facts = _estimate_cycles(cost) if number is not None else {}
@@ -90,7 +90,7 @@ def estimate_slowdown(function: Function, target: Target) -> dict[str, object]:
     return facts | ({"over_floats": f"{times:.1f}"} if times >= MIN_SLOWDOWN else {})
 
 
-def _estimate_cycles(cost: over_floats.KernelCost) -> dict[str, object]:
+def _estimate_cycles(cost: quantization_cost.KernelCost) -> dict[str, object]:
     return {"cycles": [round(cost.quantized), round(cost.floating_point)]}
 
 
@@ -124,7 +124,7 @@ def _estimate_pass_cycles(
     written = (_num_elements(result) or 0) * itemsize(result.dtype)
     nbytes = elements * itemsize("float32") + written
     return _estimate_cycles(
-        over_floats.quantization_pass_cost(elements, nbytes, len(calls), target)
+        quantization_cost.quantization_pass_cost(elements, nbytes, len(calls), target)
     )
 
 

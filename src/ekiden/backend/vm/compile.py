@@ -65,7 +65,7 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.devices.device_domains import HOST_OPERATORS_ATTR
 from ekiden.relay.transform.devices.plan_devices import device_table
 from ekiden.relay.transform.language.lambda_lift import flatten_closure
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.relay.transform.memory.peak_memory import predict_peak
 from ekiden.relay.transform.memory_plan import KernelMemoryInfo
 from ekiden.relay.visitor import type_post_order

@@ -30,8 +30,8 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.expr import Var as RelayVar
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.vm import BindDimsAttrs, MatchShapeAttrs, ReshapeTensorAttrs
-from ekiden.relay.transform.language.chains import parse_let_chain
-from ekiden.relay.transform.language.scopes import bodies
+from ekiden.relay.transform.language.let_chains import parse_let_chain
+from ekiden.relay.transform.language.scope_tree import bodies
 from ekiden.relay.visitor import type_post_order
 from ekiden.runtime.lazy_dataclass import dataclass
 

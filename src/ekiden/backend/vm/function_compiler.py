@@ -44,7 +44,7 @@ from ekiden.relay.expr import (
 from ekiden.relay.op.annotation import DeviceCopyAttrs
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, OwnAttrs
 from ekiden.relay.op.vm import InvokeAttrs, ReshapeTensorAttrs
-from ekiden.relay.transform.language.chains import parse_let_chain
+from ekiden.relay.transform.language.let_chains import parse_let_chain
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.lazy_dataclass import dataclass

@@ -17,7 +17,7 @@ from ekiden.relay.expr import Call, Constant, ConstantData, Function, var
 from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.devices.plan_devices import device_table
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.relay.transform.memory_plan import KernelMemoryInfo
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target

@@ -44,7 +44,7 @@ from ekiden.relay.expr import (
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs, on_device
 from ekiden.relay.transform.fusion.fuse_ops import is_primitive_call, single_operator_function
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     evaluation_order,
     lift_body_rewrite,
     map_functions,

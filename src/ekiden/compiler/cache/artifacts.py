@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ekiden import runtime
-from ekiden.compiler.cache.keys import CacheRequest
+from ekiden.compiler.cache.cache_keys import CacheRequest
 from ekiden.ir.cache_layers import cache_layers, is_nonempty_folder
 from ekiden.runtime import environment
 from ekiden.runtime.errors import LoadError

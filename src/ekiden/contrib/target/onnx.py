@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ekiden.contrib.target.onnx_emitters import EMITTERS, GraphWriter, NotWritableError
-from ekiden.frontend.onnx.messages import onnx
+from ekiden.frontend.onnx.lazy_onnx import onnx
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op

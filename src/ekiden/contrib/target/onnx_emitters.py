@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ekiden.frontend.onnx.messages import onnx
+from ekiden.frontend.onnx.lazy_onnx import onnx
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Expr

@@ -10,7 +10,7 @@ from typing import Any
 from ekiden.compiler.build import import_model
 from ekiden.driver.tvmc.model import TVMCModel
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.frontend.table import FRONTENDS
+from ekiden.frontend.registry import FRONTENDS
 from ekiden.runtime.errors import InputError
 
 __all__ = ["get_frontend_names", "load_model"]

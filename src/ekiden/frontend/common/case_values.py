@@ -1,5 +1,5 @@
 """Symbol table of a graph: values by name, with one entry per case behind a value of several ranks
-(see ekiden.frontend.common.cases).
+(see ekiden.frontend.common.rank_cases).
 
 The walk of a frontend imports a node that reads such a value by `import_in_cases`, says behind each
 node which names are still live, and at the end which are outputs.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ekiden.frontend.common.cases import CaseDependentValue, RankCase, RankCaseTree
+from ekiden.frontend.common.rank_cases import CaseDependentValue, RankCase, RankCaseTree
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sum_value import SumMember
 from ekiden.frontend.common.unsupported import Unsupported

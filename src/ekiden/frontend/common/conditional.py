@@ -12,16 +12,16 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common.arithmetic import fold_select, to_expr_elements
 from ekiden.frontend.common.block import ImportBlock, emit_failure
-from ekiden.frontend.common.cases import (
+from ekiden.frontend.common.constant_folding import fold_select, to_expr_elements
+from ekiden.frontend.common.loop import as_scalar
+from ekiden.frontend.common.node import Node
+from ekiden.frontend.common.rank_cases import (
     find_sum_value,
     inject_values,
     sum_members,
     type_alternatives,
 )
-from ekiden.frontend.common.loop import as_scalar
-from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import AbsentValue
 from ekiden.frontend.common.sum_value import SumValue, TypeCombination, merge_alternatives

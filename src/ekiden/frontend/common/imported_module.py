@@ -42,7 +42,7 @@ class ImportedModule:
     sequences: bool = False
     """Whether lists of tensors among inputs and outputs are lists of Python at run time."""
     texts: tuple[str, ...] = ()
-    """The inputs and outputs that are strings, as bytes (ekiden.runtime.text)."""
+    """The inputs and outputs that are strings, as bytes (ekiden.runtime.string_tensors)."""
     maps: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
     """Outputs whose rows are dictionaries, each with its columns."""
     weight_files: tuple[str, ...] = ()

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ekiden.frontend.common.cases import inject_values, sum_members, type_alternatives
 from ekiden.frontend.common.loop import CarriedRankChange, CollectedSlices, Iteration, Loop
+from ekiden.frontend.common.rank_cases import inject_values, sum_members, type_alternatives
 from ekiden.frontend.common.scope import is_as_specific
 from ekiden.frontend.common.sum_value import (
     MAX_ALTERNATIVES,

@@ -12,9 +12,9 @@ import numpy as np
 
 from ekiden.arith import Analyzer
 from ekiden.frontend.common.block import ImportBlock
-from ekiden.frontend.common.captures import bind_captured_exprs
 from ekiden.frontend.common.dim_arithmetic import lower_dim
 from ekiden.frontend.common.dim_facts import DimFacts, RestartImport
+from ekiden.frontend.common.loop_invariant_motion import bind_captured_exprs
 from ekiden.frontend.common.sequence_value import SequenceValue
 from ekiden.frontend.common.spans import attach_span
 from ekiden.frontend.common.sum_value import sum_type_definition, value_of_type_call

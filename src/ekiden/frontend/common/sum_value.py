@@ -2,7 +2,7 @@
 
 A value of one of several ranks has a sum type of the program, with a constructor for each rank; it
 is matched where it is used, and the nodes that follow are imported for each (see
-ekiden.frontend.common.cases):
+ekiden.frontend.common.rank_cases):
 
     type OneOf2[A, B] { OneOf2_0(A), OneOf2_1(B) }
 """

@@ -1,4 +1,4 @@
-"""Entry point of the JAX frontend (see ekiden.frontend.table.FrontendEntry)."""
+"""Entry point of the JAX frontend (see ekiden.frontend.registry.FrontendEntry)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ekiden.frontend.jax.export import (
     model_label,
 )
 from ekiden.frontend.jax.program import import_program, import_stablehlo
-from ekiden.frontend.jax.stablehlo import is_stablehlo, read_bytes, write_bytecode
+from ekiden.frontend.jax.stablehlo_parser import is_stablehlo, read_bytes, write_bytecode
 from ekiden.runtime.errors import CompileError
 
 

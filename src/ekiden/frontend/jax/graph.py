@@ -8,18 +8,18 @@ from typing import TypeAlias
 import numpy as np
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.arithmetic import (
+from ekiden.frontend.common.complex_arithmetic import ComplexValue
+from ekiden.frontend.common.constant_folding import (
     MAX_FOLDED_ELEMENTS,
     Rule,
     evaluate_rule,
     fold_results,
     propagate_elements,
 )
-from ekiden.frontend.common.complex_arithmetic import ComplexValue
+from ekiden.frontend.common.graph_walk import GraphWalk
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant_value
-from ekiden.frontend.common.walk import GraphWalk
 from ekiden.frontend.jax.dtype import (
     decode_complex_constant,
     decode_constant,
@@ -37,7 +37,7 @@ from ekiden.frontend.jax.node import (
     user_source_line,
 )
 from ekiden.frontend.jax.registry import CONVERTER_TABLE, find_row
-from ekiden.frontend.jax.stablehlo import decompose_operation, defined_functions
+from ekiden.frontend.jax.stablehlo_parser import decompose_operation, defined_functions
 from ekiden.ir.op import Array
 from ekiden.ir.type import TensorType
 from ekiden.relay import op

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from jaxlib.mlir import ir
 
 from ekiden.frontend.common import node as common
-from ekiden.frontend.common.arithmetic import Rule
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
+from ekiden.frontend.common.constant_folding import Rule
 from ekiden.frontend.common.dft import ComplexParts
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope

@@ -12,12 +12,12 @@ from jaxlib.mlir import ir
 
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
+from ekiden.frontend.common.graph_walk import GraphWalk
 from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.main_builder import MainBuilder
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant_value, sanitize_name
-from ekiden.frontend.common.walk import GraphWalk
 from ekiden.frontend.jax.dtype import (
     check_supported_dtype,
     find_narrow_dtype,
@@ -28,7 +28,12 @@ from ekiden.frontend.jax.dtype import (
 )
 from ekiden.frontend.jax.graph import StablehloImporter
 from ekiden.frontend.jax.node import ImportedValues
-from ekiden.frontend.jax.stablehlo import defined_functions, find_entry, make_context, parse_module
+from ekiden.frontend.jax.stablehlo_parser import (
+    defined_functions,
+    find_entry,
+    make_context,
+    parse_module,
+)
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import PrimExpr, const

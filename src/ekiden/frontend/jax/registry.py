@@ -6,29 +6,29 @@ from collections.abc import Callable
 
 from ekiden.frontend.common.unsupported import Unsupported, suggest_nearest
 from ekiden.frontend.jax.converters import (
-    bits,
-    bodies,
+    bitcast,
     calls,
     complex,
-    control,
+    control_flow,
     convolution,
+    dot_general,
     elementwise,
-    gathering,
+    gather,
     linalg,
-    linear,
     movement,
     random,
+    reduce_window,
     reduction,
-    scattering,
-    sorting,
-    windows,
+    reduction_bodies,
+    scatter,
+    sort,
 )
 from ekiden.frontend.jax.node import Converter, StablehloRow
 from ekiden.ir.extensions import record_extension
 
 CONVERTER_FAMILIES = (
-    elementwise, bits, movement, linear, convolution, reduction, windows, gathering, scattering,
-    sorting, random, bodies, control, calls, linalg, complex,
+    elementwise, bitcast, movement, dot_general, convolution, reduction, reduce_window, gather,
+    scatter, sort, random, reduction_bodies, control_flow, calls, linalg, complex,
 )  # fmt: skip
 CONVERTER_TABLE: dict[str, StablehloRow] = {
     row.name: row for family in CONVERTER_FAMILIES for row in family.ROWS

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.jax.entry import import_model
-from ekiden.frontend.table import frontend_by_name
+from ekiden.frontend.registry import frontend_by_name
 from ekiden.ir.module import IRModule
 from ekiden.relay import printer  # noqa: F401 - so that the functions of a module print as text
 from ekiden.runtime import Tensor

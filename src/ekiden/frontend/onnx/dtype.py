@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.onnx.messages import onnx
+from ekiden.frontend.onnx.lazy_onnx import onnx
 
 _PROTO = onnx.TensorProto
 ELEMENT_DTYPES: dict[int, str] = {

@@ -1,4 +1,4 @@
-"""Entry points of the ONNX frontend (see ekiden.frontend.table.FrontendEntry)."""
+"""Entry points of the ONNX frontend (see ekiden.frontend.registry.FrontendEntry)."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import stat
 import sys
 
 from ekiden.frontend.onnx.dtype import BYTEWISE_TYPES
-from ekiden.frontend.onnx.messages import onnx
+from ekiden.frontend.onnx.lazy_onnx import onnx
 
 _LOCATION_KEYS = {"location", "offset", "length", "checksum", "basepath"}
 """Those of the format; the last two say nothing about where bytes are."""

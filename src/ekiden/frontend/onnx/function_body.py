@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.dtype import ELEMENT_DTYPES
+from ekiden.frontend.onnx.lazy_onnx import onnx
 from ekiden.frontend.onnx.load import opset_versions, topological_order
-from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe_node
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType

@@ -10,21 +10,15 @@ from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
 from ekiden.frontend.common.case_values import CaseValues
+from ekiden.frontend.common.graph_walk import MAX_CHAIN_NODES, GraphWalk, NodeError
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.spans import attach_span
-from ekiden.frontend.common.text_value import has_string_input, string_constant
+from ekiden.frontend.common.string_value import has_string_input, string_constant
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant_value
-from ekiden.frontend.common.walk import MAX_CHAIN_NODES, GraphWalk, NodeError
-from ekiden.frontend.onnx.check import (
-    canonical_domain,
-    find_row,
-    opset_of_node,
-    since_version,
-    unsupported_nodes,
-)
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
+from ekiden.frontend.onnx.lazy_onnx import onnx
 from ekiden.frontend.onnx.load import (
     Functions,
     function_key,
@@ -33,8 +27,14 @@ from ekiden.frontend.onnx.load import (
     required_names,
     topological_order,
 )
-from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import LazyAttributes, OnnxNode, OnnxRow, describe_node
+from ekiden.frontend.onnx.operator_check import (
+    canonical_domain,
+    find_row,
+    opset_of_node,
+    since_version,
+    unsupported_nodes,
+)
 from ekiden.frontend.onnx.signatures import OperatorSignature, check_shape_limits, find_signature
 from ekiden.frontend.onnx.tensor import densify, to_array
 from ekiden.ir.span import Span
@@ -42,13 +42,12 @@ from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
-    import ekiden.frontend.onnx.shape_value as shape_value
-    from ekiden.frontend.onnx import function_body
-    from ekiden.frontend.onnx.converters import text
+    from ekiden.frontend.onnx import function_body, shape_evaluation
+    from ekiden.frontend.onnx.converters import strings
 else:
-    shape_value = LazyModule("ekiden.frontend.onnx.shape_value")
+    shape_evaluation = LazyModule("ekiden.frontend.onnx.shape_evaluation")
     function_body = LazyModule("ekiden.frontend.onnx.function_body")
-    text = LazyModule("ekiden.frontend.onnx.converters.text")
+    strings = LazyModule("ekiden.frontend.onnx.converters.strings")
 
 
 class ImportState(GraphWalk):
@@ -273,7 +272,7 @@ class GraphImporter:
         values = self.shared.bind_outputs(result, proto.output)
         first = proto.output[0] if proto.output else ""
         if first in values:
-            values[first] = shape_value.annotate_result(node, values[first])
+            values[first] = shape_evaluation.annotate_result(node, values[first])
         self.values.bind(values)
         return None
 
@@ -313,14 +312,14 @@ def _apply_converter(row: OnnxRow, node: OnnxNode, declared: OperatorSignature |
     stays unread.
     """
     is_text = has_string_input(node)
-    folded = None if is_text else shape_value.evaluate_node(node)
+    folded = None if is_text else shape_evaluation.evaluate_node(node)
     if folded is not None:
         return folded
     node.inputs.read.clear()  # what was looked at so far says nothing about the converter
-    result = text.convert_text(node, row) if is_text else row.convert(node)
+    result = strings.convert_text(node, row) if is_text else row.convert(node)
     if declared is not None:
         for index in node.inputs.unread():
             name = declared.input_name(index)
             if name not in row.ignorable_inputs.split():
                 raise Unsupported(f"input {index} ({name!r}) is not supported beside the others")
-    return result if is_text or row.is_unfoldable else shape_value.fold_result(node, result)
+    return result if is_text or row.is_unfoldable else shape_evaluation.fold_result(node, result)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ekiden.frontend.common.cases import to_program_output
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.main_builder import MainBuilder
 from ekiden.frontend.common.options import Shapes, parse_stated_shape
+from ekiden.frontend.common.rank_cases import to_program_output
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import (
     AbsentValue,
@@ -17,13 +17,13 @@ from ekiden.frontend.common.sequence_value import (
     SequenceValue,
     to_sequence_value,
 )
-from ekiden.frontend.common.text_value import StringValue
-from ekiden.frontend.common.unranked import check_ranks, format_stated_shape
+from ekiden.frontend.common.string_value import StringValue
+from ekiden.frontend.common.unranked_inputs import check_ranks, format_stated_shape
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, sanitize_name
-from ekiden.frontend.onnx.check import check_operators
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.graph import GraphImporter, ImportState
+from ekiden.frontend.onnx.lazy_onnx import onnx
 from ekiden.frontend.onnx.load import (
     ModelSource,
     check_names,
@@ -33,9 +33,9 @@ from ekiden.frontend.onnx.load import (
     referenced_names,
     topological_order,
 )
-from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe_node
-from ekiden.frontend.onnx.weights import WeightRegistry
+from ekiden.frontend.onnx.operator_check import check_operators
+from ekiden.frontend.onnx.weight_registry import WeightRegistry
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import DEBUG_LEVEL, time_phase

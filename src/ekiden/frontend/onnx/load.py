@@ -12,10 +12,10 @@ from typing import TypeAlias
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from ekiden.frontend.onnx.external_data import tensor_nbytes
-from ekiden.frontend.onnx.messages import onnx
+from ekiden.frontend.onnx.lazy_onnx import onnx
 from ekiden.frontend.onnx.node import describe_node
-from ekiden.frontend.onnx.weights import WeightRegistry, weight_number
-from ekiden.frontend.table import find_frontend, frontend_by_name
+from ekiden.frontend.onnx.weight_registry import WeightRegistry, weight_number
+from ekiden.frontend.registry import find_frontend, frontend_by_name
 from ekiden.runtime.artifact.mapped_files import read_remaining
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 

@@ -16,7 +16,7 @@ from ekiden.frontend.common.node import Result, Subgraph
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.messages import onnx
+from ekiden.frontend.onnx.lazy_onnx import onnx
 from ekiden.frontend.onnx.tensor import densify, to_array
 from ekiden.ir.op import Array
 from ekiden.runtime.lazy_dataclass import dataclass

@@ -11,10 +11,10 @@ from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.options import check_convert_config
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.importer import import_onnx
+from ekiden.frontend.onnx.lazy_onnx import onnx
 from ekiden.frontend.onnx.load import read_model
-from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import node_name
-from ekiden.frontend.table import frontend_by_name
+from ekiden.frontend.registry import frontend_by_name
 from ekiden.ir.module import IRModule
 from ekiden.runtime import Tensor, tensor
 from ekiden.runtime.errors import CompileError

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
 from ekiden.frontend.common.sequence_value import NonTensorValue
-from ekiden.frontend.common.text_value import StringValue
+from ekiden.frontend.common.string_value import StringValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.messages import onnx
+from ekiden.frontend.onnx.lazy_onnx import onnx
 from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import known_int
 
 if TYPE_CHECKING:
-    from ekiden.frontend.onnx import contrib_signatures, limits, signature_table
+    from ekiden.frontend.onnx import contrib_signatures, shape_limits, signature_table
 else:
     contrib_signatures = LazyModule("ekiden.frontend.onnx.contrib_signatures")
-    limits = LazyModule("ekiden.frontend.onnx.limits")
+    shape_limits = LazyModule("ekiden.frontend.onnx.shape_limits")
     signature_table = LazyModule("ekiden.frontend.onnx.signature_table")
 
 _PROTO = onnx.AttributeProto
@@ -154,7 +154,7 @@ def _arity_errors(
 
 def check_shape_limits(node: OnnxNode, known_signature: OperatorSignature) -> None:
     """Raise Unsupported for an input or attribute whose rank or length the operator forbids."""
-    rules = limits.SHAPE_LIMITS.get((_operator_domain(node), node.op_type))
+    rules = shape_limits.SHAPE_LIMITS.get((_operator_domain(node), node.op_type))
     if rules is not None:
         operands = _OperandShapes(node, known_signature)
         for rule in rules.split():
@@ -174,7 +174,7 @@ class _OperandShapes:
         self._places = {p.name: i for i, p in enumerate(known_signature.inputs)}
 
     def check(self, rule: str) -> None:
-        """Raise Unsupported if a rule of ekiden.frontend.onnx.limits is violated."""
+        """Raise Unsupported if a rule of ekiden.frontend.onnx.shape_limits is violated."""
         if ":" in rule:
             name, _, expected = rule.partition(":")
             rank = self._rank(name)

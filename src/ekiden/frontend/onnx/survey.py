@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import LazyModule
 from ekiden.frontend.common.survey import Operator, Port, Problem, Survey
 from ekiden.frontend.common.value import input_dim_name
-from ekiden.frontend.onnx.check import canonical_domain, find_row, unsupported_nodes
+from ekiden.frontend.onnx.lazy_onnx import onnx
 from ekiden.frontend.onnx.load import (
     Functions,
     ModelSource,
@@ -23,8 +23,8 @@ from ekiden.frontend.onnx.load import (
     subgraph_attributes,
     topological_order,
 )
-from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe_node
+from ekiden.frontend.onnx.operator_check import canonical_domain, find_row, unsupported_nodes
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx import function_body

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 
 from ekiden.frontend.onnx.dtype import BYTEWISE_TYPES
-from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.weights import registered_elements
+from ekiden.frontend.onnx.lazy_onnx import onnx
+from ekiden.frontend.onnx.weight_registry import registered_elements
 from ekiden.ir.op import Array
 
 _PROTO = onnx.TensorProto

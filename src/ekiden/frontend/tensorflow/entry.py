@@ -1,4 +1,4 @@
-"""Entry point of the TensorFlow frontend (see ekiden.frontend.table.FrontendEntry)."""
+"""Entry point of the TensorFlow frontend (see ekiden.frontend.registry.FrontendEntry)."""
 
 from __future__ import annotations
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common import constant_folding as rules
 from ekiden.frontend.common.case_values import CaseValues
-from ekiden.frontend.common.malformed import reject_malformed
+from ekiden.frontend.common.graph_walk import GraphWalk
+from ekiden.frontend.common.malformed_models import reject_malformed
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.walk import GraphWalk
 from ekiden.frontend.tensorflow.graph_analysis import (
     SWITCH_OPS,
     GraphAnalysis,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common.cases import to_program_output
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.main_builder import MainBuilder
 from ekiden.frontend.common.options import Dims, Shapes, parse_stated_shape
+from ekiden.frontend.common.rank_cases import to_program_output
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.unranked import StatedInput, check_ranks, format_stated_shape
+from ekiden.frontend.common.unranked_inputs import StatedInput, check_ranks, format_stated_shape
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tensorflow.graph import GraphImporter, ImportState

@@ -88,7 +88,7 @@ class TensorflowNode(common.AttributeNode):
 Converter: TypeAlias = Callable[[TensorflowNode], Result]
 Evaluator: TypeAlias = Callable[[TensorflowNode, Sequence[Array]], Array | None]
 """The elements of the output from those of the inputs, numbers or expressions of dimensions (see
-ekiden.frontend.common.arithmetic); None to leave it to the converter."""
+ekiden.frontend.common.constant_folding); None to leave it to the converter."""
 
 
 @dataclass(frozen=True, slots=True)

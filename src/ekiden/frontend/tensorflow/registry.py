@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.tensorflow.converters import (
-    control,
+    control_flow,
     detection,
     elementwise,
     linalg,
-    lists,
     movement,
     network,
     reduction,
-    segments,
+    segment_reduction,
     shape,
+    tensor_lists,
 )
 from ekiden.frontend.tensorflow.node import TensorflowRow
 
 CONVERTER_FAMILIES = (
-    elementwise, reduction, movement, segments, shape, network, detection, linalg, control, lists,
+    elementwise, reduction, movement, segment_reduction, shape, network, detection, linalg,
+    control_flow, tensor_lists,
 )  # fmt: skip
 CONVERTER_TABLE: dict[str, TensorflowRow] = {
     row.op_type: row for family in CONVERTER_FAMILIES for row in family.ROWS

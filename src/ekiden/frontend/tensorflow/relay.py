@@ -8,7 +8,7 @@ from itertools import takewhile
 import tensorflow as tf
 
 from ekiden.frontend.common.options import check_convert_config
-from ekiden.frontend.table import describe_model, frontend_by_name
+from ekiden.frontend.registry import describe_model, frontend_by_name
 from ekiden.frontend.tensorflow.importer import import_tensorflow
 from ekiden.frontend.tensorflow.load import Proto
 from ekiden.ir.module import IRModule

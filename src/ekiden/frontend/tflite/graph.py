@@ -8,16 +8,16 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common import constant_folding as rules
 from ekiden.frontend.common.case_values import CaseValues
+from ekiden.frontend.common.graph_walk import GraphWalk
 from ekiden.frontend.common.main_builder import MainBuilder
-from ekiden.frontend.common.malformed import reject_malformed
+from ekiden.frontend.common.malformed_models import reject_malformed
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant_value
-from ekiden.frontend.common.walk import GraphWalk
 from ekiden.frontend.tflite.hybrid_quantization import is_hybrid
 from ekiden.frontend.tflite.integer_arithmetic import is_quantized
 from ekiden.frontend.tflite.load import (

@@ -25,7 +25,7 @@ from ekiden.frontend.tflite.node import TfliteNode
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
-from ekiden.relay.qnn.rescale import round_half_away
+from ekiden.relay.qnn.scale_conversion import round_half_away
 from ekiden.runtime.lazy_dataclass import dataclass
 
 UNIT_QUANTIZATION = (

@@ -19,7 +19,7 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.relay.qnn.rescale import (
+from ekiden.relay.qnn.scale_conversion import (
     multiply_fixed_point,
     multiply_fixed_point_array,
     multiply_fixed_point_int,

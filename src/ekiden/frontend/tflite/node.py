@@ -134,7 +134,7 @@ _ACTIVATIONS: dict[int, Callable[[Expr], Expr]] = {
 Converter: TypeAlias = Callable[[TfliteNode], Result]
 Evaluator: TypeAlias = Callable[[TfliteNode, Sequence[Array]], Array | None]
 """The elements of the output from those of the inputs, numbers or expressions of dimensions (see
-ekiden.frontend.common.arithmetic); None to leave it to the converter."""
+ekiden.frontend.common.constant_folding); None to leave it to the converter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ekiden.frontend.table import frontend_by_name
+from ekiden.frontend.registry import frontend_by_name
 from ekiden.frontend.tflite.importer import import_tflite
 from ekiden.ir.module import IRModule
 from ekiden.ir.type import TensorType

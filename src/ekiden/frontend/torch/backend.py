@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ekiden import runtime
 from ekiden._lazy import load_module
-from ekiden.frontend.torch.aot import ImportedGraph, import_graph
+from ekiden.frontend.torch.aot_autograd import ImportedGraph, import_graph
 from ekiden.frontend.torch.export import decomposition_table
 from ekiden.frontend.torch.recurrent_layers import (
     remove_inactive_dropouts,
@@ -34,7 +34,7 @@ from ekiden.frontend.torch.recurrent_layers import (
     requires_gradients,
 )
 from ekiden.frontend.torch.rng import drop_unfaithful_random_decompositions
-from ekiden.frontend.torch.run_sizes import RunSizes
+from ekiden.frontend.torch.symbolic_sizes import RunSizes
 from ekiden.runtime.errors import CompileError, InternalError, LinAlgError
 
 LOG = logging.getLogger("ekiden.torch")

@@ -1,4 +1,4 @@
-"""Entry point of the PyTorch frontend (see ekiden.frontend.table.FrontendEntry)."""
+"""Entry point of the PyTorch frontend (see ekiden.frontend.registry.FrontendEntry)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.library_errors import check_readable
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.frontend.torch.examples import warn_about_training_mode
+from ekiden.frontend.torch.example_inputs import warn_about_training_mode
 from ekiden.frontend.torch.export import (
     export_module,
     import_exported,

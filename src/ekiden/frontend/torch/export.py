@@ -15,7 +15,12 @@ from torch.export import ExportedProgram
 from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.library_errors import translate_errors
 from ekiden.frontend.torch.decompositions import DECOMPOSITIONS
-from ekiden.frontend.torch.examples import check_examples, check_module, input_specs, spec_dims
+from ekiden.frontend.torch.example_inputs import (
+    check_examples,
+    check_module,
+    input_specs,
+    spec_dims,
+)
 from ekiden.frontend.torch.functionalization import (
     aliased_tensor_node,
     functional_variant,
@@ -24,7 +29,7 @@ from ekiden.frontend.torch.functionalization import (
 from ekiden.frontend.torch.program import import_program
 from ekiden.frontend.torch.recurrent_layers import keep_whole_layers
 from ekiden.frontend.torch.registry import should_decompose
-from ekiden.frontend.torch.symbols import sole_symbol_name
+from ekiden.frontend.torch.sympy_conversion import sole_symbol_name
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.lazy_logger import LazyLogger
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 import torch
 from torch.export import ExportedProgram
 
-from ekiden.frontend.torch.converters.pointwise import identity_cast
+from ekiden.frontend.torch.converters.elementwise import identity_cast
 from ekiden.frontend.torch.registry import find_converter
 from ekiden.frontend.torch.rng import argument_value, draws_random
 from ekiden.runtime.lazy_dataclass import dataclass

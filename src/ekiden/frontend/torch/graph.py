@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
+from ekiden.frontend.common.graph_walk import GraphWalk
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant_value
-from ekiden.frontend.common.walk import GraphWalk
 from ekiden.frontend.torch.dtype import COMPLEX_PART_DTYPES, from_torch_dtype, tensor_to_array
 from ekiden.frontend.torch.functionalization import aliased_tensor_node, functional_variant
 from ekiden.frontend.torch.node import ComplexResult, Converter, FxNode, describe_node
@@ -23,7 +23,7 @@ from ekiden.frontend.torch.registry import (
     require_complex_rule,
     require_converter,
 )
-from ekiden.frontend.torch.symbols import SymbolTable, symbol_name
+from ekiden.frontend.torch.sympy_conversion import SymbolTable, symbol_name
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.prim import PrimExpr, SizeVar
 from ekiden.ir.type import TensorType

@@ -18,7 +18,7 @@ from typing import Any
 import sympy
 import torch
 
-from ekiden.frontend.torch.run_sizes import RunSizes, size_expression
+from ekiden.frontend.torch.symbolic_sizes import RunSizes, size_expression
 from ekiden.runtime.lazy_dataclass import dataclass
 
 _UNDECLARED_VIEWS = (torch.ops.aten._unsafe_view.default,)

@@ -25,7 +25,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.dtype import COMPLEX_PART_DTYPES, TORCH_DTYPES, from_torch_dtype
-from ekiden.frontend.torch.symbols import Scalar, SymbolTable
+from ekiden.frontend.torch.sympy_conversion import Scalar, SymbolTable
 from ekiden.ir.dtype import is_float, is_int
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op

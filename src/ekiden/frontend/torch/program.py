@@ -13,17 +13,17 @@ from torch.export.graph_signature import InputKind, OutputKind
 from ekiden.frontend.common import data_dependent_dims
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
+from ekiden.frontend.common.graph_walk import GraphWalk
 from ekiden.frontend.common.imported_module import INITIAL_STATE_FUNCTION, ImportedModule
 from ekiden.frontend.common.main_builder import MainBuilder, build_initial_state
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.spans import attach_span
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant_value, known_value, sanitize_name
-from ekiden.frontend.common.walk import GraphWalk
 from ekiden.frontend.torch.dtype import COMPLEX_PART_DTYPES, from_torch_dtype, tensor_to_array
 from ekiden.frontend.torch.graph import FxImporter, tensor_constant
 from ekiden.frontend.torch.rng import draws_random
-from ekiden.frontend.torch.symbols import SymbolTable, sole_symbol_name, symbol_name
+from ekiden.frontend.torch.sympy_conversion import SymbolTable, sole_symbol_name, symbol_name
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array

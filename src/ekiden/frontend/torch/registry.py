@@ -11,14 +11,15 @@ import torch
 from ekiden.frontend.common.unsupported import Unsupported, suggest_nearest
 from ekiden.frontend.torch.converters import (
     backward,
-    bits,
+    bitcast,
     complex,
     composite,
-    control,
+    control_flow,
     convolution,
     create,
-    ctc,
-    flex,
+    ctc_loss,
+    elementwise,
+    flex_attention,
     fourier,
     image,
     index,
@@ -27,7 +28,6 @@ from ekiden.frontend.torch.converters import (
     linear,
     movement,
     norm,
-    pointwise,
     quantize,
     random,
     recurrent,
@@ -38,9 +38,9 @@ from ekiden.frontend.torch.node import ComplexRule, Converter, ConverterRow, tar
 from ekiden.ir.extensions import record_extension
 
 CONVERTER_FAMILIES = (
-    pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
-    backward, bits, complex, fourier, linalg, random, vision, flex,
-    integer, ctc, recurrent, composite, quantize,
+    elementwise, reduction, movement, index, create, linear, convolution, norm, image, control_flow,
+    backward, bitcast, complex, fourier, linalg, random, vision, flex_attention,
+    integer, ctc_loss, recurrent, composite, quantize,
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from ekiden.frontend.common.options import parse_stated_shape
-from ekiden.frontend.table import frontend_by_name
+from ekiden.frontend.registry import frontend_by_name
 from ekiden.frontend.torch.dtype import TORCH_DTYPES
 from ekiden.frontend.torch.export import export_module, import_exported, model_label
 from ekiden.ir.module import IRModule

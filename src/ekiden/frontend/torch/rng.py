@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, _prims_common
 
-from ekiden.frontend.torch.run_sizes import RunSizes
+from ekiden.frontend.torch.symbolic_sizes import RunSizes
 from ekiden.runtime.lazy_dataclass import dataclass
 
 Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]

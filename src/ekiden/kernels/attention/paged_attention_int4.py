@@ -14,8 +14,8 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, Mul, PrimExpr, Sub, cast, const
 from ekiden.kernels.attention.kv_layout import CACHE_WORD_BYTES
-from ekiden.kernels.attention.page_bytes import SIGN_BITS_I32, Int8PagedAttention
-from ekiden.kernels.attention.pages import PagedTile
+from ekiden.kernels.attention.paged_attention import PagedTile
+from ekiden.kernels.attention.paged_attention_int8 import SIGN_BITS_I32, Int8PagedAttention
 from ekiden.kernels.quantized.int8_dot import (
     DOT4_FEATURE,
     INT16_ONES,

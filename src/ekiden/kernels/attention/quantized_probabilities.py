@@ -49,7 +49,7 @@ from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, IfThenElse, LetStmt, Stmt, seq
 
 if TYPE_CHECKING:
-    from ekiden.kernels.attention.page_bytes import Int8PagedAttention
+    from ekiden.kernels.attention.paged_attention_int8 import Int8PagedAttention
 
 ROUND_TO_INT_MAGIC = 1.5 * (1 << 23)
 """Magic number 1.5 * 2**23: added to a float below 2**22, it leaves the nearest integer in the low

@@ -50,7 +50,7 @@ from ekiden.kernels.prim_builder import (
     product_of_dims,
     unflatten_row,
 )
-from ekiden.kernels.spaces.product import (
+from ekiden.kernels.spaces.batch_matmul import (
     MAX_PRODUCT_TILE_ROWS,
     MAX_STREAMED_ROWS,
     default_decision,

@@ -8,7 +8,7 @@ The rows of a register tile are neighbouring output pixels. A 1x1 convolution wi
 padding is a dense layer over all pixels. Others read from zero-padded copies of the data
 (padding.py): of bands of lines, or of all where threads share the weights. Without dilation the
 taps of one kernel row are contiguous, so k is two loops. Slices and rows of taps that read zeros
-only are skipped (windows.py), and so are taps of a row that are loops of their own: zeros times
+only are skipped (window_taps.py), and so are taps of a row that are loops of their own: zeros times
 non-finite weights do not count.
 
     order=panel, a run of panels in parallel     order=row, lines or tiles of pixels in parallel
@@ -32,7 +32,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, maximum
 from ekiden.kernels.cost_model import choose_panel_width, max_register_rows, panel_width_knob
 from ekiden.kernels.cpu.dense import CACHE_LINE_F32_WORDS, MAX_NARROW_TILE_ROWS
 from ekiden.kernels.cpu.padding import BandLoop, band_lines, emit_pad_copy
-from ekiden.kernels.cpu.windows import ResultRanges, TapRanges, bind_taps_inside
+from ekiden.kernels.cpu.window_taps import ResultRanges, TapRanges, bind_taps_inside
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import RANGE_EPILOGUE, Family
 from ekiden.kernels.geometry import ConvGeometry, conv_geometry_of

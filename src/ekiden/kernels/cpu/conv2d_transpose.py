@@ -31,7 +31,7 @@ from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
 from ekiden.kernels.cpu.depthwise import DepthwiseKernel
 from ekiden.kernels.cpu.depthwise import default_decision as depthwise_default
 from ekiden.kernels.cpu.depthwise import search_space as depthwise_space
-from ekiden.kernels.cpu.windows import ResultRanges, TapRanges
+from ekiden.kernels.cpu.window_taps import ResultRanges, TapRanges
 from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
 from ekiden.kernels.family import Family, MatmulSizes, known_extent
 from ekiden.kernels.geometry import ConvGeometry, transposed_axes_of, transposed_geometry

@@ -50,7 +50,10 @@ from ekiden.kernels.family import INT16_PAIR_SUMS, RANGE_EPILOGUE, Family, Matmu
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import AMX_TILE_HEIGHTS, MATRIX_DOT_FEATURES
 from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS
-from ekiden.kernels.micro_kernels.registered import MATRIX_TILE_KERNEL, REGISTER_TILE_KERNEL
+from ekiden.kernels.micro_kernels.registered_micro_kernels import (
+    MATRIX_TILE_KERNEL,
+    REGISTER_TILE_KERNEL,
+)
 from ekiden.kernels.prim_builder import product_of_dims
 from ekiden.kernels.quantized.int8_dot import (
     BF16_PAIR_FEATURE,
@@ -60,13 +63,13 @@ from ekiden.kernels.quantized.int8_dot import (
     matrix_dot_instruction,
     supported_dots,
 )
-from ekiden.kernels.stages import has_known_weights
-from ekiden.kernels.steps import (
+from ekiden.kernels.scheduled_kernel import (
     ScheduledKernel,
     create_inlined_program,
     replace_computation,
     try_primitive,
 )
+from ekiden.kernels.stages import has_known_weights
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE

@@ -34,7 +34,7 @@ from ekiden.kernels.cost_model import CACHE_LINE_BYTES, exceeds_associativity
 from ekiden.kernels.cpu.depthwise import DepthwiseKernel
 from ekiden.kernels.cpu.depthwise import default_decision as copied_default
 from ekiden.kernels.cpu.depthwise import search_space as copied_space
-from ekiden.kernels.cpu.depthwise_dynamic import DynamicWidthDepthwiseKernel
+from ekiden.kernels.cpu.depthwise_dynamic_width import DynamicWidthDepthwiseKernel
 from ekiden.kernels.decision import Decision, Knob, Overrides, Space
 from ekiden.kernels.family import RANGE_EPILOGUE, Family, known_extent
 from ekiden.kernels.geometry import NO_DEPTH_AXIS, ConvGeometry, conv_geometry_of

@@ -28,7 +28,7 @@ from ekiden.kernels.micro_kernels.register_tiles import (
     emit_register_tile,
 )
 from ekiden.kernels.prim_builder import declare_parameters, kernel_builder
-from ekiden.kernels.spaces.product import MAX_PRODUCT_TILE_ROWS
+from ekiden.kernels.spaces.batch_matmul import MAX_PRODUCT_TILE_ROWS
 from ekiden.kernels.stages import has_known_weights
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp

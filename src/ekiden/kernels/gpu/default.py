@@ -29,7 +29,7 @@ from ekiden.kernels.gpu.launch import (
     threads_per_block,
 )
 from ekiden.kernels.gpu.reduction import emit_vector_row
-from ekiden.kernels.gpu.row_groups import emit_fused_launch, group_launches, needs_fused_launch
+from ekiden.kernels.gpu.row_fusion import emit_fused_launch, group_launches, needs_fused_launch
 from ekiden.kernels.gpu.scan import emit_scan_launch
 from ekiden.kernels.gpu.vector_access import unravel_index
 from ekiden.kernels.stages import copy_repeated_outputs, inline_cheap_stages, stages_of

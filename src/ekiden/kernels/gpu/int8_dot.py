@@ -18,9 +18,9 @@ from ekiden.ir.prim import Cast, Intrinsic, PrimExpr, Var, cast, const, is_const
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import known_extent
-from ekiden.kernels.gpu.factors import ProductFactors, is_unit_stride, match_contraction
 from ekiden.kernels.gpu.launch import ReductionGroup
-from ekiden.kernels.gpu.tiled_product import TiledMatmulKernel
+from ekiden.kernels.gpu.product_factors import ProductFactors, is_unit_stride, match_contraction
+from ekiden.kernels.gpu.tiled_matmul import TiledMatmulKernel
 from ekiden.kernels.gpu.vector_access import unravel_index
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target

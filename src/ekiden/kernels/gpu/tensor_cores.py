@@ -18,9 +18,9 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, PrimExpr, StringImm, Var, const, logical_and
 from ekiden.kernels.decision import Decision, Overrides
 from ekiden.kernels.family import known_extent
-from ekiden.kernels.gpu.factors import ProductFactors
 from ekiden.kernels.gpu.launch import ReductionGroup, serial_loop
-from ekiden.kernels.gpu.tiled_product import SharedTile, TiledMatmulKernel
+from ekiden.kernels.gpu.product_factors import ProductFactors
+from ekiden.kernels.gpu.tiled_matmul import SharedTile, TiledMatmulKernel
 from ekiden.kernels.gpu.vector_access import vector_loop
 from ekiden.target import Target
 from ekiden.te.prim_func import wrap_in_allocations

@@ -26,7 +26,7 @@ from ekiden.kernels.quantized.word_panels import (
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, Stmt, seq
-from ekiden.topi.nn.nibbles import ROWS_PER_PANEL, VALUES_PER_WORD
+from ekiden.topi.nn.int4_dense import ROWS_PER_PANEL, VALUES_PER_WORD
 
 INT4_SPARE_REGISTERS = 4
 """Registers for unpacked words and the mask beside the accumulators."""

@@ -15,7 +15,7 @@ from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor
 from ekiden.kernels.micro_kernels.register_tiles import balanced_row_tiles, column_mask
 from ekiden.kernels.prim_builder import declare_parameters, product_of_dims, unflatten_row
-from ekiden.kernels.spaces.product import MAX_PRODUCT_TILE_ROWS
+from ekiden.kernels.spaces.batch_matmul import MAX_PRODUCT_TILE_ROWS
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq

@@ -59,8 +59,8 @@ from ekiden.target import Target
 from ekiden.te.range_checks import range_checks_of
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
-from ekiden.topi.cells import RecurrentCell, VectorMath
 from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
+from ekiden.topi.recurrent_cells import RecurrentCell, VectorMath
 
 DEFAULT_RECURRENT_LANES = 16
 """Hidden units per panel without a target."""

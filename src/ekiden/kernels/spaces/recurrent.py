@@ -18,9 +18,9 @@ from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending
 from ekiden.kernels.family import INT16_PAIR_SUMS, known_extent
 from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS
 from ekiden.kernels.quantized.int8_dot import dot_instruction_knobs
-from ekiden.kernels.spaces.product import MAX_PRODUCT_TILE_ROWS
+from ekiden.kernels.spaces.batch_matmul import MAX_PRODUCT_TILE_ROWS
 from ekiden.target import Target
-from ekiden.topi.cells import RecurrentCell
+from ekiden.topi.recurrent_cells import RecurrentCell
 
 
 def state_dtype(weight_dtype: str, cell: RecurrentCell) -> str:

@@ -32,7 +32,7 @@ from ekiden.relay.op.op import (
     MIXES_SCALES_ATTR,
 )
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     evaluation_order,
     lift_body_rewrite,
     map_functions,

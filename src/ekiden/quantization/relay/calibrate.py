@@ -15,7 +15,7 @@ from ekiden.quantization.relay.config import CALIBRATE_MODES, QAnnotateKind, QCo
 from ekiden.relay.expr import Call, Constant, Function, Tuple, const
 from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import evaluation_order, rewrite_graph
+from ekiden.relay.transform.language.scope_tree import evaluation_order, rewrite_graph
 from ekiden.runtime.errors import InputError
 
 __all__ = ["WEIGHT_RANGES", "collect_float_values", "set_quantization_steps"]

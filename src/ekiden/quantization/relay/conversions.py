@@ -17,7 +17,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Function, Tuple, TupleGetItem, Var
 from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import evaluation_order, rewrite_graph
+from ekiden.relay.transform.language.scope_tree import evaluation_order, rewrite_graph
 from ekiden.relay.visitor import free_vars
 from ekiden.runtime.errors import CompileError
 

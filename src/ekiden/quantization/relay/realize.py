@@ -18,11 +18,15 @@ from ekiden.quantization.relay.config import current_qconfig
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.qnn.config import requantize_config
-from ekiden.relay.qnn.rescale import dequantize, quantize
+from ekiden.relay.qnn.scale_conversion import dequantize, quantize
 from ekiden.relay.transform.graph.fold_constant import FoldConstant
 from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
+from ekiden.relay.transform.language.scope_tree import (
+    lift_body_rewrite,
+    map_functions,
+    rewrite_graph,
+)
 from ekiden.relay.transform.quantization.fake_quantization_to_integer import (
     FakeQuantizationToInteger,
 )

@@ -14,7 +14,7 @@ from ekiden.ir.type import Type
 from ekiden.relay.dataflow_pattern import pattern as p
 from ekiden.relay.dataflow_pattern.matcher import NodeMap, Users, build_user_map, find_match
 from ekiden.relay.expr import Call, Constant, Constructor, Function, Tuple, TupleGetItem, Var
-from ekiden.relay.transform.language.scopes import replace_children
+from ekiden.relay.transform.language.scope_tree import replace_children
 from ekiden.relay.visitor import children, post_order, vars_bound_by
 from ekiden.runtime.lazy_dataclass import dataclass
 

@@ -36,7 +36,6 @@ from ekiden.relay.gradient.helpers import (
 )
 from ekiden.relay.gradient.movement import divide_by_extent, divide_by_mask_count, divide_by_size
 from ekiden.relay.op.gradient import register_gradient
-from ekiden.relay.op.nn.geometry import AvgPool2DAttrs, Conv2DAttrs, MaxPool2DAttrs
 from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs, MatmulAttrs
 from ekiden.relay.op.nn.norm import (
     BatchNormAttrs,
@@ -44,6 +43,7 @@ from ekiden.relay.op.nn.norm import (
     InstanceNormAttrs,
     LayerNormAttrs,
 )
+from ekiden.relay.op.nn.window_attrs import AvgPool2DAttrs, Conv2DAttrs, MaxPool2DAttrs
 from ekiden.topi.dimensions import known_int
 
 Expr = RelayExpr

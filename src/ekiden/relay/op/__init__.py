@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 OPS.row_modules = OP_NODES.row_modules = {
     name: home for home, names in OPERATORS_BY_MODULE.items() for name in names.split()
 }
-register_deferred_modules([*OPERATORS_BY_MODULE, f"{__name__}.described"])
+register_deferred_modules([*OPERATORS_BY_MODULE, f"{__name__}.all_operators"])
 __all__ = [
     "OpImplementation",
     "OpSpecialization",

@@ -178,11 +178,11 @@ OPERATORS_BY_MODULE = {
         nn.conv1d_transpose nn.conv3d nn.conv3d_transpose nn.correlation nn.deformable_conv2d
         nn.modulated_deformable_conv2d
     """,
-    "ekiden.relay.op.nn.dense_int4": """
-        nn.contrib_dense_nibbles nn.contrib_dense_nibbles_pack
-    """,
     "ekiden.relay.op.nn.dot_product_attention": """
         nn.attention
+    """,
+    "ekiden.relay.op.nn.int4_dense": """
+        nn.contrib_dense_nibbles nn.contrib_dense_nibbles_pack
     """,
     "ekiden.relay.op.nn.matrix_products": """
         nn.batch_matmul nn.contrib_dense_pack nn.contrib_pack_weight nn.dense nn.matmul
@@ -278,7 +278,7 @@ OPERATORS_BY_MODULE = {
     "ekiden.relay.qnn.product": """
         qnn.batch_matmul qnn.conv2d qnn.conv2d_transpose qnn.dense
     """,
-    "ekiden.relay.qnn.rescale": """
+    "ekiden.relay.qnn.scale_conversion": """
         qnn.dequantize qnn.quantize qnn.requantize
     """,
     "ekiden.relay.qnn.simulated": """

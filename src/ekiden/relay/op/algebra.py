@@ -21,7 +21,7 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern, PrecisionPolicy
 from ekiden.relay.expr import Call, Expr, Tuple, TupleWrapper, const
 from ekiden.relay.op._declare import call_op, check_range, widen_for_numpy
-from ekiden.relay.op._inventory import declare_topi_op
+from ekiden.relay.op._declare_topi import declare_topi_op
 from ekiden.relay.op.broadcast import add, subtract, where
 from ekiden.relay.op.create import zeros_like
 from ekiden.relay.op.elementwise import exp, isinf, log, sqrt

@@ -12,7 +12,7 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.relay.op._declare import call_op, check_range
-from ekiden.relay.op._inventory import declare_topi_op
+from ekiden.relay.op._declare_topi import declare_topi_op
 from ekiden.topi.dimensions import Dim, Dims, as_shape, to_attr_dims
 from ekiden.topi.random import threefry_key as key_words
 

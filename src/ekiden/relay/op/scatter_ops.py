@@ -21,7 +21,7 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op._declare import call_op, check_indices, check_range
-from ekiden.relay.op._inventory import declare_topi_op
+from ekiden.relay.op._declare_topi import declare_topi_op
 from ekiden.relay.op.dynamic import (
     DynamicAttrs,
     call_dynamic,

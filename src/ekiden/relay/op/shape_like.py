@@ -15,7 +15,7 @@ from ekiden.ir.op import Array, OpPattern, PrecisionPolicy
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op._declare import call_op
-from ekiden.relay.op._inventory import declare_topi_op
+from ekiden.relay.op._declare_topi import declare_topi_op
 from ekiden.relay.op.broadcast import add
 from ekiden.relay.op.create import shape_of, zeros
 from ekiden.relay.op.elementwise import cast

@@ -21,7 +21,7 @@ from ekiden.ir.prim import AnyDim, IntImm
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call_op, check_tensors
-from ekiden.relay.op._inventory import declare_topi_op
+from ekiden.relay.op._declare_topi import declare_topi_op
 from ekiden.relay.op.dynamic import call_dynamic, constant_value
 from ekiden.relay.op.dynamic_select import DynTopKAttrs
 from ekiden.topi.dimensions import Dim, as_dim, as_ints

@@ -12,8 +12,8 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call_op
-from ekiden.relay.op._inventory import declare_topi_op
-from ekiden.runtime.text import STRING_TERMINATOR, decode_strings, encode_strings
+from ekiden.relay.op._declare_topi import declare_topi_op
+from ekiden.runtime.string_tensors import STRING_TERMINATOR, decode_strings, encode_strings
 from ekiden.topi.text import (
     INFINITE_SIGN,
     MAX_CASE_GROWTH,

@@ -17,11 +17,11 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
 if TYPE_CHECKING:
-    from ekiden.relay.packing import blocks, conv, nibbles, recurrent
+    from ekiden.relay.packing import block_quantized, conv, int4_dense, recurrent
 else:  # what few models have
     conv = LazyModule("ekiden.relay.packing.conv")
-    blocks = LazyModule("ekiden.relay.packing.blocks")
-    nibbles = LazyModule("ekiden.relay.packing.nibbles")
+    block_quantized = LazyModule("ekiden.relay.packing.block_quantized")
+    int4_dense = LazyModule("ekiden.relay.packing.int4_dense")
     recurrent = LazyModule("ekiden.relay.packing.recurrent")
 
 Pack: TypeAlias = Callable[[Call, Target], RelayExpr]
@@ -58,11 +58,11 @@ def _pack_int8_depthwise(call: Call, target: Target) -> RelayExpr:
 
 
 def _pack_int4_dense(call: Call, target: Target) -> Call:
-    return nibbles.pack_int4_dense(call, target)
+    return int4_dense.pack_int4_dense(call, target)
 
 
 def _pack_block_quantized(call: Call, target: Target) -> Call:
-    return blocks.pack_dense_blocks(call, target)
+    return block_quantized.pack_dense_blocks(call, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ the packed weight.
 
 
 def _take_from_packed(call: Call, product: Call) -> Call:
-    return blocks.take_from_packed_blocks(call, product)
+    return block_quantized.take_from_packed_blocks(call, product)
 
 
 WEIGHT_READERS: Mapping[str, tuple[int, Share]] = {"nn.take_blocks": (0, _take_from_packed)}

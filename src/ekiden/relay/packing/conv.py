@@ -36,7 +36,7 @@ from ekiden.kernels.spaces.winograd import (
 )
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs, ConvAttrs, ConvTransposeAttrs
+from ekiden.relay.op.nn.window_attrs import Conv2DAttrs, Conv3DAttrs, ConvAttrs, ConvTransposeAttrs
 from ekiden.relay.packing.common import (
     decision_names,
     num_rows,
@@ -47,7 +47,7 @@ from ekiden.relay.packing.common import (
 )
 from ekiden.relay.packing.dense import pack_int8_dense
 from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
-from ekiden.relay.transform.language.scopes import infer_local_type
+from ekiden.relay.transform.language.scope_tree import infer_local_type
 from ekiden.relay.transform.layout.convert_layout import emit_transpose
 from ekiden.target import Target
 from ekiden.topi.layout import transpose_axes

@@ -17,15 +17,15 @@ from ekiden.ir.dtype import int_range
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr, Tuple, const
-from ekiden.relay.op.nn.geometry import ConvAttrs
+from ekiden.relay.op.nn.window_attrs import ConvAttrs
 from ekiden.relay.op.op import (
     Types,
     register_fake_quantization_to_integer,
     register_optional_fake_quantization_to_integer,
 )
-from ekiden.relay.qnn import concat_pool_softmax, elementwise, product, rescale
+from ekiden.relay.qnn import concat_pool_softmax, elementwise, product, scale_conversion
 from ekiden.relay.qnn._declare import broadcast_qparam, call_qnn_op
-from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.call_rewrites import infer_new_types
 
 AffineResult = tuple[Expr, "TensorAffineType | TupleAffineType"]
 """Integer expression and its affine type."""
@@ -130,14 +130,16 @@ def _rank(expr: Expr) -> int:
 
 def _requantize(data: Expr, source: TensorAffineType, target: TensorAffineType, dtype: str) -> Call:
     steps = source.scale, source.zero_point, target.scale, target.zero_point
-    return rescale.requantize(data, *steps, axis=source.axis, out_dtype=dtype)
+    return scale_conversion.requantize(data, *steps, axis=source.axis, out_dtype=dtype)
 
 
 def _quantize_constant(number: Expr, like: TensorAffineType, axis: int = -1) -> Expr:
     """Quantise a float constant to the scale of an integer tensor."""
     if not isinstance(number, Constant):
         raise ValueError("an argument is neither dequantized nor constant")
-    return rescale.quantize(number, like.scale, like.zero_point, axis=axis, out_dtype=like.dtype)
+    return scale_conversion.quantize(
+        number, like.scale, like.zero_point, axis=axis, out_dtype=like.dtype
+    )
 
 
 # --- into and out of regions ----------------------------------------------------------------------
@@ -221,7 +223,7 @@ def _quantize_bound(end: Constant, data_type: TensorAffineType) -> int:
     if not isinstance(data_type.zero_point, Constant):
         raise ValueError("its zero point is not known")
     steps = data_type.scale.data.reshape(()), data_type.zero_point.data.reshape(())
-    return int(rescale.quantize_array(end.data, steps, out_dtype=data_type.dtype))
+    return int(scale_conversion.quantize_array(end.data, steps, out_dtype=data_type.dtype))
 
 
 def _quantize_bound_per_channel(end: Constant, data_type: TensorAffineType, rank: int) -> Expr:
@@ -229,7 +231,7 @@ def _quantize_bound_per_channel(end: Constant, data_type: TensorAffineType, rank
     kind = infer_new_types(data_type.scale).checked_type
     assert isinstance(kind, TensorType)
     repeated = op.broadcast_to(end, kind.shape)
-    quantized_ends = rescale.quantize(
+    quantized_ends = scale_conversion.quantize(
         repeated, data_type.scale, data_type.zero_point, axis=0, out_dtype=data_type.dtype
     )
     return broadcast_qparam(quantized_ends, kind, rank, data_type.axis)

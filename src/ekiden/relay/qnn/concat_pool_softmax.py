@@ -14,7 +14,7 @@ from ekiden.relay.expr import Call, Expr, Tuple, TupleGetItem, const
 from ekiden.relay.op._declare import call_shape_rule, check_attrs, check_tensors, raise_type_error
 from ekiden.relay.op.join import ConcatenateAttrs, to_tuple_expr
 from ekiden.relay.op.nn.activation import SoftmaxAttrs
-from ekiden.relay.op.nn.geometry import AvgPool2DAttrs, Ints, expand_padding, expand_per_axis
+from ekiden.relay.op.nn.window_attrs import AvgPool2DAttrs, Ints, expand_padding, expand_per_axis
 from ekiden.relay.qnn._declare import (
     INT8_DTYPES,
     QUANTIZED_DTYPES,
@@ -29,7 +29,7 @@ from ekiden.relay.qnn._declare import (
     saturate,
 )
 from ekiden.relay.qnn.elementwise import unary_relation
-from ekiden.relay.qnn.rescale import (
+from ekiden.relay.qnn.scale_conversion import (
     QuantParameter,
     QuantParams,
     Requantization,

@@ -37,7 +37,7 @@ from ekiden.relay.qnn._declare import (
     is_qparam_equal_to,
     saturate,
 )
-from ekiden.relay.qnn.rescale import (
+from ekiden.relay.qnn.scale_conversion import (
     QuantParams,
     Requantization,
     RequantizeAttrs,

@@ -32,7 +32,7 @@ from ekiden.relay.op import max as largest
 from ekiden.relay.op import min as smallest
 from ekiden.relay.op import sum as total
 from ekiden.relay.op._declare import call_op
-from ekiden.relay.op.nn.geometry import Conv2DAttrs, Ints, expand_padding, expand_per_axis
+from ekiden.relay.op.nn.window_attrs import Conv2DAttrs, Ints, expand_padding, expand_per_axis
 from ekiden.relay.op.reshaping import reshape
 from ekiden.relay.op.slice import strided_slice
 from ekiden.topi.nn.weights import DOT_WORD_CHANNELS

@@ -22,7 +22,8 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr
 from ekiden.relay.op._declare import check_attrs, check_tensors, raise_type_error
-from ekiden.relay.op.nn.geometry import (
+from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs, DenseAttrs
+from ekiden.relay.op.nn.window_attrs import (
     Conv2DAttrs,
     Conv2DTransposeAttrs,
     ConvAttrs,
@@ -31,7 +32,6 @@ from ekiden.relay.op.nn.geometry import (
     expand_padding,
     expand_per_axis,
 )
-from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs, DenseAttrs
 from ekiden.relay.qnn import int8_lowering
 from ekiden.relay.qnn._declare import (
     INT8_DTYPES,

@@ -26,7 +26,7 @@ from ekiden.relay.qnn._declare import (
     integer_limits,
     unify_axis_extent,
 )
-from ekiden.relay.qnn.rescale import round_half_away, round_half_away_array
+from ekiden.relay.qnn.scale_conversion import round_half_away, round_half_away_array
 from ekiden.topi.nn.qnn import SQNN_DTYPE_TO_CODE as CODES
 
 

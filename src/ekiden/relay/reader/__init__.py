@@ -38,7 +38,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.type import FuncType
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.lexer import SourceText
-from ekiden.relay.reader.place import SourceLocation
+from ekiden.relay.reader.source_location import SourceLocation
 from ekiden.relay.reader.statements import StatementTranslator
 from ekiden.relay.type_infer import infer_type
 from ekiden.runtime.errors import TypeInferenceError

@@ -19,7 +19,7 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, Function, If, Let, Tuple, Var, const
 from ekiden.relay.lexer import SourceText, tokenize
-from ekiden.relay.reader.place import SourceLocation
+from ekiden.relay.reader.source_location import SourceLocation
 from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.type_parser import TypeParser
 from ekiden.runtime.errors import EkidenError, ParseError, TypeInferenceError

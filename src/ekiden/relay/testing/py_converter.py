@@ -42,7 +42,7 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.transform.graph.simplify_inference import SimplifyInference
-from ekiden.relay.transform.language.scopes import RelayScope, find_scopes
+from ekiden.relay.transform.language.scope_tree import RelayScope, find_scopes
 from ekiden.relay.values import ConstructorValue, RefValue
 from ekiden.runtime import ADT
 from ekiden.runtime.errors import RunError

@@ -48,8 +48,13 @@ from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import AllocTensorAttrs, alloc_storage, alloc_tensor
 from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.fusion.kernel_order import KernelOrder
-from ekiden.relay.transform.language.chains import LetBinding, LetChain, called_op_name, map_chains
-from ekiden.relay.transform.language.scopes import bodies, lift_body_rewrite, replace_children
+from ekiden.relay.transform.language.let_chains import (
+    LetBinding,
+    LetChain,
+    called_op_name,
+    map_chains,
+)
+from ekiden.relay.transform.language.scope_tree import bodies, lift_body_rewrite, replace_children
 from ekiden.relay.transform.memory.offset_assignment import ARENA_ALIGNMENT_BYTES, assign_offsets
 from ekiden.relay.transform.memory.storage_in_place import merge_in_place
 from ekiden.relay.transform.memory.storage_lifetimes import (

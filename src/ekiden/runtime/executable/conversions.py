@@ -20,7 +20,7 @@ from ekiden.runtime.artifact.metadata import (
 )
 from ekiden.runtime.errors import EkidenError, InputError, RunError
 from ekiden.runtime.executable.closures import vm_argument
-from ekiden.runtime.text import decode_strings, encode_strings
+from ekiden.runtime.string_tensors import decode_strings, encode_strings
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -30,7 +30,7 @@ from ekiden.runtime.artifact.metadata import (
 )
 from ekiden.runtime.cached_property import cached_property
 from ekiden.runtime.compiler_import import compiler_module
-from ekiden.runtime.devices.named import devices_without_driver
+from ekiden.runtime.devices.device_constructors import devices_without_driver
 from ekiden.runtime.errors import ExportError, InputError, MissingSymbolError, RunError
 from ekiden.runtime.executable.formats import ARTIFACT_SUFFIX, MODEL_FILE_KINDS
 from ekiden.runtime.executable.state import make_program_state

@@ -92,4 +92,4 @@ def _is_importable_model(path: Path) -> bool:
     """Return whether the compiler imports the file; without the compiler, no file is a model."""
     if find_spec("ekiden.frontend") is None:
         return False
-    return bool(load_module("ekiden.frontend.table").is_model_file(path))
+    return bool(load_module("ekiden.frontend.registry").is_model_file(path))

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from ekiden.runtime.binding._core import ADT, Device, Tensor, tensor
-from ekiden.runtime.devices.named import ForeignDevice
+from ekiden.runtime.devices.device_constructors import ForeignDevice
 from ekiden.runtime.errors import InputError, UnsupportedError
 from ekiden.runtime.executor.aot_executor import RemoteModule
 from ekiden.runtime.profile.timing import BenchmarkResult

@@ -9,7 +9,10 @@ from ekiden.runtime.binding._core import Executable
 
 
 class Upgrade(Protocol):
-    """Upgrade of a running program to faster kernels; `ekiden.compiler.tiers` implements it."""
+    """Upgrade of a running program to faster kernels.
+
+    `ekiden.compiler.tiered_execution` implements it.
+    """
 
     @property
     def tiers(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.dimensions import are_equal_dims, as_dim, simplify_dim
-from ekiden.topi.linalg.rows import (
+from ekiden.topi.linalg.row_matrix import (
     RowMatrix,
     batched_shapes,
     iter_batch,

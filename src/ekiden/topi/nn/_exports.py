@@ -4,10 +4,10 @@ EXPORTED_NAMES = {
     "activation": """
         bias_add leaky_relu prelu relu
     """,
-    "bits": """
+    "bit_planes": """
         bitpack
     """,
-    "blocks": """
+    "block_quantized": """
         dense_blocks dense_blocks_pack take_blocks take_blocks_pack
     """,
     "conv_layouts": """
@@ -26,6 +26,9 @@ EXPORTED_NAMES = {
     "dot_product_attention": """
         attention
     """,
+    "int4_dense": """
+        dense_nibbles dense_nibbles_pack
+    """,
     "loss": """
         cross_entropy cross_entropy_with_logits nll_loss
     """,
@@ -35,9 +38,6 @@ EXPORTED_NAMES = {
     "matrix_products": """
         batch_matmul dense dense_pack matmul pack_weight
     """,
-    "nibbles": """
-        dense_nibbles dense_nibbles_pack
-    """,
     "norm": """
         batch_norm group_norm instance_norm l2_normalize layer_norm lrn rms_norm
         scale_shift_nchw scale_shift_nhwc
@@ -45,7 +45,7 @@ EXPORTED_NAMES = {
     "padding": """
         mirror_pad pad
     """,
-    "pages": """
+    "paged_kv_cache": """
         paged_attention write_pages
     """,
     "pool": """
@@ -57,7 +57,7 @@ EXPORTED_NAMES = {
     "softmax_stages": """
         fast_softmax log_softmax softmax
     """,
-    "space": """
+    "space_depth_transforms": """
         batch_to_space_nd depth_to_space dilate fifo_buffer flatten space_to_batch_nd
         space_to_depth
     """,

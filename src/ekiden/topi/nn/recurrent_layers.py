@@ -12,9 +12,9 @@ from ekiden.te import Tensor
 from ekiden.te.range_checks import RANGE_CHECKS_ATTR_KEY, range_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.cells import RecurrentCell
 from ekiden.topi.dimensions import as_dim, ceil_div, simplify_dim
 from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
+from ekiden.topi.recurrent_cells import RecurrentCell
 
 
 def packed_recurrent_shape(

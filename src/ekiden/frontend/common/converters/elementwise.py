@@ -20,8 +20,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ekiden.frontend.common import arithmetic as rules
-from ekiden.frontend.common.arithmetic import Rule
+from ekiden.frontend.common import constant_folding as rules
+from ekiden.frontend.common.constant_folding import Rule
 from ekiden.frontend.common.float_functions import (
     atan2,
     clamped_shift,

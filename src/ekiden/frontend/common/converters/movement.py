@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from ekiden.frontend.common.arithmetic import MAX_FOLDED_ELEMENTS
 from ekiden.frontend.common.composite_ops import broadcast_args
+from ekiden.frontend.common.constant_folding import MAX_FOLDED_ELEMENTS
 from ekiden.frontend.common.converters.resize import resize
 from ekiden.frontend.common.dynamic_reshape import may_infer_extent, reshape_to_data
 from ekiden.frontend.common.dynamic_squeeze import emit_squeeze_all
@@ -21,7 +21,7 @@ from ekiden.frontend.common.matmul import batched_take
 from ekiden.frontend.common.node import AttributeNode, Result
 from ekiden.frontend.common.non_max_suppression import non_max_suppression, pad_selected
 from ekiden.frontend.common.segment_reduce import segment_reduce
-from ekiden.frontend.common.subscript import MASK_NAMES, Subscript
+from ekiden.frontend.common.strided_slice import MASK_NAMES, Subscript
 from ekiden.frontend.common.value import known_value
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common import constant_folding as rules
 from ekiden.frontend.common.composite_ops import mean
 from ekiden.frontend.common.node import AttributeNode
 from ekiden.ir import prim

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ekiden.frontend.common import gather_scatter
-from ekiden.frontend.common.arithmetic import MAX_FOLDED_ELEMENTS
+from ekiden.frontend.common.constant_folding import MAX_FOLDED_ELEMENTS
 from ekiden.frontend.common.dynamic_slices import (
     clamp_start,
     dynamic_slice_axis,

@@ -10,8 +10,8 @@ from jaxlib.mlir import ir
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant_value
-from ekiden.frontend.jax.converters.sorting import dynamic_top_k, mhlo_top_k
-from ekiden.frontend.jax.converters.windows import dynamic_reduce_window
+from ekiden.frontend.jax.converters.reduce_window import dynamic_reduce_window
+from ekiden.frontend.jax.converters.sort import dynamic_top_k, mhlo_top_k
 from ekiden.frontend.jax.node import (
     ImportedValues,
     StablehloNode,

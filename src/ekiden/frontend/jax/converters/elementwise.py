@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common import arithmetic
 from ekiden.frontend.common import complex_arithmetic as complexes
-from ekiden.frontend.common.arithmetic import Rule
+from ekiden.frontend.common import constant_folding
 from ekiden.frontend.common.complex_arithmetic import (
     complex_divide,
     complex_multiply,
     emit_complex_exp,
 )
+from ekiden.frontend.common.constant_folding import Rule
 from ekiden.frontend.common.converters import stablehlo as shared
 from ekiden.frontend.common.converters.elementwise import ElementwiseRow as Elementwise
 from ekiden.frontend.common.converters.elementwise import elementwise_rows
@@ -164,16 +164,16 @@ def _not_rule(inputs: Sequence[Array]) -> Array | None:
         return None
     if inputs[0].dtype not in (np.object_, np.bool_):
         return np.invert(inputs[0])
-    return arithmetic.logical_not(inputs)
+    return constant_folding.logical_not(inputs)
 
 
 _COMPARISONS: Mapping[str, tuple[BinaryFunction, Rule]] = {
-    "EQ": (op.equal, arithmetic.equal),
-    "NE": (op.not_equal, arithmetic.not_equal),
-    "LT": (op.less, arithmetic.less),
-    "LE": (op.less_equal, arithmetic.less_equal),
-    "GT": (op.greater, arithmetic.greater),
-    "GE": (op.greater_equal, arithmetic.greater_equal),
+    "EQ": (op.equal, constant_folding.equal),
+    "NE": (op.not_equal, constant_folding.not_equal),
+    "LT": (op.less, constant_folding.less),
+    "LE": (op.less_equal, constant_folding.less_equal),
+    "GT": (op.greater, constant_folding.greater),
+    "GE": (op.greater_equal, constant_folding.greater_equal),
 }
 
 
@@ -218,23 +218,23 @@ def _clamp(node: StablehloNode) -> Expr:
 
 def _clamp_rule(inputs: Sequence[Array]) -> Array | None:
     low, x, high = inputs
-    raised = arithmetic.maximum([x, low])
-    return None if raised is None else arithmetic.minimum([raised, high])
+    raised = constant_folding.maximum([x, low])
+    return None if raised is None else constant_folding.minimum([raised, high])
 
 
 def _remainder_rule(inputs: Sequence[Array]) -> Array | None:
     if all(i.dtype != np.object_ for i in inputs):
         # A divisor of 0 is undefined in a known shape computation; 1 keeps NumPy from warning.
         return np.asarray(np.fmod(inputs[0], np.where(inputs[1] == 0, 1, inputs[1])))
-    lifted = [arithmetic.to_expr_elements(i) for i in inputs]
+    lifted = [constant_folding.to_expr_elements(i) for i in inputs]
     if any(is_float(e.dtype) for i in lifted for e in i.ravel()):
         return None
-    return np.asarray(np.frompyfunc(arithmetic.truncated_mod, 2, 1)(*lifted), object)
+    return np.asarray(np.frompyfunc(constant_folding.truncated_mod, 2, 1)(*lifted), object)
 
 
 def _bool_rule(numeric: Callable[..., Array], symbolic: Callable[..., object]) -> Rule:
     """Return a folding rule: bitwise on numbers, logical on symbolic conditions."""
-    rule = arithmetic.elementwise_rule(numeric, symbolic)
+    rule = constant_folding.elementwise_rule(numeric, symbolic)
 
     def apply_to_bools(inputs: Sequence[Array]) -> Array | None:
         lifted = [e for i in inputs if i.dtype == np.object_ for e in i.ravel()]
@@ -246,8 +246,10 @@ def _bool_rule(numeric: Callable[..., Array], symbolic: Callable[..., object]) -
 _and_rule = _bool_rule(np.bitwise_and, prim.logical_and)
 _or_rule = _bool_rule(np.bitwise_or, lambda a, b: prim.fold_binary(prim.Or, a, b))
 _xor_rule = _bool_rule(np.bitwise_xor, lambda a, b: prim.fold_binary(prim.NE, a, b))
-_sign_rule = arithmetic.elementwise_rule(np.sign, lambda x: prim.maximum(prim.minimum(x, 1), -1))
-_abs_rule = arithmetic.elementwise_rule(np.abs, lambda x: prim.maximum(x, -x))
+_sign_rule = constant_folding.elementwise_rule(
+    np.sign, lambda x: prim.maximum(prim.minimum(x, 1), -1)
+)
+_abs_rule = constant_folding.elementwise_rule(np.abs, lambda x: prim.maximum(x, -x))
 
 
 _FOLDING_RULES: Mapping[str, Rule] = {
@@ -302,7 +304,7 @@ ROWS: tuple[StablehloRow, ...] = (
     StablehloRow("stablehlo.popcnt",                 _popcount),
     StablehloRow("stablehlo.count_leading_zeros",    _count_leading_zeros),
     StablehloRow("stablehlo.divide",                 _binary_converter(shared.divide),
-        _ignore_node_rule(arithmetic.divide), make_complex_rule=binary_rule(complex_divide)),
+        _ignore_node_rule(constant_folding.divide), make_complex_rule=binary_rule(complex_divide)),
     StablehloRow("stablehlo.remainder",              _binary_converter(shared.remainder),
         _ignore_node_rule(_remainder_rule)),
     StablehloRow("stablehlo.power",
@@ -314,9 +316,9 @@ ROWS: tuple[StablehloRow, ...] = (
     StablehloRow("stablehlo.compare", _compare, _compare_rule,
         make_complex_rule=custom_complex_rule(complex_compare)),
     StablehloRow("stablehlo.select",                 _select,
-        _ignore_node_rule(arithmetic.where), make_complex_rule=per_part_rule),
+        _ignore_node_rule(constant_folding.where), make_complex_rule=per_part_rule),
     StablehloRow("stablehlo.clamp",                  _clamp, _ignore_node_rule(_clamp_rule)),
     StablehloRow("stablehlo.convert",                _convert,
-        lambda node: arithmetic.cast_rule(node.out_dtype()), make_complex_rule=convert_rule),
+        lambda node: constant_folding.cast_rule(node.out_dtype()), make_complex_rule=convert_rule),
 )
 # fmt: on

@@ -8,7 +8,7 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 
 from ekiden.frontend.common.complex_arithmetic import complex_divide
-from ekiden.frontend.common.matrices import transpose_matrix
+from ekiden.frontend.common.linalg import transpose_matrix
 from ekiden.frontend.jax.node import (
     ComplexPair,
     Converter,

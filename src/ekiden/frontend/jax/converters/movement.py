@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common import arithmetic, data_dependent_dims
-from ekiden.frontend.common.arithmetic import MAX_FOLDED_ELEMENTS, Rule
+from ekiden.frontend.common import constant_folding, data_dependent_dims
+from ekiden.frontend.common.constant_folding import MAX_FOLDED_ELEMENTS, Rule
 from ekiden.frontend.common.converters import stablehlo as shared
 from ekiden.frontend.common.dynamic_slices import dynamic_slice_axis, xla_pad
 from ekiden.frontend.common.node import Result
@@ -129,7 +129,7 @@ def _concatenate(node: StablehloNode) -> Expr:
 
 
 def _concatenate_rule(node: StablehloNode) -> Rule:
-    return partial(arithmetic.concat_elements, axis=node.int_attribute("dimension"))
+    return partial(constant_folding.concat_elements, axis=node.int_attribute("dimension"))
 
 
 def _get_dimension_size(node: StablehloNode) -> Result:

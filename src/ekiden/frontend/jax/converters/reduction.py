@@ -15,7 +15,11 @@ from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.reducers import REDUCTION_OPS
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.jax.converters.bodies import apply_body, canonical_body_text, match_reducer
+from ekiden.frontend.jax.converters.reduction_bodies import (
+    apply_body,
+    canonical_body_text,
+    match_reducer,
+)
 from ekiden.frontend.jax.node import (
     ComplexPair,
     ComplexRule,

@@ -36,7 +36,7 @@ ROWS = {
         com.microsoft:BeamSearch com.microsoft:GreedySearch com.microsoft:Sampling
         com.microsoft:WhisperBeamSearch
     """,
-    "control": """
+    "control_flow": """
         If Loop Scan
     """,
     "convolution": """
@@ -51,6 +51,10 @@ ROWS = {
     """,
     "experimental": """
         Affine Crop ImageScaler ParametricSoftplus ScaledTanh
+    """,
+    "gather_scatter": """
+        Compress GatherND MaxUnpool NonZero ReverseSequence Scatter ScatterElements ScatterND
+        TensorScatter TopK Unique
     """,
     "image": """
         AffineGrid Col2Im DeformConv GridSample NonMaxSuppression RoiAlign
@@ -77,10 +81,6 @@ ROWS = {
         BatchNormalization Dropout GroupNormalization Hardmax InstanceNormalization LRN
         LayerNormalization LogSoftmax LpNormalization MeanVarianceNormalization RMSNormalization
         Softmax
-    """,
-    "placing": """
-        Compress GatherND MaxUnpool NonZero ReverseSequence Scatter ScatterElements ScatterND
-        TensorScatter TopK Unique
     """,
     "pool": """
         AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool
@@ -113,7 +113,7 @@ ROWS = {
     "signal": """
         DFT MelWeightMatrix STFT
     """,
-    "text": """
+    "strings": """
         RegexFullMatch StringConcat StringNormalizer StringSplit
     """,
     "training": """

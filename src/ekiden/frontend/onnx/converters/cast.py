@@ -9,7 +9,7 @@ import numpy as np
 from ekiden._lazy import LazyModule
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.messages import onnx
+from ekiden.frontend.onnx.lazy_onnx import onnx
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.dtype import SMALL_FLOATS, to_numpy
 from ekiden.relay import op
@@ -17,9 +17,9 @@ from ekiden.relay.expr import Expr, const
 from ekiden.tir.small_types import E8M0_SCALE_DTYPE
 
 if TYPE_CHECKING:
-    from ekiden.frontend.onnx.converters import text_numbers
+    from ekiden.frontend.onnx.converters import string_number_casts
 else:
-    text_numbers = LazyModule("ekiden.frontend.onnx.converters.text_numbers")
+    string_number_casts = LazyModule("ekiden.frontend.onnx.converters.string_number_casts")
 
 
 def saturating_cast(node: OnnxNode, data: Expr, dtype: str) -> Expr:
@@ -83,7 +83,7 @@ def _convert_dtype(node: OnnxNode, dtype: str) -> Expr | Value:
 
 def _cast(node: OnnxNode) -> Expr | Value:
     if node.get_int("to") == onnx.TensorProto.STRING:
-        return text_numbers.format_numbers(node)
+        return string_number_casts.format_numbers(node)
     return _convert_dtype(node, from_onnx_dtype(node.get_int("to")))
 
 

@@ -14,7 +14,22 @@ import numpy as np
 
 from ekiden.frontend.common.loop import CollectedSlices, Iteration, Loop, stack_slices
 from ekiden.frontend.common.value import Value
+from ekiden.frontend.onnx.converters.beam_search_scores import (
+    BEAM_STATE_FIELDS,
+    BeamState,
+    LogitsProcessor,
+    SearchParameters,
+    SentenceScorer,
+    initial_beams,
+    process_scores,
+)
 from ekiden.frontend.onnx.converters.contrib import make_contrib_row
+from ekiden.frontend.onnx.converters.logits_processors import (
+    TimestampRules,
+    forced_token_processor,
+    presence_processor,
+    temperature_processor,
+)
 from ekiden.frontend.onnx.converters.random import seeded_generator
 from ekiden.frontend.onnx.converters.search_decoders import (
     EncoderDecoder,
@@ -23,21 +38,6 @@ from ekiden.frontend.onnx.converters.search_decoders import (
     WhisperDecoder,
     bind_with_shared_subexprs,
     required_subgraph,
-)
-from ekiden.frontend.onnx.converters.search_processors import (
-    TimestampRules,
-    forced_token_processor,
-    presence_processor,
-    temperature_processor,
-)
-from ekiden.frontend.onnx.converters.search_scores import (
-    BEAM_STATE_FIELDS,
-    BeamState,
-    LogitsProcessor,
-    SearchParameters,
-    SentenceScorer,
-    initial_beams,
-    process_scores,
 )
 from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.ir.prim import GE, GT, PrimExpr, fold_binary

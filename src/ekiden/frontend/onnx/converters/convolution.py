@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ekiden.frontend.common.converters.window import emit_convolution
 from ekiden.frontend.common.sliding_window import Window
-from ekiden.frontend.onnx.converters.byte_products import QuantizedConv2d
+from ekiden.frontend.onnx.converters.int8_products import QuantizedConv2d
 from ekiden.frontend.onnx.converters.window import (
     AUTO_PAD_MODES,
     auto_pad,

@@ -10,14 +10,14 @@ import numpy as np
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.sequence_value import MapValue
-from ekiden.frontend.common.text_value import StringValue, flatten_strings, to_string_value
+from ekiden.frontend.common.string_value import StringValue, flatten_strings, to_string_value
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.dtype import int_range, is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
-from ekiden.runtime.text import encode_strings, sort_strings
+from ekiden.runtime.string_tensors import encode_strings, sort_strings
 from ekiden.topi.dimensions import Shape, known_int
 
 ML_DOMAIN = "ai.onnx.ml"

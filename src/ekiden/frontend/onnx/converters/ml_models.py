@@ -17,7 +17,13 @@ from ekiden.frontend.onnx.converters.ml_features import (
     read_matrix,
 )
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
-from ekiden.frontend.onnx.trees import BRANCH_MODES, MEMBER, BranchNodes, ForestTables, build_forest
+from ekiden.frontend.onnx.tree_ensembles import (
+    BRANCH_MODES,
+    MEMBER,
+    BranchNodes,
+    ForestTables,
+    build_forest,
+)
 from ekiden.ir.op import Array
 from ekiden.ir.prim import GT, IntImm, fold_binary
 from ekiden.relay import op

@@ -16,7 +16,7 @@ from itertools import accumulate
 import numpy as np
 
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.converters.axis import (
+from ekiden.frontend.onnx.converters.runtime_axes import (
     is_runtime_input,
     normalize_runtime_axes,
     switch_on_axis,

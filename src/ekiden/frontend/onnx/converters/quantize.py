@@ -17,15 +17,15 @@ import numpy as np
 
 from ekiden.frontend.common.composite_ops import append_unit_axes
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.converters.byte_products import (
+from ekiden.frontend.onnx.converters.cast import saturating_cast
+from ekiden.frontend.onnx.converters.convolution import convert_conv
+from ekiden.frontend.onnx.converters.int8_products import (
     QuantizedConv2d,
     QuantizedTensor,
     is_int8_convolution,
     is_int8_product,
     quantized_dense,
 )
-from ekiden.frontend.onnx.converters.cast import saturating_cast
-from ekiden.frontend.onnx.converters.convolution import convert_conv
 from ekiden.frontend.onnx.converters.linear import convert_matmul
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow

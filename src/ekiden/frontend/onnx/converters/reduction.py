@@ -16,7 +16,7 @@ import numpy as np
 from ekiden.frontend.common.converters.reduction import reduction_rows
 from ekiden.frontend.common.data_dependent_dims import to_named_dims
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.converters.axis import is_runtime_input, normalize_runtime_axes
+from ekiden.frontend.onnx.converters.runtime_axes import is_runtime_input, normalize_runtime_axes
 from ekiden.frontend.onnx.node import Converter, OnnxNode, OnnxRow
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import EQ, fold_binary

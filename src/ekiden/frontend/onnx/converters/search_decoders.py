@@ -12,9 +12,9 @@ import numpy as np
 
 from ekiden.frontend.common import data_dependent_dims
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.converters.search_scores import SearchParameters
+from ekiden.frontend.onnx.converters.beam_search_scores import SearchParameters
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.messages import onnx
+from ekiden.frontend.onnx.lazy_onnx import onnx
 from ekiden.frontend.onnx.node import OnnxNode
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op

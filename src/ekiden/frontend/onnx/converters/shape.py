@@ -1,9 +1,9 @@
 """ONNX shape operators: reshapes, broadcasts, ranges and constants.
 
-A shape that is computed from dimensions is a value of the importer (shape_value), not a tensor of
-the program: Shape, Gather, Mul and Concat before a Reshape leave only expressions. Where the shape
-depends on run-time data it is a tensor, and its unknown extents get symbolic names where it is
-used.
+A shape that is computed from dimensions is a value of the importer (shape_evaluation), not a
+tensor of the program: Shape, Gather, Mul and Concat before a Reshape leave only expressions. Where
+the shape depends on run-time data it is a tensor, and its unknown extents get symbolic names where
+it is used.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ekiden.frontend.common.dynamic_reshape import reshape_to_data
 from ekiden.frontend.common.dynamic_squeeze import emit_drop_axes, emit_squeeze_all
 from ekiden.frontend.common.exact_integers import exact_integer
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.text_value import string_constant
+from ekiden.frontend.common.string_value import string_constant
 from ekiden.frontend.common.value import Value, constant_value
-from ekiden.frontend.onnx.converters.axis import is_runtime_input
+from ekiden.frontend.onnx.converters.runtime_axes import is_runtime_input
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
-from ekiden.frontend.onnx.shape_value import (
+from ekiden.frontend.onnx.shape_evaluation import (
     check_range_step,
     check_reshape_target,
     normalize_axes,

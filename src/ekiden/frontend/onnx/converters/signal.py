@@ -20,7 +20,7 @@ from ekiden.frontend.common.dft import (
     has_dft,
 )
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.converters.axis import is_runtime_input, switch_on_axis
+from ekiden.frontend.onnx.converters.runtime_axes import is_runtime_input, switch_on_axis
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.op import Array

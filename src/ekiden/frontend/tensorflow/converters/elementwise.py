@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common import constant_folding as rules
 from ekiden.frontend.common.composite_ops import bucketize
 from ekiden.frontend.common.converters.elementwise import elementwise_rows, floor_div_rule, select
 from ekiden.frontend.common.node import Result

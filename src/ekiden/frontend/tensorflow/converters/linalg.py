@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ekiden.frontend.common import matrices
-from ekiden.frontend.common.matrices import LuFactors, transpose_matrix
+from ekiden.frontend.common import linalg
+from ekiden.frontend.common.linalg import LuFactors, transpose_matrix
 from ekiden.frontend.tensorflow.node import TensorflowNode, TensorflowRow
 from ekiden.ir.prim import minimum
 from ekiden.relay import op
@@ -35,7 +35,7 @@ def _inverse(node: TensorflowNode) -> Expr:
     matrix, shape, dtype = _matrix_input(node)
     if node.bool_attribute("adjoint"):
         matrix = transpose_matrix(matrix, len(shape))
-    return _factor_nonsingular(node, matrix).solve(matrices.identity_matrix(shape, dtype), shape)
+    return _factor_nonsingular(node, matrix).solve(linalg.identity_matrix(shape, dtype), shape)
 
 
 def _solve(node: TensorflowNode) -> Expr:
@@ -60,12 +60,12 @@ def _cholesky(node: TensorflowNode) -> Expr:
     # TensorFlow raises for a matrix that is not positive definite; LAPACK's info tells the minor.
     factor, info = TupleGetItem(decomposition, 0), TupleGetItem(decomposition, 1)
     subject = "Cholesky: the leading minor of order"
-    return op.linalg.checked(factor, info, subject, matrices.NOT_POSITIVE_DEFINITE_MESSAGE)
+    return op.linalg.checked(factor, info, subject, linalg.NOT_POSITIVE_DEFINITE_MESSAGE)
 
 
 def _qr(node: TensorflowNode) -> list[Expr]:
     matrix, shape, _ = _matrix_input(node)
-    return list(matrices.qr_decomposition(matrix, shape, node.bool_attribute("full_matrices")))
+    return list(linalg.qr_decomposition(matrix, shape, node.bool_attribute("full_matrices")))
 
 
 def _svd(node: TensorflowNode) -> list[Expr]:
@@ -84,12 +84,12 @@ def _eigh(node: TensorflowNode) -> list[Expr]:
 
 def _determinant(node: TensorflowNode) -> Expr:
     matrix, shape, dtype = _matrix_input(node)
-    return matrices.lu_determinant(LuFactors.factorize(matrix), shape, dtype)
+    return linalg.lu_determinant(LuFactors.factorize(matrix), shape, dtype)
 
 
 def _log_determinant(node: TensorflowNode) -> list[Expr]:
     matrix, shape, dtype = _matrix_input(node)
-    return list(matrices.lu_slogdet(LuFactors.factorize(matrix), shape, dtype))
+    return list(linalg.lu_slogdet(LuFactors.factorize(matrix), shape, dtype))
 
 
 def _single_diagonal(node: TensorflowNode) -> int:
@@ -135,7 +135,7 @@ def _diag_part(node: TensorflowNode) -> Expr:
     smaller = simplify_dim(minimum(*shape[-2:]))
     if not are_equal_dims(*shape[-2:]):
         data = op.strided_slice(data, [0, 0], to_attr_dims((smaller, smaller)), axes=[-2, -1])
-    return matrices.matrix_diagonal(data, (*shape[:-2], smaller, smaller), node.dtype(0))
+    return linalg.matrix_diagonal(data, (*shape[:-2], smaller, smaller), node.dtype(0))
 
 
 # fmt: off

@@ -8,8 +8,8 @@ import numpy as np
 
 from ekiden.frontend.common.converters import window as shared
 from ekiden.frontend.common.converters.normalization import batch_norm, local_response_norm
+from ekiden.frontend.common.linalg import transpose_matrix
 from ekiden.frontend.common.matmul import broadcast_matmul
-from ekiden.frontend.common.matrices import transpose_matrix
 from ekiden.frontend.common.recurrent_cells import lstm_gate, lstm_step
 from ekiden.frontend.common.sliding_window import Window, pad_window, same_padding_window
 from ekiden.frontend.tensorflow.node import Converter, TensorflowNode, TensorflowRow

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common import constant_folding as rules
 from ekiden.frontend.common.converters.elementwise import elementwise_rows, floor_div_rule, select
 from ekiden.frontend.common.float_functions import gelu, saturating_cast
 from ekiden.frontend.tflite.converters import integer_elementwise as integer

@@ -28,7 +28,7 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.relay.qnn.rescale import to_fixed_point
+from ekiden.relay.qnn.scale_conversion import to_fixed_point
 
 
 def _left_shift_bits(result: QuantParams) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ekiden.frontend.common.converters import window as shared
-from ekiden.frontend.tflite.converters.rows import flatten_rows, restore_leading_axes
+from ekiden.frontend.tflite.converters.matmul_rows import flatten_rows, restore_leading_axes
 from ekiden.frontend.tflite.converters.window import (
     ConvGeometry,
     read_pool_window,
@@ -29,7 +29,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
 from ekiden.relay.qnn.int8_lowering import product_in_float32
-from ekiden.relay.qnn.rescale import round_half_away
+from ekiden.relay.qnn.scale_conversion import round_half_away
 
 ScaledProduct = Callable[[Expr, Array], Expr]
 """Sums, what they are multiplied by -> int32."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ekiden.frontend.tflite import gemmlowp
-from ekiden.frontend.tflite.converters.states import (
+from ekiden.frontend.tflite.converters.recurrent_state import (
     read_optional_input,
     run_steps,
     to_operator_order,

@@ -22,7 +22,7 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.relay.qnn.rescale import (
+from ekiden.relay.qnn.scale_conversion import (
     multiply_fixed_point_array,
     multiply_fixed_point_int,
     to_fixed_point,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common import arithmetic as rules
-from ekiden.frontend.common.arithmetic import concat_elements
+from ekiden.frontend.common import constant_folding as rules
+from ekiden.frontend.common.constant_folding import concat_elements
 from ekiden.frontend.common.converters import movement as shared
 from ekiden.frontend.common.converters.resize import resize
 from ekiden.frontend.common.node import Result

@@ -23,7 +23,7 @@ from ekiden.frontend.common.recurrent_cells import (
     normalize_last_axis,
 )
 from ekiden.frontend.tflite.converters import integer_recurrent as integers
-from ekiden.frontend.tflite.converters.states import (
+from ekiden.frontend.tflite.converters.recurrent_state import (
     read_optional_input,
     run_steps,
     to_operator_order,

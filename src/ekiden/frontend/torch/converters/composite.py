@@ -12,7 +12,7 @@ from typing import Any
 from ekiden.frontend.common.float_functions import log1p
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex_rules import per_part_rule
-from ekiden.frontend.torch.converters import convolution, movement, norm, pointwise
+from ekiden.frontend.torch.converters import convolution, elementwise, movement, norm
 from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode, Operand
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
@@ -25,7 +25,7 @@ ConverterResult = Any
 """What the converter of another operator gives."""
 
 PRIMITIVE_CONVERTERS: dict[str, Callable[..., ConverterResult]] = {
-    row[0]: row[1] for family in (convolution, movement, norm, pointwise) for row in family.ROWS
+    row[0]: row[1] for family in (convolution, movement, norm, elementwise) for row in family.ROWS
 }
 """The operators that these are made of."""
 
@@ -187,7 +187,7 @@ ROWS: tuple[ConverterRow, ...] = (
     ("batch_norm", _batch_norm),
     ("layer_norm", _layer_norm),
     ("group_norm", _group_norm),
-    *((name, pointwise.identity_cast, per_part_rule) for name in (  # outside of training
+    *((name, elementwise.identity_cast, per_part_rule) for name in (  # outside of training
         "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")),
     *((name, _to) for name in (
         "to.dtype", "to.device", "to.dtype_layout", "to.other", "type_as")),

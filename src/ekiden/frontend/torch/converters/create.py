@@ -8,7 +8,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex_rules import custom_complex_rule
 from ekiden.frontend.torch.converters import complex as of_complex
 from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode, Operand
-from ekiden.frontend.torch.symbols import Scalar
+from ekiden.frontend.torch.sympy_conversion import Scalar
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op

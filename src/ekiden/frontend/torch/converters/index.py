@@ -12,7 +12,7 @@ from ekiden.frontend.common.reducers import reduction_identity
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex_rules import per_part_rule
 from ekiden.frontend.torch.node import ConverterRow, FxNode, Operand
-from ekiden.frontend.torch.symbols import Scalar
+from ekiden.frontend.torch.sympy_conversion import Scalar
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ekiden.frontend.common import matrices
-from ekiden.frontend.common.matrices import LuFactors, transpose_matrix
+from ekiden.frontend.common import linalg
+from ekiden.frontend.common.linalg import LuFactors, transpose_matrix
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.converters.linear import batched_product
 from ekiden.frontend.torch.effects import LINALG_CHECK
@@ -82,7 +82,7 @@ def _require_rows(node: FxNode, a: Value, b: Value, axis: int) -> Value:
 def _inv_ex(node: FxNode, x: Value, *, check_errors: bool = False) -> list[Expr]:
     shape, dtype, _ = _shape_dtype_rank(x)
     factors = _lu_factors(node, node.to_expr(x), 1)
-    return [factors.solve(matrices.identity_matrix(shape, dtype), shape), factors.info]
+    return [factors.solve(linalg.identity_matrix(shape, dtype), shape), factors.info]
 
 
 def _solve_ex(
@@ -135,7 +135,7 @@ def _det(node: FxNode, x: Value) -> list[Expr]:
     shape, dtype, _ = _shape_dtype_rank(x)
     factors = _lu_in_memory_order(node, x)
     return [
-        matrices.lu_determinant(factors, shape, dtype),
+        linalg.lu_determinant(factors, shape, dtype),
         factors.packed,
         _to_one_based_pivots(factors.pivots),
     ]
@@ -144,7 +144,7 @@ def _det(node: FxNode, x: Value) -> list[Expr]:
 def _slogdet(node: FxNode, x: Value) -> list[Expr]:
     shape, dtype, _ = _shape_dtype_rank(x)
     factors = _lu_in_memory_order(node, x)
-    signs, logs = matrices.lu_slogdet(factors, shape, dtype)
+    signs, logs = linalg.lu_slogdet(factors, shape, dtype)
     return [signs, logs, factors.packed, _to_one_based_pivots(factors.pivots)]
 
 
@@ -163,8 +163,8 @@ def _lu(node: FxNode, x: Value, *, pivot: bool = True) -> list[Expr]:
         node.reject("LU without pivots")
     shape, dtype = x.type.shape, x.type.dtype
     factors = LuFactors.factorize(node.to_expr(x))
-    lower, upper = matrices.unpack_lu(factors, shape, dtype)
-    return [matrices.permutation_matrix(factors, shape, dtype), lower, upper]
+    lower, upper = linalg.unpack_lu(factors, shape, dtype)
+    return [linalg.permutation_matrix(factors, shape, dtype), lower, upper]
 
 
 def _cholesky_ex(
@@ -177,7 +177,7 @@ def _cholesky_ex(
     if name := _error_check_function(node, 1):
         # LAPACK's potrf: info > 0 is the order of the leading minor that is not positive definite.
         subject = f"{name}: the leading minor of order"
-        factor = op.linalg.checked(factor, info, subject, matrices.NOT_POSITIVE_DEFINITE_MESSAGE)
+        factor = op.linalg.checked(factor, info, subject, linalg.NOT_POSITIVE_DEFINITE_MESSAGE)
     return [transpose_matrix(factor, rank) if upper else factor, info]
 
 
@@ -193,7 +193,7 @@ def _cholesky_solve(node: FxNode, b: Value, factor: Value, upper: bool = False) 
 
 def _cholesky_inverse(node: FxNode, factor: Value, upper: bool = False) -> Expr:
     shape, dtype, _ = _shape_dtype_rank(factor)
-    ones = node.as_value(node.scope.attach_span(matrices.identity_matrix(shape, dtype)))
+    ones = node.as_value(node.scope.attach_span(linalg.identity_matrix(shape, dtype)))
     return _cholesky_solve(node, ones, factor, upper)
 
 
@@ -212,7 +212,7 @@ def _solve_triangular(
 
 def _qr(node: FxNode, x: Value, mode: str = "reduced") -> list[Expr | None]:
     """Convert linalg_qr: (Q, R), Q empty in mode "r"."""
-    q, r = matrices.qr_decomposition(node.to_expr(x), x.type.shape, mode == "complete")
+    q, r = linalg.qr_decomposition(node.to_expr(x), x.type.shape, mode == "complete")
     # PyTorch returns an empty Q in this mode.
     if mode == "r":
         return [op.zeros((0,), x.type.dtype), r]

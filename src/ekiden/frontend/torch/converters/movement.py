@@ -12,7 +12,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant_value
 from ekiden.frontend.torch.complex_rules import per_part_rule
 from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode, Operand
-from ekiden.frontend.torch.symbols import Scalar
+from ekiden.frontend.torch.sympy_conversion import Scalar
 from ekiden.ir import prim
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op

@@ -17,7 +17,7 @@ from ekiden.frontend.common.composite_ops import append_unit_axes
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.dtype import from_torch_dtype
 from ekiden.frontend.torch.node import ConverterRow, FxNode, Operand
-from ekiden.frontend.torch.symbols import Scalar
+from ekiden.frontend.torch.sympy_conversion import Scalar
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const

@@ -12,7 +12,7 @@ from ekiden.frontend.common.value import Value, constant_value
 from ekiden.frontend.torch.complex_rules import per_part_rule
 from ekiden.frontend.torch.dtype import tensor_to_array
 from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode
-from ekiden.frontend.torch.symbols import Scalar
+from ekiden.frontend.torch.sympy_conversion import Scalar
 from ekiden.ir.dtype import is_float, itemsize, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const

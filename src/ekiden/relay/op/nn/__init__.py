@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from ekiden.relay.op.nn.block_quantized import *  # noqa: F403
     from ekiden.relay.op.nn.conv import *  # noqa: F403
     from ekiden.relay.op.nn.conv_variants import *  # noqa: F403
-    from ekiden.relay.op.nn.dense_int4 import *  # noqa: F403
     from ekiden.relay.op.nn.dot_product_attention import *  # noqa: F403
     from ekiden.relay.op.nn.dot_product_attention import attention
+    from ekiden.relay.op.nn.int4_dense import *  # noqa: F403
     from ekiden.relay.op.nn.matrix_products import *  # noqa: F403
     from ekiden.relay.op.nn.matrix_products import dense
     from ekiden.relay.op.nn.norm import *  # noqa: F403

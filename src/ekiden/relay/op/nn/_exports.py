@@ -22,11 +22,11 @@ EXPORTED_NAMES = {
     "conv_variants": """
         conv1d_transpose conv3d conv3d_transpose correlation deformable_conv2d
     """,
-    "dense_int4": """
-        contrib_dense_nibbles contrib_dense_nibbles_pack
-    """,
     "dot_product_attention": """
         attention
+    """,
+    "int4_dense": """
+        contrib_dense_nibbles contrib_dense_nibbles_pack
     """,
     "matrix_products": """
         batch_matmul contrib_dense_pack contrib_pack_weight dense matmul

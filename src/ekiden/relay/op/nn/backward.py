@@ -25,7 +25,8 @@ from ekiden.relay.op._declare import (
     unify_dims,
     widen_for_numpy,
 )
-from ekiden.relay.op.nn.geometry import (
+from ekiden.relay.op.nn.pool import infer_pool_shape
+from ekiden.relay.op.nn.window_attrs import (
     AvgPool2DAttrs,
     Conv2DAttrs,
     Ints,
@@ -34,7 +35,6 @@ from ekiden.relay.op.nn.geometry import (
     expand_padding,
     expand_per_axis,
 )
-from ekiden.relay.op.nn.pool import infer_pool_shape
 from ekiden.topi.dimensions import as_dim, known_int, simplify_dim, window_extent
 from ekiden.topi.dimensions import product_of_dims as product_of
 

@@ -12,7 +12,7 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op._declare import call_op
-from ekiden.relay.op._inventory import declare_topi_op
+from ekiden.relay.op._declare_topi import declare_topi_op
 from ekiden.relay.op.broadcast import bitwise_and, multiply, subtract
 from ekiden.relay.op.elementwise import cast
 from ekiden.relay.op.nn.conv import conv2d

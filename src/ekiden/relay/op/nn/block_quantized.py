@@ -28,7 +28,7 @@ from ekiden.relay.op.nn._macs import count_matmul_macs
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import as_dim, simplify_dim
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME, BlockFormat
-from ekiden.topi.nn.blocks import PackedBlock, unpack_blocks
+from ekiden.topi.nn.block_quantized import PackedBlock, unpack_blocks
 
 _DENSE_BLOCKS_OP, _TAKE_BLOCKS_OP, _DENSE_BLOCKS_PACK_OP = (
     "nn.dense_blocks",
@@ -244,7 +244,7 @@ register_op(
 def contrib_dense_blocks_pack(
     data: Expr, weight: Expr, format: str, units: int, panel: int, activations: str = "int8"
 ) -> Call:
-    """Return `dense_blocks` with a weight packed by `topi.nn.blocks`."""
+    """Return `dense_blocks` with a weight packed by `topi.nn.block_quantized`."""
     attrs = DenseBlocksPackAttrs(format, units, panel, activations)
     return call_op(_DENSE_BLOCKS_PACK_OP, data, weight, attrs=attrs)
 
@@ -296,7 +296,7 @@ register_op(
 def contrib_take_blocks_pack(
     weight: Expr, indices: Expr, format: str, units: int, panel: int
 ) -> Call:
-    """Return `take_blocks` with a weight packed by `topi.nn.blocks`."""
+    """Return `take_blocks` with a weight packed by `topi.nn.block_quantized`."""
     attrs = DenseBlocksPackAttrs(format, units, panel)
     return call_op(_TAKE_BLOCKS_PACK_OP, weight, indices, attrs=attrs)
 

@@ -44,7 +44,7 @@ from ekiden.relay.op._declare import (
 from ekiden.relay.op.dynamic_pad import pad_or_crop
 from ekiden.relay.op.nn._infer_params import infer_conv_transpose_weight, infer_conv_weight
 from ekiden.relay.op.nn._macs import count_conv_transpose_macs, make_conv_macs
-from ekiden.relay.op.nn.geometry import (
+from ekiden.relay.op.nn.window_attrs import (
     Conv1DAttrs,
     Conv1DTransposeAttrs,
     Conv2DAttrs,

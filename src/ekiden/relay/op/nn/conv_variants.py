@@ -16,7 +16,7 @@ from ekiden.ir.op import OpPattern, PaddingAbsorption, PrecisionPolicy
 from ekiden.ir.text import format_prim_expr
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call_op, lookup_layout
-from ekiden.relay.op._inventory import declare_topi_op
+from ekiden.relay.op._declare_topi import declare_topi_op
 from ekiden.relay.op._window import WindowAttrs
 from ekiden.relay.op.nn._infer_params import (
     infer_conv_transpose_weight,
@@ -25,7 +25,7 @@ from ekiden.relay.op.nn._infer_params import (
 )
 from ekiden.relay.op.nn._macs import count_conv_transpose_macs, make_conv_macs
 from ekiden.relay.op.nn.conv import compute_unblocked
-from ekiden.relay.op.nn.geometry import (
+from ekiden.relay.op.nn.window_attrs import (
     Conv1DTransposeAttrs,
     Conv3DAttrs,
     Conv3DTransposeAttrs,

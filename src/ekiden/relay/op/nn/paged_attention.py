@@ -1,4 +1,5 @@
-"""Paged attention: write to a paged KV cache, and attend over it (kernels.attention.pages).
+"""Paged attention: write to a paged KV cache, and attend over it; the kernels are those of
+kernels.attention.paged_attention.
 
 Both take `projected` [n, heads + 2 * groups, depth], of each token its queries, keys and values,
 and where tokens stand: `layer` int32 [1], `tables` int32 [sequences, most pages], which pages of
@@ -18,10 +19,10 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array
 from ekiden.kernels.attention.kv_layout import MAX_QUERY_LEVEL, CachePlane
-from ekiden.kernels.attention.pages import PagedAttentionConfig
+from ekiden.kernels.attention.paged_attention import PagedAttentionConfig
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call_op, check_range
-from ekiden.relay.op._inventory import declare_topi_op
+from ekiden.relay.op._declare_topi import declare_topi_op
 
 PAGE_INDEX_ARGUMENTS = ("layer", "tables", "sequences", "positions")
 
@@ -53,7 +54,7 @@ class PagedAttentionAttrs(Attrs):
 def _check_slots(
     name: str, page: int, cache: Array, plane: CachePlane, token_slots: Sequence[Array]
 ) -> None:
-    """Raise IndexRangeError for a slot out of range, as the kernels do (topi.nn.pages)."""
+    """Raise IndexRangeError for a slot out of range, as the kernels do (topi.nn.paged_kv_cache)."""
     layer, tables, sequences, positions = token_slots
     check_range(f"{name}: layer", layer, (0, cache.shape[1]))
     check_range(f"{name}: page", tables, (0, cache.shape[0] * (cache.shape[4] // plane.size)))

@@ -43,7 +43,7 @@ from ekiden.relay.op._declare import (
     check_tensors,
     raise_type_error,
 )
-from ekiden.relay.op.nn.geometry import (
+from ekiden.relay.op.nn.window_attrs import (
     AvgPool1DAttrs,
     AvgPool2DAttrs,
     AvgPool3DAttrs,

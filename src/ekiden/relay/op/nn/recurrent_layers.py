@@ -38,7 +38,10 @@ from ekiden.relay.op._declare import (
 from ekiden.relay.op.broadcast import add
 from ekiden.relay.op.nn._macs import multiply_dims
 from ekiden.relay.op.nn.matrix_products import dense
-from ekiden.topi.cells import (
+from ekiden.topi.dimensions import as_dim, ceil_div, require_positive, require_shape, simplify_dim
+from ekiden.topi.nn.recurrent_layers import pack_recurrent, packed_recurrent_shape
+from ekiden.topi.nn.weights import DOT_WORD_CHANNELS, add_residual_words
+from ekiden.topi.recurrent_cells import (
     CELL_ACTIVATIONS,
     DEFAULT_ACTIVATIONS,
     GATE_COUNTS,
@@ -47,9 +50,6 @@ from ekiden.topi.cells import (
     ArrayMath,
     RecurrentCell,
 )
-from ekiden.topi.dimensions import as_dim, ceil_div, require_positive, require_shape, simplify_dim
-from ekiden.topi.nn.recurrent_layers import pack_recurrent, packed_recurrent_shape
-from ekiden.topi.nn.weights import DOT_WORD_CHANNELS, add_residual_words
 
 _RECURRENT_OP = "nn.recurrent"
 _PACK_RECURRENT_OP = "nn.contrib_pack_recurrent"

@@ -22,7 +22,7 @@ from ekiden.ir.node import node
 from ekiden.ir.op import OpPattern, PrecisionPolicy
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call_op, check_out_layout
-from ekiden.relay.op._inventory import declare_topi_op
+from ekiden.relay.op._declare_topi import declare_topi_op
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import Dim, Dims, to_attr_dims
 

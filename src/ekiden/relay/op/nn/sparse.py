@@ -18,7 +18,7 @@ from ekiden.ir.node import node
 from ekiden.ir.op import PrecisionPolicy
 from ekiden.relay.expr import Call, Constant, Expr, TupleWrapper
 from ekiden.relay.op._declare import DtypeKind, call_op
-from ekiden.relay.op._inventory import declare_topi_op
+from ekiden.relay.op._declare_topi import declare_topi_op
 
 
 @node("relay.attrs.SparseDenseAttrs")

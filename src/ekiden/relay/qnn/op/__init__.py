@@ -22,7 +22,7 @@ from ekiden.relay.qnn.elementwise import (
 )
 from ekiden.relay.qnn.op import canonicalizations, legalizations
 from ekiden.relay.qnn.product import batch_matmul, conv2d, conv2d_transpose, dense
-from ekiden.relay.qnn.rescale import dequantize, quantize, requantize
+from ekiden.relay.qnn.scale_conversion import dequantize, quantize, requantize
 from ekiden.relay.qnn.simulated import simulated_dequantize, simulated_quantize
 
 attach_descriptions("qnn.", globals())

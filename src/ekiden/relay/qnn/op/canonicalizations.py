@@ -11,7 +11,7 @@ from ekiden.ir.op import Array
 from ekiden.relay.expr import Constant, Expr, const
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.op import cast, reinterpret, take
-from ekiden.relay.qnn.rescale import dequantize_array, quantize_array
+from ekiden.relay.qnn.scale_conversion import dequantize_array, quantize_array
 from ekiden.relay.type_infer import infer_type
 from ekiden.relay.visitor import free_vars
 from ekiden.runtime.errors import CompileError

@@ -61,7 +61,7 @@ from ekiden.relay.transform.devices.unification import (
     leaf_domains,
     unify,
 )
-from ekiden.relay.transform.language.scopes import evaluation_order, is_atom
+from ekiden.relay.transform.language.scope_tree import evaluation_order, is_atom
 from ekiden.relay.transform.shapes.host_values import (
     HostReason,
     KernelStep,

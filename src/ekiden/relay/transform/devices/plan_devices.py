@@ -48,7 +48,7 @@ from ekiden.relay.transform.devices.device_domains import (
 )
 from ekiden.relay.transform.devices.unification import CompositeDomain, DeviceDomain, Domain
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import evaluation_order, infer_local_type, is_atom
+from ekiden.relay.transform.language.scope_tree import evaluation_order, infer_local_type, is_atom
 from ekiden.relay.visitor import children, pattern_vars, rebuild
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError

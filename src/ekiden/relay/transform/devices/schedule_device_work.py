@@ -22,9 +22,9 @@ from ekiden.relay.expr import Call, Var
 from ekiden.relay.op.annotation import DeviceCopyAttrs
 from ekiden.relay.transform.devices.device_domains import DeviceDomains
 from ekiden.relay.transform.devices.plan_devices import device_table
-from ekiden.relay.transform.language.chains import LetBinding, LetChain, map_chains
 from ekiden.relay.transform.language.dead_code_elimination import is_pure
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.let_chains import LetBinding, LetChain, map_chains
+from ekiden.relay.transform.language.scope_tree import (
     bodies,
     evaluation_order,
     lift_body_rewrite,

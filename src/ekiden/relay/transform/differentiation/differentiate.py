@@ -43,10 +43,10 @@ from ekiden.relay.transform.differentiation.lifted_types import (
 )
 from ekiden.relay.transform.differentiation.segment_gradient import accumulate_gradient
 from ekiden.relay.transform.fusion.defuse_ops import DefuseOps
-from ekiden.relay.transform.language.chains import LetBinding, build_lets
 from ekiden.relay.transform.language.eta_expand import EtaExpand
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions
+from ekiden.relay.transform.language.let_chains import LetBinding, build_lets
+from ekiden.relay.transform.language.scope_tree import map_functions
 from ekiden.relay.transform.language.unique_names import unique_name
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import DifferentiationError

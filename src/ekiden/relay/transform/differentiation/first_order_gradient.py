@@ -51,7 +51,7 @@ from ekiden.relay.expr import (
 from ekiden.relay.gradient import Gradient
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.inline import inline, inline_application
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     RelayScope,
     bodies,
     find_scopes,

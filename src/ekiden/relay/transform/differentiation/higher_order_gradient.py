@@ -61,7 +61,7 @@ from ekiden.relay.transform.differentiation.lifted_types import (
     is_float_tensor,
 )
 from ekiden.relay.transform.differentiation.segment_gradient import Segment, pending_operations
-from ekiden.relay.transform.language.chains import LetBinding, build_lets
+from ekiden.relay.transform.language.let_chains import LetBinding, build_lets
 from ekiden.relay.transform.language.to_a_normal_form import to_a_normal_form
 from ekiden.relay.visitor import map_pattern
 from ekiden.runtime.errors import DifferentiationError

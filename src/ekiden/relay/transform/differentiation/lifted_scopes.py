@@ -24,8 +24,8 @@ from ekiden.relay.transform.differentiation.lifted_types import (
     is_float_tensor,
     is_tensor_tuple,
 )
-from ekiden.relay.transform.language.chains import LetChain, parse_let_chain
-from ekiden.relay.transform.language.scopes import bodies, operands
+from ekiden.relay.transform.language.let_chains import LetChain, parse_let_chain
+from ekiden.relay.transform.language.scope_tree import bodies, operands
 from ekiden.relay.visitor import pattern_vars
 from ekiden.runtime.errors import DifferentiationError
 from ekiden.runtime.lazy_dataclass import dataclass

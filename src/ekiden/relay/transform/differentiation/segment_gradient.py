@@ -52,7 +52,7 @@ from ekiden.relay.transform.differentiation.lifted_scopes import (
     typed_var,
 )
 from ekiden.relay.transform.differentiation.lifted_types import UNIT_TYPE, LiftedTypes
-from ekiden.relay.transform.language.chains import LetBinding, build_lets
+from ekiden.relay.transform.language.let_chains import LetBinding, build_lets
 from ekiden.relay.visitor import REBUILDERS, ExprMutator, children
 
 LeafGradients = Sequence[tuple[TensorLeaf, RelayExpr]]

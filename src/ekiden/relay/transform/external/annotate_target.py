@@ -21,9 +21,9 @@ from ekiden.ir.op import Op
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Function, RefCreate, RefRead, RefWrite, Tuple, TupleGetItem, Var
 from ekiden.relay.op.annotation import CompilerAttrs, compiler_begin, compiler_end
-from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.call_rewrites import infer_new_types
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     evaluation_order,
     lift_body_rewrite,
     map_functions,

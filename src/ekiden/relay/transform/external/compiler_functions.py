@@ -16,7 +16,7 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call, Expr, Function, Let, Var
 from ekiden.relay.transform.language.inline import inline, inline_application
-from ekiden.relay.transform.language.scopes import rewrite_graph
+from ekiden.relay.transform.language.scope_tree import rewrite_graph
 from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.visitor import ExprMutator, bound_vars, free_vars, post_order
 

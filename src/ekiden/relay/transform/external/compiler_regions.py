@@ -9,7 +9,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform.external.annotate_target import annotated_value, compiler_annotation
-from ekiden.relay.transform.language.scopes import evaluation_order, is_atom
+from ekiden.relay.transform.language.scope_tree import evaluation_order, is_atom
 from ekiden.relay.visitor import children
 from ekiden.runtime.lazy_dataclass import dataclass
 

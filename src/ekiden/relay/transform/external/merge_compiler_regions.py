@@ -20,7 +20,7 @@ from ekiden.relay.transform.external.compiler_regions import (
     strip_annotations,
 )
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     RelayScope,
     bodies,
     evaluation_order,

@@ -16,7 +16,7 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.dataflow_pattern import partition
 from ekiden.relay.dataflow_pattern.pattern import DFPattern
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
+from ekiden.relay.transform.language.scope_tree import lift_body_rewrite, map_functions
 
 PatternEntry = tuple[str, DFPattern] | tuple[str, DFPattern, Callable[[RelayExpr], bool]]
 """Pattern table entry: (name, pattern) or (name, pattern, check of the match)."""

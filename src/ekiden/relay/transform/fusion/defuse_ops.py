@@ -10,7 +10,11 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.language.inline import inline_application
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
+from ekiden.relay.transform.language.scope_tree import (
+    lift_body_rewrite,
+    map_functions,
+    rewrite_graph,
+)
 
 
 def defuse(root: RelayExpr) -> RelayExpr:

@@ -46,10 +46,10 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import FuncType
 from ekiden.kernels.families import has_epilogue
 from ekiden.relay.expr import Call, Constant, Function, Tuple, Var
-from ekiden.relay.op.nn.geometry import MaxPool2DAttrs
+from ekiden.relay.op.nn.window_attrs import MaxPool2DAttrs
 from ekiden.relay.transform.fusion.union_find import UnionFindNode
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     evaluation_order,
     find_scopes,
     lift_body_rewrite,

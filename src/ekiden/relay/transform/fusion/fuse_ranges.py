@@ -29,7 +29,7 @@ from ekiden.relay.expr import Call, Function, Tuple, TupleGetItem
 from ekiden.relay.op.reduce import ReduceAttrs, reduced_axes
 from ekiden.relay.transform.fusion.fuse_ops import DEFAULT_KERNEL_LIMITS
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     evaluation_order,
     find_scopes,
     lift_body_rewrite,

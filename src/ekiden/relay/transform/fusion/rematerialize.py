@@ -35,7 +35,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call
 from ekiden.relay.transform.fusion.fuse_ops import find_kernel_groups, is_inline_constant
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     RelayScope,
     evaluation_order,
     find_scopes,

@@ -20,7 +20,7 @@ from ekiden.ir.transform import Pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Tuple, TupleGetItem
-from ekiden.relay.transform.graph.calls import CallRewrite, call_pass
+from ekiden.relay.transform.graph.call_rewrites import CallRewrite, call_pass
 
 if TYPE_CHECKING:
     import ekiden.relay.op.join as join

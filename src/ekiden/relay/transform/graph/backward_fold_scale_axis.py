@@ -27,10 +27,7 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call
-from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
-from ekiden.relay.transform.graph.fold_scale_axis import op_definition_of
-from ekiden.relay.transform.graph.merged_constants import fold_product, scale_weights
-from ekiden.relay.transform.graph.scaled_axes import (
+from ekiden.relay.transform.graph.channel_scales import (
     AxisIndices,
     ChannelScale,
     apply_scale,
@@ -40,8 +37,11 @@ from ekiden.relay.transform.graph.scaled_axes import (
     match_channel_scale,
     scale_for_addend,
 )
+from ekiden.relay.transform.graph.constant_arithmetic import fold_product, scale_weights
+from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
+from ekiden.relay.transform.graph.fold_scale_axis import op_definition_of
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     bodies,
     evaluation_order,
     lift_body_rewrite,

@@ -11,7 +11,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call
 from ekiden.relay.op.nn.activation import BiasAddAttrs
-from ekiden.relay.transform.graph.calls import call_pass
+from ekiden.relay.transform.graph.call_rewrites import call_pass
 
 
 def _expand_bias_add(call: Call) -> RelayExpr:

@@ -12,8 +12,8 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import get
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.op.nn.geometry import Conv1DAttrs, Conv1DTransposeAttrs, ConvAttrs
-from ekiden.relay.transform.language.scopes import infer_local_type
+from ekiden.relay.op.nn.window_attrs import Conv1DAttrs, Conv1DTransposeAttrs, ConvAttrs
+from ekiden.relay.transform.language.scope_tree import infer_local_type
 
 if TYPE_CHECKING:
     import ekiden.relay.op.nn.conv as conv

@@ -12,9 +12,9 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.transform import Pass
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.transform.graph.calls import call_pass
+from ekiden.relay.transform.graph.call_rewrites import call_pass
+from ekiden.relay.transform.graph.constant_arithmetic import fold_quotient
 from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
-from ekiden.relay.transform.graph.merged_constants import fold_quotient
 
 
 def _rewrite_divide(call: Call) -> RelayExpr | None:

@@ -21,15 +21,15 @@ from ekiden.ir.transform import Pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
-from ekiden.relay.transform.graph.calls import call_pass
+from ekiden.relay.transform.graph.call_rewrites import call_pass
 from ekiden.topi.dimensions import product_of_dims
 
 if TYPE_CHECKING:
     from ekiden.relay.op import algebra
-    from ekiden.topi import products
+    from ekiden.topi import contractions
 else:
     algebra = LazyModule("ekiden.relay.op.algebra")
-    products = LazyModule("ekiden.topi.products")
+    contractions = LazyModule("ekiden.topi.contractions")
 
 PRODUCT_DTYPES = ("float32", "float16", "bfloat16")
 """Dtypes with matrix-product kernels."""
@@ -92,7 +92,7 @@ def _rewrite_einsum(call: Call) -> RelayExpr | None:
     ):
         return None
     ranks = [len(_tensor_shape(f)) for f in operands.fields]
-    (labels_a, labels_b), out = products.einsum_labels(attrs.equation, ranks)
+    (labels_a, labels_b), out = contractions.einsum_labels(attrs.equation, ranks)
     extents = _label_extents(labels_a, labels_b, operands.fields)
     batch = [n for n in out if n in labels_a and n in labels_b]
     summed = [n for n in labels_a if n in labels_b and n not in out]

@@ -23,7 +23,7 @@ from ekiden.ir.structural import structural_key
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     RelayScope,
     evaluation_order,
     find_scopes,

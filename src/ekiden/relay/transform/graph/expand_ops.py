@@ -17,8 +17,8 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import OPS, Op, OpDef, get
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Var
-from ekiden.relay.transform.graph.calls import CallRewrite, call_pass
-from ekiden.relay.transform.language.scopes import infer_local_type
+from ekiden.relay.transform.graph.call_rewrites import CallRewrite, call_pass
+from ekiden.relay.transform.language.scope_tree import infer_local_type
 from ekiden.runtime.errors import CompileError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import OPS, get
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call
-from ekiden.relay.transform.graph.calls import CallRewrite, call_pass
+from ekiden.relay.transform.graph.call_rewrites import CallRewrite, call_pass
 
 
 def _replace_by_fast_op(name: str) -> CallRewrite:

@@ -22,9 +22,9 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.op.nn.geometry import Conv2DAttrs
+from ekiden.relay.op.nn.window_attrs import Conv2DAttrs
 from ekiden.relay.op.reshaping import ExpandDimsAttrs, SqueezeAttrs
-from ekiden.relay.transform.graph.calls import call_pass
+from ekiden.relay.transform.graph.call_rewrites import call_pass
 from ekiden.relay.transform.graph.fold_scale_axis import op_definition_of, op_name_of
 from ekiden.topi.dimensions import as_dim, simplify_dim
 

@@ -44,7 +44,7 @@ from ekiden.relay.transform.graph.constant_evaluation_cache import (
 )
 from ekiden.relay.transform.language.dead_code_elimination import has_effect
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     bodies,
     evaluation_order,
     lift_body_rewrite,

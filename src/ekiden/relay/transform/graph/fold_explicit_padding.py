@@ -19,8 +19,8 @@ from ekiden._lazy import LazyModule
 from ekiden.ir.op import OPS, Op, PaddingAbsorption
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.op.nn.geometry import MaxPoolAttrs
-from ekiden.relay.transform.graph.calls import call_pass
+from ekiden.relay.op.nn.window_attrs import MaxPoolAttrs
+from ekiden.relay.transform.graph.call_rewrites import call_pass
 
 if TYPE_CHECKING:
     import ekiden.relay.op.nn.padding as pad

@@ -8,7 +8,7 @@
     nn.bias_add(%x, b, axis)            ->  add(%x, b along axis)
 
 Only for floating point, constants a, b, s, W, where the constant does not widen the result and what
-is merged keeps its range and does not cancel (merged_constants.py).
+is merged keeps its range and does not cancel (constant_arithmetic.py).
 
     s * (W x + b) = (s W) x + s b        s per output channel: a row of W
 
@@ -36,16 +36,16 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.transform.graph.constant_evaluation_cache import lookup_result, store_result
-from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
-from ekiden.relay.transform.graph.merged_constants import (
+from ekiden.relay.transform.graph.constant_arithmetic import (
     fold_factors,
     fold_product,
     fold_sum,
     scale_weights,
 )
+from ekiden.relay.transform.graph.constant_evaluation_cache import lookup_result, store_result
+from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     evaluation_order,
     lift_body_rewrite,
     map_functions,

@@ -43,10 +43,14 @@ from ekiden.relay import op
 from ekiden.relay.dataflow_pattern.matcher import build_user_map
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.transform import TransposeAttrs, normalize_transpose_axes
-from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.call_rewrites import infer_new_types
 from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
+from ekiden.relay.transform.language.scope_tree import (
+    lift_body_rewrite,
+    map_functions,
+    rewrite_graph,
+)
 from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from ekiden.ir.text import format_type
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call
-from ekiden.relay.transform.graph.calls import CallRewrite, rewrite_calls
+from ekiden.relay.transform.graph.call_rewrites import CallRewrite, rewrite_calls
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
+from ekiden.relay.transform.language.scope_tree import lift_body_rewrite, map_functions
 from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.unify import MismatchError, Unifier
 from ekiden.runtime.errors import CompileError, EkidenError

@@ -20,10 +20,14 @@ from ekiden.ir.op import Op
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Tuple, TupleGetItem
-from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.call_rewrites import infer_new_types
 from ekiden.relay.transform.graph.simplify_rules import SIMPLIFY_RULES, RewriteRule
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
+from ekiden.relay.transform.language.scope_tree import (
+    lift_body_rewrite,
+    map_functions,
+    rewrite_graph,
+)
 from ekiden.runtime.errors import TypeInferenceError
 
 MAX_RULE_APPLICATIONS = 100

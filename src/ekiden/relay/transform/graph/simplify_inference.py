@@ -19,10 +19,14 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, TupleGetItem, const
-from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs
+from ekiden.relay.op.nn.window_attrs import Conv2DAttrs, Conv3DAttrs
 from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
+from ekiden.relay.transform.language.scope_tree import (
+    lift_body_rewrite,
+    map_functions,
+    rewrite_graph,
+)
 
 if TYPE_CHECKING:
     import ekiden.relay.op.nn.conv as conv

@@ -12,8 +12,8 @@ of algebra, but an order does not: abs(-x) of unsigned x is no |x|. The caller c
 result of another shape or dtype than the call's is rejected, so that a rule need not ask which of
 its operands broadcasts.
 
-Constants are merged where the result keeps its range and they do not cancel (merged_constants.py):
-x * 1e30 * 1e30 stays, and so does (x + c) - c.
+Constants are merged where the result keeps its range and they do not cancel
+(constant_arithmetic.py): x * 1e30 * 1e30 stays, and so does (x + c) - c.
 
 Rules that could undo each other would run to MAX_INTERPRETED_STEPS; each makes the program smaller,
 or moves constants outwards, or names a cheaper operator.
@@ -48,11 +48,11 @@ from ekiden.relay.dataflow_pattern.pattern import (
 )
 from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.op.transform import TransposeAttrs, normalize_transpose_axes
+from ekiden.relay.transform.graph.constant_arithmetic import fold_factors, fold_sum
 from ekiden.relay.transform.graph.gather_scatter_rows import (
     rewrite_gather_as_take,
     rewrite_scatter_as_scatter_nd,
 )
-from ekiden.relay.transform.graph.merged_constants import fold_factors, fold_sum
 from ekiden.topi.dimensions import as_dim, as_shape
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.analysis.search import find_transposed_weight
 from ekiden.relay.expr import Call, Constant, Expr, Function, Var
-from ekiden.relay.op.nn.geometry import Conv2DAttrs
-from ekiden.relay.transform.graph.calls import CallRewrite, rewrite_calls
+from ekiden.relay.op.nn.window_attrs import Conv2DAttrs
+from ekiden.relay.transform.graph.call_rewrites import CallRewrite, rewrite_calls
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions
+from ekiden.relay.transform.language.scope_tree import map_functions
 from ekiden.relay.visitor import free_vars
 from ekiden.topi.dimensions import Dim, as_shape
 

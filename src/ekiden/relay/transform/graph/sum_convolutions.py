@@ -39,13 +39,13 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.op.nn.geometry import ConvAttrs, ConvTransposeAttrs, DeformableConv2DAttrs
-from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.op.nn.window_attrs import ConvAttrs, ConvTransposeAttrs, DeformableConv2DAttrs
+from ekiden.relay.transform.graph.call_rewrites import infer_new_types
+from ekiden.relay.transform.graph.constant_arithmetic import fold_sum
 from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
 from ekiden.relay.transform.graph.fold_scale_axis import is_same_shape, op_definition_of
-from ekiden.relay.transform.graph.merged_constants import fold_sum
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     evaluation_order,
     lift_body_rewrite,
     map_functions,

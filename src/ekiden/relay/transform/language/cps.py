@@ -45,10 +45,10 @@ from ekiden.relay.expr import (
     PatternTuple,
     Var,
 )
-from ekiden.relay.transform.language.chains import LetChain, parse_let_chain
 from ekiden.relay.transform.language.eta_expand import EtaExpand
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import bodies, is_atom
+from ekiden.relay.transform.language.let_chains import LetChain, parse_let_chain
+from ekiden.relay.transform.language.scope_tree import bodies, is_atom
 from ekiden.relay.transform.language.to_a_normal_form import to_a_normal_form
 from ekiden.relay.visitor import (
     ExprMutator,

@@ -17,8 +17,8 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Constructor, Function, Let, RefCreate, RefRead, RefWrite, Var
-from ekiden.relay.transform.language.chains import LetBinding, LetChain, map_chains
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.let_chains import LetBinding, LetChain, map_chains
+from ekiden.relay.transform.language.scope_tree import (
     bodies,
     evaluation_order,
     is_atom,

@@ -39,7 +39,7 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.transform.language.eta_expand import EtaExpand
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import is_atom
+from ekiden.relay.transform.language.scope_tree import is_atom
 from ekiden.relay.visitor import (
     bind,
     children,

@@ -14,7 +14,7 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import FuncType, TupleType, TypeVar
 from ekiden.relay.expr import Call, Constructor, Function, Var
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
+from ekiden.relay.transform.language.scope_tree import lift_body_rewrite, map_functions
 from ekiden.relay.visitor import CHILD_GETTERS, post_order, rebuild, substitute_type
 
 

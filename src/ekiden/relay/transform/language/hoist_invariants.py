@@ -38,10 +38,10 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.analysis.conditions import has_conditions
 from ekiden.relay.expr import Call, Constant, Function, If, Let, Match, Tuple, TupleGetItem, Var
-from ekiden.relay.transform.language.chains import LetBinding, build_lets
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.lambda_lift import iter_tensor_types
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.let_chains import LetBinding, build_lets
+from ekiden.relay.transform.language.scope_tree import (
     RelayScope,
     bodies,
     enclosing_scope,

@@ -26,15 +26,15 @@ from ekiden.ir.prim import Var as Symbol
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Call, Constant, Function, Var
-from ekiden.relay.transform.language.chains import build_lets
 from ekiden.relay.transform.language.dead_code_elimination import is_pure
-from ekiden.relay.transform.language.instantiate import (
+from ekiden.relay.transform.language.instantiate_dimensions import (
     annotate_reference_types,
     call_dim_substitution,
     instantiate,
 )
+from ekiden.relay.transform.language.let_chains import build_lets
 from ekiden.relay.transform.language.match_declared_shapes import MatchDeclaredShapes
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     captured_vars,
     evaluation_order,
     is_atom,

@@ -38,9 +38,9 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function, Let, Var
 from ekiden.relay.transform.devices.device_domains import DeviceDomains
 from ekiden.relay.transform.devices.plan_devices import device_table
-from ekiden.relay.transform.language.chains import parse_let_chain
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.let_chains import parse_let_chain
+from ekiden.relay.transform.language.scope_tree import (
     bodies,
     evaluation_order,
     is_atom,

@@ -56,7 +56,7 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.op.vm import match_shape
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     infer_local_type,
     is_atom,
     map_functions,

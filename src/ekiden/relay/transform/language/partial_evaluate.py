@@ -67,16 +67,16 @@ from ekiden.relay.transform.graph.fold_constant import (
     UNFOLDABLE_ERRORS,
     can_evaluate,
 )
-from ekiden.relay.transform.language.chains import LetBinding, build_lets
 from ekiden.relay.transform.language.dead_code_elimination import drop_unused_bindings
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.instantiate import (
+from ekiden.relay.transform.language.instantiate_dimensions import (
     call_dim_substitution,
     has_unknown_dim,
     instantiate,
 )
+from ekiden.relay.transform.language.let_chains import LetBinding, build_lets
 from ekiden.relay.transform.language.match_declared_shapes import MatchDeclaredShapes
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
+from ekiden.relay.transform.language.scope_tree import lift_body_rewrite, map_functions
 from ekiden.relay.transform.language.to_a_normal_form import to_a_normal_form
 from ekiden.relay.unify import size_vars
 from ekiden.relay.visitor import children, map_pattern, pattern_vars, rebuild, type_post_order

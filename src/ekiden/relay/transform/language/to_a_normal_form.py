@@ -7,9 +7,9 @@ in the innermost scope around both.
 
 After: a function body, branch or right side is a chain of lets that ends in an atom, and operands
 are atoms. Sharing is by variables, so that from here on a pass sees a list of steps in the order in
-which they run (`chains.py`), and effects are ordered. A value shared by two branches is computed
-before the If even if neither needs it at run time: pure, so it costs time and never changes a
-result. Linear; nested lets are copied once, from the inner list to the outer one.
+which they run (`let_chains.py`), and effects are ordered. A value shared by two branches is
+computed before the If even if neither needs it at run time: pure, so it costs time and never
+changes a result. Linear; nested lets are copied once, from the inner list to the outer one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Let, Var
-from ekiden.relay.transform.language.chains import LetBinding, LetChain
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.let_chains import LetBinding, LetChain
+from ekiden.relay.transform.language.scope_tree import (
     RelayScope,
     find_scopes,
     lift_body_rewrite,

@@ -13,9 +13,9 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Var
-from ekiden.relay.transform.language.chains import LetBinding, build_lets
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.let_chains import LetBinding, build_lets
+from ekiden.relay.transform.language.scope_tree import (
     RelayScope,
     bodies,
     find_scopes,

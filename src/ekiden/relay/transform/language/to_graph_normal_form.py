@@ -13,7 +13,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Let
 from ekiden.relay.transform.language.dead_code_elimination import is_pure
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     captured_vars,
     lift_body_rewrite,
     map_functions,

@@ -26,7 +26,11 @@ from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.strategy import version_of
 from ekiden.relay.packing import packing_rule_of, weight_reader_of
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
+from ekiden.relay.transform.language.scope_tree import (
+    lift_body_rewrite,
+    map_functions,
+    rewrite_graph,
+)
 from ekiden.target import Target
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from ekiden.relay.transform.graph.canonicalize_ops import CanonicalizeOps
 from ekiden.relay.transform.graph.conv1d_to_conv2d import conv1d_to_conv2d, squeeze_height
 from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     infer_local_type,
     lift_body_rewrite,
     map_functions,

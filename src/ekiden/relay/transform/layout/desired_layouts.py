@@ -21,7 +21,7 @@ from ekiden.ir.prim import const, is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call
 from ekiden.relay.transform.infer_layout_utils import axis_index, block_factor
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
+from ekiden.relay.transform.language.scope_tree import lift_body_rewrite, map_functions
 from ekiden.relay.transform.layout.layout_rewriter import LayoutRewriter, tensor_infos
 from ekiden.runtime.errors import CompileError
 from ekiden.tir.data_layout import parse_layout

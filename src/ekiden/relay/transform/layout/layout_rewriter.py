@@ -26,7 +26,7 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple, TupleGetItem
 from ekiden.relay.transform.infer_layout_utils import Layout, infer_layouts, primal_axes
-from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.relay.visitor import children, rebuild
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass

@@ -20,9 +20,9 @@ from ekiden.ir.prim import IntImm
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function, Var
-from ekiden.relay.transform.language.chains import LetChain, parse_let_chain
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.let_chains import LetChain, parse_let_chain
+from ekiden.relay.transform.language.scope_tree import (
     bodies,
     evaluation_order,
     operands,

@@ -48,8 +48,8 @@ from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.join import ConcatenateAttrs
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, alloc_tensor
 from ekiden.relay.op.vm import InvokeAttrs, invoke_tvm_op, part, prefix
-from ekiden.relay.transform.language.chains import LetBinding, LetChain, map_chains
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.let_chains import LetBinding, LetChain, map_chains
+from ekiden.relay.transform.language.scope_tree import (
     evaluation_order,
     infer_local_type,
     lift_body_rewrite,

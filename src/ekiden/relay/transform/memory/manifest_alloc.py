@@ -32,8 +32,8 @@ from ekiden.relay.op.memory import alloc_storage, alloc_tensor
 from ekiden.relay.op.vm import invoke_tvm_op, reshape_tensor
 from ekiden.relay.transform.devices.device_domains import DeviceDomains
 from ekiden.relay.transform.devices.plan_devices import device_table
-from ekiden.relay.transform.language.chains import LetBinding, LetChain, map_chains
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
+from ekiden.relay.transform.language.let_chains import LetBinding, LetChain, map_chains
+from ekiden.relay.transform.language.scope_tree import lift_body_rewrite, map_functions
 from ekiden.relay.visitor import free_vars
 from ekiden.runtime.errors import CompileError
 

@@ -14,8 +14,8 @@ from ekiden.ir.op import Op
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Call, Var
 from ekiden.relay.op.memory import kill, unit_relation
-from ekiden.relay.transform.language.chains import LetBinding, LetChain, map_chains
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.let_chains import LetBinding, LetChain, map_chains
+from ekiden.relay.transform.language.scope_tree import (
     evaluation_order,
     lift_body_rewrite,
     map_functions,

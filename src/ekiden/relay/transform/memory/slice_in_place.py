@@ -33,8 +33,13 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import AllocTensorAttrs, alloc_tensor
-from ekiden.relay.transform.language.chains import LetBinding, LetChain, called_op_name, map_chains
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
+from ekiden.relay.transform.language.let_chains import (
+    LetBinding,
+    LetChain,
+    called_op_name,
+    map_chains,
+)
+from ekiden.relay.transform.language.scope_tree import lift_body_rewrite, map_functions
 from ekiden.relay.transform.memory.storage_lifetimes import StorageLifetimes
 from ekiden.relay.transform.memory_plan import known_at_entry
 from ekiden.runtime.lazy_dataclass import dataclass

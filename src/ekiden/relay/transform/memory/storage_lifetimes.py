@@ -31,8 +31,8 @@ from ekiden.ir.op import MemoryAliasing, Op
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay.expr import Call, If, Match, Tuple, TupleGetItem, Var
 from ekiden.relay.op.memory import AllocStorageAttrs
-from ekiden.relay.transform.language.chains import LetChain, called_op_name, parse_let_chain
-from ekiden.relay.transform.language.scopes import bodies, evaluation_order, operands
+from ekiden.relay.transform.language.let_chains import LetChain, called_op_name, parse_let_chain
+from ekiden.relay.transform.language.scope_tree import bodies, evaluation_order, operands
 from ekiden.relay.visitor import pattern_vars
 from ekiden.runtime.lazy_dataclass import dataclass
 

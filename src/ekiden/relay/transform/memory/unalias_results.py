@@ -22,8 +22,13 @@ from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Constant, Function, Tuple, Var
 from ekiden.relay.op.memory import own
 from ekiden.relay.transform.devices.plan_devices import device_table
-from ekiden.relay.transform.language.chains import LetBinding, LetChain, build_lets, parse_let_chain
-from ekiden.relay.transform.language.scopes import lift_body_rewrite
+from ekiden.relay.transform.language.let_chains import (
+    LetBinding,
+    LetChain,
+    build_lets,
+    parse_let_chain,
+)
+from ekiden.relay.transform.language.scope_tree import lift_body_rewrite
 from ekiden.runtime import Device
 from ekiden.target.virtual_device import RESULT_DEVICE_ATTR, VirtualDevice
 

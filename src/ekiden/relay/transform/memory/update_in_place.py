@@ -27,14 +27,14 @@ from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, own
 from ekiden.relay.op.vm import InvokeAttrs
-from ekiden.relay.transform.language.chains import (
+from ekiden.relay.transform.language.let_chains import (
     LetBinding,
     LetChain,
     called_op_name,
     iter_bindings,
     map_chains,
 )
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
+from ekiden.relay.transform.language.scope_tree import lift_body_rewrite, map_functions
 from ekiden.relay.transform.memory_plan import KernelInfoMap
 
 UpdatedInputIndex = Callable[[RelayExpr], int | None]

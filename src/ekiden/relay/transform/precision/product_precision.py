@@ -29,12 +29,12 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.op.nn.geometry import Conv2DAttrs
-from ekiden.relay.transform.graph.calls import CallRewrite, rewrite_calls
+from ekiden.relay.op.nn.window_attrs import Conv2DAttrs
+from ekiden.relay.transform.graph.call_rewrites import CallRewrite, rewrite_calls
 from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
 from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
+from ekiden.relay.transform.language.scope_tree import lift_body_rewrite, map_functions
 from ekiden.runtime.errors import PassError
 from ekiden.target import Target
 

@@ -19,7 +19,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, Function, Tuple
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import evaluation_order, rewrite_graph
+from ekiden.relay.transform.language.scope_tree import evaluation_order, rewrite_graph
 from ekiden.runtime.errors import CompileError
 
 DEFAULT_RECAST_OPERATORS = ("nn.conv2d",)

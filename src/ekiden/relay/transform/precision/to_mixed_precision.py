@@ -30,9 +30,9 @@ from ekiden.ir.type import TensorType, TupleType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Function, Let, Tuple, TupleGetItem, Var
 from ekiden.relay.op.elementwise import ClipAttrs
-from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.call_rewrites import infer_new_types
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     bodies,
     evaluation_order,
     is_atom,

@@ -20,10 +20,10 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const
-from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv2DTransposeAttrs
 from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs, DenseAttrs, MatmulAttrs
+from ekiden.relay.op.nn.window_attrs import Conv2DAttrs, Conv2DTransposeAttrs
 from ekiden.relay.qnn.int8_lowering import MAX_EXACT_FLOAT32_INT, UINT8_TO_INT8_OFFSET
-from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.call_rewrites import infer_new_types
 from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from ekiden.relay.transform.quantization.match_quantized import (
     QuantizedTensor,

@@ -42,11 +42,15 @@ from ekiden.relay.op.op import (
     KEEPS_SCALE_ATTR,
     OPTIONAL_FAKE_QUANTIZATION_ATTR,
 )
-from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.call_rewrites import infer_new_types
 from ekiden.relay.transform.graph.div_to_mul import DivToMul
 from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
+from ekiden.relay.transform.language.scope_tree import (
+    lift_body_rewrite,
+    map_functions,
+    rewrite_graph,
+)
 from ekiden.relay.visitor import children, rebuild
 from ekiden.runtime.errors import CompileError
 

@@ -20,8 +20,8 @@ from ekiden.ir.op import Op
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const
-from ekiden.relay.op.nn.geometry import Conv2DAttrs
 from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs, DenseAttrs, MatmulAttrs
+from ekiden.relay.op.nn.window_attrs import Conv2DAttrs
 from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from ekiden.relay.transform.quantization import cpu_int8_products
 from ekiden.runtime.lazy_dataclass import dataclass

@@ -25,12 +25,12 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay import op
 from ekiden.relay.expr import Call, const
 from ekiden.relay.op._declare import call_op as call_op
-from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv2DTransposeAttrs
 from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs, DenseAttrs, MatmulAttrs
-from ekiden.relay.transform.graph.calls import infer_new_types, rewrite_calls
+from ekiden.relay.op.nn.window_attrs import Conv2DAttrs, Conv2DTransposeAttrs
+from ekiden.relay.transform.graph.call_rewrites import infer_new_types, rewrite_calls
 from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
+from ekiden.relay.transform.language.scope_tree import lift_body_rewrite, map_functions
 from ekiden.relay.transform.quantization.match_quantized import (
     QuantizedTensor,
     match_quantized_tensor,

@@ -23,7 +23,7 @@ from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const
-from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.call_rewrites import infer_new_types
 from ekiden.relay.transform.graph.fold_scale_axis import op_definition_of, op_name_of
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import are_equal_dims

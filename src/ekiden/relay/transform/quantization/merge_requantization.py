@@ -36,12 +36,12 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.op.elementwise import ClipAttrs
-from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.call_rewrites import infer_new_types
+from ekiden.relay.transform.graph.constant_arithmetic import fold_product, fold_quotient
 from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
 from ekiden.relay.transform.graph.fold_scale_axis import op_definition_of, op_name_of
-from ekiden.relay.transform.graph.merged_constants import fold_product, fold_quotient
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     evaluation_order,
     lift_body_rewrite,
     map_functions,

@@ -36,10 +36,10 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Clause, Constant, Function, Let, Match, Tuple, TupleGetItem, Var
 from ekiden.relay.op.vm import MatchShapeAttrs, bind_dims, forget_shape, match_shape, prefix
 from ekiden.relay.transform.external.compiler_functions import specialize
-from ekiden.relay.transform.language.chains import LetBinding, build_lets
 from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.let_chains import LetBinding, build_lets
 from ekiden.relay.transform.language.match_declared_shapes import MatchDeclaredShapes
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     bodies,
     evaluation_order,
     infer_local_type,

@@ -30,8 +30,8 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Function, Var
 from ekiden.relay.op.vm import reshape_tensor
-from ekiden.relay.transform.language.chains import LetBinding, LetChain, map_chains
-from ekiden.relay.transform.language.scopes import evaluation_order, map_functions
+from ekiden.relay.transform.language.let_chains import LetBinding, LetChain, map_chains
+from ekiden.relay.transform.language.scope_tree import evaluation_order, map_functions
 from ekiden.relay.transform.memory.manifest_alloc import called_primitive, flatten_tensor_types
 
 

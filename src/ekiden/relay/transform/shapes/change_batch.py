@@ -18,7 +18,7 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Function, Var
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions
+from ekiden.relay.transform.language.scope_tree import map_functions
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import CompileError
 

@@ -22,7 +22,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.transform.graph.fold_constant import fold_call
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import (
+from ekiden.relay.transform.language.scope_tree import (
     evaluation_order,
     infer_local_type,
     lift_body_rewrite,

@@ -20,13 +20,13 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function, TupleGetItem, Var
 from ekiden.relay.op.vm import MatchShapeAttrs
-from ekiden.relay.transform.language.chains import (
+from ekiden.relay.transform.language.let_chains import (
     LetBinding,
     build_lets,
     called_op_name,
     parse_let_chain,
 )
-from ekiden.relay.transform.language.scopes import map_functions, rewrite_graph
+from ekiden.relay.transform.language.scope_tree import map_functions, rewrite_graph
 from ekiden.relay.unify import size_vars
 from ekiden.topi.dimensions import are_equal_dims
 

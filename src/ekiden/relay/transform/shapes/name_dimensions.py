@@ -19,7 +19,7 @@ from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import FuncType, TensorType, Type
 from ekiden.relay.expr import Constructor, Expr, Function, Match, Var
-from ekiden.relay.transform.language.scopes import evaluation_order, is_atom
+from ekiden.relay.transform.language.scope_tree import evaluation_order, is_atom
 from ekiden.relay.type_infer import infer_type
 from ekiden.relay.visitor import fresh_copy, map_type, type_post_order
 from ekiden.runtime.errors import TypeInferenceError
