@@ -73,17 +73,17 @@ class Term:
 
     @property
     def is_code(self) -> bool:
-        """Whether the term is written in the font of code."""
+        """Return whether the term is written in the font of code."""
         return self.name.startswith("`")
 
     @property
     def text(self) -> str:
-        """The term without the marks of code."""
+        """Return the term without the marks of code."""
         return self.name.strip("`")
 
     @property
     def anchor(self) -> str:
-        """The id of the term's row."""
+        """Return the id of the term's row."""
         return "term-" + re.sub(r"\W+", "-", self.text.lower()).strip("-")
 
     @property
