@@ -116,6 +116,7 @@ def run_session(
     functions = [c for c in options.measure_callbacks if callable(c)]
 
     def report(session: Session) -> None:
+        """Print the trials of each task and its time relative to the default."""
         if options.verbose:
             rows = (
                 f"{s.task}: {s.trials} trials, {s.ratio:.3f} of the default" for s in session.states

@@ -70,6 +70,7 @@ def _region_compiler(
         inputs: dict[int, runtime.Tensor] = {}
 
         def run_region(feed: Sequence[Array]) -> object:
+            """Run the region on copies of the arrays on its device, and wait for the results."""
             for array in feed:
                 if id(array) not in inputs:
                     inputs[id(array)] = runtime.tensor(array).copyto(default)

@@ -441,6 +441,7 @@ def _delegate_to(
         def forward_value(
             self: Interpreter, at: Expr, where: ActivationFrame, tail: bool, steps: Steps
         ) -> None:
+            """Forward the value of the inner expression to the outer one."""
             # When the inner expression has its value: this step lies below it.
             where.values[at] = self._value_of(inner, where)
 

@@ -229,6 +229,7 @@ def _call(delta: AnswerDelta) -> dict[str, object]:
 
 def _chat_score(score: ScoredToken) -> dict[str, object]:
     def entry(data: bytes, logprob: float) -> dict[str, object]:
+        """Return a token with its log-probability and bytes, as OpenAI writes it."""
         return {
             "token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data),
         }  # fmt: skip

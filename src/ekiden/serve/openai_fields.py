@@ -50,6 +50,7 @@ class RequestField:
 
 def _number(minimum: float, maximum: float) -> Reader:
     def read(name: str, value: Any) -> float:  # noqa: ANN401  # JSON
+        """Return the number. Raises RequestError for one out of range."""
         if type(value) not in (int, float) or not minimum <= value <= maximum:
             raise RequestError(f"'{name}': a number from {minimum} to {maximum} expected")
         return float(value)
@@ -59,6 +60,7 @@ def _number(minimum: float, maximum: float) -> Reader:
 
 def _integer(minimum: int, maximum: int) -> Reader:
     def read(name: str, value: Any) -> int:  # noqa: ANN401  # JSON
+        """Return the whole number. Raises RequestError for one out of range."""
         if type(value) is not int or not minimum <= value <= maximum:
             raise RequestError(f"'{name}': a whole number from {minimum} to {maximum} expected")
         return value
@@ -70,6 +72,7 @@ def _only(*values: object) -> Reader:
     """Read a field of which some values alone are honoured."""
 
     def read(name: str, value: Any) -> Any:  # noqa: ANN401  # JSON
+        """Return the value. Raises RequestError for one that is not supported."""
         if not any(type(value) is type(allowed) and value == allowed for allowed in values):
             raise RequestError(f"'{name}': this value is not supported")
         return value

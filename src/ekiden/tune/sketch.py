@@ -185,6 +185,7 @@ class TraceSpace:
         def provide_decision(
             inst: Instruction, inputs: object, attrs: object, decision: object
         ) -> object:
+            """Return the decision to replay, or None for one to draw again."""
             del inputs, attrs
             return None if inst in which else decision
 

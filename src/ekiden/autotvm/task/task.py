@@ -174,6 +174,7 @@ def template(task_name: str, func: Function | None = None) -> Any:  # noqa: ANN4
     """
 
     def register(function: Function) -> Function:
+        """Register the template, and return a function that calls it with a decision."""
         REGISTERED_TEMPLATES[task_name] = function
 
         @functools.wraps(function)
@@ -192,11 +193,13 @@ def register_topi_compute(task_name: str, func: Callable[..., Tensor] | None = N
     """
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Register the computation, and return a function that calls it with a decision."""
         _COMPUTES[task_name] = function
         REGISTERED_TEMPLATES[task_name] = functools.partial(_run_parts, task_name)
 
         @functools.wraps(function)
         def call_compute(*args: object) -> Tensor:
+            """Call the computation with the decision of its task."""
             with_own_config = functools.partial(_call_with_config, function)
             result: Tensor = _call_dispatched(task_name, with_own_config, args)
             return result
@@ -212,10 +215,12 @@ def register_topi_schedule(task_name: str, func: Callable[..., Schedule] | None 
     """
 
     def register(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
+        """Register the schedule, and return a function that calls it with a decision."""
         _SCHEDULES[task_name] = function
 
         @functools.wraps(function)
         def call_schedule(outs: Sequence[Tensor] | Tensor, *args: object) -> Schedule:
+            """Call the schedule with the decision of its task."""
             with_own_config = functools.partial(_call_with_config, function)
             result: Schedule = _call_dispatched(task_name, with_own_config, (outs, *args))
             return result

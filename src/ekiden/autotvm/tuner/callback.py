@@ -28,6 +28,7 @@ def log_to_file(file_out: PathName | TextIOBase, protocol: str = "json") -> Call
     def append_lines(
         _: object, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]
     ) -> None:
+        """Append a line for each measured candidate to the log."""
         lines = [f"{encode(i, r, protocol)}\n" for i, r in zip(inputs, results, strict=False)]
         if path is not None:
             with open(path, "a") as file:
@@ -74,6 +75,7 @@ def progress_bar(total: int, prefix: str = "", si_prefix: str = "G") -> Callback
     def print_progress(
         tuner: object, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]
     ) -> None:
+        """Print the current and the best rate and the number of trials."""
         nonlocal best, done
         now = 0.0
         for inp, result in zip(inputs, results, strict=False):

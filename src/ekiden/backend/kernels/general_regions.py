@@ -264,6 +264,7 @@ class _RecurrentLayer:
         j = te.reduce_axis((0, shape[2]), "j")
 
         def listed_word(b: Var, p: Var, at: Var) -> PrimExpr:
+            """Return a channel of a word of bytes by its index in the list."""
             return self.bytes[
                 b,
                 cast(word_indices[p, at // DOT_WORD_CHANNELS], "int64") * DOT_WORD_CHANNELS
@@ -271,6 +272,7 @@ class _RecurrentLayer:
             ]
 
         def listed_product(b: Var, p: Var, column: Var) -> PrimExpr:
+            """Return the product of a listed channel and its weight."""
             factor = self.given[
                 p,
                 j // DOT_WORD_CHANNELS + self.hidden // DOT_WORD_CHANNELS,

@@ -344,6 +344,7 @@ def _winograd_stages(tensor: te.Tensor) -> StagedResult:
     down, across = (rows + (m - 1)) // m, (columns + (m - 1)) // m
 
     def padded_element(image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
+        """Return an element of the image, zero in the padding."""
         held = in_range_conditions(y - top, height, True, True) + in_range_conditions(
             x - pad_left, width, True, True
         )

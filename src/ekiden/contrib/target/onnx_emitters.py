@@ -148,6 +148,7 @@ def _reduction_emitter(op_type: str) -> Emitter:
     """Return the emitter of a reduction whose axes are an attribute."""
 
     def emit(writer: GraphWriter, call: Call, args: list[str]) -> str:
+        """Emit a reduction over axes; one over no axis is an Identity."""
         axes = _reduction_axes(call)
         if axes == []:
             return writer.emit("Identity", args)
@@ -160,6 +161,7 @@ def _arg_reduction_emitter(op_type: str) -> Emitter:
     """Return the emitter of ArgMax or ArgMin along one axis."""
 
     def emit(writer: GraphWriter, call: Call, args: list[str]) -> str:
+        """Emit an ArgMax or ArgMin over one axis."""
         axes, attrs = _reduction_axes(call), _call_attrs(call)
         _require_supported(axes is not None and len(axes) == 1, call, "other than one axis")
         assert axes is not None
@@ -213,6 +215,7 @@ def _pool_emitter(op_type: str) -> Emitter:
     """Return the emitter of 2-D pooling."""
 
     def emit(writer: GraphWriter, call: Call, args: list[str]) -> str:
+        """Emit a pooling of layout NCHW."""
         attrs, is_average = _call_attrs(call), op_type == "AveragePool"
         _require_supported(
             attrs.layout == "NCHW", call, "a layout other than NCHW: run ConvertLayout first"
@@ -236,6 +239,7 @@ def _global_pool_emitter(op_type: str) -> Emitter:
     """Return the emitter of global 2-D pooling."""
 
     def emit(writer: GraphWriter, call: Call, args: list[str]) -> str:
+        """Emit a global pooling of layout NCHW."""
         attrs = _call_attrs(call)
         _require_supported(
             attrs.layout == "NCHW", call, "a layout other than NCHW: run ConvertLayout first"

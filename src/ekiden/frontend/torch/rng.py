@@ -114,6 +114,7 @@ class RandomDraw:
         call: Callable[..., torch.Tensor] = self.node.target  # type: ignore[assignment]
 
         def value(node: torch.fx.Node) -> Any:  # noqa: ANN401 - a tensor or a number
+            """Return a number, or a tensor of the node's sizes and strides without data."""
             meta = node.meta["val"]
             if not isinstance(meta, torch.Tensor):
                 return sizes.evaluate(meta)

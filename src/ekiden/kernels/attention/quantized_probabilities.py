@@ -425,6 +425,7 @@ class ByteProbabilities(QuantizedProbabilities):
         kernel, page, base, v = self.kernel, Var("page", "int64"), Var("base", "int64"), Var("v")
 
         def store_steps(finer: list[Var]) -> Stmt:
+            """Store the inverse quantisation steps of a page."""
             return seq(*(
                 BufferStore(self.inverse_steps, steps, (self.step_index(tile, page, n),))
                 for n, steps in enumerate(finer)

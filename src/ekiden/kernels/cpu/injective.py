@@ -284,6 +284,7 @@ class _InjectiveNest:
         )
 
         def loop_over_rows(make: Callable[[dict[Var, PrimExpr]], Stmt]) -> Stmt:
+            """Emit a loop over the rows of a strip."""
             at = Var(walked.var.name)
             return For(
                 at,
@@ -627,6 +628,7 @@ class _InjectiveNest:
         short = isinstance(inner.extent, IntImm) and inner.extent.value <= TRANSPOSE_BLOCK_ROWS
 
         def emit_strip(row_values: dict[Var, PrimExpr]) -> Stmt:
+            """Emit an unrolled loop over the elements of a strip."""
             body = self.emit_element(
                 row_values | {inner.var: strip * TRANSPOSE_STRIP_ELEMENTS + strip_index}
             )

@@ -123,6 +123,7 @@ class _UpsampleKernel:
             def store_to_stage(
                 i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None
             ) -> Stmt:
+                """Store a transformed value to the staging buffer."""
                 assert isinstance(at, IntImm)
                 return self.emit_scatter(stage, across, first + i, at.value, value)
 

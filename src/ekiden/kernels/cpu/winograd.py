@@ -462,6 +462,7 @@ class _WinogradKernel:
             def store_product(
                 i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None
             ) -> Stmt:
+                """Store a vector of the transformed products."""
                 offset = to + (first + i) * self.columns + at
                 return BufferStore(self.products, value, (ramp(offset, 1, self.lanes),))
 

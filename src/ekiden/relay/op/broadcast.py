@@ -99,6 +99,7 @@ def _numpy_reference(function: Callable[..., Array], dtype: str | None) -> Calla
     """Wrap a NumPy function so that its result has the arguments' dtype where NumPy promotes."""
 
     def reference(attrs: Attrs | None, lhs: Array, rhs: Array) -> Array:
+        """Compute the operator with NumPy, without warnings."""
         # Infinities and NaN are results of the operator, not mistakes of the program.
         with np.errstate(all="ignore"):
             return np.asarray(function(lhs, rhs)).astype(dtype or lhs.dtype, copy=False)

@@ -318,6 +318,7 @@ def _make_fixed_rule(*layouts: str) -> LayoutRule:
     def rule(
         attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
     ) -> _InferredLayouts:
+        """Return the fixed layouts, whatever the operands have."""
         return _InferredLayouts(layouts[:-1], layouts[-1:], attrs)
 
     return rule

@@ -123,6 +123,7 @@ def _add_workspaces(
         ]
 
     def rewrite(chain: LetChain, _: bool) -> LetChain:
+        """Add workspaces to the bindings of a chain."""
         return LetChain(
             [b for binding in chain.bindings for b in add_workspace(binding)], chain.result
         )

@@ -44,6 +44,7 @@ class _SmallTypeLowerer(StmtMutator):
         self._keepalive: list[PrimExpr] = []
 
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
+        """Lower an expression; results are cached by identity."""
         # The memo is keyed by id: the expression stays referenced so that its id is not reused.
         self._keepalive.append(expr)
         return rewrite(expr, self._lower_node, self._memo)

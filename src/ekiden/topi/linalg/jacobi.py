@@ -249,6 +249,7 @@ def _emit_orthogonalization(
         work[i, j] = work[i, j] / scale
 
     def gram_entries(i: Var, k: Var) -> tuple[PrimExpr, PrimExpr, PrimExpr, PrimExpr]:
+        """Return the entries of a 2x2 Gram matrix of two rows, and the tolerance."""
         a, d = work.emit_dot(i, i), work.emit_dot(k, k)
         # The tolerance is relative to both lengths, so that short rows become as orthogonal as long
         # ones.

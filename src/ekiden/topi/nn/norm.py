@@ -111,6 +111,7 @@ def _moments(
         return total[row] / count
 
     def squared_deviation(*i: Var) -> PrimExpr:
+        """Return the sum of squared deviations from a row's mean."""
         distance = cast(
             data[source_indices(i, variables, axes, data.ndim, True)], wide
         ) - mean_of_row(i)

@@ -146,6 +146,7 @@ def _complex_iota(convert: Converter) -> ComplexRule:
     """Return the complex rule of iota, with imaginary part 0."""
 
     def rule(node: StablehloNode) -> ComplexPair:
+        """Return the real result with zero imaginary parts."""
         positions = convert(node)
         assert isinstance(positions, Value), "it gives one tensor"
         real = node.scope.expr(positions)

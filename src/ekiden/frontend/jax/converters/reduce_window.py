@@ -257,6 +257,7 @@ def _parallel_prefix_scan(
         return [node.map_parts(value, slice_axis) for value in values]
 
     def reverse(values: ImportedValues) -> ImportedValues:
+        """Reverse the axis of values that are scanned from the end."""
         if prefixes.is_forward:
             return values
         return [node.map_parts(value, lambda expr: op.reverse(expr, axis)) for value in values]

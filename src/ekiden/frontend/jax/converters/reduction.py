@@ -167,6 +167,7 @@ def _reduce_by_loop(
         return node.bind_shared(op.take(scope.expr(value), at, axis=axis))
 
     def loop_body(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
+        """Apply the reducer to the carried values and the next rows."""
         at = op.add(scope.expr(index), const(1, "int64"))
         rows = reassemble_complex(kinds, [take_row(v, at) for v in flatten_parts(values)])
         return Iteration(

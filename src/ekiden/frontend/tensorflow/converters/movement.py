@@ -21,6 +21,7 @@ def _tensor_scatter_row(mode: str) -> TensorflowRow:
     name = f"TensorScatter{mode.title()}"
 
     def convert(node: TensorflowNode) -> Expr:
+        """Convert a scatter of updates at indices."""
         return op.scatter_nd(
             node.expr(0), shared.transpose_coordinates(node, 1), node.expr(2), mode
         )

@@ -185,6 +185,7 @@ def _nan_ignoring_extremum(
     """Return fmax or fmin on operands of a dtype: a number wins over NaN (IEEE 754-2008 maxNum)."""
 
     def extreme(dtype: str, x: Expr, y: Expr) -> Expr:
+        """Return the extremum of two values, which prefers numbers to NaN."""
         if not is_float(dtype):
             return function(x, y)
         # IEEE 754-2008 maxNum and minNum: a number wins over NaN.

@@ -75,6 +75,7 @@ def _addmm_converter(product: Callable[[FxNode, Value, Value], Expr]) -> Convert
     def convert(
         node: FxNode, bias: Value, a: Value, b: Value, *, beta: Operand = 1, alpha: Operand = 1
     ) -> Expr:
+        """Return beta * bias + alpha * (a product of a and b)."""
         return _scale_and_add(node, product(node, a, b), bias, beta, alpha)
 
     return convert

@@ -85,6 +85,7 @@ class _RecurrentLayer:
         inputs = project_hidden(data, into, sides[0])
 
         def step(rows: Sequence[Expr], states_now: Sequence[Expr]) -> list[Expr]:
+            """Return the states after one time step."""
             return self._next_states(
                 rows[0], project_hidden(states_now[0], again, sides[1]), states_now
             )

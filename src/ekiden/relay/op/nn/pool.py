@@ -149,6 +149,7 @@ def lowest_value(dtype: np.dtype[Any]) -> float | int:
 
 def _max_pool_reference(name: str) -> Callable[[MaxPoolAttrs, Array], Array]:
     def reference(attrs: MaxPoolAttrs, data: Array) -> Array:
+        """Return the maximum of each window."""
         windows = _sliding_windows(
             attrs, data, lowest_value(data.dtype), _static_extents(name, attrs, data)
         )

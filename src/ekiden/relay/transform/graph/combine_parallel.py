@@ -431,6 +431,7 @@ def _elementwise_chain(call: Call, users: Mapping[RelayExpr, Sequence[RelayExpr]
 
 def _combine_pass(name: str, kind: CombineRule, min_num_branches: int, opt_level: int = 4) -> Pass:
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Combine parallel operators in each function, where the rewrite is allowed."""
         if not is_rewrite_allowed("join products", context):
             return module
         return map_functions(

@@ -121,6 +121,7 @@ def _pack_tuple(tensors: list[Var], kind: Type) -> RelayExpr:
     remaining = iter(tensors)
 
     def build_tuple(at: Type) -> RelayExpr:
+        """Build a value of the type from the remaining tensors."""
         return (
             Tuple(tuple(map(build_tuple, at.fields)))
             if isinstance(at, TupleType)

@@ -239,6 +239,7 @@ def _rewrite_body(body: RelayExpr, entry_symbols: Set[Symbol]) -> RelayExpr:
         return [] if value in gone or variable in dropped else [binding]
 
     def rewrite_chain(chain: LetChain, _: bool) -> LetChain:
+        """Rewrite the slices of a chain."""
         return LetChain(
             [b for binding in chain.bindings for b in rewrite_binding(binding)], chain.result
         )

@@ -296,6 +296,7 @@ def _apply_dequantize(levels: QuantizedTensor, call: Call, operand: int) -> Quan
     axis, rank = int(getattr(call.attrs, "axis", -1)) % max(levels.rank, 1), levels.rank
 
     def along(parameter: RelayExpr) -> RelayExpr:
+        """Return the parameter with its values along the quantised axis."""
         if not tensor_type_of(parameter).shape or rank <= 1:
             return parameter
         return infer_new_types(op.reshape(parameter, (-1, *(1,) * (rank - 1 - axis))))
