@@ -184,7 +184,7 @@ def test_a_server_ends_when_it_is_idle() -> None:
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     code = (
         "from ekiden.codegen import worker_server as server; "
-        "server.IDLE_LIMIT_S, server.PARENT_POLL_INTERVAL_S = 0.0, 0.01; "
+        "server.SERVER_IDLE_TIMEOUT_S, server.PARENT_POLL_INTERVAL_S = 0.0, 0.01; "
         f"server.serve({other.fileno()})"
     )
     with own, other:

@@ -2,7 +2,9 @@
 
 import os
 import random
+import select
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 
@@ -10,8 +12,10 @@ import pytest
 from rpc_functions import wait_until
 
 from ekiden import rpc
-from ekiden.rpc.messages import Kind
+from ekiden.rpc.handshake import HandshakeServer
+from ekiden.rpc.messages import MAX_HELLO_BYTES, PROTOCOL_MAGIC, PROTOCOL_VERSION, Kind
 from ekiden.rpc.tracker import TrackerSummary
+from ekiden.rpc.wire_format import NoHandles, serialize_frame
 from long_runs import sizes
 
 
@@ -182,6 +186,23 @@ def test_sessions_through_a_proxy(tracker: rpc.Tracker, client: rpc.TrackerSessi
         each.terminate()
     until(client, lambda s: not s["server_info"])
     proxy.terminate()
+
+
+def test_a_client_that_was_heard_keeps_its_server_from_being_idle() -> None:
+    door = HandshakeServer(None)
+    hello = (PROTOCOL_MAGIC, PROTOCOL_VERSION, MAX_HELLO_BYTES, 0, "far", ())
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as client,
+        listener.accept()[0] as server,
+    ):
+        client.sendall(serialize_frame(Kind.HELLO, hello, NoHandles()))
+        door.start_handshake(server, is_known=True)
+        # The wake-up is written after the handshake's thread has forgotten the connection.
+        select.select([door.wake], [], [])
+        assert door.is_busy
+        assert [heard.key for heard in door.take_completed()] == ["far"]
+        assert not door.is_busy
 
 
 def descriptors(tracker: rpc.Tracker) -> int:

@@ -140,8 +140,10 @@ class HandshakeServer:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a handshake is in progress."""
-        return bool(self._greetings)
+        """Return whether a handshake is in progress or its client was not taken yet."""
+        # In this order: a client is appended before its greeting is deleted, so that a server which
+        # asks in between never takes itself for idle and waits at its proxy twice.
+        return bool(self._greetings) or bool(self._heard)
 
     def close_expired(self) -> None:
         """Close the connections whose time has run out."""
