@@ -31,7 +31,7 @@ from ekiden.compiler.cache.cache_files import (
     prune_cache,
 )
 from ekiden.ir import extensions
-from ekiden.ir.cache_layers import cache_layers
+from ekiden.ir.cache_folders import cache_layers
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.files import list_files
 from onnx_files import arguments, expected, model

@@ -22,7 +22,7 @@ from ekiden.tir import (
     Stmt,
     verify,
 )
-from ekiden.tir.regions import buffer_accesses
+from ekiden.tir.access_regions import buffer_accesses
 from ekiden.tir.visitor import ExprRewriter, StmtMutator, pre_order_stmts, rename, substitute
 from long_runs import alike
 

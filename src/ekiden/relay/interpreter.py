@@ -47,10 +47,17 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
+from ekiden.relay.interpreter_values import (
+    ActivationFrame,
+    Closure,
+    ConstructorValue,
+    RefValue,
+    Symbols,
+    Value,
+)
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
 from ekiden.relay.op.prim_func_call import wrap_prim_func
 from ekiden.relay.op.vm import MatchShapeAttrs
-from ekiden.relay.values import ActivationFrame, Closure, ConstructorValue, RefValue, Symbols, Value
 from ekiden.runtime.errors import IndexRangeError, InputError, LinAlgError, RunError
 from ekiden.tir.stmt import PrimFunc
 

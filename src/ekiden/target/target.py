@@ -26,7 +26,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import facts as target_facts
 from ekiden.target.config import Config, format_option, parse_target_config
-from ekiden.target.device_facts import DEVICE_ATTRIBUTES, device_facts
+from ekiden.target.device_attributes import DEVICE_ATTRIBUTES, device_facts
 from ekiden.target.features import ABILITIES, FEATURE_TABLE, has_any, unused_features
 from ekiden.target.kinds import MAX_KERNEL_ARGUMENTS, TARGET_KINDS, TargetKind, supported_kinds
 from ekiden.target.processors import PROCESSORS, Cache

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ekiden.te.differentiation import gradient
     from ekiden.te.prim_func import create_prim_func
     from ekiden.te.range_checks import index_check, info_check, range_check
-    from ekiden.te.recurrences import scan
+    from ekiden.te.scan_op import scan
     from ekiden.te.schedule import Schedule, Stage, create_schedule, thread_axis
     from ekiden.te.tensor_intrin import TensorIntrin, decl_tensor_intrin
 
@@ -40,7 +40,7 @@ if not TYPE_CHECKING:
             "differentiation": "gradient",
             "prim_func": "create_prim_func",
             "range_checks": "index_check info_check range_check",
-            "recurrences": "scan",
+            "scan_op": "scan",
             "schedule": "Schedule Stage create_schedule thread_axis",
             "tensor_intrin": "TensorIntrin decl_tensor_intrin",
         },

@@ -21,7 +21,7 @@ from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te.axis_names import axis_names, rank_mismatch_message
 from ekiden.te.reducer import Reduce, ReduceAxis
-from ekiden.te.statements import replace_buffers
+from ekiden.te.stmt_renaming import replace_buffers
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, IterKind, IterVar, PrimFunc, Stmt
 from ekiden.tir.transform.scalars_as_tensors import numbers_as_tensors

@@ -35,8 +35,8 @@ from ekiden.ir.prim import BinaryExpr as BinaryOpExpr
 from ekiden.ir.prim import Intrinsic as Call
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir import analysis, ir_builder, op, specialize, stmt_functor
+from ekiden.tir.alpha_renaming import distinct
 from ekiden.tir.data_layout import BijectiveLayout, Layout, bijective_layout, layout
-from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import (
     Broadcast,
     Buffer,

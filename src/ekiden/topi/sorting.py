@@ -32,7 +32,7 @@ from ekiden.topi.dimensions import (
     require_shape,
 )
 from ekiden.topi.elementwise import as_bool
-from ekiden.topi.ranks import (
+from ekiden.topi.sort_keys import (
     RowSelection,
     order_preserving_rank,
     position_dtype,

@@ -20,8 +20,8 @@ from ekiden.ir.prim import PrimExpr, Var, const, maximum
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.transform.memory_plan import KernelMemoryInfo
 from ekiden.target import Target
-from ekiden.tir.contents import summarize_stmt
 from ekiden.tir.stmt import Allocate, For, ForKind, IfThenElse, LetStmt, PrimFunc, SeqStmt, Stmt
+from ekiden.tir.stmt_summary import summarize_stmt
 
 WORKSPACE_HEADER_BYTES = 64
 """Header and rounding granularity of an ek_workspace_alloc block in bytes."""

@@ -12,8 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common.block import ImportBlock, emit_failure
 from ekiden.frontend.common.constant_folding import fold_select, to_expr_elements
+from ekiden.frontend.common.import_block import ImportBlock, emit_failure
 from ekiden.frontend.common.loop import as_scalar
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.rank_cases import (

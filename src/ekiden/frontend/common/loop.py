@@ -17,7 +17,7 @@ from functools import reduce
 
 import numpy as np
 
-from ekiden.frontend.common.block import ImportBlock
+from ekiden.frontend.common.import_block import ImportBlock
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.scope import Scope, is_as_specific
 from ekiden.frontend.common.sequence_value import SequenceValue, join_types

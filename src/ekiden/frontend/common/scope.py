@@ -11,9 +11,9 @@ from typing import TypeGuard
 import numpy as np
 
 from ekiden.arith import Analyzer
-from ekiden.frontend.common.block import ImportBlock
 from ekiden.frontend.common.dim_arithmetic import lower_dim
 from ekiden.frontend.common.dim_facts import DimFacts, RestartImport
+from ekiden.frontend.common.import_block import ImportBlock
 from ekiden.frontend.common.loop_invariant_motion import bind_captured_exprs
 from ekiden.frontend.common.sequence_value import SequenceValue
 from ekiden.frontend.common.spans import attach_span

@@ -25,13 +25,13 @@ from ekiden.relay.gradient.helpers import (
     sum_to_shape,
     tensor_type_of,
 )
-from ekiden.relay.op.algebra import VarianceAttrs
 from ekiden.relay.op.gradient import register_gradient
 from ekiden.relay.op.index import GatherNDAttrs, OneHotAttrs, TakeAttrs
 from ekiden.relay.op.join import ConcatenateAttrs, SplitAttrs, StackAttrs
 from ekiden.relay.op.nn.padding import PadAttrs
 from ekiden.relay.op.reduce import ReduceAttrs, reduced_axes
 from ekiden.relay.op.slice import StridedSliceAttrs, normalize_slice
+from ekiden.relay.op.tensor_math import VarianceAttrs
 from ekiden.relay.op.transform import (
     RepeatAttrs,
     ReverseAttrs,

@@ -20,8 +20,8 @@ from ekiden.ir.prim import AnyDim, PrimExpr, is_const
 from ekiden.ir.text import format_type
 from ekiden.ir.type import GlobalTypeVar, TensorType, Type, TypeCall, TypeVar
 from ekiden.relay.expr import Call, Constructor, Expr, TypeData
+from ekiden.relay.interpreter_values import ConstructorValue
 from ekiden.relay.op._declare import call_op, call_shape_rule, check_attrs, raise_type_error
-from ekiden.relay.values import ConstructorValue
 from ekiden.runtime.errors import RunError
 from ekiden.topi.dimensions import normalize_axis
 

@@ -15,10 +15,10 @@ from ekiden.tir.schedule import (
     layout,
     read_write_at,
     reduction,
-    reuse,
-    rolling,
+    reuse_buffer,
+    rolling_buffer,
     sampling,
-    tensor,
+    tensorize,
 )
 from ekiden.tir.schedule.cache_index import cache_index
 from ekiden.tir.schedule.core import BlockLike, LoopLike, ScheduleState
@@ -298,7 +298,9 @@ class BlockPrimitives(ScheduleState):
         which = write_buffer_index
         attrs = {"write_buffer_index": which.name if isinstance(which, Buffer) else which}
         handles = (self._block_handle(block),)
-        self._run_primitive("rolling_buffer", rolling.rolling_buffer, handles, attrs, moves=True)
+        self._run_primitive(
+            "rolling_buffer", rolling_buffer.rolling_buffer, handles, attrs, moves=True
+        )
 
     def read_at(
         self,
@@ -470,7 +472,9 @@ class BlockPrimitives(ScheduleState):
         """
         which = write_buffer_index
         attrs = {"write_buffer_index": which.name if isinstance(which, Buffer) else which}
-        self._run_primitive("reuse_buffer", reuse.reuse_buffer, (self._block_handle(block),), attrs)
+        self._run_primitive(
+            "reuse_buffer", reuse_buffer.reuse_buffer, (self._block_handle(block),), attrs
+        )
 
     # Reductions.
 
@@ -619,7 +623,7 @@ class BlockPrimitives(ScheduleState):
         attrs = {"preserve_unit_iters": preserve_unit_iters}
         handles = (self._loop_handle(target),)
         return _single_block_handle(
-            self._run_primitive("blockize", tensor.blockize, handles, attrs)
+            self._run_primitive("blockize", tensorize.blockize, handles, attrs)
         )
 
     def tensorize(
@@ -640,7 +644,7 @@ class BlockPrimitives(ScheduleState):
         """
         handles = (self._block_or_loop(block_or_loop),)
         attrs = {"tensor_intrin": tensor_intrin, "preserve_unit_iters": preserve_unit_iters}
-        self._run_primitive("tensorize", tensor.tensorize, handles, attrs)
+        self._run_primitive("tensorize", tensorize.tensorize, handles, attrs)
 
 
 def _convert_index_map(mapping: IndexMapLike) -> IndexMap:

@@ -24,9 +24,9 @@ from ekiden.ir.prim import (
     Sub,
     const,
 )
-from ekiden.tir.contents import summarize_stmt
 from ekiden.tir.expr import Broadcast, broadcast
 from ekiden.tir.stmt import PrimFunc
+from ekiden.tir.stmt_summary import summarize_stmt
 from ekiden.tir.visitor import ExprRewriter
 
 ROUNDING = frozenset(("round", "nearbyint", "floor", "ceil", "trunc"))

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.errors import ScheduleError
-from ekiden.tir.distinct import distinct
+from ekiden.tir.alpha_renaming import distinct
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ekiden.ir.type import FuncType, TupleType, Type
 from ekiden.relay.transform.fusion.union_find import UnionFindNode
-from ekiden.relay.transform.shapes.host_values import is_small_integer_type
+from ekiden.relay.transform.shapes.control_values import is_small_integer_type
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.virtual_device import HOST, DeviceMemory, VirtualDevice
 

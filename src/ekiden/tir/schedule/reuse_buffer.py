@@ -15,7 +15,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.predicates import split_conjuncts
 from ekiden.tir.reduction import is_same_expr
 from ekiden.tir.schedule.cache import resolve_buffer
-from ekiden.tir.schedule.check import single_store
+from ekiden.tir.schedule.legality import single_store
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
     accesses_of_buffer,

@@ -6,7 +6,7 @@ import pytest
 
 from ekiden import runtime
 from ekiden.runtime.errors import CompileError
-from ekiden.target import Target, device_facts
+from ekiden.target import Target, device_attributes
 
 
 def test_target_facts_come_from_the_device() -> None:
@@ -49,4 +49,4 @@ def test_a_gpu_says_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_device_is_refused() -> None:
     with pytest.raises(CompileError, match="-from_device=77: there is no such device"):
         Target("opencl -from_device=77")
-    assert device_facts.device_facts(4, 77) == {}
+    assert device_attributes.device_facts(4, 77) == {}

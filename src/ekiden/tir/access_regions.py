@@ -15,7 +15,6 @@ from ekiden.ir.prim import LT, And, IntImm, Intrinsic, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import is_same_expr, post_order, substitute
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tir.contents import accessed_buffers
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
@@ -29,6 +28,7 @@ from ekiden.tir.stmt import (
     Stmt,
     While,
 )
+from ekiden.tir.stmt_summary import accessed_buffers
 from ekiden.tir.views import resolve_view
 from ekiden.tir.visitor import stmt_exprs, sub_statements
 

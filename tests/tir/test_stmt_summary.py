@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ekiden.ir.prim import FloatImm, Intrinsic, Var, const
-from ekiden.tir import contents as module
-from ekiden.tir.contents import accessed_buffers, summarize_stmt
+from ekiden.tir import stmt_summary as module
 from ekiden.tir.expr import Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, DeclBuffer, For, ForKind, PrimFunc, Stmt, seq
+from ekiden.tir.stmt_summary import accessed_buffers, summarize_stmt
 from ekiden.tir.transform.intrinsic_lowering import lower_intrinsics
 from ekiden.tir.transform.lower_small_types import lower_small_types
 from ekiden.tir.visitor import NO_OP

@@ -18,9 +18,9 @@ from ekiden.ir.prim import PrimExpr, Var, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.tir.access_regions import iter_accesses
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.reduction import COMBINE_ANNOTATION, is_same_expr, match_update
-from ekiden.tir.regions import iter_accesses
 from ekiden.tir.schedule.program import (
     accesses_of_buffer,
     block_reads,

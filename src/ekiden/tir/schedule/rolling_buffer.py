@@ -10,16 +10,16 @@ from ekiden.ir.prim import EQ, IntImm, PrimExpr, Var, fold_binary, logical_and
 from ekiden.ir.prim import Or as OrExpr
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.range import Range
+from ekiden.tir.access_regions import bounding_region
 from ekiden.tir.expr import Buffer
-from ekiden.tir.regions import bounding_region
+from ekiden.tir.schedule.block_kinds import COMPLETE, REDUCTION, require_kind
 from ekiden.tir.schedule.cache import resolve_buffer
-from ekiden.tir.schedule.check import (
+from ekiden.tir.schedule.legality import (
     require_sole_writer,
     require_top_level_block,
     require_unconditional,
     written_box_in_iteration,
 )
-from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, require_kind
 from ekiden.tir.schedule.program import (
     Indices,
     ScheduleProgram,

@@ -10,8 +10,8 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
 from ekiden.ir.prim_visitor import children, free_vars, literal_fields, substitute
 from ekiden.tir.expr import LATE_SCOPES, Buffer, BufferAddress, BufferLoad, Ramp, broadcast
 from ekiden.tir.predicates import join_conjuncts
-from ekiden.tir.schedule.check import num_iter_sum_values, split_domain_guards
-from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, require_kind
+from ekiden.tir.schedule.block_kinds import COMPLETE, REDUCTION, UPDATE, require_kind
+from ekiden.tir.schedule.legality import num_iter_sum_values, split_domain_guards
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
     bound_analyzer,

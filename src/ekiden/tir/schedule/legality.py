@@ -1,9 +1,9 @@
 """Proof obligations of schedule primitives: iterations of a loop touch disjoint elements, an
 iteration writes what it reads, inputs are final.
 
-Proofs are about boxes and digits. What one iteration touches of a buffer is a box (`tir.regions`),
-an over-estimate; what a block writes is only used where it is exactly a box (`written_box`).
-`schedule.disjoint_iterations` proves that iterations are disjoint. So:
+Proofs are about boxes and digits. What one iteration touches of a buffer is a box
+(`tir.access_regions`), an over-estimate; what a block writes is only used where it is exactly a box
+(`written_box`). `schedule.disjoint_iterations` proves that iterations are disjoint. So:
 
     require_permutable    each sum's first step stays first; no step sees what another one wrote
     require_concurrent    steps write elements of their own, or each has a buffer of its own
@@ -22,12 +22,11 @@ from ekiden.ir.prim import GE, LT, FloorDiv, IntImm, PrimExpr, Var, const, is_co
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
+from ekiden.tir.access_regions import bounding_region
 from ekiden.tir.expr import Buffer
 from ekiden.tir.predicates import split_conjuncts
 from ekiden.tir.reduction import match_reduction
-from ekiden.tir.regions import bounding_region
-from ekiden.tir.schedule.disjoint_iterations import overlap_fault
-from ekiden.tir.schedule.kinds import (
+from ekiden.tir.schedule.block_kinds import (
     COMPLETE,
     OPAQUE,
     REDUCTION,
@@ -39,6 +38,7 @@ from ekiden.tir.schedule.kinds import (
     spatial_values,
     stores_with_loops,
 )
+from ekiden.tir.schedule.disjoint_iterations import overlap_fault
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
     accesses_of_buffer,
