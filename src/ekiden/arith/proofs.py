@@ -175,8 +175,8 @@ class PolynomialProver:
                 yield low + min(ends), high + max(ends)
 
     def _tight_bound(self, p: Poly, depth: int = MAX_PROOF_DEPTH) -> Interval:
-        """Return the interval of p, with floor remainders written as `a - a // d * d` taken into
-        account. Proofs inside of schedules do without: they have `a % d`.
+        """Return the interval of p, with floor remainders expanded as `a - a // d * d`. Proofs
+        inside of schedules do without: they have `a % d`.
         """
         low, high = self._bound(p)
         for monomial, coefficient in p.items():

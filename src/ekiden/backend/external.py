@@ -1,5 +1,4 @@
-"""External compilers (BYOC): which of them compiles the functions that PartitionGraph cut out for
-it.
+"""External compilers (BYOC) and their registry, for the functions that PartitionGraph outlined.
 
     def for_test(function):                  # a relay.Function with global_symbol
         def kernel(*tensors): ...            # the inputs, then the tensors it writes
@@ -32,7 +31,7 @@ ExternalCodegen = Callable[[Function], ExternalKernel]
 
 @dataclass(frozen=True, slots=True)
 class ExternalCompiler:
-    """External compiler: compiles a function to the text that an executable stores."""
+    """External compiler, which compiles a function to the text that an executable stores."""
 
     compile: Callable[[Function], str]
 
@@ -41,7 +40,7 @@ _EXTERNAL_COMPILERS: dict[str, ExternalCompiler] = {}
 
 
 def register_external(compiler: str, codegen: ExternalCodegen) -> None:
-    """Register the code generator of an external compiler; a later one takes its place.
+    """Register the code generator of an external compiler, replacing an earlier one.
 
     Executables that need it can be loaded from then on: they keep the functions, and have them
     compiled when they are loaded.
@@ -59,9 +58,7 @@ def register_external(compiler: str, codegen: ExternalCodegen) -> None:
 
 
 def register_compiler(name: str, external: ExternalCompiler) -> None:
-    """Register a compiler; the global function ek.external.<name> makes kernels where it
-    is loaded.
-    """
+    """Register an external compiler, whose global function ek.external.<name> loads its kernels."""
     _EXTERNAL_COMPILERS[name] = external
 
 

@@ -43,7 +43,7 @@ def _user_cache_folder() -> str | None:
 
 
 def is_nonempty_folder(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a folder exists and holds anything."""
+    """Return whether a folder exists and is not empty."""
     try:
         with os.scandir(folder) as entries:
             return next(entries, None) is not None

@@ -94,7 +94,7 @@ class DumpIR(PassInstrument):
         function: str = "*",
         pass_name: str = "*",
     ) -> None:
-        """Choose what is written; nothing is before the first pass runs.
+        """Configure the dump; files are written from the first pass on.
 
         Args:
             folder: Where files go; it is made when it is missing.

@@ -59,8 +59,8 @@ def register_pass(name: str, factory: Callable[[], Pass]) -> None:
 
 
 def share_passes(prefix: str, factories: Mapping[str, object]) -> None:
-    """Export pass factories to other languages as global functions `prefix.NAME`. Names of a
-    mapping that make no passes are left out.
+    """Export pass factories to other languages as global functions `prefix.NAME`. Names that are no
+    pass factories are skipped.
     """
     for name, factory in factories.items():
         if name[0].isupper() and callable(factory) and not isinstance(factory, type):

@@ -1,5 +1,5 @@
-"""Rewriting of an ONNX model according to a plan: QuantizeLinear and DequantizeLinear around
-products, which ONNX Runtime and the importer take for products of integers.
+"""Q/DQ rewriting of an ONNX model according to a plan: QuantizeLinear and DequantizeLinear around
+products, which ONNX Runtime and the importer fuse to integer products.
 """
 
 from __future__ import annotations

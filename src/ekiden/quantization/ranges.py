@@ -1,4 +1,4 @@
-"""Quantization ranges from histograms: a histogram, and the methods that cut it.
+"""Quantization ranges: the calibration methods that choose one from a histogram of values.
 
 The methods are those of the literature: the whole range; the middle share of all values; the cut
 whose quantised distribution is nearest by Kullback and Leibler's measure (TensorRT); the cut with
@@ -131,7 +131,7 @@ def _kl_divergence(histogram: Histogram, low: float, high: float) -> float:
 
 
 def _suppress_atoms(counts: Array) -> Array:
-    """Clip bins that stand out from those within two levels of them: a layer outputs its bias
+    """Clip outlier bins to the largest bin within two levels of them: a layer outputs its bias
     wherever its input is 0, as in an image's border.
     """
     near = NUM_HISTOGRAM_BINS // NUM_UINT8_LEVELS

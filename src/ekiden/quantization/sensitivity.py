@@ -1,5 +1,5 @@
-"""Measurement of what quantizing each layer costs and gains: its own error on calibration data, its
-own time here.
+"""Sensitivity analysis: the error of each quantized layer on calibration data, and its run time on
+this machine.
 
 One program has each layer in both forms side by side, on the inputs that the model of floats gives
 it: an error counts where it is made, not again in every layer behind. What all of them do together

@@ -1,4 +1,4 @@
-"""Targets: what code is compiled for, as a value with its facts; devices that values are on."""
+"""Compilation targets as values with the attributes of their processor, and virtual devices."""
 
 from typing import TYPE_CHECKING
 

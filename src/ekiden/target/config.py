@@ -1,4 +1,4 @@
-"""Parsing of target strings and dictionaries: words with options, JSON, tags; and dictionaries."""
+"""Parser of target strings and dictionaries: options, JSON, tags."""
 
 from __future__ import annotations
 

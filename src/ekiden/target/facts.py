@@ -1,5 +1,5 @@
-"""Resolution of a target's processor facts: from the table of processors, the machine itself, and
-what a user says.
+"""Resolution of a target's processor attributes: from the processor table, host detection, and user
+options.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OptionValues = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Facts of a machine, before overrides by options."""
+    """Processor attributes of a machine, before overrides by options."""
 
     processor: str
     architecture: str
@@ -55,7 +55,7 @@ class MachineFacts:
 
 @functools.cache
 def host_facts() -> MachineFacts:
-    """Return the facts of this machine."""
+    """Return the processor attributes of this machine."""
     info, arch = host_detection.read_cpuinfo(), host_detection.host_architecture()
     present = host_detection.flags_to_features(host_detection.host_flags(arch), arch)
     processor, core = host_detection.best_processor(info, arch, present)
@@ -73,7 +73,7 @@ def host_cores() -> int:
 
 
 def _table_facts(processor: ProcessorRow) -> MachineFacts:
-    """Return the machine facts of a processor in the table."""
+    """Return the processor attributes of an entry of the table."""
     return MachineFacts(
         processor.name, processor.architecture, (), processor.core, processor.core.caches
     )

@@ -1,5 +1,5 @@
-"""Detection of this machine's processor, features and caches. What it does not say, or says against
-reason, stands in the table of processors.
+"""Detection of the host's processor, features and caches. Missing and implausible values are taken
+from the processor table.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def _candidate_processors(info: dict[str, str], arch: str) -> list[ProcessorRow]
 def best_processor(
     info: dict[str, str], arch: str, present: frozenset[str]
 ) -> tuple[ProcessorRow, CoreModel]:
-    """Return the processor that uses most of the present features, and the core for the cost model.
-    Ties go to the processor the machine identifies as, then to the first in the table. A machine
-    that hides features still uses the core it identifies as.
+    """Return the processor whose features cover most of those present, and the core for the cost
+    model. Ties go to the processor the machine identifies as, then to the first in the table. A
+    machine that hides features still uses the core it identifies as.
     """
     named = _identify_processor(info, arch)
 

@@ -1,4 +1,4 @@
-"""Tensor expressions; placeholders, computations, and the loop programs they become.
+"""Tensor expressions: placeholders, computations, and their lowering to loop programs.
 
 Names and signatures are those of TVM's `te`. A computation becomes a PrimFunc
 (`te.create_prim_func`), which `tir.Schedule` transforms; `te.create_schedule` is TVM's older way to

@@ -98,7 +98,7 @@ def check_message_format(subject: str, rank: int, bound: str, problem: str = "")
 
 @contextmanager
 def check_site(number: int | None) -> Iterator[None]:
-    """Assign checks created inside to the operator of this number."""
+    """Attribute the checks created inside to the operator of this number."""
     token = _CURRENT_CHECK_SITE.set(number)
     try:
         yield

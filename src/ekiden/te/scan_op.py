@@ -1,4 +1,4 @@
-"""Recurrences (scans over time); a state whose element at each time is made of those before."""
+"""Scan operations (recurrences over time), whose state at each time step depends on earlier ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Summaries of what a loop program contains, computed in one walk and cached by object: passes skip
-programs that contain nothing of theirs, and walks for one buffer skip subtrees that do not touch
-it.
+"""Statement summaries (statement kinds, intrinsics, dtypes, accessed buffers), computed in one walk
+and cached by object, so that passes skip subtrees without anything to rewrite.
 """
 
 from __future__ import annotations

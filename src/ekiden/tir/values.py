@@ -1,4 +1,4 @@
-"""Let expressions (`tir.Let`) and run-time tracing of values: `tir.trace([i, x[i]], "my.look")`."""
+"""Let expressions (`tir.Let`), and tracing of run-time values: `tir.trace([i, x[i]], "my.look")`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tensor layouts: axis letters, block factors, and transforms between layouts. The one place that
-knows how NCHW, NHWC and weight layouts relate.
+"""Tensor layouts (axis letters, block factors), and transforms between layouts. All knowledge of
+how NCHW, NHWC and weight layouts relate is in this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sorting, and operators on sorted rows.
+"""Sorting operators, and operators on sorted rows.
 
 Rows run in parallel; each is sorted by merging, stable, with not-a-number as the largest value.
 

@@ -37,8 +37,9 @@ NATIVE_CONTEXT_WORDS = 2
 
 @dataclass(slots=True)
 class AotProgram:
-    """State that the functions of an executable share. `kernels` are the primitives that are linked
-    with the code and called by name; the others are looked up in the executable at run time.
+    """Shared state of an executable's functions during emission. `kernels` are the primitives that
+    are linked with the code and called by name; the others are looked up in the executable at run
+    time.
     """
 
     primitives: Sequence[str]
@@ -256,7 +257,7 @@ class _FunctionEmitter:
 
     def _needs_interrupt_check(self, index: int, instruction: Instruction) -> bool:
         """Return whether an interrupt check precedes an instruction: one that may run long, or
-        jumps backwards. Calls are the loop's, which does so itself.
+        jumps backwards. Calls return to the interpreter loop, which checks itself.
         """
         if instruction.has("frames"):
             return False

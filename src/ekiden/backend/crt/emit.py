@@ -1,4 +1,4 @@
-"""Emit a MicroModule as C99 files; the interface, the program, its kernels, its constants.
+"""C99 emitter of a MicroModule: its interface, program, kernels and constants.
 
 include/tvmgen_NAME.h   inputs, outputs and memories as structures, and the function that runs
 include/ekiden_NAME.h   the same as a table: names, dtypes, shapes, for programs of any model

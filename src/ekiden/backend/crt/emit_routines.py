@@ -119,7 +119,7 @@ class _RoutineEmitter:
         return lines + [f"int32_t clause{n} = -1;" for n in range(self.routine.matches)]
 
     def _body_lines(self) -> list[str]:
-        """Return the lines of the statements, indented by the blocks that are open."""
+        """Return the lines of the statements, indented by the depth of open blocks."""
         lines: list[str] = []
         blocks: list[Statement] = []
         for statement in self.routine.code:

@@ -1,4 +1,4 @@
-"""Kernels of a module as C; each distinct fused function once."""
+"""Compilation of a module's kernels to C, once per distinct fused function."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MicroKernels:
     _names: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Functions that kernels call are those of the target."""
+        """Initialise with the math functions of the target."""
         self.helpers = HelperFunctions(self.target)
 
     def kernel(self, function: Function) -> MicroKernel:

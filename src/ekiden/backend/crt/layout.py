@@ -1,4 +1,4 @@
-"""Memory layout of values: a type is a sequence of leaves, each an address.
+"""Memory layout of values, which flattens a type to leaves with one address each.
 
     Tensor[(2, 3), float32]       one leaf of 24 bytes
     (A, B)                        the leaves of A, then those of B
@@ -80,8 +80,9 @@ class TypeLayouts:
         self._leaves_by_type: dict[Type, tuple[LeafType, ...]] = {}
 
     def leaves(self, kind: Type, where: str) -> tuple[LeafType, ...]:
-        """Return the leaves of a type. Raises CompileError, which begins with `where`, for one
-        whose values have no bound."""
+        """Return the leaves of a type. Raises CompileError, which begins with `where`, for a type
+        of unbounded size.
+        """
         leaves = self._leaves_by_type.get(kind)
         if leaves is None:
             leaves = self._leaves_by_type[kind] = tuple(self._flatten_type(kind, where))
@@ -181,7 +182,7 @@ def _is_tensor_list(kind: Type) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LayoutField:
-    """Component of a value: its type, and its leaves in [start, end)."""
+    """Component of a value with its type and the leaves [start, end)."""
 
     type: Type
     start: int

@@ -1,5 +1,5 @@
-"""Compile pattern matches to statements; a decision tree over the numbers of constructors chooses a
-clause, and each clause stands once.
+"""Compilation of pattern matches to statements: a decision tree over constructor tags selects a
+clause, and each clause is emitted once.
 
     match (%o) { Some(%y) => a, No => b }
 ->  switch (o) { case 0: clause = 0; case 1: clause = 1; else: clause = -1 }

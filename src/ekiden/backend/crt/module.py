@@ -1,5 +1,5 @@
-"""Program for a machine without an allocator; statements in order, and where each value lies. C and
-the metadata of a model library are made from it.
+"""MicroModule, a program for a machine without an allocator: statements in order with the memory
+location of each value.
 
     MicroModule = inputs, outputs, constants    tensors; constants are read-only
                   kernels                       functions in C, each once
@@ -28,7 +28,7 @@ POOL_ALIGNMENT_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class MicroTensor:
-    """Input or output, under the name that the model gives it."""
+    """Input or output tensor with its name in the model."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,8 +41,8 @@ class MicroTensor:
 
 
 class MemoryHome(Enum):
-    """Kind of memory: the caller's inputs and outputs, read-only constants, a pool or frame, a
-    routine's pointer variable, the table of numbers, or none.
+    """Memory region of a location: the caller's inputs and outputs, read-only constants, a pool or
+    frame, a routine's pointer variable, the table of numbers, or none.
     """
 
     INPUT = "input"
@@ -56,9 +56,7 @@ class MemoryHome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Location: an offset in bytes into the input, output, constant, pool or variable of a
-    number.
-    """
+    """Memory location: a byte offset into a numbered input, output, constant, pool or variable."""
 
     home: MemoryHome
     number: int
@@ -67,7 +65,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class KernelParameter:
-    """Kernel parameter: the C type of its elements, and whether they are only read."""
+    """Kernel parameter with the C type of its elements and whether they are read-only."""
 
     c_type: str
     is_read: bool
@@ -75,7 +73,7 @@ class KernelParameter:
 
 @dataclass(frozen=True, slots=True)
 class MicroKernel:
-    """C function over one pointer for each parameter, and one to its workspace if it needs any."""
+    """C function with one pointer per parameter, and one to its workspace if it needs any."""
 
     name: str
     parameters: tuple[KernelParameter, ...]
@@ -86,7 +84,7 @@ class MicroKernel:
 
 @dataclass(frozen=True, slots=True)
 class KernelCallStatement:
-    """Kernel call, or, without a kernel, a copy of `nbytes` bytes from the first location to the
+    """Kernel call or, without a kernel, a copy of `nbytes` bytes from the first location to the
     second.
     """
 
@@ -108,14 +106,14 @@ class SetAddressStatement:
 
 @dataclass(frozen=True, slots=True)
 class IfHeader:
-    """Head of a block for a true boolean at a location."""
+    """Header of the block that runs if the boolean at a location is true."""
 
     locations: tuple[Location, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ElseHeader:
-    """Head of the block for a false boolean."""
+    """Header of the block that runs if the boolean is false."""
 
     locations: tuple[Location, ...] = ()
 
@@ -138,7 +136,7 @@ class SwitchHeader:
 
 @dataclass(frozen=True, slots=True)
 class CaseHeader:
-    """Head of the block of a number; None is the default."""
+    """Header of a switch case; None is the default."""
 
     number: int | None
     locations: tuple[Location, ...] = ()
@@ -146,7 +144,7 @@ class CaseHeader:
 
 @dataclass(frozen=True, slots=True)
 class SelectClause:
-    """Assignment of the clause that a match has selected; -1: no clause."""
+    """Assignment of the number of the clause that a match selects; -1 for none."""
 
     match: int
     clause: int
@@ -155,7 +153,7 @@ class SelectClause:
 
 @dataclass(frozen=True, slots=True)
 class ClauseSwitchHeader:
-    """Head of a switch on the clause that a match has selected."""
+    """Header of a switch over the clause that a match selected."""
 
     match: int
     locations: tuple[Location, ...] = ()
@@ -170,7 +168,7 @@ class LoopHeader:
 
 @dataclass(frozen=True, slots=True)
 class ContinueLoop:
-    """Jump to the loop's head with another function of the group."""
+    """Jump to the loop header with another function of the group."""
 
     entry: int
     locations: tuple[Location, ...] = ()
@@ -185,7 +183,7 @@ class ReturnStatement:
 
 @dataclass(frozen=True, slots=True)
 class FailStatement:
-    """Abort of the program: the model rejects its input."""
+    """Abort of the program with an error: the model rejects its input."""
 
     reason: str
     locations: tuple[Location, ...] = ()
@@ -205,8 +203,8 @@ class RoutineCallStatement:
 
 @dataclass(frozen=True, slots=True)
 class ListAppend:
-    """Append of an element of `nbytes` bytes to a list with room for `capacity`: the count, the
-    elements, the new one, the count after it.
+    """Append of an element of `nbytes` bytes to a list of `capacity` elements; operands are the
+    count, the elements, the new element and the new count.
     """
 
     capacity: int

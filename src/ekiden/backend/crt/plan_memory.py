@@ -1,5 +1,5 @@
-"""Plan the memory of a module in A-normal form for a machine without an allocator (TVM's USMP): the
-result is a MicroModule.
+"""Static memory planning of a module in A-normal form for a machine without an allocator (TVM's
+USMP); the result is a MicroModule.
 
     let %t = alloc_tensor(%s, ..); invoke(f, (%x,), (%t,)); let %y = reshape_tensor(%t); %y
     ->  step f(input 0, output 0)          %s is all of the result: it is the caller's memory

@@ -1,4 +1,4 @@
-"""State that the routines of a program share while they are read."""
+"""Program state shared by the routines while they are read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RoutineSignature:
 
 @dataclass(slots=True)
 class MicroProgram:
-    """Program state that the readers of routines share."""
+    """Program state shared by the readers of routines."""
 
     kernels: MicroKernels
     layouts: TypeLayouts

@@ -44,10 +44,10 @@ from ekiden.runtime.errors import CompileError
 
 
 class RoutineReader(ValueReader):
-    """Reader of the functions of a group, which is one routine."""
+    """Reader of a group of mutually recursive functions, which form one routine."""
 
     def read(self) -> None:
-        """Read all functions of the group. Raises CompileError for what has no bound."""
+        """Read all functions of the group. Raises CompileError for values of unbounded size."""
         self._declare_signatures()
         if self.is_loop:
             self.append_draft(crt.LoopHeader())
@@ -202,8 +202,8 @@ class RoutineReader(ValueReader):
     def _join_leaves(
         self, number: int | None, leaves: Sequence[ValueLeaf], value: RelayExpr
     ) -> ValueLeaf:
-        """Join the leaves that the branches computed for one local variable: what all of them have
-        in common is known.
+        """Join the leaves that the branches computed for one local variable, keeping the facts
+        common to all of them.
         """
         if not leaves:
             return NO_LEAF

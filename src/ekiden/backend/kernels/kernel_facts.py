@@ -1,4 +1,4 @@
-"""Facts about a compiled kernel that memory planning needs; kept beside its object code.
+"""Kernel metadata for memory planning, cached beside the object code.
 
 They are read off the loop program that is compiled, so that they hold for whatever schedule made
 it: how much it allocates at once (outside of parallel loops once, inside once a thread), which

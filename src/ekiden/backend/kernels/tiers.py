@@ -1,5 +1,5 @@
-"""Tiered compilation: kernels that start in general form, and the compilation of their own code
-while the program runs.
+"""Tiered compilation: kernels start in general form, and their native code is compiled while the
+program runs.
 
 A compilation of tier "quick" decides for each kernel that the cache has not: it has a general form,
 which needs no compiler, or it is compiled at once. When the program with the general forms is
@@ -43,7 +43,7 @@ OnKernel = Callable[[str, bytes], None]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FullTierRequest:
-    """Request for the full tier: every kernel's own code, after a compilation with general
+    """Request for the full tier, native code for every kernel, after a compilation with general
     kernels.
     """
 
@@ -107,7 +107,7 @@ def compile_full_tier(
     pending.sort(key=lambda key: -counts[key] * estimate_work(rows[key][1]))
 
     def hand_over(task: CompileTask, code: bytes) -> None:
-        """Give a kernel to the program that runs; a general form runs on the host alone."""
+        """Publish a compiled kernel to the running program; a general form runs on the host only."""
         _, packed = deserialize_entry(code)
         objects, kernels = deserialize_kernel(packed)
         assert not kernels, "kernels of devices have no general form"

@@ -1,4 +1,4 @@
-"""Instruction emitter: a virtual register for each value, jumps to labels, nested scopes."""
+"""Bytecode emitter with virtual registers, jump labels and nested scopes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BytecodeEmitter:
         return target
 
     def new_label(self) -> int:
-        """Return a new label, to be bound later."""
+        """Return a new unbound label."""
         self._labels.append(-1)
         return len(self._labels) - 1
 
@@ -74,7 +74,7 @@ class BytecodeEmitter:
 
 
 def emit_scope(scope: ScopeIterator) -> None:
-    """Emit a scope and its inner scopes iteratively, however deep."""
+    """Emit a scope and its nested scopes without recursion."""
     stack = [scope]
     while stack:
         inner = next(stack[-1], None)

@@ -1,6 +1,4 @@
-"""Registers that an instruction reads and writes, and its jump targets, from the
-instruction table.
-"""
+"""Operand queries of bytecode instructions: registers read and written, and jump targets."""
 
 from __future__ import annotations
 
@@ -83,8 +81,8 @@ def with_jump_offsets(instruction: Instruction, offsets: Sequence[int]) -> Instr
 def rename_registers(
     instruction: Instruction, read: dict[int, int], write: dict[int, int], moved: set[int]
 ) -> Instruction:
-    """Return the instruction over other registers. Those of `moved` are cleared at their
-    last read.
+    """Return the instruction with renamed registers. Those of `moved` are cleared at their last
+    read.
     """
     form = _operand_positions(instruction.name)
     renamed = _map_operands(instruction, form.writes, write.__getitem__)

@@ -1,4 +1,4 @@
-"""Primitives that `InvokePacked` calls; kernels and functions of the host, numbered.
+"""Numbering of the primitives that `InvokePacked` calls: kernels and host functions.
 
 A primitive is a name on a device, as one function may have a kernel for each of several devices:
 
@@ -26,8 +26,8 @@ ANY_DEVICE_INDEX = -1
 
 
 class PrimitiveTable:
-    """Table that numbers the primitives of a module with compiled kernels; `anywhere` are the names
-    of those without a device.
+    """Table of the primitives of a module with compiled kernels; `anywhere` are the names of those
+    without a device.
     """
 
     def __init__(

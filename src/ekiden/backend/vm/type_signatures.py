@@ -1,5 +1,5 @@
-"""Parameter types of functions as words of the section TYPES, against which the machine checks
-arguments. docs/artifact-format.md and runtime/src/ek_signature.h specify them.
+"""Encoding of functions' parameter types in the section TYPES, against which the machine checks
+arguments. docs/artifact-format.md and runtime/src/ek_signature.h specify it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DIM_OPERATION_WORDS: dict[type[PrimExpr], int] = {
 
 @dataclass(slots=True)
 class _EncodedSymbol:
-    """Symbolic size: its name, upper bound and defining words."""
+    """Encoded symbolic size: its name, upper bound and definition."""
 
     name: str
     upper_bound: int
@@ -47,8 +47,8 @@ class _EncodedSymbol:
 
 @dataclass(slots=True)
 class _SymbolTable:
-    """Symbols of all functions; within a function by identity, across functions by equal
-    description.
+    """Symbol table of all functions: symbols are identified by identity within a function, and by
+    description across functions.
     """
 
     table: list[_EncodedSymbol] = field(default_factory=list)

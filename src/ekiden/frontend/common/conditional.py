@@ -124,7 +124,7 @@ def emit_switch(
     node: Node, index: Value, runs: Sequence[SubgraphImport], what: str = "branch", at: int = 0
 ) -> list[Value]:
     """Emit nested Ifs that select the branch numbered `index`; indices out of range select the last
-    one. Those before `at` are known not to be the one.
+    one. Branches before `at` are known not to be selected.
     """
     if at == len(runs) - 1:
         return runs[at]()

@@ -1,4 +1,5 @@
-"""Blocks: let-bindings and run-time checks of `main`, a branch or a function body under import.
+"""Import blocks, which collect the let-bindings and run-time checks of `main`, a branch or a
+function body.
 
 Most expressions need no scope: they are a graph, evaluated where their uses need them. A scope is
 needed by a name for dimensions known only at run time (a `Let` whose variable's type says them) and

@@ -420,8 +420,8 @@ class Scope:
                 self._facts.fix_extent(symbol.name, number.value)
 
     def _is_stated(self, dim: PrimExpr) -> TypeGuard[SizeVar]:
-        """Return whether a dimension is a symbol that the model names, of which facts may be
-        learnt.
+        """Return whether a dimension is a symbol declared by the model, about which facts may be
+        inferred.
         """
         return isinstance(dim, SizeVar) and dim in self._stated
 
@@ -514,8 +514,8 @@ class Scope:
         return self.attach_spans([expr])[0]
 
     def attach_spans(self, exprs: Sequence[Expr]) -> list[Expr]:
-        """Attach the current node as span to the new parts of typed expressions, and record when
-        they were made.
+        """Attach the current node as span to the new subexpressions of typed expressions, and
+        record their creation order.
         """
         spanned = attach_span(exprs, self.span)
         for expr in spanned:
@@ -597,8 +597,8 @@ def _linear_coefficients(dim: PrimExpr, symbol: SizeVar) -> tuple[int, int] | No
 
 
 def is_as_specific(actual: Type, expected: Type) -> bool:
-    """Return whether a type has all that another of its kind states: equal or both unknown
-    dimensions.
+    """Return whether a type is at least as specific as another of its kind: dimensions are equal or
+    both unknown.
     """
     match actual, expected:
         case TensorType(shape=a), TensorType(shape=b):

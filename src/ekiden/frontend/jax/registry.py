@@ -1,4 +1,4 @@
-"""Converter table of MLIR operations, assembled from the rows of each family."""
+"""Converter table of MLIR operations, assembled from the converter families."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ assert len(CONVERTER_TABLE) == sum(len(family.ROWS) for family in CONVERTER_FAMI
 
 
 def find_row(name: str) -> StablehloRow:
-    """Look up the row of an operation; raise Unsupported with the closest names without one."""
+    """Look up the converter entry of an operation. Raises Unsupported with the closest names if
+    there is none.
+    """
     if name not in CONVERTER_TABLE:
         near = suggest_nearest(name, CONVERTER_TABLE)
         text = f"the operation is not supported{near}; ekiden.frontend.jax.register teaches one"
@@ -63,7 +65,7 @@ def register(name: str, *, override: bool = False) -> Callable[[Converter], Conv
     """
 
     def add(convert: Converter) -> Converter:
-        """Add the row and record the converter as a user extension."""
+        """Add the entry and record the converter as a user extension."""
         if name in CONVERTER_TABLE and not override:
             raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
         record_extension(convert)

@@ -1,4 +1,4 @@
-"""Converter table of TensorFlow operators, assembled from the rows of each family."""
+"""Converter table of TensorFlow operators, assembled from the converter families."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ assert len(CONVERTER_TABLE) == sum(len(family.ROWS) for family in CONVERTER_FAMI
 
 
 def find_row(name: str) -> TensorflowRow:
-    """Look up the row of an operator; raise Unsupported without one."""
+    """Look up the converter entry of an operator. Raises Unsupported if there is none."""
     if name not in CONVERTER_TABLE:
         raise Unsupported("the operator is not supported")
     return CONVERTER_TABLE[name]

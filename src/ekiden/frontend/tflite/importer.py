@@ -1,4 +1,4 @@
-"""Import of a TensorFlow Lite model as a module: inputs, operators, outputs."""
+"""Import of a TensorFlow Lite model as an IRModule: inputs, operators, outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converter table of TensorFlow Lite operators, assembled from the rows of each family."""
+"""Converter table of TensorFlow Lite operators, assembled from the converter families."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ REFUSAL_REASONS = {
 
 
 def find_row(code: str) -> TfliteRow:
-    """Look up the row of an operator; raise Unsupported without one."""
+    """Look up the converter entry of an operator. Raises Unsupported if there is none."""
     if code not in CONVERTER_TABLE:
         raise Unsupported(REFUSAL_REASONS.get(code, "the operator is not supported"))
     return CONVERTER_TABLE[code]

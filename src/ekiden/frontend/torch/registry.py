@@ -1,4 +1,4 @@
-"""Converter table of ATen operators, assembled from the rows of each family."""
+"""Converter table of ATen operators, assembled from the converter families."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def target_key(target: object) -> str:
 
 
 def _find_key(target: object) -> str | None:
-    """Return the key of an operator's row: of its overload, or of all overloads if the converter
+    """Return the table key of an operator: of its overload, or of all overloads if the converter
     accepts its arguments.
     """
     key = target_key(target)
@@ -175,7 +175,7 @@ def register(name: str, *, override: bool = False) -> Callable[[Converter], Conv
     """
 
     def add(convert: Converter) -> Converter:
-        """Register the converter as the user's own."""
+        """Register the user's converter."""
         if _qualified_key(name) in CONVERTER_TABLE.keys() - COMPOSITE_KEYS and not override:
             raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
         record_extension(convert)

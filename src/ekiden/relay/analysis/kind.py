@@ -1,4 +1,4 @@
-"""Kind checking of types. A tensor of tensors or a tuple of shapes has none."""
+"""Kind checking of types; a tensor of tensors or a tuple of shapes has no kind."""
 
 from __future__ import annotations
 

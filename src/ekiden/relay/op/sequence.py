@@ -1,5 +1,4 @@
-"""Sequences of tensors as cons lists with the last element at the head, so that append takes
-constant time.
+"""Sequences of tensors as cons lists in reverse order, so that append takes constant time.
 
 A sequence is a value of the type List of the prelude, built by its constructors; what needs a walk
 over it is done by a function of the runtime (`host`), not by a kernel. Positions count from the

@@ -226,7 +226,7 @@ def own_lowering(name: str) -> OpImplementation | None:
     def lower_default(
         attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type
     ) -> Sequence[Tensor]:
-        """Lower by the operator's own computation, without what is no tensor."""
+        """Lower by the operator's default computation, without non-tensor results."""
         return [t for t in lower(attrs, inputs, out_type) if isinstance(t, Tensor)]
 
     return OpImplementation(lower_default, None, name)

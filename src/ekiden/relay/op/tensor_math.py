@@ -1,4 +1,5 @@
-"""Einsum, matrix and Fourier operators, statistics, and operators that take another tensor's shape.
+"""Einsum, determinants, Fourier transforms, statistics, and operators that copy another tensor's
+shape.
 
 einsum("ij,jk->ik")    sums over letters that the result lacks; "..." are axes that broadcast
 variance               the mean of squared distances from the mean: over n, unbiased over n - 1

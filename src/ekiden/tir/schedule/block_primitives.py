@@ -411,7 +411,7 @@ class BlockPrimitives(ScheduleState):
         return True
 
     def skip_zeros(self, block: BlockLike, lanes: int = 1) -> list[BlockRV]:
-        """Leave out the terms of a sum that a remainder condition makes zero; return the block that
+        """Omit the terms of a sum that a remainder condition makes zero; return the block that
         recomputes non-finite sums, where one is needed.
 
             for h in 8, k in 4: c[h] += (x[(h + k) // 2] if (h + k) % 2 == 0 else 0) * w[k]
@@ -429,8 +429,8 @@ class BlockPrimitives(ScheduleState):
         return [_single_block_handle([handle]) for handle in block_handles]
 
     def skip_turns(self, block: BlockLike, *loops: LoopLike, lanes: int = 1) -> list[BlockRV]:
-        """Guard loops whose iterations add only zeros to a sum; return the block that checks the
-        other factor for non-finite values, where one is needed.
+        """Skip the iterations of loops that add only zeros to a sum; return the block that checks
+        the other factor for non-finite values, where one is needed.
 
             for d: for o: for c: y[d] += (x[d + o, c] if d + o < 8 else 0) * w[o, c]
             -> skip_turns(y, o)

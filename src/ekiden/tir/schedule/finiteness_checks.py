@@ -21,7 +21,7 @@ ZERO_INDEX = (const(0),)
 
 
 class NonFiniteFlags:
-    """Flags per column of a row, set by a non-finite number in any row."""
+    """Per-column flags that a non-finite number in any row sets."""
 
     def __init__(self, name: str, dtype: str, extent: PrimExpr, lanes: int) -> None:
         self.name, self.dtype, self.extent, self.lanes = name, dtype, extent, lanes
@@ -67,7 +67,7 @@ class NonFiniteFlags:
         """Emit the loop that combines the flags of all columns into one."""
 
         def combine_column(column: PrimExpr) -> Stmt:
-            """Take a column's flag into the one of all."""
+            """Merge a column's flag into the combined flag."""
             load = BufferLoad(self.column_flags, (column,), "int32")
             return BufferStore(self.any_flag, maximum(self.combined_flag, load), ZERO_INDEX)
 

@@ -1,5 +1,5 @@
-"""Inverse of index digits: the ranges of iterators whose indices fill a box, for (v // 16, v % 16)
-or i * 16 + j.
+"""Inversion of index expressions: the iterators' ranges whose indices fill a box, as for (v // 16,
+v % 16) or i * 16 + j.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The primitive skip_turns: skip the iterations of a loop that add only zeros to a sum.
+"""The schedule primitive skip_turns, which skips the iterations of a loop that add only zeros to a
+sum.
 
     for d: for o: for c: y[d] += (x[d + o - 1, c] if 0 <= d + o - 1 and d + o - 1 < n else 0) * w[o]
     for d: for o: if 0 <= d + o - 1 and d + o - 1 < n: for c: y[d] += x[d + o - 1, c] * w[o]

@@ -1,4 +1,4 @@
-"""Evaluation of a script's Python expressions to scalar expressions exactly as they are written.
+"""Evaluation of a script's Python expressions to scalar expressions without simplification.
 
 `a + b` of expressions builds an Add without folding; numbers, strings, tuples and the surrounding
 program's values stay Python values.

@@ -1,4 +1,4 @@
-"""Remove attributes around statements (AttrStmt): no later pass reads them.
+"""Removal of attribute statements (AttrStmt), which no later pass reads.
 
 with attr(A, "pragma_unroll", 1): B[0] = A[0]   ->   B[0] = A[0]
 """

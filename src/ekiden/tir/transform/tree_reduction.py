@@ -1,4 +1,4 @@
-"""Tree reduction among threads of a block, through shared memory or registers of a warp.
+"""Tree reductions among threads of a block, through shared memory or warp shuffles.
 
     parts[t] = x                                            barrier
     if t < 3: parts[t] = combine(parts[t], parts[t + 4])    barrier     # of 7

@@ -1,4 +1,4 @@
-"""Interleave virtual threads: statements of all threads at one place are adjacent.
+"""Virtual thread injection, which interleaves the statements of all virtual threads.
 
     for v in thread_binding(2, "vthread"):        t = alloc((2, 8))
         t = alloc((8,))                     ->    for i in 8: t[0, i] = a[0, i]; t[1, i] = a[1, i]

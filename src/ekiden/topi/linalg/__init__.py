@@ -1,5 +1,5 @@
-"""Linear algebra: matrix decompositions and solvers. LU, Cholesky, QR, eigenvectors, singular
-values.
+"""Linear algebra: matrix decompositions and solvers (LU, Cholesky, QR, eigenvectors, singular
+values).
 
 Matrices of a batch run in parallel. What is worked on lies by rows, each padded to whole vectors,
 so that nearly all of it is sums of rows and products of two. G. H. Golub, C. F. Van Loan: Matrix

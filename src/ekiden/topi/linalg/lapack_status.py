@@ -1,4 +1,4 @@
-"""Run-time check of a decomposition's LAPACK status."""
+"""Run-time check of a decomposition's LAPACK status (`info`)."""
 
 from __future__ import annotations
 

@@ -299,7 +299,8 @@ def convert_non_max_suppression(
 
 @dataclass(frozen=True, slots=True)
 class MovementRow:
-    """Operator of TensorFlow and TensorFlow Lite with its name in each ("" where it lacks one).
+    """Table entry of an operator of TensorFlow and TensorFlow Lite, with its name in each ("" where
+    it lacks one).
 
     moved_inputs: the inputs whose elements it moves; those of TensorFlow Lite must share one scale.
     rule: the evaluation of elements known at import.
@@ -341,5 +342,5 @@ MOVEMENT_ROWS = (
 
 
 def movement_rows(name: Literal["tensorflow", "tflite"]) -> Iterator[tuple[str, MovementRow]]:
-    """Yield the rows of the table that a format has: (operator, row)."""
+    """Yield the table entries of a format as (operator, entry)."""
     return ((called, row) for row in MOVEMENT_ROWS for called in getattr(row, name).split())

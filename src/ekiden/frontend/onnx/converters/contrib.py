@@ -373,7 +373,7 @@ def make_contrib_row(
     attributes: str = "",
     values: Mapping[str, tuple[Attribute, ...]] | None = None,
 ) -> OnnxRow:
-    """Return a converter row of com.microsoft.
+    """Return a converter table entry for the com.microsoft domain.
 
     Args:
         name: the operator.

@@ -1,4 +1,4 @@
-"""Operators that move, select or repeat elements."""
+"""Data movement operators that permute, select or repeat elements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ekiden.topi.dimensions import known_int as number
 
 
 def _tensor_scatter_row(mode: str) -> TensorflowRow:
-    """Return the row of TensorScatter{mode} (data, indices, updates)."""
+    """Return the converter entry of TensorScatter{mode} (data, indices, updates)."""
     name = f"TensorScatter{mode.title()}"
 
     def convert(node: TensorflowNode) -> Expr:

@@ -1,4 +1,4 @@
-"""Data movement, and shapes."""
+"""Data movement and shape operators."""
 
 from __future__ import annotations
 

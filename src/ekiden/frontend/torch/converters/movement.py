@@ -1,4 +1,4 @@
-"""Operators that move elements: views, joins, slices, borders."""
+"""Data movement operators: views, concatenation, slices, padding."""
 
 from __future__ import annotations
 

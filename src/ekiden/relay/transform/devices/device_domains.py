@@ -457,8 +457,8 @@ class DeviceDomains:
     def _pin_control_values(
         self, every: Sequence[RelayExpr], entry: CompositeDomain | None
     ) -> None:
-        """Pin control values (conditions, sizes, offsets) to the host. A mark passes on what it
-        marks.
+        """Pin control values (conditions, sizes, offsets) to the host. An annotation passes the
+        domain of its operand on.
         """
         steps = [
             KernelStep(

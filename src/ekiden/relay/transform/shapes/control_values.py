@@ -1,4 +1,4 @@
-"""Find control values: small integers that are better computed on the host.
+"""Analysis of control values, small integers that are better computed on the host.
 
     @loop(%i, %x) { if (less(%i, 10)) { @loop(add(%i, 1), exp(%x)) } else { %x } }
 ->  %i, add(%i, 1) and less(%i, 10) are on the host, %x and exp(%x) where the program runs
@@ -85,8 +85,8 @@ def find_host_domains(
     needs: Iterable[DeviceDomain],
     entry: Iterable[DeviceDomain],
 ) -> list[DeviceDomain]:
-    """Return the unplaced domains of `every` that belong on the host. `needs` are places that the
-    host reads, `entry` those of what the program's caller gives.
+    """Return the unplaced domains of `every` that belong on the host. `needs` are domains that the
+    host reads, `entry` those of the caller's arguments.
     """
     makers: dict[DeviceDomain, list[KernelStep]] = defaultdict(list)
     readers: dict[DeviceDomain, list[KernelStep]] = defaultdict(list)
