@@ -1,4 +1,6 @@
-"""Search policies and cost models, which select a search of `ekiden.tune` and its initial trials."""
+"""Search policies and cost models, which select a search of `ekiden.tune` and its initial
+trials.
+"""
 
 from __future__ import annotations
 

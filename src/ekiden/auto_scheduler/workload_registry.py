@@ -33,7 +33,9 @@ def register_workload(
     name = func_name if isinstance(func_name, str) else func_name.__name__
 
     def register(function: WorkloadFunction) -> WorkloadFunction:
-        """Register the function under its name. Raises InputError for the name of another workload."""
+        """Register the function under its name. Raises InputError for the name of another
+        workload.
+        """
         if name in WORKLOADS and not override and WORKLOADS[name] is not function:
             raise InputError(f"register_workload: '{name}' is another function's name already")
         WORKLOADS[name] = function

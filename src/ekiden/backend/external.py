@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ekiden.ir.extensions import record_extension
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_digest
+from ekiden.ir.user_extensions import record_extension
 from ekiden.relay.expr import Function
 from ekiden.runtime import Module, get_global_func, register_func
 from ekiden.runtime.devices.engines import region_code, wrap_engine_errors

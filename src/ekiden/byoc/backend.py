@@ -10,10 +10,10 @@ from ekiden.backend.external import ExternalCompiler, register_compiler
 from ekiden.byoc.onednn_regions import OneDnnEngine
 from ekiden.byoc.onnx_regions import OnnxEngine
 from ekiden.ir.expr import GlobalVar, RelayExpr
-from ekiden.ir.extensions import record_extension
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.transform import Sequential
+from ekiden.ir.user_extensions import record_extension
 from ekiden.relay.expr import Call, Function, TupleGetItem
 from ekiden.relay.op.annotation import OnDeviceAttrs
 from ekiden.relay.transform.external.annotate_target import AnnotateTarget

@@ -1,4 +1,6 @@
-"""Compilation of C to LLVM IR by the system's clang, with the interface of TVM's `contrib.clang`."""
+"""Compilation of C to LLVM IR by the system's clang, with the interface of TVM's
+`contrib.clang`.
+"""
 
 from __future__ import annotations
 

@@ -108,7 +108,9 @@ def _fetch_atomically(url: str, target: Path) -> None:
 
 
 def _remote_size(url: str) -> int | None:
-    """Return the Content-Length of a remote file; None if it is not stated or the file is missing."""
+    """Return the Content-Length of a remote file; None if it is not stated or the file is
+    missing.
+    """
     request = urllib.request.Request(url, method="HEAD")
     with (
         suppress(OSError, ValueError),

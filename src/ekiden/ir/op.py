@@ -16,13 +16,13 @@ from numpy import typing as npt  # the package first: another thread may be impo
 from ekiden._lazy import LazyModule, load_deferred
 from ekiden.ir.attrs import Attrs, NamedDimsAttrs, unwrap_user_attrs
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.extensions import record_extension
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.lazy_registry import LazyRegistry
 from ekiden.ir.node import NODE_TYPES, ignored_field, node
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.span import Span
-from ekiden.ir.text import format_type
 from ekiden.ir.type import TensorType, TupleType, Type, substitute_unknown_dims, tensor_type
+from ekiden.ir.user_extensions import record_extension
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError, EkidenError, RunError, TypeInferenceError
 from ekiden.runtime.lazy_dataclass import dataclass

@@ -23,11 +23,11 @@ from ekiden.runtime.lazy_logger import LazyLogger
 if TYPE_CHECKING:
     import difflib
 
-    import ekiden.ir.dump as dumps
+    import ekiden.ir.ir_dump as dumps
     from ekiden.ir.module import IRModule
 else:
     difflib = LazyModule("difflib")
-    dumps = LazyModule("ekiden.ir.dump")
+    dumps = LazyModule("ekiden.ir.ir_dump")
 
 LOG = LazyLogger(__name__)
 T = TypeVar("T")

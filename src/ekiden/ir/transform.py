@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import overload
 
 from ekiden.ir.expr import BaseFunc
-from ekiden.ir.extensions import record_extension
 from ekiden.ir.lazy_registry import LazyRegistry
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, register_option
+from ekiden.ir.user_extensions import record_extension
 from ekiden.runtime import Object, register_func
 from ekiden.runtime.errors import EkidenError, PassError
 from ekiden.runtime.lazy_dataclass import dataclass

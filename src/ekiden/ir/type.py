@@ -29,7 +29,7 @@ class Type(Node):
 
     __slots__ = ()
     printer: ClassVar[Callable[[Type], str] | None] = None
-    """Printer of types as text, set by `ekiden.ir.text`."""
+    """Printer of types as text, set by `ekiden.ir.expr_text`."""
     prover: ClassVar[Callable[[PrimExpr, PrimExpr], bool] | None] = None
     """Prover of equality of symbolic dimensions, set by Relay."""
 

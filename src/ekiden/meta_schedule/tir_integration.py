@@ -16,7 +16,9 @@ __all__ = ["compile_tir", "tune_tir"]
 
 
 def _task(mod: IRModule | PrimFunc, target: TargetLike, name: str) -> Task:
-    """Return the tuning task of a loop program, or of the only one of a module. Raises InputError."""
+    """Return the tuning task of a loop program, or of the only one of a module. Raises
+    InputError.
+    """
     functions = [mod] if isinstance(mod, PrimFunc) else list(mod.functions.values())
     if len(functions) != 1 or not isinstance(functions[0], PrimFunc):
         raise InputError(

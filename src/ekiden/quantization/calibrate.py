@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from ekiden.ir.op import Array
-from ekiden.quantization.ranges import Histogram
+from ekiden.quantization.range_calibration import Histogram
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 

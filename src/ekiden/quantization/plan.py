@@ -7,8 +7,8 @@ import math
 from dataclasses import asdict, replace
 from typing import Any
 
-from ekiden.quantization.ranges import RANGE_METHODS
-from ekiden.quantization.rounding import ROUNDING_METHODS
+from ekiden.quantization.range_calibration import RANGE_METHODS
+from ekiden.quantization.weight_rounding import ROUNDING_METHODS
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.html import table_html

@@ -18,13 +18,13 @@ import onnx
 
 from ekiden.ir.op import Array
 from ekiden.quantization.calibrate import Feeds, ModelCompiler, TensorStats
-from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import QUANT_KINDS, LayerPlan, QuantPlan, Recipe
 from ekiden.quantization.qdq_rewrite import (
     add_quantized_copies,
     insert_quantization,
     single_layer_model,
 )
+from ekiden.quantization.quantizable_layers import Layer
 from ekiden.runtime.profile.timing import min_times_interleaved
 
 __all__ = ["initial_plan", "refine_plan", "signal_to_noise_db", "time_whole_model"]

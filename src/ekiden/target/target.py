@@ -24,11 +24,11 @@ from ekiden.runtime import Object
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import facts as target_facts
-from ekiden.target.config import Config, format_option, parse_target_config
 from ekiden.target.device_attributes import DEVICE_ATTRIBUTES, device_facts
 from ekiden.target.features import ABILITIES, FEATURE_TABLE, has_any, unused_features
 from ekiden.target.kinds import MAX_KERNEL_ARGUMENTS, TARGET_KINDS, TargetKind, supported_kinds
 from ekiden.target.processors import PROCESSORS, Cache
+from ekiden.target.target_parser import Config, format_option, parse_target_config
 from ekiden.target.triple import DEFAULT_TRIPLES, architecture_of, is_supported
 
 MAX_VECTOR_BITS = 512

@@ -14,6 +14,7 @@ from functools import partial
 
 from ekiden.arith import Analyzer
 from ekiden.ir import dtype as dt
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.node import Node, node
 from ekiden.ir.prim import (
     ExprLike,
@@ -26,7 +27,6 @@ from ekiden.ir.prim import (
     convert,
     logical_and,
 )
-from ekiden.ir.text import format_prim_expr
 from ekiden.te import reducer
 from ekiden.te.tensor import Operation, Tensor, compute
 from ekiden.tir.stmt import AssertStmt, For, ForKind, Stmt

@@ -1,4 +1,6 @@
-"""Scan operations (recurrences over time), whose state at each time step depends on earlier ones."""
+"""Scan operations (recurrences over time), whose state at each time step depends on earlier
+ones.
+"""
 
 from __future__ import annotations
 

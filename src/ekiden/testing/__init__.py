@@ -54,7 +54,9 @@ def device_enabled(target: TargetLike) -> bool:
 
 
 def parametrize_targets(*args: object) -> Callable[..., object]:
-    """Decorate a test to run with `target` and `dev` of each named target, or of all enabled ones."""
+    """Decorate a test to run with `target` and `dev` of each named target, or of all enabled
+    ones.
+    """
     mark: Callable[..., object] = import_module("pytest").mark.parametrize(
         "target, dev", enabled_targets()
     )

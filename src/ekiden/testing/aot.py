@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden import runtime
-from ekiden.backend.crt.emit import COMPILER_FLAGS_NOTE, emit_files, tvmgen_prefix
+from ekiden.backend.crt.c_emitter import COMPILER_FLAGS_NOTE, emit_files, tvmgen_prefix
 from ekiden.codegen.c.compiler import find_compiler
 from ekiden.compiler.export.micro import MicroProgram
 from ekiden.frontend.tflite.relay import from_tflite

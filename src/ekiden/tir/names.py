@@ -49,6 +49,7 @@ from ekiden.tir.expr import (
     ramp,
 )
 from ekiden.tir.index_map import IndexMap
+from ekiden.tir.let_and_trace import Let, trace
 from ekiden.tir.op import *  # noqa: F403
 from ekiden.tir.printer import astext
 from ekiden.tir.schedule.core import StmtSRef
@@ -77,7 +78,6 @@ from ekiden.tir.stmt import (
     seq,
 )
 from ekiden.tir.tensor_intrin import TensorIntrin
-from ekiden.tir.values import Let, trace
 from ekiden.tir.verifier import verify
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 
 from ekiden.arith import Analyzer, prove_equal, simplify
+from ekiden.ir.expr_text import format_prim_expr, format_shape
 from ekiden.ir.prim import (
     EQ,
     AnyDim,
@@ -29,7 +30,6 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import is_same_expr
-from ekiden.ir.text import format_prim_expr, format_shape
 
 Dim = int | PrimExpr
 Dims = tuple[Dim, ...]

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
-from ekiden.ir.text import format_prim_expr
 from ekiden.tir.data_layout import parse_layout
 from ekiden.topi.dimensions import as_dim, as_ints, known_int, simplify_dim, unify_dim
 

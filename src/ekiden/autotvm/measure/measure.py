@@ -144,7 +144,9 @@ class MeasureOption:
 
 
 def measure_option(builder: Builder | str, runner: Runner | str) -> MeasureOption:
-    """Return a measure option; "local" selects this machine. Raises InputError for anything else."""
+    """Return a measure option; "local" selects this machine. Raises InputError for anything
+    else.
+    """
     built = measure_methods.LocalBuilder() if builder == "local" else builder
     run = measure_methods.LocalRunner() if runner == "local" else runner
     if not isinstance(built, Builder) or not isinstance(run, Runner):

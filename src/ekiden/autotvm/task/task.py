@@ -149,7 +149,9 @@ def create(
 
 
 def get_config() -> Config:
-    """Return the configuration of the running template, or of the dispatch context outside of one."""
+    """Return the configuration of the running template, or of the dispatch context outside of
+    one.
+    """
     return CURRENT_CONFIG.get() or DispatchContext.current_context().query(None, ())
 
 
@@ -195,7 +197,9 @@ def register_topi_compute(task_name: str, func: Callable[..., Tensor] | None = N
     """
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Register the compute function, and return a function that calls it with a configuration."""
+        """Register the compute function, and return a function that calls it with a
+        configuration.
+        """
         _COMPUTES[task_name] = function
         REGISTERED_TEMPLATES[task_name] = functools.partial(_run_parts, task_name)
 
@@ -217,7 +221,9 @@ def register_topi_schedule(task_name: str, func: Callable[..., Schedule] | None 
     """
 
     def register(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
-        """Register the schedule function, and return a function that calls it with a configuration."""
+        """Register the schedule function, and return a function that calls it with a
+        configuration.
+        """
         _SCHEDULES[task_name] = function
 
         @functools.wraps(function)

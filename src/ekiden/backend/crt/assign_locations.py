@@ -23,8 +23,8 @@ from dataclasses import field, replace
 from itertools import pairwise
 from typing import TypeAlias
 
-from ekiden.backend.crt import module as crt
-from ekiden.backend.crt.module import Location, MemoryHome, Routine, Statement
+from ekiden.backend.crt import micro_module as crt
+from ekiden.backend.crt.micro_module import Location, MemoryHome, Routine, Statement
 from ekiden.backend.crt.read_routine import RoutineReader
 from ekiden.backend.crt.values import (
     NO_LEAF,

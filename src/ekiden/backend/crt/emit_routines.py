@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ekiden.backend.crt import module as crt
+from ekiden.backend.crt import micro_module as crt
 from ekiden.backend.crt.kernels import c_identifier
-from ekiden.backend.crt.module import (
+from ekiden.backend.crt.micro_module import (
     KernelCallStatement,
     Location,
     MemoryHome,

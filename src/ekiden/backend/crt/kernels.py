@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import field
 
-from ekiden.backend.crt.module import KernelParameter, MicroKernel
+from ekiden.backend.crt.micro_module import KernelParameter, MicroKernel
 from ekiden.backend.external import is_external_function
-from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.canonical_form import canonicalize
 from ekiden.backend.kernels.kernel_facts import kernel_facts
 from ekiden.backend.kernels.lower import describe_kernel_name, display_name, lower_primitive
 from ekiden.codegen.c.freestanding import emit_freestanding, remove_prefetches

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.backend.crt.module import MicroModule, MicroTensor
+from ekiden.backend.crt.micro_module import MicroModule, MicroTensor
 from ekiden.runtime.binding.dtypes import dtype_code
 from ekiden.runtime.binding.layout import TypeIndex
 

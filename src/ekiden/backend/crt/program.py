@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from ekiden.backend.crt.kernels import MicroKernels
-from ekiden.backend.crt.layout import LeafType, TypeLayouts
-from ekiden.backend.crt.module import Location, MemoryHome
+from ekiden.backend.crt.micro_module import Location, MemoryHome
+from ekiden.backend.crt.value_layout import LeafType, TypeLayouts
 from ekiden.backend.crt.values import ListClass, ValueLeaf
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Function

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.backend.crt import module as crt
-from ekiden.backend.crt.layout import PARTIAL_EVALUATE_HINT, LeafKind, LeafType
+from ekiden.backend.crt import micro_module as crt
 from ekiden.backend.crt.match import read_match
-from ekiden.backend.crt.module import Location, MemoryHome
+from ekiden.backend.crt.micro_module import Location, MemoryHome
 from ekiden.backend.crt.program import DYNAMIC_CALL_MESSAGE, ListStorage, RoutineSignature
 from ekiden.backend.crt.read_value import ValueReader
+from ekiden.backend.crt.value_layout import PARTIAL_EVALUATE_HINT, LeafKind, LeafType
 from ekiden.backend.crt.values import (
     NO_LEAF,
     DraftStatement,

@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ekiden.backend.crt import module as crt
-from ekiden.backend.crt.layout import LeafKind, LeafType, tensor_bytes, unbounded_message
-from ekiden.backend.crt.module import Location, MemoryHome
+from ekiden.backend.crt import micro_module as crt
+from ekiden.backend.crt.micro_module import Location, MemoryHome
 from ekiden.backend.crt.program import (
     CRT_ERROR_PREFIX,
     DYNAMIC_CALL_MESSAGE,
@@ -21,6 +20,7 @@ from ekiden.backend.crt.program import (
     MicroProgram,
     RoutineSignature,
 )
+from ekiden.backend.crt.value_layout import LeafKind, LeafType, tensor_bytes, unbounded_message
 from ekiden.backend.crt.values import (
     NO_LEAF,
     DraftStatement,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TypeAlias
 
-from ekiden.backend.crt.module import Location, MemoryHome, Statement
+from ekiden.backend.crt.micro_module import Location, MemoryHome, Statement
 from ekiden.relay.expr import Var
 from ekiden.relay.transform.fusion.union_find import UnionFindNode
 from ekiden.relay.transform.memory.storage_lifetimes import LifetimeBlock, StorageRequest

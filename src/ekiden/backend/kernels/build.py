@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
-from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.canonical_form import canonicalize
 from ekiden.backend.kernels.kernel_facts import (
     deserialize_entry,
     kernel_facts,
@@ -28,7 +28,7 @@ from ekiden.backend.kernels.lower import (
     operator_calls,
 )
 from ekiden.backend.kernels.size_ranges import SizeRange, dispatch_on_size, tuned_size_ranges
-from ekiden.backend.kernels.tiers import (
+from ekiden.backend.kernels.tiered_compilation import (
     FullTierRequest,
     QuickTierCode,
     compile_full_tier,

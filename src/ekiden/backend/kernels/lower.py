@@ -23,11 +23,11 @@ from ekiden._lazy import LazyModule
 from ekiden.arith import prove_equal
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.op import Op
 from ekiden.ir.pass_context import notify_product
 from ekiden.ir.prim import BinaryExpr, PrimExpr, Select, const
 from ekiden.ir.prim_visitor import free_vars, has_nonconstant_divisor, rewrite
-from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType
 from ekiden.kernels.decision import Overrides as FamilyOverrides
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
@@ -207,7 +207,9 @@ def _user_schedule(
 def _check_user_program(
     user_program: object, op_name: str, inputs: int, outputs: int, name: str
 ) -> PrimFunc:
-    """Convert the program of a user's schedule to a kernel. Raises CompileError for an invalid one."""
+    """Convert the program of a user's schedule to a kernel. Raises CompileError for an
+    invalid one.
+    """
     func = (
         user_program if isinstance(user_program, PrimFunc) else getattr(user_program, "func", None)
     )

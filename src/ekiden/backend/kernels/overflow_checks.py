@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from ekiden.ir.dtype import int_range
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.prim import (
     Add,
     BinaryExpr,
@@ -41,7 +42,6 @@ from ekiden.ir.prim import (
     logical_and,
 )
 from ekiden.ir.prim_visitor import ExprInterner, children, post_order, unvisited_post_order
-from ekiden.ir.text import format_prim_expr
 from ekiden.tir.expr import Buffer, BufferLoad
 
 MAX_EXTENT = 2**40

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ekiden.backend.vm.operands import jump_offsets, with_jump_offsets
+from ekiden.backend.vm.instruction_operands import jump_offsets, with_jump_offsets
 from ekiden.runtime.debug.instructions import Instruction, Operand, make_instruction
 
 __all__ = ["BytecodeEmitter", "ScopeIterator", "emit_scope"]

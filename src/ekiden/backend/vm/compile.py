@@ -15,7 +15,7 @@ let %y = nn.relu(add(%x, %x)); (%y, exp(%y)) for %x: Tensor[(2, 4), float32] bec
     ret $0
 
 Functions are compiled one by one (function_compiler.py); kernels and shape functions before them,
-so that their numbers are known (primitives.py).
+so that their numbers are known (primitive_table.py).
 
 Sizes that are not constants are elements of int64 vectors on the host. A *stage* is a point of a
 function at which some become known: its entry, or behind a binding that names sizes which were not
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, cast
 
 from ekiden._lazy import LazyModule
 from ekiden.backend.external import is_external_function
-from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.canonical_form import canonicalize
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint
 from ekiden.backend.kernels.quantized_slowdown import estimate_slowdown, warn_of_slowdown
@@ -47,7 +47,7 @@ from ekiden.backend.vm.module_kernels import (
     primitive_functions,
 )
 from ekiden.backend.vm.pipeline import LoweredModule
-from ekiden.backend.vm.primitives import PrimitiveTable
+from ekiden.backend.vm.primitive_table import PrimitiveTable
 from ekiden.backend.vm.stage_kernels import stage_kernel
 from ekiden.backend.vm.write_executable import (
     DeviceTable,

@@ -180,7 +180,9 @@ class ChoiceEmitter(BytecodeEmitter):
     def _emit_clause_edge(
         self, leaf: MatchLeaf, registers: ValueParts, shared: dict[int, int]
     ) -> None:
-        """Emit an edge to a clause; all edges leave the clause's variables in the same registers."""
+        """Emit an edge to a clause; all edges leave the clause's variables in the same
+        registers.
+        """
         if leaf.clause not in shared:
             shared[leaf.clause] = self.new_label()
             self.registers |= {variable: self.new_register() for variable, _ in leaf.variables}

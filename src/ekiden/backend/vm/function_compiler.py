@@ -17,7 +17,7 @@ from ekiden.backend.vm.bytecode_emitter import ScopeIterator, emit_scope
 from ekiden.backend.vm.constant_pool import ConstantPool
 from ekiden.backend.vm.control_flow import ChoiceEmitter, ValueParts
 from ekiden.backend.vm.dim_plan import DimPlan, DimStage, constant_values, is_static
-from ekiden.backend.vm.primitives import HOST_DEVICE_INDEX
+from ekiden.backend.vm.primitive_table import HOST_DEVICE_INDEX
 from ekiden.backend.vm.register_allocation import allocate_registers
 from ekiden.backend.vm.stage_kernels import entry_sources, stage_arguments
 from ekiden.backend.vm.write_executable import VMFunction

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ekiden.backend.external import build_external, is_external_function
 from ekiden.backend.kernels.build import CompiledKernels, build_kernels
-from ekiden.backend.kernels.tiers import FullTierRequest
+from ekiden.backend.kernels.tiered_compilation import FullTierRequest
 from ekiden.codegen.parallel import ProgressCallback
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -46,7 +46,9 @@ class ModuleKernels:
     """Compiled kernels, in the order of `functions`."""
 
     def target_of(self, module: IRModule, device: int) -> Target:
-        """Return the target of the kernels on a device, by its index in the module's device table."""
+        """Return the target of the kernels on a device, by its index in the module's device
+        table.
+        """
         return _target_of(module, device, self.target, self.devices)
 
 

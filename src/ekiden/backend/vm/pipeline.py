@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
-from ekiden.backend.kernels.tiers import FullTierRequest
+from ekiden.backend.kernels.tiered_compilation import FullTierRequest
 from ekiden.backend.vm.module_kernels import ModuleKernels, compile_kernels
 from ekiden.backend.vm.unsupported_operators import unsupported_on_device
 from ekiden.codegen.parallel import ProgressCallback

@@ -27,7 +27,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 
-from ekiden.backend.vm.operands import (
+from ekiden.backend.vm.instruction_operands import (
     jump_offsets,
     movable_registers,
     read_registers,

@@ -15,11 +15,11 @@ from ekiden.backend.kernels.lower import RunCheck, shape_function
 from ekiden.backend.kernels.overflow_checks import MAX_EXTENT, size_conditions
 from ekiden.backend.vm.dim_plan import DimPlan, DimStage, DimVector
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.op import OPS
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, Var, cast, const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as replace
-from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.vm import BindDimsAttrs, MatchShapeAttrs

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import field
 
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.prim import (
     Add,
     BinaryExpr,
@@ -22,7 +23,6 @@ from ekiden.ir.prim import (
     Sub,
     Var,
 )
-from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.runtime.binding.dtypes import dtype_code
 from ekiden.runtime.binding.layout import DimWord, TypeLimit, TypeWord

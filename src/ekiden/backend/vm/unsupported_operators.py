@@ -6,7 +6,7 @@ than be an error. Each operator is lowered and printed alone, once for each of i
 
 from __future__ import annotations
 
-from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.canonical_form import canonicalize
 from ekiden.backend.kernels.lower import lower_primitive
 from ekiden.codegen import device
 from ekiden.codegen.cache import kernel_key

@@ -16,8 +16,8 @@ from ekiden.compiler.export.model_library import export_model_library_format
 from ekiden.compiler.options import use_records
 from ekiden.contrib.cc import cross_compiler
 from ekiden.driver.tvmc.model import TVMCModel, TVMCPackage
-from ekiden.ir.dump import DumpIR
 from ekiden.ir.instrument import PassInstrument, PassPrintingInstrument, PassTimingInstrument
+from ekiden.ir.ir_dump import DumpIR
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext
 from ekiden.relay.backend import Executor, Runtime
@@ -36,7 +36,7 @@ OUTPUT_FORMATS = ("so", "tar", "mlf")
 DUMP_FORMATS: Mapping[str, str] = {
     "relay": "", "tir": "te.tir", "ll": "code.ll", "asm": "code.asm",
 }  # fmt: skip
-"""Kind of `dump_code` -> the file of a kernel that `ir.dump` writes."""
+"""Kind of `dump_code` -> the file of a kernel that `ir.ir_dump` writes."""
 
 
 def read_tuning_records(path: PathName) -> Records:

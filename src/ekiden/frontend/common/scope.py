@@ -20,13 +20,13 @@ from ekiden.frontend.common.spans import attach_span
 from ekiden.frontend.common.sum_value import sum_type_definition, value_of_type_call
 from ekiden.frontend.common.value import Value, sanitize_name
 from ekiden.ir import prim
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, fold_binary, is_const
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.prim_visitor import ExprInterner, free_vars, has_more_nodes, substitute
 from ekiden.ir.span import Span
-from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, Function, Let, TupleGetItem, Var

@@ -1,4 +1,6 @@
-"""Model inputs of unknown rank, which is determined at run time, when the model is compiled for it."""
+"""Model inputs of unknown rank, which is determined at run time, when the model is compiled
+for it.
+"""
 
 from __future__ import annotations
 

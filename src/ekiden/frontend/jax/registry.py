@@ -11,11 +11,11 @@ from ekiden.frontend.jax.converters import (
     complex,
     control_flow,
     convolution,
+    data_movement,
     dot_general,
     elementwise,
     gather,
     linalg,
-    movement,
     random,
     reduce_window,
     reduction,
@@ -24,10 +24,10 @@ from ekiden.frontend.jax.converters import (
     sort,
 )
 from ekiden.frontend.jax.node import Converter, StablehloRow
-from ekiden.ir.extensions import record_extension
+from ekiden.ir.user_extensions import record_extension
 
 CONVERTER_FAMILIES = (
-    elementwise, bitcast, movement, dot_general, convolution, reduction, reduce_window, gather,
+    elementwise, bitcast, data_movement, dot_general, convolution, reduction, reduce_window, gather,
     scatter, sort, random, reduction_bodies, control_flow, calls, linalg, complex,
 )  # fmt: skip
 CONVERTER_TABLE: dict[str, StablehloRow] = {

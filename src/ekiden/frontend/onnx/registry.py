@@ -7,14 +7,16 @@ from collections.abc import Callable
 from ekiden._lazy import load_module
 from ekiden.frontend.onnx.converters._exports import ROWS
 from ekiden.frontend.onnx.node import Converter, OnnxRow
-from ekiden.ir.extensions import record_extension
 from ekiden.ir.lazy_registry import LazyRegistry
+from ekiden.ir.user_extensions import record_extension
 
 FAMILY_PACKAGE = "ekiden.frontend.onnx.converters"
 
 
 class ConverterTable(LazyRegistry[tuple[str, str], tuple[OnnxRow, ...]]):
-    """Converter table that imports a family's module on the first lookup of one of its operators."""
+    """Converter table that imports a family's module on the first lookup of one of its
+    operators.
+    """
 
     __slots__ = ()
 

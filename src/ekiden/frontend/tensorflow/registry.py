@@ -5,10 +5,10 @@ from __future__ import annotations
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.tensorflow.converters import (
     control_flow,
+    data_movement,
     detection,
     elementwise,
     linalg,
-    movement,
     network,
     reduction,
     segment_reduction,
@@ -18,7 +18,7 @@ from ekiden.frontend.tensorflow.converters import (
 from ekiden.frontend.tensorflow.node import TensorflowRow
 
 CONVERTER_FAMILIES = (
-    elementwise, reduction, movement, segment_reduction, shape, network, detection, linalg,
+    elementwise, reduction, data_movement, segment_reduction, shape, network, detection, linalg,
     control_flow, tensor_lists,
 )  # fmt: skip
 CONVERTER_TABLE: dict[str, TensorflowRow] = {

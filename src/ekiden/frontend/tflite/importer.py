@@ -21,8 +21,8 @@ from ekiden.frontend.tflite.load import (
     read_model,
 )
 from ekiden.ir.expr import BaseFunc, GlobalVar
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.module import IRModule
-from ekiden.ir.text import format_type
 from ekiden.ir.type import tensor_type
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.tflite.converters import (
     control_flow,
+    data_movement,
     detection,
     elementwise,
     float_linear,
-    movement,
     quantize,
     random,
     recurrent,
@@ -20,8 +20,8 @@ from ekiden.frontend.tflite.converters import (
 from ekiden.frontend.tflite.node import TfliteRow
 
 CONVERTER_FAMILIES = (
-    elementwise, reduction, movement, selection, float_linear, recurrent, quantize, control_flow,
-    signal, random, detection, stablehlo,
+    elementwise, reduction, data_movement, selection, float_linear, recurrent, quantize,
+    control_flow, signal, random, detection, stablehlo,
 )  # fmt: skip
 CONVERTER_TABLE: dict[str, TfliteRow] = {
     row.code: row for family in CONVERTER_FAMILIES for row in family.ROWS

@@ -47,7 +47,9 @@ Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]
 
 
 def decomposition_table() -> Decompositions:
-    """Return the decomposition table: PyTorch's entries, then Ekiden's for operators without one."""
+    """Return the decomposition table: PyTorch's entries, then Ekiden's for operators without
+    one.
+    """
     table: Decompositions = dict(torch.export.default_decompositions())
     for target, function in torch._decomp.decomposition_table.items():
         if isinstance(target, torch._ops.OpOverload):

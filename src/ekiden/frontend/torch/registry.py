@@ -18,6 +18,7 @@ from ekiden.frontend.torch.converters import (
     convolution,
     create,
     ctc_loss,
+    data_movement,
     elementwise,
     flex_attention,
     fourier,
@@ -26,7 +27,6 @@ from ekiden.frontend.torch.converters import (
     integer,
     linalg,
     linear,
-    movement,
     norm,
     quantize,
     random,
@@ -35,11 +35,11 @@ from ekiden.frontend.torch.converters import (
     vision,
 )
 from ekiden.frontend.torch.node import ComplexRule, Converter, ConverterRow, target_name
-from ekiden.ir.extensions import record_extension
+from ekiden.ir.user_extensions import record_extension
 
 CONVERTER_FAMILIES = (
-    elementwise, reduction, movement, index, create, linear, convolution, norm, image, control_flow,
-    backward, bitcast, complex, fourier, linalg, random, vision, flex_attention,
+    elementwise, reduction, data_movement, index, create, linear, convolution, norm, image,
+    control_flow, backward, bitcast, complex, fourier, linalg, random, vision, flex_attention,
     integer, ctc_loss, recurrent, composite, quantize,
 )  # fmt: skip
 

@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ekiden.ir.attrs import Attrs
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, MemoryAliasing, OpDef, register_op
 from ekiden.ir.prim import AnyDim, PrimExpr, is_const
-from ekiden.ir.text import format_type
 from ekiden.ir.type import GlobalTypeVar, TensorType, Type, TypeCall, TypeVar
 from ekiden.relay.expr import Call, Constructor, Expr, TypeData
 from ekiden.relay.interpreter_values import ConstructorValue

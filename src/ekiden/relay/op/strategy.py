@@ -26,9 +26,9 @@ from typing import Any, ClassVar
 
 from ekiden.arith import Analyzer
 from ekiden.ir.attrs import Attrs, unwrap_user_attrs
+from ekiden.ir.expr_text import format_shape, format_type
 from ekiden.ir.op import OP_ATTRS, get, make_attr_registrar
 from ekiden.ir.prim import IntImm, PrimExpr
-from ekiden.ir.text import format_shape, format_type
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.runtime.errors import CompileError, EkidenError
 from ekiden.runtime.lazy_dataclass import dataclass

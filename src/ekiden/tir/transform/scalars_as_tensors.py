@@ -20,7 +20,9 @@ from ekiden.tir.visitor import rename
 
 
 def numbers_as_tensors(func: PrimFunc) -> PrimFunc:
-    """Return a function whose parameters are all buffers; the function itself if they already are."""
+    """Return a function whose parameters are all buffers; the function itself if they already
+    are.
+    """
     if not func.scalars:
         return func
     scalar_buffers = {v: Buffer(v.name, (), v.dtype) for v in func.scalars}

@@ -26,7 +26,9 @@ MIN_TOKENS_PER_THREAD = 4
 def _page_checks(
     name: str, page: int, tokens: Tensor, cache: Tensor, page_inputs: Sequence[Tensor]
 ) -> tuple[RangeCheck, ...]:
-    """Return the range checks of the inputs of both operators. Raises ValueError for invalid types."""
+    """Return the range checks of the inputs of both operators. Raises ValueError for invalid
+    types.
+    """
     layer, tables, sequences, positions = page_inputs
     for input_tensor, rank, what in (
         (tokens, 3, "projected"), (cache, 5, "cache"), (layer, 1, "layer"), (tables, 2, "tables"),

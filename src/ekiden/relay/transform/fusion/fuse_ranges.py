@@ -66,7 +66,9 @@ def _range_operand(expr: RelayExpr) -> RelayExpr | None:
 
 
 def _can_return_ranges(expr: RelayExpr, limit: int) -> bool:
-    """Return whether an expression calls a kernel that can reduce its result's range in registers."""
+    """Return whether an expression calls a kernel that can reduce its result's range in
+    registers.
+    """
     function = _primitive_of(expr)
     if function is None or not isinstance(function.body.checked_type, TensorType):
         return False

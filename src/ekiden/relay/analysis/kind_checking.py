@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.module import IRModule
-from ekiden.ir.text import format_type
 from ekiden.ir.type import (
     FuncType,
     GlobalTypeVar,

@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from ekiden.ir import dtype as dt
+from ekiden.ir.expr_text import format_shape, format_type
 from ekiden.ir.node import Node
 from ekiden.ir.prim import IntImm, SizeVar
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.ir.text import format_shape, format_type
 from ekiden.ir.type import (
     FuncType,
     GlobalTypeVar,

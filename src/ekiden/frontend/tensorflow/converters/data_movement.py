@@ -8,7 +8,7 @@ import numpy as np
 
 from ekiden.frontend.common.composite_ops import unique_in_order
 from ekiden.frontend.common.constant_fill import emit_iota
-from ekiden.frontend.common.converters import movement as shared
+from ekiden.frontend.common.converters import data_movement as shared
 from ekiden.frontend.common.converters.resize import resize
 from ekiden.frontend.tensorflow.node import Converter, TensorflowNode, TensorflowRow
 from ekiden.relay import op

@@ -1,4 +1,6 @@
-"""Let expressions (`tir.Let`), and tracing of run-time values: `tir.trace([i, x[i]], "my.look")`."""
+"""Let expressions (`tir.Let`), and tracing of run-time values: `tir.trace([i, x[i]],
+"my.look")`.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ekiden.backend.aot.register_facts import (
     entry_facts,
     transfer_facts,
 )
-from ekiden.backend.vm.operands import jump_offsets
+from ekiden.backend.vm.instruction_operands import jump_offsets
 from ekiden.backend.vm.write_executable import VMFunction
 from ekiden.codegen.llvm.builder import FunctionBuilder, LlvmModule
 from ekiden.codegen.llvm.quoting import quote_name

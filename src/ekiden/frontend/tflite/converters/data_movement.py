@@ -8,7 +8,7 @@ import numpy as np
 
 from ekiden.frontend.common import constant_folding as rules
 from ekiden.frontend.common.constant_folding import concat_elements
-from ekiden.frontend.common.converters import movement as shared
+from ekiden.frontend.common.converters import data_movement as shared
 from ekiden.frontend.common.converters.resize import resize
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, known_value

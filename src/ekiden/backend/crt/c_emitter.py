@@ -16,7 +16,12 @@ import numpy as np
 
 from ekiden.backend.crt.emit_routines import emit_routines
 from ekiden.backend.crt.kernels import c_identifier
-from ekiden.backend.crt.module import POOL_ALIGNMENT_BYTES, MicroKernel, MicroModule, MicroTensor
+from ekiden.backend.crt.micro_module import (
+    POOL_ALIGNMENT_BYTES,
+    MicroKernel,
+    MicroModule,
+    MicroTensor,
+)
 from ekiden.backend.crt.packed_entry import emit_packed
 from ekiden.codegen.c.helpers import c_string_literal
 from ekiden.codegen.c.types import C_KEYWORDS, constant, memory_type

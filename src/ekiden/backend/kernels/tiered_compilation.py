@@ -107,7 +107,9 @@ def compile_full_tier(
     pending.sort(key=lambda key: -counts[key] * estimate_work(rows[key][1]))
 
     def hand_over(task: CompileTask, code: bytes) -> None:
-        """Publish a compiled kernel to the running program; a general form runs on the host only."""
+        """Publish a compiled kernel to the running program; a general form runs on the host
+        only.
+        """
         _, packed = deserialize_entry(code)
         objects, kernels = deserialize_kernel(packed)
         assert not kernels, "kernels of devices have no general form"
