@@ -22,7 +22,7 @@ from ekiden.kernels.prim_builder import product_of_dims
 from ekiden.kernels.scheduled_kernel import ScheduledKernel
 from ekiden.target import Target
 from ekiden.te.reducer import Reduce
-from ekiden.te.statements import replace_buffers
+from ekiden.te.stmt_renaming import replace_buffers
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc, Stmt, seq
 from ekiden.tir.transform.store_reductions import emit_reduction_of_stores

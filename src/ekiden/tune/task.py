@@ -10,7 +10,7 @@ from functools import partial
 from ekiden import kernels
 from ekiden.arith import simplify
 from ekiden.backend.external import is_external_function
-from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.canonical_form import canonicalize
 from ekiden.backend.kernels.flops import count_flops
 from ekiden.backend.kernels.lower import choose_primitive, decision_names, display_name
 from ekiden.backend.vm.module_kernels import primitive_functions

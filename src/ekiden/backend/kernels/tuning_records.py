@@ -1,4 +1,4 @@
-"""Tuning records of kernels; found by what a kernel computes and the target.
+"""Tuning records of kernels, keyed by the computation and the target.
 
 A record is of one compiler's choices. Where the kernel is of another family now, or a value cannot
 be any more, the record is named in a warning and the default is taken.
@@ -88,7 +88,7 @@ class TuningRecords:
         return fixed
 
     def report(self, kernels: int) -> None:
-        """Log how many records were used; a warning where none was."""
+        """Log the number of used records, with a warning if none was."""
         if not self.records:
             return
         if not self.num_used and not self.refused:

@@ -26,7 +26,7 @@ from ekiden.te.prim_func import emit_stores, wrap_in_allocations
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
 from ekiden.tir.transform.thread_sync import STORAGE_SYNC
-from ekiden.tir.transform.thread_tree import (
+from ekiden.tir.transform.tree_reduction import (
     WARP_SHUFFLES_FEATURE,
     element_loads,
     emit_shuffles,

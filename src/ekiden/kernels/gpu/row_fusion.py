@@ -46,7 +46,7 @@ from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
 from ekiden.tir.transform.thread_sync import STORAGE_SYNC
-from ekiden.tir.transform.thread_tree import element_loads
+from ekiden.tir.transform.tree_reduction import element_loads
 from ekiden.tir.visitor import ExprRewriter
 from ekiden.tir.visitor import substitute as substitute_statement
 
