@@ -37,6 +37,7 @@ from ekiden.serve.model_files import (
 from ekiden.serve.residency import ResidentModels
 from ekiden.serve.sequences import ActiveSequence, SequenceTable
 from ekiden.serve.signature import ModelSignature
+from ekiden.serve.statistics import VersionStatistics
 from ekiden.serve.text import EmbeddingModel, TextEngine, TextModel
 
 __all__ = ["ModelRepository", "ModelVersion", "ServedModel", "VersionState"]
@@ -196,8 +197,18 @@ class ServedModel:
     """Whether the rows of a loaded file are independent, which an evicted model does not try
     again."""
 
+    statistics: dict[int, VersionStatistics] = field(default_factory=dict)
+    """Statistics by version, which outlive an eviction."""
+
     def __post_init__(self) -> None:
         self.sequences = SequenceTable(1, 1.0, _release_sequences)
+
+    def statistics_of(self, number: int) -> VersionStatistics:
+        """Return the statistics of a version, which may be empty."""
+        statistics = self.statistics.get(number)
+        if statistics is None:
+            statistics = self.statistics[number] = VersionStatistics()
+        return statistics
 
     @property
     def num_bytes(self) -> int:
@@ -476,11 +487,24 @@ class ModelRepository:
         batcher = Batcher(
             self.runners, instances=config.instances, queue=config.queue,
             rows=config.batching.rows, wait=config.batching.wait_ms / 1e3,
-            on_run=partial(self._on_run, model.name),
+            on_run=partial(self._observe_run, model, number),
         )  # fmt: skip
         version = ModelVersion(number, stamp, config, program, batcher)
         version.idle_callback = self.residents.notify_idle
         return version
+
+    def _observe_run(
+        self,
+        model: ServedModel,
+        number: int,
+        rows: int,
+        seconds: float,
+        num_requests: int,
+        queued: float,
+    ) -> None:
+        """Count a run of a version in its statistics and in the metrics."""
+        model.statistics_of(number).count_run(rows, seconds, num_requests, queued)
+        self._on_run(model.name, rows, seconds)
 
     def _discard_versions(self, model: ServedModel, new_versions: dict[int, ModelVersion]) -> None:
         """Retire versions that were loaded for an update that failed."""
