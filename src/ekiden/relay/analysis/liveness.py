@@ -16,9 +16,9 @@ def last_uses(root: Expr) -> dict[Let, tuple[Var, ...]]:
     chains = _let_chains(root)
     places = {let: (chain, at) for chain in chains for at, let in enumerate(chain)}
     home = {let.var: chain[0] for chain in chains for let in chain}
-    # Evaluation backwards, in one walk: the use of a variable that is met first is the last one. The
-    # position in a chain is the index of the binding whose value is walked, its length for the
-    # result, where nothing dies.
+    # Evaluation backwards, in one walk: the use of a variable that is met first is the last one.
+    # The position in a chain is the index of the binding whose value is walked, its length for
+    # the result, where nothing dies.
     position: dict[Let, int] = {}
     last_use: dict[Var, int] = {}
     visited: set[Expr] = set()
