@@ -35,6 +35,7 @@ from ekiden.llm.decoder_layers import (
 )
 from ekiden.llm.experts import mixture_of_experts
 from ekiden.llm.latent_attention import latent_projections
+from ekiden.llm.lora_products import AdapterProducts, AdapterSet
 from ekiden.llm.rope import RopeParameters
 from ekiden.llm.weights import Checkpoint, Weight
 from ekiden.relay import op
@@ -84,8 +85,8 @@ def cache_shape(config: DecoderConfig, layout: CacheLayout, blocks: object) -> t
 
 @dataclass(frozen=True, slots=True)
 class TokenVariables:
-    """Input variables of a call: token ids, sequences, positions, page tables, and the rows whose
-    logits are wanted.
+    """Input variables of a call: token ids, sequences, positions, page tables, the numbers of the
+    sequences' adapters where a program has some, and the rows whose logits are wanted.
     """
 
     ids: Var
@@ -93,9 +94,10 @@ class TokenVariables:
     positions: Var
     tables: Var
     picks: Var
+    adapters: Var | None = None
 
     @staticmethod
-    def create() -> TokenVariables:
+    def create(has_adapters: bool) -> TokenVariables:
         """Create new variables: n tokens, tables of b sequences with m pages, k picks."""
         n, b, m, k = (SizeVar(name) for name in ("n", "b", "m", "k"))
         return TokenVariables(
@@ -103,24 +105,37 @@ class TokenVariables:
                 Var(name, TensorType(shape, "int32"))
                 for name, shape in (
                     ("ids", (n,)), ("sequences", (n,)), ("positions", (n,)), ("tables", (b, m)),
-                    ("picks", (k,)),
-                )
+                    ("picks", (k,)), ("adapters", (b,)),
+                )[: 6 if has_adapters else 5]
             )
         )  # fmt: skip
 
     @property
     def as_parameters(self) -> tuple[Var, ...]:
         """Return them as parameters."""
-        return (self.ids, self.sequences, self.positions, self.tables, self.picks)
+        adapters = () if self.adapters is None else (self.adapters,)
+        return (self.ids, self.sequences, self.positions, self.tables, *adapters, self.picks)
 
 
 class _ForwardBuilder:
     """Builder of the body of `forward`."""
 
-    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, layout: CacheLayout) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: DecoderConfig,
+        layout: CacheLayout,
+        adapters: AdapterSet | None,
+    ) -> None:
         self.config, self.layout = config, layout
-        self.parts = DecoderLayers(checkpoint, config)
         self.bindings: list[tuple[Var, Expr]] = []
+        self.tokens = TokenVariables.create(adapters is not None)
+        products = None
+        if adapters is not None:
+            assert self.tokens.adapters is not None
+            by_token = op.take(self.tokens.adapters, self.tokens.sequences, axis=0)
+            products = AdapterProducts(adapters, self.let("token_adapters", by_token), self.let)
+        self.parts = DecoderLayers(checkpoint, config, products)
 
     def let(self, name: str, value: Expr) -> Var:
         """Bind a value to a new variable, in order."""
@@ -134,7 +149,7 @@ class _ForwardBuilder:
         pages: PrimExpr = SizeVar("p")
         shape = cache_shape(config, self.layout, pages)
         cache = Var("cache", TensorType(tuple(map(_to_dim, shape)), self.layout.dtype))
-        tokens = TokenVariables.create()
+        tokens = self.tokens
         table = self.parts.embedding_table(names.embedding)
         x: Expr = embedding_lookup(table, tokens.ids)
         x = _scaled(x, config.embedding_scale)
@@ -391,6 +406,7 @@ def decoder_module(
     layout: CacheLayout,
     name: str = "forward",
     has_head: bool = True,
+    adapters: AdapterSet | None = None,
 ) -> IRModule:
     """Return the module of a decoder.
 
@@ -400,6 +416,8 @@ def decoder_module(
         layout: That of the cache.
         name: Of the function; the entry is this with "_step".
         has_head: Whether it returns logits, else hidden states.
+        adapters: Those of which each sequence of a call has one or none; then the tables are
+            followed by their numbers, int32 [sequences].
 
     Returns:
         The module.
@@ -407,9 +425,10 @@ def decoder_module(
     Raises:
         ImportModelError: A tensor is missing from the checkpoint, has another shape, or has no
             place in the decoder.
+        UnsupportedError: An adapter changes what is no product.
     """
     forward, entry = GlobalVar(name), f"{name}_step"
-    builder = _ForwardBuilder(checkpoint, config, layout)
+    builder = _ForwardBuilder(checkpoint, config, layout, adapters)
     functions: dict[GlobalVar | str, BaseFunc] = {forward: builder.build(has_head)}
     # Files of tied models often hold a copy of the embedding as the head.
     heads = config.names.head if config.tied or not has_head else ()
@@ -421,16 +440,20 @@ def decoder_module(
         raise ImportModelError(
             f"checkpoint: a decoder {config.architecture} has no place for {listed}{more}"
         )
-    functions[GlobalVar(entry)] = _entry_function(forward, config, layout)
+    if adapters is not None:
+        adapters.check_unread()
+    functions[GlobalVar(entry)] = _entry_function(forward, config, layout, adapters is not None)
     x = Var("x", TensorType((), "int32"))
     functions[GlobalVar("main")] = Function((x,), x, None)
     return IRModule(functions).with_attr(ENTRY_FUNCTIONS_ATTR, (entry,))
 
 
-def _entry_function(forward: GlobalVar, config: DecoderConfig, layout: CacheLayout) -> Function:
+def _entry_function(
+    forward: GlobalVar, config: DecoderConfig, layout: CacheLayout, has_adapters: bool
+) -> Function:
     shape = cache_shape(config, layout, AnyDim())
     kind = TensorType(tuple(map(_to_dim, shape)), layout.dtype)
-    state, tokens = Var("state", RefType(kind)), TokenVariables.create()
+    state, tokens = Var("state", RefType(kind)), TokenVariables.create(has_adapters)
     # The reference is emptied meanwhile, so that the cache has one owner and is updated in place.
     none = const(np.zeros([0, *(int(str(d)) for d in shape[1:])], layout.dtype))
     cache, both = Var("cache"), Var("both")

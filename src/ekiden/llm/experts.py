@@ -120,6 +120,10 @@ def _gated_mlp(
     layers: DecoderLayers,
 ) -> Expr:  # fmt: skip
     """Return the result of an expert for tokens [m, hidden]."""
-    up = layers.linear(x, [prefix + name for name in names.up], 2 * inner, config.hidden, False)
+    up = layers.linear(
+        x, [prefix + name for name in names.up], 2 * inner, config.hidden, False, is_adapted=False
+    )
     product = gated_product(up, ACTIVATION_FUNCTIONS[config.activation], inner)
-    return layers.linear(product, [prefix + names.down], config.hidden, inner, False)
+    return layers.linear(
+        product, [prefix + names.down], config.hidden, inner, False, is_adapted=False
+    )

@@ -212,6 +212,12 @@ class ServedModel:
         newest = self.versions.get(max(self.versions, default=0))
         return None if newest is None else newest.program.text
 
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Return the names of adapters that requests for answers may choose."""
+        names: Sequence[str] = getattr(self.text, "adapters", ())
+        return names
+
     def configure(self, config: ModelConfig) -> None:
         """Apply a configuration, keeping the existing sequences."""
         self.config = config
@@ -285,6 +291,16 @@ class ModelRepository:
         if model is None:
             raise RequestError("no model of that name is there", "unknown")
         return model
+
+    def find_text(self, name: str) -> tuple[ServedModel, str]:
+        """Return a model by its name, or the name of one of its adapters, with the adapter's name,
+        empty for none. Raises RequestError if there is neither.
+        """
+        if name not in self.models:
+            for model in self.models.values():
+                if name in model.adapters:
+                    return model, name
+        return self.get(name), ""
 
     def add_text(
         self, name: str, text: TextModel | EmbeddingModel, config: ModelConfig | None = None
@@ -479,8 +495,7 @@ def load_program(path: Path, config: ModelConfig) -> ServedProgram:
             None, ModelSignature((), ()), None, find_text_model(config.text.object)
         )
     if config.text.checkpoint:
-        checkpoint_path = path.parent / config.text.checkpoint
-        text = open_decoder(str(checkpoint_path), config.text.context, config.text.sequences)
+        text = open_decoder(path.parent, config.text)
         return ServedProgram(None, ModelSignature((), ()), None, text)
     executable = _open_executable(path)
     if config.threads:
