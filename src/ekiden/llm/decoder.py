@@ -16,6 +16,8 @@ cache and fills again, so that nobody else refers to it and it is changed where 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ekiden.ir.expr import BaseFunc, GlobalVar
@@ -268,10 +270,7 @@ class _ForwardBuilder:
         written = self.let(
             f"cache_{n}", op.nn.contrib_write_pages(cache, turned, *cache_position, page=page)
         )
-        attended = op.nn.contrib_paged_attention(
-            turned, written, *cache_position, page=page, scale=config.score_scale,
-            softcap=config.score_softcap, window=config.windows[n],
-        )  # fmt: skip
+        attended = self._attend(n, turned, written, cache_position)
         values: Expr = self.let(f"heads_{n}", attended)
         if config.cache_depth > config.value_depth:
             values = slice_axis(values, 0, config.value_depth, 2)
@@ -281,6 +280,22 @@ class _ForwardBuilder:
             flat, [prefix + names.out], config.hidden, width, "out" in config.biases
         )
         return out, written
+
+    def _attend(self, n: int, turned: Var, cache: Var, cache_position: Sequence[Expr]) -> Expr:
+        """Return the attention of a layer's heads [n, heads, depth of the cache]."""
+        config, names = self.config, self.config.names
+        page, scale, softcap = self.layout.page, config.score_scale, config.score_softcap
+        window = config.windows[n]
+        layer, tables, sequences, positions = cache_position
+        if not names.sinks:
+            return op.nn.contrib_paged_attention(
+                turned, cache, layer, tables, sequences, positions, page, scale, softcap, window
+            )
+        sinks = self.parts.read_vector(names.layer.format(n) + names.sinks, config.heads)
+        return op.nn.contrib_paged_attention_with_sinks(
+            turned, cache, layer, tables, sequences, positions, const(sinks), page, scale, softcap,
+            window,
+        )  # fmt: skip
 
     def _turned_heads(
         self, n: int, normed: Expr, tokens: TokenVariables, rotation: tuple[Var, Var] | None
