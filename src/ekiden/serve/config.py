@@ -131,6 +131,9 @@ class TextConfig:
     """Tokens of a conversation at most; 0: what the model can, up to 4,096."""
     sequences: int = 16
     """Answers that are made together."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Name -> folder of a LoRA of the checkpoint, which requests choose by that name; a path that
+    is not absolute begins at the folder of the model."""
 
     @property
     def is_given(self) -> bool:

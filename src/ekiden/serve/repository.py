@@ -246,6 +246,19 @@ class ServedModel:
         newest = self.versions.get(max(self.versions, default=0))
         return None if newest is None else newest.program.text
 
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Return the names of adapters that requests for answers may choose; those of the
+        configuration while the model is not in memory.
+        """
+        names: Sequence[str] = getattr(self.text, "adapters", ())
+        return names if self.versions else tuple(self.config.text.adapters)
+
+    @property
+    def is_text(self) -> bool:
+        """Return whether it is a text model, in memory or not."""
+        return self.text is not None or (not self.versions and self.config.text.is_given)
+
     def configure(self, config: ModelConfig) -> None:
         """Apply a configuration, keeping the existing sequences."""
         self.config = config
@@ -370,6 +383,7 @@ class ModelRepository:
             model.states[0] = (VersionState.UNAVAILABLE, NOT_RESIDENT)
             with suppress(EkidenError):  # the load tells it
                 config = await asyncio.to_thread(read_model_config, model.path / "model.toml")
+                model.configure(config)
                 if not config.pinned:
                     return
         await self._load(model)
@@ -384,6 +398,16 @@ class ModelRepository:
         self.residents.discard(name)
         self._on_event("evicted", model=name)
         trim_pools()
+
+    def find_text(self, name: str) -> tuple[ServedModel, str]:
+        """Return a model by its name, or the name of one of its adapters, with the adapter's name,
+        empty for none. Raises RequestError if there is neither.
+        """
+        if name not in self.models:
+            for model in self.models.values():
+                if name in model.adapters:
+                    return model, name
+        return self.get(name), ""
 
     def add_text(
         self, name: str, text: TextModel | EmbeddingModel, config: ModelConfig | None = None
