@@ -38,7 +38,7 @@ from ekiden.ir.pass_context import (
 )
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
-from ekiden.relay.analysis.shape_conditions import shape_conditions
+from ekiden.relay.analysis.shape_constraints import shape_conditions
 from ekiden.relay.analysis.well_formedness import find_errors
 from ekiden.relay.expr import Constant, Function, Var
 from ekiden.relay.transform.language.infer_type import InferType

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ekiden.kernels.decision import Decision, Knob, Value
+from ekiden.kernels.decision import Decision, Knob, KnobValue
 from ekiden.runtime.errors import InputError
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.records import Record
@@ -44,7 +44,7 @@ class InstantiationError(InputError, ValueError):
 class KnobSpace(Sequence[Entity]):
     """Candidate values of one knob."""
 
-    def __init__(self, knob: Knob, make: Callable[[Value], Entity]) -> None:
+    def __init__(self, knob: Knob, make: Callable[[KnobValue], Entity]) -> None:
         self.knob = knob
         self._make = make
 
@@ -82,7 +82,7 @@ class ConfigSpace(Config):
             self.choices[choice.name] = choice
             self._entity_factories[choice.name] = OtherOptionEntity
 
-    def _define_knob(self, name: str, texts: object, make: Callable[[Value], Entity]) -> None:
+    def _define_knob(self, name: str, texts: object, make: Callable[[KnobValue], Entity]) -> None:
         """Define a knob, replacing an earlier definition."""
         self.choices.pop(name, None)
         super()._define_knob(name, texts, make)
@@ -236,7 +236,7 @@ class ConfigEntity(Config):
 
     is_fallback = False
 
-    def __init__(self, space: ConfigSpace, values: Mapping[str, Value]) -> None:
+    def __init__(self, space: ConfigSpace, values: Mapping[str, KnobValue]) -> None:
         super().__init__(
             dict(values), dict(space.choices), space.flop, dict(space._entity_factories)
         )
@@ -251,7 +251,7 @@ class ConfigEntity(Config):
         """Return the value of every knob by name."""
         return {name: self[name] for name in self.fixed}
 
-    def _define_knob(self, name: str, texts: object, make: Callable[[Value], Entity]) -> None:
+    def _define_knob(self, name: str, texts: object, make: Callable[[KnobValue], Entity]) -> None:
         """Define a knob with the values of its space, unless the configuration comes from a log."""
         if name not in self.choices:
             super()._define_knob(name, texts, make)
@@ -292,7 +292,7 @@ class ConfigEntity(Config):
         kinds: Mapping[str, Callable[[Any], Entity]] = {
             "sp": SplitEntity, "re": ReorderEntity, "an": AnnotateEntity, "ot": OtherOptionEntity,
         }  # fmt: skip
-        space, values = ConfigSpace(), dict[str, Value]()
+        space, values = ConfigSpace(), dict[str, KnobValue]()
         for name, code, value in json_dict["entity"]:
             if code not in kinds:
                 raise InputError(f"config: '{name}': no entity is of the kind '{code}'")

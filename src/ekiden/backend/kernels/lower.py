@@ -178,17 +178,17 @@ def decision_names(function: Function) -> tuple[str, ...]:
 
 def choose_primitive(
     function: Function, target: Target, overrides: Overrides = NO_KERNEL_OVERRIDES
-) -> kernels.Chosen:
+) -> kernels.KernelSelection:
     """Select the kernel family of a primitive function and its decision. Raises CompileError for an
     invalid override.
     """
     _, outputs = te_graph(function, target)
-    return kernels.choose(outputs, target, overrides, decision_names(function))
+    return kernels.select_kernel(outputs, target, overrides, decision_names(function))
 
 
 def _user_schedule(
     function: Function, inputs: Tensors, outputs: Tensors, name: str, target: Target
-) -> kernels.Scheduled | None:
+) -> kernels.ScheduledKernel | None:
     """Return the loop program scheduled by a user's schedule of one of the operators, or None."""
     for call in reversed(operator_calls(function)):
         kinds = [t for a in call.args for t in flatten_tensor_types(a.checked_type)]
@@ -200,7 +200,7 @@ def _user_schedule(
             func = _check_user_program(user_program, call.op.name, len(inputs), len(outputs), name)
             trace = user_program.trace if isinstance(user_program, schedule.Schedule) else None
             why = f"{call.op.name} has a schedule of its own"
-            return kernels.Scheduled(func, trace=trace, why=why)
+            return kernels.ScheduledKernel(func, trace=trace, unscheduled_reason=why)
     return None
 
 
@@ -241,7 +241,7 @@ def lower_primitive(
 
 def schedule_primitive(
     function: Function, name: str, target: Target, overrides: Overrides = NO_KERNEL_OVERRIDES
-) -> kernels.Scheduled:
+) -> kernels.ScheduledKernel:
     """Return the scheduled loop program of a canonical primitive function, outputs after inputs,
     and its trace.
 
@@ -263,11 +263,17 @@ def schedule_primitive(
         notify_product(
             "te.tir", what, lambda: str(kernels.create_inlined_program(inputs, outputs, name))
         )
-        own = _user_schedule(function, inputs, outputs, name, target)
-        if own is not None:
-            notify_product("schedule.txt", own.why, lambda: kernels.schedule_text(own))
-            return own
-        return kernels.scheduled(inputs, outputs, target, name, overrides, decision_names(function))
+        user_kernel = _user_schedule(function, inputs, outputs, name, target)
+        if user_kernel is not None:
+            notify_product(
+                "schedule.txt",
+                user_kernel.unscheduled_reason,
+                lambda: kernels.schedule_text(user_kernel),
+            )
+            return user_kernel
+        return kernels.schedule_kernel(
+            inputs, outputs, target, name, overrides, decision_names(function)
+        )
     except Exception as error:
         error.add_note(f"while lowering {describe_kernel_name(function, name)}")
         raise

@@ -82,7 +82,7 @@ def estimate_slowdown(function: Function, target: Target) -> dict[str, object]:
             return {}
         return _estimate_cycles(quantization_cost.float_product_cost(number, target))
     _, outputs = te_graph(function, target)
-    cost = quantization_cost.product_cost(outputs, kernels.choose(outputs, target), target)
+    cost = quantization_cost.product_cost(outputs, kernels.select_kernel(outputs, target), target)
     if cost is None:
         return {}
     facts = _estimate_cycles(cost) if number is not None else {}

@@ -74,9 +74,9 @@ class TuningRecords:
             if chosen.family.name != rule or chosen.anchor is None:
                 raise CompileError(f"the kernel is of the family '{chosen.family.name}' now")
             require_valid_overrides(
-                chosen.family.space(chosen.anchor, self.target), fixed, f"'{rule}'"
+                chosen.family.search_space(chosen.anchor, self.target), fixed, f"'{rule}'"
             )
-            chosen.family.decide(chosen.anchor, self.target, fixed)
+            chosen.family.choose_decision(chosen.anchor, self.target, fixed)
         except CompileError as error:
             where = describe_kernel_name(form, display_name(form))
             self.refused.append(f"{rule}: {choice}")

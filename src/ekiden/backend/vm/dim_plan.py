@@ -25,7 +25,7 @@ from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import ExprInterner, free_vars
 from ekiden.ir.type import TensorType
-from ekiden.relay.analysis.shape_conditions import kernel_conditions
+from ekiden.relay.analysis.shape_constraints import kernel_conditions
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.expr import Var as RelayVar
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs

@@ -16,7 +16,7 @@ from ekiden.relay.analysis.op_counts import (
     post_order_visit,
 )
 from ekiden.relay.analysis.search import extract_intermdeiate_expr, search_fc_transpose
-from ekiden.relay.analysis.shape_conditions import kernel_conditions, shape_conditions
+from ekiden.relay.analysis.shape_constraints import kernel_conditions, shape_conditions
 from ekiden.relay.analysis.type_variables import (
     all_dtypes,
     all_type_vars,

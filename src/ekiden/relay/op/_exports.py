@@ -189,7 +189,7 @@ OPERATORS_BY_MODULE = {
         nn.pad
     """,
     "ekiden.relay.op.nn.paged_attention": """
-        nn.contrib_paged_attention nn.contrib_write_pages
+        nn.contrib_paged_attention nn.contrib_paged_attention_with_sinks nn.contrib_write_pages
     """,
     "ekiden.relay.op.nn.pool": """
         nn.adaptive_avg_pool2d nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d nn.global_avg_pool2d

@@ -122,7 +122,7 @@ class _ResidualDenseKernel:
             not self.epilogue.is_cheap,
             ahead,
             prefetches.unroll,
-            listed=self.residual_words(panel),
+            residuals=self.residual_words(panel),
         )
         return wrap_in_lets([(base, simplify(panel * self.panel_size)), *lets], tile_stmt)
 
@@ -184,9 +184,9 @@ class _ResidualDenseKernel:
         return IfThenElse(panel < num_full, self.emit_panel(panel, self.width), narrow)
 
     def emit_panel_run(
-        self, begin: PrimExpr, end: PrimExpr, is_end: PrimExpr, kind: ForKind
+        self, begin: PrimExpr, end: PrimExpr, includes_last_panel: PrimExpr, kind: ForKind
     ) -> Stmt:
-        """Emit row tiles of panels [begin, end); `is_end` includes the narrow one."""
+        """Emit row tiles of panels [begin, end); `includes_last_panel` includes the narrow one."""
         num_full, tail_columns = divmod(self.units, self.width)
         stmts = []
         if num_full:
@@ -196,7 +196,11 @@ class _ResidualDenseKernel:
             stmts.append(self.emit_row_tiles(count, begin, self.width, kind))
         if tail_columns:
             narrow = self.emit_row_tiles(const(1), const(num_full), tail_columns, kind)
-            stmts.append(narrow if is_const(is_end, 1) else IfThenElse(is_end, narrow))
+            stmts.append(
+                narrow
+                if is_const(includes_last_panel, 1)
+                else IfThenElse(includes_last_panel, narrow)
+            )
         return seq(*stmts)
 
     def body(self) -> Stmt:
@@ -233,9 +237,9 @@ def has_residual_words(anchor: te.Tensor) -> bool:
 
 FAMILY = replace(
     dense.FAMILY,
-    build=kernel_builder(_ResidualDenseKernel),
-    by_hand=has_residual_words,
-    why=(
+    build_unscheduled=kernel_builder(_ResidualDenseKernel),
+    is_unscheduled=has_residual_words,
+    unscheduled_reason=(
         "the summed axis runs over words of data given by a list; no primitive splits a "
         "sum by the address of its terms"
     ),

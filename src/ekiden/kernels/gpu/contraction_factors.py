@@ -17,7 +17,7 @@ from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class ProductFactors:
+class ContractionFactors:
     """Factors of a contraction, and its axes by role: batch, rows (of `a`), columns (of `b`) and
     reduced.
     """
@@ -40,7 +40,7 @@ class ProductFactors:
         return simplify(product_of_extents([self.extents[v] for v in axes])) if axes else const(1)
 
 
-def match_contraction(anchor: Tensor) -> ProductFactors | None:
+def match_contraction(anchor: Tensor) -> ContractionFactors | None:
     """Return the factors of a computation that is a sum of products, else None."""
     op = anchor.op
     body = op.body[anchor.value_index] if isinstance(op, ComputeOp) else None
@@ -65,8 +65,8 @@ def match_contraction(anchor: Tensor) -> ProductFactors | None:
     last = [max((order.get(v, -1) for v in group), default=-1) for group in (rows, columns)]
     # The factor that has the innermost axis of the result becomes b, whose axes are columns.
     if last[0] > last[1]:
-        return ProductFactors(source.b, source.a, batch, columns, rows, extents, body)
-    return ProductFactors(source.a, source.b, batch, rows, columns, extents, body)
+        return ContractionFactors(source.b, source.a, batch, columns, rows, extents, body)
+    return ContractionFactors(source.a, source.b, batch, rows, columns, extents, body)
 
 
 def is_unit_stride(value: PrimExpr, positions: Mapping[Var, PrimExpr], step: Var) -> bool:
@@ -92,4 +92,4 @@ def stride_bound(value: PrimExpr, axis: Var) -> int:
     return max((abs(d.value) for d in distances if isinstance(d, IntImm)), default=0)
 
 
-__all__ = ["ProductFactors", "is_unit_stride", "match_contraction", "stride_bound"]
+__all__ = ["ContractionFactors", "is_unit_stride", "match_contraction", "stride_bound"]
