@@ -85,7 +85,7 @@ def test_malformed_decision_text_is_refused(text: str) -> None:
 @pytest.mark.quick
 def test_every_family_has_a_row_of_its_own() -> None:
     assert [row.name for row in FAMILIES.values()] == list(FAMILIES)
-    last = {row.on_threads: row.name for row in FAMILIES.values()}
+    last = {row.is_gpu_family: row.name for row in FAMILIES.values()}
     assert last == {False: "default", True: "threads"}
 
 

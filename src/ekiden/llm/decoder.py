@@ -238,23 +238,24 @@ class _ForwardBuilder:
         prefix = names.layer.format(n)
         if config.latent:
             assert rotation is not None
-            turned_heads = latent_projections(
+            rotated_heads = latent_projections(
                 normed, prefix + "self_attn.", config, tensors, self.let,
                 lambda part: _rotary_embedding(
                     part, config.ropes[0], rotation, 2 * len(config.ropes[0].frequencies)
                 ),
             )  # fmt: skip
         else:
-            turned_heads = self._turned_heads(n, normed, tokens, rotation)
-        turned = self.let(f"turned_{n}", turned_heads)
+            rotated_heads = self._rotated_heads(n, normed, tokens, rotation)
+        attention_inputs = self.let(f"turned_{n}", rotated_heads)
         layer = const(np.array([n], np.int32))
         cache_position = (layer, tokens.tables, tokens.sequences, tokens.positions)
         page = self.layout.page
         written = self.let(
-            f"cache_{n}", op.nn.contrib_write_pages(cache, turned, *cache_position, page=page)
+            f"cache_{n}",
+            op.nn.contrib_write_pages(cache, attention_inputs, *cache_position, page=page),
         )
         attended = op.nn.contrib_paged_attention(
-            turned, written, *cache_position, page=page, scale=config.score_scale,
+            attention_inputs, written, *cache_position, page=page, scale=config.score_scale,
             softcap=config.score_softcap, window=config.windows[n],
         )  # fmt: skip
         values: Expr = self.let(f"heads_{n}", attended)
@@ -267,7 +268,7 @@ class _ForwardBuilder:
         )
         return out, written
 
-    def _turned_heads(
+    def _rotated_heads(
         self, n: int, normed: Expr, tokens: TokenVariables, rotation: tuple[Var, Var] | None
     ) -> Expr:
         """Return queries, keys and values [n, heads + 2 * groups, depth of the cache]."""
@@ -281,10 +282,10 @@ class _ForwardBuilder:
         if config.clip:
             projected = op.clip(projected, -config.clip, config.clip)
         heads = op.reshape(projected, (-1, total, config.depth))
-        turned_heads = self._apply_rotary(n, heads, rotation)
+        rotated_heads = self._apply_rotary(n, heads, rotation)
         if config.alibi:
-            turned_heads = self._with_distance_biases(turned_heads, tokens.positions)
-        return turned_heads
+            rotated_heads = self._with_distance_biases(rotated_heads, tokens.positions)
+        return rotated_heads
 
     def _apply_rotary(self, n: int, projected: Expr, rotation: tuple[Var, Var] | None) -> Expr:
         """Return queries and keys rotated by their positions, and values unchanged."""
