@@ -1,13 +1,13 @@
 """Kernels as schedules: an initial program and the schedule primitives that turn it into loops.
 
-    family.steps(sch, kernel)   steps of `tir.Schedule`, by the decision: split, reorder, ...,
-                                tensorize into a micro-kernel
-    Scheduled                   the program before, the steps as a trace, the resulting program
+    family.schedule_steps(sch, kernel)   apply primitives of `tir.Schedule` by the decision: split,
+                                         reorder, ..., tensorize into a micro-kernel
+    ScheduledKernel                      initial program, trace of the steps, resulting program
 
-The program before is one block for each computation that is not inlined, nothing else. The trace
-holds every decision: `Trace.apply_to_schedule(tir.Schedule(start))` gives the function again, and
-with other numbers in it another one that computes the same, or is refused. The schedule proves
-every step; no family writes statements.
+The initial program is one block per computation that is not inlined. The trace records every
+decision: `Trace.apply_to_schedule(tir.Schedule(initial_program))` rebuilds the function, and other
+numbers in it give another function of the same meaning, or a ScheduleError. The schedule proves
+every step valid; families do not emit statements.
 """
 
 from __future__ import annotations
