@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ekiden.ir.name_uniquer import NameUniquer
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
@@ -40,7 +41,7 @@ class TensorBufferMap:
     def __init__(self) -> None:
         self.buffers: dict[Tensor, Buffer] = {}
         self._names: dict[str, int] = {}
-        self._blocks: dict[str, int] = {}
+        self._block_names = NameUniquer()
 
     def declare(self, tensor: Tensor, scope: str = "global") -> Buffer:
         """Create a uniquely named buffer for a tensor."""
@@ -52,13 +53,7 @@ class TensorBufferMap:
 
     def block_name(self, hint: str) -> str:
         """Return a unique block name, by which schedules find blocks."""
-        name = hint
-        while name in self._blocks:
-            count = self._blocks[hint]
-            self._blocks[hint] = count + 1
-            name = f"{hint}_{count}"
-        self._blocks[name] = 1
-        return name
+        return self._block_names.fresh(hint)
 
     def replace_loads(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression with tensor loads replaced by buffer loads."""
