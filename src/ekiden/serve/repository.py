@@ -27,7 +27,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.batcher import Batcher, QueuedRequest, RunFunction, RunnerThreads
 from ekiden.serve.config import ModelConfig, read_model_config
 from ekiden.serve.datatypes import Array
-from ekiden.serve.decoders import open_decoder
+from ekiden.serve.encoders import open_text_model
 from ekiden.serve.sequences import ActiveSequence, SequenceSession, SequenceTable, session_factory
 from ekiden.serve.signature import (
     BATCH_TRIAL_ROWS,
@@ -36,7 +36,7 @@ from ekiden.serve.signature import (
     output_arrays,
     read_signature,
 )
-from ekiden.serve.text import EmbeddingModel, TextEngine, TextModel, find_text_model
+from ekiden.serve.text import AnyTextModel, TextEngine, find_text_model
 
 __all__ = ["ModelRepository", "ModelVersion", "ServedModel", "VersionState"]
 
@@ -65,7 +65,7 @@ class ServedProgram:
     executable: Executable | None
     signature: ModelSignature
     make_session: Callable[[], SequenceSession] | None
-    text: TextModel | EmbeddingModel | None = None
+    text: AnyTextModel | None = None
 
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
         """Run the program. Raises what the executable raises."""
@@ -207,7 +207,7 @@ class ServedModel:
         return loaded
 
     @property
-    def text(self) -> TextModel | EmbeddingModel | None:
+    def text(self) -> AnyTextModel | None:
         """Return the text model object, if it is one."""
         newest = self.versions.get(max(self.versions, default=0))
         return None if newest is None else newest.program.text
@@ -302,9 +302,7 @@ class ModelRepository:
                     return model, name
         return self.get(name), ""
 
-    def add_text(
-        self, name: str, text: TextModel | EmbeddingModel, config: ModelConfig | None = None
-    ) -> None:
+    def add_text(self, name: str, text: AnyTextModel, config: ModelConfig | None = None) -> None:
         """Add a text model that has no file."""
         model = self.models[name] = ServedModel(name, self.folder / name)
         model.configure(config or ModelConfig())
@@ -495,7 +493,7 @@ def load_program(path: Path, config: ModelConfig) -> ServedProgram:
             None, ModelSignature((), ()), None, find_text_model(config.text.object)
         )
     if config.text.checkpoint:
-        text = open_decoder(path.parent, config.text)
+        text = open_text_model(path.parent, config.text)
         return ServedProgram(None, ModelSignature((), ()), None, text)
     executable = _open_executable(path)
     if config.threads:
