@@ -76,8 +76,6 @@ class Stream:
     grammar: Grammar | LazyGrammar | None = None
     state: int = 0
     """Of the grammar."""
-    adapter: int = NO_ADAPTER
-    """The number of its adapter."""
     keys: list[Key] = field(default_factory=list)
     """Of the pages that the prompt fills."""
     pages: list[int] = field(default_factory=list)
@@ -91,6 +89,8 @@ class Stream:
     """Its text, where a text may end it."""
     scores: list[TokenScore] = field(default_factory=list)
     """Of each token, where log-probabilities are asked for."""
+    adapter: int = NO_ADAPTER
+    """The number of its adapter."""
 
     @property
     def limit(self) -> int:

@@ -77,7 +77,7 @@ class OpenAIRoutes:
     def _model_row(self, name: str) -> dict[str, object]:
         """Return what is listed of a text model or an adapter. Raises RequestError."""
         model, adapter = self._engine.repository.find_text(name)
-        if model.text is None:
+        if not model.is_text:
             raise RequestError("no model of text has that name", "unknown")
         row = {"id": name, "object": "model", "created": self._started, "owned_by": "ekiden"}
         # The names of vLLM and of llama.cpp's server, for what OpenAI's own answer does not have.
@@ -87,7 +87,7 @@ class OpenAIRoutes:
     async def models(self, request: Request) -> Response:
         """List the text models, and behind each its adapters."""
         models = self._engine.repository.models
-        texts = [(name, model) for name, model in sorted(models.items()) if model.text is not None]
+        texts = [(name, model) for name, model in sorted(models.items()) if model.is_text]
         names = [name for own, model in texts for name in (own, *model.adapters)]
         # A model's name comes before that of another one's adapter.
         rows = [self._model_row(name) for name in dict.fromkeys(names)]

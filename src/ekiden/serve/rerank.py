@@ -69,7 +69,7 @@ async def rerank(engine: ServingEngine, request: RerankRequest) -> dict[str, obj
     """Return the answer to a request. Raises RequestError for a model that makes no scores, texts
     that it refuses, and where its time is over.
     """
-    version = engine.repository.get(request.model).get()
+    version = (await engine.repository.acquire(request.model)).get()
     text = version.program.text
     if not isinstance(text, RerankModel):
         raise RequestError(f"'model': '{request.model[:64]}' makes no scores of documents")

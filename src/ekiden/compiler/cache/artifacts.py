@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ekiden import runtime
 from ekiden.compiler.cache.cache_keys import CacheRequest
-from ekiden.ir.cache_layers import cache_layers, is_nonempty_folder
+from ekiden.ir.cache_folders import cache_folders, is_nonempty_folder
 from ekiden.runtime import environment
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import (
@@ -58,7 +58,7 @@ class ArtifactCache:
     @staticmethod
     def default() -> ArtifactCache:
         """Return the cache in the user's cache folder, with the environment's limit."""
-        home, fallbacks = cache_layers()
+        home, fallbacks = cache_folders()
         folder = os.path.join(home, "artifacts") if home is not None else None
         folders = [os.path.join(fallback, "artifacts") for fallback in fallbacks]
         return ArtifactCache(folder, environment.cache_limit_bytes(), folders)

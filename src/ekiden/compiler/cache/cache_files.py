@@ -19,7 +19,7 @@ from typing import cast
 
 from ekiden import runtime
 from ekiden.codegen.cache import compiler_folder, verify_checksum
-from ekiden.ir.cache_layers import cache_layers
+from ekiden.ir.cache_folders import cache_folders
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
 from ekiden.runtime.files import (
     PathName,
@@ -85,7 +85,7 @@ class CacheEntry:
 
 def all_cache_layers() -> tuple[Path, ...]:
     """Return the cache folders, the written one first. Raises InputError where there is none."""
-    home, fallbacks = cache_layers()
+    home, fallbacks = cache_folders()
     paths = tuple(map(Path, (*(() if home is None else (home,)), *fallbacks)))
     if not paths:
         raise InputError("the cache is turned off: EKIDEN_CACHE_DIR names no folder")
@@ -96,7 +96,7 @@ def written_layer() -> Path:
     """Return the cache folder that files are written to. Raises InputError where none is
     written.
     """
-    home, _ = cache_layers()
+    home, _ = cache_folders()
     if home is None:
         raise InputError("no folder of the cache is written: EKIDEN_CACHE_DIR names none first")
     return Path(home)
