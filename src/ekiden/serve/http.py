@@ -267,7 +267,7 @@ class HttpApplication:
     async def model_metadata(self, request: Request) -> Response:
         """Return a model's inputs and outputs."""
         names = request.path_params
-        metadata = self._engine.model_metadata(names["model"], names.get("version", ""))
+        metadata = await self._engine.model_metadata(names["model"], names.get("version", ""))
         return json_response(metadata)
 
     async def repository_index(self, request: Request) -> Response:
