@@ -72,7 +72,7 @@ class OrderedProgram:
 
 
 def random_ordered_program(source: random.Random) -> OrderedProgram:
-    """Return a producer, an initialised buffer, an ordered block over both, and often a consumer."""
+    """Return a producer, a buffer of zeros, an ordered block over both, and often a consumer."""
     form = source.choice(["scatter", "scatter", "recurrence"])
     sizes = [1, 2, 3, 4, 5, 7, 8]
     steps = tuple(source.choice(sizes) for _ in range(source.choice([1, 2, 2])))

@@ -16,8 +16,8 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, Var, minimum
 from ekiden.ir.prim_visitor import substitute
 from ekiden.runtime.errors import CompileError
-from ekiden.tir.regions import block_regions
-from ekiden.tir.stmt import BlockRealize, For, IterKind, Prefetch, Stmt
+from ekiden.tir.regions import BufferRegion, block_regions
+from ekiden.tir.stmt import Block, BlockRealize, For, IterKind, Prefetch, Stmt
 from ekiden.tir.visitor import flatten_seq, pre_order_stmts
 
 PREFETCH_ANNOTATION = "bring_ahead"
@@ -53,14 +53,21 @@ def _int_value(value: object) -> int:
     return number if isinstance(number, int) else -1
 
 
+def touched_regions(block: Block) -> list[BufferRegion]:
+    """Return what a block reads, then what it only writes, in the order that the annotation counts
+    in.
+    """
+    reads, writes = block_regions(block)
+    read_buffers = {r.buffer for r in reads}
+    return [*reads, *(w for w in writes if w.buffer not in read_buffers)]
+
+
 def _emit_prefetches(
     loop: For, realize: BlockRealize, read: int, steps: int, elements: int
 ) -> list[Stmt]:
     """Emit a prefetch per cache line, for the first iteration of the inner loops."""
     block = realize.block
-    reads, writes = block_regions(block)
-    read_buffers = {r.buffer for r in reads}
-    touched = [*reads, *(w for w in writes if w.buffer not in read_buffers)]
+    touched = touched_regions(block)
     along = [v for v in block.iter_vars if v.kind in (IterKind.REDUCE, IterKind.ORDERED)]
     if read >= len(touched) or not along:
         raise CompileError(
@@ -85,4 +92,4 @@ def _emit_prefetches(
     return [Prefetch(buffer, (*outer, last + n), 3) for n in range(0, elements, elements_per_line)]
 
 
-__all__ = ["PREFETCH_ANNOTATION", "inject_prefetch"]
+__all__ = ["PREFETCH_ANNOTATION", "inject_prefetch", "touched_regions"]
