@@ -64,7 +64,7 @@ def _lanes_of_columns(shape: Sequence[PrimExpr], dtype: str, target: Target) -> 
 def _split_last(
     sch: Schedule, loops: Sequence[LoopRV], lanes: int
 ) -> tuple[list[LoopRV], list[LoopRV]]:
-    """Split vectors off the last loop; return the loops outside, and the loop over lanes, if any."""
+    """Split vectors off the last loop; return the loops outside and the one over lanes, if any."""
     if lanes == 1:
         return list(loops), []
     *outer, last = loops
