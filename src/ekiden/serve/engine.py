@@ -160,6 +160,7 @@ class ServingEngine:
     def close(self) -> None:
         """Unload all models."""
         self.repository.close()
+        self.tracer.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     def begin_request(self) -> None:

@@ -112,6 +112,8 @@ class Server:
             "info", "listening", host=self.config.host, port=self.port,
             grpc_port=self.grpc_port,
         )  # fmt: skip
+        if engine.tracer.exporter_name:
+            engine.log.write("info", "traces", exporter=engine.tracer.exporter_name)
         if what := exposure_warnings(self.config):
             engine.log.write("warning", "open", host=self.config.host, what=what)
         waiting = asyncio.ensure_future(stop.wait())

@@ -44,10 +44,10 @@ from ekiden.kernels.cpu.loops import (
     serial_loops,
     vectorized_loop,
 )
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.prim_builder import declare_extern_parameters
-from ekiden.kernels.scheduled_kernel import ScheduledKernel
+from ekiden.kernels.scheduled_kernel import KernelSpec
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.range_checks import normalize_negative_index
@@ -70,14 +70,14 @@ if TYPE_CHECKING:
     from ekiden.tir.schedule.schedule import Schedule
     from ekiden.tir.schedule.trace import BlockRV
 
-Combine = Callable[[PrimExpr, PrimExpr], PrimExpr]
+CombineFn = Callable[[PrimExpr, PrimExpr], PrimExpr]
 SCATTER_VECTOR_LANES = 16
 """Vector lanes of the row copies."""
 COPY_BLOCK, UPDATE_BLOCK = "copy", "update"
 """Names of the blocks of a scatter."""
 MAX_SCATTER_PREFETCH_LINES = 8
 """Maximum prefetched cache lines per row; the hardware prefetcher covers the rest."""
-SCATTER_REDUCTIONS: Mapping[str, Combine] = {
+SCATTER_REDUCTIONS: Mapping[str, CombineFn] = {
     "update": lambda old, new: new,
     "add": lambda old, new: old + new,
     "mul": lambda old, new: old * new,
@@ -169,7 +169,7 @@ class SliceScatter:
         )
 
 
-def create_scatter_program(inputs: list[te.Tensor], kernel: ScheduledKernel, name: str) -> PrimFunc:
+def create_scatter_program(inputs: list[te.Tensor], kernel: KernelSpec, name: str) -> PrimFunc:
     """Create the program to schedule: the blocks of the copy and of the updates."""
     slices = kernel.anchor.op.attrs["slices"]
     assert isinstance(slices, SliceScatter)
@@ -178,7 +178,7 @@ def create_scatter_program(inputs: list[te.Tensor], kernel: ScheduledKernel, nam
     return PrimFunc((*buffers.values(),), slices.emit_scatter(operands, result), attrs)
 
 
-def schedule_scatter(sch: Schedule, kernel: ScheduledKernel) -> None:
+def schedule_scatter(sch: Schedule, kernel: KernelSpec) -> None:
     """Schedule a scatter: threads share the copy, vectors run along the columns."""
     schedule_copy(sch, sch.get_block(COPY_BLOCK), kernel.anchor.shape)
     slices, ahead = kernel.anchor.op.attrs["slices"], kernel.decision.int_value("ahead")
@@ -226,7 +226,7 @@ def _slice_elements(anchor: te.Tensor) -> int | None:
     return None if None in sizes else math.prod(s for s in sizes if s is not None)
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a scatter of slices."""
     return (Knob("ahead", PREFETCH_DISTANCES, "updates by which rows are brought near"),)
 
@@ -259,16 +259,16 @@ def prefetch_distance(anchor: te.Tensor, target: Target) -> int:
 
 FAMILY = Family(
     name="scatter",
-    start=create_scatter_program,
-    steps=schedule_scatter,
-    space=search_space,
-    default=default_decision,
-    is_whole=True,
+    create_initial_program=create_scatter_program,
+    schedule_steps=schedule_scatter,
+    search_space=search_space,
+    default_decision=default_decision,
+    prevents_fusion=True,
 )
 
 __all__ = [
     "SCATTER_REDUCTIONS",
-    "Combine",
+    "CombineFn",
     "SliceScatter",
     "axes_of_shape",
     "axis_vars",

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ekiden.arith import simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import substitute
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.gpu.launch import is_long_reduction, serial_loop
 from ekiden.kernels.gpu.vector_access import (
@@ -33,7 +33,7 @@ from ekiden.kernels.gpu.vector_access import (
     lanes_fitting,
     max_lanes,
 )
-from ekiden.kernels.scheduled_kernel import ScheduledKernel
+from ekiden.kernels.scheduled_kernel import KernelSpec
 from ekiden.kernels.stages import copy_repeated_outputs, inline_cheap_stages, stages_of
 from ekiden.target import Target
 from ekiden.te.prim_func import TensorBufferMap, create_stage_nest, wrap_in_allocations
@@ -54,7 +54,7 @@ def _is_supported(anchor: Tensor, target: Target) -> bool:
     return is_long_reduction(op)
 
 
-def _search_space(anchor: Tensor, target: Target) -> Space:
+def _search_space(anchor: Tensor, target: Target) -> SearchSpace:
     return (Knob("threads", (256, 128, 64, 32), "threads of a block"),)
 
 
@@ -66,9 +66,7 @@ def _default_decision(anchor: Tensor, target: Target, fixed: Overrides) -> Decis
     return Decision.from_mapping(values | dict(fixed))
 
 
-def create_reduction_program(
-    inputs: Sequence[Tensor], kernel: ScheduledKernel, name: str
-) -> PrimFunc:
+def create_reduction_program(inputs: Sequence[Tensor], kernel: KernelSpec, name: str) -> PrimFunc:
     """Create the program to schedule: a block for the reduction, whose elementwise producers are
     inlined, and one for what follows it, if anything does.
     """
@@ -85,7 +83,7 @@ def create_reduction_program(
     return PrimFunc(params, wrap_in_allocations(seq(*nests), intermediates), attrs)
 
 
-def schedule_reduction(sch: Schedule, kernel: ScheduledKernel) -> None:
+def schedule_reduction(sch: Schedule, kernel: KernelSpec) -> None:
     """Schedule a reduction: a block of threads for each result, whose threads stride over its terms
     and then combine what they have.
     """
@@ -110,13 +108,13 @@ def schedule_reduction(sch: Schedule, kernel: ScheduledKernel) -> None:
 
 FAMILY = Family(
     name="thread_reduction",
-    on_threads=True,
-    together=True,
+    is_gpu_family=True,
+    needs_barriers=True,
     accepts=_is_supported,
-    space=_search_space,
-    default=_default_decision,
-    start=create_reduction_program,
-    steps=schedule_reduction,
+    search_space=_search_space,
+    default_decision=_default_decision,
+    create_initial_program=create_reduction_program,
+    schedule_steps=schedule_reduction,
 )
 
 

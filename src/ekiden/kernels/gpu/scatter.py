@@ -21,7 +21,7 @@ from ekiden.kernels.cpu.scatter import (
 from ekiden.kernels.family import Family
 from ekiden.kernels.gpu.launch import THREADS_PER_BLOCK, threads_per_block
 from ekiden.kernels.gpu.vector_access import computes_with_vectors, lanes_fitting, max_lanes
-from ekiden.kernels.scheduled_kernel import ScheduledKernel
+from ekiden.kernels.scheduled_kernel import KernelSpec
 from ekiden.target import Target
 from ekiden.tir.stmt import For
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ekiden.tir.schedule.trace import LoopRV
 
 
-def schedule_scatter_on_threads(sch: Schedule, kernel: ScheduledKernel) -> None:
+def schedule_scatter_on_threads(sch: Schedule, kernel: KernelSpec) -> None:
     """Schedule a scatter: threads share the columns, and each makes all updates of its own."""
     slices, target, anchor = kernel.anchor.op.attrs["slices"], kernel.target, kernel.anchor
     assert isinstance(slices, SliceScatter)
@@ -89,9 +89,9 @@ def _bind_fused(
 
 FAMILY = Family(
     name="thread_scatter",
-    on_threads=True,
+    is_gpu_family=True,
     accepts=lambda anchor, target: "slices" in anchor.op.attrs,
-    start=create_scatter_program,
-    steps=schedule_scatter_on_threads,
-    is_whole=True,
+    create_initial_program=create_scatter_program,
+    schedule_steps=schedule_scatter_on_threads,
+    prevents_fusion=True,
 )

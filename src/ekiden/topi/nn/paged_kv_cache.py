@@ -26,8 +26,8 @@ MIN_TOKENS_PER_THREAD = 4
 def _page_checks(
     name: str, page: int, tokens: Tensor, cache: Tensor, page_inputs: Sequence[Tensor]
 ) -> tuple[RangeCheck, ...]:
-    """Return the range checks of the inputs of both operators; raise ValueError for invalid types.
-    Raises ValueError for invalid ones.
+    """Return the range checks of the inputs of both operators. Raises ValueError for invalid
+    types.
     """
     layer, tables, sequences, positions = page_inputs
     for input_tensor, rank, what in (
