@@ -31,6 +31,7 @@ _FAMILY_MODULES: Mapping[str, str] = {
     "thread_attention": "gpu.attention",
     "thread_product": "gpu.contraction",
     "thread_reduction": "gpu.reduction",
+    "thread_scatter": "gpu.scatter",
     "threads": "gpu.default",
 }
 """Family name -> module of this package that defines it, as FAMILY or in FAMILIES."""

@@ -309,6 +309,7 @@ class BlockPrimitives(ScheduleState):
         read_buffer_index: BufferSelector,
         storage_scope: str,
         pad: int = 0,
+        first_use: BlockLike | None = None,
     ) -> BlockRV:
         """Stage the region of a buffer that one iteration of a loop reads in a buffer of that size;
         return the copying block.
@@ -317,11 +318,15 @@ class BlockPrimitives(ScheduleState):
             -> for k: a_global[i, j] = a[i, k * 8 + j]; for i, j: c[i] += a_global[i, j]
 
         `pad` elements follow each row of the copy. Proved: the buffer is not written in the loop,
-        and steps read parts of one size.
+        and steps read parts of one size. With `first_use` no pass over the region precedes: that
+        block copies each element when it reads it, and the blocks behind it read the copy. Proved
+        too: in each step it is done before they begin, and reads all that they read.
         """
         attrs = self._cache_attrs("read_buffer_index", read_buffer_index, storage_scope)
         if pad:
             attrs["pad"] = pad
+        if first_use is not None:
+            attrs["first_use"] = self._block_handle(first_use)
         handles = (self._loop_handle(loop), self._block_handle(block))
         return _single_block_handle(
             self._run_primitive("read_at", read_write_at.read_at, handles, attrs, moves=True)

@@ -10,7 +10,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
 from ekiden.ir.prim_visitor import children, free_vars, literal_fields, substitute
 from ekiden.tir.expr import LATE_SCOPES, Buffer, BufferAddress, BufferLoad, Ramp, broadcast
 from ekiden.tir.predicates import join_conjuncts
-from ekiden.tir.schedule.block_kinds import COMPLETE, REDUCTION, UPDATE, require_kind
+from ekiden.tir.schedule.block_kinds import COMPLETE, ORDERED, REDUCTION, UPDATE, require_kind
 from ekiden.tir.schedule.legality import num_iter_sum_values, split_domain_guards
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
@@ -52,7 +52,7 @@ def blockize(
     inner = loops_between(loop, realize, program)
     if program.perfect_chain(loop, inner[-1]) is None or inner[-1].body is not realize:
         refuse(f"{step} {loop.loop_var.name!r}: the loop must hold loops and a block alone", loop)
-    require_kind(step, realize, COMPLETE, REDUCTION, UPDATE)
+    require_kind(step, realize, COMPLETE, REDUCTION, UPDATE, ORDERED)
     divided = [
         _split_iterator(step, program, realize, i, v, inner)
         for i, v in zip(realize.block.iter_vars, realize.iter_values, strict=True)
