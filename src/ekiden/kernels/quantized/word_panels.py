@@ -7,18 +7,30 @@ beyond `wide_rows` tiles are two vectors wide, so that what is unpacked serves m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor
-from ekiden.kernels.micro_kernels.register_tiles import balanced_row_tiles, column_mask
+from ekiden.kernels.micro_kernels.register_tiles import (
+    MAX_DYNAMIC_TILE_ROWS,
+    balanced_row_tiles,
+    column_mask,
+)
 from ekiden.kernels.prim_builder import declare_parameters, product_of_dims, unflatten_row
+from ekiden.kernels.scheduled_kernel import ScheduledKernel, row_loop
 from ekiden.kernels.spaces.batch_matmul import MAX_PRODUCT_TILE_ROWS
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
+from ekiden.tir.tensor_intrin.micro import MicroKernel
+
+if TYPE_CHECKING:
+    from ekiden.tir.schedule.schedule import Schedule
 
 NARROW_TILE_VECTORS = 2
 """Default vectors of tiles with many rows."""
@@ -114,6 +126,46 @@ class WordPanelKernel:
         return seq(*stmts)
 
 
+def schedule_word_panels(
+    sch: Schedule,
+    kernel: ScheduledKernel,
+    panel_width: int,
+    micro_kernel: MicroKernel,
+    sizes: Mapping[str, int],
+) -> None:
+    """Schedule a product with panels of words: panels in parallel, tiles of rows inside, inner sums
+    where the result's read them.
+
+    Args:
+        sch: The schedule; the block of the results has the anchor's name.
+        kernel: The kernel.
+        panel_width: Columns of a panel.
+        micro_kernel: The micro-kernel of a tile.
+        sizes: Its options beside lanes, panel and rows.
+    """
+    decision, result = kernel.decision, sch.get_block(kernel.anchor.op.name)
+    inner, epilogues = sch.get_producers(result), sch.get_consumers(result)
+    *leading, columns, group = sch.get_loops(result)
+    rows = sch.fuse(*leading) if len(leading) > 1 else row_loop(sch, result, leading)
+    max_rows = decision.int_value("rows")
+    if not isinstance(product_of_dims(kernel.anchor.shape[:-1]), IntImm):
+        max_rows = min(max_rows, MAX_DYNAMIC_TILE_ROWS)
+    tile, row = sch.split(rows, [None, max_rows], tail="balanced")
+    panel, column = sch.split(columns, [None, panel_width], tail="short")
+    sch.reorder(panel, tile, row, column, group)
+    for sums in inner:
+        sch.compute_at(sums, group)
+    for epilogue in epilogues:
+        sch.reverse_compute_at(epilogue, column)
+    sch.parallel(panel, 1)
+    options = {
+        "lanes": kernel.target.lanes("float32"),
+        "panel": panel_width,
+        "wide_rows": decision.int_value("wide_rows"),
+    }
+    sch.tensorize(row, micro_kernel.call(**options, **sizes))
+
+
 def anchor_operands(anchor: te.Tensor) -> tuple[te.Tensor, ...]:
     """Return the operands of an anchor."""
     operands = anchor.op.attrs["inputs"]
@@ -154,5 +206,6 @@ __all__ = [
     "WordPanelKernel",
     "anchor_operands",
     "rows_in_registers",
+    "schedule_word_panels",
     "search_space",
 ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from functools import lru_cache
 from typing import ClassVar
 
 from ekiden.ir.prim import PrimExpr
@@ -172,6 +173,11 @@ class MicroKernel:
         MicroKernel._table[kernel.name] = kernel
         return kernel
 
+    def description(self, options: Options) -> PrimFunc:
+        """Return the program of one result; cached by the options."""
+        assert self.describe is not None, self.name
+        return _cached_description(self.describe, tuple(options.items()))
+
     def call(self, **options: int) -> str:
         """Return the kernel's name with options, as `tensorize` accepts it."""
         option_text = ", ".join(f"{k}={v}" for k, v in options.items())
@@ -208,6 +214,14 @@ class MicroKernel:
                 )
             options[key] = int(value)
         return options
+
+
+@lru_cache(maxsize=64)
+def _cached_description(
+    describe: Callable[[Options], PrimFunc], options: tuple[tuple[str, int], ...]
+) -> PrimFunc:
+    # Making a description takes as long as matching it.
+    return describe(dict(options))
 
 
 __all__ = [
