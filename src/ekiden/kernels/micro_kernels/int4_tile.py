@@ -7,9 +7,6 @@
 
 A word holds eight levels of a row: those of k to k + 3 in the low halves of its bytes, those of
 k + 4 to k + 7 in the high ones. Sums of a group are int32, those of groups float32.
-
-Tiles of at most `wide_rows` rows take all columns of a panel at once, to have sums enough that none
-waits for another; others two vectors at a time, so that what is unpacked serves more rows.
 """
 
 from __future__ import annotations
@@ -20,14 +17,12 @@ from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, Mul, PrimExpr, Var, cast, const
-from ekiden.kernels.micro_kernels.register_tiles import column_mask
+from ekiden.kernels.micro_kernels.panel_tiles import PanelTile
 from ekiden.kernels.scheduled_kernel import result_description
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 from ekiden.tir.tensor_intrin.micro import DescribedTile, MicroKernel, Options
 
-NARROW_TILE_VECTORS = 2
-"""Vectors of tiles with many rows."""
 VALUES_PER_WORD = 8
 """Int4 values per word."""
 Element = Callable[..., PrimExpr]
@@ -97,44 +92,12 @@ def describe_int4_result(options: Options) -> PrimFunc:
     return result_description([data, step, total, weight, scale, point, result])
 
 
-class _Int4Tile:
+class _Int4Tile(PanelTile):
     """Emitter of one tile."""
 
     def __init__(self, tile: DescribedTile, options: Options) -> None:
-        self.tile, self.rows, self.lanes = tile, tile.rows, options["lanes"]
+        super().__init__(tile, options)
         self.groups, self.words = options["groups"], options["words"]
-        self.panel_vectors = options["panel"] // self.lanes
-        self.wide_rows = options["wide_rows"]
-        self.kind = dt.with_lanes("int32", self.lanes)
-        self.real = dt.with_lanes("float32", self.lanes)
-
-    def emit(self) -> Stmt:
-        """Emit the tiles of all columns, one after the other."""
-        limit = self.panel_vectors if self.rows <= self.wide_rows else NARROW_TILE_VECTORS
-        width = limit * self.lanes
-        columns = range(0, self.tile.columns, width)
-        return seq(*(self.emit_columns(c, min(width, self.tile.columns - c)) for c in columns))
-
-    def emit_columns(self, column: int, valid: int) -> Stmt:
-        """Emit the tile of `valid` columns from a column on."""
-        vectors = -(-valid // self.lanes)
-        count = self.rows * vectors
-        acc = Buffer("acc", (const(count),), self.real, "register")
-        zero = broadcast(const(0.0, "float32"), self.lanes)
-        clear = [BufferStore(acc, zero, (const(n),)) for n in range(count)]
-        stores: list[Stmt] = []
-        for n in range(count):
-            i, v = divmod(n, vectors)
-            num_valid = valid - v * self.lanes
-            mask = None if num_valid >= self.lanes else column_mask(num_valid, self.lanes)
-            at = const(column + v * self.lanes)
-            stores.append(self.tile.store(const(i), at, acc[const(n)], mask))
-        return Allocate(acc, seq(*clear, self.emit_groups(acc, column, vectors), *stores))
-
-    def row_element(self, name: str, row: int, at: PrimExpr) -> PrimExpr:
-        """Return the element `at` of an operand of rows."""
-        operand = self.tile.operands[name]
-        return operand.buffer[operand.row_offsets[row] + at]
 
     def load_vector(self, name: str, at: PrimExpr) -> PrimExpr:
         """Load a vector of an operand of columns, `at` elements from its first."""
@@ -144,7 +107,7 @@ class _Int4Tile:
             dtype=dt.with_lanes(operand.buffer.dtype, self.lanes)
         )
 
-    def emit_groups(self, acc: Buffer, column: int, vectors: int) -> Stmt:
+    def emit_sums(self, acc: Buffer, column: int, vectors: int) -> Stmt:
         """Emit the loop over all groups."""
         b, w = Var("block"), Var("word")
         sums = Buffer("sums", (const(self.rows * vectors),), self.kind, "register")
@@ -210,14 +173,6 @@ class _Int4Tile:
             stmt = LetStmt(loaded[v], self.load_vector("weight", at), stmt)
         return stmt
 
-    def broadcast_word(self, row: int, k: PrimExpr) -> PrimExpr:
-        """Broadcast four bytes of a row of the data, from k on, to every lane."""
-        operand = self.tile.operands["data"]
-        bytes_ = operand.buffer[ramp(operand.row_offsets[row] + k, 1, 4)].with_fields(
-            dtype="int8x4"
-        )
-        return broadcast(call_intrin("reinterpret", bytes_, dtype="int32"), self.lanes)
-
 
 INT4_TILE_KERNEL = MicroKernel.register(
     MicroKernel(
@@ -231,4 +186,4 @@ INT4_TILE_KERNEL = MicroKernel.register(
 """lanes: of a vector. panel: columns stored side by side. groups: of a row. words: of a group.
 wide_rows: rows up to which a tile has all columns of a panel."""
 
-__all__ = ["INT4_TILE_KERNEL", "NARROW_TILE_VECTORS", "group_sum", "scaled_group"]
+__all__ = ["INT4_TILE_KERNEL", "group_sum", "scaled_group"]

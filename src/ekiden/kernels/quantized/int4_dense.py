@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 INT4_SPARE_REGISTERS = 4
 """Registers for unpacked words and the mask beside the accumulators."""
 INT4_DENSE_TAG = "dense_nibbles_pack"
+GROUP_SUMS_BLOCK = "group_sums"
+"""Name of the block of int32 sums."""
 
 
 def create_scaled_program(inputs: list[te.Tensor], kernel: ScheduledKernel, name: str) -> PrimFunc:
@@ -56,7 +58,7 @@ def create_scaled_program(inputs: list[te.Tensor], kernel: ScheduledKernel, name
             lambda k: data[(*row, k)], lambda b, w: weight[panel, b, w, lane], b, words
         )
 
-    sums = te.compute((*anchor.shape, groups), sum_of_group, name="group_sums")
+    sums = te.compute((*anchor.shape, groups), sum_of_group, name=GROUP_SUMS_BLOCK)
     group = te.reduce_axis((0, groups), "group")
 
     def sum_of_groups(*i: Var) -> PrimExpr:
@@ -79,7 +81,7 @@ def schedule_int4_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
     """Schedule a dense layer with int4 weights."""
     weight = anchor_operands(kernel.anchor)[3]
     sizes = {"groups": _static(weight.shape[1]), "words": _static(weight.shape[2])}
-    schedule_word_panels(sch, kernel, ROWS_PER_PANEL, INT4_TILE_KERNEL, sizes)
+    schedule_word_panels(sch, kernel, ROWS_PER_PANEL, INT4_TILE_KERNEL, sizes, (GROUP_SUMS_BLOCK,))
 
 
 def _static(size: PrimExpr) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ekiden.ir.prim import IntImm, PrimExpr, const, is_const
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
@@ -27,17 +27,14 @@ from ekiden.tir.schedule.kinds import REDUCTION, reduce_values, require_kind
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
     block_writes,
-    bound_analyzer,
     iter_outermost_blocks,
     refuse,
     remove_allocation,
-    unit_loop_values,
 )
 from ekiden.tir.schedule.tensorize_tile import (
     TENSORIZE_PRIMITIVE,
     TileBuilder,
     count_float_ops,
-    max_extent,
     statements_outside,
 )
 from ekiden.tir.stmt import Allocate, BlockRealize, For, PrimFunc, SeqStmt, Stmt
@@ -179,11 +176,17 @@ class _DescribedTileBuilder(TileBuilder):
         while isinstance(body, Allocate):
             body = body.body
         matcher = _TileMatcher(set())
-        matcher.analyzer = bound_analyzer(self.enclosing_loops)
-        for loop in (self.nest.rows, self.nest.columns):
-            matcher.analyzer.bind(loop.loop_var, loop.min, max_extent(loop))
-        single = unit_loop_values([*self.enclosing_loops, self.nest.rows, self.nest.columns])
-        actual = substitute_stmt(_without_unit_loops(self.nest.result), single)
+        matcher.analyzer = self.analyzer
+        single: dict[Var, PrimExpr] = {}
+        if is_const(self.nest.rows.extent, 1):
+            single |= {self.row: const(0), self.first: self.nest.rows.min}
+        if is_const(self.nest.columns.extent, 1):
+            single[self.column] = const(0)
+        # A scalar parameter is the column within the tile.
+        column = substitute(self.column, single)
+        matcher.var_map.update(dict.fromkeys(self.description.scalars, column))
+        actual = substitute_stmt(_without_unit_loops(self.nest.result), self.tile_values())
+        actual = substitute_stmt(substitute_stmt(actual, single), self.unit_loop_values)
         try:
             matcher.match_stmt(_without_unit_loops(body), actual)
         except MismatchError as fault:
@@ -200,6 +203,7 @@ class _DescribedTileBuilder(TileBuilder):
         assert write is not None, self.kernel.name
         operands = self.operands()
         panel, num_panels = self.panel_loop(operands)
+        facts = {k: v for b in self.nest.blocks for k, v in (b.block.annotations or {}).items()}
         total: PrimExpr = const(1)
         for extent in self.sums.shape[:-1]:
             total = total * extent
@@ -217,6 +221,7 @@ class _DescribedTileBuilder(TileBuilder):
                 total_rows=self.analyzer.simplify(total),
                 panel=panel,
                 num_panels=num_panels,
+                facts=facts,
             )
             return write(tile, self.options)
 
@@ -230,7 +235,7 @@ class _DescribedTileBuilder(TileBuilder):
     def operand(self, param: Buffer) -> Operand:
         """Return the part of a buffer that a parameter stands for."""
         buffer, indices = self.matched[param]
-        flat = self.flat_index(flat_index(buffer, indices))
+        flat = self.analyzer.simplify(flat_index(buffer, indices))
         column_stride, row_stride = (self.stride_along(flat, v) for v in (self.column, self.row))
         strides = row_major_strides(buffer.shape)[len(indices) - len(param.shape) :]
         distances = [column_stride, row_stride, *map(self.analyzer.simplify, strides)]

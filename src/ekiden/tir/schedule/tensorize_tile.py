@@ -106,12 +106,15 @@ class TileBuilder:
 
     def flat_index(self, index: PrimExpr) -> PrimExpr:
         """Return a flat index with rows and columns counted from the tile's."""
-        values = {
+        return self.analyzer.simplify(substitute(index, self.tile_values()))
+
+    def tile_values(self) -> dict[Var, PrimExpr]:
+        """Return the values of loop variables in terms of the tile's rows and columns."""
+        return {
             **self.unit_loop_values,
             self.nest.rows.loop_var: self.first + self.row,
             self.nest.columns.loop_var: self.begin + self.column,
         }
-        return self.analyzer.simplify(substitute(index, values))
 
     def stride_along(self, flat: PrimExpr, var: Var) -> PrimExpr:
         """Return the stride of a loop variable in a flat index. Refuses where it is not

@@ -127,7 +127,7 @@ class DescribedTile:
     dtype: of the results. operands: the description's parameters by name. store: stores the
     epilogue of a result; `epilogue_flops` counts its float operations. first: the first row among
     `total_rows`. panel, num_panels: the loop outside that moves the operands of columns, and its
-    number of iterations; None where there is none.
+    number of iterations; None where there is none. facts: the annotations of the tile's blocks.
     """
 
     dtype: str
@@ -140,6 +140,7 @@ class DescribedTile:
     total_rows: PrimExpr
     panel: PrimExpr | None
     num_panels: PrimExpr
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 Options = Mapping[str, int]
