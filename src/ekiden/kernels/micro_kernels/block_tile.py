@@ -96,12 +96,6 @@ class _BlockTile(PanelTile):
                 f"block_int8_tile: {SIGNED_DOT_FEATURE} is exact for data from -127 on, which no "
                 f"block declares as {SYMMETRIC_INT8_FACT!r}"
             )
-        # With int16 sums, levels of a group stay in registers while rows pass. With two vectors,
-        # each word of the data would be live for the second one too, which the registers of such
-        # processors do not hold (Zen 3, q4_0, alternately: 16 rows 140 to 164 GFLOP/s, 4 rows of
-        # weights in memory 83 to 149).
-        if self.is_short:
-            self.narrow_vectors = 1
         self.level_bias = levels.min_value + (SIGN_BIT if self.dot == SIGNED_DOT_FEATURE else 0)
         """Bias of the levels: the smallest level less the multiplied operand."""
         self.weight = tile.operands["weight"]
@@ -494,6 +488,7 @@ _DEFAULTS = {
     "format": 2,
     "blocks": 1,
     "wide_rows": 0,
+    "narrow_vectors": 2,
     "dot": 0,
     "int16_sums": 0,
 }
@@ -517,8 +512,9 @@ BLOCK_INT8_TILE_KERNEL = MicroKernel.register(
     )
 )
 """lanes: of a vector. panel: columns stored side by side. format: GGUF's number of the format.
-blocks: of a row. wide_rows: rows up to which a tile has all columns of a panel. dot: the
-instruction, numbered by DOT_INSTRUCTIONS. int16_sums: sums of a group are int16."""
+blocks: of a row. wide_rows: rows up to which a tile has all columns of a panel; narrow_vectors: the
+vectors of other tiles. dot: the instruction, numbered by DOT_INSTRUCTIONS. int16_sums: sums of a
+group are int16."""
 
 __all__ = [
     "BLOCK_INT8_TILE_KERNEL",

@@ -178,12 +178,20 @@ INT4_TILE_KERNEL = MicroKernel.register(
     MicroKernel(
         name="int4_tile",
         required_features=("dot4_u8s8",),
-        defaults={"lanes": 16, "panel": 64, "groups": 1, "words": 1, "wide_rows": 0},
+        defaults={
+            "lanes": 16,
+            "panel": 64,
+            "groups": 1,
+            "words": 1,
+            "wide_rows": 0,
+            "narrow_vectors": 2,
+        },
         describe=describe_int4_result,
         write_described=lambda tile, options: _Int4Tile(tile, options).emit(),
     )
 )
 """lanes: of a vector. panel: columns stored side by side. groups: of a row. words: of a group.
-wide_rows: rows up to which a tile has all columns of a panel."""
+wide_rows: rows up to which a tile has all columns of a panel; narrow_vectors: the vectors of
+other tiles."""
 
 __all__ = ["INT4_TILE_KERNEL", "group_sum", "scaled_group"]

@@ -24,7 +24,7 @@ class PanelTile:
     def __init__(self, tile: DescribedTile, options: Options) -> None:
         self.tile, self.rows, self.lanes = tile, tile.rows, options["lanes"]
         self.panel, self.wide_rows = options["panel"], options["wide_rows"]
-        self.narrow_vectors = NARROW_TILE_VECTORS
+        self.narrow_vectors = options["narrow_vectors"]
         self.kind = dt.with_lanes("int32", self.lanes)
         self.real = dt.with_lanes("float32", self.lanes)
 

@@ -60,8 +60,9 @@ def schedule_word_panels(
         "lanes": kernel.target.lanes("float32"),
         "panel": panel_width,
         "wide_rows": decision.int_value("wide_rows"),
+        "narrow_vectors": NARROW_TILE_VECTORS,
     }
-    sch.tensorize(row, micro_kernel.call(**options, **sizes))
+    sch.tensorize(row, micro_kernel.call(**{**options, **sizes}))
 
 
 def anchor_operands(anchor: te.Tensor) -> tuple[te.Tensor, ...]:
