@@ -11,7 +11,7 @@ from ekiden import te, tir
 from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.structural import structural_equal
-from ekiden.kernels import Scheduled, scheduled
+from ekiden.kernels import ScheduledKernel, schedule_kernel
 from ekiden.kernels.micro_kernels.block_tile import DOT_INSTRUCTIONS
 from ekiden.kernels.quantized.dynamic_quantization import SYMMETRIC_INT8_FACT
 from ekiden.runtime import load_image
@@ -30,7 +30,7 @@ CASES, GROUP = 100, 10
 
 def kernel(
     row: BlockFormat, shape: tuple[int | SizeVar, int, int], text: str, how: str, fixed: str = ""
-) -> Scheduled:
+) -> ScheduledKernel:
     """The kernel of (rows, units, blocks) with a panel of two vectors."""
     rows, units, blocks = shape
     target = Target.parse(text)
@@ -41,7 +41,7 @@ def kernel(
     result = dense_blocks_pack(data, weight, row.name, units, panel, how)
     overrides = dict(item.split("=") for item in fixed.split())
     decision = {"dense_blocks_pack": {k: int(v) for k, v in overrides.items()}}
-    return scheduled([data, weight], [result], target, "kernel", decision)
+    return schedule_kernel([data, weight], [result], target, "kernel", decision)
 
 
 def packed_weight(row: BlockFormat, shape: tuple[int, int, int], panel: int) -> np.ndarray:  # type: ignore[type-arg]
@@ -90,9 +90,9 @@ def test_random_tiles_of_blocks_equal_numpy(group: int) -> None:
 def test_the_trace_of_a_block_kernel_replays(name: str, rows: int | SizeVar, how: str) -> None:
     row = BLOCK_FORMATS_BY_NAME[name]
     made = kernel(row, (rows, 40, 2), "llvm -mcpu=x86-64-v3 -cores=2", how)
-    assert made.trace is not None and made.start is not None
+    assert made.trace is not None and made.initial_program is not None
     assert ("block_int8_tile(" if how == "int8" else "block_tile(") in str(made.trace)
-    again = Schedule(made.start)
+    again = Schedule(made.initial_program)
     made.trace.apply_to_schedule(again)
     attrs = {k: v for k, v in (made.func.attrs or {}).items() if k != "tir.in_place"}
     assert structural_equal(again.func, made.func.with_fields(attrs=attrs), map_free_vars=True)
@@ -102,12 +102,12 @@ def replayed(name: str, options: dict[str, int], without: str = "") -> tir.PrimF
     """The kernel of a format with other options of its micro-kernel."""
     row = BLOCK_FORMATS_BY_NAME[name]
     made = kernel(row, (3, 40, 1), "llvm -mcpu=x86-64-v3 -cores=1", "int8")
-    assert made.trace is not None and made.start is not None
+    assert made.trace is not None and made.initial_program is not None
     text = str(made.trace)
     for key, value in options.items():
         (old,) = {word for word in text.replace("(", " ").split() if word.startswith(f"{key}=")}
         text = text.replace(old.rstrip(",)'"), f"{key}={value}")
-    start = made.start
+    start = made.initial_program
     if without:
         start = tir.script.from_source(
             str(start).replace(f'T.block_attr({{"{without}": 1}})', "pass")

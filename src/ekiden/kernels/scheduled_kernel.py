@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ekiden import te
 from ekiden._lazy import LazyModule
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import PrimExpr, Var
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.kernels.decision import Decision
 from ekiden.runtime.errors import ScheduleError
@@ -36,7 +36,7 @@ else:
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledKernel:
+class KernelSpec:
     """Kernel to schedule: its outputs, anchor, target and decision."""
 
     outputs: Sequence[te.Tensor]
@@ -45,20 +45,20 @@ class ScheduledKernel:
     decision: Decision
 
 
-Steps: TypeAlias = "Callable[[Schedule, ScheduledKernel], None]"
+ScheduleSteps: TypeAlias = "Callable[[Schedule, KernelSpec], None]"
 """Schedule function (schedule of the initial program, kernel) that applies the primitives."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
+class ScheduledKernel:
     """Loops of a kernel with their provenance: the initial program and the trace, or the reason for
     having none.
     """
 
     func: PrimFunc
-    start: PrimFunc | None = None
+    initial_program: PrimFunc | None = None
     trace: Trace | None = None
-    why: str = ""
+    unscheduled_reason: str = ""
 
 
 def create_inlined_program(
@@ -69,12 +69,12 @@ def create_inlined_program(
     return te.create_prim_func([*inputs, *stages], name, extern_blocks=True)
 
 
-def result_description(tensors: list[te.Tensor]) -> PrimFunc:
-    """Return the description of a micro-kernel: the program of tensor expressions, inputs first and
-    one result last, with the inner sums computed where the result's sum reads them.
+def result_description(params: Sequence[te.Tensor | Var], result_tensor: te.Tensor) -> PrimFunc:
+    """Return the description of a micro-kernel: the program of one result, with its inner sums
+    computed where its own sum reads them.
     """
-    sch = schedule.Schedule(te.create_prim_func(tensors))
-    *inner, result = (b.op.name for b in stages.stages_of(tensors[-1:]))
+    sch = schedule.Schedule(te.create_prim_func([*params, result_tensor]))
+    *inner, result = (b.op.name for b in stages.stages_of([result_tensor]))
     for block in reversed(inner):
         sch.compute_at(block, sch.get_loops(result)[-1])
     return sch.func
@@ -119,20 +119,22 @@ def try_primitive(step: Callable[..., None], *arguments: object) -> bool:
     return True
 
 
-def apply_steps(start: PrimFunc, steps: Steps, kernel: ScheduledKernel) -> Scheduled:
+def apply_schedule_steps(
+    start: PrimFunc, steps: ScheduleSteps, kernel: KernelSpec
+) -> ScheduledKernel:
     """Apply schedule steps to a program; return the scheduled kernel. Raises ScheduleError for a
     step that is refused.
     """
     sch = schedule.Schedule(start)
     steps(sch, kernel)
-    return Scheduled(sch.func, start, sch.trace)
+    return ScheduledKernel(sch.func, start, sch.trace)
 
 
 __all__ = [
-    "Scheduled",
+    "KernelSpec",
+    "ScheduleSteps",
     "ScheduledKernel",
-    "Steps",
-    "apply_steps",
+    "apply_schedule_steps",
     "create_inlined_program",
     "replace_computation",
     "result_description",

@@ -160,6 +160,8 @@ def check_plain_request(name: str, request: TextRequest) -> None:
     """
     if request.prompt is not None:
         raise RequestError(f"'prompt': model '{name}' answers conversations alone")
+    if request.adapter:
+        raise RequestError(f"'lora': model '{name}' has no adapters")
     asked = request.sampling
     settings: dict[str, object] = {
         "tools": request.tools, "chat_template_kwargs": request.template_options,

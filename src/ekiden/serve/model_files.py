@@ -134,8 +134,7 @@ def load_program(
             None, ModelSignature((), ()), None, find_text_model(config.text.object)
         )
     if config.text.checkpoint:
-        checkpoint_path = path.parent / config.text.checkpoint
-        text = open_decoder(str(checkpoint_path), config.text.context, config.text.sequences)
+        text = open_decoder(path.parent, config.text)
         return ServedProgram(None, ModelSignature((), ()), None, text)
     executable = _open_executable(path)
     if config.threads:

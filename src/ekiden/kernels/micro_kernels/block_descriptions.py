@@ -86,7 +86,7 @@ def describe_float_result(options: Options) -> PrimFunc:
     k = te.reduce_axis((0, depth), "k")
     value = decode_packed_value(of, weight, lane, k)
     result = te.compute((), lambda: te.sum(data[k] * value, k), name="result")
-    return result_description([data, weight, lane, result])
+    return result_description([data, weight, lane], result)
 
 
 def describe_int8_result(options: Options) -> PrimFunc:
@@ -104,7 +104,7 @@ def describe_int8_result(options: Options) -> PrimFunc:
     g = te.reduce_axis((0, groups), "g")
     term = scaled_block_group(of, sums[g], lambda u: step[u], lambda g: total[g], weight, g, lane)
     result = te.compute((), lambda: te.sum(term, g), name="result")
-    return result_description([data, step, total, weight, lane, result])
+    return result_description([data, step, total, weight, lane], result)
 
 
 __all__ = [

@@ -89,7 +89,7 @@ def describe_int4_result(options: Options) -> PrimFunc:
         (lambda b: scale[b, 0], lambda b: point[b, 0]),
     )
     result = te.compute((), lambda: te.sum(term(b), b), name="result")
-    return result_description([data, step, total, weight, scale, point, result])
+    return result_description([data, step, total, weight, scale, point], result)
 
 
 class _Int4Tile(PanelTile):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ekiden import te
-from ekiden.ir.prim import IntImm, PrimExpr, Var
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.kernels.decision import Decision, Knob, Overrides
 from ekiden.kernels.family import Family, MatmulSizes, clamp_panel_width, create_kernel_program
 from ekiden.kernels.micro_kernels.block_descriptions import int8_group_sum, scaled_block_group
@@ -43,7 +43,7 @@ from ekiden.kernels.quantized.word_panels import (
     search_space,
 )
 from ekiden.kernels.scheduled_kernel import (
-    ScheduledKernel,
+    KernelSpec,
     create_inlined_program,
     replace_computation,
 )
@@ -69,7 +69,7 @@ GROUP_SUMS_BLOCK = "group_sums"
 """Name of the block of int32 sums."""
 
 
-def create_block_program(inputs: list[te.Tensor], kernel: ScheduledKernel, name: str) -> PrimFunc:
+def create_block_program(inputs: list[te.Tensor], kernel: KernelSpec, name: str) -> PrimFunc:
     """Create the program to schedule: of int8 data, their quantisation and int32 sums of groups in
     front of the float32 sums.
     """
@@ -119,7 +119,7 @@ def quantize_data(data: te.Tensor, group_size: int, lanes: int) -> Sequence[te.T
         quantization = DynamicQuantization(ins[0], VALUES_PER_UNIT, group_size, *outs)
         return quantization.emit(product_of_dims(leading), lanes)
 
-    counts = (depth.value, depth.value // VALUES_PER_UNIT, depth.value // group_size)
+    counts = [const(depth.value // size) for size in (1, VALUES_PER_UNIT, group_size)]
     tensors = te.extern(
         [(*leading, n) for n in counts],
         [data],
@@ -131,7 +131,7 @@ def quantize_data(data: te.Tensor, group_size: int, lanes: int) -> Sequence[te.T
     return tensors
 
 
-def schedule_block_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
+def schedule_block_dense(sch: Schedule, kernel: KernelSpec) -> None:
     """Schedule a dense layer with block-quantised weights."""
     of, target = packed_layout_of(kernel.anchor), kernel.target
     blocks = anchor_operands(kernel.anchor)[1].shape[1]
@@ -203,11 +203,11 @@ def panel_knob(target: Target) -> Knob:
 FAMILY = Family(
     name=BLOCK_DENSE_TAG,
     accepts=is_supported,
-    needs_one=(DOT4_FEATURE, NARROW_DOT_FEATURE),
-    space=search_space,
-    default=default_decision,
-    steps=schedule_block_dense,
-    start=create_block_program,
-    panel=panel_columns,
-    panels=panel_knob,
+    alternative_features=(DOT4_FEATURE, NARROW_DOT_FEATURE),
+    search_space=search_space,
+    default_decision=default_decision,
+    schedule_steps=schedule_block_dense,
+    create_initial_program=create_block_program,
+    default_panel_width=panel_columns,
+    panel_width_knob=panel_knob,
 )

@@ -24,7 +24,7 @@ from ekiden.kernels.quantized.word_panels import (
     search_space,
 )
 from ekiden.kernels.scheduled_kernel import (
-    ScheduledKernel,
+    KernelSpec,
     create_inlined_program,
     replace_computation,
 )
@@ -42,7 +42,7 @@ GROUP_SUMS_BLOCK = "group_sums"
 """Name of the block of int32 sums."""
 
 
-def create_scaled_program(inputs: list[te.Tensor], kernel: ScheduledKernel, name: str) -> PrimFunc:
+def create_scaled_program(inputs: list[te.Tensor], kernel: KernelSpec, name: str) -> PrimFunc:
     """Create the program to schedule: int32 sums of groups, their scaled float32 sums, and the
     epilogues.
     """
@@ -77,7 +77,7 @@ def create_scaled_program(inputs: list[te.Tensor], kernel: ScheduledKernel, name
     return create_inlined_program(inputs, outputs, name)
 
 
-def schedule_int4_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
+def schedule_int4_dense(sch: Schedule, kernel: KernelSpec) -> None:
     """Schedule a dense layer with int4 weights."""
     weight = anchor_operands(kernel.anchor)[3]
     sizes = {"groups": _static(weight.shape[1]), "words": _static(weight.shape[2])}
@@ -102,9 +102,9 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
 FAMILY = Family(
     name=INT4_DENSE_TAG,
     accepts=is_supported,
-    needs=("dot4_u8s8",),
-    space=search_space,
-    default=default_decision,
-    steps=schedule_int4_dense,
-    start=create_scaled_program,
+    required_features=("dot4_u8s8",),
+    search_space=search_space,
+    default_decision=default_decision,
+    schedule_steps=schedule_int4_dense,
+    create_initial_program=create_scaled_program,
 )

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from ekiden import te
 from ekiden.ir.prim import IntImm
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
 from ekiden.kernels.micro_kernels.panel_tiles import NARROW_TILE_VECTORS
 from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS
 from ekiden.kernels.prim_builder import product_of_dims
-from ekiden.kernels.scheduled_kernel import ScheduledKernel, row_loop
+from ekiden.kernels.scheduled_kernel import KernelSpec, row_loop
 from ekiden.kernels.spaces.batch_matmul import MAX_PRODUCT_TILE_ROWS
 from ekiden.target import Target
 from ekiden.tir.tensor_intrin.micro import MicroKernel
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def schedule_word_panels(
     sch: Schedule,
-    kernel: ScheduledKernel,
+    kernel: KernelSpec,
     panel_width: int,
     micro_kernel: MicroKernel,
     sizes: Mapping[str, int],
@@ -72,7 +72,7 @@ def anchor_operands(anchor: te.Tensor) -> tuple[te.Tensor, ...]:
     return operands
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space."""
     rows = descending_range(MAX_PRODUCT_TILE_ROWS)
     return (

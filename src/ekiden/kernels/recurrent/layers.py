@@ -533,11 +533,13 @@ def _static_size(dim: PrimExpr) -> int:
 
 FAMILY = Family(
     name="recurrent",
-    build=build_recurrent,
-    why="the iterations of a sequence carry a state; blocks of a schedule have no order",
-    space=search_space,
-    default=default_decision,
-    is_whole=True,
+    build_unscheduled=build_recurrent,
+    unscheduled_reason=(
+        "the iterations of a sequence carry a state; blocks of a schedule have no order"
+    ),
+    search_space=search_space,
+    default_decision=default_decision,
+    prevents_fusion=True,
 )
 
 __all__ = ["DEFAULT_RECURRENT_LANES", "RecurrentLayerKernel", "build_recurrent"]

@@ -47,14 +47,14 @@ from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.reduction import is_same_expr, match_update
-from ekiden.tir.schedule.check import require_sole_writer, require_top_level_block, single_store
-from ekiden.tir.schedule.kinds import (
+from ekiden.tir.schedule.block_kinds import (
     REDUCTION,
     reduce_loops,
     reduce_values,
     require_kind,
     spatial_values,
 )
+from ekiden.tir.schedule.legality import require_sole_writer, require_top_level_block, single_store
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
     add_allocation,

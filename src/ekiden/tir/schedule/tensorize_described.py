@@ -18,12 +18,12 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
+from ekiden.tir.schedule.block_kinds import REDUCTION, reduce_values, require_kind
 from ekiden.tir.schedule.descriptions import (
     DescriptionMatcher,
     MismatchError,
     row_major_strides,
 )
-from ekiden.tir.schedule.kinds import REDUCTION, reduce_values, require_kind
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
     block_writes,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ekiden.ir.prim import Cast, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.tir.expr import BufferLoad
-from ekiden.tir.schedule.kinds import reduce_values
+from ekiden.tir.schedule.block_kinds import reduce_values
 from ekiden.tir.schedule.program import refuse
 from ekiden.tir.schedule.tensorize_tile import TENSORIZE_PRIMITIVE, substituted_store
 from ekiden.tir.stmt import BlockRealize
