@@ -293,7 +293,7 @@ class Analyzer(CanonicalForm):
                 atom.bound = low, min(high, int(remainder_bound) // -scale)
 
     def rewrite_simplify(self, expr: PrimExpr) -> PrimExpr:
-        """Simplify by the rewrite rules of `arith.rules`, node by node.
+        """Simplify by the rewrite rules of `arith.rewrite_rules`, node by node.
 
         A node that no rule matches is in its canonical form where that is shorter.
         """

@@ -7,7 +7,7 @@ polynomials are equal expressions, so that two sides are compared by their forms
     (i * 8 + j) // 4     ->  {(i,): 2, (j // 4,): 1}    i * 2 + j // 4
     i // 4 * 4 + i % 4   ->  {(i,): 1}                  i
 
-Proofs about polynomials are in proofs.py.
+Proofs about polynomials are in polynomial_proofs.py.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Callable
 from ekiden.arith import poly
 from ekiden.arith.interval import UNBOUNDED_INTERVAL, Interval, divide_intervals, floordiv_bound
 from ekiden.arith.poly import CONSTANT_MONOMIAL, Poly, PolyKey
-from ekiden.arith.proofs import MAX_PROOF_DEPTH, Atom, PolynomialProver
+from ekiden.arith.polynomial_proofs import MAX_PROOF_DEPTH, Atom, PolynomialProver
+from ekiden.arith.rewrite_rules import NORMALIZE_RULES, REWRITE_RULES
 from ekiden.arith.rule_engine import RuleSet, RuleWalker
-from ekiden.arith.rules import NORMALIZE_RULES, REWRITE_RULES
 from ekiden.ir import dtype as dt
 from ekiden.ir.constant_arithmetic import trunc_div
 from ekiden.ir.dtype import int_range

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ekiden.ir.cache_layers import cache_layers, is_nonempty_folder
+from ekiden.ir.cache_folders import cache_layers, is_nonempty_folder
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.hashes import blake2b
 from ekiden.ir.node import Node

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ekiden.ir.cache_layers import cache_layers
+from ekiden.ir.cache_folders import cache_layers
 from ekiden.ir.hashes import sha256
 from ekiden.runtime.files import (
     check_trusted,

@@ -199,11 +199,11 @@ def can_hide_prefetches(rows: int, vectors: int, target: Target, dtype: str = "f
     return (rows + 2 * vectors) / target.loads <= multiply
 
 
-def _load_imbalance(part_count: int, target: Target) -> float:
+def _load_imbalance(task_count: int, target: Target) -> float:
     """Return the largest thread's share of the work over the mean share."""
     return (
-        -(-part_count // target.cores) * target.cores / part_count
-        if part_count >= target.cores
+        -(-task_count // target.cores) * target.cores / task_count
+        if task_count >= target.cores
         else 1.0
     )
 
@@ -294,7 +294,7 @@ def panel_width_knob(target: Target) -> Knob:
     return Knob("panel", widths, "columns of a panel of packed weights", True)
 
 
-def pays_int16_sums(listed: int, depth: int, target: Target) -> bool:
+def are_int16_sums_faster(listed: int, depth: int, target: Target) -> bool:
     """Return whether byte products in int16 pair sums are faster, although they need `listed`
     additional steps of k per panel.
 
@@ -451,13 +451,13 @@ class LoopBlocking:
 __all__ = [
     "LoopBlocking",
     "accumulator_chains",
+    "are_int16_sums_faster",
     "can_hide_prefetches",
     "choose_panel_width",
     "exceeds_associativity",
     "is_balanced",
     "max_register_rows",
     "panel_width_knob",
-    "pays_int16_sums",
     "rows_per_cache_set",
     "tile_rows",
 ]

@@ -35,7 +35,8 @@ class CheckpointNames:
     prefix: what all names but the head's begin with; checkpoints of the bare model lack it, and
     those of a multimodal model have another one. positions: learned positions, added to the
     embeddings. embedding_norm: applied to both. before_mlp: without it, the MLP of a parallel block
-    reads the input of the attention.
+    reads the input of the attention. sinks: a score of each head that takes a share of its softmax
+    (Xiao and others, "Efficient Streaming Language Models with Attention Sinks").
     """
 
     embedding: str = "model.embed_tokens.weight"
@@ -55,6 +56,7 @@ class CheckpointNames:
     prefix: str = "model."
     positions: str = ""
     embedding_norm: str = ""
+    sinks: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ class ExpertArchitecture:
     scoring: "softmax" or "sigmoid". layers: which layers have experts. shared_inner: size of the
     shared expert. grouped: whether experts are chosen within the best groups, which a group's best
     scores decide, so many as scores_of_group says. factor: the key of what shares are multiplied
-    by.
+    by. biased: whether routers and experts have biases. limit and slope: keys and defaults of a
+    clamped SwiGLU, a limit of 0 for a plain gated product.
     """
 
     names: ExpertNames = field(default_factory=ExpertNames)
@@ -96,6 +99,9 @@ class ExpertArchitecture:
     grouped: bool = False
     scores_of_group: int = 1
     factor: str = ""
+    biased: bool = False
+    limit: tuple[str, float] = ("swiglu_limit", 0.0)
+    slope: tuple[str, float] = ("swiglu_alpha", 1.702)
 
 
 def _uses_rope(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:

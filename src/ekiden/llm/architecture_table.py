@@ -133,10 +133,6 @@ def _qwen_windows(config: Config, count: int) -> tuple[int, ...]:
     return layer_windows(config, count, lambda n: n >= first)
 
 
-def _gemma2_windows(config: Config, count: int) -> tuple[int, ...]:
-    return layer_windows(config, count, lambda n: n % 2 == 0)
-
-
 def _gemma3_windows(config: Config, count: int) -> tuple[int, ...]:
     every = read_integer(config, "sliding_window_pattern", 6)
     return layer_windows(config, count, lambda n: (n + 1) % every != 0)
@@ -173,6 +169,10 @@ def _cohere2_turned(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...
 
 def _no_layers(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
     return (False,) * len(windows)
+
+
+def _even_windows(config: Config, count: int) -> tuple[int, ...]:
+    return layer_windows(config, count, lambda n: n % 2 == 0)
 
 
 def _sparse_layers(config: Config, count: int) -> tuple[bool, ...]:
@@ -333,7 +333,7 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
     "Gemma2ForCausalLM": replace(
         _GEMMA_ARCHITECTURE,
         names=_GEMMA_NAMES,
-        windows=_gemma2_windows,
+        windows=_even_windows,
         score_factor=_gemma_score_factor,
     ),
     "Gemma3ForCausalLM": replace(
@@ -530,6 +530,34 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
         windows=_qwen_windows,
         biases=_ATTENTION_BIASES,
         experts=ExpertArchitecture(layers=_sparse_layers),
+    ),
+    "GptOssForCausalLM": DecoderArchitecture(
+        replace(_NAMES, sinks="self_attn.sinks"),
+        epsilon=("rms_norm_eps", 1e-5),
+        biases=_ATTENTION_BIASES,
+        windows=_even_windows,
+        base=150000.0,
+        defaults={
+            "attention_bias": True,
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "sliding_window": 128,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+        experts=ExpertArchitecture(
+            ExpertNames(router="mlp.router", up=("gate_up_proj",)),
+            inner="intermediate_size",
+            normalised=True,
+            biased=True,
+            limit=("swiglu_limit", 7.0),
+        ),
     ),
     "OlmoeForCausalLM": DecoderArchitecture(
         replace(_NAMES, **_QK_NORM_NAMES),

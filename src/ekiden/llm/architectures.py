@@ -64,6 +64,12 @@ class ExpertConfig:
     scores_of_group: int
     layers: tuple[bool, ...]
     """Which layers have experts."""
+    biased: bool = False
+    """Whether routers and experts have biases."""
+    limit: float = 0.0
+    """Bound of both halves of a clamped SwiGLU, 0 for a plain gated product."""
+    slope: float = 1.0
+    """Factor in the sigmoid of a clamped SwiGLU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +284,9 @@ def _read_experts(
         chosen_groups=chosen_groups,
         scores_of_group=min(row.scores_of_group, count // groups),
         layers=flags,
+        biased=row.biased,
+        limit=read_float(config, *row.limit) if row.limit[1] else 0.0,
+        slope=read_float(config, *row.slope),
     )
 
 

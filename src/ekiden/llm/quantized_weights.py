@@ -35,6 +35,8 @@ AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 BLOCK_VALUES = 32
 """Numbers of a block of q4_0 and q4_1."""
 PACKED_BITS = (2, 4, 8)
+STACKED_METHOD = "mxfp4"
+"""Method of weights that are stacked by experts: `stacked_experts` decodes them."""
 
 
 @runtime_checkable
@@ -321,6 +323,6 @@ def with_decoded_weights(checkpoint: Checkpoint) -> Checkpoint:
     unknown method.
     """
     settings = checkpoint.config.get("quantization_config")
-    if not isinstance(settings, Mapping):
+    if not isinstance(settings, Mapping) or settings.get("quant_method") == STACKED_METHOD:
         return checkpoint
     return QuantizedCheckpoint(checkpoint, settings)

@@ -55,6 +55,8 @@ class Sampling:
     logprobs: int | None = None
     """The number of likeliest tokens whose log-probabilities are reported beside that of each
     chosen token; None reports none."""
+    adapter: str = ""
+    """The adapter of the model that the text is made with, by its name; empty for none."""
 
     def __post_init__(self) -> None:
         """Validate the parameters. Raises InputError."""
@@ -79,6 +81,8 @@ class Sampling:
         if not isinstance(stops, (tuple, list)) or not all(type(s) is str and s for s in stops):
             raise InputError(f"stop: texts expected, got {self.stop!r}")
         object.__setattr__(self, "stop", tuple(stops))
+        if not isinstance(self.adapter, str):
+            raise InputError(f"adapter: a name expected, got {self.adapter!r}")
 
     def _check_logit_changes(self) -> None:
         """Validate penalties, biases and the number of alternatives. Raises InputError."""

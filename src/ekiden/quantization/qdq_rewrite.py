@@ -1,5 +1,5 @@
-"""Rewriting of an ONNX model according to a plan: QuantizeLinear and DequantizeLinear around
-products, which ONNX Runtime and the importer take for products of integers.
+"""Q/DQ rewriting of an ONNX model according to a plan: QuantizeLinear and DequantizeLinear around
+products, which ONNX Runtime and the importer fuse to integer products.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ekiden.frontend.onnx.load import referenced_names, subgraph_attributes, top
 from ekiden.ir.name_uniquer import NameUniquer
 from ekiden.ir.op import Array
 from ekiden.quantization.calibrate import TensorStats
-from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import QuantPlan, Recipe
-from ekiden.quantization.ranges import RANGE_METHODS, scale_and_zero_point
+from ekiden.quantization.quantizable_layers import Layer
+from ekiden.quantization.range_calibration import RANGE_METHODS, scale_and_zero_point
 from ekiden.quantization.weight_quantization import (
     QuantizedWeight,
     awq_factor,

@@ -1,4 +1,4 @@
-"""Sorting, and operators on sorted rows.
+"""Sorting operators, and operators on sorted rows.
 
 Rows run in parallel; each is sorted by merging, stable, with not-a-number as the largest value.
 
@@ -32,7 +32,7 @@ from ekiden.topi.dimensions import (
     require_shape,
 )
 from ekiden.topi.elementwise import as_bool
-from ekiden.topi.ranks import (
+from ekiden.topi.sort_keys import (
     RowSelection,
     order_preserving_rank,
     position_dtype,

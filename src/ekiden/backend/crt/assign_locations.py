@@ -23,8 +23,8 @@ from dataclasses import field, replace
 from itertools import pairwise
 from typing import TypeAlias
 
-from ekiden.backend.crt import module as crt
-from ekiden.backend.crt.module import Location, MemoryHome, Routine, Statement
+from ekiden.backend.crt import micro_module as crt
+from ekiden.backend.crt.micro_module import Location, MemoryHome, Routine, Statement
 from ekiden.backend.crt.read_routine import RoutineReader
 from ekiden.backend.crt.values import (
     NO_LEAF,
@@ -118,7 +118,7 @@ class _LocationAssigner:
         return [item for item in self.reader.code if isinstance(item, ParallelMoves)]
 
     def _set_dynamic_sizes(self, frames: Mapping[str, int]) -> None:
-        """Set the sizes that are known only now: of lists, by their capacity, and of frames of
+        """Set the sizes that are now determined: of lists, by their capacity, and of the frames of
         called routines.
         """
         for row in self.reader.elements:
@@ -350,8 +350,8 @@ def _interfere(a: StorageRequest, b: StorageRequest) -> bool:
 def assign_locations(
     reader: RoutineReader, frames: Mapping[str, int], place_all: AllocateRequests
 ) -> Routine:
-    """Return the routine of what a reader has read. `frames` are the bytes of those that it calls,
-    `assign_offsets` finds a place for each request of it that is no result.
+    """Assign memory locations to a read routine. `frames` are the bytes of those that it calls,
+    `assign_offsets` assigns an offset to each request that is no result.
 
     Raises CompileError for lists that have no bound.
     """

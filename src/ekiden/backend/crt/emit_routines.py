@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ekiden.backend.crt import module as crt
+from ekiden.backend.crt import micro_module as crt
 from ekiden.backend.crt.kernels import c_identifier
-from ekiden.backend.crt.module import (
+from ekiden.backend.crt.micro_module import (
     KernelCallStatement,
     Location,
     MemoryHome,
@@ -119,7 +119,7 @@ class _RoutineEmitter:
         return lines + [f"int32_t clause{n} = -1;" for n in range(self.routine.matches)]
 
     def _body_lines(self) -> list[str]:
-        """Return the lines of the statements, indented by the blocks that are open."""
+        """Return the lines of the statements, indented by the depth of open blocks."""
         lines: list[str] = []
         blocks: list[Statement] = []
         for statement in self.routine.code:

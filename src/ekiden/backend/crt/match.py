@@ -1,5 +1,5 @@
-"""Compile pattern matches to statements; a decision tree over the numbers of constructors chooses a
-clause, and each clause stands once.
+"""Compilation of pattern matches to statements: a decision tree over constructor tags selects a
+clause, and each clause is emitted once.
 
     match (%o) { Some(%y) => a, No => b }
 ->  switch (o) { case 0: clause = 0; case 1: clause = 1; else: clause = -1 }
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ekiden.backend.crt import module as crt
+from ekiden.backend.crt import micro_module as crt
 from ekiden.backend.crt.values import Value
 from ekiden.backend.vm.bytecode_emitter import ScopeIterator
 from ekiden.backend.vm.decision_tree import MatchLeaf, Path, TagTest, decision_tree

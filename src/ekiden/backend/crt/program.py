@@ -1,4 +1,4 @@
-"""State that the routines of a program share while they are read."""
+"""Program state shared by the routines while they are read."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from ekiden.backend.crt.kernels import MicroKernels
-from ekiden.backend.crt.layout import LeafType, TypeLayouts
-from ekiden.backend.crt.module import Location, MemoryHome
+from ekiden.backend.crt.micro_module import Location, MemoryHome
+from ekiden.backend.crt.value_layout import LeafType, TypeLayouts
 from ekiden.backend.crt.values import ListClass, ValueLeaf
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Function
@@ -39,7 +39,7 @@ class RoutineSignature:
 
 @dataclass(slots=True)
 class MicroProgram:
-    """Program state that the readers of routines share."""
+    """Program state shared by the readers of routines."""
 
     kernels: MicroKernels
     layouts: TypeLayouts

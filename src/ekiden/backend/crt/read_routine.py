@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.backend.crt import module as crt
-from ekiden.backend.crt.layout import PARTIAL_EVALUATE_HINT, LeafKind, LeafType
+from ekiden.backend.crt import micro_module as crt
 from ekiden.backend.crt.match import read_match
-from ekiden.backend.crt.module import Location, MemoryHome
+from ekiden.backend.crt.micro_module import Location, MemoryHome
 from ekiden.backend.crt.program import DYNAMIC_CALL_MESSAGE, ListStorage, RoutineSignature
 from ekiden.backend.crt.read_value import ValueReader
+from ekiden.backend.crt.value_layout import PARTIAL_EVALUATE_HINT, LeafKind, LeafType
 from ekiden.backend.crt.values import (
     NO_LEAF,
     DraftStatement,
@@ -44,10 +44,10 @@ from ekiden.runtime.errors import CompileError
 
 
 class RoutineReader(ValueReader):
-    """Reader of the functions of a group, which is one routine."""
+    """Reader of a group of mutually recursive functions, which form one routine."""
 
     def read(self) -> None:
-        """Read all functions of the group. Raises CompileError for what has no bound."""
+        """Read all functions of the group. Raises CompileError for values of unbounded size."""
         self._declare_signatures()
         if self.is_loop:
             self.append_draft(crt.LoopHeader())
@@ -202,8 +202,8 @@ class RoutineReader(ValueReader):
     def _join_leaves(
         self, number: int | None, leaves: Sequence[ValueLeaf], value: RelayExpr
     ) -> ValueLeaf:
-        """Join the leaves that the branches computed for one local variable: what all of them have
-        in common is known.
+        """Join the leaves that the branches computed for one local variable, keeping the facts
+        common to all of them.
         """
         if not leaves:
             return NO_LEAF

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ekiden import runtime
 from ekiden.compiler.cache.cache_keys import CacheRequest
-from ekiden.ir.cache_layers import cache_layers, is_nonempty_folder
+from ekiden.ir.cache_folders import cache_layers, is_nonempty_folder
 from ekiden.runtime import environment
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import (

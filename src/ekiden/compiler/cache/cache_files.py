@@ -19,7 +19,7 @@ from typing import cast
 
 from ekiden import runtime
 from ekiden.codegen.cache import compiler_folder, verify_checksum
-from ekiden.ir.cache_layers import cache_layers
+from ekiden.ir.cache_folders import cache_layers
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
 from ekiden.runtime.files import (
     PathName,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ekiden.codegen.llvm import wasm
 from ekiden.compiler.export.library import run_c_compiler
-from ekiden.ir.cache_layers import cache_layers
+from ekiden.ir.cache_folders import cache_layers
 from ekiden.runtime.artifact.chunks import Bytes
 from ekiden.runtime.artifact.container_format import artifact_metadata
 from ekiden.runtime.artifact.metadata import target_variants

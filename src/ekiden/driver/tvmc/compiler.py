@@ -1,4 +1,4 @@
-"""`tvmc compile`: a package of a model."""
+"""Implementation of `tvmc compile`, which writes a package of a model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ekiden.compiler.export.model_library import export_model_library_format
 from ekiden.compiler.options import use_records
 from ekiden.contrib.cc import cross_compiler
 from ekiden.driver.tvmc.model import TVMCModel, TVMCPackage
-from ekiden.ir.dump import DumpIR
 from ekiden.ir.instrument import PassInstrument, PassPrintingInstrument, PassTimingInstrument
+from ekiden.ir.ir_dump import DumpIR
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext
 from ekiden.relay.backend import Executor, Runtime
@@ -36,11 +36,11 @@ OUTPUT_FORMATS = ("so", "tar", "mlf")
 DUMP_FORMATS: Mapping[str, str] = {
     "relay": "", "tir": "te.tir", "ll": "code.ll", "asm": "code.asm",
 }  # fmt: skip
-"""Kind of `dump_code` -> the file of a kernel that `ir.dump` writes."""
+"""Kind of `dump_code` -> the file of a kernel that `ir.ir_dump` writes."""
 
 
 def read_tuning_records(path: PathName) -> Records:
-    """Return the records of a log: of Ekiden, or of `ekiden.autotvm`. Raises OSError, LoadError."""
+    """Read the records of a log of Ekiden or of `ekiden.autotvm`. Raises OSError, LoadError."""
     if not Path(path).exists():
         raise FileNotFoundError(f"tvmc: tuning records '{path}' do not exist")
     try:
@@ -75,7 +75,7 @@ def compile_model(
     print_ir_after: Sequence[str] | None = None,
     instruments: Sequence[Any] | None = None,
 ) -> TVMCPackage:
-    """Compile a model into a package.
+    """Compile a model to a package.
 
     Args:
         tvmc_model: The model.
@@ -157,7 +157,7 @@ def parse_target(
     target_host: TargetLike | None = None,
     options: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Target:
-    """Return a target with its host and options by kind. Raises InputError for several targets, and
+    """Parse a target with its host and options by kind. Raises InputError for several targets, and
     what Target does.
     """
     text = str(target)
@@ -180,7 +180,7 @@ def parse_target(
 def parse_pass_configs(
     configs: Sequence[str] | Mapping[str, object] | None,
 ) -> dict[str, object]:
-    """Return the options of passes, of "name=value" too. Raises InputError for another form."""
+    """Parse pass options, also of the form "name=value". Raises InputError for another form."""
     if configs is None or isinstance(configs, Mapping):
         return dict(configs or {})
     known = PassContext.list_configs()
@@ -211,7 +211,7 @@ def _parse_value(text: str, kind: str) -> object:
 
 
 def _in_layout(module: IRModule, layout: str | None, ops: Sequence[str] | None) -> IRModule:
-    """Return a module with its convolutions in a layout."""
+    """Convert a module's convolutions to a layout."""
     if layout is None:
         return module
     names = ops or ("nn.conv2d", "nn.conv2d_transpose", "qnn.conv2d")
@@ -219,7 +219,7 @@ def _in_layout(module: IRModule, layout: str | None, ops: Sequence[str] | None) 
 
 
 def _kernel_code(folder: str, file_name: str) -> str:
-    """Return the code of all kernels that a compilation dumped, each below its name."""
+    """Return the code of all dumped kernels, each below its name."""
     files = sorted(Path(folder).rglob(file_name))
     return "\n".join(f"// {file.parent.name}\n{file.read_text()}" for file in files)
 
@@ -241,7 +241,7 @@ def _write_package(
     cross: str | None,
     cross_options: str | None,
 ) -> None:
-    """Write the library, and graph and parameters where the program is a graph."""
+    """Write the library, and for a graph its JSON and parameters."""
     files = {"tvmc.json": json.dumps({"executor": executor, "target": str(target)}).encode()}
     with tempfile.TemporaryDirectory(prefix="tvmc-") as folder:
         name = f"mod.{output_format}"

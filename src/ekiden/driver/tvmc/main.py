@@ -1,4 +1,4 @@
-"""`tvmc`: the command line."""
+"""Command line of `tvmc`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXECUTOR_OPTIONS: Mapping[str, str] = {
 
 
 def parse_shapes(text: str) -> dict[str, list[int]]:
-    """Return shapes by name of a text such as "x:[1,3,224,224] y:[1,10]". Raises InputError."""
+    """Parse input shapes such as "x:[1,3,224,224] y:[1,10]". Raises InputError."""
     pattern = r"(?:[\w./:;-]+|\"[^\"]+\"):\s*\[\s*-?\d+(?:\s*,\s*-?\d+)*\s*\]"
     found = re.findall(pattern, text)
     if not found or re.sub(pattern, "", text).strip():
@@ -235,7 +235,7 @@ def _tune(options: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code: 1 with a message for what is wrong with it."""
+    """Run a command and return the exit code, 1 with a message for an error."""
     parser = _parser()
     try:
         options = parser.parse_args(argv)

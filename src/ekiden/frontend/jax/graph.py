@@ -1,4 +1,4 @@
-"""Importer of a StableHLO program: operations in order, each converted by its row."""
+"""Importer of a StableHLO program, which converts operations in order by the converter table."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ class StablehloImporter:
 
     @staticmethod
     def find_row(name: str) -> StablehloRow | None:
-        """Look up the row of an operation, composite or custom call; None if there is none."""
+        """Look up the converter entry of an operation, composite or custom call; None if there is
+        none.
+        """
         return CONVERTER_TABLE.get(name)
 
     def import_real_block(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
@@ -214,8 +216,8 @@ class StablehloImporter:
     def _decompose(
         self, operation: ir.Operation, inputs: Sequence[BoundValue]
     ) -> ImportedValues | None:
-        """Convert an operation without a row by its decomposition into simpler ones; return None
-        where there is none.
+        """Convert an operation without a converter by its decomposition into simpler ones; return
+        None where there is none.
         """
         row = CONVERTER_TABLE.get(operation.name)
         is_known = row is not None and (
@@ -234,7 +236,7 @@ class StablehloImporter:
         return self.import_block(function.regions[0].blocks[0], inputs)
 
     def _convert_and_fold(self, node: StablehloNode, row: StablehloRow) -> Result:
-        """Convert by a row, and fold the result where all inputs are small constants."""
+        """Convert an operation, and fold the result where all inputs are small constants."""
         result = row.convert(node)
         return fold_results(self.scope, node.inputs, result)  # type: ignore[arg-type]  # none is complex
 

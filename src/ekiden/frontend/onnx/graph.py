@@ -237,8 +237,8 @@ class GraphImporter:
     def _convert_node(
         self, proto: onnx.NodeProto, versions: Mapping[str, int], inputs: Sequence[Value | None]
     ) -> InlinedBody | None:
-        """Apply the node's converter row and bind its outputs; return the body to inline if it
-        calls a function.
+        """Apply the node's converter and bind its outputs; return the body to inline if it calls a
+        function.
         """
         local = self.shared.functions.get(function_key(proto))
         if local is not None:

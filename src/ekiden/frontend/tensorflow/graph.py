@@ -1,4 +1,4 @@
-"""Importer of a graph: the nodes that its outputs need, in topological order.
+"""Importer of a graph, which converts the nodes that its outputs need in topological order.
 
 A subgraph (a branch, the body of a loop) sees the values of the enclosing graph; its own stay
 inside.

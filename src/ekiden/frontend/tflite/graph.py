@@ -1,4 +1,4 @@
-"""Importer of the operators of one subgraph: the main one, or one that an operator runs."""
+"""Importer of the operators of one subgraph of a model."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class VariableTable:
         return self.now[name]
 
     def read(self, name: str) -> Value:
-        """Return the value of a variable at this point of the import. Raises UnsupportedError where
-        none was assigned before.
+        """Return the current value of a variable. Raises UnsupportedError where none was assigned
+        before.
         """
         if name not in self.now:
             raise Unsupported(f"the variable {name!r} is read before it has a value")
@@ -284,7 +284,7 @@ def _check_output_dtype(value: Value, tensor: TfliteTensor) -> Value:
 def _check_tensors(
     row: TfliteRow, ins: Sequence[TfliteTensor | None], outs: Sequence[TfliteTensor]
 ) -> None:
-    """Raise Unsupported for tensors that a row does not accept."""
+    """Raise Unsupported for tensors that a converter entry does not accept."""
     for tensor in (*(t for t in ins if t is not None), *outs):
         if not row.accepts(tensor):
             raise Unsupported(tensor.unsupported_reason)
@@ -294,7 +294,7 @@ def _check_tensors(
 def _check_quantization(
     row: TfliteRow, ins: Sequence[TfliteTensor | None], outs: Sequence[TfliteTensor]
 ) -> None:
-    """Raise Unsupported for quantized tensors that a row does not accept."""
+    """Raise Unsupported for quantized tensors that a converter entry does not accept."""
     if row.quantized_policy is QuantizedPolicy.CONVERTER_HANDLED:
         return
     if row.integer_converter is not None:

@@ -1,4 +1,4 @@
-"""Export of a module by torch.export, and decomposition to operators that the table has."""
+"""Export of a module by torch.export, and decomposition of operators without a converter."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]
 
 
 def decomposition_table() -> Decompositions:
-    """Return the decomposition table: PyTorch's own entries, then ours for operators
-    without one.
+    """Return the decomposition table: PyTorch's entries, then Ekiden's for operators without
+    one.
     """
     table: Decompositions = dict(torch.export.default_decompositions())
     for target, function in torch._decomp.decomposition_table.items():

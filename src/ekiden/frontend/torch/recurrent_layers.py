@@ -1,4 +1,4 @@
-"""Custom operators that keep recurrent layers whole while PyTorch traces a module.
+"""Custom operators that preserve recurrent layers while PyTorch traces a module.
 
 PyTorch's own definitions of `torch.lstm`, `gru` and `rnn_*` run step by step wherever it traces: a
 number of steps that is symbolic becomes the example's, and graphs of torch.compile have every step.
@@ -97,8 +97,8 @@ def _is_packed(args: Sequence[Any]) -> bool:
 
 
 class keep_whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
-    """Torch function mode that replaces recurrent layers by whole-layer operators while
-    torch.export traces.
+    """Torch function mode that replaces recurrent layers by custom operators while torch.export
+    traces.
     """
 
     def __init__(self) -> None:

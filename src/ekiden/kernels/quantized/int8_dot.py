@@ -35,7 +35,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, shuffle
 from ekiden.ir.op import Array
 from ekiden.ir.prim import Cast, PrimExpr, Var, const, is_const
-from ekiden.kernels.decision import Decision, Knob, Space
+from ekiden.kernels.decision import Decision, Knob, SearchSpace
 from ekiden.kernels.micro_kernels.matrix_tiles import MATRIX_DOT_BY_PANEL
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
@@ -115,14 +115,14 @@ def has_narrow_dot(target: Target) -> bool:
     return target.has(COLUMN_SUM_FEATURE) or target.has("smlad")
 
 
-def words_per_step(target: Target) -> int:
+def max_words_per_instruction(target: Target) -> int:
     """Return the number of words multiplied at once, which rows of packed data are padded to."""
     return target.lanes("int32") if target.has(COLUMN_SUM_FEATURE) else 1
 
 
 def dot_instruction_knobs(
     weight: te.Tensor, target: Target, is_narrow: bool = False, matrices: str | None = None
-) -> Space:
+) -> SearchSpace:
     """Return the knob of the dot-product instruction, for weights that may be words.
 
     Args:
@@ -270,9 +270,9 @@ __all__ = [
     "exact_dot_instruction",
     "has_narrow_dot",
     "matrix_dot_instruction",
+    "max_words_per_instruction",
     "split_large_pairs",
     "supported_dots",
     "to_pair_order",
     "word_dot_instructions",
-    "words_per_step",
 ]

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ekiden.relay.op import text as text
     from ekiden.relay.op import vision as vision
     from ekiden.relay.op import vm as vm
-    from ekiden.relay.op.algebra import *  # noqa: F403
     from ekiden.relay.op.annotation import device_copy as device_copy
     from ekiden.relay.op.broadcast import *  # noqa: F403
     from ekiden.relay.op.create import *  # noqa: F403
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
     from ekiden.relay.op.strategy import register_compute as register_compute
     from ekiden.relay.op.strategy import register_schedule as register_schedule
     from ekiden.relay.op.strategy import register_strategy as register_strategy
+    from ekiden.relay.op.tensor_math import *  # noqa: F403
     from ekiden.relay.op.transform import *  # noqa: F403
 
 OPS.row_modules = OP_NODES.row_modules = {

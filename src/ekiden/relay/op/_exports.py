@@ -7,11 +7,6 @@ EXPORTED_NAMES = {
     """,
     "ekiden.ir.op": "get",
     "ekiden.relay.expr": "const",
-    "algebra": """
-        broadcast_to_like collapse_sum_like collapse_sum_to det dft einsum fixed_point_multiply
-        fixed_point_multiply_per_axis full_like invert_permutation logsumexp matrix_set_diag
-        mean_std mean_variance meshgrid slice_like std stft trilu unravel_index variance
-    """,
     "annotation": "device_copy",
     "broadcast": """
         add bitwise_and bitwise_or bitwise_xor divide equal floor_divide floor_mod greater
@@ -51,16 +46,16 @@ EXPORTED_NAMES = {
         OpImplementation OpSpecialization OpStrategy SpecializedCondition register_compute
         register_schedule register_strategy
     """,
+    "tensor_math": """
+        broadcast_to_like collapse_sum_like collapse_sum_to det dft einsum fixed_point_multiply
+        fixed_point_multiply_per_axis full_like invert_permutation logsumexp matrix_set_diag
+        mean_std mean_variance meshgrid slice_like std stft trilu unravel_index variance
+    """,
     "transform": "broadcast_to layout_transform repeat reverse tile transpose",
 }
 """Module -> its names."""
 
 OPERATORS_BY_MODULE = {
-    "ekiden.relay.op.algebra": """
-        broadcast_to_like collapse_sum_like collapse_sum_to det dft einsum fixed_point_multiply
-        fixed_point_multiply_per_axis full_like invert_permutation matrix_set_diag meshgrid
-        slice_like stft trilu unravel_index variance
-    """,
     "ekiden.relay.op.annotation": """
         annotation.cast_hint annotation.checkpoint annotation.compiler_begin
         annotation.compiler_end annotation.stop_fusion device_copy on_device
@@ -125,7 +120,9 @@ OPERATORS_BY_MODULE = {
         nn.batch_norm nn.group_norm nn.instance_norm nn.layer_norm nn.lrn nn.rms_norm
     """,
     "ekiden.relay.op.nn.padding": "nn.pad",
-    "ekiden.relay.op.nn.paged_attention": "nn.contrib_paged_attention nn.contrib_write_pages",
+    "ekiden.relay.op.nn.paged_attention": """
+        nn.contrib_paged_attention nn.contrib_paged_attention_with_sinks nn.contrib_write_pages
+    """,
     "ekiden.relay.op.nn.pool": """
         nn.adaptive_avg_pool2d nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d nn.global_avg_pool2d
         nn.global_max_pool2d nn.max_pool1d nn.max_pool2d nn.max_pool3d
@@ -165,6 +162,11 @@ OPERATORS_BY_MODULE = {
     "ekiden.relay.op.slice": "strided_slice",
     "ekiden.relay.op.sorting": """
         argsort argwhere argwhere_padded row_ranks searchsorted sort topk unique
+    """,
+    "ekiden.relay.op.tensor_math": """
+        broadcast_to_like collapse_sum_like collapse_sum_to det dft einsum fixed_point_multiply
+        fixed_point_multiply_per_axis full_like invert_permutation matrix_set_diag meshgrid
+        slice_like stft trilu unravel_index variance
     """,
     "ekiden.relay.op.text": """
         text.change_case text.concat text.count_parts text.find text.match text.number_parts

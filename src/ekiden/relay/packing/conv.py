@@ -27,7 +27,7 @@ from ekiden.ir.type import TensorType
 from ekiden.kernels.families import merged_overrides
 from ekiden.kernels.family import MatmulSizes
 from ekiden.kernels.micro_kernels.register_tiles import DOT_INSTRUCTION_BY_DTYPE
-from ekiden.kernels.quantized.int8_dot import has_narrow_dot, words_per_step
+from ekiden.kernels.quantized.int8_dot import has_narrow_dot, max_words_per_instruction
 from ekiden.kernels.spaces.winograd import (
     FLOAT_ARITHMETIC,
     INT8_ARITHMETIC,
@@ -99,7 +99,7 @@ def pack_int8_conv(call: Call, target: Target) -> RelayExpr:
         and attrs.dilation == (1, 1)
     ):
         return pack_int8_conv(
-            _im2col_conv(call, attrs, weight, word * words_per_step(target)), target
+            _im2col_conv(call, attrs, weight, word * max_words_per_instruction(target)), target
         )
     is_pointwise = tuple(kernel) == attrs.strides == (1, 1) and not any(attrs.padding)
     if dtype == "uint8" and groups == 1 and is_pointwise:

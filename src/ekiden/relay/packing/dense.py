@@ -19,7 +19,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Array
 from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType
-from ekiden.kernels.cost_model import pays_int16_sums
+from ekiden.kernels.cost_model import are_int16_sums_faster
 from ekiden.kernels.family import INT16_PAIR_SUMS, MatmulSizes
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.relay import op
@@ -138,6 +138,6 @@ def _choose_panel(
     narrow = replace(product, dtype=INT16_PAIR_SUMS)
     tile = panel_width(DENSE_PACK_FAMILY, narrow, target, call)
     words, word_indices = split_large_pairs(pack_weight(weight, "dense_u8s8", tile))
-    if not pays_int16_sums(word_indices.shape[1], product.depth or 0, target):
+    if not are_int16_sums_faster(word_indices.shape[1], product.depth or 0, target):
         return None
     return tile, words, word_indices

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ekiden.tir.transform.cross_thread_reduction import (
         lower_cross_thread_reduction as lower_cross_thread_reduction,
     )
+    from ekiden.tir.transform.dead_code_removal import remove_no_op as remove_no_op
     from ekiden.tir.transform.double_buffers import inject_double_buffer as inject_double_buffer
     from ekiden.tir.transform.flat_buffers import flat_index as flat_index
     from ekiden.tir.transform.flat_buffers import flatten_buffers as flatten_buffers
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from ekiden.tir.transform.loop_partitioning import loop_partition as loop_partition
     from ekiden.tir.transform.loop_unrolling import unroll_loops as unroll_loops
     from ekiden.tir.transform.loop_vectorization import vectorize_loops as vectorize_loops
-    from ekiden.tir.transform.no_ops import remove_no_op as remove_no_op
     from ekiden.tir.transform.opaque_blocks import (
         convert_blocks_to_opaque as convert_blocks_to_opaque,
     )

@@ -7,6 +7,7 @@ EXPORTED_NAMES = {
     "buffer_compaction": "compact_buffers",
     "condition_hoisting": "hoist_conditions",
     "cross_thread_reduction": "lower_cross_thread_reduction",
+    "dead_code_removal": "remove_no_op",
     "double_buffers": "inject_double_buffer",
     "flat_buffers": "flat_index flatten_buffers",
     "host_device_split": "split_host_device",
@@ -17,7 +18,6 @@ EXPORTED_NAMES = {
     "loop_partitioning": "loop_partition",
     "loop_unrolling": "unroll_loops",
     "loop_vectorization": "vectorize_loops",
-    "no_ops": "remove_no_op",
     "opaque_blocks": "convert_blocks_to_opaque",
     "pipeline": """
         AlignStorage Apply BindTarget CompactBufferAllocation ConvertBlocksToOpaque

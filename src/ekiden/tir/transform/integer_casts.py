@@ -1,4 +1,4 @@
-"""Keep floats that were rounded and clipped to an unsigned integer's range as floats.
+"""Elimination of casts of rounded and clipped floats to an unsigned integer and back.
 
     float32(uint8(min(max(round(x) + p, 0), 255)))
     ->  min(select(w > 0, w, 0), 255)  where  w = round(x) + p
@@ -24,9 +24,9 @@ from ekiden.ir.prim import (
     Sub,
     const,
 )
-from ekiden.tir.contents import summarize_stmt
 from ekiden.tir.expr import Broadcast, broadcast
 from ekiden.tir.stmt import PrimFunc
+from ekiden.tir.stmt_summary import summarize_stmt
 from ekiden.tir.visitor import ExprRewriter
 
 ROUNDING = frozenset(("round", "nearbyint", "floor", "ceil", "trunc"))
@@ -40,7 +40,7 @@ def _uniform_constant(e: PrimExpr) -> float | None:
 
 
 def _is_whole(root: PrimExpr) -> bool:
-    """Return whether each lane of a float is a whole number, infinite or NaN."""
+    """Return whether each lane of a float is an integer, infinite or NaN."""
     waiting = [root]
     while waiting:
         e = waiting.pop()
@@ -72,7 +72,7 @@ def _rewrite_node(e: PrimExpr) -> PrimExpr:
 def _remove_integer_casts(
     e: PrimExpr, levels: PrimExpr, low: PrimExpr, high: PrimExpr, narrow: str
 ) -> PrimExpr | None:
-    """Return levels that are clipped to [low, high] and cast to integers and back, without the
+    """Return values that are clipped to [low, high] and cast to integers and back, without the
     casts; None where these change values.
     """
     ends = dt.int_range(dt.element_dtype(narrow))
@@ -89,7 +89,7 @@ def _remove_integer_casts(
 
 
 def skip_integer_casts(func: PrimFunc) -> PrimFunc:
-    """Return the function with such numbers as floats."""
+    """Return the function without integer casts of such floats."""
     if ROUNDING.isdisjoint(summarize_stmt(func.body).intrinsics):
         return func
     return func.with_fields(body=ExprRewriter(_rewrite_node).visit(func.body))

@@ -1,5 +1,5 @@
-"""Reduce what a program stores to a buffer while it is still in registers, not by a loop over the
-buffer afterwards.
+"""Fusion of reductions over a buffer into the stores that fill it, while the values are in
+registers.
 
     for i in parallel(n):                       for i in parallel(n):
         for j in range(m):                          best[0:8] = -inf
@@ -81,7 +81,7 @@ MAX_PARALLEL_PARTS = 64
 
 
 def reduction_identity(kind: str, dtype: str) -> PrimExpr:
-    """Return the float that changes no maximum, or no minimum."""
+    """Return the identity element of a float maximum or minimum."""
     return const(float("-inf" if kind == "max" else "inf"), dtype)
 
 
@@ -107,19 +107,19 @@ def emit_reduction_of_stores(
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
-    """How stored values are reduced: by kind, as floats or as bits of floats."""
+    """Reduction of stored values: its kind, on floats or on the bit patterns of floats."""
 
     kind: str
     dtype: str
 
     @property
     def identity(self) -> PrimExpr:
-        """Return what changes no result."""
+        """Return the identity element."""
         is_bits = self.dtype == BITS_DTYPE
         return const(0, BITS_DTYPE) if is_bits else reduction_identity(self.kind, self.dtype)
 
     def encode(self, value: PrimExpr) -> PrimExpr:
-        """Return a stored value as it is reduced."""
+        """Return a stored value in the representation that is reduced."""
         if dt.element_dtype(value.dtype) == self.dtype:
             return value
         kind = dt.with_lanes(self.dtype, dt.lanes(value.dtype))
@@ -127,7 +127,7 @@ class _Reduction:
 
 
 class _Accumulators:
-    """The accumulators of a scope that one thread runs: for each width of stores a few vectors."""
+    """Accumulators of one thread's scope, a few vectors for each store width."""
 
     def __init__(self, reduction: _Reduction) -> None:
         self.reduction, self.kind, self.dtype = reduction, reduction.kind, reduction.dtype
@@ -137,7 +137,7 @@ class _Accumulators:
         return COMBINE_BY_KIND[self.kind](a, b, a.dtype)
 
     def load(self, lanes: int, slot: PrimExpr) -> tuple[Buffer, PrimExpr, PrimExpr]:
-        """Return the buffer of a width, the index of an accumulator in it, and its value."""
+        """Return the buffer of a store width, the index of an accumulator in it, and its value."""
         if lanes not in self.buffers:
             shape = (const(ACCUMULATORS * lanes),)
             self.buffers[lanes] = Buffer(f"best{lanes}", shape, self.dtype, "local")
@@ -170,7 +170,7 @@ class _Accumulators:
         return total
 
     def emit_around(self, body: Stmt) -> Stmt:
-        """Emit the body with the accumulators, which begin at the identity."""
+        """Emit the body within the accumulators' allocations, initialised with the identity."""
         identity = self.reduction.identity
         starts = [
             BufferStore(
@@ -216,7 +216,7 @@ class _StoreReducer(StmtMutator):
         return call_intrin("bitwise_and", turn, const(ACCUMULATORS - 1), dtype="int64")
 
     def visit_for(self, stmt: For) -> Stmt:
-        """Rewrite a loop that stores to the source; the marked one gives way to the result."""
+        """Rewrite a loop that stores to the source, and replace the marked loop by the result."""
         if stmt is self.loop:
             return self.emit_result(stmt)
         if not any(_stores_to(s, self.source) for s in pre_order_stmts(stmt.body)):
@@ -231,7 +231,7 @@ class _StoreReducer(StmtMutator):
         return stmt.with_fields(body=body)
 
     def emit_result(self, loop: For) -> Stmt:
-        """Emit the store of the result, in the place of the loop."""
+        """Emit the store of the result in place of the marked loop."""
         best = Var("best", self.reduction.dtype)
         result = self.accumulators.result()
         if self.reduction.dtype != BITS_DTYPE:
@@ -243,7 +243,7 @@ class _StoreReducer(StmtMutator):
         return LetStmt(best, result, IfThenElse(beyond, again, store))
 
     def visit_parallel(self, stmt: For) -> Stmt:
-        """Rewrite a parallel loop: each part has accumulators, and stores its result."""
+        """Rewrite a parallel loop: each chunk has its own accumulators, and stores its result."""
         outer = self.accumulators, self.loop_var, self.num_sites, self.site
         self.accumulators = _Accumulators(self.reduction)
         parts, part, loop = _split_parallel(stmt)
@@ -271,8 +271,8 @@ class _StoreReducer(StmtMutator):
 
 
 def _split_parallel(stmt: For) -> tuple[PrimExpr, Var, For | None]:
-    """Return the parts of a parallel loop, their variable, and the loop over those of one; None
-    where each iteration is a part.
+    """Return the chunks of a parallel loop, their variable, and the loop over one chunk; None where
+    each iteration is a chunk.
     """
     extent = stmt.extent
     if not isinstance(extent, IntImm) or extent.value <= MAX_PARALLEL_PARTS:
@@ -286,7 +286,7 @@ def _split_parallel(stmt: For) -> tuple[PrimExpr, Var, For | None]:
 
 
 def _grain_of(stmt: For, is_split: bool) -> dict[str, object] | None:
-    """Return the annotations of a parallel loop, for larger iterations where it was split."""
+    """Return the annotations of a parallel loop, scaled to larger iterations where it was split."""
     notes = dict(stmt.annotations or {})
     if is_split:
         assert isinstance(stmt.extent, IntImm)
@@ -300,7 +300,7 @@ def _stores_to(stmt: Stmt, buffer: Buffer) -> bool:
 
 
 def _num_direct_stores(body: Stmt, buffer: Buffer) -> int:
-    """Return the stores to a buffer that no inner loop repeats."""
+    """Return the number of stores to a buffer that no inner loop repeats."""
     count, stack = 0, [body]
     while stack:
         stmt = stack.pop()
@@ -324,7 +324,7 @@ def _source_of(loop: For) -> Buffer:
 
 
 def _choose_reduction(root: Stmt, loop: For) -> _Reduction:
-    """Return how what a marked loop reads is reduced."""
+    """Select the reduction of the values that a marked loop reads."""
     kind, source = str((loop.annotations or {})[REDUCED_STORES_KEY]), _source_of(loop)
     has_elements = isinstance(loop.extent, IntImm) and loop.extent.value > 0
     names: dict[Var, PrimExpr] = {}

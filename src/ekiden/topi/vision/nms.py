@@ -15,7 +15,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.dimensions import as_dim, require_min_extent, require_shape, simplify_dim
-from ekiden.topi.ranks import order_preserving_rank, rank_dtype
+from ekiden.topi.sort_keys import order_preserving_rank, rank_dtype
 from ekiden.topi.sorting import emit_merge_sort, sorted_rows
 
 BOXES_PER_COMPARE = 16

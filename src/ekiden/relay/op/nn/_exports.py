@@ -17,7 +17,9 @@ EXPORTED_NAMES = {
     "matrix_products": "batch_matmul contrib_dense_pack contrib_pack_weight dense matmul",
     "norm": "batch_norm group_norm instance_norm layer_norm lrn rms_norm",
     "padding": "pad",
-    "paged_attention": "contrib_paged_attention contrib_write_pages",
+    "paged_attention": """
+        contrib_paged_attention contrib_paged_attention_with_sinks contrib_write_pages
+    """,
     "pool": """
         adaptive_avg_pool2d avg_pool1d avg_pool2d avg_pool3d global_avg_pool1d global_avg_pool2d
         global_avg_pool3d global_max_pool1d global_max_pool2d global_max_pool3d max_pool1d

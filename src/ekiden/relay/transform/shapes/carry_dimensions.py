@@ -1,4 +1,5 @@
-"""Pass kernels an argument for every symbolic dimension that their attributes use.
+"""Dimension arguments of kernels: pass an argument for every symbolic dimension that a kernel's
+attributes use.
 
 A kernel reads dimensions off the shapes of its arguments and results. Where an attribute needs
 another one, a tensor that has it becomes one more argument, of which only the shape is read:
@@ -93,7 +94,7 @@ def _with_type(expr: _E, kind: Type) -> _E:
 
 
 class _DimensionCarrier:
-    """Rewriter of one function, with the variables whose shapes determine each symbol."""
+    """Rewriter of one function that tracks the variables whose shapes determine each symbol."""
 
     def __init__(self, params: Iterable[Var]) -> None:
         self.params: dict[Symbol, Var] = {}
@@ -107,7 +108,7 @@ class _DimensionCarrier:
             holders.setdefault(symbol, variable)
 
     def rewrite_chain(self, chain: LetChain, is_function_body: bool) -> LetChain:
-        """Return a chain whose kernels receive all the dimensions they need."""
+        """Return a let chain whose kernels receive all dimensions that they use."""
         holders, bindings = dict(self.params), list[LetBinding]()
         for variable, value in chain.bindings:
             bindings.extend(self._rewrite_binding(variable, value, holders))
@@ -161,5 +162,5 @@ def _carry_dimensions(module: IRModule, context: PassContext) -> IRModule:
 
 
 def CarryDimensions() -> Pass:  # noqa: N802
-    """Return a pass that passes kernels the dimensions in their attributes."""
+    """Return a pass that adds kernel arguments for the symbolic dimensions in their attributes."""
     return _carry_dimensions
