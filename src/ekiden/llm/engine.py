@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.llm.grammar import Grammar, LazyGrammar
-from ekiden.llm.logit_edits import TokenScore, score_token
+from ekiden.llm.logit_biases import TokenScore, score_token
 from ekiden.llm.lora_products import NO_ADAPTER
 from ekiden.llm.page_allocator import Key, PageAllocator
 from ekiden.llm.sampling import Sampling
@@ -76,8 +76,6 @@ class Stream:
     grammar: Grammar | LazyGrammar | None = None
     state: int = 0
     """Of the grammar."""
-    adapter: int = NO_ADAPTER
-    """The number of its adapter."""
     keys: list[Key] = field(default_factory=list)
     """Of the pages that the prompt fills."""
     pages: list[int] = field(default_factory=list)
@@ -91,6 +89,8 @@ class Stream:
     """Its text, where a text may end it."""
     scores: list[TokenScore] = field(default_factory=list)
     """Of each token, where log-probabilities are asked for."""
+    adapter: int = NO_ADAPTER
+    """The number of its adapter."""
 
     @property
     def limit(self) -> int:

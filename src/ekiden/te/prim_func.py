@@ -4,7 +4,7 @@ fused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ekiden.ir.name_uniquer import NameUniquer
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
@@ -14,7 +14,14 @@ from ekiden.te.inline import ProducerInliner, post_order_tensors
 from ekiden.te.range_checks import RangeCheck, emit_violation_search, range_checks_of
 from ekiden.te.reducer import Reduce
 from ekiden.te.stmt_renaming import rename_blocks, replace_buffers
-from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, Tensor
+from ekiden.te.tensor import (
+    BLOCK_ANNOTATIONS_ATTR,
+    ComputeOp,
+    ExternOp,
+    PlaceholderOp,
+    ProducerLoad,
+    Tensor,
+)
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.reduction import COMBINE_ANNOTATION
 from ekiden.tir.stmt import (
@@ -100,7 +107,9 @@ def create_stage_nest(op: ComputeOp, outputs: Sequence[Tensor], buffers: TensorB
     plain: dict[Var, PrimExpr] = dict(zip(op.reduce_axis, reduced, strict=True))
     # Schedules know the operators of the built-in reducers; of others the reducer gives its word.
     own = isinstance(first, Reduce) and not first.kind
-    notes = {COMBINE_ANNOTATION: 1} if own else None
+    declared = op.attrs.get(BLOCK_ANNOTATIONS_ATTR, {})
+    assert isinstance(declared, Mapping)
+    notes = {**declared, COMBINE_ANNOTATION: 1} if own else dict(declared) or None
     block = Block(buffers.block_name(op.name), iters, substitute(update, plain), init, notes)
     loops = tuple(Var(i.var.name) for i in iters)
     nest: Stmt = BlockRealize(loops, const(True), block)

@@ -59,6 +59,10 @@ class Operation(Node):
         return []
 
 
+BLOCK_ANNOTATIONS_ATTR = "block_annotations"
+"""Attribute of a computation: the annotations of its block, which declare what its inputs hold."""
+
+
 @node("te.PlaceholderOp")
 class PlaceholderOp(Operation):
     """A placeholder operation: an input tensor."""

@@ -22,7 +22,7 @@ from ekiden.backend.kernels.general_boxes import split_into_boxes
 from ekiden.backend.kernels.general_code import (
     CodeBuilder,
     NoGeneralFormError,
-    Sizes,
+    SizeTable,
     element_type_number,
 )
 from ekiden.backend.kernels.general_stages import split_stages
@@ -139,7 +139,7 @@ class GeneralFormBuilder:
         checks: Sequence[RangeCheck] = (),
     ) -> None:
         self.params = [*inputs, *outputs]
-        self.sizes = Sizes()
+        self.sizes = SizeTable()
         self.symbols: list[int] = []
         self.buffers: dict[te.Tensor, int] = {}
         self.temporaries: list[te.Tensor] = []

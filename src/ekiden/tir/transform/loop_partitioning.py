@@ -417,6 +417,9 @@ class _LoopPartitioner(StmtMutator):
         prove_equal = self._analyzer.can_prove_equal
         if factor < 1 or not prove_equal(first.high - first.low, const(factor - 1)):
             return None
+        # Where the condition never holds, the loop has no iterations, and high % factor no meaning.
+        if self._analyzer.can_prove(first.high < 0):
+            return None
         # Only then does the loop have exactly one partial iteration, the last one.
         if not prove_equal(loop.extent, (first.high + (factor - 1)) // factor):
             return None
