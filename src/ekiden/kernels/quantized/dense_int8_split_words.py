@@ -203,7 +203,8 @@ class _ResidualDenseKernel:
         """Emit the widening of the data to int16 pairs, if needed, and all panels."""
         if self.widened_data is None:
             return self.emit_all_panels()
-        wide = emit_widen_pairs(self.a, self.widened_data, simplify(self.rows * self.k), self.lanes)
+        size = simplify(self.rows * self.k)
+        wide = emit_widen_pairs(self.a, self.widened_data, size, self.lanes, self.b.dtype)
         return Allocate(self.widened_data, seq(wide, self.emit_all_panels()))
 
     def emit_all_panels(self) -> Stmt:

@@ -1,7 +1,8 @@
 """Packing of convolution weights into panels; Winograd, pointwise and depthwise forms.
 
 nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
-nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side
+nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side; or
+                                          OHWI64o2i, widened to int16
 nn.conv2d(%x u8, W s8, 1x1)           ->  the dense layer over all pixels that it is
 nn.conv2d(%x u8, W s8, groups=G)      ->  GOHWI{tile}o4i
 nn.conv2d(%x u8, few channels)        ->  nn.conv2d(sliding_window(%x), ...), pointwise
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
+from ekiden.kernels.cost_model import pays_int16_weights
 from ekiden.kernels.families import merged_overrides
 from ekiden.kernels.family import MatmulSizes
 from ekiden.kernels.micro_kernels.register_tiles import DOT_INSTRUCTION_BY_DTYPE
@@ -45,7 +48,7 @@ from ekiden.relay.packing.common import (
     static_shape,
     tensor_dtype,
 )
-from ekiden.relay.packing.dense import pack_int8_dense
+from ekiden.relay.packing.dense import pack_int8_dense, widen_weight
 from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
 from ekiden.relay.transform.language.scope_tree import infer_local_type
 from ekiden.relay.transform.layout.convert_layout import emit_transpose
@@ -66,6 +69,8 @@ PACKED_CONV_FAMILY, WINOGRAD_CONV_FAMILY, PACKED_CONV_TRANSPOSE_FAMILY = (
     "conv_transpose_pack",
 )
 """Names of kernel families."""
+ASSUMED_PIXELS = 1 << 10
+"""Assumed pixels of a result of unknown size."""
 CONV_LAYOUTS = (("NHWC", "OIHW"), ("NDHWC", "OIDHW"))
 """Layouts (data, weight) of convolutions with packed kernels."""
 CONV_TRANSPOSE_LAYOUTS = (("NHWC", "IOHW"), ("NDHWC", "IODHW"))
@@ -116,6 +121,11 @@ def pack_int8_conv(call: Call, target: Target) -> RelayExpr:
         weight = Constant(padded, span=weight.span)
     steps = -(-depth // word) * math.prod(kernel)
     product = MatmulSizes(num_rows(call), channels // groups, steps, dtype)
+    # Of images of unknown size enough pixels are assumed that larger weights pay.
+    known = product if product.rows else replace(product, rows=ASSUMED_PIXELS)
+    if kind == "conv2d_u8s8" and pays_int16_weights(known, target):
+        kind, word = "conv2d_u8s16", DOT_WORD_BY_DTYPE["int16"]
+        product, weight = widen_weight(product, weight)
     tile = panel_width(PACKED_CONV_FAMILY, product, target, call)
     kind, group = (kind, "") if groups == 1 else (f"group_{kind}", "G")
     packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile, groups=groups)
