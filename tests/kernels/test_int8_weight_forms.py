@@ -1,5 +1,5 @@
-"""Products of bytes with weights stored as int16: exact on every class of processors, for tiles of
-even and odd numbers of vectors, and where the cost model chooses them.
+"""Forms of the known weights of byte products: stored as int16, exact on every class of processors
+and chosen by the cost model, and small groups computed as one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ekiden.ir.prim import SizeVar
 from ekiden.kernels import schedule
 from ekiden.kernels.cost_model import pays_int16_weights
 from ekiden.kernels.family import MatmulSizes
+from ekiden.relay.packing.conv import merged_groups
 from ekiden.relay.transform import InferType
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import TypeInferenceError
@@ -154,3 +155,28 @@ def test_words_of_other_dtypes_are_refused_by_name() -> None:
     product = relay.op.nn.contrib_dense_pack(data, weight, 8, 8, "int32")
     with pytest.raises(TypeInferenceError, match="uint8 and int16 to int32"):
         InferType()(ekiden.IRModule.from_expr(relay.Function([data], product)))
+
+
+@pytest.mark.parametrize("text", processors())
+@pytest.mark.parametrize(("groups", "depth", "per_group"), [(8, 4, 4), (6, 2, 3), (4, 8, 2)])
+def test_small_groups_computed_as_one_match_interpreter(
+    text: str, groups: int, depth: int, per_group: int
+) -> None:
+    """Groups whose channels are no whole words become some whose are."""
+    x, w = operands((2, 7, 8, groups * depth), (groups * per_group, depth, 3, 3))
+    data = relay.var("x", shape=x.shape, dtype="uint8")
+    body = relay.nn.conv2d(
+        data, relay.const(w.astype("int8")), (1, 2), (1, 1), groups=groups, kernel_size=(3, 3),
+        channels=groups * per_group, data_layout="NHWC", kernel_layout="OIHW", out_dtype="int32",
+    )  # fmt: skip
+    module = InferType()(ekiden.IRModule.from_expr(relay.Function([data], body)))
+    want = relay.create_executor("debug", module).evaluate()(x).numpy()
+    np.testing.assert_array_equal(ekiden.compile(module, text)(x).numpy(), want)
+
+
+def test_as_many_groups_are_merged_as_fill_a_vector_with_whole_words() -> None:
+    assert merged_groups((128, 4, 3, 3), 32, 16) == 4
+    assert merged_groups((128, 4, 3, 3), 32, 8) == 2
+    assert merged_groups((128, 64, 3, 3), 2, 16) == 1
+    assert merged_groups((18, 2, 3, 3), 6, 16) == 2
+    assert merged_groups((3, 1, 3, 3), 3, 16) == 3
