@@ -14,7 +14,7 @@ from ekiden import relay, te
 from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.prim import SizeVar
 from ekiden.kernels import schedule
-from ekiden.kernels.cost_model import pays_int16_weights
+from ekiden.kernels.cost_model import are_int16_weights_faster
 from ekiden.kernels.family import MatmulSizes
 from ekiden.relay.packing.conv import merged_groups
 from ekiden.relay.transform import InferType
@@ -124,11 +124,13 @@ def test_int16_weights_pay_for_many_rows_where_no_instruction_multiplies_bytes()
     many, one = MatmulSizes(128, 768, 192, "uint8"), MatmulSizes(1, 768, 192, "uint8")
     for cpu in ("x86-64-v3", "x86-64-v4", "skylake-avx512", "haswell"):
         target = Target(f"llvm -mcpu={cpu}")
-        assert pays_int16_weights(many, target) and not pays_int16_weights(one, target), cpu
+        assert are_int16_weights_faster(many, target) and not are_int16_weights_faster(
+            one, target
+        ), cpu
     for text in ("llvm -mcpu=cascadelake", "llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1"):
-        assert not pays_int16_weights(many, Target(text)), text
+        assert not are_int16_weights_faster(many, Target(text)), text
     unknown = MatmulSizes(None, 768, 192, "uint8")
-    assert not pays_int16_weights(unknown, Target("llvm -mcpu=x86-64-v3"))
+    assert not are_int16_weights_faster(unknown, Target("llvm -mcpu=x86-64-v3"))
 
 
 @pytest.mark.parametrize("text", MADD_TARGETS)

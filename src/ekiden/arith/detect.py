@@ -132,7 +132,7 @@ def detect_common_subexpr(expr: PrimExpr, threshold: int) -> dict[PrimExpr, int]
 
 def detect_linear_equation(expr: PrimExpr, variables: Sequence[Var]) -> list[PrimExpr]:
     """Return [c0, c1, ..., base] with expr = c0 * variables[0] + ... + base, or [] if it is not
-    linear. + base.
+    linear.
 
     Factors may be expressions; the list is empty if the expression is not linear.
     """

@@ -42,8 +42,8 @@ class IntConstraintsTransform:
 
 @dataclass(slots=True)
 class _LinearSystem:
-    """Linear system A V y = b with its unimodular column transform V and the inverse of V. x = c,
-    and V with x = V y: column operations keep A V and V together.
+    """Linear system A V y = b with its unimodular column transform V (x = V y) and the inverse of
+    V. Column operations keep A V and V together.
     """
 
     matrix_rows: list[list[int]]

@@ -43,7 +43,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LinearForm:
-    """Linear form: coefficients[v] * v + ... + base. + base; no variable asked for is in base."""
+    """Linear form, coefficients[v] * v + ... + base; no requested variable occurs in base."""
 
     coefficients: Mapping[Var, int]
     base: PrimExpr

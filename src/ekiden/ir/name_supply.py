@@ -1,4 +1,4 @@
-"""Supplies of unique names and global variables (TVM's NameSupply).
+"""Generators of unique names and global variables (TVM's NameSupply).
 
 NameSupply("prefix").fresh_name("f")   ->   "prefix_f", then "prefix_f_1", ...
 """

@@ -201,11 +201,11 @@ def can_hide_prefetches(rows: int, vectors: int, target: Target, dtype: str = "f
     return (rows + 2 * vectors) / target.loads <= multiply
 
 
-def _load_imbalance(part_count: int, target: Target) -> float:
+def _load_imbalance(task_count: int, target: Target) -> float:
     """Return the largest thread's share of the work over the mean share."""
     return (
-        -(-part_count // target.cores) * target.cores / part_count
-        if part_count >= target.cores
+        -(-task_count // target.cores) * target.cores / task_count
+        if task_count >= target.cores
         else 1.0
     )
 
@@ -296,7 +296,7 @@ def panel_width_knob(target: Target) -> Knob:
     return Knob("panel", widths, "columns of a panel of packed weights", True)
 
 
-def pays_int16_sums(listed: int, depth: int, target: Target) -> bool:
+def are_int16_sums_faster(listed: int, depth: int, target: Target) -> bool:
     """Return whether byte products in int16 pair sums are faster, although they need `listed`
     additional steps of k per panel.
 
@@ -316,7 +316,7 @@ def product_dtype(data_dtype: str, weight_dtype: str) -> str:
     return WIDENED_DTYPE if weight_dtype == WIDENED_DTYPE else data_dtype
 
 
-def pays_int16_weights(product: MatmulSizes, target: Target) -> bool:
+def are_int16_weights_faster(product: MatmulSizes, target: Target) -> bool:
     """Return whether a product of bytes is faster with its weight stored as int16.
 
     Bytes are widened by three instructions of each vector of a panel that is loaded, and both
@@ -494,14 +494,14 @@ class LoopBlocking:
 __all__ = [
     "LoopBlocking",
     "accumulator_chains",
+    "are_int16_sums_faster",
+    "are_int16_weights_faster",
     "can_hide_prefetches",
     "choose_panel_width",
     "exceeds_associativity",
     "is_balanced",
     "max_register_rows",
     "panel_width_knob",
-    "pays_int16_sums",
-    "pays_int16_weights",
     "product_dtype",
     "rows_per_cache_set",
     "tile_rows",

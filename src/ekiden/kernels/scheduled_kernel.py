@@ -1,13 +1,13 @@
 """Kernels as schedules: an initial program and the schedule primitives that turn it into loops.
 
-    family.steps(sch, kernel)   steps of `tir.Schedule`, by the decision: split, reorder, ...,
-                                tensorize into a micro-kernel
-    Scheduled                   the program before, the steps as a trace, the resulting program
+    family.schedule_steps(sch, kernel)   apply primitives of `tir.Schedule` by the decision: split,
+                                         reorder, ..., tensorize into a micro-kernel
+    ScheduledKernel                      initial program, trace of the steps, resulting program
 
-The program before is one block for each computation that is not inlined, nothing else. The trace
-holds every decision: `Trace.apply_to_schedule(tir.Schedule(start))` gives the function again, and
-with other numbers in it another one that computes the same, or is refused. The schedule proves
-every step; no family writes statements.
+The initial program is one block per computation that is not inlined. The trace records every
+decision: `Trace.apply_to_schedule(tir.Schedule(initial_program))` rebuilds the function, and other
+numbers in it give another function of the same meaning, or a ScheduleError. The schedule proves
+every step valid; families do not emit statements.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ else:
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledKernel:
+class KernelSpec:
     """Kernel to schedule: its outputs, anchor, target and decision."""
 
     outputs: Sequence[te.Tensor]
@@ -43,20 +43,20 @@ class ScheduledKernel:
     decision: Decision
 
 
-Steps: TypeAlias = "Callable[[Schedule, ScheduledKernel], None]"
+ScheduleSteps: TypeAlias = "Callable[[Schedule, KernelSpec], None]"
 """Schedule function (schedule of the initial program, kernel) that applies the primitives."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
+class ScheduledKernel:
     """Loops of a kernel with their provenance: the initial program and the trace, or the reason for
     having none.
     """
 
     func: PrimFunc
-    start: PrimFunc | None = None
+    initial_program: PrimFunc | None = None
     trace: Trace | None = None
-    why: str = ""
+    unscheduled_reason: str = ""
 
 
 def create_inlined_program(
@@ -101,20 +101,22 @@ def try_primitive(step: Callable[..., None], *arguments: object) -> bool:
     return True
 
 
-def apply_steps(start: PrimFunc, steps: Steps, kernel: ScheduledKernel) -> Scheduled:
+def apply_schedule_steps(
+    start: PrimFunc, steps: ScheduleSteps, kernel: KernelSpec
+) -> ScheduledKernel:
     """Apply schedule steps to a program; return the scheduled kernel. Raises ScheduleError for a
     step that is refused.
     """
     sch = schedule.Schedule(start)
     steps(sch, kernel)
-    return Scheduled(sch.func, start, sch.trace)
+    return ScheduledKernel(sch.func, start, sch.trace)
 
 
 __all__ = [
-    "Scheduled",
+    "KernelSpec",
+    "ScheduleSteps",
     "ScheduledKernel",
-    "Steps",
-    "apply_steps",
+    "apply_schedule_steps",
     "create_inlined_program",
     "replace_computation",
     "try_primitive",

@@ -7,12 +7,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.llm.architecture_row import CheckpointNames
 from ekiden.llm.architectures import DecoderConfig
+from ekiden.llm.lora_products import AdapterProducts
 from ekiden.llm.weights import Checkpoint, Weight
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr, const
@@ -42,8 +44,10 @@ class DecoderLayers:
     ImportModelError naming a tensor that is missing or has another shape.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig) -> None:
-        self._checkpoint, self._config = checkpoint, config
+    def __init__(
+        self, checkpoint: Checkpoint, config: DecoderConfig, adapters: AdapterProducts | None = None
+    ) -> None:
+        self._checkpoint, self._config, self._adapters = checkpoint, config, adapters
         self._names = frozenset(checkpoint)
         self._prefix = _stored_prefix(self._names, config.names)
         self._read: set[str] = set()
@@ -105,11 +109,12 @@ class DecoderLayers:
         """Return a vector as numbers."""
         return _dequantize(self.read_weight(name, (size,)))
 
-    def linear(self, data: Expr, names: Sequence[str], rows: int, depth: int,
-               has_bias: bool, by_group: bool = False) -> Expr:  # fmt: skip
+    def linear(self, data: Expr, names: Sequence[str], rows: int, depth: int, has_bias: bool,
+               by_group: bool = False, is_adapted: bool = True) -> Expr:  # fmt: skip
         """Return data [n, depth] times the transposed, stacked weights: [n, rows]. Weights of the
         same format are one product. With `by_group`, rows are ordered by group: its queries, its
-        key and its value, then those of the next. Raises ImportModelError for missing weights or
+        key and its value, then those of the next. Adapters change it unless data are other tokens
+        than those of a call (`is_adapted`). Raises ImportModelError for missing weights or
         mismatched row counts.
         """
         single = (rows,) if len(names) == 1 else (None,) * len(names)
@@ -124,21 +129,35 @@ class DecoderLayers:
                 f" got {shapes}"
             )
         order = self._ungrouped_rows(rows) if by_group else slice(None)
-        if len({row_source.format for row_source in weights}) == 1:
-            # One product over stacked rows (fused QKV) reads the input once.
-            stacked = np.concatenate([block.data for block in weights])[order]
-            result = _multiply_weight(data, weights[0].format, stacked)
+        factors = None
+        if self._adapters is not None and is_adapted:
+            counts = [weight.shape[0] for weight in weights]
+            stored = [self._stored_name(f"{name}.weight") for name in names]
+            factors = self._adapters.adapters.stack(stored, counts, depth)
+        if self._adapters is not None and factors is not None:
+            token_data = self._adapters.bind("adapter_input", data)
+            result = self._stacked_product(token_data, weights, order)
+            factors = replace(factors, up=factors.up[order])
+            result = self._adapters.add(result, token_data, factors)
         else:
-            assert not by_group, "one tensor has one format"
-            result = op.concatenate(
-                [_multiply_weight(data, w.format, w.data) for w in weights], axis=1
-            )
+            result = self._stacked_product(data, weights, order)
         if not has_bias:
             return result
         biases = [
             self.read_vector(f"{n}.bias", w.shape[0]) for n, w in zip(names, weights, strict=True)
         ]
         return op.add(result, const(np.concatenate(biases)[order]))
+
+    def _stacked_product(
+        self, data: Expr, weights: Sequence[Weight], order: slice | NDArray[np.int64]
+    ) -> Expr:
+        """Return data times the transposed, stacked weights, their rows in an order."""
+        if len({row_source.format for row_source in weights}) == 1:
+            # One product over stacked rows (fused QKV) reads the input once.
+            stacked = np.concatenate([block.data for block in weights])[order]
+            return _multiply_weight(data, weights[0].format, stacked)
+        assert isinstance(order, slice), "one tensor has one format"
+        return op.concatenate([_multiply_weight(data, w.format, w.data) for w in weights], axis=1)
 
     def _linear_weight(self, name: str, rows: int | None, depth: int) -> Weight:
         """Return the weight [rows, depth] of a product."""

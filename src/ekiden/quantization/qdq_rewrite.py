@@ -1,5 +1,5 @@
-"""Rewriting of an ONNX model according to a plan: QuantizeLinear and DequantizeLinear around
-products, which ONNX Runtime and the importer take for products of integers.
+"""Q/DQ rewriting of an ONNX model according to a plan: QuantizeLinear and DequantizeLinear around
+products, which ONNX Runtime and the importer fuse to integer products.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from onnx import helper, numpy_helper, version_converter
 from ekiden.frontend.onnx.load import referenced_names, subgraph_attributes, topological_order
 from ekiden.ir.op import Array
 from ekiden.quantization.calibrate import TensorStats
-from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import QuantPlan, Recipe
-from ekiden.quantization.ranges import RANGE_METHODS, scale_and_zero_point
+from ekiden.quantization.quantizable_layers import Layer
+from ekiden.quantization.range_calibration import RANGE_METHODS, scale_and_zero_point
 from ekiden.quantization.weight_quantization import (
     QuantizedWeight,
     awq_factor,

@@ -20,12 +20,12 @@ from dataclasses import MISSING, fields
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
+from ekiden.ir.expr_text import format_prim_expr, format_type, format_type_params
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node
 from ekiden.ir.op import OPS, Array, Op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.structural import structural_equal
-from ekiden.ir.text import format_prim_expr, format_type, format_type_params
 from ekiden.ir.type import Type, TypeVar
 from ekiden.relay.expr import (
     Call,

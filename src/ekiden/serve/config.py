@@ -84,6 +84,12 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = ()
     """Names, beside localhost and addresses, by which a server without tokens, TLS or `open` may be
     asked, and whose pages may ask any."""
+    load: str = "start"
+    """When models are loaded: "start", or "demand" for the first request of each; pinned models are
+    loaded at the start."""
+    model_bytes: int = 0
+    """With loading on demand, the maximum bytes of the files of all loaded models: the least
+    recently used idle ones are evicted for others. 0 for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,9 @@ class TextConfig:
     """Tokens of a conversation at most; 0: what the model can, up to 4,096."""
     sequences: int = 16
     """Answers that are made together."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Name -> folder of a LoRA of the checkpoint, which requests choose by that name; a path that
+    is not absolute begins at the folder of the model."""
 
     @property
     def is_given(self) -> bool:
@@ -151,8 +160,11 @@ class ModelConfig:
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     sequences: SequenceConfig = field(default_factory=SequenceConfig)
     text: TextConfig = field(default_factory=TextConfig)
+    pinned: bool = False
+    """Where models load on demand: load it at the start, and never evict it."""
 
 
+LOAD_TIMES = ("start", "demand")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 Config = TypeVar("Config")
 _SETTING_MINIMUMS = {
@@ -173,6 +185,12 @@ def read_server_config(path: Path, overrides: Mapping[str, object] | None = None
         raise ServeError(
             f"'{path}': log: one of {', '.join(LOG_LEVELS)} expected, got '{config.log}'"
         )
+    if config.load not in LOAD_TIMES:
+        raise ServeError(
+            f"'{path}': load: one of {', '.join(LOAD_TIMES)} expected, got '{config.load}'"
+        )
+    if config.model_bytes and config.load != "demand":
+        raise ServeError(f"'{path}': model_bytes: needs load = 'demand'")
     return config
 
 

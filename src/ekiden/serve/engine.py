@@ -28,6 +28,7 @@ from ekiden.serve.requests import (
 )
 from ekiden.serve.sequences import ActiveSequence
 from ekiden.serve.signature import TensorPort
+from ekiden.serve.statistics import model_configuration
 from ekiden.serve.tracing import Tracer
 
 __all__ = ["PROTOCOL_EXTENSIONS", "ServingEngine"]
@@ -35,7 +36,10 @@ __all__ = ["PROTOCOL_EXTENSIONS", "ServingEngine"]
 READER_THREADS = 2
 """Threads that read and write long messages: more would take turns at Python's lock, and the event
 loop with them."""
-PROTOCOL_EXTENSIONS = ["binary_tensor_data", "model_repository", "sequence"]
+PROTOCOL_EXTENSIONS = [
+    "binary_tensor_data", "classification", "model_configuration", "model_repository", "sequence",
+    "statistics",
+]  # fmt: skip
 Result = TypeVar("Result")
 
 
@@ -48,11 +52,17 @@ class ServingEngine:
         self.metrics = ServerMetrics()
         self.arrivals = PendingArrivals()
         self.tracer = Tracer(config.traces)
-        self.repository = ModelRepository(folder, self._log_event, self.metrics.count_run)
+        self.repository = ModelRepository(
+            folder, self._log_event, self.metrics.count_run,
+            loads_on_demand=config.load == "demand", model_bytes=config.model_bytes,
+        )  # fmt: skip
+        self.metrics.register_residents(self.repository.residents)
         self.is_stopping = False
         self.has_started = False
         """Whether all that the folder has at first was tried."""
         self.in_flight = 0
+        self.num_begun = 0
+        """Requests since the start."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._held = 0
@@ -83,8 +93,9 @@ class ServingEngine:
 
     def _log_event(self, event: str, **fields: object) -> None:
         self.log.write("warning" if event.endswith("failed") else "info", event, **fields)
-        if event == "loaded":
-            self._register_model(str(fields["model"]))
+        name = str(fields["model"])
+        if event == "loaded" and not self.metrics.has_model(name):
+            self._register_model(name)
 
     def _register_model(self, name: str) -> None:
         self.metrics.register_model(
@@ -101,19 +112,21 @@ class ServingEngine:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether every model of the folder can serve requests."""
+        """Return whether every model of the folder can serve requests: false while one is loaded
+        for the first time, and if one could not be loaded.
+        """
         models = self.repository.models.values()
         if self.is_stopping or not self.has_started:
             return False
-        return all(not is_initial_loading(model) for model in models)
+        return all(not (is_initial_loading(model) or has_failed(model)) for model in models)
 
     def server_metadata(self) -> dict[str, object]:
         """Return the server's name, version and extensions."""
         return {"name": "ekiden", "version": __version__, "extensions": PROTOCOL_EXTENSIONS}
 
-    def model_metadata(self, name: str, version: str) -> dict[str, object]:
+    async def model_metadata(self, name: str, version: str) -> dict[str, object]:
         """Return a model's inputs and outputs. Raises RequestError if it is not ready."""
-        model = self.repository.get(name)
+        model = await self.repository.acquire(name)
         version_served = model.get(version)
         ports = version_served.signature
         return {
@@ -124,9 +137,37 @@ class ServingEngine:
             "outputs": [_tensor_metadata(port) for port in ports.outputs],
         }
 
+    async def model_configuration(self, name: str, version: str) -> dict[str, object]:
+        """Return a model's configuration in Triton's form. Raises RequestError if it is not ready
+        or is a text model.
+        """
+        model = await self.repository.acquire(name)
+        served = model.get(version)
+        if served.program.executable is None:
+            raise RequestError(f"model '{name}' is one of text: it has no tensors")
+        is_stateful = served.program.make_session is not None
+        return model_configuration(name, served.signature, served.config, is_stateful)
+
+    def model_statistics(self, name: str, version: str) -> list[dict[str, object]]:
+        """Return the statistics of a model's versions that have any or are loaded, of all models
+        for an empty name. Raises RequestError for an unknown model or version.
+        """
+        models = [self.repository.get(name)] if name else list(self.repository.models.values())
+        rows = []
+        for model in models:
+            numbers = sorted({*model.statistics, *model.versions})
+            if version:
+                numbers = [number for number in numbers if str(number) == version]
+                if not numbers:
+                    model.get(version)  # raises, for an unknown version
+            rows += [model.statistics_of(n).as_fields(model.name, n) for n in numbers]
+        return rows
+
     def is_model_ready(self, name: str, version: str) -> bool:
         """Return whether a model can serve requests. Raises RequestError for an unknown name."""
         model = self.repository.get(name)
+        if not model.versions and self.repository.loads_on_demand:
+            return not (self.is_stopping or model.is_unloaded or has_failed(model))
         try:
             model.get(version)
         except RequestError:
@@ -149,6 +190,7 @@ class ServingEngine:
     def close(self) -> None:
         """Unload all models."""
         self.repository.close()
+        self.tracer.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     def begin_request(self) -> None:
@@ -158,6 +200,7 @@ class ServingEngine:
         if self.is_stopping:
             raise RequestError("the server stops", "stopping", 1.0)
         self.in_flight += 1
+        self.num_begun += 1
         self._idle.clear()
 
     def end_request(self) -> None:
@@ -241,10 +284,22 @@ class ServingEngine:
 
     async def infer(self, request: InferRequest, is_last: bool = False) -> InferResponse:
         """Return the outputs of a request; `is_last` as in `Batcher.put`. Raises RequestError."""
-        return await self.run_counted(request.model, lambda: self._infer_checked(request, is_last))
+        started = time.perf_counter()
+        number, has_failed = 0, True
+        try:
+            response = await self.run_counted(
+                request.model, lambda: self._infer_checked(request, is_last)
+            )
+            number, has_failed = int(response.version), False
+            return response
+        finally:
+            model = self.repository.models.get(request.model)
+            if model is not None and (number or model.versions):
+                statistics = model.statistics_of(number or _requested_version(model, request))
+                statistics.count_request(time.perf_counter() - started, has_failed)
 
     async def _infer_checked(self, request: InferRequest, is_last: bool) -> InferResponse:
-        model = self.repository.get(request.model)
+        model = await self.repository.acquire(request.model)
         if request.parameters.sequence is not None:
             return await self._run_sequence_step(model, request, request.parameters.sequence)
         version = model.get(request.version)
@@ -344,7 +399,7 @@ class ServingEngine:
 
     async def restore_sequence(self, model_name: str, name: str, data: bytes) -> None:
         """Begin a sequence from saved state, saved here or elsewhere."""
-        model = self.repository.get(model_name)
+        model = await self.repository.acquire(model_name)
         key = _sequence_name(model, name)
         live = self.begin_sequence(model, model.get(), key)
         try:
@@ -359,12 +414,28 @@ def is_initial_loading(model: ServedModel) -> bool:
     return not model.versions and any(s is VersionState.LOADING for s, _ in model.states.values())
 
 
+def has_failed(model: ServedModel) -> bool:
+    """Return whether a model of the folder could not be loaded; one that was unloaded on request
+    has not failed.
+    """
+    return not model.versions and model.load_failure is not None
+
+
 def _sequence_name(model: ServedModel, text: str) -> int | str:
     """Convert a sequence name from a URL: digits are a number, as in requests, unless a sequence
     has that text as its name.
     """
     active = dict(model.sequences.items())
     return int(text) if text.isascii() and text.isdigit() and text not in active else text
+
+
+def _requested_version(model: ServedModel, request: InferRequest) -> int:
+    """Return the loaded version that a failed request was for; the newest if it names none or one
+    that there is not.
+    """
+    text = request.version
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    return number if number in model.versions else max(model.versions)
 
 
 def _request_deadline(version: ModelVersion, request: InferRequest) -> float:

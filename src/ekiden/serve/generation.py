@@ -128,7 +128,7 @@ class IteratorSource:
             close()
 
 
-class HeldScores:
+class WithheldScores:
     """Scores of tokens whose text is held back."""
 
     def __init__(self) -> None:
@@ -160,6 +160,8 @@ def check_plain_request(name: str, request: TextRequest) -> None:
     """
     if request.prompt is not None:
         raise RequestError(f"'prompt': model '{name}' answers conversations alone")
+    if request.adapter:
+        raise RequestError(f"'lora': model '{name}' has no adapters")
     asked = request.sampling
     settings: dict[str, object] = {
         "tools": request.tools, "chat_template_kwargs": request.template_options,
@@ -197,7 +199,7 @@ class Generation:
         """Start an answer. Raises RequestError for a model that is no text model, or does not
         honour a setting, too many answers in progress, or a conversation that the model refuses.
         """
-        model = engine.repository.get(name)
+        model = await engine.repository.acquire(name)
         version = model.get()
         text = version.program.text
         if text is None:
@@ -285,7 +287,7 @@ class Generation:
         """
         assert self._source is not None
         # A stop text may span pieces, so its possible beginnings are held back.
-        held, scores = StopFilter(self._sampling.stop), HeldScores()
+        held, scores = StopFilter(self._sampling.stop), WithheldScores()
         is_over = False
         while not (held.has_stopped or is_over):
             pieces = await self._await_with_deadline(self._source.next_pieces())

@@ -211,7 +211,8 @@ _SEED = _integer(-(2**63), 2**63 - 1)
 # fmt: off
 FIELDS: Mapping[str, RequestField] = {row.name: row for row in starmap(RequestField, (
     # name                    for      read by                  honoured by
-    ("model",                  "cpre", _model,                  "the model that answers"),
+    ("model",                  "cpre", _model,                  "the model, or an adapter of one"),
+    ("lora",                   "cpr",  _text,                   "an adapter; an extension"),
     ("messages",               "c",    _messages,               "the chat template"),
     ("prompt",                 "p",    _anything,               "texts or tokens, one or several"),
     ("input",                  "re",   _anything,               "a conversation; texts or tokens"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -70,22 +71,27 @@ class OpenAIRoutes:
         ]
 
     def _model_row(self, name: str) -> dict[str, object]:
+        """Return what is listed of a text model or an adapter. Raises RequestError."""
+        model, adapter = self._engine.repository.find_text(name)
+        if not model.is_text:
+            raise RequestError("no model of text has that name", "unknown")
         row = {"id": name, "object": "model", "created": self._started, "owned_by": "ekiden"}
         # The names of vLLM and of llama.cpp's server, for what OpenAI's own answer does not have.
-        sizes = getattr(self._engine.repository.get(name).text, "sizes", None)
-        return row if sizes is None else {**row, **sizes}
+        parent = {"parent": model.name} if adapter else {}
+        return {**row, **parent, **(getattr(model.text, "sizes", None) or {})}
 
     async def models(self, request: Request) -> Response:
-        """List the text models."""
-        names = [n for n, m in sorted(self._engine.repository.models.items()) if m.text is not None]
-        return _json_response({"object": "list", "data": [self._model_row(name) for name in names]})
+        """List the text models, and behind each its adapters."""
+        models = self._engine.repository.models
+        texts = [(name, model) for name, model in sorted(models.items()) if model.is_text]
+        names = [name for own, model in texts for name in (own, *model.adapters)]
+        # A model's name comes before that of another one's adapter.
+        rows = [self._model_row(name) for name in dict.fromkeys(names)]
+        return _json_response({"object": "list", "data": rows})
 
     async def model(self, request: Request) -> Response:
-        """Describe a text model. Raises RequestError for an unknown name."""
-        name = request.path_params["model"]
-        if self._engine.repository.get(name).text is None:
-            raise RequestError("no model of text has that name", "unknown")
-        return _json_response(self._model_row(name))
+        """Describe a text model or an adapter. Raises RequestError for an unknown name."""
+        return _json_response(self._model_row(request.path_params["model"]))
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation, at once or as a stream."""
@@ -128,11 +134,13 @@ class OpenAIRoutes:
     async def _begin(self, request: OpenAIRequest) -> OpenAIAnswer:
         """Begin all choices of a request. Raises RequestError, with none left under way."""
         generations: list[Generation] = []
+        model, adapter = self._engine.repository.find_text(request.model)
         try:
             for text_request in request.requests:
-                generations.append(
-                    await Generation.begin(self._engine, request.model, text_request)
-                )
+                if adapter and text_request.adapter not in ("", adapter):
+                    raise RequestError("'lora': another adapter than the one of 'model'")
+                adapted = replace(text_request, adapter=text_request.adapter or adapter)
+                generations.append(await Generation.begin(self._engine, model.name, adapted))
         except BaseException:
             for generation in generations:
                 generation.close()

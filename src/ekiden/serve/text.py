@@ -76,6 +76,8 @@ class TextRequest:
     """"auto", "required", or "function:" and the name of the one to call."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the chat template."""
+    adapter: str = ""
+    """The adapter that the answer is made with, one of the model's `adapters`; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)

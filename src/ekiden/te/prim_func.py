@@ -12,7 +12,7 @@ from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.te.inline import ProducerInliner, post_order_tensors
 from ekiden.te.range_checks import RangeCheck, emit_violation_search, range_checks_of
 from ekiden.te.reducer import Reduce
-from ekiden.te.statements import rename_blocks, replace_buffers
+from ekiden.te.stmt_renaming import rename_blocks, replace_buffers
 from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.reduction import COMBINE_ANNOTATION

@@ -21,7 +21,7 @@ from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te.axis_names import axis_names, rank_mismatch_message
 from ekiden.te.reducer import Reduce, ReduceAxis
-from ekiden.te.statements import replace_buffers
+from ekiden.te.stmt_renaming import replace_buffers
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, IterKind, IterVar, PrimFunc, Stmt
 from ekiden.tir.transform.scalars_as_tensors import numbers_as_tensors
@@ -190,8 +190,8 @@ class Tensor(Node):
 
     @property
     def whole_shape(self) -> tuple[PrimExpr, ...]:
-        """Return the shape of the larger tensor that this one fills the beginning of (attribute
-        "whole" of its operation); its own where there is none.
+        """Return the shape of the enclosing tensor that this one fills the beginning of (attribute
+        "whole" of its operation); its own without one.
         """
         outer_shape = self.op.attrs.get("whole", self.shape)
         assert isinstance(outer_shape, tuple)
@@ -199,8 +199,8 @@ class Tensor(Node):
 
     @property
     def is_part(self) -> bool:
-        """Return whether this fills the beginning of a larger tensor, the rest of which other
-        kernels write.
+        """Return whether the tensor fills the beginning of a larger one, whose rest other kernels
+        write.
         """
         return "whole" in self.op.attrs
 

@@ -14,9 +14,9 @@ from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, Var, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
+from ekiden.tir.access_regions import BufferRegion, block_regions
 from ekiden.tir.expr import Buffer
 from ekiden.tir.expression_text import RESERVED_NAMES, ExpressionPrinter, NameScope, quote_string
-from ekiden.tir.regions import BufferRegion, block_regions
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,

@@ -1,4 +1,4 @@
-"""Kernels of a module as C; each distinct fused function once."""
+"""Compilation of a module's kernels to C, once per distinct fused function."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import field
 
-from ekiden.backend.crt.module import KernelParameter, MicroKernel
+from ekiden.backend.crt.micro_module import KernelParameter, MicroKernel
 from ekiden.backend.external import is_external_function
-from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.canonical_form import canonicalize
 from ekiden.backend.kernels.kernel_facts import kernel_facts
 from ekiden.backend.kernels.lower import describe_kernel_name, display_name, lower_primitive
 from ekiden.codegen.c.freestanding import emit_freestanding, remove_prefetches
@@ -43,7 +43,7 @@ class MicroKernels:
     _names: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Functions that kernels call are those of the target."""
+        """Initialise with the math functions of the target."""
         self.helpers = HelperFunctions(self.target)
 
     def kernel(self, function: Function) -> MicroKernel:

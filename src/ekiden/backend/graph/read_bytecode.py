@@ -1,4 +1,4 @@
-"""Read bytecode as a graph.
+"""Conversion of bytecode to an executor graph.
 
 Abstract interpretation of straight-line code, in which a register holds an output of a node, a
 storage, a tuple of these, or a number. A kernel call is a node over the contents of its argument
@@ -35,7 +35,7 @@ HOST_DEVICE_NUMBER = 0
 
 @dataclass(slots=True)
 class _GraphTensor:
-    """Tensor; its graph entry is known once a node has computed it."""
+    """Tensor value, whose graph entry is set when a node computes it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -47,7 +47,7 @@ class _GraphTensor:
 
 @dataclass(slots=True)
 class _GraphConstant:
-    """Constant, which becomes a node where a kernel reads it."""
+    """Constant value, which becomes a node when a kernel reads it."""
 
     number: int
 
@@ -63,7 +63,7 @@ _Value = _GraphTensor | _GraphConstant | _GraphTuple | int | None
 
 @dataclass(slots=True)
 class _BytecodeReader:
-    """Reader state between two instructions."""
+    """Abstract interpreter of bytecode that builds a graph."""
 
     executable: Executable
     constants: list[Tensor | None]

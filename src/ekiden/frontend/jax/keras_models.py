@@ -1,4 +1,4 @@
-"""Keras models on the JAX backend, as functions with input specifications."""
+"""Keras models on the JAX backend, traced as functions with input specifications."""
 
 from __future__ import annotations
 

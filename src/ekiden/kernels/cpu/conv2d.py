@@ -37,7 +37,7 @@ from ekiden.kernels.cost_model import (
     product_dtype,
 )
 from ekiden.kernels.cpu.dense import CACHE_LINE_F32_WORDS, MAX_NARROW_TILE_ROWS
-from ekiden.kernels.cpu.padding import BandLoop, band_lines, emit_pad_copy
+from ekiden.kernels.cpu.padding import BandLoop, emit_pad_copy, lines_per_band
 from ekiden.kernels.cpu.window_taps import ResultRanges, TapRanges, bind_taps_inside
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import RANGE_EPILOGUE, Family
@@ -50,7 +50,7 @@ from ekiden.kernels.micro_kernels.matrix_tiles import (
     emit_matrix_tile,
     row_tiles_with_tail,
 )
-from ekiden.kernels.micro_kernels.prefetch import Lets, PanelPrefetches, wrap_in_lets
+from ekiden.kernels.micro_kernels.prefetch import LetBindings, PanelPrefetches, wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import (
     ChunkSums,
     ReductionLoop,
@@ -184,7 +184,9 @@ class ConvKernel:
         """Return whether the taps of a kernel row are contiguous."""
         return self.geometry.dilation[1] == 1 and self.geometry.groups == 1
 
-    def bind_taps_inside(self, positions: ResultRanges, results: int = 1) -> tuple[Lets, TapRanges]:
+    def bind_taps_inside(
+        self, positions: ResultRanges, results: int = 1
+    ) -> tuple[LetBindings, TapRanges]:
         """Return let-bindings and tap ranges inside the data for `results` neighbouring results,
         for axes where some taps may read only padding.
         """
@@ -613,7 +615,7 @@ class ConvKernel:
     def emit_bands(self) -> Stmt:
         """Emit all lines in bands, each from a zero-padded copy of its input lines."""
         bands = BandLoop(
-            self.data, self.geometry, band_lines(self.geometry, self.target), self.lanes
+            self.data, self.geometry, lines_per_band(self.geometry, self.target), self.lanes
         )
         self.source, self.slice_stride = bands.source, bands.slice
 
@@ -690,13 +692,15 @@ def build_conv(
 
 FAMILY = Family(
     name=PACKED_CONV_TAG,
-    space=search_space,
-    default=default_decision,
-    build=build_conv,
-    why="border pixels skip taps; no primitive splits a nest by which of its terms exist",
-    panel=choose_panel_width,
-    panels=panel_width_knob,
-    endings=(RANGE_EPILOGUE,),
-    writes_rows=True,
-    keeps_sums=lambda decision: decision["k_block"] != 0,
+    search_space=search_space,
+    default_decision=default_decision,
+    build_unscheduled=build_conv,
+    unscheduled_reason=(
+        "border pixels skip taps; no primitive splits a nest by which of its terms exist"
+    ),
+    default_panel_width=choose_panel_width,
+    panel_width_knob=panel_width_knob,
+    special_epilogues=(RANGE_EPILOGUE,),
+    writes_strided_rows=True,
+    stores_partial_sums=lambda decision: decision["k_block"] != 0,
 )

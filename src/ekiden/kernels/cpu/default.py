@@ -473,11 +473,13 @@ def schedule_default(
 FAMILY = Family(
     name="default",
     accepts=lambda anchor, target: True,
-    why=(
+    unscheduled_reason=(
         "the stages of a row share its loops; indices of axes that were fused and split "
         "do not simplify"
     ),
-    build=lambda inputs, outputs, target, name, _: schedule_default(inputs, outputs, target, name),
-    writes_rows=True,
+    build_unscheduled=lambda inputs, outputs, target, name, _: schedule_default(
+        inputs, outputs, target, name
+    ),
+    writes_strided_rows=True,
 )
 """Fallback family of all other groups."""

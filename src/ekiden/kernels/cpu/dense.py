@@ -41,9 +41,9 @@ from ekiden.kernels.cost_model import (
 from ekiden.kernels.decision import (
     Decision,
     Knob,
+    KnobValue,
     Overrides,
-    Space,
-    Value,
+    SearchSpace,
     descending_range,
     divisors,
 )
@@ -65,7 +65,7 @@ from ekiden.kernels.quantized.int8_dot import (
     supported_dots,
 )
 from ekiden.kernels.scheduled_kernel import (
-    ScheduledKernel,
+    KernelSpec,
     create_inlined_program,
     replace_computation,
     try_primitive,
@@ -89,7 +89,7 @@ K_UNROLL_FACTORS = (1, 2, 4)
 """Domain of the unroll factor of k."""
 
 
-def schedule_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
+def schedule_dense(sch: Schedule, kernel: KernelSpec) -> None:
     """Schedule a dense layer."""
     decision, target, anchor = kernel.decision, kernel.target, kernel.anchor
     data, weight = operands_of(anchor)
@@ -142,7 +142,7 @@ def schedule_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
     sch.tensorize(row, REGISTER_TILE_KERNEL.call(lanes=target.lanes("float32"), **options))
 
 
-def create_initial_program(inputs: list[te.Tensor], kernel: ScheduledKernel, name: str) -> PrimFunc:
+def create_initial_program(inputs: list[te.Tensor], kernel: KernelSpec, name: str) -> PrimFunc:
     """Create the program to schedule: the product and its epilogues, with bytes widened to int16
     pairs first where needed.
     """
@@ -212,7 +212,7 @@ def _split_panels_for_threads(
     return [chunk], inside
 
 
-def _max_tile_rows(sizes: MatmulSizes, width: int, kernel: ScheduledKernel) -> int:
+def _max_tile_rows(sizes: MatmulSizes, width: int, kernel: KernelSpec) -> int:
     """Return the maximum number of tile rows; narrow panels get as many as the registers hold."""
     rows = kernel.decision.int_value("rows")
     if sizes.columns is not None and sizes.columns < width:
@@ -287,7 +287,7 @@ def _amx_instruction(anchor: te.Tensor, target: Target) -> str | None:
     )
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a dense layer."""
     sizes, panel = _matmul_sizes(anchor)
     vectors = -(-panel // target.lanes("float32"))
@@ -320,7 +320,10 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
 def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision for a dense layer."""
     sizes, panel = _matmul_sizes(anchor)
-    chosen: dict[str, Value] = {"panel": panel, **{n: v for n, v in fixed.items() if n != "panel"}}
+    chosen: dict[str, KnobValue] = {
+        "panel": panel,
+        **{n: v for n, v in fixed.items() if n != "panel"},
+    }
     vectors = -(-panel // target.lanes("float32"))
     matrices = _amx_instruction(anchor, target)
     dot = (
@@ -351,15 +354,15 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
 
 
 def _amx_decision(
-    anchor: te.Tensor, target: Target, chosen: dict[str, Value], sizes: MatmulSizes
+    anchor: te.Tensor, target: Target, chosen: dict[str, KnobValue], sizes: MatmulSizes
 ) -> Decision:
     """Return the decision for AMX tiles, with the panel loop outermost (Sapphire Rapids, panels of
     32, 128x768x768: 1.8 TOP/s, 1.2 with the rows outermost, 0.7 without AMX).
     """
     has_few_panels = -(-(sizes.columns or 0) // int(chosen["panel"])) < target.cores
     split = "rows" if has_few_panels else "panels"
-    plain: dict[str, Value] = {"rows": AMX_TILE_HEIGHTS[0], "order": "panel", "split": split}
-    none: dict[str, Value] = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1, "copy": 0}
+    plain: dict[str, KnobValue] = {"rows": AMX_TILE_HEIGHTS[0], "order": "panel", "split": split}
+    none: dict[str, KnobValue] = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1, "copy": 0}
     chosen = {**plain, **none, **chosen}
     return Decision.from_mapping(
         {choice.name: chosen[choice.name] for choice in search_space(anchor, target)}
@@ -369,13 +372,13 @@ def _amx_decision(
 FAMILY = Family(
     name="dense_pack",
     accepts=is_supported,
-    space=search_space,
-    default=default_decision,
-    steps=schedule_dense,
-    start=create_initial_program,
-    panel=choose_panel_width,
-    panels=panel_width_knob,
-    endings=(RANGE_EPILOGUE,),
-    writes_rows=True,
-    keeps_sums=lambda decision: decision["k_block"] != 0,
+    search_space=search_space,
+    default_decision=default_decision,
+    schedule_steps=schedule_dense,
+    create_initial_program=create_initial_program,
+    default_panel_width=choose_panel_width,
+    panel_width_knob=panel_width_knob,
+    special_epilogues=(RANGE_EPILOGUE,),
+    writes_strided_rows=True,
+    stores_partial_sums=lambda decision: decision["k_block"] != 0,
 )

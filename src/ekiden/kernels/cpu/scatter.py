@@ -41,7 +41,7 @@ from ekiden.kernels.cpu.loops import (
     serial_loops,
     vectorized_loop,
 )
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.prim_builder import declare_extern_parameters
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -50,12 +50,12 @@ from ekiden.te.range_checks import normalize_negative_index
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, Prefetch, PrimFunc, Stmt, seq
 
-Combine = Callable[[PrimExpr, PrimExpr], PrimExpr]
+CombineFn = Callable[[PrimExpr, PrimExpr], PrimExpr]
 SCATTER_VECTOR_LANES = 16
 """Vector lanes of the row copies."""
 MAX_SCATTER_PREFETCH_LINES = 8
 """Maximum prefetched cache lines per row; the hardware prefetcher covers the rest."""
-SCATTER_REDUCTIONS: Mapping[str, Combine] = {
+SCATTER_REDUCTIONS: Mapping[str, CombineFn] = {
     "update": lambda old, new: new,
     "add": lambda old, new: old + new,
     "mul": lambda old, new: old * new,
@@ -170,7 +170,7 @@ def _slice_elements(anchor: te.Tensor) -> int | None:
     return None if None in sizes else math.prod(s for s in sizes if s is not None)
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a scatter of slices."""
     return (Knob("ahead", PREFETCH_DISTANCES, "updates by which rows are brought near"),)
 
@@ -219,16 +219,18 @@ def build_scatter(
 
 FAMILY = Family(
     name="scatter",
-    build=build_scatter,
-    why="several updates may write one row, in order; blocks of a schedule have no order",
-    space=search_space,
-    default=default_decision,
-    is_whole=True,
+    build_unscheduled=build_scatter,
+    unscheduled_reason=(
+        "several updates may write one row, in order; blocks of a schedule have no order"
+    ),
+    search_space=search_space,
+    default_decision=default_decision,
+    prevents_fusion=True,
 )
 
 __all__ = [
     "SCATTER_REDUCTIONS",
-    "Combine",
+    "CombineFn",
     "SliceScatter",
     "axes_of_shape",
     "axis_vars",

@@ -23,7 +23,7 @@ from ekiden.arith import simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import substitute
 from ekiden.kernels.cpu.loops import product_of_extents
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.gpu.block_reduction import ThreadGroup
 from ekiden.kernels.gpu.launch import ReductionGroup, is_long_reduction, serial_loop, thread_loop
@@ -51,7 +51,7 @@ def _is_supported(anchor: Tensor, target: Target) -> bool:
     return is_long_reduction(op)
 
 
-def _search_space(anchor: Tensor, target: Target) -> Space:
+def _search_space(anchor: Tensor, target: Target) -> SearchSpace:
     return (Knob("threads", (256, 128, 64, 32), "threads of a block"),)
 
 
@@ -94,9 +94,11 @@ def build_reduction(
         BufferStore(own, identity(reduce.kind, dtype), zero),
         serial_loop(iteration, num_iterations, inside),
     ]
-    team = ThreadGroup.create(thread, threads, target)
-    total_value = team.emit_reduction([own], reduce.reducer.combine, everywhere=False)
-    store = IfThenElse(thread.equal(0), group.emit_store(results, total_value.values[0]))
+    thread_group = ThreadGroup.create(thread, threads, target)
+    total_value = thread_group.emit_reduction(
+        [own], reduce.reducer.combine, broadcasts_result=False
+    )
+    store = IfThenElse(thread.equal(0), group.emit_store(results, total_value.results[0]))
     body = wrap_in_allocations(seq(*statements, total_value.body, store), [own])
     count = simplify(product_of_extents([a.extent for a in op.axis])) if op.axis else const(1)
     lanes = wrap_in_allocations(
@@ -107,13 +109,15 @@ def build_reduction(
 
 FAMILY = Family(
     name="thread_reduction",
-    on_threads=True,
-    together=True,
-    why="threads combine partial results between barriers, which blocks of a schedule do not have",
+    is_gpu_family=True,
+    needs_barriers=True,
+    unscheduled_reason=(
+        "threads combine partial results between barriers, which blocks of a schedule do not have"
+    ),
     accepts=_is_supported,
-    space=_search_space,
-    default=_default_decision,
-    build=build_reduction,
+    search_space=_search_space,
+    default_decision=_default_decision,
+    build_unscheduled=build_reduction,
 )
 
 

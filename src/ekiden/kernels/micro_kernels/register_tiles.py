@@ -128,9 +128,9 @@ class ResidualWords:
     b_stride: PrimExpr
 
 
-Store = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
+StoreFn = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
 """Function (tile row, first column, vector, mask or None) -> store statement."""
-PrefetchStep = Callable[[PrimExpr, PrimExpr, int], list[Stmt]]
+PrefetchFn = Callable[[PrimExpr, PrimExpr, int], list[Stmt]]
 """Function (panel offset of the innermost loop's first step, step, unrolled index) -> prefetches.
 """
 
@@ -146,7 +146,7 @@ class ChunkSums:
 
     is_last: PrimExpr
     load: Callable[[PrimExpr, PrimExpr, PrimExpr | None], PrimExpr]
-    store: Store
+    store: StoreFn
 
 
 def emit_register_tile(
@@ -156,17 +156,17 @@ def emit_register_tile(
     a_rows: Sequence[PrimExpr],
     b: Buffer,
     b_base: PrimExpr,
-    store: Store,
-    staged: bool = False,
-    ahead: PrefetchStep | None = None,
+    store: StoreFn,
+    has_staging_buffer: bool = False,
+    ahead: PrefetchFn | None = None,
     unroll: int = 1,
-    parts: ChunkSums | None = None,
-    listed: ResidualWords | None = None,
+    chunk_sums: ChunkSums | None = None,
+    residuals: ResidualWords | None = None,
 ) -> Stmt:
     """Emit a register tile: initialise the accumulators, loop over k, store the results.
 
-    With `staged` the results pass through a small buffer, and the code of `store` stands once in a
-    loop, in a function of its own, instead of once per accumulator: for stores that compute much.
+    With `has_staging_buffer` the results pass through a small buffer, and `store` is emitted once,
+    in a loop of an outlined function, instead of once per accumulator: for expensive epilogues.
 
     Args:
         tile: The shape.
@@ -176,15 +176,19 @@ def emit_register_tile(
         b: The panels.
         b_base: The flat offset of the panel at k = 0.
         store: Stores a vector of results.
-        staged: Whether results pass through a buffer.
+        has_staging_buffer: Whether results pass through a buffer.
         ahead: The prefetches of an iteration.
-        unroll: Iterations of the innermost loop that stand one after the other.
-        parts: How sums continue those of an earlier chunk of k.
-        listed: Iterations over listed words, behind the loops.
+        unroll: The unroll factor of the innermost loop.
+        chunk_sums: Loads and stores of the partial sums of chunks of k.
+        residuals: Residual words, multiplied after the loops.
     """
     acc = tile.accumulator_buffer()
     zero = broadcast(const(0, tile.dtype), tile.lanes)
-    begin = [zero] * tile.num_vectors if parts is None else _load_initial_sums(tile, parts.load)
+    begin = (
+        [zero] * tile.num_vectors
+        if chunk_sums is None
+        else _load_initial_sums(tile, chunk_sums.load)
+    )
     # Only the first chain continues earlier sums; the others are added to it at the end.
     begin += [zero] * (tile.num_vectors * (tile.chains - 1))
     clear = [BufferStore(acc, value, (const(i),)) for i, value in enumerate(begin)]
@@ -194,12 +198,14 @@ def emit_register_tile(
         _emit_k_nest(tile, loops, acc, a, a_rows, b, b_base, ahead, steps),
         *_emit_chain_sums(tile, acc),
     )
-    if listed is not None and listed.count:
-        multiply = seq(multiply, _emit_residual_nest(tile, listed, acc, a, a_rows, b))
-    if not staged:
+    if residuals is not None and residuals.count:
+        multiply = seq(multiply, _emit_residual_nest(tile, residuals, acc, a, a_rows, b))
+    if not has_staging_buffer:
         ending = seq(*_emit_stores(tile, acc, store))
-        if parts is not None:
-            ending = IfThenElse(parts.is_last, ending, seq(*_emit_stores(tile, acc, parts.store)))
+        if chunk_sums is not None:
+            ending = IfThenElse(
+                chunk_sums.is_last, ending, seq(*_emit_stores(tile, acc, chunk_sums.store))
+            )
         return Allocate(acc, seq(*clear, multiply, ending))
     # A long epilogue would need the accumulators' registers: the sums are spilled to L1 once, and
     # the epilogue runs as a loop.
@@ -211,9 +217,11 @@ def emit_register_tile(
         )
     )
     finish = _emit_staged_stores(tile, stage, store)
-    if parts is not None:
-        keep_sums = IfThenElse(parts.is_last, keep_sums, seq(*_emit_stores(tile, acc, parts.store)))
-        finish = IfThenElse(parts.is_last, finish)
+    if chunk_sums is not None:
+        keep_sums = IfThenElse(
+            chunk_sums.is_last, keep_sums, seq(*_emit_stores(tile, acc, chunk_sums.store))
+        )
+        finish = IfThenElse(chunk_sums.is_last, finish)
     return Allocate(stage, seq(Allocate(acc, seq(*clear, multiply, keep_sums)), finish))
 
 
@@ -248,7 +256,7 @@ def _vector_mask(tile: RegisterTile, v: int) -> PrimExpr | None:
     return None if num_valid >= tile.lanes else column_mask(num_valid, tile.lanes)
 
 
-def _emit_staged_stores(tile: RegisterTile, stage: Buffer, store: Store) -> Stmt:
+def _emit_staged_stores(tile: RegisterTile, stage: Buffer, store: StoreFn) -> Stmt:
     row, vector = Var("row"), Var("vector")
     full_vectors, tail_width = divmod(tile.num_columns, tile.lanes)
 
@@ -284,7 +292,7 @@ def _emit_k_nest(
     a_rows: Sequence[PrimExpr],
     b: Buffer,
     b_base: PrimExpr,
-    ahead: PrefetchStep | None,
+    ahead: PrefetchFn | None,
     unroll: int,
 ) -> Stmt:
     *outer, inner = loops
@@ -311,17 +319,19 @@ def _emit_k_nest(
 
 def _emit_residual_nest(
     tile: RegisterTile,
-    listed: ResidualWords,
+    residuals: ResidualWords,
     acc: Buffer,
     a: Buffer,
     a_rows: Sequence[PrimExpr],
     b: Buffer,
 ) -> Stmt:
     n, word_index = Var("n"), Var("place")
-    rows = [row + word_index * listed.a_stride for row in a_rows]
-    body = _emit_k_step(tile, acc, a, rows, b, listed.panel_offset + n * listed.b_stride)
-    value = cast(listed.word_indices[listed.begin + n], "int64")
-    return For(n, const(0), const(listed.count), ForKind.SERIAL, LetStmt(word_index, value, body))
+    rows = [row + word_index * residuals.a_stride for row in a_rows]
+    body = _emit_k_step(tile, acc, a, rows, b, residuals.panel_offset + n * residuals.b_stride)
+    value = cast(residuals.word_indices[residuals.begin + n], "int64")
+    return For(
+        n, const(0), const(residuals.count), ForKind.SERIAL, LetStmt(word_index, value, body)
+    )
 
 
 def _unrolled_loop(extent: PrimExpr, unroll: int, step: Callable[[PrimExpr, int], Stmt]) -> Stmt:
@@ -485,7 +495,7 @@ def _emit_product_pair(
     return stmt
 
 
-def _emit_stores(tile: RegisterTile, acc: Buffer, store: Store) -> list[Stmt]:
+def _emit_stores(tile: RegisterTile, acc: Buffer, store: StoreFn) -> list[Stmt]:
     stores = []
     for i in range(tile.rows):
         for v in range(tile.vectors):

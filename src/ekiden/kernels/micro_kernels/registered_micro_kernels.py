@@ -57,7 +57,7 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
     # A tile of few rows finishes before its prefetches arrive.
     has_time = nest.rows >= options["own_rows_narrow" if is_narrow else "own_rows"]
     # `row` is 0 where the panel's stride is symbolic: then no line distance can be computed.
-    near = PanelPrefetches(
+    panel_prefetches = PanelPrefetches(
         nest.b,
         row,
         CACHE_LINE_BYTES // itemsize(nest.b.dtype),
@@ -67,7 +67,7 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
         options["spread"] if row else 0,
         options["unroll"],
     )
-    lets, ahead = near.tile_prefetches(base, nest.panel_position)
+    lets, ahead = panel_prefetches.tile_prefetches(base, nest.panel_position)
     tile_stmt = emit_register_tile(
         shape,
         [ReductionLoop(s.extent, s.a_stride, s.b_stride) for s in loops],
@@ -78,7 +78,7 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
         nest.store,
         nest.epilogue_flops > MAX_LIGHT_OPERATIONS,
         ahead,
-        near.unroll,
+        panel_prefetches.unroll,
         _create_chunk_sums(nest, lanes),
     )
     return wrap_in_lets([(base, nest.b_base), *lets], tile_stmt)

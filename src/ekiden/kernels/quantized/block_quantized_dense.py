@@ -256,7 +256,7 @@ class _BlockDenseKernel(WordPanelKernel):
         """
         inner = super().body()
         return (
-            self.quantized_data.emit_around(self.rows, self.lanes, inner)
+            self.quantized_data.emit_before(self.rows, self.lanes, inner)
             if self.quantizes_data
             else inner
         )
@@ -549,11 +549,13 @@ def panel_knob(target: Target) -> Knob:
 FAMILY = Family(
     name=BLOCK_DENSE_TAG,
     accepts=is_supported,
-    needs_one=(DOT4_FEATURE, NARROW_DOT_FEATURE),
-    space=search_space,
-    default=default_decision,
-    build=kernel_builder(_BlockDenseKernel),
-    panel=panel_columns,
-    panels=panel_knob,
-    why="each group of k is scaled as it is accumulated, and the accumulators have two types",
+    alternative_features=(DOT4_FEATURE, NARROW_DOT_FEATURE),
+    search_space=search_space,
+    default_decision=default_decision,
+    build_unscheduled=kernel_builder(_BlockDenseKernel),
+    default_panel_width=panel_columns,
+    panel_width_knob=panel_knob,
+    unscheduled_reason=(
+        "each group of k is scaled as it is accumulated, and the accumulators have two types"
+    ),
 )

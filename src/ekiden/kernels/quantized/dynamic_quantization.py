@@ -61,7 +61,7 @@ class DynamicQuantization:
             Buffer("total", (*leading, totals), "int32"),
         )
 
-    def emit_around(self, rows: PrimExpr, lanes: int, body: Stmt) -> Stmt:
+    def emit_before(self, rows: PrimExpr, lanes: int, body: Stmt) -> Stmt:
         """Emit the quantisation of the data, rows in parallel, followed by the body."""
         depth = self.data.shape[-1]
         assert isinstance(depth, IntImm)
@@ -99,8 +99,8 @@ class _BlockQuantizer:
         )
         for var, value in zip(reversed(self.quantized_vars), reversed(self.values), strict=True):
             scaled = Mul(value, broadcast(inverse_step, self.lanes), self.float_vector_dtype)
-            near = call_intrin("round", scaled, dtype=self.float_vector_dtype)
-            stmt = LetStmt(var, Cast(near, self.int_vector_dtype), stmt)
+            rounded = call_intrin("round", scaled, dtype=self.float_vector_dtype)
+            stmt = LetStmt(var, Cast(rounded, self.int_vector_dtype), stmt)
         # A block of zeros would divide by 0; the smallest normal number keeps the inverse finite.
         bound = Max(magnitude, const(MIN_MAGNITUDE, "float32"), "float32")
         stmt = LetStmt(inverse_step, Div(const(MAX_INT8_LEVEL, "float32"), bound, "float32"), stmt)

@@ -145,9 +145,11 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
 FAMILY = Family(
     name=INT4_DENSE_TAG,
     accepts=is_supported,
-    needs=("dot4_u8s8",),
-    space=search_space,
-    default=default_decision,
-    build=kernel_builder(_Int4DenseKernel),
-    why="each block of k is scaled as it is accumulated, and the accumulators have two types",
+    required_features=("dot4_u8s8",),
+    search_space=search_space,
+    default_decision=default_decision,
+    build_unscheduled=kernel_builder(_Int4DenseKernel),
+    unscheduled_reason=(
+        "each block of k is scaled as it is accumulated, and the accumulators have two types"
+    ),
 )

@@ -25,7 +25,7 @@ it saves: bytes of a normal distribution over a whole weight need it for some wo
 those of a range of 7 bits for none.
 
 A weight that is known may also be stored as int16, in words of two, for the second: no shifts in
-the loop and registers for larger tiles, for twice the bytes (`pays_int16_weights`).
+the loop and registers for larger tiles, for twice the bytes (`are_int16_weights_faster`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, shuffle
 from ekiden.ir.op import Array
 from ekiden.ir.prim import Cast, PrimExpr, Var, const, is_const
-from ekiden.kernels.decision import Decision, Knob, Space
+from ekiden.kernels.decision import Decision, Knob, SearchSpace
 from ekiden.kernels.micro_kernels.matrix_tiles import MATRIX_DOT_BY_PANEL
 from ekiden.kernels.micro_kernels.register_tiles import WIDENED_DTYPE
 from ekiden.target import Target
@@ -125,14 +125,14 @@ def has_narrow_dot(target: Target) -> bool:
     return target.has(COLUMN_SUM_FEATURE) or target.has("smlad")
 
 
-def words_per_step(target: Target) -> int:
+def max_words_per_instruction(target: Target) -> int:
     """Return the number of words multiplied at once, which rows of packed data are padded to."""
     return target.lanes("int32") if target.has(COLUMN_SUM_FEATURE) else 1
 
 
 def dot_instruction_knobs(
     weight: te.Tensor, target: Target, is_narrow: bool = False, matrices: str | None = None
-) -> Space:
+) -> SearchSpace:
     """Return the knob of the dot-product instruction, for weights that may be words.
 
     Args:
@@ -299,9 +299,9 @@ __all__ = [
     "exact_dot_instruction",
     "has_narrow_dot",
     "matrix_dot_instruction",
+    "max_words_per_instruction",
     "split_large_pairs",
     "supported_dots",
     "to_pair_order",
     "word_dot_instructions",
-    "words_per_step",
 ]

@@ -19,7 +19,7 @@ from ekiden import te
 from ekiden.kernels.cost_model import cache_levels, product_dtype, step_cycles
 from ekiden.kernels.family import INT16_PAIR_SUMS, known_extent
 from ekiden.kernels.geometry import conv_geometry_of
-from ekiden.kernels.kernel_selection import Chosen
+from ekiden.kernels.kernel_selection import KernelSelection
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import (
     AMX_LANES,
@@ -57,7 +57,9 @@ class KernelCost(NamedTuple):
     floating_point: float
 
 
-def product_cost(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> KernelCost | None:
+def product_cost(
+    outputs: list[te.Tensor], chosen: KernelSelection, target: Target
+) -> KernelCost | None:
     """Return the cost of an integer product by the cost model; None for other kernels and on
     devices.
     """
@@ -121,7 +123,7 @@ def _untiled_cost(outputs: list[te.Tensor], target: Target) -> KernelCost | None
     return None
 
 
-def _dot_cycles(products: int, chosen: Chosen, weight_dtype: str, target: Target) -> float:
+def _dot_cycles(products: int, chosen: KernelSelection, weight_dtype: str, target: Target) -> float:
     """Return the cycles of byte products by the decision's instructions."""
     decision = chosen.decision
     if decision["dot"] in MATRIX_DOT_FEATURES:  # a row of a register takes a cycle

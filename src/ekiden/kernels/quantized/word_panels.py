@@ -11,7 +11,7 @@ from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, const
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor
 from ekiden.kernels.micro_kernels.register_tiles import balanced_row_tiles, column_mask
 from ekiden.kernels.prim_builder import declare_parameters, product_of_dims, unflatten_row
@@ -121,7 +121,7 @@ def anchor_operands(anchor: te.Tensor) -> tuple[te.Tensor, ...]:
     return operands
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space."""
     rows = descending_range(MAX_PRODUCT_TILE_ROWS)
     return (

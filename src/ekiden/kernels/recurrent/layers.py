@@ -361,7 +361,7 @@ class RecurrentLayerKernel:
         loops = [ReductionLoop(const(self.depth), const(self.word_elements), const(step))]
         indexed = self.residual_words(number, base)
         return emit_register_tile(
-            shape, loops, source, starts, weight, base, store_product, listed=indexed
+            shape, loops, source, starts, weight, base, store_product, residuals=indexed
         )
 
     def residual_words(self, panel: PrimExpr, base: PrimExpr) -> ResidualWords | None:
@@ -533,11 +533,13 @@ def _static_size(dim: PrimExpr) -> int:
 
 FAMILY = Family(
     name="recurrent",
-    build=build_recurrent,
-    why="the iterations of a sequence carry a state; blocks of a schedule have no order",
-    space=search_space,
-    default=default_decision,
-    is_whole=True,
+    build_unscheduled=build_recurrent,
+    unscheduled_reason=(
+        "the iterations of a sequence carry a state; blocks of a schedule have no order"
+    ),
+    search_space=search_space,
+    default_decision=default_decision,
+    prevents_fusion=True,
 )
 
 __all__ = ["DEFAULT_RECURRENT_LANES", "RecurrentLayerKernel", "build_recurrent"]

@@ -29,9 +29,9 @@ from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
 from ekiden.kernels.decision import (
     Decision,
     Knob,
+    KnobValue,
     Overrides,
-    Space,
-    Value,
+    SearchSpace,
     descending_range,
     divisors,
 )
@@ -178,7 +178,7 @@ class ConvSizes:
         return next((d for d in self.k_block_domain() if d <= max_block), 0)
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a convolution."""
     sizes = ConvSizes.from_anchor(anchor, target)
     blocking = LoopBlocking(sizes.product, sizes.panel, 1, target)
@@ -214,7 +214,7 @@ def _contiguous_words(sizes: ConvSizes, weight: te.Tensor) -> int:
 def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision for a convolution."""
     sizes = ConvSizes.from_anchor(anchor, target)
-    chosen: dict[str, Value] = {**fixed, "panel": sizes.panel}
+    chosen: dict[str, KnobValue] = {**fixed, "panel": sizes.panel}
     weight = operands_of(anchor)[1]
     matrices = (
         matrix_dot_instruction(weight, target)

@@ -2,8 +2,12 @@
 
 from ekiden._lazy import attach
 from ekiden.relay.analysis.call_graph import CallGraph
-from ekiden.relay.analysis.conditions import kernel_conditions, shape_conditions
-from ekiden.relay.analysis.count import (
+from ekiden.relay.analysis.fake_quantized import list_fake_quantized_op_freqs
+from ekiden.relay.analysis.feature import Feature, detect_feature
+from ekiden.relay.analysis.kind_checking import check_kind
+from ekiden.relay.analysis.liveness import dead_bindings, last_uses
+from ekiden.relay.analysis.match_exhaustion import pattern_text, unmatched_cases
+from ekiden.relay.analysis.op_counts import (
     check_constant,
     count_layers,
     extract_fused_functions,
@@ -11,13 +15,9 @@ from ekiden.relay.analysis.count import (
     list_op_freqs,
     post_order_visit,
 )
-from ekiden.relay.analysis.fake_quantized import list_fake_quantized_op_freqs
-from ekiden.relay.analysis.feature import Feature, detect_feature
-from ekiden.relay.analysis.kind import check_kind
-from ekiden.relay.analysis.liveness import dead_bindings, last_uses
-from ekiden.relay.analysis.match_exhaustion import pattern_text, unmatched_cases
 from ekiden.relay.analysis.search import extract_intermdeiate_expr, search_fc_transpose
-from ekiden.relay.analysis.variables import (
+from ekiden.relay.analysis.shape_constraints import kernel_conditions, shape_conditions
+from ekiden.relay.analysis.type_variables import (
     all_dtypes,
     all_type_vars,
     bound_type_vars,

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         vm,
     )
     from ekiden.relay.op import dynamic as dyn
-    from ekiden.relay.op.algebra import *  # noqa: F403
     from ekiden.relay.op.annotation import device_copy
     from ekiden.relay.op.broadcast import *  # noqa: F403
     from ekiden.relay.op.create import *  # noqa: F403
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
         register_schedule,
         register_strategy,
     )
+    from ekiden.relay.op.tensor_math import *  # noqa: F403
     from ekiden.relay.op.transform import *  # noqa: F403
 
 OPS.row_modules = OP_NODES.row_modules = {

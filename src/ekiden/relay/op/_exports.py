@@ -11,11 +11,6 @@ EXPORTED_NAMES = {
     "ekiden.relay.expr": """
         const
     """,
-    "algebra": """
-        broadcast_to_like collapse_sum_like collapse_sum_to det dft einsum fixed_point_multiply
-        fixed_point_multiply_per_axis full_like invert_permutation logsumexp matrix_set_diag
-        mean_std mean_variance meshgrid slice_like std stft trilu unravel_index variance
-    """,
     "annotation": """
         device_copy
     """,
@@ -83,6 +78,11 @@ EXPORTED_NAMES = {
         OpImplementation OpSpecialization OpStrategy SpecializedCondition register_compute
         register_schedule register_strategy
     """,
+    "tensor_math": """
+        broadcast_to_like collapse_sum_like collapse_sum_to det dft einsum fixed_point_multiply
+        fixed_point_multiply_per_axis full_like invert_permutation logsumexp matrix_set_diag
+        mean_std mean_variance meshgrid slice_like std stft trilu unravel_index variance
+    """,
     "transform": """
         broadcast_to layout_transform repeat reverse tile transpose
     """,
@@ -90,11 +90,6 @@ EXPORTED_NAMES = {
 """Module -> its names."""
 
 OPERATORS_BY_MODULE = {
-    "ekiden.relay.op.algebra": """
-        broadcast_to_like collapse_sum_like collapse_sum_to det dft einsum fixed_point_multiply
-        fixed_point_multiply_per_axis full_like invert_permutation matrix_set_diag meshgrid
-        slice_like stft trilu unravel_index variance
-    """,
     "ekiden.relay.op.annotation": """
         annotation.cast_hint annotation.checkpoint annotation.compiler_begin
         annotation.compiler_end annotation.stop_fusion device_copy on_device
@@ -194,7 +189,7 @@ OPERATORS_BY_MODULE = {
         nn.pad
     """,
     "ekiden.relay.op.nn.paged_attention": """
-        nn.contrib_paged_attention nn.contrib_write_pages
+        nn.contrib_paged_attention nn.contrib_paged_attention_with_sinks nn.contrib_write_pages
     """,
     "ekiden.relay.op.nn.pool": """
         nn.adaptive_avg_pool2d nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d nn.global_avg_pool2d
@@ -251,6 +246,11 @@ OPERATORS_BY_MODULE = {
     """,
     "ekiden.relay.op.sorting": """
         argsort argwhere argwhere_padded row_ranks searchsorted sort topk unique
+    """,
+    "ekiden.relay.op.tensor_math": """
+        broadcast_to_like collapse_sum_like collapse_sum_to det dft einsum fixed_point_multiply
+        fixed_point_multiply_per_axis full_like invert_permutation matrix_set_diag meshgrid
+        slice_like stft trilu unravel_index variance
     """,
     "ekiden.relay.op.text": """
         text.change_case text.concat text.count_parts text.find text.match text.number_parts

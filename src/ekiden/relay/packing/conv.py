@@ -26,11 +26,11 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
-from ekiden.kernels.cost_model import pays_int16_weights
+from ekiden.kernels.cost_model import are_int16_weights_faster
 from ekiden.kernels.families import merged_overrides
 from ekiden.kernels.family import MatmulSizes
 from ekiden.kernels.micro_kernels.register_tiles import DOT_INSTRUCTION_BY_DTYPE
-from ekiden.kernels.quantized.int8_dot import has_narrow_dot, words_per_step
+from ekiden.kernels.quantized.int8_dot import has_narrow_dot, max_words_per_instruction
 from ekiden.kernels.spaces.winograd import (
     FLOAT_ARITHMETIC,
     INT8_ARITHMETIC,
@@ -108,7 +108,7 @@ def pack_int8_conv(call: Call, target: Target) -> RelayExpr:
         and attrs.dilation == (1, 1)
     ):
         return pack_int8_conv(
-            _im2col_conv(call, attrs, weight, word * words_per_step(target)), target
+            _im2col_conv(call, attrs, weight, word * max_words_per_instruction(target)), target
         )
     is_pointwise = tuple(kernel) == attrs.strides == (1, 1) and not any(attrs.padding)
     if dtype == "uint8" and groups == 1 and is_pointwise:
@@ -127,7 +127,7 @@ def pack_int8_conv(call: Call, target: Target) -> RelayExpr:
     product = MatmulSizes(num_rows(call), channels // groups, steps, dtype)
     # Of images of unknown size enough pixels are assumed that larger weights pay.
     known = product if product.rows else replace(product, rows=ASSUMED_PIXELS)
-    if kind == "conv2d_u8s8" and pays_int16_weights(known, target):
+    if kind == "conv2d_u8s8" and are_int16_weights_faster(known, target):
         kind, word = "conv2d_u8s16", DOT_WORD_BY_DTYPE["int16"]
         product, weight = widen_weight(product, weight)
     tile = panel_width(PACKED_CONV_FAMILY, product, target, call)

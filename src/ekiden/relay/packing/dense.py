@@ -20,7 +20,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Array
 from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType
-from ekiden.kernels.cost_model import pays_int16_sums, pays_int16_weights
+from ekiden.kernels.cost_model import are_int16_sums_faster, are_int16_weights_faster
 from ekiden.kernels.family import INT16_PAIR_SUMS, MatmulSizes
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.relay import op
@@ -73,7 +73,7 @@ def pack_int8_dense(call: Call, target: Target) -> RelayExpr:
             data, Constant(words, span=weight.span), units, tile, out, Constant(word_indices)
         )
         return packed.with_fields(span=call.span)
-    if kind == "dense_u8s8" and pays_int16_weights(product, target):
+    if kind == "dense_u8s8" and are_int16_weights_faster(product, target):
         kind, product, weight = "dense_u8s16", *widen_weight(product, weight)
     tile = panel_width(DENSE_PACK_FAMILY, product, target, call)
     packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile)
@@ -151,6 +151,6 @@ def _choose_panel(
     narrow = replace(product, dtype=INT16_PAIR_SUMS)
     tile = panel_width(DENSE_PACK_FAMILY, narrow, target, call)
     words, word_indices = split_large_pairs(pack_weight(weight, "dense_u8s8", tile))
-    if not pays_int16_sums(word_indices.shape[1], product.depth or 0, target):
+    if not are_int16_sums_faster(word_indices.shape[1], product.depth or 0, target):
         return None
     return tile, words, word_indices

@@ -34,7 +34,7 @@ from ekiden.te.schedule.relations import (
 from ekiden.te.schedule.scan_threads import interchange_time_and_threads
 from ekiden.te.schedule.schedule import Schedule
 from ekiden.te.schedule.stage import Attach, Stage
-from ekiden.te.statements import rename_blocks
+from ekiden.te.stmt_renaming import rename_blocks
 from ekiden.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp, ProducerLoad, Tensor
 from ekiden.te.tensor_intrin import tensorize_stage
 from ekiden.tir.index_map import IndexMap

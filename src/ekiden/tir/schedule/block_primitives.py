@@ -15,10 +15,10 @@ from ekiden.tir.schedule import (
     layout,
     read_write_at,
     reduction,
-    reuse,
-    rolling,
+    reuse_buffer,
+    rolling_buffer,
     sampling,
-    tensor,
+    tensorize,
 )
 from ekiden.tir.schedule.cache_index import cache_index
 from ekiden.tir.schedule.core import BlockLike, LoopLike, ScheduleState
@@ -298,7 +298,9 @@ class BlockPrimitives(ScheduleState):
         which = write_buffer_index
         attrs = {"write_buffer_index": which.name if isinstance(which, Buffer) else which}
         handles = (self._block_handle(block),)
-        self._run_primitive("rolling_buffer", rolling.rolling_buffer, handles, attrs, moves=True)
+        self._run_primitive(
+            "rolling_buffer", rolling_buffer.rolling_buffer, handles, attrs, moves=True
+        )
 
     def read_at(
         self,
@@ -409,7 +411,7 @@ class BlockPrimitives(ScheduleState):
         return True
 
     def skip_zeros(self, block: BlockLike, lanes: int = 1) -> list[BlockRV]:
-        """Leave out the terms of a sum that a remainder condition makes zero; return the block that
+        """Omit the terms of a sum that a remainder condition makes zero; return the block that
         recomputes non-finite sums, where one is needed.
 
             for h in 8, k in 4: c[h] += (x[(h + k) // 2] if (h + k) % 2 == 0 else 0) * w[k]
@@ -427,8 +429,8 @@ class BlockPrimitives(ScheduleState):
         return [_single_block_handle([handle]) for handle in block_handles]
 
     def skip_turns(self, block: BlockLike, *loops: LoopLike, lanes: int = 1) -> list[BlockRV]:
-        """Guard loops whose iterations add only zeros to a sum; return the block that checks the
-        other factor for non-finite values, where one is needed.
+        """Skip the iterations of loops that add only zeros to a sum; return the block that checks
+        the other factor for non-finite values, where one is needed.
 
             for d: for o: for c: y[d] += (x[d + o, c] if d + o < 8 else 0) * w[o, c]
             -> skip_turns(y, o)
@@ -470,7 +472,9 @@ class BlockPrimitives(ScheduleState):
         """
         which = write_buffer_index
         attrs = {"write_buffer_index": which.name if isinstance(which, Buffer) else which}
-        self._run_primitive("reuse_buffer", reuse.reuse_buffer, (self._block_handle(block),), attrs)
+        self._run_primitive(
+            "reuse_buffer", reuse_buffer.reuse_buffer, (self._block_handle(block),), attrs
+        )
 
     # Reductions.
 
@@ -619,7 +623,7 @@ class BlockPrimitives(ScheduleState):
         attrs = {"preserve_unit_iters": preserve_unit_iters}
         handles = (self._loop_handle(target),)
         return _single_block_handle(
-            self._run_primitive("blockize", tensor.blockize, handles, attrs)
+            self._run_primitive("blockize", tensorize.blockize, handles, attrs)
         )
 
     def tensorize(
@@ -640,7 +644,7 @@ class BlockPrimitives(ScheduleState):
         """
         handles = (self._block_or_loop(block_or_loop),)
         attrs = {"tensor_intrin": tensor_intrin, "preserve_unit_iters": preserve_unit_iters}
-        self._run_primitive("tensorize", tensor.tensorize, handles, attrs)
+        self._run_primitive("tensorize", tensorize.tensorize, handles, attrs)
 
 
 def _convert_index_map(mapping: IndexMapLike) -> IndexMap:

@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.ir.range import Range
+from ekiden.tir.access_regions import Access, bounding_region
 from ekiden.tir.expr import SCOPES, Buffer, BufferLoad
 from ekiden.tir.reduction import is_same_expr
-from ekiden.tir.regions import Access, bounding_region
-from ekiden.tir.schedule.check import (
+from ekiden.tir.schedule.block_kinds import COMPLETE, REDUCTION, UPDATE, reduce_loops, require_kind
+from ekiden.tir.schedule.compute_at import create_moved_nest
+from ekiden.tir.schedule.inline import partial_domain_fault
+from ekiden.tir.schedule.legality import (
     require_sole_writer,
     require_top_level_block,
     require_unconditional,
     written_box,
 )
-from ekiden.tir.schedule.compute_at import create_moved_nest
-from ekiden.tir.schedule.inline import partial_domain_fault
-from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, reduce_loops, require_kind
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
     accesses_of_buffer,

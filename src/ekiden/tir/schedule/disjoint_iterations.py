@@ -1,9 +1,9 @@
 """Proofs that no two iterations of loops access one element of a buffer.
 
-What one iteration accesses of a buffer is a box (`tir.regions`), an over-estimate.
+What one iteration accesses of a buffer is a box (`tir.access_regions`), an over-estimate.
 `arith.determines` shows that two iterations are disjoint: the indices of an element, or the corner
-of an iteration's box plus any offset inside, determine the iteration. `schedule.check` builds the
-checks of primitives on these proofs.
+of an iteration's box plus any offset inside, determine the iteration. `schedule.legality` builds
+the checks of primitives on these proofs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
+from ekiden.tir.access_regions import Access, bounding_region
 from ekiden.tir.expr import Buffer
 from ekiden.tir.reduction import is_same_expr
-from ekiden.tir.regions import Access, bounding_region
 from ekiden.tir.schedule.program import (
     PART_EXTENT_BOUND_ANNOTATION,
     ScheduleProgram,

@@ -22,7 +22,11 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.tir.schedule.check import is_bound_within_block, require_concurrent, require_permutable
+from ekiden.tir.schedule.legality import (
+    is_bound_within_block,
+    require_concurrent,
+    require_permutable,
+)
 from ekiden.tir.schedule.program import (
     PART_EXTENT_BOUND_ANNOTATION,
     PART_OF_ANNOTATION,

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars
+from ekiden.tir.access_regions import Access, bounding_region
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.regions import Access, bounding_region
+from ekiden.tir.schedule.block_kinds import COMPLETE, REDUCTION, reduce_loops, require_kind
 from ekiden.tir.schedule.cache import require_valid_scope, resolve_buffer
-from ekiden.tir.schedule.check import require_sole_writer, written_box
-from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, reduce_loops, require_kind
+from ekiden.tir.schedule.legality import require_sole_writer, written_box
 from ekiden.tir.schedule.program import (
     PART_OF_ANNOTATION,
     ScheduleProgram,

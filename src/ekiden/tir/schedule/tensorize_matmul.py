@@ -23,7 +23,7 @@ from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad, broadcast
 from ekiden.tir.reduction import match_update
-from ekiden.tir.schedule.kinds import REDUCTION, reduce_loops, require_kind
+from ekiden.tir.schedule.block_kinds import REDUCTION, reduce_loops, require_kind
 from ekiden.tir.schedule.program import (
     PART_EXTENT_BOUND_ANNOTATION,
     ScheduleProgram,

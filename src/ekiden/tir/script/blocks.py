@@ -11,7 +11,7 @@ from ekiden.ir.dtype import lanes
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tir.regions import BufferRegion, block_regions
+from ekiden.tir.access_regions import BufferRegion, block_regions
 from ekiden.tir.script import builtins as script
 from ekiden.tir.script.evaluate import Evaluator, ScriptSource
 from ekiden.tir.stmt import Block, BlockRealize, IterKind, IterVar, Stmt

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ekiden.tir.transform.buffer_compaction import compact_buffers
     from ekiden.tir.transform.condition_hoisting import hoist_conditions
     from ekiden.tir.transform.cross_thread_reduction import lower_cross_thread_reduction
+    from ekiden.tir.transform.dead_code_removal import remove_no_op
     from ekiden.tir.transform.double_buffers import inject_double_buffer
     from ekiden.tir.transform.flat_buffers import flat_index, flatten_buffers
     from ekiden.tir.transform.host_device_split import split_host_device
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from ekiden.tir.transform.loop_partitioning import loop_partition
     from ekiden.tir.transform.loop_unrolling import unroll_loops
     from ekiden.tir.transform.loop_vectorization import vectorize_loops
-    from ekiden.tir.transform.no_ops import remove_no_op
     from ekiden.tir.transform.opaque_blocks import convert_blocks_to_opaque
     from ekiden.tir.transform.pipeline import (
         PASSES,

@@ -19,6 +19,9 @@ EXPORTED_NAMES = {
     "cross_thread_reduction": """
         lower_cross_thread_reduction
     """,
+    "dead_code_removal": """
+        remove_no_op
+    """,
     "double_buffers": """
         inject_double_buffer
     """,
@@ -48,9 +51,6 @@ EXPORTED_NAMES = {
     """,
     "loop_vectorization": """
         vectorize_loops
-    """,
-    "no_ops": """
-        remove_no_op
     """,
     "opaque_blocks": """
         convert_blocks_to_opaque

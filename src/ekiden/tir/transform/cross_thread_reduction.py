@@ -25,7 +25,7 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.tir.distinct import distinct
+from ekiden.tir.alpha_renaming import distinct
 from ekiden.tir.expr import Buffer
 from ekiden.tir.predicates import init_conditions, join_conjuncts
 from ekiden.tir.reduction import (
@@ -48,7 +48,7 @@ from ekiden.tir.stmt import (
     seq,
 )
 from ekiden.tir.transform.thread_sync import is_thread_loop
-from ekiden.tir.transform.thread_tree import (
+from ekiden.tir.transform.tree_reduction import (
     WARP_SHUFFLES_FEATURE,
     element_loads,
     emit_shuffles,

@@ -15,7 +15,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, Var
 from ekiden.ir.prim_visitor import substitute
 from ekiden.runtime.errors import CompileError
-from ekiden.tir.regions import block_regions
+from ekiden.tir.access_regions import block_regions
 from ekiden.tir.stmt import BlockRealize, For, IterKind, Prefetch, Stmt
 from ekiden.tir.visitor import flatten_seq, pre_order_stmts
 

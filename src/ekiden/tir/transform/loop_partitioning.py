@@ -46,7 +46,7 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tir.distinct import distinct
+from ekiden.tir.alpha_renaming import distinct
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt
 from ekiden.tir.transform.thread_sync import is_barrier

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
-from ekiden.ir.text import format_prim_expr
 from ekiden.tir.data_layout import parse_layout
 from ekiden.topi.dimensions import as_dim, ceil_div, simplify_dim, unify_dim
 from ekiden.topi.layout import packed_tile_size, packed_word_size, permute_values

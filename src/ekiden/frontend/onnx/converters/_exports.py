@@ -42,6 +42,10 @@ ROWS = {
     "convolution": """
         Conv ConvTranspose
     """,
+    "data_movement": """
+        Concat CumProd CumSum DepthToSpace Gather GatherElements OneHot Pad Slice SpaceToDepth
+        Split Transpose
+    """,
     "elementwise": """
         Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr
         BitwiseXor Ceil Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater
@@ -72,10 +76,6 @@ ROWS = {
         ai.onnx.ml:LinearClassifier ai.onnx.ml:LinearRegressor ai.onnx.ml:SVMClassifier
         ai.onnx.ml:SVMRegressor ai.onnx.ml:TreeEnsemble ai.onnx.ml:TreeEnsembleClassifier
         ai.onnx.ml:TreeEnsembleRegressor
-    """,
-    "movement": """
-        Concat CumProd CumSum DepthToSpace Gather GatherElements OneHot Pad Slice SpaceToDepth
-        Split Transpose
     """,
     "norm": """
         BatchNormalization Dropout GroupNormalization Hardmax InstanceNormalization LRN

@@ -38,7 +38,7 @@ EXPORTED_NAMES = {
         pad
     """,
     "paged_attention": """
-        contrib_paged_attention contrib_write_pages
+        contrib_paged_attention contrib_paged_attention_with_sinks contrib_write_pages
     """,
     "pool": """
         adaptive_avg_pool2d avg_pool1d avg_pool2d avg_pool3d global_avg_pool1d global_avg_pool2d
