@@ -2,10 +2,10 @@
 
     out[m, n] = sum over k of data[m, k] * weight[n // tile, k, n % tile]
 
-or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4]; of bfloat16
-with float32 results, two steps of k side by side. Word weights may be batched; threads share the
-batch first. Panels of bytes may have further rows, and a table of the data words that multiply
-those (int8_dot.py): the loop over k is partitioned where the table begins.
+or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4]; of uint8 and
+int16, and of bfloat16 with float32 results, two steps of k side by side. Word weights may be
+batched; threads share the batch first. Panels of bytes may have further rows, and a table of the
+data words that multiply those (int8_dot.py): the loop over k is partitioned where the table begins.
 
     for a run of panels, or one, in parallel:
       for a block of k:
@@ -34,6 +34,7 @@ from ekiden.kernels.cost_model import (
     choose_panel_width,
     max_register_rows,
     panel_width_knob,
+    product_dtype,
     tile_rows,
 )
 from ekiden.kernels.decision import (
@@ -54,7 +55,7 @@ from ekiden.kernels.family import (
 )
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import AMX_TILE_HEIGHTS, MATRIX_DOT_FEATURES
-from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS
+from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS, WIDENED_DTYPE
 from ekiden.kernels.micro_kernels.registered_micro_kernels import (
     MATRIX_TILE_KERNEL,
     REGISTER_TILE_KERNEL,
@@ -160,12 +161,12 @@ def create_initial_program(inputs: list[te.Tensor], kernel: KernelSpec, name: st
     anchor = kernel.anchor
     if kernel.decision.get("dot") != MADD_FEATURE:
         return create_inlined_program(inputs, list(kernel.outputs), name)
-    data, _ = operands_of(anchor)
+    data, weight = operands_of(anchor)
     size, lanes = product_of_dims(list(data.shape)), kernel.target.lanes("float32")
     pairs = te.extern(
         data.shape,
         [data],
-        lambda ins, outs: emit_widen_pairs(ins[0], outs[0], size, lanes),
+        lambda ins, outs: emit_widen_pairs(ins[0], outs[0], size, lanes, weight.dtype),
         name="pairs",
         dtype="int16",
     )
@@ -176,16 +177,21 @@ def create_initial_program(inputs: list[te.Tensor], kernel: KernelSpec, name: st
 
 
 def widen_to_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
-    """Return a product of byte words over data widened to int16, in the pair order 0, 2, 1, 3."""
+    """Return a product over data widened to int16: beside weights of bytes in the pair order 0, 2,
+    1, 3.
+    """
     op = anchor.op
     assert isinstance(op, te.ComputeOp)
+    data, weight = operands_of(anchor)
 
     def redirect_to_pairs(e: PrimExpr) -> PrimExpr:
         """Redirect a data read to the widened pairs: the elements of a word of four bytes are in
         the order 0, 2, 1, 3.
         """
-        if isinstance(e, te.ProducerLoad) and e.producer is operands_of(anchor)[0]:
+        if isinstance(e, te.ProducerLoad) and e.producer is data:
             *row, k = e.indices
+            if weight.dtype == WIDENED_DTYPE:
+                return pairs[(*row, k)]
             return pairs[(*row, k // 4 * 4 + k % 2 * 2 + k % 4 // 2)]
         return e
 
@@ -199,7 +205,8 @@ def _dot_loop_extents(weight: te.Tensor, decision: Decision) -> list[int]:
     word = _word_size(weight)
     if word == 1:
         return []
-    return [2, 2] if decision.get("dot") == MADD_FEATURE else [word]
+    is_halved = decision.get("dot") == MADD_FEATURE and weight.dtype != WIDENED_DTYPE
+    return [2, 2] if is_halved else [word]
 
 
 def _split_panels_for_threads(
@@ -283,7 +290,7 @@ def _matmul_sizes(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
     depth = simplify(data.shape[-1] // _word_size(weight))
     units, panel = int(str(attrs["units"])), int(str(attrs["tile"]))
     # A list of words (`places`) guarantees that sums of two products fit int16.
-    dtype = INT16_PAIR_SUMS if "places" in attrs else data.dtype
+    dtype = INT16_PAIR_SUMS if "places" in attrs else product_dtype(data.dtype, weight.dtype)
     return MatmulSizes.from_dims(
         product_of_dims(data.shape[_num_batch_axes(weight) : -1]), units, depth, dtype
     ), panel
@@ -338,7 +345,7 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
     vectors = -(-panel // target.lanes("float32"))
     matrices = _amx_instruction(anchor, target)
     dot = (
-        supported_dots(target, sizes.dtype == INT16_PAIR_SUMS)[0]
+        supported_dots(target, sizes.dtype == INT16_PAIR_SUMS, operands_of(anchor)[1].dtype)[0]
         if sizes.dtype != "bfloat16"
         else BF16_PAIR_FEATURE
     )

@@ -118,7 +118,8 @@ def _loops_outside_words(
         )
     if word == 1:
         return loops, 1
-    expected = _WORD_PAIR_LOOPS if nest.a.dtype == WIDENED_DTYPE else ((word, 1, 1),)
+    is_halved = nest.a.dtype == WIDENED_DTYPE != nest.b.dtype
+    expected = _WORD_PAIR_LOOPS if is_halved else ((word, 1, 1),)
     inner = loops[-len(expected) :]
     actual = tuple(
         (_static_extent(s.extent), _static_extent(s.a_stride), _static_extent(s.b_stride))

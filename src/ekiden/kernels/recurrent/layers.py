@@ -262,7 +262,7 @@ class RecurrentLayerKernel:
             stmt = seq(
                 stmt,
                 emit_widen_pairs(
-                    self.quantized, self.widened_states, self.batch * width, self.lanes
+                    self.quantized, self.widened_states, self.batch * width, self.lanes, "int8"
                 ),
             )
         return Allocate(low, Allocate(high, stmt))
