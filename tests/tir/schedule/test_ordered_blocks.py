@@ -13,7 +13,7 @@ from ekiden import tir
 from ekiden.runtime.errors import ScheduleError
 from ekiden.script import tir as T
 from ekiden.tir.interpreter import run_prim_func
-from ekiden.tir.schedule.kinds import ORDERED, classify_block
+from ekiden.tir.schedule.block_kinds import ORDERED, classify_block
 from ekiden.tir.stmt import IterKind
 from ekiden.tir.transform import lower
 from long_runs import LONG, alike
