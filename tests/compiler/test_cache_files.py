@@ -31,7 +31,7 @@ from ekiden.compiler.cache.cache_files import (
     prune_cache,
 )
 from ekiden.ir import user_extensions
-from ekiden.ir.cache_folders import cache_layers
+from ekiden.ir.cache_folders import cache_folders
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.files import list_files
 from onnx_files import arguments, expected, model
@@ -254,7 +254,7 @@ def test_the_folder_of_the_user_is_that_of_platformdirs(
         monkeypatch.delenv(name, raising=False)
     if said:
         monkeypatch.setenv(*said.split("="))
-    assert cache_layers() == (platformdirs.user_cache_dir("ekiden"), ())
+    assert cache_folders() == (platformdirs.user_cache_dir("ekiden"), ())
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("EKIDEN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert cache_layers() == (None, ())
+    assert cache_folders() == (None, ())
     with pytest.raises(InputError, match="no folder"):
         all_cache_layers()
 

@@ -26,7 +26,7 @@ def test_stated_facts_override_the_device(monkeypatch: pytest.MonkeyPatch) -> No
     def no_driver(*_: object) -> None:
         raise AssertionError("asked")
 
-    monkeypatch.setattr("ekiden.target.target.device_facts", no_driver)
+    monkeypatch.setattr("ekiden.target.target.query_device_attributes", no_driver)
     mali = Target("opencl -device=mali -vector-bits=128 -cores=3")
     assert (mali.lanes("float32"), mali.registers, mali.cores) == (4, 16, 3)
     assert Target("opencl -device=mali").lanes("float32") == 1
@@ -37,7 +37,7 @@ def test_stated_facts_override_the_device(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_gpu_says_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which has tensor cores or not; what its kind has no option for is left."""
     said = {"arch": "sm_90", "cores": 132, "thread_warp_size": 32, "local_memory": 1}
-    monkeypatch.setattr("ekiden.target.target.device_facts", lambda *_: said)
+    monkeypatch.setattr("ekiden.target.target.query_device_attributes", lambda *_: said)
     found = Target("cuda")
     assert (found.arch, found.cores) == ("sm_90", 132) and found.has("tensor_cores")
     assert not Target("cuda -arch=sm_75").has("tensor_cores")
@@ -49,4 +49,4 @@ def test_a_gpu_says_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_device_is_refused() -> None:
     with pytest.raises(CompileError, match="-from_device=77: there is no such device"):
         Target("opencl -from_device=77")
-    assert device_attributes.device_facts(4, 77) == {}
+    assert device_attributes.query_device_attributes(4, 77) == {}

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 else:
     platformdirs = LazyModule("platformdirs")
 
-__all__ = ["cache_layers", "is_nonempty_folder"]
+__all__ = ["cache_folders", "is_nonempty_folder"]
 
 
-def cache_layers() -> tuple[str | None, tuple[str, ...]]:
+def cache_folders() -> tuple[str | None, tuple[str, ...]]:
     """Return the writable cache folder (None if caching is off) and the read-only folders searched
     after it.
 

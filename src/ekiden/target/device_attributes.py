@@ -26,7 +26,7 @@ VERSION_ATTRIBUTE_NUMBER = 3
 
 
 @functools.cache
-def device_facts(device_type: int, number: int) -> Mapping[str, object]:
+def query_device_attributes(device_type: int, number: int) -> Mapping[str, object]:
     """Return the attributes of a device of this machine; empty if there is no such device or
     driver. Cached: the driver is queried once per process.
     """
@@ -52,4 +52,4 @@ def _query_attribute(query: Callable[..., object], device: Device, which: int) -
         return 0
 
 
-__all__ = ["device_facts"]
+__all__ = ["query_device_attributes"]

@@ -24,7 +24,7 @@ from ekiden.runtime import Object
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import facts as target_facts
-from ekiden.target.device_attributes import DEVICE_ATTRIBUTES, device_facts
+from ekiden.target.device_attributes import DEVICE_ATTRIBUTES, query_device_attributes
 from ekiden.target.features import ABILITIES, FEATURE_TABLE, has_any, unused_features
 from ekiden.target.kinds import MAX_KERNEL_ARGUMENTS, TARGET_KINDS, TargetKind, supported_kinds
 from ekiden.target.processors import PROCESSORS, Cache
@@ -522,7 +522,7 @@ def _device_options(kind: TargetKind, specified: Mapping[str, object]) -> dict[s
     if not kind.asks_device or (is_known and "from_device" not in specified):
         return {}
     number = int(str(specified.get("from_device", 0)))
-    facts = device_facts(kind.device_type, number)
+    facts = query_device_attributes(kind.device_type, number)
     device_options = {name: value for name, value in facts.items() if name in kind.option_table}
     if not device_options and "from_device" in specified:
         raise CompileError(

@@ -23,15 +23,15 @@ COMPARE_BLOCK_ELEMENTS = 64
 """Elements compared at once with the current threshold."""
 
 
-def rank_dtype(dtype: str) -> str:
+def sort_key_dtype(dtype: str) -> str:
     """Return the integer dtype of the ranks of a dtype."""
     wide = dtype in ("float64", "int64", "uint64", "uint32")
     return "int64" if wide else "int32"
 
 
-def order_preserving_rank(value: PrimExpr, ascending: bool) -> PrimExpr:
+def order_preserving_key(value: PrimExpr, ascending: bool) -> PrimExpr:
     """Return the order-preserving integer of an element."""
-    integer_rank = _rank_of_float(value) if dt.is_float(value.dtype) else _rank_of_integer(value)
+    integer_rank = _float_sort_key(value) if dt.is_float(value.dtype) else _integer_sort_key(value)
     # NOT reverses the order of all integers; negation would overflow for the least one.
     return (
         integer_rank
@@ -40,12 +40,12 @@ def order_preserving_rank(value: PrimExpr, ascending: bool) -> PrimExpr:
     )
 
 
-def _rank_of_float(value: PrimExpr) -> PrimExpr:
+def _float_sort_key(value: PrimExpr) -> PrimExpr:
     """Return a float's bits, with the magnitude bits of negative numbers flipped so that they order
     correctly; NaN ranks after infinity.
     """
     wide = value if value.dtype == "float64" else cast(value, "float32")
-    dtype = rank_dtype(wide.dtype)
+    dtype = sort_key_dtype(wide.dtype)
     width, infinity = (64, 0x7FF << 52) if dtype == "int64" else (32, 0xFF << 23)
     bits = call_intrin("reinterpret", wide, dtype=dtype)
     sign = call_intrin("right_shift", bits, const(width - 1, dtype))
@@ -56,8 +56,8 @@ def _rank_of_float(value: PrimExpr) -> PrimExpr:
     return Select(call_intrin("isnan", wide), const(infinity + 1, dtype), number, dtype)
 
 
-def _rank_of_integer(value: PrimExpr) -> PrimExpr:
-    dtype = rank_dtype(value.dtype)
+def _integer_sort_key(value: PrimExpr) -> PrimExpr:
+    dtype = sort_key_dtype(value.dtype)
     if value.dtype != "uint64":
         return cast(value, dtype)
     # With its top bit flipped an unsigned number orders as a signed one.
@@ -103,7 +103,7 @@ class RowSelection:
             self.selected_ranks[p] = low
             self.selected_positions[p] = 0
 
-    def emit_begin(
+    def emit_initial_selection(
         self, ranks: BufferVar, order: BufferVar, start: PrimExpr, size: PrimExpr
     ) -> None:
         """Emit the initial list: the sorted ranks[start : start + size] with their positions."""
@@ -187,8 +187,8 @@ def _emit_minimum(ranks: BufferVar, first: PrimExpr, count: int) -> PrimExpr:
 
 __all__ = [
     "RowSelection",
-    "order_preserving_rank",
+    "order_preserving_key",
     "position_dtype",
     "prefers_selection",
-    "rank_dtype",
+    "sort_key_dtype",
 ]

@@ -114,7 +114,7 @@ class ApplyHistoryBest(DispatchContext):
 
     def load(self, records: LogSource) -> None:
         """Add logs."""
-        for inp, result in _pairs(records):
+        for inp, result in _iter_log_pairs(records):
             if result.error_no != 0:
                 continue
             if isinstance(inp.config.record, Best):
@@ -165,7 +165,7 @@ class _NamedWorkload:
         self.workload = workload
 
 
-def _pairs(records: Any) -> Iterable[tuple[MeasureInput, MeasureResult]]:  # noqa: ANN401  LogSource
+def _iter_log_pairs(records: Any) -> Iterable[tuple[MeasureInput, MeasureResult]]:  # noqa: ANN401  LogSource
     """Yield the (input, result) pairs of logs, which may be nested."""
     if isinstance(records, (str, os.PathLike)):
         yield from record.load_from_file(records)
@@ -175,7 +175,7 @@ def _pairs(records: Any) -> Iterable[tuple[MeasureInput, MeasureResult]]:  # noq
         yield records
     else:
         for source in records:
-            yield from _pairs(source)
+            yield from _iter_log_pairs(source)
 
 
 _SET_BY_USER = MeasureResult((0.0,), 0, 0.0, 0.0)

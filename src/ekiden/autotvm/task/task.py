@@ -161,11 +161,11 @@ def _call_dispatched(name: str, function: Callable[..., Any], args: Sequence[obj
         return function(*args)
     workload = args_to_workload(args, name)
     config = DispatchContext.current_context().query(Target.current(), workload)
-    with with_config(_rebindable(config)):
+    with with_config(_copy_for_redefinition(config)):
         return function(*args)
 
 
-def _rebindable(config: Config) -> Config:
+def _copy_for_redefinition(config: Config) -> Config:
     """Return a copy of a configuration from a log or an earlier run, whose knobs the template
     defines again.
     """

@@ -178,7 +178,7 @@ class Tuner:
             inputs = [MeasureInput(self.task.tuning_task.target, self.task, c) for c in configs]
             results = measure_batch(inputs)
             for number, (inp, result) in enumerate(zip(inputs, results, strict=True)):
-                self._note_best(inp, result, done + number)
+                self._record_best(inp, result, done + number)
             done += len(results)
             self.ttl = min(n_trial, self.best_iter + (early_stopping or n_trial)) - done
             self.update(inputs, results)
@@ -190,16 +190,16 @@ class Tuner:
         if self.best_config is None:
             _LOG.warning("%s: no configuration of %d works", self.task, done)
         elif isinstance(measure_option.runner, MeasurerRunner):
-            self._confirm(measure_option.runner, callbacks)
+            self._confirm_best(measure_option.runner, callbacks)
 
-    def _note_best(self, inp: MeasureInput, result: MeasureResult, trial: int) -> None:
+    def _record_best(self, inp: MeasureInput, result: MeasureResult, trial: int) -> None:
         flops = inp.task.flop / float(np.mean(result.costs)) if result.error_no == 0 else 0.0
         _LOG.debug("trial %d: %.2f of %.2f FLOPS: %s", trial, flops, self.best_flops, inp.config)
         if flops > self.best_flops:
             self.best_flops, self.best_iter = flops, trial
             self.best_config, self.best_measure_pair = inp.config, (inp, result)
 
-    def _confirm(self, runner: MeasurerRunner, callbacks: Sequence[Callback]) -> None:
+    def _confirm_best(self, runner: MeasurerRunner, callbacks: Sequence[Callback]) -> None:
         """Log the fastest configuration again with a record that compilation applies, if it is a
         kernel of a model and separate processes confirm that it beats the default.
         """

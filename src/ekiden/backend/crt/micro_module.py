@@ -40,7 +40,7 @@ class MicroTensor:
         return math.prod(self.shape) * dt.itemsize(self.dtype)
 
 
-class MemoryHome(Enum):
+class MemorySpace(Enum):
     """Memory region of a location: the caller's inputs and outputs, read-only constants, a pool or
     frame, a routine's pointer variable, the table of numbers, or none.
     """
@@ -58,7 +58,7 @@ class MemoryHome(Enum):
 class Location:
     """Memory location: a byte offset into a numbered input, output, constant, pool or variable."""
 
-    home: MemoryHome
+    home: MemorySpace
     number: int
     offset: int = 0
 
@@ -337,7 +337,7 @@ __all__ = [
     "ListAppend",
     "Location",
     "LoopHeader",
-    "MemoryHome",
+    "MemorySpace",
     "MicroKernel",
     "MicroModule",
     "MicroTensor",

@@ -20,7 +20,7 @@ from ekiden.backend.crt.kernels import MicroKernels
 from ekiden.backend.crt.micro_module import (
     POOL_ALIGNMENT_BYTES,
     Location,
-    MemoryHome,
+    MemorySpace,
     MicroModule,
     MicroTensor,
     Pool,
@@ -187,7 +187,7 @@ def _assign_pools(
             "room"
         ) from error
     rows = zip(requests, homes, strict=True)
-    return {r: Location(MemoryHome.POOL, number, offset) for r, (number, offset) in rows}, used
+    return {r: Location(MemorySpace.POOL, number, offset) for r, (number, offset) in rows}, used
 
 
 __all__ = ["plan_module"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from ekiden.backend.crt.kernels import MicroKernels
-from ekiden.backend.crt.micro_module import Location, MemoryHome
+from ekiden.backend.crt.micro_module import Location, MemorySpace
 from ekiden.backend.crt.value_layout import LeafType, TypeLayouts
 from ekiden.backend.crt.values import ListClass, ValueLeaf
 from ekiden.ir.op import Array
@@ -56,7 +56,7 @@ class MicroProgram:
     def constant_leaf(self, data: Array) -> ValueLeaf:
         """Return the leaf of a constant; equal arrays (by identity) share a number."""
         number, _ = self.constants.setdefault(id(data), (len(self.constants), data))
-        return ValueLeaf(Location(MemoryHome.CONSTANT, number))
+        return ValueLeaf(Location(MemorySpace.CONSTANT, number))
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from ekiden.backend.crt import micro_module as crt
-from ekiden.backend.crt.micro_module import Location, MemoryHome
+from ekiden.backend.crt.micro_module import Location, MemorySpace
 from ekiden.backend.crt.program import (
     CRT_ERROR_PREFIX,
     DYNAMIC_CALL_MESSAGE,
@@ -423,7 +423,7 @@ class ValueReader:
 
 
 def _leaf_number(value: int) -> ValueLeaf:
-    return ValueLeaf(Location(MemoryHome.NUMBER, value))
+    return ValueLeaf(Location(MemorySpace.NUMBER, value))
 
 
 __all__ = ["ValueReader"]

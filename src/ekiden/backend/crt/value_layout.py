@@ -68,7 +68,7 @@ class LeafType:
         return self.kind is LeafKind.ELEMENTS
 
 
-_Part = tuple[Type, bool, frozenset[Type]]
+_FlattenedComponent = tuple[Type, bool, frozenset[Type]]
 """Type, whether it is inside a reference, and the enclosing data types."""
 
 
@@ -90,7 +90,7 @@ class TypeLayouts:
 
     def _flatten_type(self, kind: Type, where: str) -> list[LeafType]:
         leaves: list[LeafType] = []
-        stack: list[_Part] = [(kind, False, frozenset())]
+        stack: list[_FlattenedComponent] = [(kind, False, frozenset())]
         while stack:
             if len(leaves) + len(stack) > MAX_TYPE_LEAVES:
                 limit = f"more than {MAX_TYPE_LEAVES} tensors"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TypeAlias
 
-from ekiden.backend.crt.micro_module import Location, MemoryHome, Statement
+from ekiden.backend.crt.micro_module import Location, MemorySpace, Statement
 from ekiden.relay.expr import Var
 from ekiden.relay.transform.fusion.union_find import UnionFindNode
 from ekiden.relay.transform.memory.storage_lifetimes import LifetimeBlock, StorageRequest
@@ -52,7 +52,7 @@ class ValueLeaf:
 
 Value: TypeAlias = tuple[ValueLeaf, ...]
 """Leaves of a value, in the order of its type's layout."""
-NO_LOCATION = Location(MemoryHome.NOWHERE, 0)
+NO_LOCATION = Location(MemorySpace.NOWHERE, 0)
 NO_LEAF = ValueLeaf(NO_LOCATION)
 """Leaf without memory: a field of another constructor, or a function."""
 

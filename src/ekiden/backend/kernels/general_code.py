@@ -129,7 +129,7 @@ def register_kind(dtype: str) -> int:
     return FLOAT32_REGISTER if dtype in HALF_PRECISION_DTYPES else min(number, INT64_REGISTER)
 
 
-class Sizes:
+class SizeTable:
     """Integers that are computed once per call from the arguments' dimensions, without
     duplicates.
     """
@@ -249,7 +249,9 @@ class CodeBuilder:
     the end.
     """
 
-    def __init__(self, axes: Sequence[Var], sizes: Sizes, buffers: Mapping[te.Tensor, int]) -> None:
+    def __init__(
+        self, axes: Sequence[Var], sizes: SizeTable, buffers: Mapping[te.Tensor, int]
+    ) -> None:
         self.axes = {axis: n for n, axis in enumerate(axes)}
         self.sizes = sizes
         self.buffers = buffers
@@ -558,4 +560,4 @@ def _float64_bits(value: float) -> int:
     return int(struct.unpack("<q", struct.pack("<d", float(value)))[0])
 
 
-__all__ = ["CodeBuilder", "NoGeneralFormError", "Sizes", "element_type_number"]
+__all__ = ["CodeBuilder", "NoGeneralFormError", "SizeTable", "element_type_number"]

@@ -99,11 +99,11 @@ def index_check_names(function: Function) -> tuple[str, ...]:
     """
     return tuple(
         call.span.naming(call.op.name) if call.span else ""  # type: ignore[attr-defined]
-        for call in _index_checking_calls(function)
+        for call in _calls_with_index_checks(function)
     )
 
 
-def _index_checking_calls(function: Function) -> list[Call]:
+def _calls_with_index_checks(function: Function) -> list[Call]:
     exprs = evaluation_order(function.body)
     calls = [e for e in exprs if isinstance(e, Call) and isinstance(e.op, Op)]
     return [c for c in calls if isinstance(c.op, Op) and c.op.definition.may_fail]
@@ -120,7 +120,7 @@ def te_graph(function: Function, target: Target | None = None) -> tuple[Tensors,
         ]
         tensors_of[param] = placeholders
         inputs.extend(placeholders)
-    sites = {call: n for n, call in enumerate(_index_checking_calls(function))}
+    sites = {call: n for n, call in enumerate(_calls_with_index_checks(function))}
     for expr in evaluation_order(function.body):
         match expr:
             case Call():

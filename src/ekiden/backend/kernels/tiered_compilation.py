@@ -106,7 +106,7 @@ def compile_full_tier(
     # A kernel that is called often or works much gains most from its own code.
     pending.sort(key=lambda key: -counts[key] * estimate_work(rows[key][1]))
 
-    def hand_over(task: CompileTask, code: bytes) -> None:
+    def publish_kernel(task: CompileTask, code: bytes) -> None:
         """Publish a compiled kernel to the running program; a general form runs on the host
         only.
         """
@@ -118,7 +118,7 @@ def compile_full_tier(
     code = {
         **finishing.code_by_key,
         **compile_tasks(
-            [rows[key][0] for key in pending], cache, None, hand_over, finishing.cancellation
+            [rows[key][0] for key in pending], cache, None, publish_kernel, finishing.cancellation
         ),
     }
     finishing.cancellation.check()

@@ -84,13 +84,13 @@ class Plotter(abc.ABC):
         """Render all graphs to a file or to standard output."""
 
 
-def _lines(attrs: object) -> str:
+def _format_attributes(attrs: object) -> str:
     """Format attributes as lines of text."""
-    pairs = attrs.items() if isinstance(attrs, Mapping) else vars_of(attrs).items()
+    pairs = attrs.items() if isinstance(attrs, Mapping) else attribute_fields(attrs).items()
     return "\n".join(f"{key}: {value}" for key, value in pairs)
 
 
-def vars_of(attrs: object) -> dict[str, object]:
+def attribute_fields(attrs: object) -> dict[str, object]:
     """Return the fields of an operator's attributes; none for None."""
     fields = getattr(type(attrs), "__dataclass_fields__", {})
     return {name: getattr(attrs, name) for name in fields}
@@ -110,9 +110,13 @@ class DefaultVizParser(VizParser):
         operands: tuple[RelayExpr, ...] = ()
         match node:
             case Function():
-                title, detail, operands = "Func", _lines(node.attrs), (node.body,)
+                title, detail, operands = "Func", _format_attributes(node.attrs), (node.body,)
             case Call():
-                title, detail, operands = f"Call {_callee(node)}", _lines(node.attrs), node.args
+                title, detail, operands = (
+                    f"Call {_callee_name(node)}",
+                    _format_attributes(node.attrs),
+                    node.args,
+                )
             case Var():
                 title = "Var(Param)" if node.name_hint in relay_param else "Var(Input)"
                 detail = f"name_hint: {node.name_hint}"
@@ -134,7 +138,7 @@ class DefaultVizParser(VizParser):
         return VizNode(name, title, detail), [VizEdge(node_to_id[x], name) for x in operands]
 
 
-def _callee(call: Call) -> str:
+def _callee_name(call: Call) -> str:
     """Return the callee's name."""
     match call.op:
         case Op() as op:

@@ -113,7 +113,7 @@ def compile_model(
     if output_format == "mlf" and package_path is not None and Path(package_path).suffix != ".tar":
         raise InputError("tvmc: a package of the format mlf is a .tar file")
     built_for = parse_target(target, target_host, additional_target_options)
-    module = _in_layout(tvmc_model.mod, desired_layout, desired_layout_ops)
+    module = _convert_layout(tvmc_model.mod, desired_layout, desired_layout_ops)
     timing = PassTimingInstrument()
     dumped = [dump_code] if isinstance(dump_code, str) else list(dump_code or ())
     if unknown := [kind for kind in dumped if kind not in DUMP_FORMATS]:
@@ -139,7 +139,9 @@ def compile_model(
             )  # fmt: skip
         if print_pass_times:
             print(timing.render())
-        texts |= {k: _kernel_code(folder, f) for k, f in DUMP_FORMATS.items() if k in dumped and f}
+        texts |= {
+            k: _read_dumped_code(folder, f) for k, f in DUMP_FORMATS.items() if k in dumped and f
+        }
     path = check_folder(package_path or tvmc_model.default_package_path())
     assert path is not None
     for kind in dumped:
@@ -210,7 +212,7 @@ def _parse_value(text: str, kind: str) -> object:
         ) from None
 
 
-def _in_layout(module: IRModule, layout: str | None, ops: Sequence[str] | None) -> IRModule:
+def _convert_layout(module: IRModule, layout: str | None, ops: Sequence[str] | None) -> IRModule:
     """Convert a module's convolutions to a layout."""
     if layout is None:
         return module
@@ -218,7 +220,7 @@ def _in_layout(module: IRModule, layout: str | None, ops: Sequence[str] | None) 
     return ConvertLayout({name: [layout, "default"] for name in names})(module)
 
 
-def _kernel_code(folder: str, file_name: str) -> str:
+def _read_dumped_code(folder: str, file_name: str) -> str:
     """Return the code of all dumped kernels, each below its name."""
     files = sorted(Path(folder).rglob(file_name))
     return "\n".join(f"// {file.parent.name}\n{file.read_text()}" for file in files)

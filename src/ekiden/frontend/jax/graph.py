@@ -36,7 +36,7 @@ from ekiden.frontend.jax.node import (
     describe_operation,
     user_source_line,
 )
-from ekiden.frontend.jax.registry import CONVERTER_TABLE, find_row
+from ekiden.frontend.jax.registry import CONVERTER_TABLE, lookup_converter
 from ekiden.frontend.jax.stablehlo_parser import decompose_operation, defined_functions
 from ekiden.ir.op import Array
 from ekiden.ir.type import TensorType
@@ -88,7 +88,7 @@ class StablehloImporter:
         return bound_value if isinstance(bound_value, Value) else None
 
     @staticmethod
-    def find_row(name: str) -> StablehloRow | None:
+    def lookup_converter(name: str) -> StablehloRow | None:
         """Look up the converter entry of an operation, composite or custom call; None if there is
         none.
         """
@@ -203,7 +203,7 @@ class StablehloImporter:
         decomposed_results = self._decompose(operation, inputs)
         if decomposed_results is not None:
             return decomposed_results
-        row = find_row(operation.name)
+        row = lookup_converter(operation.name)
         node = StablehloNode(operation, inputs, self.scope, names, self, str(self.scope.span))
         if _has_complex(operation):
             if row.make_complex_rule is None:

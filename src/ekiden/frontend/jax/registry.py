@@ -39,7 +39,7 @@ assert len(CONVERTER_TABLE) == sum(len(family.ROWS) for family in CONVERTER_FAMI
 )
 
 
-def find_row(name: str) -> StablehloRow:
+def lookup_converter(name: str) -> StablehloRow:
     """Look up the converter entry of an operation. Raises Unsupported with the closest names if
     there is none.
     """

@@ -30,7 +30,7 @@ from ekiden.frontend.onnx.load import (
 from ekiden.frontend.onnx.node import LazyAttributes, OnnxNode, OnnxRow, describe_node
 from ekiden.frontend.onnx.operator_check import (
     canonical_domain,
-    find_row,
+    lookup_converter,
     opset_of_node,
     since_version,
     unsupported_nodes,
@@ -243,7 +243,7 @@ class GraphImporter:
         local = self.shared.functions.get(function_key(proto))
         if local is not None:
             return self._inline_function(proto, local, versions)
-        row = find_row(proto, versions)
+        row = lookup_converter(proto, versions)
         node = OnnxNode(
             proto,
             opset_of_node(proto, versions),

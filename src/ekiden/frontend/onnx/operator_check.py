@@ -96,7 +96,7 @@ def opset_of_node(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
     return versions.get(canonical_domain(node), 1)
 
 
-def find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> OnnxRow | None:
+def lookup_converter(node: onnx.NodeProto, versions: Mapping[str, int]) -> OnnxRow | None:
     """Look up the converter entry with the highest `since_version` not above the node's opset; None
     if there is none. Rows begin where an operator's meaning changed, so the schema registry need
     not be queried for `since_version`.
@@ -122,7 +122,7 @@ def _node_errors(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[str]
         )
         teach = "; ekiden.frontend.onnx.register teaches one" if domain else ""
         return [f"unknown operator{near}{teach}"]
-    row = find_row(node, versions)
+    row = lookup_converter(node, versions)
     if row is None:
         oldest = min(r.since_version for r in CONVERTER_TABLE[domain, node.op_type])
         return [f"opset {versions.get(domain, 1)} is not supported; expected {oldest} or newer"]

@@ -30,7 +30,7 @@ assert len(CONVERTER_TABLE) == sum(len(family.ROWS) for family in CONVERTER_FAMI
 )
 
 
-def find_row(name: str) -> TensorflowRow:
+def lookup_converter(name: str) -> TensorflowRow:
     """Look up the converter entry of an operator. Raises Unsupported if there is none."""
     if name not in CONVERTER_TABLE:
         raise Unsupported("the operator is not supported")

@@ -28,7 +28,7 @@ from ekiden.frontend.tflite.load import (
     TfliteTensor,
 )
 from ekiden.frontend.tflite.node import QuantizedPolicy, TfliteNode, TfliteRow
-from ekiden.frontend.tflite.registry import find_row
+from ekiden.frontend.tflite.registry import lookup_converter
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.runtime.devices.memory import check_memory_limit
@@ -231,7 +231,7 @@ class SubgraphImporter:
         named = {n: v for n, v in input_values.items() if not isinstance(v, NonTensorValue)}
         self.failed.update(operation.outputs or [-2])  # until they are made
         with self.shared.convert_node(name, named):
-            row = find_row(operation.code)
+            row = lookup_converter(operation.code)
             _check_tensors(row, ins, outs)
             values = [None if t is None else self.lookup_value(t.index) for t in ins]
             node = TfliteNode(operation, name, values, self, ins, outs)

@@ -52,7 +52,7 @@ REFUSAL_REASONS = {
 """Operators of the schema that are refused -> why."""
 
 
-def find_row(code: str) -> TfliteRow:
+def lookup_converter(code: str) -> TfliteRow:
     """Look up the converter entry of an operator. Raises Unsupported if there is none."""
     if code not in CONVERTER_TABLE:
         raise Unsupported(REFUSAL_REASONS.get(code, "the operator is not supported"))

@@ -87,14 +87,16 @@ MIN_MERGE_ELEMENTS = 1 << 13
 class PagedAttention:
     """Builder of a paged-attention kernel by flash decoding; subclasses read quantised caches.
     `inputs` are a tensor that begins with the queries [n, heads and more, depth], the cache, the
-    layer [1], the page tables, and per token its sequence and its position.
+    layer [1], the page tables, per token its sequence and its position, and maybe the scores of
+    attention sinks float32 [heads].
     """
 
     def __init__(self, pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer,
                  lanes: int = DEFAULT_PAGED_LANES,
                  tiling: PagedTiling | None = None) -> None:  # fmt: skip
         self.config, self.output = pages, output
-        self.query, self.cache, self.layer, self.tables, self.sequences, self.positions = inputs
+        self.query, self.cache, self.layer, self.tables, self.sequences, self.positions = inputs[:6]
+        self.sinks = inputs[6] if len(inputs) > 6 else None
         self.tokens, total, depth = self.query.shape
         self.heads, self.num_query_heads, self.depth = (
             const_int(output.shape[1]),
@@ -242,21 +244,9 @@ class PagedAttention:
         partial = Buffer("part", (const(rows * self.partial_softmax.row_elements),))
         group = simplify(head // self.share)
         tile = PagedTile(
-            first,
-            span,
-            head,
-            group,
-            positions,
-            sequence,
-            begin,
-            end,
-            begin,
-            end,
-            last,
-            slot,
-            scores,
-            partial,
-        )
+            first, span, head, group, positions, sequence, begin, end, begin, end, last, slot,
+            scores, partial,
+        )  # fmt: skip
         # Pages before the sliding window and behind the last position are never visited.
         low, high = self.visible_pages(first_position, last)
         stmt = LetStmt(begin, low, LetStmt(end, high, body(tile)))
@@ -282,6 +272,13 @@ class PagedAttention:
     def row_count(self, tile: PagedTile) -> int:
         """Return the number of rows of a tile: one for each token and head."""
         return tile.num_tokens * self.heads_per_tile
+
+    def row_sink(self, tile: PagedTile) -> Callable[[Var], PrimExpr] | None:
+        """Return the score of the attention sink of a tile's row; None without sinks."""
+        sinks = self.sinks
+        if sinks is None:
+            return None
+        return lambda row: sinks[tile.first_head + row % self.heads_per_tile]
 
     def row_start(self, tile: PagedTile, row: int, heads: int) -> PrimExpr:
         """Return the offset of a tile's row in a tensor [tokens, heads, depth]."""
@@ -563,7 +560,7 @@ class PagedAttention:
         stmt = serial_loop(chunk, maximum(high - low, const(0)), stmt, low)
         is_single = split.max_splits < const(2, "int64")
         stmt = seq(
-            self.partial_softmax.emit_initialize(merged, rows),
+            self.partial_softmax.emit_initialize(merged, rows, self.row_sink(tile)),
             stmt,
             IfThenElse(is_single, self.emit_results(tile, merged)),
         )
@@ -577,7 +574,7 @@ class PagedAttention:
         offset = self.partial_result_offset(tile, split, unit, chunk)
         merge_chunk = self.partial_softmax.emit_merge(merged, split.partial_results, offset, rows)
         return Allocate(merged, seq(
-            self.partial_softmax.emit_initialize(merged, rows),
+            self.partial_softmax.emit_initialize(merged, rows, self.row_sink(tile)),
             serial_loop(chunk, stop - first, merge_chunk),
             self.emit_results(tile, merged),
         ))  # fmt: skip

@@ -60,11 +60,6 @@ def classify_block(block: Block) -> BlockClassification:
     return cached
 
 
-def spatial_iter_vars(block: Block) -> list[Var]:
-    """Return the spatial iterators."""
-    return [i.var for i in block.iter_vars if i.kind is IterKind.SPATIAL]
-
-
 def _classify(block: Block) -> BlockClassification:
     if not block_writes(block):
         return BlockClassification(OPAQUE, "it writes no buffer")

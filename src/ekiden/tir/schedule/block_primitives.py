@@ -17,6 +17,7 @@ from ekiden.tir.schedule import (
     reduction,
     reuse_buffer,
     rolling_buffer,
+    rolling_update,
     sampling,
     tensorize,
 )
@@ -527,6 +528,29 @@ class BlockPrimitives(ScheduleState):
         return _single_block_handle(
             self._run_primitive("rfactor", reduction.rfactor, handles, attrs, moves=True)
         )
+
+    def rolling_update(self, block: BlockLike, loop: LoopLike) -> list[BlockRV]:
+        """Fuse a sum into the loop over which the maximum in its terms runs; return the block that
+        keeps the maximum of the iteration before, and the one that corrects the sum.
+
+            for i: for j: m[i] = max(m[i], x[i, j])
+            for i: for j: s[i] += exp(x[i, j] - m[i])
+            -> rolling_update(s, j)
+            for i: for j:
+                m_prev[i] = m[i]; m[i] = max(m[i], x[i, j])
+                s[i] = s[i] * exp(m_prev[i] - m[i]); s[i] += exp(x[i, j] - m[i])
+
+        The first two of these run from the second iteration on. Inner loops of the sum stay inside:
+        split both nests alike to correct once for each tile. Proved: a row of
+        `rolling_update.CORRECTIONS` fits a factor of the terms and the operator of the running
+        value; an iteration sums over the elements that the running value takes in, so that the
+        factor is at most 1 at any time; nothing else uses either in between.
+        """
+        handles = (self._block_handle(block), self._loop_handle(loop))
+        block_handles = self._run_primitive(
+            "rolling_update", rolling_update.rolling_update, handles
+        )
+        return [_single_block_handle([handle]) for handle in block_handles]
 
     # Layouts.
 

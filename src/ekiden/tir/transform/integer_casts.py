@@ -29,7 +29,7 @@ from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.stmt_summary import summarize_stmt
 from ekiden.tir.visitor import ExprRewriter
 
-ROUNDING = frozenset(("round", "nearbyint", "floor", "ceil", "trunc"))
+ROUNDING_INTRINSICS = frozenset(("round", "nearbyint", "floor", "ceil", "trunc"))
 """Intrinsics whose results are integral, infinite or NaN."""
 
 
@@ -39,7 +39,7 @@ def _uniform_constant(e: PrimExpr) -> float | None:
     return value.value if isinstance(value, FloatImm) else None
 
 
-def _is_whole(root: PrimExpr) -> bool:
+def _is_integral(root: PrimExpr) -> bool:
     """Return whether each lane of a float is an integer, infinite or NaN."""
     waiting = [root]
     while waiting:
@@ -53,7 +53,7 @@ def _is_whole(root: PrimExpr) -> bool:
         elif isinstance(e, (Add, Sub, Min, Max)):
             waiting += (e.a, e.b)
         elif not (
-            (isinstance(e, Intrinsic) and e.op in ROUNDING)
+            (isinstance(e, Intrinsic) and e.op in ROUNDING_INTRINSICS)
             or (isinstance(e, Cast) and dt.is_int(dt.element_dtype(e.value.dtype)))
         ):
             return False
@@ -81,7 +81,7 @@ def _remove_integer_casts(
         return None
     # A NaN becomes 0 as an integer, so that 0 has to be the lower end.
     is_inside = low_number == 0 == ends[0] and 0 <= high_number <= ends[1]
-    if not (is_inside and high_number == high_number // 1 and _is_whole(levels)):
+    if not (is_inside and high_number == high_number // 1 and _is_integral(levels)):
         return None
     zero = broadcast(const(0.0, dt.element_dtype(e.dtype)), dt.lanes(e.dtype))
     above = GT(levels, zero, dt.with_lanes("bool", dt.lanes(e.dtype)))
@@ -90,7 +90,7 @@ def _remove_integer_casts(
 
 def skip_integer_casts(func: PrimFunc) -> PrimFunc:
     """Return the function without integer casts of such floats."""
-    if ROUNDING.isdisjoint(summarize_stmt(func.body).intrinsics):
+    if ROUNDING_INTRINSICS.isdisjoint(summarize_stmt(func.body).intrinsics):
         return func
     return func.with_fields(body=ExprRewriter(_rewrite_node).visit(func.body))
 

@@ -19,7 +19,7 @@ from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import as_dim, known_int, product_of_dims, simplify_dim
 
-FORBIDDEN_SCORE = float(np.finfo(np.float32).min)
+SUPPRESSED_SCORE = float(np.finfo(np.float32).min)
 """The score of a token that may not be chosen: float32."""
 
 
@@ -104,7 +104,7 @@ def process_scores(
         scores = _repetition_penalty(search, scores, texts, length)
     if size := node.get_int("no_repeat_ngram_size", 0):
         scores = _suppress_repeated_ngrams(search, scores, texts, length, size)
-    lowest = const(FORBIDDEN_SCORE, "float32")
+    lowest = const(SUPPRESSED_SCORE, "float32")
     none = const(np.int32(0))
     if search.vocabulary_mask is not None:
         mask = op.reshape(search.vocabulary_mask, (1, search.vocabulary))
@@ -172,7 +172,7 @@ def _suppress_repeated_ngrams(
         repeats = op.logical_and(repeats, op.equal(window_token, last))
     tokens = op.take(texts, op.add(first, const(np.int64(size - 1))), axis=1)
     return op.where(
-        _token_occurrences(search, tokens, repeats), const(FORBIDDEN_SCORE, "float32"), scores
+        _token_occurrences(search, tokens, repeats), const(SUPPRESSED_SCORE, "float32"), scores
     )
 
 

@@ -93,7 +93,7 @@ def _with_type(expr: _E, kind: Type) -> _E:
     return expr
 
 
-class _DimensionCarrier:
+class _DimensionArgumentInserter:
     """Rewriter of one function that tracks the variables whose shapes determine each symbol."""
 
     def __init__(self, params: Iterable[Var]) -> None:
@@ -145,22 +145,24 @@ class _DimensionCarrier:
         yield variable, _with_type(call, value.checked_type)
 
 
-def _carry_in_function(function: Function) -> Function:
+def _add_dimension_arguments_in(function: Function) -> Function:
     inner, params = function.body, function.params
     # The body of a closure sees the captured values and its own parameters.
     if function.attr("Closure") is not None and isinstance(inner, Function):
-        carrier = _DimensionCarrier((*params, *inner.params))
+        carrier = _DimensionArgumentInserter((*params, *inner.params))
         return function.with_fields(
             body=inner.with_fields(body=map_chains(inner.body, carrier.rewrite_chain))
         )
-    return function.with_fields(body=map_chains(inner, _DimensionCarrier(params).rewrite_chain))
+    return function.with_fields(
+        body=map_chains(inner, _DimensionArgumentInserter(params).rewrite_chain)
+    )
 
 
 @module_pass(name="CarryDimensions")
-def _carry_dimensions(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, _carry_in_function)
+def _add_dimension_arguments(module: IRModule, context: PassContext) -> IRModule:
+    return map_functions(module, _add_dimension_arguments_in)
 
 
 def CarryDimensions() -> Pass:  # noqa: N802
     """Return a pass that adds kernel arguments for the symbolic dimensions in their attributes."""
-    return _carry_dimensions
+    return _add_dimension_arguments
