@@ -32,6 +32,15 @@ def at(sch: Schedule, block: str, number: int) -> LoopRV:
     return sch.get_loops(block)[number]
 
 
+def parted(sch: Schedule) -> LoopRV:
+    """Part the rows of the product at 2, inside of panels of 8 columns; return the panel loop."""
+    i, j, k = sch.get_loops("c")
+    panel, column = sch.split(j, [None, 8])
+    sch.reorder(panel, i, k, column)
+    sch.partition(i, [2])
+    return panel
+
+
 def dead_loop(sch: Schedule) -> None:
     """Use a loop that a split took apart."""
     loop = at(sch, "c", 0)
@@ -255,6 +264,29 @@ STEPS: dict[str, tuple[PrimFunc, Callable[[Schedule], object]]] = {
     ),
     "tensorize_extent": (product(), lambda s: s.tensorize(at(s, "c", 2), "test.dot8")),
     "tensorize_operation": (product(), lambda s: s.tensorize(at(s, "d", 1), "test.dot8")),
+    "first_use_alone": (
+        product(),
+        lambda s: s.read_at(at(s, "c", 0), "c", 1, "global", first_use="c"),
+    ),
+    "first_use_later": (
+        product(),
+        lambda s: s.read_at(parted(s), "c", 1, "global", first_use="c_1"),
+    ),
+    "first_use_elsewhere": (
+        product(),
+        lambda s: s.read_at(parted(s), "c_1", 1, "global", first_use="d"),
+    ),
+    "copy_out_of_its_loop": (
+        product(),
+        lambda s: (
+            s.cache_read("c", 1, "global"),
+            s.reverse_compute_inline(s.read_at(at(s, "c", 0), "c", 1, "global")),
+        ),
+    ),
+    "first_use_masked": (
+        product(),
+        lambda s: s.read_at(parted(s), "c_1", 1, "global", first_use="c"),
+    ),
     "ordered_parallel": (ordered, lambda s: s.parallel(at(s, "scatter", 1))),
     "ordered_vectorize": (ordered, lambda s: s.vectorize(at(s, "recurrence", 0))),
     "ordered_bind": (ordered, lambda s: s.bind(at(s, "scatter", 0), "threadIdx.x")),

@@ -102,6 +102,16 @@ def test_the_step_replays() -> None:
     assert "first_use=b0" in str(sch.trace)
 
 
+def test_a_copy_of_a_region_stays_in_the_loop_of_the_region() -> None:
+    a, x = te.placeholder((13, 9), name="a"), te.placeholder((9, 24), name="x")
+    b, k = te.compute((9, 24), lambda i, j: x[i, j] * 2.0, name="b"), te.reduce_axis((0, 9), "k")
+    c = te.compute((13, 24), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="c")
+    sch, panel = panels(te.create_prim_func([a, x, c]))
+    copy = sch.read_at(panel, "c_1", "b", "global")
+    with pytest.raises(ScheduleError, match="it uses loop 'j_0', which is not around the new"):
+        sch.reverse_compute_at(copy, sch.get_loops("b")[1])
+
+
 @pytest.mark.parametrize(
     ("first", "reader", "message"),
     [

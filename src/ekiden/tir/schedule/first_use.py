@@ -19,13 +19,10 @@ from collections.abc import Sequence
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import PrimExpr, Var, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.schedule.block_kinds import COMPLETE, REDUCTION, UPDATE, require_kind
-from ekiden.tir.schedule.cache import (
-    common_access_indices,
-    iterators_in,
-    require_unguarded_reads,
-)
+from ekiden.tir.schedule.cache import common_access_indices, require_unguarded_reads
 from ekiden.tir.schedule.legality import uncovered_read_fault
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
@@ -55,10 +52,10 @@ def copy_on_first_use(
     first: BlockRealize,
     old: Buffer,
     new: Buffer,
-    lows: Sequence[PrimExpr],
+    box: Sequence[Range],
 ) -> tuple[PrimFunc, list[str]]:
-    """Return the function in which a block copies what it reads of `old`, from `lows` on, to `new`
-    in each iteration of a loop, and the blocks behind it in the loop read `new`.
+    """Return the function in which a block copies what it reads of a box of `old` to `new` in each
+    iteration of a loop, and the blocks behind it in the loop read `new`.
 
     Proved: in each iteration the first block is done before the others begin, and it reads all that
     they read, as `legality.uncovered_read_fault` shows of the copy.
@@ -70,8 +67,8 @@ def copy_on_first_use(
     indices = common_access_indices(step, first, old)
     require_unguarded_reads(step, first, old)
     users = _later_users(step, program, loop, first, old)
-    iters = iterators_in(first, indices)
-    copy = _create_copy(program, first, iters, old, new, indices, lows)
+    lows = [r.min for r in box]
+    copy = _create_copy(program, first, (old, new), indices, box)
     copy = _in_first_steps(step, program, loop, copy, first)
     func = program.replace(first, flatten_seq(copy, first))
     for user in users:
@@ -115,20 +112,22 @@ def _later_users(
 def _create_copy(
     program: ScheduleProgram,
     first: BlockRealize,
-    iters: Sequence[IterVar],
-    old: Buffer,
-    new: Buffer,
+    region: tuple[Buffer, Buffer],
     indices: Sequence[PrimExpr],
-    lows: Sequence[PrimExpr],
+    box: Sequence[Range],
 ) -> BlockRealize:
-    """Return the block new[indices - lows] = old[indices], at the iterators of the first block."""
-    own = tuple(IterVar(Var(i.var.name, i.var.dtype), i.extent, IterKind.SPATIAL) for i in iters)
-    names: dict[Var, PrimExpr] = {i.var: v.var for i, v in zip(iters, own, strict=True)}
-    at = tuple(substitute(i, names) for i in indices)
-    body = BufferStore(new, BufferLoad(old, at, old.dtype), _subtract(at, lows))
+    """Return the block new[v] = old[box.min + v], which runs for what the first block reads."""
+    old, new = region
     bound = dict(zip((i.var for i in first.block.iter_vars), first.iter_values, strict=True))
-    block = Block(program.fresh_block_name(f"{first.block.name}_copy"), own, body)
-    return BlockRealize(tuple(bound[i.var] for i in iters), first.predicate, block)
+    iters = tuple(
+        IterVar(Var(f"v{n}", r.min.dtype), r.extent, IterKind.SPATIAL) for n, r in enumerate(box)
+    )
+    own = tuple(i.var for i in iters)
+    source = tuple(r.min + v for r, v in zip(box, own, strict=True))
+    body = BufferStore(new, BufferLoad(old, source, old.dtype), own)
+    at = _subtract([substitute(i, bound) for i in indices], [r.min for r in box])
+    block = Block(program.fresh_block_name(f"{first.block.name}_copy"), iters, body)
+    return BlockRealize(at, first.predicate, block)
 
 
 def _in_first_steps(

@@ -49,6 +49,7 @@ from ekiden.tir.schedule.program import (
     block_writes,
     bound_analyzer,
     determining_vars,
+    free_vars_of_block,
     loop_ranges,
     loops_between,
     refuse,
@@ -105,6 +106,33 @@ def require_top_level_block(step: str, program: ScheduleProgram, realize: BlockR
         ancestor = program.parent_of(ancestor)
 
 
+# A block that uses the region of a loop's iteration (`read_at`) is bound to that loop.
+def require_visible(
+    step: str, program: ScheduleProgram, realize: BlockRealize, place: Stmt
+) -> None:
+    """Refuse to move a block to a place at which a loop variable or a buffer that it uses is not
+    defined.
+    """
+    around = program.path_to(place)
+    loop_vars = {s.loop_var for s in around if isinstance(s, For)}
+    for var in free_vars_of_block(realize.block):
+        if var in program.loops and var not in loop_vars:
+            refuse(
+                f"{step} {realize.block.name!r}: it uses loop {var.name!r}, which is not around "
+                "the new place",
+                realize,
+            )
+    visible = {s.buffer for s in around if isinstance(s, Allocate)}
+    allocated = {s.buffer for s in program.path_to(realize) if isinstance(s, Allocate)}
+    for buffer in (*block_reads(realize.block), *block_writes(realize.block)):
+        if buffer in allocated and buffer not in visible:
+            refuse(
+                f"{step} {realize.block.name!r}: {buffer.name!r} is not allocated around the new "
+                "place",
+                realize,
+            )
+
+
 def require_unconditional(step: str, realize: BlockRealize) -> None:
     """Refuse a block that runs only under a condition of its own."""
     extra_conditions = split_domain_guards(realize)[1]
@@ -136,9 +164,9 @@ def require_permutable(
 
 
 # Two runs of an ordered block touch a common element only if they are at one place in the spatial
-# iterators (`kinds`). If these tell all loops but those that the block is ordered over, such runs
-# differ in the ordered loops alone, and as long as these keep their places to each other, which of
-# the two comes first stays.
+# iterators (`block_kinds`). If these tell all loops but those that the block is ordered over, such
+# runs differ in the ordered loops alone, and as long as these keep their places to each other,
+# which of the two comes first stays.
 def _require_steps_in_order(
     step: str,
     program: ScheduleProgram,

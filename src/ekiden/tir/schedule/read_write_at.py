@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.range import Range
 from ekiden.tir.access_regions import Access, bounding_region
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.schedule.block_kinds import COMPLETE, REDUCTION, reduce_loops, require_kind
@@ -70,7 +71,8 @@ def read_at(
     label = f"{old.name}_{storage_scope}".replace(".", "_")
     new = Buffer(program.fresh_buffer_name(label), shape, old.dtype, storage_scope)
     if first_use is not None:
-        return copy_on_first_use(program, loop, first_use, old, new, lows)
+        region = [Range.from_min_extent(low, size) for low, size in zip(lows, sizes, strict=True)]
+        return copy_on_first_use(program, loop, first_use, old, new, region)
     copy = _create_copy_nest(program.fresh_block_name(label), new, old, sizes, lows)
     body = Allocate(new, flatten_seq(copy, _redirect_to_region_buffer(loop.body, old, new, lows)))
     return program.replace(loop.body, body), [copy_block_name(copy)]
