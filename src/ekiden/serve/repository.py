@@ -409,9 +409,7 @@ class ModelRepository:
                     return model, name
         return self.get(name), ""
 
-    def add_text(
-        self, name: str, text: AnyTextModel, config: ModelConfig | None = None
-    ) -> None:
+    def add_text(self, name: str, text: AnyTextModel, config: ModelConfig | None = None) -> None:
         """Add a text model that has no file."""
         model = self.models[name] = ServedModel(name, self.folder / name)
         model.configure(config or ModelConfig())
