@@ -100,4 +100,5 @@ def _block_scales(name: str, state: Mapping[str, Any], arrays: Arrays) -> NDArra
     scales = np.asarray(arrays("weight.nested_absmax"), np.float32).reshape(-1)
     if table.shape != (256,) or len(scales) != -(-len(stored) // block):
         raise LoadError(f"'{name}': {len(scales)} scales of {len(stored)} scales do not fit")
-    return table[stored] * np.repeat(scales, block)[: len(stored)] + np.float32(offset)
+    scaled = table[stored] * np.repeat(scales, block)[: len(stored)]
+    return np.asarray(scaled + np.float32(offset), np.float32)
