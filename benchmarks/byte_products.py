@@ -79,14 +79,14 @@ def build_ekiden_matmul(x: np.ndarray, w: np.ndarray, target: Target) -> tuple[C
     (m, k), n = x.shape, len(w)
     plain = MatmulSizes(m, n, k // DOT_WORD_CHANNELS, "uint8")
     narrow, listed_words = replace(plain, dtype=INT16_PAIR_SUMS), None
-    tile = FAMILY.panel_of(narrow, target, {})
+    tile = FAMILY.choose_panel_width(narrow, target, {})
     packed, listed = split_large_pairs(pack_weight(w, "dense_u8s8", tile))
     operands = [tensor(x), tensor(packed)]
     if are_int16_sums_faster(listed.shape[1], k // DOT_WORD_CHANNELS, target):
         listed_words = te.placeholder(listed.shape, "int32", "places")
         operands.append(tensor(listed))
     else:
-        tile = FAMILY.panel_of(plain, target, {})
+        tile = FAMILY.choose_panel_width(plain, target, {})
         packed = pack_weight(w, "dense_u8s8", tile)
         operands[1] = tensor(packed)
     data = te.placeholder(x.shape, "uint8", "data")

@@ -150,8 +150,8 @@ class CompiledModel:
 
     @time_phase("write")
     def write(self, file: Writer) -> None:
-        """Write the artifact to a seekable file. Raises as `joined` does; the file must not be used
-        then.
+        """Write the artifact to a seekable file. Raises as `to_bytes` does; the file must then be
+        discarded.
         """
         self.artifact.write_seekable(cast("Seekable", file))
         self.mapped_weight_files.check("compile")

@@ -120,13 +120,13 @@ class DecoderArchitecture:
     input; a key of the configuration, or whether. tied: whether the head is the embedding where the
     configuration does not say. by_group: rows of the attention's projection are ordered by groups:
     the queries that share a key, their key and value. windows: which layers see a window of keys
-    alone. rotary: the keys that say what share of a head turns, rotary_size the one that says how
-    many of its numbers. interleaved: pairs that turn are neighbours. turned: which layers have a
-    rope at all. qk_norm: queries and keys are normalised by a weight for a "head", which all have,
-    for each of the "heads", or as one "row" of all heads. local_rope: layers with a window have a
-    rope of their own. base: of the rope, where the configuration does not say. alibi: scores have
-    biases by distance (Press and others, "Train Short, Test Long"). position_offset: of learned
-    positions. transposed: weights of products are stored as [inputs, outputs].
+    alone. rotary: the keys of the rotated share of a head, rotary_size the one that says how
+    many of its numbers. interleaved: rotated pairs are adjacent. layers_with_rope: whether each
+    layer has a rope. qk_norm: queries and keys are normalised by a weight that all heads share
+    ("head"), by one per head ("heads"), or as one "row" of all heads. local_rope: layers with a
+    window have another rope. base: of the rope, where the configuration does not say. alibi: scores
+    have biases by distance (Press and others, "Train Short, Test Long"). position_offset: of
+    learned positions. transposed: weights of products are stored as [inputs, outputs].
 
     keys: names of transformers -> those of the family's configuration. defaults: what transformers
     takes where a configuration does not say. fixed: the only value that is served of a key.
@@ -149,7 +149,7 @@ class DecoderArchitecture:
     rotary: tuple[str, ...] = ("partial_rotary_factor",)
     rotary_size: str = ""
     interleaved: bool = False
-    turned: Callable[[Config, tuple[int, ...]], tuple[bool, ...]] = _uses_rope
+    layers_with_rope: Callable[[Config, tuple[int, ...]], tuple[bool, ...]] = _uses_rope
     qk_norm: str = "head"
     local_rope: bool = False
     base: float = 10000.0

@@ -150,11 +150,11 @@ def _cohere2_windows(config: Config, count: int) -> tuple[int, ...]:
 def _smollm3_windows(config: Config, count: int) -> tuple[int, ...]:
     if not config.get("use_sliding_window"):
         return (0,) * count
-    turned = _smollm3_turned(config, (0,) * count)
-    return layer_windows(config, count, lambda n: turned[n])
+    layers_with_rope = _smollm3_rope_layers(config, (0,) * count)
+    return layer_windows(config, count, lambda n: layers_with_rope[n])
 
 
-def _smollm3_turned(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
+def _smollm3_rope_layers(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
     """Return the layers that have a rope: those with a 1 in `no_rope_layers`."""
     flags = config.get("no_rope_layers")
     if flags is None:
@@ -167,7 +167,7 @@ def _smollm3_turned(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...
     return tuple(map(bool, flags))
 
 
-def _cohere2_turned(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
+def _cohere2_rope_layers(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
     return tuple(map(bool, windows))
 
 
@@ -308,7 +308,7 @@ _GPT2_ARCHITECTURE = replace(
     _GPT_ARCHITECTURE,
     names=_GPT2_NAMES,
     biases=_ALL_BIASES,
-    turned=_no_layers,
+    layers_with_rope=_no_layers,
     tied=True,
     fixed={"scale_attn_weights": True, "add_cross_attention": False},
 )
@@ -405,7 +405,7 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
         activation=("activation_function", "relu"),
         gated=False,
         biases=dict.fromkeys(_ALL_BIASES, "enable_bias"),
-        turned=_no_layers,
+        layers_with_rope=_no_layers,
         tied=True,
         position_offset=2,
         keys={"intermediate_size": "ffn_dim"},
@@ -440,7 +440,7 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
         tied=True,
         by_group=True,
         alibi=True,
-        turned=_no_layers,
+        layers_with_rope=_no_layers,
         keys={**_GPT_KEYS, "max_position_embeddings": "seq_length"},
         defaults={"max_position_embeddings": 2048},
         fixed={"apply_residual_connection_post_layernorm": False},
@@ -511,13 +511,17 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
     "Cohere2ForCausalLM": replace(
         _COHERE_ARCHITECTURE,
         windows=_cohere2_windows,
-        turned=_cohere2_turned,
+        layers_with_rope=_cohere2_rope_layers,
         defaults={"sliding_window": 4096},
     ),
     "GlmForCausalLM": _GLM_ARCHITECTURE,
     "Glm4ForCausalLM": replace(_GLM_ARCHITECTURE, names=_GLM4_NAMES),
     "SmolLM3ForCausalLM": DecoderArchitecture(
-        biases=_LLAMA_BIASES, windows=_smollm3_windows, turned=_smollm3_turned, tied=True, base=2e6
+        biases=_LLAMA_BIASES,
+        windows=_smollm3_windows,
+        layers_with_rope=_smollm3_rope_layers,
+        tied=True,
+        base=2e6,
     ),
     "InternLM2ForCausalLM": DecoderArchitecture(
         _INTERNLM2_NAMES, by_group=True, biases={"attention": "bias", "out": "bias"}

@@ -143,7 +143,7 @@ def _call_pattern(form: ToolFormat, tools: Sequence[Mapping[str, Any]], choice: 
         raise InputError(f"'tool_choice': calls in the form '{form.name}' cannot be forced")
     name = choice.removeprefix("function:")
     calls = [
-        _framed(form, tool, number, holds_schema=True)
+        _tool_call_pattern(form, tool, number, holds_schema=True)
         for number, tool in enumerate(tools)
         if choice == "required" or tool["function"]["name"] == name
     ]
@@ -157,7 +157,7 @@ def _strict_pattern(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str
     if not form.frame:
         raise InputError(f"'tools': calls in the form '{form.name}' cannot be 'strict'")
     calls = [
-        _framed(form, tool, number, holds_schema=is_strict(tool))
+        _tool_call_pattern(form, tool, number, holds_schema=is_strict(tool))
         for number, tool in enumerate(tools)
     ]
     call = rf"\s{{0,2}}({'|'.join(calls)})\s{{0,2}}"
@@ -172,7 +172,9 @@ def _strict_pattern(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str
     return f"{text}({begin}{call})?"
 
 
-def _framed(form: ToolFormat, tool: Mapping[str, Any], number: int, holds_schema: bool) -> str:
+def _tool_call_pattern(
+    form: ToolFormat, tool: Mapping[str, Any], number: int, holds_schema: bool
+) -> str:
     """Return the pattern of a call of one function. Raises InputError for parameters that are no
     schema that a grammar holds.
     """

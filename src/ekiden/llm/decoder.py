@@ -255,22 +255,23 @@ class _ForwardBuilder:
         prefix = names.layer.format(n)
         if config.latent:
             assert rotation is not None
-            turned_heads = latent_projections(
+            rotated_heads = latent_projections(
                 normed, prefix + "self_attn.", config, tensors, self.let,
                 lambda part: _rotary_embedding(
                     part, config.ropes[0], rotation, 2 * len(config.ropes[0].frequencies)
                 ),
             )  # fmt: skip
         else:
-            turned_heads = self._turned_heads(n, normed, tokens, rotation)
-        turned = self.let(f"turned_{n}", turned_heads)
+            rotated_heads = self._rotated_heads(n, normed, tokens, rotation)
+        attention_inputs = self.let(f"turned_{n}", rotated_heads)
         layer = const(np.array([n], np.int32))
         cache_position = (layer, tokens.tables, tokens.sequences, tokens.positions)
         page = self.layout.page
         written = self.let(
-            f"cache_{n}", op.nn.contrib_write_pages(cache, turned, *cache_position, page=page)
+            f"cache_{n}",
+            op.nn.contrib_write_pages(cache, attention_inputs, *cache_position, page=page),
         )
-        attended = self._attend(n, turned, written, cache_position)
+        attended = self._attend(n, attention_inputs, written, cache_position)
         values: Expr = self.let(f"heads_{n}", attended)
         if config.cache_depth > config.value_depth:
             values = slice_axis(values, 0, config.value_depth, 2)
@@ -281,7 +282,9 @@ class _ForwardBuilder:
         )
         return out, written
 
-    def _attend(self, n: int, turned: Var, cache: Var, cache_position: Sequence[Expr]) -> Expr:
+    def _attend(
+        self, n: int, attention_inputs: Var, cache: Var, cache_position: Sequence[Expr]
+    ) -> Expr:
         """Return the attention of a layer's heads [n, heads, depth of the cache]."""
         config, names = self.config, self.config.names
         page, scale, softcap = self.layout.page, config.score_scale, config.score_softcap
@@ -289,15 +292,16 @@ class _ForwardBuilder:
         layer, tables, sequences, positions = cache_position
         if not names.sinks:
             return op.nn.contrib_paged_attention(
-                turned, cache, layer, tables, sequences, positions, page, scale, softcap, window
-            )
+                attention_inputs, cache, layer, tables, sequences, positions, page, scale, softcap,
+                window,
+            )  # fmt: skip
         sinks = self.parts.read_vector(names.layer.format(n) + names.sinks, config.heads)
         return op.nn.contrib_paged_attention_with_sinks(
-            turned, cache, layer, tables, sequences, positions, const(sinks), page, scale, softcap,
-            window,
+            attention_inputs, cache, layer, tables, sequences, positions, const(sinks), page, scale,
+            softcap, window,
         )  # fmt: skip
 
-    def _turned_heads(
+    def _rotated_heads(
         self, n: int, normed: Expr, tokens: TokenVariables, rotation: tuple[Var, Var] | None
     ) -> Expr:
         """Return queries, keys and values [n, heads + 2 * groups, depth of the cache]."""
@@ -311,10 +315,10 @@ class _ForwardBuilder:
         if config.clip:
             projected = op.clip(projected, -config.clip, config.clip)
         heads = op.reshape(projected, (-1, total, config.depth))
-        turned_heads = self._apply_rotary(n, heads, rotation)
+        rotated_heads = self._apply_rotary(n, heads, rotation)
         if config.alibi:
-            turned_heads = self._with_distance_biases(turned_heads, tokens.positions)
-        return turned_heads
+            rotated_heads = self._with_distance_biases(rotated_heads, tokens.positions)
+        return rotated_heads
 
     def _apply_rotary(self, n: int, projected: Expr, rotation: tuple[Var, Var] | None) -> Expr:
         """Return queries and keys rotated by their positions, and values unchanged."""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.llm.grammar import Grammar, LazyGrammar
-from ekiden.llm.logit_edits import TokenScore, score_token
+from ekiden.llm.logit_biases import TokenScore, score_token
 from ekiden.llm.lora_products import NO_ADAPTER
 from ekiden.llm.page_allocator import Key, PageAllocator
 from ekiden.llm.sampling import Sampling

@@ -96,7 +96,7 @@ def _choose_experts(
         correction = layers.read_vector(prefix + experts.names.correction, experts.count)
         choice = op.add(choice, const(correction))
     if experts.groups > experts.chosen_groups:
-        choice = _within_groups(bind("choice", choice), experts, bind)
+        choice = _mask_outside_top_groups(bind("choice", choice), experts, bind)
     chosen = bind("chosen", op.topk(choice, experts.chosen, axis=1, ret_type="indices"))
     shares: Expr = op.gather(scores, 1, chosen)
     if experts.normalised:
@@ -107,7 +107,7 @@ def _choose_experts(
     return bind("shares", shares), chosen
 
 
-def _within_groups(choice: Var, experts: ExpertConfig, bind: Bind) -> Expr:
+def _mask_outside_top_groups(choice: Var, experts: ExpertConfig, bind: Bind) -> Expr:
     """Return scores [n, experts] with those outside each token's best groups below all others."""
     by_group = op.reshape(choice, (-1, experts.groups, experts.count // experts.groups))
     best = op.topk(by_group, experts.scores_of_group, axis=2, ret_type="values")

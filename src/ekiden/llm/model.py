@@ -24,7 +24,7 @@ from ekiden.llm.engine import Engine, Stream, to_token_ids
 from ekiden.llm.files import find_tokenizer, open_checkpoint
 from ekiden.llm.generation_config import read_sampling_defaults
 from ekiden.llm.grammar import MAX_TABLE_BYTES, Grammar, LazyGrammar, compile_grammar
-from ekiden.llm.logit_edits import logit_edits
+from ekiden.llm.logit_biases import logit_biases
 from ekiden.llm.lora import AdaptedCheckpoint, LoraAdapter
 from ekiden.llm.lora_products import NO_ADAPTER, AdapterSet
 from ekiden.llm.program import (
@@ -354,7 +354,7 @@ class Model:
         history, settings, seeds, is_greedy = self._sampling_inputs(streams, 0)
         moves, states = self._grammar_inputs(streams)
         lengths = np.array([streams[i].length for i in done], np.int32)
-        places, changes = logit_edits([streams[i] for i in done])
+        places, changes = logit_biases([streams[i] for i in done])
         placing = self._placing(tables, [stream.adapter for stream in streams])
         # The draft model must have the prompt in its own cache before it can propose anything.
         for small in state[1:]:

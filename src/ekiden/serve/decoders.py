@@ -13,7 +13,7 @@ from ekiden.llm.answer_parser import AnswerParser
 from ekiden.llm.conversation import Conversation, open_conversation
 from ekiden.llm.engine_loop import EngineLoop, TokenUpdate
 from ekiden.llm.grammar import Grammar, LazyGrammar
-from ekiden.llm.logit_edits import TokenScore
+from ekiden.llm.logit_biases import TokenScore
 from ekiden.llm.text import Detokenizer, Tokenizer
 from ekiden.runtime.errors import LoadError, RequestError, RunError
 from ekiden.serve.config import TextConfig

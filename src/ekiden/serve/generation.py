@@ -129,7 +129,7 @@ class IteratorSource:
             close()
 
 
-class HeldScores:
+class WithheldScores:
     """Scores of tokens whose text is held back."""
 
     def __init__(self) -> None:
@@ -291,7 +291,7 @@ class Generation:
         """
         assert self._source is not None
         # A stop text may span pieces, so its possible beginnings are held back.
-        held, scores = StopFilter(self._sampling.stop), HeldScores()
+        held, scores = StopFilter(self._sampling.stop), WithheldScores()
         is_over = False
         while not (held.has_stopped or is_over):
             pieces = await self._await_with_deadline(self._source.next_pieces())

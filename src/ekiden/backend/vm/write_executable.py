@@ -9,7 +9,7 @@ import numpy as np
 
 from ekiden.backend.vm.type_signatures import encode_signatures
 from ekiden.ir.type import Type
-from ekiden.runtime.artifact.chunks import Pieces
+from ekiden.runtime.artifact.chunks import ByteSources
 from ekiden.runtime.artifact.container_format import (
     ArtifactFile,
     ConstantRecord,
@@ -147,7 +147,7 @@ def _encode_sections(program: ExecutableProgram) -> dict[Section, bytes]:
     return payloads
 
 
-def _eager_payload(payload: bytes) -> Callable[[int], Pieces]:
+def _eager_payload(payload: bytes) -> Callable[[int], ByteSources]:
     return lambda at: [payload]
 
 

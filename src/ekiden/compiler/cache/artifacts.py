@@ -107,7 +107,7 @@ class ArtifactCache:
                 # The list precedes the artifact, whose key depends on it.
                 write_atomic(names_file, lambda file: file.write(names), is_owners=True)
             content = (
-                artifact.write if isinstance(artifact, StreamedContent) else _writer_of(artifact)
+                artifact.write if isinstance(artifact, StreamedContent) else _make_writer(artifact)
             )
             write_atomic(path, content, is_owners=True)
             executable = _map_artifact(path, None)
@@ -117,7 +117,7 @@ class ArtifactCache:
         return executable
 
 
-def _writer_of(data: Bytes) -> Callable[[Writer], object]:
+def _make_writer(data: Bytes) -> Callable[[Writer], object]:
     return lambda file: file.write(data)
 
 

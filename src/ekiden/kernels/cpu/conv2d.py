@@ -16,8 +16,9 @@ non-finite weights do not count.
         all tiles of pixels                          a tile of pixels, or a line of them
 
 Blocks of k are parts of the innermost loop; their sums are stored in the result until the last one.
-Data of uint8 and weights of int8 [o // tile, i, j, c // 4, o % tile, c % 4] give int32, of bfloat16
-in words of two float32; such data are padded already. Groups come first in a weight.
+Data of uint8 and weights of int8 [o // tile, i, j, c // 4, o % tile, c % 4], or of int16 in words
+of two, give int32, of bfloat16 in words of two float32; such data are padded already. Groups come
+first in a weight.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, maximum
-from ekiden.kernels.cost_model import choose_panel_width, max_register_rows, panel_width_knob
+from ekiden.kernels.cost_model import (
+    choose_panel_width,
+    max_register_rows,
+    panel_width_knob,
+    product_dtype,
+)
 from ekiden.kernels.cpu.dense import CACHE_LINE_F32_WORDS, MAX_NARROW_TILE_ROWS
 from ekiden.kernels.cpu.padding import BandLoop, emit_pad_copy, lines_per_band
 from ekiden.kernels.cpu.window_taps import ResultRanges, TapRanges, bind_taps_inside
@@ -383,7 +389,9 @@ class ConvKernel:
         if panel.num_columns == self.width:
             return rows
         register_limit = max_register_rows(
-            -(-panel.num_columns // self.lanes), self.target, self.data.dtype
+            -(-panel.num_columns // self.lanes),
+            self.target,
+            product_dtype(self.data.dtype, self.weight.dtype),
         )
         return max(rows, min(MAX_NARROW_TILE_ROWS, register_limit))
 
@@ -634,7 +642,8 @@ class ConvKernel:
         panel_parts = self.group_panels()
         if (pairs := create_widened_buffer(self.data, self.decision)) is not None:
             size = product_of_dims(list(self.data.shape))
-            self.source, wide = pairs, emit_widen_pairs(self.data, pairs, size, self.lanes)
+            wide = emit_widen_pairs(self.data, pairs, size, self.lanes, self.weight.dtype)
+            self.source = pairs
             return Allocate(
                 pairs,
                 seq(wide, *(self.emit_panels(*panel_part) for panel_part in panel_parts)),

@@ -129,7 +129,9 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
             return self.emit_bands(n, height)
         line, size = Var("line"), self.geometry.data[1]
 
-        def emit_line_groups(y: PrimExpr, top: PrimExpr, first: PrimExpr, rows: PrimExpr) -> Stmt:
+        def emit_line_channel_groups(
+            y: PrimExpr, top: PrimExpr, first: PrimExpr, rows: PrimExpr
+        ) -> Stmt:
             """Emit the channel groups of a line, on data read in place."""
             image = simplify(line // height)
             start = (image * size + top) * self.line_geometry.size * self.channels
@@ -139,7 +141,7 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
                 )
             )
 
-        inside = self.bind_tap_rows_inside(line % height, emit_line_groups)
+        inside = self.bind_tap_rows_inside(line % height, emit_line_channel_groups)
         return For(line, const(0), simplify(n * height), ForKind.PARALLEL, inside, {"grain": 2})
 
     def bind_tap_rows_inside(

@@ -22,6 +22,7 @@ from ekiden.kernels.cost_model import (
     PREFETCH_DISTANCES,
     LoopBlocking,
     max_register_rows,
+    product_dtype,
     tile_rows,
 )
 from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
@@ -95,7 +96,10 @@ class ConvSizes:
         is_one_loop = is_one_loop and (geometry.kernel[1] == 1 or geometry.dilation[1] == 1)
         row = channels_in * geometry.kernel[1]
         sizes = MatmulSizes.from_dims(
-            pixels, channels // geometry.groups, channels_in * taps, data.dtype
+            pixels,
+            channels // geometry.groups,
+            channels_in * taps,
+            product_dtype(data.dtype, weight.dtype),
         )
         return ConvSizes(
             geometry,
@@ -217,7 +221,7 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
         if _contiguous_words(sizes, weight) >= MIN_MATRIX_WORDS
         else None
     )
-    instructions = (matrices, supported_dots(target)[0])
+    instructions = (matrices, supported_dots(target, weight_dtype=weight.dtype)[0])
     # Matrix registers are chosen above only where a row of the reduction fills them.
     if chosen.setdefault("dot", next(filter(None, instructions))) in MATRIX_DOT_FEATURES:
         chosen.setdefault("rows", AMX_TILE_HEIGHTS[0])

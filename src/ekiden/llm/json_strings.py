@@ -1,12 +1,14 @@
-"""Regular expressions of texts as JSON writes them: what "pattern" of a schema says of a text, said
-of its form between quotes, where some characters are escaped.
+"""Regular expressions of JSON string literals.
+
+A schema's "pattern" matches the value of a string; `json_string_pattern` rewrites it to match the
+escaped form between quotes.
 """
 
 from __future__ import annotations
 
 from ekiden.frontend.onnx.regex import PatternParser, RegexError, SyntaxTree
 
-__all__ = ["JSON_CHAR", "json_text_pattern"]
+__all__ = ["JSON_CHAR", "json_string_pattern"]
 
 JSON_CHAR = r'([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))'
 """A character between quotes."""
@@ -15,7 +17,7 @@ _ESCAPED = (*range(32), 34, 92)
 _BEGIN, _END = ("if", "^"), ("if", "$")
 
 
-def json_text_pattern(pattern: str) -> str:
+def json_string_pattern(pattern: str) -> str:
     """Return the expression of the texts in which a pattern occurs, between quotes. Raises
     RegexError for an invalid pattern, and for one that looks at neighbours elsewhere than by "^" at
     its beginning and "$" at its end.
@@ -52,7 +54,7 @@ def _escaped(tree: SyntaxTree) -> str:
 def _escaped_set(ranges: tuple[tuple[int, int], ...]) -> str:
     """Return the expression of one character of a set."""
     options = []
-    plain = [part for low, high in ranges for part in _without_escaped(low, high)]
+    plain = [part for low, high in ranges for part in _unescaped_ranges(low, high)]
     if plain:
         options.append("[" + "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" for a, b in plain) + "]")
     for code in _ESCAPED:
@@ -64,7 +66,7 @@ def _escaped_set(ranges: tuple[tuple[int, int], ...]) -> str:
     return f"({'|'.join(options)})"
 
 
-def _without_escaped(low: int, high: int) -> list[tuple[int, int]]:
+def _unescaped_ranges(low: int, high: int) -> list[tuple[int, int]]:
     """Return the parts of a range that stand for themselves between quotes."""
     parts = []
     for first, last in ((32, 33), (35, 91), (93, 0x10FFFF)):

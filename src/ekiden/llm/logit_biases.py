@@ -19,7 +19,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 if TYPE_CHECKING:
     from ekiden.llm.engine import Stream
 
-__all__ = ["TokenScore", "logit_edits", "score_token"]
+__all__ = ["TokenScore", "logit_biases", "score_token"]
 
 Floats = NDArray[np.float32]
 
@@ -34,7 +34,7 @@ class TokenScore:
     """The likeliest tokens in descending order, with their log-probabilities."""
 
 
-def logit_edits(streams: Sequence[Stream]) -> tuple[NDArray[np.int32], Floats]:
+def logit_biases(streams: Sequence[Stream]) -> tuple[NDArray[np.int32], Floats]:
     """Return the changes of the logits of texts: (places int32 [2, m], rows above tokens, and what
     is added float32 [m]).
     """
@@ -42,15 +42,15 @@ def logit_edits(streams: Sequence[Stream]) -> tuple[NDArray[np.int32], Floats]:
     tokens: list[int] = []
     changes: list[float] = []
     for row, stream in enumerate(streams):
-        edits = _stream_edits(stream)
+        edits = _stream_biases(stream)
         rows += [row] * len(edits)
         tokens += edits.keys()
         changes += edits.values()
     return np.array((rows, tokens), np.int32).reshape(2, -1), np.array(changes, np.float32)
 
 
-def _stream_edits(stream: Stream) -> dict[int, float]:
-    """Return what is added to the logits of a text's next token."""
+def _stream_biases(stream: Stream) -> dict[int, float]:
+    """Return the biases and penalties of the logits of a text's next token."""
     sampling = stream.sampling
     edits = dict(sampling.logit_bias)
     if sampling.frequency_penalty or sampling.presence_penalty:
