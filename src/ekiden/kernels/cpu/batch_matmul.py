@@ -556,8 +556,8 @@ def _matmul_family(tag: str) -> Family:
         default_decision=default_decision,
         build_unscheduled=kernel_builder(partial(_MatmulKernel, tag=tag)),
         unscheduled_reason=(
-            "the first tile of a panel copies the panel while it computes; a schedule "
-            "copies in an earlier block"
+            "the register tile of the first rows copies the panel while it computes; no "
+            "micro-kernel takes such a copy yet"
         ),
     )
 

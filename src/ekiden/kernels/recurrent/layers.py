@@ -535,7 +535,8 @@ FAMILY = Family(
     name="recurrent",
     build_unscheduled=build_recurrent,
     unscheduled_reason=(
-        "the iterations of a sequence carry a state; blocks of a schedule have no order"
+        "the gates of a step are summed in registers and end in the cell; no micro-kernel takes a "
+        "block of ordered steps"
     ),
     search_space=search_space,
     default_decision=default_decision,
