@@ -35,7 +35,6 @@ from ekiden.kernels.cost_model import (
     choose_panel_width,
     max_register_rows,
     panel_width_knob,
-    product_dtype,
     tile_rows,
 )
 from ekiden.kernels.decision import (
@@ -47,7 +46,13 @@ from ekiden.kernels.decision import (
     descending_range,
     divisors,
 )
-from ekiden.kernels.family import INT16_PAIR_SUMS, RANGE_EPILOGUE, Family, MatmulSizes
+from ekiden.kernels.family import (
+    INT16_PAIR_SUMS,
+    RANGE_EPILOGUE,
+    Family,
+    MatmulSizes,
+    product_dtype,
+)
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import AMX_TILE_HEIGHTS, MATRIX_DOT_FEATURES
 from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS, WIDENED_DTYPE
