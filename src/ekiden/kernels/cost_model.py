@@ -311,11 +311,6 @@ def are_int16_sums_faster(listed: int, depth: int, target: Target) -> bool:
     return bool(depth) and narrowed_cost * (depth + listed) < before * depth
 
 
-def product_dtype(data_dtype: str, weight_dtype: str) -> str:
-    """Return the dtype whose step cost a product has: that of the data as they are multiplied."""
-    return WIDENED_DTYPE if weight_dtype == WIDENED_DTYPE else data_dtype
-
-
 def are_int16_weights_faster(product: MatmulSizes, target: Target) -> bool:
     """Return whether a product of bytes is faster with its weight stored as int16.
 
@@ -502,7 +497,6 @@ __all__ = [
     "is_balanced",
     "max_register_rows",
     "panel_width_knob",
-    "product_dtype",
     "rows_per_cache_set",
     "tile_rows",
 ]

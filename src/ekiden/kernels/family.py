@@ -15,6 +15,7 @@ from ekiden import te
 from ekiden._lazy import LazyModule
 from ekiden.ir.prim import IntImm
 from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, require_valid_overrides
+from ekiden.kernels.micro_kernels.register_tiles import WIDENED_DTYPE
 from ekiden.kernels.scheduled_kernel import (
     KernelSpec,
     ScheduledKernel,
@@ -70,6 +71,11 @@ class MatmulSizes:
     ) -> MatmulSizes:
         """Return the sizes of a product with these dimensions."""
         return MatmulSizes(known_extent(rows), known_extent(columns), known_extent(depth), dtype)
+
+
+def product_dtype(data_dtype: str, weight_dtype: str) -> str:
+    """Return the dtype whose step cost a product has: that of the data as they are multiplied."""
+    return WIDENED_DTYPE if weight_dtype == WIDENED_DTYPE else data_dtype
 
 
 def known_extent(dim: object) -> int | None:

@@ -30,17 +30,12 @@ from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, maximum
-from ekiden.kernels.cost_model import (
-    choose_panel_width,
-    max_register_rows,
-    panel_width_knob,
-    product_dtype,
-)
+from ekiden.kernels.cost_model import choose_panel_width, max_register_rows, panel_width_knob
 from ekiden.kernels.cpu.dense import CACHE_LINE_F32_WORDS, MAX_NARROW_TILE_ROWS
 from ekiden.kernels.cpu.padding import BandLoop, emit_pad_copy, lines_per_band
 from ekiden.kernels.cpu.window_taps import ResultRanges, TapRanges, bind_taps_inside
 from ekiden.kernels.decision import Decision
-from ekiden.kernels.family import RANGE_EPILOGUE, Family
+from ekiden.kernels.family import RANGE_EPILOGUE, Family, product_dtype
 from ekiden.kernels.geometry import ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import (
@@ -388,11 +383,9 @@ class ConvKernel:
         rows = self.decision.int_value("rows")
         if panel.num_columns == self.width:
             return rows
-        register_limit = max_register_rows(
-            -(-panel.num_columns // self.lanes),
-            self.target,
-            product_dtype(self.data.dtype, self.weight.dtype),
-        )
+        dtype = product_dtype(self.data.dtype, self.weight.dtype)
+        vectors = -(-panel.num_columns // self.lanes)
+        register_limit = max_register_rows(vectors, self.target, dtype)
         return max(rows, min(MAX_NARROW_TILE_ROWS, register_limit))
 
     def emit_flat_tiles(self, panel: WeightPanel, kind: ForKind) -> Stmt:

@@ -34,7 +34,6 @@ from ekiden.kernels.cost_model import (
     choose_panel_width,
     max_register_rows,
     panel_width_knob,
-    product_dtype,
     tile_rows,
 )
 from ekiden.kernels.decision import (
@@ -52,6 +51,7 @@ from ekiden.kernels.family import (
     Family,
     MatmulSizes,
     known_extent,
+    product_dtype,
 )
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import AMX_TILE_HEIGHTS, MATRIX_DOT_FEATURES

@@ -22,7 +22,6 @@ from ekiden.kernels.cost_model import (
     PREFETCH_DISTANCES,
     LoopBlocking,
     max_register_rows,
-    product_dtype,
     tile_rows,
 )
 from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
@@ -35,7 +34,7 @@ from ekiden.kernels.decision import (
     descending_range,
     divisors,
 )
-from ekiden.kernels.family import MatmulSizes, known_extent
+from ekiden.kernels.family import MatmulSizes, known_extent, product_dtype
 from ekiden.kernels.geometry import NO_DEPTH_AXIS, ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import AMX_TILE_HEIGHTS, MATRIX_DOT_FEATURES
