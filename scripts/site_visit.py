@@ -106,10 +106,10 @@ class Visitor:
             for width, size in VIEWPORT_SIZES.items()
         }
         for page in self.pages.values():
-            page.emit("console", self._on_console)
-            page.emit("pageerror", lambda error: self._record_fault(f"an exception: {error}"))
-            page.emit("request", self._on_request)
-            page.emit(
+            page.on("console", self._on_console)
+            page.on("pageerror", lambda error: self._record_fault(f"an exception: {error}"))
+            page.on("request", self._on_request)
+            page.on(
                 "requestfailed", lambda request: self._record_fault(f"not loaded: {request.url}")
             )
 

@@ -48,6 +48,15 @@ def of_bytes(rows: int, columns: int, depth: int, panel: int) -> tuple[list[te.T
     return [data, weight], dense_pack(data, weight, columns, panel, "int32")
 
 
+def looked_up(rows: int, columns: int, depth: int, panel: int) -> tuple[list[te.Tensor], te.Tensor]:
+    """A dense layer of bytes with further words of weights, whose words of data a table names."""
+    data = te.placeholder((rows, depth), "uint8", name="data")
+    panels = -(-columns // panel)
+    weight = te.placeholder((panels, depth // 4 + 3, panel, 4), "int8", name="weight")
+    table = te.placeholder((panels, 3), "int32", name="table")
+    return [data, weight, table], dense_pack(data, weight, columns, panel, "int32", table)
+
+
 Case = tuple[Callable[[], tuple[list[te.Tensor], te.Tensor]], Target, Overrides]
 CASES: dict[str, Case] = {
     "plain": (lambda: dense(37, 100, 64, 48), TARGET, {}),
@@ -55,6 +64,8 @@ CASES: dict[str, Case] = {
     "parts of the sums": (lambda: dense(9, 100, 768, 48), TARGET, {"k_block": 384, "copy": 1}),
     "any rows": (lambda: dense(SizeVar("m"), 40, 64, 32), TARGET, {}),
     "bytes": (lambda: of_bytes(5, 40, 64, 16), TARGET, {}),
+    "looked-up words": (lambda: looked_up(5, 40, 64, 16), PAIRS, {"dot": "madd_u8s8"}),
+    "looked-up pairs": (lambda: looked_up(5, 40, 64, 16), PAIRS, {"dot": "madd_s16"}),
     "pairs of bytes": (lambda: of_bytes(5, 40, 64, 16), PAIRS, {"dot": "madd_s16"}),
 }
 

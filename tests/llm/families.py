@@ -62,6 +62,25 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "starcoder2": ("Starcoder2ForCausalLM", {"sliding_window": 8}),
     "olmo": ("OlmoForCausalLM", {"clip_qkv": 0.5}),
     "olmo2": ("Olmo2ForCausalLM", {}),
+    "olmo3": ("Olmo3ForCausalLM", {"sliding_window": 8, "num_hidden_layers": 4}),
+    "olmo3_yarn": (
+        "Olmo3ForCausalLM",
+        {
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500000.0,
+                    "factor": 4.0,
+                    "beta_fast": 32,
+                    "beta_slow": 1,
+                    "original_max_position_embeddings": 64,
+                },
+            },
+        },
+    ),
     "granite": (
         "GraniteForCausalLM",
         {

@@ -52,6 +52,17 @@ def test_compiled_logits_are_those_of_transformers(name: str, tmp_path: Path) ->
     check_logits(open_checkpoint(tmp_path), model, "vm")
 
 
+def test_windows_of_olmo3_turn_without_the_scaling_of_other_layers() -> None:
+    # As checkpoints were published, before transformers wrote a rope for each kind of layer.
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    config = {**SIZES, "architectures": ["Olmo3ForCausalLM"], "num_hidden_layers": 4,
+              "rope_theta": 700000.0}  # fmt: skip
+    plain_rope = read_config(config).ropes[0]
+    scaled = read_config({**config, "rope_scaling": scaling})
+    assert scaled.rope_of == (1, 1, 1, 0) and scaled.windows == (4096, 4096, 4096, 0)
+    assert scaled.ropes[1] == plain_rope and scaled.ropes[0] != plain_rope
+
+
 def test_the_text_of_a_multimodal_model_is_read(tmp_path: Path) -> None:
     import transformers
 

@@ -313,7 +313,7 @@ def of_another_format(path: Path) -> None:
     raw = bytearray(file.read_bytes())
     at = raw.index(len(name).to_bytes(8, "little") + name) + 8 + len(name)
     at += 4 + 8 * int.from_bytes(raw[at : at + 4], "little")
-    raw[at : at + 4] = (16).to_bytes(4, "little")
+    raw[at : at + 4] = (40).to_bytes(4, "little")
     file.write_bytes(raw)
     GGUFFile(file)["q6_k"].values()
 
@@ -343,7 +343,7 @@ def no_layers(path: Path) -> None:
         (many_tensors, r"a.gguf: the header: \d+ tensors do not fit into the \d+ bytes that"),
         (long_name, r"a.gguf: entry 0: \d+ bytes of a string do not fit into the"),
         (short, "a.gguf: tensor 'q6_k': ends at byte"),
-        (of_another_format, r"a.gguf: tensor 'q6_k': type 16 \(iq2_xxs\) is none of float32,"),
+        (of_another_format, r"a.gguf: tensor 'q6_k': type 40 \(nvfp4\) is none of float32,"),
         (twice, "a.gguf: tensor 'x': it is there twice"),
         (no_architecture, "a.gguf: entry 'general.architecture': one of llama, .* got None"),
         (no_layers, "a.gguf: entry 'llama.embedding_length': it is not there"),

@@ -15,7 +15,7 @@ _FAMILY_MODULES: Mapping[str, str] = {
     "paged_attention": "attention.paged_attention_family",
     "recurrent": "recurrent.layers",
     "scatter": "cpu.scatter",
-    "dense_pack": "quantized.dense_int8_residual_words",
+    "dense_pack": "cpu.dense",
     "conv_nhwc_pack": "cpu.conv2d",
     "conv2d_transpose": "cpu.upsample",
     "conv_transpose_pack": "cpu.conv2d_transpose",
@@ -31,6 +31,7 @@ _FAMILY_MODULES: Mapping[str, str] = {
     "thread_attention": "gpu.attention",
     "thread_product": "gpu.contraction",
     "thread_reduction": "gpu.reduction",
+    "thread_scatter": "gpu.scatter",
     "threads": "gpu.default",
 }
 """Family name -> module of this package that defines it, as FAMILY or in FAMILIES."""

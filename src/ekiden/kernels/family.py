@@ -110,7 +110,6 @@ class Family:
         schedule_steps: Schedules the program that `create_initial_program` returns.
         build_unscheduled: Builds the loops without a schedule.
         unscheduled_reason: Why no schedule builds them.
-        is_unscheduled: Whether an anchor is built without a schedule although the family has one.
         create_initial_program: Creates the program to schedule.
         accepts: Whether the family computes an anchor.
         required_features: Features that the target must have (`Target.has`).
@@ -135,7 +134,6 @@ class Family:
     schedule_steps: ScheduleSteps | None = None
     build_unscheduled: BuildKernel | None = None
     unscheduled_reason: str = ""
-    is_unscheduled: Callable[[te.Tensor], bool] = lambda anchor: False
     create_initial_program: CreateInitialProgram = create_kernel_program
     accepts: Callable[[te.Tensor, Target], bool] = lambda anchor, target: has_known_weights(anchor)
     required_features: tuple[str, ...] = ()
@@ -174,9 +172,7 @@ class Family:
         Raises:
             CompileError: For a decision that no kernel follows.
         """
-        # Handwritten loops come first: a family with both names the anchors that a schedule cannot
-        # build.
-        if self.schedule_steps is None or (anchor is not None and self.is_unscheduled(anchor)):
+        if self.schedule_steps is None:
             assert self.build_unscheduled is not None, self.name
             func = self.build_unscheduled(inputs, outputs, target, name, decision)
             return ScheduledKernel(func, unscheduled_reason=self.unscheduled_reason)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ekiden import te
 from ekiden._lazy import LazyModule
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import PrimExpr, Var
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.kernels.decision import Decision
 from ekiden.runtime.errors import ScheduleError
@@ -26,10 +26,12 @@ from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 
 if TYPE_CHECKING:
+    from ekiden.kernels import stages
     from ekiden.tir.schedule import schedule
     from ekiden.tir.schedule.schedule import Schedule
-    from ekiden.tir.schedule.trace import Trace
+    from ekiden.tir.schedule.trace import BlockRV, LoopRV, Trace
 else:
+    stages = LazyModule("ekiden.kernels.stages")
     schedule = LazyModule("ekiden.tir.schedule.schedule")
 
 
@@ -67,6 +69,17 @@ def create_inlined_program(
     return te.create_prim_func([*inputs, *stages], name, extern_blocks=True)
 
 
+def result_description(params: Sequence[te.Tensor | Var], result_tensor: te.Tensor) -> PrimFunc:
+    """Return the description of a micro-kernel: the program of one result, with its inner sums
+    computed where its own sum reads them.
+    """
+    sch = schedule.Schedule(te.create_prim_func([*params, result_tensor]))
+    *inner, result = (b.op.name for b in stages.stages_of([result_tensor]))
+    for block in reversed(inner):
+        sch.compute_at(block, sch.get_loops(result)[-1])
+    return sch.func
+
+
 def replace_computation(
     outputs: Sequence[te.Tensor], old: te.Tensor, new: te.Tensor
 ) -> list[te.Tensor]:
@@ -87,6 +100,11 @@ def replace_computation(
         body = tuple(rewrite(b, redirect_load) for b in op.body)
         results.append(output.with_fields(op=op.with_fields(body=body)))
     return results
+
+
+def row_loop(sch: Schedule, block: BlockRV, leading: Sequence[LoopRV]) -> LoopRV:
+    """Return the loop over rows; a unit loop where the data has no row axis."""
+    return leading[0] if leading else sch.add_unit_loop(sch.get_loops(block)[0])
 
 
 def try_primitive(step: Callable[..., None], *arguments: object) -> bool:
@@ -119,5 +137,7 @@ __all__ = [
     "apply_schedule_steps",
     "create_inlined_program",
     "replace_computation",
+    "result_description",
+    "row_loop",
     "try_primitive",
 ]

@@ -138,6 +138,10 @@ def _gemma3_windows(config: Config, count: int) -> tuple[int, ...]:
     return layer_windows(config, count, lambda n: (n + 1) % every != 0)
 
 
+def _fourth_full_windows(config: Config, count: int) -> tuple[int, ...]:
+    return layer_windows(config, count, lambda n: (n + 1) % 4 != 0)
+
+
 def _cohere2_windows(config: Config, count: int) -> tuple[int, ...]:
     every = read_integer(config, "sliding_window_pattern", 4)
     return layer_windows(config, count, lambda n: (n + 1) % every != 0)
@@ -263,6 +267,12 @@ def _adapt_cohere(row: DecoderArchitecture, config: Config) -> DecoderArchitectu
     """Return the row of a Command R: the larger ones normalise queries and keys."""
     has_norms = config.get("use_qk_norm")
     return replace(row, names=replace(row.names, **_QK_NORM_NAMES)) if has_norms else row
+
+
+def _adapt_olmo3(row: DecoderArchitecture, config: Config) -> DecoderArchitecture:
+    """Return the row of an OLMo 3: layers with a window turn by the same base, without scaling."""
+    base = read_float(config, "rope_theta", row.base)
+    return replace(row, defaults={**row.defaults, "rope_local_base_freq": base})
 
 
 def _adapt_bigcode(row: DecoderArchitecture, config: Config) -> DecoderArchitecture:
@@ -470,6 +480,17 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
     ),
     "Olmo2ForCausalLM": DecoderArchitecture(
         _OLMO2_NAMES, epsilon=("rms_norm_eps", 1e-5), biases=_ATTENTION_BIASES, qk_norm="row"
+    ),
+    "Olmo3ForCausalLM": DecoderArchitecture(
+        _OLMO2_NAMES,
+        epsilon=("rms_norm_eps", 1e-5),
+        biases=_ATTENTION_BIASES,
+        qk_norm="row",
+        windows=_fourth_full_windows,
+        local_rope=True,
+        base=500000.0,
+        adapt=_adapt_olmo3,
+        defaults={"sliding_window": 4096},
     ),
     "GraniteForCausalLM": DecoderArchitecture(
         biases=_LLAMA_BIASES,

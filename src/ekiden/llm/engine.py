@@ -280,19 +280,38 @@ class Engine:
         self._state = self.model.new_state(self.sequences * self.model.most_pages)
 
     def _admit_waiting(self) -> None:
-        """Admit waiting texts while there are slots and pages."""
+        """Admit waiting texts, in order, while there are slots and pages. One whose next page is
+        being filled by a running text, as that of a further choice, waits until it can share it;
+        those behind it go on.
+        """
+        filling, held = self._filling_keys(), []
         while self._waiting and len(self._running) < self.sequences:
             first = self._waiting[0]
+            if self.pages.next_key(first.keys, len(first.prompt)) in filling:
+                held.append(self._waiting.popleft())
+                continue
             # Reserve pages for the whole answer up front, so that a running text can never run out
             # of them.
             tokens = first.limit + self.model.spare
             allocation = self.pages.allocate(first.keys, len(first.prompt), tokens)
             if allocation is None:
                 assert self._running, "a text alone has its pages"
-                return
+                break
             first.pages, first.shared = allocation
             first.read = first.shared
             self._running.append(self._waiting.popleft())
+            filling.update(self._unfilled_keys(first))
+        self._waiting.extendleft(reversed(held))
+
+    def _filling_keys(self) -> set[Key]:
+        """Return the prefix keys of pages that running texts have still to fill."""
+        if not self._waiting:
+            return set()
+        return {key for stream in self._running for key in self._unfilled_keys(stream)}
+
+    def _unfilled_keys(self, stream: Stream) -> Sequence[Key]:
+        """Return the prefix keys of a prompt's pages that are not filled yet."""
+        return stream.keys[stream.read // self.pages.size :]
 
     def _finish_stream(self, stream: Stream, why: str, reason: str = "") -> None:
         stream.finish, stream.reason = why, reason

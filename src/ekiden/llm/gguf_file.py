@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ekiden.llm.gguf_decoded import DECODED_TYPES
 from ekiden.llm.weights import UNQUANTIZED_DTYPES, MappedBytes, Weight, tensor_bytes
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -33,7 +34,6 @@ Entry: TypeAlias = "int | float | bool | str | NDArray[Any] | list[Any]"
 GGUF_MAGIC = b"GGUF"
 GGUF_VERSIONS = (2, 3)
 ALIGNMENT_KEY = "general.alignment"
-ARCHITECTURE_KEY = "general.architecture"
 MAX_TENSOR_AXES = 8
 MAX_ARRAY_DEPTH = 4
 """Arrays in arrays."""
@@ -51,9 +51,8 @@ FORMAT_BY_CODE = {
 }
 """Types of tensors -> formats."""
 UNSUPPORTED_FORMATS = {
-    9: "q8_1", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 20: "iq4_nl",
-    21: "iq3_s", 22: "iq2_s", 23: "iq4_xs", 24: "int8", 25: "int16", 26: "int32", 27: "int64",
-    28: "float64", 29: "iq1_m", 34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4", 41: "q1_0",
+    9: "q8_1", 15: "q8_k", 24: "int8", 25: "int16", 26: "int32", 27: "int64", 28: "float64",
+    40: "nvfp4", 41: "q1_0",
 }  # fmt: skip
 """What files call those that are not read, for messages."""
 CODE_BY_FORMAT = {name: code for code, name in FORMAT_BY_CODE.items()}
@@ -194,22 +193,28 @@ class GGUFFile(Mapping[str, Weight]):
         """
         tensor = self._tensors[name]
         where = f"{self.path}: tensor '{name}'"
+        decoded = DECODED_TYPES.get(tensor.code)
         format = FORMAT_BY_CODE.get(tensor.code)
-        if format is None:
-            supported = ", ".join(FORMAT_BY_CODE.values())
-            unsupported_name = (
-                f" ({UNSUPPORTED_FORMATS[tensor.code]})"
-                if tensor.code in UNSUPPORTED_FORMATS
-                else ""
-            )
-            raise LoadError(f"{where}: type {tensor.code}{unsupported_name} is none of {supported}")
-        shape, dtype = _storage_layout(tensor.shape, format, where)
+        if decoded is not None:
+            row_shape = decoded.values_per_block, decoded.block_bytes
+            shape, dtype = _block_layout(tensor.shape, decoded.name, *row_shape, where)
+        elif format is not None:
+            shape, dtype = _storage_layout(tensor.shape, format, where)
+        else:
+            decoded_names = (row.name for row in DECODED_TYPES.values())
+            supported = ", ".join((*FORMAT_BY_CODE.values(), *decoded_names))
+            name_of_type = UNSUPPORTED_FORMATS.get(tensor.code)
+            shown = "" if name_of_type is None else f" ({name_of_type})"
+            raise LoadError(f"{where}: type {tensor.code}{shown} is none of {supported}")
         size = tensor_bytes(shape, dtype.itemsize, where)
         if tensor.at + size > len(self._data):
             raise LoadError(f"{where}: ends at byte {tensor.at + size} of {len(self._data)}")
         self._bytes.check()
-        raw = self._data[tensor.at : tensor.at + size]
-        return Weight(name, format, tensor.shape, raw.view(dtype).reshape(shape))
+        stored = self._data[tensor.at : tensor.at + size].view(dtype).reshape(shape)
+        if decoded is not None:
+            return decoded.decode(name, stored)
+        assert format is not None
+        return Weight(name, format, tensor.shape, stored)
 
     def check(self) -> None:
         """Raise LoadError if the file has changed since it was opened."""
@@ -223,11 +228,16 @@ def _storage_layout(
     if format in UNQUANTIZED_DTYPES:
         return shape, UNQUANTIZED_DTYPES[format]
     row = BLOCK_FORMATS_BY_NAME[format]
-    if not shape or shape[-1] % row.values_per_block:
-        raise LoadError(
-            f"{where}: shape {shape}: no whole blocks of {row.values_per_block} of {format}"
-        )
-    return (*shape[:-1], shape[-1] // row.values_per_block, row.block_bytes), np.dtype("u1")
+    return _block_layout(shape, format, row.values_per_block, row.block_bytes, where)
+
+
+def _block_layout(
+    shape: tuple[int, ...], format: str, values: int, block_bytes: int, where: str
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the stored shape and dtype of blocks. Raises LoadError for rows of broken ones."""
+    if not shape or shape[-1] % values:
+        raise LoadError(f"{where}: shape {shape}: no whole blocks of {values} of {format}")
+    return (*shape[:-1], shape[-1] // values, block_bytes), np.dtype("u1")
 
 
 def _read_header(cursor: _GGUFReader) -> tuple[int, int]:

@@ -65,9 +65,7 @@ class PageAllocator:
             length: The length of the prompt.
             tokens: The maximum number of tokens.
         """
-        # At least the last prompt token is read again, since its logits choose the first answer
-        # token.
-        shared = self._longest_cached_prefix(keys[: max(length - 1, 0) // self.size])
+        shared = self._longest_cached_prefix(self._shareable(keys, length))
         new_count = self.num_needed(tokens) - len(shared)
         # Idle pages this text shares are about to be used, so they are not available as new ones.
         spare = self.num_available - sum(page in self._idle for page in shared)
@@ -78,6 +76,22 @@ class PageAllocator:
             self._users[page] = self._users.get(page, 0) + 1
         fresh = [self._take_free_page() for _ in range(new_count)]
         return [*shared, *fresh], len(shared) * self.size
+
+    def _shareable(self, keys: Sequence[Key], length: int) -> Sequence[Key]:
+        """Return the keys of pages that a prompt may share: at least its last token is read again,
+        since its logits choose the first token of the answer.
+        """
+        return keys[: max(length - 1, 0) // self.size]
+
+    def next_key(self, keys: Sequence[Key], length: int) -> Key | None:
+        """Return the key of the first page that a prompt could share and that is not filled; None
+        if there is none.
+
+        Args:
+            keys: The prefix keys of the prompt.
+            length: The length of the prompt.
+        """
+        return next((k for k in self._shareable(keys, length) if k not in self._by_key), None)
 
     def _longest_cached_prefix(self, keys: Sequence[Key]) -> list[int]:
         """Return the cached pages of the longest known prefix."""

@@ -1,4 +1,4 @@
-"""Weights that other libraries quantised: GPTQ, AWQ, compressed-tensors and fp8.
+"""Weights that other libraries quantised: GPTQ, AWQ, compressed-tensors, fp8 and bitsandbytes.
 
 `quantization_config` of `config.json` names the method, and a weight is several tensors: integers
 packed into int32, scales, zero points. Integers of 4 bits in groups of a multiple of 32 become the
@@ -10,6 +10,7 @@ becomes float32.
     awq                 qweight         outputs        qzeros; the eight of an int32 in AWQ_ORDER
     compressed-tensors  weight_packed   inputs         weight_zero_point, or half of the range
     fp8                 weight          -              none; scales of square blocks
+    bitsandbytes        weight          -              none; bitsandbytes_weights.py
 
 Source: GPTQModel (qlinear/torch.py), AutoAWQ (utils/packing_utils.py), compressed-tensors
 (compressors/pack_quantized.py), transformers (integrations/finegrained_fp8.py).
@@ -23,6 +24,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ekiden.llm.bitsandbytes_weights import (
+    BITSANDBYTES_ENDS,
+    BITSANDBYTES_MARKS,
+    decode_bitsandbytes,
+)
 from ekiden.llm.weights import Checkpoint, Weight
 from ekiden.runtime.errors import LoadError, UnsupportedError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -249,6 +255,9 @@ QUANTIZATION_METHODS: Mapping[str, QuantizationMethod] = {
         ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point",
          "weight_g_idx", "input_scale"),
         _decode_compressed,
+    ),
+    "bitsandbytes": QuantizationMethod(
+        BITSANDBYTES_MARKS, BITSANDBYTES_ENDS, decode_bitsandbytes
     ),
     "fp8": QuantizationMethod(
         ("weight_scale_inv",), ("weight", "weight_scale_inv", "activation_scale"), _decode_fp8

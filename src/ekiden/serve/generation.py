@@ -21,6 +21,7 @@ from ekiden.serve.engine import ServingEngine
 from ekiden.serve.failure_reasons import to_request_error
 from ekiden.serve.repository import ModelVersion
 from ekiden.serve.text import (
+    EmbeddingModel,
     Message,
     Piece,
     RequestEngine,
@@ -205,7 +206,10 @@ class Generation:
         if text is None:
             raise RequestError(f"model '{name}' is none of text: ask for /v2/models/{name}/infer")
         if not isinstance(text, TextModel):
-            raise RequestError(f"model '{name}' makes embeddings alone: ask for /v1/embeddings")
+            kind, path = ("embeddings", "embeddings")
+            if not isinstance(text, EmbeddingModel):
+                kind, path = ("scores of documents", "rerank")
+            raise RequestError(f"model '{name}' makes {kind} alone: ask for /v1/{path}")
         if request.sampling.pattern and not constrains_answers(text):
             raise RequestError(f"'response_format': model '{name}' gives texts of any form alone")
         if not isinstance(text, RequestEngine):

@@ -1,7 +1,7 @@
 """OpenAI's endpoints, for text models.
 
 Paths: /v1/models, /v1/models/NAME, /v1/chat/completions, /v1/completions and /v1/responses (also as
-streams of events), /v1/embeddings; and / with a page that talks to them.
+streams of events), /v1/embeddings, /v1/rerank; and / with a page that talks to them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ from ekiden.serve.openai_requests import (
     parse_completion_request,
 )
 from ekiden.serve.openai_responses import ResponsesAnswer, parse_responses_request
+from ekiden.serve.rerank import parse_rerank_request, rerank
 from ekiden.serve.routes import Route
 
 __all__ = ["OpenAIRoutes", "openai_error"]
 
 Parser = Callable[[Mapping[str, Any]], OpenAIRequest]
 Parsed = TypeVar("Parsed")
+RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
+"""Jina's and vLLM's, Cohere's, and that of older servers."""
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; style-src"
     " 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none';"
@@ -67,6 +70,7 @@ class OpenAIRoutes:
             Route("/v1/completions", self.completions, methods=("POST",)),
             Route("/v1/responses", self.responses, methods=("POST",)),
             Route("/v1/embeddings", self.embeddings, methods=("POST",)),
+            *(Route(path, self.rerank, methods=("POST",)) for path in RERANK_PATHS),
             Route("", self.page),
         ]
 
@@ -107,12 +111,24 @@ class OpenAIRoutes:
 
     async def embeddings(self, request: Request) -> Response:
         """Return the vectors of texts."""
+        return await self._call(request, parse_embedding_request, embed)
+
+    async def rerank(self, request: Request) -> Response:
+        """Return the scores of documents for a query."""
+        return await self._call(request, parse_rerank_request, rerank)
+
+    async def _call(
+        self,
+        request: Request,
+        parse: Callable[[Mapping[str, Any]], Parsed],
+        call: Callable[[ServingEngine, Parsed], Awaitable[object]],
+    ) -> Response:
+        """Answer a request at once."""
         body = await self._read_body(request)
-        read = partial(_parse_body, parse_embedding_request, body)
+        read = partial(_parse_body, parse, body)
         parsed = read() if is_short_body(body) else await self._engine.run_on_reader(read)
         with CancelOnDisconnect(request.scope):
-            answer = await embed(self._engine, parsed)
-            return _json_response(answer)
+            return _json_response(await call(self._engine, parsed))
 
     async def page(self, request: Request) -> Response:
         """Return the page that tries models; it has no secrets, and asks for a token itself."""

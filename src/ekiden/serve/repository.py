@@ -38,7 +38,7 @@ from ekiden.serve.residency import ResidentModels
 from ekiden.serve.sequences import ActiveSequence, SequenceTable
 from ekiden.serve.signature import ModelSignature
 from ekiden.serve.statistics import VersionStatistics
-from ekiden.serve.text import EmbeddingModel, TextEngine, TextModel
+from ekiden.serve.text import AnyTextModel, TextEngine
 
 __all__ = ["ModelRepository", "ModelVersion", "ServedModel", "VersionState"]
 
@@ -241,7 +241,7 @@ class ServedModel:
         return loaded
 
     @property
-    def text(self) -> TextModel | EmbeddingModel | None:
+    def text(self) -> AnyTextModel | None:
         """Return the text model object, if it is one."""
         newest = self.versions.get(max(self.versions, default=0))
         return None if newest is None else newest.program.text
@@ -409,9 +409,7 @@ class ModelRepository:
                     return model, name
         return self.get(name), ""
 
-    def add_text(
-        self, name: str, text: TextModel | EmbeddingModel, config: ModelConfig | None = None
-    ) -> None:
+    def add_text(self, name: str, text: AnyTextModel, config: ModelConfig | None = None) -> None:
         """Add a text model that has no file."""
         model = self.models[name] = ServedModel(name, self.folder / name)
         model.configure(config or ModelConfig())

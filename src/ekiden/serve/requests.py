@@ -95,10 +95,6 @@ class InferRequest:
             raise RequestError("outputs: an output is asked for twice")
         return arrays
 
-    def requests_output(self, name: str) -> bool:
-        """Return whether an output is requested."""
-        return not self.outputs or any(output.name == name for output in self.outputs)
-
 
 @dataclass(slots=True)
 class InferResponse:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ekiden.arith import Analyzer, prove_equal
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import LT, And, IntImm, Intrinsic, PrimExpr, Var, const
-from ekiden.ir.prim_visitor import is_same_expr, post_order, substitute
+from ekiden.ir.prim_visitor import chain_operands, is_same_expr, post_order, substitute
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
@@ -132,15 +132,7 @@ def _split_conjuncts(condition: PrimExpr) -> tuple[PrimExpr, ...]:
     """Return the conjuncts of a condition, through `likely`."""
     if isinstance(condition, Intrinsic) and condition.op == "likely":
         condition = condition.args[0]
-    conjuncts: list[PrimExpr] = []
-    stack = [condition]
-    while stack:
-        e = stack.pop()
-        if isinstance(e, And):
-            stack += [e.b, e.a]
-        else:
-            conjuncts.append(e)
-    return tuple(conjuncts)
+    return tuple(chain_operands(condition, And))
 
 
 def _is_conditional(

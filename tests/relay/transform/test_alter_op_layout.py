@@ -19,6 +19,7 @@ from ekiden.topi.nn import winograd_conv2d
 pytestmark = pytest.mark.quick
 
 TARGET = Target.parse("llvm -mcpu=x86-64-v4")
+BYTE_DOT_TARGET = Target.parse("llvm -mcpu=cascadelake")
 LANES = TARGET.lanes("float32")
 
 
@@ -30,9 +31,8 @@ def array(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).random(shape, np.float32) - 0.5
 
 
-def packed(module: IRModule) -> IRModule:
-    made = FoldConstant()(AlterOpLayout(TARGET)(ConvertLayout()(module)))
-    return InferType()(made)
+def packed(module: IRModule, target: Target = TARGET) -> IRModule:
+    return InferType()(FoldConstant()(AlterOpLayout(target)(ConvertLayout()(module))))
 
 
 def weights(module: IRModule) -> list[tuple[int, ...]]:
@@ -175,16 +175,30 @@ def test_a_convolution_of_bytes_gets_words_of_channels(channels: int, pads: int)
           nn.conv2d(%x, %w, data_layout="NHWC", kernel_layout="OIHW", out_dtype="int32") }}""",
         w=weight,
     )
-    after = packed(before)
+    after = packed(before, BYTE_DOT_TARGET)
     words = -(-channels // 4)
     product = MatmulSizes(2 * 4 * 5, 20, words * 9, "uint8")
-    tile = FAMILIES["conv_nhwc_pack"].choose_panel_width(product, TARGET, {})
+    tile = FAMILIES["conv_nhwc_pack"].choose_panel_width(product, BYTE_DOT_TARGET, {})
     assert layouts(after) == [f"OHWI{tile}o4i"]
     assert calls(after).count("nn.pad") == pads
     assert (-(-20 // tile), 3, 3, words, tile, 4) in weights(after)
     assert_same_meaning(
         before, after, [random.integers(0, 256, (2, 6, 7, channels)).astype("uint8")]
     )
+
+
+def test_bytes_become_int16_where_their_products_have_no_instruction() -> None:
+    random = np.random.default_rng(0)
+    weight = random.integers(-128, 128, (20, 8, 3, 3)).astype("int8")
+    before = program(
+        """def @main(%x: Tensor[(2, 6, 7, 8), uint8], %w: Tensor[(20, 8, 3, 3), int8]) {
+          nn.conv2d(%x, %w, data_layout="NHWC", kernel_layout="OIHW", out_dtype="int32") }""",
+        w=weight,
+    )
+    after = packed(before)
+    assert layouts(after) == ["OHWI32o2i"]
+    assert (1, 3, 3, 4, 32, 2) in weights(after)
+    assert_same_meaning(before, after, [random.integers(0, 256, (2, 6, 7, 8)).astype("uint8")])
 
 
 def test_the_weight_of_a_product_that_is_not_constant_stays() -> None:

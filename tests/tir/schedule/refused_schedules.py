@@ -10,6 +10,7 @@ from refused_programs import (
     bare,
     changed,
     half_read,
+    ordered,
     padded,
     pair,
     part,
@@ -29,6 +30,15 @@ from ekiden.tir import LoopRV, PrimFunc, Schedule
 def at(sch: Schedule, block: str, number: int) -> LoopRV:
     """A loop around a block."""
     return sch.get_loops(block)[number]
+
+
+def parted(sch: Schedule) -> LoopRV:
+    """Part the rows of the product at 2, inside of panels of 8 columns; return the panel loop."""
+    i, j, k = sch.get_loops("c")
+    panel, column = sch.split(j, [None, 8])
+    sch.reorder(panel, i, k, column)
+    sch.partition(i, [2])
+    return panel
 
 
 def dead_loop(sch: Schedule) -> None:
@@ -254,6 +264,55 @@ STEPS: dict[str, tuple[PrimFunc, Callable[[Schedule], object]]] = {
     ),
     "tensorize_extent": (product(), lambda s: s.tensorize(at(s, "c", 2), "test.dot8")),
     "tensorize_operation": (product(), lambda s: s.tensorize(at(s, "d", 1), "test.dot8")),
+    "first_use_alone": (
+        product(),
+        lambda s: s.read_at(at(s, "c", 0), "c", 1, "global", first_use="c"),
+    ),
+    "first_use_later": (
+        product(),
+        lambda s: s.read_at(parted(s), "c", 1, "global", first_use="c_1"),
+    ),
+    "first_use_elsewhere": (
+        product(),
+        lambda s: s.read_at(parted(s), "c_1", 1, "global", first_use="d"),
+    ),
+    "copy_out_of_its_loop": (
+        product(),
+        lambda s: (
+            s.cache_read("c", 1, "global"),
+            s.reverse_compute_inline(s.read_at(at(s, "c", 0), "c", 1, "global")),
+        ),
+    ),
+    "first_use_masked": (
+        product(),
+        lambda s: s.read_at(parted(s), "c_1", 1, "global", first_use="c"),
+    ),
+    "ordered_parallel": (ordered, lambda s: s.parallel(at(s, "scatter", 1))),
+    "ordered_vectorize": (ordered, lambda s: s.vectorize(at(s, "recurrence", 0))),
+    "ordered_bind": (ordered, lambda s: s.bind(at(s, "scatter", 0), "threadIdx.x")),
+    "ordered_part": (
+        ordered,
+        lambda s: s.parallel(s.split(at(s, "scatter", 1), [None, 3], tail="short")[0]),
+    ),
+    "ordered_reorder": (
+        ordered,
+        lambda s: s.reorder(at(s, "scatter", 1), at(s, "scatter", 0)),
+    ),
+    "ordered_reorder_mixed": (
+        ordered,
+        lambda s: s.reorder(at(s, "turning", 1), at(s, "turning", 0)),
+    ),
+    "ordered_shared": (ordered, lambda s: s.parallel(at(s, "mirrored", 1))),
+    "ordered_transform": (
+        ordered,
+        lambda s: s.transform_block_layout("recurrence", lambda t, j: (j, t)),
+    ),
+    "ordered_compute_at": (ordered, lambda s: s.compute_at("scatter", at(s, "relu", 0))),
+    "ordered_consumer": (ordered, lambda s: s.reverse_compute_at("relu", at(s, "scatter", 1))),
+    "ordered_inline": (ordered, lambda s: s.compute_inline("scatter")),
+    "ordered_start": (ordered, lambda s: s.compute_at("start", at(s, "scatter", 1))),
+    "ordered_cache_write": (ordered, lambda s: s.cache_write("scatter", 0, "global")),
+    "ordered_rfactor": (ordered, lambda s: s.rfactor(at(s, "scatter", 1), 0)),
     "rolling_argument": (product(), lambda s: s.rolling_buffer("e", 0)),
     "rolling_apart": (product(), lambda s: s.rolling_buffer("c", 0)),
     "rolling_no_overlap": (

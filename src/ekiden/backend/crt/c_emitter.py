@@ -26,6 +26,7 @@ from ekiden.backend.crt.packed_entry import emit_packed
 from ekiden.codegen.c.helpers import c_string_literal
 from ekiden.codegen.c.types import C_KEYWORDS, constant, memory_type
 from ekiden.ir import dtype as dt
+from ekiden.ir.name_uniquer import NameUniquer
 from ekiden.ir.op import Array
 
 GENERATED_FILE_HEADER = """\
@@ -134,14 +135,8 @@ def _field_name(name: str) -> str:
 
 def unique_field_names(tensors: Sequence[MicroTensor]) -> list[str]:
     """Return distinct field names for tensors."""
-    fields: list[str] = []
-    for tensor in tensors:
-        base, name, count = _field_name(tensor.name), _field_name(tensor.name), 0
-        while name in fields:
-            count += 1
-            name = f"{base}_{count}"
-        fields.append(name)
-    return fields
+    uniquer = NameUniquer()
+    return [uniquer.fresh(_field_name(tensor.name)) for tensor in tensors]
 
 
 def pool_field_names(module: MicroModule) -> list[str]:

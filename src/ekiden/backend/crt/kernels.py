@@ -15,6 +15,7 @@ from ekiden.codegen.c.freestanding import emit_freestanding, remove_prefetches
 from ekiden.codegen.c.helpers import HelperFunctions
 from ekiden.codegen.cache import kernel_key
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.name_uniquer import NameUniquer
 from ekiden.ir.pass_context import DEBUG_LEVEL, notify_product, time_phase
 from ekiden.kernels.families import override_options
 from ekiden.relay.expr import Function
@@ -40,7 +41,7 @@ class MicroKernels:
     """Compiled kernels by the key of their canonical function."""
     facts: dict[RelayExpr, KernelMemoryInfo] = field(default_factory=dict)
     _facts: dict[str, KernelMemoryInfo] = field(default_factory=dict)
-    _names: dict[str, int] = field(default_factory=dict)
+    _names: NameUniquer = field(default_factory=NameUniquer)
 
     def __post_init__(self) -> None:
         """Initialise with the math functions of the target."""
@@ -87,8 +88,7 @@ class MicroKernels:
 
     def _unique_name(self, hint: str) -> str:
         base = f"{self.prefix}_{hint[:MAX_KERNEL_NAME_CHARS].rstrip('_')}"
-        count = self._names[base] = self._names.get(base, -1) + 1
-        return f"{base}_{count}" if count else base
+        return self._names.fresh(base)
 
     def in_place_inputs(self, function: RelayExpr) -> Sequence[int]:
         """Return the inputs whose memory the output of a kernel may reuse."""

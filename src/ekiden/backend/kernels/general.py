@@ -30,7 +30,7 @@ from ekiden.backend.kernels.lower import operator_calls, te_graph
 from ekiden.ir.op import Op
 from ekiden.ir.pass_context import DENORMALS_OPTION, PassContext
 from ekiden.ir.prim import Cast, FloorDiv, FloorMod, IntImm, Mul, PrimExpr, Var, is_const
-from ekiden.ir.prim_visitor import free_vars, rewrite
+from ekiden.ir.prim_visitor import chain_operands, free_vars, rewrite
 from ekiden.relay.expr import Function
 from ekiden.relay.op.strategy import version_of
 from ekiden.runtime import PackedFunc, load_module
@@ -315,7 +315,7 @@ class GeneralFormBuilder:
         depth = 1
         for axis in sum_of.axis:
             depth *= axis.extent.value if isinstance(axis.extent, IntImm) else MIN_DOT_TERMS
-        factors = [(factor, set(free_vars(factor))) for factor in _flatten_product(sum_of.source)]
+        factors = [(f, set(free_vars(f))) for f in chain_operands(sum_of.source, Mul)]
         split = (
             _split_factors(factors, n, op.axis, sum_of.axis) for n in reversed(range(len(op.axis)))
         )
@@ -534,19 +534,6 @@ def encode_text(text: str) -> list[int]:
 
 def _is_unit_extent(extent: PrimExpr) -> bool:
     return isinstance(extent, IntImm) and extent.value == 1
-
-
-def _flatten_product(expr: PrimExpr) -> list[PrimExpr]:
-    """Return the factors of a product."""
-    factors: list[PrimExpr] = []
-    pending_exprs = [expr]
-    while pending_exprs:
-        node = pending_exprs.pop()
-        if isinstance(node, Mul):
-            pending_exprs += [node.b, node.a]
-        else:
-            factors.append(node)
-    return factors
 
 
 __all__ = ["CHECK", "MAP", "GeneralFormBuilder", "encode_text", "general_form", "general_function"]

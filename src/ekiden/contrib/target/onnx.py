@@ -16,6 +16,7 @@ from ekiden.contrib.target.onnx_emitters import EMITTERS, GraphWriter, NotWritab
 from ekiden.frontend.onnx.lazy_onnx import onnx
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.module import IRModule
+from ekiden.ir.name_uniquer import NameUniquer
 from ekiden.ir.op import Op
 from ekiden.ir.prim import AnyDim
 from ekiden.ir.type import TensorType, Type
@@ -76,7 +77,8 @@ def _write_model(
     main: Function, params: Mapping[str, object], name: str, opset: int
 ) -> onnx.ModelProto:
     """Convert a typed function to an ONNX model."""
-    names = _unique_names([param.name_hint for param in main.params])
+    uniquer = NameUniquer()
+    names = [uniquer.fresh(param.name_hint) for param in main.params]
     unknown = [repr(key) for key in params if key not in names]
     if unknown:
         have = ", ".join(map(repr, names)) or "none"
@@ -143,17 +145,6 @@ def _expr_label(expr: Expr) -> str:
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         return expr.op.name
     return type(expr).__name__
-
-
-def _unique_names(hints: Sequence[str]) -> list[str]:
-    """Return unique names of parameters; duplicates get a numeric suffix."""
-    names: list[str] = []
-    for hint in hints:
-        name, number = hint, 1
-        while name in names:
-            name, number = f"{hint}_{number}", number + 1
-        names.append(name)
-    return names
 
 
 def _field_types(kind: Type) -> tuple[Type, ...]:

@@ -21,11 +21,6 @@ from ekiden.runtime.errors import ImportModelError
 InferenceFunction: TypeAlias = Callable[..., Any]
 
 
-def is_zip_archive(data: bytes) -> bool:
-    """Return whether bytes begin a zip archive, the format of .keras files."""
-    return data.startswith(b"PK")
-
-
 def load_keras_file(model: str | os.PathLike[str] | bytes, label: str) -> Any:  # noqa: ANN401 - Keras's
     """Load a .keras file, given by its path or its bytes. Raises ImportModelError for one that
     cannot be read.

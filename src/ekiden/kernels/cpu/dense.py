@@ -4,8 +4,8 @@
 
 or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4]; of uint8 and
 int16, and of bfloat16 with float32 results, two steps of k side by side. Word weights may be
-batched; threads share the batch first. Panels of bytes with additional rows, and a list of the data
-words that multiply those, are `dense_listed`.
+batched; threads share the batch first. Panels of bytes may have further rows, and a table of the
+data words that multiply those (int8_dot.py): the loop over k is partitioned where the table begins.
 
     for a run of panels, or one, in parallel:
       for a block of k:
@@ -20,7 +20,6 @@ share the row tiles instead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ekiden import te
@@ -51,6 +50,7 @@ from ekiden.kernels.family import (
     RANGE_EPILOGUE,
     Family,
     MatmulSizes,
+    known_extent,
     product_dtype,
 )
 from ekiden.kernels.micro_kernels.epilogue import operands_of
@@ -64,6 +64,7 @@ from ekiden.kernels.prim_builder import product_of_dims
 from ekiden.kernels.quantized.int8_dot import (
     BF16_PAIR_FEATURE,
     MADD_FEATURE,
+    NARROW_DOT_FEATURE,
     dot_instruction_knobs,
     emit_widen_pairs,
     matrix_dot_instruction,
@@ -73,6 +74,7 @@ from ekiden.kernels.scheduled_kernel import (
     KernelSpec,
     create_inlined_program,
     replace_computation,
+    row_loop,
     try_primitive,
 )
 from ekiden.kernels.stages import has_known_weights
@@ -82,7 +84,7 @@ from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 
 if TYPE_CHECKING:
     from ekiden.tir.schedule.schedule import Schedule
-    from ekiden.tir.schedule.trace import BlockRV, LoopRV
+    from ekiden.tir.schedule.trace import LoopRV
 
 CACHE_LINE_F32_WORDS = 16
 """Four-byte words per cache line."""
@@ -104,7 +106,7 @@ def schedule_dense(sch: Schedule, kernel: KernelSpec) -> None:
     epilogues = sch.get_consumers(product_block)
     *leading, columns, k = sch.get_loops(product_block)
     batch, leading = leading[: _num_batch_axes(weight)], leading[_num_batch_axes(weight) :]
-    rows = sch.fuse(*leading) if len(leading) > 1 else _row_loop(sch, product_block, leading)
+    rows = sch.fuse(*leading) if len(leading) > 1 else row_loop(sch, product_block, leading)
     if in_matrices:
         tile, row = sch.split(rows, [None, decision.int_value("rows")], tail="short")
     else:
@@ -134,6 +136,9 @@ def schedule_dense(sch: Schedule, kernel: KernelSpec) -> None:
         sch.vectorize(sch.get_loops(copy)[-1], target.lanes(data.dtype))
     if chunk or by_rows or (is_outer and not block):
         try_primitive(sch.parallel, (*batch, *chunk, *order)[0])
+    if _num_residual_words(anchor):
+        # The words in front are strided, those behind are looked up.
+        sch.partition(depth[0], [weight.shape[1] - _num_residual_words(anchor)])
     # Partial sums wait in the output between blocks of k, which needs the accumulators' dtype.
     if block and epilogues and kernel.outputs[0].dtype == anchor.dtype:
         sch.reuse_buffer(product_block, 0)
@@ -141,6 +146,8 @@ def schedule_dense(sch: Schedule, kernel: KernelSpec) -> None:
         sch.tensorize(row, MATRIX_TILE_KERNEL.call())
         return
     options = {name: decision.int_value(name) for name in ("own", "spread", "unroll")}
+    if decision.get("dot") == NARROW_DOT_FEATURE:
+        options["pair_sums"] = 1
     # With dynamic rows short tiles occur at run time: they finish before a prefetch arrives.
     if sizes.rows is None:
         options |= _min_prefetching_rows(sizes, width, target)
@@ -202,11 +209,6 @@ def _dot_loop_extents(weight: te.Tensor, decision: Decision) -> list[int]:
     return [2, 2] if is_halved else [word]
 
 
-def _row_loop(sch: Schedule, block: BlockRV, leading: Sequence[LoopRV]) -> LoopRV:
-    """Return the loop over rows; a unit loop where the data has no row axis."""
-    return leading[0] if leading else sch.add_unit_loop(sch.get_loops(block)[0])
-
-
 def _split_panels_for_threads(
     sch: Schedule, panel: LoopRV, count: int
 ) -> tuple[list[LoopRV], LoopRV]:
@@ -254,6 +256,17 @@ def _min_prefetching_rows(sizes: MatmulSizes, width: int, target: Target) -> dic
 def _word_size(weight: te.Tensor) -> int:
     """Return the number of row elements that one step of k consumes."""
     return DOT_WORD_BY_DTYPE[weight.dtype] if len(weight.shape) >= 4 else 1
+
+
+def _num_residual_words(anchor: te.Tensor) -> int:
+    """Return the number of words of a panel whose data words are looked up in a table."""
+    table = anchor.op.attrs.get("places")
+    if table is None:
+        return 0
+    assert isinstance(table, te.Tensor)
+    count = known_extent(table.shape[1])
+    assert count is not None, "weights are known"
+    return count
 
 
 def _num_batch_axes(weight: te.Tensor) -> int:

@@ -37,6 +37,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
+from ekiden.tir.tensor_intrin.micro import GatherLoop
 from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 from ekiden.topi.nn.winograd import CHANNELS_PER_PAIR
 
@@ -114,20 +115,6 @@ def narrowest_lanes(valid: int, target: Target) -> int:
     return lanes // 2 if lanes > LANES_OF_256_BITS and 2 * valid <= lanes else lanes
 
 
-@dataclass(frozen=True, slots=True)
-class ResidualWords:
-    """Residual iterations of k: iteration n multiplies the data word that an index list names by
-    the n-th extra row of the panel.
-    """
-
-    count: int
-    word_indices: Buffer
-    begin: PrimExpr
-    panel_offset: PrimExpr
-    a_stride: PrimExpr
-    b_stride: PrimExpr
-
-
 StoreFn = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
 """Function (tile row, first column, vector, mask or None) -> store statement."""
 PrefetchFn = Callable[[PrimExpr, PrimExpr, int], list[Stmt]]
@@ -161,7 +148,7 @@ def emit_register_tile(
     ahead: PrefetchFn | None = None,
     unroll: int = 1,
     chunk_sums: ChunkSums | None = None,
-    residuals: ResidualWords | None = None,
+    gather: GatherLoop | None = None,
 ) -> Stmt:
     """Emit a register tile: initialise the accumulators, loop over k, store the results.
 
@@ -180,7 +167,7 @@ def emit_register_tile(
         ahead: The prefetches of an iteration.
         unroll: The unroll factor of the innermost loop.
         chunk_sums: Loads and stores of the partial sums of chunks of k.
-        residuals: Residual words, multiplied after the loops.
+        gather: Iterations that look their element of the data up, behind the loops.
     """
     acc = tile.accumulator_buffer()
     zero = broadcast(const(0, tile.dtype), tile.lanes)
@@ -198,8 +185,8 @@ def emit_register_tile(
         _emit_k_nest(tile, loops, acc, a, a_rows, b, b_base, ahead, steps),
         *_emit_chain_sums(tile, acc),
     )
-    if residuals is not None and residuals.count:
-        multiply = seq(multiply, _emit_residual_nest(tile, residuals, acc, a, a_rows, b))
+    if gather is not None:
+        multiply = seq(multiply, _emit_gather_nest(tile, gather, acc, a, a_rows, b))
     if not has_staging_buffer:
         ending = seq(*_emit_stores(tile, acc, store))
         if chunk_sums is not None:
@@ -317,21 +304,19 @@ def _emit_k_nest(
     return body
 
 
-def _emit_residual_nest(
+def _emit_gather_nest(
     tile: RegisterTile,
-    residuals: ResidualWords,
+    gather: GatherLoop,
     acc: Buffer,
     a: Buffer,
     a_rows: Sequence[PrimExpr],
     b: Buffer,
 ) -> Stmt:
-    n, word_index = Var("n"), Var("place")
-    rows = [row + word_index * residuals.a_stride for row in a_rows]
-    body = _emit_k_step(tile, acc, a, rows, b, residuals.panel_offset + n * residuals.b_stride)
-    value = cast(residuals.word_indices[residuals.begin + n], "int64")
-    return For(
-        n, const(0), const(residuals.count), ForKind.SERIAL, LetStmt(word_index, value, body)
-    )
+    n, index = Var("n"), Var("place")
+    rows = [row + index * gather.a_stride for row in a_rows]
+    body = _emit_k_step(tile, acc, a, rows, b, gather.b_base + n * gather.b_stride)
+    value = cast(gather.table[gather.table_begin + n], "int64")
+    return For(n, const(0), gather.extent, ForKind.SERIAL, LetStmt(index, value, body))
 
 
 def _unrolled_loop(extent: PrimExpr, unroll: int, step: Callable[[PrimExpr, int], Stmt]) -> Stmt:
@@ -612,7 +597,6 @@ def vector_loop_with_tail(
 __all__ = [
     "ReductionLoop",
     "RegisterTile",
-    "ResidualWords",
     "balanced_row_tiles",
     "column_mask",
     "emit_register_tile",

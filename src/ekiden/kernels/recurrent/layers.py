@@ -43,7 +43,6 @@ from ekiden.kernels.family import Family
 from ekiden.kernels.micro_kernels.register_tiles import (
     ReductionLoop,
     RegisterTile,
-    ResidualWords,
     balanced_row_tiles,
     emit_register_tile,
 )
@@ -59,6 +58,7 @@ from ekiden.target import Target
 from ekiden.te.range_checks import range_checks_of
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.tensor_intrin.micro import GatherLoop
 from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
 from ekiden.topi.recurrent_cells import RecurrentCell, VectorMath
 
@@ -361,17 +361,17 @@ class RecurrentLayerKernel:
         loops = [ReductionLoop(const(self.depth), const(self.word_elements), const(step))]
         indexed = self.residual_words(number, base)
         return emit_register_tile(
-            shape, loops, source, starts, weight, base, store_product, residuals=indexed
+            shape, loops, source, starts, weight, base, store_product, gather=indexed
         )
 
-    def residual_words(self, panel: PrimExpr, base: PrimExpr) -> ResidualWords | None:
+    def residual_words(self, panel: PrimExpr, base: PrimExpr) -> GatherLoop | None:
         """Return the words of a panel that whole iterations over k leave over, or None."""
-        if self.word_indices is None:
+        if self.word_indices is None or not self.num_residual_words:
             return None
         step = self.cell.num_gates * self.lanes * self.word_elements
         word, origin = const(self.word_elements), base + self.depth * step
-        return ResidualWords(
-            self.num_residual_words,
+        return GatherLoop(
+            const(self.num_residual_words),
             self.word_indices,
             panel * self.num_residual_words,
             origin,

@@ -4,12 +4,15 @@ complete    every iterator is spatial, each point writes elements of its own, no
             written is read: any order, and any number of times, gives the same
 reduction   an init, and an update `c = op(c, x)` by an operator whose order does not matter
 update      such an update whose init is another block
+ordered     ordered iterators, as of a scan or a scatter: points of one place in the spatial
+            iterators read and write one another's elements, in the order in which they run;
+            points of different places share none
 opaque      anything else: nearly every primitive refuses it, saying why it is nothing better
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 from ekiden.arith import determines
@@ -19,7 +22,7 @@ from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.access_regions import iter_accesses
-from ekiden.tir.expr import BufferLoad
+from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.reduction import COMBINE_ANNOTATION, is_same_expr, match_update
 from ekiden.tir.schedule.program import (
     accesses_of_buffer,
@@ -33,6 +36,7 @@ from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, IterKind, Stm
 from ekiden.tir.visitor import sub_statements
 
 COMPLETE, REDUCTION, UPDATE, OPAQUE = "complete", "reduction", "update", "opaque"
+ORDERED = "ordered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +51,21 @@ _CLASSIFICATION_CACHE: WeakKeyDictionary[Block, BlockClassification] = WeakKeyDi
 
 
 def classify_block(block: Block) -> BlockClassification:
-    """Return whether a block is complete, a reduction, an update or opaque; cached by block."""
+    """Return whether a block is complete, a reduction, an update, ordered or opaque; cached by
+    block.
+    """
     cached = _CLASSIFICATION_CACHE.get(block)
     if cached is None:
         cached = _CLASSIFICATION_CACHE[block] = _classify(block)
     return cached
 
 
-def spatial_iter_vars(block: Block) -> list[Var]:
-    """Return the iterators that are not reduced."""
-    return [i.var for i in block.iter_vars if i.kind is IterKind.SPATIAL]
-
-
 def _classify(block: Block) -> BlockClassification:
     if not block_writes(block):
         return BlockClassification(OPAQUE, "it writes no buffer")
+    if any(i.kind is IterKind.ORDERED for i in block.iter_vars):
+        fault = _multi_element_fault(block) or _ordered_fault(block)
+        return BlockClassification(ORDERED) if fault is None else BlockClassification(OPAQUE, fault)
     fault = _multi_element_fault(block) or _shared_element_fault(block)
     if fault is not None:
         return BlockClassification(OPAQUE, fault)
@@ -105,6 +109,45 @@ def _shared_element_fault(block: Block) -> str | None:
             if fault is not None:
                 return f"its points may write one element of {buffer.name!r}: {fault}"
     return None
+
+
+# Of an element that a block with ordered iterators writes, one place in the spatial iterators has
+# all reads and writes: h[t, j] = h[t - 1, j] + x[t, j] has, for a spatial j, and so has
+# out[rows[e], j] += x[e, j], whatever the rows are. Then places are independent of each other, and
+# only the order of one place's own steps must stay. It is shown by the axes of the buffer at which
+# all accesses have the same index over iterators alone: those indices must tell the place.
+def _ordered_fault(block: Block) -> str | None:
+    """Return why a block with ordered iterators is none whose spatial points are independent; None
+    if they are.
+    """
+    if block.init is not None:
+        return "it has an init beside ordered iterators"
+    for iter_var in block.iter_vars:
+        if iter_var.kind not in (IterKind.SPATIAL, IterKind.ORDERED):
+            return f"it has {_with_article(iter_var.kind.value)} iterator beside ordered ones"
+    iters = {i.var: Range(i.extent) for i in block.iter_vars}
+    spatial = {i.var for i in block.iter_vars if i.kind is IterKind.SPATIAL}
+    spatial -= {i.var for i in block.iter_vars if is_const(i.extent, 1)}
+    for buffer in block_writes(block):
+        fault = determines(_common_indices(block, buffer), iters, spatial)
+        if fault is not None:
+            return f"two of its spatial points may touch one element of {buffer.name!r}: {fault}"
+    return None
+
+
+def _common_indices(block: Block, buffer: Buffer) -> list[PrimExpr]:
+    """Return the indices, over iterators alone, at which all of a block's accesses of a buffer
+    agree.
+    """
+    touched = accesses_of_buffer(block.body, buffer)
+    iterators = {i.var for i in block.iter_vars}
+    return [
+        index
+        for axis, index in enumerate(touched[0].indices)
+        if all(is_same_expr(index, a.indices[axis]) for a in touched)
+        and iterators.issuperset(free_vars(index))
+        and not any(isinstance(e, BufferLoad) for e in post_order(index))
+    ]
 
 
 def stores_with_loops(block: Block) -> list[tuple[BufferStore, tuple[For, ...]]]:
@@ -167,11 +210,16 @@ def require_kind(step: str, realize: BlockRealize, *kinds: str) -> str:
     if block_kind.kind not in kinds:
         reason = f": {block_kind.reason}" if block_kind.reason else ""
         refuse(
-            f"{step} {realize.block.name!r}: expected {' or '.join(map(_with_article, kinds))} "
-            f"block, got {_with_article(block_kind.kind)} one{reason}",
+            f"{step} {realize.block.name!r}: expected {_format_kinds(kinds)} block, "
+            f"got {_with_article(block_kind.kind)} one{reason}",
             realize,
         )
     return block_kind.kind
+
+
+def _format_kinds(kinds: Sequence[str]) -> str:
+    *others, last = map(_with_article, kinds)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _with_article(kind: str) -> str:
@@ -188,6 +236,12 @@ def spatial_values(realize: BlockRealize) -> list[PrimExpr]:
     """Return the bindings of a block's spatial iterators."""
     pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
     return [v for i, v in pairs if i.kind is IterKind.SPATIAL]
+
+
+def ordered_values(realize: BlockRealize) -> list[PrimExpr]:
+    """Return the bindings of a block's ordered iterators."""
+    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    return [v for i, v in pairs if i.kind is IterKind.ORDERED]
 
 
 def reduce_loops(realize: BlockRealize, loops: Iterable[For]) -> list[For]:

@@ -17,6 +17,7 @@ from ekiden.tir.schedule import (
     reduction,
     reuse_buffer,
     rolling_buffer,
+    rolling_update,
     sampling,
     tensorize,
 )
@@ -309,6 +310,7 @@ class BlockPrimitives(ScheduleState):
         read_buffer_index: BufferSelector,
         storage_scope: str,
         pad: int = 0,
+        first_use: BlockLike | None = None,
     ) -> BlockRV:
         """Stage the region of a buffer that one iteration of a loop reads in a buffer of that size;
         return the copying block.
@@ -317,11 +319,15 @@ class BlockPrimitives(ScheduleState):
             -> for k: a_global[i, j] = a[i, k * 8 + j]; for i, j: c[i] += a_global[i, j]
 
         `pad` elements follow each row of the copy. Proved: the buffer is not written in the loop,
-        and steps read parts of one size.
+        and steps read parts of one size. With `first_use` no pass over the region precedes: that
+        block copies each element when it reads it, and the blocks behind it read the copy. Proved
+        too: in each step it is done before they begin, and reads all that they read.
         """
         attrs = self._cache_attrs("read_buffer_index", read_buffer_index, storage_scope)
         if pad:
             attrs["pad"] = pad
+        if first_use is not None:
+            attrs["first_use"] = self._block_handle(first_use)
         handles = (self._loop_handle(loop), self._block_handle(block))
         return _single_block_handle(
             self._run_primitive("read_at", read_write_at.read_at, handles, attrs, moves=True)
@@ -522,6 +528,29 @@ class BlockPrimitives(ScheduleState):
         return _single_block_handle(
             self._run_primitive("rfactor", reduction.rfactor, handles, attrs, moves=True)
         )
+
+    def rolling_update(self, block: BlockLike, loop: LoopLike) -> list[BlockRV]:
+        """Fuse a sum into the loop over which the maximum in its terms runs; return the block that
+        keeps the maximum of the iteration before, and the one that corrects the sum.
+
+            for i: for j: m[i] = max(m[i], x[i, j])
+            for i: for j: s[i] += exp(x[i, j] - m[i])
+            -> rolling_update(s, j)
+            for i: for j:
+                m_prev[i] = m[i]; m[i] = max(m[i], x[i, j])
+                s[i] = s[i] * exp(m_prev[i] - m[i]); s[i] += exp(x[i, j] - m[i])
+
+        The first two of these run from the second iteration on. Inner loops of the sum stay inside:
+        split both nests alike to correct once for each tile. Proved: a row of
+        `rolling_update.CORRECTIONS` fits a factor of the terms and the operator of the running
+        value; an iteration sums over the elements that the running value takes in, so that the
+        factor is at most 1 at any time; nothing else uses either in between.
+        """
+        handles = (self._block_handle(block), self._loop_handle(loop))
+        block_handles = self._run_primitive(
+            "rolling_update", rolling_update.rolling_update, handles
+        )
+        return [_single_block_handle([handle]) for handle in block_handles]
 
     # Layouts.
 

@@ -329,7 +329,7 @@ def iterators_in(realize: BlockRealize, indices: Sequence[PrimExpr]) -> list[Ite
     return [i for i in realize.block.iter_vars if i.var in used]
 
 
-def _require_unguarded(step: str, realize: BlockRealize, buffer: Buffer) -> None:
+def require_unguarded_reads(step: str, realize: BlockRealize, buffer: Buffer) -> None:
     """Refuse a block that loads from the buffer only under a condition: elsewhere the load may be
     out of range.
     """
@@ -354,7 +354,7 @@ def _reindex_read(
     indices = common_access_indices(step, realize, old)
     require_unconditional(step, realize)
     # The copy loads unconditionally: a load that the block guards may be out of range.
-    _require_unguarded(step, realize, old)
+    require_unguarded_reads(step, realize, old)
     iters = iterators_in(realize, indices)
     for writer in program.writers(old):
         if not program.precedes(writer, realize):

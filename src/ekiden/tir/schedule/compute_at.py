@@ -40,6 +40,7 @@ from ekiden.tir.schedule.legality import (
     require_sole_writer,
     require_top_level_block,
     require_unconditional,
+    require_visible,
     written_box_in_iteration,
 )
 from ekiden.tir.schedule.program import (
@@ -177,6 +178,7 @@ def compute_at(
         require_sole_writer(step, program, realize, buffer)
     require_kind(step, realize, COMPLETE, REDUCTION)
     require_unconditional(step, realize)
+    require_visible(step, program, realize, loop)
     require_final_inputs(step, program, realize)
     consumers = _require_consumers(step, program, realize, loop)
     outer = [*program.loops_above(loop), loop]
@@ -331,6 +333,7 @@ def reverse_compute_at(
         )
     kind = require_kind(step, realize, COMPLETE, REDUCTION)
     require_unconditional(step, realize)
+    require_visible(step, program, realize, loop)
     for buffer in block_writes(realize.block):
         require_sole_writer(step, program, realize, buffer)
     if not program.precedes(loop, realize):

@@ -28,6 +28,7 @@ from ekiden.tir.schedule.legality import (
     require_sole_writer,
     require_top_level_block,
     require_unconditional,
+    require_visible,
     single_store,
 )
 from ekiden.tir.schedule.program import (
@@ -113,6 +114,7 @@ def reverse_compute_inline(program: ScheduleProgram, consumer: BlockRealize) -> 
     producer_store = single_store(step, producer)
     require_kind(step, producer, COMPLETE)
     require_unconditional(step, producer)
+    require_visible(step, program, consumer, producer)
     _require_only_reader(step, program, producer, consumer, buffer)
     require_sole_writer(step, program, consumer, store.buffer)
     _require_final_consumer_inputs(step, program, producer, consumer, buffer)

@@ -5,7 +5,8 @@ Proofs are about boxes and digits. What one iteration touches of a buffer is a b
 (`tir.access_regions`), an over-estimate; what a block writes is only used where it is exactly a box
 (`written_box`). `schedule.disjoint_iterations` proves that iterations are disjoint. So:
 
-    require_permutable    each sum's first step stays first; no step sees what another one wrote
+    require_permutable    each sum's first step stays first, ordered steps stay in order; no other
+                          step sees what another one wrote
     require_concurrent    steps write elements of their own, or each has a buffer of its own
     uncovered_read_fault  the box written in a step holds the box read in it
     require_final_inputs  what is read is not written again later
@@ -18,20 +19,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ekiden.arith import Analyzer, IterSum, determines, image_box
-from ekiden.ir.prim import GE, LT, FloorDiv, IntImm, PrimExpr, Var, const, is_const
+from ekiden.ir.prim import EQ, GE, LT, FloorDiv, IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
 from ekiden.tir.access_regions import bounding_region
 from ekiden.tir.expr import Buffer
 from ekiden.tir.predicates import split_conjuncts
-from ekiden.tir.reduction import match_reduction
+from ekiden.tir.reduction import is_same_expr, match_reduction
 from ekiden.tir.schedule.block_kinds import (
     COMPLETE,
     OPAQUE,
+    ORDERED,
     REDUCTION,
     UPDATE,
     classify_block,
+    ordered_values,
     reduce_loops,
     reduce_values,
     require_kind,
@@ -46,6 +49,7 @@ from ekiden.tir.schedule.program import (
     block_writes,
     bound_analyzer,
     determining_vars,
+    free_vars_of_block,
     loop_ranges,
     loops_between,
     refuse,
@@ -102,6 +106,33 @@ def require_top_level_block(step: str, program: ScheduleProgram, realize: BlockR
         ancestor = program.parent_of(ancestor)
 
 
+# A block that uses the region of a loop's iteration (`read_at`) is bound to that loop.
+def require_visible(
+    step: str, program: ScheduleProgram, realize: BlockRealize, place: Stmt
+) -> None:
+    """Refuse to move a block to a place at which a loop variable or a buffer that it uses is not
+    defined.
+    """
+    around = program.path_to(place)
+    loop_vars = {s.loop_var for s in around if isinstance(s, For)}
+    for var in free_vars_of_block(realize.block):
+        if var in program.loops and var not in loop_vars:
+            refuse(
+                f"{step} {realize.block.name!r}: it uses loop {var.name!r}, which is not around "
+                "the new place",
+                realize,
+            )
+    visible = {s.buffer for s in around if isinstance(s, Allocate)}
+    allocated = {s.buffer for s in program.path_to(realize) if isinstance(s, Allocate)}
+    for buffer in (*block_reads(realize.block), *block_writes(realize.block)):
+        if buffer in allocated and buffer not in visible:
+            refuse(
+                f"{step} {realize.block.name!r}: {buffer.name!r} is not allocated around the new "
+                "place",
+                realize,
+            )
+
+
 def require_unconditional(step: str, realize: BlockRealize) -> None:
     """Refuse a block that runs only under a condition of its own."""
     extra_conditions = split_domain_guards(realize)[1]
@@ -113,19 +144,65 @@ def require_unconditional(step: str, realize: BlockRealize) -> None:
 # Steps of a loop.
 
 
-def require_permutable(step: str, program: ScheduleProgram, chain: Sequence[For]) -> None:
+def require_permutable(
+    step: str, program: ScheduleProgram, chain: Sequence[For], order: Sequence[For] = ()
+) -> None:
     """Refuse unless the iterations of a chain of loops may run in any order within the loops'
-    ranges.
+    ranges, or in that of the same loops nested in another `order`.
     """
     leaves = program.outermost_blocks(chain[-1].body)
     _require_only_blocks(step, chain[-1])
     for leaf in leaves:
-        kind = require_kind(step, leaf, COMPLETE, REDUCTION, UPDATE)
+        kind = require_kind(step, leaf, COMPLETE, REDUCTION, UPDATE, *([ORDERED] if order else []))
+        if kind == ORDERED:
+            _require_steps_in_order(step, program, leaf, chain, order)
         # Complete blocks store the same values in any order; a sum must begin with its init.
         if kind == REDUCTION and reduce_loops(leaf, chain):
             _require_reduction_order(step, program, leaf, chain)
     if len(leaves) > 1:
         _require_disjoint_shared_buffers(step, program, chain, leaves)
+
+
+# Two runs of an ordered block touch a common element only if they are at one place in the spatial
+# iterators (`block_kinds`). If these tell all loops but those that the block is ordered over, such
+# runs differ in the ordered loops alone, and as long as these keep their places to each other,
+# which of the two comes first stays.
+def _require_steps_in_order(
+    step: str,
+    program: ScheduleProgram,
+    realize: BlockRealize,
+    chain: Sequence[For],
+    order: Sequence[For],
+) -> None:
+    """Refuse unless the steps of an ordered block keep their order at every point of its spatial
+    iterators.
+    """
+    name = realize.block.name
+    loops = loops_between(chain[0], realize, program)
+    ordered = _ordered_loop_vars(realize, loops)
+    before, after = ([s for s in nest if s.loop_var in ordered] for nest in (chain, order))
+    if before != after:
+        names = [s.loop_var.name for s in before]
+        refuse(f"{step}: block {name!r} is ordered over loops {names}, which keep order", realize)
+    others = {s.loop_var for s in chain if not is_const(s.extent, 1)} - ordered
+    values = [v for v in spatial_values(realize) if not is_const(v)]
+    fault = determines(values, loop_ranges(loops), determining_vars(loops, others))
+    if fault is not None:
+        refuse(
+            f"{step}: steps of the ordered block {name!r} may change places: {fault}",
+            realize,
+        )
+
+
+def _ordered_loop_vars(realize: BlockRealize, loops: Sequence[For]) -> set[Var]:
+    """Return the variables of loops that a block's ordered iterators depend on, those that count
+    the parts of such a loop among them.
+    """
+    ordered = set(free_vars(*ordered_values(realize)))
+    for loop in reversed(loops):
+        if loop.loop_var in ordered:
+            ordered.update(free_vars(loop.min, loop.extent))
+    return ordered & {s.loop_var for s in loops}
 
 
 def _require_only_blocks(step: str, loop: For) -> None:
@@ -272,10 +349,11 @@ def written_box(
     if len(stores) != 1:
         return f"block {name!r} writes {buffer.name!r} in {len(stores)} places"
     (store,) = stores
+    conditions = split_domain_guards(maker)[1]
     if (
         store.is_conditional
         or _is_conditional(program, maker, root)
-        or split_domain_guards(maker)[1]
+        or not all(_holds_in_first_step(c, program, root, maker, store.indices) for c in conditions)
     ):
         return f"block {name!r} writes {buffer.name!r} under a condition"
     if not _masks_only_buffer_end(maker, buffer):
@@ -285,6 +363,35 @@ def written_box(
     if isinstance(image, str):
         return f"what block {name!r} writes of {buffer.name!r} is no box: {image}"
     return [Range.from_min_extent(low, size) for low, size in image]
+
+
+# Each step of a loop that the indices do not depend on would write the same elements: the first one
+# alone writes all of them.
+def _holds_in_first_step(
+    condition: PrimExpr,
+    program: ScheduleProgram,
+    root: Stmt,
+    maker: BlockRealize,
+    indices: Sequence[PrimExpr],
+) -> bool:
+    """Return whether a condition is that a loop inside `root` around a block, which indices do not
+    depend on, is in its first step, and the loop has one.
+    """
+    if not isinstance(condition, EQ):
+        return False
+    loops = loops_between(root, maker, program)
+    moving = set(free_vars(*indices))
+    for loop in reversed(loops):
+        if loop.loop_var in moving:
+            moving.update(free_vars(loop.min, loop.extent))
+    analyzer = bound_analyzer(program.loops_above(maker))
+    return any(
+        loop.loop_var not in moving
+        and is_same_expr(condition.a, loop.loop_var)
+        and is_same_expr(condition.b, loop.min)
+        and analyzer.can_prove(loop.extent > 0)
+        for loop in loops
+    )
 
 
 def num_iter_sum_values(total: IterSum) -> PrimExpr:
@@ -379,7 +486,9 @@ def require_concurrent(
     var = loop.loop_var
     combined: set[Buffer] = set()
     for leaf in leaves:
-        require_kind(step, leaf, COMPLETE, REDUCTION, UPDATE)
+        require_kind(step, leaf, COMPLETE, REDUCTION, UPDATE, ORDERED)
+        if var in _ordered_loop_vars(leaf, loops_between(loop, leaf, program)):
+            refuse(f"{step} {var.name!r}: block {leaf.block.name!r} is ordered over it", leaf)
         if var not in free_vars(*reduce_values(leaf)):
             continue
         if not together:
@@ -520,11 +629,11 @@ def _contains_loop(loop: For, loops: Sequence[For]) -> bool:
     return any(other is loop for other in loops)
 
 
-# Blocks of the known kinds give an element one value, however often they run. An opaque block in a
-# loop (a rolling buffer) gives the same place another value in each step.
+# Blocks of most kinds give an element one value, however often they run. An ordered block, or an
+# opaque one in a loop (a rolling buffer), gives the same place another value in each step.
 def find_rewriting_producer(program: ScheduleProgram, block: Block) -> BlockRealize | None:
     """Return a block, among the transitive producers of what a block reads, that writes an element
-    more than once with different values (a rolling buffer); None if there is none.
+    more than once with different values (a rolling buffer, a scatter); None if there is none.
     """
     visited: set[Buffer] = set(block_writes(block))
     pending = [b for b in block_reads(block) if b not in visited]
@@ -534,7 +643,8 @@ def find_rewriting_producer(program: ScheduleProgram, block: Block) -> BlockReal
             continue
         visited.add(buffer)
         for writer in program.writers(buffer):
-            if classify_block(writer.block).kind == OPAQUE and not _runs_once(program, writer):
+            kind = classify_block(writer.block).kind
+            if kind in (OPAQUE, ORDERED) and not _runs_once(program, writer):
                 return writer
             pending.extend(block_reads(writer.block))
     return None

@@ -506,7 +506,7 @@ def reorder(program: ScheduleProgram, *new_order: For) -> PrimFunc:
     for loop in nest:
         if loop.kind in (ForKind.PARALLEL, ForKind.VECTORIZED, ForKind.THREAD_BINDING):
             refuse(f"reorder: loop {loop.loop_var.name!r} is already {loop.kind.value}", loop)
-    require_permutable("reorder", program, nest)
+    require_permutable("reorder", program, nest, slots)
     return program.replace(nest[0], wrap_in_loops(slots, nest[-1].body))
 
 

@@ -6,11 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
-from ekiden.ir.prim_visitor import children, free_vars, literal_fields, substitute
+from ekiden.ir.prim import PrimExpr, Var, const, convert, is_const
+from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import LATE_SCOPES, Buffer, BufferAddress, BufferLoad, Ramp, broadcast
 from ekiden.tir.predicates import join_conjuncts
-from ekiden.tir.schedule.block_kinds import COMPLETE, REDUCTION, UPDATE, require_kind
+from ekiden.tir.schedule.block_kinds import COMPLETE, ORDERED, REDUCTION, UPDATE, require_kind
+from ekiden.tir.schedule.descriptions import (
+    DescriptionMatcher,
+    MismatchError,
+    row_major_strides,
+)
 from ekiden.tir.schedule.legality import num_iter_sum_values, split_domain_guards
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
@@ -21,6 +26,7 @@ from ekiden.tir.schedule.program import (
     serial_loop,
     uses_any_var,
 )
+from ekiden.tir.schedule.tensorize_described import tensorize_described_tile
 from ekiden.tir.schedule.tensorize_matmul import tensorize_tile
 from ekiden.tir.stmt import (
     Block,
@@ -30,7 +36,6 @@ from ekiden.tir.stmt import (
     IterKind,
     IterVar,
     PrimFunc,
-    SeqStmt,
     Stmt,
 )
 from ekiden.tir.tensor_intrin import TensorIntrin
@@ -52,7 +57,7 @@ def blockize(
     inner = loops_between(loop, realize, program)
     if program.perfect_chain(loop, inner[-1]) is None or inner[-1].body is not realize:
         refuse(f"{step} {loop.loop_var.name!r}: the loop must hold loops and a block alone", loop)
-    require_kind(step, realize, COMPLETE, REDUCTION, UPDATE)
+    require_kind(step, realize, COMPLETE, REDUCTION, UPDATE, ORDERED)
     divided = [
         _split_iterator(step, program, realize, i, v, inner)
         for i, v in zip(realize.block.iter_vars, realize.iter_values, strict=True)
@@ -209,115 +214,6 @@ def _create_outer_init(
 # Tensor intrinsics.
 
 
-class _MismatchError(Exception):
-    """The error of a program that does not match an intrinsic's description; the message says
-    where.
-    """
-
-
-class _DescriptionMatcher:
-    """A matcher of a description's loops and buffers to a program's loops and buffer regions."""
-
-    def __init__(self, inside: set[Var]) -> None:
-        self.var_map: dict[Var, PrimExpr] = {}
-        self.inner_vars = inside
-        """Variables of the matched program part, on which buffer offsets must not depend."""
-        self.buffer_map: dict[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]] = {}
-        self.analyzer = Analyzer()
-
-    def match_stmt(self, desc: Stmt, actual: Stmt) -> None:
-        """Match statements; blocks are opened, with their iterators replaced by the bindings."""
-        desc, actual = _substitute_block_bindings(desc), _substitute_block_bindings(actual)
-        # A schedule may have dropped unit loops that the description still has.
-        if isinstance(desc, For) and is_const(desc.extent, 1) and not isinstance(actual, For):
-            self.match_stmt(substitute_stmt(desc.body, {desc.loop_var: desc.min}), actual)
-            return
-        match desc, actual:
-            case For(), For():
-                if not self.analyzer.can_prove_equal(desc.extent, actual.extent):
-                    raise _MismatchError(
-                        f"loop {actual.loop_var.name!r} has {_comparable_size(actual.extent)} "
-                        f"steps, expected {_comparable_size(desc.extent)}"
-                    )
-                self.var_map[desc.loop_var] = actual.loop_var
-                self.inner_vars.add(actual.loop_var)
-                self.analyzer.bind(actual.loop_var, actual.min, actual.extent)
-                self.match_stmt(desc.body, actual.body)
-            case BufferStore(), BufferStore():
-                self.match_access(desc.buffer, desc.indices, actual.buffer, actual.indices)
-                self.match_expr(desc.value, actual.value)
-            case SeqStmt(), SeqStmt() if len(desc.seq) == len(actual.seq):
-                for a, b in zip(desc.seq, actual.seq, strict=True):
-                    self.match_stmt(a, b)
-            case _:
-                raise _MismatchError(
-                    f"expected a {type(desc).__name__}, got a {type(actual).__name__}"
-                )
-
-    def match_expr(self, desc: PrimExpr, actual: PrimExpr) -> None:
-        """Match expressions node by node."""
-        stack = [(desc, actual)]
-        while stack:
-            a, b = stack.pop()
-            if isinstance(a, Var):
-                if not self.analyzer.can_prove_equal(self.var_map.get(a, a), b):
-                    raise _MismatchError(f"another variable stands for {a.name!r}")
-                continue
-            if type(a) is not type(b) or a.dtype != b.dtype:
-                raise _MismatchError(
-                    f"expected {type(a).__name__} of {a.dtype}, got {type(b).__name__} of {b.dtype}"
-                )
-            if isinstance(a, BufferLoad):
-                assert isinstance(b, BufferLoad)
-                self.match_access(a.buffer, a.indices, b.buffer, b.indices)
-                continue
-            if literal_fields(a) != literal_fields(b):
-                raise _MismatchError(f"expected {literal_fields(a)}, got {literal_fields(b)}")
-            stack.extend(zip(children(a), children(b), strict=True))
-
-    def match_access(
-        self,
-        desc: Buffer,
-        desc_indices: Sequence[PrimExpr],
-        actual: Buffer,
-        indices: Sequence[PrimExpr],
-    ) -> None:
-        """Match elements: the last axes are the description's, from an offset."""
-        if desc.dtype != actual.dtype:
-            raise _MismatchError(f"{actual.name!r} is of {actual.dtype}, expected {desc.dtype}")
-        lead = len(indices) - len(desc_indices)
-        if lead < 0:
-            raise _MismatchError(
-                f"{actual.name!r} has {len(indices)} axes, {len(desc_indices)} expected"
-            )
-        offsets = [self.analyzer.simplify(i) for i in indices[:lead]]
-        for a, b in zip(desc_indices, indices[lead:], strict=True):
-            offsets.append(self.analyzer.simplify(b - substitute(a, self.var_map)))
-        for n, offset in enumerate(offsets):
-            if any(v in self.inner_vars for v in free_vars(offset)):
-                raise _MismatchError(f"axis {n} of {actual.name!r} does not run as described")
-        # A described buffer maps to one region: every later access must give the same buffer and
-        # offsets.
-        mapped = self.buffer_map.setdefault(desc, (actual, tuple(offsets)))
-        same = mapped[0] is actual and all(
-            self.analyzer.can_prove_equal(x, y) for x, y in zip(mapped[1], offsets, strict=True)
-        )
-        if not same:
-            raise _MismatchError(f"{desc.name!r} stands for two parts of buffers")
-
-
-def _comparable_size(e: PrimExpr) -> object:
-    return e.value if isinstance(e, IntImm) else "a symbolic number of"
-
-
-def _substitute_block_bindings(s: Stmt) -> Stmt:
-    """Return the body of nested blocks, with iterators replaced by their bindings."""
-    while isinstance(s, BlockRealize):
-        values = dict(zip((i.var for i in s.block.iter_vars), s.iter_values, strict=True))
-        s = substitute_stmt(s.block.body, values)
-    return s
-
-
 class _ImplementationPlacer(ExprRewriter):
     """A rewriter that places an implementation over the buffer regions that its parameters stand
     for.
@@ -397,16 +293,6 @@ def _region_layout(target: Buffer, offsets: Sequence[PrimExpr]) -> tuple[list[Pr
     return strides, region_offset
 
 
-def row_major_strides(shape: Sequence[PrimExpr]) -> list[PrimExpr]:
-    """Return the strides of a dense row-major shape."""
-    strides: list[PrimExpr] = []
-    size: PrimExpr = const(1)
-    for extent in reversed(shape):
-        strides.append(size)
-        size = size * extent
-    return strides[::-1]
-
-
 def _add_vector_offset(index: PrimExpr, offset: PrimExpr) -> PrimExpr:
     if isinstance(index, Ramp):
         return Ramp(index.base + offset, index.stride, index.lanes, index.dtype)
@@ -425,7 +311,10 @@ def tensorize(
     if called is not None:
         if not isinstance(target, For):
             refuse(f"tensorize with {tensor_intrin!r}: expected the loop over rows", target)
-        return tensorize_tile(program, target, *called)
+        kernel, options = called
+        if kernel.describe is not None:
+            return tensorize_described_tile(program, target, kernel, options)
+        return tensorize_tile(program, target, kernel, options)
     intrin = TensorIntrin.get(tensor_intrin)
     step = f"tensorize with {tensor_intrin!r}"
     # Refusals point at what the user named, not at the block that blockize creates.
@@ -435,12 +324,12 @@ def tensorize(
         program = ScheduleProgram(func)
         target = program.blocks[outer_blocks[0]]
     block = target.block
-    match = _DescriptionMatcher(set())
+    match = DescriptionMatcher(set())
     for iter_var in block.iter_vars:
         match.analyzer.bind(iter_var.var, 0, iter_var.extent)
     try:
         match.match_stmt(intrin.desc.body, block.body)
-    except _MismatchError as fault:
+    except MismatchError as fault:
         refuse(f"{step}: block {block.name!r} is not what it describes: {fault}", requested)
     missing = [b.name for b in intrin.desc.buffers if b not in match.buffer_map]
     if missing:

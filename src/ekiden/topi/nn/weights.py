@@ -37,6 +37,9 @@ PACKED_WEIGHT_KINDS = (
 """Layer kinds that `pack_weight` supports."""
 DOT_WORD_CHANNELS = 4
 """Bytes of a dot-product word, a divisor of K or I."""
+INT16_PAIR_SUMS_FACT = "int16_pair_sums"
+"""Annotation of blocks whose weight's packer made sure that sums of two adjacent products fit
+int16."""
 DOT_WORD_BY_DTYPE = {
     "uint8": DOT_WORD_CHANNELS,
     "int8": DOT_WORD_CHANNELS,
