@@ -801,6 +801,7 @@ def test_every_step_has_a_text() -> None:
         "enter_postproc",
         "loop_partition",
         "merge",
+        "partition_by_conditions",
         "rolling_buffer",
         "set_axis_separator",
         "share_skipped",
