@@ -21,18 +21,21 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Cast, FloatImm, IntImm, Mul, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tir.expr import BufferLoad, broadcast
+from ekiden.tir.expr import Buffer, BufferLoad, broadcast
 from ekiden.tir.reduction import match_update
-from ekiden.tir.schedule.kinds import REDUCTION, reduce_loops, require_kind
+from ekiden.tir.schedule.kinds import REDUCTION, classify_block, reduce_loops, require_kind
+from ekiden.tir.schedule.linear_conditions import match_term_if
 from ekiden.tir.schedule.program import (
     PART_EXTENT_BOUND_ANNOTATION,
     ScheduleProgram,
+    accesses_of_buffer,
     block_writes,
     bound_analyzer,
     refuse,
     remove_allocation,
     unit_loop_values,
 )
+from ekiden.tir.schedule.tile_conditions import bounds_of_sum_loops
 from ekiden.tir.stmt import (
     BlockRealize,
     BufferStore,
@@ -82,13 +85,48 @@ def tensorize_tile(
     inside = [nest.sum, *([nest.epilogue] if nest.epilogue is not None else [])]
     users = [*program.writers(sums), *program.readers(sums)]
     if nest.epilogue is not None and sums not in block_writes(nest.epilogue.block):
-        if any(x not in inside for x in users):
+        if any(x not in inside and not _uses_sums_of_its_own(program, sums, x) for x in users):
             _refuse(rows_loop, f"{sums.name!r} is used by other blocks too")
-        if not program.is_param(sums) and not _outer_reduction_loops(program, nest):
+        is_last = all(x in inside for x in users)
+        if is_last and not program.is_param(sums) and not _outer_reduction_loops(program, nest):
             # The sums now live in registers only; their buffer has no other reader.
             func = remove_allocation(func, sums)
     has_blocks = any(isinstance(s, BlockRealize) for s in _statements_outside(func.body, tiles))
-    return func.with_attr({"tir.tiled": 1, **({"tir.has_blocks": 1} if has_blocks else {})})
+    func = func.with_attr("tir.tiled", 1)
+    # Of several tiles the last one leaves no block.
+    return (
+        func.with_attr("tir.has_blocks", 1) if has_blocks else func.without_attr("tir.has_blocks")
+    )
+
+
+# The sums of a tile stay in registers. Blocks of other regions of a loop use the same buffer: that
+# is no matter where what they read of it was written right before, in the same step of their loops.
+def _uses_sums_of_its_own(program: ScheduleProgram, sums: Buffer, user: BlockRealize) -> bool:
+    """Return whether a block is a sum with an init, or reads the element that the sum right before
+    it, in the same loops, has written.
+    """
+    if sums in block_writes(user.block):
+        return classify_block(user.block).kind == REDUCTION
+    around = program.parent_of(user)
+    order = around.seq if isinstance(around, SeqStmt) else ()
+    position = next((n for n, s in enumerate(order) if s is user), 0)
+    before: Stmt | None = order[position - 1] if position else None
+    loops = []
+    while isinstance(before, For):
+        loops.append(before)
+        before = before.body
+    if not isinstance(before, BlockRealize) or sums not in block_writes(before.block):
+        return False
+    if classify_block(before.block).kind != REDUCTION or reduce_loops(before, loops) != loops:
+        return False
+    above = program.loops_above(user)
+    analyzer, single = bound_analyzer(above), unit_loop_values(above)
+    written = [substitute(i, single) for i in _substituted_store(before).indices]
+    return all(
+        analyzer.can_prove_equal(substitute(x, single), y)
+        for access in accesses_of_buffer(user, sums)
+        for x, y in zip(access.indices, written, strict=True)
+    )
 
 
 def _statements_outside(root: Stmt, apart: Stmt) -> Iterator[Stmt]:
@@ -169,10 +207,13 @@ class _TileBuilder:
         for var, loop in ((self.row, nest.rows), (self.column, nest.columns)):
             self.analyzer.bind(var, 0, _max_extent(loop))
         self.tile_origin: dict[Var, PrimExpr] = {s.loop_var: const(0) for s in nest.loops}
+        if self.kernel.is_elementwise:
+            self.tile_origin[self.column] = const(0)
         for sum_loop in nest.loops:
             self.analyzer.bind(sum_loop.loop_var, sum_loop.min, sum_loop.extent)
         store = _substituted_store(nest.sum)
         self.sums, self.indices = store.buffer, store.indices
+        self.conditions: list[PrimExpr] = []
         self.a, self.b = self.match_factors(store)
         self.epilogue_stmt = None if nest.epilogue is None else _substituted_store(nest.epilogue)
         self.sum_var = Var("sum", self.sums.dtype)
@@ -192,6 +233,8 @@ class _TileBuilder:
         init = self.nest.sum.block.init
         starts = isinstance(init, BufferStore) and is_const(init.value, 0)
         value = None if update is None else update[1]
+        if value is not None and self.kernel.is_elementwise:
+            self.conditions, value = match_term_if(value)
         if not starts or not isinstance(value, Mul):
             refuse(
                 f"{TENSORIZE_PRIMITIVE}: block {self.nest.sum.block.name!r} is no sum of products",
@@ -201,15 +244,22 @@ class _TileBuilder:
         x, y = (e if isinstance(e, BufferLoad) else None for e in loads)
         if x is None or y is None:
             refuse(f"{TENSORIZE_PRIMITIVE}: {value!r} is no product of elements", self.nest.sum)
-        i, j = self.nest.rows.loop_var, self.nest.columns.loop_var
-        if j in free_vars(*x.indices) or i in free_vars(*y.indices):
+        if self._moves_both(x, y):
             x, y = y, x
-        if j in free_vars(*x.indices) or i in free_vars(*y.indices):
+        if self._moves_both(x, y):
             refuse(
                 f"{TENSORIZE_PRIMITIVE}: both factors of {value!r} move with rows or columns",
                 self.nest.sum,
             )
         return x, y
+
+    def _moves_both(self, x: BufferLoad, y: BufferLoad) -> bool:
+        """Return whether the second factor moves with the rows, or the first one with the columns
+        in a product of matrices.
+        """
+        i, j = self.nest.rows.loop_var, self.nest.columns.loop_var
+        moves_columns = not self.kernel.is_elementwise and j in free_vars(*x.indices)
+        return moves_columns or i in free_vars(*y.indices)
 
     def flat_index_of(self, load: BufferLoad) -> PrimExpr:
         """Return the flat index of a load, with rows and columns counted from the tile's."""
@@ -393,10 +443,25 @@ class _TileBuilder:
 
     def common_tile(self, a: PrimExpr, b: PrimExpr) -> MatmulTileNest:
         """Return what tiles of all sizes have in common, as a MatmulTileNest of no size."""
-        loops = tuple(
-            SumLoop(s.extent, self.stride_along(a, s.loop_var), self.stride_along(b, s.loop_var))
-            for s in self.nest.loops
+        bounds = bounds_of_sum_loops(
+            self.conditions, self.first, self.row, self.nest.rows, self.nest.loops, self.analyzer
         )
+        loops = tuple(
+            SumLoop(
+                extent,
+                self.stride_along(a, s.loop_var),
+                self.stride_along(b, s.loop_var),
+                begin,
+                rows,
+            )
+            for s, (begin, extent, rows) in zip(self.nest.loops, bounds, strict=True)
+        )
+        a_column = self.stride_along(a, self.column)
+        if not isinstance(a_column, IntImm):
+            refuse(
+                f"{TENSORIZE_PRIMITIVE}: columns of {self.a.buffer.name!r} do not lie in order",
+                self.nest.sum,
+            )
         column = self.stride_along(b, self.column)
         if not isinstance(column, IntImm):
             refuse(
@@ -404,7 +469,10 @@ class _TileBuilder:
                 self.nest.sum,
             )
         base = self.analyzer.simplify(substitute(b, {**self.tile_origin, self.column: const(0)}))
-        number, following = self.panel_position(base)
+        # Products by elements have no panel that several tiles read.
+        number, following = (
+            (None, const(0)) if self.kernel.is_elementwise else self.panel_position(base)
+        )
         finish = self.epilogue_store()
         return MatmulTileNest(
             dtype=self.sums.dtype,
@@ -422,6 +490,7 @@ class _TileBuilder:
             partial_sums=self.match_partial_sums(),
             panel_position=number,
             next_panel_offset=following,
+            a_columns=a_column.value,
         )
 
     def readable_columns(self) -> int:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import ClassVar
 
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import PrimExpr, const
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
@@ -28,11 +29,15 @@ LoadVector = Callable[[PrimExpr, PrimExpr, int], PrimExpr]
 
 @dataclass(frozen=True, slots=True)
 class SumLoop:
-    """A reduction loop of a tile: its extent and its strides in both factors (elements)."""
+    """A reduction loop of a tile: its extent, its strides in both factors (elements), its first
+    iteration, and the rows that have a term in each iteration, where these are not all.
+    """
 
     extent: PrimExpr
     a_stride: PrimExpr
     b_stride: PrimExpr
+    begin: PrimExpr = field(default_factory=lambda: const(0))
+    rows: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class PartialSums:
 @dataclass(frozen=True, slots=True)
 class MatmulTileNest:
     """A tile of a matrix product: d[i, j] over `rows` x `columns`, with one factor invariant in j
-    and one invariant in i.
+    and one invariant in i; or a tile of products by elements, of which one is invariant in i.
 
     dtype: of the sums. a, a_rows: the first factor, and the offset of each row. b, b_base,
     b_columns: the second factor, its offset, and the stride of a column; b_width: the columns
@@ -59,7 +64,8 @@ class MatmulTileNest:
     tile's index among those with the same b, if there are several; following: the offset of the
     next b from this one. row_loop: the actual number of rows, at most `rows`, for a kernel that
     accepts any;
-    a_stride: the distance of rows of the first factor.
+    a_stride: the distance of rows of the first factor. a_columns: the stride of a column in the
+    first factor, 0 for products of matrices.
     """
 
     dtype: str
@@ -79,6 +85,7 @@ class MatmulTileNest:
     next_panel_offset: PrimExpr
     row_loop: PrimExpr | None = None
     a_stride: PrimExpr | None = None
+    a_columns: int = 0
 
 
 Options = Mapping[str, int]
@@ -88,7 +95,8 @@ _KERNEL_CALL_PATTERN = re.compile(r"(\w+)\(([^()]*)\)")
 @dataclass(frozen=True, slots=True)
 class MicroKernel:
     """A table entry: name, required processor features, options with defaults, the writer of a
-    tile, and whether that accepts any number of rows (else it writes one variant per row count).
+    tile, and whether that accepts any number of rows (else it writes one variant per row count),
+    and whether it is for products by elements, of which some may be left out by conditions.
     """
 
     name: str
@@ -96,6 +104,7 @@ class MicroKernel:
     defaults: Options
     write: Callable[[MatmulTileNest, Options], Stmt]
     accepts_any_rows: bool = False
+    is_elementwise: bool = False
 
     _table: ClassVar[dict[str, MicroKernel]] = {}
 
