@@ -131,55 +131,6 @@ void ek_wake(uint32_t *word) {
 #endif
 }
 
-/* Processors ----------------------------------------------------------------------------------- */
-
-#if defined(__linux__)
-/* The first processor of the core that 'cpu' belongs to, which names the core. */
-static int core_of(int cpu) {
-  char path[96];
-  int first = cpu;
-  snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
-  FILE *file = fopen(path, "re");
-  if (file == NULL) return cpu;
-  if (fscanf(file, "%d", &first) != 1) first = cpu;
-  fclose(file);
-  return first;
-}
-
-/* Adds 'cpu' unless its core is there already. */
-static int add_core(int *cpus, int *cores, int count, int cpu) {
-  int core = core_of(cpu);
-  for (int i = 0; i < count; i++) {
-    if (cores[i] == core) return count;
-  }
-  cpus[count] = cpu;
-  cores[count] = core;
-  return count + 1;
-}
-
-int ek_physical_cpus(int *cpus, int max) {
-  int cores[CPU_SETSIZE], count = 0;
-  cpu_set_t set;
-  int here = sched_getcpu();
-  if (max > CPU_SETSIZE) max = CPU_SETSIZE;
-  if (here >= 0) count = add_core(cpus, cores, count, here);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    for (int cpu = 0; cpu < CPU_SETSIZE && count < max; cpu++) {
-      if (CPU_ISSET((size_t)cpu, &set)) count = add_core(cpus, cores, count, cpu);
-    }
-  }
-  if (count == 0) cpus[count++] = 0;
-  return count;
-}
-#else
-int ek_physical_cpus(int *cpus, int max) {
-  long online = sysconf(_SC_NPROCESSORS_ONLN);
-  int count = online < 1 ? 1 : online > max ? max : (int)online;
-  for (int i = 0; i < count; i++) cpus[i] = -1;
-  return count;
-}
-#endif
-
 /* Memory --------------------------------------------------------------------------------------- */
 
 static size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }

@@ -55,6 +55,11 @@ void ek_wake(uint32_t *word);
 ** the calling thread first. Returns how many there are, at least 1. */
 int ek_physical_cpus(int *cpus, int max);
 
+/* Returns how many cores the control groups of the process allow in the long run (a container's
+** --cpus), rounded up; 0 without a limit. 'groups' is /proc/self/cgroup, 'mount' where the groups
+** are mounted, which tests make their own. */
+int ek_cpu_quota(const char *groups, const char *mount);
+
 /* Code that an image brings: position-independent, with a table of addresses that it reads through,
 ** which lies on the next page of 4096 bytes behind it, whatever pages the system has. Code that was placed stays where it is until it is dropped.
 ** ek_code_place returns 0, or -1 with errno: ENOMEM, or EPERM where memory cannot be made executable.

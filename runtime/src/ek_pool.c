@@ -366,11 +366,14 @@ void ek_pool_release(void) {
 
 /* The number of threads ------------------------------------------------------------------------ */
 
-/* EKIDEN_NUM_THREADS where it is a number of threads, else one thread per core. */
+/* EKIDEN_NUM_THREADS where it is a number of threads, else one thread per core that the process may
+** use: more threads than a container's quota would be stopped for the rest of each period. */
 static int32_t default_threads(void) {
   int cpus[MAX_THREADS];
   const char *text = getenv("EKIDEN_NUM_THREADS");
   int32_t cores = ek_physical_cpus(cpus, MAX_THREADS);
+  int32_t quota = ek_cpu_quota("/proc/self/cgroup", "/sys/fs/cgroup");
+  if (quota != 0 && quota < cores) cores = quota;
   if (text == NULL || text[0] == '\0') return cores;
   char *end;
   long n = strtol(text, &end, 10);

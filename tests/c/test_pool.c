@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include <sched.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -301,7 +302,62 @@ static void a_caller_holds_the_pool(void) {
   CHECK(run(N, 1).calls == 4);
 }
 
+static void write_file(const char *folder, const char *name, const char *text) {
+  char path[256];
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  for (char *end = strchr(path + 1, '/'); end != NULL; end = strchr(end + 1, '/')) {
+    *end = '\0';
+    mkdir(path, 0700);
+    *end = '/';
+  }
+  FILE *file = fopen(path, "w");
+  CHECK(file != NULL);
+  fputs(text, file);
+  fclose(file);
+}
+
+static int quota_in(const char *folder) {
+  char groups[256];
+  snprintf(groups, sizeof groups, "%s/cgroup", folder);
+  return ek_cpu_quota(groups, folder);
+}
+
+/* In both versions of control groups, with limits of ancestors, in a container and outside. */
+static void control_groups_limit_the_cores(void) {
+#if defined(__linux__)
+  char folder[] = "/tmp/ek_groups_XXXXXX";
+  CHECK(mkdtemp(folder) != NULL);
+  CHECK(quota_in(folder) == 0);
+  write_file(folder, "cgroup", "0::/\n");
+  CHECK(quota_in(folder) == 0);
+  write_file(folder, "cpu.max", "max 100000\n");
+  CHECK(quota_in(folder) == 0);
+  write_file(folder, "cpu.max", "150000 100000\n");
+  CHECK(quota_in(folder) == 2);
+  write_file(folder, "cpu.max", "nothing\n");
+  CHECK(quota_in(folder) == 0);
+  write_file(folder, "cgroup", "0::/system.slice/model.service\n");
+  write_file(folder, "system.slice/model.service/cpu.max", "400000 100000\n");
+  CHECK(quota_in(folder) == 4);
+  write_file(folder, "system.slice/cpu.max", "300000 100000\n");
+  CHECK(quota_in(folder) == 3);
+  write_file(folder, "system.slice/cpu.max", "9223372036854775807 1\n");
+  CHECK(quota_in(folder) == 4);
+  write_file(folder, "cgroup", "5:memory:/a\n4:cpu,cpuacct:/docker/b\nno group\n");
+  CHECK(quota_in(folder) == 0);
+  write_file(folder, "cpu/docker/b/cpu.cfs_quota_us", "50000\n");
+  write_file(folder, "cpu/docker/b/cpu.cfs_period_us", "100000\n");
+  CHECK(quota_in(folder) == 1);
+  write_file(folder, "cpu/docker/b/cpu.cfs_quota_us", "-1\n");
+  CHECK(quota_in(folder) == 0);
+  char command[64];
+  snprintf(command, sizeof command, "rm -r %s", folder);
+  CHECK(system(command) == 0);
+#endif
+}
+
 int main(void) {
+  control_groups_limit_the_cores();
   every_index_is_given_out_once();
   chunks_are_as_large_as_the_grain();
   nested_loops_run_inline();

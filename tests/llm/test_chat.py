@@ -18,7 +18,7 @@ from ekiden.llm.text import Tokenizer
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.serve.config import ModelConfig, TextConfig
 from ekiden.serve.decoders import DecoderTextModel
-from ekiden.serve.repository import load_program, version_files
+from ekiden.serve.model_files import load_program, version_files
 from ekiden.serve.text import Message, Sampling, TextModel
 
 TEMPLATE = """{% for m in messages %}

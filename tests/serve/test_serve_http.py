@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import json
 import socket
 import struct
+import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from ekiden.runtime.errors import ServeError
 from ekiden.serve import Server
 
 X = [[1.0, 2.0, 3.0, 4.0]]
+SOFT = "/v2/models/soft/infer"
 
 
 def softmax(x: object) -> np.ndarray:
@@ -340,3 +344,41 @@ def test_model_versions_are_selectable(tmp_path: Path) -> None:
         assert server.ask("POST", "/v2/repository/models/soft/load", {}).status == 200
         assert server.ask("POST", "/v2/models/soft/versions/1/infer", x_of()).status == 200
         assert server.infer("soft", x=X).output() == [-1.0, -2.0, -3.0, -4.0]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compress"),
+    [("gzip", gzip.compress), ("deflate", zlib.compress)],
+    ids=["gzip", "deflate"],
+)
+@pytest.mark.parametrize("count", [1, 50_000])
+def test_compressed_bodies_are_read(
+    server: Running, encoding: str, compress: Callable[[bytes], bytes], count: int
+) -> None:
+    body = json.dumps({"inputs": rows({"x": [[0.0] * 4] * count})}).encode()
+    answer = server.ask("POST", SOFT, compress(body), {"Content-Encoding": encoding})
+    assert answer.output() == [0.25] * 4 * count
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (gzip.compress(b"0" * (1 << 27)), 413, "the body: at most 67108864 bytes expected"),
+        (gzip.compress(b"{}")[:-4], 400, "the body: one whole stream of gzip expected"),
+        (gzip.compress(b"{}") + b"more", 400, "the body: one whole stream of gzip expected"),
+        (b"", 400, "the body: one whole stream of gzip expected"),
+        (b"plain", 400, "the body: no data of gzip"),
+    ],
+    ids=["large", "cut", "followed", "empty", "plain"],
+)
+def test_bad_compressed_bodies_are_refused(
+    server: Running, body: bytes, status: int, message: str
+) -> None:
+    answer = server.ask("POST", SOFT, body, {"Content-Encoding": "gzip"})
+    assert (answer.status, answer.error) == (status, message)
+
+
+def test_unknown_encodings_are_refused(server: Running) -> None:
+    answer = server.ask("POST", SOFT, b"{}", {"Content-Encoding": "br"})
+    assert answer.status == 415
+    assert answer.error == "content-encoding: gzip, deflate or none expected"

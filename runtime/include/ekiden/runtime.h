@@ -1011,10 +1011,11 @@ typedef struct ek_call_site {
 } ek_call_site;
 
 /* Threads that share a parallel loop, the caller included. Initially EKIDEN_NUM_THREADS, else the
-** number of physical cores this process may use. With n > 0, first sets the number; waits for a
-** running loop to end, and must not be called inside one. Workers start with the first loop that
-** needs them. More than 256 are a ValueError, and -1. What EKIDEN_NUM_THREADS says and is no number from 1 to 256 is reported once on
-** standard error, and not used. */
+** number of physical cores that this process may use, within the quota of its control groups. With
+** n > 0, first sets the number; waits for a running loop to end, and must not be called inside one.
+** Workers start with the first loop that needs them. More than 256 are a ValueError, and -1. An
+** EKIDEN_NUM_THREADS that is no number from 1 to 256 is reported once on standard error, and not
+** used. */
 EK_API int ek_num_threads(int n);
 
 /* 12. Memory -----------------------------------------------------------------------------------

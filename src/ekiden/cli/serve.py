@@ -7,7 +7,7 @@ import os
 from dataclasses import fields
 
 from ekiden import serve
-from ekiden.serve.config import LOG_LEVELS, ServerConfig
+from ekiden.serve.config import LOAD_TIMES, LOG_LEVELS, ServerConfig
 
 _STRING_FIELDS: dict[str, str] = {
     "host": "the address to listen on (127.0.0.1)",
@@ -21,6 +21,7 @@ _NUMERIC_FIELDS: dict[str, tuple[type, str]] = {
     "port": (int, "HTTP's port, 0 for any (8000)"),
     "grpc-port": (int, "gRPC's port (one above HTTP's)"),
     "memory": (int, "maximum bytes of memory for models (default: the memory free at the start)"),
+    "model-bytes": (int, "with --load demand: maximum bytes of loaded models' files (no limit)"),
     "poll-seconds": (float, "seconds between checks for new versions (default: only on request)"),
 }
 
@@ -45,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--traces", action="store_true", default=None, help="export spans to OpenTelemetry"
     )
+    parser.add_argument(
+        "--load", choices=LOAD_TIMES,
+        help="load models at the start, or each at its first request (start)",
+    )  # fmt: skip
     parser.add_argument("--log", choices=LOG_LEVELS, help="the lowest level to log (info)")
 
 

@@ -71,6 +71,12 @@ class ServerConfig:
     control token is open to everybody who reaches the address."""
     memory: int = 0
     """The most bytes that programs may hold together; 0: what is free when the server starts."""
+    load: str = "start"
+    """When models are loaded: "start", or "demand" for the first request of each; pinned models are
+    loaded at the start."""
+    model_bytes: int = 0
+    """With loading on demand, the maximum bytes of the files of all loaded models: the least
+    recently used idle ones are evicted for others. 0 for no limit."""
     poll_seconds: float = 0.0
     """How often the folder is looked at for new versions; 0: only when asked."""
     traces: bool = False
@@ -148,11 +154,14 @@ class ModelConfig:
     """Threads of a run at most; 0: all that the runtime has."""
     priority: int = 0
     """Of requests that say none; 1 is served first, and 0 last."""
+    pinned: bool = False
+    """Where models load on demand: load it at the start, and never evict it."""
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     sequences: SequenceConfig = field(default_factory=SequenceConfig)
     text: TextConfig = field(default_factory=TextConfig)
 
 
+LOAD_TIMES = ("start", "demand")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 Config = TypeVar("Config")
 _SETTING_MINIMUMS = {
@@ -173,6 +182,12 @@ def read_server_config(path: Path, overrides: Mapping[str, object] | None = None
         raise ServeError(
             f"'{path}': log: one of {', '.join(LOG_LEVELS)} expected, got '{config.log}'"
         )
+    if config.load not in LOAD_TIMES:
+        raise ServeError(
+            f"'{path}': load: one of {', '.join(LOAD_TIMES)} expected, got '{config.load}'"
+        )
+    if config.model_bytes and config.load != "demand":
+        raise ServeError(f"'{path}': model_bytes: needs load = 'demand'")
     return config
 
 

@@ -48,11 +48,17 @@ class ServingEngine:
         self.metrics = ServerMetrics()
         self.arrivals = PendingArrivals()
         self.tracer = Tracer(config.traces)
-        self.repository = ModelRepository(folder, self._log_event, self.metrics.count_run)
+        self.repository = ModelRepository(
+            folder, self._log_event, self.metrics.count_run,
+            loads_on_demand=config.load == "demand", model_bytes=config.model_bytes,
+        )  # fmt: skip
+        self.metrics.register_residents(self.repository.residents)
         self.is_stopping = False
         self.has_started = False
         """Whether all that the folder has at first was tried."""
         self.in_flight = 0
+        self.num_begun = 0
+        """Requests since the start."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._held = 0
@@ -83,8 +89,9 @@ class ServingEngine:
 
     def _log_event(self, event: str, **fields: object) -> None:
         self.log.write("warning" if event.endswith("failed") else "info", event, **fields)
-        if event == "loaded":
-            self._register_model(str(fields["model"]))
+        name = str(fields["model"])
+        if event == "loaded" and not self.metrics.has_model(name):
+            self._register_model(name)
 
     def _register_model(self, name: str) -> None:
         self.metrics.register_model(
@@ -101,19 +108,21 @@ class ServingEngine:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether every model of the folder can serve requests."""
+        """Return whether every model of the folder can serve requests: false while one is loaded
+        for the first time, and if one could not be loaded.
+        """
         models = self.repository.models.values()
         if self.is_stopping or not self.has_started:
             return False
-        return all(not is_initial_loading(model) for model in models)
+        return all(not (is_initial_loading(model) or has_failed(model)) for model in models)
 
     def server_metadata(self) -> dict[str, object]:
         """Return the server's name, version and extensions."""
         return {"name": "ekiden", "version": __version__, "extensions": PROTOCOL_EXTENSIONS}
 
-    def model_metadata(self, name: str, version: str) -> dict[str, object]:
+    async def model_metadata(self, name: str, version: str) -> dict[str, object]:
         """Return a model's inputs and outputs. Raises RequestError if it is not ready."""
-        model = self.repository.get(name)
+        model = await self.repository.acquire(name)
         version_served = model.get(version)
         ports = version_served.signature
         return {
@@ -127,6 +136,8 @@ class ServingEngine:
     def is_model_ready(self, name: str, version: str) -> bool:
         """Return whether a model can serve requests. Raises RequestError for an unknown name."""
         model = self.repository.get(name)
+        if not model.versions and self.repository.loads_on_demand:
+            return not (self.is_stopping or model.is_unloaded or has_failed(model))
         try:
             model.get(version)
         except RequestError:
@@ -149,6 +160,7 @@ class ServingEngine:
     def close(self) -> None:
         """Unload all models."""
         self.repository.close()
+        self.tracer.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     def begin_request(self) -> None:
@@ -158,6 +170,7 @@ class ServingEngine:
         if self.is_stopping:
             raise RequestError("the server stops", "stopping", 1.0)
         self.in_flight += 1
+        self.num_begun += 1
         self._idle.clear()
 
     def end_request(self) -> None:
@@ -244,7 +257,7 @@ class ServingEngine:
         return await self.run_counted(request.model, lambda: self._infer_checked(request, is_last))
 
     async def _infer_checked(self, request: InferRequest, is_last: bool) -> InferResponse:
-        model = self.repository.get(request.model)
+        model = await self.repository.acquire(request.model)
         if request.parameters.sequence is not None:
             return await self._run_sequence_step(model, request, request.parameters.sequence)
         version = model.get(request.version)
@@ -344,7 +357,7 @@ class ServingEngine:
 
     async def restore_sequence(self, model_name: str, name: str, data: bytes) -> None:
         """Begin a sequence from saved state, saved here or elsewhere."""
-        model = self.repository.get(model_name)
+        model = await self.repository.acquire(model_name)
         key = _sequence_name(model, name)
         live = self.begin_sequence(model, model.get(), key)
         try:
@@ -357,6 +370,13 @@ class ServingEngine:
 def is_initial_loading(model: ServedModel) -> bool:
     """Return whether a model is being loaded and no version of it can serve yet."""
     return not model.versions and any(s is VersionState.LOADING for s, _ in model.states.values())
+
+
+def has_failed(model: ServedModel) -> bool:
+    """Return whether a model of the folder could not be loaded; one that was unloaded on request
+    has not failed.
+    """
+    return not model.versions and model.load_failure is not None
 
 
 def _sequence_name(model: ServedModel, text: str) -> int | str:

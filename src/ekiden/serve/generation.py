@@ -197,7 +197,7 @@ class Generation:
         """Start an answer. Raises RequestError for a model that is no text model, or does not
         honour a setting, too many answers in progress, or a conversation that the model refuses.
         """
-        model = engine.repository.get(name)
+        model = await engine.repository.acquire(name)
         version = model.get()
         text = version.program.text
         if text is None:

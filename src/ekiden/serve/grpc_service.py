@@ -152,7 +152,7 @@ class GrpcService:
 
     async def _ModelMetadata(self, request: Proto, context: Context) -> Proto:  # noqa: N802
         """Describe a model."""
-        values = self._engine.model_metadata(request.name, request.version)
+        values = await self._engine.model_metadata(request.name, request.version)
         return create_message("ModelMetadataResponse", **values)
 
     async def _RepositoryIndex(self, request: Proto, context: Context) -> Proto:  # noqa: N802

@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.bounded_json import parse_bounded_object
 from ekiden.serve.connections import ABORT_KEY, CancelOnDisconnect, has_complete_body
+from ekiden.serve.content_encoding import CONTENT_ENCODINGS, decompress_body
 from ekiden.serve.engine import ServingEngine
 from ekiden.serve.failure_reasons import FAILURE_REASONS, to_request_error
 from ekiden.serve.http_messages import (
@@ -59,13 +60,24 @@ def json_response(value: object, status: int = 200) -> Response:
 async def read_body(
     request: Request, max_bytes: int, seconds: float, hold: Callable[[int], None]
 ) -> bytes | bytearray:
-    """Read the body of a request; `hold(count)` is called with the bytes of each chunk. Raises
-    RequestError if it is too large or too slow, what `hold` raises, and ClientDisconnect if the
-    client has gone.
+    """Read the body of a request, and decompress it; `hold(count)` is called with the bytes of each
+    chunk. Raises RequestError if it is too large, too slow or not what its encoding says, what
+    `hold` raises, and ClientDisconnect if the client has gone.
     """
     headers = request.scope[REQUEST_HEADERS_KEY]
-    if headers.get(b"content-encoding", b"identity") != b"identity":
-        raise RequestError("content-encoding: none expected", "media")
+    encoding = headers.get(b"content-encoding", b"identity").lower()
+    if encoding in CONTENT_ENCODINGS:
+        compressed = await _read_raw_body(request, max_bytes, seconds, hold)
+        return await decompress_body(compressed, encoding, max_bytes, hold)
+    if encoding != b"identity":
+        raise RequestError("content-encoding: gzip, deflate or none expected", "media")
+    return await _read_raw_body(request, max_bytes, seconds, hold)
+
+
+async def _read_raw_body(
+    request: Request, max_bytes: int, seconds: float, hold: Callable[[int], None]
+) -> bytes | bytearray:
+    headers = request.scope[REQUEST_HEADERS_KEY]
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length) > max_bytes:
         raise RequestError(f"the body: at most {max_bytes} bytes expected", "too_large")
@@ -267,7 +279,7 @@ class HttpApplication:
     async def model_metadata(self, request: Request) -> Response:
         """Return a model's inputs and outputs."""
         names = request.path_params
-        metadata = self._engine.model_metadata(names["model"], names.get("version", ""))
+        metadata = await self._engine.model_metadata(names["model"], names.get("version", ""))
         return json_response(metadata)
 
     async def repository_index(self, request: Request) -> Response:

@@ -20,6 +20,7 @@ from prometheus_client.core import (
 )
 
 from ekiden.runtime.devices.memory import memory_stats
+from ekiden.serve.residency import ResidentModels
 
 __all__ = ["PROMETHEUS_CONTENT_TYPE", "ServerMetrics"]
 
@@ -69,6 +70,7 @@ class ServerMetrics:
         self._run_seconds: dict[str, float] = {}
         self._tokens: Counter[str] = Counter()
         self._waiting: dict[str, tuple[Callable[[], int], Callable[[], int]]] = {}
+        self._residents: ResidentModels | None = None
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -77,6 +79,14 @@ class ServerMetrics:
     ) -> None:
         """Report how many requests of a model wait, and how many sequences it has."""
         self._waiting[model] = waiting, sequences
+
+    def has_model(self, model: str) -> bool:
+        """Return whether a model is registered."""
+        return model in self._waiting
+
+    def register_residents(self, residents: ResidentModels) -> None:
+        """Report the number and bytes of loaded models, and the evictions."""
+        self._residents = residents
 
     def count_request(self, model: str, outcome: str, seconds: float) -> None:
         """Count a finished request; `model` is a known name, or empty."""
@@ -118,6 +128,18 @@ class ServerMetrics:
         yield tokens
         yield from self._collect_gauges()
 
+    def _collect_residency(self) -> Iterator[Metric]:
+        """Yield the metrics of the models in memory."""
+        if (residents := self._residents) is None:
+            return
+        yield GaugeMetricFamily("ekiden_resident_models", "Models in memory", value=len(residents))
+        yield GaugeMetricFamily(
+            "ekiden_resident_model_bytes", "Bytes of their files", value=residents.num_bytes
+        )
+        yield CounterMetricFamily(
+            "ekiden_evictions", "Models that made room for others", value=residents.num_evictions
+        )
+
     def _collect_gauges(self) -> Iterator[Metric]:
         """Yield the gauges read on demand: connections, queues, sequences, memory."""
         yield GaugeMetricFamily(
@@ -130,6 +152,7 @@ class ServerMetrics:
             alive.add_metric([model], sequences())
         yield queue
         yield alive
+        yield from self._collect_residency()
         stats = memory_stats()
         for name in ("held", "in_use", "peak", "limit"):
             value = getattr(stats, name)

@@ -67,7 +67,7 @@ async def embed(engine: ServingEngine, request: EmbeddingRequest) -> dict[str, o
     """Return the answer to a request. Raises RequestError for a model that makes no embeddings,
     inputs that it refuses, and where its time is over.
     """
-    version = engine.repository.get(request.model).get()
+    version = (await engine.repository.acquire(request.model)).get()
     text = version.program.text
     if not isinstance(text, EmbeddingModel):
         raise RequestError(f"'model': '{request.model[:64]}' makes no embeddings")

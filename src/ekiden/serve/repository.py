@@ -13,34 +13,36 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import field
 from enum import Enum
 from functools import partial
 from pathlib import Path
 
-import ekiden
-from ekiden.compiler.sample_inputs import random_inputs
-from ekiden.frontend.registry import is_model_file
+from ekiden.runtime import trim_pools
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
-from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.batcher import Batcher, QueuedRequest, RunFunction, RunnerThreads
 from ekiden.serve.config import ModelConfig, read_model_config
 from ekiden.serve.datatypes import Array
-from ekiden.serve.decoders import open_decoder
-from ekiden.serve.sequences import ActiveSequence, SequenceSession, SequenceTable, session_factory
-from ekiden.serve.signature import (
-    BATCH_TRIAL_ROWS,
-    ModelSignature,
-    has_independent_rows,
-    output_arrays,
-    read_signature,
+from ekiden.serve.model_files import (
+    FileStamp,
+    ServedProgram,
+    file_stamp,
+    is_version_name,
+    load_program,
+    source_bytes,
+    version_files,
 )
-from ekiden.serve.text import EmbeddingModel, TextEngine, TextModel, find_text_model
+from ekiden.serve.residency import ResidentModels
+from ekiden.serve.sequences import ActiveSequence, SequenceTable
+from ekiden.serve.signature import ModelSignature
+from ekiden.serve.text import EmbeddingModel, TextEngine, TextModel
 
 __all__ = ["ModelRepository", "ModelVersion", "ServedModel", "VersionState"]
 
 MODEL_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+NOT_RESIDENT = "not in memory: the next request loads it"
 MAX_CACHED_SHAPES = 256
 """Shapes of inputs whose outputs' bytes are remembered."""
 
@@ -54,23 +56,13 @@ class VersionState(Enum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
-FileStamp = tuple[str, int, int, int]
-"""A file as it was when it was loaded: path, inode, size, time of its last change."""
-
-
 @dataclass(frozen=True, slots=True)
-class ServedProgram:
-    """Program of a version's file, independent of the event loop."""
+class LoadFailure:
+    """Failure to load a model, and the files that failed."""
 
-    executable: Executable | None
-    signature: ModelSignature
-    make_session: Callable[[], SequenceSession] | None
-    text: TextModel | EmbeddingModel | None = None
-
-    def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
-        """Run the program. Raises what the executable raises."""
-        assert self.executable is not None
-        return output_arrays(self.executable(*arrays, timeout=seconds))
+    reason: str
+    files: dict[int, FileStamp] | None
+    """None if they could not be listed."""
 
 
 @dataclass(eq=False)
@@ -82,10 +74,14 @@ class ModelVersion:
     config: ModelConfig
     program: ServedProgram
     batcher: Batcher
+    num_bytes: int = 0
+    """Bytes of its files."""
     num_users: int = 0
     """Requests and sequences."""
     is_retired: bool = False
     end_callback: Callable[[], None] = lambda: None
+    idle_callback: Callable[[], None] = lambda: None
+    """Called when the last user has gone."""
     _answer_sizes: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
     """Shapes of inputs -> bytes of outputs."""
     text_thread_pool: ThreadPoolExecutor | None = None
@@ -114,6 +110,8 @@ class ModelVersion:
     def remove_user(self) -> None:
         """Remove a user; the last user of a retired version unloads it."""
         self.num_users -= 1
+        if self.num_users == 0:
+            self.idle_callback()
         self._end_if_unused()
 
     def retire(self) -> None:
@@ -188,9 +186,34 @@ class ServedModel:
     """Version -> where it stands, and why."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the load under way."""
+    load_failure: LoadFailure | None = None
+    """Why there is no version, if loading failed."""
+    is_unloaded: bool = False
+    """Whether it was unloaded on request, and so is not loaded on demand."""
+    demand_load: asyncio.Future[None] | None = None
+    """The load that requests wait for."""
+    row_independence: dict[FileStamp, bool] = field(default_factory=dict)
+    """Whether the rows of a loaded file are independent, which an evicted model does not try
+    again."""
 
     def __post_init__(self) -> None:
         self.sequences = SequenceTable(1, 1.0, _release_sequences)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of the files of its loaded versions."""
+        return sum(version.num_bytes for version in self.versions.values())
+
+    @property
+    def is_pinned(self) -> bool:
+        """Return whether it stays in memory."""
+        return self.config.pinned
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no request, sequence or load uses it."""
+        self.sequences.end_idle()
+        return not self.lock.locked() and all(v.num_users == 0 for v in self.versions.values())
 
     def get(self, version: str = "") -> ModelVersion:
         """Return a ready version, by default the newest. Raises RequestError."""
@@ -198,7 +221,7 @@ class ServedModel:
             if self.versions:
                 return self.versions[max(self.versions)]
             raise RequestError(f"model '{self.name}' is not loaded", "not_ready", 1.0)
-        loaded = self.versions.get(int(version)) if _is_version_name(version) else None
+        loaded = self.versions.get(int(version)) if is_version_name(version) else None
         if loaded is None:
             ready_versions = ", ".join(map(str, sorted(self.versions))) or "none"
             raise RequestError(
@@ -228,10 +251,6 @@ def _release_sequences(live: ActiveSequence) -> None:
     live.version.remove_user()
 
 
-def _is_version_name(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 10
-
-
 class ModelRepository:
     """Models of a folder, loaded, replaced and unloaded while requests run. Used on the event
     loop's thread; files are read on others.
@@ -244,13 +263,23 @@ class ModelRepository:
         on_run: Callable[[str, int, float], None] | None = None,
         *,
         threads: int = 0,
+        loads_on_demand: bool = False,
+        model_bytes: int = 0,
     ) -> None:
-        """Create the repository. `on_event(event, **fields)` reports changes of models,
-        `on_run(model, rows, seconds)` each run; `threads` is the number of concurrent runs, 0
-        for one per core.
+        """Create the repository.
+
+        Args:
+            folder: The folder of models.
+            on_event: Called with changes of models, `on_event(event, **fields)`.
+            on_run: Called with each run, `on_run(model, rows, seconds)`.
+            threads: Number of concurrent runs; 0 for one per core.
+            loads_on_demand: Load a model at its first request, unless it is pinned.
+            model_bytes: Maximum bytes of resident models' files; 0 for no limit.
         """
         self.folder = folder
         self.models: dict[str, ServedModel] = {}
+        self.loads_on_demand = loads_on_demand
+        self.residents = ResidentModels(model_bytes, self._evict)
         self.runners = RunnerThreads(threads or max(2, len(os.sched_getaffinity(0))))
         self._on_event = on_event or (lambda event, **fields: None)
         self._on_run = on_run or (lambda model, rows, seconds: None)
@@ -286,6 +315,65 @@ class ModelRepository:
             raise RequestError("no model of that name is there", "unknown")
         return model
 
+    async def acquire(self, name: str) -> ServedModel:
+        """Return a model, loaded on demand if it is not resident. Raises RequestError if there is
+        none, it cannot be loaded, or the load exceeds the time of a request; it then continues.
+        """
+        model = self.get(name)
+        if model.versions:
+            self.residents.touch(name)
+        elif self.loads_on_demand and not model.is_unloaded:
+            await self._load_on_demand(model)
+        return model
+
+    async def _load_on_demand(self, model: ServedModel) -> None:
+        """Wait for a load of the model, which all of its requests share."""
+        if not await self.can_load(model):
+            raise RequestError(f"model '{model.name}' could not be loaded", "not_ready", 1.0)
+        if model.demand_load is None:
+            model.demand_load = asyncio.ensure_future(self._load(model))
+            model.demand_load.add_done_callback(lambda load: _end_demand_load(model, load))
+        try:
+            async with asyncio.timeout(model.config.seconds):
+                # Shielded: a client that leaves must not end the load for the others.
+                await asyncio.shield(model.demand_load)
+        except TimeoutError:
+            raise RequestError("the time of the request is over", "deadline") from None
+        except RequestError as error:
+            # The reason names files of the server; it is in the log and in the index.
+            raise RequestError(
+                f"model '{model.name}' could not be loaded", "not_ready", 1.0
+            ) from error
+
+    async def can_load(self, model: ServedModel) -> bool:
+        """Return whether a load may succeed: false after a failure until the files change."""
+        failure = model.load_failure
+        return failure is None or failure.files != await asyncio.to_thread(_list_files, model)
+
+    async def load_initial(self, name: str) -> None:
+        """Load a model at the start of the server; with loading on demand, only a pinned one.
+        Raises RequestError.
+        """
+        model = self.get(name)
+        if self.loads_on_demand:
+            model.states[0] = (VersionState.UNAVAILABLE, NOT_RESIDENT)
+            with suppress(EkidenError):  # the load tells it
+                config = await asyncio.to_thread(read_model_config, model.path / "model.toml")
+                if not config.pinned:
+                    return
+        await self._load(model)
+
+    def _evict(self, name: str) -> None:
+        """Unload an idle model, which the next request loads again."""
+        model = self.models[name]
+        versions, model.versions = model.versions, {}
+        model.states = dict.fromkeys(versions, (VersionState.UNAVAILABLE, NOT_RESIDENT))
+        for version in versions.values():
+            version.retire()
+        self.residents.discard(name)
+        self._on_event("evicted", model=name)
+        trim_pools()
+
     def add_text(
         self, name: str, text: TextModel | EmbeddingModel, config: ModelConfig | None = None
     ) -> None:
@@ -303,48 +391,78 @@ class ModelRepository:
             self.scan()
         except LoadError as error:
             raise RequestError(f"load '{name}': {error}", "unprocessable") from error
-        model = self.get(name)
+        await self._load(self.get(name))
+
+    async def _load(self, model: ServedModel) -> None:
+        """Load a model's files. Raises RequestError."""
         # One load at a time: two would build the same version twice.
         async with model.lock:
             try:
                 await self._load_versions(model)
             except EkidenError as error:
+                if not model.versions:
+                    files = await asyncio.to_thread(_list_files, model)
+                    model.load_failure = LoadFailure(str(error), files)
+                    model.states.pop(0, None)
+                    if not model.states:
+                        model.states[0] = (VersionState.UNAVAILABLE, str(error))
                 self._on_event(
-                    "load_failed", model=name, error=type(error).__name__, reason=str(error)
+                    "load_failed", model=model.name, error=type(error).__name__, reason=str(error)
                 )  # fmt: skip
-                raise RequestError(f"load '{name}': {error}", "unprocessable") from error
+                raise RequestError(f"load '{model.name}': {error}", "unprocessable") from error
+            model.load_failure, model.is_unloaded = None, False
 
     async def _load_versions(self, model: ServedModel) -> None:
         """Load the configured versions of a model, reusing unchanged ones."""
         config = await asyncio.to_thread(read_model_config, model.path / "model.toml")
         files = await asyncio.to_thread(version_files, model.path, config)
+        stamps = {number: file_stamp(path) for number, path in files.items()}
         new_versions: dict[int, ModelVersion] = {}
-        for number, path in files.items():
-            stamp = file_stamp(path)
+        for number, stamp in stamps.items():
             old = model.versions.get(number)
             # An unchanged version is kept, with its queue, its sequences and their state.
             if old is not None and old.file_stamp == stamp and old.config == config:
                 new_versions[number] = old
-                continue
-            if number not in model.versions:
-                model.states[number] = (VersionState.LOADING, "")
-            started = time.perf_counter()
-            try:
-                # Compiling takes seconds to minutes, in which the loop must answer other requests.
-                program = await asyncio.to_thread(load_program, path, config)
-            except EkidenError as error:
-                if number not in model.versions:
-                    model.states[number] = (VersionState.UNAVAILABLE, str(error))
-                self._discard_versions(model, new_versions)
-                raise
-            new_versions[number] = self._make_version(model, number, stamp, program, config)
-            self._on_event(
-                "loaded", model=model.name, version=number,
-                seconds=round(time.perf_counter() - started, 3),
-                batched=bool(program.signature.batch_symbol),
-            )  # fmt: skip
-        model.configure(config)
-        self._swap_versions(model, new_versions)
+        sizes = {
+            number: await asyncio.to_thread(source_bytes, path, config)
+            for number, path in files.items()
+            if number not in new_versions
+        }
+        async with self.residents.reserve(model.name, sum(sizes.values())):
+            for number, size in sizes.items():
+                try:
+                    version = await self._load_version(
+                        model, number, files[number], stamps[number], config
+                    )
+                except EkidenError as error:
+                    if number not in model.versions:
+                        model.states[number] = (VersionState.UNAVAILABLE, str(error))
+                    self._discard_versions(model, new_versions)
+                    raise
+                version.num_bytes = size
+                new_versions[number] = version
+            model.configure(config)
+            self._swap_versions(model, new_versions)
+            self.residents.add(model)
+
+    async def _load_version(
+        self, model: ServedModel, number: int, path: Path, stamp: FileStamp, config: ModelConfig
+    ) -> ModelVersion:
+        """Load one file of a model. Raises EkidenError."""
+        if number not in model.versions:
+            model.states[number] = (VersionState.LOADING, "")
+        started = time.perf_counter()
+        known_independence = model.row_independence.get(stamp)
+        # Compiling takes seconds to minutes, in which the loop must answer other requests.
+        program = await asyncio.to_thread(load_program, path, config, known_independence)
+        if config.batching.enabled and program.make_session is None:
+            model.row_independence = {stamp: bool(program.signature.batch_symbol)}
+        self._on_event(
+            "loaded", model=model.name, version=number,
+            seconds=round(time.perf_counter() - started, 3),
+            batched=bool(program.signature.batch_symbol),
+        )  # fmt: skip
+        return self._make_version(model, number, stamp, program, config)
 
     def _make_version(
         self,
@@ -360,7 +478,9 @@ class ModelRepository:
             rows=config.batching.rows, wait=config.batching.wait_ms / 1e3,
             on_run=partial(self._on_run, model.name),
         )  # fmt: skip
-        return ModelVersion(number, stamp, config, program, batcher)
+        version = ModelVersion(number, stamp, config, program, batcher)
+        version.idle_callback = self.residents.notify_idle
+        return version
 
     def _discard_versions(self, model: ServedModel, new_versions: dict[int, ModelVersion]) -> None:
         """Retire versions that were loaded for an update that failed."""
@@ -372,6 +492,8 @@ class ModelRepository:
         """Switch new requests to these versions."""
         # New requests see the new versions at once; old ones end with their last user.
         old, model.versions = model.versions, new_versions
+        if not new_versions:
+            self.residents.discard(model.name)
         model.states = dict.fromkeys(new_versions, (VersionState.READY, ""))
         for number, version in old.items():
             if new_versions.get(number) is version:
@@ -393,7 +515,13 @@ class ModelRepository:
         async with model.lock:
             for key, _ in model.sequences.items():
                 model.sequences.end(key)
+            model.load_failure, model.is_unloaded = None, True
             self._swap_versions(model, {})
+
+    def end_idle_sequences(self) -> None:
+        """End the sequences that have been idle too long."""
+        for model in self.models.values():
+            model.sequences.end_idle()
 
     def close(self) -> None:
         """Unload everything at once: the server ends."""
@@ -412,8 +540,32 @@ class ModelRepository:
             is_file = model.path.parent == self.folder and name in names
             if not is_file and model.versions and model.text is None:
                 await self.unload(name)
+            elif not is_file and model.load_failure is not None:
+                model.load_failure, model.is_unloaded = None, True
+            elif is_file and not model.versions and self.loads_on_demand:
+                continue  # the next request reads the files as they are then
             elif is_file and await asyncio.to_thread(_files_differ, model):
                 await self.load(name)
+
+
+def _end_demand_load(model: ServedModel, load: asyncio.Future[None]) -> None:
+    """Forget a load on demand that has ended, and its error if no request awaits it any more."""
+    model.demand_load = None
+    if not load.cancelled():
+        load.exception()
+
+
+def _list_files(model: ServedModel) -> dict[int, FileStamp] | None:
+    """Return the files of a model's versions as they are, with that of its configuration as version
+    -1; None if they cannot be listed.
+    """
+    try:
+        settings_path = model.path / "model.toml"
+        config = read_model_config(settings_path)
+        stamps = {n: file_stamp(p) for n, p in version_files(model.path, config).items()}
+        return {**stamps, -1: file_stamp(settings_path)} if settings_path.exists() else stamps
+    except (EkidenError, OSError):
+        return None
 
 
 def _files_differ(model: ServedModel) -> bool:
@@ -424,99 +576,3 @@ def _files_differ(model: ServedModel) -> bool:
     except (EkidenError, OSError):
         return True
     return stamps != {n: v.file_stamp for n, v in model.versions.items()} or config != model.config
-
-
-def file_stamp(path: Path) -> FileStamp:
-    """Return a fingerprint of a file's identity and time of change. Raises LoadError if it is not
-    readable.
-    """
-    if str(path) == "":
-        return ("", 0, 0, 0)
-    try:
-        stat = path.stat()
-    except OSError as error:
-        raise LoadError(f"load '{path}': {(error.strerror or '').lower()}") from None
-    # The inode changes when a file is replaced by rename, even within the resolution of mtime.
-    return (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
-
-
-def version_files(path: Path, config: ModelConfig) -> dict[int, Path]:
-    """Return the file of each configured version. Raises LoadError if one is missing or
-    ambiguous.
-    """
-    if config.text.is_given:
-        return {1: path / "model.toml"}
-    if not path.is_dir():
-        return {1: path}
-    numbers = [int(p.name) for p in path.iterdir() if p.is_dir() and _is_version_name(p.name)]
-    if isinstance(config.versions, list):
-        if missing := [n for n in config.versions if n not in numbers]:
-            raise LoadError(f"load '{path}': there is no version {missing[0]}")
-        numbers = config.versions
-    elif config.versions == "latest":
-        numbers = sorted(numbers)[-1:]
-    if not numbers:
-        raise LoadError(f"load '{path}': a folder of each version expected, such as '{path}/1'")
-    return {number: _single_model_file(path / str(number)) for number in numbers}
-
-
-def _single_model_file(folder: Path) -> Path:
-    """Return the single model file of a folder. Raises LoadError."""
-    files = [p for p in folder.iterdir() if not p.name.startswith(".")]
-    models = [p for p in files if p.stem == "model"] or files
-    if len(models) != 1:
-        raise LoadError(f"load '{folder}': one file expected, got {len(models)}")
-    return models[0]
-
-
-def load_program(path: Path, config: ModelConfig) -> ServedProgram:
-    """Load a file: an artifact, a library, or a model that is compiled first. An artifact is read,
-    not mapped, since overwriting a mapped file would change answers. Raises EkidenError for what
-    cannot be served.
-    """
-    if config.text.object:
-        return ServedProgram(
-            None, ModelSignature((), ()), None, find_text_model(config.text.object)
-        )
-    if config.text.checkpoint:
-        checkpoint_path = path.parent / config.text.checkpoint
-        text = open_decoder(str(checkpoint_path), config.text.context, config.text.sequences)
-        return ServedProgram(None, ModelSignature((), ()), None, text)
-    executable = _open_executable(path)
-    if config.threads:
-        executable.num_threads = config.threads
-    full_signature = read_signature(executable, str(path))
-    signature, maker = session_factory(
-        executable, full_signature, config.sequences.state, str(path)
-    )
-    # Batching is enabled only for programs that were shown to treat rows independently.
-    if signature.batch_symbol and (
-        maker is not None
-        or not config.batching.enabled
-        or not _has_independent_rows(executable, signature)
-    ):
-        signature = ModelSignature(signature.inputs, signature.outputs)
-    return ServedProgram(executable, signature, maker)
-
-
-def _open_executable(path: Path) -> Executable:
-    try:
-        if path.is_dir() or (path.suffix != ".eki" and is_model_file(path)):
-            return ekiden.compile(path)
-        return ekiden.load(path.read_bytes() if path.suffix == ".eki" else path)
-    except OSError as error:
-        raise LoadError(f"load '{path}': {(error.strerror or '').lower()}") from None
-
-
-def _has_independent_rows(executable: Executable, signature: ModelSignature) -> bool:
-    """Return whether batch rows are independent, tested on rows that differ; false if no inputs can
-    be generated.
-    """
-    if any(port.datatype.is_text for port in signature.inputs):
-        return False
-    try:
-        sample_inputs = random_inputs(executable, {signature.batch_symbol: BATCH_TRIAL_ROWS})
-    except EkidenError:
-        return False
-    feeds = [sample_inputs[port.name] for port in signature.inputs]
-    return has_independent_rows(executable, signature, feeds)

@@ -180,6 +180,9 @@ class SequenceTable:
     def get(self, name: int | str) -> ActiveSequence:
         """Return an active sequence. Raises RequestError if it has not begun or has expired."""
         sequence = self._found.get(name)
+        if sequence is not None and self._has_expired(sequence):
+            self.end(name)
+            sequence = None
         if sequence is None:
             raise RequestError("the sequence has not begun here, or has ended", "conflict")
         sequence.last_used = time.monotonic()
@@ -205,7 +208,13 @@ class SequenceTable:
 
     def end_idle(self) -> None:
         """End the sequences that have been idle too long."""
-        oldest = time.monotonic() - self._idle
         for name, sequence in self.items():
-            if sequence.last_used < oldest and not sequence.lock.locked():
+            if self._has_expired(sequence):
                 self.end(name)
+
+    def _has_expired(self, sequence: ActiveSequence) -> bool:
+        """Return whether a sequence was idle for longer than the limit; a step that still runs
+        keeps it.
+        """
+        is_idle = time.monotonic() - sequence.last_used > self._idle
+        return is_idle and not sequence.lock.locked()

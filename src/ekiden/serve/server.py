@@ -17,6 +17,7 @@ from typing import Protocol
 
 import uvicorn
 
+from ekiden.runtime import trim_pools
 from ekiden.runtime.devices.memory import memory_bound, within_free_memory
 from ekiden.runtime.errors import EkidenError, RequestError, ServeError
 from ekiden.serve.config import ServerConfig, read_server_config
@@ -30,6 +31,8 @@ from ekiden.serve.text import EmbeddingModel, TextModel
 
 __all__ = ["Server"]
 
+IDLE_INTERVAL_S = 10.0
+"""Seconds without requests after which memory that is kept for reuse goes back to the system."""
 THREAD_SWITCH_INTERVAL_S = 0.0005
 """How long one thread may keep Python's lock: the default, 5 ms, is longer than most runs."""
 SERVER_GC_THRESHOLDS = (50_000, 20, 50)
@@ -109,9 +112,12 @@ class Server:
             "info", "listening", host=self.config.host, port=self.port,
             grpc_port=self.grpc_port,
         )  # fmt: skip
+        if engine.tracer.exporter_name:
+            engine.log.write("info", "traces", exporter=engine.tracer.exporter_name)
         if what := exposure_warnings(self.config):
             engine.log.write("warning", "open", host=self.config.host, what=what)
         waiting = asyncio.ensure_future(stop.wait())
+        idling = asyncio.ensure_future(_release_while_idle(engine))
         polling.add_done_callback(lambda done: _has_failed(done) and waiting.cancel())
         if started is not None:
             started.set()
@@ -120,6 +126,7 @@ class Server:
         finally:
             waiting.cancel()
             polling.cancel()
+            idling.cancel()
             await self._drain_and_stop(engine, http, serving, over_grpc)
         if _has_failed(polling):
             polling.result()  # raises it
@@ -165,7 +172,7 @@ class Server:
             engine.repository.add_text(name, model)
         for name in engine.repository.scan():
             with contextlib.suppress(RequestError):  # it is in the log and in the index
-                await engine.repository.load(name)
+                await engine.repository.load_initial(name)
         engine.has_started = True
         # Collection settings are global; a server embedded in a program must not change them.
         if self._has_process:
@@ -199,6 +206,21 @@ class Server:
         settings.load()
         settings.ssl = self._tls
         return _UvicornServer(settings)
+
+
+async def _release_while_idle(engine: ServingEngine) -> None:
+    """Return memory to the system after each interval without requests that follows some, and end
+    idle sequences.
+    """
+    num_trimmed = 0
+    while True:
+        num_before = engine.num_begun
+        await asyncio.sleep(IDLE_INTERVAL_S)
+        engine.repository.end_idle_sequences()
+        is_quiet = engine.in_flight == 0 and engine.num_begun == num_before
+        if is_quiet and num_trimmed != num_before:
+            num_trimmed = num_before
+            await asyncio.to_thread(trim_pools)
 
 
 def _has_failed(task: asyncio.Future[None]) -> bool:

@@ -1,0 +1,124 @@
+"""Residency of models: which are in memory, and which are evicted to make room for others.
+
+Models that load on demand share a budget of bytes. A load first reserves its bytes and evicts idle
+models for them, the least recently used first (LRU). Invariant: the bytes of resident models and of
+the loads under way never exceed the budget. A model is idle if no request and no sequence uses it;
+pinned models are never evicted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from ekiden.runtime.errors import LoadError
+
+__all__ = ["ResidentModel", "ResidentModels"]
+
+
+class ResidentModel(Protocol):
+    """A loaded model, as its residency is decided."""
+
+    @property
+    def name(self) -> str:
+        """Return the name, which is unique in the repository."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of its files, which stand for its memory."""
+
+    @property
+    def is_pinned(self) -> bool:
+        """Return whether it must not be evicted."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing uses it."""
+
+
+class ResidentModels:
+    """Loaded models in the order of their last use, within a budget of bytes. Used on the event
+    loop's thread.
+    """
+
+    def __init__(self, budget: int, evict: Callable[[str], None]) -> None:
+        """Create an empty set.
+
+        Args:
+            budget: The maximum bytes of all models; 0 for no limit.
+            evict: Unloads an idle model by name, and so removes it from this set.
+        """
+        self._budget, self._evict = budget, evict
+        self._models: OrderedDict[str, ResidentModel] = OrderedDict()
+        self._reserved: dict[str, int] = {}
+        """Name -> bytes of a load under way."""
+        self._changed = asyncio.Event()
+        self.num_evictions = 0
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of all resident models."""
+        return sum(model.num_bytes for model in self._models.values())
+
+    def touch(self, name: str) -> None:
+        """Mark a model as the most recently used; one without files is no part of this set."""
+        if name in self._models:
+            self._models.move_to_end(name)
+
+    def add(self, model: ResidentModel) -> None:
+        """Add a loaded model, as the most recently used."""
+        self._models[model.name] = model
+        self._models.move_to_end(model.name)
+
+    def discard(self, name: str) -> None:
+        """Remove a model that was unloaded."""
+        self._models.pop(name, None)
+        self._changed.set()
+
+    def notify_idle(self) -> None:
+        """Wake the loads that wait for an idle model."""
+        self._changed.set()
+
+    @asynccontextmanager
+    async def reserve(self, name: str, num_bytes: int) -> AsyncIterator[None]:
+        """Reserve the bytes of a load until the end of the block, evicting idle models; wait for
+        one while none is idle. Raises LoadError if the budget is too small beside the pinned
+        models.
+        """
+        pinned = sum(m.num_bytes for m in self._models.values() if m.is_pinned and m.name != name)
+        if self._budget and num_bytes + pinned > self._budget:
+            beside = f", and pinned models {pinned}" if pinned else ""
+            raise LoadError(
+                f"load '{name}': its files have {num_bytes} bytes{beside}; models may have"
+                f" {self._budget} together (model_bytes)"
+            )
+        while not self._make_room(name, num_bytes):
+            self._changed.clear()
+            await self._changed.wait()
+        self._reserved[name] = num_bytes
+        try:
+            yield
+        finally:
+            del self._reserved[name]
+            self._changed.set()
+
+    def _make_room(self, name: str, num_bytes: int) -> bool:
+        """Evict the least recently used idle models until the bytes fit; return whether they do."""
+        used = self.num_bytes + sum(self._reserved.values())
+        if not self._budget or used + num_bytes <= self._budget:
+            return True
+        candidates = [m for m in self._models.values() if not m.is_pinned and m.name != name]
+        for model in candidates:
+            if model.is_idle:
+                used -= model.num_bytes
+                self._evict(model.name)
+                self.num_evictions += 1
+                if used + num_bytes <= self._budget:
+                    return True
+        return False
