@@ -473,10 +473,7 @@ def schedule_default(
 FAMILY = Family(
     name="default",
     accepts=lambda anchor, target: True,
-    why=(
-        "the stages of a row share its loops; indices of axes that were fused and split "
-        "do not simplify"
-    ),
+    why="the stages of a row share its loops; registers are transposed, for which no step exists",
     build=lambda inputs, outputs, target, name, _: schedule_default(inputs, outputs, target, name),
     writes_rows=True,
 )
