@@ -197,6 +197,32 @@ def test_steps_after_a_partition_read_nothing_outside() -> None:
     check(sch.func, window, "term", "reindexed")
 
 
+def test_a_region_ends_where_its_block_does() -> None:
+    """A split that rounds up has iterations that are none of the block."""
+    window = Window(15, 3, 1, 1, 1, 1)
+    sch = Schedule(window_sum(window, "term"))
+    tile, _ = sch.split(sch.get_loops("y")[0], [None, 6])
+    regions = sch.partition_by_conditions("y", tile)
+    extents = [sch.get(b).iter_vars[0].extent for b in regions]  # type: ignore[union-attr]
+    assert [int(n) for n in extents] == [6, 6, 3]  # type: ignore[call-overload]
+    check(sch.func, window, "term", "rounded up")
+
+
+def test_iterators_that_share_a_loop_keep_their_condition() -> None:
+    """i - j is the loop, but i and j have points of which it is not."""
+    n = SizeVar("n")
+    x = te.placeholder((n,), name="x")
+    y = te.compute((n, 3), lambda i, j: if_then_else(i >= j + 1, x[i - j - 1], -1.0), name="y")
+    sch = Schedule(te.create_prim_func([x, y]))
+    sch.transform_block_layout("y", lambda i, j: (i, j))
+    sch.partition_by_conditions("y", sch.get_loops("y")[0])
+    numbers = np.arange(7, dtype="float32")
+    out = np.full((7, 3), np.nan, "float32")
+    run_prim_func(tir.verify(lower(sch.func)), numbers, out)
+    reference = [[numbers[i - j - 1] if i > j else -1 for j in range(3)] for i in range(7)]
+    np.testing.assert_array_equal(out, np.array(reference, "float32"))
+
+
 def test_a_region_in_which_a_condition_never_holds_has_the_other_value() -> None:
     window = Window(2, 1, 1, 1, 6, 0)
     sch = Schedule(window_sum(window, "choice"))
@@ -219,6 +245,15 @@ def triangle() -> PrimFunc:
         (n, n), lambda i, j: if_then_else(i * j >= n, x[i, j], const(0.0, "float32")), name="y"
     )
     return te.create_prim_func([x, y])
+
+
+def ragged() -> PrimFunc:
+    """Return rows of which the first so many elements, by a list, are of x."""
+    x, sizes = te.placeholder((4, 9), name="x"), te.placeholder((4,), "int64", name="sizes")
+    y = te.compute(
+        (4, 9), lambda i, j: if_then_else(j < sizes[i], x[i, j], const(0.0, "float32")), name="y"
+    )
+    return te.create_prim_func([x, sizes, y])
 
 
 def scattered(size: int = 80) -> PrimFunc:
@@ -253,6 +288,10 @@ REFUSED: dict[str, tuple[Callable[[], PrimFunc], Callable[[Schedule], object], s
     "no linear condition": (
         triangle, lambda s: s.partition_by_conditions("y", _first(s)),
         "partition_by_conditions 'y': i * j >= n is not linear in its loops",
+    ),
+    "a condition that is loaded": (
+        ragged, lambda s: s.partition_by_conditions("y", s.get_loops("y")[1]),
+        "partition_by_conditions 'y': j < sizes[i] is not linear in its loops",
     ),
     "many regions": (
         scattered, lambda s: s.partition_by_conditions("y", _first(s)),

@@ -356,6 +356,9 @@ def _restricted(
         bounds = None if i.kind is not IterKind.SPATIAL else region.bounds_of(value, loop, inner)
         if bounds is not None:
             low, extent = bounds
+            # Of a split that rounds up, the last iterations are behind the iterator's range.
+            if not Analyzer().can_prove(low + extent <= i.extent):
+                extent = simplify(minimum(low + extent, i.extent) - low)
             iters[n] = IterVar(Var(i.var.name, i.var.dtype), extent, i.kind)
             values[n] = value - low
             moved[i.var] = iters[n].var + low
@@ -365,7 +368,7 @@ def _restricted(
         for c, outcome in zip(conditions, region.outcomes, strict=True)
         if outcome is not None
         and (
-            _holds_by_construction(c, realize, moved, inner)
+            _holds_by_construction(c, realize, loop, inner)
             if region.is_symbolic
             else _is_decided(substitute(c.conjunct, moved), outcome, known)
         )
@@ -389,23 +392,22 @@ def _is_decided(condition: PrimExpr, outcome: bool, extents: Mapping[Var, PrimEx
 
 
 def _holds_by_construction(
-    condition: _Condition,
-    realize: BlockRealize,
-    moved: Mapping[Var, PrimExpr],
-    inner: Sequence[For],
+    condition: _Condition, realize: BlockRealize, loop: For, inner: Sequence[For]
 ) -> bool:
     """Return whether the points of a block's iterators in the middle region are those for which its
-    bounds were computed: of the loop's iterator, and of others that are whole loops inside.
+    bounds were computed: each iterator is the loop, or the whole of a loop inside.
     """
     loops = {s.loop_var: s for s in inner}
     pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
     for i, value in pairs:
-        if i.var in moved or i.var not in free_vars(condition.conjunct):
+        if i.var not in free_vars(condition.conjunct):
             continue
-        loop = loops.get(value) if isinstance(value, Var) else None
-        if loop is None or not is_const(loop.min, 0):
+        if value is loop.loop_var and i.kind is IterKind.SPATIAL:
+            continue
+        inner_loop = loops.get(value) if isinstance(value, Var) else None
+        if inner_loop is None or not is_const(inner_loop.min, 0):
             return False
-        if not Analyzer().can_prove_equal(loop.extent, i.extent):
+        if not Analyzer().can_prove_equal(inner_loop.extent, i.extent):
             return False
     return True
 

@@ -21,8 +21,9 @@ from ekiden.ir.prim import (
     Var,
     is_const,
 )
-from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.tir.expr import BufferLoad
 from ekiden.tir.predicates import join_conjuncts, split_conjuncts
 from ekiden.tir.schedule.program import to_index_dtype
 from ekiden.tir.stmt import For
@@ -72,6 +73,9 @@ def linear_condition(condition: PrimExpr, variables: Sequence[Var]) -> LinearCon
             difference = b - a - 1
         case _:
             return None
+    # What is loaded may be another number in each iteration.
+    if any(isinstance(e, BufferLoad) for e in post_order(difference)):
+        return None
     parts = detect_linear_equation(difference, variables)
     if not parts:
         return None
