@@ -1,4 +1,5 @@
-# Three images, of the wheels in dist/ (scripts/build_wheels.py): neither has a compiler of C.
+# Three images from the wheels in dist/ (scripts/build_wheels.py), none with a C compiler.
+# docs/guides/containers.md explains them.
 #
 #   docker build --target compile -t ekiden .
 #   docker run --rm -v "$PWD:/models" ekiden compile model.onnx -o model.eki
@@ -30,7 +31,12 @@ ENTRYPOINT ["ekiden"]
 
 FROM base AS serve
 RUN --mount=type=bind,source=dist,target=/dist \
-    pip install --no-cache-dir --find-links /dist --only-binary :all: 'ekiden[serve]'
+    pip install --no-cache-dir --find-links /dist --only-binary :all: 'ekiden[serve,llm]'
 USER user
-ENV EKIDEN_CACHE_DIR=/home/user/.cache/ekiden
+ENV EKIDEN_CACHE_DIR=/home/user/.cache/ekiden EKIDEN_HEALTH_PORT=8000
+EXPOSE 8000 8001
+# Live, not ready: an orchestrator restarts what fails it, which helps no model that cannot be loaded.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s CMD ["python", "-c", "\
+import os, urllib.request; \
+urllib.request.urlopen(f'http://127.0.0.1:{os.environ[\"EKIDEN_HEALTH_PORT\"]}/v2/health/live', timeout=3)"]
 ENTRYPOINT ["ekiden", "serve"]

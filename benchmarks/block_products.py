@@ -19,7 +19,7 @@ from matmul_peak import build_kernel, build_read_kernel, cpu_model_name, process
 from peers import select_clock
 
 from ekiden import te
-from ekiden.kernels import FAMILIES, choose, schedule
+from ekiden.kernels import FAMILIES, schedule, select_kernel
 from ekiden.kernels.family import MatmulSizes
 from ekiden.runtime import Tensor, empty, num_threads, tensor
 from ekiden.target import Target
@@ -50,7 +50,9 @@ def build_block_matmul(
     random = np.random.default_rng(0)
     x = random.standard_normal((rows, size), np.float32)
     plain = row.encode(random.standard_normal((size, size), np.float32))
-    panel = FAMILIES["dense_blocks_pack"].panel_of(MatmulSizes(rows, size, size), target, {})
+    panel = FAMILIES["dense_blocks_pack"].choose_panel_width(
+        MatmulSizes(rows, size, size), target, {}
+    )
     packed = pack_blocks(plain, row.name, panel)
     data = te.placeholder(x.shape, name="data")
     weight = te.placeholder(packed.shape, "uint8", "weight")
@@ -75,7 +77,7 @@ def build_block_matmul(
         for one_weight in weights:
             kernel(data_copy, one_weight, output)
 
-    chosen = f"{choose([result], target).decision} panel={panel} error={error:.5f}"
+    chosen = f"{select_kernel([result], target).decision} panel={panel} error={error:.5f}"
     return run_all_weights, count, chosen
 
 

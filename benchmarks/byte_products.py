@@ -33,8 +33,8 @@ from onnx import TensorProto, helper, numpy_helper
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.compiler.machine_peak import dot_product_loop
-from ekiden.kernels import choose, schedule
-from ekiden.kernels.cost_model import pays_int16_sums
+from ekiden.kernels import schedule, select_kernel
+from ekiden.kernels.cost_model import are_int16_sums_faster
 from ekiden.kernels.cpu.dense import FAMILY
 from ekiden.kernels.family import INT16_PAIR_SUMS, MatmulSizes
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
@@ -79,14 +79,14 @@ def build_ekiden_matmul(x: np.ndarray, w: np.ndarray, target: Target) -> tuple[C
     (m, k), n = x.shape, len(w)
     plain = MatmulSizes(m, n, k // DOT_WORD_CHANNELS, "uint8")
     narrow, listed_words = replace(plain, dtype=INT16_PAIR_SUMS), None
-    tile = FAMILY.panel_of(narrow, target, {})
+    tile = FAMILY.choose_panel_width(narrow, target, {})
     packed, listed = split_large_pairs(pack_weight(w, "dense_u8s8", tile))
     operands = [tensor(x), tensor(packed)]
-    if pays_int16_sums(listed.shape[1], k // DOT_WORD_CHANNELS, target):
+    if are_int16_sums_faster(listed.shape[1], k // DOT_WORD_CHANNELS, target):
         listed_words = te.placeholder(listed.shape, "int32", "places")
         operands.append(tensor(listed))
     else:
-        tile = FAMILY.panel_of(plain, target, {})
+        tile = FAMILY.choose_panel_width(plain, target, {})
         packed = pack_weight(w, "dense_u8s8", tile)
         operands[1] = tensor(packed)
     data = te.placeholder(x.shape, "uint8", "data")
@@ -97,7 +97,7 @@ def build_ekiden_matmul(x: np.ndarray, w: np.ndarray, target: Target) -> tuple[C
     operands.append(tensor(np.zeros((m, n), np.int32)))
     kernel(*operands)
     np.testing.assert_array_equal(operands[-1].numpy(), x.astype(np.int64) @ w.T.astype(np.int64))
-    dot = str(choose([result], target).decision["dot"])
+    dot = str(select_kernel([result], target).decision["dot"])
     count = "" if listed_words is None else f" {listed.shape[1]}/{k // DOT_WORD_CHANNELS}"
     return lambda: kernel(*operands), f"{dot}{count}"
 

@@ -23,7 +23,7 @@ from peers import mean_call_seconds, select_clock
 
 from ekiden import te
 from ekiden.compiler.machine_peak import peak_loop_flops
-from ekiden.kernels import FAMILIES, choose, schedule
+from ekiden.kernels import FAMILIES, schedule, select_kernel
 from ekiden.kernels.family import MatmulSizes
 from ekiden.runtime import Tensor, num_threads, tensor
 from ekiden.target import Target
@@ -67,7 +67,9 @@ def build_conv2d(
     """
     # As an implicit matrix product: pixels x out channels, reduced over k * k * c.
     pixels, pad = (size // stride) ** 2, k // 2
-    tile = FAMILIES["conv_nhwc_pack"].panel_of(MatmulSizes(pixels, o, c * k * k), target, {})
+    tile = FAMILIES["conv_nhwc_pack"].choose_panel_width(
+        MatmulSizes(pixels, o, c * k * k), target, {}
+    )
     start = time.thread_time()
     data = te.placeholder((1, size, size, c), name="data")
     weight = te.placeholder((-(-o // tile), k, k, c, tile), name="weight")
@@ -80,7 +82,7 @@ def build_conv2d(
     random = np.random.default_rng(0)
     shapes = [tuple(int(d.value) for d in t.shape) for t in (data, weight, anchor)]  # type: ignore[attr-defined]
     arguments = [tensor(random.standard_normal(s).astype("float32")) for s in shapes]
-    return kernel, arguments, scheduled + spent, str(choose([anchor], target).decision)
+    return kernel, arguments, scheduled + spent, str(select_kernel([anchor], target).decision)
 
 
 def print_peak_shares(name: str, options: argparse.Namespace) -> None:

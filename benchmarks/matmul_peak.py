@@ -27,7 +27,7 @@ from ekiden import te
 from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.compiler.machine_peak import num_fma_chains, peak_loop, peak_loop_flops
 from ekiden.ir.prim import Var, const
-from ekiden.kernels import FAMILIES, choose, schedule
+from ekiden.kernels import FAMILIES, schedule, select_kernel
 from ekiden.kernels.family import MatmulSizes
 from ekiden.runtime import Tensor, empty, load_image, num_threads, tensor
 from ekiden.target import Target
@@ -73,7 +73,7 @@ def build_matmul(
     """
     m, n, k = shape
     x, w = random_operands(shape)
-    panel = FAMILIES["dense_pack"].panel_of(MatmulSizes(m, n, k), target, {})
+    panel = FAMILIES["dense_pack"].choose_panel_width(MatmulSizes(m, n, k), target, {})
     operand = np.ascontiguousarray(w.T) if variable else pack_weight(w, "dense", panel)
     data, weight = te.placeholder((m, k), name="data"), te.placeholder(operand.shape, name="weight")
     result = matmul(data, weight) if variable else dense_pack(data, weight, n, panel)
@@ -85,7 +85,7 @@ def build_matmul(
     ]
     kernel(*arguments)
     np.testing.assert_allclose(arguments[2].numpy(), x @ w.T, rtol=1e-3, atol=2e-3)
-    return kernel, arguments, spent, str(choose([result], target).decision)
+    return kernel, arguments, spent, str(select_kernel([result], target).decision)
 
 
 def copy_to_runtime(array: np.ndarray) -> Tensor:

@@ -22,10 +22,12 @@ from types import FrameType
 from ekiden._lazy import load_deferred
 from ekiden.ir import op
 
+MAX_LINE_LENGTH = 100
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 PACKAGES = (
     "ekiden.arith",
     "ekiden.codegen.llvm",
+    "ekiden.relay.analysis",
     "ekiden.relay.op.nn",
     "ekiden.tir.transform",
     "ekiden.topi",
@@ -53,7 +55,9 @@ def _names(package: str, module: str, each: ast.alias) -> Iterator[tuple[str, st
     if each.name == "*":
         yield from ((module, name) for name in read_dunder_all(module))
     else:
-        name = f"{each.asname}:{each.name}" if each.asname else each.name
+        # `import name as name` is how a package exports a name to type checkers (PEP 484).
+        is_renamed = each.asname not in (None, each.name)
+        name = f"{each.asname}:{each.name}" if is_renamed else each.name
         yield "" if module == package else module, name
 
 
@@ -111,6 +115,10 @@ def format_table(name: str, rows: Mapping[str, list[str]], what: str) -> str:
     """Format a table of modules and names as Python."""
     lines = [f"{name} = {{"]
     for home, names in rows.items():
+        one_line = f'    "{home}": "{" ".join(sorted(names))}",'
+        if len(one_line) <= MAX_LINE_LENGTH:
+            lines.append(one_line)
+            continue
         wrapped = textwrap.wrap(" ".join(sorted(names)), 88, break_on_hyphens=False)
         lines += [f'    "{home}": """', *(f"        {line}" for line in wrapped), '    """,']
     return "\n".join([*lines, "}", f'"""{what}"""', ""])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ekiden import runtime
-from ekiden.relay.values import ConstructorValue
+from ekiden.relay.interpreter_values import ConstructorValue
 
 Array = np.ndarray[Any, Any]
 

@@ -27,7 +27,7 @@ CACHED_ANSWER = {
         compiler.options compiler.time_limit
         frontend frontend.common frontend.common.options frontend.packages
         frontend.rejected_kinds frontend.registry
-        ir ir.cache_layers ir.compiler_digest ir.extensions ir.hashes ir.digest_cache
+        ir ir.cache_folders ir.compiler_digest ir.user_extensions ir.hashes ir.digest_cache
         ir.package_versions ir.pass_context
         runtime runtime.artifact runtime.artifact.archive runtime.artifact.external_region
         runtime.artifact.late_bound runtime.artifact.metadata

@@ -3,12 +3,12 @@
 ** header nor library to be built.
 **
 ** Everything happens in the primary context of a device, which other libraries of the process use
-** too; the context that a thread had is its own again when a call returns. The device's own stream is
-** the one that all call 0; others run beside it.
+** too; each call restores the thread's current context when it returns. Stream 0 is the device's
+** default stream; other streams run concurrently.
 **
-** What goes wrong in a kernel shows when it is waited for. From then on the driver refuses every call
-** for that device, so what was launched since the last wait is remembered, and what lost the device
-** is said with each call after it. */
+** Errors of a kernel are reported by the next synchronisation. From then on the driver refuses
+** every call for that device, so kernels launched since the last synchronisation are recorded, and
+** every later error names what lost the device. */
 #include "ekiden/runtime.h"
 
 #include <pthread.h>

@@ -1,5 +1,5 @@
-/* NVRTC is a library of CUDA's toolkit and of a package of PyPI; the packages of Python that Ekiden
-** stands among are looked at too, where no loader would. */
+/* Compile CUDA C with NVRTC, a library of the CUDA toolkit and of a PyPI package. Besides the
+** loader's search path, the site-packages folder in which Ekiden is installed is searched. */
 #include "cuda_build.h"
 
 #include <glob.h>

@@ -1,4 +1,4 @@
-/* CUDA C to code of one kind of GPU, by NVRTC, which is looked for when it is first needed. */
+/* Compile CUDA C for one GPU architecture with NVRTC, which is loaded at first use. */
 #ifndef EK_CUDA_BUILD_H_
 #define EK_CUDA_BUILD_H_
 

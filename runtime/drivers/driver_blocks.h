@@ -1,6 +1,6 @@
-/* Of drivers that look memory up by its address: a table of blocks, sorted by where they begin. Blocks do
-** not overlap. What a driver knows of a block is a structure of its own that begins with a driver_range.
-** The table has no lock: the driver holds its own around each call. */
+/* Table of memory blocks, sorted by address, for drivers that find memory by its address. Blocks do
+** not overlap. A driver's block structure begins with a driver_range. The table is not thread-safe:
+** the driver holds a lock around each call. */
 #ifndef EK_DRIVER_BLOCKS_H_
 #define EK_DRIVER_BLOCKS_H_
 

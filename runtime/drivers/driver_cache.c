@@ -1,4 +1,4 @@
-/* A file is a digest of what follows it, then the binary: damage is a miss. */
+/* A file is the digest of its contents followed by the binary; a damaged file is a cache miss. */
 #include "driver_cache.h"
 
 #include <fcntl.h>

@@ -1,7 +1,8 @@
-/* Of all drivers: binaries of programs that were built before, in files by a digest of the text and
-** of what built it.
+/* Disk cache of device binaries, shared by all drivers, keyed by a digest of the source and of the
+** compiler that built it.
 ** The folder is the first of EKIDEN_CACHE_DIR (empty: there is none), else ekiden below
-** XDG_CACHE_HOME or ~/.cache; in it "device". What cannot be read or written is as if it were not there. */
+** XDG_CACHE_HOME or ~/.cache; in it "device". A file that cannot be read is a miss; one that cannot
+** be written is skipped. */
 #ifndef EK_DRIVER_CACHE_H_
 #define EK_DRIVER_CACHE_H_
 

@@ -1,5 +1,5 @@
-/* Of all drivers: tables of functions that are looked for in a vendor's library at run time. A table
-** is a list of rows `ROW(result, name, parameters)`, from which the structure is made and filled. */
+/* Tables of functions that drivers look up in a vendor's library at run time (dlsym). A table is a
+** list of rows `ROW(result, name, parameters)`, from which the structure is declared and filled. */
 #ifndef EK_DRIVER_LIBRARY_H_
 #define EK_DRIVER_LIBRARY_H_
 

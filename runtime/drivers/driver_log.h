@@ -1,4 +1,4 @@
-/* Of all drivers: which line of a kernel's text a compiler complains of. */
+/* Find the line of a kernel's source that a compiler log refers to. */
 #ifndef EK_DRIVER_LOG_H_
 #define EK_DRIVER_LOG_H_
 
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The number that the first line with "error" of a log gives, as in "f.cl:12:5: error", "f.cu(12): error" or
-** "error: f.cl:12:5"; 0 where there is none. */
+/* The number that the first line with "error" of a log gives, as in "f.cl:12:5: error", "f.cu(12):
+** error" or "error: f.cl:12:5"; 0 where there is none. */
 static inline long log_line(const char *log) {
   const char *at = strstr(log, "error");
   while (at != NULL && at > log && at[-1] != '\n') at--;
@@ -21,8 +21,8 @@ static inline long log_line(const char *log) {
   return 0;
 }
 
-/* Writes "line 12 (its text): " for the first error of a log; nothing where the log names no line of
-** the text. */
+/* Writes "line 12 (its text): " for the first error of a log; nothing where the log names no line
+** of the text. */
 static inline void log_place(const char *log, const char *code, size_t size, char *out,
                              size_t capacity) {
   long line = log_line(log);

@@ -1,5 +1,5 @@
-/* Of drivers that take SPIR-V: whether a module's words make instructions. A compiler may not look
-** itself. */
+/* Check the instruction lengths of a SPIR-V module, for drivers whose compilers do not validate
+** them. */
 #ifndef EK_DRIVER_SPIRV_H_
 #define EK_DRIVER_SPIRV_H_
 

@@ -1,10 +1,10 @@
 /* The driver of OpenCL devices: a table of functions for the runtime over the system's libOpenCL,
 ** which is looked for when this library is opened. It needs neither header nor library to be built.
 **
-** Memory. A device's memory is known by handles, and tensors by addresses that one counts bytes
-** from. So each block of memory gets a range of addresses that nobody may read or write (pages that
-** are reserved and not backed), and an address is looked up among the ranges: the handle, and how far
-** behind its begin it lies. A kernel gets both for each argument: `__global char *p, long p_at`. */
+** Memory. OpenCL refers to memory by handles, and tensors by addresses. So each block of memory
+** reserves a range of inaccessible addresses (pages that are not backed), and an address is looked
+** up among the ranges, which yields the handle and the byte offset. A kernel gets both for each
+** argument: `__global char *p, long p_at`. */
 #include "ekiden/runtime.h"
 
 #include <dlfcn.h>
@@ -300,7 +300,7 @@ static int copy_host(ek_device device, const void *there, void *to, const void *
   return code == CL_SUCCESS ? 0 : fail(device, from == there ? "copy to the host" : "copy from the host", code);
 }
 
-static int copy_inside(ek_device device, void *to, const void *from, size_t size, void *stream) {
+static int copy_within_device(ek_device device, void *to, const void *from, size_t size, void *stream) {
   device_state *state = state_of(device);
   cl_mem source, target;
   size_t source_at, target_at;
@@ -322,7 +322,7 @@ static int device_copy(const void *from, ek_device from_device, void *to, ek_dev
   if (size == 0) return 0;
   if (from_device.type != EK_OPENCL_TYPE) return copy_host(to_device, to, to, from, size, stream);
   if (to_device.type != EK_OPENCL_TYPE) return copy_host(from_device, from, to, from, size, stream);
-  if (from_device.id == to_device.id) return copy_inside(to_device, to, from, size, stream);
+  if (from_device.id == to_device.id) return copy_within_device(to_device, to, from, size, stream);
   void *between = malloc(size); /* devices of several platforms share nothing */
   if (between == NULL) return fail(to_device, "copy", CL_OUT_OF_HOST_MEMORY);
   int status = copy_host(from_device, from, between, from, size, NULL);

@@ -1,14 +1,14 @@
 /* The driver of Vulkan's devices: a table of functions for the runtime over the system's libvulkan,
 ** which is looked for when this library is opened. It needs neither header nor library to be built.
 **
-** Memory. Kernels reach memory by addresses (bufferDeviceAddress), so that an address of a tensor is
-** the device's own and views lie at distances from it. Blocks are known by the address at which they
-** begin, for copies. Memory that the host sees too is mapped once; other memory is copied through a
-** block that the host sees.
+** Memory. Kernels access memory by address (bufferDeviceAddress), so a tensor's address is a device
+** address, and views are offsets from it. For copies, blocks are looked up by their first address.
+** Host-visible memory is mapped once; other memory is copied through a host-visible staging block.
 **
-** Commands are recorded into one of a few slots, which is handed to the queue when it is full or
-** somebody waits. A slot has memory for the arguments of its launches; a launch pushes their address.
-** A barrier before each command orders it behind the one before, also of slots before. */
+** Commands are recorded into one of a few slots (command buffers), which is submitted to the queue
+** when it is full or a caller waits. A slot has memory for the arguments of its launches; a launch
+** passes their address as a push constant. A barrier before each command orders it after all
+** earlier ones. */
 #include "ekiden/runtime.h"
 
 #include <dlfcn.h>
@@ -252,7 +252,7 @@ static vk_result open_device(device_state *state) {
   return code;
 }
 
-static device_state *found_device(ek_device device) {
+static device_state *device_at(ek_device device) {
   if (device.id >= 0 && device.id < n_devices) return &devices[device.id];
   host->error("DeviceError", "vulkan(%d): there is no such device: %d found here", device.id, n_devices);
   return NULL;
@@ -263,7 +263,7 @@ static void after_fork(void) { is_forked = true; }
 
 /* The state of a device, ready for use and locked; NULL with an error. */
 static device_state *locked(ek_device device) {
-  device_state *state = found_device(device);
+  device_state *state = device_at(device);
   vk_result code = VK_SUCCESS;
   if (state == NULL) return NULL;
   if (is_forked) {
@@ -311,7 +311,7 @@ static int64_t memory_of(const device_state *state) {
 }
 
 static int device_attribute(ek_device device, int32_t which, int64_t *number, char *text, size_t capacity) {
-  const device_state *state = found_device(device);
+  const device_state *state = device_at(device);
   if (state == NULL) return -1;
   const vk_properties *about = &state->properties;
   bool is_processor = about->type == VK_TYPE_CPU;
@@ -420,7 +420,7 @@ static int copy_one(ek_device device, void *to, const void *from, size_t size, b
   return unlocked(state, device, is_to_device ? "copy from the host" : "copy to the host", code);
 }
 
-static int copy_inside(ek_device device, void *to, const void *from, size_t size) {
+static int copy_within_device(ek_device device, void *to, const void *from, size_t size) {
   device_state *state = locked(device);
   if (state == NULL) return -1;
   const block *source = find_block(device, state, from, size);
@@ -441,7 +441,7 @@ static int device_copy(const void *from, ek_device from_device, void *to, ek_dev
   if (size == 0) return 0;
   if (from_device.type != EK_VULKAN_TYPE) return copy_one(to_device, to, from, size, true);
   if (to_device.type != EK_VULKAN_TYPE) return copy_one(from_device, to, from, size, false);
-  if (from_device.id == to_device.id) return copy_inside(to_device, to, from, size);
+  if (from_device.id == to_device.id) return copy_within_device(to_device, to, from, size);
   void *between = malloc(size);
   if (between == NULL) return fail(to_device, "copy", VK_OUT_OF_HOST_MEMORY);
   int status = copy_one(from_device, between, from, size, false);

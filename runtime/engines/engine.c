@@ -1,4 +1,4 @@
-/* Finding the library of an engine. */
+/* Find the shared library of an engine. */
 #include "engine.h"
 
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-/* What the libraries of engines share: the engine's own library, found at run time, and its functions.
-** Nothing is linked with it, and no header of it is needed. */
+/* Shared by the adapters of third-party engines: the engine's library is loaded at run time, and
+** its functions are looked up by name. Building needs neither the library nor its headers. */
 #ifndef EK_ENGINE_H_
 #define EK_ENGINE_H_
 
@@ -14,9 +14,9 @@ typedef struct engine_symbol {
   void *place;                 /* where its address goes */
 } engine_symbol;
 
-/* Opens a library: the file that begins with 'file' in one of the host's folders (its name may end in
-** a version), else 'soname' where the system looks; and finds the functions. 0, or -1 with an error
-** that ends in 'advice'. */
+/* Opens a library: the file that begins with 'file' in one of the host's folders (its name may end
+** in a version), else 'soname' where the system looks; and finds the functions. 0, or -1 with an
+** error that ends in 'advice'. */
 int engine_find(const ek_engine_host *host, const char *engine, const char *file, const char *soname,
                 const char *advice, const engine_symbol *symbols);
 

@@ -1,4 +1,4 @@
-/* Regions in oneDNN, by its C interface: their code is a program of onednn_plan.h. */
+/* Run regions by oneDNN's C API; a region's code is a program in the format of onednn_plan.h. */
 #include "engine.h"
 
 #include <pthread.h>

@@ -1,12 +1,12 @@
 /* Plans: sizes of all values, primitives, and memory between them.
 **
-** Each value lies as the primitive that made it likes it; where another wants it otherwise, a reorder
-** comes between. What is made of constants alone runs once, when the plan is made.
+** Each value has the memory layout that its producer prefers; a reorder is inserted where a
+** consumer requires another. Steps over constants alone run once, when the plan is created.
 **
-** Errors. Every function may be called after something has failed: 'why' keeps the first reason,
-** calls with NULL do nothing, and the plan is dropped in the end. So steps are written one after
-** another without a test behind each. Owned things are freed in the reverse order of their making,
-** as what is made of another goes before it. */
+** Errors. Every function may be called after a failure: 'why' keeps the first reason, calls with
+** NULL do nothing, and the plan is freed at the end, so that no step needs a check of its own.
+** Owned objects are freed in the reverse order of their creation, since later ones refer to earlier
+** ones. */
 #include "onednn_plan.h"
 
 #include <stdbool.h>
@@ -188,7 +188,7 @@ static void reorder(onednn_plan *p, dnnl_memory *from, dnnl_memory *to, bool is_
 }
 
 /* A value's memory as a primitive wants it. */
-static dnnl_memory *as_wanted(onednn_plan *p, const value *v, dnnl_memory *has, const dnnl_desc *wanted) {
+static dnnl_memory *to_wanted_layout(onednn_plan *p, const value *v, dnnl_memory *has, const dnnl_desc *wanted) {
   if (p->why != NULL || wanted == NULL || dnnl.dnnl_memory_desc_equal(desc_of(has), wanted)) return has;
   dnnl_memory *made = memory_of(p, wanted);
   reorder(p, has, made, v->is_constant);
@@ -206,7 +206,7 @@ static dnnl_memory *viewed(onednn_plan *p, const value *v, const dnnl_desc *desc
 /* A value row-major, with 1 for sizes that others have before its own. */
 static dnnl_memory *widened(onednn_plan *p, const value *v, int32_t ndim) {
   const dnnl_desc *wanted = plain(p, &v->shape, ndim);
-  return v->shape.ndim == ndim ? as_wanted(p, v, v->memory, wanted) : viewed(p, v, wanted);
+  return v->shape.ndim == ndim ? to_wanted_layout(p, v, v->memory, wanted) : viewed(p, v, wanted);
 }
 
 /* Kinds of steps ----------------------------------------------------------------------------------
@@ -228,8 +228,8 @@ static bool are_constant(value *const *args, int64_t n) {
 /* Ends a product or convolution: weights under 'weights', with a bias where there is one. */
 static void finish(onednn_plan *p, dnnl_primitive_desc *desc, value *const *args, int64_t n,
                    dnnl_memory *weights, int32_t bias_ndim, value *out) {
-  dnnl_memory *src = as_wanted(p, args[0], args[0]->memory, asked(desc, DNNL_SRC_MD));
-  dnnl_memory *own = as_wanted(p, args[1], weights, asked(desc, DNNL_WEIGHTS_MD));
+  dnnl_memory *src = to_wanted_layout(p, args[0], args[0]->memory, asked(desc, DNNL_SRC_MD));
+  dnnl_memory *own = to_wanted_layout(p, args[1], weights, asked(desc, DNNL_WEIGHTS_MD));
   if (p->why != NULL) return;
   out->memory = memory_of(p, asked(desc, DNNL_DST_MD));
   dnnl_arg made[4] = {{DNNL_ARG_SRC, src}, {DNNL_ARG_WEIGHTS, own}, {DNNL_ARG_DST, out->memory}};

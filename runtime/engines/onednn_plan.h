@@ -7,7 +7,7 @@
 **   for each step: an onednn_kind, n, the numbers of n values, m, m attributes
 **   for each result: the number of a value
 **
-** Values are numbered in that order: inputs, constants, what steps give. */
+** Values are numbered in that order: inputs, constants, results of steps. */
 #ifndef EK_ONEDNN_PLAN_H_
 #define EK_ONEDNN_PLAN_H_
 
@@ -17,7 +17,8 @@
 #define ONEDNN_MAGIC INT64_C(0x314c4e4e444b45) /* "EKDNNL1" */
 
 /* What a step does; in the order of KINDS in src/ekiden/byoc/onednn_regions.py. Attributes:
-**   PRODUCT      relu                     of (rows, k), (columns, k) and, in all that have one, a bias
+**   PRODUCT      relu                     of (rows, k), (columns, k) and, in all that have one, a
+** bias
 **   CONVOLUTION  strides, padding (top, left, bottom, right), dilation, groups, relu
 **   POOLING      window, strides, padding, dilation
 **   ELEMENT      oneDNN's number of the function

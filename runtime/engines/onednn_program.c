@@ -1,4 +1,4 @@
-/* Reading the code of a region for oneDNN. */
+/* Parse the code of a oneDNN region. */
 #include "onednn_plan.h"
 
 #include <stdbool.h>

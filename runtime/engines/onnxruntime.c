@@ -1,4 +1,4 @@
-/* Regions in ONNX Runtime, by its C interface: their code is a model of ONNX. */
+/* Run regions by ONNX Runtime's C API; a region's code is an ONNX model. */
 #include "engine.h"
 
 #include <stdlib.h>
@@ -11,8 +11,8 @@ typedef struct ort_value ort_value;
 typedef struct ort_memory ort_memory;
 typedef struct ort_allocator ort_allocator;
 
-/* The table of functions that the library gives, whose first 102 entries are the same in all versions.
-** ORT(entry, result, name, parameters) */
+/* The table of functions that the library gives, whose first 102 entries are the same in all
+** versions. ORT(entry, result, name, parameters) */
 #define ORT_FUNCTIONS(ORT)                                                                          \
   ORT(2, const char *, GetErrorMessage, (const ort_status *))                                       \
   ORT(3, ort_status *, CreateEnv, (int, const char *, ort_env **))                                  \

@@ -1,4 +1,4 @@
-/* Regions in OpenVINO, by its C interface: their code is a model that it reads, as of ONNX. */
+/* Run regions by OpenVINO's C API; a region's code is a model that OpenVINO reads, such as ONNX. */
 #include "engine.h"
 
 #include <pthread.h>
@@ -17,8 +17,8 @@ typedef struct ov_shape {
   int64_t *dims;
 } ov_shape;
 
-/* OV(result, name, parameters): of OpenVINO 2023.1 or later. Results of type int are 0 or a code. The
-** numbers of element types differ between versions, so they are asked of ports. */
+/* OV(result, name, parameters): of OpenVINO 2023.1 or later. Results of type int are 0 or a code.
+** The numbers of element types differ between versions, so they are asked of ports. */
 #define OV_FUNCTIONS(OV)                                                                            \
   OV(const char *, ov_get_last_err_msg, (void))                                                     \
   OV(int, ov_core_create, (ov_core **))                                                             \

@@ -1,10 +1,10 @@
 /* The loops of general kernels: maps and reductions. Compiled once for each class of processors:
 ** ek_general_v2, ek_general_v3, ek_general_v4.
 **
-** A stage is run in strips: so many consecutive elements along one axis, its lane axis, on which
-** every instruction of the code works in turn. Neighbouring axes that are one as far as the code can
-** see are made one first. What is summed is summed in the order of the reduced axes, but for strips
-** along one of them, which are summed up in halves.
+** A stage runs in strips of consecutive elements along one axis, its lane axis: each instruction is
+** executed for a whole strip before the next. Adjacent axes that every access treats as one are
+** fused first. Sums are accumulated in the order of the reduced axes; a strip along a reduced axis
+** is summed pairwise.
 */
 #include "general_class.h"
 
@@ -16,7 +16,7 @@
 /* Numbers of half floats, as they lie in memory, and back. Multiplying by 2^112 moves the
 ** exponent's bias from 15 to 127, and makes subnormal halves normal by the way; infinities and NaNs
 ** get their exponent after. */
-static inline float of_half(uint16_t x) {
+static inline float from_float16(uint16_t x) {
   uint32_t sign = (uint32_t)(x & 0x8000) << 16, rest = (uint32_t)(x & 0x7fff) << 13;
   union { uint32_t i; float f; } made = {rest}, up = {(254 - 15) << 23};
   made.f *= up.f;                          /* subnormal numbers too: they are below 2^-14 either way */
@@ -28,7 +28,7 @@ static inline float of_half(uint16_t x) {
 /* To the nearest, ties to even. Below 2^-14 the sum with 1/2 lines the bits up and rounds them, by
 ** the rounding of the addition itself; above, half of the last place kept is added, less one where
 ** that place is even. From 2^16 on there is none but infinity. */
-static inline uint16_t to_half(float x) {
+static inline uint16_t to_float16(float x) {
   union { float f; uint32_t i; } from = {x}, y = {fabsf(x)};
   uint32_t sign = from.i >> 16 & 0x8000, bits;
   union { uint32_t i; float f; } least = {0x3f000000u}; /* 1/2: the last bit of its sum is 2^-24 */
@@ -38,12 +38,12 @@ static inline uint16_t to_half(float x) {
   return (uint16_t)(bits | sign);
 }
 
-static inline float of_brain(uint16_t x) {
+static inline float from_bfloat16(uint16_t x) {
   union { uint32_t i; float f; } made = {(uint32_t)x << 16};
   return made.f;
 }
 
-static inline uint16_t to_brain(float x) {
+static inline uint16_t to_bfloat16(float x) {
   union { float f; uint32_t i; } from = {x};
   uint32_t bits = (from.i + 0x7fffu + (from.i >> 16 & 1)) >> 16;
   return (uint16_t)(x != x ? 0x7fc0 : bits);
@@ -62,8 +62,8 @@ static inline uint16_t to_brain(float x) {
   case E_U16: DO(i, uint16_t, AS_IT_IS, AS_IT_IS);  \
   case E_I32: DO(i, int32_t, AS_IT_IS, AS_IT_IS);   \
   case E_U32: DO(i, uint32_t, AS_IT_IS, AS_IT_IS);  \
-  case E_F16: DO(f, uint16_t, of_half, to_half);    \
-  case E_BF16: DO(f, uint16_t, of_brain, to_brain); \
+  case E_F16: DO(f, uint16_t, from_float16, to_float16);    \
+  case E_BF16: DO(f, uint16_t, from_bfloat16, to_bfloat16); \
   default: DO(i, int64_t, AS_IT_IS, AS_IT_IS);
 
 static int64_t clamped(int64_t at, int64_t n) { return at < 0 ? 0 : at > n ? n : at; }
@@ -380,8 +380,8 @@ static void step(const int64_t *row, strip *R, int64_t n) {
     case O_BITXOR: EACH to->i[l] = a->i[l] ^ b->i[l]; break;
     case O_NOT: EACH to->i[l] = !a->i[l]; break;
     case O_WRAP:
-      if (row[4] == E_F16) EACH to->f[l] = of_half(to_half(a->f[l]));
-      else if (row[4] == E_BF16) EACH to->f[l] = of_brain(to_brain(a->f[l]));
+      if (row[4] == E_F16) EACH to->f[l] = from_float16(to_float16(a->f[l]));
+      else if (row[4] == E_BF16) EACH to->f[l] = from_bfloat16(to_bfloat16(a->f[l]));
       else wrap_strip(to, a, row[4], n);
       break;
     case O_ABS:
@@ -562,7 +562,7 @@ static int operands_of(const int64_t *row) {
 }
 
 /* Whether a load has one element for a whole strip. */
-static bool is_still(const loops *p, const load *from) {
+static bool is_lane_invariant(const loops *p, const load *from) {
   return p->lane >= 0 && from->steps[p->lane] == 0 &&
          (p->outer < 0 || from->steps[p->outer] == 0);
 }
@@ -576,7 +576,7 @@ void find_same(loops *p) {
     for (int i = 0; i < n; i++) is_same = is_same && p->is_same[writer[row[first + i]]];
     p->is_near[k] = row[0] == O_LOAD && is_same;
     if (row[0] == O_AXIS) is_same = row[3] != p->lane && row[3] != p->outer;
-    if (row[0] == O_LOAD) is_same = is_same && is_still(p, &p->loads[row[3]]);
+    if (row[0] == O_LOAD) is_same = is_same && is_lane_invariant(p, &p->loads[row[3]]);
     p->is_same[k] = p->is_single[k] = is_same;
     for (int i = 0; i < n && !is_same; i++) {
       if (!p->is_near[k]) p->is_single[writer[row[first + i]]] = false;
@@ -651,7 +651,7 @@ static int64_t kind_of(int32_t type) {
 }
 
 /* Initialises a strip with the identity element of a reducer. */
-static void begin_sum(strip *to, int64_t reducer, int32_t type, int64_t n) {
+static void init_sum(strip *to, int64_t reducer, int32_t type, int64_t n) {
   static const int64_t highest[] = {[E_BOOL] = 1,         [E_I8] = 127,        [E_I16] = 32767,
                                     [E_I32] = 2147483647, [E_I64] = INT64_MAX, [E_U8] = 255,
                                     [E_U16] = 65535,      [E_U32] = 4294967295};
@@ -743,7 +743,7 @@ static int reduce_some(void *context, int64_t begin, int64_t end) {
     place(p, i / w->strips, 0, p->n_spatial, at);
     int64_t n = begin_strip(p, i % w->strips, at);
     bool is_done = w->t.at[0] != NULL && sum_terms(p, &w->t, w->s->reducer, at, n, sum);
-    if (!is_done) begin_sum(sum, w->s->reducer, type, n);
+    if (!is_done) init_sum(sum, w->s->reducer, type, n);
     for (int64_t turn = 0; turn < turns && !is_done; turn++) {
       place(p, turn, p->n_spatial, p->n_axes, at);
       run_code(p, at, n, R);
@@ -768,7 +768,7 @@ static int reduce_across(void *context, int64_t begin, int64_t end) {
   if (R == NULL) return -1;
   for (int64_t i = begin; i < end; i++) {
     place(p, i, 0, p->n_spatial, at);
-    begin_sum(sum, w->s->reducer, type, n);
+    init_sum(sum, w->s->reducer, type, n);
     for (int64_t turn = 0; turn < turns; turn++) {
       place(p, turn, p->n_spatial, p->n_axes, at);
       for (int64_t k = 0; k < strips; k++) {

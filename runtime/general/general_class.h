@@ -1,5 +1,5 @@
-/* What the files of a class of processors share: strips, and the loops that run a code on them. Each
-** file is compiled once for each class, whose name CLASS is.
+/* Shared by the files that are compiled once per processor class (CLASS names it): strips, and the
+** loops that interpret code on them.
 */
 #ifndef EKIDEN_GENERAL_CLASS_H_
 #define EKIDEN_GENERAL_CLASS_H_

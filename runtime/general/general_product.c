@@ -1,8 +1,8 @@
 /* The products of general kernels. Compiled once for each class of processors.
 **
-** A row of the left factor is read where it lies, at the same distances from its first element for
-** all rows, or else computed into K elements; the right factor lies in panels of whole vectors of
-** columns, as the weights do or made so first; a tile of rows and columns is summed up in registers.
+** A row of the left factor is read in place if its elements have the same offsets in every row,
+** else copied to a buffer of K elements. The right factor is packed in panels of whole vectors of
+** columns, at compile time for weights. A tile of rows and columns is accumulated in registers.
 */
 #include "general_class.h"
 

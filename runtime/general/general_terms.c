@@ -1,7 +1,7 @@
-/* Sums whose terms lie at the same distances from the first one for every result: windows of
-** depthwise convolutions and of pooling. Compiled once for each class of processors.
+/* Sums whose terms have the same offsets for every result: windows of depthwise convolution and
+** pooling. Compiled once for each class of processors.
 **
-** Some results side by side are summed up in registers, over all terms.
+** Several adjacent results are accumulated in registers over all terms.
 */
 #include "general_class.h"
 

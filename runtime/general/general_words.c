@@ -1,8 +1,9 @@
 /* Tiles of products of bytes: int16 rows that hold bytes, and weights of int8 in words of four
-** neighbours of a row, a word for each column of a panel. Compiled once for each class of processors.
+** neighbours of a row, a word for each column of a panel. Compiled once for each class of
+** processors.
 **
-** Bytes are widened, so that sums are exact: two products and their sum in an int32 by one
-** instruction, and of the two such sums of a column one in the end.
+** Bytes are widened to int16, so that sums are exact: one instruction adds two products into an
+** int32 (pmaddwd), and the two partial sums of a column are added at the end.
 */
 #include "general_class.h"
 

@@ -112,7 +112,7 @@ static thing *held(uint64_t handle) {
   return found->kind != FREE && found->turn == handle >> 8 ? found : NULL;
 }
 
-static thing *take_thing(void) {
+static thing *read_object(void) {
   thing *found = held(take_u64());
   if (found == NULL) broken("rpc: no thing has this handle");
   return found;
@@ -126,7 +126,7 @@ static int32_t take_tensors(thing **found) {
     uint8_t tag = 0;
     if (take(&tag, 1) != 0) return -1;
     if (tag != RPC_TAG_YOURS) return fail("TypeError", "micro: tensors of this side are taken");
-    thing *each = take_thing();
+    thing *each = read_object();
     if (each == NULL) return -1;
     if (each->kind != TENSOR) return fail("TypeError", "micro: tensors of this side are taken");
     if (i >= MAX_ARGUMENTS) return fail("ValueError", "micro: too many arguments");
@@ -197,7 +197,7 @@ static void put_tensor(const thing *of) {
 
 /* A place is used again with the next turn, of 32 bits: a handle that the other side kept too long
 ** fits nothing until a place has been taken four thousand million times. */
-static thing *new_thing(thing_kind kind) {
+static thing *new_object(thing_kind kind) {
   for (uint32_t i = 0; i < MAX_THINGS; i++) {
     if (state.things[i].kind == FREE) {
       uint32_t turn = state.things[i].turn + 1;
@@ -251,7 +251,7 @@ static thing *new_tensor(dtype type, uint32_t rank, const int64_t *shape) {
     fail("MemoryError", "micro: the heap of tensors has no room");
     return NULL;
   }
-  thing *made = new_thing(TENSOR);
+  thing *made = new_object(TENSOR);
   if (made == NULL) return NULL;
   made->offset = (uint32_t)offset;
   made->nbytes = (uint32_t)nbytes;
@@ -291,8 +291,8 @@ static int answer_none(void) {
   return 0;
 }
 
-static int answer_thing(thing_kind kind, int tag) {
-  thing *made = new_thing(kind);
+static int answer_object(thing_kind kind, int tag) {
+  thing *made = new_object(kind);
   if (made == NULL) return -1;
   begin(RPC_RETURN);
   put_u8((uint8_t)tag);
@@ -310,11 +310,11 @@ static int get_function(void) {
     if (of == NULL) return broken("rpc: no thing has this handle");
     if (of->kind != MODULE) return fail("TypeError", "micro: a module expected");
     bool is_main = size == 0 || is_text(name, size, "main") || is_text(name, size, "run");
-    return is_main ? answer_thing(FUNCTION, RPC_TAG_FUNCTION) : answer_none();
+    return is_main ? answer_object(FUNCTION, RPC_TAG_FUNCTION) : answer_none();
   }
-  if (is_text(name, size, "runtime.SystemLib")) return answer_thing(SYSTEM_LIB, RPC_TAG_FUNCTION);
+  if (is_text(name, size, "runtime.SystemLib")) return answer_object(SYSTEM_LIB, RPC_TAG_FUNCTION);
   bool is_stack = state.io->measure_stack != NULL && is_text(name, size, "ek.micro.stack");
-  return is_stack ? answer_thing(STACK, RPC_TAG_FUNCTION) : answer_none();
+  return is_stack ? answer_object(STACK, RPC_TAG_FUNCTION) : answer_none();
 }
 
 static int load(void) {
@@ -324,7 +324,7 @@ static int load(void) {
   if (!is_text(name, size, state.model->name)) {
     return fail("FileNotFoundError", "micro: there is only the model that is linked in, by its name");
   }
-  return answer_thing(MODULE, RPC_TAG_MODULE);
+  return answer_object(MODULE, RPC_TAG_MODULE);
 }
 
 static int alloc(void) {
@@ -367,7 +367,7 @@ static uint8_t *elements(const thing *of, uint64_t offset, uint32_t size) {
 }
 
 static int write_tensor(void) {
-  thing *of = take_thing();
+  thing *of = read_object();
   uint64_t offset = take_u64();
   uint32_t size;
   const uint8_t *data = take_bytes(&size);
@@ -381,7 +381,7 @@ static int write_tensor(void) {
 /* The 16 bytes are head and tag of the answer, with room to spare: peers take 4096 at least, so
 ** that the difference is positive. */
 static int read_tensor(void) {
-  thing *of = take_thing();
+  thing *of = read_object();
   uint64_t offset = take_u64();
   uint32_t size = take_u32();
   if (done() != 0) return -1;
@@ -396,7 +396,7 @@ static int read_tensor(void) {
 }
 
 static int copy_tensor(void) {
-  thing *from = take_thing(), *to = take_thing();
+  thing *from = read_object(), *to = read_object();
   if (done() != 0) return -1;
   if (from->kind != TENSOR || to->kind != TENSOR || from->nbytes != to->nbytes) {
     return fail("ValueError", "copy: two tensors of one size expected");
@@ -451,10 +451,10 @@ static int bind(thing *const *arguments, int32_t count, thing **results, void **
 static int call(void) {
   thing *arguments[MAX_ARGUMENTS], *results[MAX_ARGUMENTS];
   void *inputs[MAX_ARGUMENTS], *outputs[MAX_ARGUMENTS];
-  thing *function = take_thing();
+  thing *function = read_object();
   int32_t count = take_tensors(arguments);
   if (state.failure != NULL || done() != 0) return -1;
-  if (function->kind == SYSTEM_LIB) return answer_thing(MODULE, RPC_TAG_MODULE);
+  if (function->kind == SYSTEM_LIB) return answer_object(MODULE, RPC_TAG_MODULE);
   bool is_stack = function->kind == STACK;
   if (function->kind != FUNCTION && !is_stack) return fail("TypeError", "micro: a function expected");
   if (bind(arguments, count, results, inputs, outputs) != 0) return -1;
@@ -545,7 +545,7 @@ static int release(void) {
   uint32_t count = take_u32();
   if (count > (state.end - state.at) / 8) return broken("rpc: the message is too short");
   for (uint32_t i = 0; i < count; i++) {
-    thing *of = take_thing();
+    thing *of = read_object();
     if (of == NULL) return -1;
     let_go(of);
   }

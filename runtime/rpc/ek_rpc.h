@@ -1,7 +1,7 @@
-/* Sessions with other machines, from the side that serves: a library over any stream of bytes.
+/* RPC server library: serve a session over any byte stream (socket, pipe, serial line).
 **
-** docs/rpc.md has the messages. A program that gives bytes from a socket, a pipe or a serial line
-** needs this header, the runtime, and the files beside this one but ek_rpc_main.c.
+** docs/rpc.md specifies the messages. A program needs this header, the runtime, and the files of
+** this folder except ek_rpc_main.c.
 */
 #ifndef EK_RPC_H_
 #define EK_RPC_H_

@@ -1,4 +1,4 @@
-/* Two descriptors as a stream. */
+/* Byte stream over a pair of file descriptors. */
 #include "ek_rpc.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* The files of a session's folder. One that is coming has another name until all of it is there. */
+/* Files of a session's folder. An upload has a temporary name until it is complete. */
 #include "ek_rpc_internal.h"
 
 #include <dirent.h>
@@ -62,7 +62,7 @@ static int open_at(const char *path, int flags, const char *doing, const ek_byte
 }
 
 /* Lets go of what has come of a file. */
-void rpc_coming_drop(rpc_coming *coming) {
+void rpc_cancel_upload(rpc_coming *coming) {
   if (coming->file < 0) return;
   close(coming->file);
   unlink(coming->part);
@@ -72,7 +72,7 @@ void rpc_coming_drop(rpc_coming *coming) {
 /* Begins a file anew. 0 or -1. */
 static int begin(rpc_session *session, const ek_bytes *name, uint64_t size) {
   rpc_coming *coming = &session->coming;
-  rpc_coming_drop(coming);
+  rpc_cancel_upload(coming);
   if (coming->part == NULL) coming->part = joined(session, &(ek_bytes){RPC_PART, sizeof RPC_PART - 1});
   if (coming->part == NULL) return -1;
   coming->file = open_at(coming->part, O_WRONLY | O_CREAT | O_TRUNC, "upload", name);
@@ -127,7 +127,7 @@ int rpc_upload(rpc_session *session, rpc_field *fields, ek_value *result) {
                            || (coming->at == size && rename(coming->part, path) != 0))) {
     code = system_error("upload", name);
   }
-  if (code != 0 || coming->at == size) rpc_coming_drop(coming);
+  if (code != 0 || coming->at == size) rpc_cancel_upload(coming);
   free(path);
   return code;
 }

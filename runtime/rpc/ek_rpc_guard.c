@@ -1,4 +1,4 @@
-/* Checks that the server makes on sessions from outside. */
+/* Resource checks of session processes, made by the server process. */
 #include "ek_rpc_guard.h"
 
 #include <dirent.h>

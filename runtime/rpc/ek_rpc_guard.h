@@ -1,4 +1,4 @@
-/* What the server of sessions looks at from outside of them. */
+/* Resource use of session processes (threads, disk, time), as the server measures it. */
 #ifndef EK_RPC_GUARD_H_
 #define EK_RPC_GUARD_H_
 

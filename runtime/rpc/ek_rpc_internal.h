@@ -1,4 +1,4 @@
-/* What the files of the server share with each other and with nobody else. */
+/* Internal declarations of the RPC server library. */
 #ifndef EK_RPC_INTERNAL_H_
 #define EK_RPC_INTERNAL_H_
 
@@ -93,10 +93,10 @@ int rpc_send(rpc_session *session);
 
 /* ek_rpc_things.c: handles. */
 int rpc_export(rpc_session *session, const ek_value *value, uint64_t *handle);
-ek_value *rpc_held(rpc_session *session, uint64_t handle);
-void rpc_let_go(rpc_session *session, uint64_t handle);
-int rpc_far_function(rpc_session *session, uint64_t handle, ek_value *out);
-bool rpc_far_handle(rpc_session *session, const ek_object *object, uint64_t *handle);
+ek_value *rpc_local_object(rpc_session *session, uint64_t handle);
+void rpc_release_handle(rpc_session *session, uint64_t handle);
+int rpc_client_function(rpc_session *session, uint64_t handle, ek_value *out);
+bool rpc_client_handle(rpc_session *session, const ek_object *object, uint64_t *handle);
 rpc_session *rpc_session_new(const ek_rpc_stream *stream, const ek_rpc_options *options);
 void rpc_session_release(rpc_session *session);
 void *rpc_room(void *array, size_t count, size_t *room, size_t item);
@@ -117,7 +117,7 @@ int rpc_file_size(rpc_session *session, rpc_field *fields, ek_value *result);
 int rpc_remove_file(rpc_session *session, rpc_field *fields, ek_value *result);
 int rpc_list_files(rpc_session *session, rpc_field *fields, ek_value *result);
 char *rpc_path_of(rpc_session *session, const ek_bytes *name);
-void rpc_coming_drop(rpc_coming *coming);
+void rpc_cancel_upload(rpc_coming *coming);
 void rpc_unmap(rpc_session *session);
 
 #endif /* EK_RPC_INTERNAL_H_ */

@@ -3,9 +3,9 @@
 **   ekiden-rpc --port 9090     sessions of clients of this machine, each in a program of its own
 **   ekiden-rpc --pipe          one session on standard input and output
 **
-** A session is this program again, started afresh as `ekiden-rpc --session`: one waits ahead, behind
-** its walls, until a client has said its first message. The server holds the time of sessions and
-** what they take; what a session does to itself does not move that.
+** A session is a new process of this program, `ekiden-rpc --session`. One is started ahead and
+** waits in its sandbox until a client has sent its first message. The server process enforces the
+** time and resource limits of sessions, so that a session cannot change them.
 */
 #include "ek_rpc.h"
 #include "ek_rpc_guard.h"
@@ -293,7 +293,7 @@ static void give(rpc_slot *slot, int in, int out) {
 }
 
 /* A session says how long its client wishes to stay: it can but shorten its time. */
-static void hear_wish(rpc_slot *slot) {
+static void read_request(rpc_slot *slot) {
   uint32_t milliseconds = 0;
   if (recv(slot->control, &milliseconds, sizeof milliseconds, MSG_DONTWAIT) == sizeof milliseconds
       && milliseconds > 0 && milliseconds / 1e3 < DAY_SECONDS) {
@@ -360,7 +360,7 @@ static void start_trusted(const rpc_settings *settings, int listener, int client
   if (slot->pid < 0) slot->pid = 0;
 }
 
-static void accept_guest(int listener, rpc_guest *guests) {
+static void accept_client(int listener, rpc_guest *guests) {
   int connection = accept4(listener, NULL, NULL, SOCK_CLOEXEC), one = 1, head = HEAD_BYTES, oldest = 0;
   if (connection < 0) return;
   for (int i = 0; i < MAX_GUESTS; i++) {
@@ -375,7 +375,7 @@ static void accept_guest(int listener, rpc_guest *guests) {
 
 /* Whether the whole first message has come, which its session will read: 1, 0 for not yet, -1 for
 ** what is none. The kernel wakes us when as much is there. */
-static int has_said_hello(int connection) {
+static int has_sent_hello(int connection) {
   uint8_t head[HEAD_BYTES];
   ssize_t count = recv(connection, head, sizeof head, MSG_PEEK | MSG_DONTWAIT);
   if (count == 0 || (count < 0 && errno != EAGAIN)) return -1;
@@ -425,7 +425,7 @@ static void greet(const rpc_settings *settings, int listener, rpc_guest *guests,
   for (int i = 0; i < MAX_GUESTS; i++) {
     rpc_guest *guest = &guests[i];
     if (guest->ends <= 0) continue;
-    int said = has_said_hello(guest->connection);
+    int said = has_sent_hello(guest->connection);
     if (said > 0 && seat(settings, listener, guest, slots)) continue;
     if (said < 0 || rpc_seconds() > guest->ends) {
       close(guest->connection);
@@ -435,7 +435,7 @@ static void greet(const rpc_settings *settings, int listener, rpc_guest *guests,
 }
 
 /* Waits for what comes first: a client, its first message, what a session says, a moment. */
-static void wait_for_news(int listener, const rpc_guest *guests, rpc_slot *slots) {
+static void wait_for_events(int listener, const rpc_guest *guests, rpc_slot *slots) {
   struct pollfd all[1 + MAX_GUESTS + 2 * MAX_SESSIONS] = {{listener, POLLIN, 0}};
   int whose[1 + MAX_GUESTS + 2 * MAX_SESSIONS] = {0}, count = 1;
   for (int i = 0; i < MAX_GUESTS; i++) {
@@ -453,7 +453,7 @@ static void wait_for_news(int listener, const rpc_guest *guests, rpc_slot *slots
   for (int i = first; i < count; i++) {
     rpc_slot *slot = &slots[whose[i]];
     if (all[i].revents == 0) continue;
-    if (all[i].fd == slot->control) hear_wish(slot);
+    if (all[i].fd == slot->control) read_request(slot);
     else if (all[i].fd == slot->client) slot->gone = rpc_seconds();
   }
 }
@@ -471,9 +471,9 @@ static int run_server(const rpc_settings *settings) {
     if (is_wanted && rpc_seconds() > rests_until && start(settings, room) != 0) {
       rests_until = rpc_seconds() + 1;
     }
-    wait_for_news(listener, guests, slots);
+    wait_for_events(listener, guests, slots);
     for (int i = 0; i < MAX_SESSIONS; i++) watch(&slots[i]);
-    accept_guest(listener, guests);
+    accept_client(listener, guests);
     greet(settings, listener, guests, slots);
   }
   for (int i = 0; i < MAX_SESSIONS; i++) {
@@ -504,7 +504,7 @@ static int run_pipe(const rpc_settings *settings) {
   while (slot.pid != 0) {
     struct pollfd all[] = {{slot.client, 0, 0}, {slot.control, POLLIN, 0}};
     poll(all, slot.control >= 0 ? 2 : 1, TICK_MS);
-    if (slot.control >= 0 && all[1].revents != 0) hear_wish(&slot);
+    if (slot.control >= 0 && all[1].revents != 0) read_request(&slot);
     if (all[0].revents != 0 && slot.gone <= 0) slot.gone = rpc_seconds();
     watch(&slot);
   }

@@ -1,5 +1,4 @@
-/* The walls of a session's process that need no new namespace: landlock, limits, the filter of
-** system calls. */
+/* Sandbox restrictions that need no namespace: landlock, resource limits, the seccomp filter. */
 #include "ek_rpc_sandbox.h"
 
 #include <errno.h>

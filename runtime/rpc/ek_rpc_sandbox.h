@@ -1,8 +1,8 @@
-/* What the process of a session may not do; Linux alone.
+/* Sandbox of a session's process; Linux only.
 **
-** A session is a program of its own: 'rpc_start' starts it behind the walls that hold files,
-** processes and users (namespaces, landlock, no capabilities), 'rpc_close' closes the last ones
-** from inside (limits, the filter of system calls) when the program has all that it will use. */
+** 'rpc_start' starts the process with isolated files, processes and users (namespaces, landlock, no
+** capabilities). 'rpc_close', called by the process once it has opened all that it needs, applies
+** the resource limits and the seccomp filter. */
 #ifndef EK_RPC_SANDBOX_H_
 #define EK_RPC_SANDBOX_H_
 

@@ -1,12 +1,12 @@
 /* One session: HELLO, then requests and answers, which nest.
 **
-** There is one thread and one buffer for what comes in. While a function here calls one of the
-** client's, the answer to its call is waited for, and requests that come before it are served: so
-** calls nest as on one stack, and an answer is always that of the last request. What a message's
-** fields point to in 'in' is gone when the next is received: services copy what they keep.
+** One thread serves a session, with one receive buffer. While a local function calls a function of
+** the client, requests that arrive before the answer are served: calls nest as on one stack, and an
+** answer always belongs to the most recent request. Fields of a message point into the receive
+** buffer 'in' and are invalid once the next message is received: services copy what they retain.
 **
-** Two kinds of errors. A FrameError says that the bytes are not what the protocol has: nothing that
-** follows can be read, and the session ends. Any other is the request's own, and is sent as its
+** Two kinds of errors. A FrameError means that the bytes violate the protocol: no later message can
+** be parsed, and the session ends. Any other error belongs to the request, and is sent as its
 ** answer. */
 #include "ek_rpc_internal.h"
 
@@ -68,7 +68,7 @@ static int send_error(rpc_session *session) {
 }
 
 static void take_back(rpc_session *session) {
-  for (size_t i = 0; i < session->exported_count; i++) rpc_let_go(session, session->exported[i]);
+  for (size_t i = 0; i < session->exported_count; i++) rpc_release_handle(session, session->exported[i]);
   session->exported_count = 0;
 }
 
@@ -105,7 +105,7 @@ static int serve(rpc_session *session, int kind, uint32_t size) {
 }
 
 /* Tells the client which of its things nobody has here any more. */
-static int send_dropped(rpc_session *session) {
+static int send_releases(rpc_session *session) {
   while (session->dropped_count > 0) {
     size_t most = (session->peer_limit - 4) / 8;
     size_t count = session->dropped_count < most ? session->dropped_count : most;
@@ -154,7 +154,7 @@ int rpc_request(rpc_session *session, ek_value *result) {
 }
 
 /* Hears HELLO: 0, or -1 with why there is no session. */
-static int hear_hello(rpc_session *session) {
+static int receive_hello(rpc_session *session) {
   rpc_field fields[RPC_MAX_FIELDS];
   uint32_t size = 0;
   int kind = receive(session, RPC_HELLO_LIMIT, &size);
@@ -182,7 +182,7 @@ static int hear_hello(rpc_session *session) {
   return code;
 }
 
-static int say_hello(rpc_session *session) {
+static int send_hello(rpc_session *session) {
   const char *key = session->options->key == NULL ? "" : session->options->key;
   rpc_begin(session, RPC_HELLO);
   rpc_put_u64(session, RPC_MAGIC);
@@ -198,10 +198,10 @@ static int run(rpc_session *session) {
   uint32_t size = 0;
   bool is_heard = session->options->heard >= RPC_LEAST_LIMIT;
   if (is_heard) session->peer_limit = session->options->heard;
-  else if (hear_hello(session) != 0) return -1;
-  if (say_hello(session) != 0) return -1;
+  else if (receive_hello(session) != 0) return -1;
+  if (send_hello(session) != 0) return -1;
   for (;;) {
-    if (send_dropped(session) != 0) return -1;
+    if (send_releases(session) != 0) return -1;
     int kind = receive(session, session->limit, &size);
     if (kind < 0 || serve(session, kind, size) != 0) return -1;
   }
@@ -220,7 +220,7 @@ int ek_rpc_serve(const ek_rpc_stream *stream, const ek_rpc_options *options) {
   session->stream = NULL;
   for (uint32_t i = 0; i < session->thing_count; i++) {
     rpc_thing *thing = &session->things[i];
-    if (thing->value.type_index != EK_ANY) rpc_let_go(session, (uint64_t)thing->turn << 32 | (i + 1));
+    if (thing->value.type_index != EK_ANY) rpc_release_handle(session, (uint64_t)thing->turn << 32 | (i + 1));
   }
   rpc_session_release(session);
   if (is_over || error == NULL) {

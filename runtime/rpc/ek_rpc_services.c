@@ -5,8 +5,8 @@
 #include <time.h>
 
 /* The object of a handle, borrowed, which is of a type; NULL with a FrameError for another. */
-static ek_object *thing_of(rpc_session *session, const rpc_field *field, int32_t type) {
-  const ek_value *value = rpc_held(session, field->number);
+static ek_object *object_of(rpc_session *session, const rpc_field *field, int32_t type) {
+  const ek_value *value = rpc_local_object(session, field->number);
   if (value != NULL && value->type_index == type) return value->v.obj;
   rpc_frame_error(value == NULL ? "no thing has this handle" : "a handle of another kind expected");
   return NULL;
@@ -31,7 +31,7 @@ static char *copied(const ek_bytes *text) {
 /* Functions and modules ------------------------------------------------------------------------ */
 
 static int call(rpc_session *session, rpc_field *fields, ek_value *result) {
-  ek_object *function = thing_of(session, &fields[0], EK_FUNCTION);
+  ek_object *function = object_of(session, &fields[0], EK_FUNCTION);
   if (function == NULL) return -1;
   ek_retain(function); /* the client may release it in a callback */
   int code = ek_function_call(function, fields[1].values, (int32_t)fields[1].count, result);
@@ -54,7 +54,7 @@ static char *entry_of(ek_object *module) {
 /* An owned function of a module, or of all for the handle 0; NULL in '*out' where there is none. */
 static int find(rpc_session *session, const rpc_field *module, const ek_bytes *name,
                 ek_object **out) {
-  ek_object *from = module->number == 0 ? NULL : thing_of(session, module, EK_MODULE);
+  ek_object *from = module->number == 0 ? NULL : object_of(session, module, EK_MODULE);
   if (module->number != 0 && from == NULL) return -1;
   char *text = from != NULL && name->size == 0 ? entry_of(from) : copied(name);
   if (text == NULL) return -1;
@@ -76,8 +76,8 @@ static int get_function(rpc_session *session, rpc_field *fields, ek_value *resul
 
 static int import(rpc_session *session, rpc_field *fields, ek_value *result) {
   (void)result;
-  ek_object *module = thing_of(session, &fields[0], EK_MODULE);
-  ek_object *other = module == NULL ? NULL : thing_of(session, &fields[1], EK_MODULE);
+  ek_object *module = object_of(session, &fields[0], EK_MODULE);
+  ek_object *other = module == NULL ? NULL : object_of(session, &fields[1], EK_MODULE);
   return other == NULL ? -1 : ek_module_import(module, other);
 }
 
@@ -212,7 +212,7 @@ static int alloc_tensor(rpc_session *session, rpc_field *fields, ek_value *resul
 ** 0 or -1. */
 static int piece_of(rpc_session *session, const rpc_field *fields, uint64_t size, int64_t *shape,
                     ek_dltensor *piece) {
-  ek_object *object = thing_of(session, &fields[0], EK_TENSOR);
+  ek_object *object = object_of(session, &fields[0], EK_TENSOR);
   if (object == NULL) return -1;
   const ek_dltensor *tensor = &((ek_tensor *)(void *)object)->dl;
   size_t all = ek_dltensor_nbytes(tensor);
@@ -241,7 +241,7 @@ static int write_tensor(rpc_session *session, rpc_field *fields, ek_value *resul
   int64_t shape;
   ek_dltensor to;
   if (piece_of(session, fields, data->size, &shape, &to) != 0) return -1;
-  const ek_tensor *tensor = (const ek_tensor *)(const void *)rpc_held(session, fields[0].number)->v.obj;
+  const ek_tensor *tensor = (const ek_tensor *)(const void *)rpc_local_object(session, fields[0].number)->v.obj;
   if (tensor->flags & EK_DLPACK_READ_ONLY) return ek_error("ValueError", "write: the tensor can only be read");
   ek_dltensor from = bytes_at(data->data, &shape);
   return ek_tensor_copy(&from, &to);
@@ -279,8 +279,8 @@ static int read_tensor(rpc_session *session, rpc_field *fields, ek_value *result
 
 static int copy_tensor(rpc_session *session, rpc_field *fields, ek_value *result) {
   (void)result;
-  ek_object *from = thing_of(session, &fields[0], EK_TENSOR);
-  ek_object *to = from == NULL ? NULL : thing_of(session, &fields[1], EK_TENSOR);
+  ek_object *from = object_of(session, &fields[0], EK_TENSOR);
+  ek_object *to = from == NULL ? NULL : object_of(session, &fields[1], EK_TENSOR);
   if (to == NULL) return -1;
   if (((ek_tensor *)(void *)to)->flags & EK_DLPACK_READ_ONLY) {
     return ek_error("ValueError", "copy: the tensor can only be read");
@@ -294,8 +294,8 @@ static int release(rpc_session *session, rpc_field *fields, ek_value *result) {
   for (int64_t i = 0; i < fields[0].count; i++) {
     uint64_t handle;
     memcpy(&handle, fields[0].bytes.data + 8 * i, 8);
-    if (rpc_held(session, handle) == NULL) return rpc_frame_error("no thing has this handle");
-    rpc_let_go(session, handle);
+    if (rpc_local_object(session, handle) == NULL) return rpc_frame_error("no thing has this handle");
+    rpc_release_handle(session, handle);
   }
   return 0;
 }

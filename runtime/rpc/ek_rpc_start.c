@@ -1,11 +1,11 @@
-/* Starting the program of a session behind its walls.
+/* Start the process of a session in its sandbox.
 **
-** The child is made by one clone, into namespaces of its own where the kernel gives them, and
-** executes the program when its walls stand. As the caller may have threads, the child calls the
-** kernel and nothing else: all memory that it needs is made before.
+** One clone creates the child, in new namespaces where the kernel allows them; it executes the
+** program once its restrictions are applied. As the caller may have threads, the child makes system
+** calls only: all memory that it needs is allocated before the clone.
 **
-** Its files are a view: an empty file system in memory, into which the folders and files that it
-** may see are bound, read-only but for the session's own folder, each where it was before. */
+** Its root is an empty tmpfs into which the visible folders and files are bind-mounted at their
+** original paths, read-only except for the session's folder. */
 #include "ek_rpc_sandbox.h"
 
 #include <errno.h>
@@ -156,7 +156,7 @@ static int set_attributes(const char *path, uint64_t attributes, unsigned flags)
 }
 
 /* Makes the folders above a path, which is this process's own to change. */
-static void make_above(char *path) {
+static void make_parent_folders(char *path) {
   for (char *at = path + 1; *at != 0; at++) {
     if (*at != '/') continue;
     *at = 0;
@@ -166,7 +166,7 @@ static void make_above(char *path) {
 }
 
 static int bind_place(rpc_place *place) {
-  make_above(place->path);
+  make_parent_folders(place->path);
   if (place->kind == LINK) {
     return symlink(place->source, place->path) == 0 || errno == EEXIST || errno == EROFS ? 0 : -1;
   }
@@ -183,7 +183,7 @@ static int bind_place(rpc_place *place) {
   return set_attributes(place->path, READ_ONLY | NO_SETUID, 0x8000 /* AT_RECURSIVE */);
 }
 
-static const char *enter_view(const rpc_program *program, rpc_view *view) {
+static const char *enter_root(const rpc_program *program, rpc_view *view) {
   if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0) return "mounts of its own";
   if (mount("tmpfs", program->folder, "tmpfs", MS_NOSUID, "size=1m,mode=755") != 0) {
     return "a file system in memory";
@@ -197,7 +197,7 @@ static const char *enter_view(const rpc_program *program, rpc_view *view) {
   if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, NULL) != 0) {
     return "a /proc of its own";
   }
-  make_above((char *)(uintptr_t)program->folder);
+  make_parent_folders((char *)(uintptr_t)program->folder);
   mkdir(program->folder, 0700);
   if (mount(view->folder_source, program->folder, NULL, MS_BIND, NULL) != 0) return "its folder";
   if (umount2(OLD_ROOT, MNT_DETACH) != 0 || rmdir(OLD_ROOT) != 0) return "the old root";
@@ -262,10 +262,10 @@ static void reset_signals(void) {
   sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-static const char *build_walls(const rpc_program *program, rpc_view *view, const user_maps *maps, long flags) {
+static const char *apply_restrictions(const rpc_program *program, rpc_view *view, const user_maps *maps, long flags) {
   const char *wrong = NULL;
   if (flags & CLONE_NEWUSER) wrong = map_user(maps);
-  if (wrong == NULL && (flags & CLONE_NEWNS)) wrong = enter_view(program, view);
+  if (wrong == NULL && (flags & CLONE_NEWNS)) wrong = enter_root(program, view);
   if (wrong == NULL) wrong = drop_capabilities();
   if (wrong != NULL) return wrong;
   int is_confined = rpc_confine_files(program, rpc_device_paths, (flags & CLONE_NEWPID) != 0) == 0;
@@ -278,7 +278,7 @@ static void run_child(const rpc_program *program, rpc_view *view, const user_map
   setsid();
   failure.doing = set_descriptors(program, &report);
   if (failure.doing == NULL && program->has_sandbox) {
-    failure.doing = build_walls(program, view, maps, flags);
+    failure.doing = apply_restrictions(program, view, maps, flags);
   }
   if (failure.doing == NULL && chdir(program->folder) != 0) failure.doing = "its folder";
   /* After the last change of rights, which would take it back. */

@@ -1,11 +1,11 @@
-/* Handles: things of this side that the other holds, and its functions that this side holds.
+/* Handles: local objects that the client refers to, and client functions that this side refers to.
 **
-** Who keeps what alive. A thing given to the client is owned by its place in the table until the
-** client releases the handle, or the session ends. A function of the client's that this side holds
-** is the reverse: when the last reference here goes, its handle is put on a list, and the client is
-** told at the next turn, as a message cannot be sent from a deleter, which may run in the middle of
-** another. A function outlives its session as an object that refuses to be called: it owns the
-** session's memory, not its stream. */
+** Ownership. An object exported to the client is owned by its entry in the handle table until the
+** client releases the handle or the session ends. For a client function it is the reverse: when its
+** last reference here is dropped, its handle is queued, and the client is notified with the next
+** message, since a deleter may run while another message is being sent. A function object that
+** outlives its session raises an error when called: it owns the session's memory, not its
+** stream. */
 #include "ek_rpc_internal.h"
 
 static uint64_t handle_at(const rpc_session *session, uint32_t index) {
@@ -40,7 +40,7 @@ int rpc_export(rpc_session *session, const ek_value *value, uint64_t *handle) {
   uint64_t *grown =
       rpc_room(session->exported, session->exported_count, &session->exported_room, sizeof *grown);
   if (grown == NULL) {
-    rpc_let_go(session, *handle);
+    rpc_release_handle(session, *handle);
     return -1;
   }
   session->exported = grown;
@@ -49,15 +49,15 @@ int rpc_export(rpc_session *session, const ek_value *value, uint64_t *handle) {
 }
 
 /* The value of a handle, borrowed; NULL without an error for a handle that there is not. */
-ek_value *rpc_held(rpc_session *session, uint64_t handle) {
+ek_value *rpc_local_object(rpc_session *session, uint64_t handle) {
   uint32_t index = (uint32_t)handle - 1;
   if ((uint32_t)handle == 0 || index >= session->thing_count) return NULL;
   if (session->things[index].value.type_index == EK_ANY) return NULL;
   return handle_at(session, index) == handle ? &session->things[index].value : NULL;
 }
 
-void rpc_let_go(rpc_session *session, uint64_t handle) {
-  ek_value *value = rpc_held(session, handle);
+void rpc_release_handle(rpc_session *session, uint64_t handle) {
+  ek_value *value = rpc_local_object(session, handle);
   if (value == NULL) return;
   uint32_t index = (uint32_t)handle - 1;
   ek_value held = *value;
@@ -69,7 +69,7 @@ void rpc_let_go(rpc_session *session, uint64_t handle) {
 
 /* Functions of the other side ------------------------------------------------------------------ */
 
-static int call_far(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+static int call_client_function(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   const rpc_far *far = self;
   rpc_session *session = far->session;
   if (session->stream == NULL) return ek_error("RPCError", "rpc: the session is over");
@@ -81,14 +81,14 @@ static int call_far(void *self, const ek_value *args, int32_t nargs, ek_value *r
   rpc_put_u32(session, (uint32_t)nargs);
   for (int32_t i = 0; i < nargs; i++) {
     if (rpc_put_value(session, &args[i], 0) != 0) {
-      for (size_t k = 0; k < session->exported_count; k++) rpc_let_go(session, session->exported[k]);
+      for (size_t k = 0; k < session->exported_count; k++) rpc_release_handle(session, session->exported[k]);
       return -1;
     }
   }
   return rpc_request(session, ret);
 }
 
-static void drop_far(void *self) {
+static void release_client_function(void *self) {
   rpc_far *far = self;
   rpc_session *session = far->session;
   rpc_far **link = &session->far;
@@ -105,11 +105,11 @@ static void drop_far(void *self) {
 }
 
 /* A function that calls the client's. 0 or -1; '*out' owned. */
-int rpc_far_function(rpc_session *session, uint64_t handle, ek_value *out) {
+int rpc_client_function(rpc_session *session, uint64_t handle, ek_value *out) {
   rpc_far *far = malloc(sizeof *far);
   ek_object *made = NULL;
   if (far == NULL) return ek_error("MemoryError", "rpc: no memory for a callback");
-  if (ek_function_new(far, call_far, drop_far, &made) != 0) {
+  if (ek_function_new(far, call_client_function, release_client_function, &made) != 0) {
     free(far);
     return -1;
   }
@@ -121,7 +121,7 @@ int rpc_far_function(rpc_session *session, uint64_t handle, ek_value *out) {
 }
 
 /* Whether an object is a function of the other side, and which. */
-bool rpc_far_handle(rpc_session *session, const ek_object *object, uint64_t *handle) {
+bool rpc_client_handle(rpc_session *session, const ek_object *object, uint64_t *handle) {
   for (const rpc_far *far = session->far; far != NULL; far = far->next) {
     if (far->function != object) continue;
     *handle = far->handle;
@@ -160,7 +160,7 @@ void rpc_session_release(rpc_session *session) {
   free(session->in);
   free(session->out);
   rpc_unmap(session);
-  rpc_coming_drop(&session->coming);
+  rpc_cancel_upload(&session->coming);
   free(session->coming.part);
   free(session->things);
   free(session->exported);

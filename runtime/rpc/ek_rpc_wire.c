@@ -1,5 +1,5 @@
-/* Messages as bytes. Reading trusts nothing: no size or count is believed before as many bytes are
-** there, and no room is made for more than what has been read. */
+/* Serialisation of messages. The parser trusts nothing: every size and count is checked against the
+** remaining bytes before memory is allocated for it. */
 #include "ek_rpc_internal.h"
 
 enum { MAX_RANK = 64, LEAST_TAIL = 4096 };
@@ -186,21 +186,21 @@ static int take_number(rpc_reader *reader, int32_t type, size_t size, ek_value *
 static int take_yours(rpc_reader *reader, ek_value *out) {
   uint64_t handle = 0;
   if (take(reader, &handle, 8) != 0) return -1;
-  const ek_value *found = rpc_held(reader->session, handle);
+  const ek_value *found = rpc_local_object(reader->session, handle);
   if (found == NULL) return rpc_frame_error("no thing has this handle");
   ek_value_retain(found);
   *out = *found;
   return 0;
 }
 
-static int take_far(rpc_reader *reader, ek_value *out) {
+static int read_client_function(rpc_reader *reader, ek_value *out) {
   uint64_t handle = 0;
   if (take(reader, &handle, 8) != 0) return -1;
-  return rpc_far_function(reader->session, handle, out);
+  return rpc_client_function(reader->session, handle, out);
 }
 
 /* Other things of the client's: they are read, so that the rest is, and refused. */
-static int refuse_thing(rpc_reader *reader, int tag) {
+static int refuse_object(rpc_reader *reader, int tag) {
   uint64_t handle = 0;
   ek_bytes text;
   rpc_field type = {0};
@@ -228,10 +228,10 @@ int rpc_read_value(rpc_reader *reader, int depth, ek_value *out) {
     case RPC_TAG_BYTES: return take_string(reader, EK_BYTES, out);
     case RPC_TAG_SHAPE: return take_shape(reader, out);
     case RPC_TAG_YOURS: return take_yours(reader, out);
-    case RPC_TAG_FUNCTION: return take_far(reader, out);
+    case RPC_TAG_FUNCTION: return read_client_function(reader, out);
     case RPC_TAG_OBJECT:
     case RPC_TAG_TENSOR:
-    case RPC_TAG_MODULE: return refuse_thing(reader, tag);
+    case RPC_TAG_MODULE: return refuse_object(reader, tag);
     case RPC_TAG_ARRAY:
       if (take_count(reader, 1, &count) != 0) return -1;
       return take_container(reader, depth, EK_ARRAY, 0, count, out);
@@ -367,9 +367,9 @@ static void put_type(rpc_session *session, const ek_dltensor *tensor) {
 
 /* A thing of this side, by a new handle; one of the other side by its own. A callback of the
 ** client's that comes back to it is its own function again, and no chain of two. */
-static int put_thing(rpc_session *session, const ek_value *value) {
+static int put_object(rpc_session *session, const ek_value *value) {
   uint64_t handle = 0;
-  if (rpc_far_handle(session, value->v.obj, &handle)) {
+  if (rpc_client_handle(session, value->v.obj, &handle)) {
     put_tag(session, RPC_TAG_YOURS);
     rpc_put_u64(session, handle);
     return 0;
@@ -440,7 +440,7 @@ int rpc_put_value(rpc_session *session, const ek_value *value, int depth) {
     case EK_MAP: return put_map(session, (const ek_map *)(const void *)value->v.obj, depth);
     default: break;
   }
-  if (value->type_index >= EK_OBJECT) return put_thing(session, value);
+  if (value->type_index >= EK_OBJECT) return put_object(session, value);
   return ek_error("TypeError", "rpc: a value of type %d cannot cross", (int)value->type_index);
 }
 

@@ -234,7 +234,7 @@ static unsigned list_of(size_t actual) {
 }
 
 /* First come is taken, within a few classes: looking for the best would hold the lock longer. */
-static void *take_kept(int32_t device, size_t *actual) {
+static void *take_cached(int32_t device, size_t *actual) {
   unsigned first = list_of(*actual);
   void *found = NULL;
   ek_mutex_lock(&shared_lock);
@@ -281,7 +281,7 @@ void *ek_device_buffer_alloc(int32_t device, size_t size, size_t *actual) {
   is_refused = false;
   if (size > (size_t)PTRDIFF_MAX / 2) return NULL;
   *actual = keeps ? buffer_actual(buffer_class(size)) : size == 0 ? 1 : size;
-  void *buffer = keeps ? take_kept(device, actual) : NULL;
+  void *buffer = keeps ? take_cached(device, actual) : NULL;
   if (buffer == NULL) buffer = fresh_buffer(*actual);
   if (buffer == NULL) return NULL;
   count_use(*actual);
@@ -458,7 +458,7 @@ static bool has_room(int32_t device, unsigned index) {
 void ek_spare_buffer(ek_spare **spares, int32_t device, size_t size) {
   if (!keeps || size > (size_t)PTRDIFF_MAX / 2) return;
   size_t actual = buffer_actual(buffer_class(size));
-  void *spare = has_room(device, list_of(actual)) ? take_kept(device, &actual) : NULL;
+  void *spare = has_room(device, list_of(actual)) ? take_cached(device, &actual) : NULL;
   if (spare == NULL) spare = from_system(actual, actual >= PAGE ? PAGE : BUFFER_ALIGNMENT, 0);
   add_spare(spares, spare, actual, device);
 }

@@ -1,5 +1,5 @@
-/* Modules from bytes: an executable, a code image, or several that import each other; runtime.h
-** describes how these lie. */
+/* Load modules from bytes: an executable, a code image, or several that import each other;
+** runtime.h specifies the format. */
 #include "ek_internal.h"
 
 static const char magic[8] = {'E', 'K', 'M', 'O', 'D', 'S', 0, 1};
@@ -52,7 +52,7 @@ static int load_parts(const unsigned char *bytes, size_t size, const unsigned ch
   return 0;
 }
 
-static int import_parts(const unsigned char *rows, size_t count, ek_object **made, size_t n) {
+static int import_modules(const unsigned char *rows, size_t count, ek_object **made, size_t n) {
   for (size_t i = 0; i < count; i++) {
     uint64_t importer = u64_at(rows + i * PAIR), imported = u64_at(rows + i * PAIR + 8);
     if (importer >= n || imported >= n) return wrong("an import names no module");
@@ -61,7 +61,7 @@ static int import_parts(const unsigned char *rows, size_t count, ek_object **mad
   return 0;
 }
 
-static int load_several(const unsigned char *bytes, size_t size, ek_object **out) {
+static int load_modules(const unsigned char *bytes, size_t size, ek_object **out) {
   size_t at = sizeof magic, parts = 0, imports = 0;
   const unsigned char *part_rows = bytes + at + 8;
   if (read_table(bytes, size, &at, &parts) != 0) return -1;
@@ -72,7 +72,7 @@ static int load_several(const unsigned char *bytes, size_t size, ek_object **out
   if (made == NULL) return -1;
   memset(made, 0, parts * sizeof *made);
   int code = load_parts(bytes, size, part_rows, parts, made);
-  if (code == 0) code = import_parts(import_rows, imports, made, parts);
+  if (code == 0) code = import_modules(import_rows, imports, made, parts);
   if (code == 0) {
     *out = made[0];
     made[0] = NULL;
@@ -83,6 +83,6 @@ static int load_several(const unsigned char *bytes, size_t size, ek_object **out
 }
 
 int ek_module_from_bytes(const void *bytes, size_t size, ek_object **out) {
-  if (begins(bytes, size, magic, sizeof magic)) return load_several(bytes, size, out);
+  if (begins(bytes, size, magic, sizeof magic)) return load_modules(bytes, size, out);
   return load_one(bytes, size, out);
 }

@@ -1,4 +1,4 @@
-/* Features of this machine's processor, by CPUID and the like: /proc need not exist. */
+/* CPU feature detection by CPUID or its equivalent, so that /proc is not required. */
 #include "ek_cpu.h"
 
 #include <stdint.h>

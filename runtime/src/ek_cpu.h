@@ -1,4 +1,4 @@
-/* What this machine's processor can do. */
+/* CPU feature detection. */
 #ifndef EK_CPU_H_
 #define EK_CPU_H_
 

@@ -1,5 +1,6 @@
-/* Kinds of devices other than the CPU: a table of tables, filled by whoever has such devices or by
-** drivers, libraries that are loaded when their devices are first used; names of devices. */
+/* Registry of device kinds other than the CPU: a function table per kind, registered by the
+** application or by a driver library, which is loaded when its devices are first used; device
+** names. */
 #include "ek_internal.h"
 
 #include <stdarg.h>

@@ -57,7 +57,7 @@ static block *used_block(ek_device device, const void *data, bool is_taken) {
   return found;
 }
 
-static block *take_kept(ek_device device, size_t size, size_t alignment) {
+static block *take_cached(ek_device device, size_t size, size_t alignment) {
   ek_mutex_lock(&lock);
   block **at = &kept[bucket_of(size)];
   while (*at != NULL && ((*at)->size != size || !ek_device_same((*at)->device, device) ||
@@ -122,7 +122,7 @@ int ek_device_memory(const ek_device_table *table, ek_device device, size_t size
                      void **out) {
   if (!keeps(table) || size > SIZE_MAX / 2) return fresh(table, device, size, alignment, out);
   size_t whole = rounded(size);
-  block *b = take_kept(device, whole, alignment == 0 ? 1 : alignment);
+  block *b = take_cached(device, whole, alignment == 0 ? 1 : alignment);
   if (b == NULL) {
     b = ek_alloc_or_error(sizeof *b);
     if (b == NULL) return -1;

@@ -1,10 +1,10 @@
-/* Copies between the host and devices beside what is queued there, each way by a stream of its own.
+/* Host-device copies that overlap with queued kernels: one copy stream per direction.
 **
-** A copy to a device goes into memory that nothing queued uses any more (ek_device_pool.c). A copy from
-** a device waits for the launch that last touched what it reads, and not for those behind it: where
-** copies come back while a device works (a program on several devices), launches are noted, with what
-** memory they were given and an event each. Events of one stream pass in order, so that of launches
-** that are forgotten an older one than all that are noted stands for each. */
+** The destination of a copy to a device is memory that no queued kernel uses (ek_device_pool.c). A
+** copy from a device waits for the last launch that accessed its source, not for later launches: in
+** programs on several devices, each launch is recorded with its memory ranges and an event. Events
+** of a stream complete in order, so one older event stands for all launches that are no longer
+** recorded. */
 #include "ek_internal.h"
 
 enum { KINDS = 64, MAX_DEVICES = 16, NOTED = 16 };

@@ -1,4 +1,4 @@
-/* DLPack: tensors from and for others, without copying.
+/* DLPack import and export, without copying.
 **
 ** Who owns what. Import: the tensor made here owns 'managed' and calls its deleter, once, when it
 ** dies itself; on failure the caller still has it. Export: the consumer owns the managed tensor,

@@ -1,4 +1,5 @@
-/* Regions of programs in engines of others: the libraries of these, and functions that run regions. */
+/* Regions that third-party engines run: load an engine's library, and wrap its regions as
+** functions. */
 #include "ek_internal.h"
 
 #include <stdio.h>

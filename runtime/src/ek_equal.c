@@ -1,9 +1,8 @@
 /* Structural equality and hash of values.
 **
-** Both walk with a list of what is still to be seen, so that depth costs memory and no C stack, and
-** note what they have seen of objects that several others hold, so that these cost one look however
-** many ways lead to them. What is on the list is borrowed from the values compared; only what the
-** functions of a field made is owned, and kept until the end.
+** Both walks use an explicit work list, so that depth costs heap memory and no C stack, and memoise
+** objects with several owners, so that each is visited once. Entries of the work list are borrowed
+** from the compared values; only values that a field's getter creates are owned, until the end.
 */
 #include "ek_type.h"
 

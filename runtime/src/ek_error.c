@@ -1,7 +1,7 @@
-/* Errors: one pending error object per thread. It is set where a function fails, and taken by
-** whoever handles it: the binding, to raise it, or a loop's end, which carries a worker's to the
-** thread that called. Setting another drops the first. Making an error takes memory, and so may
-** fail itself; then it is the one below, which is there from the start. */
+/* Errors: one pending error object per thread. A failing function sets it, and its handler takes
+** it: the binding, to raise it, or the end of a parallel loop, which moves a worker's error to the
+** calling thread. Setting an error drops a pending one. Allocating an error may itself fail; then
+** the statically allocated out-of-memory error below is set. */
 #include "ek_internal.h"
 
 #include <stdarg.h>

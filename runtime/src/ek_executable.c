@@ -964,7 +964,7 @@ static bool is_at_guard(const ek_executable *e, int32_t place) {
 }
 
 /* Forgets the guards of what has moved to devices: its places are free for other files. */
-static void drop_guards(ek_executable *e) {
+static void release_guards(ek_executable *e) {
   int32_t n = 0;
   for (int32_t i = 0; i < e->n_guarded; i++) {
     if (is_at_guard(e, e->guarded[i])) e->guarded[n++] = e->guarded[i];
@@ -988,7 +988,7 @@ static int place_constant(ek_executable *e, int32_t index) {
   if (status != 0) return -1;
   ek_release(e->constants[index]);
   e->constants[index] = made;
-  drop_guards(e);
+  release_guards(e);
   return 0;
 }
 

@@ -1,4 +1,4 @@
-/* Inside a library that export_library made: its executable or modules, run for whoever loads it.
+/* Entry points of a library that export_library made: run its executable or modules for any loader.
 **
 ** Ekiden's own loader runs them with the runtime of the process and calls nothing here
 ** (ek_library.c). Every other loader finds functions with the signature of ek_packed under their

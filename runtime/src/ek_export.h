@@ -1,4 +1,5 @@
-/* What the C file of an exported library calls; src/ekiden/compiler/export/library.py writes that file. */
+/* Functions that the C source of an exported library calls
+** (src/ekiden/compiler/export/library.py). */
 #ifndef EK_EXPORT_H_
 #define EK_EXPORT_H_
 

@@ -1,4 +1,4 @@
-/* Objects of defined types: making them, reading and writing their fields, dropping them.
+/* Objects of registered types: create and destroy them, read and write their fields.
 **
 ** Fields are read and written without a lock: an object that several threads write is its users' to
 ** guard, as a struct of C is. What a field holds it owns. */

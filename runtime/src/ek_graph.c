@@ -1,8 +1,8 @@
-/* The graph executor: a straight-line program whose inputs are set and whose outputs are asked for.
+/* Graph executor with TVM's interface (set_input, run, get_output, ...) for straight-line programs.
 **
-** A face over a virtual machine, under TVM's names: set_input, run, get_output, ... It serves one
-** caller at a time. Inputs are kept between runs; outputs are those of the last one, tuples laid
-** out one field after the other. Kernels are found by their names too.
+** It wraps a virtual machine and serves one caller at a time. Inputs persist between runs; outputs
+** are those of the last run, with tuples flattened to their fields. Kernels can be looked up by
+** name too.
 **
 ** It has no executor of its own, and no order of nodes: the bytecode of a straight line is that
 ** order. It is not safe for two threads: inputs and outputs are one set for all. */

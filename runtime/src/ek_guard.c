@@ -1,4 +1,4 @@
-/* The handler that keeps a process alive when a mapped file is cut short. */
+/* SIGBUS handler for mapped files that another process truncates. */
 #if !defined(EK_SMALL) && !defined(__wasm__)
 
 #include "ek_guard.h"
@@ -38,7 +38,7 @@ int ek_guard_at(const void *address) {
 }
 
 /* Async-signal-safe: it calls the kernel alone, and loads are of words that are written whole. */
-static void zeros_where_cut(int number, siginfo_t *info, void *context) {
+static void map_zeros_past_end(int number, siginfo_t *info, void *context) {
   int place = info->si_code > 0 ? ek_guard_at(info->si_addr) : -1;
   if (place >= 0) {
     range *at = &ranges[place];
@@ -61,11 +61,11 @@ static void zeros_where_cut(int number, siginfo_t *info, void *context) {
 
 /* Under the lock. */
 static void set_handler(void) {
-  struct sigaction now, mine = {.sa_sigaction = zeros_where_cut,
+  struct sigaction now, mine = {.sa_sigaction = map_zeros_past_end,
                                 .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
   page_size = (size_t)sysconf(_SC_PAGESIZE);
   sigaction(SIGBUS, NULL, &now);
-  if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == zeros_where_cut) return;
+  if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == map_zeros_past_end) return;
   before = now;
   sigaction(SIGBUS, &mine, NULL);
 }
@@ -74,7 +74,7 @@ static void set_handler(void) {
 static void drop_handler(void) {
   struct sigaction now;
   sigaction(SIGBUS, NULL, &now);
-  if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == zeros_where_cut) {
+  if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == map_zeros_past_end) {
     sigaction(SIGBUS, &before, NULL);
   }
 }

@@ -1,9 +1,9 @@
-/* Files in memory as they are, which somebody may cut short meanwhile: whoever reads behind the new
-** end gets SIGBUS, which ends the process. While files are guarded a handler puts zeros in the place
-** of what has gone, and notes that; signals that are about anything else go where they went.
+/* Protection of mapped files against truncation by another process: reading past the new end raises
+** SIGBUS, which would kill the process. While a file is guarded, a handler maps zero pages there
+** and records the truncation; it forwards every other SIGBUS to the previous handler.
 **
-** A process's signals are its own: files of executables are guarded when the process has asked for
-** that ("ek.files.guard", as the binding for Python does), and are what the system makes of them else.
+** Signal handlers belong to the application: the handler is installed only if the process requests
+** it ("ek.files.guard", as the Python binding does).
 */
 #ifndef EK_GUARD_H_
 #define EK_GUARD_H_
@@ -11,7 +11,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* All of these from any thread. A place is a number >= 0 that stands for memory which is guarded. */
+/* All of these from any thread. A place is a number >= 0 that stands for memory which is
+** guarded. */
 
 #if defined(EK_SMALL) || defined(__wasm__)
 static inline int ek_guard_file(const void *data, size_t size) {

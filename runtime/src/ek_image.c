@@ -446,7 +446,7 @@ static const ek_module_kind image_kind = {"image", image_get,     image_names,
                                           NULL,    image_destroy, image_bytes};
 
 /* The parts of an image other than its code, for image_bytes. */
-static int keep_rest(image *self, const unsigned char *bytes, const header *h) {
+static int keep_remainder(image *self, const unsigned char *bytes, const header *h) {
   size_t behind = (size_t)(h->total - PAGE - h->text_size);
   self->head = ek_alloc_or_error(PAGE);
   self->tail = ek_alloc_or_error(behind + 1);
@@ -469,7 +469,7 @@ static int hold(image *self, const unsigned char *bytes, const header *h) {
 static int fill(image *self, const unsigned char *bytes, size_t size, bool runs, bool holds) {
   header h = {0};
   if (read_header(bytes, size, runs, &h) != 0 || check_header(&h, size) != 0) return -1;
-  if (check_gap(bytes, &h) != 0 || keep_rest(self, bytes, &h) != 0) return -1;
+  if (check_gap(bytes, &h) != 0 || keep_remainder(self, bytes, &h) != 0) return -1;
   if (read_exports(self, &h) != 0) return -1;
   if (!runs) return hold(self, bytes, &h);
   if (read_imports(self, bytes, &h) != 0) {

@@ -1,4 +1,4 @@
-/* What is asked of a native code image before it is loaded. */
+/* Checks of a native code image before it is loaded. */
 #ifndef EK_IMAGE_H_
 #define EK_IMAGE_H_
 

@@ -1,6 +1,4 @@
-/* What the files of the runtime share with each other and with nobody else.
-**
-** One header for all: a declaration stands under the file that defines it. Nothing here is
+/* Internal declarations of the runtime, grouped by the file that defines them. Nothing here is
 ** exported.
 */
 #ifndef EK_INTERNAL_H_

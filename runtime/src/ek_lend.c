@@ -1,13 +1,13 @@
-/* Tensors that a caller lends for a call, and results that are apart from all that callers have.
+/* Borrowed argument tensors: a run reads the caller's memory in place, and no result aliases it.
 **
-** A run reads them where they lie, through tensors that own nothing. When it ends, each of these is
-** referred to by the list alone, but for programs that give back what they got: then the result is
-** searched for what lies in them, and that is copied.
+** Each argument is wrapped in a non-owning tensor. When the run ends, the list holds the only
+** reference to each wrapper, unless the program returned an argument: then the result is searched
+** for tensors that alias the caller's memory, and those are copied.
 **
-** This saves a copy of every argument, and holds only while nothing else outlives the run: programs
-** that keep what they are given (EK_KEEPS, functions of others) are not lent anything
-** (ek_vm_begin). Whether something escaped is told by the counts, so that the search, which takes a
-** step for each part of the result, is made for few. */
+** This saves a copy of every argument. It is valid only while nothing outlives the run: programs
+** that may store an argument (EK_KEEPS, external functions) get copies instead (ek_vm_begin).
+** Reference counts tell whether a wrapper escaped, so the search, which is linear in the size of
+** the result, is rare. */
 #include "ek_lend.h"
 
 #include "ek_parts.h"

@@ -1,4 +1,4 @@
-/* Tensors that a caller lends for a call, without copying them, and what it gets. */
+/* Borrowed argument tensors, read in place, and results that do not alias them. */
 #ifndef EK_LEND_H_
 #define EK_LEND_H_
 

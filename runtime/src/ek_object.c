@@ -1,4 +1,4 @@
-/* Objects: making them, counting references to them, deleting them without recursion. */
+/* Objects: creation, reference counts, and deletion without recursion. */
 #include "ek_internal.h"
 
 void ek_object_retain(ek_object *object) {

@@ -1,10 +1,9 @@
-/* The tensors inside values of any depth.
+/* Find and replace the tensors inside a nested value.
 **
-** A value may be a list of a million cells, and its parts may be met in many ways: so nothing here
-** recurses, and a table holds the parts with several owners that were met. An ADT value cannot be
-** changed by those who see it; so where one of others leads to a tensor that is to be another, it
-** is copied, and all that it leads to: 'copies' holds what became of each part. Where all its
-** tensors may stay, it stays whole, which costs one look at each part. */
+** A value may be a list of a million cells that share substructure: the walk is iterative, and a
+** table records visited objects with several owners. ADT values are immutable: a value that leads
+** to a replaced tensor is copied along the path to it, and 'copies' maps each object to its copy. A
+** value without replaced tensors is shared unchanged; each of its objects is visited once. */
 #include "ek_parts.h"
 
 #include "ek_vm.h"

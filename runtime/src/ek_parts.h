@@ -1,4 +1,4 @@
-/* The tensors inside values of any depth: looked for, and replaced. */
+/* Find and replace the tensors inside a nested value. */
 #ifndef EK_PARTS_H_
 #define EK_PARTS_H_
 
@@ -17,9 +17,9 @@ typedef struct ek_tensor_rule {
   bool in_place;
 } ek_tensor_rule;
 
-/* Applies a rule to all tensors of an owned value: of ADT values, and of what closures and references
-** hold that nobody else has. What several parts lead to is looked at once, and stays one. 0, or -1
-** with the value as far as it came. */
+/* Applies a rule to all tensors of an owned value: of ADT values, and of what closures and
+** references hold that nobody else has. What several parts lead to is looked at once, and stays
+** one. 0, or -1 with the value as far as it came. */
 int ek_tensors_apply(ek_value *value, const ek_tensor_rule *rule);
 
 #endif /* EK_PARTS_H_ */

@@ -1,8 +1,8 @@
 /* Global functions by name: an array sorted by name, under one lock.
 **
-** Looking up halves the array, registering moves what is behind: there are some hundred functions,
-** found once by each caller that keeps what it found. Nothing of others runs under the lock:
-** replaced functions are released behind it, as their deleters may come here. */
+** Lookup is a binary search, and registration moves the later entries: there are some hundred
+** functions, and callers cache what they look up. No foreign code runs under the lock: replaced
+** functions are released after unlocking, since their deleters may call the registry. */
 #include "ek_cpu.h"
 #include "ek_crc32.h"
 #include "ek_guard.h"
@@ -19,7 +19,8 @@ static entry *entries;
 static int64_t entry_count, entry_capacity;
 static ek_once builtins_once = EK_ONCE_INIT;
 
-/* Rarely used services without a function of their own in the header ------------------------------- */
+/* Rarely used services without a function of their own in the header
+** ------------------------------- */
 
 /* Arguments have exactly these types; for those who call by name from other languages. */
 static int expect_args(const char *name, const ek_value *args, int32_t nargs, int32_t n,

@@ -1,9 +1,9 @@
-/* What a caller gives, held against the types that the executable declares: before anything runs, and
-** in the words of the model.
+/* Check arguments against the types that the executable declares, before anything runs; errors name
+** the model's inputs and dimensions.
 **
-** A dimension is a number, or a symbol, which is the same number wherever it stands. Some symbols are
-** defined by others ("n + 1"): those are compared when all arguments have been looked at. A symbol
-** whose definition has a part that no argument shows stands for itself. */
+** A dimension is a number, or a symbol with one value for all arguments. Some symbols are defined
+** by expressions of others ("n + 1"), which are checked after all arguments have bound theirs. A
+** symbol whose definition uses an unbound symbol is bound by its own dimension. */
 #include "ek_signature.h"
 
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* The types of a function's parameters, as the section TYPES has them, and arguments held against
+/* Parameter types of functions, as encoded in section TYPES, and the check of arguments against
 ** them.
 **
 ** A type is words of 64 bits:

@@ -1,4 +1,4 @@
-/* Types by key: the table of them, and what is defined for each. */
+/* Type registry: types by key, with the fields and methods of each. */
 #include "ek_type.h"
 
 /* The table ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-/* What the files about types share. */
+/* Internal declarations of the type registry. */
 #ifndef EK_TYPE_H_
 #define EK_TYPE_H_
 

@@ -1,9 +1,9 @@
-/* The verifier: what it has passed, the machine runs without checks of its own on operands.
+/* Bytecode verifier: the interpreter loop does not check the operands of verified code.
 **
-** This is the border of trust. A file may come from anywhere; what reads its code later (the loop,
-** the compiler of native code, profiles, the debugger) indexes by it without asking. Whatever
-** brings code in another way must come through here; a machine's state (ek_vm_state.c) brings none,
-** but names places in code that came. */
+** This is the trust boundary. Files are untrusted; later readers of the code (the loop, the
+** native-code compiler, the profiler, the debugger) index by its operands unchecked. Code from any
+** other source must be verified here too. A saved machine state (ek_vm_state.c) contains no code,
+** only locations in verified code. */
 #ifndef EK_VERIFY_H_
 #define EK_VERIFY_H_
 

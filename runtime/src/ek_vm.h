@@ -1,4 +1,5 @@
-/* The state of one caller of an executable, and the bodies of the instructions. */
+/* Virtual machine: the execution state of one caller of an executable, and the instruction
+** bodies. */
 #ifndef EK_VM_H_
 #define EK_VM_H_
 

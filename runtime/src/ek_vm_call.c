@@ -1,4 +1,4 @@
-/* The face of the virtual machine: making one, its arguments and results. */
+/* Public interface of the virtual machine: creation, arguments and results of a call. */
 #include <errno.h>
 
 #include "ek_vm_step.h"

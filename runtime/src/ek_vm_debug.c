@@ -1,10 +1,9 @@
-/* A virtual machine as a module of functions: started, stepped, looked into, stopped, saved.
+/* Debugger interface of a virtual machine, as a module: start, step, inspect, stop and save a call.
 **
-** A call that stands between two instructions keeps its machine busy for all others. The functions
-** take ints and give ints, arrays of ints, and values; the table at the end says what.
+** A paused call occupies its machine. The functions accept ints and return ints, arrays of ints and
+** values; the table at the end lists them.
 **
-** What was lent is not, here: a call that stands still may outlast its caller's tensors, so
-** arguments are copied where they would otherwise be read in place. */
+** Arguments are copied instead of borrowed: a paused call may outlive its caller's tensors. */
 #include "ek_vm_step.h"
 
 typedef struct debugger {

@@ -1,5 +1,5 @@
-/* Where values lie: copies between devices, data from outside, and the check that a primitive's
-** arguments lie on one. */
+/* Device placement of values: copies between devices, imported data, and the check that all
+** arguments of a primitive are on one device. */
 #include "ek_parts.h"
 #include "ek_vm.h"
 

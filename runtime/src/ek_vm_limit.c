@@ -1,8 +1,9 @@
-/* Runs that end in time: after so many instructions, or so long, or because somebody says so.
+/* Limits of a run: a number of instructions, a time, or an interrupt by another thread.
 **
-** They go through the stepping loop, which looks at each instruction; the other loops and native code
-** know nothing of limits, and cost nothing for there being some. Code that was compiled runs as its
-** bytecode then, kernels as ever: the clock is read before each call and every so often. */
+** Limited runs use the stepping loop, which checks before each instruction; the fast loop and
+** native code have no checks, so that limits cost unlimited runs nothing. Natively compiled
+** functions then run as bytecode, kernels as usual: the clock is read before each call and at
+** intervals. */
 #include <stdio.h>
 #include <time.h>
 
@@ -14,8 +15,8 @@ enum {
   CHECK_INTERVAL_NS = 30000000
 };
 
-/* The clock that the kernel updates at ticks of its own, 1 to 10 ms apart: reading it takes a fifth of
-** the time. */
+/* The clock that the kernel updates at ticks of its own, 1 to 10 ms apart: reading it takes a fifth
+** of the time. */
 #if defined(CLOCK_MONOTONIC_COARSE) && !defined(__EMSCRIPTEN__)
 #define TICKS CLOCK_MONOTONIC_COARSE
 #else

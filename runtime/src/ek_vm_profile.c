@@ -1,5 +1,5 @@
-/* Where the time of a run went: counts and times of each instruction, a list of kernel calls. What runs on
-** a device takes the time between two events of it, not the time until it was queued. */
+/* Profile of a run: counts and times per instruction, and a list of kernel calls. The time of a
+** device kernel is measured between two device events, not until it was queued. */
 #include <time.h>
 
 #include "ek_vm_step.h"

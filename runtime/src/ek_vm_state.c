@@ -1,4 +1,4 @@
-/* A machine that stands between two instructions, to bytes and back.
+/* Serialise a paused virtual machine, and restore it.
 **
 ** All numbers are little-endian. The file:
 **   8 bytes   "EKSTATE\n"

@@ -1,4 +1,4 @@
-/* Running with eyes open: instruction by instruction, with hooks. */
+/* The stepping loop: run instruction by instruction, with hooks. */
 #ifndef EK_VM_STEP_H_
 #define EK_VM_STEP_H_
 

@@ -1,11 +1,10 @@
-/* Where in the program a run failed: the function, and what the instruction was made from. The
-** compiler leaves the latter in the metadata, which is JSON and as little to be trusted as the rest
-** of the file:
+/* Source location of a failure: the function, and the model node of the instruction. The compiler
+** records nodes in the metadata, which is JSON and untrusted like the rest of the file:
 **
 **   {..., "sources": {FUNCTION: [[INSTRUCTION, TEXT], ...], ...},
 **        "checks": {FUNCTION: [[INSTRUCTION, [TEXT, ...]], ...], ...}, ...}
 **
-** where "checks" has what each operator of a kernel is called that may refuse an index. */
+** where "checks" lists the nodes of a kernel's operators that check indices. */
 #include "ek_vm_step.h"
 
 #include <stdio.h>

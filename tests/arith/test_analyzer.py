@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ekiden.arith import Analyzer, evaluate, prove_equal, simplify, substitute
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import (
     EQ,
@@ -25,7 +26,6 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import children
-from ekiden.ir.text import format_prim_expr
 
 pytestmark = pytest.mark.quick
 

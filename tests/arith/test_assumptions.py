@@ -44,6 +44,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
+from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.range import Range
 
 X, Y, Z = Var("x"), Var("y"), Var("z")
@@ -64,6 +65,18 @@ def test_a_condition_holds_inside_its_scope_alone() -> None:
         assert str(analyzer.simplify(X % 4)) == "x % 4"
     assert not analyzer.can_prove(X >= 6)
     assert str(analyzer.simplify(bound)) == "T.max(3, x)"
+
+
+def test_quotient_met_before_its_scope_is_simplified_inside() -> None:
+    analyzer = Analyzer()
+    quotient = Div(X, Y)
+    outside = analyzer.simplify(quotient)
+    with analyzer.constraint_scope(logical_and(X <= 0, Y > 0)):
+        inside = analyzer.simplify(quotient)
+        assert isinstance(outside, Div) and not any(isinstance(e, Div) for e in post_order(inside))
+        for x, y in itertools.product(range(-9, 1), range(1, 5)):
+            assert evaluate(inside, {X: x, Y: y}) == -(-x // y)
+    assert analyzer.simplify(quotient) is outside
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from ekiden.arith import (
     subspace_divide,
 )
 from ekiden.arith.iter_map import IterSum
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.prim import And, PrimExpr, SizeVar, Var, const
 from ekiden.ir.range import Range
-from ekiden.ir.text import format_prim_expr
 
 pytestmark = pytest.mark.quick
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from ekiden.arith import Analyzer
-from ekiden.arith.rule_engine import build_expr, parse_side
-from ekiden.arith.rules import (
+from ekiden.arith.rewrite_rules import (
     CANONICAL_FORM_EQUATIONS,
     NORMALIZE_RULES,
     REWRITE_FORMS,
     REWRITE_RULES,
     RewriteRule,
 )
+from ekiden.arith.rule_engine import build_expr, parse_side
 from ekiden.ir.prim import IntImm, Not, PrimExpr, Var, const
 
 z3 = pytest.importorskip("z3")

@@ -8,8 +8,8 @@ import pytest
 
 from ekiden.arith import Analyzer, prove_equal, simplify
 from ekiden.arith.analyzer import _SHARED_ANALYZER
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.prim import AnyDim, PrimExpr, SizeVar, maximum
-from ekiden.ir.text import format_prim_expr
 
 pytestmark = pytest.mark.quick
 

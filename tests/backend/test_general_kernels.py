@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ekiden import relay, te
-from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.canonical_form import canonicalize
 from ekiden.backend.kernels.general import GeneralFormBuilder, general_form, general_function
 from ekiden.backend.kernels.general_shapes import general_shape_form
 from ekiden.backend.kernels.lower import RunCheck, shape_function

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ekiden.backend.kernels.build import build_kernels
-from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.canonical_form import canonicalize
 from ekiden.codegen import llvm, parallel
 from ekiden.codegen.build import CODE_GENERATORS
 from ekiden.codegen.cache import KernelCache

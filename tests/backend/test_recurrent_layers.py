@@ -11,7 +11,7 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.ir.text import format_type
+from ekiden.ir.expr_text import format_type
 from ekiden.relay import op
 from ekiden.runtime.errors import IndexRangeError, TypeInferenceError
 from ekiden.topi.recurrent_cells import GATE_COUNTS

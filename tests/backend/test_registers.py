@@ -9,7 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from ekiden.backend.vm.operands import written_registers
+from ekiden.backend.vm.instruction_operands import written_registers
 from ekiden.backend.vm.register_allocation import allocate_registers
 from ekiden.runtime.debug.instructions import Instruction, make_instruction
 from ekiden.runtime.errors import InternalError

@@ -31,7 +31,7 @@ from ekiden.compiler.compile import compile_artifact
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.onnx import register
 from ekiden.frontend.onnx.registry import CONVERTER_TABLE
-from ekiden.ir import extensions
+from ekiden.ir import user_extensions
 from ekiden.ir.instrument import PassTimingInstrument
 from ekiden.ir.transform import PassContext, register_pass
 from ekiden.relay.transform import InferType
@@ -62,7 +62,7 @@ def compiles(
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", "1G")
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(KernelCache, "default", lambda: KernelCache(kernel_cache))
-    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
+    monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
     counted = Compiles()
     monkeypatch.setattr(build, "compile_model", counted)
     yield counted
@@ -381,12 +381,12 @@ def test_a_converter_of_the_program_is_used(
 
 
 def test_a_pass_of_the_program_is_an_extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])
+    monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])
     monkeypatch.setattr("ekiden.ir.transform._PASS_FACTORIES", {})
     register_pass("InferType", InferType)
-    assert not extensions.has_extensions()
+    assert not user_extensions.has_extensions()
     register_pass("InferType", lambda: InferType())
-    assert extensions.has_extensions()
+    assert user_extensions.has_extensions()
 
 
 @pytest.mark.parametrize(

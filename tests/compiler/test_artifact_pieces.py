@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ekiden
-from ekiden.ir import extensions
+from ekiden.ir import user_extensions
 from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.container_format import ArtifactFile, artifact_bytes
 from ekiden.runtime.errors import ImportModelError
@@ -41,7 +41,7 @@ def saved(folder: Path) -> Path:
 def limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Sets the limit of a cache in a folder of the test."""
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
+    monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
     return lambda limit: monkeypatch.setenv("EKIDEN_CACHE_LIMIT", limit)
 
 

@@ -30,8 +30,8 @@ from ekiden.compiler.cache.cache_files import (
     import_cache,
     prune_cache,
 )
-from ekiden.ir import extensions
-from ekiden.ir.cache_layers import cache_layers
+from ekiden.ir import user_extensions
+from ekiden.ir.cache_folders import cache_folders
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.files import list_files
 from onnx_files import arguments, expected, model
@@ -85,7 +85,7 @@ def test_models_are_found_in_layers_that_are_only_read(
 ) -> None:
     shared, own, path = tmp_path / "shared", tmp_path / "own", tmp_path / "m.onnx"
     onnx.save(model(), path)
-    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
+    monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", "1G")
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(shared))
     ekiden.compile(str(path))
@@ -254,7 +254,7 @@ def test_the_folder_of_the_user_is_that_of_platformdirs(
         monkeypatch.delenv(name, raising=False)
     if said:
         monkeypatch.setenv(*said.split("="))
-    assert cache_layers() == (platformdirs.user_cache_dir("ekiden"), ())
+    assert cache_folders() == (platformdirs.user_cache_dir("ekiden"), ())
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("EKIDEN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert cache_layers() == (None, ())
+    assert cache_folders() == (None, ())
     with pytest.raises(InputError, match="no folder"):
         all_cache_layers()
 

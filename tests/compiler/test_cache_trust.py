@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ekiden
 from ekiden import relay
 from ekiden.codegen.cache import KernelCache
-from ekiden.ir import extensions
+from ekiden.ir import user_extensions
 from ekiden.runtime.files import check_trusted, write_atomic
 
 X = np.ones(3, "float32")
@@ -26,7 +26,7 @@ KEY = "0" * 32
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of this test."""
-    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
+    monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
     folder = tmp_path / "cache"
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(folder))
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", str(1 << 20))

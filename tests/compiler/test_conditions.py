@@ -9,7 +9,7 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.ir.text import format_prim_expr
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.relay.analysis import shape_conditions
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType

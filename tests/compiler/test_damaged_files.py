@@ -16,7 +16,7 @@ from ekiden.codegen.cache import KernelCache
 from ekiden.compiler.cache.artifacts import ArtifactCache
 from ekiden.compiler.cache.cache_keys import create_cache_request
 from ekiden.compiler.options import CompileOptions
-from ekiden.ir import extensions
+from ekiden.ir import user_extensions
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.params import load_param_dict
 from ekiden.tir.schedule.trace import Trace
@@ -100,7 +100,7 @@ def test_a_damaged_kernel_is_not_in_the_cache(tmp_path: Path) -> None:
 def test_a_damaged_list_of_weight_files_is_a_miss(
     text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
+    monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
     (tmp_path / "model.onnx").write_bytes(b"a model")
     wanted = create_cache_request(tmp_path / "model.onnx", CompileOptions("llvm"))
     assert wanted is not None

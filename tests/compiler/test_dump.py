@@ -13,7 +13,7 @@ import pytest
 import ekiden
 from ekiden import relay, te, tir
 from ekiden.compiler.export import micro
-from ekiden.ir.dump import dump_compilation
+from ekiden.ir.ir_dump import dump_compilation
 from ekiden.ir.pass_context import PassContext, notify_product
 from ekiden.relay.transform import module_pass
 from ekiden.runtime import environment

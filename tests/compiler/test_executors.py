@@ -7,7 +7,7 @@ import pytest
 
 import ekiden as tvm
 from ekiden import relay
-from ekiden.relay.values import RefValue
+from ekiden.relay.interpreter_values import RefValue
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.runtime.vm import VirtualMachine
 

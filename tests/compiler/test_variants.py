@@ -21,7 +21,7 @@ from ekiden.runtime import cpu
 from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.container_format import read_sections
 from ekiden.runtime.binding.layout import Section
-from ekiden.target import Target, probe
+from ekiden.target import Target, host_detection
 from ekiden.target.features import FEATURE_TABLE, unused_features
 from ekiden.target.virtual_device import compilation_config
 from onnx_files import arguments, expected, model
@@ -140,7 +140,7 @@ def test_code_that_this_machine_cannot_run_is_refused_by_name(tmp_path: Path) ->
 def cpu_flags() -> set[str]:
     """What the machine itself has, whatever the tests take it for."""
     text = Path("/proc/cpuinfo").read_text()
-    return set(probe.read_cpuinfo(text).get("flags", "").split())
+    return set(host_detection.read_cpuinfo(text).get("flags", "").split())
 
 
 @pytest.mark.skipif(HERE != "x86-64", reason="of x86-64")

@@ -115,6 +115,15 @@ CASES: dict[str, Case] = {
     "scatter_add": (lambda x, u: relay.scatter_elements(
                         x, relay.const(np.array([[1, 1, 0, 2]])), u, axis=0, reduction="add"),
                     (numbers(3, 4), numbers(1, 4)), lambda x, u: _scattered(x, u), 2),
+    "scatter of rows that meet": (
+        lambda x, u: relay.scatter_nd(x, relay.const(np.array([[1, -1, 1, 0, 1]])), u, "mean"),
+        (numbers(3, 48), numbers(5, 48)), lambda x, u: _averaged(x, u), 5),
+    "scatter of elements that meet": (
+        lambda x, u: relay.scatter_nd(x, relay.const(np.array([[1, 2, 1, 0, 1]])), u, "update"),
+        (numbers(3), numbers(5)), lambda x, u: u[[3, 4, 1]], 1),
+    "scatter of images": (
+        lambda x, u: relay.scatter_nd(x, relay.const(np.array([[1, 0, 1]])), u, "update"),
+        (numbers(2, 5, 7), numbers(3, 5, 7)), lambda x, u: u[[1, 2]], 1),
     "channels": (lambda x, b: relay.nn.relu(x + b), (numbers(2, 5, 7, 9), numbers(5, 1, 1)),
                  lambda x, b: np.maximum(x + b, 0), 1),
     "neighbours": (lambda x, b: relay.nn.relu(x + b), (numbers(3, 11, 8, 12), numbers(11, 1, 1)),
@@ -141,6 +150,14 @@ def _scattered(x: np.ndarray, u: np.ndarray) -> np.ndarray:
     found = x.copy()
     np.add.at(found, (np.array([[1, 1, 0, 2]]), np.arange(4)[None]), u)
     return found
+
+
+def _averaged(x: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """Each update averages a row with itself, in order."""
+    result = x.copy()
+    for row, update in zip([1, -1, 1, 0, 1], u, strict=True):
+        result[row] = (result[row] + update) / 2
+    return result
 
 
 def check(name: str, target: Target, shared: int | None) -> None:

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 import ekiden
 from ekiden.frontend.onnx import from_onnx
 from ekiden.relay.interpreter import Interpreter
-from ekiden.relay.values import ConstructorValue
+from ekiden.relay.interpreter_values import ConstructorValue
 from onnx_runtime import run_onnx_runtime
 
 Array = np.ndarray[Any, Any]

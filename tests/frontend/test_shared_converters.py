@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ekiden.frontend.common.converters import elementwise, movement, reduction
+from ekiden.frontend.common.converters import data_movement, elementwise, reduction
 from ekiden.frontend.common.converters.elementwise import PromotionKind
 from ekiden.relay.expr import const
 from ekiden.relay.interpreter import Interpreter
@@ -45,7 +45,7 @@ def test_a_format_converts_every_operator_that_the_tables_name(frontend: str) ->
         column = frontend
         named += [name for name, _ in reduction.reduction_rows(column)]
     if frontend in ("tflite", "tensorflow"):
-        named += [name for name, _ in movement.movement_rows(column)]
+        named += [name for name, _ in data_movement.movement_rows(column)]
     assert len(set(named)) == len(named) > 30
     assert set(named) <= keys(frontend)
 

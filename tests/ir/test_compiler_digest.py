@@ -14,7 +14,7 @@ from ekiden.codegen import cache
 from ekiden.compiler.cache import cache_keys as artifact_key
 from ekiden.compiler.cache.cache_keys import file_digest
 from ekiden.compiler.options import CompileOptions
-from ekiden.ir import digest_cache, extensions
+from ekiden.ir import digest_cache, user_extensions
 from ekiden.ir.compiler_digest import compiler_digest, list_source_files, package_digest
 from ekiden.ir.package_versions import package_version
 from ekiden.target import Target
@@ -83,7 +83,7 @@ def test_digest_ignores_non_sources(tmp_path: Path) -> None:
 
 
 def test_both_caches_have_it_in_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
+    monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
 
     def keys() -> tuple[str, str]:
         made = artifact_key.create_cache_request(b"a model", CompileOptions())
@@ -145,7 +145,7 @@ def test_versions_are_those_of_the_library(name: str) -> None:
 
 
 def test_a_current_target_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])
+    monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])
     plain = artifact_key.create_cache_request(b"a model", CompileOptions())
     with Target("llvm -mcpu=x86-64-v3"):
         other = artifact_key.create_cache_request(b"a model", CompileOptions())

@@ -26,7 +26,7 @@ from ekiden.relay import (
 )
 from ekiden.relay.op.prim_func_call import call_lowered
 from ekiden.script import tir as T
-from ekiden.tir.distinct import renew_defs
+from ekiden.tir.alpha_renaming import renew_defs
 
 pytestmark = pytest.mark.quick
 

@@ -15,7 +15,7 @@ from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.prim import SizeVar
 from ekiden.kernels import schedule
-from ekiden.kernels.cost_model import pays_int16_sums
+from ekiden.kernels.cost_model import are_int16_sums_faster
 from ekiden.kernels.quantized.int8_dot import (
     DOT4_FEATURE,
     MADD_FEATURE,
@@ -182,9 +182,9 @@ def test_constant_weight_dense_matches_integers(text: str, spread: float, rows: 
 def test_int16_accumulation_follows_from_weight_and_target() -> None:
     for cpu in ("skylake-avx512", "x86-64-v3"):
         target = Target(f"llvm -mcpu={cpu}")
-        assert [pays_int16_sums(n, 192, target) for n in (0, 20, 100)] == [True, True, False]
+        assert [are_int16_sums_faster(n, 192, target) for n in (0, 20, 100)] == [True, True, False]
     for cpu in ("cascadelake", "x86-64"):
-        assert not pays_int16_sums(0, 192, Target(f"llvm -mcpu={cpu}"))
+        assert not are_int16_sums_faster(0, 192, Target(f"llvm -mcpu={cpu}"))
 
 
 @share(6)

@@ -11,7 +11,7 @@ import pytest
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.prim import PrimExpr, SizeVar, maximum
-from ekiden.kernels import FAMILIES, choose, schedule
+from ekiden.kernels import FAMILIES, schedule, select_kernel
 from ekiden.kernels.attention.scaled_dot_product import AttentionConfig
 from ekiden.kernels.cost_model import choose_panel_width
 from ekiden.kernels.decision import Decision, Overrides
@@ -54,7 +54,7 @@ def compiled(
 
 def some_points(anchor: te.Tensor, family: str, target: Target, count: int) -> list[Overrides]:
     """Random points of a space, always the same ones."""
-    space = FAMILIES[family].space(anchor, target)
+    space = FAMILIES[family].search_space(anchor, target)
     picker = chances.Random(len(space))
     free = [c for c in space if not c.is_early]
     return [{c.name: picker.choice(c.domain) for c in free} for _ in range(count)]
@@ -85,7 +85,7 @@ def test_malformed_decision_text_is_refused(text: str) -> None:
 @pytest.mark.quick
 def test_every_family_has_a_row_of_its_own() -> None:
     assert [row.name for row in FAMILIES.values()] == list(FAMILIES)
-    last = {row.on_threads: row.name for row in FAMILIES.values()}
+    last = {row.is_gpu_family: row.name for row in FAMILIES.values()}
     assert last == {False: "default", True: "threads"}
 
 
@@ -99,10 +99,12 @@ def dense(m: int | SizeVar, n: int, k: int, panel: int) -> tuple[list[te.Tensor]
 def test_default_choices_are_in_the_search_space() -> None:
     for target in (TARGET, NARROW, Target("llvm -mcpu=x86-64-v2"), Target("llvm -mcpu=znver4")):
         for m, n, k in [(1, 10, 7), (37, 768, 768), (128, 768, 3072), (SizeVar("m"), 100, 64)]:
-            panel = FAMILIES["dense_pack"].panel_of(MatmulSizes.from_dims(m, n, k), target, {})
+            panel = FAMILIES["dense_pack"].choose_panel_width(
+                MatmulSizes.from_dims(m, n, k), target, {}
+            )
             _, anchor = dense(m, n, k, panel)
-            made = choose([anchor], target).decision
-            space = FAMILIES["dense_pack"].space(anchor, target)
+            made = select_kernel([anchor], target).decision
+            space = FAMILIES["dense_pack"].search_space(anchor, target)
             assert list(made) == [choice.name for choice in space]
             assert all(made[choice.name] in choice.domain for choice in space)
 
@@ -111,7 +113,7 @@ def test_default_choices_are_in_the_search_space() -> None:
 def test_an_unknown_choice_is_refused_with_those_there_are() -> None:
     _, anchor = dense(8, 48, 20, 48)
     with pytest.raises(CompileError) as caught:
-        choose([anchor], TARGET, {"dense_pack": {"row": 3}})
+        select_kernel([anchor], TARGET, {"dense_pack": {"row": 3}})
     there = "panel, rows, order, k_block, own, spread, unroll, copy, split"
     assert str(caught.value) == (f"decisions: 'dense_pack' has no choice 'row'; there are: {there}")
 
@@ -120,7 +122,7 @@ def test_an_unknown_choice_is_refused_with_those_there_are() -> None:
 def test_an_unknown_value_is_refused_with_the_domain() -> None:
     _, anchor = dense(8, 48, 20, 48)
     with pytest.raises(CompileError) as caught:
-        choose([anchor], TARGET, {"dense_pack": {"order": "column"}})
+        select_kernel([anchor], TARGET, {"dense_pack": {"order": "column"}})
     assert str(caught.value) == (
         "decisions: 'dense_pack': 'order' is one of panel, row, got 'column'"
     )
@@ -284,8 +286,8 @@ def test_every_family_chooses_within_its_space() -> None:
             weight = te.placeholder((-(-channels // panel), kernel, kernel, depth, panel))
             layout, pad = f"OHWI{panel}o", kernel // 2
             anchor = conv(data, weight, 1, pad, 1, 1, "NHWC", layout, channels=channels)
-            chosen = choose([anchor], target)
-            space = chosen.family.space(anchor, target)
+            chosen = select_kernel([anchor], target)
+            space = chosen.family.search_space(anchor, target)
             assert chosen.family.name == "conv_nhwc_pack"
             assert list(chosen.decision) == [choice.name for choice in space]
             assert all(chosen.decision[c.name] in c.domain for c in space)
@@ -301,7 +303,7 @@ def test_prefetching_loops_unroll_in_pairs(cpu: str) -> None:
         data = te.placeholder((1, size, size, depth))
         weight = te.placeholder((channels // panel, 1, 1, depth, panel))
         anchor = conv(data, weight, 1, 0, 1, 1, "NHWC", f"OHWI{panel}o", channels=channels)
-        made = choose([anchor], target).decision
+        made = select_kernel([anchor], target).decision
         assert made["unroll"] == steps and bool(made["own"] or made["spread"]) == (steps == 2)
 
 
@@ -322,7 +324,7 @@ def test_shared_prefetch_steps_are_not_paired(
     layout = f"OHWI{panel}o"
     strides, dilated = (1, stride), (1, dilation)
     anchor = conv(data, weight, strides, 0, dilated, 1, "NHWC", layout, channels=4 * panel)
-    made = choose([anchor], target).decision
+    made = select_kernel([anchor], target).decision
     assert made["order"] == "panel" and made["unroll"] == steps
 
 
@@ -353,7 +355,7 @@ def test_depthwise_tiles_take_a_line_of_a_cache_that_does_not_keep_it() -> None:
         )
         anchor = conv(data, weight, 1, 1, 1, channels, "NHWC", "HWOI")
         target = Target("llvm -mcpu=znver3")
-        found.append(choose([anchor], target).decision.int_value("vectors"))
+        found.append(select_kernel([anchor], target).decision.int_value("vectors"))
     assert found == [2, 1]
 
 
@@ -363,7 +365,7 @@ def test_depthwise_channels_that_crowd_a_cache_are_copied_for_bands_of_lines() -
         weight = te.placeholder((3, 3, channels, 1))
         anchor = conv(data, weight, stride, 1, 1, channels, "NHWC", "HWOI")
         target = Target(f"llvm -mcpu=znver3 -cores={cores}")
-        return choose([anchor], target).decision.int_value("near")
+        return select_kernel([anchor], target).decision.int_value("near")
 
     assert bands(512, 1, 1) == 14
     assert bands(512, 1, 2) == 7  # each core has lines
@@ -436,10 +438,13 @@ def some_array(tensor: te.Tensor) -> np.ndarray:
 def test_no_decision_changes_what_another_family_computes(number: int) -> None:
     """Compared with what is chosen, which other tests compare with NumPy."""
     family, inputs, anchor = other_families()[number]
-    assert choose([anchor], TARGET).family.name == family
+    assert select_kernel([anchor], TARGET).family.name == family
     arrays = list(map(some_array, inputs))
     made = []
-    chosen, space = choose([anchor], TARGET).decision, FAMILIES[family].space(anchor, TARGET)
+    chosen, space = (
+        select_kernel([anchor], TARGET).decision,
+        FAMILIES[family].search_space(anchor, TARGET),
+    )
     assert list(chosen) == [choice.name for choice in space]
     assert all(chosen[choice.name] in choice.domain for choice in space)
     for fixed in ({}, *some_points(anchor, family, TARGET, 3)):

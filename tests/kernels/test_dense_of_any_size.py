@@ -17,7 +17,7 @@ from ekiden import relay, te
 from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, SizeVar, cast, maximum
-from ekiden.kernels import FAMILIES, choose, schedule
+from ekiden.kernels import FAMILIES, schedule, select_kernel
 from ekiden.kernels.decision import Overrides
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.runtime import load_image
@@ -169,10 +169,10 @@ def built(
         )
     fixed: Overrides = {}
     if layer.is_decided:
-        space = FAMILIES["dense_pack"].space(anchor, layer.target)
+        space = FAMILIES["dense_pack"].search_space(anchor, layer.target)
         fixed = {c.name: random.choice(c.domain).item() for c in space if not c.is_early}
     inputs = [data, weight, *places, *others]
-    chosen = choose([output], layer.target, {"dense_pack": fixed})
+    chosen = select_kernel([output], layer.target, {"dense_pack": fixed})
     assert chosen.family.name == "dense_pack"
     func = schedule(inputs, [output], layer.target, "kernel", {"dense_pack": fixed})
     lowered = lower(func, layer.target)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from ekiden import te
-from ekiden.kernels import FAMILIES, choose
+from ekiden.kernels import FAMILIES, select_kernel
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import MatmulSizes
 from ekiden.target import Target
@@ -158,9 +158,9 @@ PROCESSORS = {
 
 def chosen(target: Target, shape: Shape) -> Decision:
     m, n, k = shape
-    panel = FAMILIES["dense_pack"].panel_of(MatmulSizes(*shape), target, {})
+    panel = FAMILIES["dense_pack"].choose_panel_width(MatmulSizes(*shape), target, {})
     data, weight = te.placeholder((m, k)), te.placeholder((-(-n // panel), k, panel))
-    return choose([dense_pack(data, weight, n, panel)], target).decision
+    return select_kernel([dense_pack(data, weight, n, panel)], target).decision
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_copy_cost_uses_the_containing_cache(cpu: str, shape: Shape) -> None:
     target = Target(f"llvm -mcpu={cpu} -mtune=znver4 -cores=1")
     shares = COPIED[cpu, shape]
     best = max(shares, key=lambda cache: shares[cache])
-    assert choose([result], target).decision["ahead"] == best
+    assert select_kernel([result], target).decision["ahead"] == best
 
 
 def test_panels_are_brought_ahead_where_the_third_cache_is_slow() -> None:

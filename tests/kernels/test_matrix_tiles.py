@@ -13,7 +13,7 @@ import pytest
 import ekiden
 from ekiden import relay, te
 from ekiden.codegen.llvm import assembly
-from ekiden.kernels import choose, schedule
+from ekiden.kernels import schedule, select_kernel
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import dense_pack
@@ -96,10 +96,12 @@ def test_convolutions_of_bfloat16(
 
 @pytest.mark.quick
 def test_few_rows_use_vector_instructions() -> None:
-    chosen = {m: choose([layer(m, 768, 768)[1]], SAPPHIRE).decision["dot"] for m in (1, 4, 5, 128)}
+    chosen = {
+        m: select_kernel([layer(m, 768, 768)[1]], SAPPHIRE).decision["dot"] for m in (1, 4, 5, 128)
+    }
     assert chosen == {1: "dot4_u8s8", 4: "dot4_u8s8", 5: "amx_int8", 128: "amx_int8"}
     cascade = Target("llvm -mcpu=cascadelake")
-    assert choose([layer(128, 768, 768)[1]], cascade).decision["dot"] == "dot4_u8s8"
+    assert select_kernel([layer(128, 768, 768)[1]], cascade).decision["dot"] == "dot4_u8s8"
 
 
 @pytest.mark.quick

@@ -49,7 +49,7 @@ def test_recurrent_tile_sums_stay_in_registers(processor: str, kind: str) -> Non
     for made in (cell(kind), *([cell(kind, reset_first=True)] if kind == "gru" else [])):
         for batch in (1, 2, 7, 64, SizeVar("n")):
             _, _, states, *_ = layer(made, 3, batch, 40, target.lanes("float32"))
-            rows = FAMILIES["recurrent"].default(states, target, {})["rows"]
+            rows = FAMILIES["recurrent"].default_decision(states, target, {})["rows"]
             assert isinstance(rows, int)
             dtype = state_dtype("float32", made)
             for gates in made.gate_phases:
@@ -65,7 +65,7 @@ def test_sequences_of_a_batch_share_what_is_loaded() -> None:
     def rows(processor: str, batch: int) -> object:
         target = Target(f"llvm -mcpu={processor} -cores=1")
         states = layer(cell("lstm"), 3, batch, 224, target.lanes("float32"))[2]
-        return FAMILIES["recurrent"].default(states, target, {})["rows"]
+        return FAMILIES["recurrent"].default_decision(states, target, {})["rows"]
 
     assert [rows("znver3", batch) for batch in (1, 64)] == [1, 6]
     assert [rows("znver4", batch) for batch in (1, 64)] == [1, 6]

@@ -14,7 +14,7 @@ from ekiden import te, tir
 from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.prim import SizeVar, maximum
 from ekiden.ir.structural import structural_equal
-from ekiden.kernels import FAMILIES, Scheduled, scheduled
+from ekiden.kernels import FAMILIES, ScheduledKernel, schedule_kernel
 from ekiden.kernels.decision import Overrides
 from ekiden.runtime import load_image
 from ekiden.target import Target
@@ -48,6 +48,15 @@ def of_bytes(rows: int, columns: int, depth: int, panel: int) -> tuple[list[te.T
     return [data, weight], dense_pack(data, weight, columns, panel, "int32")
 
 
+def looked_up(rows: int, columns: int, depth: int, panel: int) -> tuple[list[te.Tensor], te.Tensor]:
+    """A dense layer of bytes with further words of weights, whose words of data a table names."""
+    data = te.placeholder((rows, depth), "uint8", name="data")
+    panels = -(-columns // panel)
+    weight = te.placeholder((panels, depth // 4 + 3, panel, 4), "int8", name="weight")
+    table = te.placeholder((panels, 3), "int32", name="table")
+    return [data, weight, table], dense_pack(data, weight, columns, panel, "int32", table)
+
+
 Case = tuple[Callable[[], tuple[list[te.Tensor], te.Tensor]], Target, Overrides]
 CASES: dict[str, Case] = {
     "plain": (lambda: dense(37, 100, 64, 48), TARGET, {}),
@@ -55,15 +64,17 @@ CASES: dict[str, Case] = {
     "parts of the sums": (lambda: dense(9, 100, 768, 48), TARGET, {"k_block": 384, "copy": 1}),
     "any rows": (lambda: dense(SizeVar("m"), 40, 64, 32), TARGET, {}),
     "bytes": (lambda: of_bytes(5, 40, 64, 16), TARGET, {}),
+    "looked-up words": (lambda: looked_up(5, 40, 64, 16), PAIRS, {"dot": "madd_u8s8"}),
+    "looked-up pairs": (lambda: looked_up(5, 40, 64, 16), PAIRS, {"dot": "madd_s16"}),
     "pairs of bytes": (lambda: of_bytes(5, 40, 64, 16), PAIRS, {"dot": "madd_s16"}),
 }
 
 
-def made(case: Case, fixed: Overrides | None = None) -> Scheduled:
+def made(case: Case, fixed: Overrides | None = None) -> ScheduledKernel:
     build, target, given = case
     inputs, output = build()
     decided = {**given, **(fixed or {})}
-    return scheduled(inputs, [output], target, "kernel", {"dense_pack": decided})
+    return schedule_kernel(inputs, [output], target, "kernel", {"dense_pack": decided})
 
 
 def loops(func: tir.PrimFunc) -> tir.PrimFunc:
@@ -76,13 +87,13 @@ def loops(func: tir.PrimFunc) -> tir.PrimFunc:
 @pytest.mark.parametrize("name", CASES)
 def test_the_trace_prints_and_replays(name: str) -> None:
     kernel = made(CASES[name])
-    assert kernel.trace is not None and kernel.start is not None
+    assert kernel.trace is not None and kernel.initial_program is not None
     text = str(kernel.trace)
     assert "sch.get_block(name=" in text
     assert "register_tile(" in text or "matrix_tile(" in text
     saved = tir.Trace.from_json(json.dumps(kernel.trace.as_json()))
     for trace in (kernel.trace, saved):
-        again = tir.Schedule(kernel.start)
+        again = tir.Schedule(kernel.initial_program)
         trace.apply_to_schedule(again)
         assert structural_equal(again.func, loops(kernel.func), map_free_vars=True)
 
@@ -136,12 +147,12 @@ def test_tiles_are_of_sizes_that_come(mcpu: str, cores: int, columns: int) -> No
 def test_transferred_trace_computes_the_same() -> None:
     """The tile of a record is another: its numbers are replaced, and the steps are done again."""
     kernel = made(CASES["plain"])
-    assert kernel.trace is not None and kernel.start is not None
+    assert kernel.trace is not None and kernel.initial_program is not None
     text = json.dumps(kernel.trace.as_json())
     split = next(i for i in kernel.trace.insts if i.kind == "split")
     rows = split.inputs[1][1]  # type: ignore[index]
     assert text.count(f"[null, {rows}]") == 1
-    moved = tir.Schedule(kernel.start)
+    moved = tir.Schedule(kernel.initial_program)
     tir.Trace.from_json(text.replace(f"[null, {rows}]", "[null, 2]")).apply_to_schedule(moved)
     assert str(moved.func) != str(kernel.func)
     random = np.random.default_rng(0)
@@ -160,8 +171,10 @@ def test_transferred_trace_computes_the_same() -> None:
 @pytest.mark.quick
 def test_every_family_is_a_schedule_or_says_why_not() -> None:
     for family in FAMILIES.values():
-        assert family.steps or family.build, family.name
-        assert bool(family.why) == (family.build is not None), family.name
+        assert family.schedule_steps or family.build_unscheduled, family.name
+        assert bool(family.unscheduled_reason) == (family.build_unscheduled is not None), (
+            family.name
+        )
 
 
 @pytest.mark.quick
@@ -169,4 +182,6 @@ def test_docs_list_handwritten_kernels() -> None:
     page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text()
     rows = re.findall(r"^\| (`.+`.*) \| (.+) \|$", page, re.MULTILINE)
     listed = {name: why for names, why in rows for name in re.findall(r"`(\w+)`", names)}
-    assert listed == {f.name: f.why for f in FAMILIES.values() if f.why}
+    assert listed == {
+        f.name: f.unscheduled_reason for f in FAMILIES.values() if f.unscheduled_reason
+    }

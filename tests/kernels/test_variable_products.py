@@ -15,7 +15,7 @@ from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import SizeVar, const
 from ekiden.ir.transform import PassContext
-from ekiden.kernels import choose, schedule
+from ekiden.kernels import schedule, select_kernel
 from ekiden.kernels.cpu.skinny_gemm import SkinnyGemm
 from ekiden.runtime import load_image
 from ekiden.target import Target
@@ -97,7 +97,7 @@ def test_few_row_matmul_does_not_pack_the_matrix() -> None:
     for tb, how in ((True, "dots"), (False, "streamed")):
         for rows in (7, 8):
             made = matmul(te.placeholder((rows, 64)), te.placeholder((64, 64)), transpose_b=tb)
-            assert (choose([made], HOST).decision["how"] == how) == (rows == 7)
+            assert (select_kernel([made], HOST).decision["how"] == how) == (rows == 7)
 
 
 @either_way
@@ -130,7 +130,7 @@ def test_single_column_matmul_does_not_pack_the_left_matrix() -> None:
     for shape, turned, how in (((9, 64), False, "dots"), ((64, 9), True, "streamed")):
         left, right = te.placeholder((2, *shape)), te.placeholder((2, 64, 1))
         made = batch_matmul(left, right, transpose_a=turned, transpose_b=False)
-        assert choose([made], HOST).decision["how"] == how
+        assert select_kernel([made], HOST).decision["how"] == how
 
 
 def test_single_column_matmul_with_every_decision_and_epilogue() -> None:
@@ -209,7 +209,7 @@ def test_float64_matmul_matches_numpy(
     )
     op = batch_matmul if len(b) == 3 else matmul
     made = op(left, right, transpose_b=tb)
-    assert choose([made], target).anchor is made
+    assert select_kernel([made], target).anchor is made
     kernel = compiled([left, right], te.compute(made.shape, lambda *i: made[i] + 1.0), target)
     x, y = (
         np.random.default_rng(len(shape)).standard_normal(

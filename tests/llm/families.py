@@ -83,6 +83,16 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "qwen3_moe": ("Qwen3MoeForCausalLM", {**_EXPERTS, "norm_topk_prob": True, "head_dim": 16}),
     "olmoe": ("OlmoeForCausalLM", {"num_experts": 5, "num_experts_per_tok": 2}),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 8,
+            "head_dim": 16,
+            "swiglu_limit": 0.5,
+        },
+    ),
     "deepseek_v2": (
         "DeepseekV2ForCausalLM",
         {**_LATENT, "q_lora_rank": None, "num_experts_per_tok": 2, "routed_scaling_factor": 1.5},

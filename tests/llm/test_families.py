@@ -46,7 +46,7 @@ def test_logits_of_a_family_are_those_of_transformers(name: str, tmp_path: Path)
     check_logits(open_checkpoint(tmp_path), model)
 
 
-@pytest.mark.parametrize("name", ["bloom", "qwen2_moe"])
+@pytest.mark.parametrize("name", ["bloom", "qwen2_moe", "gpt_oss"])
 def test_compiled_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = save_family(name, tmp_path)
     check_logits(open_checkpoint(tmp_path), model, "vm")

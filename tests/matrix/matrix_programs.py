@@ -55,8 +55,8 @@ from ekiden.relay import (
     op,
 )
 from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.interpreter_values import ConstructorValue
 from ekiden.relay.transform import InferType
-from ekiden.relay.values import ConstructorValue
 from ekiden.relay.visitor import children, post_order, rebuild
 from ekiden.runtime import Device
 

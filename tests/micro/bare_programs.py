@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ekiden import micro
-from ekiden.backend.crt.emit import emit_files
+from ekiden.backend.crt.c_emitter import emit_files
 
 STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-fwrapv", "-ffp-contract=off",
           "-fno-math-errno")  # fmt: skip

@@ -14,8 +14,8 @@ from micro_models import SMALL, Net
 
 import ekiden
 from ekiden import micro, relay
-from ekiden.backend.crt.emit import emit_files
-from ekiden.backend.crt.module import Pool
+from ekiden.backend.crt.c_emitter import emit_files
+from ekiden.backend.crt.micro_module import Pool
 from ekiden.cli import main
 from ekiden.compiler.export import micro as micro_driver
 from ekiden.compiler.export.model_library import build_metadata

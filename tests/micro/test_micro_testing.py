@@ -10,7 +10,7 @@ import pytest
 
 import ekiden
 from ekiden import micro, relay
-from ekiden.backend.crt.emit import emit_files
+from ekiden.backend.crt.c_emitter import emit_files
 from ekiden.ir.memory_pools import PoolInfoProperties, WorkspaceMemoryPools, WorkspacePoolInfo
 from ekiden.micro.testing.aot_test_utils import parametrize_aot_options
 from ekiden.micro.testing.utils import get_conv2d_relay_module, mlf_extract_workspace_size_bytes

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ekiden.quantization import RANGE_METHODS
-from ekiden.quantization.ranges import Histogram, scale_and_zero_point
+from ekiden.quantization.range_calibration import Histogram, scale_and_zero_point
 
 RNG = np.random.default_rng(0)
 

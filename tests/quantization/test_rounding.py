@@ -12,9 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ekiden
 from ekiden.quantization.gram_matrix import input_rows
-from ekiden.quantization.layers import find_layers
-from ekiden.quantization.rounding import ROUNDING_METHODS, weighted_squared_error
+from ekiden.quantization.quantizable_layers import find_layers
 from ekiden.quantization.sensitivity import signal_to_noise_db
+from ekiden.quantization.weight_rounding import ROUNDING_METHODS, weighted_squared_error
 from long_runs import alike
 from onnx_runtime import session
 

@@ -9,7 +9,7 @@ from relay_programs import LIST, PROGRAMS
 from ekiden.ir.span import Span
 from ekiden.relay import Interpreter, TypeData, const, op, parse, parse_expr
 from ekiden.relay.interpreter import evaluate_call
-from ekiden.relay.values import ConstructorValue
+from ekiden.relay.interpreter_values import ConstructorValue
 from ekiden.runtime.errors import InputError, RunError
 from long_runs import sizes
 

@@ -61,7 +61,7 @@ SOURCES = frozenset((
     "frontend/common/reducers.py",
     "frontend/jax/converters/reduction_bodies.py", "frontend/jax/converters/elementwise.py",
     "frontend/jax/converters/reduce_window.py",
-    "frontend/tensorflow/converters/movement.py",
+    "frontend/tensorflow/converters/data_movement.py",
 ))  # fmt: skip
 """Files whose words are those of what they read or write: operations of ONNX and StableHLO,
 TensorFlow's modes of ScatterNd and intrinsics of loop programs; some are Relay's too.

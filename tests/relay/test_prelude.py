@@ -13,9 +13,9 @@ from ekiden import relay
 from ekiden.relay import Expr, Prelude, parse_expr
 from ekiden.relay.analysis import verify
 from ekiden.relay.backend.executors import create_executor
+from ekiden.relay.interpreter_values import ConstructorValue
 from ekiden.relay.prelude import LIBRARY_DEPENDENCIES, StaticTensorArrayOps, read_std
 from ekiden.relay.testing import count, make_nat_expr, make_nat_value
-from ekiden.relay.values import ConstructorValue
 from ekiden.runtime.errors import RunError
 from long_runs import alike
 

@@ -6,9 +6,9 @@ import pytest
 from relay_programs import LIST, PROGRAMS
 
 from ekiden import relay
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.span import Span
 from ekiden.ir.structural import structural_equal
-from ekiden.ir.text import format_type
 from ekiden.relay import (
     Call,
     Clause,

@@ -38,14 +38,14 @@ PIECES = [
 ]  # fmt: skip
 
 
-def plain(piece: chunks.Piece) -> bytes:
+def plain(piece: chunks.ByteSource) -> bytes:
     return piece.tobytes() if isinstance(piece, np.ndarray) else bytes(piece)
 
 
 def test_chunks_are_the_bytes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [np.asarray(p) if isinstance(p, np.generic) else p for p in PIECES]
     wanted = b"".join(map(plain, given))
-    assert bytes(chunks.concatenate_pieces(given)) == wanted
+    assert bytes(chunks.concatenate_sources(given)) == wanted
     for size in (chunks.THREAD_CHUNK_BYTES, 1 << 19, 1 << 10):
         monkeypatch.setattr(chunks, "THREAD_CHUNK_BYTES", size)
         parts = list(chunks.iter_chunks(given))

@@ -46,7 +46,7 @@ def run(test: Callable[[Batcher, Gate], Coroutine[Any, Any, None]], **given: Any
         runners = RunnerThreads(
             2, clock=lambda: 0.0
         )  # each run takes a moment, however busy the machine
-        batcher = Batcher(runners, **{**settings, **given}, on_run=lambda rows, seconds: None)
+        batcher = Batcher(runners, **{**settings, **given}, on_run=lambda *run: None)
         gate = Gate()
         try:
             await test(batcher, gate)

@@ -151,6 +151,18 @@ def test_an_unloaded_model_is_not_loaded_on_demand(folder: Path) -> None:
         infer(server, "a")
 
 
+def test_text_models_are_listed_before_they_are_loaded(tmp_path: Path) -> None:
+    (tmp_path / "echo").mkdir()
+    (tmp_path / "echo" / "model.toml").write_text('[text]\nobject = "toy_text:Echo"\n')
+    with serving(tmp_path, load="demand") as server:
+        assert loaded(server) == set()
+        names = [row["id"] for row in server.ask("GET", "/v1/models").json["data"]]
+        assert names == ["echo"]
+        body = {"model": "echo", "messages": [{"role": "user", "content": "one two"}]}
+        assert server.ask("POST", "/v1/chat/completions", body).status == 200
+        assert loaded(server) == {"echo"}
+
+
 def test_the_server_is_not_ready_with_a_model_that_failed(folder: Path) -> None:
     path = folder / "b" / "1" / "model.eki"
     path.write_bytes(b"nothing")

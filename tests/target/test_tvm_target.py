@@ -10,7 +10,7 @@ import pytest
 import ekiden
 from ekiden import relay, target
 from ekiden.ir.module import IRModule
-from ekiden.target import Target, TargetKind, boards, tags
+from ekiden.target import Target, TargetKind, board_targets, tags
 from ekiden.target.kinds import TARGET_KINDS
 
 pytestmark = pytest.mark.quick
@@ -121,8 +121,8 @@ def test_boards_and_kinds_of_devices() -> None:
     assert (pi.keys, pi.cpu, pi.cores) == (["arm_cpu", "cpu"], "cortex-a72", 4)
     assert target.arm_cpu("mine").triple == "aarch64-unknown-linux-gnu"
     assert target.riscv_cpu().cpu == "sifive-u54"
-    for name in (*boards.ARM_BOARDS, *boards.RISCV_BOARDS):
-        made = target.arm_cpu(name) if name in boards.ARM_BOARDS else target.riscv_cpu(name)
+    for name in (*board_targets.ARM_BOARDS, *board_targets.RISCV_BOARDS):
+        made = target.arm_cpu(name) if name in board_targets.ARM_BOARDS else target.riscv_cpu(name)
         assert Target(str(made)) == made and made.model != "unknown"
     assert target.list_tags()["nvidia/nvidia-a100"] == target.create("nvidia/nvidia-a100")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ekiden import tir
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.fresh_stack import call_on_fresh_stack
 from ekiden.ir.prim import Add, PrimExpr, Var, const, fold_binary
 from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.structural import structural_digest, structural_equal
-from ekiden.ir.text import format_prim_expr
 from ekiden.runtime.errors import ParseError
 from ekiden.tir import (
     Buffer,
@@ -22,7 +22,7 @@ from ekiden.tir import (
     Stmt,
     verify,
 )
-from ekiden.tir.regions import buffer_accesses
+from ekiden.tir.access_regions import buffer_accesses
 from ekiden.tir.visitor import ExprRewriter, StmtMutator, pre_order_stmts, rename, substitute
 from long_runs import alike
 

@@ -9,7 +9,7 @@ import pytest
 from ekiden import tir
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.structural import structural_equal
-from ekiden.tir.distinct import all_definitions
+from ekiden.tir.alpha_renaming import all_definitions
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt
 
@@ -55,7 +55,7 @@ def test_a_name_ends_with_its_binding() -> None:
 
 def test_renaming_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = 0
-    module = import_module("ekiden.tir.distinct")  # the package has a function of that name
+    module = import_module("ekiden.tir.alpha_renaming")  # the package has a function of that name
     plain = module.rewrite
 
     def counted(expr: PrimExpr, *given: object) -> PrimExpr:

@@ -16,6 +16,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.transform import PassContext, get_pass
 from ekiden.runtime.errors import ScheduleError
+from ekiden.script import tir as T
 from ekiden.target import Target
 from ekiden.tir import PrimFunc, transform
 from ekiden.tir.interpreter import run_prim_func
@@ -357,6 +358,23 @@ def split_rows(
     func = schedule.mod["main"]
     assert isinstance(func, PrimFunc)
     return func
+
+
+def test_a_loop_without_iterations_has_no_tail() -> None:
+    """Of a part that begins behind the end: its condition holds for no iteration."""
+
+    @T.prim_func
+    def nothing(out: T.Buffer((3,), "float32")) -> None:
+        for i, j in T.grid(0, 4):
+            with T.block("never"):
+                v = T.axis.spatial(3, i * 4 + j + 4)
+                T.where(i * 4 + j < -1)
+                out[v] = T.float32(0)
+
+    lowered = tir.verify(transform.lower(nothing))
+    out = np.ones(3, "float32")
+    run_prim_func(lowered, out)
+    np.testing.assert_array_equal(out, np.ones(3, "float32"))
 
 
 def test_the_rest_of_a_split_is_a_part_of_its_own() -> None:

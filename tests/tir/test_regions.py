@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ekiden.ir.prim import IntImm, Var, const
+from ekiden.tir.access_regions import bounding_region, buffer_accesses
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.regions import bounding_region, buffer_accesses
 from ekiden.tir.stmt import BufferStore, For, ForKind
 
 pytestmark = pytest.mark.quick

@@ -8,7 +8,7 @@ import pytest
 import ekiden
 from ekiden import tir
 from ekiden.ir.structural import structural_equal
-from ekiden.tir.distinct import all_definitions
+from ekiden.tir.alpha_renaming import all_definitions
 
 TEXT = """
 @T.prim_func

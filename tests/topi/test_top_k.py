@@ -5,7 +5,7 @@ import pytest
 
 from ekiden import te, topi
 from ekiden.ir.prim import IntImm, SizeVar, const
-from ekiden.topi.ranks import prefers_selection
+from ekiden.topi.sort_keys import prefers_selection
 from long_runs import alike
 from topi_cases import Array, Case, case, check, every_backend, integers, normal
 

@@ -1,4 +1,4 @@
-"""TVM arith functions that its Python exposes under no other name."""
+"""Global functions of TVM's arith without another Python name."""
 
 from ekiden.arith.narrow_predicate import narrow_predicate_expression as NarrowPredicateExpression  # noqa: N812
 

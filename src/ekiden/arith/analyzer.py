@@ -190,6 +190,7 @@ class Analyzer(CanonicalForm):
             self._known_nonnegative,
             self._assumed_truths,
             self._term_cache,
+            self._stale_atoms,
         )
         numbers, count = dict(self._atom_indices), len(self._atoms)
         bounds = [a.bound for a in self._atoms]
@@ -201,6 +202,7 @@ class Analyzer(CanonicalForm):
         self._term_cache = dict(self._term_cache)
         try:
             self._assume(prim.convert(constraint))
+            self._stale_atoms = set(range(len(self._atoms)))
             yield
         finally:
             (
@@ -210,6 +212,7 @@ class Analyzer(CanonicalForm):
                 self._known_nonnegative,
                 self._assumed_truths,
                 self._term_cache,
+                self._stale_atoms,
             ) = saved
             self._memo, self._keepalive, self._rewritten_forms = memo, alive, rewritten
             self._atom_indices = numbers
@@ -290,7 +293,7 @@ class Analyzer(CanonicalForm):
                 atom.bound = low, min(high, int(remainder_bound) // -scale)
 
     def rewrite_simplify(self, expr: PrimExpr) -> PrimExpr:
-        """Simplify by the rewrite rules of `arith.rules`, node by node.
+        """Simplify by the rewrite rules of `arith.rewrite_rules`, node by node.
 
         A node that no rule matches is in its canonical form where that is shorter.
         """

@@ -7,7 +7,7 @@ polynomials are equal expressions, so that two sides are compared by their forms
     (i * 8 + j) // 4     ->  {(i,): 2, (j // 4,): 1}    i * 2 + j // 4
     i // 4 * 4 + i % 4   ->  {(i,): 1}                  i
 
-Proofs about polynomials are in proofs.py.
+Proofs about polynomials are in polynomial_proofs.py.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from ekiden.arith import poly
 from ekiden.arith.interval import UNBOUNDED_INTERVAL, Interval, divide_intervals, floordiv_bound
 from ekiden.arith.poly import CONSTANT_MONOMIAL, Monomial, Poly, PolyKey
-from ekiden.arith.proofs import MAX_PROOF_DEPTH, Atom, PolynomialProver
+from ekiden.arith.polynomial_proofs import MAX_PROOF_DEPTH, Atom, PolynomialProver
+from ekiden.arith.rewrite_rules import NORMALIZE_RULES, REWRITE_RULES
 from ekiden.arith.rule_engine import RuleSet, RuleWalker
-from ekiden.arith.rules import NORMALIZE_RULES, REWRITE_RULES
 from ekiden.ir import dtype as dt
 from ekiden.ir.constant_arithmetic import trunc_div
 from ekiden.ir.dtype import int_range
@@ -92,6 +92,8 @@ class CanonicalForm(RuleWalker[Poly], PolynomialProver):
         """Whether there are remainders by a symbol."""
         self._rewritten_forms: dict[object, Poly] = {}
         """What rules made of nodes, by the key the node would have as an atom."""
+        self._stale_atoms: set[int] = set()
+        """Atoms to which rules have not been applied under the assumptions of the scope."""
         # Conditions of rules are proved in the scope, so these go with it, as `_memo` does.
         self._bound_values: dict[int, Poly] = {}
         """What variables were bound to."""
@@ -185,7 +187,7 @@ class CanonicalForm(RuleWalker[Poly], PolynomialProver):
         """Return a node as an atom over simplified children, or the result of a rewrite rule for
         it.
         """
-        # In this order: an atom that exists, what a rule made of its like before, and only then is
+        # In this order: what a rule made of its like before, an atom that exists, and only then is
         # a node made at all.
         inside = children(expr)
         polys = [self._memo[id(c)] for c in inside]
@@ -207,10 +209,17 @@ class CanonicalForm(RuleWalker[Poly], PolynomialProver):
                 expr, [self._poly_to_expr(p, c.dtype) for p, c in zip(polys, inside, strict=True)]
             )
 
-        if key in self._atom_indices:
-            return {(self._atom_indices[key],): 1}
         if key in self._rewritten_forms:
             return self._rewritten_forms[key]
+        number = self._atom_indices.get(key)
+        if number is not None:
+            at_limit = self._rewrite_depth == self.max_rewrite_depth
+            if not rewrites or at_limit or number not in self._stale_atoms:
+                return {(number,): 1}
+            # A rule whose condition was open outside of the scope may hold inside of it.
+            self._stale_atoms.remove(number)
+            changed = self._apply_rules(key, self._atoms[number].expr)
+            return {(number,): 1} if changed is None else changed
         simplified = make()
         if isinstance(simplified, IntImm):
             return poly.constant_poly(int(simplified.value))

@@ -11,7 +11,7 @@ from ekiden.arith.analyzer import Analyzer
 from ekiden.arith.canonical import CanonicalForm
 from ekiden.arith.int_set import IntervalSet, SymbolicBound, eval_set
 from ekiden.arith.iter_map import IterMapLevel, IterSplit, IterSum, detect_iter_map
-from ekiden.arith.linear import LinearForm, ceil_div, nonnegative_forms, split_conjuncts
+from ekiden.arith.linear import LinearForm, ceil_div, nonnegative_forms
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -34,7 +34,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.ir.prim_visitor import children, literal_fields, post_order
+from ekiden.ir.prim_visitor import chain_operands, children, literal_fields, post_order
 from ekiden.ir.range import Range
 
 _NEGATED_COMPARISON: dict[type[PrimExpr], type[BinaryExpr]] = {
@@ -51,7 +51,7 @@ def _normalize_comparisons(condition: PrimExpr) -> list[PrimExpr]:
     both.
     """
     comparisons: list[PrimExpr] = []
-    pending = split_conjuncts(condition)
+    pending = chain_operands(condition, And)
     while pending:
         e = pending.pop(0)
         match e:
@@ -132,7 +132,7 @@ def detect_common_subexpr(expr: PrimExpr, threshold: int) -> dict[PrimExpr, int]
 
 def detect_linear_equation(expr: PrimExpr, variables: Sequence[Var]) -> list[PrimExpr]:
     """Return [c0, c1, ..., base] with expr = c0 * variables[0] + ... + base, or [] if it is not
-    linear. + base.
+    linear.
 
     Factors may be expressions; the list is empty if the expression is not linear.
     """

@@ -14,9 +14,9 @@ from dataclasses import field
 
 from ekiden.arith.analyzer import Analyzer
 from ekiden.arith.int_set import IntervalSet
-from ekiden.arith.linear import LinearForm, extract_linear_form, split_conjuncts
-from ekiden.ir.prim import EQ, LE, LT, PrimExpr, Sub, Var, const, fold_binary, is_const
-from ekiden.ir.prim_visitor import substitute
+from ekiden.arith.linear import LinearForm, extract_linear_form
+from ekiden.ir.prim import EQ, LE, LT, And, PrimExpr, Sub, Var, const, fold_binary, is_const
+from ekiden.ir.prim_visitor import chain_operands, substitute
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -42,8 +42,8 @@ class IntConstraintsTransform:
 
 @dataclass(slots=True)
 class _LinearSystem:
-    """Linear system A V y = b with its unimodular column transform V and the inverse of V. x = c,
-    and V with x = V y: column operations keep A V and V together.
+    """Linear system A V y = b with its unimodular column transform V (x = V y) and the inverse of
+    V. Column operations keep A V and V together.
     """
 
     matrix_rows: list[list[int]]
@@ -150,7 +150,7 @@ def _build_system(src: IntConstraints, analyzer: Analyzer) -> tuple[_LinearSyste
     rows: list[list[int]] = []
     sides: list[PrimExpr] = []
     nonlinear: list[PrimExpr] = []
-    for conjunct in (condition for r in src.relations for condition in split_conjuncts(r)):
+    for conjunct in (condition for r in src.relations for condition in chain_operands(r, And)):
         form = (
             extract_linear_form(fold_binary(Sub, conjunct.a, conjunct.b), src.variables)
             if isinstance(conjunct, EQ)

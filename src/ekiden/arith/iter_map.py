@@ -48,6 +48,7 @@ from ekiden.ir.prim import (
     convert,
 )
 from ekiden.ir.prim_visitor import (
+    chain_operands,
     children,
     free_vars,
     is_same_expr,
@@ -475,12 +476,8 @@ class IterMapDetector:
             IterMapError: A condition is no bound of a fused sum.
         """
         used: list[tuple[PrimExpr, IterMark]] = []
-        pending = [predicate]
-        while pending:
-            e = pending.pop()
-            if isinstance(e, And):
-                pending += (e.b, e.a)
-            elif not (isinstance(e, IntImm) and e.value):
+        for e in chain_operands(predicate, And):
+            if not (isinstance(e, IntImm) and e.value):
                 mark = self._mark_for_bound(e)
                 if mark is not None:
                     used.append((e, mark))

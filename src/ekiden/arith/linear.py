@@ -36,14 +36,14 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.ir.prim_visitor import children, post_order
+from ekiden.ir.prim_visitor import chain_operands, children, post_order
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class LinearForm:
-    """Linear form: coefficients[v] * v + ... + base. + base; no variable asked for is in base."""
+    """Linear form, coefficients[v] * v + ... + base; no requested variable occurs in base."""
 
     coefficients: Mapping[Var, int]
     base: PrimExpr
@@ -96,19 +96,6 @@ def _node_form(
     return None
 
 
-def split_conjuncts(condition: PrimExpr) -> list[PrimExpr]:
-    """Return the conjuncts of a condition, in order."""
-    conditions: list[PrimExpr] = []
-    pending = [condition]
-    while pending:
-        e = pending.pop()
-        if isinstance(e, And):
-            pending += [e.b, e.a]
-        else:
-            conditions.append(e)
-    return conditions
-
-
 # Over whole numbers a < b is b - a - 1 >= 0: everything below is of the one form `form >= 0`. NE
 # has none, as it is two halves that are not both.
 def nonnegative_forms(condition: PrimExpr, variables: Sequence[Var]) -> list[LinearForm] | None:
@@ -156,7 +143,7 @@ def deduce_bound(
             analyzer.bind(hinted, domain)
     low: SymbolicBound = None
     high: SymbolicBound = None
-    for conjunct in split_conjuncts(condition):
+    for conjunct in chain_operands(condition, And):
         forms = nonnegative_forms(conjunct, [var])
         if not forms:
             return EMPTY_SET
@@ -236,7 +223,7 @@ def solve_linear_inequalities(
         analyzer.bind(var, domain)
         system += nonnegative_forms(var >= domain.min, variables) or ()
         system += nonnegative_forms(var < domain.min + domain.extent, variables) or ()
-    for conjunct in (clause for e in inequalities for clause in split_conjuncts(e)):
+    for conjunct in (clause for e in inequalities for clause in chain_operands(e, And)):
         forms = nonnegative_forms(conjunct, variables)
         if forms is None:
             solution.relations.append(conjunct)

@@ -3,7 +3,7 @@
 Nothing of the compiler asks for it: the simplifier is the canonical form (`arith.canonical`). This
 one gives the forms that programs written for TVM compare, in which a term keeps its shape; it asks
 the canonical form for proofs, and takes it where it is shorter. Both are walkers of
-`arith.rule_engine` over the rows of `arith.rules`; that one gives polynomials, this one
+`arith.rule_engine` over the rows of `arith.rewrite_rules`; that one gives polynomials, this one
 expressions.
 """
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from ekiden.arith import poly, ramp_broadcast
 from ekiden.arith.canonical import is_index_dtype
 from ekiden.arith.poly import CONSTANT_MONOMIAL
+from ekiden.arith.rewrite_rules import REWRITE_FORMS, REWRITE_RULES
 from ekiden.arith.rule_engine import RuleSet, RuleWalker, fold_constant_call
-from ekiden.arith.rules import REWRITE_FORMS, REWRITE_RULES
 from ekiden.ir import prim
 from ekiden.ir.prim import (
     EQ,

@@ -12,7 +12,7 @@ from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from ekiden.arith.rules import RewriteRule
+from ekiden.arith.rewrite_rules import RewriteRule
 from ekiden.ir import dtype as dt
 from ekiden.ir import prim
 from ekiden.ir.intrinsic import call_intrin, find_intrinsic

@@ -1,4 +1,5 @@
-"""The auto-scheduler's names over `ekiden.tune`: workloads, search tasks, options and logs.
+"""TVM's auto-scheduler API on top of `ekiden.tune`: workloads, search tasks, tuning options and
+logs.
 
     @auto_scheduler.register_workload
     def matmul(n): ...

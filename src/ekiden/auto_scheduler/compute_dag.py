@@ -1,4 +1,4 @@
-"""Computations as lists of their stages."""
+"""Compute DAGs: a computation as the list of its stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ComputeDAG"]
 
 
 class ComputeDAG:
-    """Computation: its tensors, and what it is as a loop program.
+    """Compute DAG: the tensors of a computation and its loop program.
 
     Args:
         compute_or_sche: The tensors, inputs first and results last; or the key of a workload.
@@ -37,11 +37,11 @@ class ComputeDAG:
 
     @property
     def flop_ct(self) -> int:
-        """Return the operations of a call."""
+        """Return the number of arithmetic operations of one execution."""
         return program_flops(self.prim_func)
 
     def workload_key(self) -> str:
-        """Return the digest of what is computed."""
+        """Return the digest of the computation."""
         return f'["{structural_digest(self.prim_func)}"]'
 
     def __str__(self) -> str:

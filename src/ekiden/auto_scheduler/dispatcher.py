@@ -1,4 +1,4 @@
-"""The context that compiles models by a log."""
+"""Dispatch context that compiles models with the schedules of a tuning log."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Pairs: TypeAlias = Iterable[tuple[MeasureInput, MeasureResult]]
 
 
 class ApplyHistoryBest:
-    """Context in which models are compiled by logs: by what was confirmed to be faster than the
-    default (see `tune.use_records`).
+    """Context in which models are compiled with the logged schedules that were confirmed to be
+    faster than the default (see `tune.use_records`).
 
     Args:
         records: A file, several, or pairs that `load_records` gives.

@@ -1,4 +1,4 @@
-"""Builders and runners: those of AutoTVM under the auto-scheduler's names."""
+"""Builders and runners of AutoTVM under the auto-scheduler's names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["LocalBuilder", "LocalRPCMeasureContext", "LocalRunner", "RPCRunner"]
 
 
 class LocalBuilder(autotvm.LocalBuilder):
-    """Builder in processes of this machine."""
+    """Builder that compiles in worker processes on this machine."""
 
     def __init__(
         self,
@@ -22,8 +22,8 @@ class LocalBuilder(autotvm.LocalBuilder):
 
 
 class LocalRunner(autotvm.LocalRunner):
-    """Runner in processes of this machine. `number`, `repeat` and `min_repeat_ms` are how often
-    and how long a program runs.
+    """Runner that measures in worker processes on this machine. `number`, `repeat` and
+    `min_repeat_ms` are the runs per measurement, the measurements, and the minimum duration of one.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LocalRunner(autotvm.LocalRunner):
 
 
 class RPCRunner(autotvm.RPCRunner):
-    """Runner in sessions with servers of a key at a tracker."""
+    """Runner that measures on the RPC servers with a given key at a tracker."""
 
     def __init__(
         self,
@@ -70,9 +70,7 @@ class RPCRunner(autotvm.RPCRunner):
 
 
 class LocalRPCMeasureContext:
-    """Measurement in processes of their own, which a local runner's are in any case: `runner` is
-    one.
-    """
+    """Measurement in separate processes, which a local runner uses in any case; `runner` is one."""
 
     def __init__(
         self,

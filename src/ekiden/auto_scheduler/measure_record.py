@@ -1,4 +1,4 @@
-"""Logs: files of `tune.Records`."""
+"""Reading and writing of tuning logs (files of `tune.Records`)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = [
 
 
 class RecordToFile:
-    """Callback that appends what was tried to a file."""
+    """Callback that appends every measured trial to a file."""
 
     def __init__(self, filename: PathName) -> None:
         self.filename = os.fspath(check_folder(filename))
 
 
 class RecordReader:
-    """Reader of a log."""
+    """Reader of a tuning log."""
 
     def __init__(self, filename: PathName) -> None:
         self.records = Records.open(filename)
@@ -36,7 +36,7 @@ class RecordReader:
     def read_lines(
         self, max_lines: int | None = None, skip_lines: int = 0
     ) -> tuple[list[MeasureInput], list[MeasureResult]]:
-        """Return the inputs and results of lines."""
+        """Return the measure inputs and results of a log's lines."""
         last = None if max_lines is None else skip_lines + max_lines
         pairs = list(self)[skip_lines:last]
         return [inp for inp, _ in pairs], [result for _, result in pairs]
@@ -53,22 +53,22 @@ def _pair_of(record: Record) -> tuple[MeasureInput, MeasureResult]:
 
 
 def load_records(filename: PathName) -> Iterator[tuple[MeasureInput, MeasureResult]]:
-    """Yield the inputs and results of a log. Raises OSError, LoadError."""
+    """Yield the measure inputs and results of a log. Raises OSError, LoadError."""
     return iter(RecordReader(filename))
 
 
 def save_records(
     filename: PathName, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]
 ) -> None:
-    """Append what was measured to a log."""
+    """Append measure inputs and results to a log."""
     Records.open(filename).append(*(inp.record for inp in inputs))
 
 
 def load_best_record(
     filename: PathName, workload_key: str | None = None, target: object = None
 ) -> tuple[MeasureInput | None, MeasureResult | None]:
-    """Return the fastest of a log, of a workload and target where these are given; None where there
-    is none. Raises OSError, LoadError.
+    """Return the fastest record of a log, restricted to a workload and a target if given; None if
+    the log has none. Raises OSError, LoadError.
     """
     matching = [
         record

@@ -1,4 +1,4 @@
-"""Tasks of the kernels of Relay programs."""
+"""Extraction of tuning tasks from Relay programs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def extract_tasks(
     dump_workload_to_dag_log: str | None = None,
     opt_level: int = 3,
 ) -> tuple[list[SearchTask], list[int]]:
-    """Return a task for each kernel of a program whose family has choices, and how often a run
-    calls it.
+    """Return a task for each tunable kernel of a program, and the number of its calls per run.
 
     Args:
         mod: The program.

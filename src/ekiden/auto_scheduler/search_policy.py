@@ -1,4 +1,6 @@
-"""Policies of the search: which of `tune`'s searches, and what it begins with."""
+"""Search policies and cost models, which select a search of `ekiden.tune` and its initial
+trials.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ __all__ = [
 
 
 class RandomModel:
-    """Cost model that guesses nothing: candidates are drawn."""
+    """Cost model without predictions: candidates are sampled at random."""
 
 
 class XGBModel:
-    """Cost model that learns from measurements: the nearest neighbours, no XGBoost is needed.
+    """Cost model that predicts by the nearest measured neighbours; XGBoost is not needed.
     `update_from_file` is done by a search itself where it preloads a log.
     """
 
@@ -44,25 +46,25 @@ class XGBModel:
         self.logs: list[PathName] = []
 
     def update_from_file(self, file_name: PathName, n_lines: int | None = None) -> None:
-        """Learn from a log before anything is measured."""
+        """Train on the trials of a log before any measurement."""
         Records.open(file_name)
         self.logs.append(file_name)
 
     def make(self) -> CostModel:
-        """Return the model of `ekiden.tune`."""
+        """Return the cost model of `ekiden.tune`."""
         return NearestNeighbours()
 
 
 class PreloadMeasuredStates:
-    """What a search begins with: the trials of a log count as tried."""
+    """Search callback that preloads a log, whose trials count as measured."""
 
     def __init__(self, filename: PathName) -> None:
         self.filename = filename
 
 
 class PreloadCustomSketchRule:
-    """Rule of TVM's loop states, which there are none of here: `tune.rules.RULES` is what takes
-    rules, functions over a `tir.Schedule`.
+    """Search callback of TVM for sketch rules over its loop states, which Ekiden does not have:
+    `tune.rules.RULES` accepts rules, functions over a `tir.Schedule`.
     """
 
     PASS = 0
@@ -79,7 +81,9 @@ class PreloadCustomSketchRule:
 
 
 class SearchPolicy:
-    """Policy: `search` proposes candidates, `preloaded` are logs whose trials count as tried."""
+    """Search policy with the search that proposes candidates, and the logs whose trials count as
+    measured.
+    """
 
     search: Search = Evolution()
 
@@ -89,8 +93,8 @@ class SearchPolicy:
 
     @property
     def preloaded(self) -> list[PathName]:
-        """Return the logs whose trials count as tried. Raises InputError for a rule of loop
-        states.
+        """Return the logs whose trials count as measured. Raises InputError for a sketch rule over
+        TVM's loop states.
         """
         for callback in self.callbacks:
             if isinstance(callback, PreloadCustomSketchRule):
@@ -102,13 +106,13 @@ class SearchPolicy:
 
 
 class EmptyPolicy(SearchPolicy):
-    """Policy that draws candidates."""
+    """Policy that samples candidates at random."""
 
     search = Random()
 
 
 class SketchPolicy(SearchPolicy):
-    """Policy by `tune.Evolution` over sketches, with a cost model.
+    """Policy of evolutionary search over sketches (`tune.Evolution`) with a cost model.
 
     Args:
         task: The task.

@@ -1,4 +1,4 @@
-"""Search tasks: a computation or a kernel of a model, for a target."""
+"""Search tasks for a computation, or for a kernel of a model, on a target."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ __all__ = [
 
 
 class MeasureInput(NamedTuple):
-    """What was measured: the record says the workload, the target and what was chosen."""
+    """Measured candidate: a record with the workload, the target and the schedule decision."""
 
     record: Record
 
 
 class MeasureResult(NamedTuple):
-    """What came out: seconds, or a message."""
+    """Measurement: run times in seconds, or an error message."""
 
     costs: tuple[float, ...]
     error_no: int
@@ -54,7 +54,7 @@ class MeasureResult(NamedTuple):
 
 @dataclass(frozen=True)
 class HardwareParams:
-    """Facts about a machine in TVM's names. Ekiden's are the target's: see `docs/targets.md`."""
+    """Hardware parameters under TVM's names. Ekiden's are the target's: see `docs/targets.md`."""
 
     num_cores: int | None = None
     vector_unit_bytes: int | None = None
@@ -69,7 +69,7 @@ class HardwareParams:
 
 
 class TuningOptions:
-    """Options of a search.
+    """Tuning options of a search.
 
     Args:
         num_measure_trials: Candidates that are tried.
@@ -107,8 +107,8 @@ class TuningOptions:
 def run_session(
     tasks: Sequence[TuningTask], options: TuningOptions, policy: SearchPolicy | None
 ) -> Session:
-    """Run a session of `ekiden.tune` over tasks, and return it: trials of the files that are
-    written count as tried, beside the options' number.
+    """Run a tuning session of `ekiden.tune` over tasks, and return it. Trials of existing log files
+    count as measured, in addition to the options' number.
     """
     files = [c.filename for c in options.measure_callbacks if hasattr(c, "filename")]
     records = Records.open(files[0]) if files else Records()
@@ -116,7 +116,7 @@ def run_session(
     functions = [c for c in options.measure_callbacks if callable(c)]
 
     def report(session: Session) -> None:
-        """Print the trials of each task and its time relative to the default."""
+        """Print the number of trials of each task and its time relative to the default."""
         if options.verbose:
             rows = (
                 f"{s.task}: {s.trials} trials, {s.ratio:.3f} of the default" for s in session.states
@@ -137,7 +137,7 @@ def run_session(
 
 
 class SearchTask:
-    """Task of a search.
+    """Search task for a computation on a target.
 
     Args:
         func: A registered workload, or its name.
@@ -189,7 +189,7 @@ class SearchTask:
 
     @staticmethod
     def of_kernel(kernel: TuningTask) -> SearchTask:
-        """Return the task of a model's kernel, whose computation is a Relay function."""
+        """Return the task of a model's kernel, whose computation is a primitive Relay function."""
         task = SearchTask.__new__(SearchTask)
         task.compute_dag, task.workload_key = kernel.source.function, f'["{kernel.workload}"]'
         task.target, task.hardware_params, task.task_inputs = kernel.target, None, {}
@@ -198,7 +198,9 @@ class SearchTask:
 
     @property
     def tuning_task(self) -> TuningTask:
-        """Return the task of `ekiden.tune`. Raises CompileError where no rule has a sketch."""
+        """Return the corresponding task of `ekiden.tune`. Raises CompileError where no sketch rule
+        applies.
+        """
         if self._task is None:
             self._task = tune.te_task(self.compute_dag.tensors, self.target, self.desc)
         return self._task
@@ -209,7 +211,7 @@ class SearchTask:
         search_policy: SearchPolicy | None = None,
         adaptive_training: bool = False,
     ) -> None:
-        """Search.
+        """Run the search.
 
         Args:
             tuning_options: How long, and where the log goes.
@@ -232,16 +234,16 @@ class SearchTask:
         include_compatible: bool = False,
         layout_rewrite_option: object = None,
     ) -> tuple[PrimFunc, list[Tensor]]:
-        """Return the program of a log's best schedule and its tensors, as `lower` and `build` take
-        them; where nothing was faster, the default's. Raises LoadError for a log without trials of
-        this task.
+        """Return the loop program of a log's best schedule with its tensors, as `lower` and `build`
+        accept them; the default schedule if none was faster. Raises LoadError for a log without
+        trials of this task.
         """
         records = self._read(log_file)
         return self.tuning_task.program(records), self.compute_dag.tensors
 
     def print_best(self, log_file: PathName, print_mode: str = "schedule") -> str:
-        """Return the steps of a log's best schedule as Python, or for another mode the program.
-        Raises LoadError for a log without trials of this task.
+        """Return the best schedule of a log as Python text, or in another print mode as its
+        program. Raises LoadError for a log without trials of this task.
         """
         records, task = self._read(log_file), self.tuning_task
         best = records.best().get(task.key)
@@ -266,7 +268,7 @@ def create_task(
     target_host: TargetLike | None = None,
     hardware_params: HardwareParams | None = None,
 ) -> SearchTask:
-    """Create a task: `SearchTask(func, args, target=target)`."""
+    """Create a search task, equivalent to `SearchTask(func, args, target=target)`."""
     return SearchTask(func, args, target=target, target_host=target_host)
 
 
@@ -275,7 +277,7 @@ def auto_schedule(
     search_policy: SearchPolicy | None = None,
     tuning_options: TuningOptions | None = None,
 ) -> tuple[PrimFunc, list[Tensor]]:
-    """Search, and return the program of the best schedule and its tensors."""
+    """Tune a task, and return the program of the best schedule with its tensors."""
     policy = search_policy if search_policy is not None else SketchPolicy(task)
     session = run_session([task.tuning_task], tuning_options or TuningOptions(), policy)
     return task.tuning_task.program(session.records), task.compute_dag.tensors

@@ -1,4 +1,4 @@
-"""Search over several tasks, where trials go to those that are expected to win most."""
+"""Task scheduler that allocates trials to the tasks with the highest expected gain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TaskScheduler"]
 
 
 class TaskScheduler:
-    """Scheduler of tasks, which a session of `ekiden.tune` is.
+    """Scheduler that tunes several tasks in one session of `ekiden.tune`.
 
     Args:
         tasks: The tasks.
@@ -61,7 +61,7 @@ class TaskScheduler:
 
     @property
     def best_costs(self) -> list[float]:
-        """Return the seconds of each task's best; infinite before a trial."""
+        """Return the best run time of each task in seconds; infinite before its first trial."""
         if self.session is None:
             return [math.inf] * len(self.tasks)
         return [state.default_seconds * state.ratio for state in self.session.states]
@@ -74,7 +74,7 @@ class TaskScheduler:
         adaptive_training: bool = False,
         per_task_early_stopping: int | None = None,
     ) -> None:
-        """Search.
+        """Run the search over all tasks.
 
         Args:
             tune_option: How long, and where the log goes.

@@ -1,4 +1,4 @@
-"""Workloads: functions that give the tensors of a computation, by name."""
+"""Registry of workload functions, which return the tensors of a computation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORKLOADS: dict[str, WorkloadFunction] = {}
 def register_workload(
     func_name: str | WorkloadFunction, f: WorkloadFunction | None = None, override: bool = False
 ) -> Any:  # noqa: ANN401  a decorator
-    """Register a function as a workload, by its name or one that is given.
+    """Register a function as a workload under its own or a given name.
 
     Args:
         func_name: The name, or the function.
@@ -33,7 +33,9 @@ def register_workload(
     name = func_name if isinstance(func_name, str) else func_name.__name__
 
     def register(function: WorkloadFunction) -> WorkloadFunction:
-        """Register the function under its name. Raises InputError for a name of another one."""
+        """Register the function under its name. Raises InputError for the name of another
+        workload.
+        """
         if name in WORKLOADS and not override and WORKLOADS[name] is not function:
             raise InputError(f"register_workload: '{name}' is another function's name already")
         WORKLOADS[name] = function
@@ -44,8 +46,8 @@ def register_workload(
 
 
 def make_workload_key(func: str | WorkloadFunction, args: Sequence[object]) -> str:
-    """Return what names a workload with its arguments: JSON of [name, argument, ...]. Raises
-    InputError for a function that is not registered.
+    """Return the key of a workload with its arguments, the JSON text of [name, argument, ...].
+    Raises InputError for a function that is not registered.
     """
     name = func if isinstance(func, str) else func.__name__
     if name not in WORKLOADS:
@@ -55,7 +57,9 @@ def make_workload_key(func: str | WorkloadFunction, args: Sequence[object]) -> s
 
 
 def workload_key_to_tensors(workload_key: str) -> list[Tensor]:
-    """Return the tensors of a workload, inputs first. Raises InputError for an unknown one."""
+    """Return the tensors of a workload key, inputs first. Raises InputError for an unknown
+    workload.
+    """
     name, *args = json.loads(workload_key)
     if name not in WORKLOADS:
         raise InputError(f"auto_scheduler: no workload is called '{name}'")

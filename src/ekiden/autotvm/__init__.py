@@ -1,4 +1,4 @@
-"""AutoTVM's names over `ekiden.tune`: templates, tuners, logs and the contexts that apply them.
+"""AutoTVM's API on top of `ekiden.tune`: templates, tuners, logs and dispatch contexts.
 
     @autotvm.template("product")
     def product(n): ...

@@ -1,4 +1,4 @@
-"""Layouts of a whole network, with the interface of TVM's graph tuners.
+"""Graph tuners, which choose one record per kernel of a network, with TVM's interface.
 
 Compiling chooses the layouts of a network as a whole, whatever is tuned, so that no search of
 layouts stands here: a graph tuner gives the best records of the kernels it is asked for.
@@ -22,7 +22,7 @@ LOG = logging.getLogger("autotvm")
 
 
 class BaseGraphTuner:
-    """Graph tuner.
+    """Base class of graph tuners.
 
     Args:
         graph: The network.
@@ -46,22 +46,22 @@ class BaseGraphTuner:
         self._chosen: Records | None = None
 
     def benchmark_layout_transform(self, **options: object) -> None:
-        """Say that copies between layouts are not measured: compiling plans them."""
+        """Warn that layout transforms are not measured, because compilation plans them."""
         LOG.info("graph tuner: layouts are chosen when the network is compiled")
 
     def run(self, **options: object) -> None:
-        """Choose the best record of each kernel."""
+        """Select the best record of each kernel."""
         self._chosen = Records(list(self.records.best().values()))
 
     def get_optimal_records(self) -> Records:
-        """Return the chosen records. Raises InputError before `run`."""
+        """Return the selected records. Raises InputError before `run`."""
         if self._chosen is None:
             raise InputError("graph tuner: run() comes first")
         return self._chosen
 
     def write_opt_sch2record_file(self, record_file: PathName = "graph_opt_schedule.log") -> None:
-        """Write the chosen records, as `autotvm.apply_graph_best` and `apply_history_best` read
-        them. Raises InputError before `run`.
+        """Write the selected records in the format that `autotvm.apply_graph_best` and
+        `apply_history_best` read. Raises InputError before `run`.
         """
         self.get_optimal_records().write(record_file)
 

@@ -1,4 +1,4 @@
-"""Logs: a line of JSON for each measurement, in AutoTVM's form.
+"""AutoTVM's log format: one JSON line per measurement.
 
     {"input": [target, task, args, {}], "config": {"index": 5, "code_hash": null, "entity": [...]},
      "result": [[seconds], error, seconds of the batch, time], "version": 0.2, "ekiden": {...}}
@@ -43,13 +43,13 @@ FAILED_COST_S = 1e9
 
 
 def measure_str_key(inp: MeasureInput, include_config: bool = True) -> str:
-    """Return a text that is the same for equal inputs."""
+    """Return a key of a measure input, identical for equal inputs."""
     config = str(inp.config) if include_config else ""
     return f"{inp.target}{inp.task.name}{inp.task.args}{config}"
 
 
 def encode(inp: MeasureInput, result: MeasureResult, protocol: str = "json") -> str:
-    """Return a measurement as a line of a log. Raises LoadError for a protocol other than "json":
+    """Encode a measurement as a log line. Raises LoadError for a protocol other than "json":
     pickles are code.
     """
     _check_protocol(protocol)
@@ -72,8 +72,8 @@ def encode(inp: MeasureInput, result: MeasureResult, protocol: str = "json") -> 
 
 
 def decode(row: str, protocol: str = "json") -> tuple[MeasureInput, MeasureResult] | None:
-    """Return the measurement of a line; None for one of AutoTVM's first version. Raises LoadError
-    for anything else.
+    """Decode the measurement of a log line; return None for AutoTVM's first version. Raises
+    LoadError for anything else.
     """
     _check_protocol(protocol)
     try:
@@ -103,7 +103,7 @@ def _as_tuples(value: Any) -> Any:  # noqa: ANN401  JSON
 
 
 def load_from_buffer(file: Iterable[str]) -> Iterator[tuple[MeasureInput, MeasureResult]]:
-    """Yield the measurements of an open file; lines that begin with # are comments."""
+    """Yield the measurements of an open log file, skipping comment lines that begin with #."""
     for row in file:
         if row.strip() and not row.startswith("#"):
             pair = decode(row)
@@ -118,8 +118,8 @@ def load_from_file(filepath: PathName) -> Iterator[tuple[MeasureInput, MeasureRe
 
 
 def split_workload(in_file: PathName, clean: bool = True) -> None:
-    """Split a log into one for each workload, `FILE.0`, `FILE.1`, ..., without lines that are there
-    twice where `clean` says so.
+    """Split a log into one file per workload, `FILE.0`, `FILE.1`, ..., with `clean` without
+    duplicate lines.
     """
     groups: dict[str, list[str]] = {}
     for inp, result in load_from_file(in_file):
@@ -131,8 +131,8 @@ def split_workload(in_file: PathName, clean: bool = True) -> None:
 
 
 def pick_best(in_file: PathName, out_file: PathName) -> None:
-    """Write the best measurement of each workload of a log to another: one that Ekiden confirmed,
-    or else the fastest.
+    """Write the best measurement of each workload to another log: one confirmed by Ekiden if there
+    is one, else the fastest.
     """
     best: dict[str, tuple[MeasureInput, MeasureResult]] = {}
     for inp, result in load_from_file(in_file):

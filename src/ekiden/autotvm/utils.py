@@ -1,4 +1,4 @@
-"""Numbers with SI prefixes, as progress is printed."""
+"""Formatting of numbers with SI prefixes for progress output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SI_PREFIXES = "yzafpn\xb5m kMGTPEZY"
 
 
 def format_si_prefix(x: float, si_prefix: str) -> float:
-    """Return a number in units of a prefix. Raises InputError for a prefix that there is not."""
+    """Scale a number to an SI prefix. Raises InputError for an unknown prefix."""
     at = SI_PREFIXES.find(si_prefix) if len(si_prefix) == 1 else -1
     if at < 0 and si_prefix:
         raise InputError(f"format_si_prefix: one of {SI_PREFIXES} expected, got {si_prefix!r}")

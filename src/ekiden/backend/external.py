@@ -1,5 +1,4 @@
-"""External compilers (BYOC): which of them compiles the functions that PartitionGraph cut out for
-it.
+"""External compilers (BYOC) and their registry, for the functions that PartitionGraph outlined.
 
     def for_test(function):                  # a relay.Function with global_symbol
         def kernel(*tensors): ...            # the inputs, then the tensors it writes
@@ -16,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ekiden.ir.extensions import record_extension
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_digest
+from ekiden.ir.user_extensions import record_extension
 from ekiden.relay.expr import Function
 from ekiden.runtime import Module, get_global_func, register_func
 from ekiden.runtime.devices.engines import region_code, wrap_engine_errors
@@ -32,7 +31,7 @@ ExternalCodegen = Callable[[Function], ExternalKernel]
 
 @dataclass(frozen=True, slots=True)
 class ExternalCompiler:
-    """External compiler: compiles a function to the text that an executable stores."""
+    """External compiler, which compiles a function to the text that an executable stores."""
 
     compile: Callable[[Function], str]
 
@@ -41,7 +40,7 @@ _EXTERNAL_COMPILERS: dict[str, ExternalCompiler] = {}
 
 
 def register_external(compiler: str, codegen: ExternalCodegen) -> None:
-    """Register the code generator of an external compiler; a later one takes its place.
+    """Register the code generator of an external compiler, replacing an earlier one.
 
     Executables that need it can be loaded from then on: they keep the functions, and have them
     compiled when they are loaded.
@@ -59,9 +58,7 @@ def register_external(compiler: str, codegen: ExternalCodegen) -> None:
 
 
 def register_compiler(name: str, external: ExternalCompiler) -> None:
-    """Register a compiler; the global function ek.external.<name> makes kernels where it
-    is loaded.
-    """
+    """Register an external compiler, whose global function ek.external.<name> loads its kernels."""
     _EXTERNAL_COMPILERS[name] = external
 
 

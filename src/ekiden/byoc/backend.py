@@ -10,10 +10,10 @@ from ekiden.backend.external import ExternalCompiler, register_compiler
 from ekiden.byoc.onednn_regions import OneDnnEngine
 from ekiden.byoc.onnx_regions import OnnxEngine
 from ekiden.ir.expr import GlobalVar, RelayExpr
-from ekiden.ir.extensions import record_extension
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.transform import Sequential
+from ekiden.ir.user_extensions import record_extension
 from ekiden.relay.expr import Call, Function, TupleGetItem
 from ekiden.relay.op.annotation import OnDeviceAttrs
 from ekiden.relay.transform.external.annotate_target import AnnotateTarget
@@ -71,8 +71,8 @@ _REGISTERED_BACKENDS: dict[str, Backend] = {each.name: each for each in _BUILTIN
 
 
 def register(backend: Backend) -> None:
-    """Register an engine under its name; a later one takes its place. Artifacts that need it can be
-    loaded from then on in this process. Raises CompileError for a name that there cannot be.
+    """Register an engine under its name, replacing an earlier one. Artifacts that need it can be
+    loaded from then on in this process. Raises CompileError for an invalid name.
     """
     name: object = backend.name
     if not (isinstance(name, str) and name.isidentifier()):
@@ -84,7 +84,7 @@ def register(backend: Backend) -> None:
     _validate_backend(backend)
 
     def load(symbol: str, code: bytes) -> Callable[..., None]:
-        """Return the engine's function of a region, its exceptions as ours."""
+        """Load the engine's function of a region, translating its exceptions."""
         return wrap_engine_errors(backend.name, symbol, backend.load(symbol, code))
 
     register_loader(backend.name, load)
@@ -128,7 +128,7 @@ def partition(module: IRModule, engine: str) -> IRModule:
 
 
 def partition_for_engine(module: IRModule, engine: str, *, forgives: bool = False) -> IRModule:
-    """Partition a module for an installed backend. If `forgives`, a region on which the engine
+    """Partition a module for an installed backend. With `forgives`, a region on which the engine
     violates the Backend contract stays with Ekiden, with a warning.
     """
     backend = _REGISTERED_BACKENDS[engine]

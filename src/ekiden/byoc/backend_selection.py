@@ -1,5 +1,5 @@
-"""Engine selection by measurement against Ekiden's own kernels on this machine: the faster
-is kept.
+"""Engine selection: measure each region in the engine and in Ekiden's own kernels on this machine,
+and keep the faster.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Choice:
 
     @property
     def kept(self) -> bool:
-        """Return whether the engine keeps the region."""
+        """Return whether the region stays with the engine."""
         return self.its < MAX_KEPT_TIME_RATIO * self.own
 
     def __str__(self) -> str:

@@ -1,5 +1,5 @@
-"""oneDNN engine: a table of offloadable Relay operators, and regions as plans of oneDNN primitives
-(`runtime/engines/onednn_plan.h`).
+"""oneDNN engine: the table of offloadable Relay operators, and the serialisation of regions as
+plans of oneDNN primitives (`runtime/engines/onednn_plan.h`).
 """
 
 from __future__ import annotations

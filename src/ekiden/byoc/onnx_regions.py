@@ -1,4 +1,4 @@
-"""Engines that run ONNX models: a table of offloadable Relay operators, and regions as ONNX
+"""ONNX engines: the table of offloadable Relay operators, and the serialisation of regions as ONNX
 models.
 """
 
@@ -38,7 +38,7 @@ def _empty_attributes(call: Call) -> Attributes | None:
 
 
 def _gemm_attributes(call: Call) -> Attributes | None:
-    """Return Gemm's attributes; None for batched operands, which Gemm does not take."""
+    """Return Gemm's attributes; None for batched operands, which Gemm does not support."""
     ranks = [len(tensor_type(arg).shape) for arg in call.args]
     return {"transB": 1} if ranks == [2, 2] else None
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "tune": "search for faster kernels of a model",
     "inspect": "print a stage of the compilation of a model, or an artifact",
     "check": "list a model's operators and check that it can be compiled",
+    "fit": "show the memory that a run needs, and the largest batch that fits",
     "verify": "compare a compiled model with ONNX Runtime or ONNX's reference",
     "chat": "talk with a language model in the terminal",
     "generate": "generate text with a language model, token by token",

@@ -21,7 +21,7 @@ from ekiden.frontend.common.survey import Survey
 from ekiden.frontend.registry import find_frontend
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm
-from ekiden.relay.analysis.count import get_total_mac_number
+from ekiden.relay.analysis.op_counts import get_total_mac_number
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.memory import AllocStorageAttrs
 from ekiden.relay.transform.language.infer_type import InferType

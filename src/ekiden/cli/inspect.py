@@ -15,7 +15,7 @@ import ekiden
 from ekiden import tir
 from ekiden.backend.external import is_external_function
 from ekiden.backend.kernels.build import check_decisions
-from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.canonical_form import canonicalize
 from ekiden.backend.kernels.lower import (
     Overrides,
     choose_primitive,

@@ -7,7 +7,7 @@ import os
 import time
 
 from ekiden._lazy import load_module
-from ekiden.backend.crt.module import MicroModule, Pool
+from ekiden.backend.crt.micro_module import MicroModule, Pool
 from ekiden.cli.options import decisions_config, parse_decimal, parse_key_value, parse_shapes
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.errors import InputError

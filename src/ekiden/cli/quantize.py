@@ -16,8 +16,8 @@ from ekiden.compiler.options import CompileOptions
 from ekiden.compiler.quantize import quantize
 from ekiden.ir.op import Array
 from ekiden.quantization.plan import QUANT_KINDS, QuantPlan, Recipe
-from ekiden.quantization.ranges import RANGE_METHODS
-from ekiden.quantization.rounding import ROUNDING_METHODS
+from ekiden.quantization.range_calibration import RANGE_METHODS
+from ekiden.quantization.weight_rounding import ROUNDING_METHODS
 from ekiden.runtime.artifact.container_format import artifact_bytes
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import check_folder, write_text

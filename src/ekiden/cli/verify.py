@@ -69,10 +69,12 @@ def _parse_tolerance(options: argparse.Namespace) -> ComparisonTolerance:
     """
     names = {name: name.lstrip("-").replace("-", "_") for name, *_ in TOLERANCE_OPTIONS}
     option_values = {f: v for f in names.values() if (v := getattr(options, f)) is not None}
-    is_beside = options.against is not None and options.against not in REFERENCE_ENGINES
-    wrong = [name for name, f in names.items() if f in option_values and is_beside != (f == "snr")]
+    is_other_model = options.against is not None and options.against not in REFERENCE_ENGINES
+    wrong = [
+        name for name, f in names.items() if f in option_values and is_other_model != (f == "snr")
+    ]
     if wrong:
-        suitable = "another model, where --snr is" if is_beside else "an engine, as --rtol is"
+        suitable = "another model, where --snr is" if is_other_model else "an engine, as --rtol is"
         raise InputError(f"{wrong[0]}: no tolerance of a comparison with {suitable}")
     return ComparisonTolerance(**option_values)
 

@@ -14,10 +14,10 @@ from ekiden.codegen import c, device, llvm
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.device.formats import KERNEL_FORMATS, kernel_format
 from ekiden.codegen.parallel import CompileTask, ProgressCallback, compile_tasks
-from ekiden.ir.extensions import has_extensions
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import dump_if_requested, notify_product, with_instruments
 from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.user_extensions import has_extensions
 from ekiden.runtime import Module, environment, get_global_func, load_device_code, tensor
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ekiden.ir.cache_layers import cache_layers, is_nonempty_folder
+from ekiden.ir.cache_folders import cache_folders, is_nonempty_folder
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.hashes import blake2b
 from ekiden.ir.node import Node
@@ -101,7 +101,7 @@ class KernelCache:
     @staticmethod
     def default() -> KernelCache:
         """Return the cache in the user's cache folder, unless the environment names another."""
-        home, fallbacks = cache_layers()
+        home, fallbacks = cache_folders()
         folder = None if home is None else os.path.join(home, "kernels")
         limit = environment.kernel_cache_limit_bytes()
         return KernelCache(

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 from ekiden._lazy import load_module
 from ekiden.backend.external import ExternalCompiler, register_compiler
 from ekiden.backend.kernels.build import flushes_denormals
-from ekiden.backend.kernels.tiers import FullTierRequest, OnKernel
+from ekiden.backend.kernels.tiered_compilation import FullTierRequest, OnKernel
 from ekiden.backend.vm.compile import compile_variants
 from ekiden.backend.vm.pipeline import LoweredModule, lower, lower_full_tier
 from ekiden.codegen.build import get_code_generator
@@ -23,6 +23,7 @@ from ekiden.frontend.common.sum_value import is_sum_type
 from ekiden.frontend.registry import accepted_models, describe_model, find_frontend, to_bytes
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import BaseFunc, GlobalVar
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.package_versions import package_version
@@ -36,9 +37,8 @@ from ekiden.ir.pass_context import (
     time_phase,
 )
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
-from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
-from ekiden.relay.analysis.conditions import shape_conditions
+from ekiden.relay.analysis.shape_constraints import shape_conditions
 from ekiden.relay.analysis.well_formedness import find_errors
 from ekiden.relay.expr import Constant, Function, Var
 from ekiden.relay.transform.language.infer_type import InferType
@@ -150,8 +150,8 @@ class CompiledModel:
 
     @time_phase("write")
     def write(self, file: Writer) -> None:
-        """Write the artifact to a seekable file. Raises as `joined` does; the file must not be used
-        then.
+        """Write the artifact to a seekable file. Raises as `to_bytes` does; the file must then be
+        discarded.
         """
         self.artifact.write_seekable(cast("Seekable", file))
         self.mapped_weight_files.check("compile")

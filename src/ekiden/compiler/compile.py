@@ -462,13 +462,7 @@ def _compile_quick(
     cache, cache_request, cached = _look_up_cache(model, options)
     if cached is not None:
         return cached, None
-    targets = virtual_device.compilation_config(options.targets).primitive_targets
-    if len(targets) != 1:
-        raise CompileError(f"compile: tier 'quick' takes one target, got {len(targets)}")
-    if not targets[0].code_host.serves(target_values.Target.host()):
-        raise CompileError(
-            f"compile: tier 'quick' answers on this machine, which cannot run code for {targets[0]}"
-        )
+    target = _find_quick_target(options)
     _import_compiler()  # as a phase of its own, and without looking for garbage
     started = time.perf_counter()
     compiled = _compile_model(model, options)
@@ -492,7 +486,34 @@ def _compile_quick(
     compiled.mapped_weight_files.check("compile")
     _log_artifact(len(compiled), started)
     upgrade = load_module("ekiden.compiler.tiered_execution").TierUpgrade
-    return raw, upgrade(raw, compiled.general_program, targets[0], store_final, WORKER_PRELOAD)
+    return raw, upgrade(raw, compiled.general_program, target, store_final, WORKER_PRELOAD)
+
+
+def _find_quick_target(options: CompileOptions) -> target_values.Target:
+    """Return the one target of a compilation with general kernels. Raises CompileError for several,
+    and for one whose code this machine cannot run.
+    """
+    targets = virtual_device.compilation_config(options.targets).primitive_targets
+    if len(targets) != 1:
+        raise CompileError(f"compile: tier 'quick' takes one target, got {len(targets)}")
+    if not targets[0].code_host.serves(target_values.Target.host()):
+        raise CompileError(
+            f"compile: tier 'quick' answers on this machine, which cannot run code for {targets[0]}"
+        )
+    return targets[0]
+
+
+def plan_program(model: Model, options: CompileOptions) -> runtime.Executable:
+    """Compile a model with general kernels alone, for what needs no code: types, packed weights and
+    the memory plan. Nothing is cached, and the program cannot run, since it has no kernels.
+
+    Raises what `compile` raises with tier "quick".
+    """
+    options = replace(options, tier="quick")
+    with options.context():
+        _find_quick_target(options)
+        compiled = _compile_model(model, options)
+    return container_format.load_executable(compiled.to_bytes(), compiled.external_constants)
 
 
 def _look_up_cache(

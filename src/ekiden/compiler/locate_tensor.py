@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ekiden import runtime
-from ekiden.backend.vm.operands import read_registers, written_registers
+from ekiden.backend.vm.instruction_operands import read_registers, written_registers
 from ekiden.runtime.artifact.metadata import tensor_infos
 from ekiden.runtime.debug.debugger import CodeLocation
 from ekiden.runtime.debug.instructions import Instruction

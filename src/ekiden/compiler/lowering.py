@@ -15,7 +15,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.target import Target, TargetLike
 from ekiden.te.schedule import Schedule
 from ekiden.te.schedule import lower as lower_schedule
-from ekiden.te.statements import replace_buffers
+from ekiden.te.stmt_renaming import replace_buffers
 from ekiden.te.tensor import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc

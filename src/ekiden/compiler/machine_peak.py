@@ -97,7 +97,7 @@ def dot_product_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
     dot = next(filter(target.has, dots), None)
     if dot is None:
         return None
-    lanes, count, sums = target.lanes("float32"), num_fma_chains(target), panel_products.sums
+    lanes, count, sums = target.lanes("float32"), num_fma_chains(target), panel_products.accumulator
     vector = f"{sums}x{lanes}"
     out = Buffer("out", (const(count * lanes),), sums)
     acc = Buffer("acc", (const(count),), vector, "register")
@@ -124,14 +124,14 @@ def dot_product_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
 def _amx_loop(of: MatrixDotTypes) -> tuple[PrimFunc, int]:
     """Return the peak loop of AMX tile products and its operation count."""
     registers, size, steps = range(NUM_TILE_REGISTERS), AMX_ROWS * AMX_LANES, PEAK_STEPS // 8
-    out = Buffer("out", (const(size),), of.sums)
+    out = Buffer("out", (const(size),), of.accumulator)
     shape = matrix_call(
         "matrix_shape", *([AMX_ROWS, AMX_LANES * AMX_WORD_BYTES] * NUM_TILE_REGISTERS)
     )
     clear = [matrix_call("matrix_zero", n) for n in registers]
-    multiplications = [matrix_call(of.dot, n, 6, 7) for n in registers[:6]]
+    multiplications = [matrix_call(of.intrinsic, n, 6, 7) for n in registers[:6]]
     loop = For(Var("i"), const(0), const(steps), ForKind.SERIAL, seq(*multiplications))
-    value = call_intrin("matrix_value", 0, dtype=f"{of.sums}x{size}")
+    value = call_intrin("matrix_value", 0, dtype=f"{of.accumulator}x{size}")
     keep = BufferStore(out, value, (ramp(const(0), 1, size),))
     attrs = {"global_symbol": "peak", "tir.tiled": 1}
     work = 2 * size * AMX_WORDS * DOT_WORD_BY_DTYPE[of.panel] * len(multiplications) * steps

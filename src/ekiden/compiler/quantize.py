@@ -14,9 +14,9 @@ from ekiden.frontend.onnx.load import ModelSource, read_model
 from ekiden.ir.op import Array
 from ekiden.quantization.calibrate import Feeds, TensorStats, collect_stats, parse_calibration_data
 from ekiden.quantization.gram_matrix import accumulate_gram_matrices
-from ekiden.quantization.layers import Layer, find_layers
 from ekiden.quantization.plan import QuantPlan, Recipe
 from ekiden.quantization.qdq_rewrite import apply_smoothing, insert_quantization, upgrade_opset
+from ekiden.quantization.quantizable_layers import Layer, find_layers
 from ekiden.quantization.sensitivity import initial_plan, refine_plan, time_whole_model
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName, write_path_or_stream

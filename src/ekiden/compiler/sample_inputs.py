@@ -84,7 +84,7 @@ def _check_memory(infos: Sequence[TensorInfo], bound: Mapping[str, int]) -> None
     if free is None:
         return
     shapes = {i.name: [bound[d] if isinstance(d, str) else d for d in i.shape] for i in infos}
-    sizes = {i.name: prod(shapes[i.name]) * _element_dtype(i).itemsize for i in infos}
+    sizes = {i.name: prod(shapes[i.name]) * element_dtype(i).itemsize for i in infos}
     needed = sum(sizes.values())
     if needed > free:
         name = max(sizes, key=lambda n: sizes[n])
@@ -98,7 +98,7 @@ def _format_gigabytes(nbytes: int) -> str:
     return f"{nbytes / 1e9:,.1f} GB"
 
 
-def _element_dtype(info: TensorInfo) -> np.dtype[np.generic]:
+def element_dtype(info: TensorInfo) -> np.dtype[np.generic]:
     """Return the dtype of an input's elements. Raises InputError for inputs without a
     random value.
     """
@@ -111,7 +111,7 @@ def _element_dtype(info: TensorInfo) -> np.dtype[np.generic]:
 def _random_value(info: TensorInfo, bound: dict[str, int], rng: np.random.Generator) -> object:
     """Return a tensor, or a list of tensors for a sequence."""
     shape = [d if isinstance(d, int) else bound[d] for d in info.shape]
-    dtype = _element_dtype(info)
+    dtype = element_dtype(info)
 
     def random_array() -> Array:
         values = rng.integers(0, 2, shape) if dtype.kind in "iubU" else rng.random(shape)

@@ -1,4 +1,4 @@
-"""Modules at TVM's `contrib` path: the graph executor and its debugger, compilers, BLAS, pictures.
+"""Modules at TVM's `contrib` path: graph executor, debugger, compiler drivers, BLAS, visualisation.
 
 A module is loaded when it is first used.
 """

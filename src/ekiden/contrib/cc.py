@@ -66,7 +66,7 @@ def cross_compiler(
     options: Sequence[str] | None = None,
     output_format: str | None = None,
 ) -> Compile:
-    """Return a function that builds libraries for another machine, for `fcompile`.
+    """Return a function that builds libraries for another target triple, for `fcompile`.
 
     Args:
         compile_func: A compiler command, such as "aarch64-linux-gnu-gcc", or a function with

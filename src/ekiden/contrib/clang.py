@@ -1,4 +1,6 @@
-"""The system's clang, with the interface of TVM's `contrib.clang`: C to LLVM's text."""
+"""Compilation of C to LLVM IR by the system's clang, with the interface of TVM's
+`contrib.clang`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def create_llvm(
     options: Sequence[str] | None = None,
     cc: str | None = None,
 ) -> str:
-    """Return the LLVM text of C or C++.
+    """Compile C or C++ source to LLVM IR text.
 
     Args:
         inputs: The code, or paths of files; several of them are refused.

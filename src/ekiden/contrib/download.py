@@ -25,7 +25,7 @@ TIMEOUT_S = 60
 
 
 class DownloadError(EkidenError, OSError):
-    """Error of a download: the network, the server, or the address."""
+    """Error of a failed download."""
 
 
 def download(
@@ -35,7 +35,7 @@ def download(
     size_compare: bool = False,
     retries: int = 3,
 ) -> None:
-    """Download a file.
+    """Download a file over HTTP.
 
     Args:
         url: its address.
@@ -108,7 +108,9 @@ def _fetch_atomically(url: str, target: Path) -> None:
 
 
 def _remote_size(url: str) -> int | None:
-    """Return the size that a server states for a file; None if it states none or is not there."""
+    """Return the Content-Length of a remote file; None if it is not stated or the file is
+    missing.
+    """
     request = urllib.request.Request(url, method="HEAD")
     with (
         suppress(OSError, ValueError),
@@ -120,7 +122,7 @@ def _remote_size(url: str) -> int | None:
 
 
 def _download_error(url: str, target: Path, error: Exception) -> DownloadError:
-    """Return the error of the last attempt, with what a user without a network can do."""
+    """Return the error of the last attempt, with a hint for users without a network."""
     reason = error.reason if isinstance(error, URLError) else error
     return DownloadError(
         f"download {url}: {reason}; without a network, put the file at {str(target)!r}"

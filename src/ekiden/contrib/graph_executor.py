@@ -43,12 +43,12 @@ def executor_library(libmod: object, device: Devices) -> ExecutorModule:
     if isinstance(library, Module):
         runtime.check_devices("graph executor", device, _compiled_devices(library))
         return library
-    if not hasattr(library, "is_beside"):
+    if not hasattr(library, "is_on_same_host"):
         raise TypeError(f"graph executor: expected a module, got {type(libmod).__name__}")
     devices: object = device
     is_many = isinstance(devices, (list, tuple)) and not isinstance(devices, runtime.Device)
     for one_device in devices if is_many else [devices]:  # type: ignore[attr-defined]
-        if one_device is not None and not library.is_beside(one_device):
+        if one_device is not None and not library.is_on_same_host(one_device):
             raise InputError(
                 f"graph executor: expected a device of the library's session, got {one_device}"
             )

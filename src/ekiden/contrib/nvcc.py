@@ -1,4 +1,4 @@
-"""What a compute capability of NVIDIA's devices has, with the interface of TVM's `contrib.nvcc`.
+"""Queries of features by CUDA compute capability, with the interface of TVM's `contrib.nvcc`.
 
 NVIDIA's compiler is not called: code for these devices is PTX.
 """
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def get_target_compute_version(target: TargetLike | None = None) -> str:
-    """Return the compute capability of a target, like "8.0". Raises InputError where its option
+    """Return the compute capability of a target, such as "8.0". Raises InputError where its option
     -arch is not set.
     """
     chosen = Target(target) if target is not None else target_or_current()
@@ -32,7 +32,7 @@ def get_target_compute_version(target: TargetLike | None = None) -> str:
 
 
 def parse_compute_version(compute_version: str) -> tuple[int, int]:
-    """Return both numbers of a compute capability. Raises InputError."""
+    """Parse a compute capability to (major, minor). Raises InputError."""
     found = re.fullmatch(r"(\d+)\.(\d+)", compute_version)
     if found is None:
         raise InputError(f"compute version: like '8.0' expected, got {compute_version!r}")
@@ -40,21 +40,21 @@ def parse_compute_version(compute_version: str) -> tuple[int, int]:
 
 
 def have_fp16(compute_version: str) -> bool:
-    """Return whether a compute capability has float16."""
+    """Return whether a compute capability supports float16."""
     return parse_compute_version(compute_version) >= (5, 3)
 
 
 def have_int8(compute_version: str) -> bool:
-    """Return whether a compute capability has dot products of int8."""
+    """Return whether a compute capability supports int8 dot products."""
     return parse_compute_version(compute_version) >= (6, 1)
 
 
 def have_tensorcore(compute_version: str | None = None, target: TargetLike | None = None) -> bool:
-    """Return whether a compute capability, or a target's, has tensor cores."""
+    """Return whether a compute capability, or a target's, supports tensor cores."""
     version = compute_version or get_target_compute_version(target)
     return parse_compute_version(version) >= (7, 0)
 
 
 def have_bf16(compute_version: str) -> bool:
-    """Return whether a compute capability has bfloat16."""
+    """Return whether a compute capability supports bfloat16."""
     return parse_compute_version(compute_version) >= (8, 0)

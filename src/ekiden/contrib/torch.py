@@ -1,4 +1,4 @@
-"""Loop programs as PyTorch modules, with the interface of TVM's `contrib.torch`.
+"""PyTorch modules that run loop programs, with the interface of TVM's `contrib.torch`.
 
 `torch.compile(module, backend="ekiden")` is the way for modules of PyTorch itself.
 """
@@ -23,8 +23,8 @@ __all__ = ["OperatorModuleWrapper", "as_torch"]
 
 
 class OperatorModuleWrapper(torch.nn.Module):
-    """Module of a loop program, which is called with tensors for its parameters and writes the
-    last of them.
+    """PyTorch module of a loop program, called with tensors for its parameters, the last of which
+    is its output.
     """
 
     def __init__(self, module: IRModule | PrimFunc) -> None:
@@ -36,7 +36,7 @@ class OperatorModuleWrapper(torch.nn.Module):
         self._built: Module | None = None
 
     def tune(self, target: TargetLike = "llvm", max_trials_global: int = 64) -> None:
-        """Tune the program for a target, and keep the best schedule.
+        """Tune the program for a target, and apply the best schedule.
 
         Raises:
             CompileError: No rule has a schedule for it.
@@ -57,7 +57,7 @@ class OperatorModuleWrapper(torch.nn.Module):
         self._built = build(self.func, target)
 
     def forward(self, *torch_inputs: torch.Tensor) -> Any:  # noqa: ANN401  as given, or several
-        """Run the program over tensors, and return the last of them."""
+        """Run the program on tensors, and return the output tensor."""
         if self._built is None:
             self.build()
         assert self._built is not None
@@ -68,8 +68,8 @@ class OperatorModuleWrapper(torch.nn.Module):
 def as_torch(
     func: IRModule | PrimFunc | Callable[..., IRModule | PrimFunc],
 ) -> OperatorModuleWrapper | Callable[..., OperatorModuleWrapper]:
-    """Return a loop program as a PyTorch module; a function that makes programs becomes one that
-    makes modules.
+    """Wrap a loop program in a PyTorch module; wrap a function that returns programs in one that
+    returns modules.
     """
     if isinstance(func, (IRModule, PrimFunc)):
         return OperatorModuleWrapper(func)

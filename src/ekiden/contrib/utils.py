@@ -33,19 +33,19 @@ class TempDirectory:
         return Path(self.temp_dir)
 
     def __truediv__(self, name: str | os.PathLike[str]) -> Path:
-        """Return the path of a file in it, which need not exist."""
+        """Return the path of a file in the folder, which need not exist."""
         return self.path / name
 
     def relpath(self, name: str) -> str:
-        """Return the path of a file in it, which need not exist."""
+        """Return the path of a file in the folder, which need not exist."""
         return os.path.join(self.temp_dir, name)
 
     def listdir(self) -> list[str]:
-        """Return the names of its entries."""
+        """Return the names of the folder's entries."""
         return os.listdir(self.temp_dir)
 
     def remove(self) -> None:
-        """Remove it now; a second time does nothing."""
+        """Remove the folder; further calls do nothing."""
         self._remove()
 
     def __enter__(self) -> TempDirectory:

@@ -1,3 +1,3 @@
-"""Frontends: each package imports one model format as an IRModule."""
+"""Model importers, one package per format, which convert models to an IRModule."""
 
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)

@@ -1,4 +1,4 @@
-"""Python packages that frontends need: whether one is installed, recent, and can be imported."""
+"""Python packages required by frontends: whether they are installed, recent, and importable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A Python package that a frontend or a converter needs.
+    """Python package that a frontend or a converter requires.
 
     It has the module's name, its distributions' names, the oldest supported version, the first
     unsupported one, and a function that the module must have.

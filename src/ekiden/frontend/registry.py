@@ -1,4 +1,4 @@
-"""Registry of frontends, one row each: the models it accepts, its packages, its module.
+"""Registry of frontends with the models they accept, their packages and their modules.
 
 Reading the table imports no framework; a frontend is imported when one of its models is given. To
 add one: a row here, and a folder with a module `entry` whose functions are those of
@@ -45,7 +45,7 @@ class FrontendEntry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Frontend:
-    """A row of the table: a frontend, its packages, and how its models are recognised."""
+    """Registry entry of a frontend: its packages, and how its models are recognised."""
 
     name: str
     """Its folder: `ekiden.frontend.<name>`."""
@@ -321,7 +321,7 @@ def keras_backend() -> str:
 
 
 def _keras_file_frontend(row: Frontend | None, name: str) -> Frontend | None:
-    """Return the frontend of a Keras file by its backend; other rows are unchanged.
+    """Return the frontend of a Keras file by its backend; other entries are returned unchanged.
 
     Raises ImportModelError where the backend is PyTorch, whose models are traced with examples.
     """
@@ -441,12 +441,12 @@ _MAGIC_BYTES_READ = 64
 
 
 def _has_marker_file(row: Frontend | RejectedKind, path: str) -> bool:
-    """Return whether a folder has one of a row's marker files."""
+    """Return whether a folder contains one of an entry's marker files."""
     return any(os.path.isfile(os.path.join(path, name)) for name in row.marker_files)
 
 
 def _has_magic_bytes(row: Frontend | RejectedKind, data: bytes) -> bool:
-    """Return whether data have a row's magic bytes at their offset."""
+    """Return whether data have an entry's magic bytes at their offset."""
     return any(data[at : at + len(text)] == text for at, text in row.magic_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Kinds of files and objects that no frontend accepts, each with advice for its user."""
+"""File formats and objects that no frontend accepts, each with advice for the user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RejectedKind:
-    """A kind of file or object that no frontend accepts, and advice for its user.
+    """File format or object that no frontend accepts, with advice for the user.
 
     `magic_bytes`, `marker_files`, `archive_members` and `class_names` are as those of a frontend;
     `converter` is the package that the advice needs.

@@ -1,5 +1,4 @@
-"""`relay_functions.frontend`: importers with TVM's signatures, which return a module and its
-parameters.
+"""Importers with TVM's signatures, which return a module and its parameters (`relay.frontend`).
 
 Each is imported on first use.
 """

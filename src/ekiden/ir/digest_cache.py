@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ekiden.ir.cache_layers import cache_layers
+from ekiden.ir.cache_folders import cache_folders
 from ekiden.ir.hashes import sha256
 from ekiden.runtime.files import (
     check_trusted,
@@ -61,7 +61,7 @@ def memoize_on_disk(about: str, changed_ns: int, find: Callable[[], str]) -> str
     # A file may change again within the resolution of its time stamp: recent ones are never
     # remembered.
     is_settled = changed_ns + MIN_FILE_AGE_NS < time.time_ns()
-    folder = cache_layers()[0] if is_settled else None
+    folder = cache_folders()[0] if is_settled else None
     if folder is None:
         return find()
     # The key is hashed, as it may contain paths and be long.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import field
 from typing import TextIO
 
-from ekiden.ir.dump import DumpIR
+from ekiden.ir.ir_dump import DumpIR
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument
 from ekiden.runtime.errors import EkidenError

@@ -243,6 +243,8 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("madd_s8s8",   3, _dot4_s8s8),    # the same, both with a sign; a or b not -128
     IntrinsicDef("sum2_u8s8",   3, _dot2_u8s8_int16),   # acc int16 + 2 products of bytes, which fit
     IntrinsicDef("madd_s16",    3, _dot2_int16),          # acc + 2 products of int16 in words a, b
+    # The first of two values; code generators place what reads it behind the second.
+    IntrinsicDef("in_order",    2, lambda value, other: value),
     IntrinsicDef("dot2_bf16",   3, _dot2_bfloat16),    # acc + 2 products of bfloat16 in words a, b
     # Registers that hold matrices of at most 16 rows of 64 bytes (x86-64's AMX), by number. shape:
     # rows and bytes of each. load: number, address, bytes between rows. dot: the sum, its factors.

@@ -1,4 +1,4 @@
-"""JSON serialization of nodes and modules: their node family of `runtime.artifact.graph_json`.
+"""JSON serialization of nodes and modules, as a node family of `runtime.artifact.graph_json`.
 
 Inferred types are not saved; fields at their defaults are left out. Importing this makes
 `save_json` and `load_json` know the nodes of every language that is imported.

@@ -1,4 +1,4 @@
-"""LazyRegistry: a registry whose rows are defined by modules that are imported on look-up."""
+"""Lazy registry, whose entries are defined by modules imported on look-up."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _V = TypeVar("_V")
 
 
 class LazyRegistry(dict[_K, _V]):
-    """Registry filled by modules that are imported when a missing row is looked up. Before it
+    """Registry filled by modules that are imported when a missing entry is looked up. Before it
     denies a row, or lists all, it loads deferred modules: the one that makes the row, where
-    `row_modules` knows it. `has` and `rows` look at what is loaded. A listing leaves out rows
-    that other threads add meanwhile.
+    `row_modules` knows it. `has` and `rows` look at what is loaded. A listing leaves out rows that
+    other threads add meanwhile.
     """
 
     __slots__ = ("row_modules",)
@@ -27,12 +27,12 @@ class LazyRegistry(dict[_K, _V]):
         self.row_modules: Mapping[_K, str] = {}
 
     def load(self, module: str) -> None:
-        """Import a module, which registers its rows."""
+        """Import a module, which registers its entries."""
         # The import runs the registrations of the module.
         load_module(module)
 
     def load_all(self) -> None:
-        """Import all modules that register rows."""
+        """Import all modules that register entries."""
         load_deferred()
 
     def _loaded_rows(self) -> dict[_K, _V]:
@@ -45,11 +45,11 @@ class LazyRegistry(dict[_K, _V]):
         raise KeyError(key)
 
     def has(self, key: _K) -> bool:
-        """Return whether the row is already loaded, without importing."""
+        """Return whether the entry is already loaded, without importing."""
         return super().__contains__(key)
 
     def rows(self) -> ItemsView[_K, _V]:
-        """Return the items loaded so far, without importing."""
+        """Return the entries loaded so far, without importing."""
         return self._loaded_rows().items()
 
     def __contains__(self, key: object) -> bool:
@@ -64,7 +64,7 @@ class LazyRegistry(dict[_K, _V]):
         return dict.__contains__(self, key)
 
     def get(self, key: _K, default: _V | None = None) -> _V | None:  # type: ignore[override]
-        """Return the row of a key, or the default."""
+        """Return the entry of a key, or the default."""
         return super().get(key, default) if key in self else default
 
     def __iter__(self) -> Iterator[_K]:
@@ -76,12 +76,12 @@ class LazyRegistry(dict[_K, _V]):
         return super().__len__()
 
     def keys(self) -> KeysView[_K]:  # type: ignore[override]
-        """Return the keys of all rows, importing everything."""
+        """Return the keys of all entries, importing everything."""
         self.load_all()
         return self._loaded_rows().keys()
 
     def values(self) -> ValuesView[_V]:  # type: ignore[override]
-        """Return all rows, importing everything."""
+        """Return all entries, importing everything."""
         self.load_all()
         return self._loaded_rows().values()
 

@@ -1,4 +1,4 @@
-"""Supplies of unique names and global variables (TVM's NameSupply).
+"""Generators of unique names and global variables (TVM's NameSupply).
 
 NameSupply("prefix").fresh_name("f")   ->   "prefix_f", then "prefix_f_1", ...
 """
@@ -9,6 +9,7 @@ import re
 
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
+from ekiden.ir.name_uniquer import NameUniquer
 
 
 class NameSupply:
@@ -16,7 +17,7 @@ class NameSupply:
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
-        self._used_names: dict[str, int] = {}
+        self._names = NameUniquer()
 
     def _full_name(self, name: str, add_prefix: bool) -> str:
         full_name = f"{self.prefix}_{name}" if add_prefix and self.prefix else name
@@ -24,26 +25,17 @@ class NameSupply:
 
     def fresh_name(self, name: str, add_prefix: bool = True) -> str:
         """Return and reserve an unused name: the given one, with a number appended if needed."""
-        full_name = self._full_name(name, add_prefix)
-        if full_name not in self._used_names:
-            self._used_names[full_name] = 0
-            return full_name
-        while True:
-            self._used_names[full_name] += 1
-            candidate = f"{full_name}_{self._used_names[full_name]}"
-            if candidate not in self._used_names:
-                self._used_names[candidate] = 0
-                return candidate
+        return self._names.fresh(self._full_name(name, add_prefix))
 
     def reserve_name(self, name: str, add_prefix: bool = True) -> str:
         """Reserve a name even if it is already in use."""
         full_name = self._full_name(name, add_prefix)
-        self._used_names.setdefault(full_name, 0)
+        self._names.reserve(full_name)
         return full_name
 
     def contains_name(self, name: str, add_prefix: bool = True) -> bool:
         """Return whether a name is reserved."""
-        return self._full_name(name, add_prefix) in self._used_names
+        return self._full_name(name, add_prefix) in self._names
 
 
 class GlobalVarSupply:

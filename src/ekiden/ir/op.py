@@ -16,13 +16,13 @@ from numpy import typing as npt  # the package first: another thread may be impo
 from ekiden._lazy import LazyModule, load_deferred
 from ekiden.ir.attrs import Attrs, NamedDimsAttrs, unwrap_user_attrs
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.extensions import record_extension
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.lazy_registry import LazyRegistry
 from ekiden.ir.node import NODE_TYPES, ignored_field, node
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.span import Span
-from ekiden.ir.text import format_type
 from ekiden.ir.type import TensorType, TupleType, Type, substitute_unknown_dims, tensor_type
+from ekiden.ir.user_extensions import record_extension
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError, EkidenError, RunError, TypeInferenceError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -163,15 +163,15 @@ class Op(RelayExpr):
         return self.definition.description
 
     def set_num_inputs(self, n: int) -> None:
-        """Set the number of arguments, for those that `add_argument` does not name."""
+        """Set the number of arguments, including those that `add_argument` does not name."""
         named = self.definition.arguments[:n]
         _replace_definition(
             self.name, arguments=(*named, *(f"argument_{i}" for i in range(len(named), n)))
         )
 
     def add_argument(self, name: str, type: str, description: str) -> None:
-        """Name the first unnamed argument. (The type's name and the description are of TVM's face;
-        what an argument may be is said by the relation.)
+        """Name the first unnamed argument. (TVM's type name and description are ignored; the
+        relation checks arguments.)
         """
         named = list(self.definition.arguments)
         unnamed = [i for i, argument in enumerate(named) if argument == f"argument_{i}"]
@@ -182,7 +182,7 @@ class Op(RelayExpr):
 
     def add_type_rel(self, rel_name: str, type_rel_func: TypeRelationFunc | None = None) -> None:
         """Set the type relation, a function (argument types, attributes) -> result type or the name
-        of a predefined one. Raises KeyError for a name that is not there.
+        of a predefined one. Raises KeyError for an unknown name.
         """
         if type_rel_func is None and rel_name not in NAMED_TYPE_RELATIONS:
             raise KeyError(
@@ -263,7 +263,7 @@ the arguments, and the conditions on them.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpDef:
-    """Operator definition, one row of the operator table.
+    """Operator definition, an entry of the operator registry.
 
     name: as in Relay text ("nn.conv2d").
     arguments: names of the inputs. `variadic`: the one input is a tuple (concatenate). `optional`:

@@ -23,11 +23,11 @@ from ekiden.runtime.lazy_logger import LazyLogger
 if TYPE_CHECKING:
     import difflib
 
-    import ekiden.ir.dump as dumps
+    import ekiden.ir.ir_dump as dumps
     from ekiden.ir.module import IRModule
 else:
     difflib = LazyModule("difflib")
-    dumps = LazyModule("ekiden.ir.dump")
+    dumps = LazyModule("ekiden.ir.ir_dump")
 
 LOG = LazyLogger(__name__)
 T = TypeVar("T")
@@ -594,8 +594,8 @@ def with_options(config: Mapping[str, object]) -> Iterator[PassContext]:
 
 @contextmanager
 def with_instruments(instruments: tuple[PassInstrument, ...]) -> Iterator[None]:
-    """Replace the current context's instruments for the enclosed block. Those that watch already
-    are not told of it.
+    """Replace the current context's instruments for the enclosed block. Hooks of entering and
+    leaving are not called for instruments that are active already.
     """
     around = PassContext.current()
     inside = PassContext(
@@ -640,7 +640,7 @@ def attach_dump(dump: PassInstrument | None) -> Iterator[None]:
 @contextmanager
 def dump_if_requested(what: str) -> Iterator[None]:
     """Dump the enclosed compilation if EKIDEN_DUMP requests it; also usable as a decorator. Raises
-    InputError for a value of it that cannot be.
+    InputError for an invalid value of it.
     """
     dump = environment.dump_request()
     with nullcontext() if dump is None else dumps.dump_compilation(what, dump):

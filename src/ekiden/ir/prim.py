@@ -42,7 +42,7 @@ class PrimExpr(Node):
     __slots__ = ("_leaves",)  # what `prim_visitor.leaves` returns, once it was asked for
     dtype: str
     printer: ClassVar[Callable[[PrimExpr], str] | None] = None
-    """How an expression becomes text for messages; set by `ekiden.ir.text`, then by tir."""
+    """How an expression becomes text for messages; set by `ekiden.ir.expr_text`, then by tir."""
 
     def astext(self) -> str:
         """Return the expression in Python syntax; variables print as their names."""

@@ -133,6 +133,19 @@ def rebuild(expr: PrimExpr, new: Iterable[PrimExpr]) -> PrimExpr:
     return type(expr)(*arguments)
 
 
+def chain_operands(expr: PrimExpr, kind: type[BinaryExpr]) -> list[PrimExpr]:
+    """Return the operands of a chain of one binary operator, in order: a, b, c of (a + b) + c."""
+    operands: list[PrimExpr] = []
+    pending = [expr]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, kind):
+            pending += (node.b, node.a)
+        else:
+            operands.append(node)
+    return operands
+
+
 def post_order(*roots: PrimExpr) -> list[PrimExpr]:
     """Return every distinct node once, children first."""
     return unvisited_post_order(roots, ())

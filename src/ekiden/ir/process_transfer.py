@@ -140,8 +140,8 @@ def _object_records(root: object) -> list[_ObjectRecord]:
 
 
 def encode(value: object) -> bytes:
-    """Serialize a value to bytes for `decode_value`. Raises NotTransferableError, naming what it is
-    about, for a value with a part that only this process defines, such as a user's function.
+    """Serialize a value to bytes for `decode`. Raises NotTransferableError, naming the value,
+    if a part of it is defined in this process only, such as a user's function.
     """
     buffer = io.BytesIO()
     try:
@@ -174,8 +174,8 @@ def _build_instance(kind: type, field_values: list[object]) -> object:
 
 
 def decode(data: bytes | bytearray) -> object:
-    """Deserialize the value that `encode_value` wrote. Raises KeyError for an operator that this
-    process has not registered. Bytes of strangers are as dangerous as any pickle.
+    """Deserialize the value that `encode` wrote. Raises KeyError for an operator that this
+    process has not registered. Untrusted bytes are as dangerous as any pickle.
     """
     values: list[object] = []
     # Parts come before what holds them, so that one pass without recursion is enough.

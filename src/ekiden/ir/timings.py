@@ -39,9 +39,7 @@ class TimedSpan:
 
 @dataclass(slots=True)
 class TimingRow:
-    """Row of the profile table: path in the call tree, calls, wall and CPU seconds, own CPU
-    seconds.
-    """
+    """Profile table entry: path in the call tree, calls, wall and CPU seconds, own CPU seconds."""
 
     path: tuple[str, ...]
     num_calls: int = 0

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import overload
 
 from ekiden.ir.expr import BaseFunc
-from ekiden.ir.extensions import record_extension
 from ekiden.ir.lazy_registry import LazyRegistry
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, register_option
+from ekiden.ir.user_extensions import record_extension
 from ekiden.runtime import Object, register_func
 from ekiden.runtime.errors import EkidenError, PassError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -59,8 +59,8 @@ def register_pass(name: str, factory: Callable[[], Pass]) -> None:
 
 
 def share_passes(prefix: str, factories: Mapping[str, object]) -> None:
-    """Export pass factories to other languages as global functions `prefix.NAME`. Names of a
-    mapping that make no passes are left out.
+    """Export pass factories to other languages as global functions `prefix.NAME`. Names that are no
+    pass factories are skipped.
     """
     for name, factory in factories.items():
         if name[0].isupper() and callable(factory) and not isinstance(factory, type):

@@ -29,7 +29,7 @@ class Type(Node):
 
     __slots__ = ()
     printer: ClassVar[Callable[[Type], str] | None] = None
-    """Printer of types as text, set by `ekiden.ir.text`."""
+    """Printer of types as text, set by `ekiden.ir.expr_text`."""
     prover: ClassVar[Callable[[PrimExpr, PrimExpr], bool] | None] = None
     """Prover of equality of symbolic dimensions, set by Relay."""
 
@@ -81,8 +81,8 @@ MAX_ELEMENTS = 2**59
 
 
 def _is_addressable_shape(shape: Sequence[PrimExpr]) -> bool:
-    """Return whether the product of the known nonzero extents is at most MAX_ELEMENTS. An extent of
-    0 beside a larger one is no excuse: strides are products too.
+    """Return whether the product of the known nonzero extents is at most MAX_ELEMENTS. Extents of 0
+    are skipped, since strides are products of the others too.
     """
     sizes = (d.value for d in shape if isinstance(d, IntImm) and d.value > 1)
     # Unknown extents count as 1: only what is certain is refused.

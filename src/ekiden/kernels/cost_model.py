@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ekiden.kernels.decision import Knob, divisors
 from ekiden.kernels.family import INT16_PAIR_SUMS, MatmulSizes, clamp_panel_width
 from ekiden.kernels.micro_kernels.matrix_tiles import AMX_LANES, AMX_WORD_BYTES, MATRIX_DOT_BY_DATA
-from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS
+from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS, WIDENED_DTYPE
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Cache, Target
+from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 
 CACHE_LINE_BYTES = 64
 """Bytes of a cache line."""
@@ -128,8 +130,8 @@ STEPS_BY_DTYPE: Mapping[str, tuple[tuple[str, KStepCost], ...]] = {
         *BYTE_STEPS[1:],
     ),
     "bfloat16": (("dot2_bf16", FMA_STEP), ("", KStepCost(per_accumulator=6, registers=5))),
-    # words of two; beside a broadcast the products before they are added
-    "int16": (("dot2_s16", FMA_STEP), ("", KStepCost(per_accumulator=2, registers=2))),
+    # words of two; beside a broadcast two products before they are added
+    "int16": (("dot2_s16", FMA_STEP), ("", KStepCost(per_accumulator=2, registers=3))),
 }
 """Step costs by data dtype (or INT16_PAIR_SUMS) and instruction, the best first."""
 
@@ -199,11 +201,11 @@ def can_hide_prefetches(rows: int, vectors: int, target: Target, dtype: str = "f
     return (rows + 2 * vectors) / target.loads <= multiply
 
 
-def _load_imbalance(part_count: int, target: Target) -> float:
+def _load_imbalance(task_count: int, target: Target) -> float:
     """Return the largest thread's share of the work over the mean share."""
     return (
-        -(-part_count // target.cores) * target.cores / part_count
-        if part_count >= target.cores
+        -(-task_count // target.cores) * target.cores / task_count
+        if task_count >= target.cores
         else 1.0
     )
 
@@ -294,7 +296,7 @@ def panel_width_knob(target: Target) -> Knob:
     return Knob("panel", widths, "columns of a panel of packed weights", True)
 
 
-def pays_int16_sums(listed: int, depth: int, target: Target) -> bool:
+def are_int16_sums_faster(listed: int, depth: int, target: Target) -> bool:
     """Return whether byte products in int16 pair sums are faster, although they need `listed`
     additional steps of k per panel.
 
@@ -307,6 +309,47 @@ def pays_int16_sums(listed: int, depth: int, target: Target) -> bool:
         step_cost(INT16_PAIR_SUMS, target).per_accumulator,
     )
     return bool(depth) and narrowed_cost * (depth + listed) < before * depth
+
+
+def product_dtype(data_dtype: str, weight_dtype: str) -> str:
+    """Return the dtype whose step cost a product has: that of the data as they are multiplied."""
+    return WIDENED_DTYPE if weight_dtype == WIDENED_DTYPE else data_dtype
+
+
+def are_int16_weights_faster(product: MatmulSizes, target: Target) -> bool:
+    """Return whether a product of bytes is faster with its weight stored as int16.
+
+    Bytes are widened by three instructions of each vector of a panel that is loaded, and both
+    halves of it take registers that sums could have; int16 takes neither, for twice the bytes to be
+    read (Zen 4, 128x768x768: 0.98 of the time by AVX2, 0.90 to 0.93 by AVX-512; one row 1.3 and
+    1.5 times).
+
+    Args:
+        product: The sizes of the product of bytes, in steps of four.
+        target: The processor.
+
+    Returns:
+        Whether it is; no where a size is unknown.
+    """
+    if step_cost(product.dtype, target) is not WIDENED_PAIRS_STEP:
+        return False
+    if not (product.rows and product.columns and product.depth):
+        return False
+    # A step of int16 is half a word of bytes.
+    widened = replace(product, depth=2 * product.depth, dtype=WIDENED_DTYPE)
+    return _product_cycles(widened, 2, target) < _product_cycles(product, 1, target)
+
+
+def _product_cycles(product: MatmulSizes, weight_bytes: int, target: Target) -> float:
+    """Return the cycles of a product of known sizes by the best panel; at least those in which its
+    weight is read once from L3, where other layers of a network leave it.
+    """
+    assert product.rows and product.columns and product.depth
+    vectors = range(1, MAX_PANEL_VECTORS + 1)
+    per_row_step = min(_cycles_per_row_step(v, product, target) for v in vectors)
+    nbytes = weight_bytes * DOT_WORD_BY_DTYPE[product.dtype] * product.columns * product.depth
+    bandwidth = USABLE_L3_BANDWIDTH * cache_levels(target)[2].bandwidth
+    return max(per_row_step * product.rows * product.depth, nbytes / bandwidth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,13 +494,15 @@ class LoopBlocking:
 __all__ = [
     "LoopBlocking",
     "accumulator_chains",
+    "are_int16_sums_faster",
+    "are_int16_weights_faster",
     "can_hide_prefetches",
     "choose_panel_width",
     "exceeds_associativity",
     "is_balanced",
     "max_register_rows",
     "panel_width_knob",
-    "pays_int16_sums",
+    "product_dtype",
     "rows_per_cache_set",
     "tile_rows",
 ]

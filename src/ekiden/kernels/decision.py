@@ -16,9 +16,9 @@ from typing import TypeAlias
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Value: TypeAlias = int | str
+KnobValue: TypeAlias = int | str
 """Value of a knob: an integer or a word."""
-Overrides: TypeAlias = Mapping[str, Value]
+Overrides: TypeAlias = Mapping[str, KnobValue]
 """Overridden knob values by name."""
 
 
@@ -30,12 +30,12 @@ class Knob:
     """Tuning knob of a kernel: its name, its domain, and its documentation."""
 
     name: str
-    domain: tuple[Value, ...]
+    domain: tuple[KnobValue, ...]
     doc: str
     is_early: bool = False
     """Whether the knob is decided when weights are packed, before the kernel exists."""
 
-    def check(self, value: Value, of: str) -> None:
+    def check(self, value: KnobValue, of: str) -> None:
         """Raise CompileError unless a value is in the knob's domain.
 
         Args:
@@ -53,14 +53,14 @@ class Knob:
             )
 
 
-Space: TypeAlias = tuple[Knob, ...]
+SearchSpace: TypeAlias = tuple[Knob, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Decision(Mapping[str, Value]):
+class Decision(Mapping[str, KnobValue]):
     """Decision: a value for each knob of a search space, in its order."""
 
-    pairs: tuple[tuple[str, Value], ...] = ()
+    pairs: tuple[tuple[str, KnobValue], ...] = ()
 
     @staticmethod
     def from_mapping(values: Overrides) -> Decision:
@@ -74,7 +74,7 @@ class Decision(Mapping[str, Value]):
         Raises:
             CompileError: For any other text.
         """
-        values: dict[str, Value] = {}
+        values: dict[str, KnobValue] = {}
         for pair in text.split():
             name, equals, value = pair.partition("=")
             if not (name and equals and value) or name in values:
@@ -82,7 +82,7 @@ class Decision(Mapping[str, Value]):
             values[name] = int(value) if _DECIMAL_PATTERN.fullmatch(value) else value
         return Decision.from_mapping(values)
 
-    def __getitem__(self, name: str) -> Value:
+    def __getitem__(self, name: str) -> KnobValue:
         """Return the value of a knob. Raises KeyError."""
         return dict(self.pairs)[name]
 
@@ -105,7 +105,7 @@ class Decision(Mapping[str, Value]):
         return " ".join(f"{name}={value}" for name, value in self.pairs)
 
 
-def require_valid_overrides(space: Space, fixed: Overrides, of: str) -> None:
+def require_valid_overrides(space: SearchSpace, fixed: Overrides, of: str) -> None:
     """Raise CompileError unless overrides are values of the search space's knobs.
 
     Knobs that are set early are not checked: they are settled before there is a kernel.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ekiden._lazy import load_module
 from ekiden.ir.pass_context import KERNEL_DECISIONS_OPTION, PassContext
-from ekiden.kernels.decision import Decision, Overrides, Value
+from ekiden.kernels.decision import Decision, KnobValue, Overrides
 from ekiden.kernels.family import Family
 from ekiden.runtime.errors import CompileError
 
@@ -15,7 +15,7 @@ _FAMILY_MODULES: Mapping[str, str] = {
     "paged_attention": "attention.paged_attention_family",
     "recurrent": "recurrent.layers",
     "scatter": "cpu.scatter",
-    "dense_pack": "quantized.dense_int8_split_words",
+    "dense_pack": "cpu.dense",
     "conv_nhwc_pack": "cpu.conv2d",
     "conv2d_transpose": "cpu.upsample",
     "conv_transpose_pack": "cpu.conv2d_transpose",
@@ -31,6 +31,7 @@ _FAMILY_MODULES: Mapping[str, str] = {
     "thread_attention": "gpu.attention",
     "thread_product": "gpu.contraction",
     "thread_reduction": "gpu.reduction",
+    "thread_scatter": "gpu.scatter",
     "threads": "gpu.default",
 }
 """Family name -> module of this package that defines it, as FAMILY or in FAMILIES."""
@@ -88,7 +89,7 @@ def merged_overrides(
     names: Iterable[str], options: Mapping[str, Overrides] | None = None
 ) -> Overrides:
     """Return the overrides that apply to several names; later names take precedence."""
-    overrides: dict[str, Value] = {}
+    overrides: dict[str, KnobValue] = {}
     by_name = override_options() if options is None else options
     for name in names:
         overrides.update(by_name.get(name, {}))
@@ -100,12 +101,12 @@ def can_all_write_rows(names: Iterable[str]) -> bool:
     larger tensor.
     """
     rows = [FAMILIES[name] for name in names]
-    return bool(rows) and all(row.writes_rows for row in rows)
+    return bool(rows) and all(row.writes_strided_rows for row in rows)
 
 
 def has_epilogue(names: Iterable[str], ending: str) -> bool:
     """Return whether some family's kernels support the epilogue `ending`."""
-    return any(ending in FAMILIES[name].endings for name in names)
+    return any(ending in FAMILIES[name].special_epilogues for name in names)
 
 
 __all__ = [

@@ -1,8 +1,9 @@
 """Kernel family: the computations it accepts, the target features it needs, its search space,
 default decision and builder.
 
-Relay asks the row too: the panels in which its kernels read weights (`panel`), the epilogues that
-the same kernel can have, and whether results may be slices of longer rows (`writes_rows`).
+Relay reads the table of families too: the panel width of packed weights (`default_panel_width`),
+the epilogues that a kernel supports (`special_epilogues`), and whether results may be slices of
+longer rows (`writes_strided_rows`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from ekiden import te
 from ekiden._lazy import LazyModule
 from ekiden.ir.prim import IntImm
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space, require_valid_overrides
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, require_valid_overrides
 from ekiden.kernels.scheduled_kernel import (
-    Scheduled,
+    KernelSpec,
     ScheduledKernel,
-    Steps,
-    apply_steps,
+    ScheduleSteps,
+    apply_schedule_steps,
     create_inlined_program,
 )
 from ekiden.kernels.stages import has_known_weights
@@ -38,15 +39,15 @@ RANGE_EPILOGUE = "range"
 """Epilogue that reduces all that a kernel stores to its maximum or minimum; each element is stored
 once, unless sums are kept in the output."""
 Tensors: TypeAlias = list[te.Tensor]
-Build: TypeAlias = Callable[[Tensors, Tensors, Target, str, Decision], PrimFunc]
+BuildKernel: TypeAlias = Callable[[Tensors, Tensors, Target, str, Decision], PrimFunc]
 """Builder function (inputs, outputs, target, name, decision) -> PrimFunc."""
 
 
-Start: TypeAlias = Callable[[Tensors, ScheduledKernel, str], PrimFunc]
+CreateInitialProgram: TypeAlias = Callable[[Tensors, KernelSpec, str], PrimFunc]
 """Function (inputs, kernel, name) -> initial program of the schedule."""
 
 
-def create_kernel_program(inputs: Tensors, kernel: ScheduledKernel, name: str) -> PrimFunc:
+def create_kernel_program(inputs: Tensors, kernel: KernelSpec, name: str) -> PrimFunc:
     """Create a program with a block for the anchor and one for its elementwise consumers."""
     return create_inlined_program(inputs, list(kernel.outputs), name)
 
@@ -78,7 +79,7 @@ def known_extent(dim: object) -> int | None:
     return dim if isinstance(dim, int) else None
 
 
-def empty_space(anchor: te.Tensor, target: Target) -> Space:
+def empty_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the empty search space of a family without knobs."""
     return ()
 
@@ -98,48 +99,52 @@ class Family:
     """Kernel family: accepted computations, required target features, search space, default
     decision and builder.
 
-    The fields are, besides the name, which is the tag of the anchor operation:
-
-        steps           the schedule of the program that `start` gives
-        build, why      builds the loops instead of a schedule, and why; `by_hand` says for which
-                        anchors, where there are steps too
-        accepts         whether the family computes an anchor
-        needs           abilities that a target must have (`Target.has`)
-        needs_one       abilities of which a target must have at least one
-        space, default  the search space of an anchor on a target, and the default decision
-        ends            the outputs that must be elementwise on the anchor; the kernel does the rest
-        is_whole        the anchor has outputs of its own, and nothing fuses with it
-        panel, panels   columns of a panel of packed weights for a product, and the knob of them
-        endings         names of what may end a kernel besides elementwise operators
-        writes_rows     whether results may be slices of longer rows
-        keeps_sums      whether a decision stores sums before all inputs have been read
-        on_threads      kernels are bound to GPU threads; `accepts` tells the anchors, not a tag
-        together        threads of a block wait for one another, which is of no use where threads
-                        run one after the other and compute with vectors
+    Attributes:
+        name: The tag of the anchor operation.
+        schedule_steps: Schedules the program that `create_initial_program` returns.
+        build_unscheduled: Builds the loops without a schedule.
+        unscheduled_reason: Why no schedule builds them.
+        create_initial_program: Creates the program to schedule.
+        accepts: Whether the family computes an anchor.
+        required_features: Features that the target must have (`Target.has`).
+        alternative_features: Features of which the target must have at least one.
+        search_space: Returns the search space of an anchor on a target.
+        default_decision: Returns the default decision, with overrides applied.
+        anchored_outputs: Returns the outputs that must be elementwise on the anchor; the kernel
+            computes the others.
+        prevents_fusion: Whether the anchor has several outputs, so that nothing fuses with it.
+        default_panel_width: Returns the columns of a panel of packed weights.
+        panel_width_knob: Returns the knob of the panel width.
+        special_epilogues: Epilogues other than elementwise operators, by name.
+        writes_strided_rows: Whether results may be slices of longer rows.
+        stores_partial_sums: Whether a decision stores sums before all inputs have been read.
+        is_gpu_family: Whether loops are bound to GPU threads; `accepts` selects the anchors, not
+            the tag.
+        needs_barriers: Whether threads of a block synchronise, which does not pay where threads
+            run one after the other and compute with vectors.
     """
 
     name: str
-    steps: Steps | None = None
-    build: Build | None = None
-    why: str = ""
-    by_hand: Callable[[te.Tensor], bool] = lambda anchor: False
-    start: Start = create_kernel_program
+    schedule_steps: ScheduleSteps | None = None
+    build_unscheduled: BuildKernel | None = None
+    unscheduled_reason: str = ""
+    create_initial_program: CreateInitialProgram = create_kernel_program
     accepts: Callable[[te.Tensor, Target], bool] = lambda anchor, target: has_known_weights(anchor)
-    needs: tuple[str, ...] = ()
-    needs_one: tuple[str, ...] = ()
-    space: Callable[[te.Tensor, Target], Space] = empty_space
-    default: Callable[[te.Tensor, Target, Overrides], Decision] = empty_decision
-    ends: Callable[[Sequence[te.Tensor]], Sequence[te.Tensor]] = identity_outputs
-    is_whole: bool = False
-    panel: Callable[[MatmulSizes, Target], int] | None = None
-    panels: Callable[[Target], Knob] | None = None
-    endings: tuple[str, ...] = ()
-    writes_rows: bool = False
-    keeps_sums: Callable[[Decision], bool] = lambda decision: False
-    on_threads: bool = False
-    together: bool = False
+    required_features: tuple[str, ...] = ()
+    alternative_features: tuple[str, ...] = ()
+    search_space: Callable[[te.Tensor, Target], SearchSpace] = empty_space
+    default_decision: Callable[[te.Tensor, Target, Overrides], Decision] = empty_decision
+    anchored_outputs: Callable[[Sequence[te.Tensor]], Sequence[te.Tensor]] = identity_outputs
+    prevents_fusion: bool = False
+    default_panel_width: Callable[[MatmulSizes, Target], int] | None = None
+    panel_width_knob: Callable[[Target], Knob] | None = None
+    special_epilogues: tuple[str, ...] = ()
+    writes_strided_rows: bool = False
+    stores_partial_sums: Callable[[Decision], bool] = lambda decision: False
+    is_gpu_family: bool = False
+    needs_barriers: bool = False
 
-    def make(
+    def build_kernel(
         self,
         inputs: Tensors,
         outputs: Tensors,
@@ -147,7 +152,7 @@ class Family:
         name: str,
         decision: Decision,
         anchor: te.Tensor | None,
-    ) -> Scheduled:
+    ) -> ScheduledKernel:
         """Build the loops of a kernel.
 
         Args:
@@ -161,30 +166,30 @@ class Family:
         Raises:
             CompileError: For a decision that no kernel follows.
         """
-        # Handwritten loops come first: a family with both names the anchors that a schedule cannot
-        # build.
-        if self.steps is None or (anchor is not None and self.by_hand(anchor)):
-            assert self.build is not None, self.name
-            func = self.build(inputs, outputs, target, name, decision)
-            return Scheduled(func, why=self.why)
+        if self.schedule_steps is None:
+            assert self.build_unscheduled is not None, self.name
+            func = self.build_unscheduled(inputs, outputs, target, name, decision)
+            return ScheduledKernel(func, unscheduled_reason=self.unscheduled_reason)
         assert anchor is not None, self.name
-        kernel = ScheduledKernel(outputs, anchor, target, decision)
+        kernel = KernelSpec(outputs, anchor, target, decision)
         try:
-            return apply_steps(self.start(inputs, kernel, name), self.steps, kernel)
+            return apply_schedule_steps(
+                self.create_initial_program(inputs, kernel, name), self.schedule_steps, kernel
+            )
         except ScheduleError as error:
             raise CompileError(f"decisions: '{self.name}' {decision}: {error}") from error
 
-    def serves(self, target: Target) -> bool:
+    def supports_target(self, target: Target) -> bool:
         """Return whether a target has the features that the kernels need."""
-        has_one = not self.needs_one or any(map(target.has, self.needs_one))
-        is_kind = self.on_threads == target.kind.has_threads
+        has_one = not self.alternative_features or any(map(target.has, self.alternative_features))
+        is_kind = self.is_gpu_family == target.kind.has_threads
         # Threads that run one after the other would have to give up their registers at each
         # barrier.
-        if self.together and vector_access.computes_with_vectors(target):
+        if self.needs_barriers and vector_access.computes_with_vectors(target):
             return False
-        return is_kind and has_one and all(map(target.has, self.needs))
+        return is_kind and has_one and all(map(target.has, self.required_features))
 
-    def decide(self, anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
+    def choose_decision(self, anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
         """Return the decision for a kernel.
 
         Args:
@@ -196,23 +201,25 @@ class Family:
             CompileError: For an override that is no knob, or a value outside its domain.
         """
         if fixed:
-            require_valid_overrides(self.space(anchor, target), fixed, f"'{self.name}'")
-        decision = self.default(anchor, target, fixed)
+            require_valid_overrides(self.search_space(anchor, target), fixed, f"'{self.name}'")
+        decision = self.default_decision(anchor, target, fixed)
         missing = [
-            c.name for c in self.space(anchor, target) if not c.is_early and c.name not in decision
+            c.name
+            for c in self.search_space(anchor, target)
+            if not c.is_early and c.name not in decision
         ]
         assert not missing, f"{self.name}: {decision} does not say {missing}"
         return decision
 
-    def panel_of(self, product: MatmulSizes, target: Target, fixed: Overrides) -> int:
+    def choose_panel_width(self, product: MatmulSizes, target: Target, fixed: Overrides) -> int:
         """Return the panel width of packed weights, in columns. Raises CompileError for an invalid
         override.
         """
-        assert self.panel is not None and self.panels is not None, self.name
+        assert self.default_panel_width is not None and self.panel_width_knob is not None, self.name
         override = fixed.get("panel")
         if override is None:
-            return self.panel(product, target)
-        choice = self.panels(target)
+            return self.default_panel_width(product, target)
+        choice = self.panel_width_knob(target)
         choice.check(override, f"'{self.name}'")
         assert isinstance(override, int)
         return clamp_panel_width(override, product, target)
@@ -224,4 +231,4 @@ def clamp_panel_width(panel: int, product: MatmulSizes, target: Target) -> int:
     return panel if product.columns is None else min(panel, -(-product.columns // lanes) * lanes)
 
 
-Table: TypeAlias = Mapping[str, Family]
+FamilyTable: TypeAlias = Mapping[str, Family]

@@ -14,7 +14,7 @@ from ekiden.kernels.family import Family
 from ekiden.kernels.in_place import aliasable_inputs, updated_input
 from ekiden.kernels.output_ranges import append_ranges, split_ranges
 from ekiden.kernels.range_checks import add_range_checks
-from ekiden.kernels.scheduled_kernel import Scheduled, create_inlined_program
+from ekiden.kernels.scheduled_kernel import ScheduledKernel, create_inlined_program
 from ekiden.kernels.stages import (
     copy_repeated_outputs,
     inline_cheap_stages,
@@ -29,7 +29,7 @@ _NO_OVERRIDES: Mapping[str, Overrides] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class KernelSelection:
     """Selected family of a group, its anchor (None: the whole group), and the decision."""
 
     family: Family
@@ -37,18 +37,18 @@ class Chosen:
     decision: Decision
 
 
-def choose(
+def select_kernel(
     outputs: list[te.Tensor],
     target: Target,
-    given: Mapping[str, Overrides] = _NO_OVERRIDES,
+    overrides: Mapping[str, Overrides] = _NO_OVERRIDES,
     names: tuple[str, ...] = (),
-) -> Chosen:
+) -> KernelSelection:
     """Select the family and the decision for a group.
 
     Args:
         outputs: The outputs of the group.
         target: The processor.
-        given: Overrides by family or by one of the group's own names.
+        overrides: Overrides by family or by one of the group's own names.
         names: The group's own names.
 
     Raises:
@@ -56,9 +56,9 @@ def choose(
     """
     family, anchor = _select_family(split_ranges(outputs, target)[0], target)
     if anchor is None:
-        return Chosen(family, None, Decision())
-    fixed = merged_overrides((family.name, *names), given) if given else {}
-    return Chosen(family, anchor, family.decide(anchor, target, fixed))
+        return KernelSelection(family, None, Decision())
+    fixed = merged_overrides((family.name, *names), overrides) if overrides else {}
+    return KernelSelection(family, anchor, family.choose_decision(anchor, target, fixed))
 
 
 def _select_gpu_family(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
@@ -67,7 +67,11 @@ def _select_gpu_family(outputs: list[te.Tensor], target: Target) -> tuple[Family
     anchors = [t for t in stages_of(chosen) if not te.is_injective(t)]
     if len(anchors) == 1 and is_anchor_with_epilogue(anchors[0], chosen):
         for row in FAMILIES.values():
-            if row.on_threads and row.serves(target) and row.accepts(anchors[0], target):
+            if (
+                row.is_gpu_family
+                and row.supports_target(target)
+                and row.accepts(anchors[0], target)
+            ):
                 return row, anchors[0]
     return FAMILIES["threads"], None
 
@@ -89,19 +93,19 @@ def _select_family(outputs: list[te.Tensor], target: Target) -> tuple[Family, te
     if target.kind.has_threads:
         return _select_gpu_family(outputs, target)
     whole_family = FAMILIES.get(outputs[0].op.tag)
-    if whole_family is not None and whole_family.is_whole and _is_single_operation(outputs):
+    if whole_family is not None and whole_family.prevents_fusion and _is_single_operation(outputs):
         return whole_family, outputs[0]
     for tensor in te.post_order_tensors(outputs):
         row = FAMILIES.get(tensor.op.tag)
-        if row is None or row.is_whole or _has_no_elements(tensor):
+        if row is None or row.prevents_fusion or _has_no_elements(tensor):
             continue
-        if not row.serves(target) or not row.accepts(tensor, target):
+        if not row.supports_target(target) or not row.accepts(tensor, target):
             continue
         # The micro-kernel reads full vectors of a panel without masks.
         if not _has_whole_vector_panels(tensor, target):
             continue
         # All that follows must be elementwise on the anchor, so that it runs on sums in registers.
-        if is_anchor_with_epilogue(tensor, row.ends(outputs)):
+        if is_anchor_with_epilogue(tensor, row.anchored_outputs(outputs)):
             return row, tensor
     return FAMILIES["default"], None
 
@@ -111,30 +115,30 @@ def schedule(
     outputs: list[te.Tensor],
     target: Target,
     name: str,
-    given: Mapping[str, Overrides] = _NO_OVERRIDES,
+    overrides: Mapping[str, Overrides] = _NO_OVERRIDES,
     names: tuple[str, ...] = (),
 ) -> PrimFunc:
-    """Return the loop program of a group; see `scheduled`.
+    """Return the loop program of a group; see `schedule_kernel`.
 
     Args:
         inputs: The tensors that are read.
         outputs: The tensors that are written.
         target: The processor.
         name: The symbol of the kernel.
-        given: Overrides by family or by one of the group's own names.
+        overrides: Overrides by family or by one of the group's own names.
         names: The group's own names.
     """
-    return scheduled(inputs, outputs, target, name, given, names).func
+    return schedule_kernel(inputs, outputs, target, name, overrides, names).func
 
 
-def scheduled(
+def schedule_kernel(
     inputs: list[te.Tensor],
     outputs: list[te.Tensor],
     target: Target,
     name: str,
-    given: Mapping[str, Overrides] = _NO_OVERRIDES,
+    overrides: Mapping[str, Overrides] = _NO_OVERRIDES,
     names: tuple[str, ...] = (),
-) -> Scheduled:
+) -> ScheduledKernel:
     """Return the loop program of a group, and its schedule.
 
     A group that no family's anchor covers gets the default kernel of the target's kind. Checks of
@@ -145,14 +149,16 @@ def scheduled(
         outputs: The tensors that are written.
         target: The processor.
         name: The symbol of the kernel.
-        given: Overrides by family or by one of the group's own names.
+        overrides: Overrides by family or by one of the group's own names.
         names: The group's own names.
     """
-    chosen = choose(outputs, target, given, names)
+    chosen = select_kernel(outputs, target, overrides, names)
     stored, ranges = split_ranges(outputs, target)
     if chosen.anchor is None:  # kernels of several stages share loops among outputs
         stored, ranges = outputs, []
-    result = chosen.family.make(inputs, stored, target, name, chosen.decision, chosen.anchor)
+    result = chosen.family.build_kernel(
+        inputs, stored, target, name, chosen.decision, chosen.anchor
+    )
     if ranges:
         result = append_ranges(result, stored[0], ranges, target, chosen.family, chosen.decision)
     notify_product(
@@ -166,7 +172,7 @@ def scheduled(
     return replace(result, func=func)
 
 
-def decision_text(chosen: Chosen, target: Target) -> str:
+def decision_text(chosen: KernelSelection, target: Target) -> str:
     """Return the lines of text that describe the family, the decision and all knobs with their
     domains.
     """
@@ -175,16 +181,20 @@ def decision_text(chosen: Chosen, target: Target) -> str:
         return lines[0]
     if chosen.decision:
         lines.append(f"  {chosen.decision}")
-    for choice in chosen.family.space(chosen.anchor, target):
+    for choice in chosen.family.search_space(chosen.anchor, target):
         domain = " ".join(map(str, choice.domain))
         early = ", chosen when weights are packed" if choice.is_early else ""
         lines.append(f"    {choice.name}: {choice.doc}{early}; one of {domain}")
     return "\n".join(lines)
 
 
-def schedule_text(made: Scheduled) -> str:
+def schedule_text(kernel: ScheduledKernel) -> str:
     """Return the schedule's steps as Python, or the reason why there is none."""
-    return f"  written by hand: {made.why}\n" if made.trace is None else f"{made.trace}\n"
+    return (
+        f"  written by hand: {kernel.unscheduled_reason}\n"
+        if kernel.trace is None
+        else f"{kernel.trace}\n"
+    )
 
 
 def _has_whole_vector_panels(anchor: te.Tensor, target: Target) -> bool:
@@ -197,7 +207,7 @@ def _has_whole_vector_panels(anchor: te.Tensor, target: Target) -> bool:
 
 
 def _mark_aliasable_inputs(
-    func: PrimFunc, inputs: list[te.Tensor], outputs: list[te.Tensor], chosen: Chosen
+    func: PrimFunc, inputs: list[te.Tensor], outputs: list[te.Tensor], chosen: KernelSelection
 ) -> PrimFunc:
     family = chosen.family
     anchor = chosen.anchor
@@ -207,9 +217,13 @@ def _mark_aliasable_inputs(
         func = _attach_in_place_attr(func, updated)
         return func.with_fields(attrs={**(func.attrs or {}), "tir.updates": True})
     # Such kernels may store before they have read all of an input.
-    if family.is_whole or family.on_threads or family.keeps_sums(chosen.decision):
+    if (
+        family.prevents_fusion
+        or family.is_gpu_family
+        or family.stores_partial_sums(chosen.decision)
+    ):
         return func
-    if anchor is not None and family.ends(outputs) != outputs:
+    if anchor is not None and family.anchored_outputs(outputs) != outputs:
         return func
     return _attach_in_place_attr(func, aliasable_inputs(inputs, outputs, anchor))
 
@@ -223,13 +237,13 @@ def _attach_in_place_attr(function: PrimFunc, inputs: tuple[int, ...]) -> PrimFu
 
 __all__ = [
     "FAMILIES",
-    "Chosen",
     "Family",
-    "Scheduled",
-    "choose",
+    "KernelSelection",
+    "ScheduledKernel",
     "create_inlined_program",
     "decision_text",
     "schedule",
+    "schedule_kernel",
     "schedule_text",
-    "scheduled",
+    "select_kernel",
 ]  # fmt: skip

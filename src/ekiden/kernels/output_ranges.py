@@ -19,10 +19,10 @@ from ekiden.kernels.decision import Decision
 from ekiden.kernels.families import FAMILIES
 from ekiden.kernels.family import RANGE_EPILOGUE, Family
 from ekiden.kernels.prim_builder import product_of_dims
-from ekiden.kernels.scheduled_kernel import Scheduled
+from ekiden.kernels.scheduled_kernel import ScheduledKernel
 from ekiden.target import Target
 from ekiden.te.reducer import Reduce
-from ekiden.te.statements import replace_buffers
+from ekiden.te.stmt_renaming import replace_buffers
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc, Stmt, seq
 from ekiden.tir.transform.store_reductions import emit_reduction_of_stores
@@ -59,13 +59,13 @@ def _range_kind(tensor: te.Tensor, data: te.Tensor) -> str:
 
 
 def append_ranges(
-    kernel: Scheduled,
+    kernel: ScheduledKernel,
     stored: te.Tensor,
     ranges: Sequence[te.Tensor],
     target: Target,
     family: Family,
     decision: Decision,
-) -> Scheduled:
+) -> ScheduledKernel:
     """Return a kernel with ranges of its output as further outputs.
 
     Args:
@@ -79,7 +79,9 @@ def append_ranges(
     func = kernel.func
     source = func.buffers[-1]
     targets = [Buffer(t.name, t.shape, t.dtype) for t in ranges]
-    in_registers = RANGE_EPILOGUE in family.endings and not family.keeps_sums(decision)
+    in_registers = RANGE_EPILOGUE in family.special_epilogues and not family.stores_partial_sums(
+        decision
+    )
     attrs = {**(func.attrs or {}), "num_outputs": 1 + len(ranges)}
     reductions: list[Stmt] = []
     for tensor, buffer in zip(ranges, targets, strict=True):
@@ -106,7 +108,7 @@ def _reduction_alone(tensor: te.Tensor, stored: te.Tensor, target: Target) -> Pr
     assert isinstance(body, Reduce)
     moved = body.with_fields(sources=(data[body.axis],))
     alone = tensor.with_fields(op=op.with_fields(body=(moved,)))
-    build = FAMILIES["default"].build
+    build = FAMILIES["default"].build_unscheduled
     assert build is not None
     return build([data], [alone], target, "range", Decision())
 

@@ -22,7 +22,7 @@ from ekiden.te.range_checks import (
     out_of_range_flag,
     range_checks_of,
 )
-from ekiden.te.statements import replace_buffers
+from ekiden.te.stmt_renaming import replace_buffers
 from ekiden.te.tensor import ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import IfThenElse, PrimFunc, Stmt, seq

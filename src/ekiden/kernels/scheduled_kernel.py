@@ -1,13 +1,13 @@
 """Kernels as schedules: an initial program and the schedule primitives that turn it into loops.
 
-    family.steps(sch, kernel)   steps of `tir.Schedule`, by the decision: split, reorder, ...,
-                                tensorize into a micro-kernel
-    Scheduled                   the program before, the steps as a trace, the resulting program
+    family.schedule_steps(sch, kernel)   apply primitives of `tir.Schedule` by the decision: split,
+                                         reorder, ..., tensorize into a micro-kernel
+    ScheduledKernel                      initial program, trace of the steps, resulting program
 
-The program before is one block for each computation that is not inlined, nothing else. The trace
-holds every decision: `Trace.apply_to_schedule(tir.Schedule(start))` gives the function again, and
-with other numbers in it another one that computes the same, or is refused. The schedule proves
-every step; no family writes statements.
+The initial program is one block per computation that is not inlined. The trace records every
+decision: `Trace.apply_to_schedule(tir.Schedule(initial_program))` rebuilds the function, and other
+numbers in it give another function of the same meaning, or a ScheduleError. The schedule proves
+every step valid; families do not emit statements.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ekiden import te
 from ekiden._lazy import LazyModule
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import PrimExpr, Var
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.kernels.decision import Decision
 from ekiden.runtime.errors import ScheduleError
@@ -26,15 +26,17 @@ from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 
 if TYPE_CHECKING:
+    from ekiden.kernels import stages
     from ekiden.tir.schedule import schedule
     from ekiden.tir.schedule.schedule import Schedule
-    from ekiden.tir.schedule.trace import Trace
+    from ekiden.tir.schedule.trace import BlockRV, LoopRV, Trace
 else:
+    stages = LazyModule("ekiden.kernels.stages")
     schedule = LazyModule("ekiden.tir.schedule.schedule")
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledKernel:
+class KernelSpec:
     """Kernel to schedule: its outputs, anchor, target and decision."""
 
     outputs: Sequence[te.Tensor]
@@ -43,20 +45,20 @@ class ScheduledKernel:
     decision: Decision
 
 
-Steps: TypeAlias = "Callable[[Schedule, ScheduledKernel], None]"
+ScheduleSteps: TypeAlias = "Callable[[Schedule, KernelSpec], None]"
 """Schedule function (schedule of the initial program, kernel) that applies the primitives."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
+class ScheduledKernel:
     """Loops of a kernel with their provenance: the initial program and the trace, or the reason for
     having none.
     """
 
     func: PrimFunc
-    start: PrimFunc | None = None
+    initial_program: PrimFunc | None = None
     trace: Trace | None = None
-    why: str = ""
+    unscheduled_reason: str = ""
 
 
 def create_inlined_program(
@@ -65,6 +67,17 @@ def create_inlined_program(
     """Create the initial program of a group, with elementwise computations inlined."""
     stages = te.inline_injective(outputs)
     return te.create_prim_func([*inputs, *stages], name, extern_blocks=True)
+
+
+def result_description(params: Sequence[te.Tensor | Var], result_tensor: te.Tensor) -> PrimFunc:
+    """Return the description of a micro-kernel: the program of one result, with its inner sums
+    computed where its own sum reads them.
+    """
+    sch = schedule.Schedule(te.create_prim_func([*params, result_tensor]))
+    *inner, result = (b.op.name for b in stages.stages_of([result_tensor]))
+    for block in reversed(inner):
+        sch.compute_at(block, sch.get_loops(result)[-1])
+    return sch.func
 
 
 def replace_computation(
@@ -89,6 +102,11 @@ def replace_computation(
     return results
 
 
+def row_loop(sch: Schedule, block: BlockRV, leading: Sequence[LoopRV]) -> LoopRV:
+    """Return the loop over rows; a unit loop where the data has no row axis."""
+    return leading[0] if leading else sch.add_unit_loop(sch.get_loops(block)[0])
+
+
 def try_primitive(step: Callable[..., None], *arguments: object) -> bool:
     """Apply an optional schedule primitive; skip it if the schedule cannot prove it valid.
 
@@ -101,21 +119,25 @@ def try_primitive(step: Callable[..., None], *arguments: object) -> bool:
     return True
 
 
-def apply_steps(start: PrimFunc, steps: Steps, kernel: ScheduledKernel) -> Scheduled:
+def apply_schedule_steps(
+    start: PrimFunc, steps: ScheduleSteps, kernel: KernelSpec
+) -> ScheduledKernel:
     """Apply schedule steps to a program; return the scheduled kernel. Raises ScheduleError for a
     step that is refused.
     """
     sch = schedule.Schedule(start)
     steps(sch, kernel)
-    return Scheduled(sch.func, start, sch.trace)
+    return ScheduledKernel(sch.func, start, sch.trace)
 
 
 __all__ = [
-    "Scheduled",
+    "KernelSpec",
+    "ScheduleSteps",
     "ScheduledKernel",
-    "Steps",
-    "apply_steps",
+    "apply_schedule_steps",
     "create_inlined_program",
     "replace_computation",
+    "result_description",
+    "row_loop",
     "try_primitive",
 ]

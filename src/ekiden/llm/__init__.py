@@ -8,6 +8,7 @@ for piece in model.generate("Once upon", max_tokens=50):
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden.llm.chat import ChatAnswer
 from ekiden.llm.embedding import EmbeddingModel, Pooling, load_embedding_model
+from ekiden.llm.encoder_models import Reranker, load_reranker
 from ekiden.llm.engine import Engine, Stream
 from ekiden.llm.grammar import Grammar
 from ekiden.llm.model import Model, Piece, load
@@ -21,8 +22,10 @@ __all__ = [
     "Model",
     "Piece",
     "Pooling",
+    "Reranker",
     "Sampling",
     "Stream",
     "load",
     "load_embedding_model",
+    "load_reranker",
 ]

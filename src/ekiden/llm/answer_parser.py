@@ -27,7 +27,7 @@ REASONING_BEGIN, REASONING_END = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """Part that an answer gains."""
+    """Delta of a streamed answer."""
 
     kind: str
     """"reasoning", "content" or "call"."""
@@ -64,12 +64,12 @@ class AnswerParser:
         """How many calls there were so far."""
 
     def feed(self, text: str) -> list[AnswerDelta]:
-        """Take text and return the parts that it decides."""
+        """Parse more text and return the deltas that it determines."""
         self._held += text
         return self._advance(is_last=False)
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the parts that are left at the end of the answer."""
+        """Return the remaining deltas at the end of the answer."""
         return self._advance(is_last=True)
 
     def _advance(self, is_last: bool) -> list[AnswerDelta]:
@@ -91,7 +91,7 @@ class AnswerParser:
         return deltas
 
     def _leave_start(self, is_last: bool) -> None:
-        """Decide what the answer begins with, when its first characters say so."""
+        """Enter the state that the first characters of the answer determine."""
         text = self._held.lstrip()
         begins = [REASONING_BEGIN] if self._has_reasoning else []
         if not is_last and any(begin.startswith(text) for begin in begins):
@@ -131,7 +131,7 @@ class AnswerParser:
             deltas.append(AnswerDelta(kind, text))
 
     def _read_calls(self, deltas: list[AnswerDelta], is_last: bool) -> None:
-        """Parse a body of calls once it is whole."""
+        """Parse a body of calls once it is complete."""
         assert self._form is not None
         end = self._form.end
         at = self._held.find(end) if end else -1

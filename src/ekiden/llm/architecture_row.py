@@ -35,7 +35,8 @@ class CheckpointNames:
     prefix: what all names but the head's begin with; checkpoints of the bare model lack it, and
     those of a multimodal model have another one. positions: learned positions, added to the
     embeddings. embedding_norm: applied to both. before_mlp: without it, the MLP of a parallel block
-    reads the input of the attention.
+    reads the input of the attention. sinks: a score of each head that takes a share of its softmax
+    (Xiao and others, "Efficient Streaming Language Models with Attention Sinks").
     """
 
     embedding: str = "model.embed_tokens.weight"
@@ -55,6 +56,7 @@ class CheckpointNames:
     prefix: str = "model."
     positions: str = ""
     embedding_norm: str = ""
+    sinks: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ class ExpertArchitecture:
     scoring: "softmax" or "sigmoid". layers: which layers have experts. shared_inner: size of the
     shared expert. grouped: whether experts are chosen within the best groups, which a group's best
     scores decide, so many as scores_of_group says. factor: the key of what shares are multiplied
-    by.
+    by. biased: whether routers and experts have biases. limit and slope: keys and defaults of a
+    clamped SwiGLU, a limit of 0 for a plain gated product.
     """
 
     names: ExpertNames = field(default_factory=ExpertNames)
@@ -96,6 +99,9 @@ class ExpertArchitecture:
     grouped: bool = False
     scores_of_group: int = 1
     factor: str = ""
+    biased: bool = False
+    limit: tuple[str, float] = ("swiglu_limit", 0.0)
+    slope: tuple[str, float] = ("swiglu_alpha", 1.702)
 
 
 def _uses_rope(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
@@ -114,13 +120,13 @@ class DecoderArchitecture:
     input; a key of the configuration, or whether. tied: whether the head is the embedding where the
     configuration does not say. by_group: rows of the attention's projection are ordered by groups:
     the queries that share a key, their key and value. windows: which layers see a window of keys
-    alone. rotary: the keys that say what share of a head turns, rotary_size the one that says how
-    many of its numbers. interleaved: pairs that turn are neighbours. turned: which layers have a
-    rope at all. qk_norm: queries and keys are normalised by a weight for a "head", which all have,
-    for each of the "heads", or as one "row" of all heads. local_rope: layers with a window have a
-    rope of their own. base: of the rope, where the configuration does not say. alibi: scores have
-    biases by distance (Press and others, "Train Short, Test Long"). position_offset: of learned
-    positions. transposed: weights of products are stored as [inputs, outputs].
+    alone. rotary: the keys of the rotated share of a head, rotary_size the one that says how
+    many of its numbers. interleaved: rotated pairs are adjacent. layers_with_rope: whether each
+    layer has a rope. qk_norm: queries and keys are normalised by a weight that all heads share
+    ("head"), by one per head ("heads"), or as one "row" of all heads. local_rope: layers with a
+    window have another rope. base: of the rope, where the configuration does not say. alibi: scores
+    have biases by distance (Press and others, "Train Short, Test Long"). position_offset: of
+    learned positions. transposed: weights of products are stored as [inputs, outputs].
 
     keys: names of transformers -> those of the family's configuration. defaults: what transformers
     takes where a configuration does not say. fixed: the only value that is served of a key.
@@ -143,7 +149,7 @@ class DecoderArchitecture:
     rotary: tuple[str, ...] = ("partial_rotary_factor",)
     rotary_size: str = ""
     interleaved: bool = False
-    turned: Callable[[Config, tuple[int, ...]], tuple[bool, ...]] = _uses_rope
+    layers_with_rope: Callable[[Config, tuple[int, ...]], tuple[bool, ...]] = _uses_rope
     qk_norm: str = "head"
     local_rope: bool = False
     base: float = 10000.0

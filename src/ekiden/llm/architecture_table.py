@@ -133,10 +133,6 @@ def _qwen_windows(config: Config, count: int) -> tuple[int, ...]:
     return layer_windows(config, count, lambda n: n >= first)
 
 
-def _gemma2_windows(config: Config, count: int) -> tuple[int, ...]:
-    return layer_windows(config, count, lambda n: n % 2 == 0)
-
-
 def _gemma3_windows(config: Config, count: int) -> tuple[int, ...]:
     every = read_integer(config, "sliding_window_pattern", 6)
     return layer_windows(config, count, lambda n: (n + 1) % every != 0)
@@ -150,11 +146,11 @@ def _cohere2_windows(config: Config, count: int) -> tuple[int, ...]:
 def _smollm3_windows(config: Config, count: int) -> tuple[int, ...]:
     if not config.get("use_sliding_window"):
         return (0,) * count
-    turned = _smollm3_turned(config, (0,) * count)
-    return layer_windows(config, count, lambda n: turned[n])
+    layers_with_rope = _smollm3_rope_layers(config, (0,) * count)
+    return layer_windows(config, count, lambda n: layers_with_rope[n])
 
 
-def _smollm3_turned(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
+def _smollm3_rope_layers(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
     """Return the layers that have a rope: those with a 1 in `no_rope_layers`."""
     flags = config.get("no_rope_layers")
     if flags is None:
@@ -167,12 +163,16 @@ def _smollm3_turned(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...
     return tuple(map(bool, flags))
 
 
-def _cohere2_turned(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
+def _cohere2_rope_layers(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
     return tuple(map(bool, windows))
 
 
 def _no_layers(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
     return (False,) * len(windows)
+
+
+def _even_windows(config: Config, count: int) -> tuple[int, ...]:
+    return layer_windows(config, count, lambda n: n % 2 == 0)
 
 
 def _sparse_layers(config: Config, count: int) -> tuple[bool, ...]:
@@ -298,7 +298,7 @@ _GPT2_ARCHITECTURE = replace(
     _GPT_ARCHITECTURE,
     names=_GPT2_NAMES,
     biases=_ALL_BIASES,
-    turned=_no_layers,
+    layers_with_rope=_no_layers,
     tied=True,
     fixed={"scale_attn_weights": True, "add_cross_attention": False},
 )
@@ -333,7 +333,7 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
     "Gemma2ForCausalLM": replace(
         _GEMMA_ARCHITECTURE,
         names=_GEMMA_NAMES,
-        windows=_gemma2_windows,
+        windows=_even_windows,
         score_factor=_gemma_score_factor,
     ),
     "Gemma3ForCausalLM": replace(
@@ -395,7 +395,7 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
         activation=("activation_function", "relu"),
         gated=False,
         biases=dict.fromkeys(_ALL_BIASES, "enable_bias"),
-        turned=_no_layers,
+        layers_with_rope=_no_layers,
         tied=True,
         position_offset=2,
         keys={"intermediate_size": "ffn_dim"},
@@ -430,7 +430,7 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
         tied=True,
         by_group=True,
         alibi=True,
-        turned=_no_layers,
+        layers_with_rope=_no_layers,
         keys={**_GPT_KEYS, "max_position_embeddings": "seq_length"},
         defaults={"max_position_embeddings": 2048},
         fixed={"apply_residual_connection_post_layernorm": False},
@@ -490,13 +490,17 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
     "Cohere2ForCausalLM": replace(
         _COHERE_ARCHITECTURE,
         windows=_cohere2_windows,
-        turned=_cohere2_turned,
+        layers_with_rope=_cohere2_rope_layers,
         defaults={"sliding_window": 4096},
     ),
     "GlmForCausalLM": _GLM_ARCHITECTURE,
     "Glm4ForCausalLM": replace(_GLM_ARCHITECTURE, names=_GLM4_NAMES),
     "SmolLM3ForCausalLM": DecoderArchitecture(
-        biases=_LLAMA_BIASES, windows=_smollm3_windows, turned=_smollm3_turned, tied=True, base=2e6
+        biases=_LLAMA_BIASES,
+        windows=_smollm3_windows,
+        layers_with_rope=_smollm3_rope_layers,
+        tied=True,
+        base=2e6,
     ),
     "InternLM2ForCausalLM": DecoderArchitecture(
         _INTERNLM2_NAMES, by_group=True, biases={"attention": "bias", "out": "bias"}
@@ -530,6 +534,34 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
         windows=_qwen_windows,
         biases=_ATTENTION_BIASES,
         experts=ExpertArchitecture(layers=_sparse_layers),
+    ),
+    "GptOssForCausalLM": DecoderArchitecture(
+        replace(_NAMES, sinks="self_attn.sinks"),
+        epsilon=("rms_norm_eps", 1e-5),
+        biases=_ATTENTION_BIASES,
+        windows=_even_windows,
+        base=150000.0,
+        defaults={
+            "attention_bias": True,
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "sliding_window": 128,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+        experts=ExpertArchitecture(
+            ExpertNames(router="mlp.router", up=("gate_up_proj",)),
+            inner="intermediate_size",
+            normalised=True,
+            biased=True,
+            limit=("swiglu_limit", 7.0),
+        ),
     ),
     "OlmoeForCausalLM": DecoderArchitecture(
         replace(_NAMES, **_QK_NORM_NAMES),

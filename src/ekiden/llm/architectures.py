@@ -64,6 +64,12 @@ class ExpertConfig:
     scores_of_group: int
     layers: tuple[bool, ...]
     """Which layers have experts."""
+    biased: bool = False
+    """Whether routers and experts have biases."""
+    limit: float = 0.0
+    """Bound of both halves of a clamped SwiGLU, 0 for a plain gated product."""
+    slope: float = 1.0
+    """Factor in the sigmoid of a clamped SwiGLU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +183,7 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
     layers = read_size(config, "num_hidden_layers")
     max_positions = read_size(config, "max_position_embeddings")
     windows = row.windows(config, layers)
-    turned = row.turned(config, windows)
+    layers_with_rope = row.layers_with_rope(config, windows)
     tied = config.get("tie_word_embeddings")
     return DecoderConfig(
         architecture=name,
@@ -217,11 +223,11 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
         logit_softcap=read_float(config, "final_logit_softcapping", 0.0),
         windows=windows,
         ropes=_read_ropes(row, config, turning_depth, context or max_positions)
-        if any(turned)
+        if any(layers_with_rope)
         else (),
         rope_of=tuple(
             int(row.local_rope and bool(window)) if turns else None
-            for window, turns in zip(windows, turned, strict=True)
+            for window, turns in zip(windows, layers_with_rope, strict=True)
         ),
         end_tokens=_end_tokens(config),
         latent=latent,
@@ -278,6 +284,9 @@ def _read_experts(
         chosen_groups=chosen_groups,
         scores_of_group=min(row.scores_of_group, count // groups),
         layers=flags,
+        biased=row.biased,
+        limit=read_float(config, *row.limit) if row.limit[1] else 0.0,
+        slope=read_float(config, *row.slope),
     )
 
 

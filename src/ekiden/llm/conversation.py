@@ -12,6 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from ekiden.llm.answer_parser import REASONING_BEGIN, REASONING_END, AnswerParser
+from ekiden.llm.channel_parser import (
+    CHANNEL_MARKS,
+    FINAL_HEADER,
+    ChannelParser,
+    has_channels,
+)
 from ekiden.llm.chat_template import find_chat_template, render_chat
 from ekiden.llm.json_schema import json_object_pattern, json_schema_pattern
 from ekiden.llm.text import Tokenizer
@@ -41,15 +47,21 @@ class Conversation:
     pattern: str
     """The pattern of an answer that has to be a call, or whose calls have to be of their schemas;
     empty for any answer."""
+    in_channels: bool = False
+    """Whether the answer is messages in channels."""
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Return the texts that tell parts apart, which may be special tokens."""
+        if self.in_channels:
+            return CHANNEL_MARKS
         calls = () if self.form is None else (self.form.begin, self.form.end)
         return (REASONING_BEGIN, REASONING_END, *filter(None, calls))
 
     def parser(self) -> AnswerParser:
         """Return a parser of the answer."""
+        if self.in_channels:
+            return ChannelParser(self.functions, state=self.state)
         return AnswerParser(
             self.form, self.functions, has_reasoning=self.has_reasoning, state=self.state
         )
@@ -84,10 +96,13 @@ def open_conversation(
     if tools and form is None:
         raise InputError("'tools': the model's chat template takes no tools")
     text = render_chat(template, tokenizer.settings, messages, list(tools) or None, options)
+    in_channels = has_channels(template)
     has_reasoning = REASONING_BEGIN in template or REASONING_BEGIN in tokenizer.special_tokens
     is_forced = form is not None and tool_choice != "auto"
     state = "start"
-    if has_reasoning and text.rstrip().endswith(REASONING_BEGIN):
+    if in_channels and is_constrained:  # a grammar of the final message alone
+        text += FINAL_HEADER
+    elif has_reasoning and text.rstrip().endswith(REASONING_BEGIN):
         state = "reasoning"
         if is_constrained or is_forced:  # a grammar of the answer alone: reasoning ends here
             text, state = f"{text.rstrip()}\n\n{REASONING_END}\n\n", "start"
@@ -102,7 +117,7 @@ def open_conversation(
     # A grammar's JSON is content, whatever tools there are.
     return Conversation(
         tokenizer.encode_rendered(text), None if is_constrained else form, names, has_reasoning,
-        "content" if is_constrained else state, pattern,
+        "content" if is_constrained else state, pattern, in_channels,
     )  # fmt: skip
 
 
@@ -128,7 +143,7 @@ def _call_pattern(form: ToolFormat, tools: Sequence[Mapping[str, Any]], choice: 
         raise InputError(f"'tool_choice': calls in the form '{form.name}' cannot be forced")
     name = choice.removeprefix("function:")
     calls = [
-        _framed(form, tool, number, holds_schema=True)
+        _tool_call_pattern(form, tool, number, holds_schema=True)
         for number, tool in enumerate(tools)
         if choice == "required" or tool["function"]["name"] == name
     ]
@@ -142,7 +157,7 @@ def _strict_pattern(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str
     if not form.frame:
         raise InputError(f"'tools': calls in the form '{form.name}' cannot be 'strict'")
     calls = [
-        _framed(form, tool, number, holds_schema=is_strict(tool))
+        _tool_call_pattern(form, tool, number, holds_schema=is_strict(tool))
         for number, tool in enumerate(tools)
     ]
     call = rf"\s{{0,2}}({'|'.join(calls)})\s{{0,2}}"
@@ -157,7 +172,9 @@ def _strict_pattern(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str
     return f"{text}({begin}{call})?"
 
 
-def _framed(form: ToolFormat, tool: Mapping[str, Any], number: int, holds_schema: bool) -> str:
+def _tool_call_pattern(
+    form: ToolFormat, tool: Mapping[str, Any], number: int, holds_schema: bool
+) -> str:
     """Return the pattern of a call of one function. Raises InputError for parameters that are no
     schema that a grammar holds.
     """

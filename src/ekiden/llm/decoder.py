@@ -16,6 +16,8 @@ cache and fills again, so that nobody else refers to it and it is changed where 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ekiden.ir.expr import BaseFunc, GlobalVar
@@ -35,6 +37,7 @@ from ekiden.llm.decoder_layers import (
 )
 from ekiden.llm.experts import mixture_of_experts
 from ekiden.llm.latent_attention import latent_projections
+from ekiden.llm.lora_products import AdapterProducts, AdapterSet
 from ekiden.llm.rope import RopeParameters
 from ekiden.llm.weights import Checkpoint, Weight
 from ekiden.relay import op
@@ -84,8 +87,8 @@ def cache_shape(config: DecoderConfig, layout: CacheLayout, blocks: object) -> t
 
 @dataclass(frozen=True, slots=True)
 class TokenVariables:
-    """Input variables of a call: token ids, sequences, positions, page tables, and the rows whose
-    logits are wanted.
+    """Input variables of a call: token ids, sequences, positions, page tables, the numbers of the
+    sequences' adapters where a program has some, and the rows whose logits are wanted.
     """
 
     ids: Var
@@ -93,9 +96,10 @@ class TokenVariables:
     positions: Var
     tables: Var
     picks: Var
+    adapters: Var | None = None
 
     @staticmethod
-    def create() -> TokenVariables:
+    def create(has_adapters: bool) -> TokenVariables:
         """Create new variables: n tokens, tables of b sequences with m pages, k picks."""
         n, b, m, k = (SizeVar(name) for name in ("n", "b", "m", "k"))
         return TokenVariables(
@@ -103,24 +107,37 @@ class TokenVariables:
                 Var(name, TensorType(shape, "int32"))
                 for name, shape in (
                     ("ids", (n,)), ("sequences", (n,)), ("positions", (n,)), ("tables", (b, m)),
-                    ("picks", (k,)),
-                )
+                    ("picks", (k,)), ("adapters", (b,)),
+                )[: 6 if has_adapters else 5]
             )
         )  # fmt: skip
 
     @property
     def as_parameters(self) -> tuple[Var, ...]:
         """Return them as parameters."""
-        return (self.ids, self.sequences, self.positions, self.tables, self.picks)
+        adapters = () if self.adapters is None else (self.adapters,)
+        return (self.ids, self.sequences, self.positions, self.tables, *adapters, self.picks)
 
 
 class _ForwardBuilder:
     """Builder of the body of `forward`."""
 
-    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, layout: CacheLayout) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: DecoderConfig,
+        layout: CacheLayout,
+        adapters: AdapterSet | None,
+    ) -> None:
         self.config, self.layout = config, layout
-        self.parts = DecoderLayers(checkpoint, config)
         self.bindings: list[tuple[Var, Expr]] = []
+        self.tokens = TokenVariables.create(adapters is not None)
+        products = None
+        if adapters is not None:
+            assert self.tokens.adapters is not None
+            by_token = op.take(self.tokens.adapters, self.tokens.sequences, axis=0)
+            products = AdapterProducts(adapters, self.let("token_adapters", by_token), self.let)
+        self.parts = DecoderLayers(checkpoint, config, products)
 
     def let(self, name: str, value: Expr) -> Var:
         """Bind a value to a new variable, in order."""
@@ -134,7 +151,7 @@ class _ForwardBuilder:
         pages: PrimExpr = SizeVar("p")
         shape = cache_shape(config, self.layout, pages)
         cache = Var("cache", TensorType(tuple(map(_to_dim, shape)), self.layout.dtype))
-        tokens = TokenVariables.create()
+        tokens = self.tokens
         table = self.parts.embedding_table(names.embedding)
         x: Expr = embedding_lookup(table, tokens.ids)
         x = _scaled(x, config.embedding_scale)
@@ -238,25 +255,23 @@ class _ForwardBuilder:
         prefix = names.layer.format(n)
         if config.latent:
             assert rotation is not None
-            turned_heads = latent_projections(
+            rotated_heads = latent_projections(
                 normed, prefix + "self_attn.", config, tensors, self.let,
                 lambda part: _rotary_embedding(
                     part, config.ropes[0], rotation, 2 * len(config.ropes[0].frequencies)
                 ),
             )  # fmt: skip
         else:
-            turned_heads = self._turned_heads(n, normed, tokens, rotation)
-        turned = self.let(f"turned_{n}", turned_heads)
+            rotated_heads = self._rotated_heads(n, normed, tokens, rotation)
+        attention_inputs = self.let(f"turned_{n}", rotated_heads)
         layer = const(np.array([n], np.int32))
         cache_position = (layer, tokens.tables, tokens.sequences, tokens.positions)
         page = self.layout.page
         written = self.let(
-            f"cache_{n}", op.nn.contrib_write_pages(cache, turned, *cache_position, page=page)
+            f"cache_{n}",
+            op.nn.contrib_write_pages(cache, attention_inputs, *cache_position, page=page),
         )
-        attended = op.nn.contrib_paged_attention(
-            turned, written, *cache_position, page=page, scale=config.score_scale,
-            softcap=config.score_softcap, window=config.windows[n],
-        )  # fmt: skip
+        attended = self._attend(n, attention_inputs, written, cache_position)
         values: Expr = self.let(f"heads_{n}", attended)
         if config.cache_depth > config.value_depth:
             values = slice_axis(values, 0, config.value_depth, 2)
@@ -267,7 +282,26 @@ class _ForwardBuilder:
         )
         return out, written
 
-    def _turned_heads(
+    def _attend(
+        self, n: int, attention_inputs: Var, cache: Var, cache_position: Sequence[Expr]
+    ) -> Expr:
+        """Return the attention of a layer's heads [n, heads, depth of the cache]."""
+        config, names = self.config, self.config.names
+        page, scale, softcap = self.layout.page, config.score_scale, config.score_softcap
+        window = config.windows[n]
+        layer, tables, sequences, positions = cache_position
+        if not names.sinks:
+            return op.nn.contrib_paged_attention(
+                attention_inputs, cache, layer, tables, sequences, positions, page, scale, softcap,
+                window,
+            )  # fmt: skip
+        sinks = self.parts.read_vector(names.layer.format(n) + names.sinks, config.heads)
+        return op.nn.contrib_paged_attention_with_sinks(
+            attention_inputs, cache, layer, tables, sequences, positions, const(sinks), page, scale,
+            softcap, window,
+        )  # fmt: skip
+
+    def _rotated_heads(
         self, n: int, normed: Expr, tokens: TokenVariables, rotation: tuple[Var, Var] | None
     ) -> Expr:
         """Return queries, keys and values [n, heads + 2 * groups, depth of the cache]."""
@@ -281,10 +315,10 @@ class _ForwardBuilder:
         if config.clip:
             projected = op.clip(projected, -config.clip, config.clip)
         heads = op.reshape(projected, (-1, total, config.depth))
-        turned_heads = self._apply_rotary(n, heads, rotation)
+        rotated_heads = self._apply_rotary(n, heads, rotation)
         if config.alibi:
-            turned_heads = self._with_distance_biases(turned_heads, tokens.positions)
-        return turned_heads
+            rotated_heads = self._with_distance_biases(rotated_heads, tokens.positions)
+        return rotated_heads
 
     def _apply_rotary(self, n: int, projected: Expr, rotation: tuple[Var, Var] | None) -> Expr:
         """Return queries and keys rotated by their positions, and values unchanged."""
@@ -391,6 +425,7 @@ def decoder_module(
     layout: CacheLayout,
     name: str = "forward",
     has_head: bool = True,
+    adapters: AdapterSet | None = None,
 ) -> IRModule:
     """Return the module of a decoder.
 
@@ -400,6 +435,8 @@ def decoder_module(
         layout: That of the cache.
         name: Of the function; the entry is this with "_step".
         has_head: Whether it returns logits, else hidden states.
+        adapters: Those of which each sequence of a call has one or none; then the tables are
+            followed by their numbers, int32 [sequences].
 
     Returns:
         The module.
@@ -407,9 +444,10 @@ def decoder_module(
     Raises:
         ImportModelError: A tensor is missing from the checkpoint, has another shape, or has no
             place in the decoder.
+        UnsupportedError: An adapter changes what is no product.
     """
     forward, entry = GlobalVar(name), f"{name}_step"
-    builder = _ForwardBuilder(checkpoint, config, layout)
+    builder = _ForwardBuilder(checkpoint, config, layout, adapters)
     functions: dict[GlobalVar | str, BaseFunc] = {forward: builder.build(has_head)}
     # Files of tied models often hold a copy of the embedding as the head.
     heads = config.names.head if config.tied or not has_head else ()
@@ -421,16 +459,20 @@ def decoder_module(
         raise ImportModelError(
             f"checkpoint: a decoder {config.architecture} has no place for {listed}{more}"
         )
-    functions[GlobalVar(entry)] = _entry_function(forward, config, layout)
+    if adapters is not None:
+        adapters.check_unread()
+    functions[GlobalVar(entry)] = _entry_function(forward, config, layout, adapters is not None)
     x = Var("x", TensorType((), "int32"))
     functions[GlobalVar("main")] = Function((x,), x, None)
     return IRModule(functions).with_attr(ENTRY_FUNCTIONS_ATTR, (entry,))
 
 
-def _entry_function(forward: GlobalVar, config: DecoderConfig, layout: CacheLayout) -> Function:
+def _entry_function(
+    forward: GlobalVar, config: DecoderConfig, layout: CacheLayout, has_adapters: bool
+) -> Function:
     shape = cache_shape(config, layout, AnyDim())
     kind = TensorType(tuple(map(_to_dim, shape)), layout.dtype)
-    state, tokens = Var("state", RefType(kind)), TokenVariables.create()
+    state, tokens = Var("state", RefType(kind)), TokenVariables.create(has_adapters)
     # The reference is emptied meanwhile, so that the cache has one owner and is updated in place.
     none = const(np.zeros([0, *(int(str(d)) for d in shape[1:])], layout.dtype))
     cache, both = Var("cache"), Var("both")

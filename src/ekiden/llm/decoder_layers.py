@@ -4,15 +4,16 @@ tensors.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.architecture_row import CheckpointNames
 from ekiden.llm.architectures import DecoderConfig
+from ekiden.llm.lora_products import AdapterProducts
+from ekiden.llm.tensor_reader import UNQUANTIZED_FORMATS, TensorReader, dequantize, format_shape
 from ekiden.llm.weights import Checkpoint, Weight
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr, const
@@ -27,7 +28,6 @@ __all__ = [
     "slice_axis",
 ]
 
-UNQUANTIZED_FORMATS = ("float32", "float16", "bfloat16")
 IGNORED_SUFFIXES = (
     "inv_freq", "attention.bias", "attention.masked_bias", "attn.bias", "attn.masked_bias",
     "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight",
@@ -37,21 +37,21 @@ configuration says."""
 LAYER_NUMBER = re.compile(r"(\d+)\.")
 
 
-class DecoderLayers:
+class DecoderLayers(TensorReader):
     """Builder of decoder layers (linear, embedding, norm) from a checkpoint's tensors. Raises
     ImportModelError naming a tensor that is missing or has another shape.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig) -> None:
-        self._checkpoint, self._config = checkpoint, config
-        self._names = frozenset(checkpoint)
-        self._prefix = _stored_prefix(self._names, config.names)
-        self._read: set[str] = set()
+    def __init__(
+        self, checkpoint: Checkpoint, config: DecoderConfig, adapters: AdapterProducts | None = None
+    ) -> None:
+        super().__init__(checkpoint, config.names.prefix, config.names.embedding)
+        self._config, self._adapters = config, adapters
 
     @property
     def unused_tensors(self) -> list[str]:
         """Return the tensors that were not used, except those that change nothing."""
-        return sorted(name for name in self._names - self._read if not self._is_ignored(name))
+        return [name for name in self.unread if not self._is_ignored(name)]
 
     def _is_ignored(self, name: str) -> bool:
         """Return whether a tensor changes nothing: masks, frequencies, biases of 0, what predicts
@@ -61,7 +61,7 @@ class DecoderLayers:
             return True
         if not name.startswith(self._prefix):
             return "language_model" in self._prefix
-        layer_prefix = self._stored_name(self._config.names.layer.split("{}")[0])
+        layer_prefix = self.stored_name(self._config.names.layer.split("{}")[0])
         number = LAYER_NUMBER.match(name.removeprefix(layer_prefix))
         # DeepSeek-V3 has layers behind the last one, for tokens after the next.
         if number and name.startswith(layer_prefix) and int(number[1]) >= self._config.layers:
@@ -69,47 +69,12 @@ class DecoderLayers:
         # Quantisers write biases of 0 for products that have none.
         return name.endswith(".bias") and not self._checkpoint[name].values().any()
 
-    def has_tensor(self, name: str) -> bool:
-        """Return whether a tensor exists."""
-        return self._stored_name(name) in self._names
-
-    def _stored_name(self, name: str) -> str:
-        """Return what the checkpoint calls a tensor: its prefix may be another one."""
-        prefix = self._config.names.prefix
-        if self._prefix == prefix or not name.startswith(prefix):
-            return name
-        return self._prefix + name.removeprefix(prefix)
-
-    def read_weight(self, name: str, shape: tuple[int | None, ...]) -> Weight:
-        """Return the tensor of a name and shape, in which None is any size. Raises ImportModelError
-        if it is missing or has another shape.
-        """
-        name = self._stored_name(name)
-        if name not in self._names:
-            near = difflib.get_close_matches(name, self._names, 1)
-            hint = f" (there is '{near[0]}')" if near else ""
-            raise ImportModelError(f"checkpoint: no tensor '{name}'{hint}")
-        self._read.add(name)
-        tensor = self._checkpoint[name]
-        fits = len(tensor.shape) == len(shape) and all(
-            expected in (None, size) for expected, size in zip(shape, tensor.shape, strict=True)
-        )
-        if not fits:
-            raise ImportModelError(
-                f"checkpoint: '{name}' must have the shape {_format_shape(shape)}, got"
-                f" {_format_shape(tensor.shape)}"
-            )
-        return tensor
-
-    def read_vector(self, name: str, size: int) -> NDArray[np.float32]:
-        """Return a vector as numbers."""
-        return _dequantize(self.read_weight(name, (size,)))
-
-    def linear(self, data: Expr, names: Sequence[str], rows: int, depth: int,
-               has_bias: bool, by_group: bool = False) -> Expr:  # fmt: skip
+    def linear(self, data: Expr, names: Sequence[str], rows: int, depth: int, has_bias: bool,
+               by_group: bool = False, is_adapted: bool = True) -> Expr:  # fmt: skip
         """Return data [n, depth] times the transposed, stacked weights: [n, rows]. Weights of the
         same format are one product. With `by_group`, rows are ordered by group: its queries, its
-        key and its value, then those of the next. Raises ImportModelError for missing weights or
+        key and its value, then those of the next. Adapters change it unless data are other tokens
+        than those of a call (`is_adapted`). Raises ImportModelError for missing weights or
         mismatched row counts.
         """
         single = (rows,) if len(names) == 1 else (None,) * len(names)
@@ -118,27 +83,41 @@ class DecoderLayers:
             for n, size in zip(names, single, strict=True)
         ]
         if sum(weight.shape[0] for weight in weights) != rows:
-            shapes = ", ".join(_format_shape(stored.shape) for stored in weights)
+            shapes = ", ".join(format_shape(stored.shape) for stored in weights)
             raise ImportModelError(
                 f"checkpoint: '{names[0]}.weight' and what stands with it must have {rows} rows,"
                 f" got {shapes}"
             )
         order = self._ungrouped_rows(rows) if by_group else slice(None)
-        if len({row_source.format for row_source in weights}) == 1:
-            # One product over stacked rows (fused QKV) reads the input once.
-            stacked = np.concatenate([block.data for block in weights])[order]
-            result = _multiply_weight(data, weights[0].format, stacked)
+        factors = None
+        if self._adapters is not None and is_adapted:
+            counts = [weight.shape[0] for weight in weights]
+            stored = [self.stored_name(f"{name}.weight") for name in names]
+            factors = self._adapters.adapters.stack(stored, counts, depth)
+        if self._adapters is not None and factors is not None:
+            token_data = self._adapters.bind("adapter_input", data)
+            result = self._stacked_product(token_data, weights, order)
+            factors = replace(factors, up=factors.up[order])
+            result = self._adapters.add(result, token_data, factors)
         else:
-            assert not by_group, "one tensor has one format"
-            result = op.concatenate(
-                [_multiply_weight(data, w.format, w.data) for w in weights], axis=1
-            )
+            result = self._stacked_product(data, weights, order)
         if not has_bias:
             return result
         biases = [
             self.read_vector(f"{n}.bias", w.shape[0]) for n, w in zip(names, weights, strict=True)
         ]
         return op.add(result, const(np.concatenate(biases)[order]))
+
+    def _stacked_product(
+        self, data: Expr, weights: Sequence[Weight], order: slice | NDArray[np.int64]
+    ) -> Expr:
+        """Return data times the transposed, stacked weights, their rows in an order."""
+        if len({row_source.format for row_source in weights}) == 1:
+            # One product over stacked rows (fused QKV) reads the input once.
+            stacked = np.concatenate([block.data for block in weights])[order]
+            return _multiply_weight(data, weights[0].format, stacked)
+        assert isinstance(order, slice), "one tensor has one format"
+        return op.concatenate([_multiply_weight(data, w.format, w.data) for w in weights], axis=1)
 
     def _linear_weight(self, name: str, rows: int | None, depth: int) -> Weight:
         """Return the weight [rows, depth] of a product."""
@@ -181,7 +160,7 @@ class DecoderLayers:
         if config.norm == "layer_plain":
             ones, zeros = np.ones(size, np.float32), np.zeros(size, np.float32)
             return op.nn.layer_norm(data, const(ones), const(zeros), -1, epsilon)
-        weight = _dequantize(self.read_weight(f"{name}.weight", shape))
+        weight = dequantize(self.read_weight(f"{name}.weight", shape))
         bias = f"{name}.bias"
         if len(shape) > 1:
             assert not self.has_tensor(bias), "Cohere's norms of heads have none"
@@ -200,15 +179,6 @@ class DecoderLayers:
         return op.nn.rms_norm(data, const(weight), -1, epsilon)
 
 
-def _stored_prefix(stored: frozenset[str], names: CheckpointNames) -> str:
-    """Return what stands in a checkpoint for the prefix of names: none in those of a model without
-    its head, another one in those of a multimodal model.
-    """
-    rest = names.embedding.removeprefix(names.prefix)
-    candidates = (names.prefix, "", "model.language_model.", f"language_model.{names.prefix}")
-    return next((prefix for prefix in candidates if prefix + rest in stored), names.prefix)
-
-
 def slice_axis(x: Expr, begin: int, end: int, axis: int) -> Expr:
     """Return the elements from begin up to end along an axis."""
     return op.strided_slice(x, [begin], [end], axes=[axis])
@@ -223,7 +193,7 @@ def gated_product(both: Expr, activation: Callable[[Expr], Expr], inner: int) ->
 def embedding_lookup(table: Weight, ids: Expr) -> Expr:
     """Look up rows of the embedding table: [n, hidden] of float32."""
     if table.format in UNQUANTIZED_FORMATS:
-        return op.take(const(_dequantize(table)), ids, axis=0)
+        return op.take(const(dequantize(table)), ids, axis=0)
     return op.nn.take_blocks(const(table.data), ids, table.format)
 
 
@@ -236,16 +206,6 @@ def _multiply_weight(data: Expr, kind: str, weight: NDArray[np.generic]) -> Expr
 def matmul_weight(data: Expr, weight: Weight) -> Expr:
     """Return data [n, k] times the transpose of a weight."""
     return _multiply_weight(data, weight.format, weight.data)
-
-
-def _dequantize(weight: Weight) -> NDArray[np.float32]:
-    if weight.format in UNQUANTIZED_FORMATS:
-        return np.ascontiguousarray(weight.data, np.float32)
-    return weight.values()
-
-
-def _format_shape(shape: Sequence[int | None]) -> str:
-    return "(" + ", ".join("?" if d is None else str(d) for d in shape) + ")"
 
 
 def _scalar_constant(value: float) -> Constant:

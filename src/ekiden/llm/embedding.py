@@ -1,4 +1,5 @@
-"""Embedding models: decoders whose hidden states, pooled and normalised, stand for texts.
+"""Embedding models: decoders and encoders whose hidden states, pooled and normalised, stand for
+texts.
 
 What is pooled is read from the files that sentence-transformers writes beside a checkpoint:
 `modules.json` lists a Pooling, whose `config.json` names the mode, and maybe a Normalize. Without
@@ -11,6 +12,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,13 @@ import ekiden
 from ekiden import runtime
 from ekiden.llm.architectures import DecoderConfig, read_config
 from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape, decoder_module
+from ekiden.llm.encoder import EncoderConfig, is_encoder, read_encoder_config
+from ekiden.llm.encoder_models import (
+    EncoderProgram,
+    TokenPair,
+    batches_of_lengths,
+    checked_context,
+)
 from ekiden.llm.engine import to_token_ids
 from ekiden.llm.files import find_tokenizer, open_checkpoint
 from ekiden.llm.text import Tokenizer
@@ -124,7 +133,7 @@ def load_embedding_model(
     pooling: Pooling | None = None,
     **options: Any,  # noqa: ANN401  # of another function
 ) -> EmbeddingModel:
-    """Compile a decoder for embeddings, such as Qwen3-Embedding.
+    """Compile a decoder or an encoder for embeddings, such as Qwen3-Embedding or BGE.
 
     Args:
         checkpoint: A folder of transformers or sentence-transformers, a GGUF file, or any
@@ -150,12 +159,17 @@ def load_embedding_model(
     else:
         opened = checkpoint
     config = dict(opened.config)
-    max_positions = read_config(config).max_positions
-    context = min(max_positions, DEFAULT_CONTEXT_TOKENS) if context is None else context
-    if type(context) is not int or not 1 <= context <= max_positions:
-        raise InputError(
-            f"load: 'context' must be from 1 to {max_positions} tokens, got {context!r}"
+    if is_encoder(config):
+        encoder = replace(read_encoder_config(config), head=())  # of a classifier, the states
+        context = checked_context(context, encoder.max_positions)
+        program = EncoderProgram.compile(opened, encoder, **options)
+        return EncoderEmbeddingModel(
+            program, context, Tokenizer.of(tokenizer), pooling or Pooling()
         )
+    max_positions = read_config(config).max_positions
+    if context is None:
+        context = min(max_positions, DEFAULT_CONTEXT_TOKENS)
+    context = checked_context(context, max_positions)
     decoder = read_config(config, context)
     layout = CacheLayout(PAGE_TOKENS)
     module = decoder_module(opened, decoder, layout, has_head=False)
@@ -174,7 +188,7 @@ class EmbeddingModel:
     def __init__(
         self,
         exe: ekiden.Executable,
-        config: DecoderConfig,
+        config: DecoderConfig | EncoderConfig,
         layout: CacheLayout,
         context: int,
         tokenizer: Tokenizer | None,
@@ -219,6 +233,7 @@ class EmbeddingModel:
         for row, count in zip(tables, pages, strict=True):
             row[:count] = np.arange(first, first + count)
             first += count
+        assert isinstance(self.config, DecoderConfig)
         shape = cache_shape(self.config, self.layout, self.layout.num_blocks(first))
         cache = runtime.Ref(runtime.empty([int(str(d)) for d in shape], self.layout.dtype))
         positions = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
@@ -234,6 +249,29 @@ class EmbeddingModel:
         ends = np.cumsum(lengths)
         for end, length in zip(ends, lengths, strict=True):
             yield self.pooling.apply(states[end - length : end])
+
+
+class EncoderEmbeddingModel(EmbeddingModel):
+    """Compiled encoder that returns embeddings. Any threads may use it; calls are serialized."""
+
+    def __init__(
+        self, program: EncoderProgram, context: int, tokenizer: Tokenizer | None, pooling: Pooling
+    ) -> None:
+        # An encoder has no cache: the layout says nothing.
+        super().__init__(program.exe, program.config, CacheLayout(), context, tokenizer, pooling)
+        self.program = program
+
+    def embed(self, texts: Sequence[str | Sequence[int]]) -> Floats:
+        """Return the embeddings [texts, hidden] of texts, or of their tokens. Raises InputError."""
+        if isinstance(texts, str):
+            raise InputError("embed: a list of texts expected, got one text")
+        tokens = [self.encode(text) for text in texts]
+        rows = np.empty((len(tokens), self.config.hidden), np.float32)
+        for batch in batches_of_lengths([len(text) for text in tokens], MAX_BATCH_TOKENS):
+            pairs = [TokenPair(tokens[n], [0] * len(tokens[n])) for n in batch]
+            for number, states in zip(batch, self.program.run(pairs), strict=True):
+                rows[number] = self.pooling.apply(states[: len(tokens[number])])
+        return rows
 
 
 def _batches(texts: Sequence[list[int]]) -> Iterator[list[list[int]]]:

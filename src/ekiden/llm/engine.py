@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.llm.grammar import Grammar, LazyGrammar
-from ekiden.llm.logit_edits import TokenScore, score_token
+from ekiden.llm.logit_biases import TokenScore, score_token
+from ekiden.llm.lora_products import NO_ADAPTER
 from ekiden.llm.page_allocator import Key, PageAllocator
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.text import Detokenizer
@@ -88,6 +89,8 @@ class Stream:
     """Its text, where a text may end it."""
     scores: list[TokenScore] = field(default_factory=list)
     """Of each token, where log-probabilities are asked for."""
+    adapter: int = NO_ADAPTER
+    """The number of its adapter."""
 
     @property
     def limit(self) -> int:
@@ -173,11 +176,14 @@ class Engine:
         self.model.check_prompt(stream.prompt)
         self._set_ends(stream)
         self.model.check_biases(stream.sampling)
+        stream.adapter = self.model.adapter_number(stream.sampling.adapter)
         stream.grammar = self.model.grammar(stream.sampling.grammar)
         if stream.grammar is not None and stream.grammar.is_over(stream.state):
             stream.finish = "stop"  # the empty text is all that the form has
             return stream
-        stream.keys = self.pages.prefix_keys(stream.prompt)
+        # The name is part of the key: adapters change the keys and values of a prompt.
+        variant = stream.sampling.adapter.encode()
+        stream.keys = self.pages.prefix_keys(stream.prompt, variant)
         return stream
 
     def _set_ends(self, stream: Stream) -> None:

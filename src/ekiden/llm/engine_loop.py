@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 
 from ekiden.llm.engine import Engine, Stream
-from ekiden.llm.logit_edits import TokenScore
+from ekiden.llm.logit_biases import TokenScore
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["EngineLoop", "TokenUpdate"]

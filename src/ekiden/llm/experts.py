@@ -16,7 +16,12 @@ import numpy as np
 
 from ekiden.llm.architecture_row import ExpertNames
 from ekiden.llm.architectures import DecoderConfig, ExpertConfig
-from ekiden.llm.decoder_layers import ACTIVATION_FUNCTIONS, DecoderLayers, gated_product
+from ekiden.llm.decoder_layers import (
+    ACTIVATION_FUNCTIONS,
+    DecoderLayers,
+    gated_product,
+    slice_axis,
+)
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, If, Var, const
 
@@ -83,7 +88,7 @@ def _choose_experts(
     experts = config.experts
     assert experts is not None
     router = [prefix + experts.names.router]
-    logits = layers.linear(x, router, experts.count, config.hidden, False)
+    logits = layers.linear(x, router, experts.count, config.hidden, experts.biased)
     is_sigmoid = experts.scoring == "sigmoid"
     scores = bind("scores", op.sigmoid(logits) if is_sigmoid else op.nn.softmax(logits, axis=-1))
     choice: Expr = scores
@@ -91,7 +96,7 @@ def _choose_experts(
         correction = layers.read_vector(prefix + experts.names.correction, experts.count)
         choice = op.add(choice, const(correction))
     if experts.groups > experts.chosen_groups:
-        choice = _within_groups(bind("choice", choice), experts, bind)
+        choice = _mask_outside_top_groups(bind("choice", choice), experts, bind)
     chosen = bind("chosen", op.topk(choice, experts.chosen, axis=1, ret_type="indices"))
     shares: Expr = op.gather(scores, 1, chosen)
     if experts.normalised:
@@ -102,7 +107,7 @@ def _choose_experts(
     return bind("shares", shares), chosen
 
 
-def _within_groups(choice: Var, experts: ExpertConfig, bind: Bind) -> Expr:
+def _mask_outside_top_groups(choice: Var, experts: ExpertConfig, bind: Bind) -> Expr:
     """Return scores [n, experts] with those outside each token's best groups below all others."""
     by_group = op.reshape(choice, (-1, experts.groups, experts.count // experts.groups))
     best = op.topk(by_group, experts.scores_of_group, axis=2, ret_type="values")
@@ -120,6 +125,27 @@ def _gated_mlp(
     layers: DecoderLayers,
 ) -> Expr:  # fmt: skip
     """Return the result of an expert for tokens [m, hidden]."""
-    up = layers.linear(x, [prefix + name for name in names.up], 2 * inner, config.hidden, False)
-    product = gated_product(up, ACTIVATION_FUNCTIONS[config.activation], inner)
-    return layers.linear(product, [prefix + names.down], config.hidden, inner, False)
+    experts = config.experts
+    assert experts is not None
+    up = layers.linear(
+        x, [prefix + name for name in names.up], 2 * inner, config.hidden, experts.biased,
+        is_adapted=False,
+    )  # fmt: skip
+    if experts.limit:
+        product = _clamped_swiglu(up, inner, experts.limit, experts.slope)
+    else:
+        product = gated_product(up, ACTIVATION_FUNCTIONS[config.activation], inner)
+    return layers.linear(
+        product, [prefix + names.down], config.hidden, inner, experts.biased, is_adapted=False
+    )
+
+
+def _clamped_swiglu(both: Expr, inner: int, limit: float, slope: float) -> Expr:
+    """Return g * sigmoid(slope * g) * (u + 1) of the halves g, at most the limit, and u, within it,
+    of [n, 2 * inner] (OpenAI, "gpt-oss", 2025).
+    """
+    bound = const(np.float32(limit))
+    gate = op.minimum(slice_axis(both, 0, inner, 1), bound)
+    up = op.clip(slice_axis(both, inner, 2 * inner, 1), -limit, limit)
+    activated = op.multiply(gate, op.sigmoid(op.multiply(gate, const(np.float32(slope)))))
+    return op.multiply(op.add(up, const(np.float32(1))), activated)

@@ -10,6 +10,7 @@ from ekiden.llm.gguf import GGUFCheckpoint
 from ekiden.llm.gguf_tokenizer import build_gguf_tokenizer
 from ekiden.llm.quantized_weights import with_decoded_weights
 from ekiden.llm.safetensors import SafetensorsCheckpoint
+from ekiden.llm.stacked_experts import with_single_experts
 from ekiden.llm.text import FILE, Tokenizer
 from ekiden.llm.weights import Checkpoint
 from ekiden.runtime.errors import LoadError
@@ -23,7 +24,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """
     location = Path(path)
     if location.is_dir():
-        return with_decoded_weights(SafetensorsCheckpoint(location))
+        return with_single_experts(with_decoded_weights(SafetensorsCheckpoint(location)))
     if not location.is_file():
         raise LoadError(f"{location}: no such file or folder")
     return GGUFCheckpoint(location)

@@ -293,8 +293,8 @@ def _unpermute_rows(
     shape = (count, size, group_size) if inner else (group_size, count, size)
     axes = (1, 2) if inner else (0, 1)
     trailing_shape = weight.data.shape[1:]
-    turned = weight.data.reshape(*shape, *trailing_shape).swapaxes(*axes)
-    return replace(weight, data=np.ascontiguousarray(turned).reshape(rows, *trailing_shape))
+    transposed = weight.data.reshape(*shape, *trailing_shape).swapaxes(*axes)
+    return replace(weight, data=np.ascontiguousarray(transposed).reshape(rows, *trailing_shape))
 
 
 def _uniform_integer(file: GGUFFile, key: str, default: int | None = None) -> int:
@@ -377,9 +377,9 @@ def _derive_missing(row: GGUFArchitecture, file: GGUFFile, config: Config) -> No
     if "vocab_size" not in config and "tokenizer.ggml.tokens" in file.metadata:
         tokens = file.metadata["tokenizer.ggml.tokens"]
         config["vocab_size"] = len(tokens) if isinstance(tokens, list) else 0
-    turned = _uniform_integer(file, f"{row.name}.rope.dimension_count", head_dim)
-    if turned != head_dim and head_dim > 0:
-        config["partial_rotary_factor"] = turned / head_dim
+    rotary_dim = _uniform_integer(file, f"{row.name}.rope.dimension_count", head_dim)
+    if rotary_dim != head_dim and head_dim > 0:
+        config["partial_rotary_factor"] = rotary_dim / head_dim
     # Tied models store no output matrix.
     config["tie_word_embeddings"] = "output.weight" not in file
     config["attention_bias"] = "blk.0.attn_q.bias" in file or "blk.0.attn_qkv.bias" in file

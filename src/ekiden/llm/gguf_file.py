@@ -33,7 +33,6 @@ Entry: TypeAlias = "int | float | bool | str | NDArray[Any] | list[Any]"
 GGUF_MAGIC = b"GGUF"
 GGUF_VERSIONS = (2, 3)
 ALIGNMENT_KEY = "general.alignment"
-ARCHITECTURE_KEY = "general.architecture"
 MAX_TENSOR_AXES = 8
 MAX_ARRAY_DEPTH = 4
 """Arrays in arrays."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.frontend.onnx.regex import RegexError, compile_dfa
-from ekiden.llm.pushdown import DEAD, PushdownAutomaton, calls_groups
+from ekiden.llm.pushdown import DEAD, PushdownAutomaton, has_group_calls
 from ekiden.llm.token_trie import TokenTrie
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -223,11 +223,11 @@ def compile_grammar(
     """
     # With a token for each byte that tokens have, each byte that a match goes on by is a token:
     # without, texts are left out that only longer tokens could go on.
-    if trie.single_bytes == trie.bytes or calls_groups(pattern):
+    if trie.single_bytes == trie.bytes or has_group_calls(pattern):
         lazy = LazyGrammar(pattern, trie, ends)
         if not lazy.has_assertions:
             return lazy
-        if calls_groups(pattern):
+        if has_group_calls(pattern):
             raise InputError("grammar: '^', '$', '\\b' and '\\B' do not go with calls of groups")
     return Grammar.of(pattern, trie.tokens, ends)
 

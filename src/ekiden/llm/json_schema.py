@@ -17,7 +17,7 @@ from typing import Any
 
 from ekiden.frontend.onnx.regex import RegexError
 from ekiden.llm.json_numbers import MAX_BOUND, integer_range_pattern, number_range_pattern
-from ekiden.llm.json_texts import JSON_CHAR, json_text_pattern
+from ekiden.llm.json_strings import JSON_CHAR, json_string_pattern
 from ekiden.runtime.errors import InputError
 
 __all__ = ["json_object_pattern", "json_schema_pattern"]
@@ -230,7 +230,7 @@ class _SchemaCompiler:
         if not isinstance(keywords["pattern"], str):
             raise self._error(path, "'pattern': a regular expression expected")
         try:
-            return json_text_pattern(keywords["pattern"])
+            return json_string_pattern(keywords["pattern"])
         except RegexError as error:
             raise self._error(path, f"'pattern': {error}") from error
 

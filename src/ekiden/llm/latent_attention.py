@@ -54,8 +54,8 @@ def latent_projections(
     else:
         query = layers.linear(x, [prefix + "q_proj"], heads * depth, config.hidden, False)
     query = bind("query", op.reshape(query, (-1, heads, depth)))
-    turned = rotate(bind("turning", slice_axis(query, still, depth, 2)))
-    query = op.concatenate([slice_axis(query, 0, still, 2), turned], axis=2)
+    rotated = rotate(bind("turning", slice_axis(query, still, depth, 2)))
+    query = op.concatenate([slice_axis(query, 0, still, 2), rotated], axis=2)
 
     rank = latent.key_rank
     both = bind(

@@ -1,4 +1,5 @@
-"""LoRA adapters: folders as PEFT writes them, added to the weights of a checkpoint.
+"""LoRA adapters: folders as PEFT writes them, added to the weights of a checkpoint or to products
+with them.
 
 A weight W [outputs, inputs] becomes W + s B A, where A is [r, inputs], B [outputs, r], and s is
 alpha / r, or alpha / sqrt(r) for rank-stabilised adapters.
@@ -13,7 +14,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ from ekiden.llm.torch_file import TorchFile
 from ekiden.llm.weights import UNQUANTIZED_DTYPES, Checkpoint, Weight
 from ekiden.runtime.errors import ImportModelError, LoadError, UnsupportedError
 
-__all__ = ["AdaptedCheckpoint"]
+__all__ = ["AdaptedCheckpoint", "LoraAdapter"]
 
+Floats = NDArray[np.float32]
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_FILES: tuple[tuple[str, type[SafetensorsFile] | type[TorchFile]], ...] = (
     ("adapter_model.safetensors", SafetensorsFile), ("adapter_model.bin", TorchFile),
@@ -38,18 +40,18 @@ SERVED_SETTINGS: Mapping[str, object] = {"use_dora": False, "bias": "none"}
 """Values of settings that change what an adapter does."""
 
 
-class AdaptedCheckpoint(Mapping[str, Weight]):
-    """Checkpoint whose weights have an adapter added. Those that it changes are float32, or what
-    plain format they had. Raises LoadError for a broken folder, ImportModelError for a weight that
-    the checkpoint lacks or that has another shape, UnsupportedError for other kinds.
+class LoraAdapter:
+    """Adapter of a folder: for each weight that it changes, the factors of what is added. Raises
+    LoadError for a broken folder, ImportModelError for a weight that the checkpoint lacks,
+    UnsupportedError for other kinds.
     """
 
-    def __init__(self, checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
-        self._checkpoint, self._folder = checkpoint, Path(folder)
+    def __init__(self, folder: str | os.PathLike[str], names: Collection[str]) -> None:
+        """Open a folder; `names` are those of the checkpoint's tensors."""
+        self._folder = Path(folder)
         self._settings = self._read_settings()
         self._file = self._open_file()
-        names = frozenset(checkpoint)
-        self._adapted: dict[str, str] = {}
+        self._bases: dict[str, str] = {}
         for tensor in self._file:
             base, mark, end = tensor.rpartition(".lora_")
             if not mark or end not in ("A.weight", "B.weight"):
@@ -59,9 +61,9 @@ class AdaptedCheckpoint(Mapping[str, Weight]):
             name = f"{base.removeprefix(ADAPTER_PREFIX)}.weight"
             if name not in names:
                 raise ImportModelError(f"{self._folder}: the checkpoint has no tensor '{name}'")
-            self._adapted[name] = base
+            self._bases[name] = base
         # A missing half is an error when the folder is opened.
-        for base in self._adapted.values():
+        for base in self._bases.values():
             for half in "AB":
                 if f"{base}.lora_{half}.weight" not in self._file:
                     raise LoadError(f"{self._folder}: no tensor '{base}.lora_{half}.weight'")
@@ -90,6 +92,37 @@ class AdaptedCheckpoint(Mapping[str, Weight]):
         expected = " or ".join(name for name, _ in ADAPTER_FILES)
         raise LoadError(f"{self._folder}: a folder with {expected} expected")
 
+    @property
+    def folder(self) -> Path:
+        """Return the adapter's folder."""
+        return self._folder
+
+    @property
+    def weights(self) -> Collection[str]:
+        """Return the names of the weights that it changes."""
+        return self._bases.keys()
+
+    def factors(self, name: str) -> tuple[Floats, Floats]:
+        """Return the factors of what is added to a weight: A [r, inputs], and B [outputs, r] times
+        the scale. Raises ImportModelError if they do not fit each other, KeyError for a weight
+        that it does not change.
+        """
+        base = self._bases[name]
+        down = self._file[f"{base}.lora_A.weight"].values()
+        up = self._file[f"{base}.lora_B.weight"].values()
+        if up.ndim != 2 or down.ndim != 2 or up.shape[1] != down.shape[0] or not len(down):
+            raise ImportModelError(
+                f"{self._folder}: '{name}': factors {up.shape} and {down.shape} do not fit"
+            )
+        return down, up * np.float32(self._scale(base, len(down)))
+
+    def change(self, name: str) -> Floats:
+        """Return what is added to a weight, in the order of its axes."""
+        down, up = self.factors(name)
+        change = up @ down
+        # Weights of GPT-2 are stored as [inputs, outputs].
+        return change.T if self._settings.get("fan_in_fan_out") else change
+
     def _scale(self, base: str, rank: int) -> float:
         """Return the factor of a product, which patterns of names may set."""
         settings = self._settings
@@ -106,6 +139,21 @@ class AdaptedCheckpoint(Mapping[str, Weight]):
                 alpha = read_float(patterns, pattern, alpha)
                 break
         return alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+
+    def check(self) -> None:
+        """Raise LoadError if the file has changed since it was opened."""
+        self._file.check()
+
+
+class AdaptedCheckpoint(Mapping[str, Weight]):
+    """Checkpoint whose weights have an adapter added. Those that it changes are float32, or what
+    plain format they had. Raises what `LoraAdapter` raises, and ImportModelError for a weight of
+    another shape.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
+        self._checkpoint = checkpoint
+        self._adapter = LoraAdapter(folder, frozenset(checkpoint))
 
     @property
     def config(self) -> Mapping[str, object]:
@@ -127,34 +175,20 @@ class AdaptedCheckpoint(Mapping[str, Weight]):
     def __getitem__(self, name: str) -> Weight:
         """Return a tensor, with the adapter's product added. Raises KeyError."""
         weight = self._checkpoint[name]
-        base = self._adapted.get(name)
-        if base is None:
+        if name not in self._adapter.weights:
             return weight
-        down = self._file[f"{base}.lora_A.weight"].values()
-        up = self._file[f"{base}.lora_B.weight"].values()
-        change = self._product(name, up, down) * np.float32(self._scale(base, len(down)))
-        # Weights of GPT-2 are stored as [inputs, outputs].
-        if self._settings.get("fan_in_fan_out"):
-            change = change.T
+        change = self._adapter.change(name)
         if change.shape != weight.shape:
             raise ImportModelError(
-                f"{self._folder}: '{name}' must be {weight.shape}, the adapter's is {change.shape}"
+                f"{self._adapter.folder}: '{name}' must be {weight.shape}, the adapter's is"
+                f" {change.shape}"
             )
         format = weight.format if weight.format in UNQUANTIZED_DTYPES else "float32"
         return Weight.of(name, weight.values() + change, format)
 
-    def _product(
-        self, name: str, up: NDArray[np.float32], down: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
-        if up.ndim != 2 or down.ndim != 2 or up.shape[1] != down.shape[0] or not len(down):
-            raise ImportModelError(
-                f"{self._folder}: '{name}': factors {up.shape} and {down.shape} do not fit"
-            )
-        return up @ down
-
     def check(self) -> None:
         """Raise LoadError if a file has changed since it was opened."""
-        self._file.check()
+        self._adapter.check()
         check = getattr(self._checkpoint, "check", None)
         if check is not None:
             check()

@@ -24,8 +24,9 @@ from ekiden.llm.engine import Engine, Stream, to_token_ids
 from ekiden.llm.files import find_tokenizer, open_checkpoint
 from ekiden.llm.generation_config import read_sampling_defaults
 from ekiden.llm.grammar import MAX_TABLE_BYTES, Grammar, LazyGrammar, compile_grammar
-from ekiden.llm.logit_edits import logit_edits
-from ekiden.llm.lora import AdaptedCheckpoint
+from ekiden.llm.logit_biases import logit_biases
+from ekiden.llm.lora import AdaptedCheckpoint, LoraAdapter
+from ekiden.llm.lora_products import NO_ADAPTER, AdapterSet
 from ekiden.llm.program import (
     DECODE,
     DRAFT,
@@ -74,6 +75,7 @@ def load(
     cache: str | None = None,
     tokenizer: object = None,
     adapter: str | os.PathLike[str] | None = None,
+    adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     draft: str | os.PathLike[str] | Checkpoint | None = None,
     proposals: int | None = None,
     num_threads: int | None = None,
@@ -87,7 +89,9 @@ def load(
     or "int4" with one for each 32 numbers; by default float32 where the weights are, so that
     nothing is rounded, and else float16. `tokenizer` is one of the package tokenizers, or its file;
     a folder and a GGUF file have their own. `adapter` is a folder of a LoRA as PEFT writes it, that
-    is added to the weights. `options` are those of `ekiden.compile`.
+    is added to the weights. `adapters` are folders by their names, of which each text chooses one
+    (`Sampling.adapter`) or none; texts with different ones are made together. `options` are those
+    of `ekiden.compile`.
 
     `draft` is a smaller model of the same tokens: it proposes so many `proposals` (4), which go
     through the larger one at once. Texts are the same as without, and are made faster where the
@@ -115,6 +119,12 @@ def load(
     layout = _cache_layout(page, cache or _default_cache_dtype(opened_checkpoint, decoder), decoder)
     if draft is None and proposals is not None:
         raise InputError("load: 'proposals' are those of a 'draft', which is not given")
+    chosen = None
+    if adapters is not None:
+        tensor_names = frozenset(opened_checkpoint)
+        chosen = AdapterSet(
+            {name: LoraAdapter(folder, tensor_names) for name, folder in adapters.items()}
+        )
     proposals = DEFAULT_PROPOSED_TOKENS if proposals is None else proposals
     draft_checkpoint = None if draft is None else _open_checkpoint(draft)
     small = (
@@ -127,17 +137,20 @@ def load(
     )
     defaults = read_sampling_defaults(generation)
     exe = ekiden.compile(
-        build_generation_program(opened_checkpoint, decoder, layout, small),
+        build_generation_program(opened_checkpoint, decoder, layout, small, chosen),
         num_threads=num_threads,
         **options,
     )
-    opened: list[object] = [opened_checkpoint, draft_checkpoint]
+    opened: list[object] = [opened_checkpoint, draft_checkpoint, chosen]
     for opened_file in opened:
         if isinstance(opened_file, FileBacked):
             # A file changed during the compilation would leave torn weights in the program.
             opened_file.check()
     _trim_heap()
-    return Model(exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer), small, defaults)
+    return Model(
+        exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer), small, defaults,
+        None if chosen is None else chosen.names,
+    )  # fmt: skip
 
 
 def _cache_layout(page: int, cache: str, config: DecoderConfig) -> CacheLayout:
@@ -215,11 +228,15 @@ class Model:
         tokenizer: Tokenizer | None,
         draft: DraftModel | None = None,
         sampling_defaults: Mapping[str, float] | None = None,
+        adapters: Sequence[str] | None = None,
     ) -> None:
         self.exe, self.config, self.layout, self.context = exe, config, layout, context
         self.sequences, self.tokenizer = sequences, tokenizer
         self.sampling_defaults = sampling_defaults or {}
         """Fields of `Sampling` that the checkpoint sets for answers whose request does not."""
+        self.adapters = tuple(adapters or ())
+        """The names of adapters that texts may choose."""
+        self._takes_adapters = adapters is not None
         self._drafts = None if draft is None else draft.config
         self.spare = 0 if draft is None else draft.count
         """Tokens behind the end of a text that the cache holds for a while: proposals."""
@@ -276,6 +293,17 @@ class Model:
                     " model"
                 )
 
+    def adapter_number(self, name: str) -> int:
+        """Return the number of an adapter, NO_ADAPTER for an empty name. Raises InputError for one
+        that the model does not have.
+        """
+        if not name:
+            return NO_ADAPTER
+        if name not in self.adapters:
+            known = ", ".join(map(repr, self.adapters)) or "none"
+            raise InputError(f"adapter: {name!r} is none of the model's: {known}")
+        return self.adapters.index(name)
+
     def stop_tokens(self, stops: Sequence[str]) -> Mapping[str, int]:
         """Return those of stop texts that are special tokens, with their numbers. Raises InputError
         for stop texts without a tokenizer.
@@ -294,15 +322,23 @@ class Model:
         with self._calls:
             return self._machine.invoke(entry, *args)
 
-    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits [n, vocabulary] after each of n tokens of a separate text."""
+    def _placing(self, tables: Ints, adapters: Sequence[int]) -> tuple[Ints, ...]:
+        """Return the inputs that say where texts are stored, and with which adapters."""
+        return (tables, np.array(adapters, np.int32)) if self._takes_adapters else (tables,)
+
+    def logits(self, tokens: Sequence[int], adapter: str = "") -> NDArray[np.float32]:
+        """Return the logits [n, vocabulary] after each of n tokens of a separate text, made with an
+        adapter or none. Raises InputError for an adapter or tokens that the model does not have.
+        """
+        number = self.adapter_number(adapter)
         tokens = to_token_ids(tokens)
         self.check_prompt(tokens)
         pages = -(-len(tokens) // self.layout.page)
         n = np.arange(len(tokens), dtype=np.int32)
         result = self._call_entry(
             FORWARD_ENTRY, self._allocate_cache(self.config, pages), np.array(tokens, np.int32),
-            np.zeros_like(n), n, np.arange(pages, dtype=np.int32)[None], n,
+            np.zeros_like(n), n, *self._placing(np.arange(pages, dtype=np.int32)[None], [number]),
+            n,
         )  # fmt: skip
         assert isinstance(result, runtime.Tensor)
         return np.asarray(result.numpy())
@@ -318,12 +354,13 @@ class Model:
         history, settings, seeds, is_greedy = self._sampling_inputs(streams, 0)
         moves, states = self._grammar_inputs(streams)
         lengths = np.array([streams[i].length for i in done], np.int32)
-        places, changes = logit_edits([streams[i] for i in done])
+        places, changes = logit_biases([streams[i] for i in done])
+        placing = self._placing(tables, [stream.adapter for stream in streams])
         # The draft model must have the prompt in its own cache before it can propose anything.
         for small in state[1:]:
-            self._call_entry(DRAFT, small, *where, tables, picks)
+            self._call_entry(DRAFT, small, *where, *placing, picks)
         result = self._call_entry(
-            PREFILL, state[0], *where, tables, picks, history, np.array(done, np.int32), lengths,
+            PREFILL, state[0], *where, *placing, picks, history, np.array(done, np.int32), lengths,
             settings, seeds, moves, states[list(done)], is_greedy, places, changes,
             np.array(changes.size > 0),
         )  # fmt: skip
@@ -343,9 +380,10 @@ class Model:
         history, settings, seeds, is_greedy = self._sampling_inputs(streams, steps)
         lengths = np.array([text.length for text in streams], np.int32)
         moves, states = self._grammar_inputs(streams)
+        placing = self._placing(tables, [stream.adapter for stream in streams])
         result = self._call_entry(
             DECODE, state[0], np.array(steps, np.int32), history, lengths, states,
-            np.arange(len(streams), dtype=np.int32), tables, settings, seeds, moves,
+            np.arange(len(streams), dtype=np.int32), *placing, settings, seeds, moves,
             np.array((*self.ends, -1), np.int32), is_greedy,
         )  # fmt: skip
         assert isinstance(result, tuple)
@@ -361,10 +399,11 @@ class Model:
         history, settings, seeds, is_greedy = self._sampling_inputs(streams, rounds * (count + 1))
         lengths = np.array([text.length for text in streams], np.int32)
         rows = np.arange(len(streams), dtype=np.int32)
+        placing = self._placing(tables, [stream.adapter for stream in streams])
         result = self._call_entry(
             SPECULATE, *state, np.array(rounds, np.int32), history, lengths, rows,
             rows + np.int32(len(rows)), np.array(count, np.int32),
-            np.arange(count + 1, dtype=np.int32), tables, settings, seeds, self._free,
+            np.arange(count + 1, dtype=np.int32), *placing, settings, seeds, self._free,
             np.full_like(rows, -1), np.array((*self.ends, -1), np.int32), is_greedy,
         )  # fmt: skip
         assert isinstance(result, tuple)

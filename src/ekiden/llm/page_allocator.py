@@ -41,9 +41,11 @@ class PageAllocator:
         """Return the number of pages that hold `tokens` tokens."""
         return -(-tokens // self.size)
 
-    def prefix_keys(self, prompt: Sequence[int]) -> list[Key]:
-        """Return the prefix keys of the pages a prompt fills, in order."""
-        keys, before = [], b""
+    def prefix_keys(self, prompt: Sequence[int], variant: bytes = b"") -> list[Key]:
+        """Return the prefix keys of the pages a prompt fills, in order. Prompts share pages if
+        their `variant` is equal: what beside their tokens decides about keys and values.
+        """
+        keys, before = [], variant
         for end in range(self.size, len(prompt) + 1, self.size):
             tokens = array("q", prompt[end - self.size : end]).tobytes()
             # Chained like a hash of the whole prefix: equal keys mean equal tokens from the

@@ -26,10 +26,13 @@ reads.
 
 from __future__ import annotations
 
+import re
+
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.llm.architectures import DecoderConfig
 from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape, decoder_module
+from ekiden.llm.lora_products import AdapterSet
 from ekiden.llm.weights import Checkpoint
 from ekiden.relay.parser import parse
 from ekiden.relay.transform.language.remove_unused_functions import ENTRY_FUNCTIONS_ATTR
@@ -226,6 +229,10 @@ def @speculate(%state: ref(ANY), %small: ref(MADE), %steps: int32,
 """
 
 
+TABLES = re.compile(r"%tables(: Tensor\[\(b, m\), int32\])?")
+"""Where the sources declare or pass on page tables."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftModel:
     """Draft model of speculative decoding: a smaller decoder with the same vocabulary, which
@@ -242,9 +249,12 @@ def build_generation_program(
     config: DecoderConfig,
     layout: CacheLayout,
     draft: DraftModel | None = None,
+    adapters: AdapterSet | None = None,
 ) -> IRModule:
-    """Return the module with its entries. Raises what `decoder_module` raises."""
-    module = decoder_module(checkpoint, config, layout)
+    """Return the module with its entries; where there are adapters, their numbers follow all
+    tables. Raises what `decoder_module` raises.
+    """
+    module = decoder_module(checkpoint, config, layout, adapters=adapters)
     entries = [FORWARD_ENTRY, PREFILL, DECODE]
     sizes = cache_shape(config, layout, "p")
     trailing_dims = ", ".join(map(str, sizes[1:]))
@@ -257,7 +267,9 @@ def build_generation_program(
         "DTYPE": layout.dtype,
     }
     if draft is not None:
-        small = decoder_module(draft.checkpoint, draft.config, layout, "draft")
+        # The draft has no adapters: proposals that they would change are not accepted.
+        none = None if adapters is None else AdapterSet({})
+        small = decoder_module(draft.checkpoint, draft.config, layout, "draft", adapters=none)
         both: dict[GlobalVar | str, BaseFunc] = {}
         for decoder_part in (small, module):
             both.update(decoder_part.functions.items())
@@ -272,4 +284,8 @@ def build_generation_program(
         }
     for name, value in named.items():
         text = text.replace(name, value)
+    if adapters is not None:
+        text = TABLES.sub(
+            lambda use: f"{use[0]}, %adapters{': Tensor[(b), int32]' if use[1] else ''}", text
+        )
     return parse(text, "generation", module).with_attr(ENTRY_FUNCTIONS_ATTR, tuple(entries))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ekiden.frontend.onnx.regex import Nfa, PatternParser, RegexError, SyntaxTree, byte_classes
 
-__all__ = ["DEAD", "START", "PushdownAutomaton", "calls_groups"]
+__all__ = ["DEAD", "START", "PushdownAutomaton", "has_group_calls"]
 
 START, DEAD = 0, 1
 """States: of the empty text, and of texts that begin no match."""
@@ -47,7 +47,7 @@ Closure: TypeAlias = "tuple[frozenset[Configuration], bool]"
 """(configurations that read bytes, whether the text so far matches)"""
 
 
-def calls_groups(pattern: str) -> bool:
+def has_group_calls(pattern: str) -> bool:
     """Return whether a pattern has one of the forms of PCRE."""
     return "(?&" in pattern or _BEFORE_TEXT in pattern
 
@@ -141,10 +141,10 @@ class _PushdownNfa(Nfa):
                 self._called.append(name)
                 return end
             case ("without", bytes(text)):
-                return self._add_without(text, start)
+                return self._add_complement(text, start)
         return super().add_tree(tree, start)
 
-    def _add_without(self, text: bytes, start: int) -> int:
+    def _add_complement(self, text: bytes, start: int) -> int:
         """Append what `text` does not occur in: the automaton of Knuth, Morris and Pratt, without
         its last state.
         """
@@ -204,8 +204,8 @@ class PushdownAutomaton:
         """Whether the text so far matches, by state."""
         self.is_alive: NDArray[np.bool_] = np.zeros(64, np.bool_)
         """Whether a match can be reached by `letters`, by state."""
-        self._number_of(self._closure([(nfa.start, 0)]))
-        self._number_of((frozenset(), False))
+        self._intern_state(self._closure([(nfa.start, 0)]))
+        self._intern_state((frozenset(), False))
         self.table[DEAD] = DEAD
 
     @property
@@ -236,7 +236,7 @@ class PushdownAutomaton:
             for low, high, target in self._moves[at]
             if low <= kind <= high
         ]
-        return self._number_of(self._closure(targets)) if targets else DEAD
+        return self._intern_state(self._closure(targets)) if targets else DEAD
 
     def _closure(self, configurations: Sequence[Configuration]) -> Closure:
         """Return the configurations that read bytes, and whether the text matches, after calls and
@@ -276,7 +276,7 @@ class PushdownAutomaton:
             self._stacks.append((back, stack, depth + 1))
         return number
 
-    def _number_of(self, closure: Closure) -> int:
+    def _intern_state(self, closure: Closure) -> int:
         """Return the number of a state, a new one for the first time."""
         configurations, accepts = closure
         # Whether it accepts is part of the state: a final configuration may read no bytes.

@@ -35,6 +35,8 @@ AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 BLOCK_VALUES = 32
 """Numbers of a block of q4_0 and q4_1."""
 PACKED_BITS = (2, 4, 8)
+STACKED_METHOD = "mxfp4"
+"""Method of weights that are stacked by experts: `stacked_experts` decodes them."""
 
 
 @runtime_checkable
@@ -129,11 +131,11 @@ def _decode_awq(settings: Mapping[str, Any], name: str, arrays: Arrays) -> Weigh
     if settings.get("bits", 4) != 4 or settings.get("version", "gemm") != "gemm":
         raise UnsupportedError("config: 'quantization_config': AWQ of 4 bits as 'gemm' is read")
 
-    def in_order(packed: NDArray[Any]) -> NDArray[np.uint8]:
+    def undo_awq_order(packed: NDArray[Any]) -> NDArray[np.uint8]:
         levels = _unpack(packed, 4, 1)
         return levels.reshape(len(levels), -1, 8)[:, :, AWQ_ORDER].reshape(levels.shape)
 
-    levels, zeros = in_order(arrays("qweight")).T, _floats(in_order(arrays("qzeros"))).T
+    levels, zeros = undo_awq_order(arrays("qweight")).T, _floats(undo_awq_order(arrays("qzeros"))).T
     groups = np.arange(levels.shape[1]) // max(1, levels.shape[1] // zeros.shape[1])
     return _grouped(name, levels, _floats(arrays("scales")).T, zeros, groups).to_weight(name, 4)
 
@@ -151,7 +153,7 @@ def _decode_compressed(settings: Mapping[str, Any], name: str, arrays: Arrays) -
                 f"'{name}': a scale for each of {len(values)} rows expected, got {scales.size}"
             )
         return Weight.of(name, values * scales.reshape(-1, 1))
-    arguments = _weight_arguments(settings)
+    arguments = _shared_weight_arguments(settings)
     bits = _packed_bits(arguments, "num_bits")
     shape = tuple(int(n) for n in arrays("weight_shape"))
     levels = _unpack(packed, bits, 1)[:, : shape[1]]
@@ -211,7 +213,7 @@ def _packed_bits(settings: Mapping[str, Any], key: str) -> int:
     return int(bits)
 
 
-def _weight_arguments(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def _shared_weight_arguments(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what compressed-tensors says of weights, which must be the same for all layers."""
     groups = settings.get("config_groups")
     weights = [
@@ -321,6 +323,6 @@ def with_decoded_weights(checkpoint: Checkpoint) -> Checkpoint:
     unknown method.
     """
     settings = checkpoint.config.get("quantization_config")
-    if not isinstance(settings, Mapping):
+    if not isinstance(settings, Mapping) or settings.get("quant_method") == STACKED_METHOD:
         return checkpoint
     return QuantizedCheckpoint(checkpoint, settings)

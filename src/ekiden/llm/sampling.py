@@ -55,6 +55,8 @@ class Sampling:
     logprobs: int | None = None
     """The number of likeliest tokens whose log-probabilities are reported beside that of each
     chosen token; None reports none."""
+    adapter: str = ""
+    """The adapter of the model that the text is made with, by its name; empty for none."""
 
     def __post_init__(self) -> None:
         """Validate the parameters. Raises InputError."""
@@ -79,6 +81,8 @@ class Sampling:
         if not isinstance(stops, (tuple, list)) or not all(type(s) is str and s for s in stops):
             raise InputError(f"stop: texts expected, got {self.stop!r}")
         object.__setattr__(self, "stop", tuple(stops))
+        if not isinstance(self.adapter, str):
+            raise InputError(f"adapter: a name expected, got {self.adapter!r}")
 
     def _check_logit_changes(self) -> None:
         """Validate penalties, biases and the number of alternatives. Raises InputError."""
@@ -113,21 +117,21 @@ class Sampling:
     def is_greedy(self) -> bool:
         """Return whether the most likely token is chosen."""
         return (
-            self._takes_likeliest
+            self._is_argmax
             and self.repetition_penalty == 1
             and self.grammar is None
             and not self.changes_logits
         )
 
     @property
-    def _takes_likeliest(self) -> bool:
+    def _is_argmax(self) -> bool:
         return self.temperature == 0 or self.top_k == 1
 
     def settings(self) -> tuple[float, ...]:
-        """Return the settings as the program takes them (program.SETTINGS)."""
+        """Return the settings in the order of program.SETTINGS."""
         # Divided by a large temperature, unequal logits become equal floats, and all of them are
         # the likeliest: one likeliest token is chosen from logits that are not divided.
-        temperature = 0.0 if self._takes_likeliest else min(self.temperature, MAX_LOGIT_FACTOR)
+        temperature = 0.0 if self._is_argmax else min(self.temperature, MAX_LOGIT_FACTOR)
         return (
             temperature, float(self.top_k), self.top_p, self.min_p,
             min(max(self.repetition_penalty, 1 / MAX_LOGIT_FACTOR), MAX_LOGIT_FACTOR),

@@ -77,6 +77,16 @@ class Tokenizer:
             raise InputError(f"prompt: no text: {error}") from error
         return self._encode_text(text)
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Return the tokens of a pair of texts, as the tokenizer joins them, and the part that each
+        belongs to. Raises InputError for a text that it refuses.
+        """
+        with convert_tokenizer_errors(InputError, "pair: the tokenizer refuses it"):
+            for text in (first, second):
+                text.encode()  # unpaired surrogates have no UTF-8 form
+            encoding = self.inner.encode(first, second)
+            return list(encoding.ids), list(encoding.type_ids)
+
     def conversation(
         self,
         messages: Sequence[Mapping[str, Any]],

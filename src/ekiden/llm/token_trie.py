@@ -45,7 +45,7 @@ class TokenTrie:
     """Trie of a vocabulary."""
 
     def __init__(self, tokens: Sequence[bytes | None]) -> None:
-        """Create the trie; None and the empty text are no tokens that a text can have."""
+        """Create the trie; None and the empty text stand for tokens that never occur in a text."""
         self.tokens = tokens
         kept = [n for n, token in enumerate(tokens) if token and len(token) <= MAX_TOKEN_BYTES]
         # Sorted, tokens with a common beginning stand together.

@@ -9,6 +9,7 @@ mistral  Mistral             [TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}],
 granite  Granite, Phi 4      <|tool_call|>[{"name": "f", "arguments": {"x": 1}}]
 llama    Llama 3             {"name": "f", "parameters": {"x": 1}}
 python   Llama 3.2, 4        [f(x=1), g()]
+harmony  gpt-oss             <|channel|>commentary to=functions.f<|message|>{"x": 1}<|call|>
 json     others              {"name": "f", "arguments": {"x": 1}}
 """
 
@@ -169,6 +170,8 @@ _NAMED_PARAMETERS = '{"name": "NAME", "parameters": ARGUMENTS}'
 # fmt: off
 TOOL_FORMATS: Sequence[ToolFormat] = (
     #          name       marks in the template          begin             end
+    ToolFormat("harmony", ("<|channel|>", "<|message|>"), "",              "",
+               lambda body: None),  # channel_parser reads whole answers
     ToolFormat("xml",     ("<tool_call>", "<function="), "<tool_call>",    "</tool_call>",
                _parse_xml),
     ToolFormat("hermes",  ("<tool_call>",),              "<tool_call>",    "</tool_call>",

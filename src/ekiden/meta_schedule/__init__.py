@@ -1,4 +1,4 @@
-"""MetaSchedule's names over `ekiden.tune`: tuning of loop programs and of Relay programs.
+"""MetaSchedule's API on top of `ekiden.tune`: tuning of loop programs and of Relay programs.
 
     database = ms.tune_tir(func, "llvm", work_dir="logs", max_trials_global=64)
     schedule = ms.tir_integration.compile_tir(database, func, "llvm")

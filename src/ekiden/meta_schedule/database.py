@@ -1,4 +1,4 @@
-"""Databases: records of `ekiden.tune` in a folder."""
+"""Tuning databases, records of `ekiden.tune` in a folder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ RECORDS_FILE_NAME = "records.json"
 
 
 class Database:
-    """Database of records: those of `work_dir`, or in memory only. As a context it is what
-    compilations follow.
+    """Tuning database: the records of `work_dir`, or in memory only. As a context manager it
+    applies to enclosed compilations.
     """
 
     def __init__(self, work_dir: PathName | None = None) -> None:
@@ -38,4 +38,4 @@ class Database:
 
 
 class JSONDatabase(Database):
-    """Database of a folder, under TVM's name."""
+    """Tuning database of a folder, under TVM's name."""

@@ -31,7 +31,7 @@ def tune_relay(
     runner: Measurer | str = "local",
     seed: int = 0,
 ) -> Database:
-    """Tune the kernels of a Relay program, and return what was found.
+    """Tune the kernels of a Relay program, and return the database of records.
 
     Args:
         mod: The program.
@@ -63,7 +63,7 @@ def compile_relay(
     params: Params | None = None,
     executor: str = "graph",
 ) -> object:
-    """Compile a Relay program by the best records of a database, as `relay.build` does.
+    """Compile a Relay program with the best records of a database, as `relay.build` does.
 
     Args:
         database: The records.

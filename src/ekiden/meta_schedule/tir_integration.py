@@ -16,7 +16,9 @@ __all__ = ["compile_tir", "tune_tir"]
 
 
 def _task(mod: IRModule | PrimFunc, target: TargetLike, name: str) -> Task:
-    """Return the task of a loop program, or of the only one of a module. Raises InputError."""
+    """Return the tuning task of a loop program, or of the only one of a module. Raises
+    InputError.
+    """
     functions = [mod] if isinstance(mod, PrimFunc) else list(mod.functions.values())
     if len(functions) != 1 or not isinstance(functions[0], PrimFunc):
         raise InputError(
@@ -36,7 +38,7 @@ def tune_tir(
     task_name: str = "main",
     seed: int = 0,
 ) -> Database:
-    """Tune a loop program, and return what was found.
+    """Tune a loop program, and return the database of records.
 
     Args:
         mod: A loop program, or a module of one.
@@ -62,7 +64,7 @@ def tune_tir(
 def compile_tir(
     database: Database, mod: IRModule | PrimFunc, target: TargetLike
 ) -> Schedule | None:
-    """Return the schedule of the best record of a loop program, or None if there is none.
+    """Return the schedule of a loop program's best record, or None if there is none.
 
     Args:
         database: The records.

@@ -11,7 +11,7 @@ Names and meanings follow TVM's `tvm.micro` where the concept is the same.
 """
 
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
-from ekiden.backend.crt.module import MicroModule, Pool
+from ekiden.backend.crt.micro_module import MicroModule, Pool
 from ekiden.compiler.export.micro import MicroProgram, compile
 from ekiden.compiler.export.model_library import export_model_library_format
 from ekiden.micro import project

@@ -7,9 +7,9 @@ was decided, a row for each layer; `rewrite` makes the model of it.
 """
 
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
-from ekiden.quantization.layers import Layer, find_layers
 from ekiden.quantization.plan import QUANT_KINDS, LayerPlan, QuantPlan, Recipe
-from ekiden.quantization.ranges import RANGE_METHODS
+from ekiden.quantization.quantizable_layers import Layer, find_layers
+from ekiden.quantization.range_calibration import RANGE_METHODS
 
 __all__ = [
     "QUANT_KINDS",

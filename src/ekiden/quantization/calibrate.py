@@ -1,4 +1,4 @@
-"""Statistics of tensors on calibration data: two runs over them, for bounds and for histograms.
+"""Statistics of tensors on calibration data, in two passes: bounds first, then histograms.
 
 A histogram needs its ends before it counts, and widening one later would move what it has counted;
 so the first run finds the least and the greatest value of each tensor, the second counts between
@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from ekiden.ir.op import Array
-from ekiden.quantization.ranges import Histogram
+from ekiden.quantization.range_calibration import Histogram
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -52,12 +52,11 @@ class TensorStats:
 
 
 def parse_calibration_data(model: onnx.ModelProto, data: object) -> list[dict[str, Array]]:
-    """Convert calibration data, arrays by input name or an iterable of them, to one feed per run.
-    Accepts one mapping of arrays by name per run; or a single mapping with samples along the
-    first axis, split into runs of the model's own batch size, or of at most
-    MAX_CALIBRATION_BATCH; or a
-    single array if the model has one input. Raises InputError if names or ranks do not match the
-    model's.
+    """Convert calibration data, arrays by input name or an iterable of them, to one feed dictionary
+    per run. Accepts one mapping of arrays by name per run; or a single mapping with samples along
+    the first axis, split into runs of the model's own batch size, or of at most
+    MAX_CALIBRATION_BATCH; or a single array if the model has one input. Raises InputError if names
+    or ranks do not match the model's.
     """
     # Before IR version 4, initializers were listed among the graph inputs.
     weights = {weight.name for weight in model.graph.initializer}

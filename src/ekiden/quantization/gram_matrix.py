@@ -14,7 +14,7 @@ import onnx
 
 from ekiden.ir.op import Array
 from ekiden.quantization.calibrate import Feeds, ModelCompiler, TensorStats, iter_tensor_values
-from ekiden.quantization.layers import Layer, node_attributes
+from ekiden.quantization.quantizable_layers import Layer, node_attributes
 from ekiden.runtime.errors import InputError
 
 __all__ = ["accumulate_gram_matrices", "input_rows"]

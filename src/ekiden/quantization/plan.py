@@ -7,8 +7,8 @@ import math
 from dataclasses import asdict, replace
 from typing import Any
 
-from ekiden.quantization.ranges import RANGE_METHODS
-from ekiden.quantization.rounding import ROUNDING_METHODS
+from ekiden.quantization.range_calibration import RANGE_METHODS
+from ekiden.quantization.weight_rounding import ROUNDING_METHODS
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.html import table_html
@@ -127,7 +127,7 @@ def _format_names(table: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """The decision for one layer, and its reason."""
+    """Decision for one layer, with its reason."""
 
     layer: str
     """The name of the node, or of its result where it has none."""
@@ -144,13 +144,13 @@ class LayerPlan:
     group: int = 0
 
     def keep_float(self, why: str) -> LayerPlan:
-        """Return the decision to keep the layer in floats."""
+        """Return the decision to leave the layer in floating point."""
         return replace(self, kind="float", reason=why)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantPlan:
-    """The decisions for a model's layers, in order. True if any layer is quantized."""
+    """Decisions for a model's layers, in order. True if any layer is quantized."""
 
     recipe: Recipe
     layers: tuple[LayerPlan, ...]
@@ -170,7 +170,7 @@ class QuantPlan:
         return by_name[layer]
 
     def exclude_layer(self, layer: str, why: str) -> QuantPlan:
-        """Return the plan with one more layer kept in floats."""
+        """Return the plan with one more layer left in floating point."""
         rows = (row.keep_float(why) if row.layer == layer else row for row in self.layers)
         return QuantPlan(self.recipe, tuple(rows))
 

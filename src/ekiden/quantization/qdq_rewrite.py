@@ -1,5 +1,5 @@
-"""Rewriting of an ONNX model according to a plan: QuantizeLinear and DequantizeLinear around
-products, which ONNX Runtime and the importer take for products of integers.
+"""Q/DQ rewriting of an ONNX model according to a plan: QuantizeLinear and DequantizeLinear around
+products, which ONNX Runtime and the importer fuse to integer products.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import onnx
 from onnx import helper, numpy_helper, version_converter
 
 from ekiden.frontend.onnx.load import referenced_names, subgraph_attributes, topological_order
+from ekiden.ir.name_uniquer import NameUniquer
 from ekiden.ir.op import Array
 from ekiden.quantization.calibrate import TensorStats
-from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import QuantPlan, Recipe
-from ekiden.quantization.ranges import RANGE_METHODS, scale_and_zero_point
+from ekiden.quantization.quantizable_layers import Layer
+from ekiden.quantization.range_calibration import RANGE_METHODS, scale_and_zero_point
 from ekiden.quantization.weight_quantization import (
     QuantizedWeight,
     awq_factor,
@@ -94,7 +95,7 @@ class _QuantizedGraphBuilder:
             for layer_entry in layers
             if kinds.get(layer_entry.name, "float") != "float"
         }
-        self._names = _collect_names(self._made.graph)
+        self._names = NameUniquer(_collect_names(self._made.graph))
         self._data: dict[str, str] = {}
         """Tensor -> the same after rounding."""
         self._run_data: dict[str, tuple[str, str, str]] = {}
@@ -120,7 +121,7 @@ class _QuantizedGraphBuilder:
             self._out.append(node)
             planned = self._planned.get(node.output[0]) if node.output else None
             if planned is not None:
-                result = self._unique_name(f"{planned[0].result_name}_integers")
+                result = self._names.fresh(f"{planned[0].result_name}_integers")
                 self._emit_layer(*planned, result)
                 rows.append((planned[0].name, planned[0].result_name, result))
         del self._made.graph.output[:]
@@ -153,24 +154,15 @@ class _QuantizedGraphBuilder:
                 live.append(node)
         return live[::-1]
 
-    def _unique_name(self, base: str) -> str:
-        """Return an unused name."""
-        name, count = base, 0
-        while name in self._names:
-            count += 1
-            name = f"{base}_{count}"
-        self._names.add(name)
-        return name
-
     def _add_initializer(self, base: str, value: Array) -> str:
         """Add an initializer under a unique name, and return that name."""
-        name = self._unique_name(base)
+        name = self._names.fresh(base)
         self._made.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
     def _emit_node(self, operator: str, inputs: Sequence[str], result: str, **attrs: object) -> str:
         """Emit a node, and return the name of its result."""
-        name = self._unique_name(result)
+        name = self._names.fresh(result)
         self._out.append(helper.make_node(operator, inputs, [name], name=name, **attrs))
         return name
 
@@ -298,7 +290,7 @@ class _QuantizedGraphBuilder:
             "bits": 4, "block_size": self._recipe.group, "accuracy_level": 4,
         }  # fmt: skip
         bias = layer.bias
-        product = result if bias is None else self._unique_name(f"{result}_product")
+        product = result if bias is None else self._names.fresh(f"{result}_product")
         self._out.append(
             helper.make_node(
                 "MatMulNBits", inputs, [product], layer.name, domain="com.microsoft", **attrs
@@ -314,7 +306,7 @@ class _QuantizedGraphBuilder:
     def _emit_dynamic_quantize(self, tensor: str) -> tuple[str, str, str]:
         if tensor not in self._run_data:
             names = tuple(
-                self._unique_name(f"{tensor}_{w}") for w in ("levels", "scale", "zero_point")
+                self._names.fresh(f"{tensor}_{w}") for w in ("levels", "scale", "zero_point")
             )
             self._out.append(helper.make_node("DynamicQuantizeLinear", [tensor], names))
             self._run_data[tensor] = (names[0], names[1], names[2])

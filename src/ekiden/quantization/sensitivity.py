@@ -1,5 +1,5 @@
-"""Measurement of what quantizing each layer costs and gains: its own error on calibration data, its
-own time here.
+"""Sensitivity analysis: the error of each quantized layer on calibration data, and its run time on
+this machine.
 
 One program has each layer in both forms side by side, on the inputs that the model of floats gives
 it: an error counts where it is made, not again in every layer behind. What all of them do together
@@ -18,13 +18,13 @@ import onnx
 
 from ekiden.ir.op import Array
 from ekiden.quantization.calibrate import Feeds, ModelCompiler, TensorStats
-from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import QUANT_KINDS, LayerPlan, QuantPlan, Recipe
 from ekiden.quantization.qdq_rewrite import (
     add_quantized_copies,
     insert_quantization,
     single_layer_model,
 )
+from ekiden.quantization.quantizable_layers import Layer
 from ekiden.runtime.profile.timing import min_times_interleaved
 
 __all__ = ["initial_plan", "refine_plan", "signal_to_noise_db", "time_whole_model"]

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 
 from ekiden.ir.op import Array
-from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import Recipe
-from ekiden.quantization.rounding import ROUNDING_METHODS, LevelRange, weighted_squared_error
+from ekiden.quantization.quantizable_layers import Layer
+from ekiden.quantization.weight_rounding import ROUNDING_METHODS, LevelRange, weighted_squared_error
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [

@@ -7,13 +7,13 @@ from typing import NoReturn
 
 from ekiden.ir.dtype import SCALAR_BITS
 from ekiden.ir.expr import GlobalVar
+from ekiden.ir.expr_text import format_shape, format_type
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS, Op, OpDef, identity_relation
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.prim import Var as PrimVar
-from ekiden.ir.text import format_shape, format_type
 from ekiden.ir.type import FuncType, IncompleteType, TensorType, TupleType, Type
-from ekiden.relay.analysis.kind import check_kind
+from ekiden.relay.analysis.kind_checking import check_kind
 from ekiden.relay.expr import Call, Constructor, Expr, Var
 from ekiden.relay.op._declare import call_shape_rule
 from ekiden.relay.unify import MismatchError, Unifier, match_dims, size_vars, substitute_dims

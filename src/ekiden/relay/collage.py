@@ -1,4 +1,4 @@
-"""TVM's Collage, which is not supported: partitioning by measured cost.
+"""TVM's Collage (partitioning by measured cost), which is not supported.
 
 `ekiden.byoc` and `relay.transform.MergeComposite` give regions to other compilers by patterns, and
 `ekiden.compile` chooses devices by measured cost (docs/guides/devices.md).

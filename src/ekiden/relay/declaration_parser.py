@@ -1,4 +1,4 @@
-"""Parser of module-level declarations: version, attributes, names of definitions, data types."""
+"""Parser of module-level declarations: version, attributes, definitions' names, data types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DeclarationParser(TypeParser):
     """Token stream of a text, with the global names it declares."""
 
     def __init__(self, source: SourceText, tokens: list[LexerToken], init: IRModule) -> None:
-        """Start with the names of a module whose definitions the text may use."""
+        """Initialise with the definitions of a module that the text may use."""
         super().__init__(source, tokens)
         self.init_module = init
         self.globals = {g.name_hint: g for g in init.functions}

@@ -18,13 +18,13 @@ from ekiden.arith import evaluate as evaluate_prim
 from ekiden.ir.attrs import Attrs, prim_expr_fields
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import GlobalVar
+from ekiden.ir.expr_text import format_prim_expr, format_shape, format_type
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import node_fields
 from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.ir.text import format_prim_expr, format_shape, format_type
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.evaluate_call import evaluate_call
 from ekiden.relay.expr import (
@@ -47,10 +47,17 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
+from ekiden.relay.interpreter_values import (
+    ActivationFrame,
+    Closure,
+    ConstructorValue,
+    RefValue,
+    Symbols,
+    Value,
+)
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
 from ekiden.relay.op.prim_func_call import wrap_prim_func
 from ekiden.relay.op.vm import MatchShapeAttrs
-from ekiden.relay.values import ActivationFrame, Closure, ConstructorValue, RefValue, Symbols, Value
 from ekiden.runtime.errors import IndexRangeError, InputError, LinAlgError, RunError
 from ekiden.tir.stmt import PrimFunc
 

@@ -33,7 +33,7 @@ from ekiden.relay import (
     transform,
     ty,
 )
-from ekiden.relay.analysis.variables import free_type_vars
+from ekiden.relay.analysis.type_variables import free_type_vars
 from ekiden.relay.build_module import build_config
 from ekiden.relay.expr import (
     Call,

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 
 from ekiden.ir.expr import GlobalVar
+from ekiden.ir.expr_text import format_shape
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import AnyDim, ExprLike, IntImm, convert
-from ekiden.ir.text import format_shape
 from ekiden.ir.type import GlobalTypeVar
 from ekiden.relay.expr import Constructor
 from ekiden.relay.parser import parse

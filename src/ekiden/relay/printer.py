@@ -20,12 +20,13 @@ from dataclasses import MISSING, fields
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
+from ekiden.ir.expr_text import format_prim_expr, format_type, format_type_params
 from ekiden.ir.module import IRModule
+from ekiden.ir.name_uniquer import NameUniquer
 from ekiden.ir.node import Node
 from ekiden.ir.op import OPS, Array, Op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.structural import structural_equal
-from ekiden.ir.text import format_prim_expr, format_type, format_type_params
 from ekiden.ir.type import Type, TypeVar
 from ekiden.relay.expr import (
     Call,
@@ -112,29 +113,20 @@ class UniqueNames(dict[Node, str]):
 
     def __init__(self, quote: Callable[[str], str] = str, reserved: Iterable[str] = ()) -> None:
         super().__init__()
-        self._suffix_by_name = dict.fromkeys(reserved, 0)
+        self._uniquer = NameUniquer(reserved)
         self._quote = quote
 
     def get(self, key: Node, default: str = "") -> str:  # type: ignore[override]
         """Return the unique name of a node, derived from `default` on first use."""
         name = super().get(key)
         if name is None:
-            name = self[key] = self._quote(self._make_unique(default))
+            name = self[key] = self._quote(self._uniquer.fresh(default))
         return name
 
     def forget_type_vars(self) -> None:
         """Release the names of type parameters at the end of a definition."""
         for key in [k for k in self if isinstance(k, TypeVar)]:
-            self._suffix_by_name.pop(self.pop(key), None)
-
-    def _make_unique(self, name: str) -> str:
-        candidate = name
-        # The counter goes on from the last number: many variables have one name.
-        while candidate in self._suffix_by_name:
-            self._suffix_by_name[name] += 1
-            candidate = f"{name}_{self._suffix_by_name[name]}"
-        self._suffix_by_name[candidate] = 0
-        return candidate
+            self._uniquer.release(self.pop(key))
 
 
 class _RelayPrinter:

@@ -10,10 +10,10 @@ from typing import NoReturn
 
 from ekiden.ir import prim
 from ekiden.ir.dtype import SCALAR_BITS
+from ekiden.ir.expr_text import CALL_SYNTAX_OPERATORS, OPERATOR_PRECEDENCE
 from ekiden.ir.intrinsic import INTRINSICS, call_intrin
 from ekiden.ir.prim import AnyDim, BinaryExpr, IntImm, Not, PrimExpr, Select, SizeVar
 from ekiden.ir.prim_visitor import free_vars, substitute
-from ekiden.ir.text import CALL_SYNTAX_OPERATORS, OPERATOR_PRECEDENCE
 from ekiden.ir.type import (
     FuncType,
     GlobalTypeVar,

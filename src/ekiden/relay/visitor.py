@@ -1,5 +1,5 @@
-"""Traversals of Relay expressions and types. None of them recurses: a chain of 100,000 nodes is
-walked like one of ten.
+"""Traversals of Relay expressions and types without recursion, so that a chain of 100,000 nodes
+needs no deeper stack than one of ten.
 
 `CHILDREN` says what the children of each node are (binders included, in the order of evaluation)
 and `REBUILD` makes a node from new children; everything else here is made from these two tables.

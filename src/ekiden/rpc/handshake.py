@@ -114,10 +114,10 @@ class HandshakeServer:
             # The handshake's time limit must not apply to the session.
             stream.settimeout(None)
             heard_at = time.monotonic()
-            guest = HandshakenClient(
+            client = HandshakenClient(
                 endpoint, stream, milliseconds / 1000, key, constructor, heard_at
             )
-            self._heard.append(guest)
+            self._heard.append(client)
         except (RPCError, OSError, ValueError) as error:
             _log.info("%s", error)
             with suppress(OSError):

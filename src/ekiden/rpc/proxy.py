@@ -70,7 +70,7 @@ def make_proxy_handler(
     port = listener.getsockname()[1]
     if web is not None:
         start_websocket_server(web, (host, port))
-    return _Matchmaker((host, port), tracker, credentials).serve
+    return _ProxyRegistry((host, port), tracker, credentials).serve
 
 
 def _listen_websockets(host: str, port: int, credentials: PathName | None) -> socket.socket:
@@ -92,8 +92,8 @@ class _WaitingServer:
     client: asyncio.Future[HubPeer]
 
 
-class _Matchmaker:
-    """Matchmaker that connects clients to waiting servers."""
+class _ProxyRegistry:
+    """Registry of waiting servers, which connects clients to them."""
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -91,9 +92,14 @@ class RemoteModule(_RemoteHandle):
             raise AttributeError(f"remote module: its side has no function {name!r}")
         return function
 
-    def is_beside(self, device: object) -> bool:
-        """Return whether a device belongs to the same machine."""
+    def is_on_same_host(self, device: object) -> bool:
+        """Return whether a device belongs to the module's machine."""
         return isinstance(device, RemoteDevice) and device.endpoint is self.endpoint
+
+    def is_beside(self, device: object) -> bool:
+        """Return `is_on_same_host(device)`, with a DeprecationWarning."""
+        warnings.warn("is_beside is now is_on_same_host", DeprecationWarning, stacklevel=2)
+        return self.is_on_same_host(device)
 
     def implements_function(self, name: str, query_imports: bool = True) -> bool:
         """Return whether the module has a function of this name."""

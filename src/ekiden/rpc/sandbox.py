@@ -1,7 +1,7 @@
 """Sandbox of a session's process: resource limits, isolation, and the environment it inherits.
 
-The walls are runtime/rpc/ek_rpc_start.c and ek_rpc_sandbox.c, which `ekiden-rpc` has too, and the
-system calls are those of syscall_filter.py.
+Isolation is implemented in runtime/rpc/ek_rpc_start.c and ek_rpc_sandbox.c, which `ekiden-rpc` uses
+too; syscall_filter.py lists the allowed system calls.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NAMESPACES_VARIABLE = "EKIDEN_RPC_NAMESPACES"
 _DEATH_SIGNAL_BIT = 1
 """PR_SET_PDEATHSIG."""
 _NAMESPACES_BIT = 2
-"""The bit of `start_session`'s walls for namespaces; 1 is that of its user namespace."""
+"""The bit of `start_session`'s isolation for namespaces; 1 is that of its user namespace."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -91,7 +91,7 @@ def start_sandboxed_process(
     has_sandbox: bool = True,
 ) -> tuple[int, SandboxState]:
     """Start a session's process, which can write only in its folder; return its process id and its
-    isolation. Raises RPCError where a wall cannot be built.
+    isolation. Raises RPCError where a restriction cannot be applied.
 
     It ends with the thread that calls this. `descriptors` become 3 and so on; `output` takes what
     it prints, `libraries` are files that it may read.
@@ -116,14 +116,14 @@ def start_sandboxed_process(
     return pid, SandboxState(bits)
 
 
-def restrict_process(limits: Limits, walls: int) -> None:
+def restrict_process(limits: Limits, isolation: int) -> None:
     """Apply the final restrictions (seccomp, landlock, limits) to this process, in all of its
     threads.
     """
     sys.dont_write_bytecode = True  # beside sources, which lie outside
     # The limits are relative to what the process uses by now: libraries and drivers are loaded.
     wrong = close_sandbox(
-        limits.memory, limits.file, limits.open_files, limits.threads, walls, _has_devices()
+        limits.memory, limits.file, limits.open_files, limits.threads, isolation, _has_devices()
     )
     if wrong:
         raise RPCError(f"rpc: no sandbox: {wrong}")

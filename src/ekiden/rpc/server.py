@@ -297,8 +297,8 @@ class _ServerLoop:
         gets another try.
         """
         _log.warning("no session: %s", reason)
-        for guest in self.waiting:
-            guest.send_refusal(f"rpc: no session: {reason}")
+        for client in self.waiting:
+            client.send_refusal(f"rpc: no session: {reason}")
         self.waiting.clear()
         self._rests_until = time.monotonic() + _RETRY_DELAY_S
 
@@ -350,17 +350,17 @@ class _ServerLoop:
         expected_key = (
             f"{self.options.task.key}:{self._match}" if self._match else self.options.task.key
         )
-        for guest in self.door.take_completed():
-            if guest.key not in (expected_key, f"client:{expected_key}"):
-                guest.send_refusal(f"rpc: the key {guest.key!r} is not that of this server")
-            elif guest.constructor and self.relays + len(self.sessions) < self._session_limit:
+        for client in self.door.take_completed():
+            if client.key not in (expected_key, f"client:{expected_key}"):
+                client.send_refusal(f"rpc: the key {client.key!r} is not that of this server")
+            elif client.constructor and self.relays + len(self.sessions) < self._session_limit:
                 self.relays += 1
                 # A relayed session runs on another server, so it needs no program here.
-                run_in_thread(partial(self._relay_client, guest))
-            elif guest.constructor:
-                guest.send_refusal("rpc: this server has as many sessions as it may")
+                run_in_thread(partial(self._relay_client, client))
+            elif client.constructor:
+                client.send_refusal("rpc: this server has as many sessions as it may")
             else:
-                self.waiting.append(guest)
+                self.waiting.append(client)
 
     def _read_ready_report(self, spare: SessionProgram) -> None:
         """Handle a program's report that it is ready, or why not."""
@@ -373,34 +373,34 @@ class _ServerLoop:
 
     def _assign_clients(self) -> None:
         """Assign waiting clients to ready programs."""
-        for guest in list(self.waiting):
+        for client in list(self.waiting):
             ready = next((p for p in self.spares.values() if p.is_ready), None)
             if ready is None or len(self.sessions) + self.relays >= self._session_limit:
                 return
-            self.waiting.remove(guest)
+            self.waiting.remove(client)
             del self.spares[ready.process_descriptor]
-            self._begin_session(guest, ready)
+            self._begin_session(client, ready)
 
-    def _begin_session(self, guest: HandshakenClient, program: SessionProgram) -> None:
+    def _begin_session(self, client: HandshakenClient, program: SessionProgram) -> None:
         """Begin a session. The program receives the connection, or one end of a socket pair whose
         other end this process bridges to TLS, so that no session has the key in its memory.
         """
         ends = time.monotonic() + self.limits.seconds
-        if guest.seconds:  # which its client counts from before it was heard
+        if client.seconds:  # which its client counts from before it was heard
             # The time spent waiting for a program counts as well.
-            ends = min(ends, guest.received_at + guest.seconds)
+            ends = min(ends, client.received_at + client.seconds)
         self._has_had_client = True
-        session = _RunningSession(program, guest, ends)
+        session = _RunningSession(program, client, ends)
         self.sessions[program.process_descriptor] = session
         with suppress(OSError):  # the program has ended, and is reaped
-            if guest.is_unencrypted:
-                program.hand_over(guest.stream, guest.endpoint.peer_limit)
+            if client.is_unencrypted:
+                program.hand_over(client.stream, client.endpoint.peer_limit)
                 return
             # TLS is terminated here, outside of the sandbox, so that no session can read the key.
             own_end, other_end = socket.socketpair()
             with other_end:
-                program.hand_over(other_end, guest.endpoint.peer_limit)
-            run_in_thread(lambda: _forward_tls_bytes(guest.stream, own_end))
+                program.hand_over(other_end, client.endpoint.peer_limit)
+            run_in_thread(lambda: _forward_tls_bytes(client.stream, own_end))
 
     def _reap_program(self, program: SessionProgram) -> None:
         """Clean up after a program that has ended; another event in the same round may already have
@@ -482,19 +482,19 @@ class _ServerLoop:
         assert isinstance(channel.stream, socket.socket)
         self.door.start_handshake(channel.stream, is_known=True)
 
-    def _relay_client(self, guest: HandshakenClient) -> None:
+    def _relay_client(self, client: HandshakenClient) -> None:
         """Connect to another server, which serves the session, and forward frames unchanged."""
         try:
-            upstream = _connect_other_server(guest, self.options.credentials)
-            guest.endpoint.send_hello(self.options.task.key, limit=upstream.peer_limit)
+            upstream = _connect_other_server(client, self.options.credentials)
+            client.endpoint.send_hello(self.options.task.key, limit=upstream.peer_limit)
             assert isinstance(upstream.channel.stream, socket.socket)
-            forward_both_ways(guest.stream, upstream.channel.stream)
+            forward_both_ways(client.stream, upstream.channel.stream)
         except RPCError as error:
-            guest.send_refusal(str(error))
+            client.send_refusal(str(error))
         except OSError as error:
             _log.info("%s", error)
         finally:
-            guest.endpoint.close()
+            client.endpoint.close()
             self.relays -= 1
             self._is_put = False
             self.door.wake_up()
@@ -519,9 +519,9 @@ def _forward_tls_bytes(stream: socket.socket, session: socket.socket) -> None:
         stream.shutdown(socket.SHUT_RDWR)
 
 
-def _connect_other_server(guest: HandshakenClient, credentials: str | None) -> Endpoint:
+def _connect_other_server(client: HandshakenClient, credentials: str | None) -> Endpoint:
     """Open a session with the server a client asks for."""
-    name, *arguments = guest.constructor
+    name, *arguments = client.constructor
     if name != "rpc.Connect" or len(arguments) not in (2, 3, 4):
         raise RPCError(f"rpc: a session is made by rpc.Connect, url, port and key; got {name!r}")
     url, port, key = (*arguments[:3], "")[:3]

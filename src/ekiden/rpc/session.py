@@ -1,7 +1,8 @@
 """Program of one session: started afresh and ahead of its client, inside its sandbox.
 
-It gets ready (imports, libraries, functions of the server's owner, drivers of devices), closes the
-last walls, says so, and waits for a connection; what its client sends reaches nothing else.
+It prepares (imports, libraries, functions of the server's owner, device drivers), applies the last
+sandbox restrictions, reports that it is ready, and waits for a connection. Only this process reads
+what its client sends.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ __all__ = ["FAILED", "READY", "UINT32_STRUCT", "SessionTask", "run_session"]
 READY, FAILED = b"ready", b"failed:"
 """What the program says when it waits for a client, or why it does not."""
 UINT32_STRUCT = struct.Struct("<I")
-"""What the program is told: first its walls, then with the connection the largest message that the
-client takes."""
+"""Descriptor of the control socket: it passes the isolation bits, then with the connection the
+largest message that the client accepts."""
 _CONTROL_DESCRIPTOR = 3
 _DRIVER_NAMES = ("cuda", "opencl", "vulkan", "rocm", "metal")
 
@@ -64,7 +65,7 @@ def run_session(task: SessionTask) -> None:
         serve_client(numbers[0], UINT32_STRUCT.unpack(data)[0], Path(task.folder), task.key)
 
 
-def _prepare_session(task: SessionTask, walls: int) -> None:
+def _prepare_session(task: SessionTask, isolation: int) -> None:
     for library in task.libraries:
         load_module(library)
     for name, data in task.functions.items():
@@ -87,7 +88,7 @@ def _prepare_session(task: SessionTask, walls: int) -> None:
             leftover.unlink()
         memory_limit(task.limits.memory)
         # Last, because loading libraries and drivers needs calls that the sandbox forbids.
-        restrict_process(task.limits, walls)
+        restrict_process(task.limits, isolation)
 
 
 def _unavailable_function(name: str, reason: str) -> Callable[..., object]:

@@ -120,7 +120,7 @@ def start_session_program(template: SessionTask) -> SessionProgram:
             "ekiden.rpc.session:run_session", replace(template, folder=folder.path)
         )
         descriptors = (other_end.fileno(), task)
-        pid, walls = start_sandboxed_process(
+        pid, isolation = start_sandboxed_process(
             task_command(FIRST_PASSED_DESCRIPTOR),
             folder.path,
             descriptors,
@@ -138,7 +138,7 @@ def start_session_program(template: SessionTask) -> SessionProgram:
         os.close(output)
         if task >= 0:
             os.close(task)
-    own_end.send(UINT32_STRUCT.pack(walls.bits))
+    own_end.send(UINT32_STRUCT.pack(isolation.bits))
     return SessionProgram(pid, os.pidfd_open(pid), own_end, source, folder, template.limits)
 
 

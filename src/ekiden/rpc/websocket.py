@@ -68,13 +68,14 @@ async def _serve_pages(listener: socket.socket, proxy: tuple[str, int]) -> None:
 
 async def _bridge_page(page: ServerConnection, proxy: tuple[str, int]) -> None:
     """Receive a page's HELLO as a server, then bridge it to a connection to the proxy."""
-    near, far = socket.socketpair()  # what a page says waits there, and the page with it
-    heard, talked = await asyncio.open_connection(sock=near, limit=MAX_HELLO_BYTES)
-    _, into = await asyncio.open_connection(sock=far)
-    feeding = asyncio.ensure_future(_forward_page_to_stream(page, into))
+    # Messages of the page are buffered in the socket pair, which blocks the page when it is full.
+    proxy_end, page_end = socket.socketpair()
+    page_reader, page_writer = await asyncio.open_connection(sock=proxy_end, limit=MAX_HELLO_BYTES)
+    _, page_sink = await asyncio.open_connection(sock=page_end)
+    feeding = asyncio.ensure_future(_forward_page_to_stream(page, page_sink))
     reader, writer = await asyncio.open_connection(*proxy)
     try:
-        peer = HubPeer(heard, writer)
+        peer = HubPeer(page_reader, writer)
         await peer.receive_hello()
         if not peer.key.startswith("server:"):
             raise FrameError(f"rpc: a page is a server, got the key {peer.key!r}")
@@ -83,14 +84,17 @@ async def _bridge_page(page: ServerConnection, proxy: tuple[str, int]) -> None:
         )
         pumps = [
             asyncio.ensure_future(forwarder)
-            for forwarder in (_write_message_chunks(heard, writer), _forward_to_page(reader, page))
+            for forwarder in (
+                _write_message_chunks(page_reader, writer),
+                _forward_to_page(reader, page),
+            )
         ]
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         for pump in pumps:
             pump.cancel()
     finally:
         feeding.cancel()
-        for writer_or_socket in (writer, into, talked):
+        for writer_or_socket in (writer, page_sink, page_writer):
             writer_or_socket.close()
 
 
@@ -106,8 +110,10 @@ async def _forward_page_to_stream(page: ServerConnection, into: asyncio.StreamWr
         into.close()
 
 
-async def _write_message_chunks(heard: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await heard.read(1 << 18):
+async def _write_message_chunks(
+    page_reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    while data := await page_reader.read(1 << 18):
         writer.write(data)
         await writer.drain()
 

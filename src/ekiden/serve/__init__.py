@@ -16,14 +16,23 @@ import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ek
 from ekiden._lazy import load_module
 from ekiden.runtime.errors import ServeError
 from ekiden.serve.config import ModelConfig, ServerConfig
-from ekiden.serve.text import EmbeddingModel, Embeddings, Message, Piece, Sampling, TextModel
+from ekiden.serve.text import (
+    EmbeddingModel,
+    Embeddings,
+    Message,
+    Piece,
+    RerankModel,
+    RerankScores,
+    Sampling,
+    TextModel,
+)
 
 if TYPE_CHECKING:
     from ekiden.serve.server import Server
 
 __all__ = [
-    "EmbeddingModel", "Embeddings", "Message", "ModelConfig", "Piece", "Sampling", "Server",
-    "ServerConfig", "TextModel",
+    "EmbeddingModel", "Embeddings", "Message", "ModelConfig", "Piece", "RerankModel",
+    "RerankScores", "Sampling", "Server", "ServerConfig", "TextModel",
 ]  # fmt: skip
 
 

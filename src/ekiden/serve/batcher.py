@@ -30,13 +30,23 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.datatypes import Array
 from ekiden.serve.failure_reasons import to_request_error
 
-__all__ = ["Batcher", "PendingArrivals", "QueuedRequest", "RunFunction", "RunnerThreads"]
+__all__ = [
+    "Batcher",
+    "PendingArrivals",
+    "QueuedRequest",
+    "RunFunction",
+    "RunObserver",
+    "RunnerThreads",
+]
 
 _log = logging.getLogger(__name__)
 
 Key = tuple[tuple[int, ...], ...]
 RunFunction = Callable[[Sequence[Array], float], list[Array]]
 """A run of a program: arrays, and the seconds it may take."""
+RunObserver = Callable[[int, float, int, float], None]
+"""Called with the rows of a run, its seconds, the number of its requests and the seconds that they
+were queued together."""
 DEFAULT_REQUEST_PRIORITY = 2**63
 """The priority of what says none."""
 INLINE_RUN_LIMIT_S = 0.0003
@@ -211,10 +221,10 @@ class Batcher:
         queue: int,
         rows: int,
         wait: float,
-        on_run: Callable[[int, float], None],
+        on_run: RunObserver,
     ) -> None:
         """Create the queue. `rows` is the maximum batch size, `wait` the seconds the first request
-        may wait for others; `on_run(rows, seconds)` is called on the loop after each run.
+        may wait for others; `on_run` is called on the loop after each run.
         """
         self.loop = asyncio.get_running_loop()
         self.running = 0
@@ -375,7 +385,9 @@ class Batcher:
         """Deliver outputs or errors to the requests, on the loop."""
         rows = sum(work.rows for work, _ in answers)
         self._smoothed += 0.1 * (seconds / len(answers) - self._smoothed)
-        self._on_run(rows, seconds)
+        started = time.monotonic() - seconds
+        queued = sum(max(0.0, started - work.arrival_time) for work, _ in answers)
+        self._on_run(rows, seconds, len(answers), queued)
         for work, answer in answers:
             # Its client has gone, or its deadline has passed.
             if work.future.done():

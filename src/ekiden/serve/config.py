@@ -71,12 +71,6 @@ class ServerConfig:
     control token is open to everybody who reaches the address."""
     memory: int = 0
     """The most bytes that programs may hold together; 0: what is free when the server starts."""
-    load: str = "start"
-    """When models are loaded: "start", or "demand" for the first request of each; pinned models are
-    loaded at the start."""
-    model_bytes: int = 0
-    """With loading on demand, the maximum bytes of the files of all loaded models: the least
-    recently used idle ones are evicted for others. 0 for no limit."""
     poll_seconds: float = 0.0
     """How often the folder is looked at for new versions; 0: only when asked."""
     traces: bool = False
@@ -90,6 +84,12 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = ()
     """Names, beside localhost and addresses, by which a server without tokens, TLS or `open` may be
     asked, and whose pages may ask any."""
+    load: str = "start"
+    """When models are loaded: "start", or "demand" for the first request of each; pinned models are
+    loaded at the start."""
+    model_bytes: int = 0
+    """With loading on demand, the maximum bytes of the files of all loaded models: the least
+    recently used idle ones are evicted for others. 0 for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,9 @@ class TextConfig:
     """Tokens of a conversation at most; 0: what the model can, up to 4,096."""
     sequences: int = 16
     """Answers that are made together."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Name -> folder of a LoRA of the checkpoint, which requests choose by that name; a path that
+    is not absolute begins at the folder of the model."""
 
     @property
     def is_given(self) -> bool:
@@ -154,11 +157,11 @@ class ModelConfig:
     """Threads of a run at most; 0: all that the runtime has."""
     priority: int = 0
     """Of requests that say none; 1 is served first, and 0 last."""
-    pinned: bool = False
-    """Where models load on demand: load it at the start, and never evict it."""
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     sequences: SequenceConfig = field(default_factory=SequenceConfig)
     text: TextConfig = field(default_factory=TextConfig)
+    pinned: bool = False
+    """Where models load on demand: load it at the start, and never evict it."""
 
 
 LOAD_TIMES = ("start", "demand")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from ekiden import llm
@@ -12,9 +13,10 @@ from ekiden.llm.answer_parser import AnswerParser
 from ekiden.llm.conversation import Conversation, open_conversation
 from ekiden.llm.engine_loop import EngineLoop, TokenUpdate
 from ekiden.llm.grammar import Grammar, LazyGrammar
-from ekiden.llm.logit_edits import TokenScore
+from ekiden.llm.logit_biases import TokenScore
 from ekiden.llm.text import Detokenizer, Tokenizer
 from ekiden.runtime.errors import LoadError, RequestError, RunError
+from ekiden.serve.config import TextConfig
 from ekiden.serve.text import Message, Piece, Sampling, ScoredToken, TextRequest
 
 __all__ = ["DecoderAnswer", "DecoderTextModel", "open_decoder"]
@@ -103,6 +105,11 @@ class DecoderTextModel:
             },
         }  # fmt: skip
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Return the names of adapters that requests may choose."""
+        return self._model.adapters
+
     def prepare(self, messages: Sequence[Message], sampling: Sampling) -> DecoderAnswer:
         """Create the answer to a conversation; see `TextEngine`."""
         return self.open(TextRequest(tuple(messages), sampling=sampling))
@@ -128,7 +135,8 @@ class DecoderTextModel:
                 grammar = model.grammar(conversation.pattern, conversation.marks)
         else:
             tokens = model.encode(request.prompt)
-        stream = model.engine.prepare(tokens, self._to_llm_sampling(len(tokens), sampling, grammar))
+        settings = self._to_llm_sampling(len(tokens), sampling, grammar, request.adapter)
+        stream = model.engine.prepare(tokens, settings)
         with self._lock:
             if self._loop is None:
                 self._loop = EngineLoop(model.engine)
@@ -162,7 +170,11 @@ class DecoderTextModel:
             yield Piece(piece.text, int(piece.token is not None), piece.finish)
 
     def _to_llm_sampling(
-        self, prompt: int, sampling: Sampling, grammar: Grammar | LazyGrammar | None = None
+        self,
+        prompt: int,
+        sampling: Sampling,
+        grammar: Grammar | LazyGrammar | None = None,
+        adapter: str = "",
     ) -> llm.Sampling:
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         requested = {name: getattr(sampling, name) for name in names}
@@ -182,6 +194,7 @@ class DecoderTextModel:
             logit_bias=sampling.logit_bias,
             logprobs=sampling.logprobs,
             ignore_end=sampling.ignore_end,
+            adapter=adapter,
         )
 
 
@@ -196,6 +209,14 @@ def _to_template_message(message: Message) -> dict[str, object]:
     return fields | {key: value for key, value in optional_fields.items() if value}
 
 
-def open_decoder(path: str, context: int, sequences: int) -> DecoderTextModel:
-    """Load the checkpoint at a path for serving. Raises LoadError and what `llm.load` raises."""
-    return DecoderTextModel(llm.load(path, context=context or None, sequences=sequences))
+def open_decoder(folder: Path, config: TextConfig) -> DecoderTextModel:
+    """Load a configured checkpoint for serving; its paths begin at a folder. Raises LoadError and
+    what `llm.load` raises.
+    """
+    adapters = {name: folder / path for name, path in config.adapters.items()}
+    return DecoderTextModel(
+        llm.load(
+            folder / config.checkpoint, context=config.context or None, sequences=config.sequences,
+            adapters=adapters or None,
+        )
+    )  # fmt: skip

@@ -28,6 +28,7 @@ from ekiden.serve.requests import (
 )
 from ekiden.serve.sequences import ActiveSequence
 from ekiden.serve.signature import TensorPort
+from ekiden.serve.statistics import model_configuration
 from ekiden.serve.tracing import Tracer
 
 __all__ = ["PROTOCOL_EXTENSIONS", "ServingEngine"]
@@ -35,7 +36,10 @@ __all__ = ["PROTOCOL_EXTENSIONS", "ServingEngine"]
 READER_THREADS = 2
 """Threads that read and write long messages: more would take turns at Python's lock, and the event
 loop with them."""
-PROTOCOL_EXTENSIONS = ["binary_tensor_data", "model_repository", "sequence"]
+PROTOCOL_EXTENSIONS = [
+    "binary_tensor_data", "classification", "model_configuration", "model_repository", "sequence",
+    "statistics",
+]  # fmt: skip
 Result = TypeVar("Result")
 
 
@@ -132,6 +136,32 @@ class ServingEngine:
             "inputs": [_tensor_metadata(port) for port in ports.inputs],
             "outputs": [_tensor_metadata(port) for port in ports.outputs],
         }
+
+    async def model_configuration(self, name: str, version: str) -> dict[str, object]:
+        """Return a model's configuration in Triton's form. Raises RequestError if it is not ready
+        or is a text model.
+        """
+        model = await self.repository.acquire(name)
+        served = model.get(version)
+        if served.program.executable is None:
+            raise RequestError(f"model '{name}' is one of text: it has no tensors")
+        is_stateful = served.program.make_session is not None
+        return model_configuration(name, served.signature, served.config, is_stateful)
+
+    def model_statistics(self, name: str, version: str) -> list[dict[str, object]]:
+        """Return the statistics of a model's versions that have any or are loaded, of all models
+        for an empty name. Raises RequestError for an unknown model or version.
+        """
+        models = [self.repository.get(name)] if name else list(self.repository.models.values())
+        rows = []
+        for model in models:
+            numbers = sorted({*model.statistics, *model.versions})
+            if version:
+                numbers = [number for number in numbers if str(number) == version]
+                if not numbers:
+                    model.get(version)  # raises, for an unknown version
+            rows += [model.statistics_of(n).as_fields(model.name, n) for n in numbers]
+        return rows
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Return whether a model can serve requests. Raises RequestError for an unknown name."""
@@ -254,7 +284,19 @@ class ServingEngine:
 
     async def infer(self, request: InferRequest, is_last: bool = False) -> InferResponse:
         """Return the outputs of a request; `is_last` as in `Batcher.put`. Raises RequestError."""
-        return await self.run_counted(request.model, lambda: self._infer_checked(request, is_last))
+        started = time.perf_counter()
+        number, has_failed = 0, True
+        try:
+            response = await self.run_counted(
+                request.model, lambda: self._infer_checked(request, is_last)
+            )
+            number, has_failed = int(response.version), False
+            return response
+        finally:
+            model = self.repository.models.get(request.model)
+            if model is not None and (number or model.versions):
+                statistics = model.statistics_of(number or _requested_version(model, request))
+                statistics.count_request(time.perf_counter() - started, has_failed)
 
     async def _infer_checked(self, request: InferRequest, is_last: bool) -> InferResponse:
         model = await self.repository.acquire(request.model)
@@ -385,6 +427,15 @@ def _sequence_name(model: ServedModel, text: str) -> int | str:
     """
     active = dict(model.sequences.items())
     return int(text) if text.isascii() and text.isdigit() and text not in active else text
+
+
+def _requested_version(model: ServedModel, request: InferRequest) -> int:
+    """Return the loaded version that a failed request was for; the newest if it names none or one
+    that there is not.
+    """
+    text = request.version
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    return number if number in model.versions else max(model.versions)
 
 
 def _request_deadline(version: ModelVersion, request: InferRequest) -> float:

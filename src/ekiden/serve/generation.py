@@ -21,6 +21,7 @@ from ekiden.serve.engine import ServingEngine
 from ekiden.serve.failure_reasons import to_request_error
 from ekiden.serve.repository import ModelVersion
 from ekiden.serve.text import (
+    EmbeddingModel,
     Message,
     Piece,
     RequestEngine,
@@ -128,7 +129,7 @@ class IteratorSource:
             close()
 
 
-class HeldScores:
+class WithheldScores:
     """Scores of tokens whose text is held back."""
 
     def __init__(self) -> None:
@@ -160,6 +161,8 @@ def check_plain_request(name: str, request: TextRequest) -> None:
     """
     if request.prompt is not None:
         raise RequestError(f"'prompt': model '{name}' answers conversations alone")
+    if request.adapter:
+        raise RequestError(f"'lora': model '{name}' has no adapters")
     asked = request.sampling
     settings: dict[str, object] = {
         "tools": request.tools, "chat_template_kwargs": request.template_options,
@@ -203,7 +206,10 @@ class Generation:
         if text is None:
             raise RequestError(f"model '{name}' is none of text: ask for /v2/models/{name}/infer")
         if not isinstance(text, TextModel):
-            raise RequestError(f"model '{name}' makes embeddings alone: ask for /v1/embeddings")
+            kind, path = ("embeddings", "embeddings")
+            if not isinstance(text, EmbeddingModel):
+                kind, path = ("scores of documents", "rerank")
+            raise RequestError(f"model '{name}' makes {kind} alone: ask for /v1/{path}")
         if request.sampling.pattern and not constrains_answers(text):
             raise RequestError(f"'response_format': model '{name}' gives texts of any form alone")
         if not isinstance(text, RequestEngine):
@@ -285,7 +291,7 @@ class Generation:
         """
         assert self._source is not None
         # A stop text may span pieces, so its possible beginnings are held back.
-        held, scores = StopFilter(self._sampling.stop), HeldScores()
+        held, scores = StopFilter(self._sampling.stop), WithheldScores()
         is_over = False
         while not (held.has_stopped or is_over):
             pieces = await self._await_with_deadline(self._source.next_pieces())

@@ -36,7 +36,13 @@ from ekiden.serve.grpc_scan import (
     is_brief_message,
     split_request,
 )
-from ekiden.serve.requests import InferRequest, InferResponse, RequestedOutput, parse_parameters
+from ekiden.serve.requests import (
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    parse_class_count,
+    parse_parameters,
+)
 
 __all__ = [
     "FILE_DESCRIPTOR",
@@ -57,6 +63,10 @@ _TENSOR_DATA_FIELDS = (
     f"{_TENSOR_FIELDS} parameters:map<InferParameter>=4 contents:InferTensorContents=5"
 )
 _MODEL_VERSION_FIELDS = "name:string=1 version:string=2"
+_DURATION_FIELDS = (
+    "compute_input:StatisticDuration={} compute_infer:StatisticDuration={} "
+    "compute_output:StatisticDuration={}"
+)
 _MODEL_CONTROL_FIELDS = (
     "repository_name:string=1 model_name:string=2 parameters:map<ModelRepositoryParameter>=3"
 )
@@ -99,6 +109,26 @@ MESSAGE_FIELDS = {
     "RepositoryModelLoadResponse": "",
     "RepositoryModelUnloadRequest": _MODEL_CONTROL_FIELDS,
     "RepositoryModelUnloadResponse": "",
+    "ModelConfigRequest": _MODEL_VERSION_FIELDS,
+    "ModelConfigResponse": "config:ModelConfig=1",
+    "ModelConfig": "name:string=1 platform:string=2 max_batch_size:int32=4 input:ModelInput*=5 "
+    "output:ModelOutput*=6 dynamic_batching:ModelDynamicBatching=11 "
+    "sequence_batching:ModelSequenceBatching=13 backend:string=17",
+    # An enumeration is an int32 on the wire.
+    "ModelInput": "name:string=1 data_type:int32=2 dims:int64*=4",
+    "ModelOutput": "name:string=1 data_type:int32=2 dims:int64*=3",
+    "ModelDynamicBatching": "max_queue_delay_microseconds:uint64=2",
+    "ModelSequenceBatching": "max_sequence_idle_microseconds:uint64=1",
+    "ModelStatisticsRequest": _MODEL_VERSION_FIELDS,
+    "ModelStatisticsResponse": "model_stats:ModelStatistics*=1",
+    "ModelStatistics": "name:string=1 version:string=2 last_inference:uint64=3 "
+    "inference_count:uint64=4 execution_count:uint64=5 inference_stats:InferStatistics=6 "
+    "batch_stats:InferBatchStatistics*=7",
+    "InferStatistics": "success:StatisticDuration=1 fail:StatisticDuration=2 "
+    f"queue:StatisticDuration=3 {_DURATION_FIELDS.format(4, 5, 6)} "
+    "cache_hit:StatisticDuration=7 cache_miss:StatisticDuration=8",
+    "InferBatchStatistics": f"batch_size:uint64=1 {_DURATION_FIELDS.format(2, 3, 4)}",
+    "StatisticDuration": "count:uint64=1 ns:uint64=2",
 }
 """Message -> its fields: name, type and number. `*` is repeated, `?` one of a choice."""
 
@@ -106,7 +136,8 @@ RAW_OUTPUT_CONTENTS_FIELD = 6
 """The number of that field of a ModelInferResponse."""
 GRPC_METHODS = (
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer",
-    "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
+    "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "ModelConfig",
+    "ModelStatistics",
 )  # fmt: skip
 """Methods of one request and one answer, whose messages are called after them."""
 
@@ -233,9 +264,7 @@ def convert_request(
             raise RequestError(f"input '{row.name}': contents or raw contents expected, got both")
         else:
             request.inputs[row.name] = tensor_from_bytes(row.name, kind, shape, raw[at])
-    request.outputs = tuple(
-        RequestedOutput(_requested_output_name(row), True) for row in proto.outputs
-    )
+    request.outputs = tuple(_requested_output(row) for row in proto.outputs)
     return request
 
 
@@ -248,10 +277,12 @@ def _typed_tensor(
     return _contents_tensor(row.name, kind, shape, row.contents)
 
 
-def _requested_output_name(row: Proto) -> str:
-    if set(row.parameters) - {"binary_data"}:
-        raise RequestError(f"output '{row.name}': no parameters expected")
-    return str(row.name)
+def _requested_output(row: Proto) -> RequestedOutput:
+    """Return a requested output; `binary_data` changes nothing, since all are raw."""
+    name, parameters = str(row.name), _parameter_values(row.parameters)
+    if set(parameters) - {"binary_data", "classification"}:
+        raise RequestError(f"output '{name}': classification alone expected as a parameter")
+    return RequestedOutput(name, True, parse_class_count(name, parameters))
 
 
 def _parameter_values(entries: Mapping[str, Message]) -> dict[str, object]:
@@ -293,8 +324,8 @@ def serialize_response(request: InferRequest, response: InferResponse) -> bytes:
     )  # fmt: skip
     tail: list[bytes | memoryview] = []
     for at, _ in response.requested_outputs(request):
-        port, array = response.signature.outputs[at], response.outputs[at]
-        head.outputs.add(name=port.name, datatype=port.datatype.name, shape=array.shape)
-        raw = tensor_to_bytes(port.datatype, array)
+        name, datatype, array = response.answered_output(request, at)
+        head.outputs.add(name=name, datatype=datatype.name, shape=array.shape)
+        raw = tensor_to_bytes(datatype, array)
         tail += [encode_field_prefix(RAW_OUTPUT_CONTENTS_FIELD, len(raw)), raw]
     return b"".join([head.SerializeToString(), *tail])

@@ -27,6 +27,7 @@ from ekiden.serve.grpc_scan import encode_bytes_field, is_brief_message
 from ekiden.serve.http_messages import is_short_answer
 from ekiden.serve.requests import InferRequest
 from ekiden.serve.security import TokenStore
+from ekiden.serve.statistics import TRITON_DATA_TYPES
 from ekiden.serve.tracing import PARENT_CONTEXT
 
 __all__ = ["start_grpc"]
@@ -172,6 +173,18 @@ class GrpcService:
         self._check_control(request, context, {"unload_dependents": False})
         await self._engine.repository.unload(request.model_name)
         return create_message("RepositoryModelUnloadResponse")
+
+    async def _ModelConfig(self, request: Proto, context: Context) -> Proto:  # noqa: N802
+        """Return a model's configuration."""
+        config: Any = await self._engine.model_configuration(request.name, request.version)
+        for port in (*config["input"], *config["output"]):
+            port["data_type"] = TRITON_DATA_TYPES.index(port["data_type"].removeprefix("TYPE_"))
+        return create_message("ModelConfigResponse", config=config)
+
+    async def _ModelStatistics(self, request: Proto, context: Context) -> Proto:  # noqa: N802
+        """Return the statistics of a model, or of all."""
+        rows = self._engine.model_statistics(request.name, request.version)
+        return create_message("ModelStatisticsResponse", model_stats=rows)
 
     def _check_control(self, request: Proto, context: Context, allowed: dict[str, object]) -> None:
         """Raise RequestError without a control token, or for unsupported parameters."""

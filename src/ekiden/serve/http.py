@@ -139,12 +139,16 @@ class HttpApplication:
     def _route_rows(self) -> list[Route]:
         control = "/v2/repository"
         return [
+            # Before the patterns, which would take it for a model.
+            Route("/v2/models/stats", self.model_statistics),
             *(
                 Route(f"{at}/infer", self.infer, methods=("POST",))
                 for at in (_MODEL_PATH, _VERSION_PATH)
             ),
             *(Route(f"{at}/ready", self.model_ready) for at in (_MODEL_PATH, _VERSION_PATH)),
             *(Route(at, self.model_metadata) for at in (_MODEL_PATH, _VERSION_PATH)),
+            *(Route(f"{at}/config", self.model_config) for at in (_MODEL_PATH, _VERSION_PATH)),
+            *(Route(f"{at}/stats", self.model_statistics) for at in (_MODEL_PATH, _VERSION_PATH)),
             Route("/v2", self.server_metadata),
             Route("/v2/health/live", self.live),
             Route("/v2/health/ready", self.ready),
@@ -281,6 +285,20 @@ class HttpApplication:
         names = request.path_params
         metadata = await self._engine.model_metadata(names["model"], names.get("version", ""))
         return json_response(metadata)
+
+    async def model_config(self, request: Request) -> Response:
+        """Return a model's configuration in Triton's form."""
+        names = request.path_params
+        configuration = await self._engine.model_configuration(
+            names["model"], names.get("version", "")
+        )
+        return json_response(configuration)
+
+    async def model_statistics(self, request: Request) -> Response:
+        """Return the statistics of a model's versions, or of all models."""
+        names = request.path_params
+        rows = self._engine.model_statistics(names.get("model", ""), names.get("version", ""))
+        return json_response({"model_stats": rows})
 
     async def repository_index(self, request: Request) -> Response:
         """List every version of every model with its state."""

@@ -23,6 +23,7 @@ from ekiden.serve.requests import (
     InferRequest,
     InferResponse,
     RequestedOutput,
+    parse_class_count,
     parse_parameters,
     parse_shape,
 )
@@ -152,12 +153,12 @@ def _parse_requested_output(row: dict[str, Any], binary: bool) -> RequestedOutpu
     """Parse a requested output. Raises RequestError."""
     name = _text_field(row, "name")
     parameters = _object_field(row, "parameters")
-    if unknown := [key for key in parameters if key != "binary_data"]:
+    if unknown := [key for key in parameters if key not in ("binary_data", "classification")]:
         raise RequestError(f"output '{name}': no parameter is named '{unknown[0][:64]}'")
     chosen = parameters.get("binary_data", binary)
     if not isinstance(chosen, bool):
         raise RequestError(f"output '{name}': binary_data: true or false expected")
-    return RequestedOutput(name, chosen)
+    return RequestedOutput(name, chosen, parse_class_count(name, parameters))
 
 
 def _text_field(row: dict[str, Any], key: str) -> str:
@@ -206,20 +207,20 @@ def serialize_infer_response(
     tail: Pieces = []
     long_texts: list[Pieces] = []
     for at, is_binary in response.requested_outputs(request):
-        port, array = response.signature.outputs[at], response.outputs[at]
+        name, datatype, array = response.answered_output(request, at)
         row: dict[str, object] = {
-            "name": port.name,
+            "name": name,
             "shape": list(array.shape),
-            "datatype": port.datatype.name,
+            "datatype": datatype.name,
         }
         long_texts.append([])
         if is_binary:
-            tail.append(tensor_to_bytes(port.datatype, array))
+            tail.append(tensor_to_bytes(datatype, array))
             row["parameters"] = {"binary_data_size": len(tail[-1])}
         elif array.size <= MIN_CHUNKED_ELEMENTS:
-            row["data"] = tensor_to_json(port.name, port.datatype, array)
+            row["data"] = tensor_to_json(name, datatype, array)
         else:
-            long_texts[-1].extend(format_tensor(port.name, port.datatype, array))
+            long_texts[-1].extend(format_tensor(name, datatype, array))
         rows.append(row)
     head: dict[str, object] = {"model_name": response.model, "model_version": response.version}
     if response.id:

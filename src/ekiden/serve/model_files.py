@@ -13,7 +13,7 @@ from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.config import ModelConfig
 from ekiden.serve.datatypes import Array
-from ekiden.serve.decoders import open_decoder
+from ekiden.serve.encoders import open_text_model
 from ekiden.serve.sequences import SequenceSession, session_factory
 from ekiden.serve.signature import (
     BATCH_TRIAL_ROWS,
@@ -22,7 +22,7 @@ from ekiden.serve.signature import (
     output_arrays,
     read_signature,
 )
-from ekiden.serve.text import EmbeddingModel, TextModel, find_text_model
+from ekiden.serve.text import AnyTextModel, find_text_model
 
 __all__ = [
     "FileStamp",
@@ -45,7 +45,7 @@ class ServedProgram:
     executable: Executable | None
     signature: ModelSignature
     make_session: Callable[[], SequenceSession] | None
-    text: TextModel | EmbeddingModel | None = None
+    text: AnyTextModel | None = None
 
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
         """Run the program. Raises what the executable raises."""
@@ -134,8 +134,7 @@ def load_program(
             None, ModelSignature((), ()), None, find_text_model(config.text.object)
         )
     if config.text.checkpoint:
-        checkpoint_path = path.parent / config.text.checkpoint
-        text = open_decoder(str(checkpoint_path), config.text.context, config.text.sequences)
+        text = open_text_model(path.parent, config.text)
         return ServedProgram(None, ModelSignature((), ()), None, text)
     executable = _open_executable(path)
     if config.threads:

@@ -24,7 +24,7 @@ CALL_ID_LETTERS = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """Part that a choice gains, with the scores of its tokens."""
+    """Delta of a choice, with the scores of its tokens."""
 
     delta: AnswerDelta | None
     """None for scores alone, or the end."""
@@ -42,7 +42,7 @@ class OpenAIAnswer:
         is_chat = request.endpoint == CHAT
         self._id = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         self._created = int(time.time())
-        self._form = ChatForm(request) if is_chat else CompletionForm(request)
+        self._form = ChatFormat(request) if is_chat else CompletionFormat(request)
 
     def close(self) -> None:
         """End all choices."""
@@ -66,10 +66,12 @@ class OpenAIAnswer:
 
     async def complete(self) -> dict[str, object]:
         """Return the whole answer."""
-        choices = await asyncio.gather(*(self._collect(n) for n in range(len(self._generations))))
+        choices = await asyncio.gather(
+            *(self._collect_choice(n) for n in range(len(self._generations)))
+        )
         return {**self._head(self._form.whole), "choices": choices, "usage": self._usage()}
 
-    async def _collect(self, index: int) -> dict[str, object]:
+    async def _collect_choice(self, index: int) -> dict[str, object]:
         deltas = [delta async for delta in self._deltas(index)]
         return {"index": index, **self._form.choice(deltas, self._prompt_text(index))}
 
@@ -103,12 +105,12 @@ class OpenAIAnswer:
             scores += piece.scores
             for delta in parser.feed(piece.text):
                 calls += delta.call is not None
-                if delta.call is None or self._takes_call(calls):
+                if delta.call is None or self._accepts_call(calls):
                     yield ChoiceDelta(delta, tuple(scores), call_index=calls - 1)
                     scores.clear()
         for delta in parser.finish():
             calls += delta.call is not None
-            if delta.call is None or self._takes_call(calls):
+            if delta.call is None or self._accepts_call(calls):
                 yield ChoiceDelta(delta, tuple(scores), call_index=calls - 1)
                 scores.clear()
         finish = generation.finish
@@ -118,7 +120,7 @@ class OpenAIAnswer:
         generation.close()
         yield ChoiceDelta(None, tuple(scores), finish)
 
-    def _takes_call(self, number: int) -> bool:
+    def _accepts_call(self, number: int) -> bool:
         return number == 1 or self._request.is_parallel
 
 
@@ -154,8 +156,8 @@ def new_call_id(length: int = 0) -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-class ChatForm:
-    """Form of chat completions."""
+class ChatFormat:
+    """Formatter of chat completions."""
 
     whole, chunk = "chat.completion", "chat.completion.chunk"
 
@@ -163,7 +165,7 @@ class ChatForm:
         self._wants_scores = request.requests[0].sampling.logprobs is not None
 
     def choice(self, deltas: Sequence[ChoiceDelta], prompt: str) -> dict[str, object]:
-        """Return a whole choice."""
+        """Return a complete choice."""
         texts = {"content": "", "reasoning": ""}
         calls = []
         scores: list[ScoredToken] = []
@@ -187,11 +189,11 @@ class ChatForm:
         }  # fmt: skip
 
     def first(self, prompt: str) -> list[dict[str, object]]:
-        """Return what a choice begins with."""
+        """Return the bodies of the first events of a choice."""
         return [self._body({"role": "assistant", "content": ""})]
 
     def part(self, part: ChoiceDelta) -> list[dict[str, object]]:
-        """Return the bodies of the events in which a delta is streamed."""
+        """Return the bodies of the events of a delta."""
         delta, bodies = part.delta, []
         if delta is not None and delta.call is not None:
             bodies.append(
@@ -238,8 +240,8 @@ def _chat_score(score: ScoredToken) -> dict[str, object]:
     return {**entry(score.data, score.logprob), "top_logprobs": top}
 
 
-class CompletionForm:
-    """Form of completions of texts."""
+class CompletionFormat:
+    """Formatter of text completions."""
 
     whole = chunk = "text_completion"
 
@@ -247,7 +249,7 @@ class CompletionForm:
         self._wants_scores = request.requests[0].sampling.logprobs is not None
 
     def choice(self, deltas: Sequence[ChoiceDelta], prompt: str) -> dict[str, object]:
-        """Return a whole choice."""
+        """Return a complete choice."""
         text = "".join(part.delta.text for part in deltas if part.delta is not None)
         scores = [score for part in deltas for score in part.scores]
         return {
@@ -256,11 +258,11 @@ class CompletionForm:
         }  # fmt: skip
 
     def first(self, prompt: str) -> list[dict[str, object]]:
-        """Return what a choice begins with."""
+        """Return the bodies of the first events of a choice."""
         return [self._body(prompt)] if prompt else []
 
     def part(self, part: ChoiceDelta) -> list[dict[str, object]]:
-        """Return what a delta is sent as."""
+        """Return the bodies of the events of a delta."""
         text = "" if part.delta is None else part.delta.text
         return [self._body(text, part.scores, part.finish)]
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,10 +11,9 @@ import numpy as np
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.engine import ServingEngine
-from ekiden.serve.failure_reasons import to_request_error
-from ekiden.serve.generation import text_thread_pool
 from ekiden.serve.openai_fields import read_fields
 from ekiden.serve.text import EmbeddingModel, Embeddings
+from ekiden.serve.text_calls import call_text_model
 
 __all__ = ["EmbeddingRequest", "embed", "parse_embedding_request"]
 
@@ -71,34 +68,9 @@ async def embed(engine: ServingEngine, request: EmbeddingRequest) -> dict[str, o
     text = version.program.text
     if not isinstance(text, EmbeddingModel):
         raise RequestError(f"'model': '{request.model[:64]}' makes no embeddings")
-    if version.num_users >= version.config.queue:
-        raise RequestError(f"{version.num_users} answers are under way already", "busy", 1.0)
-    started, outcome = time.perf_counter(), "ok"
-    engine.begin_request()
-    version.add_user()
-    try:
-        async with asyncio.timeout(version.config.seconds):
-            future = text_thread_pool(version).submit(text.embed, request.inputs)
-            made = await asyncio.wrap_future(future)
-        return _answer(request, made)
-    except TimeoutError:
-        outcome = "deadline"
-        raise RequestError("the time of the request is over", "deadline") from None
-    except asyncio.CancelledError:
-        outcome = "gone"
-        raise
-    except Exception as error:  # of code that is not ours
-        client_error = to_request_error(error)
-        outcome = client_error.reason
-        if outcome == "failed":
-            engine.log.log_failure(request.model, error)
-        raise client_error from error
-    finally:
-        version.remove_user()
-        engine.end_request()
-        seconds = time.perf_counter() - started
-        engine.metrics.count_request(request.model, outcome, seconds)
-        engine.log.log_request(request.model, outcome, seconds)
+    return await call_text_model(
+        engine, request.model, version, lambda: _answer(request, text.embed(request.inputs))
+    )
 
 
 def _answer(request: EmbeddingRequest, made: Embeddings) -> dict[str, object]:

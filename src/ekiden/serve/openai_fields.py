@@ -25,7 +25,7 @@ MAX_CHOICES = 128
 MAX_BIASES = 1024
 """Tokens with a bias in one request."""
 
-ENDPOINTS = {"c": "chat", "p": "completions", "r": "responses", "e": "embeddings"}
+ENDPOINTS = {"c": "chat", "p": "completions", "r": "responses", "e": "embeddings", "k": "rerank"}
 """Letter -> name of an endpoint."""
 Reader = Callable[[str, Any], Any]
 """(name of the field, value) -> what it means. Raises RequestError."""
@@ -211,10 +211,15 @@ _SEED = _integer(-(2**63), 2**63 - 1)
 # fmt: off
 FIELDS: Mapping[str, RequestField] = {row.name: row for row in starmap(RequestField, (
     # name                    for      read by                  honoured by
-    ("model",                  "cpre", _model,                  "the model that answers"),
+    ("model",                  "cprek", _model,                  "the model, or an adapter of one"),
+    ("lora",                   "cpr",  _text,                   "an adapter; an extension"),
     ("messages",               "c",    _messages,               "the chat template"),
     ("prompt",                 "p",    _anything,               "texts or tokens, one or several"),
     ("input",                  "re",   _anything,               "a conversation; texts or tokens"),
+    ("query",                  "k",    _text,                   "what documents are scored for"),
+    ("documents",              "k",    _list,                   "texts, or objects with `text`"),
+    ("top_n",                  "k",    _integer(1, 2**31),      "so many of the best"),
+    ("return_documents",       "k",    _flag,                   "`false`: without the texts"),
     ("instructions",           "r",    _text,                   "the message of the system"),
     ("stream",                 "cpr",   _flag,                   "server-sent events"),
     ("stream_options",         "cp",   _stream_options,         "`include_usage`"),
@@ -254,7 +259,7 @@ FIELDS: Mapping[str, RequestField] = {row.name: row for row in starmap(RequestFi
     ("include",                "r",    _only([]),               "nothing further"),
     ("truncation",             "r",    _only("disabled"),       "a prompt is never cut"),
     ("functions",              "c",    _only([]),               "refused: `tools` replace it"),
-    ("user",                   "cper",  _anything,               ""),
+    ("user",                   "cperk",  _anything,               ""),
     ("metadata",               "cr",    _anything,               ""),
     ("store",                  "cr",    _only(False),            "nothing is stored"),
     ("service_tier",           "cr",    _anything,               ""),

@@ -167,6 +167,8 @@ def build_request(
 
     Raises RequestError for options of a stream where there is none.
     """
+    adapter = values.get("lora", "")
+    requests = tuple(replace(request, adapter=adapter) for request in requests)
     choices = tuple(
         _with_seed(request, number) for request in requests for number in range(values.get("n", 1))
     )

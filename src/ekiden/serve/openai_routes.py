@@ -1,13 +1,14 @@
 """OpenAI's endpoints, for text models.
 
 Paths: /v1/models, /v1/models/NAME, /v1/chat/completions, /v1/completions and /v1/responses (also as
-streams of events), /v1/embeddings; and / with a page that talks to them.
+streams of events), /v1/embeddings, /v1/rerank; and / with a page that talks to them.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -32,12 +33,15 @@ from ekiden.serve.openai_requests import (
     parse_completion_request,
 )
 from ekiden.serve.openai_responses import ResponsesAnswer, parse_responses_request
+from ekiden.serve.rerank import parse_rerank_request, rerank
 from ekiden.serve.routes import Route
 
 __all__ = ["OpenAIRoutes", "openai_error"]
 
 Parser = Callable[[Mapping[str, Any]], OpenAIRequest]
 Parsed = TypeVar("Parsed")
+RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
+"""Jina's and vLLM's, Cohere's, and that of older servers."""
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; style-src"
     " 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none';"
@@ -66,26 +70,32 @@ class OpenAIRoutes:
             Route("/v1/completions", self.completions, methods=("POST",)),
             Route("/v1/responses", self.responses, methods=("POST",)),
             Route("/v1/embeddings", self.embeddings, methods=("POST",)),
+            *(Route(path, self.rerank, methods=("POST",)) for path in RERANK_PATHS),
             Route("", self.page),
         ]
 
     def _model_row(self, name: str) -> dict[str, object]:
+        """Return what is listed of a text model or an adapter. Raises RequestError."""
+        model, adapter = self._engine.repository.find_text(name)
+        if not model.is_text:
+            raise RequestError("no model of text has that name", "unknown")
         row = {"id": name, "object": "model", "created": self._started, "owned_by": "ekiden"}
         # The names of vLLM and of llama.cpp's server, for what OpenAI's own answer does not have.
-        sizes = getattr(self._engine.repository.get(name).text, "sizes", None)
-        return row if sizes is None else {**row, **sizes}
+        parent = {"parent": model.name} if adapter else {}
+        return {**row, **parent, **(getattr(model.text, "sizes", None) or {})}
 
     async def models(self, request: Request) -> Response:
-        """List the text models."""
-        names = [n for n, m in sorted(self._engine.repository.models.items()) if m.text is not None]
-        return _json_response({"object": "list", "data": [self._model_row(name) for name in names]})
+        """List the text models, and behind each its adapters."""
+        models = self._engine.repository.models
+        texts = [(name, model) for name, model in sorted(models.items()) if model.is_text]
+        names = [name for own, model in texts for name in (own, *model.adapters)]
+        # A model's name comes before that of another one's adapter.
+        rows = [self._model_row(name) for name in dict.fromkeys(names)]
+        return _json_response({"object": "list", "data": rows})
 
     async def model(self, request: Request) -> Response:
-        """Describe a text model. Raises RequestError for an unknown name."""
-        name = request.path_params["model"]
-        if self._engine.repository.get(name).text is None:
-            raise RequestError("no model of text has that name", "unknown")
-        return _json_response(self._model_row(name))
+        """Describe a text model or an adapter. Raises RequestError for an unknown name."""
+        return _json_response(self._model_row(request.path_params["model"]))
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation, at once or as a stream."""
@@ -101,12 +111,24 @@ class OpenAIRoutes:
 
     async def embeddings(self, request: Request) -> Response:
         """Return the vectors of texts."""
+        return await self._call(request, parse_embedding_request, embed)
+
+    async def rerank(self, request: Request) -> Response:
+        """Return the scores of documents for a query."""
+        return await self._call(request, parse_rerank_request, rerank)
+
+    async def _call(
+        self,
+        request: Request,
+        parse: Callable[[Mapping[str, Any]], Parsed],
+        call: Callable[[ServingEngine, Parsed], Awaitable[object]],
+    ) -> Response:
+        """Answer a request at once."""
         body = await self._read_body(request)
-        read = partial(_parse_body, parse_embedding_request, body)
+        read = partial(_parse_body, parse, body)
         parsed = read() if is_short_body(body) else await self._engine.run_on_reader(read)
         with CancelOnDisconnect(request.scope):
-            answer = await embed(self._engine, parsed)
-            return _json_response(answer)
+            return _json_response(await call(self._engine, parsed))
 
     async def page(self, request: Request) -> Response:
         """Return the page that tries models; it has no secrets, and asks for a token itself."""
@@ -128,11 +150,13 @@ class OpenAIRoutes:
     async def _begin(self, request: OpenAIRequest) -> OpenAIAnswer:
         """Begin all choices of a request. Raises RequestError, with none left under way."""
         generations: list[Generation] = []
+        model, adapter = self._engine.repository.find_text(request.model)
         try:
             for text_request in request.requests:
-                generations.append(
-                    await Generation.begin(self._engine, request.model, text_request)
-                )
+                if adapter and text_request.adapter not in ("", adapter):
+                    raise RequestError("'lora': another adapter than the one of 'model'")
+                adapted = replace(text_request, adapter=text_request.adapter or adapter)
+                generations.append(await Generation.begin(self._engine, model.name, adapted))
         except BaseException:
             for generation in generations:
                 generation.close()

@@ -37,7 +37,8 @@ from ekiden.serve.model_files import (
 from ekiden.serve.residency import ResidentModels
 from ekiden.serve.sequences import ActiveSequence, SequenceTable
 from ekiden.serve.signature import ModelSignature
-from ekiden.serve.text import EmbeddingModel, TextEngine, TextModel
+from ekiden.serve.statistics import VersionStatistics
+from ekiden.serve.text import AnyTextModel, TextEngine
 
 __all__ = ["ModelRepository", "ModelVersion", "ServedModel", "VersionState"]
 
@@ -196,8 +197,18 @@ class ServedModel:
     """Whether the rows of a loaded file are independent, which an evicted model does not try
     again."""
 
+    statistics: dict[int, VersionStatistics] = field(default_factory=dict)
+    """Statistics by version, which outlive an eviction."""
+
     def __post_init__(self) -> None:
         self.sequences = SequenceTable(1, 1.0, _release_sequences)
+
+    def statistics_of(self, number: int) -> VersionStatistics:
+        """Return the statistics of a version, which may be empty."""
+        statistics = self.statistics.get(number)
+        if statistics is None:
+            statistics = self.statistics[number] = VersionStatistics()
+        return statistics
 
     @property
     def num_bytes(self) -> int:
@@ -230,10 +241,23 @@ class ServedModel:
         return loaded
 
     @property
-    def text(self) -> TextModel | EmbeddingModel | None:
+    def text(self) -> AnyTextModel | None:
         """Return the text model object, if it is one."""
         newest = self.versions.get(max(self.versions, default=0))
         return None if newest is None else newest.program.text
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Return the names of adapters that requests for answers may choose; those of the
+        configuration while the model is not in memory.
+        """
+        names: Sequence[str] = getattr(self.text, "adapters", ())
+        return names if self.versions else tuple(self.config.text.adapters)
+
+    @property
+    def is_text(self) -> bool:
+        """Return whether it is a text model, in memory or not."""
+        return self.text is not None or (not self.versions and self.config.text.is_given)
 
     def configure(self, config: ModelConfig) -> None:
         """Apply a configuration, keeping the existing sequences."""
@@ -359,6 +383,7 @@ class ModelRepository:
             model.states[0] = (VersionState.UNAVAILABLE, NOT_RESIDENT)
             with suppress(EkidenError):  # the load tells it
                 config = await asyncio.to_thread(read_model_config, model.path / "model.toml")
+                model.configure(config)
                 if not config.pinned:
                     return
         await self._load(model)
@@ -374,9 +399,17 @@ class ModelRepository:
         self._on_event("evicted", model=name)
         trim_pools()
 
-    def add_text(
-        self, name: str, text: TextModel | EmbeddingModel, config: ModelConfig | None = None
-    ) -> None:
+    def find_text(self, name: str) -> tuple[ServedModel, str]:
+        """Return a model by its name, or the name of one of its adapters, with the adapter's name,
+        empty for none. Raises RequestError if there is neither.
+        """
+        if name not in self.models:
+            for model in self.models.values():
+                if name in model.adapters:
+                    return model, name
+        return self.get(name), ""
+
+    def add_text(self, name: str, text: AnyTextModel, config: ModelConfig | None = None) -> None:
         """Add a text model that has no file."""
         model = self.models[name] = ServedModel(name, self.folder / name)
         model.configure(config or ModelConfig())
@@ -476,11 +509,24 @@ class ModelRepository:
         batcher = Batcher(
             self.runners, instances=config.instances, queue=config.queue,
             rows=config.batching.rows, wait=config.batching.wait_ms / 1e3,
-            on_run=partial(self._on_run, model.name),
+            on_run=partial(self._observe_run, model, number),
         )  # fmt: skip
         version = ModelVersion(number, stamp, config, program, batcher)
         version.idle_callback = self.residents.notify_idle
         return version
+
+    def _observe_run(
+        self,
+        model: ServedModel,
+        number: int,
+        rows: int,
+        seconds: float,
+        num_requests: int,
+        queued: float,
+    ) -> None:
+        """Count a run of a version in its statistics and in the metrics."""
+        model.statistics_of(number).count_run(rows, seconds, num_requests, queued)
+        self._on_run(model.name, rows, seconds)
 
     def _discard_versions(self, model: ServedModel, new_versions: dict[int, ModelVersion]) -> None:
         """Retire versions that were loaded for an update that failed."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
+import numpy as np
+
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.serve.datatypes import MAX_TENSOR_ELEMENTS, Array
+from ekiden.serve.datatypes import DATATYPE_BY_NAME, MAX_TENSOR_ELEMENTS, Array, Datatype
 from ekiden.serve.signature import ModelSignature
 
 __all__ = [
@@ -17,7 +19,9 @@ __all__ = [
     "RequestedOutput",
     "SequencePosition",
     "answer_too_large_error",
+    "best_classes",
     "check_answer_size",
+    "parse_class_count",
     "parse_parameters",
 ]
 
@@ -52,6 +56,8 @@ class RequestedOutput:
 
     name: str
     binary: bool
+    num_classes: int = 0
+    """With Triton's `classification`, the number of best classes of each row; 0 for the tensor."""
 
 
 @dataclass(slots=True)
@@ -89,10 +95,6 @@ class InferRequest:
             raise RequestError("outputs: an output is asked for twice")
         return arrays
 
-    def requests_output(self, name: str) -> bool:
-        """Return whether an output is requested."""
-        return not self.outputs or any(output.name == name for output in self.outputs)
-
 
 @dataclass(slots=True)
 class InferResponse:
@@ -110,6 +112,40 @@ class InferResponse:
         if not request.outputs:
             return [(at, request.parameters.binary) for at in range(len(names))]
         return [(names.index(output.name), output.binary) for output in request.outputs]
+
+    def answered_output(self, request: InferRequest, at: int) -> tuple[str, Datatype, Array]:
+        """Return the name, datatype and array of a requested output as it is answered: the tensor,
+        or its best classes. Raises RequestError for classes of a tensor without numbers.
+        """
+        port, array = self.signature.outputs[at], self.outputs[at]
+        count = next((o.num_classes for o in request.outputs if o.name == port.name), 0)
+        if not count:
+            return port.name, port.datatype, array
+        if array.dtype == object or array.ndim == 0:
+            raise RequestError(f"output '{port.name}': classification: a row of numbers expected")
+        return port.name, DATATYPE_BY_NAME["BYTES"], best_classes(array, count)
+
+
+def best_classes(array: Array, count: int) -> Array:
+    """Return the `count` largest elements of each row, along the last axis, as Triton's texts
+    "value:index", the largest first; equal ones by index, NaN last.
+    """
+    count = min(count, array.shape[-1])
+    rows = array.reshape(-1, array.shape[-1])
+    texts = np.empty((len(rows), count), object)
+    for row, values in enumerate(rows):
+        # Stable, so that equal values keep the order of their indices.
+        order = np.argsort(-values.astype(np.float64), kind="stable")[:count]
+        texts[row] = [f"{values[index]:f}:{index}" for index in order.tolist()]
+    return texts.reshape(*array.shape[:-1], count)
+
+
+def parse_class_count(name: str, parameters: Mapping[str, object]) -> int:
+    """Return the parameter `classification` of an output, 0 by default. Raises RequestError."""
+    count = parameters.get("classification", 0)
+    if type(count) is not int or not 0 <= count < 2**31:
+        raise RequestError(f"output '{name}': classification: an integer from 0 on expected")
+    return count
 
 
 def check_answer_size(request: InferRequest, response: InferResponse, max_bytes: int) -> None:

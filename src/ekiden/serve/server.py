@@ -27,7 +27,7 @@ from ekiden.serve.grpc_service import start_grpc
 from ekiden.serve.http import HttpApplication
 from ekiden.serve.logs import LogForwarder
 from ekiden.serve.security import TokenStore, check_exposure, exposure_warnings, tls_context
-from ekiden.serve.text import EmbeddingModel, TextModel
+from ekiden.serve.text import AnyTextModel
 
 __all__ = ["Server"]
 
@@ -61,13 +61,13 @@ class Server:
         self._tokens = TokenStore(
             self.config.token_file, self.config.control_token_file, self.config.allow_control
         )
-        self._texts: dict[str, TextModel | EmbeddingModel] = {}
+        self._texts: dict[str, AnyTextModel] = {}
         self._has_process = False
         """Whether the process is this server's alone."""
         self.port = self.grpc_port = 0
         """The ports, once it runs; 0 where there is none."""
 
-    def add_text(self, name: str, model: TextModel | EmbeddingModel) -> None:
+    def add_text(self, name: str, model: AnyTextModel) -> None:
         """Serve a text model under a name."""
         self._texts[name] = model
 

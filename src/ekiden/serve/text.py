@@ -12,9 +12,9 @@ from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [
-    "EmbeddingModel", "Embeddings", "Message", "Piece", "RequestEngine", "Sampling",
-    "ScoredToken", "TextAnswer", "TextEngine", "TextModel", "TextRequest", "constrains_answers",
-    "find_text_model",
+    "AnyTextModel", "EmbeddingModel", "Embeddings", "Message", "Piece", "RequestEngine",
+    "RerankModel", "RerankScores", "Sampling", "ScoredToken", "TextAnswer", "TextEngine",
+    "TextModel", "TextRequest", "constrains_answers", "find_text_model",
 ]  # fmt: skip
 
 
@@ -76,6 +76,8 @@ class TextRequest:
     """"auto", "required", or "function:" and the name of the one to call."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the chat template."""
+    adapter: str = ""
+    """The adapter that the answer is made with, one of the model's `adapters`; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,30 @@ class EmbeddingModel(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class RerankScores:
+    """Scores of documents for a query."""
+
+    scores: Any
+    """float32 [documents], the greater the better, as numpy takes it."""
+    tokens: int = 0
+    """How many tokens the pairs have together."""
+
+
+@runtime_checkable
+class RerankModel(Protocol):
+    """Interface of a model that scores documents for a query."""
+
+    def rerank(self, query: str, documents: Sequence[str]) -> RerankScores:
+        """Return the score of each document. Raises InputError for a text that it refuses. Several
+        threads may call it at once.
+        """
+
+
+AnyTextModel = TextModel | EmbeddingModel | RerankModel
+"""What a model of text may be."""
+
+
 def constrains_answers(model: TextModel) -> bool:
     """Return whether a model honours `Sampling.pattern`: it has a true `constrains_answers`."""
     return getattr(model, "constrains_answers", False) is True
@@ -195,22 +221,22 @@ class ParsedAnswer(TextAnswer, Protocol):
     """What tells them apart; it has not read anything yet."""
 
 
-def find_text_model(spec: str) -> TextModel | EmbeddingModel:
+def find_text_model(spec: str) -> AnyTextModel:
     """Load the object named `package.module:name`, calling it without arguments if it is a factory.
-    Raises LoadError if there is none, or it is no TextModel or EmbeddingModel.
+    Raises LoadError if there is none, or it is no TextModel, EmbeddingModel or RerankModel.
     """
     module, _, name = spec.partition(":")
     try:
         attribute = getattr(import_module(module), name)
         model = (
             attribute()
-            if isinstance(attribute, type) or not isinstance(attribute, (TextModel, EmbeddingModel))
+            if isinstance(attribute, type) or not isinstance(attribute, AnyTextModel)
             else attribute
         )
     except Exception as error:  # of code that is not ours
         raise LoadError(f"text: object '{spec}': {type(error).__name__}: {error}") from error
-    if not isinstance(model, (TextModel, EmbeddingModel)):
+    if not isinstance(model, AnyTextModel):
         raise LoadError(
-            f"text: object '{spec}': 'prompt_tokens' and 'generate', or 'embed', expected"
+            f"text: object '{spec}': 'prompt_tokens' and 'generate', 'embed', or 'rerank', expected"
         )
     return model

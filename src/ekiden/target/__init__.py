@@ -1,4 +1,4 @@
-"""Targets: what code is compiled for, as a value with its facts; devices that values are on."""
+"""Compilation targets as values with the attributes of their processor, and virtual devices."""
 
 from typing import TYPE_CHECKING
 
@@ -6,7 +6,7 @@ import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ek
 from ekiden._lazy import attach
 
 if TYPE_CHECKING:
-    from ekiden.target.boards import (
+    from ekiden.target.board_targets import (
         arm_cpu,
         bifrost,
         create,
@@ -53,7 +53,7 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = attach(
         __name__,
         {
-            "boards": (
+            "board_targets": (
                 "arm_cpu bifrost create cuda intel_graphics list_tags mali micro riscv_cpu rocm"
             ),
             "processors": "Cache",

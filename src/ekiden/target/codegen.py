@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ekiden.runtime.python_subprocess import python_subprocess_command
-from ekiden.target.probe import host_architecture
+from ekiden.target.host_detection import host_architecture
 from ekiden.target.target import Target
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
-"""Resolution of a target's processor facts: from the table of processors, the machine itself, and
-what a user says.
+"""Resolution of a target's processor attributes: from the processor table, host detection, and user
+options.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import astuple, replace
 
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.target import probe
+from ekiden.target import host_detection
 from ekiden.target.features import (
     ARCHITECTURES,
     ARM,
@@ -43,7 +43,7 @@ OptionValues = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Facts of a machine, before overrides by options."""
+    """Processor attributes of a machine, before overrides by options."""
 
     processor: str
     architecture: str
@@ -55,13 +55,13 @@ class MachineFacts:
 
 @functools.cache
 def host_facts() -> MachineFacts:
-    """Return the facts of this machine."""
-    info, arch = probe.read_cpuinfo(), probe.host_architecture()
-    present = probe.flags_to_features(probe.host_flags(arch), arch)
-    processor, core = probe.best_processor(info, arch, present)
-    extra = probe.extra_features(processor, present)
+    """Return the processor attributes of this machine."""
+    info, arch = host_detection.read_cpuinfo(), host_detection.host_architecture()
+    present = host_detection.flags_to_features(host_detection.host_flags(arch), arch)
+    processor, core = host_detection.best_processor(info, arch, present)
+    extra = host_detection.extra_features(processor, present)
     # Hypervisors report cache sizes of the whole socket to guests.
-    data_caches = probe.host_caches(core, is_guest="hypervisor" in info.get("flags", ""))
+    data_caches = host_detection.host_caches(core, is_guest="hypervisor" in info.get("flags", ""))
     return MachineFacts(processor.name, arch, extra, core, data_caches)
 
 
@@ -73,7 +73,7 @@ def host_cores() -> int:
 
 
 def _table_facts(processor: ProcessorRow) -> MachineFacts:
-    """Return the machine facts of a processor in the table."""
+    """Return the processor attributes of an entry of the table."""
     return MachineFacts(
         processor.name, processor.architecture, (), processor.core, processor.core.caches
     )

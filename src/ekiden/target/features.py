@@ -1,5 +1,4 @@
-"""Instruction-set features of processors: one row a feature, and what kernels ask for in terms of
-them.
+"""Instruction-set features of processors, and the kernel abilities defined in terms of them.
 
 The C runtime's table is made from FEATURES (scripts/generate_cpu.py): what an artifact says it
 needs is looked up in the same rows on the machine that loads it.
@@ -287,7 +286,7 @@ def has_any(features: frozenset[str], alternatives: Iterable[str]) -> bool:
 
 
 def vector_registers(architecture: str, features: frozenset[str]) -> tuple[int, int]:
-    """Return (width in bits of the widest vector registers that pay off, their number)."""
+    """Return (width in bits of the widest profitable vector registers, their number)."""
     if architecture == X86:
         if has_any(features, ABILITIES["masks"][X86]):
             return 512, 32

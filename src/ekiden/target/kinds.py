@@ -1,6 +1,4 @@
-"""Target kinds: the ways code is made, those of TVM that there are here and those that are known by
-name alone.
-"""
+"""Target kinds: those with a code generator, and those of TVM known by name alone."""
 
 from __future__ import annotations
 

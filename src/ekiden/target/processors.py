@@ -1,4 +1,4 @@
-"""The table of supported processors, by LLVM's names: one table.
+"""Table of supported processors by LLVM's names.
 
 A row has the features (target/features.py) that compiled code may use, and the core behind it: what
 it multiplies and loads in a cycle, and its caches as one core sees them. Vector width and registers
@@ -25,7 +25,7 @@ KIB_BYTES = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Level of data cache, as seen by one core."""
+    """Data cache level, as seen by one core."""
 
     size: int
     """Size in bytes, shared by all its cores."""
@@ -41,7 +41,7 @@ class Cache:
 
     @property
     def share(self) -> int:
-        """Return the bytes available to each core that shares it."""
+        """Return the bytes available to each of the cores that share it."""
         return self.size // self.shared_by
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class CoreModel:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorRow:
-    """Processor of the table: LLVM's name, architecture, features beyond the baseline, and core."""
+    """Processor table entry: LLVM's name, architecture, features beyond the baseline, and core."""
 
     name: str
     architecture: str
@@ -148,7 +148,7 @@ def _parse_cache(text: str) -> Cache:
 
 
 def _parse_core(row: str) -> tuple[str, CoreModel]:
-    """Parse a line of the core table."""
+    """Parse an entry of the core table."""
     name, multiply, loads, l1, l2, l3 = row.split()
     max_multiply, bits, latency = _parse_numbers(multiply)
     kb, l1_ways, wait = _parse_numbers(l1)

@@ -1,4 +1,4 @@
-"""Target tags: TVM's short names for full configurations."""
+"""Target tags, TVM's short names for full configurations."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The Target class: an immutable value that says what code is for, with the facts that kernels are
-chosen by.
+"""The Target class: an immutable description of the machine that code is compiled for.
 
     Target("llvm")                                   this machine
     Target("llvm -mcpu=x86-64-v3 -cores=4")          a processor of the table
@@ -25,11 +24,11 @@ from ekiden.runtime import Object
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import facts as target_facts
-from ekiden.target.config import Config, format_option, parse_target_config
-from ekiden.target.device_facts import DEVICE_ATTRIBUTES, device_facts
+from ekiden.target.device_attributes import DEVICE_ATTRIBUTES, query_device_attributes
 from ekiden.target.features import ABILITIES, FEATURE_TABLE, has_any, unused_features
 from ekiden.target.kinds import MAX_KERNEL_ARGUMENTS, TARGET_KINDS, TargetKind, supported_kinds
 from ekiden.target.processors import PROCESSORS, Cache
+from ekiden.target.target_parser import Config, format_option, parse_target_config
 from ekiden.target.triple import DEFAULT_TRIPLES, architecture_of, is_supported
 
 MAX_VECTOR_BITS = 512
@@ -180,13 +179,13 @@ class Target:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Return the flags its code relies on, as recorded in artifacts."""
+        """Return the CPU flags that its code requires, as recorded in artifacts."""
         return self._cpuinfo_flags(self._all_features() - self.idle)
 
     @property
     def idle(self) -> frozenset[str]:
-        """Return the features, by LLVM's names, that the target has but no code generator uses;
-        they are disabled when its code is compiled.
+        """Return the LLVM features that the target has but no code generator uses; they are
+        disabled when its code is compiled.
         """
         return unused_features(self.architecture) & self._all_features()
 
@@ -197,8 +196,8 @@ class Target:
         return tuple(sorted(f.flag for f in known_features if f.flag))
 
     def serves(self, other: Target) -> bool:
-        """Return whether every machine that runs code for `other` also runs code for this
-        target.
+        """Return whether every machine that can run code for `other` can run this target's code
+        too.
         """
         return self.architecture == other.architecture and set(self.needs) <= set(other.needs)
 
@@ -332,7 +331,7 @@ class Target:
 
     @property
     def libs(self) -> list[str]:
-        """Return the libraries it names."""
+        """Return the option `libs`: external libraries."""
         return list(self.attrs.get("libs", ()))
 
     @property
@@ -395,8 +394,8 @@ class Target:
 
     @property
     def most_inputs(self) -> int:
-        """Return how many tensors a device kernel may read, such that its results, workspaces and
-        sizes fit into its arguments too; 0 for no limit.
+        """Return the maximum number of input tensors of a device kernel, such that its results,
+        workspaces and sizes fit into its arguments too; 0 for no limit.
         """
         if not self.kind.has_threads:
             return 0
@@ -523,7 +522,7 @@ def _device_options(kind: TargetKind, specified: Mapping[str, object]) -> dict[s
     if not kind.asks_device or (is_known and "from_device" not in specified):
         return {}
     number = int(str(specified.get("from_device", 0)))
-    facts = device_facts(kind.device_type, number)
+    facts = query_device_attributes(kind.device_type, number)
     device_options = {name: value for name, value in facts.items() if name in kind.option_table}
     if not device_options and "from_device" in specified:
         raise CompileError(
@@ -542,7 +541,7 @@ def _neutral_facts() -> dict[str, object]:
 
 
 def _complete_fields(overrides: Mapping[str, object]) -> dict[str, Any]:
-    """Return the missing fields, from the table row of the given processor."""
+    """Return the missing fields from the table entry of the given processor."""
     kind = overrides.get("kind", "llvm")
     kind = TARGET_KINDS[kind] if isinstance(kind, str) else kind
     assert isinstance(kind, TargetKind)

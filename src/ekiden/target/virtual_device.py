@@ -1,4 +1,4 @@
-"""VirtualDevice: where a program wants a value to be, and what a compilation knows of devices."""
+"""Virtual devices, and the devices and targets of a compilation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU_DEVICE_TYPE = 1
 
 
 class DeviceMemory(NamedTuple):
-    """Memory of a device; the scope is "" if unspecified."""
+    """Memory of a device; the memory scope is "" if unspecified."""
 
     device: Device
     scope: str = ""
@@ -108,7 +108,7 @@ module without them has all on the host.
 
 
 def is_host_only(placement: object) -> bool:
-    """Return whether the host is the only device in a placement."""
+    """Return whether the host is the only device of a placement."""
     if isinstance(placement, tuple):
         return all(map(is_host_only, placement))
     return not isinstance(placement, VirtualDevice) or placement.is_host

@@ -1,4 +1,4 @@
-"""Tensor expressions; placeholders, computations, and the loop programs they become.
+"""Tensor expressions: placeholders, computations, and their lowering to loop programs.
 
 Names and signatures are those of TVM's `te`. A computation becomes a PrimFunc
 (`te.create_prim_func`), which `tir.Schedule` transforms; `te.create_schedule` is TVM's older way to
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ekiden.te.differentiation import gradient
     from ekiden.te.prim_func import create_prim_func
     from ekiden.te.range_checks import index_check, info_check, range_check
-    from ekiden.te.recurrences import scan
+    from ekiden.te.scan_op import scan
     from ekiden.te.schedule import Schedule, Stage, create_schedule, thread_axis
     from ekiden.te.tensor_intrin import TensorIntrin, decl_tensor_intrin
 
@@ -40,7 +40,7 @@ if not TYPE_CHECKING:
             "differentiation": "gradient",
             "prim_func": "create_prim_func",
             "range_checks": "index_check info_check range_check",
-            "recurrences": "scan",
+            "scan_op": "scan",
             "schedule": "Schedule Stage create_schedule thread_axis",
             "tensor_intrin": "TensorIntrin decl_tensor_intrin",
         },

@@ -4,16 +4,24 @@ fused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from ekiden.ir.name_uniquer import NameUniquer
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.te.inline import ProducerInliner, post_order_tensors
 from ekiden.te.range_checks import RangeCheck, emit_violation_search, range_checks_of
 from ekiden.te.reducer import Reduce
-from ekiden.te.statements import rename_blocks, replace_buffers
-from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, Tensor
+from ekiden.te.stmt_renaming import rename_blocks, replace_buffers
+from ekiden.te.tensor import (
+    BLOCK_ANNOTATIONS_ATTR,
+    ComputeOp,
+    ExternOp,
+    PlaceholderOp,
+    ProducerLoad,
+    Tensor,
+)
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.reduction import COMBINE_ANNOTATION
 from ekiden.tir.stmt import (
@@ -40,7 +48,7 @@ class TensorBufferMap:
     def __init__(self) -> None:
         self.buffers: dict[Tensor, Buffer] = {}
         self._names: dict[str, int] = {}
-        self._blocks: dict[str, int] = {}
+        self._block_names = NameUniquer()
 
     def declare(self, tensor: Tensor, scope: str = "global") -> Buffer:
         """Create a uniquely named buffer for a tensor."""
@@ -52,13 +60,7 @@ class TensorBufferMap:
 
     def block_name(self, hint: str) -> str:
         """Return a unique block name, by which schedules find blocks."""
-        name = hint
-        while name in self._blocks:
-            count = self._blocks[hint]
-            self._blocks[hint] = count + 1
-            name = f"{hint}_{count}"
-        self._blocks[name] = 1
-        return name
+        return self._block_names.fresh(hint)
 
     def replace_loads(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression with tensor loads replaced by buffer loads."""
@@ -105,7 +107,9 @@ def create_stage_nest(op: ComputeOp, outputs: Sequence[Tensor], buffers: TensorB
     plain: dict[Var, PrimExpr] = dict(zip(op.reduce_axis, reduced, strict=True))
     # Schedules know the operators of the built-in reducers; of others the reducer gives its word.
     own = isinstance(first, Reduce) and not first.kind
-    notes = {COMBINE_ANNOTATION: 1} if own else None
+    declared = op.attrs.get(BLOCK_ANNOTATIONS_ATTR, {})
+    assert isinstance(declared, Mapping)
+    notes = {**declared, COMBINE_ANNOTATION: 1} if own else dict(declared) or None
     block = Block(buffers.block_name(op.name), iters, substitute(update, plain), init, notes)
     loops = tuple(Var(i.var.name) for i in iters)
     nest: Stmt = BlockRealize(loops, const(True), block)

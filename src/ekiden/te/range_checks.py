@@ -14,6 +14,7 @@ from functools import partial
 
 from ekiden.arith import Analyzer
 from ekiden.ir import dtype as dt
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.node import Node, node
 from ekiden.ir.prim import (
     ExprLike,
@@ -26,7 +27,6 @@ from ekiden.ir.prim import (
     convert,
     logical_and,
 )
-from ekiden.ir.text import format_prim_expr
 from ekiden.te import reducer
 from ekiden.te.tensor import Operation, Tensor, compute
 from ekiden.tir.stmt import AssertStmt, For, ForKind, Stmt
@@ -98,7 +98,7 @@ def check_message_format(subject: str, rank: int, bound: str, problem: str = "")
 
 @contextmanager
 def check_site(number: int | None) -> Iterator[None]:
-    """Assign checks created inside to the operator of this number."""
+    """Attribute the checks created inside to the operator of this number."""
     token = _CURRENT_CHECK_SITE.set(number)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Reductions; commutative combinations of many values, of one or several at a time.
+"""Commutative reducers and reductions over axes, of one value or of tuples.
 
 Reduce (only as a whole body of a computation) combines `sources` over all values of `axis` with a
 CommReducer. The built-in ones are REDUCERS; `comm_reducer` makes others, such as an argmax over
@@ -72,7 +72,7 @@ class ReduceAxis(Var):
 
 @node("tir.CommReducer")
 class CommReducer(Node):
-    """Commutative, associative combination of tuples: `result` in terms of the variables `lhs` and
+    """Commutative, associative combiner of tuples: `result` in terms of the variables `lhs` and
     `rhs`, and the identity tuple.
 
     `name` is the kind for a built-in reducer, which schedule rules know; else anything.

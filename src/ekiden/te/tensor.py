@@ -7,7 +7,7 @@ tensor), ReduceAxis and Reduce (see ekiden.te.reducer).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ContextDecorator, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Integral, Real
 from typing import NoReturn, cast, overload
@@ -21,7 +21,8 @@ from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te.axis_names import axis_names, rank_mismatch_message
 from ekiden.te.reducer import Reduce, ReduceAxis
-from ekiden.te.statements import replace_buffers
+from ekiden.te.stmt_renaming import replace_buffers
+from ekiden.te.tag import CURRENT_TAG, tag_scope
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, IterKind, IterVar, PrimFunc, Stmt
 from ekiden.tir.transform.scalars_as_tensors import numbers_as_tensors
@@ -56,6 +57,10 @@ class Operation(Node):
     def input_tensors(self) -> list[Tensor]:
         """Return the tensors that it reads, each once, in order of appearance."""
         return []
+
+
+BLOCK_ANNOTATIONS_ATTR = "block_annotations"
+"""Attribute of a computation: the annotations of its block, which declare what its inputs hold."""
 
 
 @node("te.PlaceholderOp")
@@ -190,8 +195,8 @@ class Tensor(Node):
 
     @property
     def whole_shape(self) -> tuple[PrimExpr, ...]:
-        """Return the shape of the larger tensor that this one fills the beginning of (attribute
-        "whole" of its operation); its own where there is none.
+        """Return the shape of the enclosing tensor that this one fills the beginning of (attribute
+        "whole" of its operation); its own without one.
         """
         outer_shape = self.op.attrs.get("whole", self.shape)
         assert isinstance(outer_shape, tuple)
@@ -199,8 +204,8 @@ class Tensor(Node):
 
     @property
     def is_part(self) -> bool:
-        """Return whether this fills the beginning of a larger tensor, the rest of which other
-        kernels write.
+        """Return whether the tensor fills the beginning of a larger one, whose rest other kernels
+        write.
         """
         return "whole" in self.op.attrs
 
@@ -403,7 +408,7 @@ def compute_op(
     names, own = axis_names(fcompute, len(dims))
     axis = tuple(IterVar(Var(n), d, IterKind.SPATIAL) for n, d in zip(names, dims, strict=True))
     computed = fcompute(*(a.var for a in axis[: len(axis) - own]))
-    label, notes = tag or _CURRENT_TAG.get() or "", dict(attrs or {})
+    label, notes = tag or CURRENT_TAG.get() or "", dict(attrs or {})
     if isinstance(computed, InstructionCall):
         op = computed.operation(name, label, notes, axis, own)
         bodies = op.body
@@ -463,29 +468,6 @@ def compute(
     """
     tensors = compute_op(shape, fcompute, name, tag, attrs)
     return tensors[0] if len(tensors) == 1 else tensors
-
-
-_CURRENT_TAG: ContextVar[str | None] = ContextVar("tag", default=None)
-
-
-class tag_scope(ContextDecorator):  # noqa: N801
-    """`with te.tag_scope(tag="conv"):` gives the tag to computations that have none of their own;
-    `@te.tag_scope(tag="conv")` to those that a function makes.
-
-    Raises ValueError when scopes nest, as TVM's do.
-    """
-
-    def __init__(self, tag: str) -> None:
-        self.tag = tag
-
-    def __enter__(self) -> tag_scope:
-        if _CURRENT_TAG.get() is not None:
-            raise ValueError("tag_scope: scopes must not nest")
-        _CURRENT_TAG.set(self.tag)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _CURRENT_TAG.set(None)
 
 
 def extern_op(

@@ -44,8 +44,8 @@ def enabled_targets() -> list[tuple[str, Device]]:
 
 
 def device_enabled(target: TargetLike) -> bool:
-    """Return whether programs for a target run here: code can be generated, and this machine has
-    what it needs.
+    """Return whether programs for a target can run on this machine: code can be generated, and the
+    device is present.
     """
     parsed = Target.parse(target)
     if not parsed.kind.is_cpu:
@@ -54,8 +54,8 @@ def device_enabled(target: TargetLike) -> bool:
 
 
 def parametrize_targets(*args: object) -> Callable[..., object]:
-    """Decorate a test to run on several targets: run a test with `target` and `dev` of each of the
-    targets named, or of all.
+    """Decorate a test to run with `target` and `dev` of each named target, or of all enabled
+    ones.
     """
     mark: Callable[..., object] = import_module("pytest").mark.parametrize(
         "target, dev", enabled_targets()

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden import runtime
-from ekiden.backend.crt.emit import COMPILER_FLAGS_NOTE, emit_files, tvmgen_prefix
+from ekiden.backend.crt.c_emitter import COMPILER_FLAGS_NOTE, emit_files, tvmgen_prefix
 from ekiden.codegen.c.compiler import find_compiler
 from ekiden.compiler.export.micro import MicroProgram
 from ekiden.frontend.tflite.relay import from_tflite
@@ -44,7 +44,7 @@ MAX_LISTED_MISMATCHES = 20
 
 
 class AOTTestModel(NamedTuple):
-    """A program, its inputs by name, and the expected outputs, by name or in order.
+    """Test model with its inputs by name and expected outputs, by name or in order.
     `output_tolerance` is the allowed error: by default 0.001 for floats and 0 otherwise.
     """
 
@@ -66,7 +66,7 @@ class AOTCompiledTestModel(NamedTuple):
 
 @dataclass(frozen=True)
 class AOTTestRunner:
-    """How models are compiled: `pass_config` configures the PassContext. The models have no
+    """Test runner configuration; `pass_config` configures the PassContext. The models have no
     surrounding program, so fields that would add to one are rejected.
     """
 

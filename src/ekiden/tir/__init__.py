@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden._lazy import attach
 from ekiden.tir import printer_hooks as printer_hooks
-from ekiden.tir.distinct import distinct as distinct
+from ekiden.tir.alpha_renaming import distinct as distinct
 
 if TYPE_CHECKING:
     from ekiden.tir.names import *  # noqa: F403

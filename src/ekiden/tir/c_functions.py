@@ -1,4 +1,4 @@
-"""Calls of C functions loaded in this process by symbol, for the interpreter of loop programs."""
+"""Calls of the process's C functions by symbol, for the interpreter of loop programs."""
 
 from __future__ import annotations
 

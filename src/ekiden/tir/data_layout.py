@@ -1,4 +1,4 @@
-"""Layouts of tensors as values: which letter is which axis, and how indices go from one to another.
+"""Tensor layouts as values, and index and shape transforms between them.
 
 layout("NCHW16c").factor_of("C") == 16
 bijective_layout("NCHW", "NCHW16c").forward_shape((1, 32, 7, 7)) == (1, 2, 7, 7, 16)

@@ -44,8 +44,8 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, post_order
 from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.tir.access_regions import BufferRegion
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
-from ekiden.tir.regions import BufferRegion
 
 _MAX_SHARED_EXPR_CHARS = 100
 """Maximum length of a repeated subexpression that is printed inline."""

@@ -211,7 +211,8 @@ class _PythonEmitter:
                 raise TypeError(f"interpreter: {type(s).__name__} must be lowered first")
 
     def charge(self, at: int, depth: int, before: int, times: str) -> None:
-        """Put a line at `at` that charges the budget for the steps since `before`, so many times.
+        """Insert a line at `at` that charges the step budget for the steps since `before`, so many
+        times.
 
         They are then no steps of what is around the loop.
         """

@@ -1,4 +1,4 @@
-"""Statements written in the order they run, by TVM's names (`tir.ir_builder`).
+"""Imperative builder of statements, under TVM's name (`tir.ir_builder`).
 
 ib = tir.ir_builder.create()
 source, target = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])

@@ -35,8 +35,8 @@ from ekiden.ir.prim import BinaryExpr as BinaryOpExpr
 from ekiden.ir.prim import Intrinsic as Call
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir import analysis, ir_builder, op, specialize, stmt_functor
+from ekiden.tir.alpha_renaming import distinct
 from ekiden.tir.data_layout import BijectiveLayout, Layout, bijective_layout, layout
-from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import (
     Broadcast,
     Buffer,
@@ -49,6 +49,7 @@ from ekiden.tir.expr import (
     ramp,
 )
 from ekiden.tir.index_map import IndexMap
+from ekiden.tir.let_and_trace import Let, trace
 from ekiden.tir.op import *  # noqa: F403
 from ekiden.tir.printer import astext
 from ekiden.tir.schedule.core import StmtSRef
@@ -77,7 +78,6 @@ from ekiden.tir.stmt import (
     seq,
 )
 from ekiden.tir.tensor_intrin import TensorIntrin
-from ekiden.tir.values import Let, trace
 from ekiden.tir.verifier import verify
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from ekiden.arith import simplify
 from ekiden.ir.prim import LT, And, IntImm, PrimExpr, const, is_const, logical_and
-from ekiden.ir.prim_visitor import is_same_expr, substitute
+from ekiden.ir.prim_visitor import chain_operands, is_same_expr, substitute
 from ekiden.tir.stmt import BlockRealize, IterKind
 
 __all__ = ["init_conditions", "join_conjuncts", "split_conjuncts"]
@@ -23,17 +23,8 @@ __all__ = ["init_conditions", "join_conjuncts", "split_conjuncts"]
 
 def split_conjuncts(predicate: PrimExpr) -> list[PrimExpr]:
     """Return the conjuncts of a predicate."""
-    if is_const(predicate):
-        return [] if predicate.value else [predicate]  # type: ignore[attr-defined]
-    conjuncts: list[PrimExpr] = []
-    stack = [predicate]
-    while stack:
-        e = stack.pop()
-        if isinstance(e, And):
-            stack.extend((e.b, e.a))
-        else:
-            conjuncts.append(e)
-    return conjuncts
+    is_true = isinstance(predicate, IntImm) and predicate.value != 0
+    return [] if is_true else chain_operands(predicate, And)
 
 
 def join_conjuncts(conjuncts: Iterable[PrimExpr]) -> PrimExpr:

@@ -14,9 +14,9 @@ from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, Var, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
+from ekiden.tir.access_regions import BufferRegion, block_regions
 from ekiden.tir.expr import Buffer
 from ekiden.tir.expression_text import RESERVED_NAMES, ExpressionPrinter, NameScope, quote_string
-from ekiden.tir.regions import BufferRegion, block_regions
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -30,6 +30,7 @@ from ekiden.tir.stmt import (
     ForKind,
     IfThenElse,
     IterKind,
+    IterVar,
     LetStmt,
     Prefetch,
     PrimFunc,
@@ -42,6 +43,7 @@ SCRIPT_HEADER = "# from ekiden.script import tir as T"
 _ITER_KIND_NAMES = {
     IterKind.SPATIAL: "spatial",
     IterKind.REDUCE: "reduce",
+    IterKind.ORDERED: "scan",
     IterKind.OPAQUE: "opaque",
 }
 _FOR_KIND_NAMES = {**{k: k.value for k in ForKind}, ForKind.UNROLLED: "unroll"}
@@ -329,12 +331,14 @@ class _StmtPrinter:
             self.print_line(f"{name} = T.axis.{_ITER_KIND_NAMES[iter_var.kind]}({bound})", indent)
             begin += 1
 
-    def _is_remapped_loop(self, iter_var: object, value: PrimExpr) -> bool:
+    def _is_remapped_loop(self, iter_var: IterVar, value: PrimExpr) -> bool:
         """Return whether a block iterator is bound to a loop of the same extent, so that
         T.axis.remap can print it.
         """
+        if iter_var.kind is IterKind.ORDERED:
+            return False  # remap has no letter for T.axis.scan
         extent = self._loops.get(value) if isinstance(value, Var) else None
-        own = iter_var.extent  # type: ignore[attr-defined]
+        own = iter_var.extent
         return extent is not None and (
             extent is own
             or (

@@ -1,5 +1,4 @@
-"""Conversions of sub-byte and 8-bit types in integer arithmetic: floats of 8 and 4 bits, integers
-of 4 and 2.
+"""Conversions of sub-byte and 8-bit dtypes (float8, float4, int4, int2) in integer arithmetic.
 
 No supported target computes with them, so kernels hold them as bytes ("carriers"): integers by
 value, floats by bit pattern.

@@ -277,10 +277,13 @@ class Prefetch(Stmt):
 
 
 class IterKind(Enum):
-    """The kind of a block iterator."""
+    """The kind of a block iterator. ORDERED: its steps may touch what earlier ones wrote, so that
+    they run in order, as those of a scan or of a scatter.
+    """
 
     SPATIAL = "spatial"
     REDUCE = "reduce"
+    ORDERED = "ordered"
     OPAQUE = "opaque"
 
 
@@ -345,7 +348,15 @@ class IterVar(Node):
     @property
     def iter_type(self) -> int:
         """Return the kind as TVM's number."""
-        return {IterKind.SPATIAL: 0, IterKind.REDUCE: 2, IterKind.OPAQUE: 4}[self.kind]
+        return _TVM_ITER_TYPES[self.kind]
+
+
+_TVM_ITER_TYPES = {
+    IterKind.SPATIAL: IterVar.DataPar,
+    IterKind.REDUCE: IterVar.CommReduce,
+    IterKind.ORDERED: IterVar.Ordered,
+    IterKind.OPAQUE: IterVar.Opaque,
+}
 
 
 @node("tir.Block")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ekiden.ir.prim import PrimExpr, Var, convert
 from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.prim_visitor import substitute as substitute_expr
-from ekiden.tir.distinct import renew_defs
+from ekiden.tir.alpha_renaming import renew_defs
 from ekiden.tir.stmt import PrimFunc, Stmt
 from ekiden.tir.visitor import ExprRewriter, stmt_exprs, sub_statements
 from ekiden.tir.visitor import substitute as substitute_stmt

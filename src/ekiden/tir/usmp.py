@@ -1,5 +1,5 @@
-"""Compatibility with TVM's unified static memory planning: Ekiden plans memory by
-`relay.transform.MemoryPlan`, and pools are set by `ir.memory_pools`.
+"""TVM's unified static memory planner (USMP): Ekiden plans memory by `relay.transform.MemoryPlan`,
+and pools are set by `ir.memory_pools`.
 """
 
 from __future__ import annotations

@@ -199,11 +199,6 @@ def conditional_nodes(root: PrimExpr, order: list[PrimExpr]) -> set[int]:
     return {id(e) for e in order} - always
 
 
-def uses_var(root: Stmt, var: Var) -> bool:
-    """Return whether a variable is read anywhere inside."""
-    return any(e is var for e in all_exprs(root))
-
-
 class StmtMutator:
     """A bottom-up rebuilder of statements. Override `rewrite_expr` for expressions,
     `rewrite_buffer` for buffers, or one `visit_*`.
@@ -449,6 +444,5 @@ __all__ = [
     "stmt_exprs",
     "sub_statements",
     "substitute",
-    "uses_var",
     "with_body",
 ]

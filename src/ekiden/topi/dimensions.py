@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 
 from ekiden.arith import Analyzer, prove_equal, simplify
+from ekiden.ir.expr_text import format_prim_expr, format_shape
 from ekiden.ir.prim import (
     EQ,
     AnyDim,
@@ -29,7 +30,6 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import is_same_expr
-from ekiden.ir.text import format_prim_expr, format_shape
 
 Dim = int | PrimExpr
 Dims = tuple[Dim, ...]
@@ -48,8 +48,9 @@ MAX_RANK = 64
 
 
 def require_result_rank(rank: int, what: str) -> int:
-    """Return the rank of a result. Raises ValueError where no tensor has it: before as many
-    dimensions are made as an attribute says."""
+    """Return the rank of a result. Raises ValueError above MAX_RANK, before that many dimensions
+    are created.
+    """
     if not 0 <= rank <= MAX_RANK:
         raise ValueError(f"{what}: a result of 0 to {MAX_RANK} dimensions expected, got {rank}")
     return rank
@@ -209,8 +210,7 @@ def require_shape(
     name: str, what: str, shape: Sequence[PrimExpr], expected: Sequence[Dim | None]
 ) -> None:
     """Raise ValueError unless a shape matches the expected one; None matches any extent. Unknown
-    extents are assumed to match and checked at run time. Raises ValueError where a shape is known
-    to differ.
+    extents are assumed to match and checked at run time.
     """
     fits = len(shape) == len(expected) and all(
         w is None or unify_dim(d, as_dim(w)) is not None
@@ -224,8 +224,8 @@ def require_shape(
 
 
 def require_multiple(what: str, extent: PrimExpr, factor: int, of: str) -> None:
-    """Raise ValueError unless an extent is a multiple of a factor; `of` names the factor. What is
-    not known is assumed, so that a run is refused.
+    """Raise ValueError unless an extent is a multiple of a factor; `of` names the factor. Unknown
+    extents are assumed to be one and checked at run time.
 
     Raises ValueError where it is known not to be.
     """
@@ -240,7 +240,7 @@ def require_min_extent(
     name: str, what: str, shape: Sequence[PrimExpr], minimum: Sequence[Dim | None]
 ) -> None:
     """Raise ValueError if an extent is below its minimum; None is any extent. Unknown extents are
-    assumed to fit. Raises ValueError where one is known to be less.
+    assumed to fit.
     """
     for axis, (size, limit) in enumerate(zip(shape, minimum, strict=True)):
         if limit is None or Analyzer().can_prove(size >= limit):
@@ -259,7 +259,7 @@ def _at_least_condition(size: PrimExpr, minimum: PrimExpr) -> PrimExpr:
 
 
 def require_positive(name: str, **numbers: int) -> None:
-    """Raise ValueError for attribute values that are not positive. Raises ValueError."""
+    """Raise ValueError for attribute values that are not positive."""
     for what, number in numbers.items():
         if number < 1:
             raise ValueError(f"{name}: {what!r} must be positive, got {number}")
@@ -288,9 +288,7 @@ MAX_POSITION_FACTOR = 2**31 - 1
 
 
 def require_small_factor(name: str, **numbers: Sequence[int]) -> None:
-    """Raise ValueError for attributes that multiply positions and exceed MAX_POSITION_FACTOR.
-    Raises ValueError beyond MAX_POSITION_FACTOR.
-    """
+    """Raise ValueError for attributes that multiply positions and exceed MAX_POSITION_FACTOR."""
     for what, values in numbers.items():
         if any(abs(number) > MAX_POSITION_FACTOR for number in values):
             raise ValueError(

@@ -1,5 +1,5 @@
-"""Tensor layouts: axis letters, block factors, and transforms between layouts. The one place that
-knows how NCHW, NHWC and weight layouts relate.
+"""Tensor layouts (axis letters, block factors), and transforms between layouts. All knowledge of
+how NCHW, NHWC and weight layouts relate is in this module.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
-from ekiden.ir.text import format_prim_expr
 from ekiden.tir.data_layout import parse_layout
 from ekiden.topi.dimensions import as_dim, as_ints, known_int, simplify_dim, unify_dim
 

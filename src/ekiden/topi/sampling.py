@@ -128,7 +128,7 @@ def constrain_logits(
 
 
 class _TokenSampler:
-    """Builder of the statements that draw a token from one row of weights."""
+    """Builder of the statements that sample a token from one row of weights."""
 
     def __init__(self, ib: IRBuilder, weights: BufferVar, row: PrimExpr, tokens: PrimExpr) -> None:
         self.ib, self.row, self.tokens, self.weights = ib, row, tokens, weights
@@ -221,7 +221,7 @@ class _TokenSampler:
         self.threshold[0] = maximum(self.threshold[0], minimum(limit, const(1.0)))
 
     def emit_token(self, share: PrimExpr) -> PrimExpr:
-        """Emit the draw by inverse transform sampling; -1 where no weight is positive."""
+        """Emit inverse transform sampling of a token; -1 where no weight is positive."""
         ib = self.ib
         target_mass = ib.let("wanted", share * self.emit_total_weight())
         self.search_bounds[0] = const(-1)

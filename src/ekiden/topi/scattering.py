@@ -27,7 +27,7 @@ from ekiden.ir.prim import (
 from ekiden.kernels.cpu.loops import LoopAxis, estimated_product, parallel_outer_loops, serial_loops
 from ekiden.kernels.cpu.scatter import (
     SCATTER_REDUCTIONS,
-    Combine,
+    CombineFn,
     SliceScatter,
     axes_of_shape,
     axis_vars,
@@ -60,7 +60,7 @@ SCATTER_COLUMNS_PER_CHUNK = 32
 """Contiguous elements that one task scatters along another axis."""
 
 
-def _scatter_reduction(name: str, kind: str) -> Combine:
+def _scatter_reduction(name: str, kind: str) -> CombineFn:
     if kind not in SCATTER_REDUCTIONS:
         raise ValueError(f"{name}: expected one of {', '.join(SCATTER_REDUCTIONS)}, got {kind!r}")
     return SCATTER_REDUCTIONS[kind]

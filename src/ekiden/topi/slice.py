@@ -237,7 +237,7 @@ def sliding_window(
     ]
 
     def load_window_element(*i: Var) -> PrimExpr:
-        """Load an element of a window from where it lies in the data."""
+        """Load a window's element from its position in the data."""
         inside = [i[at + n] * strides[n] + i[at + rank + n] for n in range(rank)]
         return data[(*i[:at], *inside)]
 

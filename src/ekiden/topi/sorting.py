@@ -1,4 +1,4 @@
-"""Sorting, and operators on sorted rows.
+"""Sorting operators, and operators on sorted rows.
 
 Rows run in parallel; each is sorted by merging, stable, with not-a-number as the largest value.
 
@@ -32,12 +32,12 @@ from ekiden.topi.dimensions import (
     require_shape,
 )
 from ekiden.topi.elementwise import as_bool
-from ekiden.topi.ranks import (
+from ekiden.topi.sort_keys import (
     RowSelection,
-    order_preserving_rank,
+    order_preserving_key,
     position_dtype,
     prefers_selection,
-    rank_dtype,
+    sort_key_dtype,
 )
 from ekiden.topi.transform import unravel
 
@@ -139,7 +139,7 @@ def sorted_rows(
 
             def rank_at(at: PrimExpr) -> PrimExpr:
                 """Return an integer sort key with the order of the element at `at` of this row."""
-                return order_preserving_rank(source[replace_dim(row_index, axis, at)], ascending)
+                return order_preserving_key(source[replace_dim(row_index, axis, at)], ascending)
 
             def store_sorted(position: PositionMap) -> None:
                 """Store the first `extent` elements, the k-th at `position(k)`, to the outputs."""
@@ -153,7 +153,7 @@ def sorted_rows(
             def select_first() -> None:
                 """Select the first positions by rank instead of sorting all."""
                 store_sorted(
-                    _emit_selected_positions(ib, rank_at, extent, size, rank_dtype(data.dtype))
+                    _emit_selected_positions(ib, rank_at, extent, size, sort_key_dtype(data.dtype))
                 )
 
             def sort_all() -> None:
@@ -219,7 +219,9 @@ def _emit_selected_positions(
     with ib.for_range(0, count, "i") as i:
         ranks[i] = ranked(i)
         order[i] = i
-    selection.emit_begin(ranks, order, emit_merge_sort(ib, ranks, order, count, count), count)
+    selection.emit_initial_selection(
+        ranks, order, emit_merge_sort(ib, ranks, order, count, count), count
+    )
     selection.emit_scan(count, size, ranked)
     return selection.position
 

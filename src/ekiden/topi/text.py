@@ -47,7 +47,7 @@ def _require_byte_rows(name: str, *texts: Tensor) -> None:
 
 
 def _load_byte(text: BufferVar, row: PrimExpr, at: PrimExpr, width: PrimExpr) -> PrimExpr:
-    """Load a byte of a text as int32; the end marker past its width."""
+    """Load a byte of a text as int32; the padding byte past its width."""
     return if_then_else(at < width, cast(text[row, at], "int32"), const(STRING_TERMINATOR, "int32"))
 
 
@@ -382,7 +382,7 @@ INFINITE_SIGN, NAN_SIGN = 2, 3
 
 
 def whole_number(text: Tensor) -> Tensor:
-    """Parse the integer, with an optional sign, at the beginning of each text: int64 [n], modulo
+    """Parse the integer at the beginning of each text, with an optional sign: int64 [n], modulo
     2**64. Parsing stops at a point; letters are skipped. Raises ValueError for other than rows of
     texts.
     """

@@ -22,7 +22,7 @@ from ekiden.kernels.decision import divisors
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.tir.regions import BufferRegion, block_regions
+from ekiden.tir.access_regions import BufferRegion, block_regions
 from ekiden.tir.stmt import Block, IterKind, PrimFunc
 from ekiden.tune import rules
 from ekiden.tune.blocks import extent, is_reduction, resolve_block, vector_lanes

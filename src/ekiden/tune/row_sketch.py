@@ -20,8 +20,8 @@ from ekiden.ir.dtype import itemsize
 from ekiden.ir.prim import IntImm
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
+from ekiden.tir.access_regions import block_regions
 from ekiden.tir.reduction import match_update
-from ekiden.tir.regions import block_regions
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import BufferStore, IterKind
 from ekiden.tir.tensor_intrin.lanes import F32_LANE_COUNTS, LANE_REDUCTIONS, lane_reduction_name

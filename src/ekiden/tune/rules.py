@@ -27,8 +27,8 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.kernels.decision import divisors
 from ekiden.runtime.errors import ScheduleError
 from ekiden.target import Target
+from ekiden.tir.access_regions import block_regions
 from ekiden.tir.index_map import IndexMap
-from ekiden.tir.regions import block_regions
 from ekiden.tir.schedule.trace import BlockRV, ExprRV, LoopRV
 from ekiden.tir.stmt import Block, IterKind
 from ekiden.tir.tensor_intrin.x86 import VNNI_DOT_16x4_INTRIN

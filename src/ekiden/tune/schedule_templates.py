@@ -27,7 +27,7 @@ from typing import Any, TypeAlias, cast
 
 from ekiden.ir.range import Range
 from ekiden.ir.structural import structural_digest
-from ekiden.kernels.decision import Decision, Knob, Overrides, Value
+from ekiden.kernels.decision import Decision, Knob, KnobValue, Overrides
 from ekiden.kernels.family import known_extent
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -73,7 +73,7 @@ GPU_BINDINGS: Mapping[str, Sequence[tuple[str, ...]]] = {
 are axes for; axes before them are fused into the first."""
 
 
-def _parse_numbers(text: Value) -> list[int]:
+def _parse_numbers(text: KnobValue) -> list[int]:
     return [int(n) for n in str(text).split(",")]
 
 
@@ -133,7 +133,7 @@ class AnnotateEntity:
 
 @dataclass(frozen=True, slots=True)
 class OtherOptionEntity:
-    """Value of a knob. val: the original object."""
+    """KnobValue of a knob. val: the original object."""
 
     val: object
 
@@ -148,7 +148,7 @@ class Config:
     fixed: Overrides = field(default_factory=dict)
     choices: dict[str, Knob] = field(default_factory=dict)
     flop: int = 0
-    _entity_factories: dict[str, Callable[[Value], Entity]] = field(default_factory=dict)
+    _entity_factories: dict[str, Callable[[KnobValue], Entity]] = field(default_factory=dict)
 
     def define_split(
         self,
@@ -272,12 +272,12 @@ class Config:
             raise InputError(f"define_split '{name}': an axis of a known length expected")
         return length
 
-    def _define_knob(self, name: str, texts: object, make: Callable[[Value], Entity]) -> None:
+    def _define_knob(self, name: str, texts: object, make: Callable[[KnobValue], Entity]) -> None:
         """Define a knob. Raises InputError if it is empty, too large, or defined differently
         before.
         """
         values = dict.fromkeys(cast("Iterator[str]", texts))
-        domain: tuple[Value, ...] = tuple(int(t) if t.isdigit() else t for t in values)
+        domain: tuple[KnobValue, ...] = tuple(int(t) if t.isdigit() else t for t in values)
         if not domain or len(domain) > MAX_KNOB_VALUES:
             raise InputError(
                 f"config: '{name}' has {len(domain)} values, 1 to {MAX_KNOB_VALUES} expected"

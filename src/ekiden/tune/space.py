@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ekiden.kernels.decision import Decision, Knob, Overrides, Value
+from ekiden.kernels.decision import Decision, Knob, KnobValue, Overrides
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tune.candidate import Candidate
 
@@ -102,7 +102,7 @@ class FamilySpace:
         """Change one knob, usually a number to a neighbouring value; sometimes let the model revise
         the others.
         """
-        values: dict[str, Value] = dict(self._full_decision(candidate))
+        values: dict[str, KnobValue] = dict(self._full_decision(candidate))
         choice = source.choice(self.free)
         values[choice.name] = _neighbouring_value(choice, values[choice.name], source)
         if source.random() < 0.3:
@@ -140,10 +140,10 @@ class FamilySpace:
         return ""
 
 
-def _neighbouring_value(choice: Knob, value: Value, source: random.Random) -> Value:
+def _neighbouring_value(choice: Knob, value: KnobValue, source: random.Random) -> KnobValue:
     """Return another value of a knob, usually a neighbouring number."""
     at, last = choice.domain.index(value), len(choice.domain) - 1
     if source.random() < 0.7 and isinstance(value, int):
         return choice.domain[min(last, max(0, at + source.choice((-2, -1, 1, 2))))]
-    alternatives: Sequence[Value] = [v for v in choice.domain if v != value]
+    alternatives: Sequence[KnobValue] = [v for v in choice.domain if v != value]
     return source.choice(alternatives)

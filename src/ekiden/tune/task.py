@@ -10,7 +10,7 @@ from functools import partial
 from ekiden import kernels
 from ekiden.arith import simplify
 from ekiden.backend.external import is_external_function
-from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.canonical_form import canonicalize
 from ekiden.backend.kernels.flops import count_flops
 from ekiden.backend.kernels.lower import choose_primitive, decision_names, display_name
 from ekiden.backend.vm.module_kernels import primitive_functions
@@ -150,7 +150,8 @@ def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None
             continue
         chosen = choose_primitive(form, on)
         if chosen.anchor is None or not any(
-            not c.is_early and len(c.domain) > 1 for c in chosen.family.space(chosen.anchor, on)
+            not c.is_early and len(c.domain) > 1
+            for c in chosen.family.search_space(chosen.anchor, on)
         ):
             skipped.append((display_name(form), f"'{chosen.family.name}' has no choices"))
             continue
@@ -160,8 +161,8 @@ def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None
             continue
         space = FamilySpace(
             chosen.family.name,
-            chosen.family.space(chosen.anchor, on),
-            partial(chosen.family.decide, chosen.anchor, on),
+            chosen.family.search_space(chosen.anchor, on),
+            partial(chosen.family.choose_decision, chosen.anchor, on),
         )
         task = Task(
             display_name(form), workload, TaskSource(form), on, space, calls,

@@ -13,8 +13,8 @@ from ekiden import relay, te
 from ekiden.ir.structural import structural_equal
 from ekiden.relay import Constructor, IRModule, parse
 from ekiden.relay.backend.executors import create_executor
+from ekiden.relay.interpreter_values import ConstructorValue
 from ekiden.relay.transform import gradient
-from ekiden.relay.values import ConstructorValue
 from ekiden.runtime.errors import DifferentiationError
 
 Array = np.ndarray

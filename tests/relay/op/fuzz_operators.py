@@ -51,10 +51,10 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, Function
 from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.interpreter_values import ConstructorValue
 from ekiden.relay.op.nn import backward
 from ekiden.relay.op.prim_func_call import call_lowered
 from ekiden.relay.transform import InferType
-from ekiden.relay.values import ConstructorValue
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import BoundsError, CompileError, IndexRangeError, InputError, RunError
 from ekiden.runtime.executable.conversions import sequence_to_list

@@ -266,6 +266,9 @@ def pages() -> Iterator[Case]:
     yield case(partial(write, page=8), halves, tokens, *places, symbolic=(3, 5))
     halves[...] = np.arange(halves.size).reshape(halves.shape) % 51
     yield case(partial(attend, page=8), tokens, halves, *places, symbolic=(3, 5), tolerance=1e-4)
+    sinking = partial(op.nn.contrib_paged_attention_with_sinks, page=8)
+    for stored in (cache, halves):
+        yield case(sinking, tokens, stored, *places, normal(4), symbolic=(3, 5), tolerance=1e-4)
     yield from pages_of_halves(*places)
     rows, places = normal(2, 2, 2, 2, 3 * 8 * 4), (places[0], places[1] % 6, *places[2:])
     yield case(partial(write, page=8), rows, tokens, *places, symbolic=(3, 5))

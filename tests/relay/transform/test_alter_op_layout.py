@@ -8,7 +8,7 @@ from pass_checks import assert_same_meaning, calls, program
 
 from ekiden import te
 from ekiden.ir.module import IRModule
-from ekiden.kernels import FAMILIES, choose
+from ekiden.kernels import FAMILIES, select_kernel
 from ekiden.kernels.family import MatmulSizes
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform import AlterOpLayout, ConvertLayout, FoldConstant, InferType
@@ -23,7 +23,7 @@ LANES = TARGET.lanes("float32")
 
 
 def tile_width(channels: int, depth: int | None = None) -> int:
-    return FAMILIES["dense_pack"].panel_of(MatmulSizes(None, channels, depth), TARGET, {})
+    return FAMILIES["dense_pack"].choose_panel_width(MatmulSizes(None, channels, depth), TARGET, {})
 
 
 def array(*shape: int) -> np.ndarray:
@@ -178,7 +178,7 @@ def test_a_convolution_of_bytes_gets_words_of_channels(channels: int, pads: int)
     after = packed(before)
     words = -(-channels // 4)
     product = MatmulSizes(2 * 4 * 5, 20, words * 9, "uint8")
-    tile = FAMILIES["conv_nhwc_pack"].panel_of(product, TARGET, {})
+    tile = FAMILIES["conv_nhwc_pack"].choose_panel_width(product, TARGET, {})
     assert layouts(after) == [f"OHWI{tile}o4i"]
     assert calls(after).count("nn.pad") == pads
     assert (-(-20 // tile), 3, 3, words, tile, 4) in weights(after)
@@ -234,4 +234,4 @@ def test_what_is_made_winograds_has_a_kernel_of_that_family(processor: str) -> N
     data = te.placeholder((1, 28, 28, depth), name="data")
     side = math.isqrt(shape[0]) - 2
     result = winograd_conv2d(data, weight, side, depth, (1, 1, 1, 1))
-    assert choose([result], target).family.name == "winograd_conv2d"
+    assert select_kernel([result], target).family.name == "winograd_conv2d"

@@ -10,7 +10,7 @@ import ekiden
 from ekiden import IRModule, relay
 from ekiden.relay.transform import InferType, PlanDevices
 from ekiden.relay.transform.devices.device_domains import HOST_OPERATORS_ATTR
-from ekiden.relay.transform.shapes.host_values import HostReason
+from ekiden.relay.transform.shapes.control_values import HostReason
 from ekiden.runtime import Device, cpu
 from ekiden.target import CompilationConfig, VirtualDevice
 

@@ -123,6 +123,47 @@ def scan(
 
 
 @T.prim_func
+def ordered(
+    rows: T.Buffer((2, 4), "int64"),
+    x: T.Buffer((2, 4, 6), "float32"),
+    h: T.Buffer((8, 6), "float32"),
+    sums: T.Buffer((8, 6), "float32"),
+    mixed: T.Buffer((8, 6), "float32"),
+    relu: T.Buffer((5, 6), "float32"),
+) -> None:
+    out = T.alloc_buffer((5, 6), "float32")
+    for i, j in T.grid(5, 6):
+        with T.block("start"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            out[vi, vj] = T.float32(0)
+    for d, e, j in T.grid(2, 4, 6):
+        with T.block("scatter"):
+            vd = T.axis.scan(2, d)
+            ve = T.axis.scan(4, e)
+            vj = T.axis.spatial(6, j)
+            out[rows[vd, ve], vj] = out[rows[vd, ve], vj] + x[vd, ve, vj]
+    for t, j in T.grid(7, 6):
+        with T.block("recurrence"):
+            vt = T.axis.scan(7, t)
+            vj = T.axis.spatial(6, j)
+            h[vt + 1, vj] = h[vt, vj] * T.float32(2)
+    for t, j in T.grid(7, 6):
+        with T.block("mirrored"):
+            vt = T.axis.scan(7, t)
+            vj = T.axis.spatial(6, j)
+            sums[vt + 1, vj] = sums[vt, 5 - vj]
+    for t, j in T.grid(7, 6):
+        with T.block("turning"):
+            vt = T.axis.scan(7, t)
+            vj = T.axis.spatial(6, (t + j) % 6)
+            mixed[vt + 1, vj] = mixed[vt, vj] + T.float32(1)
+    for i, j in T.grid(5, 6):
+        with T.block("relu"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            relu[vi, vj] = T.max(out[vi, vj], T.float32(0))
+
+
+@T.prim_func
 def changed(a: T.Buffer((6,), "float32"), out: T.Buffer((6,), "float32")) -> None:
     copy = T.alloc_buffer((6,), "float32")
     unread = T.alloc_buffer((6,), "float32")

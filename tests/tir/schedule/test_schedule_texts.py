@@ -792,7 +792,8 @@ def test_text_after_a_step(name: str) -> None:
 
 
 def test_every_step_has_a_text() -> None:
-    """Those with a test of their own apart: below, in test_partition.py, in test_more_steps.py."""
+    """Those with a test of their own apart: below, in test_partition.py, test_more_steps.py,
+    test_rolling_update.py."""
     others = {
         "cache_index",
         "cache_inplace",
@@ -803,6 +804,7 @@ def test_every_step_has_a_text() -> None:
         "merge",
         "partition_by_conditions",
         "rolling_buffer",
+        "rolling_update",
         "set_axis_separator",
         "share_skipped",
         "skip_turns",

@@ -1,4 +1,4 @@
-"""AutoTVM's measurements: what is measured, what came out, and on which machine."""
+"""AutoTVM's measurement API: inputs, results, builders and runners."""
 
 from typing import TYPE_CHECKING
 

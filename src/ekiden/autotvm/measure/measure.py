@@ -1,4 +1,4 @@
-"""Measurements: inputs, results, and the two halves of an option, which builds and which runs."""
+"""Measure inputs, results and options, and the base classes of builders and runners."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class MeasureErrorNo(enum.IntEnum):
-    """Kinds of failed measurements."""
+    """Error code of a failed measurement."""
 
     NO_ERROR = 0
     INSTANTIATION_ERROR = 1
@@ -60,7 +60,7 @@ STATUS_ERRORS: Mapping[str, MeasureErrorNo] = {
 
 
 class MeasureInput(NamedTuple):
-    """What is measured: a configuration of a task for a target."""
+    """Measure input: a configuration of a task for a target."""
 
     target: Target
     task: Any
@@ -68,7 +68,7 @@ class MeasureInput(NamedTuple):
 
 
 class MeasureResult(NamedTuple):
-    """What came out: seconds of each measurement, or (where, why) of an error."""
+    """Measure result: run times in seconds, or the error as (stage, reason)."""
 
     costs: tuple[Any, ...]
     error_no: int
@@ -77,14 +77,16 @@ class MeasureResult(NamedTuple):
 
     @staticmethod
     def from_outcome(outcome: Outcome, all_cost: float) -> MeasureResult:
-        """Return the result of an outcome of `ekiden.tune`."""
+        """Return the result of a trial of `ekiden.tune`."""
         error = STATUS_ERRORS.get(outcome.status, MeasureErrorNo.UNKNOWN_ERROR)
         costs = (outcome.seconds,) if outcome.is_ok else (outcome.status, outcome.said)
         return MeasureResult(costs, error, all_cost, time.time())
 
 
 class Builder:
-    """What compiles. n_parallel: how many at a time. timeout: seconds of each."""
+    """Base class of builders. n_parallel: number of concurrent compilations. timeout: seconds per
+    compilation.
+    """
 
     def __init__(
         self,
@@ -98,17 +100,17 @@ class Builder:
         self.task: Any = None
 
     def set_task(self, task: Any, build_kwargs: Mapping[str, object] | None = None) -> None:  # noqa: ANN401  a Task
-        """Say which task is built for."""
+        """Set the task to build for."""
         self.task = task
         self.build_kwargs.update(build_kwargs or {})
 
     def build(self, measure_inputs: Sequence[MeasureInput]) -> Sequence[object]:
-        """Return what the runner takes for each input."""
+        """Return the build results that the runner accepts, one per input."""
         raise NotImplementedError
 
 
 class Runner:
-    """What runs. n_parallel: how many at a time. timeout: seconds of each."""
+    """Base class of runners. n_parallel: number of concurrent runs. timeout: seconds per run."""
 
     def __init__(self, timeout: float = 5, n_parallel: int | None = None) -> None:
         self.timeout = timeout
@@ -116,23 +118,23 @@ class Runner:
         self.task: Any = None
 
     def set_task(self, task: Any) -> None:  # noqa: ANN401  a Task
-        """Say which task is run."""
+        """Set the task to run."""
         self.task = task
 
     def get_build_kwargs(self) -> Mapping[str, object]:
-        """Return what the builder has to know of the machine."""
+        """Return the machine's attributes that the builder needs."""
         return {}
 
     def run(
         self, measure_inputs: Sequence[MeasureInput], build_results: Sequence[object]
     ) -> Sequence[MeasureResult]:
-        """Return the results of what was built."""
+        """Return the measure results of built inputs."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class MeasureOption:
-    """How to measure: what builds, and what runs."""
+    """Measure option: a builder and a runner."""
 
     builder: Builder
     runner: Runner
@@ -142,7 +144,9 @@ class MeasureOption:
 
 
 def measure_option(builder: Builder | str, runner: Runner | str) -> MeasureOption:
-    """Return how to measure; "local" is this machine. Raises InputError for anything else."""
+    """Return a measure option; "local" selects this machine. Raises InputError for anything
+    else.
+    """
     built = measure_methods.LocalBuilder() if builder == "local" else builder
     run = measure_methods.LocalRunner() if runner == "local" else runner
     if not isinstance(built, Builder) or not isinstance(run, Runner):
@@ -156,8 +160,8 @@ MeasureBatch: TypeAlias = Callable[[Sequence[MeasureInput]], Sequence[MeasureRes
 
 
 def create_measure_batch(task: Any, option: MeasureOption) -> MeasureBatch:  # noqa: ANN401  a Task
-    """Return the function that measures inputs of a task; its `n_parallel` is the size of a
-    batch.
+    """Return a function that measures a batch of inputs of a task; its `n_parallel` is the batch
+    size.
     """
     option.builder.set_task(task, option.runner.get_build_kwargs())
     option.runner.set_task(task)
@@ -170,6 +174,6 @@ def create_measure_batch(task: Any, option: MeasureOption) -> MeasureBatch:  # n
 
 
 def candidate_of(inp: MeasureInput) -> Candidate:
-    """Return the candidate of a configuration in its task's space."""
+    """Return the candidate that a configuration denotes in its task's search space."""
     candidate: Candidate = inp.config.candidate(inp.task.tuning_task.space.default.rule)
     return candidate

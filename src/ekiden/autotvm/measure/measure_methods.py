@@ -1,4 +1,6 @@
-"""Builders and runners over `tune.Measurer`: its processes compile, run and compare results."""
+"""Builders and runners on top of `tune.Measurer`, whose worker processes compile, run and compare
+results.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ __all__ = ["LocalBuilder", "LocalRunner", "RPCRunner", "request_remote"]
 
 
 class LocalBuilder(Builder):
-    """Builder in processes of this machine.
+    """Builder that compiles in worker processes on this machine.
 
     Args:
         timeout: Seconds that a configuration may take to compile.
@@ -54,19 +56,21 @@ class LocalBuilder(Builder):
             )
 
     def build(self, measure_inputs: Sequence[MeasureInput]) -> Sequence[object]:
-        """Return the inputs: the runner's measurer builds them, by this builder's limits."""
+        """Return the inputs unchanged: the runner's measurer builds them within this builder's
+        limits.
+        """
         return measure_inputs
 
 
 class MeasurerRunner(Runner):
-    """Runner over a `tune.Measurer`."""
+    """Runner on top of a `tune.Measurer`."""
 
     measurer: Measurer
 
     def run(
         self, measure_inputs: Sequence[MeasureInput], build_results: Sequence[object]
     ) -> Sequence[MeasureResult]:
-        """Return the results, each with the time of its batch as all_cost."""
+        """Return the measure results, each with its batch's total time as all_cost."""
         start = time.monotonic()
         task = measure_inputs[0].task.tuning_task
         outcomes = self.measurer.measure(task, list(map(candidate_of, measure_inputs)))
@@ -75,7 +79,7 @@ class MeasurerRunner(Runner):
 
 
 class LocalRunner(MeasurerRunner):
-    """Runner in processes of this machine, where a configuration runs in turns with the default.
+    """Runner that measures on this machine, alternating each configuration with the default.
 
     Args:
         timeout: Seconds of a process.
@@ -109,7 +113,7 @@ class LocalRunner(MeasurerRunner):
 
 
 class RPCRunner(MeasurerRunner):
-    """Runner in sessions with a server.
+    """Runner that measures on an RPC server.
 
     Args:
         key: The server's key at its tracker.
@@ -161,7 +165,7 @@ def request_remote(
     priority: int = 1,
     timeout: float = 60,
 ) -> rpc.RPCSession:
-    """Return a session with a server that has a key at a tracker.
+    """Return an RPC session with a server of the given key at a tracker.
 
     Args:
         device_key: The key.

@@ -1,4 +1,4 @@
-"""AutoTVM's tasks: templates, their spaces of configurations, and what chooses one."""
+"""AutoTVM's tasks: templates, configuration spaces and dispatch contexts."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,6 @@
-"""What chooses the configuration of a template: nothing, one that is given, or the best of logs."""
+"""Dispatch contexts, which select the configuration of a template: a fallback, a fixed one, or the
+best of logs.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ LogSource: TypeAlias = "str | os.PathLike[str] | TextIOBase | Iterable[Any]"
 
 
 class DispatchContext:
-    """Context that says which configuration a workload has on a target: `query`."""
+    """Base class of dispatch contexts; `query` returns a workload's configuration on a target."""
 
     _outer: DispatchContext | None = None
     _token: Token[DispatchContext] | None = None
@@ -42,7 +44,7 @@ class DispatchContext:
         return _CURRENT.get()
 
     def query(self, target: TargetLike | None, workload: Workload) -> Config:
-        """Return the configuration of a workload: this context's, or the one's around it."""
+        """Return the configuration of a workload from this context or an enclosing one."""
         config = self._query_inside(target, workload)
         if config is None:
             config = (self._outer or _FALLBACK).query(target, workload)
@@ -66,7 +68,7 @@ class DispatchContext:
 
 
 class ApplyConfig(DispatchContext):
-    """Context in which every workload has one configuration."""
+    """Context that applies one configuration to every workload."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -82,13 +84,13 @@ class ApplyConfig(DispatchContext):
 
 
 class FallbackContext(DispatchContext):
-    """Context where nothing was tuned: a template's knobs have their first values."""
+    """Fallback context without tuning records: every knob of a template has its first value."""
 
     def __init__(self) -> None:
         self.memory: dict[tuple[str, Workload], Config] = {}
 
     def query(self, target: TargetLike | None, workload: Workload) -> Config:
-        """Return what `update` said, or a fallback."""
+        """Return the configuration set by `update`, or a fallback."""
         return self.memory.get((str(target), workload)) or FallbackConfigEntity()
 
     def update(self, target: TargetLike, workload: Workload, cfg: Config) -> None:
@@ -97,9 +99,9 @@ class FallbackContext(DispatchContext):
 
 
 class ApplyHistoryBest(DispatchContext):
-    """Context that takes the fastest configurations of logs, which are files, open files, pairs of
-    MeasureInput and MeasureResult, or several of these. Models that are compiled in it are by their
-    records of Relay kernels (see `tune.use_records`).
+    """Context that applies the fastest configurations of logs, which are files, open files, pairs
+    of MeasureInput and MeasureResult, or several of these. Models that are compiled in it are by
+    their records of Relay kernels (see `tune.use_records`).
     """
 
     def __init__(self, records: LogSource | None) -> None:
@@ -112,7 +114,7 @@ class ApplyHistoryBest(DispatchContext):
 
     def load(self, records: LogSource) -> None:
         """Add logs."""
-        for inp, result in _pairs(records):
+        for inp, result in _iter_log_pairs(records):
             if result.error_no != 0:
                 continue
             if isinstance(inp.config.record, Best):
@@ -157,14 +159,14 @@ class ApplyHistoryBest(DispatchContext):
 
 
 class _NamedWorkload:
-    """Task that is nothing but its workload."""
+    """Task represented by its workload name alone."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
 
 
-def _pairs(records: Any) -> Iterable[tuple[MeasureInput, MeasureResult]]:  # noqa: ANN401  LogSource
-    """Yield the pairs of logs, which may be nested."""
+def _iter_log_pairs(records: Any) -> Iterable[tuple[MeasureInput, MeasureResult]]:  # noqa: ANN401  LogSource
+    """Yield the (input, result) pairs of logs, which may be nested."""
     if isinstance(records, (str, os.PathLike)):
         yield from record.load_from_file(records)
     elif isinstance(records, TextIOBase):
@@ -173,7 +175,7 @@ def _pairs(records: Any) -> Iterable[tuple[MeasureInput, MeasureResult]]:  # noq
         yield records
     else:
         for source in records:
-            yield from _pairs(source)
+            yield from _iter_log_pairs(source)
 
 
 _SET_BY_USER = MeasureResult((0.0,), 0, 0.0, 0.0)

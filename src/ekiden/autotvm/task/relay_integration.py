@@ -1,4 +1,4 @@
-"""Tasks of the kernels of Relay programs."""
+"""Extraction of tuning tasks from Relay programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def extract_from_program(
     target_host: TargetLike | None = None,
     ops: Sequence[Op] | None = None,
 ) -> list[Task]:
-    """Return a task for each kernel of a program whose family has choices.
+    """Return a task for each tunable kernel of a program.
 
     Args:
         mod: The program.
@@ -47,7 +47,7 @@ def extract_from_multiple_program(
     target_host: TargetLike | None = None,
     ops: Sequence[Op] | None = None,
 ) -> list[Task]:
-    """Return a task for each kernel of several programs whose family has choices.
+    """Return a task for each tunable kernel of several programs.
 
     Args:
         mods: The programs.

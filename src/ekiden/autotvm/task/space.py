@@ -1,4 +1,4 @@
-"""Spaces of configurations, numbered as AutoTVM's are: the knob defined first changes fastest."""
+"""Configuration spaces, numbered as AutoTVM's: the knob defined first varies fastest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ekiden.kernels.decision import Decision, Knob, Value
+from ekiden.kernels.decision import Decision, Knob, KnobValue
 from ekiden.runtime.errors import InputError
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.records import Record
@@ -38,13 +38,13 @@ ENTITY_CODES: Mapping[type, str] = {SplitEntity: "sp", ReorderEntity: "re", Anno
 
 
 class InstantiationError(InputError, ValueError):
-    """Exception for a configuration that a template cannot be run with."""
+    """Error of a configuration with which a template cannot be instantiated."""
 
 
 class KnobSpace(Sequence[Entity]):
-    """Values of one knob."""
+    """Candidate values of one knob."""
 
-    def __init__(self, knob: Knob, make: Callable[[Value], Entity]) -> None:
+    def __init__(self, knob: Knob, make: Callable[[KnobValue], Entity]) -> None:
         self.knob = knob
         self._make = make
 
@@ -66,7 +66,7 @@ class KnobSpace(Sequence[Entity]):
 
 
 class ConfigSpace(Config):
-    """Space of configurations: the knobs of a template, or of a kernel family.
+    """Configuration space spanned by the knobs of a template or of a kernel family.
 
     Raises InputError for an index or a range outside of it.
     """
@@ -82,8 +82,8 @@ class ConfigSpace(Config):
             self.choices[choice.name] = choice
             self._entity_factories[choice.name] = OtherOptionEntity
 
-    def _define_knob(self, name: str, texts: object, make: Callable[[Value], Entity]) -> None:
-        """Define a knob, or define it anew."""
+    def _define_knob(self, name: str, texts: object, make: Callable[[KnobValue], Entity]) -> None:
+        """Define a knob, replacing an earlier definition."""
         self.choices.pop(name, None)
         super()._define_knob(name, texts, make)
 
@@ -93,7 +93,7 @@ class ConfigSpace(Config):
         return {n: KnobSpace(c, self._entity_factories[n]) for n, c in self.choices.items()}
 
     def raise_error(self, msg: str) -> None:
-        """Note why this configuration cannot be."""
+        """Record why this configuration is invalid."""
         self.errors.append(msg)
 
     def valid(self) -> bool:
@@ -101,7 +101,7 @@ class ConfigSpace(Config):
         return not self.errors
 
     def multi_filter(self, filter: Filter) -> None:
-        """Keep the configurations that the filter accepts."""
+        """Restrict the space to configurations that the filter accepts."""
         self._filters.append(filter)
 
     @property
@@ -111,7 +111,7 @@ class ConfigSpace(Config):
 
     @property
     def range_length(self) -> int:
-        """Return the number of indices, those that filters reject included."""
+        """Return the number of indices, including those that filters reject."""
         return math.prod(self.dims)
 
     def __len__(self) -> int:
@@ -128,7 +128,7 @@ class ConfigSpace(Config):
         return sum(self.is_index_valid(n) for n in range(start, end))
 
     def point2knob(self, point: int) -> list[int]:
-        """Return the position of each knob's value for an index."""
+        """Return the value index of each knob for a configuration index."""
         knob = []
         for size in self.dims:
             point, position = divmod(point, size)
@@ -136,14 +136,14 @@ class ConfigSpace(Config):
         return knob
 
     def knob2point(self, knob: Sequence[int]) -> int:
-        """Return the index of the positions of the knobs' values."""
+        """Return the configuration index for the knobs' value indices."""
         point = 0
         for position, size in zip(reversed(knob), reversed(self.dims), strict=True):
             point = point * size + position
         return point
 
     def is_index_valid(self, index: int) -> bool:
-        """Return whether there is a configuration of this index that no filter rejects."""
+        """Return whether an index is in range and no filter rejects its configuration."""
         if not 0 <= index < self.range_length:
             return False
         entity = self._entity(index) if self._filters else None
@@ -165,7 +165,9 @@ class ConfigSpace(Config):
         return self._entity(index)
 
     def index_of(self, values: Mapping[str, object]) -> int:
-        """Return the index of values by knob; those that are missing are the first ones."""
+        """Return the index of a configuration by its knob values; missing knobs have their first
+        value.
+        """
         return self.knob2point(
             [
                 c.domain.index(value) if (value := values.get(c.name)) in c.domain else 0
@@ -176,7 +178,7 @@ class ConfigSpace(Config):
     def get_rand_index(
         self, start: int | None = None, end: int | None = None, to_exclude: Collection[int] = ()
     ) -> int | None:
-        """Return a random valid index of a range that is not excluded; None where there is none."""
+        """Return a random valid index of a range that is not excluded; None if there is none."""
         first, last = start or 0, self.range_length if end is None else end
         for _ in range(64):  # most ranges are large and most of their indices valid
             index = random.randrange(first, last) if first < last else first
@@ -188,7 +190,7 @@ class ConfigSpace(Config):
     def get_next_index(
         self, index: int, n: int = 1, start: int | None = None, end: int | None = None
     ) -> int | None:
-        """Return the n-th valid index after an index, before it for a negative n; None where the
+        """Return the n-th valid index after an index, or before it for a negative n; None if the
         range ends before.
         """
         first, last = start or 0, self.range_length if end is None else end
@@ -211,7 +213,7 @@ class ConfigSpace(Config):
         return list(indices)
 
     def random_walk(self, point: int) -> int:
-        """Return a valid index that differs from another in one knob."""
+        """Return a random valid index whose configuration differs in one knob."""
         for _ in range(1000):
             knob = self.point2knob(point)
             at = random.randrange(len(knob))
@@ -230,11 +232,11 @@ class ConfigSpace(Config):
 
 
 class ConfigEntity(Config):
-    """Configuration: a value for each knob. `record`: Ekiden's own of its trial, if any."""
+    """Configuration with a value for each knob. `record`: Ekiden's record of its trial, if any."""
 
     is_fallback = False
 
-    def __init__(self, space: ConfigSpace, values: Mapping[str, Value]) -> None:
+    def __init__(self, space: ConfigSpace, values: Mapping[str, KnobValue]) -> None:
         super().__init__(
             dict(values), dict(space.choices), space.flop, dict(space._entity_factories)
         )
@@ -249,13 +251,13 @@ class ConfigEntity(Config):
         """Return the value of every knob by name."""
         return {name: self[name] for name in self.fixed}
 
-    def _define_knob(self, name: str, texts: object, make: Callable[[Value], Entity]) -> None:
-        """Define a knob: its values are those of the space already, unless it comes from a log."""
+    def _define_knob(self, name: str, texts: object, make: Callable[[KnobValue], Entity]) -> None:
+        """Define a knob with the values of its space, unless the configuration comes from a log."""
         if name not in self.choices:
             super()._define_knob(name, texts, make)
 
     def raise_error(self, msg: str) -> None:
-        """Note why this configuration cannot be."""
+        """Record why this configuration is invalid."""
         self.errors.append(msg)
 
     def valid(self) -> bool:
@@ -263,11 +265,11 @@ class ConfigEntity(Config):
         return not self.errors
 
     def candidate(self, rule: str) -> Candidate:
-        """Return the candidate of this configuration."""
+        """Return the tuning candidate of this configuration."""
         return Candidate(rule, str(Decision.from_mapping(self.fixed)))
 
     def get_flatten_feature(self) -> list[float]:
-        """Return the numbers of all values, as a cost model reads them."""
+        """Return all knob values as the feature vector of a cost model."""
         texts = (str(self.fixed[name]) for name in self.fixed)
         return [float(n) for text in texts for n in text.split(",") if n.lstrip("-").isdigit()]
 
@@ -276,7 +278,7 @@ class ConfigEntity(Config):
         return {n: e.val for n, e in self.entity_map.items() if isinstance(e, OtherOptionEntity)}
 
     def to_json_dict(self) -> dict[str, object]:
-        """Return the form in a log: index, hash and entities [name, kind, value]."""
+        """Return the log representation: index, hash and entities [name, kind, value]."""
         entities = []
         for name, entity in self.entity_map.items():
             code = ENTITY_CODES.get(type(entity), "ot")
@@ -286,11 +288,11 @@ class ConfigEntity(Config):
 
     @staticmethod
     def from_json_dict(json_dict: Mapping[str, Any]) -> ConfigEntity:
-        """Return the configuration of a log's line. Raises InputError for an unknown kind."""
+        """Return the configuration of a log entry. Raises InputError for an unknown kind."""
         kinds: Mapping[str, Callable[[Any], Entity]] = {
             "sp": SplitEntity, "re": ReorderEntity, "an": AnnotateEntity, "ot": OtherOptionEntity,
         }  # fmt: skip
-        space, values = ConfigSpace(), dict[str, Value]()
+        space, values = ConfigSpace(), dict[str, KnobValue]()
         for name, code, value in json_dict["entity"]:
             if code not in kinds:
                 raise InputError(f"config: '{name}': no entity is of the kind '{code}'")
@@ -311,8 +313,8 @@ class ConfigEntity(Config):
 
 
 class FallbackConfigEntity(ConfigSpace):
-    """Configuration where nothing was tuned: every knob has its first value, until `fallback_split`
-    or an assignment says another.
+    """Fallback configuration: every knob has its first value, until `fallback_split` or an
+    assignment replaces it.
     """
 
     is_fallback = True
@@ -331,8 +333,8 @@ class FallbackConfigEntity(ConfigSpace):
         return name in self._entities or super().__contains__(name)
 
     def fallback_split(self, name: str, constraints: Sequence[int]) -> None:
-        """Split an axis by the largest divisors that the constraints allow, innermost part first;
-        -1 is none. Raises InputError, a RuntimeError, where there is none.
+        """Split an axis by the largest divisors that the constraints allow, innermost factor first;
+        -1 means no constraint. Raises InputError, a RuntimeError, where no split exists.
         """
         left = math.prod(super().__getitem__(name).size)
         sizes: list[int] = []
@@ -347,4 +349,4 @@ class FallbackConfigEntity(ConfigSpace):
 
 
 class FallbackError(InputError, RuntimeError):
-    """Exception for constraints that no split fits."""
+    """Error of constraints that no split satisfies."""

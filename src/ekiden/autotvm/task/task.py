@@ -1,4 +1,4 @@
-"""Tasks: a template with its arguments, or a kernel of a model, for a target."""
+"""Tuning tasks: a template with its arguments, or a kernel of a model, for a target."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ Scheduled: TypeAlias = tuple[Schedule, Sequence[Tensor]]
 
 
 def serialize_args(args: Sequence[object]) -> tuple[object, ...]:
-    """Return arguments as plain values: tensors as ("TENSOR", shape, dtype), sequences as
-    tuples. Raises InputError for others.
+    """Serialize arguments: tensors as ("TENSOR", shape, dtype), sequences as tuples. Raises
+    InputError for others.
     """
     return tuple(map(_serialize, args))
 
@@ -60,7 +60,7 @@ def _serialize(arg: object) -> object:
 
 
 def deserialize_args(args: Sequence[object]) -> list[object]:
-    """Return arguments with placeholders in the place of ("TENSOR", shape, dtype)."""
+    """Deserialize arguments, with a placeholder for each ("TENSOR", shape, dtype)."""
     return [
         placeholder(arg[1], arg[2]) if isinstance(arg, tuple) and arg[:1] == ("TENSOR",) else arg
         for arg in args
@@ -68,12 +68,12 @@ def deserialize_args(args: Sequence[object]) -> list[object]:
 
 
 def args_to_workload(args: Sequence[object], task_name: str | None = None) -> tuple[object, ...]:
-    """Return what names a workload: the task's name and the plain values of the arguments."""
+    """Return the workload of a task name and its serialized arguments."""
     return ((task_name,) if task_name is not None else ()) + serialize_args(args)
 
 
 class Task:
-    """Task of AutoTVM, over one of `ekiden.tune`.
+    """Tuning task of AutoTVM, on top of one of `ekiden.tune`.
 
     name: of the template, or of the kernel family. args: of the template; for a kernel the digest
     of what it computes. flop: operations of a call.
@@ -90,24 +90,26 @@ class Task:
 
     @property
     def workload(self) -> tuple[object, ...]:
-        """Return what names it in logs."""
+        """Return the workload, which identifies the task in logs."""
         return args_to_workload(self.args, self.name)
 
     @property
     def flop(self) -> int:
-        """Return the operations of a call."""
+        """Return the number of arithmetic operations of one execution."""
         return self.config_space.flop or (self.tuned.flops if self.tuned is not None else 0)
 
     @property
     def tuning_task(self) -> TuningTask:
-        """Return the task of `ekiden.tune`. Raises InputError for one that a log names."""
+        """Return the corresponding task of `ekiden.tune`. Raises InputError for a task known by a
+        log entry only.
+        """
         if self.tuned is None:
             raise InputError(f"autotvm: {self} is a log's: create() makes one that can be measured")
         return self.tuned
 
     def instantiate(self, config: Config) -> Scheduled:
         """Return the schedule and tensors of a configuration. Raises InputError for a kernel of a
-        model, whose loops are no template's.
+        model, which has no template.
         """
         if self.name not in REGISTERED_TEMPLATES:
             raise InputError(f"autotvm: {self} is no template: it has no schedule by te")
@@ -125,7 +127,7 @@ def create(
     target: TargetLike | None = None,
     target_host: TargetLike | None = None,
 ) -> Task:
-    """Create the task of a template for some arguments and a target.
+    """Create a task from a template, its arguments and a target.
 
     Args:
         task_name: The name of the template.
@@ -147,34 +149,36 @@ def create(
 
 
 def get_config() -> Config:
-    """Return the knobs of the running template; outside of one, those of the dispatch context."""
+    """Return the configuration of the running template, or of the dispatch context outside of
+    one.
+    """
     return CURRENT_CONFIG.get() or DispatchContext.current_context().query(None, ())
 
 
 def _call_dispatched(name: str, function: Callable[..., Any], args: Sequence[object]) -> Any:  # noqa: ANN401
-    """Call a template by the configuration of its workload, unless it runs in another."""
+    """Call a template with the configuration of its workload, unless one is being instantiated."""
     if CURRENT_CONFIG.get() is not None:
         return function(*args)
     workload = args_to_workload(args, name)
     config = DispatchContext.current_context().query(Target.current(), workload)
-    with with_config(_rebindable(config)):
+    with with_config(_copy_for_redefinition(config)):
         return function(*args)
 
 
-def _rebindable(config: Config) -> Config:
-    """Return a configuration whose knobs the template defines again: those of a log, or of another
-    run of it.
+def _copy_for_redefinition(config: Config) -> Config:
+    """Return a copy of a configuration from a log or an earlier run, whose knobs the template
+    defines again.
     """
     return Config(config.fixed) if isinstance(config, ConfigEntity) else config
 
 
 def template(task_name: str, func: Function | None = None) -> Any:  # noqa: ANN401  a decorator
-    """Register a function as a template: it gives a schedule and its tensors. Called outside of
-    tuning it has the configuration that the dispatch context says.
+    """Register a function as a template, which returns a schedule and its tensors. Outside of
+    tuning, calls use the dispatch context's configuration.
     """
 
     def register(function: Function) -> Function:
-        """Register the template, and return a function that calls it with a decision."""
+        """Register the template, and return a function that calls it with a configuration."""
         REGISTERED_TEMPLATES[task_name] = function
 
         @functools.wraps(function)
@@ -188,18 +192,20 @@ def template(task_name: str, func: Function | None = None) -> Any:  # noqa: ANN4
 
 
 def register_topi_compute(task_name: str, func: Callable[..., Tensor] | None = None) -> Any:  # noqa: ANN401  a decorator
-    """Register the computation of a task that is written in two parts: it gets the configuration
-    before its arguments and gives a tensor.
+    """Register the compute function of a two-part task; it receives the configuration before its
+    arguments and returns a tensor.
     """
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Register the computation, and return a function that calls it with a decision."""
+        """Register the compute function, and return a function that calls it with a
+        configuration.
+        """
         _COMPUTES[task_name] = function
         REGISTERED_TEMPLATES[task_name] = functools.partial(_run_parts, task_name)
 
         @functools.wraps(function)
         def call_compute(*args: object) -> Tensor:
-            """Call the computation with the decision of its task."""
+            """Call the compute function with the configuration of its task."""
             with_own_config = functools.partial(_call_with_config, function)
             result: Tensor = _call_dispatched(task_name, with_own_config, args)
             return result
@@ -210,17 +216,19 @@ def register_topi_compute(task_name: str, func: Callable[..., Tensor] | None = N
 
 
 def register_topi_schedule(task_name: str, func: Callable[..., Schedule] | None = None) -> Any:  # noqa: ANN401  a decorator
-    """Register the schedule of a task that is written in two parts: it gets the configuration and
-    the results, and gives a schedule.
+    """Register the schedule function of a two-part task; it receives the configuration and the
+    results, and returns a schedule.
     """
 
     def register(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
-        """Register the schedule, and return a function that calls it with a decision."""
+        """Register the schedule function, and return a function that calls it with a
+        configuration.
+        """
         _SCHEDULES[task_name] = function
 
         @functools.wraps(function)
         def call_schedule(outs: Sequence[Tensor] | Tensor, *args: object) -> Schedule:
-            """Call the schedule with the decision of its task."""
+            """Call the schedule function with the configuration of its task."""
             with_own_config = functools.partial(_call_with_config, function)
             result: Schedule = _call_dispatched(task_name, with_own_config, (outs, *args))
             return result
@@ -235,8 +243,8 @@ def _call_with_config(function: Callable[..., Any], *args: object) -> Any:  # no
 
 
 def _run_parts(task_name: str, *args: object) -> Scheduled:
-    """Run the computation and the schedule of a task in two parts. Raises InputError without a
-    schedule.
+    """Run the compute and schedule functions of a two-part task. Raises InputError without a
+    schedule function.
     """
     if task_name not in _SCHEDULES:
         raise InputError(f"autotvm: '{task_name}' has a computation, and no schedule")

@@ -1,4 +1,4 @@
-"""AutoTVM's tuners: searches of `ekiden.tune` over numbered configurations."""
+"""AutoTVM's tuners, searches of `ekiden.tune` over numbered configurations."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What a tuner calls after each batch with its inputs and results."""
+"""Tuner callbacks, called after each batch with its inputs and results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Callback: TypeAlias = Callable[[Any, Sequence[MeasureInput], Sequence[MeasureRes
 
 
 def log_to_file(file_out: PathName | TextIOBase, protocol: str = "json") -> Callback:
-    """Return the callback that appends each measurement to a log."""
+    """Return a callback that appends each measurement to a log."""
     path = check_folder(file_out) if isinstance(file_out, (str, os.PathLike)) else None
 
     def append_lines(
@@ -40,7 +40,7 @@ def log_to_file(file_out: PathName | TextIOBase, protocol: str = "json") -> Call
 
 
 class Monitor:
-    """Callback that keeps the speed and the time of every trial."""
+    """Callback that records the throughput and the time of every trial."""
 
     def __init__(self) -> None:
         self.scores: list[float] = []
@@ -49,14 +49,14 @@ class Monitor:
     def __call__(
         self, tuner: object, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]
     ) -> None:
-        """Note the operations per second of each measurement, 0 for what failed."""
+        """Record the operations per second of each measurement, 0 for failed ones."""
         for inp, result in zip(inputs, results, strict=False):
             worked = result.error_no == 0
             self.scores.append(inp.task.flop / np.mean(result.costs) if worked else 0.0)
             self.timestamps.append(result.timestamp)
 
     def reset(self) -> None:
-        """Forget all trials."""
+        """Discard all recorded trials."""
         self.scores, self.timestamps = [], []
 
     def trial_scores(self) -> np.ndarray[Any, Any]:
@@ -69,13 +69,13 @@ class Monitor:
 
 
 def progress_bar(total: int, prefix: str = "", si_prefix: str = "G") -> Callback:
-    """Return the callback that prints how many trials are done, and the best speed."""
+    """Return a callback that prints the number of finished trials and the best throughput."""
     best, done, start = 0.0, 0, time.monotonic()
 
     def print_progress(
         tuner: object, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]
     ) -> None:
-        """Print the current and the best rate and the number of trials."""
+        """Print the current and the best throughput and the number of trials."""
         nonlocal best, done
         now = 0.0
         for inp, result in zip(inputs, results, strict=False):

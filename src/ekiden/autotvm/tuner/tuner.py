@@ -1,6 +1,8 @@
-"""Tuners: a search of `ekiden.tune` proposes configurations, and the runner of a measure option
-measures them. What is fastest of a model's kernel is confirmed by a session before it is logged as
-what models are compiled by.
+"""Tuners: grid, random, evolutionary and local search over the configurations of a task.
+
+A search of `ekiden.tune` proposes configurations, and the runner of a measure option measures them.
+The fastest configuration of a model's kernel is confirmed by a session before it is logged as a
+record that compilation applies.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _LOG = logging.getLogger("autotvm")
 
 @dataclass(frozen=True)
 class _IndexSearch:
-    """Search of the indices of a range, in their order or at random."""
+    """Search of the indices of a range, in order or at random."""
 
     configs: ConfigSpace
     begin: int
@@ -51,7 +53,7 @@ class _IndexSearch:
     def propose(
         self, space: Space, history: RatioByCandidate, count: int, source: random.Random
     ) -> list[Candidate]:
-        """Return up to `count` candidates of the range, none of which was tried."""
+        """Return up to `count` untried candidates of the range."""
         rule = space.default.rule
         indices: list[int] = [
             self.configs.index_of(Decision.parse(tried.choice)) for tried in history
@@ -73,7 +75,9 @@ class _IndexSearch:
 
 
 class Tuner:
-    """Tuner of a task. best_config, best_flops and best_measure_pair say what was fastest."""
+    """Tuner of a task. best_config, best_flops and best_measure_pair describe the fastest
+    configuration.
+    """
 
     def __init__(self, task: Task, search: Search | None = None) -> None:
         self.task = task
@@ -85,7 +89,7 @@ class Tuner:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was fastest."""
+        """Discard the best configuration."""
         self.best_config: ConfigEntity | None = None
         self.best_flops = 0.0
         self.best_measure_pair: tuple[MeasureInput, MeasureResult] | None = None
@@ -93,21 +97,21 @@ class Tuner:
 
     @property
     def space(self) -> ConfigSpace:
-        """Return the space of configurations."""
+        """Return the configuration space."""
         return self.task.config_space
 
     @property
     def visited(self) -> set[int]:
-        """Return the indices of what was measured."""
+        """Return the indices of the measured configurations."""
         return {self.space.index_of(Decision.parse(tried.choice)) for tried in self.history}
 
     def has_next(self) -> bool:
-        """Return whether the search has anything to propose."""
+        """Return whether the search may propose further configurations."""
         self.pending = self.pending or self._propose(1)
         return bool(self.pending)
 
     def next_batch(self, batch_size: int) -> list[ConfigEntity]:
-        """Return the next configurations, `batch_size` at most."""
+        """Return the next configurations, at most `batch_size`."""
         # What has_next() proposed is a candidate of the search's next batch, too.
         self.pending = []
         return self._propose(batch_size)
@@ -130,7 +134,7 @@ class Tuner:
         return [ConfigEntity(self.space, Decision.parse(c.choice)) for c in candidates]
 
     def update(self, inputs: Sequence[MeasureInput], results: Sequence[MeasureResult]) -> None:
-        """Tell the search what came out: times, which it compares with each other."""
+        """Report the measured run times to the search."""
         for inp, result in zip(inputs, results, strict=True):
             worked = result.error_no == 0
             self.history[candidate_of(inp)] = float(np.mean(result.costs)) if worked else math.inf
@@ -138,8 +142,8 @@ class Tuner:
     def load_history(
         self, data_set: Iterable[tuple[MeasureInput, MeasureResult]], min_seed_records: int = 500
     ) -> None:
-        """Count measurements of this task as tried; those of other tasks are left out, as a space
-        says what its own numbers mean.
+        """Mark the measurements of this task as tried; those of other tasks are ignored, as indices
+        are specific to a space.
         """
         own = [(i, r) for i, r in data_set if i.task.workload == self.task.workload]
         pairs = [(inp._replace(task=self.task), result) for inp, result in own]
@@ -153,7 +157,7 @@ class Tuner:
         callbacks: Sequence[Callback] = (),
         si_prefix: str = "G",
     ) -> None:
-        """Measure configurations.
+        """Run the tuning loop.
 
         Args:
             n_trial: How many, at most.
@@ -174,7 +178,7 @@ class Tuner:
             inputs = [MeasureInput(self.task.tuning_task.target, self.task, c) for c in configs]
             results = measure_batch(inputs)
             for number, (inp, result) in enumerate(zip(inputs, results, strict=True)):
-                self._note_best(inp, result, done + number)
+                self._record_best(inp, result, done + number)
             done += len(results)
             self.ttl = min(n_trial, self.best_iter + (early_stopping or n_trial)) - done
             self.update(inputs, results)
@@ -186,18 +190,18 @@ class Tuner:
         if self.best_config is None:
             _LOG.warning("%s: no configuration of %d works", self.task, done)
         elif isinstance(measure_option.runner, MeasurerRunner):
-            self._confirm(measure_option.runner, callbacks)
+            self._confirm_best(measure_option.runner, callbacks)
 
-    def _note_best(self, inp: MeasureInput, result: MeasureResult, trial: int) -> None:
+    def _record_best(self, inp: MeasureInput, result: MeasureResult, trial: int) -> None:
         flops = inp.task.flop / float(np.mean(result.costs)) if result.error_no == 0 else 0.0
         _LOG.debug("trial %d: %.2f of %.2f FLOPS: %s", trial, flops, self.best_flops, inp.config)
         if flops > self.best_flops:
             self.best_flops, self.best_iter = flops, trial
             self.best_config, self.best_measure_pair = inp.config, (inp, result)
 
-    def _confirm(self, runner: MeasurerRunner, callbacks: Sequence[Callback]) -> None:
-        """Log the fastest again with a record that models are compiled by, if it is one of a
-        model's kernel and other processes find it faster than the default too.
+    def _confirm_best(self, runner: MeasurerRunner, callbacks: Sequence[Callback]) -> None:
+        """Log the fastest configuration again with a record that compilation applies, if it is a
+        kernel of a model and separate processes confirm that it beats the default.
         """
         task = self.task.tuning_task
         if task.lowering is not None or self.best_measure_pair is None:
@@ -213,7 +217,7 @@ class Tuner:
 
 
 class _IndexTuner(Tuner):
-    """Tuner over the indices of a range, its end included; None for all."""
+    """Tuner over an inclusive range of indices; None for all."""
 
     is_random = False
 
@@ -236,17 +240,17 @@ class _IndexTuner(Tuner):
 
 
 class GridSearchTuner(_IndexTuner):
-    """Tuner that measures configurations in the order of their indices."""
+    """Tuner that measures configurations in index order."""
 
 
 class RandomTuner(_IndexTuner):
-    """Tuner that draws configurations."""
+    """Tuner by random search."""
 
     is_random = True
 
 
 class GATuner(Tuner):
-    """Tuner by `tune.Evolution`."""
+    """Tuner by evolutionary search (`tune.Evolution`)."""
 
     def __init__(
         self, task: Task, pop_size: int = 100, elite_num: int = 3, mutation_prob: float = 0.1
@@ -256,8 +260,8 @@ class GATuner(Tuner):
 
 
 class XGBTuner(Tuner):
-    """Tuner by `tune.Evolution` with a cost model that learns from this run's measurements, the
-    nearest neighbours: no XGBoost is needed.
+    """Tuner by evolutionary search with a cost model trained on this run's measurements by nearest
+    neighbours; XGBoost is not needed.
 
     Args:
         task: The task.
@@ -292,7 +296,9 @@ class XGBTuner(Tuner):
 
 
 class DropletTuner(Tuner):
-    """Tuner by `tune.Evolution` that changes the best alone, a knob at a time."""
+    """Tuner by local search: `tune.Evolution` that mutates one knob of the best configuration at a
+    time.
+    """
 
     def __init__(
         self, task: Task, start_position: Sequence[int] | None = None, pvalue: float = 0.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ekiden.backend.aot.emit import NATIVE_SYMBOL_PREFIX, emit_functions
+from ekiden.backend.aot.native_emitter import NATIVE_SYMBOL_PREFIX, emit_functions
 from ekiden.backend.vm.write_executable import VMFunction
 from ekiden.codegen import llvm
 from ekiden.codegen.parallel import LOCAL_COMPILE_LOCK

@@ -16,7 +16,7 @@ from ekiden.target import Target
 
 
 def compile_functions(executable: Executable, names: Sequence[str]) -> None:
-    """Compile functions. Machines that run meanwhile continue in bytecode; later calls are
+    """Compile functions to native code. Concurrent runs continue in bytecode; later calls are
     native.
     """
     functions = []

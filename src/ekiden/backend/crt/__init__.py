@@ -1,5 +1,5 @@
-"""C backend without a runtime, for microcontrollers without an allocator; a program with its memory
-planned, as functions in C99.
+"""C backend without a runtime library, for microcontrollers without an allocator: a program with
+statically planned memory, as C99 functions.
 
     layout      what values of a type are in memory
     read, match, read_value    functions in A-normal form -> statements over storages

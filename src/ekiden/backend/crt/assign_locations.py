@@ -23,8 +23,8 @@ from dataclasses import field, replace
 from itertools import pairwise
 from typing import TypeAlias
 
-from ekiden.backend.crt import module as crt
-from ekiden.backend.crt.module import Location, MemoryHome, Routine, Statement
+from ekiden.backend.crt import micro_module as crt
+from ekiden.backend.crt.micro_module import Location, MemorySpace, Routine, Statement
 from ekiden.backend.crt.read_routine import RoutineReader
 from ekiden.backend.crt.values import (
     NO_LEAF,
@@ -118,7 +118,7 @@ class _LocationAssigner:
         return [item for item in self.reader.code if isinstance(item, ParallelMoves)]
 
     def _set_dynamic_sizes(self, frames: Mapping[str, int]) -> None:
-        """Set the sizes that are known only now: of lists, by their capacity, and of frames of
+        """Set the sizes that are now determined: of lists, by their capacity, and of the frames of
         called routines.
         """
         for row in self.reader.elements:
@@ -270,12 +270,12 @@ class _LocationAssigner:
         home = leaf.home
         if isinstance(home, StorageOffset):
             return self._location_in_owner(self.owners[home.storage], home.bytes)
-        is_steady = home.home is MemoryHome.LOCAL and self._initial_location(home.number) is None
-        return replace(home, home=MemoryHome.INPUT) if is_steady else home
+        is_steady = home.home is MemorySpace.LOCAL and self._initial_location(home.number) is None
+        return replace(home, home=MemorySpace.INPUT) if is_steady else home
 
     def _location_in_owner(self, owner: StorageRequest, offset: int = 0) -> Location:
         output = self.output_of.get(owner)
-        start = self.offsets[owner] if output is None else Location(MemoryHome.OUTPUT, output)
+        start = self.offsets[owner] if output is None else Location(MemorySpace.OUTPUT, output)
         return replace(start, offset=start.offset + offset)
 
     def _initial_location(self, number: int) -> Location | None:
@@ -285,7 +285,7 @@ class _LocationAssigner:
         params = self.reader.params if self.reader.is_loop else ()
         if number >= len(params):
             return NO_LOCATION
-        return None if params[number] is None else Location(MemoryHome.INPUT, number)
+        return None if params[number] is None else Location(MemorySpace.INPUT, number)
 
     def _emit_statements(self, moves: Sequence[Sequence[_OrderedMove]]) -> Iterator[Statement]:
         ends = iter(moves)
@@ -320,7 +320,7 @@ class _LocationAssigner:
             if copy.saved is not None:
                 target = self._location_in_owner(copy.saved)
             elif leave.entry is None:
-                target = Location(MemoryHome.OUTPUT, move.number)
+                target = Location(MemorySpace.OUTPUT, move.number)
             else:
                 target = self._location_in_owner(self._loop_param_request(move.number))
             if source != target:
@@ -350,8 +350,8 @@ def _interfere(a: StorageRequest, b: StorageRequest) -> bool:
 def assign_locations(
     reader: RoutineReader, frames: Mapping[str, int], place_all: AllocateRequests
 ) -> Routine:
-    """Return the routine of what a reader has read. `frames` are the bytes of those that it calls,
-    `assign_offsets` finds a place for each request of it that is no result.
+    """Assign memory locations to a read routine. `frames` are the bytes of those that it calls,
+    `assign_offsets` assigns an offset to each request that is no result.
 
     Raises CompileError for lists that have no bound.
     """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ekiden.backend.crt import module as crt
+from ekiden.backend.crt import micro_module as crt
 from ekiden.backend.crt.kernels import c_identifier
-from ekiden.backend.crt.module import (
+from ekiden.backend.crt.micro_module import (
     KernelCallStatement,
     Location,
-    MemoryHome,
+    MemorySpace,
     MicroModule,
     Routine,
     Statement,
@@ -58,7 +58,7 @@ def _routine_names(module: MicroModule) -> dict[str, str]:
 def _constructor_table(module: MicroModule) -> str:
     """Return the C table of constructor tags, or "" if there are none."""
     operands = [p for r in module.routines for s in r.code for p in s.locations]
-    count = max((p.number + 1 for p in operands if p.home is MemoryHome.NUMBER), default=0)
+    count = max((p.number + 1 for p in operands if p.home is MemorySpace.NUMBER), default=0)
     if count == 0:
         return ""
     return f"\nstatic const int32_t numbers[] = {{{', '.join(map(str, range(count)))}}};\n"
@@ -119,7 +119,7 @@ class _RoutineEmitter:
         return lines + [f"int32_t clause{n} = -1;" for n in range(self.routine.matches)]
 
     def _body_lines(self) -> list[str]:
-        """Return the lines of the statements, indented by the blocks that are open."""
+        """Return the lines of the statements, indented by the depth of open blocks."""
         lines: list[str] = []
         blocks: list[Statement] = []
         for statement in self.routine.code:
@@ -220,7 +220,7 @@ class _RoutineEmitter:
     def _kernel_call(self, step: KernelCallStatement) -> str:
         if step.kernel is None:
             source, target = step.locations
-            homes = (MemoryHome.LOCAL,) if self.is_main else (MemoryHome.LOCAL, MemoryHome.INPUT)
+            homes = (MemorySpace.LOCAL,) if self.is_main else (MemorySpace.LOCAL, MemorySpace.INPUT)
             function = "take" if source.home in homes else "memcpy"
             self.uses_copy_helper |= source.home in homes
             addresses = f"{self._byte_address(target)}, {self._byte_address(source)}"
@@ -236,7 +236,7 @@ class _RoutineEmitter:
         return f"if ({call} != 0) return -1;{source_text}"
 
     def _kernel_argument(self, kind: str, location: Location) -> str:
-        if location.home is MemoryHome.CONSTANT:
+        if location.home is MemorySpace.CONSTANT:
             return self._base_pointer(location)
         const = "const " * kind.startswith("const ")
         return f"({kind})({const}void *){self._byte_address(location)}"
@@ -244,26 +244,26 @@ class _RoutineEmitter:
     def _byte_address(self, location: Location) -> str:
         """Return the byte address of a location."""
         base = self._base_pointer(location)
-        if location.home in (MemoryHome.CONSTANT, MemoryHome.NUMBER):
+        if location.home in (MemorySpace.CONSTANT, MemorySpace.NUMBER):
             assert location.offset == 0
             return f"(const uint8_t *){base}"
         return f"({base} + {location.offset})" if location.offset else base
 
     def _base_pointer(self, location: Location) -> str:
         match location.home:
-            case MemoryHome.CONSTANT:
+            case MemorySpace.CONSTANT:
                 return f"{self.prefix}_constant_{location.number}"
-            case MemoryHome.NUMBER:
+            case MemorySpace.NUMBER:
                 return f"&numbers[{location.number}]"
-            case MemoryHome.NOWHERE:
+            case MemorySpace.NOWHERE:
                 return "NULL"
-            case MemoryHome.LOCAL:
+            case MemorySpace.LOCAL:
                 return f"v{location.number}"
-            case MemoryHome.POOL:
+            case MemorySpace.POOL:
                 return self._frame_pointer(location.number)
-            case MemoryHome.INPUT if not self.is_main:
+            case MemorySpace.INPUT if not self.is_main:
                 return f"in{location.number}"
-            case MemoryHome.OUTPUT if not self.is_main:
+            case MemorySpace.OUTPUT if not self.is_main:
                 return f"out{location.number}"
             case home:
                 return f"(uint8_t *){home.value}s[{location.number}]"

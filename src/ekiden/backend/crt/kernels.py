@@ -1,4 +1,4 @@
-"""Kernels of a module as C; each distinct fused function once."""
+"""Compilation of a module's kernels to C, once per distinct fused function."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import field
 
-from ekiden.backend.crt.module import KernelParameter, MicroKernel
+from ekiden.backend.crt.micro_module import KernelParameter, MicroKernel
 from ekiden.backend.external import is_external_function
-from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.canonical_form import canonicalize
 from ekiden.backend.kernels.kernel_facts import kernel_facts
 from ekiden.backend.kernels.lower import describe_kernel_name, display_name, lower_primitive
 from ekiden.codegen.c.freestanding import emit_freestanding, remove_prefetches
 from ekiden.codegen.c.helpers import HelperFunctions
 from ekiden.codegen.cache import kernel_key
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.name_uniquer import NameUniquer
 from ekiden.ir.pass_context import DEBUG_LEVEL, notify_product, time_phase
 from ekiden.kernels.families import override_options
 from ekiden.relay.expr import Function
@@ -40,10 +41,10 @@ class MicroKernels:
     """Compiled kernels by the key of their canonical function."""
     facts: dict[RelayExpr, KernelMemoryInfo] = field(default_factory=dict)
     _facts: dict[str, KernelMemoryInfo] = field(default_factory=dict)
-    _names: dict[str, int] = field(default_factory=dict)
+    _names: NameUniquer = field(default_factory=NameUniquer)
 
     def __post_init__(self) -> None:
-        """Functions that kernels call are those of the target."""
+        """Initialise with the math functions of the target."""
         self.helpers = HelperFunctions(self.target)
 
     def kernel(self, function: Function) -> MicroKernel:
@@ -87,8 +88,7 @@ class MicroKernels:
 
     def _unique_name(self, hint: str) -> str:
         base = f"{self.prefix}_{hint[:MAX_KERNEL_NAME_CHARS].rstrip('_')}"
-        count = self._names[base] = self._names.get(base, -1) + 1
-        return f"{base}_{count}" if count else base
+        return self._names.fresh(base)
 
     def in_place_inputs(self, function: RelayExpr) -> Sequence[int]:
         """Return the inputs whose memory the output of a kernel may reuse."""

@@ -1,5 +1,5 @@
-"""Compile pattern matches to statements; a decision tree over the numbers of constructors chooses a
-clause, and each clause stands once.
+"""Compilation of pattern matches to statements: a decision tree over constructor tags selects a
+clause, and each clause is emitted once.
 
     match (%o) { Some(%y) => a, No => b }
 ->  switch (o) { case 0: clause = 0; case 1: clause = 1; else: clause = -1 }
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ekiden.backend.crt import module as crt
+from ekiden.backend.crt import micro_module as crt
 from ekiden.backend.crt.values import Value
 from ekiden.backend.vm.bytecode_emitter import ScopeIterator
 from ekiden.backend.vm.decision_tree import MatchLeaf, Path, TagTest, decision_tree
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ekiden.backend.crt.read_routine import RoutineReader
 
 BranchReader = Callable[[RelayExpr], ScopeIterator]
-_Heads = Mapping[Path, Constructor]
+_HeadConstructors = Mapping[Path, Constructor]
 """Constructors at the paths of a matched value."""
 NO_CLAUSE_NUMBER = -1
 
@@ -69,7 +69,9 @@ def _emit_decision_tree(
     reader: RoutineReader, match: Match, value: Value, nodes: list[MatchLeaf | TagTest], number: int
 ) -> None:
     """Emit the decision tree that selects the number of a clause."""
-    stack: list[crt.Statement | tuple[MatchLeaf | TagTest | None, _Heads]] = [(nodes[0], {})]
+    stack: list[crt.Statement | tuple[MatchLeaf | TagTest | None, _HeadConstructors]] = [
+        (nodes[0], {})
+    ]
     while stack:
         at = stack.pop()
         if not isinstance(at, tuple):
@@ -93,7 +95,7 @@ def _emit_decision_tree(
 
 
 def _subvalue(
-    reader: RoutineReader, match: Match, value: Value, path: Path, heads: _Heads
+    reader: RoutineReader, match: Match, value: Value, path: Path, heads: _HeadConstructors
 ) -> tuple[Type, Value]:
     """Return the component of a value at a path, and its type."""
     kind = match.data.checked_type

@@ -1,5 +1,5 @@
-"""Function of the open C ABI that runs a MicroModule; what loads it calls `tvmgen_NAME_run` with
-tensors, the inputs and then the outputs.
+"""Entry function of a MicroModule in the open C ABI, through which a loader calls `tvmgen_NAME_run`
+with tensors, inputs first.
 
 The C has its own words for the ABI's structures, as it is compiled where no header of it is. A call
 with other arguments gives -1 and changes nothing; nobody is there to take a message.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.backend.crt.module import MicroModule, MicroTensor
+from ekiden.backend.crt.micro_module import MicroModule, MicroTensor
 from ekiden.runtime.binding.dtypes import dtype_code
 from ekiden.runtime.binding.layout import TypeIndex
 
@@ -79,7 +79,7 @@ int __tvm_ffi_{prefix}_run(void *self, const void *args, int32_t nargs, void *re
 
 
 def emit_packed(module: MicroModule, name: str, prefix: str) -> str:
-    """Emit the C file of the function; `name` and `prefix` as in the other files."""
+    """Emit the C file of the entry function; `name` and `prefix` as in the other files."""
     tensors = (*module.inputs, *module.outputs)
     return (
         _ABI_TEMPLATE.format(name=name)

@@ -1,5 +1,5 @@
-"""Plan the memory of a module in A-normal form for a machine without an allocator (TVM's USMP): the
-result is a MicroModule.
+"""Static memory planning of a module in A-normal form for a machine without an allocator (TVM's
+USMP); the result is a MicroModule.
 
     let %t = alloc_tensor(%s, ..); invoke(f, (%x,), (%t,)); let %y = reshape_tensor(%t); %y
     ->  step f(input 0, output 0)          %s is all of the result: it is the caller's memory
@@ -17,11 +17,10 @@ from dataclasses import replace
 
 from ekiden.backend.crt.assign_locations import assign_locations
 from ekiden.backend.crt.kernels import MicroKernels
-from ekiden.backend.crt.layout import TypeLayouts
-from ekiden.backend.crt.module import (
+from ekiden.backend.crt.micro_module import (
     POOL_ALIGNMENT_BYTES,
     Location,
-    MemoryHome,
+    MemorySpace,
     MicroModule,
     MicroTensor,
     Pool,
@@ -29,6 +28,7 @@ from ekiden.backend.crt.module import (
 )
 from ekiden.backend.crt.program import CRT_ERROR_PREFIX, MicroProgram
 from ekiden.backend.crt.read_routine import RoutineReader
+from ekiden.backend.crt.value_layout import TypeLayouts
 from ekiden.codegen.c.helium import used_functions
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import USMP_ALGORITHM_OPTION, USMP_ENABLE_OPTION, PassContext
@@ -187,7 +187,7 @@ def _assign_pools(
             "room"
         ) from error
     rows = zip(requests, homes, strict=True)
-    return {r: Location(MemoryHome.POOL, number, offset) for r, (number, offset) in rows}, used
+    return {r: Location(MemorySpace.POOL, number, offset) for r, (number, offset) in rows}, used
 
 
 __all__ = ["plan_module"]

@@ -1,4 +1,4 @@
-"""State that the routines of a program share while they are read."""
+"""Program state shared by the routines while they are read."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from ekiden.backend.crt.kernels import MicroKernels
-from ekiden.backend.crt.layout import LeafType, TypeLayouts
-from ekiden.backend.crt.module import Location, MemoryHome
+from ekiden.backend.crt.micro_module import Location, MemorySpace
+from ekiden.backend.crt.value_layout import LeafType, TypeLayouts
 from ekiden.backend.crt.values import ListClass, ValueLeaf
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Function
@@ -39,7 +39,7 @@ class RoutineSignature:
 
 @dataclass(slots=True)
 class MicroProgram:
-    """Program state that the readers of routines share."""
+    """Program state shared by the readers of routines."""
 
     kernels: MicroKernels
     layouts: TypeLayouts
@@ -56,7 +56,7 @@ class MicroProgram:
     def constant_leaf(self, data: Array) -> ValueLeaf:
         """Return the leaf of a constant; equal arrays (by identity) share a number."""
         number, _ = self.constants.setdefault(id(data), (len(self.constants), data))
-        return ValueLeaf(Location(MemoryHome.CONSTANT, number))
+        return ValueLeaf(Location(MemorySpace.CONSTANT, number))
 
 
 @dataclass(slots=True)

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.backend.crt import module as crt
-from ekiden.backend.crt.layout import PARTIAL_EVALUATE_HINT, LeafKind, LeafType
+from ekiden.backend.crt import micro_module as crt
 from ekiden.backend.crt.match import read_match
-from ekiden.backend.crt.module import Location, MemoryHome
+from ekiden.backend.crt.micro_module import Location, MemorySpace
 from ekiden.backend.crt.program import DYNAMIC_CALL_MESSAGE, ListStorage, RoutineSignature
 from ekiden.backend.crt.read_value import ValueReader
+from ekiden.backend.crt.value_layout import PARTIAL_EVALUATE_HINT, LeafKind, LeafType
 from ekiden.backend.crt.values import (
     NO_LEAF,
     DraftStatement,
@@ -44,10 +44,10 @@ from ekiden.runtime.errors import CompileError
 
 
 class RoutineReader(ValueReader):
-    """Reader of the functions of a group, which is one routine."""
+    """Reader of a group of mutually recursive functions, which form one routine."""
 
     def read(self) -> None:
-        """Read all functions of the group. Raises CompileError for what has no bound."""
+        """Read all functions of the group. Raises CompileError for values of unbounded size."""
         self._declare_signatures()
         if self.is_loop:
             self.append_draft(crt.LoopHeader())
@@ -105,12 +105,12 @@ class RoutineReader(ValueReader):
         lists = signature.lists.setdefault(number, ListClass()) if kind.is_list else None
         if not self.is_loop:
             self.params.append(None)
-            return ValueLeaf(Location(MemoryHome.INPUT, number), lists=lists)
+            return ValueLeaf(Location(MemorySpace.INPUT, number), lists=lists)
         request = self._request_storage(kind, self.root, 0, 0, lists)
         self.params.append(request)
         self.locals.append(kind)  # its number is that of the parameter
         storages = frozenset((request.storage,))
-        return ValueLeaf(Location(MemoryHome.LOCAL, number), storages, True, lists)
+        return ValueLeaf(Location(MemorySpace.LOCAL, number), storages, True, lists)
 
     # scopes
 
@@ -202,8 +202,8 @@ class RoutineReader(ValueReader):
     def _join_leaves(
         self, number: int | None, leaves: Sequence[ValueLeaf], value: RelayExpr
     ) -> ValueLeaf:
-        """Join the leaves that the branches computed for one local variable: what all of them have
-        in common is known.
+        """Join the leaves that the branches computed for one local variable, keeping the facts
+        common to all of them.
         """
         if not leaves:
             return NO_LEAF
@@ -218,7 +218,7 @@ class RoutineReader(ValueReader):
         storages = frozenset(s for leaf in leaves for s in leaf.storages)
         is_whole = all(leaf.is_whole for leaf in leaves if leaf.storages)
         return ValueLeaf(
-            Location(MemoryHome.LOCAL, number), storages, is_whole, lists[0] if lists else None
+            Location(MemorySpace.LOCAL, number), storages, is_whole, lists[0] if lists else None
         )
 
     # the ends of a routine
@@ -239,7 +239,7 @@ class RoutineReader(ValueReader):
         self.extend_live_ranges([leaf for _, leaf, _ in args])
         leave = ParallelMoves(self.block, self.index, self.now - 1, entry=signature.entry)
         for number, leaf, kind in args:
-            is_same = leaf.home == Location(MemoryHome.LOCAL, number)
+            is_same = leaf.home == Location(MemorySpace.LOCAL, number)
             if kind.is_cell and not is_same:
                 raise CompileError(
                     f"{self.error_prefix(value)}: each turn has another reference, whose memory "

@@ -1,9 +1,8 @@
-"""Read values of a program as leaves; operators, data, references, calls; and the storages of a
-routine.
+"""Reader of a program's values as leaves: operators, data, references, calls, and their storages.
 
-    let %o = Some(%t); let %l = Cons(%e, %k);    leaves (number 0, t); the list k with e behind it
-    let %y = @f(%x)                              a call of a routine: its result and its frame are
-                                                 storages of this one
+let %o = Some(%t); let %l = Cons(%e, %k);    leaves (number 0, t); the list k with e behind it
+let %y = @f(%x)                              a call of a routine: its result and its frame are
+                                             storages of this one
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ekiden.backend.crt import module as crt
-from ekiden.backend.crt.layout import LeafKind, LeafType, tensor_bytes, unbounded_message
-from ekiden.backend.crt.module import Location, MemoryHome
+from ekiden.backend.crt import micro_module as crt
+from ekiden.backend.crt.micro_module import Location, MemorySpace
 from ekiden.backend.crt.program import (
     CRT_ERROR_PREFIX,
     DYNAMIC_CALL_MESSAGE,
@@ -22,6 +20,7 @@ from ekiden.backend.crt.program import (
     MicroProgram,
     RoutineSignature,
 )
+from ekiden.backend.crt.value_layout import LeafKind, LeafType, tensor_bytes, unbounded_message
 from ekiden.backend.crt.values import (
     NO_LEAF,
     DraftStatement,
@@ -92,12 +91,12 @@ class ValueReader:
         return self.program.functions[name]
 
     def error_prefix(self, value: RelayExpr | None) -> str:
-        """Return the prefix of an error about a value: the model node."""
+        """Return the error prefix that names a value's model node."""
         node = f", {value.span}" if value is not None and value.span else ""
         return f"{CRT_ERROR_PREFIX}: function '{self.name.removeprefix(LIFTED_NAME_PREFIX)}'{node}"
 
     def _current_error_prefix(self) -> str:
-        """Return the prefix of an error about the current binding."""
+        """Return the error prefix that names the current binding."""
         bindings = self.block.chain.bindings
         return self.error_prefix(bindings[self.index][1] if self.index < len(bindings) else None)
 
@@ -335,7 +334,7 @@ class ValueReader:
         return tuple(leaves)
 
     def _read_cons(self, args: Sequence[RelayExpr], kinds: Sequence[LeafType]) -> Value:
-        """Append an element: in the bytes of the list, where nothing reads it later."""
+        """Append an element, in place if nothing reads the list later."""
         (element,), (count, elements) = self.value(args[0]), self.value(args[1])
         assert elements.lists is not None
         after, grown = self.new_storage(kinds[0]), self.new_storage(kinds[1], elements.lists)
@@ -400,7 +399,7 @@ class ValueReader:
         return results
 
     def _num_routine_inputs(self, signature: RoutineSignature) -> int:
-        """Return the number of addresses that a function's routine takes as inputs."""
+        """Return the number of input addresses of a function's routine."""
         group = [s for s in self.program.signatures.values() if s.routine == signature.routine]
         return sum(len(kinds) for s in group for kinds in s.params)
 
@@ -424,7 +423,7 @@ class ValueReader:
 
 
 def _leaf_number(value: int) -> ValueLeaf:
-    return ValueLeaf(Location(MemoryHome.NUMBER, value))
+    return ValueLeaf(Location(MemorySpace.NUMBER, value))
 
 
 __all__ = ["ValueReader"]

@@ -1,11 +1,11 @@
-"""Values of a program while it is read: leaves, whose storages have no locations yet."""
+"""Values of a program while it is read, as leaves whose storages have no memory locations yet."""
 
 from __future__ import annotations
 
 from dataclasses import field
 from typing import TypeAlias
 
-from ekiden.backend.crt.module import Location, MemoryHome, Statement
+from ekiden.backend.crt.micro_module import Location, MemorySpace, Statement
 from ekiden.relay.expr import Var
 from ekiden.relay.transform.fusion.union_find import UnionFindNode
 from ekiden.relay.transform.memory.storage_lifetimes import LifetimeBlock, StorageRequest
@@ -39,8 +39,8 @@ class ListClass(UnionFindNode):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueLeaf:
-    """Leaf of a value: its location, the storages that it may be in (`is_whole`: all of one), the
-    class of a list, the closure of a function.
+    """Leaf of a value, with its location, its possible storages (`is_whole`: all of one), the class
+    of a list, the closure of a function.
     """
 
     home: StorageOffset | Location
@@ -52,14 +52,14 @@ class ValueLeaf:
 
 Value: TypeAlias = tuple[ValueLeaf, ...]
 """Leaves of a value, in the order of its type's layout."""
-NO_LOCATION = Location(MemoryHome.NOWHERE, 0)
+NO_LOCATION = Location(MemorySpace.NOWHERE, 0)
 NO_LEAF = ValueLeaf(NO_LOCATION)
 """Leaf without memory: a field of another constructor, or a function."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownClosure:
-    """Closure: a function whose first parameters are bound."""
+    """Statically known closure: a function with bound leading parameters."""
 
     name: str
     captured: tuple[Value, ...] = ()

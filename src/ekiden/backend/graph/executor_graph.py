@@ -30,7 +30,7 @@ HOST: GraphDevice = (1, 0)
 
 @dataclass(frozen=True, slots=True)
 class GraphOutput:
-    """Output of a node: a tensor, the number of its storage, and the device of both."""
+    """Output of a node, with its tensor type, storage number and device."""
 
     shape: tuple[int, ...]
     dtype: str

@@ -1,4 +1,4 @@
-"""Read bytecode as a graph.
+"""Conversion of bytecode to an executor graph.
 
 Abstract interpretation of straight-line code, in which a register holds an output of a node, a
 storage, a tuple of these, or a number. A kernel call is a node over the contents of its argument
@@ -22,6 +22,7 @@ from ekiden.backend.graph.executor_graph import (
     GraphNode,
     GraphOutput,
 )
+from ekiden.ir.name_uniquer import NameUniquer
 from ekiden.runtime import Executable, Tensor
 from ekiden.runtime.artifact.metadata import OBJECT_DTYPE, tensor_infos
 from ekiden.runtime.binding.opcodes import BY_NAME
@@ -35,7 +36,7 @@ HOST_DEVICE_NUMBER = 0
 
 @dataclass(slots=True)
 class _GraphTensor:
-    """Tensor; its graph entry is known once a node has computed it."""
+    """Tensor value, whose graph entry is set when a node computes it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -47,7 +48,7 @@ class _GraphTensor:
 
 @dataclass(slots=True)
 class _GraphConstant:
-    """Constant, which becomes a node where a kernel reads it."""
+    """Constant value, which becomes a node when a kernel reads it."""
 
     number: int
 
@@ -63,7 +64,7 @@ _Value = _GraphTensor | _GraphConstant | _GraphTuple | int | None
 
 @dataclass(slots=True)
 class _BytecodeReader:
-    """Reader state between two instructions."""
+    """Abstract interpreter of bytecode that builds a graph."""
 
     executable: Executable
     constants: list[Tensor | None]
@@ -73,7 +74,7 @@ class _BytecodeReader:
     registers: dict[int, _Value] = field(default_factory=dict)
     _storages: dict[tuple[object, int], int] = field(default_factory=dict)
     _constant_nodes: dict[int, _GraphTensor] = field(default_factory=dict)
-    _names: dict[str, int] = field(default_factory=dict)
+    _names: NameUniquer = field(default_factory=NameUniquer)
     _allocated: int = 0
     _storage_devices: dict[object, int] = field(default_factory=dict)
     """Device number of each allocated storage."""
@@ -89,15 +90,6 @@ class _BytecodeReader:
         """Return the storage number of a memory location."""
         return self._storages.setdefault((owner, offset), len(self._storages))
 
-    def unique_name(self, hint: str) -> str:
-        """Return a node name that is not taken."""
-        name = hint
-        while name in self._names:
-            self._names[hint] += 1
-            name = f"{hint}_{self._names[hint]}"
-        self._names[name] = 0
-        return name
-
     def add_argument(
         self, name: str, shape: tuple[int, ...], dtype: str, constant: int | None = None
     ) -> _GraphTensor:
@@ -106,7 +98,7 @@ class _BytecodeReader:
         storage = self.storage(("argument", number), 0)
         outputs = (GraphOutput(shape, dtype, storage),)
         self.graph.nodes.append(
-            GraphNode(self.unique_name(name), outputs=outputs, constant=constant)
+            GraphNode(self._names.fresh(name), outputs=outputs, constant=constant)
         )
         return _GraphTensor(shape, dtype, storage, HOST_DEVICE_NUMBER, (number, 0))
 
@@ -161,7 +153,7 @@ class _BytecodeReader:
         output_rows = tuple(
             GraphOutput(o.shape, o.dtype, o.storage, self.device(o.device_number)) for o in outputs
         )
-        self.graph.nodes.append(GraphNode(self.unique_name(name), name, entries, output_rows))
+        self.graph.nodes.append(GraphNode(self._names.fresh(name), name, entries, output_rows))
 
     def _read_argument(self, operand: _GraphTensor, place: int) -> None:
         """Move an argument that no node has read to the device of the node that reads it."""

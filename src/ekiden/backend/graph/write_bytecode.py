@@ -1,4 +1,4 @@
-"""Write a graph as an executable whose arguments are all that is set from outside.
+"""Conversion of an executor graph to an executable whose arguments are all inputs and constants.
 
 The graph executor of TVM's interface is so the virtual machine over bytecode: set_input keeps
 tensors, run passes all of them. Entries of one storage_id share memory only where that is asked
@@ -34,7 +34,9 @@ KernelLibrary = TypeVar("KernelLibrary", bound=ExecutorModule)
 
 
 class _MainWriter:
-    """Writer of `main`: registers of arguments first, then one for each entry and each storage."""
+    """Writer of `main` in bytecode: argument registers first, then one for each entry and each
+    storage.
+    """
 
     def __init__(
         self, graph: ExecutorGraph, results: Sequence[GraphEntry], is_shared: bool
@@ -71,7 +73,7 @@ class _MainWriter:
         return self.devices.index(device)
 
     def device_table(self) -> DeviceTable:
-        """Return where arguments, constants and kernels are."""
+        """Return the device table of arguments, constants and kernels."""
         arguments = [self.graph.nodes[number].outputs[0] for number in self.graph.argument_nodes]
         params = tuple(self._place(argument.device) for argument in arguments)
         constants = (self._place(HOST),) * len(self.constants)

@@ -1,5 +1,5 @@
-"""Kernels: lowering, canonical forms, compilation and facts; fused functions lowered to loops,
-compiled to native code, cached on disk.
+"""Kernel compilation: fused functions in canonical form are lowered to loops, compiled to native
+code, and cached on disk.
 """
 
 from typing import TYPE_CHECKING

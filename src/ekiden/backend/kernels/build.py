@@ -1,4 +1,4 @@
-"""Compile the kernels of a module; once per distinct function, in parallel processes, through the
+"""Compilation of a module's kernels, once per distinct function, in worker processes, through the
 disk cache.
 
 The key of a kernel (codegen/cache.py) says its canonical function, the target, and what decisions
@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
-from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.canonical_form import canonicalize
 from ekiden.backend.kernels.kernel_facts import (
     deserialize_entry,
     kernel_facts,
@@ -28,7 +28,7 @@ from ekiden.backend.kernels.lower import (
     operator_calls,
 )
 from ekiden.backend.kernels.size_ranges import SizeRange, dispatch_on_size, tuned_size_ranges
-from ekiden.backend.kernels.tiers import (
+from ekiden.backend.kernels.tiered_compilation import (
     FullTierRequest,
     QuickTierCode,
     compile_full_tier,
@@ -73,8 +73,8 @@ from ekiden.tir.stmt import PrimFunc
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernels:
-    """Compiled kernels: the name, canonical form and facts of each requested function, and the
-    objects that export them.
+    """Compiled kernels with the name, canonical form and facts of each requested function, and the
+    object files that export them.
     """
 
     names: list[str]
@@ -116,9 +116,9 @@ class CompiledKernels:
 
 
 def _compile_host_programs(programs: Sequence[PrimFunc], target: Target) -> bytes:
-    """Return the object code of small host programs, through the cache; a process that finds all of
-    its kernels there never loads LLVM (69 MB). The cache key is the emitted text, which contains
-    all names that messages show.
+    """Compile small host programs to object code through the cache, so that a process whose kernels
+    are all cached never loads LLVM (69 MB). The cache key is the emitted text, which contains all
+    names that messages show.
     """
     generator, cache = CODE_GENERATORS[target.kind.name], KernelCache.default()
     emitted = next(iter(generator.sources(target).values()))
@@ -155,7 +155,7 @@ def _compile_kernel(
     """Return the facts and object code of a canonical function with additional attributes."""
 
     def schedule_kernel(overrides: Overrides) -> PrimFunc:
-        """Return the loop program; its arguments alias only as tir.in_place says."""
+        """Schedule the loop program, whose arguments alias only as tir.in_place states."""
         with time_phase("schedule", DEBUG_LEVEL):
             func = lower_primitive(function, name, target, overrides)
         # the VM gives results memory that no argument has but those of tir.in_place
@@ -222,8 +222,8 @@ def _compile_task(
 
 
 def _user_implementation_key(function: Function) -> tuple[str, ...]:
-    """Return the cache-key part of kernels with user implementations: a salt of this process, as
-    registrations do not outlive it.
+    """Return the cache-key component of kernels with user implementations: a salt of this process,
+    as registrations do not outlive it.
     """
     names = {c.op.name for c in operator_calls(function) if isinstance(c.op, Op)}
     versions = {name: version_of(name) for name in sorted(names)}

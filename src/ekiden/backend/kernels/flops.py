@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import cast
 
 from ekiden.arith import prove_equal, simplify
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.op import Op, OpPattern
 from ekiden.ir.prim import IntImm, PrimExpr
-from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType
-from ekiden.relay.analysis.count import call_macs
+from ekiden.relay.analysis.op_counts import call_macs
 from ekiden.relay.expr import Call, Expr, Function
 from ekiden.relay.op.nn._macs import multiply_dims
 from ekiden.relay.transform.language.scope_tree import evaluation_order

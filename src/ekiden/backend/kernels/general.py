@@ -1,6 +1,6 @@
-"""General forms of kernels: programs for the runtime's generic kernel interpreter
-(runtime/general/general.h), derived from the tensor expressions of a primitive function quickly,
-without schedule and compiler.
+"""General forms of kernels: bytecode for the runtime's kernel interpreter
+(runtime/general/general.h), generated quickly from a primitive function's tensor expressions,
+without a schedule or a code generator.
 
 A sum of products whose factors split into rows and columns is a product of matrices, over weights
 as they are packed for the kernel's own code; Winograd's convolutions are taken apart into stages.
@@ -22,7 +22,7 @@ from ekiden.backend.kernels.general_boxes import split_into_boxes
 from ekiden.backend.kernels.general_code import (
     CodeBuilder,
     NoGeneralFormError,
-    Sizes,
+    SizeTable,
     element_type_number,
 )
 from ekiden.backend.kernels.general_stages import split_stages
@@ -30,7 +30,7 @@ from ekiden.backend.kernels.lower import operator_calls, te_graph
 from ekiden.ir.op import Op
 from ekiden.ir.pass_context import DENORMALS_OPTION, PassContext
 from ekiden.ir.prim import Cast, FloorDiv, FloorMod, IntImm, Mul, PrimExpr, Var, is_const
-from ekiden.ir.prim_visitor import free_vars, rewrite
+from ekiden.ir.prim_visitor import chain_operands, free_vars, rewrite
 from ekiden.relay.expr import Function
 from ekiden.relay.op.strategy import version_of
 from ekiden.runtime import PackedFunc, load_module
@@ -127,7 +127,7 @@ def _check_tensors(check: RangeCheck) -> tuple[te.Tensor, ...]:
 
 
 class GeneralFormBuilder:
-    """Program under construction. `checked` are the results of `_checked` of all checks, which come
+    """Builder of a general form. `checked` are the results of `_checked` of all checks, which come
     first.
     """
 
@@ -139,7 +139,7 @@ class GeneralFormBuilder:
         checks: Sequence[RangeCheck] = (),
     ) -> None:
         self.params = [*inputs, *outputs]
-        self.sizes = Sizes()
+        self.sizes = SizeTable()
         self.symbols: list[int] = []
         self.buffers: dict[te.Tensor, int] = {}
         self.temporaries: list[te.Tensor] = []
@@ -308,15 +308,14 @@ class GeneralFormBuilder:
 
     def _match_product(self, op: te.ComputeOp, sum_of: Reduce) -> _ProductFactors | None:
         """Match a sum of products and return its factors. None where it is no sum of products of
-        float32 or int32, or has too few terms or only one column to pay off without packed
-        weights.
+        float32 or int32, or is too small or narrow to pay off without packed weights.
         """
         if sum_of.kind != "sum" or sum_of.dtype not in PRODUCT_DTYPES or not op.axis:
             return None
         depth = 1
         for axis in sum_of.axis:
             depth *= axis.extent.value if isinstance(axis.extent, IntImm) else MIN_DOT_TERMS
-        factors = [(factor, set(free_vars(factor))) for factor in _flatten_product(sum_of.source)]
+        factors = [(f, set(free_vars(f))) for f in chain_operands(sum_of.source, Mul)]
         split = (
             _split_factors(factors, n, op.axis, sum_of.axis) for n in reversed(range(len(op.axis)))
         )
@@ -356,9 +355,7 @@ class GeneralFormBuilder:
     def _encode_panels(
         self, axes: Sequence[Var], n_spatial: int, column: int, lies: _PackedPanels | None
     ) -> list[int]:
-        """Return how weights packed in column panels are stored; all 0 where they are not
-        packed.
-        """
+        """Return the panel layout of packed weights; all 0 where they are not packed."""
         none = [0] * (4 + len(axes) + 1)
         if lies is None or lies.weight.producer not in self.buffers:
             return none
@@ -407,8 +404,8 @@ def assign_memory_owners(
 
 
 class _PackedPanels(NamedTuple):
-    """Weights packed in column panels: the load of one, and the indices of a panel's first column
-    at the first element of a word.
+    """Weights packed in column panels, with a panel's load and the indices of its first column at
+    the first element of a word.
     """
 
     weight: te.ProducerLoad
@@ -471,8 +468,8 @@ class _PackedPanels(NamedTuple):
 
 
 class _ProductFactors(NamedTuple):
-    """Factors of a product: the axis of columns, the factor without and with it, and the packing of
-    the latter.
+    """Factors of a product: the column axis, the factor without and with it, and the latter's
+    packing.
     """
 
     column: int
@@ -537,19 +534,6 @@ def encode_text(text: str) -> list[int]:
 
 def _is_unit_extent(extent: PrimExpr) -> bool:
     return isinstance(extent, IntImm) and extent.value == 1
-
-
-def _flatten_product(expr: PrimExpr) -> list[PrimExpr]:
-    """Return the factors of a product."""
-    factors: list[PrimExpr] = []
-    pending_exprs = [expr]
-    while pending_exprs:
-        node = pending_exprs.pop()
-        if isinstance(node, Mul):
-            pending_exprs += [node.b, node.a]
-        else:
-            factors.append(node)
-    return factors
 
 
 __all__ = ["CHECK", "MAP", "GeneralFormBuilder", "encode_text", "general_form", "general_function"]

@@ -1,5 +1,5 @@
-"""Split a computation into boxes in which the conditions on its axes are constant, so that padded
-or concatenated tensors are computed without tests per element.
+"""Loop splitting for general kernels: boxes in which all conditions on axes are constant, so that
+padded or concatenated tensors need no test per element.
 
     if 2 <= y and y < n + 2 then x[y - 2] else 0, for y < n + 4
 
@@ -39,7 +39,7 @@ AxisRange = tuple[PrimExpr, PrimExpr]
 
 
 class IterationBox(NamedTuple):
-    """Part of a computation over axes that begin at 0, with the box's origin and extents."""
+    """Part of an iteration space as a box, with its origin and extents."""
 
     value: PrimExpr
     begins: Sequence[PrimExpr]
@@ -50,7 +50,7 @@ def split_into_boxes(
     value: PrimExpr, axes: Sequence[Var], extents: Sequence[PrimExpr]
 ) -> list[IterationBox]:
     """Return the boxes that together compute a value for all axes, in write order. Loads of general
-    kernels tolerate any index, so a value may be computed where another one overwrites it.
+    kernels tolerate any index, so boxes may overlap and later ones overwrite earlier ones.
     """
     boxes: list[IterationBox] = []
     choices = _ChoiceFinder()
@@ -82,9 +82,7 @@ def split_into_boxes(
 
 
 class _ChoiceFinder:
-    """Finder of values that are one of two by a condition, alone in an expression or in one operand
-    of it.
-    """
+    """Finder of conditional values, either an expression as a whole or one operand of it."""
 
     def __init__(self) -> None:
         self.contains_choice: dict[int, bool] = {}

@@ -1,5 +1,5 @@
-"""Instruction encoding of general forms; sizes that are known when a kernel is called, and the code
-of a stage, whose instructions work on strips of elements (runtime/general/general.h).
+"""Instruction encoding of general forms: sizes computed per call, and the code of a stage, whose
+instructions process strips of elements (runtime/general/general.h).
 
     c[i, j] = a[i, j] * 2 + 1, over n x 4
 
@@ -50,7 +50,7 @@ from ekiden.ir.prim_visitor import children, post_order, unvisited_post_order
 
 
 class NoGeneralFormError(Exception):
-    """Exception: the reason why a kernel has no general form."""
+    """Exception that states why a kernel has no general form."""
 
 
 # In the order of the enumerations of general.h.
@@ -129,7 +129,7 @@ def register_kind(dtype: str) -> int:
     return FLOAT32_REGISTER if dtype in HALF_PRECISION_DTYPES else min(number, INT64_REGISTER)
 
 
-class Sizes:
+class SizeTable:
     """Integers that are computed once per call from the arguments' dimensions, without
     duplicates.
     """
@@ -145,7 +145,7 @@ class Sizes:
 
     def bind(self, symbol: Var) -> bool:
         """Bind a symbol to the next argument dimension; return whether it is new. Raises
-        NoGeneralFormError beyond MOST_SYMBOLS.
+        NoGeneralFormError beyond MAX_SYMBOLS.
         """
         if symbol in self._symbols:
             return False
@@ -182,7 +182,7 @@ class Sizes:
         return strides[: len(shape)][::-1]
 
     def has(self, expr: PrimExpr) -> bool:
-        """Return whether an expression consists of symbols and numbers alone."""
+        """Return whether an expression consists of symbols and numbers only."""
         is_size_of = self._are_sizes
         for node in unvisited_post_order((expr,), is_size_of):
             if isinstance(node, Var):
@@ -236,7 +236,7 @@ class Sizes:
         return self._interned_rows[row]
 
     def encode(self) -> list[int]:
-        """Return the rows after their count."""
+        """Encode the sizes, preceded by their count."""
         return [len(self.rows), *(word for row in self.rows for word in row)]
 
 
@@ -245,9 +245,13 @@ LoadAddress = tuple[list[int], int, list[tuple[PrimExpr, int]]]
 
 
 class CodeBuilder:
-    """Builder of the code of a stage over some axes. Registers are assigned last."""
+    """Builder of the code of a stage over its axes, with virtual registers that are allocated at
+    the end.
+    """
 
-    def __init__(self, axes: Sequence[Var], sizes: Sizes, buffers: Mapping[te.Tensor, int]) -> None:
+    def __init__(
+        self, axes: Sequence[Var], sizes: SizeTable, buffers: Mapping[te.Tensor, int]
+    ) -> None:
         self.axes = {axis: n for n, axis in enumerate(axes)}
         self.sizes = sizes
         self.buffers = buffers
@@ -508,7 +512,7 @@ class CodeBuilder:
     # Registers -----------------------------------------------------------------------------------
 
     def _allocate_registers(self, results: Sequence[int]) -> tuple[list[int], int]:
-        """Assign registers by linear scan; return those of the results and the count. No
+        """Allocate registers by linear scan; return those of the results and the count. No
         instruction writes a register that it reads, and constants keep theirs: they are written
         once for all strips.
         """
@@ -538,7 +542,7 @@ class CodeBuilder:
 
 
 def _operand_columns(row: Sequence[int]) -> tuple[int, ...]:
-    """Return the columns of an instruction that name its operands."""
+    """Return the instruction fields that hold operand registers."""
     name = GENERAL_OPCODES[row[0]]
     if name in CONSTANT_OPS or name == "axis":
         return ()
@@ -556,4 +560,4 @@ def _float64_bits(value: float) -> int:
     return int(struct.unpack("<q", struct.pack("<d", float(value)))[0])
 
 
-__all__ = ["CodeBuilder", "NoGeneralFormError", "Sizes", "element_type_number"]
+__all__ = ["CodeBuilder", "NoGeneralFormError", "SizeTable", "element_type_number"]

@@ -1,6 +1,5 @@
-"""General forms of computations that are written as statements (extern operations); the layers of
-recurrent networks and attention, as stages of tensor expressions that are repeated, for each
-step or head.
+"""General forms of extern operations (recurrent layers, attention) as stages of tensor expressions,
+repeated per time step or head.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class ResultLayout:
 
 @dataclass(frozen=True, slots=True)
 class RegionStep:
-    """Computation and the destination of each of its results."""
+    """Computation with the destination of each of its results."""
 
     computation: Sequence[te.Tensor]
     destinations: Sequence[ResultLayout]
@@ -68,7 +67,7 @@ class Region:
 
 @dataclass(eq=False, slots=True)
 class _RegionBuilder:
-    """Regions under construction, and the memory that they use."""
+    """Builder of regions and of the memory that they use."""
 
     regions: list[Region] = field(default_factory=list)
 
@@ -115,7 +114,7 @@ def _state_tensor(shape: Indices, name: str, dtype: str = "float32") -> te.Tenso
 
 
 class _ScalarMath:
-    """Vocabulary in which a recurrent cell is written, for one element."""
+    """Scalar arithmetic of a recurrent cell on tensor expressions."""
 
     def constant(self, value: float) -> PrimExpr:
         return const(value, "float32")
@@ -257,7 +256,7 @@ class _RecurrentLayer:
         return self.weight[panel, k, column]
 
     def multiply_listed_words(self, word_indices: te.Tensor) -> list[RegionStep]:
-        """Return the products of the words that panels list, after the dense ones
+        """Return the products of the residual words that panels list, in addition to the dense ones
         (quantized.words).
         """
         shape = self.listed.whole_shape
@@ -412,7 +411,7 @@ class _RecurrentLayer:
 def _build_recurrent(
     regions: _RegionBuilder, op: te.ExternOp, outputs: Sequence[te.Tensor]
 ) -> None:
-    """Add the loop over time."""
+    """Build the region of the loop over time."""
     layer, t = _RecurrentLayer(op, outputs), Var("t")
     if layer.cell.reverse and "lengths" in layer.extra_inputs:
         raise NoGeneralFormError("sequences of their own lengths are read backwards")
@@ -433,7 +432,7 @@ MAX_QUERY_ROWS = 256
 
 
 class _QueryBlock:
-    """Block of queries of one head of one batch element, numbered by `iteration`."""
+    """Block of queries of one attention head of one batch element, numbered by `iteration`."""
 
     def __init__(self, op: te.ExternOp, output: te.Tensor, iteration: Var) -> None:
         heads = op.attrs["heads"]
@@ -560,7 +559,7 @@ class _QueryBlock:
 def _build_attention(
     regions: _RegionBuilder, op: te.ExternOp, outputs: Sequence[te.Tensor]
 ) -> None:
-    """Add the loop over query blocks of heads."""
+    """Build the region of the loop over heads' query blocks."""
     iteration = Var("head")
     head = _QueryBlock(op, outputs[0], iteration)
     regions.regions.append(Region(iteration, head.num_iterations, head.build_steps()))

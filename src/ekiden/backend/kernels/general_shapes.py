@@ -1,5 +1,5 @@
-"""General forms of the kernels that compute sizes; loop programs without loops, which store
-integers at known places and fail where a condition does not hold (see lower.shape_function).
+"""General forms of size kernels: loop-free programs that store integers at constant positions and
+fail where a condition does not hold (see lower.shape_function).
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ def general_shape_form(func: PrimFunc, target: Target) -> bytes | str:
 
 
 class _ShapeFormBuilder:
-    """General form under construction: consecutive stores that read nothing another one of them
-    writes become one stage.
-    """
+    """Builder of a general form that groups independent consecutive stores into one stage."""
 
     def __init__(self, params: Sequence[Buffer]) -> None:
         named_dims: set[Var] = set()
@@ -49,7 +47,7 @@ class _ShapeFormBuilder:
         """Expressions over tensors by the identity of those over buffers, shared by all values."""
 
     def add_statement(self, statement: Stmt) -> None:
-        """Add a statement. Raises NoGeneralFormError for what is neither a store nor a check."""
+        """Add a store or a check. Raises NoGeneralFormError for any other statement."""
         match statement:
             case BufferStore(buffer=buffer, value=value, indices=(IntImm(value=index),)):
                 written = {tensor for tensor, _, _ in self.pending_stores}

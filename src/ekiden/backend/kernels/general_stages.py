@@ -1,5 +1,5 @@
-"""Split convolutions and products into stages that general kernels execute well: padding first,
-transposed convolutions by residue, groups as separate products, Winograd by its transforms.
+"""Stage splitting of convolutions and products for general kernels: explicit padding, transposed
+convolutions by residue, groups as separate products, Winograd by its transforms.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ StagedResult = tuple[te.Tensor, list[te.Tensor]]
 
 def split_stages(outputs: list[te.Tensor]) -> tuple[list[te.Tensor], list[te.Tensor]]:
     """Return the outputs with the first convolution split into stages, and the computations that
-    must be stored. Further convolutions of a kernel stay as they are.
+    must be stored. Further convolutions of a kernel are not split.
     """
     for tensor in te.post_order_tensors(outputs):
         for is_such, made_of in STAGE_REWRITES:

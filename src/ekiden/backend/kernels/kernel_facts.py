@@ -1,4 +1,4 @@
-"""Facts about a compiled kernel that memory planning needs; kept beside its object code.
+"""Kernel metadata for memory planning, cached beside the object code.
 
 They are read off the loop program that is compiled, so that they hold for whatever schedule made
 it: how much it allocates at once (outside of parallel loops once, inside once a thread), which
@@ -20,8 +20,8 @@ from ekiden.ir.prim import PrimExpr, Var, const, maximum
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.transform.memory_plan import KernelMemoryInfo
 from ekiden.target import Target
-from ekiden.tir.contents import summarize_stmt
 from ekiden.tir.stmt import Allocate, For, ForKind, IfThenElse, LetStmt, PrimFunc, SeqStmt, Stmt
+from ekiden.tir.stmt_summary import summarize_stmt
 
 WORKSPACE_HEADER_BYTES = 64
 """Header and rounding granularity of an ek_workspace_alloc block in bytes."""

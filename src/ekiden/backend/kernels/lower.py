@@ -1,5 +1,5 @@
-"""Lower a fused function to a loop program; operators become tensor expressions, a schedule rule
-makes the loops.
+"""Lowering of fused functions to loop programs: operators become tensor expressions, which a kernel
+family schedules.
 
     fn (%p0, %p1, Primitive=1) { nn.relu(add(%p0, %p1)) }
 ->  t0[i, j] = p0[i, j] + p1[j];  t1[i, j] = max(t0[i, j], 0)         te_graph
@@ -23,11 +23,11 @@ from ekiden._lazy import LazyModule
 from ekiden.arith import prove_equal
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.op import Op
 from ekiden.ir.pass_context import notify_product
 from ekiden.ir.prim import BinaryExpr, PrimExpr, Select, const
 from ekiden.ir.prim_visitor import free_vars, has_nonconstant_divisor, rewrite
-from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType
 from ekiden.kernels.decision import Overrides as FamilyOverrides
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
@@ -51,7 +51,7 @@ Tensors = list[te.Tensor]
 
 
 def _scalar_constant(constant: Constant) -> te.Tensor:
-    """Return a one-element constant as a computation, which inlines to an immediate."""
+    """Return a one-element constant as a computation that inlines to an immediate."""
     dtype = str(constant.data.dtype)
     if constant.data.size != 1:
         raise CompileError(
@@ -99,11 +99,11 @@ def index_check_names(function: Function) -> tuple[str, ...]:
     """
     return tuple(
         call.span.naming(call.op.name) if call.span else ""  # type: ignore[attr-defined]
-        for call in _index_checking_calls(function)
+        for call in _calls_with_index_checks(function)
     )
 
 
-def _index_checking_calls(function: Function) -> list[Call]:
+def _calls_with_index_checks(function: Function) -> list[Call]:
     exprs = evaluation_order(function.body)
     calls = [e for e in exprs if isinstance(e, Call) and isinstance(e.op, Op)]
     return [c for c in calls if isinstance(c.op, Op) and c.op.definition.may_fail]
@@ -120,7 +120,7 @@ def te_graph(function: Function, target: Target | None = None) -> tuple[Tensors,
         ]
         tensors_of[param] = placeholders
         inputs.extend(placeholders)
-    sites = {call: n for n, call in enumerate(_index_checking_calls(function))}
+    sites = {call: n for n, call in enumerate(_calls_with_index_checks(function))}
     for expr in evaluation_order(function.body):
         match expr:
             case Call():
@@ -138,8 +138,8 @@ def te_graph(function: Function, target: Target | None = None) -> tuple[Tensors,
 
 
 def _reshape_to_type(result: te.Tensor, kind: TensorType) -> te.Tensor:
-    """Return a result in the shape that its function declares. A part of a larger tensor stays as
-    it is: a computation of the whole would overwrite what other kernels have written beside the
+    """Reshape a result to the shape that its function declares. A part of a larger tensor is not
+    reshaped: a computation of the whole would overwrite what other kernels have written beside the
     part.
     """
     if result.is_part:
@@ -151,7 +151,7 @@ def _reshape_to_type(result: te.Tensor, kind: TensorType) -> te.Tensor:
 
 
 def describe_kernel_name(function: Function, name: str) -> str:
-    """Return the name of a kernel and the model node that it comes from."""
+    """Return a kernel's display name and its model node."""
     return f"the kernel {name} of {function.span}" if function.span else f"the kernel {name}"
 
 
@@ -178,18 +178,18 @@ def decision_names(function: Function) -> tuple[str, ...]:
 
 def choose_primitive(
     function: Function, target: Target, overrides: Overrides = NO_KERNEL_OVERRIDES
-) -> kernels.Chosen:
-    """Return the family of a primitive function's kernel, and its decision. Raises CompileError for
-    an invalid override.
+) -> kernels.KernelSelection:
+    """Select the kernel family of a primitive function and its decision. Raises CompileError for an
+    invalid override.
     """
     _, outputs = te_graph(function, target)
-    return kernels.choose(outputs, target, overrides, decision_names(function))
+    return kernels.select_kernel(outputs, target, overrides, decision_names(function))
 
 
 def _user_schedule(
     function: Function, inputs: Tensors, outputs: Tensors, name: str, target: Target
-) -> kernels.Scheduled | None:
-    """Return the program of a user's schedule of one of the operators, or None."""
+) -> kernels.ScheduledKernel | None:
+    """Return the loop program scheduled by a user's schedule of one of the operators, or None."""
     for call in reversed(operator_calls(function)):
         kinds = [t for a in call.args for t in flatten_tensor_types(a.checked_type)]
         tensors = [te.placeholder(k.shape, k.dtype, f"x{i}") for i, k in enumerate(kinds)]
@@ -200,15 +200,15 @@ def _user_schedule(
             func = _check_user_program(user_program, call.op.name, len(inputs), len(outputs), name)
             trace = user_program.trace if isinstance(user_program, schedule.Schedule) else None
             why = f"{call.op.name} has a schedule of its own"
-            return kernels.Scheduled(func, trace=trace, why=why)
+            return kernels.ScheduledKernel(func, trace=trace, unscheduled_reason=why)
     return None
 
 
 def _check_user_program(
     user_program: object, op_name: str, inputs: int, outputs: int, name: str
 ) -> PrimFunc:
-    """Return the program of a user's schedule as a kernel. Raises CompileError for
-    anything else.
+    """Convert the program of a user's schedule to a kernel. Raises CompileError for an
+    invalid one.
     """
     func = (
         user_program if isinstance(user_program, PrimFunc) else getattr(user_program, "func", None)
@@ -241,7 +241,7 @@ def lower_primitive(
 
 def schedule_primitive(
     function: Function, name: str, target: Target, overrides: Overrides = NO_KERNEL_OVERRIDES
-) -> kernels.Scheduled:
+) -> kernels.ScheduledKernel:
     """Return the scheduled loop program of a canonical primitive function, outputs after inputs,
     and its trace.
 
@@ -263,11 +263,17 @@ def schedule_primitive(
         notify_product(
             "te.tir", what, lambda: str(kernels.create_inlined_program(inputs, outputs, name))
         )
-        own = _user_schedule(function, inputs, outputs, name, target)
-        if own is not None:
-            notify_product("schedule.txt", own.why, lambda: kernels.schedule_text(own))
-            return own
-        return kernels.scheduled(inputs, outputs, target, name, overrides, decision_names(function))
+        user_kernel = _user_schedule(function, inputs, outputs, name, target)
+        if user_kernel is not None:
+            notify_product(
+                "schedule.txt",
+                user_kernel.unscheduled_reason,
+                lambda: kernels.schedule_text(user_kernel),
+            )
+            return user_kernel
+        return kernels.schedule_kernel(
+            inputs, outputs, target, name, overrides, decision_names(function)
+        )
     except Exception as error:
         error.add_note(f"while lowering {describe_kernel_name(function, name)}")
         raise

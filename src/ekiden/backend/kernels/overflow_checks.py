@@ -1,4 +1,4 @@
-"""Conditions under which size arithmetic does not overflow int64 at run time.
+"""Overflow checks: conditions under which int64 size arithmetic does not wrap at run time.
 
     n * 4611686018427387904      needs  n as float64 * 4.6e18 < 2**53
     n * 4                        needs  n <= 2**40, once for all that is made of n
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from ekiden.ir.dtype import int_range
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.prim import (
     Add,
     BinaryExpr,
@@ -41,7 +42,6 @@ from ekiden.ir.prim import (
     logical_and,
 )
 from ekiden.ir.prim_visitor import ExprInterner, children, post_order, unvisited_post_order
-from ekiden.ir.text import format_prim_expr
 from ekiden.tir.expr import Buffer, BufferLoad
 
 MAX_EXTENT = 2**40
@@ -230,7 +230,9 @@ def _fits_int64(node: PrimExpr, between: SizeInterval) -> PrimExpr:
 
 
 def _error_values(node: PrimExpr, intervals: _Intervals) -> dict[str, PrimExpr]:
-    """Return the numbers that an error shows: the symbols of a part, else its operands."""
+    """Return the integers that an error message shows: the symbols of an expression, else its
+    operands.
+    """
     if intervals.reads_data[id(node)] and isinstance(node, BinaryExpr):
         return {"one side": node.a, "the other": node.b}
     return {symbol.name: symbol for symbol in intervals.first_symbols(node)}

@@ -1,5 +1,5 @@
-"""Warn of quantised kernels and programs that the cost model predicts to be slower than their
-floats.
+"""Warnings about quantised kernels and programs that the cost model predicts to be slower than
+their float versions.
 
 A kernel is compared with that of the same product of floats. A program pays besides for finding
 ranges and rounding, which dynamic quantisation does in each run: of all its calls the cycles are
@@ -64,7 +64,7 @@ def _num_elements(kind: Type | None) -> int | None:
 
 
 def estimate_slowdown(function: Function, target: Target) -> dict[str, object]:
-    """Return what the metadata of a kernel in canonical form say of its cost by the model.
+    """Estimate the cost of a kernel in canonical form and of its float version, as metadata.
 
     Products, ranges and roundings have "cycles", [its own, those of its float form], where sizes
     are known; a product of integers that is slower than that of floats has "over_floats", times as
@@ -82,7 +82,7 @@ def estimate_slowdown(function: Function, target: Target) -> dict[str, object]:
             return {}
         return _estimate_cycles(quantization_cost.float_product_cost(number, target))
     _, outputs = te_graph(function, target)
-    cost = quantization_cost.product_cost(outputs, kernels.choose(outputs, target), target)
+    cost = quantization_cost.product_cost(outputs, kernels.select_kernel(outputs, target), target)
     if cost is None:
         return {}
     facts = _estimate_cycles(cost) if number is not None else {}
@@ -134,7 +134,8 @@ def warn_of_slowdown(
     calls: Iterable[str],
     target: Target,
 ) -> None:
-    """Log a warning where a program or kernels of it are slower than their floats by the model.
+    """Log a warning for a program or kernels that the cost model predicts to be slower than their
+    float versions.
 
     Args:
         kernels: The facts of `estimate_slowdown`, by kernel.

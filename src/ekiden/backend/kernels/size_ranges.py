@@ -1,4 +1,5 @@
-"""Kernels of dynamic sizes that were tuned for several sizes: the variant of the nearest size runs.
+"""Multi-versioned kernels of dynamic sizes, tuned for several sizes; the version of the nearest
+size runs.
 
     records:   n = 1: rows=1;  n = 64: nothing better than the default
     kernel:    if n <= 8: loops of rows=1 else: those of the default
@@ -24,7 +25,7 @@ TunedSizes = Sequence[Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class SizeRange:
-    """Range of sizes that one schedule override covers: all whose product is at most `upper` (None:
+    """Range of sizes covered by one schedule override: all whose product is at most `upper` (None:
     unbounded).
     """
 

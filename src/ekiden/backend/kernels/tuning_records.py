@@ -1,4 +1,4 @@
-"""Tuning records of kernels; found by what a kernel computes and the target.
+"""Tuning records of kernels, keyed by the computation and the target.
 
 A record is of one compiler's choices. Where the kernel is of another family now, or a value cannot
 be any more, the record is named in a warning and the default is taken.
@@ -74,9 +74,9 @@ class TuningRecords:
             if chosen.family.name != rule or chosen.anchor is None:
                 raise CompileError(f"the kernel is of the family '{chosen.family.name}' now")
             require_valid_overrides(
-                chosen.family.space(chosen.anchor, self.target), fixed, f"'{rule}'"
+                chosen.family.search_space(chosen.anchor, self.target), fixed, f"'{rule}'"
             )
-            chosen.family.decide(chosen.anchor, self.target, fixed)
+            chosen.family.choose_decision(chosen.anchor, self.target, fixed)
         except CompileError as error:
             where = describe_kernel_name(form, display_name(form))
             self.refused.append(f"{rule}: {choice}")
@@ -88,7 +88,7 @@ class TuningRecords:
         return fixed
 
     def report(self, kernels: int) -> None:
-        """Log how many records were used; a warning where none was."""
+        """Log the number of used records, with a warning if none was."""
         if not self.records:
             return
         if not self.num_used and not self.refused:

@@ -1,1 +1,1 @@
-"""Backend of the virtual machine; instructions, executables' bytes, and their printed form."""
+"""Backend of the virtual machine: instructions, executable files, and disassembly."""

@@ -1,11 +1,11 @@
-"""Instruction emitter: a virtual register for each value, jumps to labels, nested scopes."""
+"""Bytecode emitter with virtual registers, jump labels and nested scopes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ekiden.backend.vm.operands import jump_offsets, with_jump_offsets
+from ekiden.backend.vm.instruction_operands import jump_offsets, with_jump_offsets
 from ekiden.runtime.debug.instructions import Instruction, Operand, make_instruction
 
 __all__ = ["BytecodeEmitter", "ScopeIterator", "emit_scope"]
@@ -47,7 +47,7 @@ class BytecodeEmitter:
         return target
 
     def new_label(self) -> int:
-        """Return a new label, to be bound later."""
+        """Return a new unbound label."""
         self._labels.append(-1)
         return len(self._labels) - 1
 
@@ -74,7 +74,7 @@ class BytecodeEmitter:
 
 
 def emit_scope(scope: ScopeIterator) -> None:
-    """Emit a scope and its inner scopes iteratively, however deep."""
+    """Emit a scope and its nested scopes without recursion."""
     stack = [scope]
     while stack:
         inner = next(stack[-1], None)

@@ -1,4 +1,4 @@
-"""VM compiler: from A-normal form with explicit memory to bytecode.
+"""VM compiler, from A-normal form with explicit memory to bytecode.
 
 let %y = nn.relu(add(%x, %x)); (%y, exp(%y)) for %x: Tensor[(2, 4), float32] becomes
 
@@ -15,7 +15,7 @@ let %y = nn.relu(add(%x, %x)); (%y, exp(%y)) for %x: Tensor[(2, 4), float32] bec
     ret $0
 
 Functions are compiled one by one (function_compiler.py); kernels and shape functions before them,
-so that their numbers are known (primitives.py).
+so that their numbers are known (primitive_table.py).
 
 Sizes that are not constants are elements of int64 vectors on the host. A *stage* is a point of a
 function at which some become known: its entry, or behind a binding that names sizes which were not
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, cast
 
 from ekiden._lazy import LazyModule
 from ekiden.backend.external import is_external_function
-from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.canonical_form import canonicalize
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint
 from ekiden.backend.kernels.quantized_slowdown import estimate_slowdown, warn_of_slowdown
@@ -47,7 +47,7 @@ from ekiden.backend.vm.module_kernels import (
     primitive_functions,
 )
 from ekiden.backend.vm.pipeline import LoweredModule
-from ekiden.backend.vm.primitives import PrimitiveTable
+from ekiden.backend.vm.primitive_table import PrimitiveTable
 from ekiden.backend.vm.stage_kernels import stage_kernel
 from ekiden.backend.vm.write_executable import (
     DeviceTable,
@@ -169,7 +169,7 @@ def _kernel_sources(module_kernels: ModuleKernels) -> list[tuple[str, str]]:
 
 
 def _called_kernels(module_kernels: ModuleKernels, module: IRModule) -> Iterator[str]:
-    """Yield the name of the kernel of each call of a module, but for those of engines."""
+    """Yield the name of the kernel of each call of a module, except calls of external engines."""
     functions = (f for f, _ in module_kernels.functions)
     names = dict(zip(functions, module_kernels.kernels.names, strict=False))
     return (names[f] for f, _ in primitive_calls(module) if f in names)
@@ -195,8 +195,7 @@ def compile_module(
     *,
     is_native: bool = False,
 ) -> memoryview:
-    """Return the bytes of the executable of a module whose kernels are not compiled, as
-    `compile_variants` has it."""
+    """Compile a module to the bytes of an executable with the options of `compile_variants`."""
     kernels = compile_kernels(module, target, progress=progress)
     variants = [(LoweredModule(module, kernels, None), metadata)]
     return compile_variants(variants, is_native=is_native).file.to_bytes()
@@ -219,8 +218,8 @@ def check_module(module: IRModule) -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LinkedExecutable:
-    """Executable file, with the constants and general kernels that stay outside of it when it is
-    loaded at once.
+    """Executable file, with the constants and general kernels that stay in memory when it is loaded
+    immediately.
     """
 
     file: ArtifactFile
@@ -233,9 +232,9 @@ class LinkedExecutable:
 def compile_variants(
     variants: Iterable[tuple[LoweredModule, dict[str, object]]], *, is_native: bool = False
 ) -> LinkedExecutable:
-    """Return the executable of a module that is lowered for each target, with its metadata; with
-    native code of its functions beside their bytecode if asked for. Equal constants of variants are
-    one. Large ones stay apart where kernels are general: such an executable is loaded at once.
+    """Compile a module that is lowered for each target to an executable with its metadata;
+    optionally with native code of its functions beside their bytecode. Equal constants of variants
+    are one. Large ones stay apart where kernels are general: such an executable is loaded at once.
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """

@@ -1,4 +1,4 @@
-"""Constants of an executable; equal arrays are stored once."""
+"""Constant pool of an executable, which stores equal arrays once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Emit matches and branches. `If` and `Match`."""
+"""Bytecode emission of branches (`If`) and pattern matches (`Match`)."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class ChoiceEmitter(BytecodeEmitter):
     def _emit_clause_edge(
         self, leaf: MatchLeaf, registers: ValueParts, shared: dict[int, int]
     ) -> None:
-        """Emit one of several edges to a clause; all leave the clause's variables in the same
+        """Emit an edge to a clause; all edges leave the clause's variables in the same
         registers.
         """
         if leaf.clause not in shared:

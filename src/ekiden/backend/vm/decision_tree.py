@@ -1,4 +1,5 @@
-"""Compile matches to decision trees: no part of a value is tested twice on the way to a clause.
+"""Compilation of matches to decision trees (Maranget 2008), which test no component of a value
+twice on a path.
 
     match (%l) { Cons(%x, Cons(_, _)) => a, Cons(%x, _) => b, Nil => c }
     ->  test ():  Cons -> test (1,):  Cons -> a where %x = (0,)
@@ -37,7 +38,7 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class MatchLeaf:
-    """Decision leaf: the clause that matches, and the paths of its variables."""
+    """Leaf of a decision tree: the selected clause and the paths of its variables."""
 
     clause: int
     variables: tuple[tuple[Var, Path], ...]
@@ -45,7 +46,7 @@ class MatchLeaf:
 
 @dataclass(frozen=True, slots=True)
 class TagTest:
-    """Decision node: branches on the tag of the constructor at `path`."""
+    """Node of a decision tree that branches on the tag of the constructor at `path`."""
 
     path: Path
     cases: dict[int, int]

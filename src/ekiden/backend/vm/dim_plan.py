@@ -1,4 +1,4 @@
-"""Symbolic sizes, offsets and shapes of a function.
+"""Plan of where a function computes its symbolic sizes, offsets and shapes.
 
 They stand in int64 vectors. The first is computed at entry, from the shapes of the parameters; a
 further one wherever a binding names dimensions that were not known before: from its tensors' shapes
@@ -25,7 +25,7 @@ from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import ExprInterner, free_vars
 from ekiden.ir.type import TensorType
-from ekiden.relay.analysis.conditions import kernel_conditions
+from ekiden.relay.analysis.shape_constraints import kernel_conditions
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.expr import Var as RelayVar
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
@@ -50,8 +50,8 @@ def constant_values(exprs: Sequence[PrimExpr]) -> tuple[int, ...]:
 
 
 class DimVector:
-    """Vector of size expressions: equal sequences share a slot; conditions on the symbols are
-    checked with them.
+    """Vector of size expressions, in which equal sequences share a slot and conditions on the
+    symbols are checked.
     """
 
     def __init__(self, constraints: Sequence[Constraint] = ()) -> None:
@@ -82,7 +82,9 @@ class DimVector:
             self.mark_used()
 
     def mark_used(self) -> None:
-        """Mark the vector as used even where nothing reads it: computing it performs the checks."""
+        """Mark the vector as used even if nothing reads it, since computing it performs the
+        checks.
+        """
         if not self.exprs:
             self.slot_of((const(0),))
 
@@ -93,7 +95,7 @@ class DimVector:
 
 @dataclass(eq=False, slots=True)
 class DimStage:
-    """Point of a function where a size vector is computed: at entry, or after bindings that name
+    """Program point at which a size vector is computed: function entry, or after bindings that name
     dimensions.
     """
 
@@ -113,7 +115,7 @@ class DimStage:
 
 
 class DimPlan:
-    """Stages of one function, and the slot of each symbolic size, offset and shape."""
+    """Plan of one function's stages, with the slot of each symbolic size, offset and shape."""
 
     def __init__(
         self, name: str, function: Function, constraints: Sequence[Constraint] = ()

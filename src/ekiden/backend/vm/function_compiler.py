@@ -17,7 +17,7 @@ from ekiden.backend.vm.bytecode_emitter import ScopeIterator, emit_scope
 from ekiden.backend.vm.constant_pool import ConstantPool
 from ekiden.backend.vm.control_flow import ChoiceEmitter, ValueParts
 from ekiden.backend.vm.dim_plan import DimPlan, DimStage, constant_values, is_static
-from ekiden.backend.vm.primitives import HOST_DEVICE_INDEX
+from ekiden.backend.vm.primitive_table import HOST_DEVICE_INDEX
 from ekiden.backend.vm.register_allocation import allocate_registers
 from ekiden.backend.vm.stage_kernels import entry_sources, stage_arguments
 from ekiden.backend.vm.write_executable import VMFunction
@@ -57,8 +57,8 @@ _Closure: TypeAlias = tuple[int, tuple[int, ...]]
 
 @dataclass(slots=True)
 class ProgramTables:
-    """Tables that all functions of an executable share: numbers of functions, primitives and
-    devices, and the constant pool.
+    """Tables shared by all functions of an executable: function, primitive and device numbers, and
+    the constant pool.
     """
 
     functions: dict[str, int]
@@ -77,7 +77,8 @@ class ProgramTables:
     """Derived constants: the primitive and its operand constants, which precede them."""
 
     def constant_number(self, data: Array, device: int) -> int:
-        """Return the number of a constant. What is made at loading is made on the host alone.
+        """Return the number of a constant. Constants computed at load time are computed on the host
+        only.
 
         Sources stand before what is made of them, so that the loader makes them in order; a chain
         of any length is walked with a list.
@@ -207,8 +208,8 @@ class FunctionCompiler(ChoiceEmitter):
         return self._emit_if(choice, to) if isinstance(choice, If) else self._emit_match(choice, to)
 
     def _emit_result(self, value: RelayExpr, to: int | None) -> None:
-        """Emit the end of a scope: store or return its result. A call in tail position reuses the
-        frame, so that recursion of any depth needs one.
+        """Emit the end of a scope, which stores or returns its result. A call in tail position
+        reuses the frame, so that recursion of any depth needs one.
         """
         if to is None and self._is_program_call(value):
             assert isinstance(value, Call)

@@ -1,6 +1,4 @@
-"""Compile the kernels of a module; which functions they are, and what is known of them once
-compiled.
-"""
+"""Compilation of a module's kernels, and their properties once compiled."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ekiden.backend.external import build_external, is_external_function
 from ekiden.backend.kernels.build import CompiledKernels, build_kernels
-from ekiden.backend.kernels.tiers import FullTierRequest
+from ekiden.backend.kernels.tiered_compilation import FullTierRequest
 from ekiden.codegen.parallel import ProgressCallback
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -48,7 +46,9 @@ class ModuleKernels:
     """Compiled kernels, in the order of `functions`."""
 
     def target_of(self, module: IRModule, device: int) -> Target:
-        """Return the target of kernels on a device, by its place in the table of a module."""
+        """Return the target of the kernels on a device, by its index in the module's device
+        table.
+        """
         return _target_of(module, device, self.target, self.devices)
 
 

@@ -1,5 +1,4 @@
-"""Pass pipeline from an imported module to one that the VM compiler accepts; a literal list, in
-order.
+"""Pass pipeline from an imported module to the VM compiler's input, as a list in order.
 
     language   constructors, inlining, the quantised dialect: what later passes need not know
     graph      values rewritten into cheaper ones, layouts, weights packed: nothing has a place
@@ -16,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
-from ekiden.backend.kernels.tiers import FullTierRequest
+from ekiden.backend.kernels.tiered_compilation import FullTierRequest
 from ekiden.backend.vm.module_kernels import ModuleKernels, compile_kernels
 from ekiden.backend.vm.unsupported_operators import unsupported_on_device
 from ekiden.codegen.parallel import ProgressCallback
@@ -194,9 +193,7 @@ def vm_pipeline(
 
 
 def _memory_passes(kernels: ModuleKernels | None, concurrent: bool) -> tuple[Pass, ...]:
-    """Return the passes that plan memory; the workspace of compiled kernels is known, and planned
-    too.
-    """
+    """Return the memory planning passes, which include the workspaces of compiled kernels."""
     facts = kernels.facts if kernels is not None else None
     return (MemoryPlan(facts, concurrent=concurrent), UpdateInPlace(facts), OwnResults())
 
@@ -216,7 +213,7 @@ def optimize_module(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LoweredModule:
-    """Module ready for `compile_variants`: its memory is planned and its kernels are compiled."""
+    """Lowered module, with memory planned and kernels compiled, ready for `compile_variants`."""
 
     module: IRModule
     kernels: ModuleKernels
@@ -251,7 +248,7 @@ def lower(
 def lower_full_tier(
     general: LoweredModule, finishing: FullTierRequest, concurrent: bool
 ) -> LoweredModule:
-    """Lower to the full tier what was lowered with general kernels."""
+    """Lower a module that was lowered with general kernels to the full tier."""
     assert general.unplanned is not None, "it has general kernels"
     general_kernels = general.kernels
     kernels = compile_kernels(

@@ -1,4 +1,4 @@
-"""Place each operator on the host or on a device by minimum cut, minimising the cost of work and
+"""Cost-based device placement of operators by minimum cut, minimising the time of computation and
 copies.
 
 compiled for [cpu(0), opencl(0)], with what both were measured to do:
@@ -84,7 +84,7 @@ class DeviceCosts:
 
 
 def PlaceByCost(config: CompilationConfig | None) -> Pass:  # noqa: N802
-    """Return the pass described in the module docstring."""
+    """Return the pass that places operators on the host or a device by cost."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         """Annotate with `on_device` the operators that are faster on the one device that is not the
@@ -102,7 +102,7 @@ def PlaceByCost(config: CompilationConfig | None) -> Pass:  # noqa: N802
         scale = _calibration_factors(module, costs)
 
         def place_function(function: Function) -> Function:
-            """Place one function by itself: in `main` parameters and results are the host's."""
+            """Place one function separately: in `main` parameters and results are the host's."""
             network = _PlacementNetwork(costs, scale, refuses, device)
             on_device_calls = network.on_device(function, module["main"] is function)
             return lift_body_rewrite(

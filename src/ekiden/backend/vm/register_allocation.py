@@ -1,5 +1,4 @@
-"""Register allocation: from one virtual register per value to few; the last step of compiling a
-function to bytecode.
+"""Linear-scan register allocation of bytecode, the last step of compiling a function.
 
     0: alloc_data $1 tag(0) [$0]        0: alloc_data $0 tag(0) [$0]
     1: move $2 $1                 ->    1: ret $0
@@ -28,7 +27,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 
-from ekiden.backend.vm.operands import (
+from ekiden.backend.vm.instruction_operands import (
     jump_offsets,
     movable_registers,
     read_registers,
@@ -59,7 +58,7 @@ def _jump_positions(instruction: Instruction, at: int) -> list[int]:
 
 
 class _Liveness:
-    """Liveness of values, computed from the last instruction to the first."""
+    """Liveness of values by a backward pass over the instructions."""
 
     def __init__(self, code: Sequence[Instruction], n_params: int) -> None:
         self.live_in: dict[int, frozenset[int]] = {}

@@ -1,4 +1,4 @@
-"""Kernels that compute the size vectors of a function's stages (see dims), and their arguments.
+"""Kernels that compute the size vectors of a function's stages (see dim_plan), and their arguments.
 
 At entry symbols are read from the shapes of parameters. One that stands alone is that dimension;
 one inside of a linear expression is solved for: `n = dim // 2` where a dimension is `n * 2`.
@@ -15,11 +15,11 @@ from ekiden.backend.kernels.lower import RunCheck, shape_function
 from ekiden.backend.kernels.overflow_checks import MAX_EXTENT, size_conditions
 from ekiden.backend.vm.dim_plan import DimPlan, DimStage, DimVector
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.op import OPS
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, Var, cast, const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as replace
-from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.vm import BindDimsAttrs, MatchShapeAttrs
@@ -31,7 +31,7 @@ from ekiden.tir.stmt import PrimFunc
 
 @dataclass(frozen=True, slots=True)
 class ShapeSource:
-    """Tensor whose shape binds symbols: a parameter's number, then tuple field indices."""
+    """Tensor whose shape determines symbols: a parameter's number, then tuple field indices."""
 
     path: tuple[int, ...]
     tensor_type: TensorType
@@ -40,7 +40,7 @@ class ShapeSource:
 
 @dataclass(frozen=True, slots=True)
 class ShapeSources:
-    """Shape sources of a function: what its dims and their constraints read."""
+    """Tensors that determine the symbols of a function's dimensions and their constraints."""
 
     tensors: tuple[ShapeSource, ...]
     exprs: tuple[PrimExpr, ...]
@@ -49,8 +49,8 @@ class ShapeSources:
 
 
 def shape_sources(function: Function, dims: DimVector) -> ShapeSources:
-    """Return the parameters whose shapes bind the symbols that dims and their constraints need. A
-    symbol that occurs only in a dimension like `n * 2 + 1` is solved for. Raises CompileError
+    """Return the parameters whose shapes determine the symbols of dimensions and their constraints.
+    A symbol that occurs only in a dimension like `n * 2 + 1` is solved for. Raises CompileError
     naming a symbol that no parameter binds.
     """
     tensors = [
@@ -307,7 +307,7 @@ def _overflow_checks(
     exprs: Sequence[PrimExpr], extents: Sequence[Buffer] = (), name: str = "run"
 ) -> list[RunCheck]:
     """Return the checks that no size arithmetic overflows; see `size_conditions`. `name` begins
-    what they say.
+    their messages.
     """
     rows = size_conditions(exprs, extents)
     return [RunCheck(condition, f"{name}: {text}", shown) for condition, text, shown in rows]

@@ -1,5 +1,5 @@
-"""Parameter types of functions as words of the section TYPES, against which the machine checks
-arguments. docs/artifact-format.md and runtime/src/ek_signature.h specify them.
+"""Encoding of functions' parameter types in the section TYPES, against which the machine checks
+arguments. docs/artifact-format.md and runtime/src/ek_signature.h specify it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import field
 
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.prim import (
     Add,
     BinaryExpr,
@@ -22,7 +23,6 @@ from ekiden.ir.prim import (
     Sub,
     Var,
 )
-from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.runtime.binding.dtypes import dtype_code
 from ekiden.runtime.binding.layout import DimWord, TypeLimit, TypeWord
@@ -38,7 +38,7 @@ _DIM_OPERATION_WORDS: dict[type[PrimExpr], int] = {
 
 @dataclass(slots=True)
 class _EncodedSymbol:
-    """Symbolic size: its name, upper bound and defining words."""
+    """Encoded symbolic size: its name, upper bound and definition."""
 
     name: str
     upper_bound: int
@@ -47,8 +47,8 @@ class _EncodedSymbol:
 
 @dataclass(slots=True)
 class _SymbolTable:
-    """Symbols of all functions; within a function by identity, across functions by equal
-    description.
+    """Symbol table of all functions: symbols are identified by identity within a function, and by
+    description across functions.
     """
 
     table: list[_EncodedSymbol] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Operators for which a device has no code; its language lacks a type or an instruction they need.
+"""Detection of operators without device code, whose type or instruction the device language lacks.
 
 Whoever compiles for the host beside a default device has these run on the host (PlanDevices) rather
 than be an error. Each operator is lowered and printed alone, once for each of its forms.
@@ -6,7 +6,7 @@ than be an error. Each operator is lowered and printed alone, once for each of i
 
 from __future__ import annotations
 
-from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.canonical_form import canonicalize
 from ekiden.backend.kernels.lower import lower_primitive
 from ekiden.codegen import device
 from ekiden.codegen.cache import kernel_key
@@ -19,14 +19,14 @@ __all__ = ["UnsupportedOperators", "unsupported_on_device"]
 
 
 class UnsupportedOperators:
-    """Set of operators for which a target has no code."""
+    """Predicate of operator calls for which a target has no code."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._is_unsupported_cache: dict[str, bool] = {}
 
     def __call__(self, call: Call) -> bool:
-        """Return whether it refuses the call of an operator with a kernel."""
+        """Return whether the target lacks code for an operator call."""
         form = canonicalize(single_operator_function(call))
         key = kernel_key(form, self._target, "")
         if key not in self._is_unsupported_cache:
@@ -42,8 +42,9 @@ class UnsupportedOperators:
 
 
 def unsupported_on_device(config: CompilationConfig | None) -> UnsupportedOperators | None:
-    """Return what the default device of a compilation refuses; None where the program has no
-    choice: the default is the host, or the host is not among its devices."""
+    """Return the operators that the default device of a compilation does not support; None if the
+    default is the host, or the host is not among its devices.
+    """
     if config is None or not any(virtual_device.is_host for virtual_device in config.devices):
         return None
     target = config.layout_target

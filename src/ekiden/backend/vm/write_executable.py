@@ -1,4 +1,4 @@
-"""Executable writer; the bytes of an .eki file. docs/artifact-format.md is the specification."""
+"""Writer of executable files (.eki). docs/artifact-format.md is the specification."""
 
 import json
 import struct
@@ -9,7 +9,7 @@ import numpy as np
 
 from ekiden.backend.vm.type_signatures import encode_signatures
 from ekiden.ir.type import Type
-from ekiden.runtime.artifact.chunks import Pieces
+from ekiden.runtime.artifact.chunks import ByteSources
 from ekiden.runtime.artifact.container_format import (
     ArtifactFile,
     ConstantRecord,
@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class VMFunction:
-    """Bytecode function. Arguments arrive in registers 0, 1, ..."""
+    """Bytecode function with its arguments in registers 0, 1,"""
 
     name: str
     params: tuple[str, ...]
@@ -97,8 +97,8 @@ def write_programs(
     load_time: Collection[int] = (),
     apart: Collection[int] = (),
 ) -> ArtifactFile:
-    """Write an executable file; the same arguments always give the same bytes. Of several programs,
-    variants of one, the loader takes the first whose image its machine can run.
+    """Write an executable file deterministically. Of several programs, variants of one, the loader
+    takes the first whose image its machine can run.
 
     The programs share one constant table; constants may be of any layout and are stored contiguous
     and little-endian. A program without native code serves every machine. Constants numbered in
@@ -147,7 +147,7 @@ def _encode_sections(program: ExecutableProgram) -> dict[Section, bytes]:
     return payloads
 
 
-def _eager_payload(payload: bytes) -> Callable[[int], Pieces]:
+def _eager_payload(payload: bytes) -> Callable[[int], ByteSources]:
     return lambda at: [payload]
 
 

@@ -2,40 +2,26 @@
 
 from typing import TYPE_CHECKING
 
-from ekiden._lazy import attach
+from ekiden._lazy import attach, exported_names
 from ekiden.codegen.llvm._exports import EXPORTED_NAMES
 
 if TYPE_CHECKING:
-    from ekiden.codegen.llvm.compiler import (
-        LLVM_VERSION,
-        assembly,
-        check_target,
-        check_triple,
-        compile_ir,
-        compile_object,
-        ir_to_assembly,
-        llvm_lock,
-    )
-    from ekiden.codegen.llvm.debug import DebugInfo
-    from ekiden.codegen.llvm.image import ImageInfo, link_image, parse_image
-    from ekiden.codegen.llvm.module_emitter import emit_function, emit_module
+    from ekiden.codegen.llvm.compiler import LLVM_VERSION as LLVM_VERSION
+    from ekiden.codegen.llvm.compiler import assembly as assembly
+    from ekiden.codegen.llvm.compiler import check_target as check_target
+    from ekiden.codegen.llvm.compiler import check_triple as check_triple
+    from ekiden.codegen.llvm.compiler import compile_ir as compile_ir
+    from ekiden.codegen.llvm.compiler import compile_object as compile_object
+    from ekiden.codegen.llvm.compiler import ir_to_assembly as ir_to_assembly
+    from ekiden.codegen.llvm.compiler import llvm_lock as llvm_lock
+    from ekiden.codegen.llvm.debug import DebugInfo as DebugInfo
+    from ekiden.codegen.llvm.image import ImageInfo as ImageInfo
+    from ekiden.codegen.llvm.image import link_image as link_image
+    from ekiden.codegen.llvm.image import parse_image as parse_image
+    from ekiden.codegen.llvm.module_emitter import emit_function as emit_function
+    from ekiden.codegen.llvm.module_emitter import emit_module as emit_module
 
-__all__ = [
-    "LLVM_VERSION",
-    "DebugInfo",
-    "ImageInfo",
-    "assembly",
-    "check_target",
-    "check_triple",
-    "compile_ir",
-    "compile_object",
-    "emit_function",
-    "emit_module",
-    "ir_to_assembly",
-    "link_image",
-    "llvm_lock",
-    "parse_image",
-]
+__all__ = exported_names(EXPORTED_NAMES)
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = attach(__name__, EXPORTED_NAMES, registers=True)

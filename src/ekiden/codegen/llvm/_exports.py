@@ -5,14 +5,8 @@ EXPORTED_NAMES = {
         LLVM_VERSION assembly check_target check_triple compile_ir compile_object ir_to_assembly
         llvm_lock
     """,
-    "debug": """
-        DebugInfo
-    """,
-    "image": """
-        ImageInfo link_image parse_image
-    """,
-    "module_emitter": """
-        emit_function emit_module
-    """,
+    "debug": "DebugInfo",
+    "image": "ImageInfo link_image parse_image",
+    "module_emitter": "emit_function emit_module",
 }
 """Module -> its names."""

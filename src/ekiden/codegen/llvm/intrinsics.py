@@ -383,6 +383,20 @@ def _emit_madd(b: FunctionBuilder, dtype: str, total: Operand, x: Operand, y: Op
     return total
 
 
+def _emit_in_order(b: FunctionBuilder, dtype: str, value: Operand, other: Operand) -> Operand:
+    """Emit `value`, to be read by instructions behind `other` alone.
+
+    An empty piece of assembly that reads both: LLVM schedules the instructions of a block by
+    register pressure and nothing else holds them apart. Where additions are part of products there
+    are none to hold.
+    """
+    target = b.module.target
+    if target is None or target.architecture != "x86-64" or target.has("dot2_s16"):
+        return value
+    kind = register_type(dtype)
+    return b.pure(f'call {kind} asm "", "=v,0,v"({kind} {value}, {kind} {other})')
+
+
 def _emit_dot2_bf16(
     b: FunctionBuilder, dtype: str, total: Operand, x: Operand, y: Operand
 ) -> Operand:
@@ -450,6 +464,7 @@ INTEGER_INTRINSICS: dict[str, Callable[..., Operand]] = {
     "madd_s8s8": _split_128_bit_halves(_emit_signed_dot4),
     "sum2_u8s8": _split_128_bit_halves(_emit_pair_sums),
     "madd_s16": _split_128_bit_halves(_emit_madd), "dot2_bf16": _emit_dot2_bf16,
+    "in_order": _emit_in_order,
     "left_shift": _emit_left_shift, "right_shift": _emit_right_shift,
 }
 # fmt: on

@@ -10,6 +10,7 @@ from ekiden.codegen.llvm.float_math import FloatMath
 from ekiden.codegen.llvm.types import is_nan_constant, register_type
 from ekiden.ir import dtype as dt
 from ekiden.ir import prim
+from ekiden.tir.expr import Broadcast, Ramp
 
 EmitFunction = Callable[..., Operand]
 
@@ -278,3 +279,15 @@ def _lane_slice(
         return b.pure(f"extractelement {kind} {x}, i64 {start}")
     chosen = ", ".join(f"i32 {i}" for i in range(start, start + count))
     return b.pure(f"shufflevector {kind} {x}, {kind} poison, <{count} x i32> <{chosen}>")
+
+
+def is_first_lane_mask(mask: prim.PrimExpr) -> bool:
+    """Return whether a mask is known to select the first lane alone."""
+    # LLVM 22 stores four bytes for masked vectors that it narrows to one or two bytes.
+    match mask:
+        case prim.LT(
+            a=Ramp(base=prim.IntImm(value=first), stride=prim.IntImm(value=1)),
+            b=Broadcast(value=prim.IntImm(value=limit)),
+        ):
+            return limit - first == 1
+    return False

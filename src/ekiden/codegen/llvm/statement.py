@@ -25,13 +25,13 @@ from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import DebugLocations
 from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey
 from ekiden.codegen.llvm.intrinsic_call import IntrinsicCallEmitter
-from ekiden.codegen.llvm.operations import emit_lane_reduction
+from ekiden.codegen.llvm.operations import emit_lane_reduction, is_first_lane_mask
 from ekiden.codegen.llvm.quoting import quote_name
 from ekiden.codegen.llvm.types import intrinsic_suffix, memory_dtype, memory_type, register_type
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import LT, IntImm, Intrinsic, PrimExpr, SizeVar, Var, cast, const, is_const
+from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, Var, cast, const, is_const
 from ekiden.runtime.errors import InternalError
-from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, Ramp
+from ekiden.tir.expr import Buffer, BufferAddress, Ramp
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -46,18 +46,6 @@ from ekiden.tir.stmt import (
     Stmt,
     While,
 )
-
-
-def is_first_lane_mask(mask: PrimExpr) -> bool:
-    """Return whether a mask is known to select the first lane alone."""
-    # LLVM 22 stores four bytes for masked vectors that it narrows to one or two bytes.
-    match mask:
-        case LT(
-            a=Ramp(base=IntImm(value=first), stride=IntImm(value=1)),
-            b=Broadcast(value=IntImm(value=limit)),
-        ):
-            return limit - first == 1
-    return False
 
 
 # Text and not llvmlite's objects: a kernel is written line by line in the order in which it runs,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ekiden import runtime
 from ekiden.compiler.cache.cache_keys import CacheRequest
-from ekiden.ir.cache_layers import cache_layers, is_nonempty_folder
+from ekiden.ir.cache_folders import cache_folders, is_nonempty_folder
 from ekiden.runtime import environment
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import (
@@ -58,7 +58,7 @@ class ArtifactCache:
     @staticmethod
     def default() -> ArtifactCache:
         """Return the cache in the user's cache folder, with the environment's limit."""
-        home, fallbacks = cache_layers()
+        home, fallbacks = cache_folders()
         folder = os.path.join(home, "artifacts") if home is not None else None
         folders = [os.path.join(fallback, "artifacts") for fallback in fallbacks]
         return ArtifactCache(folder, environment.cache_limit_bytes(), folders)
@@ -107,7 +107,7 @@ class ArtifactCache:
                 # The list precedes the artifact, whose key depends on it.
                 write_atomic(names_file, lambda file: file.write(names), is_owners=True)
             content = (
-                artifact.write if isinstance(artifact, StreamedContent) else _writer_of(artifact)
+                artifact.write if isinstance(artifact, StreamedContent) else _make_writer(artifact)
             )
             write_atomic(path, content, is_owners=True)
             executable = _map_artifact(path, None)
@@ -117,7 +117,7 @@ class ArtifactCache:
         return executable
 
 
-def _writer_of(data: Bytes) -> Callable[[Writer], object]:
+def _make_writer(data: Bytes) -> Callable[[Writer], object]:
     return lambda file: file.write(data)
 
 

@@ -19,7 +19,7 @@ from typing import cast
 
 from ekiden import runtime
 from ekiden.codegen.cache import compiler_folder, verify_checksum
-from ekiden.ir.cache_layers import cache_layers
+from ekiden.ir.cache_folders import cache_folders
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
 from ekiden.runtime.files import (
     PathName,
@@ -85,21 +85,21 @@ class CacheEntry:
 
 def all_cache_layers() -> tuple[Path, ...]:
     """Return the cache folders, the written one first. Raises InputError where there is none."""
-    home, fallbacks = cache_layers()
-    paths = tuple(map(Path, (*(() if home is None else (home,)), *fallbacks)))
+    layer, fallbacks = cache_folders()
+    paths = tuple(map(Path, (*(() if layer is None else (layer,)), *fallbacks)))
     if not paths:
         raise InputError("the cache is turned off: EKIDEN_CACHE_DIR names no folder")
     return paths
 
 
-def written_layer() -> Path:
+def writable_layer() -> Path:
     """Return the cache folder that files are written to. Raises InputError where none is
     written.
     """
-    home, _ = cache_layers()
-    if home is None:
+    layer, _ = cache_folders()
+    if layer is None:
         raise InputError("no folder of the cache is written: EKIDEN_CACHE_DIR names none first")
-    return Path(home)
+    return Path(layer)
 
 
 def iter_entries(layer: Path) -> Iterator[CacheEntry]:
@@ -205,14 +205,14 @@ def import_cache(path: PathName) -> ImportCounts:
     Raises LoadError for what is no packed cache, or of another version, before anything is taken;
     OSError where a file cannot be read or written.
     """
-    home, done = written_layer(), ImportCounts()
+    layer, done = writable_layer(), ImportCounts()
     with rewrite_os_errors("read", path), open(path, "rb") as file:
         try:
             # Uncompressed only: a small compressed archive could expand without bound.
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 _check_manifest(archive.next(), archive, path)
                 for member in archive:
-                    _import_member(member, archive, home, done)
+                    _import_member(member, archive, layer, done)
         except tarfile.TarError as error:
             raise LoadError(f"'{path}' is no packed cache: {error}") from error
     return done
@@ -236,7 +236,7 @@ def _check_manifest(
 
 
 def _import_member(
-    member: tarfile.TarInfo, archive: tarfile.TarFile, home: Path, done: ImportCounts
+    member: tarfile.TarInfo, archive: tarfile.TarFile, layer: Path, done: ImportCounts
 ) -> None:
     """Import one file of an archive. Its name must be that of a cache file, which rules out paths
     elsewhere.
@@ -255,7 +255,7 @@ def _import_member(
     ):
         done.refused += 1
         return
-    target = home / folder / name
+    target = layer / folder / name
     if target.exists():
         done.present += 1
         return
@@ -274,16 +274,16 @@ def prune_cache(limit: int | None = None, stale: bool = False) -> tuple[int, int
     """Evict the least recently used files of the written layer down to `limit` bytes; with `stale`,
     kernels of other compiler versions first. Return the number of removed files and bytes.
     """
-    home = written_layer()
+    layer = writable_layer()
     count = freed = 0
     if stale:
-        kernels = home / "kernels"
+        kernels = layer / "kernels"
         stale_folders = [p for p in _subfolders(kernels) if p.name != compiler_folder()]
         for folder in stale_folders:
             removed = evict_least_recent(folder, 0)
             count, freed = count + removed[0], freed + removed[1]
     if limit is not None:
-        for removed in _shrink_kinds(home, limit):
+        for removed in _shrink_kinds(layer, limit):
             count, freed = count + removed[0], freed + removed[1]
     return count, freed
 
@@ -292,15 +292,15 @@ def _subfolders(folder: Path) -> Sequence[Path]:
     return [entry for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
 
 
-def _shrink_kinds(home: Path, limit: int) -> Iterator[tuple[int, int]]:
+def _shrink_kinds(layer: Path, limit: int) -> Iterator[tuple[int, int]]:
     """Shrink each kind to its share of the limit, in proportion to its current size."""
     sizes = {
-        kind.folder: sum(map(_file_size, list_files(home / kind.folder))) for kind in CACHE_KINDS
+        kind.folder: sum(map(_file_size, list_files(layer / kind.folder))) for kind in CACHE_KINDS
     }
     total_bytes = sum(sizes.values())
     for name, size in sizes.items():
         if total_bytes > limit:
-            yield evict_least_recent(home / name, limit * size // total_bytes)
+            yield evict_least_recent(layer / name, limit * size // total_bytes)
 
 
 def stats_to_json(stats: Sequence[CacheStats]) -> list[dict[str, object]]:

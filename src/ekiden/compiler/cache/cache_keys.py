@@ -20,9 +20,9 @@ from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.registry import find_frontend, to_bytes
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.digest_cache import file_identity, memoize_on_disk
-from ekiden.ir.extensions import has_extensions
 from ekiden.ir.hashes import sha256
 from ekiden.ir.pass_context import BYOC_ENGINE_OPTION, PLACEMENT_COSTS_OPTION, PassContext
+from ekiden.ir.user_extensions import has_extensions
 from ekiden.runtime import environment
 from ekiden.runtime.files import PathName
 from ekiden.runtime.lazy_dataclass import dataclass

@@ -172,46 +172,48 @@ class _ExportRequest:
         return self.architecture != platform.machine()
 
 
-def _write_artifact(order: _ExportRequest) -> None:
-    write_atomic(order.target, lambda file: file.write(order.data))
+def _write_artifact(request: _ExportRequest) -> None:
+    write_atomic(request.target, lambda file: file.write(request.data))
 
 
-def _write_library(order: _ExportRequest) -> None:
-    if order.fcompile is not None:
-        _call_fcompile(order, order.fcompile)
+def _write_library(request: _ExportRequest) -> None:
+    if request.fcompile is not None:
+        _call_fcompile(request, request.fcompile)
         return
-    arguments = [*_LINK_FLAGS, *order.options, "library.c", *_runtime_inputs(order)]
-    _compile_library(order, [*arguments, "-o", "made", *_system_libraries(order)], is_program=True)
+    arguments = [*_LINK_FLAGS, *request.options, "library.c", *_runtime_inputs(request)]
+    _compile_library(
+        request, [*arguments, "-o", "made", *_system_libraries(request)], is_program=True
+    )
 
 
-def _write_object(order: _ExportRequest) -> None:
-    _compile_library(order, ["-c", "-fPIC", "-O2", *order.options, "library.c", "-o", "made"])
+def _write_object(request: _ExportRequest) -> None:
+    _compile_library(request, ["-c", "-fPIC", "-O2", *request.options, "library.c", "-o", "made"])
 
 
-def _write_c(order: _ExportRequest) -> None:
+def _write_c(request: _ExportRequest) -> None:
     def write_source(file: Writer) -> None:
         """Write the C source, then the artifact as decimal numbers, 65,536 per line, formatted by
         one table lookup and join per line.
         """
-        file.write(_library_source(order, None).encode())
+        file.write(_library_source(request, None).encode())
         file.write(b"\n" + DECIMAL_ARRAY_HEADER.encode())
-        rows = np.frombuffer(order.data, np.uint8)
+        rows = np.frombuffer(request.data, np.uint8)
         for at in range(0, len(rows), 1 << 16):
             file.write(b",".join(_DECIMAL_BYTES[rows[at : at + (1 << 16)]].tolist()) + b",\n")
         file.write(b"};\n")
 
-    write_atomic(order.target, write_source)
+    write_atomic(request.target, write_source)
 
 
 _DECIMAL_BYTES = np.array([str(i).encode() for i in range(256)])
 
 
-def _write_archive(order: _ExportRequest) -> None:
+def _write_archive(request: _ExportRequest) -> None:
     """Write a source archive that a C compiler can build for any machine."""
-    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", order.target.stem) or "model"
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", request.target.stem) or "model"
     texts = {
-        f"{stem}.eki": bytes(order.data),
-        f"{stem}.c": _library_source(order, f"{stem}.eki").encode(),
+        f"{stem}.eki": bytes(request.data),
+        f"{stem}.c": _library_source(request, f"{stem}.eki").encode(),
         "Makefile": _MAKEFILE_TEMPLATE.format(stem=stem).encode(),
     }
     for folder, path in (("include/ekiden", include_dir() / "ekiden"), ("src", source_dir())):
@@ -225,7 +227,7 @@ def _write_archive(order: _ExportRequest) -> None:
                 about.size = len(data)
                 archive.addfile(about, io.BytesIO(data))
 
-    write_atomic(order.target, write_tar)
+    write_atomic(request.target, write_tar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +249,10 @@ class ExportFormat:
         suffix = os.path.splitext(path)[1]
         raise ExportError(f"write '{path}': no C compiler makes {suffix or 'it'}, got {what}")
 
-    def write_file(self, order: _ExportRequest) -> None:
+    def write_file(self, request: _ExportRequest) -> None:
         """Check the request, and write the export file."""
-        self.check_compiler(order.target, order.cc, order.options)
-        self.write(order)
+        self.check_compiler(request.target, request.cc, request.options)
+        self.write(request)
 
 
 EXPORT_FORMATS = {
@@ -289,8 +291,8 @@ def write_artifact(
     """Write the bytes of an artifact, which need not run on this machine, in the format of `path`'s
     suffix; see `export_library`. Raises ExportError for WebAssembly as anything but an artifact.
     """
-    order = _ExportRequest(_artifact_content(data), check_folder(path).absolute(), cc, options)
-    _write_export(export_format_of(path), order)
+    request = _ExportRequest(_artifact_content(data), check_folder(path).absolute(), cc, options)
+    _write_export(export_format_of(path), request)
 
 
 def export_library(
@@ -354,14 +356,14 @@ def _compile_function(path: PathName, fcompile: object) -> Callable[..., object]
     return fcompile
 
 
-def _write_export(chosen: ExportFormat, order: _ExportRequest) -> None:
+def _write_export(chosen: ExportFormat, request: _ExportRequest) -> None:
     """Write a request in a format. Raises ExportError for code that only an artifact can hold."""
-    if order.architecture == WASM and chosen is not EXPORT_FORMATS[ARTIFACT_SUFFIX]:
+    if request.architecture == WASM and chosen is not EXPORT_FORMATS[ARTIFACT_SUFFIX]:
         raise ExportError(
-            f"write '{order.target}': code for {WASM} is written as {ARTIFACT_SUFFIX}, or by "
+            f"write '{request.target}': code for {WASM} is written as {ARTIFACT_SUFFIX}, or by "
             "`ekiden web`"
         )
-    chosen.write_file(order)
+    chosen.write_file(request)
 
 
 def serialize_module(module: runtime.Module) -> bytes:
@@ -394,11 +396,11 @@ def serialize_module(module: runtime.Module) -> bytes:
 
 def _collect_imports(module: runtime.Module) -> list[runtime.Module]:
     """Return a module and its transitive imports, each once, nearest first."""
-    order = {module: None}
+    request = {module: None}
     for importer in (waiting := [module]):
-        waiting += [imported for imported in importer.imported_modules if imported not in order]
-        order.update(dict.fromkeys(importer.imported_modules))
-    return list(order)
+        waiting += [imported for imported in importer.imported_modules if imported not in request]
+        request.update(dict.fromkeys(importer.imported_modules))
+    return list(request)
 
 
 def _serialize_one(module: runtime.Module) -> bytes:
@@ -408,60 +410,60 @@ def _serialize_one(module: runtime.Module) -> bytes:
         raise ExportError(f"export library: {error}; import what it was made from") from error
 
 
-def _library_source(order: _ExportRequest, file: str | None) -> str:
+def _library_source(request: _ExportRequest, file: str | None) -> str:
     """Return the C source of a library that embeds a program by including `file`."""
-    content = order.content
-    return library_source(len(content.data), content.names, content.externs, file, order.prefix)
+    content = request.content
+    return library_source(len(content.data), content.names, content.externs, file, request.prefix)
 
 
-def _runtime_inputs(order: _ExportRequest) -> list[str]:
+def _runtime_inputs(request: _ExportRequest) -> list[str]:
     """Return the linker inputs of the runtime: the installed library, or its sources for another
     architecture.
     """
-    if not order.is_foreign:
+    if not request.is_foreign:
         return [str(static_library_path().resolve())]
     sources = map(str, sorted(source_dir().glob("*.c")))
     return ["-std=gnu11", f"-I{include_dir()}", *_STATIC_RUNTIME_FLAGS, *sources]
 
 
-def _system_libraries(order: _ExportRequest) -> list[str]:
+def _system_libraries(request: _ExportRequest) -> list[str]:
     """Return the system libraries that a model is linked with; libm where kernels call C
     functions.
     """
-    return ["-pthread", "-ldl", *(("-lm",) if order.content.externs else ())]
+    return ["-pthread", "-ldl", *(("-lm",) if request.content.externs else ())]
 
 
 def _compile_library(
-    order: _ExportRequest, arguments: Sequence[str], is_program: bool = False
+    request: _ExportRequest, arguments: Sequence[str], is_program: bool = False
 ) -> None:
     """Compile library.c to the output file."""
-    command = c_compiler_for("export library", order.architecture, order.cc)
+    command = c_compiler_for("export library", request.architecture, request.cc)
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
-        with rewrite_os_errors(f"export library '{order.target}': write to the folder", folder):
-            Path(folder, _EMBEDDED_NAME).write_bytes(order.data)
-            Path(folder, "library.c").write_text(_library_source(order, _EMBEDDED_NAME))
+        with rewrite_os_errors(f"export library '{request.target}': write to the folder", folder):
+            Path(folder, _EMBEDDED_NAME).write_bytes(request.data)
+            Path(folder, "library.c").write_text(_library_source(request, _EMBEDDED_NAME))
         # In a folder of its own: the compiler's temporary files never appear beside the user's.
-        run_c_compiler(folder, [*command, *arguments], f"export library '{order.target}'")
+        run_c_compiler(folder, [*command, *arguments], f"export library '{request.target}'")
         with open(Path(folder, "made"), "rb") as built:
-            write_atomic(order.target, partial(shutil.copyfileobj, built), is_program)
+            write_atomic(request.target, partial(shutil.copyfileobj, built), is_program)
 
 
-def _call_fcompile(order: _ExportRequest, fcompile: Callable[..., object]) -> None:
+def _call_fcompile(request: _ExportRequest, fcompile: Callable[..., object]) -> None:
     """Call the user's build function in a folder of its own, with absolute paths."""
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
         data, source, built = (Path(folder, n) for n in (_EMBEDDED_NAME, "library.c", "made"))
-        data.write_bytes(order.data)
-        source.write_text(_library_source(order, str(data)))
-        linked = _runtime_inputs(order)
+        data.write_bytes(request.data)
+        source.write_text(_library_source(request, str(data)))
+        linked = _runtime_inputs(request)
         files = [option for option in linked if not option.startswith("-")]
         flags = [path for path in linked if path.startswith("-")]
-        options = [*_FCOMPILE_FLAGS, *flags, *order.options, *_system_libraries(order)]
-        compiler = {} if order.cc is None else {"cc": order.cc}
+        options = [*_FCOMPILE_FLAGS, *flags, *request.options, *_system_libraries(request)]
+        compiler = {} if request.cc is None else {"cc": request.cc}
         fcompile(str(built), [str(source), *files], options=options, **compiler)
         if not built.exists():
-            raise ExportError(f"export library '{order.target}': fcompile made no '{built}'")
+            raise ExportError(f"export library '{request.target}': fcompile made no '{built}'")
         with open(built, "rb") as file:
-            write_atomic(order.target, partial(shutil.copyfileobj, file), is_program=True)
+            write_atomic(request.target, partial(shutil.copyfileobj, file), is_program=True)
 
 
 def c_compiler_for(what: str, architecture: str, cc: str | None = None) -> list[str]:

@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ekiden.backend.crt.emit import tvmgen_prefix
+from ekiden.backend.crt.c_emitter import tvmgen_prefix
 from ekiden.backend.crt.kernels import MicroKernels
-from ekiden.backend.crt.layout import unbounded_message
-from ekiden.backend.crt.module import POOL_ALIGNMENT_BYTES, MicroModule, MicroTensor, Pool
+from ekiden.backend.crt.micro_module import POOL_ALIGNMENT_BYTES, MicroModule, MicroTensor, Pool
 from ekiden.backend.crt.plan_memory import plan_module
 from ekiden.backend.crt.program import CRT_ERROR_PREFIX
+from ekiden.backend.crt.value_layout import unbounded_message
 from ekiden.backend.vm.pipeline import vm_pipeline
 from ekiden.byoc.backend import inline_regions
 from ekiden.compiler.build import Model, describe_main, import_model

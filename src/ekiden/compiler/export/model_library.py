@@ -17,8 +17,8 @@ from importlib.metadata import version
 from typing import Any, cast
 
 from ekiden import runtime
-from ekiden.backend.crt.emit import emit_files, tvmgen_prefix
-from ekiden.backend.crt.module import MicroModule, MicroTensor
+from ekiden.backend.crt.c_emitter import emit_files, tvmgen_prefix
+from ekiden.backend.crt.micro_module import MicroModule, MicroTensor
 from ekiden.compiler.export.micro import MicroProgram
 from ekiden.runtime.files import PathName, Writer, check_folder, write_atomic
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ekiden.codegen.llvm import wasm
 from ekiden.compiler.export.library import run_c_compiler
-from ekiden.ir.cache_layers import cache_layers
+from ekiden.ir.cache_folders import cache_folders
 from ekiden.runtime.artifact.chunks import Bytes
 from ekiden.runtime.artifact.container_format import artifact_metadata
 from ekiden.runtime.artifact.metadata import target_variants
@@ -150,7 +150,7 @@ def _runtime_sources() -> list[Path]:
 
 def _cached_output(command: Sequence[str], sources: Sequence[Path]) -> Path | None:
     """Return the cache path of a command's output for its sources; None without a cache."""
-    home, _ = cache_layers()
+    home, _ = cache_folders()
     if home is None:
         return None
     hasher = hashlib.sha256(repr(tuple(command)).encode())

@@ -97,7 +97,7 @@ class GraphModuleDebug(GraphModule):
         cooldown_interval_ms: int = 0,
         repeats_to_cooldown: int = 1,
     ) -> BenchmarkResult:
-        """Return the seconds of one node: `repeat` means over `number` calls."""
+        """Return the run time of one node in seconds: `repeat` means over `number` calls."""
         return self._time_node(
             self._node_index(index),
             number,
@@ -117,7 +117,9 @@ class GraphModuleDebug(GraphModule):
         cooldown_interval_ms: int = 0,
         repeats_to_cooldown: int = 1,
     ) -> list[list[float]]:
-        """Return the seconds of every node in every repeat; 0 for nodes that are no kernels."""
+        """Return the run time of every node in seconds in every repeat; 0 for nodes that are no
+        kernels.
+        """
         measured = [
             self.run_individual_node(
                 index,

@@ -1,4 +1,4 @@
-"""Pictures of Relay programs, with the interface of TVM's `contrib.relay_viz`.
+"""Visualisation of Relay programs as graphs, with the interface of TVM's `contrib.relay_viz`.
 
 RelayVisualizer(module).render()                                       # a tree, as text
 RelayVisualizer(module, plotter=DotPlotter(), parser=DotVizParser()).render("net")   # net.dot
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class RelayVisualizer:
-    """Visualiser: one graph for each function of a module, `main` first.
+    """Visualiser with one graph per function of a module, `main` first.
 
     Args:
         relay_mod: The module.
@@ -78,5 +78,5 @@ class RelayVisualizer:
                 graph.edge(edge)
 
     def render(self, filename: str | None = None) -> None:
-        """Draw all graphs, to a file or, where the plotter can, to the standard output."""
+        """Render all graphs to a file or, if the plotter supports it, to standard output."""
         self._plotter.render(filename)

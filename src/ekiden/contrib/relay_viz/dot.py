@@ -1,4 +1,4 @@
-"""Pictures in Graphviz's language: a file `NAME.dot`, which `dot -Tsvg` draws."""
+"""Plotter of Relay programs as Graphviz files (`NAME.dot`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _render_attributes(attributes: Attributes) -> str:
 
 
 class DotGraph(VizGraph):
-    """Graph that is a cluster of a dot file.
+    """Graph rendered as a cluster of a dot file.
 
     Args:
         name: The name of the function.
@@ -67,13 +67,13 @@ class DotGraph(VizGraph):
         self._lines.append(f"  {' -> '.join(ends)};")
 
     def render(self) -> str:
-        """Return the cluster."""
+        """Return the cluster as dot text."""
         name = json.dumps(f"cluster_{self._name}")
         return "\n".join([f"subgraph {name} {{", *self._lines, "}"])
 
 
 class DotPlotter(Plotter):
-    """Plotter of dot files; its arguments are those of `DotGraph`."""
+    """Plotter of dot files, with the arguments of `DotGraph`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a picture of a program is made of: nodes, edges, parsers, graphs, plotters."""
+"""Interfaces of visualisation: nodes, edges, parsers, graphs and plotters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class VizNode:
-    """Node of a picture: its identifier, its kind in words, and details, a line each."""
+    """Node of a rendered graph, with its identifier, kind and detail lines."""
 
     identity: str
     type_name: str
@@ -35,14 +35,14 @@ class VizNode:
 
 @dataclass(frozen=True)
 class VizEdge:
-    """Edge of a picture, from the identifier of an operand to that of its reader."""
+    """Edge of a rendered graph, from an operand's identifier to its user's."""
 
     start: str
     end: str
 
 
 class VizParser(abc.ABC):
-    """Parser that says how an expression is drawn."""
+    """Protocol of parsers, which convert expressions to nodes and edges."""
 
     @abc.abstractmethod
     def get_node_edges(
@@ -51,7 +51,7 @@ class VizParser(abc.ABC):
         relay_param: Mapping[str, object],
         node_to_id: Mapping[RelayExpr, str],
     ) -> tuple[VizNode | None, list[VizEdge]]:
-        """Return the node of an expression, or None, and the edges to it.
+        """Return the node of an expression, or None, and its incoming edges.
 
         Args:
             node: The expression.
@@ -61,7 +61,7 @@ class VizParser(abc.ABC):
 
 
 class VizGraph(abc.ABC):
-    """Graph that nodes and edges are added to, operands before their readers."""
+    """Protocol of graphs, to which nodes and edges are added in topological order."""
 
     @abc.abstractmethod
     def node(self, viz_node: VizNode) -> None:
@@ -73,7 +73,7 @@ class VizGraph(abc.ABC):
 
 
 class Plotter(abc.ABC):
-    """Plotter that draws graphs."""
+    """Protocol of plotters, which render graphs."""
 
     @abc.abstractmethod
     def create_graph(self, name: str) -> VizGraph:
@@ -81,23 +81,23 @@ class Plotter(abc.ABC):
 
     @abc.abstractmethod
     def render(self, filename: str | None) -> None:
-        """Draw all graphs to a file, or to the standard output."""
+        """Render all graphs to a file or to standard output."""
 
 
-def _lines(attrs: object) -> str:
-    """Return attributes as lines."""
-    pairs = attrs.items() if isinstance(attrs, Mapping) else vars_of(attrs).items()
+def _format_attributes(attrs: object) -> str:
+    """Format attributes as lines of text."""
+    pairs = attrs.items() if isinstance(attrs, Mapping) else attribute_fields(attrs).items()
     return "\n".join(f"{key}: {value}" for key, value in pairs)
 
 
-def vars_of(attrs: object) -> dict[str, object]:
+def attribute_fields(attrs: object) -> dict[str, object]:
     """Return the fields of an operator's attributes; none for None."""
     fields = getattr(type(attrs), "__dataclass_fields__", {})
     return {name: getattr(attrs, name) for name in fields}
 
 
 class DefaultVizParser(VizParser):
-    """Parser of graphs: calls, inputs, constants, tuples."""
+    """Parser of dataflow graphs with calls, inputs, constants and tuples."""
 
     def get_node_edges(
         self,
@@ -105,14 +105,18 @@ class DefaultVizParser(VizParser):
         relay_param: Mapping[str, object],
         node_to_id: Mapping[RelayExpr, str],
     ) -> tuple[VizNode | None, list[VizEdge]]:
-        """Return the node of an expression, or None, and the edges to it."""
+        """Return the node of an expression, or None, and its incoming edges."""
         name = node_to_id[node]
         operands: tuple[RelayExpr, ...] = ()
         match node:
             case Function():
-                title, detail, operands = "Func", _lines(node.attrs), (node.body,)
+                title, detail, operands = "Func", _format_attributes(node.attrs), (node.body,)
             case Call():
-                title, detail, operands = f"Call {_callee(node)}", _lines(node.attrs), node.args
+                title, detail, operands = (
+                    f"Call {_callee_name(node)}",
+                    _format_attributes(node.attrs),
+                    node.args,
+                )
             case Var():
                 title = "Var(Param)" if node.name_hint in relay_param else "Var(Input)"
                 detail = f"name_hint: {node.name_hint}"
@@ -134,8 +138,8 @@ class DefaultVizParser(VizParser):
         return VizNode(name, title, detail), [VizEdge(node_to_id[x], name) for x in operands]
 
 
-def _callee(call: Call) -> str:
-    """Return the name of what is called."""
+def _callee_name(call: Call) -> str:
+    """Return the callee's name."""
     match call.op:
         case Op() as op:
             return op.name

@@ -1,4 +1,4 @@
-"""Pictures as trees of text."""
+"""Plotter of Relay programs as text trees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["TermGraph", "TermPlotter", "TermVizParser"]
 
 
 class TermVizParser(VizParser):
-    """Parser of the whole language: what is called is an operand, too."""
+    """Parser of all expression classes, with the callee as an operand."""
 
     def get_node_edges(
         self,
@@ -30,7 +30,7 @@ class TermVizParser(VizParser):
         relay_param: Mapping[str, object],
         node_to_id: Mapping[RelayExpr, str],
     ) -> tuple[VizNode | None, list[VizEdge]]:
-        """Return the node of an expression and the edges to it."""
+        """Return the node of an expression and its incoming edges."""
         operands: tuple[RelayExpr, ...] = ()
         match node:
             case Call():
@@ -56,7 +56,7 @@ class TermVizParser(VizParser):
 
 
 class TermGraph(VizGraph):
-    """Graph that is drawn as a tree from the function down."""
+    """Graph rendered as a text tree from the function downwards."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -65,7 +65,7 @@ class TermGraph(VizGraph):
         self._root = ""
 
     def node(self, viz_node: VizNode) -> None:
-        """Add a node; the last one that readers follow is the root."""
+        """Add a node; the last one without users is the root."""
         self._nodes[viz_node.identity] = viz_node
         self._operands.setdefault(viz_node.identity, [])
         self._root = viz_node.identity
@@ -75,7 +75,7 @@ class TermGraph(VizGraph):
         self._operands.setdefault(viz_edge.end, []).append(viz_edge.start)
 
     def render(self) -> str:
-        """Return the tree; what was drawn above with its operands is a line of its own."""
+        """Return the text tree; a node that was printed before is not expanded again."""
         lines = [f"@{self._name}({_detail(self._nodes[self._root])})"]
         drawn = {self._root}
         stack = self._branches(self._root, "")
@@ -92,7 +92,7 @@ class TermGraph(VizGraph):
         return "\n".join(lines)
 
     def _branches(self, name: str, indent: str) -> list[tuple[str, str, bool]]:
-        """Return the operands of a node with their indentation, the last first."""
+        """Return the operands of a node with their indentation, last to first."""
         operands = self._operands[name]
         return [(x, indent, n == len(operands) - 1) for n, x in enumerate(operands)][::-1]
 
@@ -102,7 +102,7 @@ def _detail(node: VizNode) -> str:
 
 
 class TermPlotter(Plotter):
-    """Plotter of text."""
+    """Plotter of text trees."""
 
     def __init__(self) -> None:
         self._name_to_graph: dict[str, TermGraph] = {}
@@ -113,7 +113,7 @@ class TermPlotter(Plotter):
         return self._name_to_graph[name]
 
     def render(self, filename: str | None = None) -> None:
-        """Write all graphs to a file, or to the standard output."""
+        """Write all graphs to a file or to standard output."""
         text = "\n".join(graph.render() for graph in self._name_to_graph.values()) + "\n"
         if filename is None:
             sys.stdout.write(text)

@@ -1,4 +1,4 @@
-"""Modules at TVM's `contrib.target` path: the writer of ONNX models."""
+"""Modules at TVM's `contrib.target` path: the ONNX exporter."""
 
 from ekiden._lazy import attach
 

@@ -1,4 +1,4 @@
-"""`to_onnx`: a Relay graph as an ONNX model, with TVM's name and arguments.
+"""Export of a Relay graph as an ONNX model (`to_onnx`), with TVM's name and arguments.
 
 Each operator is a row of EMITTERS in `onnx_emitters`. A program that is no graph of these
 operators is refused with the list of what stands in the way.
@@ -16,6 +16,7 @@ from ekiden.contrib.target.onnx_emitters import EMITTERS, GraphWriter, NotWritab
 from ekiden.frontend.onnx.lazy_onnx import onnx
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.module import IRModule
+from ekiden.ir.name_uniquer import NameUniquer
 from ekiden.ir.op import Op
 from ekiden.ir.prim import AnyDim
 from ekiden.ir.type import TensorType, Type
@@ -42,7 +43,7 @@ def to_onnx(
     opset_version: int = OPSETS[-1],
     path: str | os.PathLike[str] | None = None,
 ) -> onnx.ModelProto:
-    """Write a Relay graph as an ONNX model.
+    """Export a Relay graph as an ONNX model.
 
     Args:
         relay_ir: a module, whose `main` is written, or a function.
@@ -75,8 +76,9 @@ def to_onnx(
 def _write_model(
     main: Function, params: Mapping[str, object], name: str, opset: int
 ) -> onnx.ModelProto:
-    """Write a typed function as a model."""
-    names = _unique_names([param.name_hint for param in main.params])
+    """Convert a typed function to an ONNX model."""
+    uniquer = NameUniquer()
+    names = [uniquer.fresh(param.name_hint) for param in main.params]
     unknown = [repr(key) for key in params if key not in names]
     if unknown:
         have = ", ".join(map(repr, names)) or "none"
@@ -113,7 +115,7 @@ def _write_model(
 
 
 def _write_expr(writer: GraphWriter, expr: Expr, values: Mapping[Expr, Sequence[str]]) -> list[str]:
-    """Write an expression whose operands are written; return the names of its fields.
+    """Convert an expression whose operands are converted; return the names of its fields.
 
     Raises NotWritableError for what ONNX or this writer does not have.
     """
@@ -139,21 +141,10 @@ def _write_expr(writer: GraphWriter, expr: Expr, values: Mapping[Expr, Sequence[
 
 
 def _expr_label(expr: Expr) -> str:
-    """Return an expression's name for messages."""
+    """Return an expression's name for error messages."""
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         return expr.op.name
     return type(expr).__name__
-
-
-def _unique_names(hints: Sequence[str]) -> list[str]:
-    """Return unique names of parameters; duplicates get a numeric suffix."""
-    names: list[str] = []
-    for hint in hints:
-        name, number = hint, 1
-        while name in names:
-            name, number = f"{hint}_{number}", number + 1
-        names.append(name)
-    return names
 
 
 def _field_types(kind: Type) -> tuple[Type, ...]:

@@ -1,4 +1,4 @@
-"""Operators of Relay as nodes of ONNX: one row each, for `to_onnx`."""
+"""Converters of Relay operators to ONNX nodes for `to_onnx`, one table entry each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Emitter: TypeAlias = "Callable[[GraphWriter, Call, list[str]], str | list[str]]"
 
 
 class NotWritableError(Exception):
-    """Error of an expression that has no form in ONNX."""
+    """Error of an expression without an ONNX equivalent."""
 
 
 class GraphWriter:
@@ -107,13 +107,13 @@ def _to_ints(values: Any) -> list[int]:  # noqa: ANN401 - numbers, or expression
 
 
 def _require_supported(condition: bool, call: Call, what: str) -> None:
-    """Raise NotWritableError for a form of an operator that is not written."""
+    """Raise NotWritableError for an unsupported form of an operator."""
     if not condition:
         raise NotWritableError(f"{_operator_name(call)} with {what}")
 
 
 def _check_out_dtype(call: Call) -> None:
-    """Require that a product has the dtype of its operands, as those of ONNX have."""
+    """Require that a product has its operands' dtype, as ONNX products do."""
     same = (
         _tensor_type(call).dtype
         == _tensor_type(call.args[0]).dtype
@@ -138,8 +138,8 @@ def _reduction_axes(call: Call) -> list[int] | None:
 
 
 def _direct_emitter(op_type: str) -> Emitter:
-    """Return the emitter of an operator that ONNX has with the same operands and without
-    attributes.
+    """Return the emitter of an operator with an attribute-free ONNX counterpart of the same
+    operands.
     """
     return lambda writer, call, args: writer.emit(op_type, args)
 
@@ -427,7 +427,7 @@ def _emit_cast(writer: GraphWriter, call: Call, args: list[str]) -> str:
 
 
 def _emit_dropout(writer: GraphWriter, call: Call, args: list[str]) -> list[str]:
-    """Emit the data unchanged: at inference nothing is dropped, and the mask is not written."""
+    """Emit the data unchanged, as inference drops nothing; the mask is not emitted."""
     return [writer.emit("Identity", args), ""]
 
 

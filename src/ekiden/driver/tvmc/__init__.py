@@ -1,4 +1,4 @@
-"""TVM's command line and its functions: load a model, tune, compile and run it.
+"""TVM's command-line driver and its API: load, tune, compile and run a model.
 
     model = tvmc.load("model.onnx", shape_dict={"x": [1, 3, 224, 224]})
     package = tvmc.compile(model, target="llvm", package_path="model.tar")

@@ -1,4 +1,4 @@
-"""`tvmc tune`: a file of tuning records."""
+"""Implementation of `tvmc tune`, which writes a file of tuning records."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def tune_model(
     additional_target_options: Mapping[str, Mapping[str, object]] | None = None,
     tasks_filter: str | None = None,
 ) -> str:
-    """Search for faster kernels of a model, and return the path of the records.
+    """Tune a model's kernels, and return the path of the tuning records.
 
     Args:
         tvmc_model: The model.
@@ -119,8 +119,8 @@ def tune_model(
 
 
 def filter_tasks(tasks: Sequence[Task], expression: str) -> list[Task]:
-    """Return the tasks that an expression such as "0,2-4" or "all" names; "list" prints all and
-    names none. Raises InputError for another expression.
+    """Select tasks by an expression such as "0,2-4" or "all"; "list" prints all and selects none.
+    Raises InputError for another expression.
     """
     chosen: dict[int, Task] = {}
     for part in (part.strip() for part in expression.split(",")):

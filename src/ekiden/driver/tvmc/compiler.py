@@ -1,4 +1,4 @@
-"""`tvmc compile`: a package of a model."""
+"""Implementation of `tvmc compile`, which writes a package of a model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ekiden.compiler.export.model_library import export_model_library_format
 from ekiden.compiler.options import use_records
 from ekiden.contrib.cc import cross_compiler
 from ekiden.driver.tvmc.model import TVMCModel, TVMCPackage
-from ekiden.ir.dump import DumpIR
 from ekiden.ir.instrument import PassInstrument, PassPrintingInstrument, PassTimingInstrument
+from ekiden.ir.ir_dump import DumpIR
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext
 from ekiden.relay.backend import Executor, Runtime
@@ -36,11 +36,11 @@ OUTPUT_FORMATS = ("so", "tar", "mlf")
 DUMP_FORMATS: Mapping[str, str] = {
     "relay": "", "tir": "te.tir", "ll": "code.ll", "asm": "code.asm",
 }  # fmt: skip
-"""Kind of `dump_code` -> the file of a kernel that `ir.dump` writes."""
+"""Kind of `dump_code` -> the file of a kernel that `ir.ir_dump` writes."""
 
 
 def read_tuning_records(path: PathName) -> Records:
-    """Return the records of a log: of Ekiden, or of `ekiden.autotvm`. Raises OSError, LoadError."""
+    """Read the records of a log of Ekiden or of `ekiden.autotvm`. Raises OSError, LoadError."""
     if not Path(path).exists():
         raise FileNotFoundError(f"tvmc: tuning records '{path}' do not exist")
     try:
@@ -75,7 +75,7 @@ def compile_model(
     print_ir_after: Sequence[str] | None = None,
     instruments: Sequence[Any] | None = None,
 ) -> TVMCPackage:
-    """Compile a model into a package.
+    """Compile a model to a package.
 
     Args:
         tvmc_model: The model.
@@ -113,7 +113,7 @@ def compile_model(
     if output_format == "mlf" and package_path is not None and Path(package_path).suffix != ".tar":
         raise InputError("tvmc: a package of the format mlf is a .tar file")
     built_for = parse_target(target, target_host, additional_target_options)
-    module = _in_layout(tvmc_model.mod, desired_layout, desired_layout_ops)
+    module = _convert_layout(tvmc_model.mod, desired_layout, desired_layout_ops)
     timing = PassTimingInstrument()
     dumped = [dump_code] if isinstance(dump_code, str) else list(dump_code or ())
     if unknown := [kind for kind in dumped if kind not in DUMP_FORMATS]:
@@ -139,7 +139,9 @@ def compile_model(
             )  # fmt: skip
         if print_pass_times:
             print(timing.render())
-        texts |= {k: _kernel_code(folder, f) for k, f in DUMP_FORMATS.items() if k in dumped and f}
+        texts |= {
+            k: _read_dumped_code(folder, f) for k, f in DUMP_FORMATS.items() if k in dumped and f
+        }
     path = check_folder(package_path or tvmc_model.default_package_path())
     assert path is not None
     for kind in dumped:
@@ -157,7 +159,7 @@ def parse_target(
     target_host: TargetLike | None = None,
     options: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Target:
-    """Return a target with its host and options by kind. Raises InputError for several targets, and
+    """Parse a target with its host and options by kind. Raises InputError for several targets, and
     what Target does.
     """
     text = str(target)
@@ -180,7 +182,7 @@ def parse_target(
 def parse_pass_configs(
     configs: Sequence[str] | Mapping[str, object] | None,
 ) -> dict[str, object]:
-    """Return the options of passes, of "name=value" too. Raises InputError for another form."""
+    """Parse pass options, also of the form "name=value". Raises InputError for another form."""
     if configs is None or isinstance(configs, Mapping):
         return dict(configs or {})
     known = PassContext.list_configs()
@@ -210,16 +212,16 @@ def _parse_value(text: str, kind: str) -> object:
         ) from None
 
 
-def _in_layout(module: IRModule, layout: str | None, ops: Sequence[str] | None) -> IRModule:
-    """Return a module with its convolutions in a layout."""
+def _convert_layout(module: IRModule, layout: str | None, ops: Sequence[str] | None) -> IRModule:
+    """Convert a module's convolutions to a layout."""
     if layout is None:
         return module
     names = ops or ("nn.conv2d", "nn.conv2d_transpose", "qnn.conv2d")
     return ConvertLayout({name: [layout, "default"] for name in names})(module)
 
 
-def _kernel_code(folder: str, file_name: str) -> str:
-    """Return the code of all kernels that a compilation dumped, each below its name."""
+def _read_dumped_code(folder: str, file_name: str) -> str:
+    """Return the code of all dumped kernels, each below its name."""
     files = sorted(Path(folder).rglob(file_name))
     return "\n".join(f"// {file.parent.name}\n{file.read_text()}" for file in files)
 
@@ -241,7 +243,7 @@ def _write_package(
     cross: str | None,
     cross_options: str | None,
 ) -> None:
-    """Write the library, and graph and parameters where the program is a graph."""
+    """Write the library, and for a graph its JSON and parameters."""
     files = {"tvmc.json": json.dumps({"executor": executor, "target": str(target)}).encode()}
     with tempfile.TemporaryDirectory(prefix="tvmc-") as folder:
         name = f"mod.{output_format}"

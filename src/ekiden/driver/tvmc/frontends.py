@@ -1,4 +1,4 @@
-"""Models of every format, as `tvmc` names the formats."""
+"""Import of models by tvmc's format names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KERAS_SUFFIXES = (".h5", ".keras")
 
 
 def get_frontend_names() -> list[str]:
-    """Return the formats that `--model-format` takes."""
+    """Return the formats that `--model-format` accepts."""
     return list(TVM_FORMATS)
 
 
@@ -69,7 +69,7 @@ def load_model(
 def _load_keras(
     path: str, shape_dict: Mapping[str, Sequence[int]] | None
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the module and parameters of a Keras file. Raises InputError without Keras."""
+    """Load a Keras file as a module and parameters. Raises InputError without Keras."""
     try:
         keras = import_module("keras")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""`tvmc`: the command line."""
+"""Command line of `tvmc`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXECUTOR_OPTIONS: Mapping[str, str] = {
 
 
 def parse_shapes(text: str) -> dict[str, list[int]]:
-    """Return shapes by name of a text such as "x:[1,3,224,224] y:[1,10]". Raises InputError."""
+    """Parse input shapes such as "x:[1,3,224,224] y:[1,10]". Raises InputError."""
     pattern = r"(?:[\w./:;-]+|\"[^\"]+\"):\s*\[\s*-?\d+(?:\s*,\s*-?\d+)*\s*\]"
     found = re.findall(pattern, text)
     if not found or re.sub(pattern, "", text).strip():
@@ -43,18 +43,18 @@ def parse_shapes(text: str) -> dict[str, list[int]]:
     return shapes
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="tvmc", description="Load, tune, compile and run models.")
     top.add_argument("-v", "--verbose", action="count", default=0, help="log more")
     top.add_argument("--version", action="version", version=f"ekiden {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    _add_compile(commands.add_parser("compile", help="compile a model into a package"))
-    _add_run(commands.add_parser("run", help="run a package"))
-    _add_tune(commands.add_parser("tune", help="search for faster kernels of a model"))
+    _add_compile_command(commands.add_parser("compile", help="compile a model into a package"))
+    _add_run_command(commands.add_parser("run", help="run a package"))
+    _add_tune_command(commands.add_parser("tune", help="search for faster kernels of a model"))
     return top
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
+def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("FILE", help="the model")
     parser.add_argument("--model-format", choices=frontends.get_frontend_names())
     parser.add_argument("--input-shapes", type=parse_shapes, help="such as 'x:[1,3] y:[2,4]'")
@@ -66,8 +66,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", "--verbose", action="count", default=0, help=argparse.SUPPRESS)
 
 
-def _add_compile(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
+def _add_compile_command(parser: argparse.ArgumentParser) -> None:
+    _add_model_arguments(parser)
     add = parser.add_argument
     add("-o", "--output", default="module.tar", help="the package (module.tar)")
     add("-f", "--output-format", choices=compiler.OUTPUT_FORMATS, default="so")
@@ -93,7 +93,7 @@ def _add_compile(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(func=_compile)
 
 
-def _add_run(parser: argparse.ArgumentParser) -> None:
+def _add_run_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("PATH", help="the package")
     add = parser.add_argument
     add("-v", "--verbose", action="count", default=0, help=argparse.SUPPRESS)
@@ -112,8 +112,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(func=_run)
 
 
-def _add_tune(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
+def _add_tune_command(parser: argparse.ArgumentParser) -> None:
+    _add_model_arguments(parser)
     add = parser.add_argument
     add("-o", "--output", required=True, help="the file of the records")
     add("--early-stopping", type=int, help=argparse.SUPPRESS)
@@ -132,7 +132,7 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(func=_tune)
 
 
-def _target_options(options: argparse.Namespace) -> dict[str, dict[str, object]]:
+def _parse_target_options(options: argparse.Namespace) -> dict[str, dict[str, object]]:
     values: dict[str, dict[str, object]] = {}
     for kind in TARGET_KINDS:
         for option in TARGET_OPTIONS:
@@ -142,7 +142,7 @@ def _target_options(options: argparse.Namespace) -> dict[str, dict[str, object]]
     return values
 
 
-def _executor(options: argparse.Namespace) -> Executor:
+def _parse_executor(options: argparse.Namespace) -> Executor:
     given: dict[str, Any] = {}
     for option, of in EXECUTOR_OPTIONS.items():
         value = getattr(options, f"executor_{option}".replace("-", "_"))
@@ -167,7 +167,7 @@ def _compile(options: argparse.Namespace) -> None:
         model,
         options.target,
         opt_level=options.opt_level,
-        executor=_executor(options),
+        executor=_parse_executor(options),
         runtime=Runtime(options.runtime, how),
         tuning_records=options.tuning_records,
         package_path=options.output,
@@ -178,7 +178,7 @@ def _compile(options: argparse.Namespace) -> None:
         target_host=options.target_host,
         disabled_pass=options.disabled_pass,
         pass_context_configs=options.pass_config,
-        additional_target_options=_target_options(options),
+        additional_target_options=_parse_target_options(options),
         mod_name=options.module_name,
         desired_layout=options.desired_layout,
         desired_layout_ops=options.desired_layout_ops,
@@ -188,7 +188,7 @@ def _compile(options: argparse.Namespace) -> None:
     )
 
 
-def _tracker(options: argparse.Namespace) -> tuple[str | None, int]:
+def _parse_tracker(options: argparse.Namespace) -> tuple[str | None, int]:
     host, _, port = (options.rpc_tracker or "").partition(":")
     if port and not port.isdigit():
         raise InputError(f"tvmc: --rpc-tracker: HOST:PORT expected, got '{options.rpc_tracker}'")
@@ -196,7 +196,7 @@ def _tracker(options: argparse.Namespace) -> tuple[str | None, int]:
 
 
 def _run(options: argparse.Namespace) -> None:
-    host, port = _tracker(options)
+    host, port = _parse_tracker(options)
     inputs: Mapping[str, Any] = np.load(options.inputs) if options.inputs else {}
     result = runner.run_module(
         TVMCPackage(options.PATH), options.device, host, port, options.rpc_key, dict(inputs),
@@ -213,7 +213,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _tune(options: argparse.Namespace) -> None:
-    host, port = _tracker(options)
+    host, port = _parse_tracker(options)
     model = frontends.load_model(options.FILE, options.model_format, options.input_shapes)
     autotuner.tune_model(
         model,
@@ -229,14 +229,14 @@ def _tune(options: argparse.Namespace) -> None:
         min_repeat_ms=options.min_repeat_ms,
         timeout=options.timeout,
         parallel=options.parallel,
-        additional_target_options=_target_options(options),
+        additional_target_options=_parse_target_options(options),
         tasks_filter=options.tasks,
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code: 1 with a message for what is wrong with it."""
-    parser = _parser()
+    """Run a command and return the exit code, 1 with a message for an error."""
+    parser = _build_parser()
     try:
         options = parser.parse_args(argv)
         logging.basicConfig(level=max(logging.WARNING - 10 * options.verbose, logging.DEBUG))

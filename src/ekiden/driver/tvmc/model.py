@@ -1,4 +1,4 @@
-"""What passes between the steps: a model, a package, and what a run gave."""
+"""Models, packages and run results of tvmc."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Arrays = Mapping[str, Any]
 
 
 class TVMCModel:
-    """Model: a Relay module and its parameters.
+    """Relay module with its parameters.
 
     Args:
         mod: The module.
@@ -54,7 +54,7 @@ class TVMCModel:
             self.mod, self.params = _read_model(model_path)
 
     def save(self, model_path: PathName) -> None:
-        """Write the model as an archive of Relay text and parameters."""
+        """Write the model to an archive of Relay text and parameters."""
         folder = self._folder
         (folder / "model.relay").write_text(self.mod.astext())
         (folder / "model.params").write_bytes(save_param_dict(self.params))
@@ -63,11 +63,11 @@ class TVMCModel:
                 archive.add(folder / name, name)
 
     def default_tuning_records_path(self) -> str:
-        """Return a path for tuning records that lasts as long as this object."""
+        """Return a temporary path for tuning records, valid as long as this object."""
         return str(self._folder / "tuning_records")
 
     def default_package_path(self) -> str:
-        """Return a path for a package that lasts as long as this object."""
+        """Return a temporary path for a package, valid as long as this object."""
         return str(self._folder / "model_package.tar")
 
     def summary(self, file: TextIO | None = None) -> None:
@@ -94,8 +94,8 @@ def _read_archive(path: PathName) -> dict[str, bytes]:
 
 
 class TVMCPackage:
-    """Compiled model in an archive: `mod.so` or `mod.tar`, the graph and its parameters, and
-    `tvmc.json` that says what they are; or a Model Library Format.
+    """Compiled model in an archive with `mod.so` or `mod.tar`, the graph, its parameters and the
+    metadata `tvmc.json`; or a Model Library Format archive.
 
     Args:
         package_path: The archive.
@@ -130,7 +130,7 @@ class TVMCPackage:
         self.params = self.members.get("mod.params")
 
     def library_path(self, folder: PathName) -> str:
-        """Write the library into a folder and return its path."""
+        """Extract the library into a folder and return its path."""
         if self.lib_name is None:
             raise InputError(f"'{self.package_path}' is for a microcontroller: it has no library")
         path = Path(folder) / self.lib_name
@@ -139,7 +139,7 @@ class TVMCPackage:
 
 
 class TVMCResult:
-    """What a run gave: outputs by name, `output_0` the first, and times."""
+    """Result of a run: its outputs by name, `output_0` the first, and its times."""
 
     def __init__(self, outputs: Mapping[str, np.ndarray[Any, Any]], times: BenchmarkResult) -> None:
         self.outputs = dict(outputs)

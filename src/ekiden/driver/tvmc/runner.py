@@ -1,4 +1,4 @@
-"""`tvmc run`: inputs, a run and its times."""
+"""Implementation of `tvmc run`, which generates inputs, runs a package and times it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ DEVICES = ("cpu", "cuda", "cl", "metal", "vulkan", "rocm", "webgpu")
 
 
 def generate_tensor_data(shape: Sequence[int], dtype: str, fill_mode: str) -> np.ndarray[Any, Any]:
-    """Return an array of zeros, ones or random numbers, the same each time. Raises InputError for
-    another mode.
+    """Return an array of zeros, ones or reproducible random numbers. Raises InputError for another
+    mode.
     """
     if fill_mode not in FILL_MODES:
         raise InputError(
@@ -48,7 +48,7 @@ def make_inputs_dict(
     inputs: Mapping[str, np.ndarray[Any, Any]] | None,
     fill_mode: str,
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return an array for each input: one that is given, or a generated one.
+    """Return an array for each input, given or generated.
 
     Args:
         inputs_info: Shape and dtype of each input by name.
@@ -154,7 +154,7 @@ def _run_program(
     repeat: int,
     number: int,
 ) -> TVMCResult:
-    """Run a program that is no graph, as one with control flow; times are of whole calls."""
+    """Run a program that is no graph, such as one with control flow; times are of whole calls."""
     info = {t.name: (cast("Sequence[int]", t.shape), t.dtype) for t in program.inputs}
     arrays = make_inputs_dict(info, inputs, fill_mode)
     result: object = program(**arrays)

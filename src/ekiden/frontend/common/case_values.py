@@ -35,7 +35,9 @@ class CaseValues:
         return name in self._values
 
     def __getitem__(self, name: str) -> Value:
-        """Return what a name stands for, in the current case."""
+        """Return the value bound to a name in the current case. Raises KeyError for an unbound
+        name.
+        """
         value = self._values[name]
         return value if self._cases is None else self._cases.lookup_value(name, value)
 

@@ -1,4 +1,4 @@
-"""Composite tensor functions that several frontends have and Relay lacks."""
+"""Composite tensor functions that several frontends share and Relay lacks."""
 
 from __future__ import annotations
 

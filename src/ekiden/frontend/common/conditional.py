@@ -12,8 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common.block import ImportBlock, emit_failure
 from ekiden.frontend.common.constant_folding import fold_select, to_expr_elements
+from ekiden.frontend.common.import_block import ImportBlock, emit_failure
 from ekiden.frontend.common.loop import as_scalar
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.rank_cases import (
@@ -124,7 +124,7 @@ def emit_switch(
     node: Node, index: Value, runs: Sequence[SubgraphImport], what: str = "branch", at: int = 0
 ) -> list[Value]:
     """Emit nested Ifs that select the branch numbered `index`; indices out of range select the last
-    one. Those before `at` are known not to be the one.
+    one. Branches before `at` are known not to be selected.
     """
     if at == len(runs) - 1:
         return runs[at]()

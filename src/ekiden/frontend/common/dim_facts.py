@@ -1,5 +1,5 @@
-"""Facts about dimensions that one import attempt learns and the next one uses: shape inference by
-restart.
+"""Facts about dimensions, inferred by one import attempt and used by the next one (shape inference
+by restart).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class RestartImport(Exception):  # noqa: N818 - a restart, not an error
 
 
 class DimFacts:
-    """Facts that the nodes of a model imply about its dimensions, stored between import attempts.
+    """Facts about dimensions that the nodes of a model imply, carried from one import attempt to
+    the next.
 
     They are names, numbers and expressions of names alone: each attempt makes its symbols anew, as
     one of an earlier attempt has no value in the next. same: names that are one dimension. known:

@@ -17,9 +17,9 @@ from ekiden.frontend.common.scope import Scope, field_types
 from ekiden.frontend.common.sequence_value import SequenceValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.prim import IntImm
 from ekiden.ir.span import Span
-from ekiden.ir.text import format_type
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Expr, TupleGetItem
 from ekiden.runtime.errors import EkidenError, ImportModelError, InternalError, UnsupportedError

@@ -17,16 +17,16 @@ from functools import reduce
 
 import numpy as np
 
-from ekiden.frontend.common.block import ImportBlock
+from ekiden.frontend.common.import_block import ImportBlock
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.scope import Scope, is_as_specific
 from ekiden.frontend.common.sequence_value import SequenceValue, join_types
 from ekiden.frontend.common.sum_value import possible_dtypes, value_of_type_call
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant_value, known_value
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim import const as prim_const
-from ekiden.ir.text import format_type
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type, TypeCall
 from ekiden.relay import op
 from ekiden.relay.expr import (

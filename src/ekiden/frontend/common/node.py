@@ -1,5 +1,5 @@
-"""Node context for converters: inputs as values, attributes, and rejection with a reason. Each
-frontend adds how attributes are read.
+"""Node context of converters: inputs as values, attributes, and rejection with a reason. Frontends
+add access to attributes.
 """
 
 from __future__ import annotations

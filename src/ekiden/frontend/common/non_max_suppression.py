@@ -1,4 +1,4 @@
-"""Non-maximum suppression as TensorFlow defines it."""
+"""Non-maximum suppression with TensorFlow's semantics."""
 
 from __future__ import annotations
 

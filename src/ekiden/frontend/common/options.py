@@ -1,4 +1,4 @@
-"""Import options: arguments of `ekiden.compile` that concern the model."""
+"""Import options, the arguments of `ekiden.compile` that concern the model."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 
 import numpy as np
 
-from ekiden.frontend.common.block import ImportBlock, emit_failure
+from ekiden.frontend.common.import_block import ImportBlock, emit_failure
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import AbsentValue, NonTensorValue
 from ekiden.frontend.common.string_value import StringValue

@@ -22,7 +22,7 @@ from ekiden.frontend.common.sum_value import (
     possible_dtypes,
 )
 from ekiden.frontend.common.value import Value
-from ekiden.ir.text import format_type
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.type import TupleType
 
 

@@ -11,22 +11,22 @@ from typing import TypeGuard
 import numpy as np
 
 from ekiden.arith import Analyzer
-from ekiden.frontend.common.block import ImportBlock
 from ekiden.frontend.common.dim_arithmetic import lower_dim
 from ekiden.frontend.common.dim_facts import DimFacts, RestartImport
+from ekiden.frontend.common.import_block import ImportBlock
 from ekiden.frontend.common.loop_invariant_motion import bind_captured_exprs
 from ekiden.frontend.common.sequence_value import SequenceValue
 from ekiden.frontend.common.spans import attach_span
 from ekiden.frontend.common.sum_value import sum_type_definition, value_of_type_call
 from ekiden.frontend.common.value import Value, sanitize_name
 from ekiden.ir import prim
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, fold_binary, is_const
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.prim_visitor import ExprInterner, free_vars, has_more_nodes, substitute
 from ekiden.ir.span import Span
-from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, Function, Let, TupleGetItem, Var
@@ -420,8 +420,8 @@ class Scope:
                 self._facts.fix_extent(symbol.name, number.value)
 
     def _is_stated(self, dim: PrimExpr) -> TypeGuard[SizeVar]:
-        """Return whether a dimension is a symbol that the model names, of which facts may be
-        learnt.
+        """Return whether a dimension is a symbol declared by the model, about which facts may be
+        inferred.
         """
         return isinstance(dim, SizeVar) and dim in self._stated
 
@@ -514,8 +514,8 @@ class Scope:
         return self.attach_spans([expr])[0]
 
     def attach_spans(self, exprs: Sequence[Expr]) -> list[Expr]:
-        """Attach the current node as span to the new parts of typed expressions, and record when
-        they were made.
+        """Attach the current node as span to the new subexpressions of typed expressions, and
+        record their creation order.
         """
         spanned = attach_span(exprs, self.span)
         for expr in spanned:
@@ -597,8 +597,8 @@ def _linear_coefficients(dim: PrimExpr, symbol: SizeVar) -> tuple[int, int] | No
 
 
 def is_as_specific(actual: Type, expected: Type) -> bool:
-    """Return whether a type has all that another of its kind states: equal or both unknown
-    dimensions.
+    """Return whether a type is at least as specific as another of its kind: dimensions are equal or
+    both unknown.
     """
     match actual, expected:
         case TensorType(shape=a), TensorType(shape=b):

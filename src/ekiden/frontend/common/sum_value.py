@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 from ekiden.frontend.common.sequence_value import NonTensorValue, join_types, to_sequence_value
 from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.span import Span
-from ekiden.ir.text import format_type
 from ekiden.ir.type import GlobalTypeVar, TensorType, TupleType, Type, TypeCall, TypeVar
 from ekiden.relay.expr import (
     Call,

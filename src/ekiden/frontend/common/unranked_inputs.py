@@ -1,4 +1,6 @@
-"""Model inputs of unknown rank: a run determines the rank, and the model is compiled for it."""
+"""Model inputs of unknown rank, which is determined at run time, when the model is compiled
+for it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ StatedInput: TypeAlias = tuple[str, str, tuple[int | str, ...] | None]
 
 
 def format_stated_shape(name: str, dims: object) -> tuple[int | str, ...] | None:
-    """Return a shape of an input as an executable shows it; None for none."""
+    """Format an input's shape for display; None without a shape."""
     if dims is None:
         return None
     return tuple("?" if d is None else d for d in parse_stated_shape(name, dims))

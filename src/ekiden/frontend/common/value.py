@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ekiden.arith import simplify
 from ekiden.ir.dtype import to_numpy
+from ekiden.ir.name_uniquer import NameUniquer
 from ekiden.ir.op import Array
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr
 from ekiden.ir.type import TensorType, Type, tensor_type
@@ -134,14 +135,8 @@ class UniqueNames:
     """Generator of unique identifiers within one import."""
 
     def __init__(self) -> None:
-        self._taken: set[str] = set()
+        self._names = NameUniquer()
 
     def unique_name(self, name: str, fallback: str) -> str:
         """Return `name` sanitized, with a number appended if it is taken."""
-        base = candidate = sanitize_name(name) or fallback
-        count = 0
-        while candidate in self._taken:
-            count += 1
-            candidate = f"{base}_{count}"
-        self._taken.add(candidate)
-        return candidate
+        return self._names.fresh(sanitize_name(name) or fallback)

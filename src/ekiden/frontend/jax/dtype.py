@@ -122,7 +122,7 @@ def decode_complex_constant(constant: ir.Operation) -> tuple[Array, Array]:
     width = {"float32": ir.F32Type, "float64": ir.F64Type}[part_dtype_of(kind)]
 
     def build() -> list[ir.Value]:
-        """Build the operations that take the real and the imaginary part of the constant."""
+        """Build the operations that extract the real and the imaginary part of the constant."""
         value = constant.clone().results[0]
         return [function(value) for function in (stablehlo.real, stablehlo.imag)]
 

@@ -1,4 +1,4 @@
-"""Importer of a StableHLO program: operations in order, each converted by its row."""
+"""Importer of a StableHLO program, which converts operations in order by the converter table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ekiden.frontend.jax.node import (
     describe_operation,
     user_source_line,
 )
-from ekiden.frontend.jax.registry import CONVERTER_TABLE, find_row
+from ekiden.frontend.jax.registry import CONVERTER_TABLE, lookup_converter
 from ekiden.frontend.jax.stablehlo_parser import decompose_operation, defined_functions
 from ekiden.ir.op import Array
 from ekiden.ir.type import TensorType
@@ -88,8 +88,10 @@ class StablehloImporter:
         return bound_value if isinstance(bound_value, Value) else None
 
     @staticmethod
-    def find_row(name: str) -> StablehloRow | None:
-        """Look up the row of an operation, composite or custom call; None if there is none."""
+    def lookup_converter(name: str) -> StablehloRow | None:
+        """Look up the converter entry of an operation, composite or custom call; None if there is
+        none.
+        """
         return CONVERTER_TABLE.get(name)
 
     def import_real_block(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
@@ -201,7 +203,7 @@ class StablehloImporter:
         decomposed_results = self._decompose(operation, inputs)
         if decomposed_results is not None:
             return decomposed_results
-        row = find_row(operation.name)
+        row = lookup_converter(operation.name)
         node = StablehloNode(operation, inputs, self.scope, names, self, str(self.scope.span))
         if _has_complex(operation):
             if row.make_complex_rule is None:
@@ -214,8 +216,8 @@ class StablehloImporter:
     def _decompose(
         self, operation: ir.Operation, inputs: Sequence[BoundValue]
     ) -> ImportedValues | None:
-        """Convert an operation without a row by its decomposition into simpler ones; return None
-        where there is none.
+        """Convert an operation without a converter by its decomposition into simpler ones; return
+        None where there is none.
         """
         row = CONVERTER_TABLE.get(operation.name)
         is_known = row is not None and (
@@ -234,7 +236,7 @@ class StablehloImporter:
         return self.import_block(function.regions[0].blocks[0], inputs)
 
     def _convert_and_fold(self, node: StablehloNode, row: StablehloRow) -> Result:
-        """Convert by a row, and fold the result where all inputs are small constants."""
+        """Convert an operation, and fold the result where all inputs are small constants."""
         result = row.convert(node)
         return fold_results(self.scope, node.inputs, result)  # type: ignore[arg-type]  # none is complex
 

@@ -1,4 +1,4 @@
-"""Keras models on the JAX backend, as functions with input specifications."""
+"""Keras models on the JAX backend, traced as functions with input specifications."""
 
 from __future__ import annotations
 
@@ -19,11 +19,6 @@ from ekiden.frontend.common.value import sanitize_name
 from ekiden.runtime.errors import ImportModelError
 
 InferenceFunction: TypeAlias = Callable[..., Any]
-
-
-def is_zip_archive(data: bytes) -> bool:
-    """Return whether bytes begin a zip archive, the format of .keras files."""
-    return data.startswith(b"PK")
 
 
 def load_keras_file(model: str | os.PathLike[str] | bytes, label: str) -> Any:  # noqa: ANN401 - Keras's

@@ -1,4 +1,4 @@
-"""StableHLO operation as converters see it, and the rows of the converter table."""
+"""StableHLO operation context of converters, and the entries of the converter table."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def user_source_line(location: str) -> str:
 
 
 class StablehloNode(common.Node):
-    """StableHLO operation as converters see it."""
+    """StableHLO operation in the form that converters receive."""
 
     def __init__(
         self,
@@ -282,8 +282,8 @@ ComplexRule: TypeAlias = Callable[[StablehloNode], "ComplexPair | Result | Impor
 
 @dataclass(frozen=True, slots=True)
 class StablehloRow:
-    """Row of the converter table: an MLIR operation, its converter, and its rules for known and
-    complex inputs.
+    """Converter table entry: an MLIR operation, its converter, and its rules for known and complex
+    inputs.
     """
 
     name: str
@@ -300,7 +300,7 @@ class StablehloRow:
 
 
 def custom_complex_rule(rule: ComplexRule) -> Callable[[Converter], ComplexRule]:
-    """Return an `make_complex_rule` that replaces the real converter by a rule of its own."""
+    """Return a `make_complex_rule` that replaces the real converter by a separate rule."""
     return lambda convert: rule
 
 

@@ -1,4 +1,4 @@
-"""Converter table of MLIR operations, assembled from the rows of each family."""
+"""Converter table of MLIR operations, assembled from the converter families."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ekiden.frontend.jax.converters import (
     complex,
     control_flow,
     convolution,
+    data_movement,
     dot_general,
     elementwise,
     gather,
     linalg,
-    movement,
     random,
     reduce_window,
     reduction,
@@ -24,10 +24,10 @@ from ekiden.frontend.jax.converters import (
     sort,
 )
 from ekiden.frontend.jax.node import Converter, StablehloRow
-from ekiden.ir.extensions import record_extension
+from ekiden.ir.user_extensions import record_extension
 
 CONVERTER_FAMILIES = (
-    elementwise, bitcast, movement, dot_general, convolution, reduction, reduce_window, gather,
+    elementwise, bitcast, data_movement, dot_general, convolution, reduction, reduce_window, gather,
     scatter, sort, random, reduction_bodies, control_flow, calls, linalg, complex,
 )  # fmt: skip
 CONVERTER_TABLE: dict[str, StablehloRow] = {
@@ -39,8 +39,10 @@ assert len(CONVERTER_TABLE) == sum(len(family.ROWS) for family in CONVERTER_FAMI
 )
 
 
-def find_row(name: str) -> StablehloRow:
-    """Look up the row of an operation; raise Unsupported with the closest names without one."""
+def lookup_converter(name: str) -> StablehloRow:
+    """Look up the converter entry of an operation. Raises Unsupported with the closest names if
+    there is none.
+    """
     if name not in CONVERTER_TABLE:
         near = suggest_nearest(name, CONVERTER_TABLE)
         text = f"the operation is not supported{near}; ekiden.frontend.jax.register teaches one"
@@ -63,7 +65,7 @@ def register(name: str, *, override: bool = False) -> Callable[[Converter], Conv
     """
 
     def add(convert: Converter) -> Converter:
-        """Add the row and record the converter as a user extension."""
+        """Add the entry and record the converter as a user extension."""
         if name in CONVERTER_TABLE and not override:
             raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
         record_extension(convert)

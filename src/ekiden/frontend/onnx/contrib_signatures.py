@@ -1,5 +1,5 @@
 """Operator signatures outside of ONNX: com.microsoft's (docs/ContribOperators.md of ONNX Runtime)
-and removed experimental ones. Rows are written as in ekiden.frontend.onnx.signature_table.
+and removed experimental ones. Entries have the format of ekiden.frontend.onnx.signature_table.
 """
 
 from __future__ import annotations

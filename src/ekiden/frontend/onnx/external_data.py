@@ -1,5 +1,4 @@
-"""External data of ONNX models: weight files beside the model, their declared ranges, and their
-safe opening.
+"""External data of ONNX models: weight files, their declared byte ranges, and their safe opening.
 
     external_data {location: "weights.bin", offset: "4096", length: "1048576"}
       ->  external_location(tensor) == ("weights.bin", 4096, 1048576)

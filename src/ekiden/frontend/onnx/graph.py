@@ -30,7 +30,7 @@ from ekiden.frontend.onnx.load import (
 from ekiden.frontend.onnx.node import LazyAttributes, OnnxNode, OnnxRow, describe_node
 from ekiden.frontend.onnx.operator_check import (
     canonical_domain,
-    find_row,
+    lookup_converter,
     opset_of_node,
     since_version,
     unsupported_nodes,
@@ -237,13 +237,13 @@ class GraphImporter:
     def _convert_node(
         self, proto: onnx.NodeProto, versions: Mapping[str, int], inputs: Sequence[Value | None]
     ) -> InlinedBody | None:
-        """Apply the node's converter row and bind its outputs; return the body to inline if it
-        calls a function.
+        """Apply the node's converter and bind its outputs; return the body to inline if it calls a
+        function.
         """
         local = self.shared.functions.get(function_key(proto))
         if local is not None:
             return self._inline_function(proto, local, versions)
-        row = find_row(proto, versions)
+        row = lookup_converter(proto, versions)
         node = OnnxNode(
             proto,
             opset_of_node(proto, versions),

@@ -1,5 +1,4 @@
-"""Lazy import of the package onnx: models are parsed by its protobuf messages alone, without
-importing the rest.
+"""Lazy import of the package onnx: models are parsed by its protobuf messages alone.
 
     from ekiden.frontend.onnx.lazy_onnx import onnx
 

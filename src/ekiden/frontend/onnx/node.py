@@ -1,5 +1,5 @@
-"""ONNX nodes as converters see them: typed attributes, inputs as values, subgraphs, and errors for
-what is unsupported.
+"""ONNX node context of converters: typed attributes, inputs as values, subgraphs, and rejection of
+unsupported nodes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Converter: TypeAlias = Callable[["OnnxNode"], Result]
 
 @dataclass(frozen=True, slots=True)
 class OnnxRow:
-    """A row of the converter table: an operator, the opset since which the row holds, and its
+    """Converter table entry: an operator, the opset that introduced its semantics, and its
     converter.
 
     since_version: the first opset whose meaning `convert` implements; of an operator's rows the one

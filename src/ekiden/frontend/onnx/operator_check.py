@@ -1,4 +1,4 @@
-"""Validation of a model before import: operators, opsets and attributes without support, also in
+"""Validation of a model before import: unsupported operators, opsets and attributes, also in
 subgraphs and functions.
 """
 
@@ -30,7 +30,7 @@ def check_operators(
     label: str,
     functions: Functions,
 ) -> None:
-    """Raise UnsupportedError that names every node without a supporting converter row."""
+    """Raise UnsupportedError that names every node without a matching converter."""
     problems = unsupported_nodes(nodes, versions, functions)
     raise_problems([f"{describe_node(n)}: {p}" for n, p in problems], label)
 
@@ -96,10 +96,10 @@ def opset_of_node(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
     return versions.get(canonical_domain(node), 1)
 
 
-def find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> OnnxRow | None:
-    """Return the converter row with the highest `since` not above the node's opset; None if there
-    is none. Rows begin where an operator's meaning changed, so the schema registry need not be
-    queried for `since_version`.
+def lookup_converter(node: onnx.NodeProto, versions: Mapping[str, int]) -> OnnxRow | None:
+    """Look up the converter entry with the highest `since_version` not above the node's opset; None
+    if there is none. Rows begin where an operator's meaning changed, so the schema registry need
+    not be queried for `since_version`.
     """
     # Newer rows describe changed semantics, so the latest one not above the stated version holds.
     version = opset_of_node(node, versions)
@@ -122,7 +122,7 @@ def _node_errors(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[str]
         )
         teach = "; ekiden.frontend.onnx.register teaches one" if domain else ""
         return [f"unknown operator{near}{teach}"]
-    row = find_row(node, versions)
+    row = lookup_converter(node, versions)
     if row is None:
         oldest = min(r.since_version for r in CONVERTER_TABLE[domain, node.op_type])
         return [f"opset {versions.get(domain, 1)} is not supported; expected {oldest} or newer"]
@@ -137,7 +137,7 @@ def _node_errors(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[str]
 def _unsupported_inputs(
     node: onnx.NodeProto, row: OnnxRow, declared: OperatorSignature
 ) -> Iterator[str]:
-    """Yield a message for each present input that the converter row does not read."""
+    """Yield a message for each present input that the converter does not read."""
     if row.supported_inputs:
         for index, name in enumerate(node.input):
             parameter = declared.input_name(index)

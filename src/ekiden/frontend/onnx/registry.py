@@ -1,4 +1,4 @@
-"""The converter table of ONNX: (domain, operator) -> rows, loaded lazily per operator family."""
+"""Converter table of ONNX, (domain, operator) -> entries, loaded lazily per operator family."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from ekiden._lazy import load_module
 from ekiden.frontend.onnx.converters._exports import ROWS
 from ekiden.frontend.onnx.node import Converter, OnnxRow
-from ekiden.ir.extensions import record_extension
 from ekiden.ir.lazy_registry import LazyRegistry
+from ekiden.ir.user_extensions import record_extension
 
 FAMILY_PACKAGE = "ekiden.frontend.onnx.converters"
 
 
 class ConverterTable(LazyRegistry[tuple[str, str], tuple[OnnxRow, ...]]):
-    """A table of converter rows that imports a family's module on the first lookup of one of its
+    """Converter table that imports a family's module on the first lookup of one of its
     operators.
     """
 
@@ -27,7 +27,7 @@ class ConverterTable(LazyRegistry[tuple[str, str], tuple[OnnxRow, ...]]):
         }
 
     def load(self, home: str) -> None:
-        """Import a family's module and add its rows, except where a user has registered one.
+        """Import a family's module and add its entries, except where a user has registered one.
         Several threads may do so at once.
         """
         by_operator: dict[tuple[str, str], tuple[OnnxRow, ...]] = {}
@@ -82,7 +82,7 @@ def register(
     """
 
     def add(convert: Converter) -> Converter:
-        """Add the row to the table and record the converter as an extension."""
+        """Add the entry to the table and record the converter as an extension."""
         key = ("" if domain == "ai.onnx" else domain, op)
         have = CONVERTER_TABLE.get(key) or ()
         other_versions = tuple(r for r in have if r.since_version != since)

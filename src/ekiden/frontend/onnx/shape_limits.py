@@ -1,4 +1,4 @@
-"""Rank and length constraints of ONNX operators that their schemas state in prose only.
+"""Rank and length constraints of ONNX operators, which their schemas state in prose only.
 
     x:3+            the input x has rank 3 or more
     x:0|1           rank 0 or 1

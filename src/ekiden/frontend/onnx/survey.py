@@ -24,7 +24,11 @@ from ekiden.frontend.onnx.load import (
     topological_order,
 )
 from ekiden.frontend.onnx.node import describe_node
-from ekiden.frontend.onnx.operator_check import canonical_domain, find_row, unsupported_nodes
+from ekiden.frontend.onnx.operator_check import (
+    canonical_domain,
+    lookup_converter,
+    unsupported_nodes,
+)
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx import function_body
@@ -90,7 +94,7 @@ def _implementation_kind(
     """Return how an operator is implemented: "kernel", "function" or "none"."""
     if function_key(node) in functions:
         return "function"
-    if find_row(node, versions) is not None:
+    if lookup_converter(node, versions) is not None:
         return "kernel"
     domain = canonical_domain(node)
     is_function = function_body.has_function(node, domain, versions.get(domain, 1))

@@ -1,1 +1,1 @@
-"""TensorFlow: SavedModels, frozen graphs, Keras models."""
+"""TensorFlow frontend: SavedModels, frozen graphs, Keras models."""

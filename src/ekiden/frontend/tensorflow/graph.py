@@ -1,4 +1,4 @@
-"""Importer of a graph: the nodes that its outputs need, in topological order.
+"""Importer of a graph, which converts the nodes that its outputs need in topological order.
 
 A subgraph (a branch, the body of a loop) sees the values of the enclosing graph; its own stay
 inside.
@@ -26,7 +26,7 @@ from ekiden.frontend.tensorflow.graph_analysis import (
 )
 from ekiden.frontend.tensorflow.load import Proto, TensorflowModel
 from ekiden.frontend.tensorflow.node import TensorflowNode, TensorflowRow
-from ekiden.frontend.tensorflow.registry import find_row
+from ekiden.frontend.tensorflow.registry import lookup_converter
 from ekiden.runtime.errors import ImportModelError
 
 
@@ -208,7 +208,7 @@ class GraphImporter:
         # report of their own.
         self.failed.add(proto.name)  # until it is made
         with self.shared.convert_node(f"{proto.op} {proto.name!r}", named):
-            row = find_row(str(proto.op))
+            row = lookup_converter(str(proto.op))
             node = TensorflowNode(proto, inputs, self, names)
             if row.binds_outputs:
                 row.convert(node)

@@ -1,4 +1,4 @@
-"""Import of a TensorFlow model as a module: inputs, nodes, outputs."""
+"""Import of a TensorFlow model as an IRModule: inputs, nodes, outputs."""
 
 from __future__ import annotations
 

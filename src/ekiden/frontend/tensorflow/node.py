@@ -1,4 +1,4 @@
-"""Node of a GraphDef as converters see it, and the rows of the converter table."""
+"""GraphDef node context of converters, and the entries of the converter table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TensorflowNode(common.AttributeNode):
-    """Node of a GraphDef as converters see it; `graph` is its importer."""
+    """GraphDef node in the form that converters receive; `graph` is its importer."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ ekiden.frontend.common.constant_folding); None to leave it to the converter."""
 
 @dataclass(frozen=True, slots=True)
 class TensorflowRow:
-    """Row of the converter table: operator, converter, evaluation rule."""
+    """Converter table entry: operator, converter, evaluation rule."""
 
     op_type: str
     convert: Converter

@@ -1,14 +1,14 @@
-"""Converter table of TensorFlow operators, assembled from the rows of each family."""
+"""Converter table of TensorFlow operators, assembled from the converter families."""
 
 from __future__ import annotations
 
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.tensorflow.converters import (
     control_flow,
+    data_movement,
     detection,
     elementwise,
     linalg,
-    movement,
     network,
     reduction,
     segment_reduction,
@@ -18,7 +18,7 @@ from ekiden.frontend.tensorflow.converters import (
 from ekiden.frontend.tensorflow.node import TensorflowRow
 
 CONVERTER_FAMILIES = (
-    elementwise, reduction, movement, segment_reduction, shape, network, detection, linalg,
+    elementwise, reduction, data_movement, segment_reduction, shape, network, detection, linalg,
     control_flow, tensor_lists,
 )  # fmt: skip
 CONVERTER_TABLE: dict[str, TensorflowRow] = {
@@ -30,8 +30,8 @@ assert len(CONVERTER_TABLE) == sum(len(family.ROWS) for family in CONVERTER_FAMI
 )
 
 
-def find_row(name: str) -> TensorflowRow:
-    """Look up the row of an operator; raise Unsupported without one."""
+def lookup_converter(name: str) -> TensorflowRow:
+    """Look up the converter entry of an operator. Raises Unsupported if there is none."""
     if name not in CONVERTER_TABLE:
         raise Unsupported("the operator is not supported")
     return CONVERTER_TABLE[name]

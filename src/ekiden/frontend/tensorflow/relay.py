@@ -59,7 +59,9 @@ def from_tensorflow(
 
 
 def _default_outputs(graph: Proto) -> list[str]:
-    """Return the default outputs: the last node, or all variables of a loop that ends the graph."""
+    """Return the default outputs, either the last node or all variables of a loop that ends the
+    graph.
+    """
     nodes = [node for node in graph.node if node.op != "NoOp"]
     ends = list(takewhile(lambda node: node.op == "Exit", reversed(nodes)))
     return [node.name for node in reversed(ends or nodes[-1:])]

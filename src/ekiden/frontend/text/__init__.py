@@ -1,1 +1,1 @@
-"""Relay text as a model format: the output of `IRModule.astext()`."""
+"""Frontend of Relay text, the output of `IRModule.astext()`."""

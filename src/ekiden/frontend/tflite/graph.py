@@ -1,4 +1,4 @@
-"""Importer of the operators of one subgraph: the main one, or one that an operator runs."""
+"""Importer of the operators of one subgraph of a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ekiden.frontend.tflite.load import (
     TfliteTensor,
 )
 from ekiden.frontend.tflite.node import QuantizedPolicy, TfliteNode, TfliteRow
-from ekiden.frontend.tflite.registry import find_row
+from ekiden.frontend.tflite.registry import lookup_converter
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.runtime.devices.memory import check_memory_limit
@@ -59,8 +59,8 @@ class VariableTable:
         return self.now[name]
 
     def read(self, name: str) -> Value:
-        """Return the value of a variable at this point of the import. Raises UnsupportedError where
-        none was assigned before.
+        """Return the current value of a variable. Raises UnsupportedError where none was assigned
+        before.
         """
         if name not in self.now:
             raise Unsupported(f"the variable {name!r} is read before it has a value")
@@ -231,7 +231,7 @@ class SubgraphImporter:
         named = {n: v for n, v in input_values.items() if not isinstance(v, NonTensorValue)}
         self.failed.update(operation.outputs or [-2])  # until they are made
         with self.shared.convert_node(name, named):
-            row = find_row(operation.code)
+            row = lookup_converter(operation.code)
             _check_tensors(row, ins, outs)
             values = [None if t is None else self.lookup_value(t.index) for t in ins]
             node = TfliteNode(operation, name, values, self, ins, outs)
@@ -284,7 +284,7 @@ def _check_output_dtype(value: Value, tensor: TfliteTensor) -> Value:
 def _check_tensors(
     row: TfliteRow, ins: Sequence[TfliteTensor | None], outs: Sequence[TfliteTensor]
 ) -> None:
-    """Raise Unsupported for tensors that a row does not accept."""
+    """Raise Unsupported for tensors that a converter entry does not accept."""
     for tensor in (*(t for t in ins if t is not None), *outs):
         if not row.accepts(tensor):
             raise Unsupported(tensor.unsupported_reason)
@@ -294,7 +294,7 @@ def _check_tensors(
 def _check_quantization(
     row: TfliteRow, ins: Sequence[TfliteTensor | None], outs: Sequence[TfliteTensor]
 ) -> None:
-    """Raise Unsupported for quantized tensors that a row does not accept."""
+    """Raise Unsupported for quantized tensors that a converter entry does not accept."""
     if row.quantized_policy is QuantizedPolicy.CONVERTER_HANDLED:
         return
     if row.integer_converter is not None:

@@ -1,4 +1,4 @@
-"""Import of a TensorFlow Lite model as a module: inputs, operators, outputs."""
+"""Import of a TensorFlow Lite model as an IRModule: inputs, operators, outputs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ekiden.frontend.tflite.load import (
     read_model,
 )
 from ekiden.ir.expr import BaseFunc, GlobalVar
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.module import IRModule
-from ekiden.ir.text import format_type
 from ekiden.ir.type import tensor_type
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
 

@@ -77,7 +77,7 @@ def quant_params(node: TfliteNode, tensor: TfliteTensor | None) -> QuantParams:
 
 
 def subtract_zero_point(data: Expr, point: int) -> Expr:
-    """Emit levels less the zero point, as int32."""
+    """Emit levels minus the zero point, as int32."""
     wide = op.cast(data, "int32")
     return op.subtract(wide, const(np.int32(point))) if point else wide
 

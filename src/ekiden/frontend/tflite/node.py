@@ -1,4 +1,4 @@
-"""Operator of a model as converters see it, and the rows of the converter table."""
+"""Operator context of converters, and the entries of the converter table."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Resource(NonTensorValue):
 
 
 class TfliteNode(common.AttributeNode):
-    """TensorFlow Lite operator as converters see it. graph: where it stands; ins, outs: its tensors
-    as the model declares them.
+    """TensorFlow Lite operator in the form that converters receive. graph: its importer; ins, outs:
+    its tensors as the model declares them.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ ekiden.frontend.common.constant_folding); None to leave it to the converter."""
 
 @dataclass(frozen=True, slots=True)
 class TfliteRow:
-    """Row of the converter table: an operator, its converters and the tensors that they accept."""
+    """Converter table entry: an operator, its converters and the tensors that they accept."""
 
     code: str
     convert: Converter
@@ -158,7 +158,7 @@ class TfliteRow:
     """What it takes beside tensors of numbers: "complex64", "resource", "sparse", "variable"."""
 
     def accepts(self, tensor: TfliteTensor) -> bool:
-        """Return whether the row accepts a tensor's dtype, sparsity and variability."""
+        """Return whether the entry accepts a tensor's dtype, sparsity and variability."""
         kinds = {"sparse": tensor.is_sparse, "variable": tensor.is_variable}
         if any(held and kind not in self.extra_tensor_kinds for kind, held in kinds.items()):
             return False

@@ -1,14 +1,14 @@
-"""Converter table of TensorFlow Lite operators, assembled from the rows of each family."""
+"""Converter table of TensorFlow Lite operators, assembled from the converter families."""
 
 from __future__ import annotations
 
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.tflite.converters import (
     control_flow,
+    data_movement,
     detection,
     elementwise,
     float_linear,
-    movement,
     quantize,
     random,
     recurrent,
@@ -20,8 +20,8 @@ from ekiden.frontend.tflite.converters import (
 from ekiden.frontend.tflite.node import TfliteRow
 
 CONVERTER_FAMILIES = (
-    elementwise, reduction, movement, selection, float_linear, recurrent, quantize, control_flow,
-    signal, random, detection, stablehlo,
+    elementwise, reduction, data_movement, selection, float_linear, recurrent, quantize,
+    control_flow, signal, random, detection, stablehlo,
 )  # fmt: skip
 CONVERTER_TABLE: dict[str, TfliteRow] = {
     row.code: row for family in CONVERTER_FAMILIES for row in family.ROWS
@@ -52,8 +52,8 @@ REFUSAL_REASONS = {
 """Operators of the schema that are refused -> why."""
 
 
-def find_row(code: str) -> TfliteRow:
-    """Look up the row of an operator; raise Unsupported without one."""
+def lookup_converter(code: str) -> TfliteRow:
+    """Look up the converter entry of an operator. Raises Unsupported if there is none."""
     if code not in CONVERTER_TABLE:
         raise Unsupported(REFUSAL_REASONS.get(code, "the operator is not supported"))
     return CONVERTER_TABLE[code]

@@ -16,7 +16,7 @@ Dim = int | str
 
 
 class OperatorConverter:
-    """Marker of the converters of this frontend, which `op_converter` takes: TVM's default.
+    """Marker class of this frontend's converters, TVM's default of `op_converter`.
 
     TVM's class of this name converts operators by its methods. Here they are rows of a table.
     """

@@ -1,4 +1,4 @@
-"""PyTorch: programs of torch.export, modules, TorchScript, and the graphs of torch.compile.
+"""PyTorch frontend: torch.export programs, modules, TorchScript, and torch.compile graphs.
 
 `register` teaches the import an operator, a user's own among them (ekiden.frontend.torch.registry).
 """

@@ -1,7 +1,7 @@
-"""Adjoints (gradients) of pooling, resizing, padding and distances that PyTorch does not decompose.
-Each is linear along every axis by itself: element o of a result is the sum of `weights[o, k]`
-times element `places[o, k]`, so the gradient of an element is the sum of where it went. Meanings
-after aten/src/ATen/native (PyTorch 2).
+"""Adjoints (gradients) of pooling, resizing, padding and distances, which PyTorch does not
+decompose. Each is linear along every axis by itself: element o of a result is the sum of
+`weights[o, k]` times element `places[o, k]`, so the gradient of an element is the sum of where it
+went. Meanings after aten/src/ATen/native (PyTorch 2).
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class ModuleArgument:
 
 @dataclass(frozen=True, slots=True)
 class ImportedGraph:
-    """Imported AOTAutograd graph: the module and how its arguments and results map to a run's.
+    """Imported AOTAutograd graph, with the mapping of its arguments and results to a run's.
 
     arguments: the run's arguments that the module reads. module: None if nothing is computed.
     symbol_sources: the arguments and axes that symbolic sizes are read from.
@@ -70,7 +70,7 @@ def import_graph(
     """
 
     def attempt(facts: DimFacts) -> ImportedGraph:
-        """Import the graph under what is known about dimensions so far."""
+        """Import the graph under the dimension facts known so far."""
         return _GraphImport(graph, label, facts).run(frozen)
 
     try:

@@ -111,7 +111,7 @@ def _number_parts(value: object) -> tuple[object, ...]:
 
 
 def custom_complex_rule(rule: ComplexRule) -> Callable[[Converter], ComplexRule]:
-    """Return the row entry of a rule that handles complex numbers by itself."""
+    """Return the table entry of a rule that handles complex numbers separately."""
     return lambda convert: rule
 
 

@@ -1,4 +1,4 @@
-"""Decompositions of ATen operators that PyTorch itself does not decompose.
+"""Decompositions of ATen operators that PyTorch does not decompose.
 
 Semantics follow aten/src/ATen/native (PyTorch 2); the arguments are those of the operators.
 """

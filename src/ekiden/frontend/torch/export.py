@@ -1,4 +1,4 @@
-"""Export of a module by torch.export, and decomposition to operators that the table has."""
+"""Export of a module by torch.export, and decomposition of operators without a converter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ekiden.frontend.torch.functionalization import (
     is_directly_importable,
 )
 from ekiden.frontend.torch.program import import_program
-from ekiden.frontend.torch.recurrent_layers import keep_whole_layers
+from ekiden.frontend.torch.recurrent_layers import preserve_recurrent_layers
 from ekiden.frontend.torch.registry import should_decompose
 from ekiden.frontend.torch.sympy_conversion import sole_symbol_name
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
@@ -47,8 +47,8 @@ Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]
 
 
 def decomposition_table() -> Decompositions:
-    """Return the decomposition table: PyTorch's own entries, then ours for operators
-    without one.
+    """Return the decomposition table: PyTorch's entries, then Ekiden's for operators without
+    one.
     """
     table: Decompositions = dict(torch.export.default_decompositions())
     for target, function in torch._decomp.decomposition_table.items():
@@ -105,7 +105,7 @@ def export_module(
     with (
         warnings.catch_warnings(),
         translate_torch_errors("torch.export", label),
-        keep_whole_layers(),
+        preserve_recurrent_layers(),
     ):
         warnings.filterwarnings("ignore", FLAT_WEIGHTS_WARNING, UserWarning)
         return torch.export.export(
@@ -128,7 +128,10 @@ def _convert_torchscript(
         names = ", ".join(repr(a.name) for a in required)
         text = f"its inputs are {names}, got {len(example_inputs)} of them"
         raise ImportModelError(f"import a TorchScript module: {text}")
-    with translate_torch_errors("PyTorch's converter", "a TorchScript module"), keep_whole_layers():
+    with (
+        translate_torch_errors("PyTorch's converter", "a TorchScript module"),
+        preserve_recurrent_layers(),
+    ):
         program: ExportedProgram = TS2EPConverter(module, tuple(example_inputs)).convert()
         return program
 

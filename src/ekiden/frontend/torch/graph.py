@@ -1,4 +1,4 @@
-"""Importer of an FX graph: its nodes in order, each through its row of the converter table."""
+"""Importer of an FX graph, which converts nodes in order by the converter table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of a torch.compile graph: which share memory, and their strides.
+"""Results of a torch.compile graph: their aliasing and strides.
 
 A result is in eager PyTorch an argument, a tensor made anew, or a view of either. A module gives
 what is made anew, each tensor in memory of its own; views are taken of these and of the arguments

@@ -1,5 +1,5 @@
-"""Gradient of grid sampling, which PyTorch does not decompose. A sample is a sum over taps, the
-products of those of each axis. Semantics: aten/src/ATen/native/GridSampler (PyTorch 2).
+"""Gradient of grid sampling, which PyTorch does not decompose. A sample is a sum over taps, whose
+weights are products over the axes. Semantics: aten/src/ATen/native/GridSampler (PyTorch 2).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FX node as converters see it, and the rows of the converter table.
+"""FX node context of converters, and the entries of the converter table.
 
 A converter is called with the node, the arguments in their places and those given by name:
 
@@ -84,7 +84,7 @@ def user_source_line(node: torch.fx.Node) -> str:
 
 
 class FxNode(common.Node):
-    """FX node as converters see it."""
+    """FX node in the form that converters receive."""
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ def import_program(
     """
 
     def attempt(facts: DimFacts) -> ImportedModule:
-        """Import the program under what is known about dimensions so far."""
+        """Import the program under the dimension facts known so far."""
         return _ProgramImport(program, label, facts, freeze_params).run(names or {}, input_names)
 
     try:
@@ -99,7 +99,7 @@ class FxImportAttempt:
     def name_input_symbols(
         self, nodes: Sequence[torch.fx.Node], names: Mapping[str, str] | None = None
     ) -> None:
-        """Bind the symbols that are inputs' own dimensions to names."""
+        """Bind the symbols that are dimensions of inputs to names."""
         for node in nodes:
             meta = node.meta.get("val")
             for axis, size in enumerate(meta.shape if isinstance(meta, torch.Tensor) else ()):

@@ -1,8 +1,8 @@
-"""Custom operators that keep recurrent layers whole while PyTorch traces a module.
+"""Custom operators that preserve recurrent layers while PyTorch traces a module.
 
 PyTorch's own definitions of `torch.lstm`, `gru` and `rnn_*` run step by step wherever it traces: a
 number of steps that is symbolic becomes the example's, and graphs of torch.compile have every step.
-Operators of our own stand in for them: `keep_whole_layers` where torch.export traces,
+Operators of our own stand in for them: `preserve_recurrent_layers` where torch.export traces,
 `replace_recurrent_layers` in a
 graph of torch.compile that no gradient goes through. Run eagerly they are PyTorch's.
 
@@ -96,9 +96,9 @@ def _is_packed(args: Sequence[Any]) -> bool:
     return not isinstance(args[3], bool)
 
 
-class keep_whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
-    """Torch function mode that replaces recurrent layers by whole-layer operators while
-    torch.export traces.
+class preserve_recurrent_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
+    """Torch function mode that replaces recurrent layers by custom operators while torch.export
+    traces.
     """
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ def _is_inactive_dropout(node: torch.fx.Node) -> bool:
 
 
 __all__ = [
-    "keep_whole_layers",
+    "preserve_recurrent_layers",
     "remove_inactive_dropouts",
     "replace_recurrent_layers",
     "requires_gradients",

@@ -1,4 +1,4 @@
-"""Converter table of ATen operators, assembled from the rows of each family."""
+"""Converter table of ATen operators, assembled from the converter families."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ekiden.frontend.torch.converters import (
     convolution,
     create,
     ctc_loss,
+    data_movement,
     elementwise,
     flex_attention,
     fourier,
@@ -26,7 +27,6 @@ from ekiden.frontend.torch.converters import (
     integer,
     linalg,
     linear,
-    movement,
     norm,
     quantize,
     random,
@@ -35,11 +35,11 @@ from ekiden.frontend.torch.converters import (
     vision,
 )
 from ekiden.frontend.torch.node import ComplexRule, Converter, ConverterRow, target_name
-from ekiden.ir.extensions import record_extension
+from ekiden.ir.user_extensions import record_extension
 
 CONVERTER_FAMILIES = (
-    elementwise, reduction, movement, index, create, linear, convolution, norm, image, control_flow,
-    backward, bitcast, complex, fourier, linalg, random, vision, flex_attention,
+    elementwise, reduction, data_movement, index, create, linear, convolution, norm, image,
+    control_flow, backward, bitcast, complex, fourier, linalg, random, vision, flex_attention,
     integer, ctc_loss, recurrent, composite, quantize,
 )  # fmt: skip
 
@@ -81,7 +81,7 @@ def target_key(target: object) -> str:
 
 
 def _find_key(target: object) -> str | None:
-    """Return the key of an operator's row: of its overload, or of all overloads if the converter
+    """Return the table key of an operator: of its overload, or of all overloads if the converter
     accepts its arguments.
     """
     key = target_key(target)
@@ -175,7 +175,7 @@ def register(name: str, *, override: bool = False) -> Callable[[Converter], Conv
     """
 
     def add(convert: Converter) -> Converter:
-        """Register the converter as the user's own."""
+        """Register the user's converter."""
         if _qualified_key(name) in CONVERTER_TABLE.keys() - COMPOSITE_KEYS and not override:
             raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
         record_extension(convert)

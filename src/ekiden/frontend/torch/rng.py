@@ -1,4 +1,4 @@
-"""Random number generation in torch.compile graphs: nodes that PyTorch runs before the module.
+"""Random number generation of torch.compile graphs, by nodes that PyTorch runs before the module.
 
 PyTorch draws them before a graph runs, from its own generator and in its own order, and passes them
 as arguments; so they equal those of eager PyTorch.

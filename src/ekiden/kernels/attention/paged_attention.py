@@ -87,14 +87,16 @@ MIN_MERGE_ELEMENTS = 1 << 13
 class PagedAttention:
     """Builder of a paged-attention kernel by flash decoding; subclasses read quantised caches.
     `inputs` are a tensor that begins with the queries [n, heads and more, depth], the cache, the
-    layer [1], the page tables, and per token its sequence and its position.
+    layer [1], the page tables, per token its sequence and its position, and maybe the scores of
+    attention sinks float32 [heads].
     """
 
     def __init__(self, pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer,
                  lanes: int = DEFAULT_PAGED_LANES,
-                 cut: PagedTiling | None = None) -> None:  # fmt: skip
+                 tiling: PagedTiling | None = None) -> None:  # fmt: skip
         self.config, self.output = pages, output
-        self.query, self.cache, self.layer, self.tables, self.sequences, self.positions = inputs
+        self.query, self.cache, self.layer, self.tables, self.sequences, self.positions = inputs[:6]
+        self.sinks = inputs[6] if len(inputs) > 6 else None
         self.tokens, total, depth = self.query.shape
         self.heads, self.num_query_heads, self.depth = (
             const_int(output.shape[1]),
@@ -103,7 +105,7 @@ class PagedAttention:
         )
         self.num_kv_heads = const_int(self.cache.shape[3])
         self.lanes = math.gcd(lanes, self.depth, pages.page_tokens)
-        self.tiling = cut or PagedTiling()
+        self.tiling = tiling or PagedTiling()
         self.share = self.heads // self.num_kv_heads
         fit = [n for n in range(1, self.share + 1) if self.share % n == 0 and n <= self.tiling.rows]
         self.heads_per_tile = fit[-1]
@@ -216,15 +218,15 @@ class PagedAttention:
             bent = call_intrin("tanh", Mul(value, self.broadcast_scalar(1 / cap), vector))
             value = Mul(bent, self.broadcast_scalar(cap), vector)
         # Causal by position: a token sees the keys up to its own.
-        is_visible = self.mask_below(position + 1 - key)
+        is_visible = self.lane_bounds_mask(position + 1 - key)
         if window := self.config.window:
             last_unseen = cast(position - window - key, "int32")
             lanes = ramp(const(0, "int32"), const(1, "int32"), self.lanes)
-            near = broadcast(last_unseen, self.lanes) < lanes
-            is_visible = call_intrin("bitwise_and", is_visible, near, dtype=is_visible.dtype)
+            is_recent = broadcast(last_unseen, self.lanes) < lanes
+            is_visible = call_intrin("bitwise_and", is_visible, is_recent, dtype=is_visible.dtype)
         return Select(is_visible, value, self.broadcast_scalar(-math.inf), vector)
 
-    def mask_below(self, count: PrimExpr) -> PrimExpr:
+    def lane_bounds_mask(self, count: PrimExpr) -> PrimExpr:
         """Return the mask of the first `count` lanes, compared as int32: one element per lane."""
         lanes = ramp(const(0, "int32"), const(1, "int32"), self.lanes)
         return lanes < broadcast(cast(count, "int32"), self.lanes)
@@ -242,21 +244,9 @@ class PagedAttention:
         partial = Buffer("part", (const(rows * self.partial_softmax.row_elements),))
         group = simplify(head // self.share)
         tile = PagedTile(
-            first,
-            span,
-            head,
-            group,
-            positions,
-            sequence,
-            begin,
-            end,
-            begin,
-            end,
-            last,
-            slot,
-            scores,
-            partial,
-        )
+            first, span, head, group, positions, sequence, begin, end, begin, end, last, slot,
+            scores, partial,
+        )  # fmt: skip
         # Pages before the sliding window and behind the last position are never visited.
         low, high = self.visible_pages(first_position, last)
         stmt = LetStmt(begin, low, LetStmt(end, high, body(tile)))
@@ -282,6 +272,13 @@ class PagedAttention:
     def row_count(self, tile: PagedTile) -> int:
         """Return the number of rows of a tile: one for each token and head."""
         return tile.num_tokens * self.heads_per_tile
+
+    def row_sink(self, tile: PagedTile) -> Callable[[Var], PrimExpr] | None:
+        """Return the score of the attention sink of a tile's row; None without sinks."""
+        sinks = self.sinks
+        if sinks is None:
+            return None
+        return lambda row: sinks[tile.first_head + row % self.heads_per_tile]
 
     def row_start(self, tile: PagedTile, row: int, heads: int) -> PrimExpr:
         """Return the offset of a tile's row in a tensor [tokens, heads, depth]."""
@@ -446,7 +443,7 @@ class PagedAttention:
         score_index = ramp(score_offset, 1, lanes)
         high = broadcast(tile.partial_result[to + layout.max_offset], lanes)
         shifted = Sub(BufferLoad(tile.scores, (score_index,), kind), high, kind)
-        near = (row * vectors_per_page + v * count) * PREFETCHED_LINES_PER_VECTOR
+        is_recent = (row * vectors_per_page + v * count) * PREFETCHED_LINES_PER_VECTOR
         first = base + (self.plane.size - late * line)
         # Sums stay per lane until a row ends: one horizontal reduction per row instead of one per
         # vector.
@@ -455,7 +452,7 @@ class PagedAttention:
             some = shuffle(exponentials, exponentials, range(n * self.lanes, (n + 1) * self.lanes))
             total = Add(total, some, vector)
         page = serial_loop(v, const(vectors_per_page // count), seq(
-            *(Prefetch(self.cache, (first + (near + n) * line,), 2) for n in range(count *
+            *(Prefetch(self.cache, (first + (is_recent + n) * line,), 2) for n in range(count *
             PREFETCHED_LINES_PER_VECTOR)),
             LetStmt(exponentials, exp_of_nonpositive(shifted), seq(
                 BufferStore(tile.scores, exponentials, (score_index,)),
@@ -533,8 +530,8 @@ class PagedAttention:
             self.emit_value_products(tile),
         )
 
-    def emit_piece(
-        self, tile: PagedTile, split: ChunkSplit, piece: PrimExpr, unit: PrimExpr
+    def emit_kv_split(
+        self, tile: PagedTile, split: ChunkSplit, split_index: PrimExpr, unit: PrimExpr
     ) -> Stmt:
         """Emit one thread's share of a tile: all chunks and their merge or, where threads share
         chunks, one chunk and its copy to the shared buffer.
@@ -544,12 +541,12 @@ class PagedAttention:
         first, stop = self.chunk_range(tile.begin_page, tile.end_page)
         # A piece is one chunk where threads share the chunks; otherwise one thread runs all of
         # them.
-        low = first + Select(split.is_shared, piece, const(0, "int64"), "int64")
+        low = first + Select(split.is_shared, split_index, const(0, "int64"), "int64")
         high = Select(split.is_shared, minimum(low + 1, stop), stop, "int64")
         merged = Buffer("found", (const(rows * self.partial_softmax.row_elements),))
         begin, end = Var("chunk_begin", "int64"), Var("chunk_end", "int64")
         chunk_tile = replace(tile, begin_page=begin, end_page=end)
-        offset = self.partial_result_offset(tile, split, unit, piece)
+        offset = self.partial_result_offset(tile, split, unit, split_index)
         stmt: Stmt = seq(
             self.allocate_tile_buffers(chunk_tile, lambda: self.emit_chunk(chunk_tile)),
             IfThenElse(
@@ -561,9 +558,9 @@ class PagedAttention:
         stmt = LetStmt(end, minimum(tile.end_page, (chunk + 1) * self.chunk_pages), stmt)
         stmt = LetStmt(begin, maximum(tile.begin_page, chunk * self.chunk_pages), stmt)
         stmt = serial_loop(chunk, maximum(high - low, const(0)), stmt, low)
-        is_single = split.max_pieces < const(2, "int64")
+        is_single = split.max_splits < const(2, "int64")
         stmt = seq(
-            self.partial_softmax.emit_initialize(merged, rows),
+            self.partial_softmax.emit_initialize(merged, rows, self.row_sink(tile)),
             stmt,
             IfThenElse(is_single, self.emit_results(tile, merged)),
         )
@@ -577,17 +574,17 @@ class PagedAttention:
         offset = self.partial_result_offset(tile, split, unit, chunk)
         merge_chunk = self.partial_softmax.emit_merge(merged, split.partial_results, offset, rows)
         return Allocate(merged, seq(
-            self.partial_softmax.emit_initialize(merged, rows),
+            self.partial_softmax.emit_initialize(merged, rows, self.row_sink(tile)),
             serial_loop(chunk, stop - first, merge_chunk),
             self.emit_results(tile, merged),
         ))  # fmt: skip
 
     def partial_result_offset(
-        self, tile: PagedTile, split: ChunkSplit, unit: PrimExpr, piece: PrimExpr
+        self, tile: PagedTile, split: ChunkSplit, unit: PrimExpr, split_index: PrimExpr
     ) -> PrimExpr:
         """Return the offset of a unit's partial result for a piece."""
         tile_rows = self.tokens_per_tile * self.heads_per_tile
-        row = (unit * split.max_pieces + piece) * tile_rows + tile.first_row
+        row = (unit * split.max_splits + split_index) * tile_rows + tile.first_row
         return row * self.partial_softmax.row_elements
 
     def emit_results(self, tile: PagedTile, merged: Buffer) -> Stmt:
@@ -650,20 +647,20 @@ class PagedAttention:
         units = simplify(tiles * (self.heads // self.heads_per_tile))
         rows, index, unit = self.tokens_per_tile * self.heads_per_tile, Var("index"), Var("unit")
         maxima = Buffer("most", (const(2),), "int64", "register")
-        pieces, halves = Var("pieces", "int64"), Var("halves", "int64")
-        is_shared = pieces > const(1, "int64")
-        size = units * pieces * (rows * self.partial_softmax.row_elements)
+        num_splits, halves = Var("pieces", "int64"), Var("halves", "int64")
+        is_shared = num_splits > const(1, "int64")
+        size = units * num_splits * (rows * self.partial_softmax.row_elements)
         # No partial results are stored where each tile has its own thread.
         size = Select(is_shared, size, const(1, "int64"), "int64")
-        split = ChunkSplit(pieces, is_shared, Buffer("kept", (size,)))
-        unit_index, piece = Var("each", "int64"), Var("piece", "int64")
+        split = ChunkSplit(num_splits, is_shared, Buffer("kept", (size,)))
+        unit_index, split_index = Var("each", "int64"), Var("piece", "int64")
         halves_per_piece = 2 if self.chunk_pages > 1 else 1
         work = self.emit_unit(
-            unit_index, lambda tile: self.emit_piece(tile, split, piece, unit_index)
+            unit_index, lambda tile: self.emit_kv_split(tile, split, split_index, unit_index)
         )
         half = index % halves
-        is_last = EQ(half, minimum((piece + 1) * halves_per_piece, halves) - 1)
-        work = LetStmt(piece, half // halves_per_piece, IfThenElse(is_last, work))
+        is_last = EQ(half, minimum((split_index + 1) * halves_per_piece, halves) - 1)
+        work = LetStmt(split_index, half // halves_per_piece, IfThenElse(is_last, work))
         work = LetStmt(unit_index, index // halves, work)
         gather = self.emit_unit(unit, lambda tile: self.emit_merge(tile, split, unit))
         # A merge is a few multiply-adds per element: below this size it would not pay for waking a
@@ -677,7 +674,7 @@ class PagedAttention:
         )  # fmt: skip
         own = Select(is_shared, maxima[const(1)], const(1, "int64"), "int64")
         stmt = LetStmt(halves, own, Allocate(split.partial_results, stmt))
-        stmt = LetStmt(pieces, maxima[const(0)], stmt)
+        stmt = LetStmt(num_splits, maxima[const(0)], stmt)
         # Flash decoding: with fewer tiles than cores, threads share the chunks of a tile and merge
         # partial results afterwards.
         is_few = units < self.tiling.split_below_tiles

@@ -19,7 +19,7 @@ from ekiden.kernels.attention.paged_attention import (
 from ekiden.kernels.attention.paged_attention_int4 import Int4PagedAttention
 from ekiden.kernels.attention.paged_attention_int8 import Int8PagedAttention
 from ekiden.kernels.cost_model import max_register_rows
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
 from ekiden.kernels.family import Family
 from ekiden.kernels.prim_builder import create_tiled_function, declare_extern_parameters
 from ekiden.kernels.quantized.int8_dot import word_dot_instructions
@@ -39,19 +39,19 @@ TILES_PER_THREAD = 4
 
 def create_paged_attention(
     pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer,
-    lanes: int = DEFAULT_PAGED_LANES, cut: PagedTiling | None = None, dots: Sequence[str] = (),
+    lanes: int = DEFAULT_PAGED_LANES, tiling: PagedTiling | None = None, dots: Sequence[str] = (),
 ) -> PagedAttention:  # fmt: skip
     """Return the paged-attention builder for the cache's dtype; `dots` lists the target's integer
     dot-product instructions.
     """
     row = CACHE_FORMAT_BY_DTYPE[inputs[1].dtype]
     if not row.group_size:
-        return PagedAttention(pages, inputs, output, lanes, cut)
+        return PagedAttention(pages, inputs, output, lanes, tiling)
     kind = Int8PagedAttention if row.values_per_word == CACHE_WORD_BYTES else Int4PagedAttention
-    return kind(pages, inputs, output, lanes, cut, dots)
+    return kind(pages, inputs, output, lanes, tiling, dots)
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a paged attention."""
     return (
         Knob("rows", descending_range(max_register_rows(2, target)), "queries of a tile"),
@@ -83,12 +83,12 @@ def build_paged_attention(
     assert isinstance(pages, PagedAttentionConfig)
     buffers, operands, (result,) = declare_extern_parameters(inputs, outputs)
     rows, vectors, keys = (decision.int_value(n) for n in ("rows", "vectors", "keys"))
-    cut, lanes = (
+    tiling, lanes = (
         PagedTiling(rows, vectors, keys, TILES_PER_THREAD * target.cores),
         target.lanes("float32"),
     )
     attention = create_paged_attention(
-        pages, operands, result, lanes, cut, word_dot_instructions(target)
+        pages, operands, result, lanes, tiling, word_dot_instructions(target)
     )
     body = create_tiled_function(name, buffers, attention.emit_kernel(), len(outputs))
     return body.with_attr({"tir.has_blocks": 1})  # the checks of places are loops as others
@@ -96,14 +96,14 @@ def build_paged_attention(
 
 FAMILY = Family(
     name="paged_attention",
-    build=build_paged_attention,
-    why=(
+    build_unscheduled=build_paged_attention,
+    unscheduled_reason=(
         "pages are looked up in a table inside the loop, with an online softmax between "
         "the two products"
     ),
-    space=search_space,
-    default=default_decision,
-    is_whole=True,
+    search_space=search_space,
+    default_decision=default_decision,
+    prevents_fusion=True,
 )
 
 __all__ = ["FAMILY", "create_paged_attention"]

@@ -39,7 +39,7 @@ class Int4PagedAttention(Int8PagedAttention):
     key_dots = value_dots = (DOT4_FEATURE, SHORT_DOT_FEATURE, MADD_FEATURE)
     zero_point_by_dot = {DOT4_FEATURE: 8, SHORT_DOT_FEATURE: 8, MADD_FEATURE: 8}  # noqa: RUF012
     probability_bytes = 1
-    part_offsets = (0, 4, 2, 6)
+    unpacked_offsets = (0, 4, 2, 6)
     has_inner_scales = True
 
     @property

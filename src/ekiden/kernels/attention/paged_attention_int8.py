@@ -59,7 +59,7 @@ class Int8PagedAttention(PagedAttention):
     """Scale of the value operand relative to the stored value."""
     probability_bytes = 2
     """Bytes per quantised probability."""
-    part_offsets: Sequence[int] = (0, 2)
+    unpacked_offsets: Sequence[int] = (0, 2)
     """Position within a word's values at which each unpacked int16 part begins, in the pair order
     0, 2, 1, 3.
     """
@@ -67,9 +67,9 @@ class Int8PagedAttention(PagedAttention):
     """Whether scales apply within the sums, since a token has several."""
 
     def __init__(self, pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer,
-                 lanes: int, cut: PagedTiling | None = None,
+                 lanes: int, tiling: PagedTiling | None = None,
                  dots: Sequence[str] = ()) -> None:  # fmt: skip
-        super().__init__(pages, inputs, output, lanes, cut)
+        super().__init__(pages, inputs, output, lanes, tiling)
         self.key_dot, self.value_dot = (
             next((dot for dot in candidates if dot in dots), "")
             for candidates in (self.key_dots, self.value_dots)
@@ -107,7 +107,7 @@ class Int8PagedAttention(PagedAttention):
     def emit_kernel(self) -> Stmt:
         """Emit the quantisation of the queries, then the attention."""
         rows = simplify(self.tokens * self.num_query_heads)
-        return self.quantized_query.emit_around(rows, self.lanes, super().emit_kernel())
+        return self.quantized_query.emit_before(rows, self.lanes, super().emit_kernel())
 
     # Vectors.
 
@@ -172,7 +172,7 @@ class Int8PagedAttention(PagedAttention):
 
     def multiplicand_offset(self, n: int, dot: str) -> int:
         """Return the query offset that part `n` of an unpacked word is multiplied by."""
-        return self.part_offsets[n] if dot == MADD_FEATURE else n * CACHE_WORD_BYTES
+        return self.unpacked_offsets[n] if dot == MADD_FEATURE else n * CACHE_WORD_BYTES
 
     def query_row_index(self, tile: PagedTile, row: int) -> PrimExpr:
         """Return the index of a tile's row among the query rows of all tokens and heads."""
@@ -332,17 +332,22 @@ class Int8PagedAttention(PagedAttention):
         return wrap_in_loads, variables
 
     def emit_dot_accumulate(
-        self, sums: Buffer, loaded: Mapping[int, Var], a: PrimExpr, dot: str, is_share: bool = False
+        self,
+        sums: Buffer,
+        loaded: Mapping[int, Var],
+        a: PrimExpr,
+        dot: str,
+        is_probability: bool = False,
     ) -> Stmt:
         """Emit the accumulation of a word's products with the `loaded` vectors into their sums;
-        `is_share`: `a` is unsigned.
+        `is_probability`: `a` is unsigned.
         """
         word = Var("a", self.int_vector_dtype)
         statements = []
         for at, b in loaded.items():
             n = const(at)
             # The first operand is unsigned, the second signed: keys and probabilities come first.
-            pair = (word, b) if is_share else (b, word)
+            pair = (word, b) if is_probability else (b, word)
             value = call_intrin(dot, sums[n], *pair, dtype=sums.dtype)
             statements.append(BufferStore(sums, value, (n,)))
         return LetStmt(word, a, seq(*statements))
@@ -357,7 +362,9 @@ class Int8PagedAttention(PagedAttention):
         """
         at = v * self.lanes if isinstance(v, PrimExpr) else const(v * self.lanes)
         scale = self.plane.load_scales(self.cache, base, at, self.lanes, group)
-        is_valid = self.mask_below(tile.last_position + 1 - (number * self.config.page_tokens + at))
+        is_valid = self.lane_bounds_mask(
+            tile.last_position + 1 - (number * self.config.page_tokens + at)
+        )
         return Select(is_valid, scale, self.broadcast_scalar(0.0), self.float_vector_dtype)
 
     def probability_index(

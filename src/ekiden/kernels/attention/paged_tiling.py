@@ -80,7 +80,7 @@ class ChunkSplit:
     a tile, and the buffer of partial results.
     """
 
-    max_pieces: PrimExpr
+    max_splits: PrimExpr
     is_shared: PrimExpr
     partial_results: Buffer
 

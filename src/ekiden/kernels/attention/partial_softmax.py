@@ -11,6 +11,8 @@ and by the same instructions, so a result does not depend on the thread that com
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Div, Max, Mul, PrimExpr, Sub, Var, const
 from ekiden.kernels.attention.softmax_bounds import exp_of_nonpositive
@@ -63,8 +65,12 @@ class PartialSoftmax:
     def _emit_vector_loop(self, size: int, body: Stmt, var: Var) -> Stmt:
         return For(var, const(0), const(size // self.lanes), ForKind.SERIAL, body)
 
-    def emit_initialize(self, into: Buffer, rows: int) -> Stmt:
-        """Emit the initialisation of rows: maximum -inf, all sums 0."""
+    def emit_initialize(
+        self, into: Buffer, rows: int, sink: Callable[[Var], PrimExpr] | None = None
+    ) -> Stmt:
+        """Emit the initialisation of rows: maximum -inf, all sums 0; or those of a row that has one
+        key already, of the score `sink(row)` and the value 0 (attention sink).
+        """
         row, v = Var("row"), Var("v")
         at = row * self.row_elements
         # Not -inf: merging two rows without keys would compute -inf - -inf, which is NaN.
@@ -77,6 +83,14 @@ class PartialSoftmax:
             ),
             self.store(into, at + self.max_offset, lowest),
         )
+        if sink is not None:
+            # Every lane has its share of the sink's exponential, 1: lanes are a power of two.
+            share = broadcast(const(1.0 / self.lanes, "float32"), self.lanes)
+            row_init = seq(
+                row_init,
+                self.store(into, at + self.max_offset, broadcast(sink(row), self.lanes)),
+                self.store(into, at + self.sums_offset, share),
+            )
         return For(row, const(0), const(rows), ForKind.SERIAL, row_init)
 
     def emit_copy(self, into: Buffer, offset: PrimExpr, source: Buffer, rows: int) -> Stmt:

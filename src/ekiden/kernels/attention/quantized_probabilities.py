@@ -1,11 +1,13 @@
 """Quantised attention probabilities, and integer sums of the values that they weight.
 
-    share   exp(score - max) * a value's scale, in steps of the greatest
-    by words    steps of each page's greatest, 65,535 of them or 255: two bytes or one, of which
-                each multiplies four tokens at once; of 127 where halves of bytes are multiplied
-                two at a time and sums of a few such products fit int16
-    by halves   steps of each chunk's greatest, 32,767 of them, as int16 that multiply two tokens;
-                sums stay whole over all pages of a chunk
+    quantised probability = round(exp(score - max) * scale of the value / step), the largest of a
+    page or chunk being `levels` steps
+
+    ByteProbabilities    a step per page: 65,535 levels (two bytes) or 255 (one), each byte a factor
+                         of a four-token dot product; 127 where products of half bytes are added in
+                         pairs, so that a few such sums fit int16
+    Int16Probabilities   a step per chunk: 32,767 levels, int16 factors of two-token dot products;
+                         int32 sums run over all pages of a chunk
 
 With few steps, quantising per page keeps what many small probabilities add up to: over a whole text
 in 255 steps those below a thousandth of the maximum would be lost.
@@ -60,7 +62,7 @@ ROUND_TO_INT_MAGIC_BITS = int(np.float32(ROUND_TO_INT_MAGIC).view(np.int32))
 FIRST_ELEMENT = const(0)
 
 # A body for a vector of shares times scales: the number of its line, and the vector.
-LineBody = Callable[[int, PrimExpr], Stmt]
+VectorBody = Callable[[int, PrimExpr], Stmt]
 
 
 class QuantizedProbabilities:
@@ -79,7 +81,7 @@ class QuantizedProbabilities:
         return [(r, g) for r in range(tile.num_tokens * self.kernel.heads_per_tile) for g in groups]
 
     def emit_scaled_vector(
-        self, tile: PagedTile, number: Var, base: Var, v: PrimExpr, body: LineBody
+        self, tile: PagedTile, number: Var, base: Var, v: PrimExpr, body: VectorBody
     ) -> Stmt:
         """Emit `body` for one vector of probabilities times value scales, for each row and scale
         group.
@@ -89,15 +91,15 @@ class QuantizedProbabilities:
             Var(f"scale{g}", kernel.float_vector_dtype) for g in range(kernel.plane.num_groups)
         ]
         for n, (row, group) in enumerate(self.row_groups(tile)):
-            share = kernel.load(tile.scores, kernel.probability_index(tile, row, number, v))
-            statements.append(body(n, Mul(share, scales[group], kernel.float_vector_dtype)))
+            probability = kernel.load(tile.scores, kernel.probability_index(tile, row, number, v))
+            statements.append(body(n, Mul(probability, scales[group], kernel.float_vector_dtype)))
         stmt = seq(*statements)
         for group, scale in enumerate(scales):
             stmt = LetStmt(scale, kernel.load_value_scales(tile, base, number, v, group), stmt)
         return stmt
 
     def emit_quantization_steps(
-        self, tile: PagedTile, find: Callable[[LineBody], Stmt], body: Callable[[list[Var]],
+        self, tile: PagedTile, find: Callable[[VectorBody], Stmt], body: Callable[[list[Var]],
         Stmt],
         first: PrimExpr = FIRST_ELEMENT,
     ) -> Stmt:  # fmt: skip
@@ -106,8 +108,8 @@ class QuantizedProbabilities:
         """
         kernel, count = self.kernel, len(self.row_groups(tile))
         best = Buffer("best", (const(count),), kernel.int_vector_dtype, "register")
-        finer = [Var(f"finer{n}", "float32") for n in range(count)]
-        stmt = body(finer)
+        inverse_step = [Var(f"finer{n}", "float32") for n in range(count)]
+        stmt = body(inverse_step)
         for n in reversed(range(count)):
             top = Var("top", "float32")
             factor = Mul(
@@ -116,16 +118,16 @@ class QuantizedProbabilities:
             # A line of zeros must not divide by 0; the bound also keeps the reciprocal finite.
             bound = Max(top, const(MIN_MAGNITUDE * self.num_levels, "float32"), "float32")
             steps = Div(const(self.num_levels, "float32"), bound, "float32")
-            stmt = LetStmt(finer[n], steps, stmt)
+            stmt = LetStmt(inverse_step[n], steps, stmt)
             stmt = seq(BufferStore(self.dequantization_factors, factor, (first + n,)), stmt)
             # Non-negative floats have the order of their bit patterns, so an integer maximum
             # serves.
             largest = VectorReduce(best[const(n)], "max", "int32")
             stmt = LetStmt(top, call_intrin("reinterpret", largest, dtype="float32"), stmt)
 
-        def update_maximum(n: int, share: PrimExpr) -> Stmt:
+        def update_maximum(n: int, probability: PrimExpr) -> Stmt:
             """Take a probability into the maximum, by its bits: it is not negative."""
-            bits = call_intrin("reinterpret", share, dtype=kernel.int_vector_dtype)
+            bits = call_intrin("reinterpret", probability, dtype=kernel.int_vector_dtype)
             return BufferStore(
                 best, Max(best[const(n)], bits, kernel.int_vector_dtype), (const(n),)
             )
@@ -133,20 +135,20 @@ class QuantizedProbabilities:
         none = [BufferStore(best, kernel.broadcast_int(0), (const(n),)) for n in range(count)]
         return Allocate(best, seq(*none, find(update_maximum), stmt))
 
-    def quantize(self, share: PrimExpr, finer: Var) -> PrimExpr:
+    def quantize(self, probability: PrimExpr, inverse_step: Var) -> PrimExpr:
         """Quantise probabilities to integers in the low bits of int32, by the magic-number addition
         1.5 * 2**23.
         """
         kernel = self.kernel
         # Adding 1.5 * 2**23 rounds to nearest and leaves the integer in the low mantissa bits.
-        near = call_intrin(
+        rounded = call_intrin(
             "fma",
-            share,
-            kernel.broadcast_scalar(finer),
+            probability,
+            kernel.broadcast_scalar(inverse_step),
             kernel.broadcast_scalar(ROUND_TO_INT_MAGIC),
             dtype=kernel.float_vector_dtype,
         )
-        return call_intrin("reinterpret", near, dtype=kernel.int_vector_dtype)
+        return call_intrin("reinterpret", rounded, dtype=kernel.int_vector_dtype)
 
 
 class Int16Probabilities(QuantizedProbabilities):
@@ -219,10 +221,10 @@ class Int16Probabilities(QuantizedProbabilities):
         total = Buffer("total", (const(count),), kernel.int_vector_dtype, "register")
         has_total = kernel.value_zero_point > 0
 
-        def store_levels_and_begin(finer: list[Var]) -> Stmt:
+        def store_levels_and_begin(inverse_step: list[Var]) -> Stmt:
             """Store the integers, and initialise the sums."""
-            stmt = self._emit_vector_loop(tile, lambda at: lambda n, share: self._emit_store_levels(
-                at, n, self.quantize(share, finer[n]), total
+            stmt = self._emit_vector_loop(tile, lambda at: lambda n, value: self._emit_store_levels(
+                at, n, self.quantize(value, inverse_step[n]), total
             ))  # fmt: skip
             stmt = seq(stmt, *self._emit_initial_sums(tile, total if has_total else None))
             none = [BufferStore(total, kernel.broadcast_int(0), (const(n),)) for n in range(count)]
@@ -234,7 +236,7 @@ class Int16Probabilities(QuantizedProbabilities):
             store_levels_and_begin,
         )
 
-    def _emit_vector_loop(self, tile: PagedTile, body: Callable[[PrimExpr], LineBody]) -> Stmt:
+    def _emit_vector_loop(self, tile: PagedTile, body: Callable[[PrimExpr], VectorBody]) -> Stmt:
         """Emit a loop over the vectors of a chunk's probabilities; `body` takes the token index."""
         kernel, number, v, base = self.kernel, Var("p"), Var("v"), Var("base", "int64")
         at = (number - tile.begin_page) * kernel.config.page_tokens + v * kernel.lanes
@@ -306,10 +308,12 @@ class Int16Probabilities(QuantizedProbabilities):
             line = row * kernel.plane.num_groups + column // kernel.plane.group_size
             for n, loaded in enumerate(operands):
                 at = line * self.tokens + kernel.multiplicand_offset(n, kernel.value_dot) + first
-                share = kernel.broadcast_word(self.levels, at)
+                probability = kernel.broadcast_word(self.levels, at)
                 accumulators = {row * vectors + v: b for v, b in enumerate(loaded)}
                 statements.append(
-                    kernel.emit_dot_accumulate(acc, accumulators, share, kernel.value_dot, True)
+                    kernel.emit_dot_accumulate(
+                        acc, accumulators, probability, kernel.value_dot, True
+                    )
                 )
         # Tokens behind the last one are left out; their words may hold anything.
         token_count = minimum(const(page), tile.last_position + 1 - number * page)
@@ -424,11 +428,11 @@ class ByteProbabilities(QuantizedProbabilities):
         """Emit the quantisation steps of each row and scale group of a page, from their maxima."""
         kernel, page, base, v = self.kernel, Var("page", "int64"), Var("base", "int64"), Var("v")
 
-        def store_steps(finer: list[Var]) -> Stmt:
+        def store_steps(inverse_step: list[Var]) -> Stmt:
             """Store the inverse quantisation steps of a page."""
             return seq(*(
                 BufferStore(self.inverse_steps, steps, (self.step_index(tile, page, n),))
-                for n, steps in enumerate(finer)
+                for n, steps in enumerate(inverse_step)
             ))  # fmt: skip
 
         vectors = const(kernel.config.page_tokens // kernel.lanes)
@@ -449,11 +453,13 @@ class ByteProbabilities(QuantizedProbabilities):
         """
         kernel, v, count = self.kernel, Var("v"), len(self.row_groups(tile))
         total = Buffer("total", (const(count),), kernel.int_vector_dtype, "register")
-        finer = [Var(f"finer{n}", "float32") for n in range(count)]
+        inverse_step = [Var(f"finer{n}", "float32") for n in range(count)]
         vectors = const(kernel.config.page_tokens // kernel.lanes)
         stmt = serial_loop(v, vectors, self.emit_scaled_vector(
             tile, number, base, v,
-            lambda n, share: self._emit_store_levels(v, n, self.quantize(share, finer[n]), total),
+            lambda n, value: self._emit_store_levels(
+                v, n, self.quantize(value, inverse_step[n]), total
+            ),
         ))  # fmt: skip
         if kernel.value_zero_point:
             none = [BufferStore(total, kernel.broadcast_int(0), (const(n),)) for n in range(count)]
@@ -462,7 +468,9 @@ class ByteProbabilities(QuantizedProbabilities):
                     for n in range(count)]  # fmt: skip
             stmt = Allocate(total, seq(*none, stmt, *ends))
         for n in reversed(range(count)):
-            stmt = LetStmt(finer[n], self.inverse_steps[self.step_index(tile, number, n)], stmt)
+            stmt = LetStmt(
+                inverse_step[n], self.inverse_steps[self.step_index(tile, number, n)], stmt
+            )
         return stmt
 
     def _emit_store_levels(self, v: PrimExpr, n: int, value: PrimExpr, total: Buffer) -> Stmt:
@@ -528,11 +536,13 @@ class ByteProbabilities(QuantizedProbabilities):
                         kernel.multiplicand_offset(part_index, kernel.value_dot)
                         + line * self.line_bytes
                     )
-                    share = kernel.broadcast_word(self.levels, s * kernel.values_per_word + offset)
+                    probability = kernel.broadcast_word(
+                        self.levels, s * kernel.values_per_word + offset
+                    )
                     mine = {v: b for v, b in enumerate(loaded) if groups[v] == group}
                     at = {n * vectors + v: b for v, b in mine.items()}
                     statements.append(
-                        kernel.emit_dot_accumulate(acc, at, share, kernel.value_dot, True)
+                        kernel.emit_dot_accumulate(acc, at, probability, kernel.value_dot, True)
                     )
         token_count = minimum(const(page), tile.last_position + 1 - number * page)
         words = (token_count + (kernel.values_per_word - 1)) // kernel.values_per_word

@@ -41,10 +41,17 @@ from ekiden.kernels.cost_model import (
     step_cycles,
 )
 from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space, Value, descending_range
+from ekiden.kernels.decision import (
+    Decision,
+    Knob,
+    KnobValue,
+    Overrides,
+    SearchSpace,
+    descending_range,
+)
 from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.micro_kernels.register_tiles import (
-    PrefetchStep,
+    PrefetchFn,
     ReductionLoop,
     RegisterTile,
     balanced_row_tiles,
@@ -121,16 +128,16 @@ class StridedOperand:
 @dataclass(frozen=True, slots=True)
 class AttentionTiling:
     """Tile sizes of an attention: query rows, vectors of a key panel, prefetch distance into L1
-    (steps), unroll factor, whether values are copied, and whether threads share heads or the rows
-    of a head.
+    (steps), unroll factor, value access ("direct" or "copied"), and the axis that threads divide
+    ("heads" or "rows").
     """
 
     rows: int = DEFAULT_ATTENTION_TILE_ROWS
     vectors: int = DEFAULT_PANEL_VECTORS
-    own: int = 0
+    prefetch_distance: int = 0
     unroll: int = 1
-    values: str = "direct"
-    split: str = "heads"
+    value_access: str = "direct"
+    parallel_axis: str = "heads"
 
 
 DEFAULT_TILING = AttentionTiling()
@@ -148,10 +155,10 @@ class AttentionKernel:
         inputs: Sequence[Buffer],
         output: Buffer,
         lanes: int = DEFAULT_ATTENTION_LANES,
-        cut: AttentionTiling = DEFAULT_TILING,
+        tiling: AttentionTiling = DEFAULT_TILING,
         has_shuffles: bool = False,
     ) -> None:
-        self.heads, self.lanes, self.tiling, self.has_shuffles = heads, lanes, cut, has_shuffles
+        self.heads, self.lanes, self.tiling, self.has_shuffles = heads, lanes, tiling, has_shuffles
         operands = zip((*inputs[:3], output), heads.layouts, strict=True)
         self.q, self.k, self.v, self.out = (
             StridedOperand.from_buffer(b, layout) for b, layout in operands
@@ -168,7 +175,7 @@ class AttentionKernel:
         self.padded_keys = simplify(vectors * self.lanes)
         self.packed_keys = Buffer("keys", (simplify(self.padded_keys * self.depth),))
         columns = -(-self.value_width // self.lanes) * self.lanes
-        self.max_tile_rows, self.panel_vectors = cut.rows, cut.vectors
+        self.max_tile_rows, self.panel_vectors = tiling.rows, tiling.vectors
         self.scores = Buffer("scores", (simplify(self.stride * self.max_tile_rows),))
         self.inverse_sums = Buffer("totals", (const(self.max_tile_rows),), scope="local")
         self.packed_values = Buffer("values", (simplify(self.keys * columns),))
@@ -192,7 +199,7 @@ class AttentionKernel:
         number = value if isinstance(value, PrimExpr) else const(value, "float32")
         return broadcast(number, self.lanes)
 
-    def mask_below(self, first: PrimExpr, limit: PrimExpr) -> PrimExpr:
+    def lane_bounds_mask(self, first: PrimExpr, limit: PrimExpr) -> PrimExpr:
         """Return the mask of lanes whose index, counted from `first`, is below `limit`."""
         return ramp(first, 1, self.lanes) < broadcast(limit, self.lanes)
 
@@ -278,7 +285,7 @@ class AttentionKernel:
             value = self.load(self.k.buffer, base + first * steps["s"] + d * steps["d"], steps["s"])
             if not is_const(simplify(self.keys % self.lanes), 0):
                 value = if_then_else(
-                    self.mask_below(first, self.keys), value, self.broadcast_scalar(0.0)
+                    self.lane_bounds_mask(first, self.keys), value, self.broadcast_scalar(0.0)
                 )
             to = key * self.depth + d * (vectors * self.lanes) + v * self.lanes
             moves.append(self.store(self.packed_keys, to, value))
@@ -289,7 +296,7 @@ class AttentionKernel:
         is_whole = (
             is_const(self.v.strides["d"], 1) and self.packed_value_columns == self.value_width
         )
-        return is_whole and self.tiling.values == "direct"
+        return is_whole and self.tiling.value_access == "direct"
 
     def emit_pack_values(self, base: PrimExpr, kind: ForKind) -> Stmt:
         """Emit the packing of values: packed[t * columns + i] = v[t, i], zeros past the last
@@ -333,7 +340,7 @@ class AttentionKernel:
             value = Mul(bent, self.broadcast_scalar(cap), vector)
         # Padding keys of the last panel and keys behind the causal limit must become -inf.
         is_seen = (
-            self.mask_below(key, self.num_visible_keys(row))
+            self.lane_bounds_mask(key, self.num_visible_keys(row))
             if is_last or self.heads.causal
             else None
         )
@@ -399,20 +406,22 @@ class AttentionKernel:
             masked = self.finish_score(b, h, first + i, at, value, is_last)
             return self.store(self.scores, i * self.stride + at, masked)
 
-        near = self._prefetch_step(self.packed_keys, const(shape.num_columns), shape.num_columns)
+        prefetch = self._prefetch_step(
+            self.packed_keys, const(shape.num_columns), shape.num_columns
+        )
         tile = emit_register_tile(
             shape, loops, self.q.buffer, starts, self.packed_keys, key * self.depth, store_score,
-            bool(self.heads.softcap), near, self.tiling.unroll,
+            bool(self.heads.softcap), prefetch, self.tiling.unroll,
         )  # fmt: skip
         return For(panel, const(0), count, ForKind.SERIAL, tile)
 
-    def _prefetch_step(self, panel: Buffer, step: PrimExpr, row: int) -> PrefetchStep | None:
-        """Return a function that prefetches the panel row needed `own` steps later, or None."""
-        if not self.tiling.own:
+    def _prefetch_step(self, panel: Buffer, step: PrimExpr, row: int) -> PrefetchFn | None:
+        """Return a function that prefetches panel rows, or None for a prefetch distance of 0."""
+        if not self.tiling.prefetch_distance:
             return None
 
         def emit_prefetches(origin: PrimExpr, k: PrimExpr, column: int) -> list[Stmt]:
-            at = origin + (k + self.tiling.own) * step
+            at = origin + (k + self.tiling.prefetch_distance) * step
             return [Prefetch(panel, (simplify(at + n),), 3) for n in range(0, row, CACHE_LINE_F32S)]
 
         return emit_prefetches
@@ -490,10 +499,10 @@ class AttentionKernel:
             # Scores behind the keys of the tile's last query were not computed: the sum ends there.
             loops = [ReductionLoop(self.num_visible_keys(first + (rows - 1)), const(1), step)]
             begin = (base if direct else const(0)) + column
-            near = self._prefetch_step(source, step, vectors * self.lanes)
+            prefetch = self._prefetch_step(source, step, vectors * self.lanes)
             column_blocks.append(emit_register_tile(
                 shape, loops, self.scores, starts, source, begin, store_normalized,
-                ahead=near, unroll=self.tiling.unroll,
+                ahead=prefetch, unroll=self.tiling.unroll,
             ))  # fmt: skip
         return seq(*column_blocks)
 
@@ -532,7 +541,7 @@ class AttentionKernel:
         """Emit all heads in parallel, or the rows of each head in parallel."""
         images = simplify(self.q.dims["b"] * self.q.dims["h"])
         outer, inner = ForKind.PARALLEL, ForKind.SERIAL
-        if self.tiling.split == "rows":
+        if self.tiling.parallel_axis == "rows":
             outer, inner = inner, outer
         image = Var("image")
         return For(image, const(0), images, outer, self.emit_head(image, inner), {"grain": 1})
@@ -621,7 +630,7 @@ class AttentionSizes:
         )
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of an attention."""
     return (
         Knob("vectors", descending_range(MAX_PANEL_VECTORS, 2), "vectors of a panel"),
@@ -640,7 +649,7 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
     sizes = AttentionSizes.from_anchor(anchor, target)
     vectors = int(fixed.get("vectors", sizes.panel_vectors()))
     has_few_heads = sizes.heads is not None and sizes.heads < target.cores
-    chosen: dict[str, Value] = {
+    chosen: dict[str, KnobValue] = {
         "vectors": vectors,
         "rows": sizes.tile_rows(vectors),
         "own": 0,
@@ -661,19 +670,26 @@ def build_attention(
     """Build the kernel of tag "attention"."""
     heads, _, _ = attention_sizes(outputs[0])
     buffers, operands, (result,) = declare_extern_parameters(inputs, outputs)
-    cut = AttentionTiling(**dict(decision))  # type: ignore[arg-type]  # a field for each choice
+    tiling = AttentionTiling(
+        rows=decision.int_value("rows"),
+        vectors=decision.int_value("vectors"),
+        prefetch_distance=decision.int_value("own"),
+        unroll=decision.int_value("unroll"),
+        value_access=str(decision["values"]),
+        parallel_axis=str(decision["split"]),
+    )
     lanes, shuffles = target.lanes("float32"), target.has("shuffles")
-    builder = AttentionKernel(heads, operands, result, lanes, cut, shuffles)
+    builder = AttentionKernel(heads, operands, result, lanes, tiling, shuffles)
     return create_tiled_function(name, buffers, builder.emit_kernel(), len(outputs))
 
 
 FAMILY = Family(
     name="attention",
-    build=build_attention,
-    why="the online softmax between the two products rescales partial sums",
-    space=search_space,
-    default=default_decision,
-    is_whole=True,
+    build_unscheduled=build_attention,
+    unscheduled_reason="the online softmax between the two products rescales partial sums",
+    search_space=search_space,
+    default_decision=default_decision,
+    prevents_fusion=True,
 )
 
 __all__ = [

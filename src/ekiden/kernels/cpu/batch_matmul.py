@@ -37,7 +37,7 @@ from ekiden.kernels.family import Family
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.prefetch import PanelPrefetches
 from ekiden.kernels.micro_kernels.register_tiles import (
-    PrefetchStep,
+    PrefetchFn,
     ReductionLoop,
     RegisterTile,
     balanced_row_tiles,
@@ -285,7 +285,7 @@ class _MatmulKernel:
         rows: int,
         column: PrimExpr,
         vectors: int,
-        ahead: PrefetchStep | None = None,
+        ahead: PrefetchFn | None = None,
         unroll: int = 1,
     ) -> Stmt:
         """Emit a tile of rows on one panel. `source` is the packed copy, whose batch stride is 0,
@@ -330,7 +330,7 @@ class _MatmulKernel:
             self.decision.int_value("rows") if vectors == self.panel_vectors else MAX_STREAMED_ROWS
         )
 
-    def prefetch_step(self, packed: Buffer) -> tuple[PrefetchStep | None, int]:
+    def prefetch_step(self, packed: Buffer) -> tuple[PrefetchFn | None, int]:
         """Return the prefetches of a tile's packed panel, and the unroll factor of k."""
         own, unroll = self.decision.int_value("own"), self.decision.int_value("unroll")
         row = self.panel_vectors * self.lanes
@@ -552,10 +552,10 @@ def _matmul_family(tag: str) -> Family:
     return Family(
         name=tag,
         accepts=is_supported,
-        space=search_space,
-        default=default_decision,
-        build=kernel_builder(partial(_MatmulKernel, tag=tag)),
-        why=(
+        search_space=search_space,
+        default_decision=default_decision,
+        build_unscheduled=kernel_builder(partial(_MatmulKernel, tag=tag)),
+        unscheduled_reason=(
             "the first tile of a panel copies the panel while it computes; a schedule "
             "copies in an earlier block"
         ),

@@ -16,8 +16,9 @@ non-finite weights do not count.
         all tiles of pixels                          a tile of pixels, or a line of them
 
 Blocks of k are parts of the innermost loop; their sums are stored in the result until the last one.
-Data of uint8 and weights of int8 [o // tile, i, j, c // 4, o % tile, c % 4] give int32, of bfloat16
-in words of two float32; such data are padded already. Groups come first in a weight.
+Data of uint8 and weights of int8 [o // tile, i, j, c // 4, o % tile, c % 4], or of int16 in words
+of two, give int32, of bfloat16 in words of two float32; such data are padded already. Groups come
+first in a weight.
 """
 
 from __future__ import annotations
@@ -29,9 +30,14 @@ from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, maximum
-from ekiden.kernels.cost_model import choose_panel_width, max_register_rows, panel_width_knob
+from ekiden.kernels.cost_model import (
+    choose_panel_width,
+    max_register_rows,
+    panel_width_knob,
+    product_dtype,
+)
 from ekiden.kernels.cpu.dense import CACHE_LINE_F32_WORDS, MAX_NARROW_TILE_ROWS
-from ekiden.kernels.cpu.padding import BandLoop, band_lines, emit_pad_copy
+from ekiden.kernels.cpu.padding import BandLoop, emit_pad_copy, lines_per_band
 from ekiden.kernels.cpu.window_taps import ResultRanges, TapRanges, bind_taps_inside
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import RANGE_EPILOGUE, Family
@@ -44,7 +50,7 @@ from ekiden.kernels.micro_kernels.matrix_tiles import (
     emit_matrix_tile,
     row_tiles_with_tail,
 )
-from ekiden.kernels.micro_kernels.prefetch import Lets, PanelPrefetches, wrap_in_lets
+from ekiden.kernels.micro_kernels.prefetch import LetBindings, PanelPrefetches, wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import (
     ChunkSums,
     ReductionLoop,
@@ -178,7 +184,9 @@ class ConvKernel:
         """Return whether the taps of a kernel row are contiguous."""
         return self.geometry.dilation[1] == 1 and self.geometry.groups == 1
 
-    def bind_taps_inside(self, positions: ResultRanges, results: int = 1) -> tuple[Lets, TapRanges]:
+    def bind_taps_inside(
+        self, positions: ResultRanges, results: int = 1
+    ) -> tuple[LetBindings, TapRanges]:
         """Return let-bindings and tap ranges inside the data for `results` neighbouring results,
         for axes where some taps may read only padding.
         """
@@ -381,7 +389,9 @@ class ConvKernel:
         if panel.num_columns == self.width:
             return rows
         register_limit = max_register_rows(
-            -(-panel.num_columns // self.lanes), self.target, self.data.dtype
+            -(-panel.num_columns // self.lanes),
+            self.target,
+            product_dtype(self.data.dtype, self.weight.dtype),
         )
         return max(rows, min(MAX_NARROW_TILE_ROWS, register_limit))
 
@@ -605,7 +615,7 @@ class ConvKernel:
     def emit_bands(self) -> Stmt:
         """Emit all lines in bands, each from a zero-padded copy of its input lines."""
         bands = BandLoop(
-            self.data, self.geometry, band_lines(self.geometry, self.target), self.lanes
+            self.data, self.geometry, lines_per_band(self.geometry, self.target), self.lanes
         )
         self.source, self.slice_stride = bands.source, bands.slice
 
@@ -632,7 +642,8 @@ class ConvKernel:
         panel_parts = self.group_panels()
         if (pairs := create_widened_buffer(self.data, self.decision)) is not None:
             size = product_of_dims(list(self.data.shape))
-            self.source, wide = pairs, emit_widen_pairs(self.data, pairs, size, self.lanes)
+            wide = emit_widen_pairs(self.data, pairs, size, self.lanes, self.weight.dtype)
+            self.source = pairs
             return Allocate(
                 pairs,
                 seq(wide, *(self.emit_panels(*panel_part) for panel_part in panel_parts)),
@@ -681,13 +692,15 @@ def build_conv(
 
 FAMILY = Family(
     name=PACKED_CONV_TAG,
-    space=search_space,
-    default=default_decision,
-    build=build_conv,
-    why="border pixels skip taps; register tiles of matrix products take no conditions of terms",
-    panel=choose_panel_width,
-    panels=panel_width_knob,
-    endings=(RANGE_EPILOGUE,),
-    writes_rows=True,
-    keeps_sums=lambda decision: decision["k_block"] != 0,
+    search_space=search_space,
+    default_decision=default_decision,
+    build_unscheduled=build_conv,
+    unscheduled_reason=(
+        "border pixels skip taps; register tiles of matrix products take no conditions of terms"
+    ),
+    default_panel_width=choose_panel_width,
+    panel_width_knob=panel_width_knob,
+    special_epilogues=(RANGE_EPILOGUE,),
+    writes_strided_rows=True,
+    stores_partial_sums=lambda decision: decision["k_block"] != 0,
 )

@@ -32,11 +32,11 @@ from ekiden.kernels.cpu.depthwise import DepthwiseKernel
 from ekiden.kernels.cpu.depthwise import default_decision as depthwise_default
 from ekiden.kernels.cpu.depthwise import search_space as depthwise_space
 from ekiden.kernels.cpu.window_taps import ResultRanges, TapRanges
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
 from ekiden.kernels.family import Family, MatmulSizes, known_extent
 from ekiden.kernels.geometry import ConvGeometry, transposed_axes_of, transposed_geometry
 from ekiden.kernels.micro_kernels.epilogue import operands_of
-from ekiden.kernels.micro_kernels.prefetch import Lets, wrap_in_lets
+from ekiden.kernels.micro_kernels.prefetch import LetBindings, wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import ReductionLoop, balanced_row_tiles
 from ekiden.kernels.spaces.conv import is_short_line
 from ekiden.kernels.stages import has_known_weights
@@ -118,10 +118,10 @@ class _PhasedOutput:
         self,
         at: _Phase,
         result_index: list[PrimExpr],
-        keep: Callable[[list[PrimExpr], PrimExpr], Stmt],
+        emit_position: Callable[[list[PrimExpr], PrimExpr], Stmt],
     ) -> Stmt:
-        """Emit `keep(indices, offset)` for one output position of a phase, guarded where phases
-        differ in extent.
+        """Emit `emit_position(indices, offset)` for one output position of a phase, guarded where
+        phases differ in extent.
         """
         n, *inner, channel = self.geometry.result_indices(result_index)
         steps = zip(inner, self.axes, at.output_position, strict=True)
@@ -129,7 +129,7 @@ class _PhasedOutput:
         flat: PrimExpr = const(0)
         for index, extent in zip(indices, self.anchor.shape, strict=True):
             flat = flat * extent + index
-        stmt = keep(indices, flat)
+        stmt = emit_position(indices, flat)
         sizes = operands_of(self.anchor)[0].shape[1:-1]
         extents = self.anchor.shape[1:-1]
         for index, axis, size, extent in zip(indices[1:-1], self.axes, sizes, extents, strict=True):
@@ -183,7 +183,9 @@ class _TransposedConvKernel(ConvKernel):
         )
         return [*_without_unit_loops(tap_loops), self.channel_loop(1)]
 
-    def bind_taps_inside(self, positions: ResultRanges, results: int = 1) -> tuple[Lets, TapRanges]:
+    def bind_taps_inside(
+        self, positions: ResultRanges, results: int = 1
+    ) -> tuple[LetBindings, TapRanges]:
         """Return no restriction: every window covers the taps of all phases."""
         return [], {}
 
@@ -341,7 +343,7 @@ def _panel_and_depth(anchor: te.Tensor) -> tuple[int, int]:
     return int(str(anchor.op.attrs["tile"])), depth
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a transposed convolution."""
     panel, _ = _panel_and_depth(anchor)
     rows = descending_range(max_register_rows(-(-panel // target.lanes("float32")), target))
@@ -371,19 +373,19 @@ FAMILIES = (
     Family(
         name=TRANSPOSED_CONV_TAG,
         accepts=is_supported,
-        space=search_space,
-        default=default_decision,
-        build=build_conv_transpose,
-        why="each phase of pixels has its own taps, and border pixels may have none",
-        panel=choose_panel_width,
-        panels=panel_width_knob,
+        search_space=search_space,
+        default_decision=default_decision,
+        build_unscheduled=build_conv_transpose,
+        unscheduled_reason="each phase of pixels has its own taps, and border pixels may have none",
+        default_panel_width=choose_panel_width,
+        panel_width_knob=panel_width_knob,
     ),
     Family(
         name="depthwise_conv_transpose",
         accepts=is_supported,
-        space=depthwise_space,
-        default=depthwise_default,
-        build=build_depthwise_conv_transpose,
-        why="each phase of pixels has its own taps, and border pixels may have none",
+        search_space=depthwise_space,
+        default_decision=depthwise_default,
+        build_unscheduled=build_depthwise_conv_transpose,
+        unscheduled_reason="each phase of pixels has its own taps, and border pixels may have none",
     ),
 )

@@ -473,8 +473,12 @@ def schedule_default(
 FAMILY = Family(
     name="default",
     accepts=lambda anchor, target: True,
-    why="the stages of a row share its loops; registers are transposed, for which no step exists",
-    build=lambda inputs, outputs, target, name, _: schedule_default(inputs, outputs, target, name),
-    writes_rows=True,
+    unscheduled_reason=(
+        "the stages of a row share its loops; registers are transposed, for which no step exists"
+    ),
+    build_unscheduled=lambda inputs, outputs, target, name, _: schedule_default(
+        inputs, outputs, target, name
+    ),
+    writes_strided_rows=True,
 )
 """Fallback family of all other groups."""

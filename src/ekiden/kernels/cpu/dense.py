@@ -2,10 +2,10 @@
 
     out[m, n] = sum over k of data[m, k] * weight[n // tile, k, n % tile]
 
-or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4]; of bfloat16
-with float32 results, two steps of k side by side. Word weights may be batched; threads share the
-batch first. Panels of bytes with additional rows, and a list of the data words that multiply those,
-are `dense_listed`.
+or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4]; of uint8 and
+int16, and of bfloat16 with float32 results, two steps of k side by side. Word weights may be
+batched; threads share the batch first. Panels of bytes may have further rows, and a table of the
+data words that multiply those (int8_dot.py): the loop over k is partitioned where the table begins.
 
     for a run of panels, or one, in parallel:
       for a block of k:
@@ -20,7 +20,6 @@ share the row tiles instead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ekiden import te
@@ -35,21 +34,28 @@ from ekiden.kernels.cost_model import (
     choose_panel_width,
     max_register_rows,
     panel_width_knob,
+    product_dtype,
     tile_rows,
 )
 from ekiden.kernels.decision import (
     Decision,
     Knob,
+    KnobValue,
     Overrides,
-    Space,
-    Value,
+    SearchSpace,
     descending_range,
     divisors,
 )
-from ekiden.kernels.family import INT16_PAIR_SUMS, RANGE_EPILOGUE, Family, MatmulSizes
+from ekiden.kernels.family import (
+    INT16_PAIR_SUMS,
+    RANGE_EPILOGUE,
+    Family,
+    MatmulSizes,
+    known_extent,
+)
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import AMX_TILE_HEIGHTS, MATRIX_DOT_FEATURES
-from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS
+from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS, WIDENED_DTYPE
 from ekiden.kernels.micro_kernels.registered_micro_kernels import (
     MATRIX_TILE_KERNEL,
     REGISTER_TILE_KERNEL,
@@ -58,15 +64,17 @@ from ekiden.kernels.prim_builder import product_of_dims
 from ekiden.kernels.quantized.int8_dot import (
     BF16_PAIR_FEATURE,
     MADD_FEATURE,
+    NARROW_DOT_FEATURE,
     dot_instruction_knobs,
     emit_widen_pairs,
     matrix_dot_instruction,
     supported_dots,
 )
 from ekiden.kernels.scheduled_kernel import (
-    ScheduledKernel,
+    KernelSpec,
     create_inlined_program,
     replace_computation,
+    row_loop,
     try_primitive,
 )
 from ekiden.kernels.stages import has_known_weights
@@ -76,7 +84,7 @@ from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 
 if TYPE_CHECKING:
     from ekiden.tir.schedule.schedule import Schedule
-    from ekiden.tir.schedule.trace import BlockRV, LoopRV
+    from ekiden.tir.schedule.trace import LoopRV
 
 CACHE_LINE_F32_WORDS = 16
 """Four-byte words per cache line."""
@@ -88,7 +96,7 @@ K_UNROLL_FACTORS = (1, 2, 4)
 """Domain of the unroll factor of k."""
 
 
-def schedule_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
+def schedule_dense(sch: Schedule, kernel: KernelSpec) -> None:
     """Schedule a dense layer."""
     decision, target, anchor = kernel.decision, kernel.target, kernel.anchor
     data, weight = operands_of(anchor)
@@ -98,7 +106,7 @@ def schedule_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
     epilogues = sch.get_consumers(product_block)
     *leading, columns, k = sch.get_loops(product_block)
     batch, leading = leading[: _num_batch_axes(weight)], leading[_num_batch_axes(weight) :]
-    rows = sch.fuse(*leading) if len(leading) > 1 else _row_loop(sch, product_block, leading)
+    rows = sch.fuse(*leading) if len(leading) > 1 else row_loop(sch, product_block, leading)
     if in_matrices:
         tile, row = sch.split(rows, [None, decision.int_value("rows")], tail="short")
     else:
@@ -128,6 +136,9 @@ def schedule_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
         sch.vectorize(sch.get_loops(copy)[-1], target.lanes(data.dtype))
     if chunk or by_rows or (is_outer and not block):
         try_primitive(sch.parallel, (*batch, *chunk, *order)[0])
+    if _num_residual_words(anchor):
+        # The words in front are strided, those behind are looked up.
+        sch.partition(depth[0], [weight.shape[1] - _num_residual_words(anchor)])
     # Partial sums wait in the output between blocks of k, which needs the accumulators' dtype.
     if block and epilogues and kernel.outputs[0].dtype == anchor.dtype:
         sch.reuse_buffer(product_block, 0)
@@ -135,25 +146,27 @@ def schedule_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
         sch.tensorize(row, MATRIX_TILE_KERNEL.call())
         return
     options = {name: decision.int_value(name) for name in ("own", "spread", "unroll")}
+    if decision.get("dot") == NARROW_DOT_FEATURE:
+        options["pair_sums"] = 1
     # With dynamic rows short tiles occur at run time: they finish before a prefetch arrives.
     if sizes.rows is None:
         options |= _min_prefetching_rows(sizes, width, target)
     sch.tensorize(row, REGISTER_TILE_KERNEL.call(lanes=target.lanes("float32"), **options))
 
 
-def create_initial_program(inputs: list[te.Tensor], kernel: ScheduledKernel, name: str) -> PrimFunc:
+def create_initial_program(inputs: list[te.Tensor], kernel: KernelSpec, name: str) -> PrimFunc:
     """Create the program to schedule: the product and its epilogues, with bytes widened to int16
     pairs first where needed.
     """
     anchor = kernel.anchor
     if kernel.decision.get("dot") != MADD_FEATURE:
         return create_inlined_program(inputs, list(kernel.outputs), name)
-    data, _ = operands_of(anchor)
+    data, weight = operands_of(anchor)
     size, lanes = product_of_dims(list(data.shape)), kernel.target.lanes("float32")
     pairs = te.extern(
         data.shape,
         [data],
-        lambda ins, outs: emit_widen_pairs(ins[0], outs[0], size, lanes),
+        lambda ins, outs: emit_widen_pairs(ins[0], outs[0], size, lanes, weight.dtype),
         name="pairs",
         dtype="int16",
     )
@@ -164,16 +177,21 @@ def create_initial_program(inputs: list[te.Tensor], kernel: ScheduledKernel, nam
 
 
 def widen_to_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
-    """Return a product of byte words over data widened to int16, in the pair order 0, 2, 1, 3."""
+    """Return a product over data widened to int16: beside weights of bytes in the pair order 0, 2,
+    1, 3.
+    """
     op = anchor.op
     assert isinstance(op, te.ComputeOp)
+    data, weight = operands_of(anchor)
 
     def redirect_to_pairs(e: PrimExpr) -> PrimExpr:
         """Redirect a data read to the widened pairs: the elements of a word of four bytes are in
         the order 0, 2, 1, 3.
         """
-        if isinstance(e, te.ProducerLoad) and e.producer is operands_of(anchor)[0]:
+        if isinstance(e, te.ProducerLoad) and e.producer is data:
             *row, k = e.indices
+            if weight.dtype == WIDENED_DTYPE:
+                return pairs[(*row, k)]
             return pairs[(*row, k // 4 * 4 + k % 2 * 2 + k % 4 // 2)]
         return e
 
@@ -187,12 +205,8 @@ def _dot_loop_extents(weight: te.Tensor, decision: Decision) -> list[int]:
     word = _word_size(weight)
     if word == 1:
         return []
-    return [2, 2] if decision.get("dot") == MADD_FEATURE else [word]
-
-
-def _row_loop(sch: Schedule, block: BlockRV, leading: Sequence[LoopRV]) -> LoopRV:
-    """Return the loop over rows; a unit loop where the data has no row axis."""
-    return leading[0] if leading else sch.add_unit_loop(sch.get_loops(block)[0])
+    is_halved = decision.get("dot") == MADD_FEATURE and weight.dtype != WIDENED_DTYPE
+    return [2, 2] if is_halved else [word]
 
 
 def _split_panels_for_threads(
@@ -205,7 +219,7 @@ def _split_panels_for_threads(
     return [chunk], inside
 
 
-def _max_tile_rows(sizes: MatmulSizes, width: int, kernel: ScheduledKernel) -> int:
+def _max_tile_rows(sizes: MatmulSizes, width: int, kernel: KernelSpec) -> int:
     """Return the maximum number of tile rows; narrow panels get as many as the registers hold."""
     rows = kernel.decision.int_value("rows")
     if sizes.columns is not None and sizes.columns < width:
@@ -244,6 +258,17 @@ def _word_size(weight: te.Tensor) -> int:
     return DOT_WORD_BY_DTYPE[weight.dtype] if len(weight.shape) >= 4 else 1
 
 
+def _num_residual_words(anchor: te.Tensor) -> int:
+    """Return the number of words of a panel whose data words are looked up in a table."""
+    table = anchor.op.attrs.get("places")
+    if table is None:
+        return 0
+    assert isinstance(table, te.Tensor)
+    count = known_extent(table.shape[1])
+    assert count is not None, "weights are known"
+    return count
+
+
 def _num_batch_axes(weight: te.Tensor) -> int:
     """Return the number of batch axes of a packed weight."""
     return max(len(weight.shape) - 4, 0)
@@ -265,7 +290,7 @@ def _matmul_sizes(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
     depth = simplify(data.shape[-1] // _word_size(weight))
     units, panel = int(str(attrs["units"])), int(str(attrs["tile"]))
     # A list of words (`places`) guarantees that sums of two products fit int16.
-    dtype = INT16_PAIR_SUMS if "places" in attrs else data.dtype
+    dtype = INT16_PAIR_SUMS if "places" in attrs else product_dtype(data.dtype, weight.dtype)
     return MatmulSizes.from_dims(
         product_of_dims(data.shape[_num_batch_axes(weight) : -1]), units, depth, dtype
     ), panel
@@ -280,7 +305,7 @@ def _amx_instruction(anchor: te.Tensor, target: Target) -> str | None:
     )
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a dense layer."""
     sizes, panel = _matmul_sizes(anchor)
     vectors = -(-panel // target.lanes("float32"))
@@ -313,11 +338,14 @@ def search_space(anchor: te.Tensor, target: Target) -> Space:
 def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision for a dense layer."""
     sizes, panel = _matmul_sizes(anchor)
-    chosen: dict[str, Value] = {"panel": panel, **{n: v for n, v in fixed.items() if n != "panel"}}
+    chosen: dict[str, KnobValue] = {
+        "panel": panel,
+        **{n: v for n, v in fixed.items() if n != "panel"},
+    }
     vectors = -(-panel // target.lanes("float32"))
     matrices = _amx_instruction(anchor, target)
     dot = (
-        supported_dots(target, sizes.dtype == INT16_PAIR_SUMS)[0]
+        supported_dots(target, sizes.dtype == INT16_PAIR_SUMS, operands_of(anchor)[1].dtype)[0]
         if sizes.dtype != "bfloat16"
         else BF16_PAIR_FEATURE
     )
@@ -344,15 +372,15 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
 
 
 def _amx_decision(
-    anchor: te.Tensor, target: Target, chosen: dict[str, Value], sizes: MatmulSizes
+    anchor: te.Tensor, target: Target, chosen: dict[str, KnobValue], sizes: MatmulSizes
 ) -> Decision:
     """Return the decision for AMX tiles, with the panel loop outermost (Sapphire Rapids, panels of
     32, 128x768x768: 1.8 TOP/s, 1.2 with the rows outermost, 0.7 without AMX).
     """
     has_few_panels = -(-(sizes.columns or 0) // int(chosen["panel"])) < target.cores
     split = "rows" if has_few_panels else "panels"
-    plain: dict[str, Value] = {"rows": AMX_TILE_HEIGHTS[0], "order": "panel", "split": split}
-    none: dict[str, Value] = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1, "copy": 0}
+    plain: dict[str, KnobValue] = {"rows": AMX_TILE_HEIGHTS[0], "order": "panel", "split": split}
+    none: dict[str, KnobValue] = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1, "copy": 0}
     chosen = {**plain, **none, **chosen}
     return Decision.from_mapping(
         {choice.name: chosen[choice.name] for choice in search_space(anchor, target)}
@@ -362,13 +390,13 @@ def _amx_decision(
 FAMILY = Family(
     name="dense_pack",
     accepts=is_supported,
-    space=search_space,
-    default=default_decision,
-    steps=schedule_dense,
-    start=create_initial_program,
-    panel=choose_panel_width,
-    panels=panel_width_knob,
-    endings=(RANGE_EPILOGUE,),
-    writes_rows=True,
-    keeps_sums=lambda decision: decision["k_block"] != 0,
+    search_space=search_space,
+    default_decision=default_decision,
+    schedule_steps=schedule_dense,
+    create_initial_program=create_initial_program,
+    default_panel_width=choose_panel_width,
+    panel_width_knob=panel_width_knob,
+    special_epilogues=(RANGE_EPILOGUE,),
+    writes_strided_rows=True,
+    stores_partial_sums=lambda decision: decision["k_block"] != 0,
 )

@@ -17,8 +17,8 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
-from ekiden.kernels.cpu.padding import BandLoop, band_lines, load_as_float32
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
+from ekiden.kernels.cpu.padding import BandLoop, lines_per_band, load_as_float32
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
 from ekiden.kernels.geometry import ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.register_tiles import (
@@ -174,7 +174,7 @@ class DepthwiseKernel:
     def body(self) -> Stmt:
         """Emit all lines in parallel; padded data are copied in bands."""
         if self.geometry.is_padded:
-            lines = band_lines(self.geometry, self.target)
+            lines = lines_per_band(self.geometry, self.target)
             bands = BandLoop(self.data, self.geometry, lines, self.lanes)
             self.source, self.slice = bands.source, bands.slice
             return bands.emit_loop(self.emit_channel_vectors)
@@ -189,7 +189,7 @@ class DepthwiseKernel:
         return For(line, const(0), simplify(n * height), ForKind.PARALLEL, body, {"grain": 2})
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a depthwise convolution."""
     return (Knob("pixels", descending_range(MAX_TILE_PIXELS), "pixels of a tile"),)
 

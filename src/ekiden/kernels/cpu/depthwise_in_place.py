@@ -35,7 +35,7 @@ from ekiden.kernels.cpu.depthwise import DepthwiseKernel
 from ekiden.kernels.cpu.depthwise import default_decision as copied_default
 from ekiden.kernels.cpu.depthwise import search_space as copied_space
 from ekiden.kernels.cpu.depthwise_dynamic_width import DynamicWidthDepthwiseKernel
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import RANGE_EPILOGUE, Family, known_extent
 from ekiden.kernels.geometry import NO_DEPTH_AXIS, ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import find_anchor, operands_of
@@ -116,18 +116,22 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
     ) -> None:
         super().__init__(inputs, outputs, target, DEPTHWISE_TAG, decision)
         self.line_geometry, self.channel_vectors = across, decision.int_value("vectors")
-        self.band_lines = decision.int_value("near")
-        self.pixel_stride = self.channel_vectors * self.lanes if self.band_lines else self.channels
+        self.lines_per_band = decision.int_value("near")
+        self.pixel_stride = (
+            self.channel_vectors * self.lanes if self.lines_per_band else self.channels
+        )
         """Elements between adjacent pixels of the data read."""
 
     def body(self) -> Stmt:
         """Emit all lines in parallel, or bands of them."""
         n, height, _, _ = self.geometry.out
-        if self.band_lines:
+        if self.lines_per_band:
             return self.emit_bands(n, height)
         line, size = Var("line"), self.geometry.data[1]
 
-        def emit_line_groups(y: PrimExpr, top: PrimExpr, first: PrimExpr, rows: PrimExpr) -> Stmt:
+        def emit_line_channel_groups(
+            y: PrimExpr, top: PrimExpr, first: PrimExpr, rows: PrimExpr
+        ) -> Stmt:
             """Emit the channel groups of a line, on data read in place."""
             image = simplify(line // height)
             start = (image * size + top) * self.line_geometry.size * self.channels
@@ -137,7 +141,7 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
                 )
             )
 
-        inside = self.bind_tap_rows_inside(line % height, emit_line_groups)
+        inside = self.bind_tap_rows_inside(line % height, emit_line_channel_groups)
         return For(line, const(0), simplify(n * height), ForKind.PARALLEL, inside, {"grain": 2})
 
     def bind_tap_rows_inside(
@@ -181,13 +185,13 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         """
         (sy, _), top = self.geometry.strides, self.geometry.padding[0]
         reach, size = self.geometry.window_extents[0], self.geometry.data[1]
-        per_image = simplify((height + (self.band_lines - 1)) // self.band_lines)
+        per_image = simplify((height + (self.lines_per_band - 1)) // self.lines_per_band)
         band, line = Var("band"), Var("line")
         image, y, count, low, high = (Var(v) for v in ("image", "y0", "count", "low", "high"))
         # A band holds the lines that its results read, for one group of channels: half of L1 at
         # most.
         shape = (
-            const((self.band_lines - 1) * sy + reach),
+            const((self.lines_per_band - 1) * sy + reach),
             const(self.line_geometry.size),
             const(self.pixel_stride),
         )
@@ -218,8 +222,8 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         inside: Stmt = Allocate(self.source, self.emit_channel_groups(emit_group))
         lets = [
             (image, band // per_image),
-            (y, band % per_image * self.band_lines),
-            (count, simplify(minimum(const(self.band_lines), height - y))),
+            (y, band % per_image * self.lines_per_band),
+            (count, simplify(minimum(const(self.lines_per_band), height - y))),
             (low, simplify(maximum(const(0), y * sy - top))),
             (high, simplify(minimum(size, (y + count - 1) * sy - top + reach))),
         ]
@@ -400,7 +404,7 @@ def build_depthwise_conv(
     return InPlaceDepthwiseKernel(inputs, outputs, target, decision, across).build_function(name)
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a depthwise convolution."""
     doc = "vectors of channels of a tile, where data are read in place"
     widths = tuple(range(1, _max_channel_vectors(anchor, target) + 1))
@@ -470,10 +474,12 @@ def _default_band_lines(anchor: te.Tensor, target: Target) -> int:
 
 FAMILY = Family(
     name=DEPTHWISE_TAG,
-    space=search_space,
-    default=default_decision,
-    build=build_depthwise_conv,
-    why="as a schedule it is as fast, but scheduling takes four to eight times as long",
-    endings=(RANGE_EPILOGUE,),
-    writes_rows=True,
+    search_space=search_space,
+    default_decision=default_decision,
+    build_unscheduled=build_depthwise_conv,
+    unscheduled_reason=(
+        "as a schedule it is as fast, but scheduling takes four to eight times as long"
+    ),
+    special_epilogues=(RANGE_EPILOGUE,),
+    writes_strided_rows=True,
 )

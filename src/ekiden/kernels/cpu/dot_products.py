@@ -22,7 +22,7 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, minimum
-from ekiden.kernels.cpu.skinny_gemm import Store
+from ekiden.kernels.cpu.skinny_gemm import StoreFn
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
@@ -136,7 +136,7 @@ class _ColumnVector:
             body = LetStmt(name, shape.matrix_offset + line * shape.k, body)
         return Allocate(self.sums, body)
 
-    def emit_vector(self, store: Store) -> Stmt:
+    def emit_vector(self, store: StoreFn) -> Stmt:
         """Emit the sums of all columns of the vector, and their epilogue."""
         group, lanes = Var("group"), self.lanes
         groups = For(
@@ -167,7 +167,7 @@ def _is_constant(value: PrimExpr, number: int) -> bool:
 
 
 def emit_dot_products(
-    shape: DotProductShape, a: Buffer, b: Buffer, store: Store, target: Target, kind: ForKind
+    shape: DotProductShape, a: Buffer, b: Buffer, store: StoreFn, target: Target, kind: ForKind
 ) -> Stmt:
     """Emit the product as dot products, in a loop of the given kind over vectors of columns."""
     columns, number = _ColumnVector(shape, a, b, target), Var("columns")

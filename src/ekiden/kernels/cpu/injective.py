@@ -175,9 +175,9 @@ class _InjectiveNest:
         inner = self.vector_axis()
         # A load that strides along the vector axis and is contiguous along another one is a
         # transposition.
-        walked = self.transposable_axis(inner)
-        if walked is not None:
-            return self.emit_transposed(inner, walked, top)
+        outer_axis = self.transposable_axis(inner)
+        if outer_axis is not None:
+            return self.emit_transposed(inner, outer_axis, top)
         outer = [a for a in self.axes if a is not inner]
         if not outer and top:
             weight = element_cost([self.value])
@@ -260,44 +260,48 @@ class _InjectiveNest:
                     return axis
         return None
 
-    def emit_transposed(self, inner: LoopAxis, walked: LoopAxis, top: bool) -> Stmt:
-        """Emit a blocked transposition: blocks of `walked` outside, neighbours along `inner`
+    def emit_transposed(self, inner: LoopAxis, outer_axis: LoopAxis, top: bool) -> Stmt:
+        """Emit a blocked transposition: blocks of `outer_axis` outside, neighbours along `inner`
         inside, so that cache lines are used completely.
 
         In register tiles where one load is transposed; else one element at a time, but in vectors
         where elements are expensive: a gather costs more than as many loads (512x21x200: 4.8 to 2.1
         ms, 1024x1024: 1.0 to 0.66).
         """
-        outer = [a for a in self.axes if a is not inner and a is not walked]
-        load, size = self.register_transposable_load(inner, walked)
-        block = Var(f"{walked.var.name}_block")
+        outer = [a for a in self.axes if a is not inner and a is not outer_axis]
+        load, size = self.register_transposable_load(inner, outer_axis)
+        block = Var(f"{outer_axis.var.name}_block")
         divides_block = (
-            isinstance(walked.extent, IntImm) and walked.extent.value % TRANSPOSE_BLOCK_ROWS == 0
+            isinstance(outer_axis.extent, IntImm)
+            and outer_axis.extent.value % TRANSPOSE_BLOCK_ROWS == 0
         )
         row_count = (
             const(TRANSPOSE_BLOCK_ROWS)
             if divides_block
-            else minimum(const(TRANSPOSE_BLOCK_ROWS), walked.extent - block * TRANSPOSE_BLOCK_ROWS)
+            else minimum(
+                const(TRANSPOSE_BLOCK_ROWS), outer_axis.extent - block * TRANSPOSE_BLOCK_ROWS
+            )
         )
         blocks = LoopAxis(
-            block, simplify((walked.extent + (TRANSPOSE_BLOCK_ROWS - 1)) // TRANSPOSE_BLOCK_ROWS)
+            block,
+            simplify((outer_axis.extent + (TRANSPOSE_BLOCK_ROWS - 1)) // TRANSPOSE_BLOCK_ROWS),
         )
 
         def loop_over_rows(make: Callable[[dict[Var, PrimExpr]], Stmt]) -> Stmt:
             """Emit a loop over the rows of a strip."""
-            at = Var(walked.var.name)
+            at = Var(outer_axis.var.name)
             return For(
                 at,
                 const(0),
                 row_count,
                 ForKind.SERIAL,
-                make({walked.var: block * TRANSPOSE_BLOCK_ROWS + at}),
+                make({outer_axis.var: block * TRANSPOSE_BLOCK_ROWS + at}),
             )
 
         around = parallel_outer_loops if top else lambda axes, work, body: serial_loops(axes, body)
         if load is not None:
             body = self._emit_transpose_tiles(
-                inner, walked, block * TRANSPOSE_BLOCK_ROWS, row_count, load, size
+                inner, outer_axis, block * TRANSPOSE_BLOCK_ROWS, row_count, load, size
             )
             return around(
                 [*outer, blocks], TRANSPOSE_BLOCK_ROWS * estimated_product([inner.extent]), body
@@ -317,7 +321,7 @@ class _InjectiveNest:
         return serial_loops([*outer, blocks], body)
 
     def register_transposable_load(
-        self, inner: LoopAxis, walked: LoopAxis
+        self, inner: LoopAxis, outer_axis: LoopAxis
     ) -> tuple[BufferLoad | None, int]:
         """Return the load that a tile transposition in registers can serve, and the tile size; None
         where there is none or several.
@@ -338,11 +342,11 @@ class _InjectiveNest:
         ):
             return None, 1
         (load,) = strided_loads
-        if self.analyzer.coefficient(load.indices[0], walked.var) != 1:
+        if self.analyzer.coefficient(load.indices[0], outer_axis.var) != 1:
             return None, 1
         size = transpose_tile_size(load.dtype, self.target)
         min_size = max(min(MIN_TRANSPOSE_TILE_ROWS, size), 2)
-        extents = [a.extent.value for a in (inner, walked) if isinstance(a.extent, IntImm)]
+        extents = [a.extent.value for a in (inner, outer_axis) if isinstance(a.extent, IntImm)]
         while size > 1 and any(e < size for e in extents):
             size //= 2
         return (load, size) if size >= min_size else (None, 1)
@@ -496,29 +500,30 @@ class _InjectiveNest:
     def _emit_transpose_tiles(
         self,
         inner: LoopAxis,
-        walked: LoopAxis,
+        outer_axis: LoopAxis,
         begin: PrimExpr,
         count: PrimExpr,
         load: BufferLoad,
         size: int,
     ) -> Stmt:
-        """Emit register-tile transpositions for `count` steps of `walked`. Of known sizes the last
-        tiles overlap those before, whose elements they compute once more; of others the remainders
-        at two sides are transposed element by element.
+        """Emit register-tile transpositions for `count` steps of `outer_axis`.
+
+        Where sizes are known, the last tiles overlap the previous ones and recompute their
+        elements; otherwise the remainders of both axes are transposed element by element.
         """
         if (
             isinstance(inner.extent, IntImm)
-            and isinstance(walked.extent, IntImm)
+            and isinstance(outer_axis.extent, IntImm)
             # A tile never leaves its block, whose elements another thread may store.
-            and not 0 < walked.extent.value % TRANSPOSE_BLOCK_ROWS < size
+            and not 0 < outer_axis.extent.value % TRANSPOSE_BLOCK_ROWS < size
             and self._can_recompute(load)
         ):
-            return self._emit_overlapping_tiles(inner, walked, begin, count, load, size)
+            return self._emit_overlapping_tiles(inner, outer_axis, begin, count, load, size)
         strip, tile, row, column = Var("strip"), Var("tile"), Var("row"), Var("column")
         strips, tiles = simplify(inner.extent // size), simplify(count // size)
         across, down = simplify(strips * size), simplify(tiles * size)
         serially = ForKind.SERIAL
-        first = {inner.var: strip * size, walked.var: begin + tile * size}
+        first = {inner.var: strip * size, outer_axis.var: begin + tile * size}
         full_tiles = For(
             strip,
             const(0),
@@ -529,17 +534,17 @@ class _InjectiveNest:
                 const(0),
                 tiles,
                 serially,
-                self._emit_transpose_tile(first, inner, walked, load, size),
+                self._emit_transpose_tile(first, inner, outer_axis, load, size),
             ),
         )
-        below = self.emit_element({inner.var: column, walked.var: begin + down + row})
-        beside = self.emit_element({inner.var: across + column, walked.var: begin + row})
+        below = self.emit_element({inner.var: column, outer_axis.var: begin + down + row})
+        remainder = self.emit_element({inner.var: across + column, outer_axis.var: begin + row})
         return flatten_seq(
             full_tiles,
             For(row, const(0), simplify(count - down), serially,
                 For(column, const(0), across, serially, below)),
             For(row, const(0), count, serially,
-                For(column, const(0), simplify(inner.extent - across), serially, beside)),
+                For(column, const(0), simplify(inner.extent - across), serially, remainder)),
         )  # fmt: skip
 
     def _can_recompute(self, transposed: BufferLoad) -> bool:
@@ -556,7 +561,7 @@ class _InjectiveNest:
     def _emit_overlapping_tiles(
         self,
         inner: LoopAxis,
-        walked: LoopAxis,
+        outer_axis: LoopAxis,
         begin: PrimExpr,
         count: PrimExpr,
         load: BufferLoad,
@@ -569,9 +574,9 @@ class _InjectiveNest:
         strips, tiles = (simplify((n + (size - 1)) // size) for n in (inner.extent, count))
         first = {
             inner.var: simplify(minimum(strip * size, inner.extent - size)),
-            walked.var: simplify(begin + minimum(tile * size, count - size)),
+            outer_axis.var: simplify(begin + minimum(tile * size, count - size)),
         }
-        body = self._emit_transpose_tile(first, inner, walked, load, size)
+        body = self._emit_transpose_tile(first, inner, outer_axis, load, size)
         return For(strip, const(0), strips, ForKind.SERIAL,
                    For(tile, const(0), tiles, ForKind.SERIAL, body))  # fmt: skip
 
@@ -579,7 +584,7 @@ class _InjectiveNest:
         self,
         first: dict[Var, PrimExpr],
         inner: LoopAxis,
-        walked: LoopAxis,
+        outer_axis: LoopAxis,
         load: BufferLoad,
         size: int,
     ) -> Stmt:
@@ -596,7 +601,7 @@ class _InjectiveNest:
         if self.value is load:
 
             def store_column(n: int, value: PrimExpr) -> Stmt:
-                at = substitute(self.index, {**first, walked.var: first[walked.var] + n})
+                at = substitute(self.index, {**first, outer_axis.var: first[outer_axis.var] + n})
                 return BufferStore(self.buffer, value, (ramp(simplify(at), 1, size),))
 
             return emit_transpose(rows, store_column)
@@ -605,7 +610,7 @@ class _InjectiveNest:
             rows, lambda n, v: BufferStore(copy, v, (ramp(const(n * size), 1, size),))
         )
         down, across = Var("down"), Var("across")
-        at = {walked.var: first[walked.var] + down, inner.var: first[inner.var] + across}
+        at = {outer_axis.var: first[outer_axis.var] + down, inner.var: first[inner.var] + across}
         value = rewrite(
             self.value,
             lambda e: BufferLoad(copy, (down * size + across,), e.dtype) if e is load else e,

@@ -200,20 +200,29 @@ def parallel_outer_loops(axes: Sequence[LoopAxis], work: int, body: Stmt) -> Stm
         work: An estimate of the elements that one iteration of all the axes takes.
         body: The innermost statement.
     """
-    total = estimated_product([a.extent for a in axes]) * work
-    is_static = all(isinstance(a.extent, IntImm) for a in axes)
-    if not axes or (is_static and total <= MIN_PARALLEL_WORK):
+    count, grain = parallel_axes([a.extent for a in axes], work)
+    if not count:
         return serial_loops(axes, body)
+    return _fused_parallel_loop(list(axes[:count]), grain, serial_loops(axes[count:], body))
+
+
+def parallel_axes(extents: Sequence[PrimExpr], work: int) -> tuple[int, int]:
+    """Return how many of the outer loops to fuse into a parallel one, 0 where there is too little
+    work for threads, and its grain.
+
+    Args:
+        extents: The extents of the loops, outermost first.
+        work: An estimate of the elements that one iteration of all the loops takes.
+    """
+    is_static = all(isinstance(e, IntImm) for e in extents)
+    if not extents or (is_static and estimated_product(extents) * work <= MIN_PARALLEL_WORK):
+        return 0, 1
     count = 1
     # Only as many axes are fused as give threads enough steps: each one costs a division.
-    while (
-        count < len(axes)
-        and estimated_product([a.extent for a in axes[:count]]) < MIN_PARALLEL_ITERATIONS
-    ):
+    while count < len(extents) and estimated_product(extents[:count]) < MIN_PARALLEL_ITERATIONS:
         count += 1
-    inner = serial_loops(axes[count:], body)
-    step = max(1, work * estimated_product([a.extent for a in axes[count:]]))
-    return _fused_parallel_loop(list(axes[:count]), max(1, MIN_PARALLEL_WORK // step), inner)
+    step = max(1, work * estimated_product(extents[count:]))
+    return count, max(1, MIN_PARALLEL_WORK // step)
 
 
 def _fused_parallel_loop(axes: Sequence[LoopAxis], grain: int, body: Stmt) -> Stmt:

@@ -27,7 +27,7 @@ BAND_CACHE_DIVISOR = 3
 """L2 size over the maximum size of a band."""
 
 
-def band_lines(geometry: ConvGeometry, target: Target) -> int:
+def lines_per_band(geometry: ConvGeometry, target: Target) -> int:
     """Return the output lines per band: as many as fit the cache, evenly divided among the
     cores.
     """
@@ -174,4 +174,4 @@ def emit_pad_copy(data: Buffer, padded: Buffer, geometry: ConvGeometry, lanes: i
     return For(line, const(0), total, ForKind.PARALLEL, padded_row, {"grain": 8})
 
 
-__all__ = ["BandLoop", "band_lines", "emit_pad_copy", "load_as_float32"]
+__all__ = ["BandLoop", "emit_pad_copy", "lines_per_band", "load_as_float32"]

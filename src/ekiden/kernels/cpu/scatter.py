@@ -1,24 +1,26 @@
 """Scatter of slices: rows of updates combined with data-dependent rows of the result, in order.
 
-    out = data;  for e:  out[index[e]] = combine(out[index[e]], updates[e])
+    if data and out have other memory:              the first step falls away where nobody else
+      for i..:  block copy:  out[i..] = data[i..]   has the data
+    for e.. ordered, j..:  block update:
+      out[index[e..], j..] = combine(out[index[e..], j..], updates[e.., j..])
 
-The first step falls away where the result lies in the memory of the data: nobody else has it then.
-
-Rows may meet, so one thread has all updates: two that share the columns take as long together, as
-each reads lines of every row (Zen 4, 100,000 rows of 64: 1.7 ms, in halves 3.8). Where the next
-rows lie is known long before they are needed, and no processor guesses it: they are brought near
-`ahead` updates before (2.2 to 1.7 ms).
+Updates of one row may meet, so the axes e are ordered; the columns j are apart. The schedule keeps
+all updates on one thread: two that share the columns take as long together, as each reads lines of
+every row (Zen 4, 100,000 rows of 64: 1.7 ms, in halves 3.8). Where the next rows lie is known long
+before they are needed, and no processor guesses it: they are brought near `ahead` updates before
+(2.2 to 1.7 ms).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import (
-    IntImm,
     Intrinsic,
     Not,
     PrimExpr,
@@ -37,25 +39,45 @@ from ekiden.kernels.cost_model import (
 from ekiden.kernels.cpu.loops import (
     LoopAxis,
     estimated_product,
+    parallel_axes,
     parallel_outer_loops,
     serial_loops,
     vectorized_loop,
 )
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.prim_builder import declare_extern_parameters
+from ekiden.kernels.scheduled_kernel import KernelSpec
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.range_checks import normalize_negative_index
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import BufferStore, IfThenElse, Prefetch, PrimFunc, Stmt, seq
+from ekiden.tir.schedule.program import block_writes
+from ekiden.tir.stmt import (
+    Block,
+    BlockRealize,
+    BufferStore,
+    IfThenElse,
+    IterKind,
+    IterVar,
+    PrimFunc,
+    Stmt,
+    seq,
+)
+from ekiden.tir.transform.inject_prefetch import PREFETCH_ANNOTATION, touched_regions
 
-Combine = Callable[[PrimExpr, PrimExpr], PrimExpr]
+if TYPE_CHECKING:
+    from ekiden.tir.schedule.schedule import Schedule
+    from ekiden.tir.schedule.trace import BlockRV
+
+CombineFn = Callable[[PrimExpr, PrimExpr], PrimExpr]
 SCATTER_VECTOR_LANES = 16
 """Vector lanes of the row copies."""
+COPY_BLOCK, UPDATE_BLOCK = "copy", "update"
+"""Names of the blocks of a scatter."""
 MAX_SCATTER_PREFETCH_LINES = 8
 """Maximum prefetched cache lines per row; the hardware prefetcher covers the rest."""
-SCATTER_REDUCTIONS: Mapping[str, Combine] = {
+SCATTER_REDUCTIONS: Mapping[str, CombineFn] = {
     "update": lambda old, new: new,
     "add": lambda old, new: old + new,
     "mul": lambda old, new: old * new,
@@ -83,9 +105,33 @@ def emit_copy(source: Buffer, target: Buffer) -> Stmt:
     if axes:
         store = vectorized_loop(axes[-1], SCATTER_VECTOR_LANES, store)
     copy = parallel_outer_loops(axes[:-1], estimated_product(target.shape[-1:]), store)
-    # The result may have the input's bytes (updated_input): only the run-time addresses tell.
-    is_there = Intrinsic("same_memory", (source.access_ptr("r"), target.access_ptr("r")), "bool")
-    return IfThenElse(Not(is_there), copy)
+    return IfThenElse(Not(_has_same_memory(source, target)), copy)
+
+
+def _has_same_memory(source: Buffer, target: Buffer) -> PrimExpr:
+    """Return whether a result has the input's bytes (updated_input), which only run-time addresses
+    tell.
+    """
+    return Intrinsic("same_memory", (source.access_ptr("r"), target.access_ptr("r")), "bool")
+
+
+Element = Callable[[tuple[Var, ...]], BufferStore]
+"""Function of a block's iterators that returns its store."""
+
+
+def create_block_nest(
+    name: str, shape: Sequence[PrimExpr], store: Element, num_ordered: int = 0
+) -> Stmt:
+    """Return a block of one store in a serial loop for each axis of a shape, the first axes
+    ordered.
+    """
+    kinds = (IterKind.ORDERED if n < num_ordered else IterKind.SPATIAL for n in range(len(shape)))
+    iters = tuple(
+        IterVar(a.var, a.extent, k) for a, k in zip(axes_of_shape(shape, "v"), kinds, strict=True)
+    )
+    loops = axes_of_shape(shape)
+    block = Block(name, iters, store(tuple(i.var for i in iters)))
+    return serial_loops(loops, BlockRealize(axis_vars(loops), const(True), block))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,69 +143,79 @@ class SliceScatter:
     index_depth: int
     mode: str
 
-    def emit_scatter(self, inputs: Sequence[Buffer], result: Buffer, ahead: int = 0) -> Stmt:
-        """Emit the scatter, updates in order.
-
-        Args:
-            inputs: Data, indices and updates.
-            result: Where the updated data goes.
-            ahead: Updates by which rows are prefetched; 0 for no prefetches.
-        """
+    def emit_scatter(self, inputs: Sequence[Buffer], result: Buffer) -> Stmt:
+        """Emit the blocks of the scatter of (data, indices, updates) into the result."""
         data, indices, updates = inputs
         rank = len(indices.shape) - 1
-        axes = axes_of_shape(updates.shape)
-        lead, columns = axes[:rank], axes[rank:]
-        target_index = (
-            *self._slice_coordinates(indices, data, axis_vars(lead)),
-            *axis_vars(columns),
+
+        def store_update(at: tuple[Var, ...]) -> BufferStore:
+            """Return the update of an element."""
+            target = (*self._slice_coordinates(indices, data, at[:rank]), *at[rank:])
+            value = SCATTER_REDUCTIONS[self.mode](result[target], updates[at])
+            return BufferStore(result, value, target)
+
+        copy = create_block_nest(
+            COPY_BLOCK, data.shape, lambda at: BufferStore(result, data[at], at)
         )
-        value = SCATTER_REDUCTIONS[self.mode](result[target_index], updates[axis_vars(axes)])
-        store: Stmt = BufferStore(result, value, target_index)
-        if columns:  # whole rows go in: their elements do not meet
-            store = serial_loops(
-                columns[:-1], vectorized_loop(columns[-1], SCATTER_VECTOR_LANES, store)
-            )
-        if ahead and lead:
-            store = seq(*self._emit_prefetches(indices, data, result, lead, columns, ahead), store)
-        # Updates run serially: several may go to one row, and their order matters.
-        return seq(emit_copy(data, result), serial_loops(lead, store))
+        update = create_block_nest(UPDATE_BLOCK, updates.shape, store_update, rank)
+        return seq(IfThenElse(Not(_has_same_memory(data, result)), copy), update)
 
     def _slice_coordinates(
-        self, indices: Buffer, data: Buffer, lead: Sequence[PrimExpr]
+        self, indices: Buffer, data: Buffer, step: Sequence[PrimExpr]
     ) -> tuple[PrimExpr, ...]:
-        coordinates = (indices[(const(n), *lead)] for n in range(self.index_depth))
+        coordinates = (indices[(const(n), *step)] for n in range(self.index_depth))
         return tuple(
             normalize_negative_index(p, d) for p, d in zip(coordinates, data.shape, strict=False)
         )
 
-    def _emit_prefetches(
-        self,
-        indices: Buffer,
-        data: Buffer,
-        result: Buffer,
-        lead: Sequence[LoopAxis],
-        columns: Sequence[LoopAxis],
-        ahead: int,
-    ) -> list[Stmt]:
-        """Emit prefetches of the result row that an update `ahead` iterations later modifies."""
-        last = lead[-1]
-        # Clamped, so that no coordinate behind the last update is read.
-        later = minimum(last.var + ahead, last.extent - 1)
-        later_index = self._slice_coordinates(indices, data, (*axis_vars(lead[:-1]), later))
-        if not columns:
-            return [Prefetch(result, later_index, 3)]
-        elements = CACHE_LINE_BYTES // dt.itemsize(result.dtype)
-        width = columns[-1].extent
-        lines = (
-            MAX_SCATTER_PREFETCH_LINES
-            if not isinstance(width, IntImm)
-            else -(-width.value // elements)
-        )
-        start = (const(0),) * (len(columns) - 1)
-        return [
-            Prefetch(result, (*later_index, *start, const(n * elements)), 3)
-            for n in range(min(lines, MAX_SCATTER_PREFETCH_LINES))
-        ]
+
+def create_scatter_program(inputs: list[te.Tensor], kernel: KernelSpec, name: str) -> PrimFunc:
+    """Create the program to schedule: the blocks of the copy and of the updates."""
+    slices = kernel.anchor.op.attrs["slices"]
+    assert isinstance(slices, SliceScatter)
+    buffers, operands, (result,) = declare_extern_parameters(inputs, kernel.outputs)
+    attrs = {"global_symbol": name, "num_outputs": len(kernel.outputs)}
+    return PrimFunc((*buffers.values(),), slices.emit_scatter(operands, result), attrs)
+
+
+def schedule_scatter(sch: Schedule, kernel: KernelSpec) -> None:
+    """Schedule a scatter: threads share the copy, vectors run along the columns."""
+    schedule_copy(sch, sch.get_block(COPY_BLOCK), kernel.anchor.shape)
+    slices, ahead = kernel.anchor.op.attrs["slices"], kernel.decision.int_value("ahead")
+    assert isinstance(slices, SliceScatter)
+    loops = sch.get_loops(UPDATE_BLOCK)
+    columns = kernel.anchor.shape[slices.index_depth :]
+    steps = loops[: len(loops) - len(columns)]
+    if columns:  # whole rows go in: their elements do not meet
+        sch.vectorize(loops[-1], SCATTER_VECTOR_LANES)
+    if ahead and steps:
+        block = sch.get(sch.get_block(UPDATE_BLOCK))
+        assert isinstance(block, Block)
+        number = [r.buffer for r in touched_regions(block)].index(block_writes(block)[0])
+        row = _row_to_prefetch(columns, kernel.anchor.dtype)
+        sch.annotate(steps[-1], PREFETCH_ANNOTATION, [number, ahead, row])
+
+
+def schedule_copy(sch: Schedule, copy: BlockRV, shape: Sequence[PrimExpr]) -> None:
+    """Schedule a copy of a shape: vectors along the last axis, threads share as many of the others
+    as give them enough steps.
+    """
+    *outer, last = sch.get_loops(copy)
+    *extents, width = shape
+    sch.vectorize(last, SCATTER_VECTOR_LANES)
+    count, grain = parallel_axes(extents, estimated_product([width]))
+    if count:
+        rows = sch.fuse(*outer[:count]) if count > 1 else outer[0]
+        sch.parallel(rows, grain)
+
+
+def _row_to_prefetch(columns: Sequence[PrimExpr], dtype: str) -> int:
+    """Return the elements of a row that are prefetched, in whole cache lines."""
+    if not columns:
+        return 1
+    line, width = CACHE_LINE_BYTES // dt.itemsize(dtype), known_extent(columns[-1])
+    lines = MAX_SCATTER_PREFETCH_LINES if width is None else -(-width // line)
+    return min(lines, MAX_SCATTER_PREFETCH_LINES) * line
 
 
 def _slice_elements(anchor: te.Tensor) -> int | None:
@@ -170,7 +226,7 @@ def _slice_elements(anchor: te.Tensor) -> int | None:
     return None if None in sizes else math.prod(s for s in sizes if s is not None)
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a scatter of slices."""
     return (Knob("ahead", PREFETCH_DISTANCES, "updates by which rows are brought near"),)
 
@@ -201,37 +257,20 @@ def prefetch_distance(anchor: te.Tensor, target: Target) -> int:
     return next((d for d in PREFETCH_DISTANCES[1:] if d >= min_distance), PREFETCH_DISTANCES[-1])
 
 
-def build_scatter(
-    inputs: list[te.Tensor],
-    outputs: list[te.Tensor],
-    target: Target,
-    name: str,
-    decision: Decision,
-) -> PrimFunc:
-    """Build the kernel of tag "scatter"."""
-    slices = outputs[0].op.attrs["slices"]
-    assert isinstance(slices, SliceScatter)
-    buffers, operands, (result,) = declare_extern_parameters(inputs, outputs)
-    body = slices.emit_scatter(operands, result, decision.int_value("ahead"))
-    attrs = {"global_symbol": name, "num_outputs": len(outputs)}
-    return PrimFunc((*buffers.values(),), body, attrs)
-
-
 FAMILY = Family(
     name="scatter",
-    build=build_scatter,
-    why="several updates may write one row, in order; blocks of a schedule have no order",
-    space=search_space,
-    default=default_decision,
-    is_whole=True,
+    create_initial_program=create_scatter_program,
+    schedule_steps=schedule_scatter,
+    search_space=search_space,
+    default_decision=default_decision,
+    prevents_fusion=True,
 )
 
 __all__ = [
     "SCATTER_REDUCTIONS",
-    "Combine",
+    "CombineFn",
     "SliceScatter",
     "axes_of_shape",
     "axis_vars",
-    "build_scatter",
     "emit_copy",
 ]

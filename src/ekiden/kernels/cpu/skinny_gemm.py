@@ -46,7 +46,7 @@ RUN_CACHE_DIVISOR = 3
 MIN_RUN_COLUMNS = 256
 """Columns below which a run is not split among threads."""
 
-Store = Callable[[int, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
+StoreFn = Callable[[int, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
 """Function (row, first column, vector, mask or None) -> store statement."""
 
 
@@ -167,7 +167,7 @@ class _ColumnRun:
         start = self.shape.matrix_offset + self.first_column + column
         return [Prefetch(self.b, (start + (k + d) * self.shape.columns,), 2) for d in range(depth)]
 
-    def emit_run(self, store: Store) -> Stmt:
+    def emit_run(self, store: StoreFn) -> Stmt:
         """Emit the initialisation, the sum over all matrix rows, and the store of a run."""
         depth, block, tail_line = (
             self.shape.matrix_rows_per_step(self.target),
@@ -208,7 +208,7 @@ class _ColumnRun:
 
 
 def emit_skinny_gemm(
-    shape: SkinnyGemm, a: Buffer, b: Buffer, store: Store, target: Target, kind: ForKind
+    shape: SkinnyGemm, a: Buffer, b: Buffer, store: StoreFn, target: Target, kind: ForKind
 ) -> Stmt:
     """Emit the product, in a loop of the given kind over runs of columns.
 

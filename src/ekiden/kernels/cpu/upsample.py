@@ -17,7 +17,7 @@ from ekiden.arith import prove_equal, simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, logical_and
 from ekiden.kernels.cost_model import max_register_rows
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
 from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.register_tiles import (
@@ -206,7 +206,7 @@ def _panel_vectors(anchor: te.Tensor, target: Target) -> int:
     return -(-channels * math.prod(_stride_pair(anchor)) // target.lanes("float32"))
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space."""
     rows = descending_range(max_register_rows(_panel_vectors(anchor, target), target))
     return (Knob("rows", rows, "pixels of a tile"),)
@@ -223,8 +223,8 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
 FAMILY = Family(
     name="conv2d_transpose",
     accepts=is_supported,
-    space=search_space,
-    default=default_decision,
-    build=kernel_builder(_UpsampleKernel),
-    why="each phase of pixels has its own taps, and border pixels may have none",
+    search_space=search_space,
+    default_decision=default_decision,
+    build_unscheduled=kernel_builder(_UpsampleKernel),
+    unscheduled_reason="each phase of pixels has its own taps, and border pixels may have none",
 )

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr, Var, const, maximum, minimum
-from ekiden.kernels.micro_kernels.prefetch import Lets
+from ekiden.kernels.micro_kernels.prefetch import LetBindings
 from ekiden.runtime.lazy_dataclass import dataclass
 
 TapRanges: TypeAlias = Mapping[int, tuple[PrimExpr, PrimExpr]]
@@ -61,9 +61,9 @@ class WindowAxis:
 
 def bind_taps_inside(
     windows: Sequence[WindowAxis], result_ranges: ResultRanges
-) -> tuple[Lets, TapRanges]:
+) -> tuple[LetBindings, TapRanges]:
     """Return let-bindings and tap ranges inside the data, for ranges of results per axis."""
-    lets: Lets = []
+    lets: LetBindings = []
     taps: dict[int, tuple[PrimExpr, PrimExpr]] = {}
     for axis, (first, last) in result_ranges.items():
         begin, count = Var("tap"), Var("taps")

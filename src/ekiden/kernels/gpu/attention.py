@@ -39,7 +39,7 @@ from ekiden.kernels.attention.scaled_dot_product import (
     attention_sizes,
 )
 from ekiden.kernels.cpu.loops import product_of_extents
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import Family
 from ekiden.kernels.gpu.block_reduction import ThreadGroup
 from ekiden.kernels.gpu.launch import serial_loop, thread_loop
@@ -74,7 +74,7 @@ def _is_supported(anchor: te.Tensor, target: Target) -> bool:
     return is_known and all(isinstance(t.op, te.PlaceholderOp) for t in op.inputs)
 
 
-def _search_space(anchor: te.Tensor, target: Target) -> Space:
+def _search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     return (
         Knob("rows", (32, 16, 8, 4, 2, 1), "queries of a block"),
         Knob("lanes", (64, 32, 16, 8, 4, 2, 1), "threads of a query"),
@@ -138,7 +138,9 @@ class _GpuAttentionKernel:
         self.depth, self.width = depth.value, width.value
         self.columns = -(-self.width // self.lanes)
         self.block, self.thread = Var("block"), Var("thread")
-        self.team = ThreadGroup.create(self.thread, self.rows * self.lanes, target, self.lanes)
+        self.thread_group = ThreadGroup.create(
+            self.thread, self.rows * self.lanes, target, self.lanes
+        )
         self.row, self.lane = self.thread // self.lanes, self.thread % self.lanes
         self.tiles_per_head = simplify((self.queries + (self.rows - 1)) // self.rows)
         image = self.block // self.tiles_per_head
@@ -162,10 +164,12 @@ class _GpuAttentionKernel:
         )
         self.weighted_values = local_buffer("sums", self.columns)
         # More scores of a thread than registers hold go through shared memory.
-        self.by_warps = self.team.has_warps and self.tile // self.lanes <= MAX_REGISTER_SCORES
+        self.by_warps = (
+            self.thread_group.has_warps and self.tile // self.lanes <= MAX_REGISTER_SCORES
+        )
         self.own_scores = local_buffer("scores", self.tile // self.lanes)
         if self.by_warps:
-            self.largest = self.team.emit_reduction(
+            self.largest = self.thread_group.emit_reduction(
                 [self.new_max], lambda a, b: [maximum(a[0], b[0])]
             )
 
@@ -492,13 +496,13 @@ def build_attention(
 
 FAMILY = Family(
     name="thread_attention",
-    on_threads=True,
-    together=True,
-    why="the online softmax between the two products rescales partial sums",
+    is_gpu_family=True,
+    needs_barriers=True,
+    unscheduled_reason="the online softmax between the two products rescales partial sums",
     accepts=_is_supported,
-    space=_search_space,
-    default=_default_decision,
-    build=build_attention,
+    search_space=_search_space,
+    default_decision=_default_decision,
+    build_unscheduled=build_attention,
 )
 """GPU counterpart of the CPU family "attention"; targets with serial threads use the default family
 "threads".

@@ -26,14 +26,14 @@ from ekiden.te.prim_func import emit_stores, wrap_in_allocations
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
 from ekiden.tir.transform.thread_sync import STORAGE_SYNC
-from ekiden.tir.transform.thread_tree import (
+from ekiden.tir.transform.tree_reduction import (
     WARP_SHUFFLES_FEATURE,
     element_loads,
     emit_shuffles,
     emit_tree_reduction,
 )
 
-Combine: TypeAlias = Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], Sequence[PrimExpr]]
+CombineFn: TypeAlias = Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], Sequence[PrimExpr]]
 """Function (values of one, values of another) -> combined values."""
 SHUFFLE_BROADCAST = "tvm_warp_shuffle"
 
@@ -45,7 +45,7 @@ class BlockCollective:
     """
 
     body: Stmt
-    values: list[PrimExpr]
+    results: list[PrimExpr]
     shared: list[Buffer]
     local: Sequence[Buffer] = ()
 
@@ -81,51 +81,57 @@ class ThreadGroup:
         return ThreadGroup(thread, threads, size, is_apt and target.has(WARP_SHUFFLES_FEATURE))
 
     def emit_reduction(
-        self, own: Sequence[Buffer], combine: Combine, everywhere: bool = True
+        self, thread_values: Sequence[Buffer], combine: CombineFn, broadcasts_result: bool = True
     ) -> BlockCollective:
         """Emit the reduction of the values in thread-local buffers of one element.
 
         Without warps a team is all of a block.
 
         Args:
-            own: A buffer per component of the value.
+            thread_values: A buffer per component of the value.
             combine: Combines two values.
-            everywhere: Whether all threads need the result, or at least the first.
+            broadcasts_result: Whether all threads need the result, or at least the first.
         """
         if self.has_warps:
-            return self._emit_warp_reduction(own, combine, everywhere)
+            return self._emit_warp_reduction(thread_values, combine, broadcasts_result)
         # The tree in shared memory combines a whole block, never parts of it.
         assert self.size == self.threads, (self.size, self.threads)
-        return self._emit_shared_memory_tree(own, combine)
+        return self._emit_shared_memory_tree(thread_values, combine)
 
     def _emit_warp_reduction(
-        self, own: Sequence[Buffer], combine: Combine, everywhere: bool
+        self, thread_values: Sequence[Buffer], combine: CombineFn, broadcasts_result: bool
     ) -> BlockCollective:
-        near = [Buffer("near", (const(1),), b.dtype, "local") for b in own]
-        statements = self._emit_shuffle_reduction(own, near, combine, min(self.size, WARP_SIZE))
+        near = [Buffer("near", (const(1),), b.dtype, "local") for b in thread_values]
+        statements = self._emit_shuffle_reduction(
+            thread_values, near, combine, min(self.size, WARP_SIZE)
+        )
         shared: list[Buffer] = []
         if self.size > WARP_SIZE:
             warps = self.size // WARP_SIZE
-            shared = [_shared_buffer_like(b, self.threads // WARP_SIZE) for b in own]
+            shared = [_shared_buffer_like(b, self.threads // WARP_SIZE) for b in thread_values]
             lane = self.thread % WARP_SIZE
             # Lanes beyond the number of warps repeat partial results, so that all lanes load valid
             # memory.
             partial_index = self.thread // self.size * warps + lane % warps
-            mine = emit_stores(shared, element_loads(own), (self.thread // WARP_SIZE,))
+            mine = emit_stores(shared, element_loads(thread_values), (self.thread // WARP_SIZE,))
             statements += [IfThenElse(lane.equal(0), mine), STORAGE_SYNC]
             # Every warp combines the partial results redundantly, which saves a second barrier and
             # a broadcast.
-            statements.append(emit_stores(own, element_loads(shared, partial_index), (const(0),)))
-            statements += self._emit_shuffle_reduction(own, near, combine, warps)
-        if everywhere and self.size > 1:  # the first's: of their own, one has 0 and another -0
-            first = emit_shuffles(own, SHUFFLE_BROADCAST, 0, min(self.size, WARP_SIZE))
-            statements.append(emit_stores(own, first, (const(0),)))
+            statements.append(
+                emit_stores(thread_values, element_loads(shared, partial_index), (const(0),))
+            )
+            statements += self._emit_shuffle_reduction(thread_values, near, combine, warps)
+        if (
+            broadcasts_result and self.size > 1
+        ):  # the first's: of their own, one has 0 and another -0
+            first = emit_shuffles(thread_values, SHUFFLE_BROADCAST, 0, min(self.size, WARP_SIZE))
+            statements.append(emit_stores(thread_values, first, (const(0),)))
         return BlockCollective(
-            wrap_in_allocations(seq(*statements), near), element_loads(own), shared
+            wrap_in_allocations(seq(*statements), near), element_loads(thread_values), shared
         )
 
     def emit_scan(
-        self, own: Buffer, combine: Callable[[PrimExpr, PrimExpr], PrimExpr]
+        self, thread_values: Buffer, combine: Callable[[PrimExpr, PrimExpr], PrimExpr]
     ) -> BlockCollective:
         """Emit the inclusive scan of the threads' values, in thread order.
 
@@ -134,15 +140,17 @@ class ThreadGroup:
         """
         assert self.has_warps and self.size == self.threads
         zero, lane, warp = (const(0),), self.thread % WARP_SIZE, self.thread // WARP_SIZE
-        near, sums = (Buffer(n, (const(1),), own.dtype, "local") for n in ("near", "sums"))
+        near, sums = (
+            Buffer(n, (const(1),), thread_values.dtype, "local") for n in ("near", "sums")
+        )
         statements, warps = (
-            self._emit_warp_scan(own, near, combine, WARP_SIZE),
+            self._emit_warp_scan(thread_values, near, combine, WARP_SIZE),
             self.threads // WARP_SIZE,
         )
         shared: list[Buffer] = []
         if warps > 1:
-            shared = [_shared_buffer_like(own, warps)]
-            last = BufferStore(shared[0], own[0], (warp,))
+            shared = [_shared_buffer_like(thread_values, warps)]
+            last = BufferStore(shared[0], thread_values[0], (warp,))
             statements += [IfThenElse(lane.equal(WARP_SIZE - 1), last), STORAGE_SYNC]
             statements.append(BufferStore(sums, shared[0][lane % warps], zero))
             statements += self._emit_warp_scan(sums, near, combine, warps)
@@ -153,9 +161,9 @@ class ThreadGroup:
                     near, emit_shuffles([sums], SHUFFLE_BROADCAST, before, WARP_SIZE)[0], zero
                 )
             )
-            joined = BufferStore(own, combine(near[0], own[0]), zero)
+            joined = BufferStore(thread_values, combine(near[0], thread_values[0]), zero)
             statements.append(IfThenElse(warp > 0, joined))
-        total_source, at = (sums, warps - 1) if warps > 1 else (own, WARP_SIZE - 1)
+        total_source, at = (sums, warps - 1) if warps > 1 else (thread_values, WARP_SIZE - 1)
         statements.append(
             BufferStore(
                 sums, emit_shuffles([total_source], SHUFFLE_BROADCAST, at, WARP_SIZE)[0], zero
@@ -169,7 +177,7 @@ class ThreadGroup:
 
     def _emit_warp_scan(
         self,
-        own: Buffer,
+        thread_values: Buffer,
         near: Buffer,
         combine: Callable[[PrimExpr, PrimExpr], PrimExpr],
         count: int,
@@ -178,8 +186,8 @@ class ThreadGroup:
         statements: list[Stmt] = []
         zero, by = (const(0),), 1
         while by < count:
-            shuffled_values = emit_shuffles([own], "tvm_warp_shuffle_up", by, WARP_SIZE)
-            joined = BufferStore(own, combine(near[0], own[0]), zero)
+            shuffled_values = emit_shuffles([thread_values], "tvm_warp_shuffle_up", by, WARP_SIZE)
+            joined = BufferStore(thread_values, combine(near[0], thread_values[0]), zero)
             statements += [BufferStore(near, shuffled_values[0], zero)]
             # Shuffles are executed by all lanes, only the combination is guarded: a shuffle in a
             # divergent branch is undefined.
@@ -188,7 +196,11 @@ class ThreadGroup:
         return statements
 
     def _emit_shuffle_reduction(
-        self, own: Sequence[Buffer], near: Sequence[Buffer], combine: Combine, count: int
+        self,
+        thread_values: Sequence[Buffer],
+        near: Sequence[Buffer],
+        combine: CombineFn,
+        count: int,
     ) -> list[Stmt]:
         """Emit the shuffle reduction of each `count` lanes into the first of them, at halving
         distances.
@@ -196,26 +208,34 @@ class ThreadGroup:
         statements: list[Stmt] = []
         by = count // 2
         while by:
-            shuffled_values = emit_shuffles(own, "tvm_warp_shuffle_down", by, min(count, WARP_SIZE))
+            shuffled_values = emit_shuffles(
+                thread_values, "tvm_warp_shuffle_down", by, min(count, WARP_SIZE)
+            )
             statements.append(
                 emit_stores(near, shuffled_values, (const(0),))
             )  # once each: a combination may ask twice
             statements.append(
-                emit_stores(own, combine(element_loads(own), element_loads(near)), (const(0),))
+                emit_stores(
+                    thread_values,
+                    combine(element_loads(thread_values), element_loads(near)),
+                    (const(0),),
+                )
             )
             by //= 2
         return statements
 
-    def _emit_shared_memory_tree(self, own: Sequence[Buffer], combine: Combine) -> BlockCollective:
+    def _emit_shared_memory_tree(
+        self, thread_values: Sequence[Buffer], combine: CombineFn
+    ) -> BlockCollective:
         """Emit a tree reduction in shared memory."""
-        partials = [_shared_buffer_like(b, self.threads) for b in own]
+        partials = [_shared_buffer_like(b, self.threads) for b in thread_values]
 
         def combine_into_first(lower: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
             """Combine two threads' values, and store the result as the first one's."""
             return emit_stores(partials, combine(lower, right), (self.thread,))
 
         statements = [
-            emit_stores(partials, element_loads(own), (self.thread,)),
+            emit_stores(partials, element_loads(thread_values), (self.thread,)),
             *emit_tree_reduction(partials, const(0), self.thread, self.threads, combine_into_first),
             STORAGE_SYNC,
         ]

@@ -24,11 +24,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.gpu import int8_dot, tensor_cores
+from ekiden.kernels.gpu.contraction_factors import ContractionFactors, match_contraction
 from ekiden.kernels.gpu.launch import ReductionGroup
-from ekiden.kernels.gpu.product_factors import ProductFactors, match_contraction
 from ekiden.kernels.gpu.tiled_matmul import TiledMatmulKernel
 from ekiden.kernels.gpu.vector_matmul import (
     ALONG_COLUMNS,
@@ -61,7 +61,7 @@ BLOCK_TILE_KNOBS = ("lanes", "lines", "depth", "shared", "buffers", "near", "dot
 """Knobs of kernels with several threads per block."""
 
 
-def _search_space(anchor: Tensor, target: Target) -> Space:
+def _search_space(anchor: Tensor, target: Target) -> SearchSpace:
     return (
         Knob("rows", (12, 8, 6, 4, 3, 2, 1), "rows of a thread"),
         Knob("columns", (12, 8, 6, 4, 3, 2, 1), "columns of a thread"),
@@ -150,7 +150,7 @@ def _default_decision(anchor: Tensor, target: Target, fixed: Overrides) -> Decis
 
 
 def _vector_decision(
-    anchor: Tensor, factors: ProductFactors, target: Target, fixed: Overrides
+    anchor: Tensor, factors: ContractionFactors, target: Target, fixed: Overrides
 ) -> Decision | None:
     """Return the decision of a vectorised kernel, for targets that run threads serially on vector
     units.
@@ -230,7 +230,7 @@ class _KernelModule(Protocol):
     FACTOR_DTYPES: Mapping[str, str]
     """Accumulator dtype by factor dtype."""
 
-    def can_multiply(self, factors: ProductFactors, target: Target) -> bool:
+    def can_multiply(self, factors: ContractionFactors, target: Target) -> bool:
         """Return whether a target has the instructions that the kernels need."""
 
 
@@ -250,13 +250,13 @@ def _require_supported(
 
 FAMILY = Family(
     name="thread_product",
-    on_threads=True,
-    why=(
+    is_gpu_family=True,
+    unscheduled_reason=(
         "any number of axes is fused into rows, columns and k, and threads load what "
         "others read; the checks do not yet prove tiles of fused axes with dynamic sizes"
     ),
     accepts=lambda anchor, target: match_contraction(anchor) is not None,
-    space=_search_space,
-    default=_default_decision,
-    build=build_contraction,
+    search_space=_search_space,
+    default_decision=_default_decision,
+    build_unscheduled=build_contraction,
 )

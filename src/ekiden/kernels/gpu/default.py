@@ -225,10 +225,12 @@ class _WorkspaceRewriter(ExprRewriter):
 
 FAMILY = Family(
     name="threads",
-    on_threads=True,
-    why="each computation is its own launch; extern operations between them have no blocks to bind",
+    is_gpu_family=True,
+    unscheduled_reason=(
+        "each computation is its own launch; extern operations between them have no blocks to bind"
+    ),
     accepts=lambda anchor, target: False,
-    build=lambda inputs, outputs, target, name, _: build_default_kernels(
+    build_unscheduled=lambda inputs, outputs, target, name, _: build_default_kernels(
         inputs, outputs, target, name
     ),
 )

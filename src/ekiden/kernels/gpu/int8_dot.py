@@ -18,8 +18,12 @@ from ekiden.ir.prim import Cast, Intrinsic, PrimExpr, Var, cast, const, is_const
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import known_extent
+from ekiden.kernels.gpu.contraction_factors import (
+    ContractionFactors,
+    is_unit_stride,
+    match_contraction,
+)
 from ekiden.kernels.gpu.launch import ReductionGroup
-from ekiden.kernels.gpu.product_factors import ProductFactors, is_unit_stride, match_contraction
 from ekiden.kernels.gpu.tiled_matmul import TiledMatmulKernel
 from ekiden.kernels.gpu.vector_access import unravel_index
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -55,13 +59,13 @@ def dot_feature(a: str, b: str) -> str:
     return f"dot4_{first_kind}{second_kind}"
 
 
-def can_multiply(factors: ProductFactors, target: Target) -> bool:
+def can_multiply(factors: ContractionFactors, target: Target) -> bool:
     """Return whether a target has the dot-product instruction for these factors."""
     a, b = strip_int32_widening(factors.a), strip_int32_widening(factors.b)
     return a is not None and b is not None and target.has(dot_feature(a.dtype, b.dtype))
 
 
-def words_per_k_block(factors: ProductFactors) -> int:
+def words_per_k_block(factors: ContractionFactors) -> int:
     """Return the words of k between two barriers, limited by the reduction's size."""
     size, depth = known_extent(factors.reduction_size), DEFAULT_WORD_DEPTH
     while size is not None and depth > MIN_WORD_DEPTH and size <= depth // 2 * DOT_WORD_BYTES:
@@ -76,7 +80,7 @@ class KWordPacker:
     divisions than words of all axes as one do.
     """
 
-    def __init__(self, factors: ProductFactors) -> None:
+    def __init__(self, factors: ContractionFactors) -> None:
         self.axes, self.depth = factors.reduce_axes.axis, factors.reduction_size
         self.is_exact = is_const(simplify(self.axes[-1].extent % DOT_WORD_BYTES), 0)
         # Words inside the last axis need no division of k; otherwise all axes are one, padded by 0.
@@ -156,7 +160,7 @@ class Int8DotKernel(TiledMatmulKernel):
     elements_per_step = DOT_WORD_BYTES
 
     @classmethod
-    def max_access_width_of(cls, target: Target, factors: ProductFactors) -> int:
+    def max_access_width_of(cls, target: Target, factors: ContractionFactors) -> int:
         """Return 1: words are loaded one at a time."""
         return 1
 
@@ -174,7 +178,7 @@ class Int8DotKernel(TiledMatmulKernel):
         self.group = WordReductionGroup(
             group.params, group.inputs, group.output, group.anchor, words
         )
-        self.factors = ProductFactors(x, y, f.batch, f.rows, f.columns, f.extents, words)
+        self.factors = ContractionFactors(x, y, f.batch, f.rows, f.columns, f.extents, words)
 
     def is_k_contiguous(self, factor: PrimExpr) -> bool:
         """Return whether consecutive words of k are adjacent in a factor's memory."""

@@ -4,8 +4,9 @@ Of many elements to few results where threads run together: a block of threads f
 
     out[z] = reduce over k of x[z, k]
 
-    for k in strides of the block: each thread its own
-    threads combine their values (`block_reduction`); the first stores the result
+    for z in blockIdx.x:                               threads of a block reduce: each has a part of
+      for thread in threadIdx.x: for turn: block       the sum, and lowering combines these
+      u in threadIdx.x: block of the epilogue          (`tir.transform.cross_thread_reduction`)
 
 Where threads run one after the other and compute with vectors: a thread for each result, which goes
 along the last axis by vectors.
@@ -17,30 +18,32 @@ along the last axis by vectors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ekiden.arith import simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import substitute
-from ekiden.kernels.cpu.loops import product_of_extents
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import Family, known_extent
-from ekiden.kernels.gpu.block_reduction import ThreadGroup
-from ekiden.kernels.gpu.launch import ReductionGroup, is_long_reduction, serial_loop, thread_loop
+from ekiden.kernels.gpu.launch import is_long_reduction, serial_loop
 from ekiden.kernels.gpu.vector_access import (
     are_contiguous,
     collect_loads,
     computes_with_vectors,
     lanes_fitting,
     max_lanes,
-    unravel_index,
 )
+from ekiden.kernels.scheduled_kernel import KernelSpec
+from ekiden.kernels.stages import copy_repeated_outputs, inline_cheap_stages, stages_of
 from ekiden.target import Target
-from ekiden.te.prim_func import TensorBufferMap, wrap_in_allocations
+from ekiden.te.prim_func import TensorBufferMap, create_stage_nest, wrap_in_allocations
 from ekiden.te.reducer import COMBINE, Reduce, identity
 from ekiden.te.tensor import ComputeOp, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, ramp
-from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import BufferStore, For, ForKind, PrimFunc, Stmt, seq
+
+if TYPE_CHECKING:
+    from ekiden.tir.schedule.schedule import Schedule
 
 
 def _is_supported(anchor: Tensor, target: Target) -> bool:
@@ -51,7 +54,7 @@ def _is_supported(anchor: Tensor, target: Target) -> bool:
     return is_long_reduction(op)
 
 
-def _search_space(anchor: Tensor, target: Target) -> Space:
+def _search_space(anchor: Tensor, target: Target) -> SearchSpace:
     return (Knob("threads", (256, 128, 64, 32), "threads of a block"),)
 
 
@@ -63,57 +66,55 @@ def _default_decision(anchor: Tensor, target: Target, fixed: Overrides) -> Decis
     return Decision.from_mapping(values | dict(fixed))
 
 
-def build_reduction(
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
-    target: Target,
-    name: str,
-    decision: Decision,
-) -> PrimFunc:
-    """Build the kernel of a reduction and its epilogue."""
-    group = ReductionGroup.from_tensors(inputs, outputs)
-    reduce, op, threads = group.reduce, group.anchor.op, decision.int_value("threads")
+def create_reduction_program(inputs: Sequence[Tensor], kernel: KernelSpec, name: str) -> PrimFunc:
+    """Create the program to schedule: a block for the reduction, whose elementwise producers are
+    inlined, and one for what follows it, if anything does.
+    """
+    outputs = inline_cheap_stages(copy_repeated_outputs(kernel.outputs))
+    buffers = TensorBufferMap()
+    params = tuple(buffers.declare(t) for t in (*inputs, *outputs))
+    nests, intermediates = [], []
+    for tensor in stages_of(outputs):
+        if tensor not in buffers.buffers:
+            intermediates.append(buffers.declare(tensor))
+        assert isinstance(tensor.op, ComputeOp)
+        nests.append(create_stage_nest(tensor.op, [tensor], buffers))
+    attrs = {"global_symbol": name, "num_outputs": len(outputs)}
+    return PrimFunc(params, wrap_in_allocations(seq(*nests), intermediates), attrs)
+
+
+def schedule_reduction(sch: Schedule, kernel: KernelSpec) -> None:
+    """Schedule a reduction: a block of threads for each result, whose threads stride over its terms
+    and then combine what they have.
+    """
+    op = kernel.anchor.op
     assert isinstance(op, ComputeOp)
-    block, thread, iteration = Var("block"), Var("thread"), Var("turn")
-    dtype = reduce.dtype
-    own = Buffer("own", (const(1),), dtype, "local")
-    combine = COMBINE[reduce.kind]
-    extents = [r.extent for r in reduce.axis]
-    total = simplify(product_of_extents(extents))
-    # Threads stride by the block: neighbours read neighbouring elements.
-    number = iteration * threads + thread
-    values: dict[Var, PrimExpr] = {}
-    values |= dict(zip(reduce.axis, unravel_index(number, extents), strict=True))
-    results = unravel_index(block, [a.extent for a in op.axis]) if op.axis else []
-    values |= {a.var: at for a, at in zip(op.axis, results, strict=True)}
-    zero = (const(0),)
-    value = combine(BufferLoad(own, zero, dtype), group.lower_at(reduce.source, values))
-    inside: Stmt = IfThenElse(number < total, BufferStore(own, value, zero))
-    num_iterations = simplify((total + (threads - 1)) // threads)
-    statements = [
-        BufferStore(own, identity(reduce.kind, dtype), zero),
-        serial_loop(iteration, num_iterations, inside),
-    ]
-    team = ThreadGroup.create(thread, threads, target)
-    total_value = team.emit_reduction([own], reduce.reducer.combine, everywhere=False)
-    store = IfThenElse(thread.equal(0), group.emit_store(results, total_value.values[0]))
-    body = wrap_in_allocations(seq(*statements, total_value.body, store), [own])
-    count = simplify(product_of_extents([a.extent for a in op.axis])) if op.axis else const(1)
-    lanes = wrap_in_allocations(
-        thread_loop(thread, threads, "threadIdx.x", body), total_value.shared
-    )
-    return group.create_prim_func(thread_loop(block, count, "blockIdx.x", lanes), name)
+    reduction = sch.get_block(op.name)
+    epilogues = sch.get_consumers(reduction)
+    loops = sch.get_loops(reduction)
+    results, terms = loops[: len(op.axis)], loops[len(op.axis) :]
+    # Neighbouring threads read neighbouring elements.
+    term = sch.fuse(*terms) if len(terms) > 1 else terms[0]
+    block = sch.fuse(*results) if len(results) > 1 else (results or [sch.add_unit_loop(term)])[0]
+    iteration, thread = sch.split(term, [None, kernel.decision.int_value("threads")])
+    sch.reorder(block, thread, iteration)
+    for epilogue in epilogues:
+        sch.reverse_compute_at(epilogue, block)
+        sch.set_scope(reduction, 0, "local")
+        sch.bind(sch.add_unit_loop(epilogue), "threadIdx.x")
+    sch.bind(block, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
 
 
 FAMILY = Family(
     name="thread_reduction",
-    on_threads=True,
-    together=True,
-    why="threads combine partial results between barriers, which blocks of a schedule do not have",
+    is_gpu_family=True,
+    needs_barriers=True,
     accepts=_is_supported,
-    space=_search_space,
-    default=_default_decision,
-    build=build_reduction,
+    search_space=_search_space,
+    default_decision=_default_decision,
+    create_initial_program=create_reduction_program,
+    schedule_steps=schedule_reduction,
 )
 
 

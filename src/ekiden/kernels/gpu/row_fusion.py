@@ -46,7 +46,7 @@ from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
 from ekiden.tir.transform.thread_sync import STORAGE_SYNC
-from ekiden.tir.transform.thread_tree import element_loads
+from ekiden.tir.transform.tree_reduction import element_loads
 from ekiden.tir.visitor import ExprRewriter
 from ekiden.tir.visitor import substitute as substitute_statement
 
@@ -56,11 +56,11 @@ that two blocks fit).
 """
 TYPICAL_ELEMENT_BYTES = 4
 """Assumed bytes per element."""
-Group: TypeAlias = Sequence[Tensor]
+ComputationGroup: TypeAlias = Sequence[Tensor]
 """Outputs of one operation."""
 
 
-def needs_fused_launch(run: Sequence[Group], target: Target) -> bool:
+def needs_fused_launch(run: Sequence[ComputationGroup], target: Target) -> bool:
     """Return whether a run of operations should be emitted by `emit_fused_launch`.
 
     A run is of several operations, or of one whose few results have a block of threads each, where
@@ -73,9 +73,11 @@ def needs_fused_launch(run: Sequence[Group], target: Target) -> bool:
     return is_reduction and target.thread_warp_size > 1 and is_long_reduction(_compute_op(run[0]))
 
 
-def group_launches(groups: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
+def group_launches(
+    groups: Sequence[ComputationGroup], target: Target
+) -> Iterator[Sequence[ComputationGroup]]:
     """Yield the operations in order, grouped into runs where one launch is faster."""
-    run: list[Group] = []
+    run: list[ComputationGroup] = []
     for group in groups:
         if run and not _shares_rows_with(group, run):
             yield from _profitable_runs(run, target)
@@ -84,7 +86,7 @@ def group_launches(groups: Sequence[Group], target: Target) -> Iterator[Sequence
     yield from _profitable_runs(run, target)
 
 
-def _shares_rows_with(group: Group, run: Sequence[Group]) -> bool:
+def _shares_rows_with(group: ComputationGroup, run: Sequence[ComputationGroup]) -> bool:
     """Return whether an operation shares all rows of a run."""
     axes = _num_shared_axes([*run, group])
     if axes == 0 or len(run) == 1:
@@ -93,7 +95,9 @@ def _shares_rows_with(group: Group, run: Sequence[Group]) -> bool:
     return all(is_const(a.extent, 1) for a in shared)
 
 
-def _profitable_runs(run: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
+def _profitable_runs(
+    run: Sequence[ComputationGroup], target: Target
+) -> Iterator[Sequence[ComputationGroup]]:
     """Yield a run as a whole, or split into single operations where rows are too few to fill the
     device.
 
@@ -112,13 +116,13 @@ def _profitable_runs(run: Sequence[Group], target: Target) -> Iterator[Sequence[
     yield from (run,) if is_one else ((g,) for g in run)
 
 
-def _compute_op(group: Group) -> ComputeOp:
+def _compute_op(group: ComputationGroup) -> ComputeOp:
     op = group[0].op
     assert isinstance(op, ComputeOp)
     return op
 
 
-def _num_shared_axes(run: Sequence[Group]) -> int:
+def _num_shared_axes(run: Sequence[ComputationGroup]) -> int:
     """Return the number of leading axes that computations share, along which every element depends
     on its own coordinates only.
 
@@ -161,7 +165,7 @@ class _RunShape:
     is_row_per_thread: bool
 
     @staticmethod
-    def from_run(run: Sequence[Group], target: Target) -> _RunShape:
+    def from_run(run: Sequence[ComputationGroup], target: Target) -> _RunShape:
         """Return the shape of operations that share rows."""
         axes = _num_shared_axes(run)
         ops = [_compute_op(g) for g in run]
@@ -187,7 +191,7 @@ class _RunShape:
 
 
 def emit_fused_launch(
-    run: Sequence[Group], buffers: TensorBufferMap, own: set[Tensor], target: Target
+    run: Sequence[ComputationGroup], buffers: TensorBufferMap, own: set[Tensor], target: Target
 ) -> tuple[Stmt, set[Tensor]]:
     """Emit one launch for a run of operations.
 
@@ -201,8 +205,8 @@ def emit_fused_launch(
         The launch, and those of `own` that it has in memory of rows; the others are in `buffers`.
     """
     shape = _RunShape.from_run(run, target)
-    team = ThreadGroup.create(Var("thread"), threads_per_row(shape.length, target), target)
-    row = _RowEmitter(run, shape, buffers, target, team)
+    thread_group = ThreadGroup.create(Var("thread"), threads_per_row(shape.length, target), target)
+    row = _RowEmitter(run, shape, buffers, target, thread_group)
     moved = _choose_row_buffers(row, own)
     body = (_emit_rows_by_thread if shape.is_row_per_thread else _emit_rows_by_block)(
         row, _RowBufferRewriter(shape.axes, moved)
@@ -277,18 +281,18 @@ class _RowBufferRewriter(ExprRewriter):
 class _RowEmitter:
     """Emitter of one row of a run."""
 
-    run: Sequence[Group]
+    run: Sequence[ComputationGroup]
     shape: _RunShape
     buffers: TensorBufferMap
     target: Target
-    team: ThreadGroup
+    thread_group: ThreadGroup
     """Threads of the block that computes a row; None with one thread per row."""
 
     def inner_extents(self, op: ComputeOp) -> list[PrimExpr]:
         """Return a computation's extents within a row."""
         return [a.extent for a in op.axis[self.shape.axes :]]
 
-    def emit_serial(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
+    def emit_serial(self, group: ComputationGroup, at: Sequence[PrimExpr]) -> Stmt:
         """Emit a row computed by one thread, vectorised where elements are contiguous."""
         op, axes = _compute_op(group), self.shape.axes
         row = emit_vector_row(op, group[0], self.buffers, self.target) if len(group) == 1 else None
@@ -304,9 +308,13 @@ class _RowEmitter:
         body, count, _ = nest.vector_body(number, at, self.target)
         return serial_loop(number, count, body)
 
-    def emit_strided(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
+    def emit_strided(self, group: ComputationGroup, at: Sequence[PrimExpr]) -> Stmt:
         """Emit a row computed by the threads of a block, which stride over its elements."""
-        op, thread, threads = _compute_op(group), self.team.thread, self.team.threads
+        op, thread, threads = (
+            _compute_op(group),
+            self.thread_group.thread,
+            self.thread_group.threads,
+        )
         size, iteration = simplify(product_of_extents(self.inner_extents(op))), Var("turn")
         number = iteration * threads + thread
         coordinates_ = (*at, *unravel_index(number, self.inner_extents(op)))
@@ -319,7 +327,7 @@ class _RowEmitter:
         num_iterations = simplify((size + (threads - 1)) // threads)
         return serial_loop(iteration, num_iterations, IfThenElse(number < size, body))
 
-    def emit_private_reduction(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
+    def emit_private_reduction(self, group: ComputationGroup, at: Sequence[PrimExpr]) -> Stmt:
         """Emit a reduction element by one thread, accumulated in private memory."""
         op = _compute_op(group)
         steps: dict[Var, PrimExpr] = {r: Var(r.name) for r in op.reduce_axis}
@@ -333,7 +341,7 @@ class _RowEmitter:
         return wrap_in_allocations(seq(self.emit_initialize(group, own), body, store), own)
 
     def accumulate_one(
-        self, group: Group, values: Mapping[Var, PrimExpr]
+        self, group: ComputationGroup, values: Mapping[Var, PrimExpr]
     ) -> tuple[list[Buffer], Stmt]:
         """Return a thread's accumulators, and the statement that combines them with one value."""
         reduce = _compute_op(group).body[0]
@@ -343,19 +351,21 @@ class _RowEmitter:
         combined = reduce.reducer.combine(element_loads(own), terms)
         return own, emit_stores(own, combined, (const(0),))
 
-    def emit_initialize(self, group: Group, own: Sequence[Buffer]) -> Stmt:
+    def emit_initialize(self, group: ComputationGroup, own: Sequence[Buffer]) -> Stmt:
         """Emit the initialisation of a thread's accumulators."""
         reduce = _compute_op(group).body[0]
         assert isinstance(reduce, Reduce)
         starts = zip(own, reduce.reducer.identity_element, strict=True)
         return seq(*(BufferStore(b, e, (const(0),)) for b, e in starts))
 
-    def emit_store(self, group: Group, values: Sequence[PrimExpr], at: Sequence[PrimExpr]) -> Stmt:
+    def emit_store(
+        self, group: ComputationGroup, values: Sequence[PrimExpr], at: Sequence[PrimExpr]
+    ) -> Stmt:
         """Emit the store of an element of the results."""
         return emit_stores([self.buffers.buffers[t] for t in group], values, tuple(at))
 
     def emit_block_reduction(
-        self, group: Group, at: Sequence[PrimExpr], is_private: bool
+        self, group: ComputationGroup, at: Sequence[PrimExpr], is_private: bool
     ) -> tuple[Stmt, list[Buffer]]:
         """Emit a row's only reduction element by all threads of a block.
 
@@ -369,7 +379,7 @@ class _RowEmitter:
         Returns:
             The statement, and the memory that threads share.
         """
-        op, zero, team = _compute_op(group), const(0), self.team
+        op, zero, thread_group = _compute_op(group), const(0), self.thread_group
         reduce = op.body[0]
         assert isinstance(reduce, Reduce)
         where = (*at, *(zero for _ in self.inner_extents(op)))
@@ -378,35 +388,37 @@ class _RowEmitter:
         extents = [substitute(r.extent, values) for r in op.reduce_axis]
         iteration, total = Var("turn"), simplify(product_of_extents(extents))
         # Strided by the block: neighbouring threads read neighbouring elements, which coalesces.
-        number = iteration * team.threads + team.thread
+        number = iteration * thread_group.threads + thread_group.thread
         values |= dict(zip(op.reduce_axis, unravel_index(number, extents), strict=True))
         own, more = self.accumulate_one(group, values)
-        num_iterations = simplify((total + (team.threads - 1)) // team.threads)
-        reduction = team.emit_reduction(own, reduce.reducer.combine, everywhere=is_private)
-        store = self.emit_store(group, reduction.values, where)
+        num_iterations = simplify((total + (thread_group.threads - 1)) // thread_group.threads)
+        reduction = thread_group.emit_reduction(
+            own, reduce.reducer.combine, broadcasts_result=is_private
+        )
+        store = self.emit_store(group, reduction.results, where)
         statements: list[Stmt] = [
             self.emit_initialize(group, own),
             serial_loop(iteration, num_iterations, IfThenElse(number < total, more)),
             reduction.body,
-            store if is_private else IfThenElse(team.thread.equal(0), store),
+            store if is_private else IfThenElse(thread_group.thread.equal(0), store),
         ]
         return wrap_in_allocations(seq(*statements), own), reduction.shared
 
-    def has_single_element(self, group: Group) -> bool:
+    def has_single_element(self, group: ComputationGroup) -> bool:
         """Return whether a computation has one element per row."""
         return is_const(simplify(product_of_extents(self.inner_extents(_compute_op(group)))), 1)
 
-    def is_replicable(self, group: Group) -> bool:
+    def is_replicable(self, group: ComputationGroup) -> bool:
         """Return whether every thread of a block can hold a computation's result: a single element
         per row.
         """
         return (
-            self.team.has_warps
+            self.thread_group.has_warps
             and not self.shape.is_row_per_thread
             and self.has_single_element(group)
         )
 
-    def emit_replicated(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
+    def emit_replicated(self, group: ComputationGroup, at: Sequence[PrimExpr]) -> Stmt:
         """Emit a row's only element redundantly by each thread."""
         op = _compute_op(group)
         where = (*at, *(const(0) for _ in self.inner_extents(op)))
@@ -428,7 +440,7 @@ def _emit_rows_by_thread(row: _RowEmitter, inside: _RowBufferRewriter) -> Stmt:
 
 def _emit_rows_by_block(row: _RowEmitter, inside: _RowBufferRewriter) -> Stmt:
     """Emit the rows, one block per row."""
-    block, rows, team = Var("block"), row.shape.rows, row.team
+    block, rows, thread_group = Var("block"), row.shape.rows, row.thread_group
     at, shared_buffers = unravel_index(block, rows), inside.buffers("shared")
     statements: list[Stmt] = []
     for group in row.run:
@@ -445,7 +457,7 @@ def _emit_rows_by_block(row: _RowEmitter, inside: _RowBufferRewriter) -> Stmt:
     # The last statement is a barrier that nothing follows: a run ends with a shared result.
     body = wrap_in_allocations(inside.visit(seq(*statements[:-1])), inside.buffers("local"))
     lanes = wrap_in_allocations(
-        thread_loop(team.thread, team.threads, "threadIdx.x", body), shared_buffers
+        thread_loop(thread_group.thread, thread_group.threads, "threadIdx.x", body), shared_buffers
     )
     return thread_loop(block, simplify(product_of_extents(rows)), "blockIdx.x", lanes)
 

@@ -50,17 +50,20 @@ def emit_scan_launch(
         return None
     source, out = buffers.buffers[op.inputs[0]], buffers.buffers[group[0]]
     length = known_extent(out.shape[scan.axis])
-    team = ThreadGroup.create(Var("thread"), threads_per_row(length, target), target)
-    if not team.has_warps or (length is not None and length < MIN_ROW_THREADS):
+    thread_group = ThreadGroup.create(Var("thread"), threads_per_row(length, target), target)
+    if not thread_group.has_warps or (length is not None and length < MIN_ROW_THREADS):
         return None
-    return _emit_rows(scan, source, out, team)
+    return _emit_rows(scan, source, out, thread_group)
 
 
-def _emit_rows(scan: ScanSpec, source: Buffer, out: Buffer, team: ThreadGroup) -> Stmt:
+def _emit_rows(scan: ScanSpec, source: Buffer, out: Buffer, thread_group: ThreadGroup) -> Stmt:
     extent, zero = out.shape[scan.axis], (const(0),)
     outer_extents = [d for n, d in enumerate(out.shape) if n != scan.axis]
     block, iteration = Var("block"), Var("turn")
-    at, number = unravel_index(block, outer_extents), iteration * team.threads + team.thread
+    at, number = (
+        unravel_index(block, outer_extents),
+        iteration * thread_group.threads + thread_group.thread,
+    )
 
     def full_index(index: PrimExpr) -> tuple[PrimExpr, ...]:
         return (*at[: scan.axis], index, *at[scan.axis :])
@@ -70,9 +73,9 @@ def _emit_rows(scan: ScanSpec, source: Buffer, out: Buffer, team: ThreadGroup) -
     # An exclusive scan is the inclusive one of elements shifted by one.
     first = logical_and(number > 0, inside) if scan.exclusive else inside
     element = cast(source[full_index(number - 1 if scan.exclusive else number)], out.dtype)
-    block_scan = team.emit_scan(own, scan.combine)
+    block_scan = thread_group.emit_scan(own, scan.combine)
     total, begins = (
-        block_scan.values[0],
+        block_scan.results[0],
         iteration.equal(0),
     )  # no value need be one that changes nothing
     # `carried` changes last: elements of this round take the totals of earlier rounds only.
@@ -83,12 +86,12 @@ def _emit_rows(scan: ScanSpec, source: Buffer, out: Buffer, team: ThreadGroup) -
         IfThenElse(inside, BufferStore(out, own[0], full_index(number))),
         BufferStore(carried, Select(begins, total, scan.combine(carried[0], total)), zero),
     )
-    num_iterations = simplify((extent + (team.threads - 1)) // team.threads)
+    num_iterations = simplify((extent + (thread_group.threads - 1)) // thread_group.threads)
     begin = BufferStore(carried, scan.identity, zero)
     loops = wrap_in_allocations(
         seq(begin, serial_loop(iteration, num_iterations, body)), [own, carried, *block_scan.local]
     )
-    threads = thread_loop(team.thread, team.threads, "threadIdx.x", loops)
+    threads = thread_loop(thread_group.thread, thread_group.threads, "threadIdx.x", loops)
     rows = simplify(product_of_extents(outer_extents)) if outer_extents else const(1)
     return thread_loop(block, rows, "blockIdx.x", wrap_in_allocations(threads, block_scan.shared))
 

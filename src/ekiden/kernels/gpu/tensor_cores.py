@@ -18,8 +18,8 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, PrimExpr, StringImm, Var, const, logical_and
 from ekiden.kernels.decision import Decision, Overrides
 from ekiden.kernels.family import known_extent
+from ekiden.kernels.gpu.contraction_factors import ContractionFactors
 from ekiden.kernels.gpu.launch import ReductionGroup, serial_loop
-from ekiden.kernels.gpu.product_factors import ProductFactors
 from ekiden.kernels.gpu.tiled_matmul import SharedTile, TiledMatmulKernel
 from ekiden.kernels.gpu.vector_access import vector_loop
 from ekiden.target import Target
@@ -63,7 +63,7 @@ def stored_factor(factor: PrimExpr) -> PrimExpr | None:
     return None
 
 
-def can_multiply(factors: ProductFactors, target: Target) -> bool:
+def can_multiply(factors: ContractionFactors, target: Target) -> bool:
     """Return whether a target's tensor cores multiply these factors."""
     stored = [stored_factor(factors.a), stored_factor(factors.b)]
     a, b = stored
@@ -73,7 +73,7 @@ def can_multiply(factors: ProductFactors, target: Target) -> bool:
 
 
 def tensor_core_decision(
-    factors: ProductFactors, target: Target, fixed: Overrides
+    factors: ContractionFactors, target: Target, fixed: Overrides
 ) -> Decision | None:
     """Return the tensor-core decision, where they exist and fragments are at least half filled.
 
@@ -282,16 +282,23 @@ def _fragment_call(
 
 
 def _emit_load_fragment(
-    buffer: Buffer, number: int, share: SharedTile, first: PrimExpr, step: PrimExpr, is_a: bool
+    buffer: Buffer,
+    number: int,
+    shared_tile: SharedTile,
+    first: PrimExpr,
+    step: PrimExpr,
+    is_a: bool,
 ) -> Stmt:
     """Emit the load of a fragment from shared memory, row- or column-major depending on whether k
     is contiguous.
     """
-    by_rows = share.is_k_contiguous if is_a else not share.is_k_contiguous
+    by_rows = shared_tile.is_k_contiguous if is_a else not shared_tile.is_k_contiguous
     layout = StringImm("row_major" if by_rows else "col_major")
-    address = BufferAddress(share.buffer, (share.element_index(first, step),), access="r")
+    address = BufferAddress(
+        shared_tile.buffer, (shared_tile.element_index(first, step),), access="r"
+    )
     return _fragment_call(
-        "tvm_load_matrix_sync", buffer, number, address, const(share.pitch), layout
+        "tvm_load_matrix_sync", buffer, number, address, const(shared_tile.pitch), layout
     )
 
 

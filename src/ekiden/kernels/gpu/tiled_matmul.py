@@ -23,8 +23,12 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, minimum
 from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.decision import Decision, Overrides
 from ekiden.kernels.family import known_extent
+from ekiden.kernels.gpu.contraction_factors import (
+    ContractionFactors,
+    is_unit_stride,
+    match_contraction,
+)
 from ekiden.kernels.gpu.launch import ReductionGroup, serial_loop, thread_loop, unrolled_loop
-from ekiden.kernels.gpu.product_factors import ProductFactors, is_unit_stride, match_contraction
 from ekiden.kernels.gpu.vector_access import (
     access_width,
     max_access_width,
@@ -49,7 +53,7 @@ would hold much more, and spill.
 
 @dataclass(frozen=True, slots=True)
 class SharedTile:
-    """Tile of a factor in shared memory: `tile` rows or columns by the depth of a block of k.
+    """Tile of a factor in shared memory: `num_lines` rows or columns by the depth of a block of k.
 
     Along k, elements are neighbours in shared memory if they are in the memory that they come from;
     else rows or columns are. Other elements are a pitch apart. The last two fields are the
@@ -59,7 +63,7 @@ class SharedTile:
     buffer: Buffer
     value: PrimExpr
     axes: Sequence[Var]
-    tile: int
+    num_lines: int
     pitch: int
     is_k_contiguous: bool
     load_width: int = 1
@@ -98,33 +102,33 @@ class RegisterOperands:
 
     def emit_loads(self, first: PrimExpr, step: int) -> list[Stmt]:
         """Emit the wide reads of a step of k that earlier steps have not made."""
-        share, lane, loads = self.shared_tile, Var("lane"), []
-        if self.registers is None or (share.is_k_contiguous and step % share.read_width):
+        tile, lane, loads = self.shared_tile, Var("lane"), []
+        if self.registers is None or (tile.is_k_contiguous and step % tile.read_width):
             return []
         lines = (
             range(len(self.indices))
-            if share.is_k_contiguous
-            else range(0, len(self.indices), share.read_width)
+            if tile.is_k_contiguous
+            else range(0, len(self.indices), tile.read_width)
         )
         for n in lines:
-            at = share.element_index(self.indices[n], first + step) + lane
-            value = BufferLoad(share.buffer, (at,), share.value.dtype)
-            to = const(n * share.read_width if share.is_k_contiguous else n) + lane
+            at = tile.element_index(self.indices[n], first + step) + lane
+            value = BufferLoad(tile.buffer, (at,), tile.value.dtype)
+            to = const(n * tile.read_width if tile.is_k_contiguous else n) + lane
             load = BufferStore(self.registers, value, (to,))
-            loads.append(vector_loop(lane, share.read_width, load))
+            loads.append(vector_loop(lane, tile.read_width, load))
         return loads
 
     def values(self, first: PrimExpr, step: int) -> list[PrimExpr]:
         """Return the operand values of a step of k."""
-        share = self.shared_tile
+        tile = self.shared_tile
         if self.registers is None:
-            return [share.load(number, first + step) for number in self.indices]
-        stride = share.read_width if share.is_k_contiguous else 1
+            return [tile.load(number, first + step) for number in self.indices]
+        stride = tile.read_width if tile.is_k_contiguous else 1
         at = [
-            n * stride + (step % stride if share.is_k_contiguous else 0)
+            n * stride + (step % stride if tile.is_k_contiguous else 0)
             for n in range(len(self.indices))
         ]
-        return [BufferLoad(self.registers, (const(n),), share.value.dtype) for n in at]
+        return [BufferLoad(self.registers, (const(n),), tile.value.dtype) for n in at]
 
 
 class TiledMatmulKernel:
@@ -159,7 +163,7 @@ class TiledMatmulKernel:
 
     @classmethod
     def complete_decision(
-        cls, factors: ProductFactors, target: Target, values: Overrides
+        cls, factors: ContractionFactors, target: Target, values: Overrides
     ) -> Decision:
         """Add the knobs of shared memory to a decision.
 
@@ -193,7 +197,7 @@ class TiledMatmulKernel:
         return Decision.from_mapping(completed)
 
     @classmethod
-    def max_access_width_of(cls, target: Target, factors: ProductFactors) -> int:
+    def max_access_width_of(cls, target: Target, factors: ContractionFactors) -> int:
         """Return the maximum number of adjacent elements that a thread accesses at once in both
         factors.
         """
@@ -202,7 +206,7 @@ class TiledMatmulKernel:
         )
 
     @classmethod
-    def shared_bytes(cls, factors: ProductFactors, decision: Decision) -> int:
+    def shared_bytes(cls, factors: ContractionFactors, decision: Decision) -> int:
         """Return an upper bound of a kernel's shared-memory bytes."""
         rows, columns, lines, lanes, depth, buffers = (
             decision.int_value(n) for n in ("rows", "columns", "lines", "lanes", "depth", "buffers")
@@ -219,7 +223,7 @@ class TiledMatmulKernel:
         )
 
     @classmethod
-    def staged_register_bytes(cls, factors: ProductFactors, decision: Decision) -> int:
+    def staged_register_bytes(cls, factors: ContractionFactors, decision: Decision) -> int:
         """Return the register bytes in which a thread stages its part of the next block of k."""
         rows, columns, lines, lanes, depth = (
             decision.int_value(n) for n in ("rows", "columns", "lines", "lanes", "depth")
@@ -252,10 +256,10 @@ class TiledMatmulKernel:
                 f"{' and '.join(dict.fromkeys(dtypes))} as one"
             )
         size = self.extra_shared_bytes(self.tile_m, self.tile_n) if self.uses_shared_memory else 0
-        for share in self.create_shared_tiles() if self.uses_shared_memory else ():
-            (count,) = share.buffer.shape
+        for tile in self.create_shared_tiles() if self.uses_shared_memory else ():
+            (count,) = tile.buffer.shape
             assert isinstance(count, IntImm)
-            size += count.value * dt.itemsize(share.value.dtype) * self.buffers
+            size += count.value * dt.itemsize(tile.value.dtype) * self.buffers
         if size > target.block_memory:
             raise CompileError(
                 f"a block takes {size} bytes of memory, of which target {str(target)!r} has "
@@ -309,9 +313,9 @@ class TiledMatmulKernel:
 
     def tile_row(self, i: int) -> PrimExpr:
         """Return row i of this thread in the tile of the block."""
-        beside = self.adjacent_rows
-        own = self.thread // self.lanes * beside + i % beside
-        return own + i // beside * (self.lines * beside)
+        contiguous_count = self.adjacent_rows
+        own = self.thread // self.lanes * contiguous_count + i % contiguous_count
+        return own + i // contiguous_count * (self.lines * contiguous_count)
 
     def global_column(self, j: int) -> PrimExpr:
         """Return column j of this thread in the result."""
@@ -377,7 +381,7 @@ class TiledMatmulKernel:
         return body
 
     def create_shared_tile(
-        self, name: str, value: PrimExpr, axes: Sequence[Var], tile: int, beside: int = 1
+        self, name: str, value: PrimExpr, axes: Sequence[Var], tile: int, contiguous_count: int = 1
     ) -> SharedTile:
         """Create the shared-memory tile of a factor.
 
@@ -386,7 +390,7 @@ class TiledMatmulKernel:
             value: The factor.
             axes: Its rows or columns.
             tile: Rows or columns of a block.
-            beside: Neighbouring rows or columns that a thread reads as one.
+            contiguous_count: Neighbouring rows or columns that a thread reads as one.
         """
         reduced, by_steps = self.group.reduce.axis, self.is_k_contiguous(value)
         line = self.depth if by_steps else tile
@@ -394,7 +398,7 @@ class TiledMatmulKernel:
         contiguous_axes = {r.var: r.extent for r in reduced} if by_steps else own
         variables, extents = list(contiguous_axes), list(contiguous_axes.values())
         near = read_width(value, variables, extents, math.gcd(self.max_access_width, line))
-        read = math.gcd(self.max_access_width, self.depth) if by_steps else beside
+        read = math.gcd(self.max_access_width, self.depth) if by_steps else contiguous_count
         # Padded lines: without the gap, threads that read one column would hit the same
         # shared-memory bank.
         pitch = self.line_pitch(line, read) if by_steps else tile + self.pitch_padding // 8 * 8
@@ -411,121 +415,127 @@ class TiledMatmulKernel:
         return line + self.pitch_padding if read == 1 else line + read * (line // read % 2 == 0)
 
     def element_of_round(
-        self, share: SharedTile, round_index: PrimExpr
+        self, tile: SharedTile, round_index: PrimExpr
     ) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """Return the flat index, the first k, and the row or column of the element that a thread
         loads in a round.
         """
         at = round_index * self.threads + self.thread
-        if share.is_k_contiguous:
-            line = self.depth // share.load_width
-            return at, at % line * share.load_width, at // line
-        line = share.tile // share.load_width
-        return at, at // line, at % line * share.load_width
+        if tile.is_k_contiguous:
+            line = self.depth // tile.load_width
+            return at, at % line * tile.load_width, at // line
+        line = tile.num_lines // tile.load_width
+        return at, at // line, at % line * tile.load_width
 
-    def num_load_rounds(self, share: SharedTile) -> int:
+    def num_load_rounds(self, tile: SharedTile) -> int:
         """Return the number of loads per thread and block of k."""
-        return -(-self.depth * share.tile // (share.load_width * self.threads))
+        return -(-self.depth * tile.num_lines // (tile.load_width * self.threads))
 
-    def guard_round(self, share: SharedTile, at: PrimExpr, body: Stmt) -> Stmt:
+    def guard_round(self, tile: SharedTile, at: PrimExpr, body: Stmt) -> Stmt:
         """Guard the body of a round in which some threads have no element."""
-        count = self.depth * share.tile // share.load_width
+        count = self.depth * tile.num_lines // tile.load_width
         return body if count % self.threads == 0 else IfThenElse(at < count, body)
 
     def emit_read_round(
-        self, share: SharedTile, round_index: PrimExpr, block: PrimExpr, side: TileExtent,
+        self, tile: SharedTile, round_index: PrimExpr, block: PrimExpr, side: TileExtent,
         put: StoreValue,
     ) -> Stmt:  # fmt: skip
         """Emit a round's global load, passed to `put`; elements outside the factor are 0."""
         reduced = self.group.reduce.axis
         extents, lane = [r.extent for r in reduced], Var("lane")
-        at, step, number = self.element_of_round(share, round_index)
+        at, step, number = self.element_of_round(tile, round_index)
         k, line_index = block * self.depth + step, side.first + number
         # Zeros behind the end add nothing to the sums, so the products need no guard.
         inside = logical_and(k < simplify(product_of_extents(extents)), line_index < side.extent)
-        by = lane if share.load_width > 1 else const(0)
-        k, line_index = (k + by, line_index) if share.is_k_contiguous else (k, line_index + by)
+        by = lane if tile.load_width > 1 else const(0)
+        k, line_index = (k + by, line_index) if tile.is_k_contiguous else (k, line_index + by)
         steps = dict(zip(reduced, unravel_index(k, extents), strict=True))
         value, zero = (
-            self.factor_at(share.value, share.axes, line_index, steps),
-            const(0, share.value.dtype),
+            self.factor_at(tile.value, tile.axes, line_index, steps),
+            const(0, tile.value.dtype),
         )
-        if share.load_width == 1:
-            return self.guard_round(share, at, put(by, if_then_else(inside, value, zero)))
-        sides = [vector_loop(lane, share.load_width, put(lane, v)) for v in (value, zero)]
-        return self.guard_round(share, at, IfThenElse(inside, *sides))
+        if tile.load_width == 1:
+            return self.guard_round(tile, at, put(by, if_then_else(inside, value, zero)))
+        sides = [vector_loop(lane, tile.load_width, put(lane, v)) for v in (value, zero)]
+        return self.guard_round(tile, at, IfThenElse(inside, *sides))
 
     def emit_load_block(
-        self, share: SharedTile, block: PrimExpr, first: PrimExpr, extent: PrimExpr
+        self, tile: SharedTile, block: PrimExpr, first: PrimExpr, extent: PrimExpr
     ) -> Stmt:
         """Emit the cooperative load of a block of k into shared memory."""
         round_index, side = Var("turn"), TileExtent(first, extent)
-        _, step, number = self.element_of_round(share, round_index)
+        _, step, number = self.element_of_round(tile, round_index)
 
         def store_shared(lane: PrimExpr, value: PrimExpr) -> Stmt:
             """Store a vector straight into shared memory."""
-            return BufferStore(share.buffer, value, (share.element_index(number, step) + lane,))
+            return BufferStore(tile.buffer, value, (tile.element_index(number, step) + lane,))
 
-        if share.load_width == 1:
+        if tile.load_width == 1:
             return serial_loop(
                 round_index,
-                self.num_load_rounds(share),
-                self.emit_read_round(share, round_index, block, side, store_shared),
+                self.num_load_rounds(tile),
+                self.emit_read_round(tile, round_index, block, side, store_shared),
             )
         # A wide global access fills registers first; the store to shared memory may have another
         # width.
-        name, shape = f"{share.buffer.name}_held", (const(share.load_width),)
-        held = Buffer(name, shape, share.value.dtype, "local")
+        name, shape = f"{tile.buffer.name}_held", (const(tile.load_width),)
+        staging = Buffer(name, shape, tile.value.dtype, "local")
 
         def store_register(lane: PrimExpr, value: PrimExpr) -> Stmt:
             """Store a vector into the registers of this round."""
-            return BufferStore(held, value, (lane,))
+            return BufferStore(staging, value, (lane,))
 
         # one statement writes memory of the block: between two, threads would wait for each other
-        read = self.emit_read_round(share, round_index, block, side, store_register)
-        body = seq(read, self.emit_store_round(share, round_index, held, const(0)))
+        read = self.emit_read_round(tile, round_index, block, side, store_register)
+        body = seq(read, self.emit_store_round(tile, round_index, staging, const(0)))
         return serial_loop(
-            round_index, self.num_load_rounds(share), wrap_in_allocations(body, [held])
+            round_index,
+            self.num_load_rounds(tile),
+            wrap_in_allocations(body, [staging]),
         )
 
-    def staging_registers(self, share: SharedTile) -> Buffer:
+    def staging_registers(self, tile: SharedTile) -> Buffer:
         """Return the registers that stage a thread's part of a block of k."""
-        count = const(self.num_load_rounds(share) * share.load_width)
-        return Buffer(f"{share.buffer.name}_held", (count,), share.value.dtype, "local")
+        count = const(self.num_load_rounds(tile) * tile.load_width)
+        return Buffer(f"{tile.buffer.name}_held", (count,), tile.value.dtype, "local")
 
     def emit_prefetch_block(
-        self, share: SharedTile, held: Buffer, block: PrimExpr, side: TileExtent
+        self, tile: SharedTile, staging: Buffer, block: PrimExpr, side: TileExtent
     ) -> Stmt:
         """Emit the global loads of a block of k into each thread's staging registers."""
         round_index = Var("turn")
 
         def store_register(lane: PrimExpr, value: PrimExpr) -> Stmt:
             """Store a vector into the registers, at the place of its round."""
-            return BufferStore(held, value, (round_index * share.load_width + lane,))
+            return BufferStore(staging, value, (round_index * tile.load_width + lane,))
 
         return unrolled_loop(
             round_index,
-            self.num_load_rounds(share),
-            self.emit_read_round(share, round_index, block, side, store_register),
+            self.num_load_rounds(tile),
+            self.emit_read_round(tile, round_index, block, side, store_register),
         )
 
-    def emit_store_block(self, share: SharedTile, held: Buffer) -> Stmt:
+    def emit_store_block(self, tile: SharedTile, staging: Buffer) -> Stmt:
         """Emit the store of a staged block of k to shared memory."""
         round_index = Var("turn")
-        body = self.emit_store_round(share, round_index, held, round_index * share.load_width)
-        return unrolled_loop(round_index, self.num_load_rounds(share), body)
+        body = self.emit_store_round(tile, round_index, staging, round_index * tile.load_width)
+        return unrolled_loop(round_index, self.num_load_rounds(tile), body)
 
     def emit_store_round(
-        self, share: SharedTile, round_index: PrimExpr, held: Buffer, first: PrimExpr
+        self,
+        tile: SharedTile,
+        round_index: PrimExpr,
+        staging: Buffer,
+        first: PrimExpr,
     ) -> Stmt:
         """Emit the store of one round's staged registers to shared memory."""
-        at, step, number = self.element_of_round(share, round_index)
+        at, step, number = self.element_of_round(tile, round_index)
         lane = Var("lane")
-        by: PrimExpr = lane if share.load_width > 1 else const(0)
-        value = BufferLoad(held, (first + by,), share.value.dtype)
-        body: Stmt = BufferStore(share.buffer, value, (share.element_index(number, step) + by,))
-        body = vector_loop(lane, share.load_width, body) if share.load_width > 1 else body
-        return self.guard_round(share, at, body)
+        by: PrimExpr = lane if tile.load_width > 1 else const(0)
+        value = BufferLoad(staging, (first + by,), tile.value.dtype)
+        body: Stmt = BufferStore(tile.buffer, value, (tile.element_index(number, step) + by,))
+        body = vector_loop(lane, tile.load_width, body) if tile.load_width > 1 else body
+        return self.guard_round(tile, at, body)
 
     def tile_extents(self) -> tuple[TileExtent, TileExtent]:
         """Return the first row and column of a block's tiles, with the extents of their axes."""
@@ -575,11 +585,11 @@ class TiledMatmulKernel:
         """
         # Twice the shared memory buys one barrier per block instead of two.
         halves = self.create_shared_tiles(), self.create_shared_tiles("_next")
-        held = [self.staging_registers(s) for s in halves[0]]
+        staging = [self.staging_registers(s) for s in halves[0]]
 
         def apply_to_both(do: Callable[[SharedTile, Buffer, TileExtent], Stmt], half: int) -> Stmt:
             """Apply a step to the tiles of both operands, in one half of the buffers."""
-            return seq(*map(do, halves[half], held, self.tile_extents()))
+            return seq(*map(do, halves[half], staging, self.tile_extents()))
 
         def fetch_block(block: PrimExpr) -> Stmt:
             """Fetch a block of both operands from global memory into registers."""
@@ -607,7 +617,7 @@ class TiledMatmulKernel:
         )
         pairs = serial_loop(pair, simplify((count + 1) // 2), body)
         pipeline = seq(fetch_block(const(0)), put_block(0), STORAGE_SYNC, pairs)
-        return wrap_in_allocations(pipeline, held), [s.buffer for half in halves for s in half]
+        return wrap_in_allocations(pipeline, staging), [s.buffer for half in halves for s in half]
 
     @staticmethod
     def stored_value(factor: PrimExpr) -> PrimExpr:
@@ -636,12 +646,12 @@ class TiledMatmulKernel:
         own = [buffer for buffer in registers if buffer is not None]
         return serial_loop(step, self.depth // unit, wrap_in_allocations(seq(*stmts), own))
 
-    def operand_registers(self, share: SharedTile, lines: int) -> Buffer | None:
+    def operand_registers(self, tile: SharedTile, lines: int) -> Buffer | None:
         """Return the registers of wide operand reads, or None for scalar reads."""
-        if share.read_width == 1:
+        if tile.read_width == 1:
             return None
-        count = lines * share.read_width if share.is_k_contiguous else lines
-        return Buffer(f"{share.buffer.name}_read", (const(count),), share.value.dtype, "local")
+        count = lines * tile.read_width if tile.is_k_contiguous else lines
+        return Buffer(f"{tile.buffer.name}_read", (const(count),), tile.value.dtype, "local")
 
     def emit_results(self) -> Stmt:
         """Emit the epilogue and the stores of the accumulators."""

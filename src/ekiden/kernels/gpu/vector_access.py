@@ -166,7 +166,7 @@ def tile_start(tile: PrimExpr, width: int, extent: PrimExpr) -> PrimExpr:
 
 WIDE_ACCESS_FEATURE = "near_memory"
 ACCESS_WIDTHS = (16, 8, 4, 2)
-ShapedAccess: TypeAlias = tuple[Sequence[PrimExpr], Sequence[PrimExpr]]
+IndexedAccess: TypeAlias = tuple[Sequence[PrimExpr], Sequence[PrimExpr]]
 """Shape and indices of an access."""
 
 
@@ -247,7 +247,7 @@ def _guard_conditions(value: PrimExpr) -> list[PrimExpr]:
 
 
 def access_width(
-    accesses: Iterable[ShapedAccess],
+    accesses: Iterable[IndexedAccess],
     axes: Sequence[Var],
     extents: Sequence[PrimExpr],
     limit: int,
@@ -276,7 +276,9 @@ def access_width(
     return 1
 
 
-def _is_contiguous(access: ShapedAccess, at: Mapping[Var, PrimExpr], lane: Var, lanes: int) -> bool:
+def _is_contiguous(
+    access: IndexedAccess, at: Mapping[Var, PrimExpr], lane: Var, lanes: int
+) -> bool:
     flat: PrimExpr = const(0)
     for index, extent in zip(access[1], access[0], strict=True):
         flat = flat * extent + index

@@ -30,13 +30,13 @@ from ekiden.ir.prim import PrimExpr, Var, const, is_const, minimum
 from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.decision import Decision, Overrides
 from ekiden.kernels.family import known_extent
-from ekiden.kernels.gpu.launch import ReductionGroup, serial_loop, thread_loop
-from ekiden.kernels.gpu.product_factors import (
-    ProductFactors,
+from ekiden.kernels.gpu.contraction_factors import (
+    ContractionFactors,
     is_unit_stride,
     match_contraction,
     stride_bound,
 )
+from ekiden.kernels.gpu.launch import ReductionGroup, serial_loop, thread_loop
 from ekiden.kernels.gpu.vector_access import lanes_fitting, tile_start, unravel_index
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
@@ -55,7 +55,7 @@ MIN_GATHERED_LANES = 4
 """Minimum lanes from which gathering elements one by one pays."""
 
 
-def contiguous_column_axes(factors: ProductFactors) -> tuple[Var, ...]:
+def contiguous_column_axes(factors: ContractionFactors) -> tuple[Var, ...]:
     """Return the trailing column axes along which elements are contiguous."""
     step, columns = Var("step"), factors.columns
     for first in range(len(columns) - 1):
@@ -65,14 +65,14 @@ def contiguous_column_axes(factors: ProductFactors) -> tuple[Var, ...]:
 
 
 def _values_of_axes(
-    factors: ProductFactors, axes: Sequence[Var], number: PrimExpr
+    factors: ContractionFactors, axes: Sequence[Var], number: PrimExpr
 ) -> dict[Var, PrimExpr]:
     """Return the axis values of a flat index."""
     at = unravel_index(number, [factors.extents[v] for v in axes])
     return dict(zip(axes, at, strict=True))
 
 
-def choose_vector_axis(factors: ProductFactors, max_lanes_: int) -> tuple[str, int]:
+def choose_vector_axis(factors: ContractionFactors, max_lanes_: int) -> tuple[str, int]:
     """Return the vectorised axis kind and its lanes, at most `max_lanes_`; 1 lane for no
     vectors.
     """
@@ -163,7 +163,7 @@ class VectorMatmulKernel:
             "rest", (const(self.rows * self.columns),), self.dtype, "local"
         )
 
-    def tiled_column_axes(self, factors: ProductFactors) -> tuple[Var, ...]:
+    def tiled_column_axes(self, factors: ContractionFactors) -> tuple[Var, ...]:
         """Return the column axes that tiles run over."""
         return (
             contiguous_column_axes(factors)
@@ -395,7 +395,7 @@ Steps: TypeAlias = Callable[[Mapping[Var, PrimExpr], PrimExpr], Stmt]
 """Function (step of k, its index in the chunk) -> statement."""
 
 
-def ordered_reduce_axes(factors: ProductFactors) -> list[ReduceAxis]:
+def ordered_reduce_axes(factors: ContractionFactors) -> list[ReduceAxis]:
     """Return the reduction axes in the memory order of the row factor."""
     return sorted(factors.reduce_axes.axis, key=lambda r: -stride_bound(factors.a, r))
 
@@ -419,7 +419,7 @@ def split_k_axis(axes: Sequence[ReduceAxis], steps: int) -> tuple[int, int]:
 
 
 def choose_panel(
-    target: Target, factors: ProductFactors, plain: Overrides, max_vector: int
+    target: Target, factors: ContractionFactors, plain: Overrides, max_vector: int
 ) -> Overrides | None:
     """Return the decision of a kernel with packed panels; None where the unpacked `plain` one is
     estimated faster.
@@ -474,8 +474,8 @@ def _largest_up_to(values: Sequence[int], limit: int) -> int | None:
 
 def _are_panels_cheaper(
     target: Target,
-    factors: ProductFactors,
-    paneled: Overrides,
+    factors: ContractionFactors,
+    packed_panels: Overrides,
     plain: Overrides,
     tiles: int,
     bands: int,
@@ -489,12 +489,12 @@ def _are_panels_cheaper(
     Args:
         target: The device.
         factors: The sum of products.
-        paneled: The decision with panels.
+        packed_panels: The decision with panels.
         plain: The decision without.
         tiles: Tiles of rows.
         bands: Bands of tiles.
     """
-    rows, columns, lanes = (int(paneled[name]) for name in ("rows", "columns", "vector"))
+    rows, columns, lanes = (int(packed_panels[name]) for name in ("rows", "columns", "vector"))
     depth = known_extent(factors.reduction_size) or ASSUMED_EXTENT
     is_near = isinstance(factors.b, ProducerLoad) and choose_vector_axis(factors, lanes) == (
         ALONG_COLUMNS,
@@ -547,7 +547,7 @@ class PackedPanelKernel(VectorMatmulKernel):
             "kept", (const(self.band * self.tile_elements),), self.dtype, "local"
         )
 
-    def tiled_column_axes(self, factors: ProductFactors) -> tuple[Var, ...]:
+    def tiled_column_axes(self, factors: ContractionFactors) -> tuple[Var, ...]:
         """Return all column axes: packing makes them contiguous."""
         return factors.columns
 
@@ -586,7 +586,7 @@ class PackedPanelKernel(VectorMatmulKernel):
         b = [BufferLoad(self.panel, (at,), self.panel.dtype) for at in panel_indices]
         return self.lane_loop(lane, self.emit_products(lane, b, k))
 
-    def emit_move_sums(self, to: Buffer, source: Buffer) -> Stmt:
+    def emit_copy_accumulators(self, to: Buffer, source: Buffer) -> Stmt:
         """Emit the copy of the tile's accumulators between registers and thread-local memory."""
         begin = {self.sums: const(0), self.band_sums: self.tile * self.tile_elements}
         stores: list[Stmt] = []
@@ -615,8 +615,8 @@ class PackedPanelKernel(VectorMatmulKernel):
         else:
             local_buffers.append(self.band_sums)
             load, save = (
-                self.emit_move_sums(self.sums, self.band_sums),
-                self.emit_move_sums(self.band_sums, self.sums),
+                self.emit_copy_accumulators(self.sums, self.band_sums),
+                self.emit_copy_accumulators(self.band_sums, self.sums),
             )
             chunks = seq(copies, self.emit_band_loop(load, sums, save))
             count = (self.split_axis.extent + (self.max_chunk_steps - 1)) // self.max_chunk_steps

@@ -37,7 +37,7 @@ from ekiden.te.inline import ProducerInliner, is_injective, post_order_tensors
 from ekiden.tir.expr import Buffer, BufferLoad, Ramp, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, Stmt
 
-Env = Mapping[PrimExpr, PrimExpr]
+Substitutions = Mapping[PrimExpr, PrimExpr]
 MAX_LIGHT_OPERATIONS = 3
 """Maximum operations of an epilogue that is inlined at every accumulator: bias, residual and relu.
 """
@@ -132,7 +132,7 @@ class Epilogue:
             flat = simplify((flat - last) // row) * target_row + last
         return ramp(flat, 1, lanes)
 
-    def _vectorize(self, env: Env, value: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+    def _vectorize(self, env: Substitutions, value: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
         """Return the output expression with its last axis vectorised and `value` for the anchor's
         element; loads are masked.
         """
@@ -144,7 +144,7 @@ class Epilogue:
         return new[self.body]
 
     def _vectorize_node(
-        self, expr: PrimExpr, new: Env, value: PrimExpr, mask: PrimExpr | None
+        self, expr: PrimExpr, new: Substitutions, value: PrimExpr, mask: PrimExpr | None
     ) -> PrimExpr:
         match expr:
             case te.ProducerLoad(producer=producer, indices=indices):

@@ -24,7 +24,7 @@ from ekiden.arith import simplify
 from ekiden.ir.dtype import itemsize, with_lanes
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, Var, const, minimum
-from ekiden.kernels.micro_kernels.register_tiles import ReductionLoop, Store, column_mask
+from ekiden.kernels.micro_kernels.register_tiles import ReductionLoop, StoreFn, column_mask
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferAddress, ramp
 from ekiden.tir.stmt import (
@@ -58,9 +58,9 @@ class MatrixDotTypes:
 
     data: str
     panel: str
-    sums: str
+    accumulator: str
     feature: str
-    dot: str
+    intrinsic: str
 
 
 MATRIX_DOT_TYPES = (
@@ -98,7 +98,7 @@ class MatrixOperands:
 
 
 def emit_matrix_tile(
-    tile: MatrixTile, loops: Sequence[ReductionLoop], factors: MatrixOperands, store: Store
+    tile: MatrixTile, loops: Sequence[ReductionLoop], factors: MatrixOperands, store: StoreFn
 ) -> Stmt:
     """Emit a tile's accumulation over k, and `store` on its results.
 
@@ -175,11 +175,11 @@ class _AmxTileBuilder:
         self.rows = [self._level_rows(level) for level in range(high)]
         self.stage = Buffer("stage", (size,), tile.dtype, "local")
 
-    def emit_tile(self, store: Store) -> Stmt:
+    def emit_tile(self, store: StoreFn) -> Stmt:
         """Emit the tile configuration, the accumulation part by part, and the stores."""
         group_starts = range(0, self.num_column_registers, self.columns)
         sums = [
-            self.emit_part(at, min(self.columns, self.num_column_registers - at))
+            self.emit_column_group(at, min(self.columns, self.num_column_registers - at))
             for at in group_starts
         ]
         return Allocate(self.stage, seq(self.emit_configuration(), *sums, *self.emit_stores(store)))
@@ -207,7 +207,7 @@ class _AmxTileBuilder:
         """Return the register number of an accumulator."""
         return self.first_accumulator + level * self.columns + column
 
-    def emit_part(self, at: int, count: int) -> Stmt:
+    def emit_column_group(self, at: int, count: int) -> Stmt:
         """Emit the accumulation of `count` column registers from number `at` on."""
         every = [(level, n) for level in range(self.num_levels) for n in range(count)]
         # Each part clears its registers itself: they still hold the sums of the part before.
@@ -241,11 +241,11 @@ class _AmxTileBuilder:
             a_base = a_base + variable * loop.a_stride
             b_base = b_base + variable * loop.b_stride
 
-        def emit_words(k: PrimExpr, is_rest: bool) -> Stmt:
+        def emit_words(k: PrimExpr, is_remainder: bool) -> Stmt:
             """Emit the product of AMX_WORDS words of k, or of the remainder."""
             words = k * AMX_WORDS
             a, b = a_base + words * inner.a_stride, b_base + words * inner.b_stride
-            return self.emit_step(a, b, count, is_rest)
+            return self.emit_step(a, b, count, is_remainder)
 
         k = Var("k")
         steps = [For(k, const(0), const(self.steps), ForKind.SERIAL, emit_words(k, False))]
@@ -255,12 +255,12 @@ class _AmxTileBuilder:
             body = For(variable, const(0), loop.extent, ForKind.SERIAL, body)
         return body
 
-    def emit_step(self, a: PrimExpr, b: PrimExpr, count: int, is_rest: bool) -> Stmt:
+    def emit_step(self, a: PrimExpr, b: PrimExpr, count: int, is_remainder: bool) -> Stmt:
         """Emit the tile products of one group of words: panel registers are loaded once, data
         registers per register row.
         """
         # The remainder of k has shorter rows, so its operands use registers of another shape.
-        f, begin = self.factors, self.num_levels + 1 if is_rest else 0
+        f, begin = self.factors, self.num_levels + 1 if is_remainder else 0
         a_bytes = f.a_stride * itemsize(f.a.dtype)
         b_bytes = self.inner.b_stride * itemsize(f.b.dtype)
         done: list[Stmt] = []
@@ -274,7 +274,7 @@ class _AmxTileBuilder:
             done.append(matrix_call("matrix_load", begin + self.num_levels, address, b_bytes))
             done += [
                 matrix_call(
-                    MATRIX_DOT_BY_PANEL[f.b.dtype].dot,
+                    MATRIX_DOT_BY_PANEL[f.b.dtype].intrinsic,
                     self.accumulator_register(level, n),
                     begin + level,
                     begin + self.num_levels,
@@ -283,7 +283,7 @@ class _AmxTileBuilder:
             ]
         return seq(*done)
 
-    def emit_stores(self, store: Store) -> list[Stmt]:
+    def emit_stores(self, store: StoreFn) -> list[Stmt]:
         """Emit `store` on every row of the accumulators."""
         loops: list[Stmt] = []
         for level in range(self.num_levels):

@@ -13,12 +13,12 @@ from typing import TypeAlias
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, const
-from ekiden.kernels.micro_kernels.register_tiles import PrefetchStep
+from ekiden.kernels.micro_kernels.register_tiles import PrefetchFn
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import LetStmt, Prefetch, Stmt
 
-Lets: TypeAlias = list[tuple[Var, PrimExpr]]
+LetBindings: TypeAlias = list[tuple[Var, PrimExpr]]
 """Let-bindings: variables with their values."""
 
 
@@ -45,7 +45,7 @@ class PanelPrefetches:
 
     def tile_prefetches(
         self, base: PrimExpr, number: PrimExpr | None
-    ) -> tuple[list[tuple[Var, PrimExpr]], PrefetchStep]:
+    ) -> tuple[list[tuple[Var, PrimExpr]], PrefetchFn]:
         """Return the prefetches of one tile.
 
         Args:
@@ -99,4 +99,4 @@ def wrap_in_lets(lets: Sequence[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
     return body
 
 
-__all__ = ["Lets", "PanelPrefetches", "wrap_in_lets"]
+__all__ = ["LetBindings", "PanelPrefetches", "wrap_in_lets"]

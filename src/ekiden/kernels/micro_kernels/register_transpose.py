@@ -63,12 +63,14 @@ def _alternate_orders(lanes: int, group_lanes: int) -> tuple[list[int], list[int
     return first, [at + group_lanes for at in first]
 
 
-def emit_transpose(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt]) -> Stmt:
-    """Emit the transposition of a square tile; `keep(n, vector)` stores column n.
+def emit_transpose(
+    rows: Sequence[PrimExpr], emit_store_column: Callable[[int, PrimExpr], Stmt]
+) -> Stmt:
+    """Emit the transposition of a square tile; `emit_store_column(n, vector)` stores column n.
 
     Args:
         rows: Vectors of as many lanes as there are rows.
-        keep: Returns the statement that stores a column.
+        emit_store_column: Returns the statement that stores a column.
     """
     count, dtype = len(rows), rows[0].dtype
     # Shuffles within 128 bits are one instruction on x86 and Arm; crossing 128-bit groups is left
@@ -102,7 +104,7 @@ def emit_transpose(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stm
             line = [*shuffled[0::2], *shuffled[1::2]]
         for group_index, var in enumerate(line):
             columns[group_index * group_lanes + n] = var
-    body = seq(*(keep(n, var) for n, var in enumerate(columns) if var is not None))
+    body = seq(*(emit_store_column(n, var) for n, var in enumerate(columns) if var is not None))
     # The last shuffle is bound innermost: each one reads vectors that were bound before it.
     for var, value in reversed(lets):
         body = LetStmt(var, value, body)
@@ -110,22 +112,24 @@ def emit_transpose(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stm
 
 
 def emit_interleave(
-    vectors: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt], apart: bool = False
+    vectors: Sequence[PrimExpr],
+    emit_store_column: Callable[[int, PrimExpr], Stmt],
+    is_inverse: bool = False,
 ) -> Stmt:
     """Emit the interleaving of planar channel vectors into pixels, or the inverse.
 
     Args:
         vectors: The vectors.
-        keep: Returns the statement that stores the n-th result.
-        apart: Whether to deinterleave.
+        emit_store_column: Returns the statement that stores the n-th result.
+        is_inverse: Whether to deinterleave.
     """
     count, dtype = len(vectors), vectors[0].dtype
     lanes = dt.lanes(dtype)
     lets: list[tuple[Var, PrimExpr]] = [(Var("channel", dtype), v) for v in vectors]
     sources, stmts = [var for var, _ in lets], []
     for n in range(count):
-        numbers = [lane * count + n if apart else n * lanes + lane for lane in range(lanes)]
-        positions = [divmod(i, lanes) if apart else divmod(i, count)[::-1] for i in numbers]
+        numbers = [lane * count + n if is_inverse else n * lanes + lane for lane in range(lanes)]
+        positions = [divmod(i, lanes) if is_inverse else divmod(i, count)[::-1] for i in numbers]
         current = sources[0]
         for source, operand in enumerate(sources[1:], 1):
             # The first shuffle reads two untouched sources; later ones find earlier lanes in place.
@@ -140,7 +144,7 @@ def emit_interleave(
             ]
             lets.append((Var("woven", dtype), shuffle(current, operand, order)))
             current = lets[-1][0]
-        stmts.append(keep(n, current))
+        stmts.append(emit_store_column(n, current))
     body = seq(*stmts)
     for var, value in reversed(lets):
         body = LetStmt(var, value, body)

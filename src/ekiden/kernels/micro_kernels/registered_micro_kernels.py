@@ -25,11 +25,18 @@ from ekiden.kernels.micro_kernels.register_tiles import (
     RegisterTile,
     emit_register_tile,
 )
+from ekiden.kernels.quantized.int8_dot import NARROW_DOT_FEATURE
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.expr import broadcast
 from ekiden.tir.stmt import Stmt
-from ekiden.tir.tensor_intrin.micro import MatmulTileNest, MicroKernel, Options, SumLoop
-from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
+from ekiden.tir.tensor_intrin.micro import (
+    GatherLoop,
+    MatmulTileNest,
+    MicroKernel,
+    Options,
+    SumLoop,
+)
+from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE, INT16_PAIR_SUMS_FACT
 
 CACHE_LINE_BYTES = 64
 """Bytes of a cache line."""
@@ -39,12 +46,21 @@ _WORD_PAIR_LOOPS = ((2, 1, 2), (2, 2, 1))
 
 def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
     """Emit a register tile for a scheduled block, by `emit_register_tile`."""
-    loops, word = _loops_outside_words(nest)
+    loops, word = _loops_outside_words(nest, nest.loops)
+    dot = ""
+    if options["pair_sums"]:
+        # Nothing in a program tells what a weight holds: whoever packed it declares it.
+        if INT16_PAIR_SUMS_FACT not in nest.facts:
+            raise ScheduleError(
+                "register_tile: pair_sums: the block does not declare "
+                f"{INT16_PAIR_SUMS_FACT!r}, that sums of two products fit int16"
+            )
+        dot = NARROW_DOT_FEATURE
     lanes = options["lanes"]
     # Half a vector holds all columns, and no core is slower at 256 bits than at 512.
     if word == 1 and lanes > LANES_OF_256_BITS and 2 * nest.columns <= lanes:
         lanes //= 2
-    shape = RegisterTile(nest.rows, -(-nest.columns // lanes), lanes, nest.columns, nest.dtype)
+    shape = RegisterTile(nest.rows, -(-nest.columns // lanes), lanes, nest.columns, nest.dtype, dot)
     wide = shape.vectors * lanes
     # The tile loads whole vectors: on narrower rows the last one would read past the buffer.
     if wide > max(nest.columns, nest.b_width):
@@ -58,7 +74,7 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
     # A tile of few rows finishes before its prefetches arrive.
     has_time = nest.rows >= options["own_rows_narrow" if is_narrow else "own_rows"]
     # `row` is 0 where the panel's stride is symbolic: then no line distance can be computed.
-    near = PanelPrefetches(
+    panel_prefetches = PanelPrefetches(
         nest.b,
         row,
         CACHE_LINE_BYTES // itemsize(nest.b.dtype),
@@ -68,7 +84,7 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
         options["spread"] if row else 0,
         options["unroll"],
     )
-    lets, ahead = near.tile_prefetches(base, nest.panel_position)
+    lets, ahead = panel_prefetches.tile_prefetches(base, nest.panel_position)
     tile_stmt = emit_register_tile(
         shape,
         [ReductionLoop(s.extent, s.a_stride, s.b_stride) for s in loops],
@@ -79,13 +95,16 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
         nest.store,
         nest.epilogue_flops > MAX_LIGHT_OPERATIONS,
         ahead,
-        near.unroll,
+        panel_prefetches.unroll,
         _create_chunk_sums(nest, lanes),
+        _checked_gather(nest),
     )
     return wrap_in_lets([(base, nest.b_base), *lets], tile_stmt)
 
 
-def _loops_outside_words(nest: MatmulTileNest) -> tuple[tuple[SumLoop, ...], int]:
+def _loops_outside_words(
+    nest: MatmulTileNest, loops: tuple[SumLoop, ...]
+) -> tuple[tuple[SumLoop, ...], int]:
     """Return the reduction loops outside the loop over a word, and the word's elements.
 
     Raises:
@@ -99,19 +118,29 @@ def _loops_outside_words(nest: MatmulTileNest) -> tuple[tuple[SumLoop, ...], int
             f"{nest.b_columns}"
         )
     if word == 1:
-        return nest.loops, 1
-    expected = _WORD_PAIR_LOOPS if nest.a.dtype == WIDENED_DTYPE else ((word, 1, 1),)
-    inner = nest.loops[-len(expected) :]
+        return loops, 1
+    is_halved = nest.a.dtype == WIDENED_DTYPE != nest.b.dtype
+    expected = _WORD_PAIR_LOOPS if is_halved else ((word, 1, 1),)
+    inner = loops[-len(expected) :]
     actual = tuple(
         (_static_extent(s.extent), _static_extent(s.a_stride), _static_extent(s.b_stride))
         for s in inner
     )
-    if actual != expected or len(nest.loops) == len(inner):
+    if actual != expected or len(loops) == len(inner):
         raise ScheduleError(
             f"register_tile: the innermost loops must be {expected} (steps, how far they move in"
             f" both factors) over a word of {word} elements, got {actual}"
         )
-    return nest.loops[: -len(expected)], word
+    return loops[: -len(expected)], word
+
+
+def _checked_gather(nest: MatmulTileNest) -> GatherLoop | None:
+    """Return the loop of looked-up words. Raises ScheduleError if they lack the layout of words."""
+    gather = nest.gather
+    if gather is not None:
+        steps = SumLoop(gather.extent, gather.a_stride, gather.b_stride)
+        _loops_outside_words(nest, (steps, *gather.word_loops))
+    return gather
 
 
 def _static_extent(size: PrimExpr) -> int:
@@ -137,7 +166,7 @@ def _create_chunk_sums(nest: MatmulTileNest, lanes: int) -> ChunkSums | None:
 
 def _emit_matrix_tile(nest: MatmulTileNest, options: Options) -> Stmt:
     """Emit an AMX tile for a scheduled block, by `emit_matrix_tile`."""
-    loops, word = _loops_outside_words(nest)
+    loops, word = _loops_outside_words(nest, nest.loops)
     # Sums in these registers cannot be continued: a chunk of k would have to reload them.
     if word == 1 or nest.partial_sums is not None or nest.row_loop is None or nest.a_stride is None:
         raise ScheduleError("matrix_tile: sums of words, all of them at once, expected")
@@ -158,13 +187,14 @@ REGISTER_TILE_KERNEL = MicroKernel.register(
             "own_rows_narrow": 1,
             "spread": 0,
             "unroll": 1,
+            "pair_sums": 0,
         },
         write=_emit_register_tile,
     )
 )
 """lanes: of a vector. own, spread: see `ahead`. own_rows: fewest rows of a tile for which `own` is
 done; own_rows_narrow: of one that leaves columns of its panel out. unroll: steps that stand one
-after the other."""
+after the other. pair_sums: sums of two products of bytes are taken in int16."""
 
 MATRIX_TILE_KERNEL = MicroKernel.register(
     MicroKernel(

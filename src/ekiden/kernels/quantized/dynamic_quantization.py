@@ -25,6 +25,8 @@ from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, Stmt, 
 
 MAX_INT8_LEVEL = 127.0
 """Quantised magnitude of a block's largest element."""
+SYMMETRIC_INT8_FACT = "symmetric_int8"
+"""Annotation of blocks whose int8 data are from -127 on, as quantisation makes them."""
 MIN_MAGNITUDE = float(np.finfo(np.float32).tiny)
 """Lower bound of a block's magnitude, which keeps its reciprocal finite."""
 MIN_QUANTIZED_ELEMENTS_PER_THREAD = 1 << 13
@@ -61,8 +63,15 @@ class DynamicQuantization:
             Buffer("total", (*leading, totals), "int32"),
         )
 
-    def emit_around(self, rows: PrimExpr, lanes: int, body: Stmt) -> Stmt:
-        """Emit the quantisation of the data, rows in parallel, followed by the body."""
+    def emit_before(self, rows: PrimExpr, lanes: int, body: Stmt) -> Stmt:
+        """Emit the quantisation of the data followed by the body, in which its results live."""
+        stmt = seq(self.emit(rows, lanes), body)
+        for buffer in (self.group_sums, self.step, self.bytes):
+            stmt = Allocate(buffer, stmt)
+        return stmt
+
+    def emit(self, rows: PrimExpr, lanes: int) -> Stmt:
+        """Emit the quantisation of the data, rows in parallel."""
         depth = self.data.shape[-1]
         assert isinstance(depth, IntImm)
         row, n = Var("row"), Var("n")
@@ -71,11 +80,7 @@ class DynamicQuantization:
         inside = For(n, const(0), const(blocks), ForKind.SERIAL, quantizer.emit_block())
         # Short rows are grouped: quantising one takes less time than waking a thread.
         grain = max(1, MIN_QUANTIZED_ELEMENTS_PER_THREAD // max(1, depth.value))
-        work = For(row, const(0), rows, ForKind.PARALLEL, inside, {"grain": grain})
-        stmt = seq(work, body)
-        for buffer in (self.group_sums, self.step, self.bytes):
-            stmt = Allocate(buffer, stmt)
-        return stmt
+        return For(row, const(0), rows, ForKind.PARALLEL, inside, {"grain": grain})
 
 
 class _BlockQuantizer:
@@ -99,8 +104,8 @@ class _BlockQuantizer:
         )
         for var, value in zip(reversed(self.quantized_vars), reversed(self.values), strict=True):
             scaled = Mul(value, broadcast(inverse_step, self.lanes), self.float_vector_dtype)
-            near = call_intrin("round", scaled, dtype=self.float_vector_dtype)
-            stmt = LetStmt(var, Cast(near, self.int_vector_dtype), stmt)
+            rounded = call_intrin("round", scaled, dtype=self.float_vector_dtype)
+            stmt = LetStmt(var, Cast(rounded, self.int_vector_dtype), stmt)
         # A block of zeros would divide by 0; the smallest normal number keeps the inverse finite.
         bound = Max(magnitude, const(MIN_MAGNITUDE, "float32"), "float32")
         stmt = LetStmt(inverse_step, Div(const(MAX_INT8_LEVEL, "float32"), bound, "float32"), stmt)
@@ -156,4 +161,4 @@ def _sum_lanes(vectors: Sequence[PrimExpr], dtype: str) -> PrimExpr:
     return total
 
 
-__all__ = ["DynamicQuantization"]
+__all__ = ["SYMMETRIC_INT8_FACT", "DynamicQuantization"]

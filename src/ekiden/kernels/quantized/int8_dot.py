@@ -23,6 +23,9 @@ their own behind the others of their panel, with a list of where in the data the
 Panels have as many of those rows as the one with most, and it is done where that costs less than
 it saves: bytes of a normal distribution over a whole weight need it for some words in a hundred,
 those of a range of 7 bits for none.
+
+A weight that is known may also be stored as int16, in words of two, for the second: no shifts in
+the loop and registers for larger tiles, for twice the bytes (`are_int16_weights_faster`).
 """
 
 from __future__ import annotations
@@ -35,12 +38,14 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, shuffle
 from ekiden.ir.op import Array
 from ekiden.ir.prim import Cast, PrimExpr, Var, const, is_const
-from ekiden.kernels.decision import Decision, Knob, Space
+from ekiden.kernels.decision import Decision, Knob, SearchSpace
 from ekiden.kernels.micro_kernels.matrix_tiles import MATRIX_DOT_BY_PANEL
+from ekiden.kernels.micro_kernels.register_tiles import WIDENED_DTYPE
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
 from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
+from ekiden.topi.nn.winograd import CHANNELS_PER_PAIR
 
 DOT4_FEATURE, MADD_FEATURE, NARROW_DOT_FEATURE, BF16_PAIR_FEATURE = (
     "dot4_u8s8",
@@ -64,16 +69,21 @@ MIN_WIDENED_BYTES_PER_THREAD = 1 << 14
 """Bytes per thread below which widening is not parallelised."""
 
 
-def supported_dots(target: Target, is_narrow: bool = False) -> tuple[str, ...]:
-    """Return the dot-product instructions of a target for words of bytes, the best first.
+def supported_dots(
+    target: Target, is_narrow: bool = False, weight_dtype: str = "int8"
+) -> tuple[str, ...]:
+    """Return the dot-product instructions of a target for byte data, the best first.
 
     Args:
         target: The processor.
         is_narrow: Whether sums of two products fit int16.
+        weight_dtype: The dtype of the weight's words, int8 or int16.
 
     Returns:
         Names of intrinsics. The exact dot product is always among them, if not as an instruction.
     """
+    if weight_dtype == WIDENED_DTYPE:
+        return (MADD_FEATURE,)
     instructions = [MADD_FEATURE] if target.has(MADD_FEATURE) else []
     if is_narrow and target.has(NARROW_DOT_FEATURE):
         instructions.insert(0, NARROW_DOT_FEATURE)
@@ -115,14 +125,14 @@ def has_narrow_dot(target: Target) -> bool:
     return target.has(COLUMN_SUM_FEATURE) or target.has("smlad")
 
 
-def words_per_step(target: Target) -> int:
+def max_words_per_instruction(target: Target) -> int:
     """Return the number of words multiplied at once, which rows of packed data are padded to."""
     return target.lanes("int32") if target.has(COLUMN_SUM_FEATURE) else 1
 
 
 def dot_instruction_knobs(
     weight: te.Tensor, target: Target, is_narrow: bool = False, matrices: str | None = None
-) -> Space:
+) -> SearchSpace:
     """Return the knob of the dot-product instruction, for weights that may be words.
 
     Args:
@@ -132,12 +142,13 @@ def dot_instruction_knobs(
         matrices: The instruction of registers that hold matrices (`matrix_dot_instruction`), or
             None.
     """
+    is_integer = weight.dtype in ("int8", WIDENED_DTYPE)
     instructions = (
-        supported_dots(target, is_narrow) if weight.dtype == "int8" else (BF16_PAIR_FEATURE,)
+        supported_dots(target, is_narrow, weight.dtype) if is_integer else (BF16_PAIR_FEATURE,)
     )
     if matrices is not None:
         instructions = (matrices, *instructions)
-    elif weight.dtype != "int8":
+    elif not is_integer:
         return ()
     return (Knob("dot", instructions, "how words of a few neighbours are multiplied"),)
 
@@ -181,19 +192,38 @@ def split_large_pairs(weight: Array) -> tuple[Array, Array]:
 def create_widened_buffer(data: Buffer, decision: Decision) -> Buffer | None:
     """Create the buffer of data widened to int16 pairs, or None if the decision does not widen.
 
-    It has the same elements, but of each word the first and the third come first.
+    It has the same elements, but beside weights of bytes the first and the third of each word come
+    first.
     """
     if decision.get("dot") != MADD_FEATURE:
         return None
-    return Buffer("pairs", data.shape, "int16")
+    return Buffer("pairs", data.shape, WIDENED_DTYPE)
 
 
-def emit_widen_pairs(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) -> Stmt:
+def emit_widen_pairs(
+    data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int, weight_dtype: str
+) -> Stmt:
     """Emit the parallel widening of `size` bytes to int16 pairs. Rows are whole words and follow
     one another, so that all are taken as one: few words of a row leave lanes idle (12544 rows of 32
     bytes and 16 columns by AVX-512 on Zen 5: 177 us row by row, 57 as one).
+
+    Args:
+        data: The bytes.
+        pairs: The int16 elements: in the order of the bytes beside weights of int16, in that of
+            words of four (`widen_words`) beside weights of int8.
+        size: The number of elements.
+        lanes: Words of four bytes of a vector.
+        weight_dtype: The dtype of the weight's words.
     """
-    words = simplify(size // DOT_WORD_CHANNELS)
+    in_order = weight_dtype == WIDENED_DTYPE
+    word = CHANNELS_PER_PAIR if in_order else DOT_WORD_CHANNELS
+    words = simplify(size // word)
+
+    def widen_in_order(at: PrimExpr, width: int) -> Stmt:
+        """Emit the widening of pairs of bytes to pairs of int16."""
+        index = ramp(at * word, 1, word * width)
+        load = data[index].with_fields(dtype=dt.with_lanes("uint8", word * width))
+        return BufferStore(pairs, Cast(load, dt.with_lanes(WIDENED_DTYPE, word * width)), (index,))
 
     def widen_words(at: PrimExpr, width: int) -> Stmt:
         """Emit the widening of words of four bytes b0 b1 b2 b3 to int16 b0 b2 b1 b3, by masks and
@@ -201,7 +231,7 @@ def emit_widen_pairs(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) ->
         """
         first = at * DOT_WORD_CHANNELS
         wide = f"int64x{width}" if width > 1 else "int64"
-        word = dt.with_lanes("int32", width) if width > 1 else "int32"
+        word_dtype = dt.with_lanes("int32", width) if width > 1 else "int32"
 
         def splat(value: int) -> PrimExpr:
             """Repeat a number in each word of the vector."""
@@ -211,7 +241,7 @@ def emit_widen_pairs(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) ->
             dtype=dt.with_lanes("uint8", DOT_WORD_CHANNELS * width)
         )
         # The sign bits that this cast may add are harmless: the mask keeps bits 0-7 and 16-23 only.
-        value = Cast(call_intrin("reinterpret", load, dtype=word), wide)
+        value = Cast(call_intrin("reinterpret", load, dtype=word_dtype), wide)
         even = call_intrin("bitwise_and", value, splat(EVEN_BYTES_MASK), dtype=wide)
         odd = call_intrin("right_shift", value, splat(8), dtype=wide)
         odd = call_intrin("bitwise_and", odd, splat(EVEN_BYTES_MASK), dtype=wide)
@@ -224,24 +254,23 @@ def emit_widen_pairs(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) ->
         )
         return BufferStore(pairs, widened, (ramp(first, 1, DOT_WORD_CHANNELS * width),))
 
+    widen = widen_in_order if in_order else widen_words
     vector, tail = Var("vector"), Var("tail")
     whole = simplify(words // lanes)
     # A copy is memory-bound: a thread needs enough bytes to pay for its start.
-    grain = max(1, MIN_WIDENED_BYTES_PER_THREAD // (DOT_WORD_CHANNELS * lanes))
+    grain = max(1, MIN_WIDENED_BYTES_PER_THREAD // (word * lanes))
     vectors = For(
         vector,
         const(0),
         whole,
         ForKind.PARALLEL,
-        widen_words(vector * lanes, lanes),
+        widen(vector * lanes, lanes),
         {"grain": grain},
     )
     rest = simplify(words - whole * lanes)
     if is_const(rest, 0):
         return vectors
-    return seq(
-        vectors, For(tail, const(0), rest, ForKind.SERIAL, widen_words(whole * lanes + tail, 1))
-    )
+    return seq(vectors, For(tail, const(0), rest, ForKind.SERIAL, widen(whole * lanes + tail, 1)))
 
 
 def to_pair_order(levels: PrimExpr) -> PrimExpr:
@@ -270,9 +299,9 @@ __all__ = [
     "exact_dot_instruction",
     "has_narrow_dot",
     "matrix_dot_instruction",
+    "max_words_per_instruction",
     "split_large_pairs",
     "supported_dots",
     "to_pair_order",
     "word_dot_instructions",
-    "words_per_step",
 ]

@@ -16,10 +16,10 @@ import math
 from typing import NamedTuple
 
 from ekiden import te
-from ekiden.kernels.cost_model import cache_levels, step_cycles
+from ekiden.kernels.cost_model import cache_levels, product_dtype, step_cycles
 from ekiden.kernels.family import INT16_PAIR_SUMS, known_extent
 from ekiden.kernels.geometry import conv_geometry_of
-from ekiden.kernels.kernel_selection import Chosen
+from ekiden.kernels.kernel_selection import KernelSelection
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import (
     AMX_LANES,
@@ -27,6 +27,7 @@ from ekiden.kernels.micro_kernels.matrix_tiles import (
     AMX_WORDS,
     MATRIX_DOT_FEATURES,
 )
+from ekiden.kernels.micro_kernels.register_tiles import WIDENED_DTYPE
 from ekiden.kernels.prim_builder import product_of_dims
 from ekiden.kernels.quantized.int8_dot import NARROW_DOT_FEATURE
 from ekiden.kernels.spaces.winograd import (
@@ -38,7 +39,7 @@ from ekiden.kernels.spaces.winograd import (
 )
 from ekiden.target import Target
 from ekiden.te.inline import post_order_tensors
-from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE, DOT_WORD_CHANNELS
+from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 from ekiden.topi.nn.winograd import WINOGRAD_TAPS, fills_vectors
 
 ASSUMED_EXTENT = 1 << 10
@@ -56,7 +57,9 @@ class KernelCost(NamedTuple):
     floating_point: float
 
 
-def product_cost(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> KernelCost | None:
+def product_cost(
+    outputs: list[te.Tensor], chosen: KernelSelection, target: Target
+) -> KernelCost | None:
     """Return the cost of an integer product by the cost model; None for other kernels and on
     devices.
     """
@@ -70,7 +73,7 @@ def product_cost(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> Ke
     if chosen.family.name not in ("conv_nhwc_pack", "dense_pack"):
         return None
     data, weight = operands_of(anchor)
-    if weight.dtype != "int8":
+    if weight.dtype not in ("int8", WIDENED_DTYPE):
         return None
     is_conv = chosen.family.name == "conv_nhwc_pack"
     steps = math.prod(known_extent(d) or 1 for d in weight.shape[-6 if is_conv else -4 :][1:-2])
@@ -81,7 +84,7 @@ def product_cost(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> Ke
     # Floats may use Winograd's method instead, which is the faster competitor.
     if is_conv:
         floats = min(floats, _float_winograd_cycles(anchor, data, target))
-    return KernelCost(_dot_cycles(products, chosen, target), floats)
+    return KernelCost(_dot_cycles(products, chosen, weight.dtype, target), floats)
 
 
 def float_product_cost(operations: int, target: Target) -> KernelCost:
@@ -120,17 +123,19 @@ def _untiled_cost(outputs: list[te.Tensor], target: Target) -> KernelCost | None
     return None
 
 
-def _dot_cycles(products: int, chosen: Chosen, target: Target) -> float:
+def _dot_cycles(products: int, chosen: KernelSelection, weight_dtype: str, target: Target) -> float:
     """Return the cycles of byte products by the decision's instructions."""
     decision = chosen.decision
     if decision["dot"] in MATRIX_DOT_FEATURES:  # a row of a register takes a cycle
         return products / (AMX_LANES * AMX_WORDS * AMX_WORD_BYTES)
     lanes = target.lanes("float32")
     rows, vectors = decision.int_value("rows"), -(-decision.int_value("panel") // lanes)
-    dtype = INT16_PAIR_SUMS if decision["dot"] == NARROW_DOT_FEATURE else "uint8"
+    dtype = product_dtype("uint8", weight_dtype)
+    if decision["dot"] == NARROW_DOT_FEATURE:
+        dtype = INT16_PAIR_SUMS
     return (
         products
-        / (DOT_WORD_CHANNELS * rows * vectors * lanes)
+        / (DOT_WORD_BY_DTYPE[weight_dtype] * rows * vectors * lanes)
         * step_cycles(rows, vectors, target, dtype)
     )
 

@@ -43,7 +43,6 @@ from ekiden.kernels.family import Family
 from ekiden.kernels.micro_kernels.register_tiles import (
     ReductionLoop,
     RegisterTile,
-    ResidualWords,
     balanced_row_tiles,
     emit_register_tile,
 )
@@ -59,6 +58,7 @@ from ekiden.target import Target
 from ekiden.te.range_checks import range_checks_of
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.tensor_intrin.micro import GatherLoop
 from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
 from ekiden.topi.recurrent_cells import RecurrentCell, VectorMath
 
@@ -262,7 +262,7 @@ class RecurrentLayerKernel:
             stmt = seq(
                 stmt,
                 emit_widen_pairs(
-                    self.quantized, self.widened_states, self.batch * width, self.lanes
+                    self.quantized, self.widened_states, self.batch * width, self.lanes, "int8"
                 ),
             )
         return Allocate(low, Allocate(high, stmt))
@@ -361,17 +361,17 @@ class RecurrentLayerKernel:
         loops = [ReductionLoop(const(self.depth), const(self.word_elements), const(step))]
         indexed = self.residual_words(number, base)
         return emit_register_tile(
-            shape, loops, source, starts, weight, base, store_product, listed=indexed
+            shape, loops, source, starts, weight, base, store_product, gather=indexed
         )
 
-    def residual_words(self, panel: PrimExpr, base: PrimExpr) -> ResidualWords | None:
+    def residual_words(self, panel: PrimExpr, base: PrimExpr) -> GatherLoop | None:
         """Return the words of a panel that whole iterations over k leave over, or None."""
-        if self.word_indices is None:
+        if self.word_indices is None or not self.num_residual_words:
             return None
         step = self.cell.num_gates * self.lanes * self.word_elements
         word, origin = const(self.word_elements), base + self.depth * step
-        return ResidualWords(
-            self.num_residual_words,
+        return GatherLoop(
+            const(self.num_residual_words),
             self.word_indices,
             panel * self.num_residual_words,
             origin,
@@ -533,11 +533,13 @@ def _static_size(dim: PrimExpr) -> int:
 
 FAMILY = Family(
     name="recurrent",
-    build=build_recurrent,
-    why="the iterations of a sequence carry a state; blocks of a schedule have no order",
-    space=search_space,
-    default=default_decision,
-    is_whole=True,
+    build_unscheduled=build_recurrent,
+    unscheduled_reason=(
+        "the iterations of a sequence carry a state; blocks of a schedule have no order"
+    ),
+    search_space=search_space,
+    default_decision=default_decision,
+    prevents_fusion=True,
 )
 
 __all__ = ["DEFAULT_RECURRENT_LANES", "RecurrentLayerKernel", "build_recurrent"]

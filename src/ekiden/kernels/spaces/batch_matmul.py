@@ -27,7 +27,7 @@ from ekiden.kernels.cost_model import (
     tile_rows,
 )
 from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
 from ekiden.kernels.family import MatmulSizes, known_extent
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.prim_builder import product_of_dims
@@ -145,7 +145,7 @@ class BatchMatmulSizes:
         return columns is not None and is_balanced(columns // width, self.target.cores)
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a product of computed matrices."""
     sizes = BatchMatmulSizes.from_anchor(anchor, target)
     own = "steps by which a copied panel is brought to the first cache ahead"

@@ -22,15 +22,16 @@ from ekiden.kernels.cost_model import (
     PREFETCH_DISTANCES,
     LoopBlocking,
     max_register_rows,
+    product_dtype,
     tile_rows,
 )
 from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
 from ekiden.kernels.decision import (
     Decision,
     Knob,
+    KnobValue,
     Overrides,
-    Space,
-    Value,
+    SearchSpace,
     descending_range,
     divisors,
 )
@@ -95,7 +96,10 @@ class ConvSizes:
         is_one_loop = is_one_loop and (geometry.kernel[1] == 1 or geometry.dilation[1] == 1)
         row = channels_in * geometry.kernel[1]
         sizes = MatmulSizes.from_dims(
-            pixels, channels // geometry.groups, channels_in * taps, data.dtype
+            pixels,
+            channels // geometry.groups,
+            channels_in * taps,
+            product_dtype(data.dtype, weight.dtype),
         )
         return ConvSizes(
             geometry,
@@ -174,7 +178,7 @@ class ConvSizes:
         return next((d for d in self.k_block_domain() if d <= max_block), 0)
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a convolution."""
     sizes = ConvSizes.from_anchor(anchor, target)
     blocking = LoopBlocking(sizes.product, sizes.panel, 1, target)
@@ -210,14 +214,14 @@ def _contiguous_words(sizes: ConvSizes, weight: te.Tensor) -> int:
 def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision for a convolution."""
     sizes = ConvSizes.from_anchor(anchor, target)
-    chosen: dict[str, Value] = {**fixed, "panel": sizes.panel}
+    chosen: dict[str, KnobValue] = {**fixed, "panel": sizes.panel}
     weight = operands_of(anchor)[1]
     matrices = (
         matrix_dot_instruction(weight, target)
         if _contiguous_words(sizes, weight) >= MIN_MATRIX_WORDS
         else None
     )
-    instructions = (matrices, supported_dots(target)[0])
+    instructions = (matrices, supported_dots(target, weight_dtype=weight.dtype)[0])
     # Matrix registers are chosen above only where a row of the reduction fills them.
     if chosen.setdefault("dot", next(filter(None, instructions))) in MATRIX_DOT_FEATURES:
         chosen.setdefault("rows", AMX_TILE_HEIGHTS[0])

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.kernels.cost_model import NARROW_PANEL_PENALTY, max_register_rows, step_cycles
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
 from ekiden.kernels.family import INT16_PAIR_SUMS, known_extent
 from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS
 from ekiden.kernels.quantized.int8_dot import dot_instruction_knobs
@@ -42,7 +42,7 @@ def register_gate_groups(
     return tuple(gates[i : i + group_size] for i in range(0, len(gates), group_size))
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a layer: rows of a tile, and the instruction for a weight of
     bytes.
     """

@@ -32,7 +32,7 @@ from ekiden.kernels.cost_model import (
     tile_rows,
 )
 from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
-from ekiden.kernels.decision import Decision, Knob, Overrides, Space, descending_range
+from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
 from ekiden.kernels.family import MatmulSizes, known_extent
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import (
@@ -143,7 +143,7 @@ def _matmul_sizes_per_point(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
     return MatmulSizes.from_dims(tiles, channels, words, kind.dtype), panel
 
 
-def search_space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a convolution."""
     product, panel = _matmul_sizes_per_point(anchor)
     rows = descending_range(

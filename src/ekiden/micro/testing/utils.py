@@ -18,7 +18,7 @@ from ekiden.relay.op.nn.conv import conv2d
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.files import PathName
-from ekiden.target.boards import micro
+from ekiden.target.board_targets import micro
 from ekiden.target.target import Target
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
-from ekiden.quantization.ranges import RANGE_METHODS, Histogram
+from ekiden.quantization.range_calibration import RANGE_METHODS, Histogram
 from ekiden.quantization.relay.annotate import SIMULATED_QUANTIZE
 from ekiden.quantization.relay.config import CALIBRATE_MODES, QAnnotateKind, QConfig
 from ekiden.relay.expr import Call, Constant, Function, Tuple, const

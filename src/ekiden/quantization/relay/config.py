@@ -13,7 +13,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from ekiden.quantization.ranges import RANGE_METHODS
+from ekiden.quantization.range_calibration import RANGE_METHODS
 from ekiden.relay.qnn.config import ROUNDING_MODES
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass

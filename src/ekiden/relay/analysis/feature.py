@@ -5,8 +5,14 @@ from __future__ import annotations
 from enum import IntEnum
 
 from ekiden.ir.module import IRModule
-from ekiden.relay.expr import Expr, Function, Let
-from ekiden.relay.visitor import ATOM_CLASSES, CHILD_GETTERS, free_vars, post_order
+from ekiden.relay.expr import Expr, Function, Let, Var
+from ekiden.relay.visitor import (
+    ATOM_CLASSES,
+    CHILD_GETTERS,
+    children,
+    post_order,
+    vars_bound_by,
+)
 
 Feature = IntEnum(
     "Feature",
@@ -46,10 +52,34 @@ def _expr_features(root: Expr) -> set[Feature]:
                 features.add(Feature.fGraph)
             elif not isinstance(child, ATOM_CLASSES):
                 used.add(child)
-        if (
-            isinstance(expr, Let)
-            and isinstance(expr.value, Function)
-            and expr.var in free_vars(expr.value)
-        ):
-            features.add(Feature.fLetRec)
+    if Feature.fLet in features and _has_recursive_function(root):
+        features.add(Feature.fLetRec)
     return features
+
+
+def _has_recursive_function(root: Expr) -> bool:
+    """Return whether a let-bound function uses its own variable."""
+    open_vars: set[Expr] = set()
+    """Variables whose function values are being walked."""
+    visited: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False)]
+    while stack:
+        expr, is_end = stack.pop()
+        if is_end:
+            open_vars.discard(expr)
+        elif isinstance(expr, Var):
+            if expr in open_vars:
+                return True
+        elif expr not in visited:
+            visited.add(expr)
+            if isinstance(expr, Let):
+                # The value before the body, so that what they share is walked within the value.
+                stack.append((expr.body, False))
+                if isinstance(expr.value, Function):
+                    open_vars.add(expr.var)
+                    stack.append((expr.var, True))
+                stack.append((expr.value, False))
+            else:
+                bound = vars_bound_by(expr)
+                stack += [(child, False) for child in children(expr) if child not in bound]
+    return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ekiden.relay.expr import Expr, Let, Var
-from ekiden.relay.visitor import children, free_vars, post_order, vars_bound_by
+from ekiden.relay.visitor import children, post_order, vars_bound_by
 
 
 def last_uses(root: Expr) -> dict[Let, tuple[Var, ...]]:
@@ -13,19 +13,40 @@ def last_uses(root: Expr) -> dict[Let, tuple[Var, ...]]:
     it at all. `let %a = f(%x); let %b = g(%a); %b`: %a dies at the second binding, nothing at the
     first.
     """
+    chains = _let_chains(root)
+    places = {let: (chain, at) for chain in chains for at, let in enumerate(chain)}
+    home = {let.var: chain[0] for chain in chains for let in chain}
+    # Evaluation backwards, in one walk: the use of a variable that is met first is the last one.
+    # The position in a chain is the index of the binding whose value is walked, its length for
+    # the result, where nothing dies.
+    position: dict[Let, int] = {}
+    last_use: dict[Var, int] = {}
+    visited: set[Expr] = set()
+    stack: list[Expr | tuple[Let, int]] = [root]
+    while stack:
+        expr = stack.pop()
+        if isinstance(expr, tuple):
+            position[expr[0]] = expr[1]
+        elif isinstance(expr, Var):
+            if (head := home.get(expr)) is not None:
+                last_use.setdefault(expr, position[head])
+        elif expr not in visited:
+            visited.add(expr)
+            if isinstance(expr, Let):
+                chain, at = places[expr]
+                stack += [expr.value, (chain[0], at), expr.body]
+                if at == len(chain) - 1:
+                    stack.append((chain[0], len(chain)))
+            else:
+                bound = vars_bound_by(expr)
+                stack += [child for child in children(expr) if child not in bound]
     dying_at: dict[Let, tuple[Var, ...]] = {}
-    for chain in _let_chains(root):
-        # What the result of the chain uses dies nowhere in it.
-        alive = set(free_vars(chain[-1].body))
-        own = {let.var: number for number, let in enumerate(chain)}
-        # From the end of the chain: a use is the last one if the variable is not alive after it.
-        for let in reversed(chain):
-            used = {v for v in free_vars(let.value) if v in own and v is not let.var}
-            dying = used - alive
-            if let.var not in alive:
-                dying.add(let.var)
-            dying_at[let] = tuple(sorted(dying, key=own.__getitem__))
-            alive |= used
+    for chain in chains:
+        dying: list[list[Var]] = [[] for _ in range(len(chain) + 1)]
+        for at, let in enumerate(chain):
+            # A function that calls itself is not used before its own binding ends.
+            dying[last_use.get(let.var, at)].append(let.var)
+        dying_at.update((let, tuple(dying[at])) for at, let in enumerate(chain))
     return dying_at
 
 

@@ -8,9 +8,9 @@ from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS, Op
 from ekiden.ir.type import TypeVar
-from ekiden.relay.analysis.kind import kind_errors
+from ekiden.relay.analysis.kind_checking import kind_errors
 from ekiden.relay.analysis.match_exhaustion import pattern_text, unmatched_cases
-from ekiden.relay.analysis.variables import free_type_vars
+from ekiden.relay.analysis.type_variables import free_type_vars
 from ekiden.relay.expr import Call, Expr, Function, If, Let, Match, Var
 from ekiden.relay.visitor import (
     ATOM_CLASSES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ekiden.backend.crt.module import POOL_ALIGNMENT_BYTES, Pool
+from ekiden.backend.crt.micro_module import POOL_ALIGNMENT_BYTES, Pool
 from ekiden.backend.vm.pipeline import optimize_module as optimize_module
 from ekiden.compiler.build import compile_model
 from ekiden.compiler.export.micro import MicroProgram

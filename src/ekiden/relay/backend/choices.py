@@ -22,7 +22,7 @@ TVM_TYPE_NAMES = {bool: "IntImm", int: "IntImm", str: "runtime.String"}
 
 @dataclass(frozen=True)
 class RegisteredChoice:
-    """Choice from a registry by name, with options."""
+    """Registered executor or runtime with its options."""
 
     name: str
     options: Mapping[str, object] | None = field(default=None)

@@ -22,10 +22,10 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.expr import Constant, Constructor, Expr, Function, Var, const
 from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.interpreter_values import Closure, ConstructorValue, RefValue
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.match_declared_shapes import MatchDeclaredShapes
 from ekiden.relay.transform.language.remove_unused_functions import RemoveUnusedFunctions
-from ekiden.relay.values import Closure, ConstructorValue, RefValue
 from ekiden.relay.visitor import bind, close_over_free_vars, free_vars
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.runtime.executable.executable import Executable

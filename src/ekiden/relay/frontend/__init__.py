@@ -1,5 +1,5 @@
-"""TVM's importer entry points, `relay.frontend.from_onnx` and others. They stand on a higher floor,
-in ekiden.frontend.relay, and are loaded when one is used.
+"""TVM's importer entry points, `relay.frontend.from_onnx` and others. They are implemented in the
+higher layer ekiden.frontend.relay, and loaded on first use.
 """
 
 from ekiden._lazy import attach

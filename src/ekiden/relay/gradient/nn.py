@@ -26,6 +26,11 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import tensor_type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
+from ekiden.relay.gradient.data_movement import (
+    divide_by_extent,
+    divide_by_mask_count,
+    divide_by_size,
+)
 from ekiden.relay.gradient.helpers import (
     broadcast_to_target,
     flatten_to_matrix,
@@ -34,7 +39,6 @@ from ekiden.relay.gradient.helpers import (
     scalar_like,
     tensor_type_of,
 )
-from ekiden.relay.gradient.movement import divide_by_extent, divide_by_mask_count, divide_by_size
 from ekiden.relay.op.gradient import register_gradient
 from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs, MatmulAttrs
 from ekiden.relay.op.nn.norm import (

@@ -9,9 +9,9 @@ import numpy as np
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float, is_int
+from ekiden.ir.expr_text import format_prim_expr, format_shape, format_type
 from ekiden.ir.op import Array, get
 from ekiden.ir.prim import PrimExpr
-from ekiden.ir.text import format_prim_expr, format_shape, format_type
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.runtime.errors import IndexRangeError, LinAlgError, TypeInferenceError

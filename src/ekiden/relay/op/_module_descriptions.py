@@ -1,4 +1,4 @@
-"""Descriptions of the operators that functions of a module call, such as `relay.op.linalg.svd`.
+"""Descriptions of the operators declared by functions of a module, such as `relay.op.linalg.svd`.
 
 Python makes a submodule an attribute of its package when anything imports it, without a call of the
 package's `__getattr__`; so the modules are documented here, once all operators are loaded.

@@ -1,4 +1,4 @@
-"""Import of all operators with their descriptions, for enumerating the whole registry."""
+"""Imports of all operator modules with their descriptions, for enumerating the whole registry."""
 
 from ekiden.relay import op
 from ekiden.relay.op import nn

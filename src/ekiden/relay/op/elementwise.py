@@ -103,8 +103,8 @@ def declare_unary(
     fast: str = "",
     lowest: LowestOf | None = None,
 ) -> Callable[[Expr], Call]:
-    """Declare an elementwise unary operator, and return the function that calls it. Those of floats
-    alone are roots, powers and transcendental functions.
+    """Declare an elementwise unary operator, and return the function that calls it. Roots, powers
+    and transcendental functions accept floats only.
     """
     register_op(
         OpDef(
@@ -210,8 +210,8 @@ def _cast_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _cast_reference(attrs: CastAttrs, data: Array) -> Array:
-    """Convert as NumPy does. What the target cannot hold (NaN or 1e10 as int32) is what the
-    processor makes of it: kernels and interpreter may differ there, as C leaves it open.
+    """Convert as NumPy does. Values out of the target's range (NaN or 1e10 as int32) are undefined
+    as in C, and may differ between kernels and interpreter.
     """
     # NaN and values out of range become integers in a way that the machine decides.
     with np.errstate(invalid="ignore"):

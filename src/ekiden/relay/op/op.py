@@ -60,7 +60,7 @@ def register_fake_quantization_to_integer(
     """
 
     def register(rule: QuantizationRule) -> QuantizationRule:
-        """Set the rule and its columns; the latest registration wins, whatever its level."""
+        """Set the rule and its attributes; the latest registration wins, whatever its level."""
         register_op_attr(op_name, FAKE_QUANTIZATION_ATTR, rule, level)
         # All of them, so that a second registration takes back what the first one said.
         columns = {

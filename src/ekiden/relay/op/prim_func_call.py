@@ -14,12 +14,12 @@ import numpy as np
 from ekiden import te
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, get, register_op
 from ekiden.ir.prim import Intrinsic, PrimExpr, SizeVar, Var
 from ekiden.ir.prim_visitor import free_vars, rewrite, substitute
-from ekiden.ir.text import format_type
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type, tensor_type
 from ekiden.relay.expr import Call, Expr, Function, Tuple
 from ekiden.relay.expr import Var as RelayVar

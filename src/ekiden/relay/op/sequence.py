@@ -1,5 +1,4 @@
-"""Sequences of tensors as cons lists with the last element at the head, so that append takes
-constant time.
+"""Sequences of tensors as cons lists in reverse order, so that append takes constant time.
 
 A sequence is a value of the type List of the prelude, built by its constructors; what needs a walk
 over it is done by a function of the runtime (`host`), not by a kernel. Positions count from the
@@ -14,14 +13,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ekiden.ir.attrs import Attrs
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, MemoryAliasing, OpDef, register_op
 from ekiden.ir.prim import AnyDim, PrimExpr, is_const
-from ekiden.ir.text import format_type
 from ekiden.ir.type import GlobalTypeVar, TensorType, Type, TypeCall, TypeVar
 from ekiden.relay.expr import Call, Constructor, Expr, TypeData
+from ekiden.relay.interpreter_values import ConstructorValue
 from ekiden.relay.op._declare import call_op, call_shape_rule, check_attrs, raise_type_error
-from ekiden.relay.values import ConstructorValue
 from ekiden.runtime.errors import RunError
 from ekiden.topi.dimensions import normalize_axis
 

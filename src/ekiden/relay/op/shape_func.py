@@ -16,11 +16,11 @@ from typing import Any
 
 from ekiden.arith import simplify
 from ekiden.ir.attrs import Attrs, unwrap_user_attrs
-from ekiden.ir.extensions import record_extension
 from ekiden.ir.op import OPS, DimsOf, ShapeCheck, get, set_dynamic_dims
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, Select, Var, cast, const
 from ekiden.ir.prim_visitor import rewrite, substitute
 from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.ir.user_extensions import record_extension
 from ekiden.runtime.errors import CompileError
 from ekiden.te import ComputeOp, ExternOp, Reduce, Tensor, placeholder
 from ekiden.te.tensor import ProducerLoad

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ekiden.relay.expr import Expr, Tuple, TupleWrapper, const
-from ekiden.relay.op.algebra import full_like
 from ekiden.relay.op.broadcast import equal, floor_divide, floor_mod, multiply, where
 from ekiden.relay.op.create import arange, full, shape_of
 from ekiden.relay.op.elementwise import cast
@@ -17,6 +16,7 @@ from ekiden.relay.op.scatter_ops import scatter_elements
 from ekiden.relay.op.shape_like import cast_like
 from ekiden.relay.op.slice import strided_slice
 from ekiden.relay.op.sorting import argsort, argwhere
+from ekiden.relay.op.tensor_math import full_like
 from ekiden.topi.dimensions import OPEN_SLICE_END
 
 

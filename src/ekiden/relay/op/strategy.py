@@ -26,9 +26,9 @@ from typing import Any, ClassVar
 
 from ekiden.arith import Analyzer
 from ekiden.ir.attrs import Attrs, unwrap_user_attrs
+from ekiden.ir.expr_text import format_shape, format_type
 from ekiden.ir.op import OP_ATTRS, get, make_attr_registrar
 from ekiden.ir.prim import IntImm, PrimExpr
-from ekiden.ir.text import format_shape, format_type
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.runtime.errors import CompileError, EkidenError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -226,7 +226,7 @@ def own_lowering(name: str) -> OpImplementation | None:
     def lower_default(
         attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type
     ) -> Sequence[Tensor]:
-        """Lower by the operator's own computation, without what is no tensor."""
+        """Lower by the operator's default computation, without non-tensor results."""
         return [t for t in lower(attrs, inputs, out_type) if isinstance(t, Tensor)]
 
     return OpImplementation(lower_default, None, name)

@@ -38,7 +38,7 @@ def _reshape_reference(attrs: ReshapeTensorAttrs, data: Array) -> Array:
 @node("relay.attrs.MatchShapeAttrs")
 class MatchShapeAttrs(Attrs):
     """Attributes of vm.match_shape: the shape; a fresh symbol is bound, `?` matches anything, other
-    dimensions are checked. `place` is what declares them, for errors.
+    dimensions are checked. `place` describes the declaration for errors.
     """
 
     shape: tuple[PrimExpr, ...]
@@ -271,10 +271,10 @@ def bind_dims(
 
 
 def prefix(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
-    """Return the leading elements of `data` along each axis, in the given shape."""
+    """Return the leading slice of `data`, in the given shape."""
     return Call(get("vm.prefix"), (data,), PrefixAttrs(shape))
 
 
 def part(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
-    """Return `data` as the leading part of a larger tensor of `shape`."""
+    """Return `data` as the leading slice of a larger tensor of `shape`."""
     return Call(get("vm.part"), (data,), PrefixAttrs(shape))

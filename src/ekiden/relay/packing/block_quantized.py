@@ -34,7 +34,7 @@ def pack_dense_blocks(call: Call, target: Target) -> Call:
     if not isinstance(weight_expr, Constant) or depth is None:
         return call
     weight, row = weight_expr.data, BLOCK_FORMATS_BY_NAME[attrs.format]
-    if FAMILIES[DENSE_BLOCKS_FAMILY].serves(target):
+    if FAMILIES[DENSE_BLOCKS_FAMILY].supports_target(target):
         size = MatmulSizes.from_dims(num_rows(data), len(weight), depth)
         panel = panel_width(DENSE_BLOCKS_FAMILY, size, target, call)
         packed = Constant(pack_blocks(weight, attrs.format, panel))

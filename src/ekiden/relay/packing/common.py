@@ -53,7 +53,7 @@ def panel_width(family: str, product: MatmulSizes, target: Target, call: Call) -
     Raises:
         CompileError: A decision for it is not valid.
     """
-    return FAMILIES[family].panel_of(
+    return FAMILIES[family].choose_panel_width(
         product, target, merged_overrides(decision_names(family, call))
     )
 

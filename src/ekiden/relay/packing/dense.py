@@ -3,6 +3,7 @@
 nn.dense(%x, W)                       ->  nn.contrib_dense_pack(%x, packed W, units=N, tile=64)
 nn.dense(%x u8, W s8)                 ->  the same with four bytes of a row side by side, made so
                                           that sums of two products fit int16 where that is faster
+                                          or widened to int16, two elements side by side
 nn.batch_matmul(%x u8, %w s8)         ->  the same with one weight for each of the batch, packed
                                           when it is computed
 nn.dense(%x bf16, W bf16) in f32      ->  the same with two elements of a row side by side
@@ -19,7 +20,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Array
 from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType
-from ekiden.kernels.cost_model import pays_int16_sums
+from ekiden.kernels.cost_model import are_int16_sums_faster, are_int16_weights_faster
 from ekiden.kernels.family import INT16_PAIR_SUMS, MatmulSizes
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.relay import op
@@ -72,9 +73,21 @@ def pack_int8_dense(call: Call, target: Target) -> RelayExpr:
             data, Constant(words, span=weight.span), units, tile, out, Constant(word_indices)
         )
         return packed.with_fields(span=call.span)
+    if kind == "dense_u8s8" and are_int16_weights_faster(product, target):
+        kind, product, weight = "dense_u8s16", *widen_weight(product, weight)
     tile = panel_width(DENSE_PACK_FAMILY, product, target, call)
     packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile)
     return op.nn.contrib_dense_pack(data, packed, units, tile, out).with_fields(span=call.span)
+
+
+def widen_weight(product: MatmulSizes, weight: Constant) -> tuple[MatmulSizes, Constant]:
+    """Return the sizes and the weight of a product of bytes with its weight as int16, in steps of
+    two.
+    """
+    assert product.depth is not None
+    steps = 2 * product.depth
+    widened = Constant(weight.data.astype(np.int16), span=weight.span)
+    return replace(product, depth=steps, dtype=str(widened.data.dtype)), widened
 
 
 def pack_int8_batch_matmul(call: Call, target: Target) -> RelayExpr:
@@ -138,6 +151,6 @@ def _choose_panel(
     narrow = replace(product, dtype=INT16_PAIR_SUMS)
     tile = panel_width(DENSE_PACK_FAMILY, narrow, target, call)
     words, word_indices = split_large_pairs(pack_weight(weight, "dense_u8s8", tile))
-    if not pays_int16_sums(word_indices.shape[1], product.depth or 0, target):
+    if not are_int16_sums_faster(word_indices.shape[1], product.depth or 0, target):
         return None
     return tile, words, word_indices

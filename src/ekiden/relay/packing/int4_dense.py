@@ -37,7 +37,10 @@ def pack_int4_dense(call: Call, target: Target) -> Call:
     if len(arrays) != len(parameters) or not isinstance(depth, IntImm):
         return call
     weight, scale, point = arrays
-    if FAMILIES[DENSE_NIBBLES_FAMILY].serves(target) and weight.shape[2] * 2 % VALUES_PER_WORD == 0:
+    if (
+        FAMILIES[DENSE_NIBBLES_FAMILY].supports_target(target)
+        and weight.shape[2] * 2 % VALUES_PER_WORD == 0
+    ):
         rounded = _quantize_blocks(data, len(kind.shape), depth.value, weight.shape[2] * 2)
         packed, scales, points = (Constant(a) for a in pack_nibbles(weight, scale, point))
         units = len(weight)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ekiden.ir.expr import RelayExpr
-from ekiden.kernels.cost_model import pays_int16_sums
+from ekiden.kernels.cost_model import are_int16_sums_faster
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
@@ -39,7 +39,7 @@ def pack_recurrent(call: Call, target: Target) -> RelayExpr:
         words = packed_recurrent(PackRecurrentAttrs(gates, lanes), weight.data)
         depth = words.shape[1]
         words, word_indices = split_large_pairs(words)
-        if pays_int16_sums(word_indices.shape[1], depth, target):
+        if are_int16_sums_faster(word_indices.shape[1], depth, target):
             narrowed = Tuple(
                 (data, Constant(words, span=weight.span), *extras, Constant(word_indices))
             )

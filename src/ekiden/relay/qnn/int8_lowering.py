@@ -188,7 +188,7 @@ def product_in_float32(
     axes: tuple[int, int, int],
     product: Callable[[Expr, Expr], Expr],
 ) -> Expr | None:
-    """Return a product of shifted 8-bit operands, computed exactly in float32, or None.
+    """Compute a product of shifted 8-bit operands exactly in float32, or return None.
 
     As few slices as are exact are computed; None means that the weights are no constants or too
     large.

@@ -1,4 +1,4 @@
-"""Relay script: Python functions parsed to Relay.
+"""Relay script: a decorator that parses Python functions to Relay.
 
     @relay.script
     def power(x: "Tensor[(n,), float32]", k: "int32") -> "Tensor[(n,), float32]":

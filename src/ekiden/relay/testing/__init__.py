@@ -10,7 +10,7 @@ from ekiden import runtime
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass
-from ekiden.relay.analysis.count import list_op_freqs
+from ekiden.relay.analysis.op_counts import list_op_freqs
 from ekiden.relay.expr import Expr, Function
 from ekiden.relay.prelude import Prelude
 from ekiden.relay.testing import (

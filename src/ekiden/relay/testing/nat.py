@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ekiden.relay.expr import Constructor, Expr
+from ekiden.relay.interpreter_values import ConstructorValue
 from ekiden.relay.prelude import Prelude
-from ekiden.relay.values import ConstructorValue
 
 
 def nat_constructors(prelude: Prelude) -> tuple[Constructor, Constructor]:

@@ -41,9 +41,9 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
+from ekiden.relay.interpreter_values import ConstructorValue, RefValue
 from ekiden.relay.transform.graph.simplify_inference import SimplifyInference
 from ekiden.relay.transform.language.scope_tree import RelayScope, find_scopes
-from ekiden.relay.values import ConstructorValue, RefValue
 from ekiden.runtime import ADT
 from ekiden.runtime.errors import RunError
 

@@ -1,12 +1,11 @@
 """Byte buffers in chunks, without joining them.
 
-    sections of a file     [header, records, array, zeros, array, ...]
-      joined(pieces)       the bytes in one buffer
-      for part in complex_parts(pieces):  file.write(part)      no more than a few MB of them at
-      once
+    sections of a file: [header, records, array, zeros, array, ...]
+      concatenate_sources(sources)                                      all bytes in one buffer
+      for chunk in iter_chunks(sources): file.write(chunk)              a few MB at a time
 
-Arrays may have any layout in memory, and lie in mapped files: they are written in C order, and
-pages read of a file are dropped meanwhile.
+Arrays may have any layout in memory, and may be views of mapped files: they are written in C
+order, and resident pages of a file are released once they are written.
 """
 
 from __future__ import annotations
@@ -29,79 +28,79 @@ else:
     futures = LazyModule("concurrent.futures")
 
 Bytes = bytes | memoryview
-Piece = Bytes | np.ndarray
-Pieces = list[Piece]
+ByteSource = Bytes | np.ndarray
+ByteSources = list[ByteSource]
 MIN_THREADED_BYTES = 1 << 20
-"""Bytes of a piece that are worth a thread, and of a constant that may stand apart."""
+"""Minimum bytes that are copied by several threads, and of a constant outside of the file."""
 THREAD_CHUNK_BYTES = 1 << 23
-"""Bytes that a thread takes at a time."""
+"""Bytes that a thread copies at a time."""
 
 
-def piece_nbytes(piece: Piece) -> int:
-    """Return the size of a piece in bytes."""
-    return piece.nbytes if isinstance(piece, np.ndarray) else len(piece)
+def source_nbytes(source: ByteSource) -> int:
+    """Return the size of a source in bytes."""
+    return source.nbytes if isinstance(source, np.ndarray) else len(source)
 
 
-def concatenate_pieces(pieces: Sequence[Piece]) -> memoryview:
-    """Concatenate pieces in a tensor's memory, aligned as constants are, so that loading need not
-    copy them.
+def concatenate_sources(sources: Sequence[ByteSource]) -> memoryview:
+    """Concatenate sources in a tensor's memory, aligned as constants are, so that loading need
+    not copy them.
     """
-    buffer = empty((sum(map(piece_nbytes, pieces)),), "uint8").numpy()
+    buffer = empty((sum(map(source_nbytes, sources)),), "uint8").numpy()
     at, copies = 0, []
-    for piece in pieces:
-        end = at + piece_nbytes(piece)
-        copies.append((buffer[at:end], piece))
+    for source in sources:
+        end = at + source_nbytes(source)
+        copies.append((buffer[at:end], source))
         at = end
-    copy_pieces(copies)
+    copy_sources(copies)
     return buffer.data
 
 
-def copy_pieces(copies: Sequence[tuple[np.ndarray, Piece]]) -> None:
-    """Copy pieces to their destinations bit for bit, large ones by several threads."""
-    large = [(large_destination[a:b], chunk) for large_destination, piece in copies if
+def copy_sources(copies: Sequence[tuple[np.ndarray, ByteSource]]) -> None:
+    """Copy sources to their destinations bit for bit, large ones by several threads."""
+    large = [(large_destination[a:b], chunk) for large_destination, source in copies if
              len(large_destination) >= MIN_THREADED_BYTES
-             for a, b, chunk in _split_rows(piece, len(large_destination))]  # fmt: skip
+             for a, b, chunk in _split_rows(source, len(large_destination))]  # fmt: skip
     jobs = min(len(large), environment.num_compile_jobs())
     # Small copies cost less than handing them to a thread.
-    for destination, piece in copies:
+    for destination, source in copies:
         if len(destination) < MIN_THREADED_BYTES:
-            _copy_piece(destination, piece)
+            _copy_source(destination, source)
     if jobs < 2:
-        list(starmap(_copy_piece, large))
+        list(starmap(_copy_source, large))
         return
     with futures.ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(_copy_piece, *zip(*large, strict=True)))
+        list(pool.map(_copy_source, *zip(*large, strict=True)))
 
 
-def iter_chunks(pieces: Iterable[Piece]) -> Iterator[memoryview]:
-    """Yield the bytes of pieces in non-empty chunks: contiguous data without a copy, other arrays
+def iter_chunks(sources: Iterable[ByteSource]) -> Iterator[memoryview]:
+    """Yield the bytes of sources in non-empty chunks: contiguous data without a copy, other arrays
     as copies that threads make ahead.
     """
-    for piece in pieces:
-        size = piece_nbytes(piece)
+    for source in sources:
+        size = source_nbytes(source)
         if size == 0:
             continue
-        row = _contiguous_bytes(piece)
+        row = _contiguous_bytes(source)
         if row is not None:
             yield from (
                 row[at : at + THREAD_CHUNK_BYTES] for at in range(0, size, THREAD_CHUNK_BYTES)
             )
         elif size < MIN_THREADED_BYTES:
-            yield _contiguous_copy(piece, size)
+            yield _contiguous_copy(source, size)
         else:
-            yield from _prefetch_copies(piece, size)
-        if isinstance(piece, np.ndarray):
+            yield from _prefetch_copies(source, size)
+        if isinstance(source, np.ndarray):
             # Without it, weights of the size of main memory would stay resident once they are
             # written.
-            mapped_files.advise_dontneed(piece)
+            mapped_files.advise_dontneed(source)
 
 
-def _prefetch_copies(piece: Piece, size: int) -> Iterator[memoryview]:
-    """Yield copies of a piece in order, prepared by as many threads as compile jobs."""
+def _prefetch_copies(source: ByteSource, size: int) -> Iterator[memoryview]:
+    """Yield copies of a source in order, prepared by as many threads as compile jobs."""
     jobs = environment.num_compile_jobs()
     waiting: deque[futures.Future[memoryview]] = deque()
     with futures.ThreadPoolExecutor(jobs) as pool:
-        for begin, end, chunk in _split_rows(piece, size):
+        for begin, end, chunk in _split_rows(source, size):
             waiting.append(pool.submit(_contiguous_copy, chunk, end - begin))
             # At most jobs + 1 copies exist at a time, which bounds the memory of writing.
             if len(waiting) > jobs:
@@ -120,13 +119,13 @@ def checksum(data: Bytes, before: int = 0) -> int:
     return crc
 
 
-def _split_rows(piece: Piece, size: int) -> Iterator[tuple[int, int, Piece]]:
-    """Yield (start, end, chunk) of a piece along its first axis, in chunks of about
+def _split_rows(source: ByteSource, size: int) -> Iterator[tuple[int, int, ByteSource]]:
+    """Yield (start, end, chunk) of a source along its first axis, in chunks of about
     THREAD_CHUNK_BYTES: a network's largest weight may be as large as all others together.
     """
     if size == 0:
         return
-    array = np.frombuffer(piece, np.uint8) if not isinstance(piece, np.ndarray) else piece
+    array = np.frombuffer(source, np.uint8) if not isinstance(source, np.ndarray) else source
     rows = len(array) if array.ndim else 1
     step = max(1, rows * THREAD_CHUNK_BYTES // size)
     row = size // rows
@@ -135,39 +134,39 @@ def _split_rows(piece: Piece, size: int) -> Iterator[tuple[int, int, Piece]]:
         yield at * row, end * row, array[at:end] if array.ndim else array
 
 
-def _contiguous_bytes(piece: Piece) -> memoryview | None:
-    """Return a piece's bytes in place, or None if they are not contiguous."""
-    if not isinstance(piece, np.ndarray):
-        return memoryview(piece)
-    return piece.reshape(-1).view(np.uint8).data if piece.flags.c_contiguous else None
+def _contiguous_bytes(source: ByteSource) -> memoryview | None:
+    """Return a source's bytes in place, or None if they are not contiguous."""
+    if not isinstance(source, np.ndarray):
+        return memoryview(source)
+    return source.reshape(-1).view(np.uint8).data if source.flags.c_contiguous else None
 
 
-def _contiguous_copy(piece: Piece, size: int) -> memoryview:
-    """Return a contiguous copy of a piece's bytes."""
+def _contiguous_copy(source: ByteSource, size: int) -> memoryview:
+    """Return a contiguous copy of a source's bytes."""
     buffer = np.empty(size, np.uint8)
-    _copy_piece(buffer, piece)
+    _copy_source(buffer, source)
     return buffer.data
 
 
-def _copy_piece(destination: np.ndarray, piece: Piece) -> None:
-    """Copy a piece bit for bit to a destination of its size."""
-    if not isinstance(piece, np.ndarray):
-        destination[:] = np.frombuffer(piece, np.uint8)
+def _copy_source(destination: np.ndarray, source: ByteSource) -> None:
+    """Copy a source bit for bit to a destination of its size."""
+    if not isinstance(source, np.ndarray):
+        destination[:] = np.frombuffer(source, np.uint8)
         return
     # Copied as unsigned integers: a float copy could quieten signalling NaNs.
-    kind = np.dtype(f"u{piece.itemsize}") if piece.itemsize in (1, 2, 4, 8) else piece.dtype
-    destination.view(kind).reshape(piece.shape)[...] = piece.view(kind)
-    mapped_files.advise_dontneed(piece)
+    kind = np.dtype(f"u{source.itemsize}") if source.itemsize in (1, 2, 4, 8) else source.dtype
+    destination.view(kind).reshape(source.shape)[...] = source.view(kind)
+    mapped_files.advise_dontneed(source)
 
 
 __all__ = [
     "MIN_THREADED_BYTES",
+    "ByteSource",
+    "ByteSources",
     "Bytes",
-    "Piece",
-    "Pieces",
     "checksum",
-    "concatenate_pieces",
-    "copy_pieces",
+    "concatenate_sources",
+    "copy_sources",
     "iter_chunks",
-    "piece_nbytes",
+    "source_nbytes",
 ]

@@ -14,13 +14,13 @@ import numpy as np
 
 from ekiden.runtime.artifact.chunks import (
     Bytes,
-    Piece,
-    Pieces,
+    ByteSource,
+    ByteSources,
     checksum,
-    concatenate_pieces,
-    copy_pieces,
+    concatenate_sources,
+    copy_sources,
     iter_chunks,
-    piece_nbytes,
+    source_nbytes,
 )
 from ekiden.runtime.artifact.metadata import read_metadata
 from ekiden.runtime.binding._core import Executable, Tensor, empty, get_global_func, tensor
@@ -48,7 +48,7 @@ class SectionSource:
     """
 
     kind: Section
-    payload_at: Callable[[int], Pieces]
+    payload_at: Callable[[int], ByteSources]
     variant: int = 0
 
 
@@ -60,7 +60,7 @@ class ConstantRecord:
     bits: int
     shape: tuple[int, ...]
     nbytes: int
-    data: Piece | None
+    data: ByteSource | None
     is_computed_at_load: bool = False
 
 
@@ -76,13 +76,13 @@ class ArtifactFile:
 
     rows: tuple[tuple[int, int, int], ...]
     """Of each section its kind with the variant, where it begins, its length."""
-    sections: tuple[Pieces, ...]
+    sections: tuple[ByteSources, ...]
     """The bytes of each, and the zeros behind them."""
     size: int
 
     def to_bytes(self) -> memoryview:
         """Return the file in memory."""
-        contents = concatenate_pieces([bytes(self._first_section_offset), *chain(*self.sections)])
+        contents = concatenate_sources([bytes(self._first_section_offset), *chain(*self.sections)])
         sums = [checksum(contents[start : start + length]) for _, start, length in self.rows]
         contents[: self._first_section_offset] = self._header_bytes(sums)
         return contents
@@ -162,7 +162,7 @@ def assemble(sources: Iterable[SectionSource]) -> ArtifactFile:
     for source in ordered:
         # The constants section stores absolute file offsets, so it must know its own.
         payload = source.payload_at(at)
-        length = sum(map(piece_nbytes, payload))
+        length = sum(map(source_nbytes, payload))
         rows.append((source.variant << VARIANT_BITS | source.kind, at, length))
         is_last = source is ordered[-1]  # nothing follows it
         zeros = 0 if is_last else -length % SECTION_ALIGNMENT_BYTES
@@ -176,16 +176,20 @@ def assemble_in_memory(sources: Iterable[SectionSource]) -> memoryview:
     return assemble(sources).to_bytes()
 
 
-def load_executable(data: Bytes, apart: Mapping[int, np.ndarray] | None = None) -> Executable:
+def load_executable(
+    data: Bytes, external_constants: Mapping[int, np.ndarray] | None = None
+) -> Executable:
     """Load the program in a file's bytes. They must not change any more: constants share the memory
-    where it is aligned as `assemble_in_memory` aligns it. `apart` are constants by number that the
-    file lacks; they are copied, or used in place where they are immutable and aligned.
+    where it is aligned as `assemble_in_memory` aligns it. `external_constants` are constants by
+    number that the file lacks; they are copied, or used in place if immutable and aligned.
     """
     executable = get_global_func("ek.executable.of_tensor")(tensor(np.frombuffer(data, np.uint8)))
     assert isinstance(executable, Executable)
-    if apart:
+    if external_constants:
         bind = get_global_func("ek.executable.bind_constant")
-        for number, value in zip(apart, _as_constant_tensors(list(apart.values())), strict=True):
+        for number, value in zip(
+            external_constants, _as_constant_tensors(list(external_constants.values())), strict=True
+        ):
             bind(executable, number, value)
     return executable
 
@@ -197,7 +201,7 @@ def _as_constant_tensors(arrays: Sequence[np.ndarray]) -> list[Tensor]:
         for a in arrays
     ]
     copied = [(f, a) for f, a in zip(tensors, arrays, strict=True) if not is_constant_memory(a)]
-    copy_pieces([(f.reinterpret("uint8", (f.nbytes,)).numpy(), a) for f, a in copied])
+    copy_sources([(f.reinterpret("uint8", (f.nbytes,)).numpy(), a) for f, a in copied])
     return tensors
 
 
@@ -238,14 +242,14 @@ def read_sections(data: Bytes) -> list[tuple[Section, int, memoryview]]:
     return sections
 
 
-def pack_constants_section(constants: Sequence[ConstantRecord], start: int) -> Pieces:
+def pack_constants_section(constants: Sequence[ConstantRecord], start: int) -> ByteSources:
     """Return the constants section that begins at file offset `start`: records, then each
     constant's data.
     """
     records_size = 4 + sum(_CONSTANT_RECORD_STRUCT.size + 8 * len(c.shape) + 16 for c in constants)
     at = start + _aligned_size(records_size)
     records = [struct.pack("<I", len(constants))]
-    data: Pieces = []
+    data: ByteSources = []
     for index, constant in enumerate(constants):
         stored = b"" if constant.data is None else constant.data
         lanes = (
@@ -262,8 +266,11 @@ def pack_constants_section(constants: Sequence[ConstantRecord], start: int) -> P
             struct.pack(f"<{len(constant.shape)}qQQ", *constant.shape, constant.nbytes, at)
         )
         is_last = index == len(constants) - 1
-        data += [stored, b"" if is_last else bytes(-piece_nbytes(stored) % SECTION_ALIGNMENT_BYTES)]
-        at += _aligned_size(piece_nbytes(stored))
+        data += [
+            stored,
+            b"" if is_last else bytes(-source_nbytes(stored) % SECTION_ALIGNMENT_BYTES),
+        ]
+        at += _aligned_size(source_nbytes(stored))
     padding = bytes(-records_size % SECTION_ALIGNMENT_BYTES) if constants else b""
     return [b"".join(records) + padding, *data]
 

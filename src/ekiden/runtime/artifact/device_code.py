@@ -40,7 +40,7 @@ class DeviceKernel:
 
     @staticmethod
     def from_json(row: Mapping[str, object]) -> DeviceKernel:
-        """Return the kernel that `as_json` describes."""
+        """Return the kernel that `to_json` returned."""
         checks = row["checks"]
         assert isinstance(checks, list)
         return DeviceKernel(

@@ -14,16 +14,14 @@ if TYPE_CHECKING:
 
 
 class ForeignDevice(Device):
-    """Base class of devices of another machine: tensors are created there; subclasses implement the
-    transfer.
-    """
+    """Base class of devices of another machine; subclasses implement allocation and transfer."""
 
     def empty(self, shape: Sequence[int], dtype: str) -> ForeignTensor:
-        """Create a tensor there."""
+        """Allocate an uninitialised tensor on the device."""
         raise NotImplementedError
 
     def array(self, source: Tensor | ArrayLike) -> ForeignTensor:
-        """Copy a local tensor or array there."""
+        """Copy a local tensor or array to the device."""
         raise NotImplementedError
 
 

@@ -20,7 +20,7 @@ class Closure:
         self.value = value
 
     def __call__(self, *args: object) -> object:
-        """Call it with arrays, tensors, data or functions that the program gave.
+        """Call it with arrays, tensors, data or functions that the program returned.
 
         Raises RunError for another number of arguments than its type says.
         """

@@ -241,7 +241,7 @@ class Executable:
         output_arrays: Sequence[OutputBuffer | None],
         values: Sequence[object],
     ) -> list[object]:
-        """Return the outputs that kernels write in place; see `Machines.invoke`."""
+        """Return the outputs that kernels write in place; see `VMPool.invoke`."""
         if self._kept is not None or self._gives_objects or self._gives_functions:
             return []
         return output_buffers.direct_buffers(

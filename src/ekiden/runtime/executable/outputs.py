@@ -37,7 +37,7 @@ class BoundRun:
         """The arguments by name, as tensors that share the memory of what was given."""
 
     def __call__(self) -> object:
-        """Run; what `exe(..., out=...)` gives."""
+        """Run; return what `exe(..., out=...)` returns."""
         return self._call()
 
 

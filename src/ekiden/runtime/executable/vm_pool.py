@@ -46,7 +46,7 @@ class VMPool:
         self,
         args: Sequence[object],
         seconds: object = None,
-        places: Sequence[object] = (),
+        buffer_pairs: Sequence[object] = (),
         name: str = "main",
     ) -> object:
         """Call a function, stopped after `seconds` with a RunLimitError.
@@ -54,7 +54,8 @@ class VMPool:
         Args:
             args: the arguments.
             seconds: time limit; None for none.
-            places: pairs of an allocating instruction and the tensor or array whose memory it gets.
+            buffer_pairs: pairs of an allocating instruction and the tensor or array that replaces
+                its memory.
             name: the function's name.
 
         Returns:
@@ -70,9 +71,9 @@ class VMPool:
         except IndexError:
             machine = VirtualMachine(self.executable, self._executor)
         try:
-            if seconds is None and not places:
+            if seconds is None and not buffer_pairs:
                 return machine.invoke(name, *args)
-            return _invoke_within(machine, seconds, places, name, args)
+            return _invoke_within(machine, seconds, buffer_pairs, name, args)
         finally:
             self._idle.append(machine)
 

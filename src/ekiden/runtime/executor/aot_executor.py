@@ -43,7 +43,7 @@ Devices = Device | Sequence[Device]
 
 
 class RemoteModule(Protocol):
-    """Module of another machine (ekiden.rpc)."""
+    """Interface of a module on another machine (ekiden.rpc)."""
 
     def __getitem__(self, name: str) -> Any: ...  # noqa: ANN401 - a function of the other side
 
@@ -53,8 +53,8 @@ class RemoteModule(Protocol):
     def get_global_func(self, name: str) -> Any:  # noqa: ANN401
         """Return a global function of that machine."""
 
-    def is_beside(self, device: object) -> bool:
-        """Return whether a device is of that machine."""
+    def is_on_same_host(self, device: object) -> bool:
+        """Return whether a device belongs to the module's machine."""
 
     def implements_function(self, name: str) -> bool:
         """Return whether the module has a function of that name."""

@@ -93,7 +93,7 @@ _LOOP_KINDS = {
 
 
 class HybridFunction:
-    """A function decorated by `@te.hybrid.script`."""
+    """Function decorated by `@te.hybrid.script`."""
 
     def __init__(self, function: FunctionType) -> None:
         functools.update_wrapper(self, function)
@@ -106,7 +106,7 @@ class HybridFunction:
         self.captured: dict[str, object] = {**closed.globals, **closed.nonlocals}
 
     def __call__(self, *args: object) -> object:
-        """Tensors where an argument is one of te; else what the Python function gives."""
+        """Return tensors if an argument is a te tensor; else the Python function's result."""
         if any(isinstance(a, (Tensor, Var)) for a in args):
             return _compile_call(self, args)
         own = self._function
@@ -149,7 +149,7 @@ def _compile_call(function: HybridFunction, args: Sequence[object]) -> Tensor | 
 
 @dataclass(frozen=True, slots=True)
 class _LoopRange:
-    """A range of a loop: `range(n)`, `bind("threadIdx.x", n)`, ..."""
+    """Range of a loop, such as `range(n)` or `bind("threadIdx.x", n)`."""
 
     kind: ForKind | None
     low: PrimExpr

@@ -1,4 +1,4 @@
-"""Built-in names of hybrid scripts that run as Python."""
+"""Python implementations of hybrid script's built-in names."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from ekiden.arith import simplify
+from ekiden.ir.name_uniquer import NameUniquer
 from ekiden.ir.prim import Cast, IntImm, PrimExpr, Var, const, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars, rewrite, substitute
 from ekiden.ir.range import Range
@@ -34,7 +35,7 @@ from ekiden.te.schedule.relations import (
 from ekiden.te.schedule.scan_threads import interchange_time_and_threads
 from ekiden.te.schedule.schedule import Schedule
 from ekiden.te.schedule.stage import Attach, Stage
-from ekiden.te.statements import rename_blocks
+from ekiden.te.stmt_renaming import rename_blocks
 from ekiden.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp, ProducerLoad, Tensor
 from ekiden.te.tensor_intrin import tensorize_stage
 from ekiden.tir.index_map import IndexMap
@@ -92,7 +93,7 @@ class ScheduleDataflow:
         """Block name of each step computation of a scan."""
         self.scan_copy_blocks: set[str] = set()
         """Block names of the copies that scans make of initial rows and step results."""
-        self._names: dict[str, int] = {}
+        self._names = NameUniquer()
         self.inlined = {s for s in schedule.stages if is_inlined(s) and s.enclosing_scan is None}
         for tensor in args:
             if isinstance(tensor.op, PlaceholderOp):
@@ -107,14 +108,14 @@ class ScheduleDataflow:
     def _copy_operation(self, op: Operation, origin: Operation | None = None) -> None:
         if op.output(0) in self.tensor_map:
             return
-        fields: dict[str, object] = {"name": self._unique_name(op.name)}
+        fields: dict[str, object] = {"name": self._names.fresh(op.name)}
         if isinstance(op, ComputeOp):
             fields["body"] = tuple(rewrite(b, self._redirect_load) for b in op.body)
         if isinstance(op, ExternOp):
             fields["inputs"] = tuple(self.tensor_map[t] for t in op.inputs)
             names: dict[str, str] = {}
             fields["body"] = rename_blocks(
-                op.body, lambda name: names.setdefault(name, self._unique_name(name))
+                op.body, lambda name: names.setdefault(name, self._names.fresh(name))
             )
             self.scan_step_blocks |= {step: names[name] for step, name in op.steps}
             if op.steps:
@@ -124,15 +125,6 @@ class ScheduleDataflow:
         for source_op in {op, origin or op}:
             for n in range(copied.num_outputs):
                 self.tensor_map[source_op.output(n)] = copied.output(n)
-
-    def _unique_name(self, name: str) -> str:
-        unique_name = name
-        while unique_name in self._names:
-            count = self._names[name]
-            self._names[name] = count + 1
-            unique_name = f"{name}_{count}"
-        self._names[unique_name] = 1
-        return unique_name
 
     def is_among(self, stage: Stage, operations: set[Operation]) -> bool:
         """Return whether a stage's operation is among the program's operations."""

@@ -1,4 +1,4 @@
-"""Scans on threads: each thread computes its elements for all time steps.
+"""Scan parallelisation: each thread computes its elements for all time steps.
 
     for t: for i in thread_binding(n, ..): state[t, i] = state[t - 1, i] + x[t, i]
     -> for i in thread_binding(n, ..): for t: state[t, i] = state[t - 1, i] + x[t, i]

@@ -94,7 +94,7 @@ class Stage:
         return [s for s in self.steps if not isinstance(s, Reorder)]
 
     def begin_anew(self) -> None:
-        """Reset the stage to the operation's axes, without steps."""
+        """Reset the stage to its operation's axes, without relations."""
         roots = () if self.op is None else root_axes(self.op)
         self.steps = []
         self.all_iter_vars: list[Axis] = list(roots)

@@ -15,10 +15,11 @@ from ekiden.tir.schedule import (
     layout,
     read_write_at,
     reduction,
-    reuse,
-    rolling,
+    reuse_buffer,
+    rolling_buffer,
+    rolling_update,
     sampling,
-    tensor,
+    tensorize,
 )
 from ekiden.tir.schedule.cache_index import cache_index
 from ekiden.tir.schedule.core import BlockLike, LoopLike, ScheduleState
@@ -298,7 +299,9 @@ class BlockPrimitives(ScheduleState):
         which = write_buffer_index
         attrs = {"write_buffer_index": which.name if isinstance(which, Buffer) else which}
         handles = (self._block_handle(block),)
-        self._run_primitive("rolling_buffer", rolling.rolling_buffer, handles, attrs, moves=True)
+        self._run_primitive(
+            "rolling_buffer", rolling_buffer.rolling_buffer, handles, attrs, moves=True
+        )
 
     def read_at(
         self,
@@ -307,6 +310,7 @@ class BlockPrimitives(ScheduleState):
         read_buffer_index: BufferSelector,
         storage_scope: str,
         pad: int = 0,
+        first_use: BlockLike | None = None,
     ) -> BlockRV:
         """Stage the region of a buffer that one iteration of a loop reads in a buffer of that size;
         return the copying block.
@@ -315,11 +319,15 @@ class BlockPrimitives(ScheduleState):
             -> for k: a_global[i, j] = a[i, k * 8 + j]; for i, j: c[i] += a_global[i, j]
 
         `pad` elements follow each row of the copy. Proved: the buffer is not written in the loop,
-        and steps read parts of one size.
+        and steps read parts of one size. With `first_use` no pass over the region precedes: that
+        block copies each element when it reads it, and the blocks behind it read the copy. Proved
+        too: in each step it is done before they begin, and reads all that they read.
         """
         attrs = self._cache_attrs("read_buffer_index", read_buffer_index, storage_scope)
         if pad:
             attrs["pad"] = pad
+        if first_use is not None:
+            attrs["first_use"] = self._block_handle(first_use)
         handles = (self._loop_handle(loop), self._block_handle(block))
         return _single_block_handle(
             self._run_primitive("read_at", read_write_at.read_at, handles, attrs, moves=True)
@@ -409,7 +417,7 @@ class BlockPrimitives(ScheduleState):
         return True
 
     def skip_zeros(self, block: BlockLike, lanes: int = 1) -> list[BlockRV]:
-        """Leave out the terms of a sum that a remainder condition makes zero; return the block that
+        """Omit the terms of a sum that a remainder condition makes zero; return the block that
         recomputes non-finite sums, where one is needed.
 
             for h in 8, k in 4: c[h] += (x[(h + k) // 2] if (h + k) % 2 == 0 else 0) * w[k]
@@ -427,8 +435,8 @@ class BlockPrimitives(ScheduleState):
         return [_single_block_handle([handle]) for handle in block_handles]
 
     def skip_turns(self, block: BlockLike, *loops: LoopLike, lanes: int = 1) -> list[BlockRV]:
-        """Guard loops whose iterations add only zeros to a sum; return the block that checks the
-        other factor for non-finite values, where one is needed.
+        """Skip the iterations of loops that add only zeros to a sum; return the block that checks
+        the other factor for non-finite values, where one is needed.
 
             for d: for o: for c: y[d] += (x[d + o, c] if d + o < 8 else 0) * w[o, c]
             -> skip_turns(y, o)
@@ -470,7 +478,9 @@ class BlockPrimitives(ScheduleState):
         """
         which = write_buffer_index
         attrs = {"write_buffer_index": which.name if isinstance(which, Buffer) else which}
-        self._run_primitive("reuse_buffer", reuse.reuse_buffer, (self._block_handle(block),), attrs)
+        self._run_primitive(
+            "reuse_buffer", reuse_buffer.reuse_buffer, (self._block_handle(block),), attrs
+        )
 
     # Reductions.
 
@@ -518,6 +528,29 @@ class BlockPrimitives(ScheduleState):
         return _single_block_handle(
             self._run_primitive("rfactor", reduction.rfactor, handles, attrs, moves=True)
         )
+
+    def rolling_update(self, block: BlockLike, loop: LoopLike) -> list[BlockRV]:
+        """Fuse a sum into the loop over which the maximum in its terms runs; return the block that
+        keeps the maximum of the iteration before, and the one that corrects the sum.
+
+            for i: for j: m[i] = max(m[i], x[i, j])
+            for i: for j: s[i] += exp(x[i, j] - m[i])
+            -> rolling_update(s, j)
+            for i: for j:
+                m_prev[i] = m[i]; m[i] = max(m[i], x[i, j])
+                s[i] = s[i] * exp(m_prev[i] - m[i]); s[i] += exp(x[i, j] - m[i])
+
+        The first two of these run from the second iteration on. Inner loops of the sum stay inside:
+        split both nests alike to correct once for each tile. Proved: a row of
+        `rolling_update.CORRECTIONS` fits a factor of the terms and the operator of the running
+        value; an iteration sums over the elements that the running value takes in, so that the
+        factor is at most 1 at any time; nothing else uses either in between.
+        """
+        handles = (self._block_handle(block), self._loop_handle(loop))
+        block_handles = self._run_primitive(
+            "rolling_update", rolling_update.rolling_update, handles
+        )
+        return [_single_block_handle([handle]) for handle in block_handles]
 
     # Layouts.
 
@@ -619,7 +652,7 @@ class BlockPrimitives(ScheduleState):
         attrs = {"preserve_unit_iters": preserve_unit_iters}
         handles = (self._loop_handle(target),)
         return _single_block_handle(
-            self._run_primitive("blockize", tensor.blockize, handles, attrs)
+            self._run_primitive("blockize", tensorize.blockize, handles, attrs)
         )
 
     def tensorize(
@@ -640,7 +673,7 @@ class BlockPrimitives(ScheduleState):
         """
         handles = (self._block_or_loop(block_or_loop),)
         attrs = {"tensor_intrin": tensor_intrin, "preserve_unit_iters": preserve_unit_iters}
-        self._run_primitive("tensorize", tensor.tensorize, handles, attrs)
+        self._run_primitive("tensorize", tensorize.tensorize, handles, attrs)
 
 
 def _convert_index_map(mapping: IndexMapLike) -> IndexMap:

@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.ir.range import Range
+from ekiden.tir.access_regions import Access, bounding_region
 from ekiden.tir.expr import SCOPES, Buffer, BufferLoad
 from ekiden.tir.reduction import is_same_expr
-from ekiden.tir.regions import Access, bounding_region
-from ekiden.tir.schedule.check import (
+from ekiden.tir.schedule.block_kinds import COMPLETE, REDUCTION, UPDATE, reduce_loops, require_kind
+from ekiden.tir.schedule.compute_at import create_moved_nest
+from ekiden.tir.schedule.inline import partial_domain_fault
+from ekiden.tir.schedule.legality import (
     require_sole_writer,
     require_top_level_block,
     require_unconditional,
     written_box,
 )
-from ekiden.tir.schedule.compute_at import create_moved_nest
-from ekiden.tir.schedule.inline import partial_domain_fault
-from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, reduce_loops, require_kind
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
     accesses_of_buffer,
@@ -329,7 +329,7 @@ def iterators_in(realize: BlockRealize, indices: Sequence[PrimExpr]) -> list[Ite
     return [i for i in realize.block.iter_vars if i.var in used]
 
 
-def _require_unguarded(step: str, realize: BlockRealize, buffer: Buffer) -> None:
+def require_unguarded_reads(step: str, realize: BlockRealize, buffer: Buffer) -> None:
     """Refuse a block that loads from the buffer only under a condition: elsewhere the load may be
     out of range.
     """
@@ -354,7 +354,7 @@ def _reindex_read(
     indices = common_access_indices(step, realize, old)
     require_unconditional(step, realize)
     # The copy loads unconditionally: a load that the block guards may be out of range.
-    _require_unguarded(step, realize, old)
+    require_unguarded_reads(step, realize, old)
     iters = iterators_in(realize, indices)
     for writer in program.writers(old):
         if not program.precedes(writer, realize):

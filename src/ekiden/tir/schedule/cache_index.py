@@ -8,8 +8,8 @@ from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.reduction import is_same_expr
 from ekiden.tir.schedule.cache import find_insertion_point, iterators_in, require_valid_scope
-from ekiden.tir.schedule.check import require_top_level_block
 from ekiden.tir.schedule.compute_at import create_moved_nest
+from ekiden.tir.schedule.legality import require_top_level_block
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
     accesses_of_buffer,

@@ -20,10 +20,19 @@ from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map, determines, si
 from ekiden.ir.prim import PrimExpr, Var, const, convert, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.range import Range
+from ekiden.tir.access_regions import Access, bounding_region
 from ekiden.tir.expr import Buffer
 from ekiden.tir.reduction import is_same_expr
-from ekiden.tir.regions import Access, bounding_region
-from ekiden.tir.schedule.check import (
+from ekiden.tir.schedule.block_kinds import (
+    COMPLETE,
+    REDUCTION,
+    UPDATE,
+    classify_block,
+    reduce_loops,
+    require_kind,
+)
+from ekiden.tir.schedule.iterator_ranges import solve_iterator_ranges
+from ekiden.tir.schedule.legality import (
     can_prove_covers,
     find_rewriting_producer,
     num_iter_sum_values,
@@ -32,14 +41,6 @@ from ekiden.tir.schedule.check import (
     require_top_level_block,
     require_unconditional,
     written_box_in_iteration,
-)
-from ekiden.tir.schedule.kinds import (
-    COMPLETE,
-    REDUCTION,
-    UPDATE,
-    classify_block,
-    reduce_loops,
-    require_kind,
 )
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
@@ -52,7 +53,6 @@ from ekiden.tir.schedule.program import (
     serial_loop,
     to_index_dtype,
 )
-from ekiden.tir.schedule.ranges import solve_iterator_ranges
 from ekiden.tir.stmt import BlockRealize, BufferStore, For, IfThenElse, IterKind, PrimFunc, Stmt
 from ekiden.tir.visitor import NO_OP, flatten_seq, pre_order_stmts
 

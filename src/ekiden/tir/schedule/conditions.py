@@ -36,7 +36,7 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.predicates import split_conjuncts
-from ekiden.tir.schedule.check import require_top_level_block
+from ekiden.tir.schedule.legality import require_top_level_block
 from ekiden.tir.schedule.linear_conditions import (
     LinearCondition,
     linear_condition,

@@ -17,7 +17,7 @@ from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.printer import print_with_lines
-from ekiden.tir.schedule.check import is_bound_within_block, require_concurrent
+from ekiden.tir.schedule.legality import is_bound_within_block, require_concurrent
 from ekiden.tir.schedule.program import RefusedError, ScheduleProgram
 from ekiden.tir.schedule.trace import BlockRV, ExprRV, Handle, Instruction, LoopRV, Trace
 from ekiden.tir.stmt import Block, BlockRealize, For, ForKind, PrimFunc, Stmt

@@ -26,7 +26,7 @@ from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.predicates import join_conjuncts
-from ekiden.tir.schedule.check import single_store
+from ekiden.tir.schedule.legality import single_store
 from ekiden.tir.schedule.loops import require_unscheduled_loop
 from ekiden.tir.schedule.program import ScheduleProgram, bound_analyzer, refuse, serial_loop
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, IterVar, PrimFunc, Stmt

@@ -1,9 +1,9 @@
 """Proofs that no two iterations of loops access one element of a buffer.
 
-What one iteration accesses of a buffer is a box (`tir.regions`), an over-estimate.
+What one iteration accesses of a buffer is a box (`tir.access_regions`), an over-estimate.
 `arith.determines` shows that two iterations are disjoint: the indices of an element, or the corner
-of an iteration's box plus any offset inside, determine the iteration. `schedule.check` builds the
-checks of primitives on these proofs.
+of an iteration's box plus any offset inside, determine the iteration. `schedule.legality` builds
+the checks of primitives on these proofs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from ekiden.arith import Analyzer, determines
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
-from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
-from ekiden.tir.expr import Buffer
+from ekiden.tir.access_regions import Access, bounding_region
+from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.reduction import is_same_expr
-from ekiden.tir.regions import Access, bounding_region
 from ekiden.tir.schedule.program import (
     PART_EXTENT_BOUND_ANNOTATION,
     ScheduleProgram,
@@ -29,6 +29,7 @@ from ekiden.tir.schedule.program import (
 )
 from ekiden.tir.stmt import For
 from ekiden.tir.transform.flat_buffers import flat_index
+from ekiden.tir.visitor import buffers_written
 
 
 # From cheap to dear. (1) All accesses are one: its elements move by more than the loops inside of
@@ -52,11 +53,14 @@ def overlap_fault(
     touched = [_drop_unit_loops(a, outer) for a in touched]
     first = touched[0]
     if all(_same_access(first, access) for access in touched):
-        if len(mine) == 1 and _stride_exceeds_reach(buffer, first, mine[0].loop_var, outer):
+        if len(mine) == 1 and _stride_exceeds_reach(loop, buffer, first, mine[0].loop_var, outer):
             return None
         loops = [*mine, *first.loops]
         return _injectivity_fault(
-            first.indices, loop_ranges(loops), determining_vars(loops, loop_vars), outer
+            _indices_of_loops(loop, first.indices, loops),
+            loop_ranges(loops),
+            determining_vars(loops, loop_vars),
+            outer,
         )
     own = loop_ranges(mine)
     # Different access patterns: compare the bounding boxes instead, with a free coordinate within
@@ -71,6 +75,23 @@ def overlap_fault(
         own[inside] = Range(axis_range.extent)
         corners.append(axis_range.min + inside)
     return _injectivity_fault(corners, own, loop_vars, outer)
+
+
+# out[rows[e], j]: whatever rows[e] is, steps of j touch elements of their own.
+def _indices_of_loops(
+    loop: For, indices: Sequence[PrimExpr], loops: Sequence[For]
+) -> list[PrimExpr]:
+    """Return the indices that no data decide which the loops move along or write."""
+    loop_vars = {s.loop_var for s in loops}
+
+    def is_looked_up(index: PrimExpr) -> bool:
+        loads = [e for e in post_order(index) if isinstance(e, BufferLoad)]
+        return any(
+            not loop_vars.isdisjoint(free_vars(e)) or e.buffer in buffers_written(loop.body)
+            for e in loads
+        )
+
+    return [index for index in indices if not is_looked_up(index)]
 
 
 def _drop_unit_loops(access: Access, outer: Sequence[For]) -> Access:
@@ -109,7 +130,9 @@ def _widen_part_loops(access: Access) -> Access:
     return Access(indices, tuple(loops), access.is_store, access.is_conditional, extents)
 
 
-def _stride_exceeds_reach(buffer: Buffer, access: Access, var: Var, outer: Sequence[For]) -> bool:
+def _stride_exceeds_reach(
+    loop: For, buffer: Buffer, access: Access, var: Var, outer: Sequence[For]
+) -> bool:
     """Return whether an iteration's stride exceeds the combined reach of the loops inside it: the
     common case, cheaper than a proof over digits.
     """
@@ -128,6 +151,9 @@ def _stride_exceeds_reach(buffer: Buffer, access: Access, var: Var, outer: Seque
         analyzer.bind(inside, 0, size)
         sizes[inside] = size
     flat = analyzer.simplify(substitute_expr(flat_index(buffer, access.indices), values))
+    looked_up = {e.buffer for e in post_order(flat) if isinstance(e, BufferLoad)}
+    if looked_up and not looked_up.isdisjoint(buffers_written(loop.body)):
+        return False  # an iteration may read another number there than the one before
     step = analyzer.coefficient(flat, var)
     steps = [analyzer.coefficient(flat, x) for x in sizes]
     if not step or any(s is None for s in steps):

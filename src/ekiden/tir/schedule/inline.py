@@ -18,7 +18,8 @@ from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.reduction import is_same_expr
-from ekiden.tir.schedule.check import (
+from ekiden.tir.schedule.block_kinds import COMPLETE, require_kind
+from ekiden.tir.schedule.legality import (
     can_prove_covers,
     find_rewriting_producer,
     num_iter_sum_values,
@@ -29,7 +30,6 @@ from ekiden.tir.schedule.check import (
     require_unconditional,
     single_store,
 )
-from ekiden.tir.schedule.kinds import COMPLETE, require_kind
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
     accesses_of_buffer,

@@ -19,8 +19,11 @@ from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.index_map import IndexMap
 from ekiden.tir.reduction import match_update
+from ekiden.tir.schedule.block_kinds import COMPLETE, REDUCTION, UPDATE, require_kind
 from ekiden.tir.schedule.cache import resolve_buffer_and_side
-from ekiden.tir.schedule.check import (
+from ekiden.tir.schedule.compute_at import create_moved_nest
+from ekiden.tir.schedule.inline import partial_domain_fault
+from ekiden.tir.schedule.legality import (
     num_iter_sum_values,
     require_permutable,
     require_sole_writer,
@@ -28,9 +31,6 @@ from ekiden.tir.schedule.check import (
     require_unconditional,
     single_store,
 )
-from ekiden.tir.schedule.compute_at import create_moved_nest
-from ekiden.tir.schedule.inline import partial_domain_fault
-from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, require_kind
 from ekiden.tir.schedule.program import (
     Indices,
     ScheduleProgram,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ekiden.ir.prim import PrimExpr
 from ekiden.tir.schedule import conditions, loops, sampling
 from ekiden.tir.schedule.core import BlockLike, LoopLike, ScheduleState
-from ekiden.tir.schedule.merge import merge
+from ekiden.tir.schedule.merge_loops import merge
 from ekiden.tir.schedule.trace import BlockRV, ExprRV, LoopRV
 
 Factor = int | PrimExpr | None

@@ -22,7 +22,11 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.tir.schedule.check import is_bound_within_block, require_concurrent, require_permutable
+from ekiden.tir.schedule.legality import (
+    is_bound_within_block,
+    require_concurrent,
+    require_permutable,
+)
 from ekiden.tir.schedule.program import (
     PART_EXTENT_BOUND_ANNOTATION,
     PART_OF_ANNOTATION,
@@ -502,7 +506,7 @@ def reorder(program: ScheduleProgram, *new_order: For) -> PrimFunc:
     for loop in nest:
         if loop.kind in (ForKind.PARALLEL, ForKind.VECTORIZED, ForKind.THREAD_BINDING):
             refuse(f"reorder: loop {loop.loop_var.name!r} is already {loop.kind.value}", loop)
-    require_permutable("reorder", program, nest)
+    require_permutable("reorder", program, nest, slots)
     return program.replace(nest[0], wrap_in_loops(slots, nest[-1].body))
 
 

@@ -17,9 +17,9 @@ from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
 from ekiden.runtime.errors import ScheduleError
-from ekiden.tir import regions
+from ekiden.tir import access_regions
+from ekiden.tir.access_regions import Access
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
-from ekiden.tir.regions import Access
 from ekiden.tir.stmt import (
     Allocate,
     Block,
@@ -320,14 +320,14 @@ def accesses_of_buffer(root: Stmt, buffer: Buffer) -> list[Access]:
         if isinstance(s, BlockRealize):
             if buffer not in block_reads(s.block) and buffer not in block_writes(s.block):
                 continue
-            for a in regions.buffer_accesses(s, buffer):
+            for a in access_regions.buffer_accesses(s, buffer):
                 loops_in = (*loops, *a.loops)
                 under = conditional or a.is_conditional
                 found_accesses.append(Access(a.indices, loops_in, a.is_store, under, a.extents))
         elif not isinstance(s, (For, SeqStmt, Allocate, IfThenElse)):
             found_accesses.extend(
                 Access(a.indices, (*loops, *a.loops), a.is_store, conditional, a.extents)
-                for a in regions.buffer_accesses(s, buffer)
+                for a in access_regions.buffer_accesses(s, buffer)
             )
         else:
             inside = (*loops, s) if isinstance(s, For) else loops

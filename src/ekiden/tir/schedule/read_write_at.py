@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars
+from ekiden.tir.access_regions import Access, bounding_region
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.regions import Access, bounding_region
+from ekiden.tir.schedule.block_kinds import COMPLETE, REDUCTION, reduce_loops, require_kind
 from ekiden.tir.schedule.cache import require_valid_scope, resolve_buffer
-from ekiden.tir.schedule.check import require_sole_writer, written_box
-from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, reduce_loops, require_kind
+from ekiden.tir.schedule.first_use import copy_on_first_use
+from ekiden.tir.schedule.legality import require_sole_writer, written_box
 from ekiden.tir.schedule.program import (
     PART_OF_ANNOTATION,
     ScheduleProgram,
@@ -46,6 +47,7 @@ def read_at(
     read_buffer_index: int | str | Buffer,
     storage_scope: str,
     pad: int = 0,
+    first_use: BlockRealize | None = None,
 ) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.read_at`."""
     step, name = "read_at", realize.block.name
@@ -67,6 +69,8 @@ def read_at(
     shape = (*sizes[:-1], analyzer.simplify(sizes[-1] + pad))
     label = f"{old.name}_{storage_scope}".replace(".", "_")
     new = Buffer(program.fresh_buffer_name(label), shape, old.dtype, storage_scope)
+    if first_use is not None:
+        return copy_on_first_use(program, loop, first_use, old, new, lows)
     copy = _create_copy_nest(program.fresh_block_name(label), new, old, sizes, lows)
     body = Allocate(new, flatten_seq(copy, _redirect_to_region_buffer(loop.body, old, new, lows)))
     return program.replace(loop.body, body), [copy_block_name(copy)]

@@ -23,19 +23,19 @@ from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.predicates import init_conditions, join_conjuncts, split_conjuncts
 from ekiden.tir.reduction import match_update
-from ekiden.tir.schedule.check import (
-    require_sole_writer,
-    require_top_level_block,
-    single_store,
-    written_box,
-)
-from ekiden.tir.schedule.kinds import (
+from ekiden.tir.schedule.block_kinds import (
     COMPLETE,
     REDUCTION,
     UPDATE,
     reduce_loops,
     require_kind,
     spatial_values,
+)
+from ekiden.tir.schedule.legality import (
+    require_sole_writer,
+    require_top_level_block,
+    single_store,
+    written_box,
 )
 from ekiden.tir.schedule.program import (
     ScheduleProgram,

@@ -1,4 +1,5 @@
-"""The primitive skip_turns: skip the iterations of a loop that add only zeros to a sum.
+"""The schedule primitive skip_turns, which skips the iterations of a loop that add only zeros to a
+sum.
 
     for d: for o: for c: y[d] += (x[d + o - 1, c] if 0 <= d + o - 1 and d + o - 1 < n else 0) * w[o]
     for d: for o: if 0 <= d + o - 1 and d + o - 1 < n: for c: y[d] += x[d + o - 1, c] * w[o]
@@ -17,9 +18,9 @@ from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.predicates import join_conjuncts
 from ekiden.tir.reduction import match_update
-from ekiden.tir.schedule.check import require_top_level_block, single_store
-from ekiden.tir.schedule.finite import NonFiniteFlags
-from ekiden.tir.schedule.kinds import COMPLETE, UPDATE, classify_block, require_kind
+from ekiden.tir.schedule.block_kinds import COMPLETE, UPDATE, classify_block, require_kind
+from ekiden.tir.schedule.finiteness_checks import NonFiniteFlags
+from ekiden.tir.schedule.legality import require_top_level_block, single_store
 from ekiden.tir.schedule.program import ScheduleProgram, add_allocation, refuse, serial_loop
 from ekiden.tir.schedule.zero_terms import ConditionalTerm, match_conditional_term, true_fraction
 from ekiden.tir.stmt import (

@@ -26,14 +26,14 @@ from ekiden.ir.prim_visitor import substitute
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.predicates import join_conjuncts
 from ekiden.tir.reduction import match_update
-from ekiden.tir.schedule.check import (
+from ekiden.tir.schedule.block_kinds import REDUCTION, require_kind
+from ekiden.tir.schedule.finiteness_checks import NonFiniteFlags
+from ekiden.tir.schedule.legality import (
     require_final_inputs,
     require_sole_writer,
     require_top_level_block,
     single_store,
 )
-from ekiden.tir.schedule.finite import NonFiniteFlags
-from ekiden.tir.schedule.kinds import REDUCTION, require_kind
 from ekiden.tir.schedule.loops import require_unscheduled_loop
 from ekiden.tir.schedule.program import ScheduleProgram, add_allocation, refuse, serial_loop
 from ekiden.tir.schedule.zero_terms import (

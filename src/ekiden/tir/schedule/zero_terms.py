@@ -28,7 +28,7 @@ from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.predicates import join_conjuncts, split_conjuncts
-from ekiden.tir.schedule.kinds import COMPLETE, classify_block
+from ekiden.tir.schedule.block_kinds import COMPLETE, classify_block
 from ekiden.tir.schedule.program import ScheduleProgram, block_writes
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, IterKind, IterVar, PrimFunc
 

@@ -11,7 +11,7 @@ from ekiden.ir.dtype import lanes
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tir.regions import BufferRegion, block_regions
+from ekiden.tir.access_regions import BufferRegion, block_regions
 from ekiden.tir.script import builtins as script
 from ekiden.tir.script.evaluate import Evaluator, ScriptSource
 from ekiden.tir.stmt import Block, BlockRealize, IterKind, IterVar, Stmt
@@ -23,7 +23,7 @@ _ITER_KINDS_BY_NAME = {
     "R": IterKind.REDUCE,
     "opaque": IterKind.OPAQUE,
     "O": IterKind.OPAQUE,
-    "scan": IterKind.OPAQUE,
+    "scan": IterKind.ORDERED,
 }
 
 
@@ -90,7 +90,9 @@ class BlockParser:
             self._parse_remap(node, target, arguments)
             return
         if kind not in _ITER_KINDS_BY_NAME:
-            self.raise_error(node, f"T.axis has no '{kind}'; it has spatial, reduce, opaque, remap")
+            self.raise_error(
+                node, f"T.axis has no '{kind}'; it has spatial, reduce, scan, opaque, remap"
+            )
         if not isinstance(target, ast.Name) or len(arguments.args) != 2:
             self.raise_error(node, f"expected 'name = T.axis.{kind}(extent, value)'")
         domain = self.evaluator.evaluate(arguments.args[0])

@@ -1,4 +1,4 @@
-"""Evaluation of a script's Python expressions to scalar expressions exactly as they are written.
+"""Evaluation of a script's Python expressions to scalar expressions without simplification.
 
 `a + b` of expressions builds an Add without folding; numbers, strings, tuples and the surrounding
 program's values stay Python values.
@@ -20,8 +20,8 @@ from ekiden.ir.prim import BinaryExpr, IntImm, PrimExpr
 from ekiden.ir.range import Range
 from ekiden.runtime.errors import ParseError
 from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.tir.access_regions import BufferRegion
 from ekiden.tir.expr import Buffer, BufferLoad, ByteView, Ramp
-from ekiden.tir.regions import BufferRegion
 from ekiden.tir.script import builtins as script
 
 _BINARY_NODES: dict[type[ast.operator], type[BinaryExpr]] = {

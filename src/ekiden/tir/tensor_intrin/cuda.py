@@ -41,15 +41,15 @@ _WMMA_VARIANTS = (
 
 
 def _load_matrix_intrin(
-    dtype: str, which: str, memory: str, is_turned: bool
+    dtype: str, which: str, memory: str, is_transposed: bool
 ) -> tuple[PrimFunc, PrimFunc]:
     """Return description and implementation of wmma.load_matrix_sync: a 16 x 16 tile from memory to
-    a fragment. is_turned: memory holds the transposed factor, and so does the fragment.
+    a fragment. is_transposed: memory holds the transposed factor, and so does the fragment.
     """
     scope = f"wmma.matrix_{which}"
     # tvm_load_matrix_sync takes the layout as text, after CUDA's nvcuda::wmma::row_major_strides
     # and col_major.
-    layout = "col_major" if is_turned else "row_major"
+    layout = "col_major" if is_transposed else "row_major"
 
     @T.prim_func
     def desc(a: T.handle, c: T.handle) -> None:
@@ -120,7 +120,7 @@ def _fill_fragment_intrin(dtype: str) -> tuple[PrimFunc, PrimFunc]:
     return desc, impl
 
 
-def _mma_sync_intrin(dtype: str, total: str, is_turned: bool) -> tuple[PrimFunc, PrimFunc]:
+def _mma_sync_intrin(dtype: str, total: str, is_transposed: bool) -> tuple[PrimFunc, PrimFunc]:
     @T.prim_func
     def desc(a: T.handle, b: T.handle, c: T.handle) -> None:
         """Describe the product with B untransposed."""
@@ -177,7 +177,7 @@ def _mma_sync_intrin(dtype: str, total: str, is_turned: bool) -> tuple[PrimFunc,
             )
         )
 
-    return transposed_desc if is_turned else desc, impl
+    return transposed_desc if is_transposed else desc, impl
 
 
 def _store_matrix_intrin(dtype: str, memory: str) -> tuple[PrimFunc, PrimFunc]:

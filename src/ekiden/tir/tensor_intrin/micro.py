@@ -12,13 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from functools import lru_cache
 from typing import ClassVar
 
 from ekiden.ir.prim import PrimExpr, const
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import Stmt
+from ekiden.tir.stmt import PrimFunc, Stmt
 
 StoreVector = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
 """Function (row, first column, vector, mask or None) -> statement that stores a vector of results.
@@ -41,6 +42,24 @@ class SumLoop:
 
 
 @dataclass(frozen=True, slots=True)
+class GatherLoop:
+    """A reduction loop that follows those of a tile: step n multiplies the element of the first
+    factor at the index `table[table_begin + n]` by the second factor's element of its own.
+
+    Indices count `a_stride` elements from the first element of a row.
+    """
+
+    extent: PrimExpr
+    table: Buffer
+    table_begin: PrimExpr
+    a_stride: PrimExpr
+    b_base: PrimExpr
+    b_stride: PrimExpr
+    word_loops: tuple[SumLoop, ...] = ()
+    """Loops inside of it, outermost first."""
+
+
+@dataclass(frozen=True, slots=True)
 class PartialSums:
     """How a tile continues partial sums: when they start from stored ones, how those are loaded,
     and when the sums are complete; until then `store` stores them.
@@ -59,7 +78,9 @@ class MatmulTileNest:
 
     dtype: of the sums. a, a_rows: the first factor, and the offset of each row. b, b_base,
     b_columns: the second factor, its offset, and the stride of a column; b_width: the columns
-    available from there, at least `columns` if known. loops: the reduction loops, outermost first.
+    available from there, at least `columns` if known. loops: the reduction loops, outermost first;
+    gather: the loop behind them whose elements are looked up in a table, if there is one. facts:
+    the annotations of the sum's block.
     store: stores the epilogue of a sum; `work` counts its float operations. panel_position: the
     tile's index among those with the same b, if there are several; following: the offset of the
     next b from this one. row_loop: the actual number of rows, at most `rows`, for a kernel that
@@ -83,9 +104,49 @@ class MatmulTileNest:
     partial_sums: PartialSums | None
     panel_position: PrimExpr | None
     next_panel_offset: PrimExpr
+    gather: GatherLoop | None = None
+    facts: Mapping[str, object] = field(default_factory=dict)
     row_loop: PrimExpr | None = None
     a_stride: PrimExpr | None = None
     a_columns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """The part of a buffer that a parameter of a description stands for in a tile.
+
+    row_offsets: the flat offset of the parameter's first element, of each row of the tile, in its
+    first column. column_stride: the distance of the next column's. axis_strides: the distances of
+    neighbours along each axis of the parameter (elements).
+    """
+
+    buffer: Buffer
+    row_offsets: Sequence[PrimExpr]
+    column_stride: int
+    axis_strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedTile:
+    """A tile of `rows` x `columns` results, each of which is what a description computes.
+
+    dtype: of the results. operands: the description's parameters by name. store: stores the
+    epilogue of a result; `epilogue_flops` counts its float operations. first: the first row among
+    `total_rows`. panel, num_panels: the loop outside that moves the operands of columns, and its
+    number of iterations; None where there is none. facts: the annotations of the tile's blocks.
+    """
+
+    dtype: str
+    rows: int
+    columns: int
+    operands: Mapping[str, Operand]
+    store: StoreVector
+    epilogue_flops: int
+    first: PrimExpr
+    total_rows: PrimExpr
+    panel: PrimExpr | None
+    num_panels: PrimExpr
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 Options = Mapping[str, int]
@@ -97,14 +158,19 @@ class MicroKernel:
     """A table entry: name, required processor features, options with defaults, the writer of a
     tile, and whether that accepts any number of rows (else it writes one variant per row count),
     and whether it is for products by elements, of which some may be left out by conditions.
+
+    A kernel of another sum than products of elements has a description, the program of one result
+    (row and column), and `write_described` in place of `write`.
     """
 
     name: str
     required_features: tuple[str, ...]
     defaults: Options
-    write: Callable[[MatmulTileNest, Options], Stmt]
+    write: Callable[[MatmulTileNest, Options], Stmt] | None = None
     accepts_any_rows: bool = False
     is_elementwise: bool = False
+    describe: Callable[[Options], PrimFunc] | None = None
+    write_described: Callable[[DescribedTile, Options], Stmt] | None = None
 
     _table: ClassVar[dict[str, MicroKernel]] = {}
 
@@ -115,6 +181,11 @@ class MicroKernel:
             raise ValueError(f"MicroKernel.register {kernel.name!r}: the name is taken")
         MicroKernel._table[kernel.name] = kernel
         return kernel
+
+    def description(self, options: Options) -> PrimFunc:
+        """Return the program of one result; cached by the options."""
+        assert self.describe is not None, self.name
+        return _cached_description(self.describe, tuple(options.items()))
 
     def call(self, **options: int) -> str:
         """Return the kernel's name with options, as `tensorize` accepts it."""
@@ -154,4 +225,21 @@ class MicroKernel:
         return options
 
 
-__all__ = ["MatmulTileNest", "MicroKernel", "Options", "PartialSums", "SumLoop"]
+@lru_cache(maxsize=64)
+def _cached_description(
+    describe: Callable[[Options], PrimFunc], options: tuple[tuple[str, int], ...]
+) -> PrimFunc:
+    # Making a description takes as long as matching it.
+    return describe(dict(options))
+
+
+__all__ = [
+    "DescribedTile",
+    "GatherLoop",
+    "MatmulTileNest",
+    "MicroKernel",
+    "Operand",
+    "Options",
+    "PartialSums",
+    "SumLoop",
+]

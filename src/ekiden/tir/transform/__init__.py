@@ -7,151 +7,87 @@ constants.
 
 from typing import TYPE_CHECKING
 
-from ekiden._lazy import attach
+from ekiden._lazy import attach, exported_names
 from ekiden.tir.transform._exports import EXPORTED_NAMES
 
 if TYPE_CHECKING:
-    from ekiden.tir.transform.assumptions import remove_assume, use_assumptions
-    from ekiden.tir.transform.attribute_removal import drop_attributes
-    from ekiden.tir.transform.block_lowering import lower_blocks
-    from ekiden.tir.transform.buffer_compaction import compact_buffers
-    from ekiden.tir.transform.condition_hoisting import hoist_conditions
-    from ekiden.tir.transform.cross_thread_reduction import lower_cross_thread_reduction
-    from ekiden.tir.transform.double_buffers import inject_double_buffer
-    from ekiden.tir.transform.flat_buffers import flat_index, flatten_buffers
-    from ekiden.tir.transform.host_device_split import split_host_device
-    from ekiden.tir.transform.init_blocks import lower_init_block
-    from ekiden.tir.transform.integer_casts import skip_integer_casts
-    from ekiden.tir.transform.intrinsic_lowering import lower_intrinsics
-    from ekiden.tir.transform.loop_invariants import hoist_invariants
-    from ekiden.tir.transform.loop_partitioning import loop_partition
-    from ekiden.tir.transform.loop_unrolling import unroll_loops
-    from ekiden.tir.transform.loop_vectorization import vectorize_loops
-    from ekiden.tir.transform.no_ops import remove_no_op
-    from ekiden.tir.transform.opaque_blocks import convert_blocks_to_opaque
-    from ekiden.tir.transform.pipeline import (
-        PASSES,
-        TILED_PASSES,
-        AlignStorage,
-        Apply,
-        BindTarget,
-        CompactBufferAllocation,
-        ConvertBlocksToOpaque,
-        ConvertForLoopsToSerial,
-        ConvertSSA,
-        DropAttributes,
-        Filter,
-        FlattenBuffer,
-        HoistExpression,
-        HoistIfThenElse,
-        InjectDoubleBuffer,
-        InjectVirtualThread,
-        LoopPartition,
-        LowerCrossThreadReduction,
-        LowerInitBlock,
-        LowerIntrin,
-        LowerMatchBuffer,
-        LowerOpaqueBlock,
-        NarrowDataType,
-        ReduceStores,
-        RemoveAssume,
-        RemoveNoOp,
-        RemoveStoreUndef,
-        Simplify,
-        SkipIntegerCasts,
-        SplitHostDevice,
-        StorageFlatten,
-        StorageRewrite,
-        ThreadSync,
-        UnifyThreadBinding,
-        UnrollLoop,
-        UseAssumptions,
-        VectorizeLoop,
-        lower,
-        prim_func_pass,
+    from ekiden.tir.transform.assumptions import remove_assume as remove_assume
+    from ekiden.tir.transform.assumptions import use_assumptions as use_assumptions
+    from ekiden.tir.transform.attribute_removal import drop_attributes as drop_attributes
+    from ekiden.tir.transform.block_lowering import lower_blocks as lower_blocks
+    from ekiden.tir.transform.buffer_compaction import compact_buffers as compact_buffers
+    from ekiden.tir.transform.condition_hoisting import hoist_conditions as hoist_conditions
+    from ekiden.tir.transform.cross_thread_reduction import (
+        lower_cross_thread_reduction as lower_cross_thread_reduction,
     )
-    from ekiden.tir.transform.scalars_as_tensors import numbers_as_tensors
-    from ekiden.tir.transform.serial_loops import convert_loops_to_serial
-    from ekiden.tir.transform.simplification import simplify
-    from ekiden.tir.transform.storage_alignment import align_storage
-    from ekiden.tir.transform.storage_sharing import storage_rewrite
-    from ekiden.tir.transform.store_reductions import reduce_stores
-    from ekiden.tir.transform.thread_binding import unify_thread_binding
-    from ekiden.tir.transform.undefined_stores import remove_store_undef
-    from ekiden.tir.transform.virtual_threads import inject_virtual_threads
-    from ekiden.tir.views import lower_match_buffer
+    from ekiden.tir.transform.dead_code_removal import remove_no_op as remove_no_op
+    from ekiden.tir.transform.double_buffers import inject_double_buffer as inject_double_buffer
+    from ekiden.tir.transform.flat_buffers import flat_index as flat_index
+    from ekiden.tir.transform.flat_buffers import flatten_buffers as flatten_buffers
+    from ekiden.tir.transform.host_device_split import split_host_device as split_host_device
+    from ekiden.tir.transform.init_blocks import lower_init_block as lower_init_block
+    from ekiden.tir.transform.integer_casts import skip_integer_casts as skip_integer_casts
+    from ekiden.tir.transform.intrinsic_lowering import lower_intrinsics as lower_intrinsics
+    from ekiden.tir.transform.loop_invariants import hoist_invariants as hoist_invariants
+    from ekiden.tir.transform.loop_partitioning import loop_partition as loop_partition
+    from ekiden.tir.transform.loop_unrolling import unroll_loops as unroll_loops
+    from ekiden.tir.transform.loop_vectorization import vectorize_loops as vectorize_loops
+    from ekiden.tir.transform.opaque_blocks import (
+        convert_blocks_to_opaque as convert_blocks_to_opaque,
+    )
+    from ekiden.tir.transform.pipeline import PASSES as PASSES
+    from ekiden.tir.transform.pipeline import TILED_PASSES as TILED_PASSES
+    from ekiden.tir.transform.pipeline import AlignStorage as AlignStorage
+    from ekiden.tir.transform.pipeline import Apply as Apply
+    from ekiden.tir.transform.pipeline import BindTarget as BindTarget
+    from ekiden.tir.transform.pipeline import CompactBufferAllocation as CompactBufferAllocation
+    from ekiden.tir.transform.pipeline import ConvertBlocksToOpaque as ConvertBlocksToOpaque
+    from ekiden.tir.transform.pipeline import ConvertForLoopsToSerial as ConvertForLoopsToSerial
+    from ekiden.tir.transform.pipeline import ConvertSSA as ConvertSSA
+    from ekiden.tir.transform.pipeline import DropAttributes as DropAttributes
+    from ekiden.tir.transform.pipeline import Filter as Filter
+    from ekiden.tir.transform.pipeline import FlattenBuffer as FlattenBuffer
+    from ekiden.tir.transform.pipeline import HoistExpression as HoistExpression
+    from ekiden.tir.transform.pipeline import HoistIfThenElse as HoistIfThenElse
+    from ekiden.tir.transform.pipeline import InjectDoubleBuffer as InjectDoubleBuffer
+    from ekiden.tir.transform.pipeline import InjectVirtualThread as InjectVirtualThread
+    from ekiden.tir.transform.pipeline import LoopPartition as LoopPartition
+    from ekiden.tir.transform.pipeline import LowerCrossThreadReduction as LowerCrossThreadReduction
+    from ekiden.tir.transform.pipeline import LowerInitBlock as LowerInitBlock
+    from ekiden.tir.transform.pipeline import LowerIntrin as LowerIntrin
+    from ekiden.tir.transform.pipeline import LowerMatchBuffer as LowerMatchBuffer
+    from ekiden.tir.transform.pipeline import LowerOpaqueBlock as LowerOpaqueBlock
+    from ekiden.tir.transform.pipeline import NarrowDataType as NarrowDataType
+    from ekiden.tir.transform.pipeline import ReduceStores as ReduceStores
+    from ekiden.tir.transform.pipeline import RemoveAssume as RemoveAssume
+    from ekiden.tir.transform.pipeline import RemoveNoOp as RemoveNoOp
+    from ekiden.tir.transform.pipeline import RemoveStoreUndef as RemoveStoreUndef
+    from ekiden.tir.transform.pipeline import Simplify as Simplify
+    from ekiden.tir.transform.pipeline import SkipIntegerCasts as SkipIntegerCasts
+    from ekiden.tir.transform.pipeline import SplitHostDevice as SplitHostDevice
+    from ekiden.tir.transform.pipeline import StorageFlatten as StorageFlatten
+    from ekiden.tir.transform.pipeline import StorageRewrite as StorageRewrite
+    from ekiden.tir.transform.pipeline import ThreadSync as ThreadSync
+    from ekiden.tir.transform.pipeline import UnifyThreadBinding as UnifyThreadBinding
+    from ekiden.tir.transform.pipeline import UnrollLoop as UnrollLoop
+    from ekiden.tir.transform.pipeline import UseAssumptions as UseAssumptions
+    from ekiden.tir.transform.pipeline import VectorizeLoop as VectorizeLoop
+    from ekiden.tir.transform.pipeline import lower as lower
+    from ekiden.tir.transform.pipeline import prim_func_pass as prim_func_pass
+    from ekiden.tir.transform.scalars_as_tensors import numbers_as_tensors as numbers_as_tensors
+    from ekiden.tir.transform.serial_loops import convert_loops_to_serial as convert_loops_to_serial
+    from ekiden.tir.transform.simplification import simplify as simplify
+    from ekiden.tir.transform.storage_alignment import align_storage as align_storage
+    from ekiden.tir.transform.storage_sharing import storage_rewrite as storage_rewrite
+    from ekiden.tir.transform.store_reductions import reduce_stores as reduce_stores
+    from ekiden.tir.transform.thread_binding import unify_thread_binding as unify_thread_binding
+    from ekiden.tir.transform.undefined_stores import remove_store_undef as remove_store_undef
+    from ekiden.tir.transform.virtual_threads import (
+        inject_virtual_threads as inject_virtual_threads,
+    )
+    from ekiden.tir.views import lower_match_buffer as lower_match_buffer
 
-__all__ = [
-    "PASSES",
-    "TILED_PASSES",
-    "AlignStorage",
-    "Apply",
-    "BindTarget",
-    "CompactBufferAllocation",
-    "ConvertBlocksToOpaque",
-    "ConvertForLoopsToSerial",
-    "ConvertSSA",
-    "DropAttributes",
-    "Filter",
-    "FlattenBuffer",
-    "HoistExpression",
-    "HoistIfThenElse",
-    "InjectDoubleBuffer",
-    "InjectVirtualThread",
-    "LoopPartition",
-    "LowerCrossThreadReduction",
-    "LowerInitBlock",
-    "LowerIntrin",
-    "LowerMatchBuffer",
-    "LowerOpaqueBlock",
-    "NarrowDataType",
-    "ReduceStores",
-    "RemoveAssume",
-    "RemoveNoOp",
-    "RemoveStoreUndef",
-    "Simplify",
-    "SkipIntegerCasts",
-    "SplitHostDevice",
-    "StorageFlatten",
-    "StorageRewrite",
-    "ThreadSync",
-    "UnifyThreadBinding",
-    "UnrollLoop",
-    "UseAssumptions",
-    "VectorizeLoop",
-    "align_storage",
-    "compact_buffers",
-    "convert_blocks_to_opaque",
-    "convert_loops_to_serial",
-    "drop_attributes",
-    "flat_index",
-    "flatten_buffers",
-    "hoist_conditions",
-    "hoist_invariants",
-    "inject_double_buffer",
-    "inject_virtual_threads",
-    "loop_partition",
-    "lower",
-    "lower_blocks",
-    "lower_cross_thread_reduction",
-    "lower_init_block",
-    "lower_intrinsics",
-    "lower_match_buffer",
-    "numbers_as_tensors",
-    "prim_func_pass",
-    "reduce_stores",
-    "remove_assume",
-    "remove_no_op",
-    "remove_store_undef",
-    "simplify",
-    "skip_integer_casts",
-    "split_host_device",
-    "storage_rewrite",
-    "unify_thread_binding",
-    "unroll_loops",
-    "use_assumptions",
-    "vectorize_loops",
-]
+__all__ = exported_names(EXPORTED_NAMES)
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = attach(__name__, EXPORTED_NAMES, registers=True)

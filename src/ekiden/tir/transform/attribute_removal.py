@@ -1,12 +1,12 @@
-"""Remove attributes around statements (AttrStmt): no later pass reads them.
+"""Removal of attribute statements (AttrStmt), which no later pass reads.
 
 with attr(A, "pragma_unroll", 1): B[0] = A[0]   ->   B[0] = A[0]
 """
 
 from __future__ import annotations
 
-from ekiden.tir.contents import summarize_stmt
 from ekiden.tir.stmt import AttrStmt, PrimFunc, Stmt
+from ekiden.tir.stmt_summary import summarize_stmt
 from ekiden.tir.visitor import StmtMutator
 
 

@@ -23,9 +23,8 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.range import Range
-from ekiden.tir.contents import accessed_buffers
+from ekiden.tir.access_regions import Access, bounding_region, buffer_accesses
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, Ramp
-from ekiden.tir.regions import Access, bounding_region, buffer_accesses
 from ekiden.tir.stmt import (
     Allocate,
     BufferStore,
@@ -37,6 +36,7 @@ from ekiden.tir.stmt import (
     SeqStmt,
     Stmt,
 )
+from ekiden.tir.stmt_summary import accessed_buffers
 from ekiden.tir.visitor import (
     NO_OP,
     ExprRewriter,

@@ -14,7 +14,7 @@ from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.pass_context import HOIST_IF_OPTION, PassContext
 from ekiden.ir.prim import Intrinsic, PrimExpr
 from ekiden.ir.prim_visitor import has_nonconstant_divisor, post_order
-from ekiden.tir.distinct import distinct
+from ekiden.tir.alpha_renaming import distinct
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, pre_order_stmts

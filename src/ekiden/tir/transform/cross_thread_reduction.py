@@ -25,7 +25,7 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.tir.distinct import distinct
+from ekiden.tir.alpha_renaming import distinct
 from ekiden.tir.expr import Buffer
 from ekiden.tir.predicates import init_conditions, join_conjuncts
 from ekiden.tir.reduction import (
@@ -47,8 +47,8 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
-from ekiden.tir.transform.thread_sync import is_thread_loop
-from ekiden.tir.transform.thread_tree import (
+from ekiden.tir.transform.thread_sync import STORAGE_SYNC, is_thread_loop
+from ekiden.tir.transform.tree_reduction import (
     WARP_SHUFFLES_FEATURE,
     element_loads,
     emit_shuffles,
@@ -388,39 +388,46 @@ class _ThreadGroup:
         if not self.has_warps:
             return self._emit_shared_memory_tree(reduction, own, self.count, self.thread, None, ())
         near = [Buffer(f"near_{b.name}", (const(1),), b.dtype, "local") for b in own]
-        statements: list[Stmt] = []
         lanes = min(self.count, WARP_SIZE)
-        distance = lanes // 2
-        # Tree reduction within a warp: log2(lanes) shuffles at halving distances.
-        while distance:
-            neighbour_values = emit_shuffles(own, "tvm_warp_shuffle_down", distance, lanes)
-            statements += [
-                BufferStore(b, e, _ZERO_INDEX) for b, e in zip(near, neighbour_values, strict=True)
-            ]
-            own_elements: Elements = [(b, _ZERO_INDEX) for b in own]
-            statements.append(
-                reduction.combine(own_elements, element_loads(own), element_loads(near))
-            )
-            distance //= 2
+        statements = _emit_warp_reduction(reduction, own, near, lanes)
         # Two levels: each warp reduces by shuffles, then the warps' results go through shared
         # memory, one slot per warp.
         warps = self.count // lanes
-        if warps == 1:
-            # Shuffling down leaves the result in the first lane alone.
-            if everywhere:
-                first = emit_shuffles(own, "tvm_warp_shuffle", 0, lanes)
-                statements += [
-                    BufferStore(b, e, _ZERO_INDEX) for b, e in zip(own, first, strict=True)
-                ]
-            return _CombinedValues(statements, element_loads(own), (), near)
-        # After the shuffles lane 0 has the value of its warp, and it alone stores.
-        first_lane = (self.thread % WARP_SIZE).equal(0)
-        through_memory = self._emit_shared_memory_tree(
-            reduction, own, warps, self.thread // WARP_SIZE, first_lane, statements
-        )
-        return _CombinedValues(
-            through_memory.statements, through_memory.values, through_memory.shared, near
-        )
+        shared: list[Buffer] = []
+        if warps > 1:
+            # After the shuffles lane 0 has the value of its warp, and it alone stores.
+            first_lane = (self.thread % WARP_SIZE).equal(0)
+            if warps > WARP_SIZE or warps & (warps - 1):
+                through_memory = self._emit_shared_memory_tree(
+                    reduction, own, warps, self.thread // WARP_SIZE, first_lane, statements
+                )
+                return _CombinedValues(
+                    through_memory.statements, through_memory.values, through_memory.shared, near
+                )
+            # Every warp combines the partial results, which saves all barriers but one. Lanes
+            # beyond their number repeat them, so that all lanes load valid memory.
+            shared = self._partial_results(own, warps)
+            slot, first = self.thread // WARP_SIZE, self.group * warps
+            statements += [
+                IfThenElse(first_lane, _emit_stores(shared, element_loads(own), first + slot)),
+                STORAGE_SYNC,
+                _emit_stores(
+                    own, element_loads(shared, first + self.thread % warps), _ZERO_INDEX[0]
+                ),
+                *_emit_warp_reduction(reduction, own, near, warps),
+            ]
+        # Shuffling down leaves the result in the first lane alone.
+        if everywhere:
+            first_values = emit_shuffles(own, "tvm_warp_shuffle", 0, lanes)
+            statements.append(_emit_stores(own, first_values, _ZERO_INDEX[0]))
+        return _CombinedValues(statements, element_loads(own), shared, near)
+
+    def _partial_results(self, own: Sequence[Buffer], count: int) -> list[Buffer]:
+        """Return shared buffers of `count` partial results for each group of threads, so that
+        groups need no barrier between each other.
+        """
+        shape = (const(count * self.groups),)
+        return [Buffer(b.name.replace("own_", "parts_"), shape, b.dtype, "shared") for b in own]
 
     def _emit_shared_memory_tree(
         self,
@@ -434,18 +441,9 @@ class _ThreadGroup:
         """Emit the tree reduction through shared memory of the values of `count` threads, or of
         those that store.
         """
-        # Each group of threads has its own slots, so groups need no barrier between each other.
-        shape = (const(count * self.groups),)
-        shared_buffers = [
-            Buffer(b.name.replace("own_", "parts_"), shape, b.dtype, "shared") for b in own
-        ]
+        shared_buffers = self._partial_results(own, count)
         first = self.group * count
-        store: Stmt = seq(
-            *(
-                BufferStore(p, e, (first + number,))
-                for p, e in zip(shared_buffers, element_loads(own), strict=True)
-            )
-        )
+        store = _emit_stores(shared_buffers, element_loads(own), first + number)
         if storing is not None:
             store = IfThenElse(storing, store)
         own_slot = (first + self.thread,)
@@ -458,6 +456,28 @@ class _ThreadGroup:
         return _CombinedValues(
             [*before, store, *folds], element_loads(shared_buffers, first), shared_buffers
         )
+
+
+def _emit_stores(targets: Sequence[Buffer], values: Sequence[PrimExpr], index: PrimExpr) -> Stmt:
+    """Emit the store of each value at an index of its buffer."""
+    return seq(*(BufferStore(b, e, (index,)) for b, e in zip(targets, values, strict=True)))
+
+
+def _emit_warp_reduction(
+    reduction: DecomposedReduction, own: Sequence[Buffer], near: Sequence[Buffer], lanes: int
+) -> list[Stmt]:
+    """Emit the reduction of each `lanes` neighbouring lanes into the first of them: log2(lanes)
+    shuffles at halving distances.
+    """
+    statements: list[Stmt] = []
+    own_elements: Elements = [(b, _ZERO_INDEX) for b in own]
+    distance = lanes // 2
+    while distance:
+        values = emit_shuffles(own, "tvm_warp_shuffle_down", distance, lanes)
+        statements.append(_emit_stores(near, values, _ZERO_INDEX[0]))
+        statements.append(reduction.combine(own_elements, element_loads(own), element_loads(near)))
+        distance //= 2
+    return statements
 
 
 def lower_cross_thread_reduction(func: PrimFunc, target: Target | None = None) -> PrimFunc:

@@ -106,9 +106,9 @@ class _BufferFlattener(Simplifier):
 
 
 def _updates_register(stmt: BufferStore) -> bool:
-    """Return whether a store writes an operation on names and registers to a register, as in every
-    step of a tile: it contains no index to simplify, and skipping it saves a fifth of the
-    lowering time.
+    """Return whether a store updates a register by an operation on names and registers, as in every
+    step of a tile: it contains no index to simplify, and skipping it saves a fifth of the lowering
+    time.
     """
     if stmt.buffer.scope != "register" or not isinstance(stmt.value, Intrinsic):
         return False

@@ -1,4 +1,4 @@
-"""Keep floats that were rounded and clipped to an unsigned integer's range as floats.
+"""Elimination of casts of rounded and clipped floats to an unsigned integer and back.
 
     float32(uint8(min(max(round(x) + p, 0), 255)))
     ->  min(select(w > 0, w, 0), 255)  where  w = round(x) + p
@@ -24,12 +24,12 @@ from ekiden.ir.prim import (
     Sub,
     const,
 )
-from ekiden.tir.contents import summarize_stmt
 from ekiden.tir.expr import Broadcast, broadcast
 from ekiden.tir.stmt import PrimFunc
+from ekiden.tir.stmt_summary import summarize_stmt
 from ekiden.tir.visitor import ExprRewriter
 
-ROUNDING = frozenset(("round", "nearbyint", "floor", "ceil", "trunc"))
+ROUNDING_INTRINSICS = frozenset(("round", "nearbyint", "floor", "ceil", "trunc"))
 """Intrinsics whose results are integral, infinite or NaN."""
 
 
@@ -39,8 +39,8 @@ def _uniform_constant(e: PrimExpr) -> float | None:
     return value.value if isinstance(value, FloatImm) else None
 
 
-def _is_whole(root: PrimExpr) -> bool:
-    """Return whether each lane of a float is a whole number, infinite or NaN."""
+def _is_integral(root: PrimExpr) -> bool:
+    """Return whether each lane of a float is an integer, infinite or NaN."""
     waiting = [root]
     while waiting:
         e = waiting.pop()
@@ -53,7 +53,7 @@ def _is_whole(root: PrimExpr) -> bool:
         elif isinstance(e, (Add, Sub, Min, Max)):
             waiting += (e.a, e.b)
         elif not (
-            (isinstance(e, Intrinsic) and e.op in ROUNDING)
+            (isinstance(e, Intrinsic) and e.op in ROUNDING_INTRINSICS)
             or (isinstance(e, Cast) and dt.is_int(dt.element_dtype(e.value.dtype)))
         ):
             return False
@@ -72,7 +72,7 @@ def _rewrite_node(e: PrimExpr) -> PrimExpr:
 def _remove_integer_casts(
     e: PrimExpr, levels: PrimExpr, low: PrimExpr, high: PrimExpr, narrow: str
 ) -> PrimExpr | None:
-    """Return levels that are clipped to [low, high] and cast to integers and back, without the
+    """Return values that are clipped to [low, high] and cast to integers and back, without the
     casts; None where these change values.
     """
     ends = dt.int_range(dt.element_dtype(narrow))
@@ -81,7 +81,7 @@ def _remove_integer_casts(
         return None
     # A NaN becomes 0 as an integer, so that 0 has to be the lower end.
     is_inside = low_number == 0 == ends[0] and 0 <= high_number <= ends[1]
-    if not (is_inside and high_number == high_number // 1 and _is_whole(levels)):
+    if not (is_inside and high_number == high_number // 1 and _is_integral(levels)):
         return None
     zero = broadcast(const(0.0, dt.element_dtype(e.dtype)), dt.lanes(e.dtype))
     above = GT(levels, zero, dt.with_lanes("bool", dt.lanes(e.dtype)))
@@ -89,8 +89,8 @@ def _remove_integer_casts(
 
 
 def skip_integer_casts(func: PrimFunc) -> PrimFunc:
-    """Return the function with such numbers as floats."""
-    if ROUNDING.isdisjoint(summarize_stmt(func.body).intrinsics):
+    """Return the function without integer casts of such floats."""
+    if ROUNDING_INTRINSICS.isdisjoint(summarize_stmt(func.body).intrinsics):
         return func
     return func.with_fields(body=ExprRewriter(_rewrite_node).visit(func.body))
 

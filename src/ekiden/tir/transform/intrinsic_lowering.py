@@ -29,9 +29,9 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.runtime.errors import CompileError
-from ekiden.tir.contents import summarize_stmt
 from ekiden.tir.expr import broadcast
 from ekiden.tir.stmt import PrimFunc
+from ekiden.tir.stmt_summary import summarize_stmt
 from ekiden.tir.transcendental import TRANSCENDENTAL_FUNCTIONS, atan2_scalar
 from ekiden.tir.visitor import ExprRewriter
 

@@ -21,6 +21,7 @@ that registers stay registers: `if n % 4 == 3: .. elif n % 4 == 2: .. elif ..`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
 
 from ekiden.arith import Analyzer
 from ekiden.ir.pass_context import LOOP_PARTITION_OPTION, PassContext
@@ -43,10 +44,10 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
+from ekiden.ir.prim_visitor import chain_operands, free_vars, post_order, rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tir.distinct import distinct
+from ekiden.tir.alpha_renaming import distinct
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt
 from ekiden.tir.transform.thread_sync import is_barrier
@@ -88,16 +89,6 @@ def _strip_likely(e: PrimExpr) -> PrimExpr | None:
     return e.args[0] if isinstance(e, Intrinsic) and e.op == "likely" else None
 
 
-def _iter_conjuncts(e: PrimExpr) -> Iterator[PrimExpr]:
-    stack = [e]
-    while stack:
-        conjunct = stack.pop()
-        if isinstance(conjunct, And):
-            stack += [conjunct.b, conjunct.a]
-        else:
-            yield conjunct
-
-
 def _partition_candidates(root: Stmt, guards: bool = False) -> Iterator[PrimExpr]:
     """Yield conditions marked likely, and extents that are minima; with `guards` conditions of
     if_then_else too.
@@ -106,9 +97,9 @@ def _partition_candidates(root: Stmt, guards: bool = False) -> Iterator[PrimExpr
         if guards:
             for e in post_order(*stmt_exprs(s)):
                 if isinstance(e, Intrinsic) and e.op == "if_then_else":
-                    yield from _iter_conjuncts(e.args[0])
+                    yield from chain_operands(e.args[0], And)
         if isinstance(s, IfThenElse) and (marked := _strip_likely(s.condition)) is not None:
-            yield from _iter_conjuncts(marked)
+            yield from chain_operands(marked, And)
         elif isinstance(s, For) and isinstance(s.extent, Min):
             yield s.extent
 
@@ -153,7 +144,7 @@ class _DecisionRewriter(StmtMutator):
         if marked is None:
             return super().visit_if(stmt)
         undecided: PrimExpr = const(True)
-        for conjunct in _iter_conjuncts(marked):
+        for conjunct in chain_operands(marked, And):
             undecided = logical_and(undecided, self._decisions.get(conjunct, conjunct))
         otherwise = NO_OP if stmt.else_case is None else self.visit(stmt.else_case)
         if is_const(undecided, 0):
@@ -162,8 +153,7 @@ class _DecisionRewriter(StmtMutator):
         if is_const(undecided):
             return inside
         same = undecided is marked or all(
-            a is b
-            for a, b in zip(_iter_conjuncts(undecided), _iter_conjuncts(marked), strict=False)
+            map(is_, chain_operands(undecided, And), chain_operands(marked, And))
         )
         condition = (
             stmt.condition
@@ -426,6 +416,9 @@ class _LoopPartitioner(StmtMutator):
         factor = -first.scale
         prove_equal = self._analyzer.can_prove_equal
         if factor < 1 or not prove_equal(first.high - first.low, const(factor - 1)):
+            return None
+        # Where the condition never holds, the loop has no iterations, and high % factor no meaning.
+        if self._analyzer.can_prove(first.high < 0):
             return None
         # Only then does the loop have exactly one partial iteration, the last one.
         if not prove_equal(loop.extent, (first.high + (factor - 1)) // factor):

@@ -15,10 +15,10 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import BinaryExpr, Cast, FloatImm, IntImm, Intrinsic, PrimExpr, cast, const
 from ekiden.ir.prim_visitor import children, rebuild, rewrite
 from ekiden.runtime.errors import InternalError
-from ekiden.tir.contents import summarize_stmt
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.small_types import SMALL_FLOAT_FORMATS, convert_small_dtype, sign_extend_low_bits
 from ekiden.tir.stmt import BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt
+from ekiden.tir.stmt_summary import summarize_stmt
 from ekiden.tir.visitor import StmtMutator, buffers_written
 
 

@@ -30,7 +30,7 @@ from ekiden.ir.prim import (
     fold_binary,
 )
 from ekiden.ir.prim_visitor import children, post_order, rebuild
-from ekiden.tir.distinct import distinct
+from ekiden.tir.alpha_renaming import distinct
 from ekiden.tir.expr import Broadcast, BufferAddress, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, For, LetStmt, Prefetch, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, with_body

@@ -22,7 +22,7 @@ from ekiden.ir.transform import (
 )
 from ekiden.runtime.errors import PassError
 from ekiden.target import Target
-from ekiden.tir.distinct import distinct
+from ekiden.tir.alpha_renaming import distinct
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transform._exports import EXPORTED_NAMES
 from ekiden.tir.transform.assumptions import remove_assume, use_assumptions
@@ -31,6 +31,7 @@ from ekiden.tir.transform.block_lowering import lower_blocks
 from ekiden.tir.transform.buffer_compaction import compact_buffers
 from ekiden.tir.transform.condition_hoisting import hoist_conditions
 from ekiden.tir.transform.cross_thread_reduction import lower_cross_thread_reduction
+from ekiden.tir.transform.dead_code_removal import remove_no_op
 from ekiden.tir.transform.double_buffers import inject_double_buffer
 from ekiden.tir.transform.flat_buffers import flatten_buffers
 from ekiden.tir.transform.host_device_split import split_host_device
@@ -43,7 +44,6 @@ from ekiden.tir.transform.loop_unrolling import unroll_loops
 from ekiden.tir.transform.loop_vectorization import vectorize_loops
 from ekiden.tir.transform.lower_small_types import lower_small_types
 from ekiden.tir.transform.narrow_data_type import narrow_data_type
-from ekiden.tir.transform.no_ops import remove_no_op
 from ekiden.tir.transform.opaque_blocks import convert_blocks_to_opaque
 from ekiden.tir.transform.serial_loops import convert_loops_to_serial
 from ekiden.tir.transform.simplification import simplify

@@ -1,5 +1,5 @@
-"""Pass scalar parameters as zero-dimensional tensors, for callers whose values are all tensors,
-such as Relay.
+"""Conversion of scalar parameters to zero-dimensional tensors, for callers such as Relay that pass
+tensors only.
 
     def f(n: int64, A: Buffer((n,))):       def f(n_given: Buffer(()), A: Buffer((m,))):
         body                            ->      assert n_given[()] == m
@@ -20,7 +20,9 @@ from ekiden.tir.visitor import rename
 
 
 def numbers_as_tensors(func: PrimFunc) -> PrimFunc:
-    """Return a function whose parameters are all buffers; itself where they are."""
+    """Return a function whose parameters are all buffers; the function itself if they already
+    are.
+    """
     if not func.scalars:
         return func
     scalar_buffers = {v: Buffer(v.name, (), v.dtype) for v in func.scalars}

@@ -30,10 +30,10 @@ from ekiden.ir.prim import (
     const,
     fold_binary,
 )
-from ekiden.ir.prim_visitor import children, post_order, rebuild, substitute
+from ekiden.ir.prim_visitor import chain_operands, children, post_order, rebuild, substitute
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, For, IfThenElse, LetStmt, PrimFunc, SeqStmt, Stmt
-from ekiden.tir.transform.no_ops import is_self_store
+from ekiden.tir.transform.dead_code_removal import is_self_store
 from ekiden.tir.visitor import NO_OP, StmtMutator, flatten_seq, is_no_op
 
 
@@ -186,7 +186,7 @@ class _ConditionalSimplifier(Simplifier):
         disjunction under their negations.
         """
         kind = type(e)
-        operands = _chain_operands(e, kind)
+        operands = chain_operands(e, kind)
         # Every operand is simplified under all others: quadratic in their number.
         if len(operands) > MAX_JOINED_CONDITIONS:
             return e
@@ -235,27 +235,14 @@ def _is_conditional_expr(e: PrimExpr) -> bool:
     )
 
 
-def _chain_operands(e: PrimExpr, kind: type[BinaryExpr]) -> list[PrimExpr]:
-    """Return the operands of a chain of one operator, in order."""
-    operands: list[PrimExpr] = []
-    pending = [e]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, kind):
-            pending += (node.b, node.a)
-        else:
-            operands.append(node)
-    return operands
-
-
 # What reads memory may become false by a store inside of the branch that it guards.
 def _memory_free_conjuncts(condition: PrimExpr) -> list[PrimExpr]:
     """Return the conjuncts that hold whatever statements do: those that read no memory."""
     # De Morgan: not (a or b) is (not a) and (not b).
     if isinstance(condition, Not) and isinstance(condition.a, Or):
-        conjuncts: list[PrimExpr] = [Not(p) for p in _chain_operands(condition.a, Or)]
+        conjuncts: list[PrimExpr] = [Not(p) for p in chain_operands(condition.a, Or)]
     else:
-        conjuncts = _chain_operands(condition, And)
+        conjuncts = chain_operands(condition, And)
     return [p for p in conjuncts if _reads_no_memory(p)]
 
 

@@ -1,5 +1,5 @@
-"""Reduce what a program stores to a buffer while it is still in registers, not by a loop over the
-buffer afterwards.
+"""Fusion of reductions over a buffer into the stores that fill it, while the values are in
+registers.
 
     for i in parallel(n):                       for i in parallel(n):
         for j in range(m):                          best[0:8] = -inf
@@ -73,7 +73,7 @@ COMBINE_BY_KIND = {"max": Max, "min": Min}
 BITS_DTYPE = "uint32"
 """Of the bits of float32."""
 INFINITY_BITS = 0x7F800000
-ACCUMULATORS = 8
+NUM_ACCUMULATORS = 8
 """Accumulators of a scope, a power of two: a load waits about eight cycles for the store before it,
 and processors store one vector a cycle or two."""
 MAX_PARALLEL_PARTS = 64
@@ -81,7 +81,7 @@ MAX_PARALLEL_PARTS = 64
 
 
 def reduction_identity(kind: str, dtype: str) -> PrimExpr:
-    """Return the float that changes no maximum, or no minimum."""
+    """Return the identity element of a float maximum or minimum."""
     return const(float("-inf" if kind == "max" else "inf"), dtype)
 
 
@@ -107,19 +107,19 @@ def emit_reduction_of_stores(
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
-    """How stored values are reduced: by kind, as floats or as bits of floats."""
+    """Reduction of stored values: its kind, on floats or on the bit patterns of floats."""
 
     kind: str
     dtype: str
 
     @property
     def identity(self) -> PrimExpr:
-        """Return what changes no result."""
+        """Return the identity element."""
         is_bits = self.dtype == BITS_DTYPE
         return const(0, BITS_DTYPE) if is_bits else reduction_identity(self.kind, self.dtype)
 
     def encode(self, value: PrimExpr) -> PrimExpr:
-        """Return a stored value as it is reduced."""
+        """Return a stored value in the representation that is reduced."""
         if dt.element_dtype(value.dtype) == self.dtype:
             return value
         kind = dt.with_lanes(self.dtype, dt.lanes(value.dtype))
@@ -127,7 +127,7 @@ class _Reduction:
 
 
 class _Accumulators:
-    """The accumulators of a scope that one thread runs: for each width of stores a few vectors."""
+    """Accumulators of one thread's scope, a few vectors for each store width."""
 
     def __init__(self, reduction: _Reduction) -> None:
         self.reduction, self.kind, self.dtype = reduction, reduction.kind, reduction.dtype
@@ -137,9 +137,9 @@ class _Accumulators:
         return COMBINE_BY_KIND[self.kind](a, b, a.dtype)
 
     def load(self, lanes: int, slot: PrimExpr) -> tuple[Buffer, PrimExpr, PrimExpr]:
-        """Return the buffer of a width, the index of an accumulator in it, and its value."""
+        """Return the buffer of a store width, the index of an accumulator in it, and its value."""
         if lanes not in self.buffers:
-            shape = (const(ACCUMULATORS * lanes),)
+            shape = (const(NUM_ACCUMULATORS * lanes),)
             self.buffers[lanes] = Buffer(f"best{lanes}", shape, self.dtype, "local")
         buffer = self.buffers[lanes]
         index = simplify(slot * lanes)
@@ -159,7 +159,7 @@ class _Accumulators:
         """Return the combination of all accumulators."""
         total = self.reduction.identity
         for lanes in self.buffers:
-            values = [self.load(lanes, const(slot))[2] for slot in range(ACCUMULATORS)]
+            values = [self.load(lanes, const(slot))[2] for slot in range(NUM_ACCUMULATORS)]
             while len(values) > 1:
                 values = [
                     self.combine(a, b) for a, b in zip(values[::2], values[1::2], strict=True)
@@ -169,8 +169,8 @@ class _Accumulators:
             total = self.combine(best, total)
         return total
 
-    def emit_around(self, body: Stmt) -> Stmt:
-        """Emit the body with the accumulators, which begin at the identity."""
+    def wrap_with_accumulators(self, body: Stmt) -> Stmt:
+        """Emit the body within the accumulators' allocations, initialised with the identity."""
         identity = self.reduction.identity
         starts = [
             BufferStore(
@@ -179,7 +179,7 @@ class _Accumulators:
                 (const(slot) if lanes == 1 else ramp(const(slot * lanes), 1, lanes),),
             )
             for lanes, buffer in self.buffers.items()
-            for slot in range(ACCUMULATORS)
+            for slot in range(NUM_ACCUMULATORS)
         ]
         body = seq(*starts, body)
         for buffer in self.buffers.values():
@@ -193,7 +193,7 @@ class _StoreReducer(StmtMutator):
     def __init__(self, loop: For, reduction: _Reduction) -> None:
         assert isinstance(loop.body, BufferStore)
         self.loop, self.target, self.reduction = loop, loop.body, reduction
-        self.source = _source_of(loop)
+        self.source = _reduced_buffer(loop)
         self.accumulators = _Accumulators(reduction)
         self.loop_var: Var | None = None
         self.num_sites = self.site = 0
@@ -203,23 +203,23 @@ class _StoreReducer(StmtMutator):
         if stmt.buffer is not self.source:
             return stmt
         value = Var("stored", stmt.value.dtype)
-        update = self.accumulators.emit_update(value, self.next_slot(), stmt.predicate)
+        update = self.accumulators.emit_update(value, self.next_accumulator_index(), stmt.predicate)
         return LetStmt(value, stmt.value, seq(stmt.with_fields(value=value), update))
 
-    def next_slot(self) -> PrimExpr:
+    def next_accumulator_index(self) -> PrimExpr:
         """Return the accumulator of the next store of the innermost loop."""
         site = self.site
         self.site += 1
-        if self.loop_var is None or self.num_sites >= ACCUMULATORS:
-            return const(site % ACCUMULATORS)
+        if self.loop_var is None or self.num_sites >= NUM_ACCUMULATORS:
+            return const(site % NUM_ACCUMULATORS)
         turn = cast(self.loop_var, "int64") * self.num_sites + site
-        return call_intrin("bitwise_and", turn, const(ACCUMULATORS - 1), dtype="int64")
+        return call_intrin("bitwise_and", turn, const(NUM_ACCUMULATORS - 1), dtype="int64")
 
     def visit_for(self, stmt: For) -> Stmt:
-        """Rewrite a loop that stores to the source; the marked one gives way to the result."""
+        """Rewrite a loop that stores to the source, and replace the marked loop by the result."""
         if stmt is self.loop:
             return self.emit_result(stmt)
-        if not any(_stores_to(s, self.source) for s in pre_order_stmts(stmt.body)):
+        if not any(_has_store_to(s, self.source) for s in pre_order_stmts(stmt.body)):
             return stmt
         if stmt.kind is ForKind.PARALLEL:
             return self.visit_parallel(stmt)
@@ -231,7 +231,7 @@ class _StoreReducer(StmtMutator):
         return stmt.with_fields(body=body)
 
     def emit_result(self, loop: For) -> Stmt:
-        """Emit the store of the result, in the place of the loop."""
+        """Emit the store of the result in place of the marked loop."""
         best = Var("best", self.reduction.dtype)
         result = self.accumulators.result()
         if self.reduction.dtype != BITS_DTYPE:
@@ -243,7 +243,7 @@ class _StoreReducer(StmtMutator):
         return LetStmt(best, result, IfThenElse(beyond, again, store))
 
     def visit_parallel(self, stmt: For) -> Stmt:
-        """Rewrite a parallel loop: each part has accumulators, and stores its result."""
+        """Rewrite a parallel loop: each chunk has its own accumulators, and stores its result."""
         outer = self.accumulators, self.loop_var, self.num_sites, self.site
         self.accumulators = _Accumulators(self.reduction)
         parts, part, loop = _split_parallel(stmt)
@@ -257,9 +257,9 @@ class _StoreReducer(StmtMutator):
         results = Buffer("parts", (parts,), self.reduction.dtype)
         first = stmt.min if loop is None else const(0)
         number = simplify(part - first)
-        body = own.emit_around(seq(body, BufferStore(results, own.result(), (number,))))
+        body = own.wrap_with_accumulators(seq(body, BufferStore(results, own.result(), (number,))))
         n = Var("n")
-        slot = call_intrin("bitwise_and", n, const(ACCUMULATORS - 1), dtype="int64")
+        slot = call_intrin("bitwise_and", n, const(NUM_ACCUMULATORS - 1), dtype="int64")
         collect = self.accumulators.emit_update(results[n], slot)
         return Allocate(
             results,
@@ -271,8 +271,8 @@ class _StoreReducer(StmtMutator):
 
 
 def _split_parallel(stmt: For) -> tuple[PrimExpr, Var, For | None]:
-    """Return the parts of a parallel loop, their variable, and the loop over those of one; None
-    where each iteration is a part.
+    """Return the chunks of a parallel loop, their variable, and the loop over one chunk; None where
+    each iteration is a chunk.
     """
     extent = stmt.extent
     if not isinstance(extent, IntImm) or extent.value <= MAX_PARALLEL_PARTS:
@@ -286,7 +286,7 @@ def _split_parallel(stmt: For) -> tuple[PrimExpr, Var, For | None]:
 
 
 def _grain_of(stmt: For, is_split: bool) -> dict[str, object] | None:
-    """Return the annotations of a parallel loop, for larger iterations where it was split."""
+    """Return the annotations of a parallel loop, scaled to larger iterations where it was split."""
     notes = dict(stmt.annotations or {})
     if is_split:
         assert isinstance(stmt.extent, IntImm)
@@ -295,22 +295,22 @@ def _grain_of(stmt: For, is_split: bool) -> dict[str, object] | None:
     return notes or None
 
 
-def _stores_to(stmt: Stmt, buffer: Buffer) -> bool:
+def _has_store_to(stmt: Stmt, buffer: Buffer) -> bool:
     return isinstance(stmt, BufferStore) and stmt.buffer is buffer
 
 
 def _num_direct_stores(body: Stmt, buffer: Buffer) -> int:
-    """Return the stores to a buffer that no inner loop repeats."""
+    """Return the number of stores to a buffer that no inner loop repeats."""
     count, stack = 0, [body]
     while stack:
         stmt = stack.pop()
-        count += _stores_to(stmt, buffer)
+        count += _has_store_to(stmt, buffer)
         if not isinstance(stmt, For):
             stack.extend(sub_statements(stmt))
     return count
 
 
-def _source_of(loop: For) -> Buffer:
+def _reduced_buffer(loop: For) -> Buffer:
     """Return the buffer that a marked loop reduces."""
     assert isinstance(loop.body, BufferStore)
     target, combined = loop.body.buffer, loop.body.value
@@ -324,8 +324,8 @@ def _source_of(loop: For) -> Buffer:
 
 
 def _choose_reduction(root: Stmt, loop: For) -> _Reduction:
-    """Return how what a marked loop reads is reduced."""
-    kind, source = str((loop.annotations or {})[REDUCED_STORES_KEY]), _source_of(loop)
+    """Select the reduction of the values that a marked loop reads."""
+    kind, source = str((loop.annotations or {})[REDUCED_STORES_KEY]), _reduced_buffer(loop)
     has_elements = isinstance(loop.extent, IntImm) and loop.extent.value > 0
     names: dict[Var, PrimExpr] = {}
     stored: list[PrimExpr] = []
@@ -378,10 +378,10 @@ def reduce_stores(func: PrimFunc) -> PrimFunc:
         if isinstance(s, For) and REDUCED_STORES_KEY in (s.annotations or {})
     ]
     for loop in loops:
-        if _has_plain_stores(func.body, _source_of(loop), loops):
+        if _has_plain_stores(func.body, _reduced_buffer(loop), loops):
             reducer = _StoreReducer(loop, _choose_reduction(func.body, loop))
             body = reducer.visit(func.body)
-            func = func.with_fields(body=reducer.accumulators.emit_around(body))
+            func = func.with_fields(body=reducer.accumulators.wrap_with_accumulators(body))
     return func
 
 

@@ -1,4 +1,4 @@
-"""Remove stores of `T.undef()`: values that nobody reads need not be written.
+"""Removal of stores of `T.undef()`, whose values nobody reads.
 
     x = T.undef(dtype="int32")       ->    (nothing)
     a[i] = x + 1

@@ -1,4 +1,4 @@
-"""Interleave virtual threads: statements of all threads at one place are adjacent.
+"""Virtual thread injection, which interleaves the statements of all virtual threads.
 
     for v in thread_binding(2, "vthread"):        t = alloc((2, 8))
         t = alloc((8,))                     ->    for i in 8: t[0, i] = a[0, i]; t[1, i] = a[1, i]
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.errors import ScheduleError
-from ekiden.tir.distinct import distinct
+from ekiden.tir.alpha_renaming import distinct
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,

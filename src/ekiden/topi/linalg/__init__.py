@@ -1,5 +1,5 @@
-"""Linear algebra: matrix decompositions and solvers. LU, Cholesky, QR, eigenvectors, singular
-values.
+"""Linear algebra: matrix decompositions and solvers (LU, Cholesky, QR, eigenvectors, singular
+values).
 
 Matrices of a batch run in parallel. What is worked on lies by rows, each padded to whole vectors,
 so that nearly all of it is sums of rows and products of two. G. H. Golub, C. F. Van Loan: Matrix
@@ -9,8 +9,8 @@ by reflections), 8.5 and 8.6.3 (Jacobi's rotations).
 
 from __future__ import annotations
 
-from ekiden.topi.linalg.checked import checked
 from ekiden.topi.linalg.jacobi import eigh, svd
+from ekiden.topi.linalg.lapack_status import checked
 from ekiden.topi.linalg.matrix_exponential import matrix_exp
 from ekiden.topi.linalg.qr import geqrf, householder_product
 from ekiden.topi.linalg.triangular import cholesky, det, lu_factor, solve_triangular

@@ -38,7 +38,7 @@ RotationStep = tuple[Var, Var, HalfAngle]
 """Pair of rows and the rotation angle between them."""
 
 
-def _one(dtype: str) -> PrimExpr:
+def _const_one(dtype: str) -> PrimExpr:
     return const(1, dtype)
 
 
@@ -74,7 +74,7 @@ def _jacobi_half_angle(ib: IRBuilder, a: PrimExpr, b: PrimExpr, d: PrimExpr) -> 
     """Return the smaller of the two rotations that make [a, b; b, d] diagonal (Golub and Van Loan,
     8.5.2).
     """
-    one = _one(a.dtype)
+    one = _const_one(a.dtype)
     ratio = ib.let("ratio", (d - a) / (b + b))
     # The smaller root of t^2 + 2 t ratio = 1, without cancellation.
     steep = one / (te.abs(ratio) + _sqrt(one + ratio * ratio))
@@ -99,7 +99,7 @@ def _emit_ranks(ib: IRBuilder, keys: Callable[[PrimExpr], PrimExpr], count: Prim
 
 def _emit_identity(rows: RowMatrix) -> None:
     zero = const(0, rows.dtype)
-    rows.emit_fill(lambda i, j: Select(i.equal(j), _one(rows.dtype), zero, rows.dtype))
+    rows.emit_fill(lambda i, j: Select(i.equal(j), _const_one(rows.dtype), zero, rows.dtype))
 
 
 def _emit_max_abs(ib: IRBuilder, rows: RowMatrix) -> Var:
@@ -108,7 +108,7 @@ def _emit_max_abs(ib: IRBuilder, rows: RowMatrix) -> Var:
     maximum[0] = const(0, rows.dtype)
     with ib.for_range(0, rows.count, "i") as i, ib.for_range(0, rows.size, "j") as j:
         maximum[0] = te.max(maximum[0], te.abs(rows[i, j]))
-    return ib.let("scale", Select(maximum[0] > 0.0, maximum[0], _one(rows.dtype), rows.dtype))
+    return ib.let("scale", Select(maximum[0] > 0.0, maximum[0], _const_one(rows.dtype), rows.dtype))
 
 
 def eigh(data: Tensor, lower: bool = True) -> tuple[Tensor, ...]:
@@ -291,7 +291,7 @@ def _emit_basis_completion(ib: IRBuilder, work: RowMatrix, i: PrimExpr) -> None:
             projections[1] = projections[1] + work[r, j] * work[r, j]
         best[0] = Select(projections[1] < projections[0], j, best[0], "int64")
         projections[0] = te.min(projections[0], projections[1])
-    work[i, best[0]] = _one(dtype)
+    work[i, best[0]] = _const_one(dtype)
     # Twice: one pass of Gram-Schmidt leaves the rounding errors of its cancellation.
     with (
         ib.for_range(0, 2, "again"),

@@ -130,6 +130,17 @@ class BlockFormat:
         with np.errstate(all="ignore"):
             return _encode_blocks(self, grouped)
 
+    def pack(self, levels: NDArray[np.int16], scales: Floats) -> Bytes:
+        """Return levels [..., n * values] and scales [..., n] as uint8 [..., n, size]; scales are
+        rounded to float16. For formats of one scale without a factor, and no offset.
+        """
+        assert self.scale.factor is None and self.offset is None and self.num_groups == 1
+        shape = *scales.shape, self.values_per_block
+        blocks = np.zeros((*scales.shape, self.block_bytes), np.uint8)
+        _write_group_scales(self.scale, blocks, scales[..., None].astype(np.float32))
+        pack_ints(self.levels, blocks, levels.reshape(shape))
+        return blocks
+
 
 def unpack_ints(number: PackedInts, blocks: Bytes, count: int) -> NDArray[np.int16]:
     """Return the first `count` integers of each block: int16 [..., count]."""

@@ -339,7 +339,7 @@ def dense_blocks_pack(
 
     def sum_over_k(*i: Var) -> PrimExpr:
         """Return the sum of products with the packed weight."""
-        return te.sum(data[(*i[:-1], k)] * _decode_packed_value(of, weight, i[-1], k), k)
+        return te.sum(data[(*i[:-1], k)] * decode_packed_value(of, weight, i[-1], k), k)
 
     attrs = {
         "inputs": (data, weight), "format": format, "panel": panel, "units": units,
@@ -361,7 +361,7 @@ def take_blocks_pack(
 
     def decode_element(*i: Var) -> PrimExpr:
         """Decode an element of the packed row at the index."""
-        return _decode_packed_value(
+        return decode_packed_value(
             of, weight, normalize_negative_index(indices[i[:-1]], as_dim(units)), i[-1]
         )
 
@@ -372,30 +372,50 @@ def take_blocks_pack(
     )
 
 
-def _decode_packed_value(
-    of: PackedBlock, weight: Tensor, number: PrimExpr, k: PrimExpr
-) -> PrimExpr:
+def decode_packed_value(of: PackedBlock, weight: Tensor, number: PrimExpr, k: PrimExpr) -> PrimExpr:
     """Decode value k of a row of a packed weight: level times group scale, plus the offset if there
-    is one. A row is a lane of its panel.
+    is one.
+    """
+    level = cast(packed_level(of, weight, number, k), "float32")
+    scale, *offset = packed_scales(of, weight, number, k)
+    return level * scale + offset[0] if offset else level * scale
+
+
+def packed_scales(of: PackedBlock, weight: Tensor, number: PrimExpr, k: PrimExpr) -> list[PrimExpr]:
+    """Return the float32 scale of value k of a row of a packed weight, and the offset of formats
+    that have one. A row is a lane of its panel.
     """
     row, panel = of.format, of.panel
     lane, at = number % panel, k % row.values_per_block
     load = _byte_loader(weight, number // panel, k // row.values_per_block)
     inside = at % VALUES_PER_UNIT // row.group_size * (of.num_factors * panel) + lane
     group = at // VALUES_PER_UNIT * of.unit_bytes + inside + (of.words_offset + of.factors_offset)
-    reals = []
+    reals, factor = [], 0
     for n, real in enumerate(of.group_scales):
-        number_value = _load_float16(load, lane * 2 + 2 * panel * n)
+        value = _load_float16(load, lane * 2 + 2 * panel * n)
         if real.factor is not None:
-            number_value = number_value * cast(cast(load(group + n * panel), "int8"), "float32")
-        reals.append(number_value)
-    value = cast(_load_packed_level(of, load, at, lane), "float32") * reals[0]
-    return value + reals[1] if len(reals) > 1 else value
+            value = value * cast(cast(load(group + factor * panel), "int8"), "float32")
+            factor += 1
+        reals.append(value)
+    return reals
 
 
-def _load_packed_level(of: PackedBlock, load: ByteLoad, k: PrimExpr, lane: PrimExpr) -> PrimExpr:
-    """Load the level of value k of a row of a packed panel."""
-    level, low = const(of.format.levels.min_value, "int32"), 0
+def packed_level(
+    of: PackedBlock, weight: Tensor, number: PrimExpr, k: PrimExpr, least: int | None = None
+) -> PrimExpr:
+    """Return the int32 level of value k of a row of a packed weight; `least`: the value of the
+    smallest level, that of the format by default.
+    """
+    load = _byte_loader(weight, number // of.panel, k // of.format.values_per_block)
+    start = of.format.levels.min_value if least is None else least
+    return _load_packed_level(of, load, k % of.format.values_per_block, number % of.panel, start)
+
+
+def _load_packed_level(
+    of: PackedBlock, load: ByteLoad, k: PrimExpr, lane: PrimExpr, least: int
+) -> PrimExpr:
+    """Load the level of value k of a row of a packed panel, counted from `least`."""
+    level, low = const(least, "int32"), 0
     unit, inside = k // VALUES_PER_UNIT, k % VALUES_PER_UNIT
     for n, bit_field in enumerate(of.format.levels.bit_fields):
         word = of.word_position(n, inside * bit_field.bits // VALUES_PER_UNIT)

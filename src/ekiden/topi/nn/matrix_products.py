@@ -13,9 +13,10 @@ from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, cast, const, is_const
 from ekiden.te import Tensor
+from ekiden.te.tensor import BLOCK_ANNOTATIONS_ATTR
 from ekiden.topi.broadcast import broadcast_indices
 from ekiden.topi.dimensions import as_dim, broadcast_shape
-from ekiden.topi.nn.weights import DOT_WORD_BY_KIND, pack_weight_shape
+from ekiden.topi.nn.weights import DOT_WORD_BY_KIND, INT16_PAIR_SUMS_FACT, pack_weight_shape
 
 
 def _transpose_indices(indices: Sequence[PrimExpr], transposed: bool) -> tuple[PrimExpr, ...]:
@@ -89,6 +90,7 @@ def dense_pack(
     attrs: dict[str, object] = {"inputs": (data, weight), "units": units, "tile": tile}
     if places is not None:
         attrs["places"] = places
+        attrs[BLOCK_ANNOTATIONS_ATTR] = {INT16_PAIR_SUMS_FACT: 1}
     return te.compute(
         (*data.shape[:-1], as_dim(units)),
         sum_over_k,

@@ -88,8 +88,8 @@ def _padded_shape(data: Tensor, width: Sequence[Sequence[PrimExpr]]) -> Shape:
 
 
 def require_nonempty(name: str, shape: Shape, width: Sequence[Sequence[PrimExpr]]) -> None:
-    """Raise ValueError where a padded axis has no element for its borders. Raises ValueError where
-    there is known to be none; unknown extents are assumed to fit.
+    """Raise ValueError where a padded axis has no element for its borders; unknown extents are
+    assumed to fit.
     """
     cut = [[min(known_int(w) or 0, 0) for w in widths] for widths in width]
     padded = [any(known_int(w) != 0 for w in axis_widths) for axis_widths in width]

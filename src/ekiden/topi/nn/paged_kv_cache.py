@@ -26,8 +26,8 @@ MIN_TOKENS_PER_THREAD = 4
 def _page_checks(
     name: str, page: int, tokens: Tensor, cache: Tensor, page_inputs: Sequence[Tensor]
 ) -> tuple[RangeCheck, ...]:
-    """Return the range checks of the inputs of both operators; raise ValueError for invalid types.
-    Raises ValueError for invalid ones.
+    """Return the range checks of the inputs of both operators. Raises ValueError for invalid
+    types.
     """
     layer, tables, sequences, positions = page_inputs
     for input_tensor, rank, what in (
@@ -210,7 +210,11 @@ def write_pages(cache: Tensor, projected: Tensor, places: Sequence[Tensor], page
 
 
 def paged_attention(
-    projected: Tensor, cache: Tensor, places: Sequence[Tensor], pages: PagedAttentionConfig
+    projected: Tensor,
+    cache: Tensor,
+    places: Sequence[Tensor],
+    pages: PagedAttentionConfig,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return softmax(query * keys * scale) * values of one layer for n tokens: [n, heads, depth]. A
     token attends to the keys of its sequence up to its own position. `projected` [n, heads + 2 *
@@ -224,6 +228,12 @@ def paged_attention(
     heads = total - 2 * groups
     if heads <= 0 or heads % groups:
         raise ValueError(f"{name}: {heads} heads are no multiple of {groups} that have keys")
+    inputs = [projected, cache, *places]
+    if sinks is not None:
+        require_shape(name, "sinks", sinks.shape, (heads,))
+        if sinks.dtype != "float32":
+            raise ValueError(f"{name}: 'sinks' must be float32, got {sinks.dtype}")
+        inputs.append(sinks)
 
     def emit_paged_attention(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit the kernel over its buffers."""
@@ -231,9 +241,7 @@ def paged_attention(
 
     shape: tuple[PrimExpr, ...] = (projected.shape[0], const(heads), projected.shape[2])
     attrs: dict[str, object] = {RANGE_CHECKS_ATTR_KEY: checks, "pages": pages}
-    (result,) = te.extern_op(
-        [shape], [projected, cache, *places], emit_paged_attention, ["float32"], name, name, attrs
-    )
+    (result,) = te.extern_op([shape], inputs, emit_paged_attention, ["float32"], name, name, attrs)
     return result
 
 

@@ -113,8 +113,8 @@ def sparse_dense(
     dense_data: Tensor, sparse_data: Tensor, sparse_indices: Tensor, sparse_indptr: Tensor,
     sparse_lhs: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Multiply dense [m, k] by the transpose of a sparse weight [n, k], in compressed rows or block
-    rows (data of rank 3). [blocks, r, c]).
+    """Multiply dense [m, k] by the transpose of a sparse weight [n, k], in compressed rows (CSR) or
+    block rows (BSR, data of rank 3, [blocks, r, c]).
 
     sparse_lhs: the sparse matrix [m, k] times the transpose of a dense [n, k]. Raises ValueError
     for blocks with `sparse_lhs`.

@@ -2,9 +2,9 @@
 
 from ekiden.topi.vision import anchors as _anchors
 from ekiden.topi.vision import nms as _nms
-from ekiden.topi.vision import regions as _regions
+from ekiden.topi.vision import roi_pooling as _regions
 from ekiden.topi.vision.anchors import *  # noqa: F403
 from ekiden.topi.vision.nms import *  # noqa: F403
-from ekiden.topi.vision.regions import *  # noqa: F403
+from ekiden.topi.vision.roi_pooling import *  # noqa: F403
 
 __all__ = [*_anchors.__all__, *_nms.__all__, *_regions.__all__]

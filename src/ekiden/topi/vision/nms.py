@@ -15,7 +15,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.dimensions import as_dim, require_min_extent, require_shape, simplify_dim
-from ekiden.topi.ranks import order_preserving_rank, rank_dtype
+from ekiden.topi.sort_keys import order_preserving_key, sort_key_dtype
 from ekiden.topi.sorting import emit_merge_sort, sorted_rows
 
 BOXES_PER_COMPARE = 16
@@ -334,7 +334,7 @@ def all_class_non_max_suppression(
 
         with ib.for_range(0, rows, "row", kind="parallel") as row:
             b, c = row // classes, row % classes
-            ranks = ib.allocate(rank_dtype(scores.dtype), count * 2, "ranks")
+            ranks = ib.allocate(sort_key_dtype(scores.dtype), count * 2, "ranks")
             order = ib.allocate("int64", count * 2, "order")
             above = _emit_score_filter(
                 ib, lambda n: value[b, c, n], count, load_threshold(score_threshold), ranks, order
@@ -380,7 +380,7 @@ def _emit_score_filter(
         value = ib.let("value", score(n))
         with ib.if_scope(value > threshold):
             slot = ib.let("slot", count_state[0])
-            ranks[slot], order[slot] = order_preserving_rank(value, False), n
+            ranks[slot], order[slot] = order_preserving_key(value, False), n
             count_state[0] = slot + 1
     return ib.let("eligible", count_state[0])
 

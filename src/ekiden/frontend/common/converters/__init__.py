@@ -1,3 +1,3 @@
-"""Converters of operators that several formats share, driven by tables of operator names or by
-attributes that a format has parsed.
+"""Operator converters shared by several formats, parameterised by tables of operator names or by
+parsed attributes.
 """

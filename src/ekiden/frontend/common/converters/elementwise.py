@@ -1,4 +1,4 @@
-"""Elementwise operators that mean the same in several formats.
+"""Elementwise operators with the same semantics in several formats.
 
 A row defines the meaning once; a format's own table refers to the rows that name one of its
 operators, and adds what only it has: fused activations, integer kernels, dtype promotion.
@@ -66,7 +66,7 @@ class PromotionKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseRow:
-    """Elementwise operator: its Relay function and its name in each format.
+    """Table entry of an elementwise operator: its Relay function and its name in each format.
 
     A name is "" where the format lacks the operator or means something else; several names are
     separated by blanks.
@@ -106,8 +106,8 @@ class ElementwiseRow:
 
 
 def elementwise_rows(name: FormatName) -> Iterator[tuple[str, int, ElementwiseRow]]:
-    """Yield the rows of the table that a format has: (operator, first opset of that
-    meaning, row).
+    """Yield the table entries of a format as (operator, opset that introduced the semantics,
+    entry).
     """
     for row in ELEMENTWISE_ROWS:
         for word in getattr(row, name).split():

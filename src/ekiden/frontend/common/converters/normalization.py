@@ -1,4 +1,4 @@
-"""Normalisations that mean the same in several formats.
+"""Normalisations with the same semantics in several formats.
 
 Each function takes the attributes as a format has read them: the axes, the epsilon, the statistics.
     batch_norm           ONNX BatchNormalization, tf.raw_ops.FusedBatchNorm, aten::native_batch_norm

@@ -1,4 +1,4 @@
-"""Reductions, scans and softmax that mean the same in several formats.
+"""Reductions, scans and softmax with the same semantics in several formats.
 
 The columns of names are those of `elementwise.py`; converters are for TensorFlow and TensorFlow
 Lite, whose attributes share names. ONNX states its axes in other ways and uses the rows alone.
@@ -28,8 +28,8 @@ Converter: TypeAlias = Callable[[AttributeNode], Expr]
 
 @dataclass(frozen=True, slots=True)
 class ReductionRow:
-    """Reduction: its Relay operator and its name in each format; "" where it has none, or one for
-    other dtypes.
+    """Table entry of a reduction: its Relay operator and its name in each format; "" where it has
+    none, or one for other dtypes.
     """
 
     function: Callable[..., Expr]
@@ -87,7 +87,7 @@ REDUCTION_ROWS = (
 
 
 def reduction_rows(name: FormatName) -> Iterator[tuple[str, ReductionRow]]:
-    """Yield the rows of the table that a format has: (operator, row)."""
+    """Yield the table entries of a format as (operator, entry)."""
     return ((getattr(row, name), row) for row in REDUCTION_ROWS if getattr(row, name))
 
 

@@ -1,1 +1,1 @@
-"""Operations of StableHLO and CHLO by family."""
+"""Converters of StableHLO and CHLO operations by family."""

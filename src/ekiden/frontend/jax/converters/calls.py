@@ -31,7 +31,7 @@ def _composite(node: StablehloNode) -> Result | ImportedValues:
     """Convert a composite by the converter of its name if there is one, else inline its
     decomposition.
     """
-    row = node.graph.find_row(node.string_attribute("name"))
+    row = node.graph.lookup_converter(node.string_attribute("name"))
     if row is None:
         return _inline_decomposition(node)
     inner = copy.copy(node)
@@ -54,7 +54,7 @@ def _composite_attributes(node: StablehloNode) -> dict[str, Any]:
 
 def _custom_call(node: StablehloNode) -> Result | ImportedValues:
     name = node.string_attribute("call_target_name")
-    row = node.graph.find_row(f"custom_call:{name}")
+    row = node.graph.lookup_converter(f"custom_call:{name}")
     if row is None:
         node.reject(
             f"the function {name!r} outside of the program is not known; "

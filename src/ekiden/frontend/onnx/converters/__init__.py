@@ -1,1 +1,1 @@
-"""Converters of ONNX operators to Relay by family; each module has a table `ROWS`."""
+"""Converters of ONNX operators to Relay by family; each module has a converter table `ROWS`."""

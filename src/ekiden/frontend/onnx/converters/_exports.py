@@ -1,9 +1,7 @@
 """Which operators of ONNX each family converts. Made by scripts/generate_exports.py."""
 
 ROWS = {
-    "cast": """
-        BitCast Cast CastLike
-    """,
+    "cast": "BitCast Cast CastLike",
     "contrib": """
         SimplifiedLayerNormalization com.microsoft:BiasGelu com.microsoft:BiasSoftmax
         com.microsoft:BiasSplitGelu com.microsoft:CDist com.microsoft:EmbedLayerNormalization
@@ -36,11 +34,11 @@ ROWS = {
         com.microsoft:BeamSearch com.microsoft:GreedySearch com.microsoft:Sampling
         com.microsoft:WhisperBeamSearch
     """,
-    "control_flow": """
-        If Loop Scan
-    """,
-    "convolution": """
-        Conv ConvTranspose
+    "control_flow": "If Loop Scan",
+    "convolution": "Conv ConvTranspose",
+    "data_movement": """
+        Concat CumProd CumSum DepthToSpace Gather GatherElements OneHot Pad Slice SpaceToDepth
+        Split Transpose
     """,
     "elementwise": """
         Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr
@@ -49,19 +47,13 @@ ROWS = {
         Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin
         Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor
     """,
-    "experimental": """
-        Affine Crop ImageScaler ParametricSoftplus ScaledTanh
-    """,
+    "experimental": "Affine Crop ImageScaler ParametricSoftplus ScaledTanh",
     "gather_scatter": """
         Compress GatherND MaxUnpool NonZero ReverseSequence Scatter ScatterElements ScatterND
         TensorScatter TopK Unique
     """,
-    "image": """
-        AffineGrid Col2Im DeformConv GridSample NonMaxSuppression RoiAlign
-    """,
-    "linear": """
-        Det Einsum EyeLike Gemm MatMul Trilu
-    """,
+    "image": "AffineGrid Col2Im DeformConv GridSample NonMaxSuppression RoiAlign",
+    "linear": "Det Einsum EyeLike Gemm MatMul Trilu",
     "ml_features": """
         TfIdfVectorizer ai.onnx.ml:ArrayFeatureExtractor ai.onnx.ml:Binarizer
         ai.onnx.ml:CategoryMapper ai.onnx.ml:FeatureVectorizer ai.onnx.ml:Imputer
@@ -73,34 +65,22 @@ ROWS = {
         ai.onnx.ml:SVMRegressor ai.onnx.ml:TreeEnsemble ai.onnx.ml:TreeEnsembleClassifier
         ai.onnx.ml:TreeEnsembleRegressor
     """,
-    "movement": """
-        Concat CumProd CumSum DepthToSpace Gather GatherElements OneHot Pad Slice SpaceToDepth
-        Split Transpose
-    """,
     "norm": """
         BatchNormalization Dropout GroupNormalization Hardmax InstanceNormalization LRN
         LayerNormalization LogSoftmax LpNormalization MeanVarianceNormalization RMSNormalization
         Softmax
     """,
-    "pool": """
-        AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool
-    """,
+    "pool": "AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool",
     "quantize": """
         ConvInteger DequantizeLinear MatMulInteger QLinearConv QLinearMatMul QuantizeLinear
     """,
-    "random": """
-        Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike
-    """,
-    "recurrent": """
-        GRU LSTM RNN com.microsoft:DynamicQuantizeLSTM
-    """,
+    "random": "Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
+    "recurrent": "GRU LSTM RNN com.microsoft:DynamicQuantizeLSTM",
     "reduction": """
         ArgMax ArgMin ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean
         ReduceMin ReduceProd ReduceSum ReduceSumSquare
     """,
-    "resize": """
-        Resize Upsample
-    """,
+    "resize": "Resize Upsample",
     "sequence": """
         ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt
         SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap
@@ -110,12 +90,8 @@ ROWS = {
         Constant ConstantOfShape Expand Flatten Identity Range Reshape Shape Size Squeeze Tile
         Unsqueeze
     """,
-    "signal": """
-        DFT MelWeightMatrix STFT
-    """,
-    "strings": """
-        RegexFullMatch StringConcat StringNormalizer StringSplit
-    """,
+    "signal": "DFT MelWeightMatrix STFT",
+    "strings": "RegexFullMatch StringConcat StringNormalizer StringSplit",
     "training": """
         ai.onnx.preview.training:Adagrad ai.onnx.preview.training:Adam
         ai.onnx.preview.training:Gradient ai.onnx.preview.training:Momentum

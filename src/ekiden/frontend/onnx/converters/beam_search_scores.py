@@ -1,5 +1,5 @@
 """Scores of text generation: search parameters, logits processing, and beams with their finished
-sentences.
+hypotheses.
 
 As in ONNX Runtime's CPU kernels (onnxruntime/contrib_ops/cpu/transformers): beam search chooses
 tokens by log-probabilities, greedy search by logits.
@@ -19,7 +19,7 @@ from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import as_dim, known_int, product_of_dims, simplify_dim
 
-FORBIDDEN_SCORE = float(np.finfo(np.float32).min)
+SUPPRESSED_SCORE = float(np.finfo(np.float32).min)
 """The score of a token that may not be chosen: float32."""
 
 
@@ -104,7 +104,7 @@ def process_scores(
         scores = _repetition_penalty(search, scores, texts, length)
     if size := node.get_int("no_repeat_ngram_size", 0):
         scores = _suppress_repeated_ngrams(search, scores, texts, length, size)
-    lowest = const(FORBIDDEN_SCORE, "float32")
+    lowest = const(SUPPRESSED_SCORE, "float32")
     none = const(np.int32(0))
     if search.vocabulary_mask is not None:
         mask = op.reshape(search.vocabulary_mask, (1, search.vocabulary))
@@ -172,7 +172,7 @@ def _suppress_repeated_ngrams(
         repeats = op.logical_and(repeats, op.equal(window_token, last))
     tokens = op.take(texts, op.add(first, const(np.int64(size - 1))), axis=1)
     return op.where(
-        _token_occurrences(search, tokens, repeats), const(FORBIDDEN_SCORE, "float32"), scores
+        _token_occurrences(search, tokens, repeats), const(SUPPRESSED_SCORE, "float32"), scores
     )
 
 
@@ -206,7 +206,7 @@ BEAM_STATE_FIELDS = ("texts", "scores", "ended", "sentences", "count", "done", "
 
 
 def initial_beams(search: SearchParameters, texts: Expr) -> BeamState:
-    """Return the beams before the first token; all but the first of a prompt score -1e9."""
+    """Return the initial beams; all but the first of a prompt score -1e9."""
     shape = (search.batch, search.num_beams)
     is_first = op.equal(
         op.expand_dims(search.positions(search.num_beams), axis=0), const(np.int64(0))
@@ -227,7 +227,7 @@ def initial_beams(search: SearchParameters, texts: Expr) -> BeamState:
 
 @dataclass(frozen=True, slots=True)
 class SentenceScorer:
-    """Scorer of finished sentences: length penalty (float32 scalar) and early stopping."""
+    """Scorer of finished hypotheses, with length penalty (float32 scalar) and early stopping."""
 
     search: SearchParameters
     length_penalty: Expr
@@ -320,7 +320,9 @@ class SentenceScorer:
         return TupleGetItem(best, 0), op.take(flat, at, axis=0), count
 
     def _is_done(self, ended: Expr, sentences: Expr, count: Expr, best: Expr, length: Expr) -> Expr:
-        """Emit whether a prompt's sentences are complete and beat all candidates, bool [batch]."""
+        """Emit whether a prompt's finished sequences are complete and beat all candidates, bool
+        [batch].
+        """
         search = self.search
         beams = search.node.scope.emit_dim(search.num_beams)
         is_full = op.greater_equal(count, beams)

@@ -13,7 +13,7 @@ from ekiden.frontend.common.converters.normalization import mean_and_rstd
 from ekiden.frontend.common.float_functions import gelu, scaled_hard_sigmoid, swish
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant_value
-from ekiden.frontend.onnx.converters import gather_scatter, image, linear, movement, shape
+from ekiden.frontend.onnx.converters import data_movement, gather_scatter, image, linear, shape
 from ekiden.frontend.onnx.converters.convolution import convert_conv
 from ekiden.frontend.onnx.converters.elementwise import const_like_input, constrain_broadcast
 from ekiden.frontend.onnx.converters.linear import convert_matmul
@@ -373,7 +373,7 @@ def make_contrib_row(
     attributes: str = "",
     values: Mapping[str, tuple[Attribute, ...]] | None = None,
 ) -> OnnxRow:
-    """Return a converter row of com.microsoft.
+    """Return a converter table entry for the com.microsoft domain.
 
     Args:
         name: the operator.
@@ -392,7 +392,7 @@ _FORMER_CONTRIB_OPSETS = {"GatherND": 11, "GridSample": 16, "Pad": 11, "Range": 
 # fmt: off
 ROWS = (
     *(replace(row, domain=CONTRIB_DOMAIN, since_version=1)
-      for family in (image, linear, movement, gather_scatter, shape) for row in family.ROWS
+      for family in (image, linear, data_movement, gather_scatter, shape) for row in family.ROWS
       if _FORMER_CONTRIB_OPSETS.get(row.op_type) == row.since_version),
     make_contrib_row("Gelu",                  lambda node: gelu(node.expr(0), node.dtype(0))),
     make_contrib_row("FastGelu",              _fast_gelu),

@@ -325,14 +325,14 @@ def _multi_head_attention(node: OnnxNode) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class _NewKeyRange:
-    """The range of a key buffer that new keys take, counted in keys."""
+    """Range of a key buffer that new keys occupy, in keys."""
 
     begin: PrimExpr
     end: PrimExpr
 
 
 def _new_key_range(node: OnnxNode, index: int, length: PrimExpr, new: PrimExpr) -> _NewKeyRange:
-    """Return the range that new keys take in a buffer of this length; input `index` holds the
+    """Return the range that new keys occupy in a buffer of this length; input `index` holds the
     number of past keys. The program raises at run time where the buffer is too short.
     """
     begin = as_dim(node.dims(index, "past_sequence_length", 1)[0])

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.frontend.onnx.converters.beam_search_scores import (
-    FORBIDDEN_SCORE,
+    SUPPRESSED_SCORE,
     LogitsProcessor,
     SearchParameters,
 )
@@ -63,7 +63,7 @@ def forced_token_processor(tokens: Expr) -> LogitsProcessor:
         chosen = op.where(op.any(is_end, axis=[1], keepdims=True), free, chosen)
         chosen = search.expand_to_beams(chosen)
         is_it = op.equal(const(np.arange(search.vocabulary, dtype=np.int32)[None]), chosen)
-        alone = op.where(is_it, const(np.float32(0)), const(np.float32(FORBIDDEN_SCORE)))
+        alone = op.where(is_it, const(np.float32(0)), const(np.float32(SUPPRESSED_SCORE)))
         return op.where(op.any(is_it, axis=[1], keepdims=True), alone, scores)
 
     return force_tokens
@@ -120,7 +120,7 @@ class TimestampRules:
         late = op.logical_and(op.logical_not(is_later), too_late)
         for rule in (later, pair, half, past, late):
             is_out = op.logical_or(is_out, rule)
-        return op.where(is_out, const(np.float32(FORBIDDEN_SCORE)), scores)
+        return op.where(is_out, const(np.float32(SUPPRESSED_SCORE)), scores)
 
     def _is_timestamp_at(self, search: SearchParameters, is_time: Expr, position: Expr) -> Expr:
         """Emit whether each sequence has a timestamp at a position, bool [rows, 1]."""
@@ -142,7 +142,7 @@ class TimestampRules:
         """Emit the timestamps' scores alone where their total probability exceeds every other
         token's.
         """
-        lowest = const(np.float32(FORBIDDEN_SCORE))
+        lowest = const(np.float32(SUPPRESSED_SCORE))
         tokens = np.arange(search.vocabulary)
         times = op.take(scores, const(tokens[self.first_timestamp :]), axis=1)
         # Log-sum-exp with the maximum subtracted, as float32 exponentials would overflow.

@@ -106,7 +106,6 @@ def gather_or_default(
 
 # Tables.
 
-_DEFAULTS = {"tensor": None, "floats": -0.0, "int64s": -1, "strings": "_Unused"}
 _LIST_DTYPES = {"floats": np.float32, "int64s": np.int64, "strings": object}
 
 

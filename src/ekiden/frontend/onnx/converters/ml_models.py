@@ -1,5 +1,5 @@
 """ai.onnx.ml classifiers and regressors: linear models, support vector machines, tree ensembles.
-Where the standard is open about labels and scores, they follow ONNX's reference implementation.
+Where the standard leaves labels and scores open, they follow ONNX's reference implementation.
 """
 
 from __future__ import annotations

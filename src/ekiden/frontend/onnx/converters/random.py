@@ -1,6 +1,4 @@
-"""ONNX random tensors, seeded by the attribute `seed` or the node's name, so that runs are
-reproducible.
-"""
+"""ONNX random tensors, seeded by the attribute `seed` or the node's name, for reproducible runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Axes that are run-time inputs of a node."""
+"""Axes given as run-time inputs of a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows of ONNX convolution and pooling: explicit and automatic padding."""
+"""Window geometry of ONNX convolution and pooling: explicit and automatic padding."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The operators of TensorFlow by family; each module has its ROWS."""
+"""Converters of TensorFlow operators by family; each module has a converter table `ROWS`."""

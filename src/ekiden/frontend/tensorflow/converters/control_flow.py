@@ -135,13 +135,13 @@ def _merge(node: TensorflowNode) -> list[Value]:
         node.reject("no Exit ends its loop")
     condition, sides = plan.merge_sides(node.proto)
 
-    def import_side(side: int) -> list[Value]:
+    def import_branch(side: int) -> list[Value]:
         """Import one side in a subgraph where the condition is decided."""
         inner = node.graph.make_subgraph_importer()
         inner.taken[condition] = side
         return inner.import_tensors([sides[side]])
 
-    runs = [partial(import_side, s) for s in range(len(sides))]
+    runs = [partial(import_branch, s) for s in range(len(sides))]
     # Output 1 of a Switch is the true side, so the runs are in reverse order.
     if node.dtype(0) == "bool":
         names = ("the true branch", "the false branch")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.converters.movement import convert_non_max_suppression
+from ekiden.frontend.common.converters.data_movement import convert_non_max_suppression
 from ekiden.frontend.common.matmul import batched_take
 from ekiden.frontend.common.non_max_suppression import non_max_suppression_indices
 from ekiden.frontend.tensorflow.node import TensorflowNode, TensorflowRow

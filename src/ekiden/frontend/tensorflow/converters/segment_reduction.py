@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.common.converters.movement import SEGMENT_REDUCTIONS
+from ekiden.frontend.common.converters.data_movement import SEGMENT_REDUCTIONS
 from ekiden.frontend.common.matmul import batched_take
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.reducers import reduction_identity

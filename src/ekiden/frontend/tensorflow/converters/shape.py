@@ -8,7 +8,7 @@ import numpy as np
 from tensorflow.python.framework import tensor_util
 
 from ekiden.frontend.common import constant_folding as rules
-from ekiden.frontend.common.converters import movement as shared
+from ekiden.frontend.common.converters import data_movement as shared
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant_value
 from ekiden.frontend.tensorflow.node import TensorflowNode, TensorflowRow

@@ -1,1 +1,1 @@
-"""Converters of TensorFlow Lite's operators by family; each module has its ROWS."""
+"""Converters of TensorFlow Lite operators by family; each module has a converter table `ROWS`."""

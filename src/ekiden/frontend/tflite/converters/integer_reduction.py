@@ -46,7 +46,7 @@ def _scale_ratio(source: QuantParams, result: QuantParams) -> float:
 
 
 def _sum_less_zero_point(node: TfliteNode, source: QuantParams) -> tuple[Expr, int]:
-    """Emit the int32 sum less zero points, and return the element count."""
+    """Emit the int32 sum of differences to the zero point, and return the element count."""
     axes, count = _reduced_axes(node)
     # 65,535 * 32,768 is the largest such sum within int32.
     if source.dtype == "int16" and count >= 1 << 16:
@@ -166,7 +166,7 @@ def _softmax_int16(node: TfliteNode) -> Expr:
 
 
 def convert_integer_l2_normalization(node: TfliteNode) -> Expr:
-    """Convert L2_NORMALIZATION: each row over its length, at scale 1 / 128."""
+    """Convert L2_NORMALIZATION, which divides each row by its length, at scale 1 / 128."""
     source, result = quant_params(node, node.ins[0]), quant_params(node, node.outs[0])
     if result.scale != np.float32(1 / 128):
         node.reject(f"the scale of {node.outs[0]} is not 1 / 128")

@@ -1,4 +1,4 @@
-"""Row handling shared by float, quantized and hybrid matrix products."""
+"""Reshaping of data to matrix rows, shared by float, quantized and hybrid matrix products."""
 
 from __future__ import annotations
 

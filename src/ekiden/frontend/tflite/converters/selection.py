@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden.frontend.common.composite_ops import append_unit_axes, bucketize, unique_in_order
-from ekiden.frontend.common.converters.movement import convert_non_max_suppression
+from ekiden.frontend.common.converters.data_movement import convert_non_max_suppression
 from ekiden.frontend.common.converters.stablehlo import dynamic_update_slice
 from ekiden.frontend.common.matmul import batched_take
 from ekiden.frontend.common.segment_reduce import num_segments, segment_reduce

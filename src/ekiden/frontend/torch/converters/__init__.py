@@ -1,3 +1,3 @@
-"""The operators of ATen by family: each module has `ROWS`, tuples (name and overload, converter[,
-complex rule]).
+"""Converters of ATen operators by family: each module has a table `ROWS` of tuples (name and
+overload, converter[, complex rule]).
 """

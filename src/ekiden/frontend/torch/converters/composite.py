@@ -12,7 +12,7 @@ from typing import Any
 from ekiden.frontend.common.float_functions import log1p
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex_rules import per_part_rule
-from ekiden.frontend.torch.converters import convolution, elementwise, movement, norm
+from ekiden.frontend.torch.converters import convolution, data_movement, elementwise, norm
 from ekiden.frontend.torch.node import Converter, ConverterRow, FxNode, Operand
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
@@ -25,7 +25,9 @@ ConverterResult = Any
 """What the converter of another operator gives."""
 
 PRIMITIVE_CONVERTERS: dict[str, Callable[..., ConverterResult]] = {
-    row[0]: row[1] for family in (convolution, movement, norm, elementwise) for row in family.ROWS
+    row[0]: row[1]
+    for family in (convolution, data_movement, norm, elementwise)
+    for row in family.ROWS
 }
 """The operators that these are made of."""
 

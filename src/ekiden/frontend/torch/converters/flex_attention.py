@@ -1,4 +1,4 @@
-"""Converter of flex_attention: attention whose scores and mask are user functions of the position.
+"""Converter of flex_attention, in which user functions of the position modify scores and mask.
 
 PyTorch has those functions as graphs of scalars: (score, batch, head, query, key) -> score, and
 (batch, head, query, key) -> whether the key is visible. Here they run on all positions at once.

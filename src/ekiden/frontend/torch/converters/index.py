@@ -1,4 +1,4 @@
-"""Operators that read or write at data-dependent positions."""
+"""Gather and scatter operators at data-dependent positions."""
 
 from __future__ import annotations
 

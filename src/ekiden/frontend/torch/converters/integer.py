@@ -1,4 +1,4 @@
-"""Integer operators whose number of steps depends on the data."""
+"""Integer operators with data-dependent iteration counts."""
 
 from __future__ import annotations
 

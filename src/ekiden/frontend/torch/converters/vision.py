@@ -1,4 +1,4 @@
-"""Operators of torchvision, which its detectors are exported with."""
+"""Operators of torchvision, which exported detectors contain."""
 
 from __future__ import annotations
 

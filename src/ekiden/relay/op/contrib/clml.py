@@ -1,4 +1,4 @@
-"""Qualcomm's OpenCL ML, at TVM's place: refused, as no code is made for it."""
+"""Qualcomm's OpenCL ML under TVM's module name, which is not supported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["is_clml_runtime_enabled", "partition_for_clml"]
 def partition_for_clml(
     mod: IRModule, params: Mapping[str, object] | None = None, **options: object
 ) -> IRModule:
-    """Refuse to cut out what Qualcomm's OpenCL ML has.
+    """Raise an error: partitioning for Qualcomm's OpenCL ML is not supported.
 
     Args:
         mod: The module.
@@ -31,5 +31,5 @@ def partition_for_clml(
 
 
 def is_clml_runtime_enabled() -> bool:
-    """Return False: no code is made for Qualcomm's OpenCL ML."""
+    """Return False: Qualcomm's OpenCL ML is not supported."""
     return False

@@ -1,4 +1,4 @@
-"""Arm's CMSIS-NN, at TVM's place: refused, as no code is made for it."""
+"""Arm's CMSIS-NN under TVM's module name, which is not supported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["partition_for_cmsisnn"]
 def partition_for_cmsisnn(
     mod: IRModule, params: Mapping[str, object] | None = None, **options: object
 ) -> IRModule:
-    """Refuse to cut out what Arm's CMSIS-NN has.
+    """Raise an error: partitioning for Arm's CMSIS-NN is not supported.
 
     Args:
         mod: The module.

@@ -1,4 +1,4 @@
-"""NVIDIA's CUTLASS, at TVM's place: refused, as no code is made for it."""
+"""NVIDIA's CUTLASS under TVM's module name, which is not supported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["has_cutlass", "partition_for_cutlass"]
 def partition_for_cutlass(
     mod: IRModule, params: Mapping[str, object] | None = None, **options: object
 ) -> IRModule:
-    """Refuse to cut out what NVIDIA's CUTLASS has.
+    """Raise an error: partitioning for NVIDIA's CUTLASS is not supported.
 
     Args:
         mod: The module.
@@ -31,5 +31,5 @@ def partition_for_cutlass(
 
 
 def has_cutlass() -> bool:
-    """Return False: no code is made for NVIDIA's CUTLASS."""
+    """Return False: NVIDIA's CUTLASS is not supported."""
     return False

@@ -170,6 +170,7 @@ def compute_unblocked(
 
 MIXED_DTYPES = (
     ("uint8", "int8", "int32"),
+    ("uint8", "int16", "int32"),
     ("uint8", "float32", "float32"),
     ("int8", "float32", "float32"),
 )

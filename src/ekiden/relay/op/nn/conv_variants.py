@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden import topi
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.node import node
 from ekiden.ir.op import OpPattern, PaddingAbsorption, PrecisionPolicy
-from ekiden.ir.text import format_prim_expr
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call_op, lookup_layout
 from ekiden.relay.op._declare_topi import declare_topi_op

@@ -280,7 +280,11 @@ class DensePackAttrs(Attrs):
     out_dtype: str = ""
 
 
-PACKED_DOT_DTYPES = (("uint8", "int8", "int32"), ("bfloat16", "bfloat16", "float32"))
+PACKED_DOT_DTYPES = (
+    ("uint8", "int8", "int32"),
+    ("uint8", "int16", "int32"),
+    ("bfloat16", "bfloat16", "float32"),
+)
 """Supported (data, weight, result) dtypes of products with weights packed in words."""
 
 

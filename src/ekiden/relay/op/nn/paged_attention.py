@@ -90,14 +90,15 @@ def _write_pages_reference(
 def _paged_attention_reference(
     attrs: PagedAttentionAttrs, projected: Array, cache: Array, *token_slots: Array
 ) -> Array:
-    layer, tables, sequences, positions = token_slots
+    layer, tables, sequences, positions = token_slots[:4]
+    sinks = token_slots[4] if len(token_slots) > 4 else None
     query = projected[:, : -2 * cache.shape[3]]
     if not query.size:
         return query
     _, heads, depth = query.shape
     attended, page = np.zeros_like(query), attrs.page
     plane, groups = CachePlane(page, depth, str(cache.dtype)), cache.shape[3]
-    _check_slots("paged_attention", page, cache, plane, token_slots)
+    _check_slots("paged_attention", page, cache, plane, token_slots[:4])
     blocks = np.moveaxis(plane.layer_view(cache, layer[0]), 3, 1)
     pages = blocks.reshape(-1, *blocks.shape[2:])
     keys, values = (
@@ -120,8 +121,11 @@ def _paged_attention_reference(
         if attrs.softcap:
             scores = np.tanh(scores / np.float32(attrs.softcap)) * np.float32(attrs.softcap)
         # The largest is taken off so that exp does not overflow.
+        if sinks is not None:  # a further key, whose value is 0
+            scores = np.concatenate([scores, sinks[:, None]], axis=-1)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         shares /= shares.sum(-1, keepdims=True)
+        shares = shares[:, : len(at)]
         attended[n] = np.einsum("ht,thd->hd", shares, own[1])
     return attended
 
@@ -160,6 +164,19 @@ declare_topi_op(
     refuses=True,
 )
 
+declare_topi_op(
+    "nn.contrib_paged_attention_with_sinks",
+    ("projected", "cache", *PAGE_INDEX_ARGUMENTS, "sinks"),
+    lambda attrs, projected, cache, *inputs: topi.nn.paged_attention(
+        projected, cache, inputs[:4], attrs.pages, inputs[4]
+    ),
+    "[n, heads, depth] as of nn.contrib_paged_attention, where each head has a further key of the"
+    " score `sinks` [heads], whose value is 0",
+    PagedAttentionAttrs,
+    reference=_paged_attention_reference,
+    refuses=True,
+)
+
 
 def contrib_write_pages(
     cache: Expr, projected: Expr, layer: Expr, tables: Expr, sequences: Expr, positions: Expr,
@@ -187,4 +204,21 @@ def contrib_paged_attention(
     return call_op("nn.contrib_paged_attention", projected, cache, *token_slots, attrs=attrs)
 
 
-__all__ = ["contrib_paged_attention", "contrib_write_pages"]
+def contrib_paged_attention_with_sinks(
+    projected: Expr, cache: Expr, layer: Expr, tables: Expr, sequences: Expr, positions: Expr,
+    sinks: Expr, page: int, scale: float | None = None, softcap: float = 0.0, window: int = 0,
+) -> Call:  # fmt: skip
+    """Return what `contrib_paged_attention` returns where each head has a further key of the score
+    `sinks` float32 [heads] and the value 0, as in gpt-oss: it takes a share of the softmax.
+    """
+    token_slots = (layer, tables, sequences, positions)
+    attrs = PagedAttentionAttrs(page, scale, softcap, window)
+    name = "nn.contrib_paged_attention_with_sinks"
+    return call_op(name, projected, cache, *token_slots, sinks, attrs=attrs)
+
+
+__all__ = [
+    "contrib_paged_attention",
+    "contrib_paged_attention_with_sinks",
+    "contrib_write_pages",
+]

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ekiden.ir.expr_text import format_prim_expr
 from ekiden.ir.node import always_printed_field, node
 from ekiden.ir.prim import PrimExpr
-from ekiden.ir.text import format_prim_expr
 from ekiden.relay.op._window import WindowAttrs
 from ekiden.topi.dimensions import as_dim, unify_dim
 

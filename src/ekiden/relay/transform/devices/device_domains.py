@@ -11,8 +11,8 @@ Conditions, sizes that are read and arguments of functions of the host are neede
 a need is met by a copy and is never unified: it says nothing of what computes the value, nor does a
 value of the host pull what reads it there (`Place.is_pinned`). A few integers that are computed for
 nothing but such needs, and from nothing but each other and shapes (counters, sizes), are on the
-host, as are calls of kernels that the device refuses (`host_values`). The place of a tensor whose
-shape alone is read does not matter.
+host, as are calls of kernels that the device refuses (`control_values`). The place of a tensor
+whose shape alone is read does not matter.
 
 It is unification as of types, with one difference: a conflict is no error but a copy, so the order
 of what is unified decides where copies are. Hence six rounds: what can never be apart (a variable
@@ -62,7 +62,7 @@ from ekiden.relay.transform.devices.unification import (
     unify,
 )
 from ekiden.relay.transform.language.scope_tree import evaluation_order, is_atom
-from ekiden.relay.transform.shapes.host_values import (
+from ekiden.relay.transform.shapes.control_values import (
     HostReason,
     KernelStep,
     find_host_domains,
@@ -457,8 +457,8 @@ class DeviceDomains:
     def _pin_control_values(
         self, every: Sequence[RelayExpr], entry: CompositeDomain | None
     ) -> None:
-        """Pin control values (conditions, sizes, offsets) to the host. A mark passes on what it
-        marks.
+        """Pin control values (conditions, sizes, offsets) to the host. An annotation passes the
+        domain of its operand on.
         """
         steps = [
             KernelStep(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ekiden.ir.type import FuncType, TupleType, Type
 from ekiden.relay.transform.fusion.union_find import UnionFindNode
-from ekiden.relay.transform.shapes.host_values import is_small_integer_type
+from ekiden.relay.transform.shapes.control_values import is_small_integer_type
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.virtual_device import HOST, DeviceMemory, VirtualDevice
 
@@ -68,7 +68,7 @@ def leaf_domains(domain: Domain) -> Iterator[DeviceDomain]:
 
 def unify(a: Domain, b: Domain, *, always: bool = False) -> None:
     """Unify two domains leaf by leaf; leaves on different devices, or of which one is pinned, stay
-    apart unless `always`. A tuple or function in one place has all its parts there.
+    apart unless `always`. A tuple or function on one device has all its components there.
     """
     stack = [(a, b)]
     while stack:
@@ -110,7 +110,7 @@ def _union(a: DeviceDomain, b: DeviceDomain, always: bool) -> None:
 
 def constrain(domain: Domain, where: object) -> None:
     """Constrain the unconstrained leaves of a domain to annotated devices; for a function, those of
-    its result. A mark is a virtual device, or a tuple of marks.
+    its result. An annotation is a virtual device, or a tuple of annotations.
     """
     stack = [(domain, where)]
     while stack:

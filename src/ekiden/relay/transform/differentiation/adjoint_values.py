@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
-from ekiden.ir.text import format_type
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.type import FuncType, GlobalTypeVar, TensorType, TupleType, Type, TypeCall, TypeVar
 from ekiden.relay import op
 from ekiden.relay.expr import (

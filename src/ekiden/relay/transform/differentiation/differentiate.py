@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.text import format_type
 from ekiden.ir.transform import Pass, PassContext, Sequential, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op

@@ -28,9 +28,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.text import format_type
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
 from ekiden.relay.analysis.call_graph import CallGraph

@@ -67,11 +67,6 @@ def _merge_into(
     region_of.update(dict.fromkeys(merged.members, region))
 
 
-def region_inputs(expr: RelayExpr) -> list[RelayExpr]:
-    """Return the data operands of a member with their annotations stripped."""
-    return [strip_annotations(c) for c in data_operands(expr)]
-
-
 def strip_annotations(expr: RelayExpr) -> RelayExpr:
     """Strip the annotations around an expression."""
     while is_compiler_annotation(expr):

@@ -1,5 +1,5 @@
-"""Range fusion: products return the maximum and the minimum of their results, which readers would
-find by a pass over memory.
+"""Range fusion: matrix products also return the maximum and minimum of their results, which saves
+their users a reduction pass over memory.
 
     %0 = fn (%p0, %p1, Primitive=1) { nn.relu(nn.conv2d(%p0, %p1)) }(%x, %w)
     %1 = fn (%p0, Primitive=1) { max(%p0, axis=[0, 1, 2, 3]) }(%0)
@@ -48,7 +48,7 @@ def _primitive_of(expr: RelayExpr) -> Function | None:
 
 
 def _range_operand(expr: RelayExpr) -> RelayExpr | None:
-    """Return the tensor of which a kernel computes nothing but the maximum or the minimum."""
+    """Return the operand of a kernel that only computes its maximum or minimum."""
     function = _primitive_of(expr)
     if function is None or not isinstance(expr, Call):
         return None
@@ -66,7 +66,9 @@ def _range_operand(expr: RelayExpr) -> RelayExpr | None:
 
 
 def _can_return_ranges(expr: RelayExpr, limit: int) -> bool:
-    """Return whether an expression calls a kernel that finds ranges of its result in registers."""
+    """Return whether an expression calls a kernel that can reduce its result's range in
+    registers.
+    """
     function = _primitive_of(expr)
     if function is None or not isinstance(function.body.checked_type, TensorType):
         return False
@@ -99,8 +101,8 @@ def _with_ranges(call: Call, ranges: list[Call]) -> Call:
 
 
 def fuse_ranges(root: RelayExpr, limit: int = DEFAULT_KERNEL_LIMITS.operators) -> RelayExpr:
-    """Fuse ranges below root into the kernels of at most `limit` operators whose results they are
-    of.
+    """Fuse range reductions below root into the kernels, of at most `limit` operators, that compute
+    their operands.
     """
     ranges: dict[RelayExpr, list[Call]] = {}
     for scope in find_scopes(root):
@@ -131,10 +133,10 @@ def fuse_ranges(root: RelayExpr, limit: int = DEFAULT_KERNEL_LIMITS.operators) -
 
 
 def FuseRanges() -> Pass:  # noqa: N802
-    """Return the pass that lets products return maxima and minima of their results."""
+    """Return a pass that lets products return the maximum and minimum of their results."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Fuse the ranges of a module, unless kernels shall be single operators."""
+        """Fuse the range reductions of a module, unless kernels are limited to single operators."""
         limit = context.option(MAX_FUSE_DEPTH_OPTION)
         assert isinstance(limit, int)
         if context.opt_level == 0:

@@ -25,10 +25,10 @@ from ekiden.relay.transform.graph.call_rewrites import call_pass
 from ekiden.topi.dimensions import product_of_dims
 
 if TYPE_CHECKING:
-    from ekiden.relay.op import algebra
+    from ekiden.relay.op import tensor_math
     from ekiden.topi import contractions
 else:
-    algebra = LazyModule("ekiden.relay.op.algebra")
+    tensor_math = LazyModule("ekiden.relay.op.tensor_math")
     contractions = LazyModule("ekiden.topi.contractions")
 
 PRODUCT_DTYPES = ("float32", "float16", "bfloat16")
@@ -82,7 +82,7 @@ def _permute_axes(expr: RelayExpr, labels: EinsumLabels, order: EinsumLabels) ->
 
 def _rewrite_einsum(call: Call) -> RelayExpr | None:
     operands, attrs = call.args[0], call.attrs
-    assert isinstance(attrs, algebra.EinsumAttrs)
+    assert isinstance(attrs, tensor_math.EinsumAttrs)
     kind = call.checked_type
     assert isinstance(kind, TensorType)
     if (

@@ -15,9 +15,9 @@ from typing import Any
 
 from ekiden.ir.attrs import Attrs, unwrap_user_attrs
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OP_ATTRS, register_op_attr
-from ekiden.ir.text import format_type
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call

@@ -9,25 +9,30 @@ program that does not use the result may end without the error.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Set
+from collections.abc import Iterable
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Constructor, Function, Let, RefCreate, RefRead, RefWrite, Var
-from ekiden.relay.transform.language.let_chains import LetBinding, LetChain, map_chains
+from ekiden.relay.transform.language.let_chains import (
+    LetBinding,
+    LetChain,
+    drop_bindings,
+    iter_bindings,
+    map_chains,
+)
 from ekiden.relay.transform.language.scope_tree import (
     bodies,
+    count_uses,
     evaluation_order,
     is_atom,
     lift_body_rewrite,
     map_functions,
     operands,
-    rewrite_graph,
+    replace_children,
 )
-from ekiden.relay.visitor import free_vars
 
 
 def _is_pure_call(call: Call) -> bool:
@@ -56,67 +61,91 @@ def is_pure(value: RelayExpr) -> bool:
     return not any(map(has_effect, evaluation_order(value)))
 
 
-def drop_unused_bindings(
-    bindings: list[LetBinding], result: RelayExpr, ignore_impurity: bool = False
-) -> list[LetBinding]:
-    """Return the live bindings in order: those that a result depends on, and those with effects."""
-    used = {e for e in evaluation_order(result) if isinstance(e, Var)}
-    live: list[LetBinding] = []
-    # Backwards, so that what only dropped bindings used is dropped in the same pass.
-    for variable, value in reversed(bindings):
-        if variable in used or not (ignore_impurity or is_pure(value)):
-            live.append((variable, value))
-            used |= {e for e in evaluation_order(value) if isinstance(e, Var)}
-    return live[::-1]
-
-
-def _drop_lets(root: RelayExpr, dead: Set[RelayExpr]) -> RelayExpr:
-    """Replace the given lets by their bodies."""
-    return rewrite_graph(
-        root, lambda old, new: new.body if old in dead and isinstance(new, Let) else new
-    )
-
-
-def _drop_unused_operand_lets(root: RelayExpr, ignore_impurity: bool) -> RelayExpr:
-    """Drop unused lets in operand position, outside of let chains: add({ let %a = 1; 3 }, 2) ->
-    add(3, 2).
+def _impure_expressions(order: Iterable[RelayExpr]) -> set[RelayExpr]:
+    """Return those expressions of an evaluation order whose evaluation, with all below them, may
+    have an effect.
     """
-    # Removing one let may leave the variables of others unused.
-    while True:
-        order = evaluation_order(root)
-        used = {o for e in order for o in (*operands(e), *bodies(e)) if isinstance(o, Var)}
-        unused = [e for e in order if isinstance(e, Let) and e.var not in used]
-        dead = {let for let in unused if ignore_impurity or is_pure(let.value)}
-        if not dead:
-            return root
-        root = _drop_lets(root, dead)
+    impure: set[RelayExpr] = set()
+    for expr in order:
+        if has_effect(expr) or not impure.isdisjoint((*operands(expr), *bodies(expr))):
+            impure.add(expr)
+    return impure
 
 
-def _inline_single_uses(chain: LetChain) -> LetChain:
-    """Inline pure values with a single use that no closure captures."""
-    assert chain.result is not None
-    uses: Counter[RelayExpr] = Counter()
-    captured: set[Var] = set()
-    for root in (chain.result, *(value for _, value in chain.bindings)):
-        for expr in evaluation_order(root):
-            uses.update(operands(expr))
-            # A value captured by a function would be recomputed at each call.
-            if bodies(expr):
-                captured |= set(free_vars(expr))
-    uses.update([chain.result])
-    new: dict[RelayExpr, RelayExpr] = {}
-    remaining: list[LetBinding] = []
-    for variable, value in chain.bindings:
-        placed = rewrite_graph(value, lambda old, rebuilt: new.get(old, rebuilt))
-        once = uses[variable] == 1 and variable not in captured
-        if once and is_pure(value) and not isinstance(value, Function):
-            new[variable] = placed
+def drop_dead_bindings(root: RelayExpr, ignore_impurity: bool = False) -> RelayExpr:
+    """Drop every let, wherever it is nested, on whose variable neither the result nor an effect
+    depends.
+
+    Args:
+        root: The expression.
+        ignore_impurity: Whether values with effects are dropped too.
+    """
+    # Mark and sweep: each expression is visited once, however deep lets are nested in values.
+    impure = set() if ignore_impurity else _impure_expressions(evaluation_order(root))
+    unused: dict[Var, list[RelayExpr]] = {}
+    """Values of the variables that nothing marked uses."""
+    marked: set[RelayExpr] = set()
+    stack = [root]
+    while stack:
+        expr = stack.pop()
+        if expr in marked:
+            continue
+        marked.add(expr)
+        if isinstance(expr, Var):
+            stack += unused.pop(expr, ())
+        elif isinstance(expr, Let):
+            is_effect = expr.value in impure and not isinstance(expr.value, Function)
+            if is_effect or expr.var in marked:
+                stack.append(expr.value)
+            else:
+                unused.setdefault(expr.var, []).append(expr.value)
+            stack.append(expr.body)
         else:
-            remaining.append((variable, placed))
-    return LetChain(
-        remaining,
-        rewrite_graph(chain.result, lambda old, rebuilt_result: new.get(old, rebuilt_result)),
-    )
+            stack += (*operands(expr), *bodies(expr))
+    return drop_bindings(root, unused.keys())
+
+
+def _inline_single_uses(body: RelayExpr) -> RelayExpr:
+    """Inline pure values that are used once, in the scope that binds them: a function or a branch
+    would compute them elsewhere, or more often.
+    """
+    uses = count_uses(body)
+    impure = _impure_expressions(evaluation_order(body))
+    inlinable = {
+        variable
+        for variable, value in iter_bindings(body)
+        if uses[variable] == 1 and value not in impure and not isinstance(value, Function)
+    }
+
+    def inline(chain: LetChain, is_function_body: bool) -> LetChain:
+        """Inline the single uses of one chain."""
+        assert chain.result is not None
+        new: dict[RelayExpr, RelayExpr] = {}
+        roots = [value for _, value in chain.bindings] + [chain.result]
+        orders = [evaluation_order(root, into_bodies=False) for root in roots]
+        used_here = {chain.result, *(o for order in orders for e in order for o in operands(e))}
+        remaining: list[LetBinding] = []
+        for (variable, value), order in zip(chain.bindings, orders, strict=False):
+            placed = _replace_in_order(value, order, new)
+            if variable in inlinable and variable in used_here:
+                new[variable] = placed
+            else:
+                remaining.append((variable, placed))
+        return LetChain(remaining, _replace_in_order(chain.result, orders[-1], new))
+
+    return map_chains(body, inline)
+
+
+def _replace_in_order(
+    root: RelayExpr, order: Iterable[RelayExpr], new: dict[RelayExpr, RelayExpr]
+) -> RelayExpr:
+    """Return the root of an evaluation order with the replacements `new`, to which those of its
+    expressions are added.
+    """
+    for expr in order:
+        if expr not in new and (replaced := replace_children(expr, new)) is not expr:
+            new[expr] = replaced
+    return new.get(root, root)
 
 
 def DeadCodeElimination(  # noqa: N802
@@ -129,19 +158,10 @@ def DeadCodeElimination(  # noqa: N802
         ignore_impurity: Whether unused bindings go whatever their effect.
     """
 
-    def drop_dead_bindings(chain: LetChain, is_function_body: bool) -> LetChain:
-        """Drop the dead bindings of a let chain.
-
-        Inner chains come first, so that what only a dropped branch used is unused here.
-        """
-        assert chain.result is not None
-        live = drop_unused_bindings(chain.bindings, chain.result, ignore_impurity)
-        remaining = LetChain(live, chain.result)
-        return _inline_single_uses(remaining) if inline_once else remaining
-
     def eliminate_dead_code(body: RelayExpr) -> RelayExpr:
-        """Drop bindings and operands that nothing uses."""
-        return _drop_unused_operand_lets(map_chains(body, drop_dead_bindings), ignore_impurity)
+        """Drop what nothing uses; inline what is used once."""
+        live = drop_dead_bindings(body, ignore_impurity)
+        return _inline_single_uses(live) if inline_once else live
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         """Eliminate dead code in each function."""

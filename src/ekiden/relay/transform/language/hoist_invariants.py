@@ -36,7 +36,7 @@ from ekiden.ir.prim_visitor import free_vars as prim_vars
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType, Type
-from ekiden.relay.analysis.conditions import has_conditions
+from ekiden.relay.analysis.shape_constraints import has_conditions
 from ekiden.relay.expr import Call, Constant, Function, If, Let, Match, Tuple, TupleGetItem, Var
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.lambda_lift import iter_tensor_types

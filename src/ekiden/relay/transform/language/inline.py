@@ -36,7 +36,6 @@ from ekiden.relay.transform.language.let_chains import build_lets
 from ekiden.relay.transform.language.match_declared_shapes import MatchDeclaredShapes
 from ekiden.relay.transform.language.scope_tree import (
     captured_vars,
-    evaluation_order,
     is_atom,
     map_functions,
     rewrite_graph,
@@ -128,7 +127,7 @@ def inline_application(
     Raises:
         ValueError: When the numbers of arguments differ.
     """
-    captured = captured_vars(evaluation_order(function.body))
+    captured = captured_vars(function.body)
     within: dict[Var, RelayExpr] = {}
     bindings: list[tuple[Var, RelayExpr]] = []
     for param, arg in zip(function.params, call.args, strict=True):

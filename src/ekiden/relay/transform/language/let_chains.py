@@ -8,13 +8,13 @@ A chain of 100,000 lets is as deep an expression; a list of them needs no recurs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import field
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Let, Var
-from ekiden.relay.transform.language.scope_tree import bodies, replace_children
+from ekiden.relay.transform.language.scope_tree import bodies, replace_children, rewrite_graph
 from ekiden.runtime.lazy_dataclass import dataclass
 
 LetBinding = tuple[Var, RelayExpr]
@@ -109,3 +109,12 @@ def map_chains(body: RelayExpr, rewrite: Callable[[LetChain, bool], LetChain]) -
         ]
         new[root] = rewrite(chain, root is body).wrap()
     return new[body]
+
+
+def drop_bindings(body: RelayExpr, variables: Set[Var]) -> RelayExpr:
+    """Replace the lets of unused variables by their bodies, wherever they are nested."""
+    if not variables:
+        return body
+    return rewrite_graph(
+        body, lambda _, new: new.body if isinstance(new, Let) and new.var in variables else new
+    )

@@ -26,13 +26,13 @@ from collections.abc import Iterator, Sequence
 
 from ekiden.arith import prove_equal
 from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar
 from ekiden.ir.prim import Var as Symbol
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.span import Span
-from ekiden.ir.text import format_type
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import FuncType, RelayRefType, TensorType, TupleType, Type, TypeCall
 from ekiden.relay.adjoint_type import type_definition

@@ -67,7 +67,7 @@ from ekiden.relay.transform.graph.fold_constant import (
     UNFOLDABLE_ERRORS,
     can_evaluate,
 )
-from ekiden.relay.transform.language.dead_code_elimination import drop_unused_bindings
+from ekiden.relay.transform.language.dead_code_elimination import drop_dead_bindings
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.instantiate_dimensions import (
     call_dim_substitution,
@@ -148,8 +148,8 @@ class ResidualScope:
         return variable
 
     def wrap(self, result: RelayExpr) -> RelayExpr:
-        """Return the result wrapped in the live bindings."""
-        return build_lets(drop_unused_bindings(self.bindings, result), result)
+        """Return the result wrapped in the bindings."""
+        return build_lets(self.bindings, result)
 
 
 @dataclass(slots=True, eq=False)
@@ -207,7 +207,7 @@ class _Specializer:
         self.unrolled_calls = [UnrolledCall(function, (None,) * len(function.params), scope)]
         result = _run_trampoline(self._evaluate_scope(function.body, env, scope))
         assert result.expr is not None
-        return function.with_fields(body=result.expr)
+        return function.with_fields(body=drop_dead_bindings(result.expr))
 
     def _evaluate_scope(
         self, body: RelayExpr, env: StaticEnvironment, scope: ResidualScope

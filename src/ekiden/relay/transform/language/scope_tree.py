@@ -16,7 +16,7 @@ explicit stack; the common scope of two is found in a logarithm of their depth, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from operator import is_
 
@@ -39,7 +39,7 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.visitor import REBUILDERS, children, free_vars
+from ekiden.relay.visitor import REBUILDERS, children, vars_bound_by
 from ekiden.runtime.lazy_dataclass import dataclass
 
 
@@ -145,22 +145,15 @@ def bodies(expr: RelayExpr) -> tuple[RelayExpr, ...]:
     return () if read is None else read(expr)
 
 
-def captured_vars(order: Iterable[RelayExpr]) -> set[Var]:
-    """Return the free variables of all function values among the expressions."""
-    functions = [e for e in order if isinstance(e, Function) and not is_atom(e)]
-    return {variable for function in functions for variable in free_vars(function)}
-
-
-def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
-    """Return all expressions below root in post-order, shared ones once.
-
-    Iterative.
+def evaluation_order(root: RelayExpr, into_bodies: bool = True) -> list[RelayExpr]:
+    """Return all expressions below root in post-order, shared ones once; those of the scope of root
+    alone unless `into_bodies`. Iterative.
     """
     order: list[RelayExpr] = []
     visited: set[int] = set()
     opened: list[RelayExpr] = []
     stack: list[RelayExpr | None] = [root]
-    rows = _OPERANDS_AND_BODIES
+    rows = _OPERANDS_AND_BODIES if into_bodies else _OPERAND_GETTERS
     while stack:
         expr = stack.pop()
         if expr is None:
@@ -180,6 +173,51 @@ def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
         else:
             order.append(expr)
     return order
+
+
+def count_uses(root: RelayExpr) -> Counter[RelayExpr]:
+    """Return how often each expression below root is an operand or the result of a scope. What
+    several scopes share counts in each of them.
+    """
+    inner = [body for expr in evaluation_order(root) for body in bodies(expr)]
+    uses = Counter([root, *inner])
+    for scope in list(uses):
+        for expr in evaluation_order(scope, into_bodies=False):
+            uses.update(operands(expr))
+    return uses
+
+
+def captured_vars(root: RelayExpr) -> set[Var]:
+    """Return the free variables of all function values in an expression."""
+    captured: set[Var] = set()
+    # A variable is free in some function value exactly if the innermost one around a use of it does
+    # not bind it: no function is walked again for those around it.
+    for function in evaluation_order(root):
+        if isinstance(function, Function) and not is_atom(function):
+            used, bound = _direct_variables(function)
+            captured |= used - bound
+    return captured
+
+
+def _direct_variables(function: Function) -> tuple[set[Var], set[Var]]:
+    """Return the variables that the body of a function uses and those that the function binds,
+    without those of function values in it.
+    """
+    used: set[Var] = set()
+    bound = set(vars_bound_by(function))
+    visited: set[RelayExpr] = set()
+    stack = [function.body]
+    while stack:
+        expr = stack.pop()
+        if expr in visited:
+            continue
+        visited.add(expr)
+        if isinstance(expr, Var):
+            used.add(expr)
+        elif not isinstance(expr, Function):
+            bound.update(vars_bound_by(expr))
+            stack += (*operands(expr), *bodies(expr))
+    return used, bound
 
 
 def enclosing_scope(scope: RelayScope, depth: int) -> RelayScope:

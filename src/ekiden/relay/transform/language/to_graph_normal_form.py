@@ -26,7 +26,7 @@ def to_graph_normal_form(root: RelayExpr) -> RelayExpr:
     """Convert an expression to graph normal form. Shared values stay shared; iterative."""
     order = post_order(root, into_functions=True)
     # A captured value would be computed at each call of the function.
-    captured = captured_vars(order)
+    captured = captured_vars(root)
     dropped: dict[RelayExpr, RelayExpr] = {
         e.var: e.value
         for e in order

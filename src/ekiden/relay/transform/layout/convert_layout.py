@@ -541,7 +541,7 @@ def ConvertLayout(desired_layouts: layouts.DesiredLayouts | None = None) -> Pass
         return _convert_layout
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Convert each function to the layouts that are asked for."""
+        """Convert each function to the requested layouts."""
         return layouts.convert_to_layouts(module, desired_layouts)
 
     return Pass("ConvertLayout", transform, 3, (InferType(), CanonicalizeOps(), InferType()))

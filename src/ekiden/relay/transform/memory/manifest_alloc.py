@@ -32,9 +32,17 @@ from ekiden.relay.op.memory import alloc_storage, alloc_tensor
 from ekiden.relay.op.vm import invoke_tvm_op, reshape_tensor
 from ekiden.relay.transform.devices.device_domains import DeviceDomains
 from ekiden.relay.transform.devices.plan_devices import device_table
-from ekiden.relay.transform.language.let_chains import LetBinding, LetChain, map_chains
-from ekiden.relay.transform.language.scope_tree import lift_body_rewrite, map_functions
-from ekiden.relay.visitor import free_vars
+from ekiden.relay.transform.language.let_chains import (
+    LetBinding,
+    LetChain,
+    drop_bindings,
+    map_chains,
+)
+from ekiden.relay.transform.language.scope_tree import (
+    count_uses,
+    lift_body_rewrite,
+    map_functions,
+)
 from ekiden.runtime.errors import CompileError
 
 STORAGE_ALIGNMENT_BYTES = 64
@@ -143,39 +151,52 @@ def _kernel_devices(module: IRModule) -> DeviceOfCall:
     return lambda call: numbers[domains.kernel_device(call)]
 
 
-def _forward_fields(chain: LetChain) -> LetChain:
+def _forward_fields(chain: LetChain) -> tuple[LetChain, set[Var]]:
     """Replace projections of tuples that the chain builds by the fields themselves, which then live
-    as long as they are read, not as long as the tuple; tuples without readers are dropped.
+    as long as they are read, not as long as the tuple. Return also the variables of these tuples.
     """
     packed: dict[RelayExpr, Tuple] = {}
-    forwarded: set[RelayExpr] = set()
+    forwarded: set[Var] = set()
     bindings: list[tuple[Var, RelayExpr]] = []
     for variable, value in chain.bindings:
         if isinstance(value, Tuple) and all(isinstance(f, Var) for f in value.fields):
             packed[variable] = value
         if isinstance(value, TupleGetItem) and value.tuple_value in packed:
+            assert isinstance(value.tuple_value, Var)
             forwarded.add(value.tuple_value)
             value = packed[value.tuple_value].fields[value.index]
         bindings.append((variable, value))
-    if not forwarded:
-        return chain
-    values = [value for _, value in bindings]
-    if chain.result is not None:
-        values.append(chain.result)
-    read = {var for value in values for var in free_vars(value)}
-    kept = [(v, value) for v, value in bindings if v not in forwarded or v in read]
-    return LetChain(kept, chain.result)
+    return LetChain(bindings, chain.result), forwarded
+
+
+def _drop_unread(body: RelayExpr, candidates: set[Var]) -> RelayExpr:
+    """Drop the bindings of those of the variables that nothing in the body reads."""
+    if not candidates:
+        return body
+    # Counted over the body at once: to walk what is nested in each chain, for each chain, would be
+    # quadratic in the depth of nesting.
+    unread = candidates - count_uses(body).keys()
+    return drop_bindings(body, unread)
 
 
 @module_pass(name="ManifestAlloc")
 def _manifest_alloc(module: IRModule, context: PassContext) -> IRModule:
     device_of = _kernel_devices(module)
 
-    def lower_chain(chain: LetChain, is_function_body: bool) -> LetChain:
-        lowered = [b for v, value in chain.bindings for b in _lower_binding(v, value, device_of)]
-        return _forward_fields(LetChain(lowered, chain.result))
+    def lower_body(body: RelayExpr) -> RelayExpr:
+        projected: set[Var] = set()
 
-    return map_functions(module, lift_body_rewrite(lambda body: map_chains(body, lower_chain)))
+        def lower_chain(chain: LetChain, is_function_body: bool) -> LetChain:
+            bindings = [
+                b for v, value in chain.bindings for b in _lower_binding(v, value, device_of)
+            ]
+            lowered, tuples = _forward_fields(LetChain(bindings, chain.result))
+            projected.update(tuples)
+            return lowered
+
+        return _drop_unread(map_chains(body, lower_chain), projected)
+
+    return map_functions(module, lift_body_rewrite(lower_body))
 
 
 def ManifestAlloc() -> Pass:  # noqa: N802

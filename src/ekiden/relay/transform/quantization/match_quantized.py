@@ -1,4 +1,4 @@
-"""Quantised tensor matching: find the 8-bit data, zero point and scale that an expression
+"""Pattern matching of quantised tensors: the 8-bit data, zero point and scale that an expression
 represents.
 
     multiply(cast(subtract(cast(%q u8, i32), 3), f32), 0.5f)      %q, zero point 3, scale 0.5

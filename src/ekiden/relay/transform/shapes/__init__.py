@@ -1,1 +1,1 @@
-"""Symbolic shapes: passes that name, bind, hoist and pass dimensions."""
+"""Symbolic shapes: passes that name, bind and hoist dimensions, and pass them to kernels."""

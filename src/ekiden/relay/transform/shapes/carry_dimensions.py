@@ -1,4 +1,5 @@
-"""Pass kernels an argument for every symbolic dimension that their attributes use.
+"""Dimension arguments of kernels: pass an argument for every symbolic dimension that a kernel's
+attributes use.
 
 A kernel reads dimensions off the shapes of its arguments and results. Where an attribute needs
 another one, a tensor that has it becomes one more argument, of which only the shape is read:
@@ -92,8 +93,8 @@ def _with_type(expr: _E, kind: Type) -> _E:
     return expr
 
 
-class _DimensionCarrier:
-    """Rewriter of one function, with the variables whose shapes determine each symbol."""
+class _DimensionArgumentInserter:
+    """Rewriter of one function that tracks the variables whose shapes determine each symbol."""
 
     def __init__(self, params: Iterable[Var]) -> None:
         self.params: dict[Symbol, Var] = {}
@@ -107,7 +108,7 @@ class _DimensionCarrier:
             holders.setdefault(symbol, variable)
 
     def rewrite_chain(self, chain: LetChain, is_function_body: bool) -> LetChain:
-        """Return a chain whose kernels receive all the dimensions they need."""
+        """Return a let chain whose kernels receive all dimensions that they use."""
         holders, bindings = dict(self.params), list[LetBinding]()
         for variable, value in chain.bindings:
             bindings.extend(self._rewrite_binding(variable, value, holders))
@@ -144,22 +145,24 @@ class _DimensionCarrier:
         yield variable, _with_type(call, value.checked_type)
 
 
-def _carry_in_function(function: Function) -> Function:
+def _add_dimension_arguments_in(function: Function) -> Function:
     inner, params = function.body, function.params
     # The body of a closure sees the captured values and its own parameters.
     if function.attr("Closure") is not None and isinstance(inner, Function):
-        carrier = _DimensionCarrier((*params, *inner.params))
+        carrier = _DimensionArgumentInserter((*params, *inner.params))
         return function.with_fields(
             body=inner.with_fields(body=map_chains(inner.body, carrier.rewrite_chain))
         )
-    return function.with_fields(body=map_chains(inner, _DimensionCarrier(params).rewrite_chain))
+    return function.with_fields(
+        body=map_chains(inner, _DimensionArgumentInserter(params).rewrite_chain)
+    )
 
 
 @module_pass(name="CarryDimensions")
-def _carry_dimensions(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, _carry_in_function)
+def _add_dimension_arguments(module: IRModule, context: PassContext) -> IRModule:
+    return map_functions(module, _add_dimension_arguments_in)
 
 
 def CarryDimensions() -> Pass:  # noqa: N802
-    """Return a pass that passes kernels the dimensions in their attributes."""
-    return _carry_dimensions
+    """Return a pass that adds kernel arguments for the symbolic dimensions in their attributes."""
+    return _add_dimension_arguments

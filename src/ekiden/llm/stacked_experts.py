@@ -1,0 +1,128 @@
+"""Experts whose weights are one tensor of a layer (gpt-oss), under a name for each expert.
+
+    experts.gate_up_proj         [experts, hidden, 2 * inner], gate and up in turns
+    experts.gate_up_proj_blocks  [experts, 2 * inner, hidden / 32, 16] of MXFP4, two numbers a byte,
+                                 with gate_up_proj_scales [experts, 2 * inner, hidden / 32]
+    experts.gate_up_proj_bias    [experts, 2 * inner]
+    experts.down_proj            the same with inner and hidden, not in turns
+
+become experts.E.gate_up_proj.weight [2 * inner, hidden], the gate's rows first, and its bias.
+
+Source: transformers, models/gpt_oss and integrations/mxfp4.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ekiden.llm.exact_blocks import MXFP4_BLOCK_VALUES, mxfp4_weight
+from ekiden.llm.quantized_weights import RawTensors
+from ekiden.llm.weights import Checkpoint, Weight
+from ekiden.runtime.errors import LoadError
+
+__all__ = ["StackedExperts", "with_single_experts"]
+
+STACKED_ARCHITECTURES = ("GptOssForCausalLM",)
+STACKED_NAME = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(|_bias|_blocks|_scales)")
+EXPERT_NAME = re.compile(r"(.*\.experts\.)(\d+)\.(gate_up_proj|down_proj)\.(weight|bias)")
+
+
+class StackedExperts(Mapping[str, Weight]):
+    """Checkpoint with a weight and a bias for each expert. Raises LoadError for tensors that do not
+    fit each other.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        stacked = {name: STACKED_NAME.fullmatch(name) for name in checkpoint}
+        plain = [name for name, match in stacked.items() if match is None]
+        self._names = {name: name for name in plain}
+        for name, match in stacked.items():
+            if match is None or match[3] == "_scales":
+                continue
+            end = "bias" if match[3] == "_bias" else "weight"
+            for expert in range(self._count()):
+                self._names[f"{match[1]}{expert}.{match[2]}.{end}"] = name
+
+    def _count(self) -> int:
+        count = self.config.get("num_local_experts")
+        if type(count) is not int or count < 1:
+            raise LoadError(f"config: 'num_local_experts': a number of experts expected: {count!r}")
+        return count
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        """Return the configuration."""
+        return self._checkpoint.config
+
+    @property
+    def generation(self) -> Mapping[str, object]:
+        """Return how answers are generated, empty if the checkpoint does not say."""
+        generation: Mapping[str, object] = getattr(self._checkpoint, "generation", {})
+        return generation
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, name: str) -> Weight:
+        """Return a tensor. Raises KeyError, and LoadError for one of another form."""
+        stored = self._names[name]
+        if stored == name:
+            return self._checkpoint[name]
+        match = EXPERT_NAME.fullmatch(name)
+        assert match is not None
+        number, in_turns = int(match[2]), match[3] == "gate_up_proj"
+        if stored.endswith("_blocks"):
+            return self._decoded(name, stored, number, in_turns)
+        weight = self._checkpoint[stored]
+        if len(weight.data) != self._count():
+            raise LoadError(f"'{stored}': {self._count()} experts expected, got {weight.shape}")
+        rows = weight.data[number].T
+        return Weight.of(name, _apart(rows) if in_turns else rows, weight.format)
+
+    def _decoded(self, name: str, stored: str, number: int, in_turns: bool) -> Weight:
+        """Return an expert's weight of MXFP4."""
+        raw = self._checkpoint
+        if not isinstance(raw, RawTensors):
+            raise LoadError(f"'{stored}': a checkpoint with tensors of bytes expected")
+        blocks, scales = raw.array(stored), raw.array(f"{stored.removesuffix('_blocks')}_scales")
+        if (
+            blocks.dtype != np.uint8
+            or scales.dtype != np.uint8
+            or blocks.shape != (*scales.shape, MXFP4_BLOCK_VALUES // 2)
+            or scales.ndim != 3
+            or len(scales) != self._count()
+        ):
+            raise LoadError(f"'{stored}': blocks {blocks.shape}, scales {scales.shape} do not fit")
+        pairs = blocks[number].reshape(scales.shape[1], -1)
+        codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1)
+        exponents = scales[number]
+        if in_turns:
+            codes, exponents = _apart(codes), _apart(exponents)
+        return mxfp4_weight(name, codes, exponents)
+
+    def check(self) -> None:
+        """Raise LoadError if a file has changed since it was opened."""
+        check = getattr(self._checkpoint, "check", None)
+        if check is not None:
+            check()
+
+
+def _apart(rows: NDArray[Any]) -> NDArray[Any]:
+    """Return rows in turns as the even ones and behind them the odd ones."""
+    return np.concatenate([rows[::2], rows[1::2]])
+
+
+def with_single_experts(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint that has a tensor for each expert, where its family stacks them."""
+    architectures = checkpoint.config.get("architectures") or ()
+    names = architectures if isinstance(architectures, (list, tuple)) else (architectures,)
+    return StackedExperts(checkpoint) if set(names) & set(STACKED_ARCHITECTURES) else checkpoint

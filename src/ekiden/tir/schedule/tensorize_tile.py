@@ -1,0 +1,341 @@
+"""Common parts of the tiles that micro-kernels replace: rows and columns, the epilogue behind the
+sums, and code for each size that a tile may have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from math import prod
+from typing import Protocol
+
+from ekiden.arith import evaluate
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, Var, const, is_const
+from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
+from ekiden.tir.expr import BufferLoad
+from ekiden.tir.schedule.program import (
+    PART_EXTENT_BOUND_ANNOTATION,
+    ScheduleProgram,
+    bound_analyzer,
+    refuse,
+    unit_loop_values,
+)
+from ekiden.tir.stmt import BlockRealize, BufferStore, For, IfThenElse, LetStmt, Stmt
+from ekiden.tir.tensor_intrin.micro import MicroKernel, Options
+from ekiden.tir.transform.flat_buffers import flat_index
+from ekiden.tir.transform.loop_vectorization import Vectorizer
+from ekiden.tir.visitor import sub_statements
+from ekiden.tir.visitor import substitute as substitute_stmt
+
+MAX_PART_COMBINATIONS = 4096
+"""Maximum number of part-size combinations that are enumerated."""
+TENSORIZE_PRIMITIVE = "tensorize"
+
+
+class TileNest(Protocol):
+    """Protocol of a matched tile."""
+
+    @property
+    def rows(self) -> For:
+        """Return the loop over rows."""
+
+    @property
+    def columns(self) -> For:
+        """Return the loop over columns, directly inside."""
+
+    @property
+    def sum(self) -> BlockRealize:
+        """Return the block of the sums."""
+
+    @property
+    def epilogue(self) -> BlockRealize | None:
+        """Return the block behind the sums."""
+
+
+def statements_outside(root: Stmt, apart: Stmt) -> Iterator[Stmt]:
+    """Yield the statements of a program except those inside one of them."""
+    stack = [root]
+    while stack:
+        s = stack.pop()
+        if s is not apart:
+            yield s
+            stack.extend(sub_statements(s))
+
+
+def substituted_store(realize: BlockRealize) -> BufferStore:
+    """Return the single store of a block, its iterators replaced by their bindings."""
+    values = dict(zip((i.var for i in realize.block.iter_vars), realize.iter_values, strict=True))
+    body = substitute_stmt(realize.block.body, values)
+    if not isinstance(body, BufferStore) or body.predicate is not None:
+        refuse(
+            f"{TENSORIZE_PRIMITIVE}: block {realize.block.name!r} is more than one store", realize
+        )
+    return body
+
+
+class TileBuilder:
+    """A builder of the statements for all sizes of a tile."""
+
+    nest: TileNest
+
+    def __init__(
+        self, program: ScheduleProgram, nest: TileNest, kernel: MicroKernel, options: Options
+    ) -> None:
+        self.program, self.nest = program, nest
+        self.kernel, self.options = kernel, options
+        self.enclosing_loops = program.loops_above(nest.rows)
+        self.analyzer = bound_analyzer(self.enclosing_loops)
+        self.first, self.row = Var("first"), Var("row")
+        self.unit_loop_values = unit_loop_values(self.enclosing_loops)
+        self.begin, self.column = substitute(nest.columns.min, self.unit_loop_values), Var("column")
+        for var, loop in ((self.row, nest.rows), (self.column, nest.columns)):
+            self.analyzer.bind(var, 0, max_extent(loop))
+        store = substituted_store(nest.sum)
+        self.sums, self.indices = store.buffer, store.indices
+        self.epilogue_stmt = None if nest.epilogue is None else substituted_store(nest.epilogue)
+        self.sum_var = Var("sum", self.sums.dtype)
+        if self.epilogue_stmt is not None:
+            self.require_elementwise_epilogue(self.epilogue_stmt)
+
+    # Where elements are.
+
+    def flat_index_of(self, load: BufferLoad) -> PrimExpr:
+        """Return the flat index of a load, with rows and columns counted from the tile's."""
+        return self.flat_index(flat_index(load.buffer, load.indices))
+
+    def flat_index(self, index: PrimExpr) -> PrimExpr:
+        """Return a flat index with rows and columns counted from the tile's."""
+        return self.analyzer.simplify(substitute(index, self.tile_values()))
+
+    def tile_values(self) -> dict[Var, PrimExpr]:
+        """Return the values of loop variables in terms of the tile's rows and columns."""
+        return {
+            **self.unit_loop_values,
+            self.nest.rows.loop_var: self.first + self.row,
+            self.nest.columns.loop_var: self.begin + self.column,
+        }
+
+    def stride_along(self, flat: PrimExpr, var: Var) -> PrimExpr:
+        """Return the stride of a loop variable in a flat index. Refuses where it is not
+        constant.
+        """
+        moved = substitute(flat, {var: var + 1}) - flat
+        stride = self.analyzer.simplify(moved)
+        if var in free_vars(stride):
+            # what wraps around is known not to within the loop
+            stride = const(self.analyzer.coefficient(flat, var) or 0)
+            if is_const(stride, 0):
+                refuse(
+                    f"{TENSORIZE_PRIMITIVE}: a step of {var.name!r} does not always move as far",
+                    self.nest.sum,
+                )
+        return stride
+
+    def panel_position(self, base: PrimExpr) -> tuple[PrimExpr | None, PrimExpr]:
+        """Return the tile's number within its panel, if the tiles are the enclosing loop's
+        iterations, and the offset of the next panel.
+        """
+        if len(self.enclosing_loops) < 2:
+            return None, const(0)
+        panels, tiles = self.enclosing_loops[-2:]
+        used = free_vars(base)
+        if tiles.loop_var in used or panels.loop_var not in used:
+            return None, const(0)
+        return tiles.loop_var, self.stride_along(base, panels.loop_var)
+
+    # What becomes of a sum.
+
+    def require_elementwise_epilogue(self, store: BufferStore) -> None:
+        """Require that the epilogue reads a sum only at its own element."""
+        loops = [*self.enclosing_loops, self.nest.rows, self.nest.columns]
+        analyzer = bound_analyzer(loops)
+        single = unit_loop_values(loops)
+        for e in post_order(store.value, *store.indices):
+            if isinstance(e, BufferLoad) and e.buffer is self.sums:
+                mine = (substitute(i, single) for i in e.indices)
+                pairs = zip(mine, self.indices, strict=True)
+                if not all(analyzer.can_prove_equal(a, substitute(b, single)) for a, b in pairs):
+                    refuse(
+                        f"{TENSORIZE_PRIMITIVE}: what follows reads {self.sums.name!r} elsewhere",
+                        self.nest.epilogue,
+                    )
+
+    def epilogue_store(self) -> BufferStore:
+        """Return the epilogue's store with the sum replaced by a variable."""
+        if self.epilogue_stmt is None:
+            return BufferStore(self.sums, self.sum_var, self.indices)
+
+        def replace_sum(e: PrimExpr) -> PrimExpr:
+            held = isinstance(e, BufferLoad) and e.buffer is self.sums
+            return self.sum_var if held else e
+
+        return self.epilogue_stmt.with_fields(value=rewrite(self.epilogue_stmt.value, replace_sum))
+
+    def vector_store_emitter(
+        self, store: BufferStore
+    ) -> Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]:
+        """Return a function that vectorises a store of one element."""
+
+        def store_vector(
+            row: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
+        ) -> Stmt:
+            """Return the store of `value` to the lanes from column `begin + column` on of row
+            `first + row`; the mask disables lanes behind the last column.
+            """
+            lanes = dt.lanes(value.dtype)
+            base = self.begin + column
+            vectors = Vectorizer(self.nest.columns.loop_var, base, lanes, mask)
+            vectors.define(self.sum_var, value)
+            vectors.define(self.nest.rows.loop_var, self.first + row)
+            return vectors.visit(self.make_column_dependent(store))
+
+        return store_vector
+
+    def make_column_dependent(self, store: BufferStore) -> BufferStore:
+        """Return a store whose index depends on the column.
+
+        For a single column the index may be written without it: out[i, 0] -> out[i, 0 + (j - the
+        first j)], of which the mask enables the first lane only.
+        """
+        j = self.nest.columns.loop_var
+        if j in free_vars(*store.indices):
+            return store
+        if not is_const(self.nest.columns.extent, 1):
+            refuse(
+                f"{TENSORIZE_PRIMITIVE}: all columns are stored to one of {store.buffer.name!r}",
+                self.nest.sum,
+            )
+        *leading, last = store.indices
+        return store.with_fields(indices=(*leading, last + (j - self.begin)))
+
+    # All sizes.
+
+    def max_rows(self) -> int:
+        """Return the largest number of rows of a tile."""
+        sizes = tile_sizes(self.nest.rows, self.enclosing_loops)(Var("rows"))
+        return max(size for size, _ in sizes)
+
+    def emit_sizes(self, emit_tile: Callable[[int, int], Stmt]) -> Stmt:
+        """Emit a branch per number of rows and of columns."""
+        rows = tile_sizes(self.nest.rows, self.enclosing_loops)
+        columns = tile_sizes(self.nest.columns, self.enclosing_loops)
+        row_count, column_count = Var("rows"), Var("columns")
+        branches = branch_on_size(
+            columns(column_count),
+            lambda valid: branch_on_size(rows(row_count), lambda count: emit_tile(count, valid)),
+        )
+        for name, loop, sizes in (
+            (row_count, self.nest.rows, rows),
+            (column_count, self.nest.columns, columns),
+        ):
+            if any(c is not None and name in free_vars(c) for _, c in sizes(name)):
+                branches = LetStmt(name, loop.extent, branches)
+        return LetStmt(self.first, self.nest.rows.min, branches)
+
+
+def count_float_ops(value: PrimExpr) -> int:
+    """Return the number of float operations in an expression."""
+    plain = (BufferLoad, Var, IntImm, FloatImm)
+    return sum(dt.is_float(e.dtype) for e in post_order(value) if not isinstance(e, plain))
+
+
+def max_extent(loop: For) -> PrimExpr:
+    """Return an upper bound of a loop's extent."""
+    bound = (loop.annotations or {}).get(PART_EXTENT_BOUND_ANNOTATION)
+    if isinstance(bound, int):
+        return const(bound)
+    return bound if isinstance(bound, PrimExpr) else loop.extent
+
+
+Sizes = Callable[[PrimExpr], list[tuple[int, PrimExpr | None]]]
+"""Function (loop extent by name) -> possible trip counts with their conditions; None for otherwise.
+"""
+
+
+# A tile's row count is a constant in its code, so each that may come is written. Which may is found
+# by evaluating the extent for every step of the loops around that it depends on, where these are
+# known and together not too many; else every number up to the most is one: of a panel of 48 columns
+# in runs for two threads that was 48 kernels where two, of 48 and 8, were ever run.
+def tile_sizes(loop: For, above: Sequence[For]) -> Sizes:
+    """Return the trip counts that a loop may have, with the conditions under which it has them."""
+    extent = loop.extent
+    if isinstance(extent, IntImm):
+        extent_value = extent.value
+        return lambda name: [(extent_value, None)]
+    used = free_vars(extent)
+    reads = any(isinstance(sub_expr, BufferLoad) for sub_expr in post_order(extent))
+    if not reads and (ranges := _enclosing_loop_ranges(used, above)):
+        every = (dict(zip(used, at, strict=True)) for at in product(*ranges))
+        # Tail sizes are enumerated at compile time: each gets code with constant bounds, whose
+        # accumulators the register allocator can keep.
+        sizes = [s for at in every if (s := int(evaluate(extent, at))) > 0]
+        along = (used[0], ranges[0].start) if len(used) == 1 else None
+        return lambda name: _conditions_per_size(name, along, sizes)
+    bound = max_extent(loop)
+    if not isinstance(bound, IntImm):
+        refuse(
+            f"{TENSORIZE_PRIMITIVE}: loop {loop.loop_var.name!r} may have any number of steps", loop
+        )
+    limit = bound.value
+    return lambda name: [(n, name.equal(n) if n > 1 else None) for n in range(limit, 0, -1)]
+
+
+def _enclosing_loop_ranges(used: Sequence[Var], above: Sequence[For]) -> list[range]:
+    """Return the ranges of variables of enclosing loops; empty where unknown or with more than
+    MAX_PART_COMBINATIONS combinations.
+    """
+    analyzer = bound_analyzer(above)
+    bounds = [analyzer.const_int_bound(v) for v in used]
+    combinations = prod(
+        b.max_value - b.min_value + 1 for b in bounds
+    )  # of infinities no number, too
+    return (
+        [range(int(b.min_value), int(b.max_value) + 1) for b in bounds]
+        if combinations <= MAX_PART_COMBINATIONS
+        else []
+    )
+
+
+def _conditions_per_size(
+    name: PrimExpr, along: tuple[Var, int] | None, sizes: Sequence[int]
+) -> list[tuple[int, PrimExpr | None]]:
+    """Return (size, condition): two consecutive sizes by where the second begins, others by the
+    extent's value. `along`: the only loop that the size depends on, and its begin.
+    """
+    kinds = list(dict.fromkeys(sizes))
+    if len(kinds) == 1:
+        return [(kinds[0], None)]
+    border = sizes.index(kinds[1])
+    if along is not None and len(kinds) == 2 and kinds[0] not in sizes[border:]:
+        var, low = along
+        return [(kinds[0], var < low + border), (kinds[1], None)]
+    return [*((n, name.equal(n)) for n in kinds[:-1]), (kinds[-1], None)]
+
+
+def branch_on_size(
+    sizes: Sequence[tuple[int, PrimExpr | None]], make: Callable[[int], Stmt]
+) -> Stmt:
+    """Return the branches over the sizes that a loop may have."""
+    branches: Stmt | None = None
+    for size, condition in reversed(sizes):
+        stmt = make(size)
+        branches = (
+            stmt if condition is None or branches is None else IfThenElse(condition, stmt, branches)
+        )
+    assert branches is not None
+    return branches
+
+
+__all__ = [
+    "TENSORIZE_PRIMITIVE",
+    "Sizes",
+    "TileBuilder",
+    "TileNest",
+    "branch_on_size",
+    "count_float_ops",
+    "max_extent",
+    "statements_outside",
+    "substituted_store",
+    "tile_sizes",
+]
